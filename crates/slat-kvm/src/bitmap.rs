@@ -1,0 +1,158 @@
+//! One bit a page of a memslot, in the layout of `KVM_GET_DIRTY_LOG`.
+
+/// A dirty log as user space holds it: bit `i` of the words, counted from the lowest, is page
+/// `i` of the slot (api.rst, `KVM_GET_DIRTY_LOG`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirtyBitmap {
+    words: Vec<u64>,
+    pages: u64,
+}
+
+/// What a log says, beside what was written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Pages in the log.
+    pub in_log: u64,
+    /// Pages that were written.
+    pub written: u64,
+    /// Pages in the log that nobody wrote. Allowed: a log may say too much, and each costs a copy.
+    pub excess: u64,
+}
+
+/// Pages that were written and that the log does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Missing {
+    /// The first of them.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+impl DirtyBitmap {
+    /// Makes an empty log for a slot of `pages` pages.
+    pub fn new(pages: u64) -> Self {
+        Self { words: vec![0; pages.div_ceil(64) as usize], pages }
+    }
+
+    /// Pages of the slot.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// The words. Bits past the last page are zero unless a caller sets them.
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// The words, to be written by the kernel.
+    pub fn words_mut(&mut self) -> &mut [u64] {
+        &mut self.words
+    }
+
+    /// Sets all words to zero, and thereby touches the memory that holds them.
+    pub fn reset(&mut self) {
+        self.words.fill(0);
+    }
+
+    /// Adds a page.
+    ///
+    /// # Panics
+    /// If the slot has no such page.
+    pub fn insert(&mut self, page: u64) {
+        assert!(page < self.pages, "page {page} of a slot of {}", self.pages);
+        self.words[(page / 64) as usize] |= 1 << (page % 64);
+    }
+
+    /// Whether the page is in the log. False past the end.
+    pub fn contains(&self, page: u64) -> bool {
+        page < self.pages && self.words[(page / 64) as usize] >> (page % 64) & 1 == 1
+    }
+
+    /// Pages in the log.
+    pub fn count(&self) -> u64 {
+        self.valid_words().map(|(_, word)| u64::from(word.count_ones())).sum()
+    }
+
+    /// Holds the log against the pages that were `written`.
+    ///
+    /// # Errors
+    /// [`Missing`] if a written page is not in the log.
+    ///
+    /// # Panics
+    /// If the two are of slots of different sizes.
+    pub fn check(&self, written: &DirtyBitmap) -> Result<Tally, Missing> {
+        assert_eq!(self.pages, written.pages);
+        let mut tally = Tally::default();
+        let mut missing: Option<Missing> = None;
+        for ((index, log), (_, wrote)) in self.valid_words().zip(written.valid_words()) {
+            tally.in_log += u64::from(log.count_ones());
+            tally.written += u64::from(wrote.count_ones());
+            tally.excess += u64::from((log & !wrote).count_ones());
+            let lost = wrote & !log;
+            if lost != 0 {
+                let first = index * 64 + u64::from(lost.trailing_zeros());
+                missing.get_or_insert(Missing { first, count: 0 }).count +=
+                    u64::from(lost.count_ones());
+            }
+        }
+        missing.map_or(Ok(tally), Err)
+    }
+
+    /// The words, with the bits past the last page masked: the kernel copies whole words.
+    fn valid_words(&self) -> impl Iterator<Item = (u64, u64)> {
+        let tail = self.pages % 64;
+        let last = (self.words.len() as u64).wrapping_sub(1);
+        (0u64..).zip(&self.words).map(move |(index, &word)| {
+            let cut = index == last && tail != 0;
+            (index, if cut { word & ((1 << tail) - 1) } else { word })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(pages: u64, set: impl IntoIterator<Item = u64>) -> DirtyBitmap {
+        let mut bitmap = DirtyBitmap::new(pages);
+        set.into_iter().for_each(|page| bitmap.insert(page));
+        bitmap
+    }
+
+    #[test]
+    fn a_log_equal_to_the_written_pages_passes() {
+        let written = log(200, (0..200).step_by(3));
+        let tally = written.check(&written).unwrap();
+        assert_eq!(tally, Tally { in_log: 67, written: 67, excess: 0 });
+    }
+
+    #[test]
+    fn any_single_lost_bit_is_found() {
+        let written = log(200, (0..200).step_by(3));
+        for lost in (0..200).step_by(3) {
+            let mut fetched = written.clone();
+            fetched.words_mut()[(lost / 64) as usize] ^= 1 << (lost % 64);
+            assert_eq!(fetched.check(&written), Err(Missing { first: lost, count: 1 }));
+        }
+    }
+
+    #[test]
+    fn pages_in_excess_are_counted_and_allowed() {
+        let tally = log(130, 0..130).check(&log(130, 5..10)).unwrap();
+        assert_eq!(tally, Tally { in_log: 130, written: 5, excess: 125 });
+    }
+
+    #[test]
+    fn a_lost_page_is_found_among_pages_in_excess() {
+        let missing = log(130, 0..129).check(&log(130, [3, 129])).unwrap_err();
+        assert_eq!(missing, Missing { first: 129, count: 1 });
+    }
+
+    #[test]
+    fn bits_past_the_end_do_not_count() {
+        let mut fetched = log(65, []);
+        fetched.words_mut().fill(u64::MAX);
+        assert_eq!(fetched.count(), 65);
+        assert!(!fetched.contains(65));
+    }
+}

@@ -1,0 +1,211 @@
+//! What can go wrong, said so that the reader knows what would be right.
+
+use std::io;
+
+/// Why a guest could not be run or measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The host has no KVM.
+    #[error(
+        "/dev/kvm does not exist: KVM is not loaded (modprobe kvm_intel or kvm_amd), or this \
+         machine is itself a guest without nested virtualization"
+    )]
+    NoKvm,
+    /// The host has KVM, for others.
+    #[error(
+        "no permission to open /dev/kvm: join the group that owns it (often `kvm`), or run as root"
+    )]
+    KvmPermission,
+    /// The crate has no guest code for this architecture.
+    #[error("guests are not supported on {0} yet; supported: x86_64")]
+    UnsupportedArch(&'static str),
+    /// The kernel's KVM lacks something that was asked for.
+    #[error("this host's KVM lacks {capability}, which {needed_for} needs")]
+    MissingCapability {
+        /// Name of the capability as in the kernel's api.rst.
+        capability: &'static str,
+        /// What asked for it.
+        needed_for: &'static str,
+    },
+    /// A value of the configuration cannot be.
+    #[error("{name} is {value}: {rule}")]
+    Invalid {
+        /// Which value.
+        name: &'static str,
+        /// What it was.
+        value: String,
+        /// What would be right.
+        rule: String,
+    },
+    /// More memory than the machine can give.
+    #[error(
+        "the guest needs {needed} MiB, and MemAvailable of /proc/meminfo is {available} MiB: \
+         ask for less memory, or free some"
+    )]
+    NotEnoughMemory {
+        /// MiB needed, with what KVM needs to map them.
+        needed: u64,
+        /// MiB that the kernel says can be had.
+        available: u64,
+    },
+    /// The pool of huge pages is too small, or there is none of that size.
+    #[error(
+        "{needed} huge pages of {size} are needed, and {free} are free: {advice}",
+        size = crate::memory::size_name(*page_size)
+    )]
+    NoHugePages {
+        /// Bytes of one huge page.
+        page_size: u64,
+        /// How many are needed.
+        needed: u64,
+        /// How many are free and not reserved.
+        free: u64,
+        /// What would change that.
+        advice: Advice,
+    },
+    /// Transparent huge pages are switched off.
+    #[error(
+        "transparent huge pages are off: \
+         echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+    )]
+    NoTransparentHugePages,
+    /// The kernel refused a call.
+    #[error("{call}: {source}")]
+    Os {
+        /// The call, by its name in the kernel's documentation.
+        call: &'static str,
+        /// Its answer.
+        source: io::Error,
+    },
+    /// The guest left its code in a way that it never should.
+    #[error("vCPU {vcpu} stopped with {exit} (registers: {registers})")]
+    GuestStopped {
+        /// Which vCPU.
+        vcpu: usize,
+        /// KVM's exit reason.
+        exit: String,
+        /// Where it stood.
+        registers: String,
+    },
+    /// A vCPU reported the end of a pass without having done it.
+    #[error("vCPU {vcpu} reports {found} of its pass, expected {expected}")]
+    PassIncomplete {
+        /// Which vCPU.
+        vcpu: usize,
+        /// What its registers say.
+        found: String,
+        /// What they should say.
+        expected: String,
+    },
+    /// A page was written and the log does not have it: a guest migrated with it is corrupt.
+    #[error(
+        "{missing} written pages are missing from the dirty log of iteration {iteration}, \
+         the first at page {first} of the memslot"
+    )]
+    PagesMissing {
+        /// Iteration, from 1.
+        iteration: u32,
+        /// The first one, counted from the start of the slot.
+        first: u64,
+        /// How many.
+        missing: u64,
+    },
+    /// A log that has to start with all bits set does not.
+    #[error(
+        "KVM_DIRTY_LOG_INITIALLY_SET is on, yet only {set} of {pages} pages are in the first log"
+    )]
+    NotInitiallySet {
+        /// Bits set.
+        set: u64,
+        /// Pages of the slot.
+        pages: u64,
+    },
+    /// A page does not hold what the guest wrote to it.
+    #[error("page {page} of the memslot holds {found:#x}, the guest wrote {expected:#x}")]
+    WrongStamp {
+        /// Counted from the start of the slot.
+        page: u64,
+        /// As the host sees it.
+        found: u64,
+        /// As the guest wrote it.
+        expected: u64,
+    },
+    /// The caller asked to stop.
+    #[error("stopped on request")]
+    Stopped,
+}
+
+/// How to come by more huge pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Advice {
+    /// Write a number to a file of sysfs.
+    Reserve {
+        /// The file.
+        path: String,
+        /// The number of pages that would be enough.
+        pages: u64,
+    },
+    /// The kernel has no such pool.
+    NoPool {
+        /// The folder that would exist.
+        path: String,
+    },
+}
+
+impl std::fmt::Display for Advice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Advice::Reserve { path, pages } => write!(f, "echo {pages} > {path}"),
+            Advice::NoPool { path } => {
+                write!(f, "this kernel has no pool of that size ({path} does not exist)")
+            }
+        }
+    }
+}
+
+impl Error {
+    /// Wraps the answer of a call, for use with `map_err`.
+    pub(crate) fn os<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> Error {
+        move |source| Error::Os { call, source: source.into() }
+    }
+
+    /// A configuration value that breaks `rule`.
+    pub(crate) fn invalid(
+        name: &'static str,
+        value: impl ToString,
+        rule: impl Into<String>,
+    ) -> Error {
+        Error::Invalid { name, value: value.to_string(), rule: rule.into() }
+    }
+
+    /// Whether the error says that KVM cannot be used here at all, as opposed to wrongly.
+    pub fn is_kvm_unusable(&self) -> bool {
+        matches!(self, Error::NoKvm | Error::KvmPermission | Error::UnsupportedArch(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_huge_pages_names_the_remedy() {
+        let error = Error::NoHugePages {
+            page_size: 2 << 20,
+            needed: 16,
+            free: 3,
+            advice: Advice::Reserve { path: "/sys/x/nr_hugepages".into(), pages: 29 },
+        };
+        assert_eq!(
+            error.to_string(),
+            "16 huge pages of 2m are needed, and 3 are free: echo 29 > /sys/x/nr_hugepages"
+        );
+    }
+
+    #[test]
+    fn an_invalid_value_is_named_with_the_rule() {
+        let error = Error::invalid("clear chunk", 63, "must be a multiple of 64 pages");
+        assert_eq!(error.to_string(), "clear chunk is 63: must be a multiple of 64 pages");
+    }
+}

@@ -1,0 +1,31 @@
+//! The host's KVM as something to measure, from user space and with no kernel tree.
+//!
+//! A guest of this crate exists to exercise second-level translation and does nothing else: it
+//! has memory, vCPUs, and code that writes to its pages. Around it stand the ioctls whose cost
+//! is in question and the kernel's own counters, so that each time that is measured has beside
+//! it the faults, exits and zapped pages that explain it.
+//!
+//! - [`dirty_log`] runs and times the phases of dirty logging.
+//! - [`guest`] is the guest itself, for anything else one may want to time.
+//! - [`probe()`] says what the host's KVM can do; it changes nothing and needs no guest.
+//!
+//! The guest's code runs in ring 3. On VMX and SVM that is guest code like any other; on a KVM
+//! without hardware virtualization, ring 0 code is interpreted by KVM's emulator, which writes
+//! guest memory without a fault and so measures nothing of the MMU.
+
+mod arch;
+pub mod bitmap;
+pub mod dirty_log;
+mod error;
+pub mod guest;
+pub mod hugetlb;
+mod ioctl;
+pub mod meminfo;
+pub mod memory;
+pub mod probe;
+pub mod stats;
+pub mod write_pass;
+
+pub use error::{Advice, Error};
+pub use memory::Backing;
+pub use probe::{HostKvm, probe};

@@ -1,0 +1,56 @@
+//! How much memory the machine can still give, from `/proc/meminfo`.
+
+use crate::Error;
+
+/// Bytes that can be had without pushing anything out to swap (`MemAvailable`).
+///
+/// # Errors
+/// [`Error::Os`] if `/proc/meminfo` cannot be read or lacks the line.
+pub fn available() -> Result<u64, Error> {
+    let text = std::fs::read_to_string("/proc/meminfo").map_err(Error::os("/proc/meminfo"))?;
+    field(&text, "MemAvailable").ok_or_else(|| {
+        Error::os("MemAvailable of /proc/meminfo")(std::io::Error::from(
+            std::io::ErrorKind::NotFound,
+        ))
+    })
+}
+
+/// Checks that `bytes` of guest memory, and what KVM allocates to map them, can be had.
+///
+/// KVM needs up to 8 bytes a page each for its table, the reverse map and the host's own page
+/// table: 1/64 covers that, and a fixed 64 MiB what the process and the kernel need besides.
+///
+/// # Errors
+/// [`Error::NotEnoughMemory`] if it cannot.
+pub fn check(bytes: u64) -> Result<(), Error> {
+    let available = available()?;
+    let needed = bytes.saturating_add(bytes / 64).saturating_add(64 << 20);
+    if needed > available {
+        return Err(Error::NotEnoughMemory { needed: needed >> 20, available: available >> 20 });
+    }
+    Ok(())
+}
+
+/// Value in bytes of a line such as `MemAvailable:   1234 kB`.
+pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.split(':').next() == Some(name))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let text = "MemTotalX: 1 kB\nMemTotal:       24684556 kB\nHugePages_Free: 5\n";
+        assert_eq!(field(text, "MemTotal"), Some(24684556 * 1024));
+        assert_eq!(field(text, "Mem"), None);
+    }
+
+    #[test]
+    fn more_than_any_machine_has_is_refused() {
+        assert!(matches!(check(1 << 60), Err(Error::NotEnoughMemory { .. })));
+        assert!(check(0).is_ok());
+    }
+}

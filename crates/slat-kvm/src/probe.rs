@@ -1,0 +1,115 @@
+//! What the host's KVM can do, found out without changing anything.
+
+use crate::Error;
+use kvm_bindings::{
+    KVM_CAP_BINARY_STATS_FD, KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL,
+    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
+    KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
+};
+use kvm_ioctls::Kvm;
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// The one version of KVM's API that exists (api.rst 4.1).
+const API_VERSION: i32 = 12;
+
+/// The host's KVM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostKvm {
+    /// `KVM_GET_API_VERSION`.
+    pub api_version: i32,
+    /// Module that implements it: `kvm_intel`, `kvm_amd`, ...; empty where it is built in.
+    pub module: String,
+    /// Most vCPUs that a VM can have.
+    pub max_vcpus: usize,
+    /// Most memslots that a VM can have.
+    pub max_memslots: usize,
+    /// `KVM_CLEAR_DIRTY_LOG` clears the log and `KVM_GET_DIRTY_LOG` does not.
+    pub manual_protect: bool,
+    /// A log can start with all pages in it.
+    pub initially_set: bool,
+    /// Bytes of the largest dirty ring, 0 without.
+    pub dirty_ring_bytes: u64,
+    /// Statistics of VMs and vCPUs in binary form.
+    pub binary_stats: bool,
+    /// Module parameters that decide how second-level tables behave, as sysfs shows them.
+    pub parameters: BTreeMap<String, String>,
+}
+
+/// Parameters of `kvm` and of its architecture modules that change what a log costs.
+const PARAMETERS: [&str; 6] = ["tdp_mmu", "eager_page_split", "nx_huge_pages", "ept", "npt", "pml"];
+
+/// Finds out what the host's KVM can do.
+///
+/// # Errors
+/// [`Error::NoKvm`], [`Error::KvmPermission`], or [`Error::Os`] for anything else.
+pub fn probe() -> Result<HostKvm, Error> {
+    Ok(describe(&open()?))
+}
+
+/// Opens `/dev/kvm`.
+pub(crate) fn open() -> Result<Kvm, Error> {
+    let kvm = Kvm::new().map_err(|error| open_error(error.into()))?;
+    let version = kvm.get_api_version();
+    if version != API_VERSION {
+        return Err(Error::invalid("the host's KVM API version", version, "only 12 is known"));
+    }
+    Ok(kvm)
+}
+
+fn open_error(source: std::io::Error) -> Error {
+    match source.kind() {
+        ErrorKind::NotFound => Error::NoKvm,
+        ErrorKind::PermissionDenied => Error::KvmPermission,
+        // ENODEV, ENXIO: a device node that no module serves.
+        _ if matches!(source.raw_os_error(), Some(6 | 19)) => Error::NoKvm,
+        _ => Error::os("open of /dev/kvm")(source),
+    }
+}
+
+pub(crate) fn describe(kvm: &Kvm) -> HostKvm {
+    let capability = |number: u32| kvm.check_extension_raw(number.into()).max(0) as u32;
+    let manual = capability(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2);
+    let ring = capability(KVM_CAP_DIRTY_LOG_RING).max(capability(KVM_CAP_DIRTY_LOG_RING_ACQ_REL));
+    let modules = ["kvm_intel", "kvm_amd", "kvm_pvm"];
+    let module = modules.into_iter().find(|name| Path::new("/sys/module").join(name).exists());
+    HostKvm {
+        api_version: kvm.get_api_version(),
+        module: module.unwrap_or_default().into(),
+        max_vcpus: kvm.get_max_vcpus(),
+        max_memslots: kvm.get_nr_memslots(),
+        manual_protect: manual & KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE != 0,
+        initially_set: manual & KVM_DIRTY_LOG_INITIALLY_SET != 0,
+        dirty_ring_bytes: ring.into(),
+        binary_stats: capability(KVM_CAP_BINARY_STATS_FD) != 0,
+        parameters: parameters(module),
+    }
+}
+
+fn parameters(module: Option<&str>) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for module in ["kvm"].into_iter().chain(module) {
+        for name in PARAMETERS {
+            let path = format!("/sys/module/{module}/parameters/{name}");
+            if let Ok(value) = std::fs::read_to_string(path) {
+                found.insert(name.into(), value.trim().into());
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_way_of_not_having_kvm_is_told_apart() {
+        let error = |number| open_error(std::io::Error::from_raw_os_error(number));
+        assert!(matches!(error(2), Error::NoKvm));
+        assert!(matches!(error(19), Error::NoKvm));
+        assert!(matches!(error(13), Error::KvmPermission));
+        assert!(matches!(error(24), Error::Os { .. }));
+    }
+}

@@ -1,0 +1,22 @@
+//! Whether tests that need a guest can run here.
+
+use slat_kvm::{HostKvm, probe};
+
+/// The host's KVM; or nothing, with the reason on stderr.
+///
+/// With `SLAT_REQUIRE_KVM=1`, having none is a failure: so that a host that must have KVM cannot
+/// pass by skipping everything.
+pub fn kvm_or_skip() -> Option<HostKvm> {
+    match probe() {
+        Ok(host) if cfg!(target_arch = "x86_64") => Some(host),
+        Ok(_) => skip("no guest code for this architecture"),
+        Err(error) => skip(&error.to_string()),
+    }
+}
+
+fn skip(reason: &str) -> Option<HostKvm> {
+    let required = std::env::var("SLAT_REQUIRE_KVM").is_ok_and(|value| value == "1");
+    assert!(!required, "SLAT_REQUIRE_KVM=1, and no guest can run: {reason}");
+    eprintln!("skipped: {reason}");
+    None
+}

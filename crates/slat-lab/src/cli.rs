@@ -1,0 +1,396 @@
+//! The command line.
+
+use crate::size::Size;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+const AFTER_HELP: &str = "\
+Examples:
+  slat                                     measure this host, write slat-report/
+  slat --quick                             the same on small sizes, in seconds
+  slat bench split --memory 64G            split the tables of a 64 GiB guest, three ways
+  slat bench dirty-log --target kvm -v 2   log the dirty pages of a guest with 2 vCPUs under KVM
+  slat completions bash > ~/.local/share/bash-completion/completions/slat
+
+Exit codes:
+  0    all that was asked for was measured, or skipped with the reason shown
+  1    a measurement failed, or cannot be done on this host
+  2    the command line or its values cannot be right
+  130  interrupted; what was measured until then has been written";
+
+/// What memory management costs guests, measured from user space.
+///
+/// Without a subcommand, measures what this machine can: a guest under the host's KVM first, then
+/// splitting huge pages in the engine beside what the machine's memory allows. Needs no root and
+/// changes no setting.
+#[derive(Debug, Parser)]
+#[command(name = "slat", version, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
+#[command(max_term_width = 100, subcommand_help_heading = "Commands")]
+pub struct Cli {
+    /// What to do instead of the main job.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
+    /// How to do the main job.
+    #[command(flatten)]
+    pub main: MainArgs,
+}
+
+/// The main job: everything that this machine can run.
+#[derive(Clone, Debug, Args)]
+pub struct MainArgs {
+    /// Where to write results.json and report.html
+    #[arg(long, short, value_name = "DIR", default_value = "slat-report")]
+    pub output: PathBuf,
+
+    /// Small sizes, a few seconds: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Print results.json on stdout in place of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `slat` can do beside the main job.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure one scenario
+    Bench {
+        /// Which.
+        #[command(subcommand)]
+        bench: Bench,
+    },
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell to print it for
+        shell: clap_complete::Shell,
+    },
+}
+
+/// One scenario.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Split huge pages in the tables of a guest (no guest memory needed)
+    Split(SplitArgs),
+    /// Log the dirty pages of a real guest
+    DirtyLog(DirtyLogArgs),
+}
+
+/// Where a scenario's results go.
+#[derive(Clone, Debug, Default, Args)]
+pub struct OutputArgs {
+    /// Write results.json and report.html to this directory, too
+    #[arg(long, short, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+
+    /// Print results.json on stdout in place of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+const SPLIT_EXAMPLES: &str = "\
+Examples:
+  slat bench split
+      4k, 2m and 1g backing, at once and 64 pages at a time, every walk; 64 GiB of guest
+  slat bench split --memory 1T --backing 1g --when enable --what split
+      the tables of 1 TiB; they take about 2 GiB of this machine's memory
+  slat bench split --granule 64k --backing 512m --walk every-entry,bounded
+  slat bench split --backing 1g --target-size 2m
+      stop at 2m blocks";
+
+/// What to split, when and how.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = SPLIT_EXAMPLES)]
+pub struct SplitArgs {
+    /// Memory of the guest whose tables are split
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "64G")]
+    pub memory: Size,
+
+    /// Page sizes that back the guest before the split; the granule's own size is "already split"
+    ///
+    /// Granule 4k: 4k, 2m, 1g. Granule 16k: 16k, 32m. Granule 64k: 64k, 512m. All of them unless
+    /// given.
+    #[arg(long, short = 's', value_name = "SIZE,...", value_delimiter = ',')]
+    pub backing: Vec<Size>,
+
+    /// Page size to split down to [default: the granule]
+    #[arg(long, value_name = "SIZE")]
+    pub target_size: Option<Size>,
+
+    /// The whole slot at once, as logging is enabled, or 64 pages at a time, as the log is cleared
+    #[arg(long, value_name = "WHEN,...", value_delimiter = ',', default_value = "enable,clear")]
+    pub when: Vec<When>,
+
+    /// The split alone, or the call of a VMM: write-protect, invalidate and split
+    #[arg(long, value_name = "WHAT,...", value_delimiter = ',', default_value = "split,call")]
+    pub what: Vec<What>,
+
+    /// The ways to walk the tables
+    #[arg(
+        long,
+        value_name = "WALK,...",
+        value_delimiter = ',',
+        default_value = "every-entry,bounded,batched"
+    )]
+    pub walk: Vec<Walk>,
+
+    /// Smallest page of the tables
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    pub granule: Granule,
+
+    /// How far the CPU lets a live entry change its size: its level of FEAT_BBM
+    ///
+    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks.
+    #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub bbm: u8,
+
+    /// Samples of each variant, taken in turns
+    #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(10..=1000))]
+    pub samples: u32,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+impl SplitArgs {
+    /// The backings asked for, or all that the granule has, smallest first.
+    pub fn backings(&self) -> Vec<Size> {
+        if !self.backing.is_empty() {
+            return self.backing.clone();
+        }
+        match self.granule {
+            Granule::Size4k => vec![Size(4 << 10), Size(2 << 20), Size(1 << 30)],
+            Granule::Size16k => vec![Size(16 << 10), Size(32 << 20)],
+            Granule::Size64k => vec![Size(64 << 10), Size(512 << 20)],
+        }
+    }
+
+    /// The size to split down to.
+    pub fn target_size(&self) -> Size {
+        self.target_size.unwrap_or(Size(self.granule.bytes()))
+    }
+}
+
+/// When a guest's huge pages are split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum When {
+    /// The whole slot at once, as logging is enabled
+    Enable,
+    /// 64 pages at a time, as the log is cleared
+    Clear,
+}
+
+/// What one sample covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum What {
+    /// The split alone
+    Split,
+    /// Write-protect, invalidate and split, as one call of a VMM would
+    Call,
+}
+
+/// How the tables are walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Walk {
+    /// Every entry, those of tables just built included: Linux's way
+    EveryEntry,
+    /// The same without the last level: the way of the level-3 skip
+    Bounded,
+    /// No per-entry building, no descent into what was just built, invalidations merged
+    Batched,
+}
+
+/// Smallest page of the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Granule {
+    /// 4096 bytes
+    #[value(name = "4k")]
+    Size4k,
+    /// 16384 bytes
+    #[value(name = "16k")]
+    Size16k,
+    /// 65536 bytes
+    #[value(name = "64k")]
+    Size64k,
+}
+
+impl Granule {
+    /// Bytes of the smallest page.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Size4k => 4 << 10,
+            Self::Size16k => 16 << 10,
+            Self::Size64k => 64 << 10,
+        }
+    }
+}
+
+const DIRTY_LOG_EXAMPLES: &str = "\
+Examples:
+  slat bench dirty-log --target kvm
+      256 MiB on 4k pages, 2 vCPUs, 3 rounds of dirtying
+  slat bench dirty-log --target kvm --memory 1G --backing 2m --manual-protect on --initially-set on
+      huge pages by THP, split as the log is cleared
+  slat bench dirty-log --target kvm --backing hugetlb-2m --clear-chunk 64
+      clear 64 pages a call; the pool is filled beforehand with `sysctl vm.nr_hugepages=128`";
+
+/// The guest, its memory and how its dirty pages are logged.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = DIRTY_LOG_EXAMPLES)]
+pub struct DirtyLogArgs {
+    /// Who keeps the guest's tables
+    #[arg(long, value_name = "TARGET", default_value = "kvm")]
+    pub target: Target,
+
+    /// Memory that the vCPUs write to, all of them together
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs; each writes to its own share of the memory
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Whether reading the log leaves the pages writable until they are cleared
+    #[arg(long, value_name = "on|off", default_value = "on")]
+    pub manual_protect: Switch,
+
+    /// Whether all pages count as dirty at first, so that enabling protects none
+    #[arg(long, value_name = "on|off", default_value = "off")]
+    pub initially_set: Switch,
+
+    /// Pages (64) or bytes (256k) cleared a call, a multiple of 64 pages [default: all at once]
+    #[arg(long, value_name = "PAGES|SIZE")]
+    pub clear_chunk: Option<ClearChunk>,
+
+    /// Rounds of dirtying, reading and clearing the log
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub iterations: u32,
+
+    /// How many of a hundred pages a round writes to
+    #[arg(long, value_name = "1..100", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub write_percent: u8,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+/// Who keeps a guest's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Target {
+    /// The KVM of this host
+    Kvm,
+}
+
+/// What backs the memory of a guest under KVM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum KvmBacking {
+    /// Pages of 4k, huge ones refused
+    #[value(name = "4k")]
+    Small,
+    /// Transparent huge pages of 2m
+    #[value(name = "2m")]
+    Transparent2m,
+    /// Pages of 2m from the host's hugetlb pool
+    #[value(name = "hugetlb-2m")]
+    Hugetlb2m,
+    /// Pages of 1g from the host's hugetlb pool
+    #[value(name = "hugetlb-1g")]
+    Hugetlb1g,
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Switch {
+    /// On
+    On,
+    /// Off
+    Off,
+}
+
+impl Switch {
+    /// Whether it is on.
+    pub const fn is_on(self) -> bool {
+        matches!(self, Self::On)
+    }
+}
+
+/// How much of the log one call clears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClearChunk {
+    /// A number of pages
+    Pages(u64),
+    /// A number of bytes
+    Bytes(Size),
+}
+
+impl ClearChunk {
+    /// The chunk in pages of `page_size` bytes, if it is a multiple of 64 of them, as KVM demands.
+    pub fn pages(self, page_size: u64) -> anyhow::Result<u64> {
+        let (pages, rest) = match self {
+            Self::Pages(pages) => (pages, 0),
+            Self::Bytes(size) => (size.bytes() / page_size, size.bytes() % page_size),
+        };
+        if pages == 0 || rest != 0 || !pages.is_multiple_of(64) {
+            return Err(crate::failure::bad_input(format!(
+                "--clear-chunk {self} is not a multiple of 64 pages; KVM clears 64 pages ({}) at least",
+                Size(64 * page_size)
+            )));
+        }
+        Ok(pages)
+    }
+}
+
+impl FromStr for ClearChunk {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse::<u64>() {
+            Ok(0) => Err("clearing no pages a call would never end; 64 is the least".into()),
+            Ok(pages) => Ok(Self::Pages(pages)),
+            Err(_) => text.parse().map(Self::Bytes),
+        }
+    }
+}
+
+impl fmt::Display for ClearChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pages(pages) => write!(f, "{pages}"),
+            Self::Bytes(size) => write!(f, "{size}"),
+        }
+    }
+}
+
+/// Prints the name that is written on the command line, which is also the one in `results.json`.
+macro_rules! display_as_written {
+    ($($name:ty),*) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let value = self.to_possible_value().expect("no variant is hidden");
+                f.pad(value.get_name())
+            }
+        }
+    )*};
+}
+
+display_as_written!(When, What, Walk, Granule, Target, KvmBacking, Switch);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

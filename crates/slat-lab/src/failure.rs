@@ -1,0 +1,34 @@
+//! Errors that decide the exit code.
+
+use std::process::ExitCode;
+
+/// Why a command ended early, where it matters to the caller of the process.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// What was asked for cannot be right on any machine; the text names the value and what would
+    /// be right.
+    #[error("{0}")]
+    BadInput(String),
+    /// Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// A [`Failure::BadInput`] as the error that scenarios return.
+pub fn bad_input(message: impl Into<String>) -> anyhow::Error {
+    Failure::BadInput(message.into()).into()
+}
+
+/// The exit code that `--help` documents for this error.
+pub fn exit_code(error: &anyhow::Error) -> ExitCode {
+    match error.downcast_ref::<Failure>() {
+        Some(Failure::BadInput(_)) => ExitCode::from(2),
+        Some(Failure::Interrupted) => ExitCode::from(130),
+        None => ExitCode::from(1),
+    }
+}
+
+/// Whether the error only says that Ctrl-C was pressed.
+pub fn is_interruption(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(Failure::Interrupted))
+}

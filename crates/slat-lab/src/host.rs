@@ -1,0 +1,381 @@
+//! What the host is: everything that has to be known before two runs can be compared.
+//!
+//! Reads files only. Needs no root and changes nothing.
+
+use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A value that the host may or may not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known<T>(pub Option<T>);
+
+impl<T: fmt::Display> fmt::Display for Known<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(value) => value.fmt(f),
+            None => f.pad("not available"),
+        }
+    }
+}
+
+impl<T: Serialize> Serialize for Known<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0 {
+            Some(value) => value.serialize(serializer),
+            None => serializer.serialize_str("not available"),
+        }
+    }
+}
+
+/// The host of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Host {
+    /// Processors.
+    pub cpu: Cpu,
+    /// The kernel that runs here.
+    pub kernel: Kernel,
+    /// Whether this is itself a guest.
+    pub virtualisation: Virtualisation,
+    /// Main memory.
+    pub memory: Memory,
+    /// The host's KVM.
+    pub kvm: Kvm,
+    /// Transparent huge pages.
+    pub thp: Thp,
+    /// The pools of huge pages, by page size.
+    pub hugetlb: Vec<HugePool>,
+    /// Number of NUMA nodes.
+    pub numa_nodes: Known<usize>,
+    /// `kernel.randomize_va_space`.
+    pub aslr: Known<String>,
+}
+
+/// Processors.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cpu {
+    /// What `/proc/cpuinfo` calls the first.
+    pub model: Known<String>,
+    /// The architecture that this program was compiled for.
+    pub architecture: &'static str,
+    /// How many this process may run on.
+    pub usable: usize,
+    /// Revision of the microcode.
+    pub microcode: Known<String>,
+    /// Who sets the frequency.
+    pub governor: Known<String>,
+    /// Whether sibling threads share cores.
+    pub smt: Known<String>,
+}
+
+/// The kernel.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Kernel {
+    /// As `uname -r` has it.
+    pub release: Known<String>,
+    /// As `uname -v` has it.
+    pub version: Known<String>,
+}
+
+/// Whether the host is itself a guest; its times are then those of two hypervisors.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Virtualisation {
+    /// Whether the processor says that a hypervisor is below.
+    pub hypervisor: Known<bool>,
+    /// Maker and product of the machine as its firmware has it.
+    pub product: Known<String>,
+}
+
+/// Main memory in bytes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Memory {
+    /// All of it.
+    pub total: Known<u64>,
+    /// What could be had without pushing anybody else out, as the run began.
+    pub available: Known<u64>,
+}
+
+/// The host's KVM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Kvm {
+    /// `usable`, or why it is not.
+    pub device: String,
+    /// Every parameter of each module whose name begins with kvm.
+    pub parameters: BTreeMap<String, BTreeMap<String, Known<String>>>,
+}
+
+/// Transparent huge pages: the choice made, of those that the kernel offers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Thp {
+    /// For which mappings.
+    pub enabled: Known<String>,
+    /// How hard the kernel tries in a fault.
+    pub defrag: Known<String>,
+}
+
+/// A pool of huge pages.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HugePool {
+    /// Bytes of a page.
+    pub page_size: u64,
+    /// Pages in the pool.
+    pub total: Known<u64>,
+    /// Pages that nobody uses.
+    pub free: Known<u64>,
+}
+
+impl Host {
+    /// Reads this host.
+    pub fn read() -> Self {
+        Self::read_below(Path::new("/"))
+    }
+
+    /// Reads a host whose files are below `root`.
+    fn read_below(root: &Path) -> Self {
+        let files = Files(root);
+        let cpuinfo = files.text("proc/cpuinfo").unwrap_or_default();
+        let field = |name: &str| Known(cpuinfo_field(&cpuinfo, name));
+        let dmi = |name: &str| files.text(&format!("sys/class/dmi/id/{name}"));
+        let product: Vec<_> =
+            [dmi("sys_vendor"), dmi("product_name")].into_iter().flatten().collect();
+        Self {
+            cpu: Cpu {
+                model: Known(field("model name").0.or_else(|| field("CPU part").0)),
+                architecture: std::env::consts::ARCH,
+                usable: std::thread::available_parallelism().map_or(1, Into::into),
+                microcode: field("microcode"),
+                governor: files.known("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+                smt: files.known("sys/devices/system/cpu/smt/control"),
+            },
+            kernel: Kernel {
+                release: files.known("proc/sys/kernel/osrelease"),
+                version: files.known("proc/sys/kernel/version"),
+            },
+            virtualisation: Virtualisation {
+                // Only x86 has the flag; elsewhere its absence says nothing.
+                hypervisor: Known(
+                    field("flags")
+                        .0
+                        .map(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
+                ),
+                product: Known((!product.is_empty()).then(|| product.join(" "))),
+            },
+            memory: Memory {
+                total: Known(files.meminfo("MemTotal")),
+                available: Known(files.available_memory()),
+            },
+            kvm: Kvm {
+                device: kvm_device(&root.join("dev/kvm")),
+                parameters: files.kvm_parameters(),
+            },
+            thp: Thp {
+                enabled: files.choice("sys/kernel/mm/transparent_hugepage/enabled"),
+                defrag: files.choice("sys/kernel/mm/transparent_hugepage/defrag"),
+            },
+            hugetlb: files.huge_pools(),
+            numa_nodes: files.numa_nodes(),
+            aslr: files.known("proc/sys/kernel/randomize_va_space"),
+        }
+    }
+}
+
+/// Bytes that can be had now without pushing anybody else out: what the kernel estimates, or what
+/// is left below the limit of this process's control group, if that is less.
+pub fn memory_available() -> u64 {
+    // A kernel that does not tell is older than any that this runs on.
+    Files(Path::new("/")).available_memory().unwrap_or(0)
+}
+
+/// The files that a host describes itself by.
+struct Files<'a>(&'a Path);
+
+impl Files<'_> {
+    fn text(&self, path: &str) -> Option<String> {
+        let text = fs::read_to_string(self.0.join(path)).ok()?;
+        let text = text.trim();
+        (!text.is_empty()).then(|| text.to_owned())
+    }
+
+    fn known(&self, path: &str) -> Known<String> {
+        Known(self.text(path))
+    }
+
+    fn number(&self, path: &str) -> Option<u64> {
+        self.text(path)?.parse().ok()
+    }
+
+    /// The word in brackets of `always [madvise] never`.
+    fn choice(&self, path: &str) -> Known<String> {
+        let chosen = self.text(path).and_then(|text| {
+            let (_, rest) = text.split_once('[')?;
+            rest.split_once(']').map(|(word, _)| word.to_owned())
+        });
+        Known(chosen)
+    }
+
+    /// Names in a directory, in an order that does not change from run to run.
+    fn names(&self, path: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.0.join(path)).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    fn meminfo(&self, name: &str) -> Option<u64> {
+        let text = self.text("proc/meminfo")?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    }
+
+    fn available_memory(&self) -> Option<u64> {
+        let estimate = self.meminfo("MemAvailable")?;
+        Some(self.group_memory().map_or(estimate, |left| left.min(estimate)))
+    }
+
+    /// What is left below the limits of the control group of this process and of those above it.
+    fn group_memory(&self) -> Option<u64> {
+        let groups = self.text("proc/self/cgroup")?;
+        let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+        let base = PathBuf::from("sys/fs/cgroup");
+        let left = |group: &Path| {
+            let read = |name: &str| self.number(base.join(group).join(name).to_str()?);
+            // Without a limit the file says `max`, which is no number.
+            Some(read("memory.max")?.saturating_sub(read("memory.current")?))
+        };
+        Path::new(own).ancestors().filter_map(left).min()
+    }
+
+    fn kvm_parameters(&self) -> BTreeMap<String, BTreeMap<String, Known<String>>> {
+        let modules = self.names("sys/module").into_iter().filter(|name| name.starts_with("kvm"));
+        modules
+            .map(|module| {
+                let folder = format!("sys/module/{module}/parameters");
+                let parameters = self.names(&folder).into_iter();
+                let values = parameters.map(|name| {
+                    let value = self.known(&format!("{folder}/{name}"));
+                    (name, value)
+                });
+                (module, values.collect())
+            })
+            .collect()
+    }
+
+    fn huge_pools(&self) -> Vec<HugePool> {
+        let folder = "sys/kernel/mm/hugepages";
+        let pool = |name: String| {
+            let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?;
+            let read = |file: &str| Known(self.number(&format!("{folder}/{name}/{file}")));
+            Some(HugePool {
+                page_size: kib.checked_mul(1024)?,
+                total: read("nr_hugepages"),
+                free: read("free_hugepages"),
+            })
+        };
+        let mut pools: Vec<_> = self.names(folder).into_iter().filter_map(pool).collect();
+        pools.sort_by_key(|pool| pool.page_size);
+        pools
+    }
+
+    fn numa_nodes(&self) -> Known<usize> {
+        let is_node = |name: &&String| {
+            let number = name.strip_prefix("node");
+            number.is_some_and(|number| number.parse::<u32>().is_ok())
+        };
+        let nodes = self.names("sys/devices/system/node").iter().filter(is_node).count();
+        Known((nodes > 0).then_some(nodes))
+    }
+}
+
+fn cpuinfo_field(cpuinfo: &str, name: &str) -> Option<String> {
+    let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+    lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned())
+}
+
+fn kvm_device(path: &Path) -> String {
+    match fs::OpenOptions::new().read(true).write(true).open(path) {
+        Ok(_) => "usable".to_owned(),
+        Err(error) => format!("cannot be opened: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host made of files.
+    fn fake(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_host_that_tells_nothing_is_described_all_the_same() {
+        let root = fake(&[]);
+        let host = Host::read_below(root.path());
+        let json = serde_json::to_value(&host).unwrap();
+        assert_eq!(json["cpu"]["model"], "not available");
+        assert_eq!(json["memory"]["total"], "not available");
+        assert_eq!(json["numa_nodes"], "not available");
+        assert!(host.kvm.device.starts_with("cannot be opened"), "{}", host.kvm.device);
+    }
+
+    #[test]
+    fn what_the_files_say_is_what_is_reported() {
+        let root = fake(&[
+            (
+                "proc/cpuinfo",
+                "processor\t: 0\nmodel name\t: A CPU\nflags\t\t: fpu hypervisor sse\n",
+            ),
+            ("proc/meminfo", "MemTotal:       1024 kB\nMemAvailable:    512 kB\n"),
+            ("proc/sys/kernel/osrelease", "6.12.1\n"),
+            ("sys/module/kvm/parameters/nx_huge_pages", "N\n"),
+            ("sys/module/kvm_intel/parameters/ept", "Y\n"),
+            ("sys/module/kvmgt_not/x", ""),
+            ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
+            ("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "1\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "500\n"),
+            ("sys/devices/system/node/node0/x", ""),
+            ("sys/devices/system/node/node1/x", ""),
+            ("dev/kvm", ""),
+        ]);
+        let host = Host::read_below(root.path());
+        assert_eq!(host.cpu.model.to_string(), "A CPU");
+        assert_eq!(host.virtualisation.hypervisor, Known(Some(true)));
+        assert_eq!(host.memory.available, Known(Some(512 << 10)));
+        assert_eq!(host.kernel.release.to_string(), "6.12.1");
+        assert_eq!(host.kvm.device, "usable");
+        assert_eq!(host.kvm.parameters["kvm_intel"]["ept"].to_string(), "Y");
+        assert_eq!(host.thp.enabled.to_string(), "madvise");
+        assert_eq!(host.thp.defrag, Known(None));
+        let pools: Vec<_> = host.hugetlb.iter().map(|p| (p.page_size, p.free.0)).collect();
+        assert_eq!(pools, [(2 << 20, Some(500)), (1 << 30, None)]);
+        assert_eq!(host.numa_nodes, Known(Some(2)));
+    }
+
+    #[test]
+    fn a_limit_of_any_enclosing_control_group_bounds_the_memory_available() {
+        let root = fake(&[
+            ("proc/meminfo", "MemAvailable: 4096 kB\n"),
+            ("proc/self/cgroup", "0::/outer/inner\n"),
+            ("sys/fs/cgroup/outer/memory.max", "1048576\n"),
+            ("sys/fs/cgroup/outer/memory.current", "48576\n"),
+            ("sys/fs/cgroup/outer/inner/memory.max", "max\n"),
+            ("sys/fs/cgroup/outer/inner/memory.current", "4096\n"),
+        ]);
+        assert_eq!(Files(root.path()).available_memory(), Some(1_000_000));
+    }
+
+    #[test]
+    fn this_host_has_memory() {
+        assert!(memory_available() > 0);
+    }
+}

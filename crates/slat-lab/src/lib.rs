@@ -1,0 +1,19 @@
+//! What memory management costs guests, measured from user space.
+//!
+//! A *scenario* measures one thing and returns [`record::Measurement`]s; a [`session::Session`] is
+//! how it meets the person in front of it (progress, Ctrl-C, what had to be skipped); [`report`]
+//! turns what was measured into a table, `results.json` and `report.html`.
+
+pub mod arena;
+pub mod cli;
+pub mod failure;
+pub mod host;
+pub mod record;
+pub mod report;
+pub mod run;
+pub mod scenario;
+pub mod session;
+pub mod size;
+pub mod stats;
+
+pub use run::main;

@@ -1,0 +1,33 @@
+//! What a run produces: the schema of `results.json`, one type for every scenario.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// One variant of one scenario, with every sample that was taken of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// `split`, `limit`, `dirty-log`, ...
+    pub scenario: String,
+    /// What was measured: `engine`, `kvm`, `machine`.
+    pub target: String,
+    /// The way it was done, or the phase: `bounded`, `fill-plain`, `populate`, ...
+    pub variant: String,
+    /// Everything that has to be equal for two results to be compared.
+    pub params: Map<String, Value>,
+    /// Unit of `samples`: `s` for seconds.
+    pub unit: String,
+    /// Every sample, in the order it was taken.
+    pub samples: Vec<f64>,
+    /// Exact counts of one sample (the same in each, unless the scenario says otherwise).
+    pub counts: BTreeMap<String, u64>,
+}
+
+/// Something that could not be measured here, and why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// What would have been measured.
+    pub what: String,
+    /// Why it was not, and what would change that.
+    pub reason: String,
+}

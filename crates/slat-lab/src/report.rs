@@ -1,0 +1,36 @@
+//! What a run leaves behind, for a person and for a program.
+
+pub mod charts;
+pub mod html;
+pub mod json;
+pub mod numbers;
+pub mod tables;
+pub mod text;
+
+use crate::host::Host;
+use crate::record::{Measurement, Skipped};
+use serde::Serialize;
+
+/// The version of the schema of `results.json`. A change that a reader can stumble over counts it up.
+pub const SCHEMA: u32 = 1;
+
+/// Everything about one run; `results.json` is this, serialised.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Whether Ctrl-C ended the run before it was complete.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
+    /// Where it ran.
+    pub host: Host,
+    /// The command line that does it again.
+    pub command: Vec<String>,
+    /// What was measured, in the order it was measured in.
+    pub results: Vec<Measurement>,
+    /// What was not.
+    pub skipped: Vec<Skipped>,
+}
+
+#[cfg(test)]
+pub(crate) mod fake;

@@ -1,0 +1,174 @@
+//! Charts as SVG text that needs nothing from anywhere else.
+
+use super::numbers::seconds;
+use super::tables::{Row, rows};
+use crate::record::Measurement;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// A chart and what it shows.
+pub struct Chart {
+    /// What it shows.
+    pub title: String,
+    /// The `<svg>` element.
+    pub svg: String,
+}
+
+/// Colours that keep apart for the colour-blind, too (Okabe and Ito).
+const COLOURS: [RGBColor; 4] =
+    [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(204, 121, 167)];
+const WIDTH: u32 = 860;
+const DOT: i32 = 4;
+const FONT: (&str, u32) = ("sans-serif", 13);
+
+/// The chart of each scenario that has one.
+pub fn all(results: &[Measurement]) -> Vec<Chart> {
+    let mut charts = Vec::new();
+    charts.extend(dirtying(results));
+    charts.extend(splitting(results));
+    charts
+}
+
+/// How long each round of dirtying took: one line for each way of logging.
+fn dirtying(results: &[Measurement]) -> Option<Chart> {
+    let rows = rows(results, "dirty-log", &["vcpu"]);
+    let labels = super::tables::Labels::of(&rows);
+    let whole = |row: &Row| {
+        let mut dirty = row.measurements.iter().filter(|m| m.variant == "dirty");
+        dirty.find(|m| !m.params.contains_key("vcpu")).map(|m| m.samples.clone())
+    };
+    let named = |row: &Row| {
+        let parts: Vec<_> =
+            labels.headings().zip(labels.cells(row)).map(|(h, c)| format!("{h} {c}")).collect();
+        parts.join(", ")
+    };
+    let lines: Vec<(String, Vec<f64>)> =
+        rows.iter().filter_map(|row| Some((named(row), whole(row)?))).collect();
+    let rounds =
+        lines.iter().map(|(_, samples)| samples.len()).max().filter(|rounds| *rounds > 0)?;
+    let slowest = lines.iter().flat_map(|(_, samples)| samples).copied().fold(0.0, f64::max);
+    let svg = svg(340, |area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(70)
+            .build_cartesian_2d(
+                0.5..rounds as f64 + 0.5,
+                0.0..slowest * (1.1 + 0.1 * lines.len() as f64),
+            )?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .max_light_lines(0)
+            .label_style(FONT)
+            .x_labels(rounds.min(20) + 1)
+            .x_desc("round")
+            .x_label_formatter(&|x| {
+                if x.fract() == 0.0 { format!("{x:.0}") } else { String::new() }
+            })
+            .y_label_formatter(&|y| seconds(*y))
+            .draw()?;
+        for (index, (name, samples)) in lines.iter().enumerate() {
+            let colour = COLOURS[index % COLOURS.len()];
+            let points = || samples.iter().enumerate().map(|(n, time)| (n as f64 + 1.0, *time));
+            chart
+                .draw_series(LineSeries::new(points(), colour.stroke_width(2)))?
+                .label(name)
+                .legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
+            chart.draw_series(points().map(|point| Circle::new(point, DOT, colour.filled())))?;
+        }
+        chart
+            .configure_series_labels()
+            .label_font(FONT)
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .draw()
+    });
+    Some(Chart { title: "Time of each round of dirtying".to_owned(), svg })
+}
+
+/// Every sample of every split as a dot on a logarithmic scale: a chart for each `when` and `what`.
+fn splitting(results: &[Measurement]) -> Vec<Chart> {
+    let rows = rows(results, "split", &[]);
+    let mut groups: Vec<(String, Vec<(String, &Measurement)>)> = Vec::new();
+    for row in &rows {
+        let name = |key: &str| row.param(key).unwrap_or("?").to_owned();
+        let title = match (row.param("when"), row.param("what")) {
+            (Some("enable"), Some("split")) => "Split all at once: the split alone",
+            (Some("enable"), Some("call")) => "Split all at once: the whole call",
+            (Some("clear"), Some("split")) => "64 pages at a time: the split alone",
+            (Some("clear"), Some("call")) => "64 pages at a time: the whole call",
+            _ => "Splits",
+        };
+        let strips =
+            row.measurements.iter().map(|m| (format!("{} {}", name("backing"), m.variant), *m));
+        match groups.iter_mut().find(|(known, _)| known == title) {
+            Some((_, known)) => known.extend(strips),
+            None => groups.push((title.to_owned(), strips.collect())),
+        }
+    }
+    groups
+        .into_iter()
+        .filter_map(|(title, strips)| Some(Chart { svg: strip_chart(&strips)?, title }))
+        .collect()
+}
+
+fn strip_chart(strips: &[(String, &Measurement)]) -> Option<String> {
+    let times = || strips.iter().flat_map(|(_, m)| &m.samples).copied().filter(|time| *time > 0.0);
+    let fastest = times().min_by(f64::total_cmp)?;
+    let slowest = times().max_by(f64::total_cmp)?;
+    let count = strips.len();
+    Some(svg(70 + 26 * count as u32, |area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(12)
+            .x_label_area_size(30)
+            .y_label_area_size(150)
+            .build_cartesian_2d(
+                (fastest / 1.5..slowest * 1.5).log_scale(),
+                (0..count).into_segmented(),
+            )?;
+        // The first strip on top, as in the tables; the axis counts upwards.
+        let strip = |position: usize| &strips[count - 1 - position];
+        chart
+            .configure_mesh()
+            .disable_y_mesh()
+            .max_light_lines(4)
+            .label_style(FONT)
+            .y_labels(count)
+            .x_label_formatter(&|time| seconds(*time))
+            .y_label_formatter(&|y| match y {
+                SegmentValue::CenterOf(y) if *y < count => strip(*y).0.clone(),
+                _ => String::new(),
+            })
+            .draw()?;
+        for position in 0..count {
+            let measurement = strip(position).1;
+            let walks = ["every-entry", "bounded", "batched"];
+            let colour = walks.iter().position(|walk| *walk == measurement.variant).unwrap_or(3);
+            let style = COLOURS[colour].mix(0.6).filled();
+            let samples = measurement.samples.iter().filter(|time| **time > 0.0);
+            chart
+                .draw_series(samples.map(|time| {
+                    Circle::new((*time, SegmentValue::CenterOf(position)), DOT, style)
+                }))?;
+        }
+        Ok(())
+    }))
+}
+
+/// Draws on a fresh sheet. What cannot be drawn leaves the sheet unfinished: a report without one
+/// of its charts is better than none.
+fn svg(height: u32, draw: impl FnOnce(&Area) -> Drawn) -> String {
+    let mut text = String::new();
+    {
+        let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
+        let drawn = area.fill(&WHITE).and_then(|()| draw(&area)).and_then(|()| area.present());
+        debug_assert!(drawn.is_ok(), "{drawn:?}");
+    }
+    // Inside HTML the element needs no namespace, and a report without any address in it is easily
+    // seen to load nothing.
+    text.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "")
+}

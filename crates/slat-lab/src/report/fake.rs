@@ -1,0 +1,156 @@
+//! A report made up for tests: every kind of row, and figures that never change.
+
+use super::{Report, SCHEMA};
+use crate::host::{Cpu, Host, HugePool, Kernel, Known, Kvm, Memory, Thp, Virtualisation};
+use crate::record::{Measurement, Skipped};
+use serde_json::{Value, json};
+
+/// A report with a bit of everything.
+pub(crate) fn report() -> Report {
+    let mut results = dirty_log();
+    results.extend(limits());
+    results.extend(splits());
+    Report {
+        schema: SCHEMA,
+        partial: false,
+        host: host(),
+        command: ["slat", "--output", "a b"].map(str::to_owned).to_vec(),
+        results,
+        skipped: vec![Skipped {
+            what: "dirty-log on hugetlb-2m".to_owned(),
+            reason: "the pool of 2m pages is empty; `sysctl vm.nr_hugepages=128` fills it"
+                .to_owned(),
+        }],
+    }
+}
+
+/// The same with a single result, for reading.
+pub(crate) fn short_report() -> Report {
+    let report = report();
+    let bounded = |m: &Measurement| m.variant == "bounded";
+    let results = report.results.iter().filter(|m| bounded(m)).take(1).cloned().collect();
+    Report { results, ..report }
+}
+
+fn host() -> Host {
+    let known = |text: &str| Known(Some(text.to_owned()));
+    let parameters = [("nx_huge_pages".to_owned(), known("N"))].into();
+    Host {
+        cpu: Cpu {
+            model: known("Example CPU <5>"),
+            architecture: "x86_64",
+            usable: 2,
+            microcode: known("0x1"),
+            governor: Known(None),
+            smt: known("on"),
+        },
+        kernel: Kernel { release: known("6.18.0"), version: known("#1 SMP") },
+        virtualisation: Virtualisation { hypervisor: Known(Some(true)), product: Known(None) },
+        memory: Memory { total: Known(Some(24 << 30)), available: Known(Some(23 << 30)) },
+        kvm: Kvm {
+            device: "usable".to_owned(),
+            parameters: [("kvm".to_owned(), parameters)].into(),
+        },
+        thp: Thp { enabled: known("madvise"), defrag: known("madvise") },
+        hugetlb: vec![HugePool { page_size: 2 << 20, total: Known(Some(0)), free: Known(Some(0)) }],
+        numa_nodes: Known(Some(1)),
+        aslr: known("2"),
+    }
+}
+
+fn measurement(
+    scenario: &str,
+    target: &str,
+    variant: &str,
+    params: Value,
+    samples: &[f64],
+) -> Measurement {
+    let Value::Object(params) = params else { panic!("parameters are an object") };
+    Measurement {
+        scenario: scenario.to_owned(),
+        target: target.to_owned(),
+        variant: variant.to_owned(),
+        params,
+        unit: "s".to_owned(),
+        samples: samples.to_vec(),
+        counts: Default::default(),
+    }
+}
+
+fn dirty_log() -> Vec<Measurement> {
+    let mut results = Vec::new();
+    for (backing, manual, scale) in [("4k", false, 1.0), ("4k", true, 0.9), ("2m", true, 0.4)] {
+        let params = json!({
+            "memory": 256u64 << 20, "vcpus": 2, "backing": backing,
+            "manual_protect": manual, "initially_set": false, "clear_chunk": null,
+        });
+        let mut add = |variant: &str, samples: &[f64]| {
+            let samples: Vec<_> = samples.iter().map(|time| time * scale).collect();
+            results.push(measurement("dirty-log", "kvm", variant, params.clone(), &samples));
+        };
+        add("populate", &[0.81]);
+        add("enable", &[0.00123]);
+        add("dirty", &[0.762, 0.751, 0.749]);
+        add("get", &[0.00041, 0.00042, 0.00039]);
+        if manual {
+            add("clear", &[0.0021, 0.0022, 0.0020]);
+        }
+        add("disable", &[0.0005]);
+        for vcpu in 0..2 {
+            let mut params = params.clone();
+            params["vcpu"] = vcpu.into();
+            let samples = [0.76, 0.75, 0.74].map(|time| time * scale + f64::from(vcpu) / 1e3);
+            let mut dirty = measurement("dirty-log", "kvm", "dirty", params, &samples);
+            dirty.counts.insert("pages".to_owned(), 32768);
+            results.push(dirty);
+        }
+    }
+    results
+}
+
+fn splits() -> Vec<Measurement> {
+    let mut results = Vec::new();
+    for (backing, when, what, base) in [
+        ("4k", "enable", "split", 0.0567),
+        ("4k", "clear", "split", 0.0571),
+        ("4k", "clear", "call", 0.1316),
+        ("2m", "enable", "split", 0.2764),
+        ("1g", "enable", "split", 0.2859),
+    ] {
+        for (walk, factor, slots) in
+            [("every-entry", 1.0, 33_587_200), ("bounded", 0.021, 65_600), ("batched", 0.004, 64)]
+        {
+            let params = json!({
+                "memory": 64u64 << 30, "backing": backing, "target_size": "4k", "when": when,
+                "what": what, "granule": 4096, "bbm": 0,
+            });
+            let samples: Vec<_> =
+                (0..11).map(|n| base * factor * (1.0 + f64::from(n) / 100.0)).collect();
+            let mut split = measurement("split", "engine", walk, params, &samples);
+            split.counts = [
+                ("slots_read", slots),
+                ("slots_written", 0),
+                ("tables_built", 0),
+                ("invalidations", 1),
+            ]
+            .map(|(name, count)| (name.to_owned(), count))
+            .into();
+            results.push(split);
+        }
+    }
+    results
+}
+
+fn limits() -> Vec<Measurement> {
+    let limit = |variant: &str, bytes: u64, seconds: f64| {
+        let params = json!({ "memory": 64u64 << 30, "bytes": bytes, "slots": bytes / 8 });
+        measurement("limit", "machine", variant, params, &[seconds, seconds * 1.01, seconds * 0.99])
+    };
+    vec![
+        limit("fill-plain", 128 << 20, 0.0131),
+        limit("fill-best", 128 << 20, 0.0092),
+        limit("read", 128 << 20, 0.0081),
+        limit("read-upper", 256 << 10, 0.000_02),
+        limit("cas", 128 << 20, 0.0901),
+    ]
+}

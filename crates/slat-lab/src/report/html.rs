@@ -1,0 +1,209 @@
+//! `report.html`: one file that needs no network and no other file.
+
+use super::{Report, charts, tables};
+use crate::host::Known;
+use crate::report::tables::split::PUBLISHED_IN;
+use crate::size::Size;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+const STYLE: &str = "
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 68rem;
+       margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.2rem; margin: 2.5rem 0 .3rem; }
+p.common, p.note, p.lead { color: #555; margin: .3rem 0; } p.note { font-size: .85rem; }
+p.warning { background: #fff3cd; padding: .5rem 1rem; }
+div.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .6rem 0; font-size: .9rem; }
+th, td { padding: .25rem .7rem; text-align: right; white-space: nowrap; vertical-align: top; border-bottom: 1px solid #ddd; }
+th { border-bottom: 2px solid #888; font-weight: 600; vertical-align: bottom; }
+.label { text-align: left; } table.host td { text-align: left; white-space: normal; }
+pre { background: #f4f4f4; padding: .6rem 1rem; overflow-x: auto; }
+svg { max-width: 100%; height: auto; } figure { margin: 1rem 0; } figcaption { font-weight: 600; }
+";
+
+/// The report as a page.
+pub fn render(report: &Report) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "What memory management costs guests: Slat" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { "What memory management costs guests" }
+                p.lead { "Measured by Slat on " (report.host.cpu.model) ", Linux " (report.host.kernel.release) "." }
+                @if report.partial {
+                    p.warning { "Interrupted: this is a part of what was asked for." }
+                }
+                @for table in tables::all(&report.results) { (table_section(&table)) }
+                (chart_section(report))
+                (meaning(report))
+                h2 { "Run it again" }
+                pre { (command_line(&report.command)) }
+                (host_section(report))
+            }
+        }
+    };
+    page.into_string()
+}
+
+fn table_section(table: &tables::Table) -> Markup {
+    let class = |index: usize| if index < table.labels { "label" } else { "" };
+    html! {
+        h2 { (table.title) }
+        p.common { (table.common) }
+        div.wide {
+            table {
+                thead { tr { @for (index, column) in table.columns.iter().enumerate() {
+                    th class=(class(index)) { (column) }
+                } } }
+                tbody { @for row in &table.rows { tr { @for (index, cell) in row.iter().enumerate() {
+                    td class=(class(index)) { (cell) }
+                } } } }
+            }
+        }
+        @for note in &table.notes { p.note { (note) } }
+    }
+}
+
+fn chart_section(report: &Report) -> Markup {
+    let charts = charts::all(&report.results);
+    html! {
+        @if !charts.is_empty() {
+            h2 { "Every sample" }
+            p.common { "Each dot is one sample; the scale of the splits is logarithmic." }
+            @for chart in charts {
+                figure { figcaption { (chart.title) } (PreEscaped(chart.svg)) }
+            }
+        }
+    }
+}
+
+/// What a reader must know before quoting any of it.
+fn meaning(report: &Report) -> Markup {
+    let is_guest = report.host.virtualisation.hypervisor.0 == Some(true);
+    let measured = |scenario: &str| report.results.iter().any(|m| m.scenario == scenario);
+    html! {
+        h2 { "What limits the meaning of these figures" }
+        ul {
+            li { "Times belong to this machine and this run. Ratios within the run are what may be compared; counts are exact everywhere." }
+            @if is_guest {
+                li { "This machine is itself a guest: its times are those of two hypervisors, and other guests share its caches and memory." }
+            }
+            @if measured("dirty-log") {
+                li { "The guest's code runs in ring 3, so that it runs natively also where KVM has no hardware virtualization. A round of dirtying includes the exits that the host's KVM takes, however it does." }
+            }
+            @if measured("split") {
+                li { "The engine's tables are real, and no CPU walks them: the invalidations are counted, not waited for. Times are the software's own cost." }
+                li { "The published figures are from " (PUBLISHED_IN) ". They are shown beside ours, not as a target that another machine could meet or miss." }
+            }
+        }
+        @if !report.skipped.is_empty() {
+            h2 { "Not measured" }
+            ul { @for skipped in &report.skipped { li { b { (skipped.what) } ": " (skipped.reason) } } }
+        }
+    }
+}
+
+fn host_section(report: &Report) -> Markup {
+    let host = &report.host;
+    let bytes =
+        |known: &Known<u64>| known.0.map_or_else(|| known.to_string(), super::numbers::bytes);
+    let guest = match host.virtualisation.hypervisor.0 {
+        Some(true) => "yes".to_owned(),
+        Some(false) => "no".to_owned(),
+        None => host.virtualisation.hypervisor.to_string(),
+    };
+    let mut lines = vec![
+        ("CPU".to_owned(), host.cpu.model.to_string()),
+        ("architecture".to_owned(), host.cpu.architecture.to_owned()),
+        ("CPUs usable".to_owned(), host.cpu.usable.to_string()),
+        ("microcode".to_owned(), host.cpu.microcode.to_string()),
+        ("frequency governor".to_owned(), host.cpu.governor.to_string()),
+        ("SMT".to_owned(), host.cpu.smt.to_string()),
+        ("kernel".to_owned(), host.kernel.release.to_string()),
+        ("kernel version".to_owned(), host.kernel.version.to_string()),
+        ("itself a guest".to_owned(), guest),
+        ("machine".to_owned(), host.virtualisation.product.to_string()),
+        ("memory".to_owned(), bytes(&host.memory.total)),
+        ("memory available".to_owned(), bytes(&host.memory.available)),
+        ("NUMA nodes".to_owned(), host.numa_nodes.to_string()),
+        ("THP enabled".to_owned(), host.thp.enabled.to_string()),
+        ("THP defrag".to_owned(), host.thp.defrag.to_string()),
+        ("ASLR".to_owned(), host.aslr.to_string()),
+        ("/dev/kvm".to_owned(), host.kvm.device.clone()),
+    ];
+    for pool in &host.hugetlb {
+        let state = format!("{} pages, {} free", pool.total, pool.free);
+        lines.push((format!("hugetlb {}", Size(pool.page_size)), state));
+    }
+    for (module, parameters) in &host.kvm.parameters {
+        for (name, value) in parameters {
+            lines.push((format!("{module}.{name}"), value.to_string()));
+        }
+    }
+    html! {
+        h2 { "The host" }
+        table.host { tbody { @for (name, value) in &lines { tr { td { (name) } td { (value) } } } } }
+    }
+}
+
+/// The command line with quotes where a shell needs them.
+fn command_line(command: &[String]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:".contains(c);
+    let quoted = command.iter().map(|word| {
+        if !word.is_empty() && word.chars().all(plain) {
+            word.clone()
+        } else {
+            format!("'{}'", word.replace('\'', r"'\''"))
+        }
+    });
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::fake;
+
+    #[test]
+    fn the_page_refers_to_nothing_outside_itself() {
+        let page = render(&fake::report());
+        for reference in ["://", "src=", "<link", "@import", "url(", "<script", "href="] {
+            assert!(!page.contains(reference), "the page contains {reference}");
+        }
+    }
+
+    #[test]
+    fn the_page_has_every_table_and_every_sample() {
+        let report = fake::report();
+        let page = render(&report);
+        for table in tables::all(&report.results) {
+            assert!(page.contains(&table.title), "{}", table.title);
+        }
+        let splits = report.results.iter().filter(|m| m.scenario == "split");
+        let whole_rounds = |m: &&crate::record::Measurement| {
+            m.variant == "dirty" && !m.params.contains_key("vcpu")
+        };
+        let rounds = report.results.iter().filter(whole_rounds);
+        let legend = rounds.clone().count();
+        let dots: usize = splits.chain(rounds).map(|m| m.samples.len()).sum();
+        assert_eq!(page.matches("<circle").count(), dots + legend);
+    }
+
+    #[test]
+    fn what_the_host_says_is_text_and_never_markup() {
+        let page = render(&fake::report());
+        assert!(page.contains("Example CPU &lt;5&gt;"));
+        assert!(!page.contains("<5>"));
+    }
+
+    #[test]
+    fn the_command_line_can_be_pasted() {
+        let command = ["slat", "-o", "a b", "it's", ""].map(str::to_owned);
+        assert_eq!(command_line(&command), r"slat -o 'a b' 'it'\''s' ''");
+    }
+}

@@ -1,0 +1,104 @@
+//! Numbers as a person reads them: three digits, a unit, no more.
+
+use crate::stats::Summary;
+
+/// Seconds in the unit that leaves one to three digits before the point.
+pub fn seconds(value: f64) -> String {
+    let (scaled, unit) = match value.abs() {
+        0.0 => return "0 s".to_owned(),
+        v if v < 0.999_5e-6 => (value * 1e9, "ns"),
+        v if v < 0.999_5e-3 => (value * 1e6, "µs"),
+        v if v < 0.999_5 => (value * 1e3, "ms"),
+        _ => (value, "s"),
+    };
+    format!("{} {unit}", three_digits(scaled))
+}
+
+/// Three significant digits, but never fewer than all before the point.
+pub fn three_digits(value: f64) -> String {
+    match value.abs() {
+        v if v < 0.099_95 => format!("{value:.3}"),
+        v if v < 9.995 => format!("{value:.2}"),
+        v if v < 99.95 => format!("{value:.1}"),
+        _ => thousands(value.round() as i64),
+    }
+}
+
+/// An amount of memory in prose: `23.1 GiB`, `320 MiB`.
+pub fn bytes(value: u64) -> String {
+    let (shift, unit) = if value < 1 << 30 { (20, "MiB") } else { (30, "GiB") };
+    let scaled = value as f64 / (1u64 << shift) as f64;
+    if scaled.fract() == 0.0 { format!("{scaled} {unit}") } else { format!("{scaled:.1} {unit}") }
+}
+
+/// The median and, after `±`, half the interquartile range in per cent of it.
+pub fn with_spread(summary: &Summary) -> String {
+    if summary.count < 2 {
+        return seconds(summary.median);
+    }
+    format!("{} ±{:.0}%", seconds(summary.median), summary.relative_spread() * 100.0)
+}
+
+/// How far `value` is from `base`, in per cent, with its sign: `−97.3 %`.
+pub fn change(value: f64, base: f64) -> String {
+    let percent = (value / base - 1.0) * 100.0;
+    let sign = if percent < 0.0 { '−' } else { '+' };
+    format!("{sign}{:.1} %", percent.abs())
+}
+
+/// Groups of three digits: `524,800`.
+pub fn thousands(value: i64) -> String {
+    let digits = value.unsigned_abs().to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3 + 1);
+    if value < 0 {
+        text.push('−');
+    }
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_has_three_digits_and_the_unit_that_suits_it() {
+        let times = [0.0, 2.4e-9, 0.999_7e-6, 23.45e-6, 0.27, 0.999_9, 12.345, 1234.4];
+        let text: Vec<_> = times.into_iter().map(seconds).collect();
+        let wanted =
+            ["0 s", "2.40 ns", "1.00 µs", "23.4 µs", "270 ms", "1.00 s", "12.3 s", "1,234 s"];
+        assert_eq!(text, wanted);
+    }
+
+    #[test]
+    fn a_change_carries_its_sign() {
+        assert_eq!(change(2.67, 100.0), "−97.3 %");
+        assert_eq!(change(150.0, 100.0), "+50.0 %");
+    }
+
+    #[test]
+    fn memory_is_counted_in_mib_or_gib() {
+        assert_eq!(
+            [320 << 20, 64 << 30, 24_000_000_000].map(bytes),
+            ["320 MiB", "64 GiB", "22.4 GiB"]
+        );
+    }
+
+    #[test]
+    fn long_numbers_are_grouped() {
+        assert_eq!(thousands(0), "0");
+        assert_eq!(thousands(999), "999");
+        assert_eq!(thousands(-524_800), "−524,800");
+    }
+
+    #[test]
+    fn one_sample_has_no_spread_to_show() {
+        assert_eq!(with_spread(&Summary::of(&[0.5]).unwrap()), "500 ms");
+        assert_eq!(with_spread(&Summary::of(&[0.9, 1.0, 1.1]).unwrap()), "1.00 s ±8%");
+    }
+}

@@ -1,0 +1,156 @@
+//! The tables of a report: what they say, whoever prints them.
+//!
+//! One rule serves all of them: a parameter that every row has in common is said once, above the
+//! table; one that differs is a column.
+
+pub mod kvm;
+pub mod limit;
+pub mod split;
+
+use crate::record::Measurement;
+use crate::size::Size;
+use serde_json::{Map, Value};
+
+/// What a cell holds where there is nothing to say.
+pub const NOTHING: &str = "–";
+
+/// A table, before anybody prints it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// What it shows.
+    pub title: String,
+    /// What all rows have in common.
+    pub common: String,
+    /// Names of the columns. The first [`Table::labels`] of them say what a row is about.
+    pub columns: Vec<String>,
+    /// How many columns are labels; the others hold numbers.
+    pub labels: usize,
+    /// The cells, as many in each row as there are columns.
+    pub rows: Vec<Vec<String>>,
+    /// How to read it.
+    pub notes: Vec<String>,
+}
+
+/// All tables that the results fill, in the order a reader wants them: what guests on this host
+/// pay, what the engine does, what the machine allows.
+pub fn all(results: &[Measurement]) -> Vec<Table> {
+    let tables =
+        [kvm::phases(results), split::times(results), split::slots(results), limit::table(results)];
+    tables.into_iter().flatten().collect()
+}
+
+/// Measurements that differ only in their variant (or in what `ignoring` names): one row.
+pub struct Row<'a> {
+    /// The parameters they share.
+    pub params: Map<String, Value>,
+    /// They themselves, in the order they were measured in.
+    pub measurements: Vec<&'a Measurement>,
+}
+
+impl<'a> Row<'a> {
+    /// The measurement of one variant.
+    pub fn variant(&self, variant: &str) -> Option<&'a Measurement> {
+        self.measurements.iter().find(|m| m.variant == variant).copied()
+    }
+
+    /// A parameter as text, if it is there.
+    pub fn param(&self, name: &str) -> Option<&str> {
+        self.params.get(name)?.as_str()
+    }
+}
+
+/// Gathers one scenario's measurements into rows, in the order of their first appearance.
+pub fn rows<'a>(results: &'a [Measurement], scenario: &str, ignoring: &[&str]) -> Vec<Row<'a>> {
+    let mut rows: Vec<Row> = Vec::new();
+    for measurement in results.iter().filter(|m| m.scenario == scenario) {
+        let mut params = measurement.params.clone();
+        params.retain(|name, _| !ignoring.contains(&name.as_str()));
+        match rows.iter_mut().find(|row| row.params == params) {
+            Some(row) => row.measurements.push(measurement),
+            None => rows.push(Row { params, measurements: vec![measurement] }),
+        }
+    }
+    rows
+}
+
+/// Parameters in the order in which a person asks about them; others follow by name.
+const ORDER: [&str; 15] = [
+    "memory",
+    "vcpus",
+    "granule",
+    "backing",
+    "target_size",
+    "when",
+    "what",
+    "bbm",
+    "manual_protect",
+    "initially_set",
+    "clear_chunk",
+    "write_percent",
+    "iterations",
+    "bytes",
+    "slots",
+];
+
+/// The parameters of some rows, parted into those that are equal in all and those that are not.
+pub struct Labels {
+    /// What is said once, above the table.
+    pub common: String,
+    /// Names of the parameters that differ.
+    pub differing: Vec<String>,
+}
+
+impl Labels {
+    /// Parts the parameters of `rows`.
+    pub fn of(rows: &[Row]) -> Self {
+        let mut names: Vec<&String> = rows.iter().flat_map(|row| row.params.keys()).collect();
+        let rank =
+            |name: &str| ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len());
+        names.sort_by_key(|name| (rank(name), name.as_str()));
+        names.dedup();
+        let first = |name: &str| rows.first().and_then(|row| row.params.get(name));
+        let (common, differing): (Vec<_>, Vec<_>) = names
+            .into_iter()
+            .partition(|name| rows.iter().all(|row| row.params.get(*name) == first(name)));
+        let common: Vec<_> = common
+            .into_iter()
+            .map(|name| format!("{} {}", heading(name), shown(name, first(name))))
+            .collect();
+        Self { common: common.join(", "), differing: differing.into_iter().cloned().collect() }
+    }
+
+    /// The headings of the label columns.
+    pub fn headings(&self) -> impl Iterator<Item = String> + '_ {
+        self.differing.iter().map(|name| heading(name))
+    }
+
+    /// The label cells of one row.
+    pub fn cells(&self, row: &Row) -> Vec<String> {
+        self.differing.iter().map(|name| shown(name, row.params.get(name))).collect()
+    }
+}
+
+/// What a parameter is called above a column.
+fn heading(name: &str) -> String {
+    match name {
+        "vcpus" => "vCPUs".to_owned(),
+        "backing" => "pages".to_owned(),
+        "bbm" => "BBM level".to_owned(),
+        "write_percent" => "% written".to_owned(),
+        _ => name.replace('_', " "),
+    }
+}
+
+/// A parameter's value as it would be written on the command line.
+fn shown(name: &str, value: Option<&Value>) -> String {
+    match (name, value) {
+        ("clear_chunk", Some(Value::Null)) => "all at once".to_owned(),
+        (_, None | Some(Value::Null)) => NOTHING.to_owned(),
+        (_, Some(Value::String(text))) => text.clone(),
+        (_, Some(Value::Bool(on))) => if *on { "on" } else { "off" }.to_owned(),
+        ("memory" | "granule" | "bytes" | "target_size", Some(Value::Number(number))) => {
+            number.as_u64().map_or_else(|| number.to_string(), |bytes| Size(bytes).to_string())
+        }
+        (_, Some(other)) => other.to_string(),
+    }
+}

@@ -1,0 +1,90 @@
+//! What a guest on this host pays while its dirty pages are logged.
+
+use super::{Labels, NOTHING, Row, Table, rows};
+use crate::record::Measurement;
+use crate::report::numbers::{seconds, with_spread};
+use crate::stats::{Summary, median};
+
+/// Phases in the order they happen, with the headings of their columns. The names of the variants
+/// are those of Linux's `dirty_log_perf_test`, so that figures can be laid side by side.
+const PHASES: [(&str, &str); 6] = [
+    ("populate", "populate"),
+    ("enable", "enable"),
+    ("dirty", "dirty, by round"),
+    ("get", "get"),
+    ("clear", "clear"),
+    ("disable", "disable"),
+];
+
+/// One row for each way of logging; one column for each phase.
+pub fn phases(results: &[Measurement]) -> Option<Table> {
+    let rows = rows(results, "dirty-log", &["vcpu"]);
+    if rows.is_empty() {
+        return None;
+    }
+    let labels = Labels::of(&rows);
+    let mut columns: Vec<String> = labels.headings().collect();
+    let label_count = columns.len();
+    for (variant, heading) in PHASES {
+        columns.push(heading.to_owned());
+        if variant == "dirty" {
+            columns.push("a page, by a vCPU".to_owned());
+        }
+    }
+    let cells = rows.iter().map(|row| {
+        let mut cells = labels.cells(row);
+        for (variant, _) in PHASES {
+            cells.push(phase(row, variant));
+            if variant == "dirty" {
+                cells.push(per_page(row));
+            }
+        }
+        cells
+    });
+    Some(Table {
+        title: "What a guest on this host pays for dirty logging (KVM)".to_owned(),
+        common: labels.common.clone(),
+        rows: cells.collect(),
+        columns,
+        labels: label_count,
+        notes: vec![
+            "Times of whole phases, seen from user space: populate is the first touch of all pages, \
+             dirty a write to each, get and clear the calls that read and reset the log; get and \
+             clear are medians over the rounds. “a page, by a vCPU” is what one write to a page \
+             takes the vCPU that makes it, the pages of a round one after another."
+                .to_owned(),
+        ],
+    })
+}
+
+/// The time of a phase: of all vCPUs together, not of one.
+fn phase(row: &Row, variant: &str) -> String {
+    let whole = row.measurements.iter().find(|m| m.variant == variant && vcpu(m).is_none());
+    let Some(summary) = whole.and_then(|m| Summary::of(&m.samples)) else {
+        return NOTHING.to_owned();
+    };
+    match whole.map_or(&[][..], |m| &m.samples) {
+        // Rounds differ for a reason (the first may find all pages writable), so a few of them are
+        // shown one by one.
+        few @ [_, _] | few @ [_, _, _] if variant == "dirty" => {
+            few.iter().map(|sample| seconds(*sample)).collect::<Vec<_>>().join(", ")
+        }
+        _ if variant == "dirty" => with_spread(&summary),
+        _ => seconds(summary.median),
+    }
+}
+
+/// What a page costs the vCPU that writes to it: the median over vCPUs of each one's median round.
+fn per_page(row: &Row) -> String {
+    let of_one = |m: &&Measurement| {
+        let pages = *m.counts.get("pages").filter(|pages| **pages > 0)?;
+        Some(median(&m.samples)? / pages as f64)
+    };
+    let dirty = row.measurements.iter().filter(|m| m.variant == "dirty" && vcpu(m).is_some());
+    let costs: Vec<f64> = dirty.filter_map(of_one).collect();
+    median(&costs).map_or_else(|| NOTHING.to_owned(), seconds)
+}
+
+fn vcpu(measurement: &Measurement) -> Option<u64> {
+    measurement.params.get("vcpu")?.as_u64()
+}

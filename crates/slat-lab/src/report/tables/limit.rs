@@ -1,0 +1,141 @@
+//! What the machine's memory allows: the least that the same work can take here.
+
+use super::{NOTHING, Row, Table};
+use crate::record::Measurement;
+use crate::report::numbers::{three_digits, with_spread};
+use crate::stats::Summary;
+use serde_json::{Map, Value};
+
+/// What bounds a split from below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// New tables must be filled.
+    Fill,
+    /// Tables above the last level must be read.
+    ReadUpper,
+    /// Each page's slot must change by one compare-and-swap.
+    CompareAndSwap,
+    /// All is done already, and nothing says so but a look at what the caller has just walked.
+    Nothing,
+}
+
+impl Limit {
+    /// What bounds the split that `row` measured.
+    pub fn that_bounds(row: &Row) -> Option<Self> {
+        let backing = row.param("backing")?;
+        let target = row.param("target_size").unwrap_or("4k");
+        let already_split = backing == target;
+        Some(match (already_split, row.param("what")?, row.param("when")?) {
+            (false, ..) => Self::Fill,
+            (true, "call", _) => Self::CompareAndSwap,
+            (true, _, "clear") => Self::Nothing,
+            (true, ..) => Self::ReadUpper,
+        })
+    }
+
+    /// The variant of the scenario `limit` that measures it.
+    pub fn variant(self) -> &'static str {
+        match self {
+            Self::Fill => "fill-plain",
+            Self::ReadUpper => "read-upper",
+            Self::CompareAndSwap => "cas",
+            Self::Nothing => "",
+        }
+    }
+}
+
+/// The measurement of a limit for the same tables: of those that contradict none of `params`, the
+/// one that shares most of them.
+pub fn limit_of<'a>(
+    results: &'a [Measurement],
+    variant: &str,
+    params: &Map<String, Value>,
+) -> Option<&'a Measurement> {
+    let shared =
+        |m: &Measurement| m.params.iter().filter(|(k, v)| params.get(*k) == Some(v)).count();
+    let contradicts = |m: &Measurement| {
+        m.params.iter().any(|(name, value)| params.get(name).is_some_and(|other| other != value))
+    };
+    let limits = results.iter().filter(|m| m.scenario == "limit" && m.variant == variant);
+    // Of equals the first: `max_by_key` would take the last.
+    limits.filter(|m| !contradicts(m)).rev().max_by_key(|m| shared(m))
+}
+
+/// One row for each thing that the memory was asked to do. A limit that took turns with several
+/// splits was measured as often, of the same bytes: here its samples stand together.
+pub fn table(results: &[Measurement]) -> Option<Table> {
+    let mut pools: Vec<Pool> = Vec::new();
+    for measurement in results.iter().filter(|m| m.scenario == "limit") {
+        let pool = Pool::of(measurement);
+        match pools.iter_mut().find(|known| known.is_like(&pool)) {
+            Some(known) => known.samples.extend(pool.samples),
+            None => pools.push(pool),
+        }
+    }
+    if pools.is_empty() {
+        return None;
+    }
+    pools.sort_by_key(|pool| VARIANTS.iter().position(|(variant, _)| *variant == pool.variant));
+    let number = |value: Option<f64>| value.map_or_else(|| NOTHING.to_owned(), three_digits);
+    let rows = pools.iter().filter_map(|pool| {
+        let summary = Summary::of(&pool.samples)?;
+        Some(vec![
+            name(pool.variant).to_owned(),
+            number(pool.bytes.map(|bytes| bytes / (1u64 << 20) as f64)),
+            with_spread(&summary),
+            number(pool.bytes.map(|bytes| bytes / summary.median / 1e9)),
+            number(pool.slots.map(|slots| summary.median / slots * 1e9)),
+        ])
+    });
+    Some(Table {
+        title: "What the machine allows".to_owned(),
+        common: String::new(),
+        rows: rows.collect(),
+        columns: ["what", "MiB", "time", "GB/s", "ns a slot"].map(str::to_owned).into(),
+        labels: 1,
+        notes: vec![
+            "The same bytes and slots, with nothing to decide about them, in turns with the splits. \
+             Each ratio above is to the limit that took turns with its own row."
+                .to_owned(),
+        ],
+    })
+}
+
+/// Samples of the same work.
+struct Pool<'a> {
+    variant: &'a str,
+    bytes: Option<f64>,
+    slots: Option<f64>,
+    samples: Vec<f64>,
+}
+
+impl<'a> Pool<'a> {
+    fn of(measurement: &'a Measurement) -> Self {
+        let amount = |name: &str| {
+            measurement.params.get(name).and_then(Value::as_f64).filter(|amount| *amount > 0.0)
+        };
+        Self {
+            variant: &measurement.variant,
+            bytes: amount("bytes"),
+            slots: amount("slots"),
+            samples: measurement.samples.clone(),
+        }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        (self.variant, self.bytes, self.slots) == (other.variant, other.bytes, other.slots)
+    }
+}
+
+/// The variants in the order of the table, and what each does, for people who have not read its code.
+const VARIANTS: [(&str, &str); 5] = [
+    ("fill-plain", "fill-plain: fill warm tables, a plain loop"),
+    ("fill-best", "fill-best: the same, the best store there is"),
+    ("read", "read: read the tables of the last level"),
+    ("read-upper", "read-upper: read those above"),
+    ("cas", "cas: a compare-and-swap on each slot of the last level"),
+];
+
+fn name(variant: &str) -> &str {
+    VARIANTS.iter().find(|(known, _)| *known == variant).map_or(variant, |(_, name)| name)
+}

@@ -1,0 +1,108 @@
+//! The report on a terminal.
+
+use super::Report;
+use super::tables::{self, Table};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Row, Table as Grid, TableStyle};
+use std::fmt::Write;
+use textwrap::Options;
+
+/// A line below the headings and none elsewhere: figures need air, not boxes.
+const STYLE: TableStyle =
+    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+/// The whole report, in lines of at most `width` columns where the tables can be made to fit.
+pub fn render(report: &Report, width: u16) -> String {
+    let mut text = String::new();
+    header(&mut text, report, width);
+    for table in tables::all(&report.results) {
+        grid(&mut text, &table, width);
+    }
+    skipped(&mut text, report, width);
+    text
+}
+
+fn header(text: &mut String, report: &Report, width: u16) {
+    let host = &report.host;
+    let below = match host.virtualisation.hypervisor.0 {
+        Some(true) => ", itself a guest",
+        Some(false) => ", not a guest",
+        None => "",
+    };
+    let line = format!(
+        "{}, {} CPUs, Linux {}{below}; times are this machine's, compare them within one run only.",
+        host.cpu.model, host.cpu.usable, host.kernel.release
+    );
+    wrap(text, &line, "", width);
+    if report.partial {
+        text.push_str("\nINTERRUPTED: this is a part of what was asked for.\n");
+    }
+}
+
+fn grid(text: &mut String, table: &Table, width: u16) {
+    text.push('\n');
+    text.push_str(&table.title);
+    text.push('\n');
+    wrap(text, &table.common, "  ", width);
+    let mut grid = Grid::new();
+    grid.load_style(STYLE);
+    grid.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    grid.set_header(Row::from(table.columns.clone()));
+    for row in &table.rows {
+        grid.add_row(row);
+    }
+    for (index, column) in grid.column_iter_mut().enumerate() {
+        if index >= table.labels {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    for line in grid.lines() {
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    for note in &table.notes {
+        wrap(text, note, "  ", width);
+    }
+}
+
+fn skipped(text: &mut String, report: &Report, width: u16) {
+    if report.skipped.is_empty() {
+        return;
+    }
+    text.push_str("\nNot measured\n");
+    for skipped in &report.skipped {
+        wrap(text, &format!("{}: {}", skipped.what, skipped.reason), "  ", width);
+    }
+}
+
+/// Appends a paragraph, broken between words.
+fn wrap(text: &mut String, paragraph: &str, indent: &str, width: u16) {
+    let options = Options::new(width.into())
+        .initial_indent(indent)
+        .subsequent_indent(indent)
+        .break_words(false);
+    if !paragraph.is_empty() {
+        let _ = writeln!(text, "{}", textwrap::fill(paragraph, options));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::fake;
+
+    #[test]
+    fn a_whole_report_reads_like_this() {
+        insta::assert_snapshot!(render(&fake::report(), 120));
+    }
+
+    #[test]
+    fn a_run_that_was_interrupted_says_so() {
+        let report = Report { partial: true, ..fake::report() };
+        assert!(render(&report, 100).contains("INTERRUPTED"));
+    }
+
+    #[test]
+    fn a_report_of_nothing_is_just_its_host() {
+        let report = Report { results: Vec::new(), skipped: Vec::new(), ..fake::report() };
+        insta::assert_snapshot!(render(&report, 60));
+    }
+}

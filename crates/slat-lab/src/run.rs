@@ -1,0 +1,112 @@
+//! Runs commands: from the command line to the exit code.
+
+mod main_job;
+mod output;
+
+pub use main_job::main_job;
+
+use crate::cli::{Bench, Cli, Command, OutputArgs};
+use crate::failure;
+use crate::host::Host;
+use crate::record::Measurement;
+use crate::report::{Report, SCHEMA};
+use crate::scenario;
+use crate::session::Session;
+use clap::{CommandFactory, Parser};
+use output::Output;
+use std::io;
+use std::process::ExitCode;
+
+/// The `slat` command.
+pub fn main() -> ExitCode {
+    // A wrong command line ends here, with exit code 2.
+    let cli = Cli::parse();
+    match execute(&cli) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("slat: {error:#}");
+            failure::exit_code(&error)
+        }
+    }
+}
+
+fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
+    match &cli.command {
+        None => main_job(&cli.main, &mut Session::interactive()?),
+        Some(Command::Bench { bench: Bench::Split(args) }) => {
+            bench(&args.out, |session| scenario::split::run(args, session))
+        }
+        Some(Command::Bench { bench: Bench::DirtyLog(args) }) => {
+            bench(&args.out, |session| scenario::dirty_log::run(args, session))
+        }
+        Some(Command::Completions { shell }) => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "slat", &mut script);
+            output::print(&String::from_utf8_lossy(&script))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Runs one scenario and shows what it measured.
+fn bench(
+    args: &OutputArgs,
+    scenario: impl FnOnce(&mut Session) -> anyhow::Result<Vec<Measurement>>,
+) -> anyhow::Result<ExitCode> {
+    // Whatever can be known to go wrong goes wrong before minutes are spent measuring.
+    let output = args.output.as_deref().map(Output::prepare).transpose()?;
+    let host = Host::read();
+    let mut session = Session::interactive()?;
+    let results = match scenario(&mut session) {
+        Err(error) if failure::is_interruption(&error) => Vec::new(),
+        results => results?,
+    };
+    session.finish();
+    let report = report(host, results, &mut session);
+    show(&report, args.json, output)?;
+    Ok(if report.partial { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// What was measured, with what a reader has to know beside it.
+fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Report {
+    if session.interrupted() {
+        session.skip("the rest of this run", "interrupted by Ctrl-C; what is here is a part");
+    }
+    Report {
+        schema: SCHEMA,
+        partial: session.interrupted(),
+        host,
+        command: command(std::env::args()),
+        results,
+        skipped: session.skipped().to_vec(),
+    }
+}
+
+/// Prints the report and writes its files.
+fn show(report: &Report, json: bool, output: Option<Output>) -> anyhow::Result<()> {
+    // The files first: a pipe that closes early must not cost them.
+    let written = output.map(|output| output.write(report)).transpose()?;
+    if json {
+        output::print(&crate::report::json::render(report)?)?;
+    } else {
+        output::print(&crate::report::text::render(report, output::width()))?;
+    }
+    if let Some(directory) = written {
+        eprintln!(
+            "\nWritten: {} and {}",
+            directory.join(output::RESULTS).display(),
+            directory.join(output::PAGE).display()
+        );
+    }
+    Ok(())
+}
+
+/// The command line as it can be repeated: wherever the program was, its name is `slat`.
+fn command(arguments: impl Iterator<Item = String>) -> Vec<String> {
+    std::iter::once("slat".to_owned()).chain(arguments.skip(1)).collect()
+}
+
+/// Whether the other end of a pipe is gone: nobody is reading, and that is no failure of ours.
+fn nobody_reads(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
+}

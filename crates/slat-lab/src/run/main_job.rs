@@ -1,0 +1,232 @@
+//! The main job: everything that this machine can run, the host's KVM first, in under two minutes.
+
+use super::output::Output;
+use crate::cli::Granule;
+use crate::cli::{
+    DirtyLogArgs, KvmBacking, MainArgs, OutputArgs, SplitArgs, Switch, Target, Walk, What, When,
+};
+use crate::failure::is_interruption;
+use crate::host::Host;
+use crate::record::Measurement;
+use crate::report::numbers::bytes;
+use crate::scenario;
+use crate::session::Session;
+use crate::size::Size;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Below this much free memory the main job shrinks: the machine has other things to do.
+const COMFORTABLE: u64 = 4 << 30;
+
+/// Below this much, it does what it can.
+const TIGHT: u64 = 1 << 30;
+
+/// How long guests may take before the remaining ones are left out.
+const GUESTS: Duration = Duration::from_secs(40);
+
+/// What will be run, and how large.
+#[derive(Clone, Debug, PartialEq)]
+struct Plan {
+    /// Memory of the guest under KVM.
+    guest: Size,
+    /// vCPUs of that guest.
+    vcpus: u32,
+    /// Memory of the guest whose tables the engine splits.
+    tables_of: Size,
+    /// Samples of each split.
+    samples: u32,
+    /// What the person waiting should expect, in seconds.
+    seconds: u64,
+    /// Whether it is smaller than it would be on a machine with memory to spare.
+    shrunk: bool,
+}
+
+impl Plan {
+    fn new(quick: bool, available: u64, cpus: usize) -> Self {
+        let shrunk = !quick && available < COMFORTABLE;
+        let (guest, tables_of, samples, seconds) = match available {
+            _ if quick => (32 << 20, 1 << 30, 10, 10),
+            // The tables of a guest take 1/512 of its memory, twice while limits are measured.
+            ..TIGHT => (32 << 20, 4 << 30, 11, 20),
+            TIGHT..COMFORTABLE => (64 << 20, 16 << 30, 11, 40),
+            _ => (256 << 20, 64 << 30, 11, 110),
+        };
+        let vcpus = cpus.clamp(1, 2) as u32;
+        Self { guest: Size(guest), vcpus, tables_of: Size(tables_of), samples, seconds, shrunk }
+    }
+
+    /// What all of it needs at its widest: a guest's memory, or the tables twice over.
+    fn memory(&self) -> u64 {
+        let tables = self.tables_of.bytes() / 512 * 2;
+        self.guest.bytes().max(tables) + (64 << 20)
+    }
+
+    /// The ways of logging that are compared: on small pages, protecting as the log is read or as
+    /// it is cleared; and the ways that a VMM would choose, on each kind of huge page.
+    fn guests(&self) -> Vec<DirtyLogArgs> {
+        use KvmBacking::*;
+        use Switch::{Off, On};
+        let ways = [
+            (Small, Off, Off),
+            (Small, On, Off),
+            (Transparent2m, Off, Off),
+            (Transparent2m, On, On),
+            (Hugetlb2m, On, On),
+        ];
+        let guest = |(backing, manual_protect, initially_set)| DirtyLogArgs {
+            target: Target::Kvm,
+            memory: self.guest,
+            vcpus: self.vcpus,
+            backing,
+            manual_protect,
+            initially_set,
+            clear_chunk: None,
+            iterations: 3,
+            write_percent: 100,
+            out: OutputArgs::default(),
+        };
+        ways.map(guest).into()
+    }
+
+    fn splits(&self) -> SplitArgs {
+        SplitArgs {
+            memory: self.tables_of,
+            backing: Vec::new(),
+            target_size: None,
+            when: vec![When::Enable, When::Clear],
+            what: vec![What::Split, What::Call],
+            walk: vec![Walk::EveryEntry, Walk::Bounded, Walk::Batched],
+            granule: Granule::Size4k,
+            bbm: 0,
+            samples: self.samples,
+            out: OutputArgs::default(),
+        }
+    }
+
+    fn announce(&self, args: &MainArgs, available: u64) -> String {
+        let shrunk = if self.shrunk {
+            format!(
+                "\n  Shrunk: only {} of memory are free, the full size wants {}.",
+                bytes(available),
+                bytes(COMFORTABLE)
+            )
+        } else {
+            String::new()
+        };
+        format!(
+            "Measuring this host, in about {} seconds and {} of memory ({} are free):{shrunk}
+  1. a guest of {} and {} vCPU{} under the host's KVM, its dirty pages logged in several ways;
+  2. splitting the tables of a {} guest in the engine, beside what this machine's memory allows.
+Results go to {}. Ctrl-C stops and keeps what was measured.",
+            self.seconds,
+            bytes(self.memory()),
+            bytes(available),
+            bytes(self.guest.bytes()),
+            self.vcpus,
+            if self.vcpus == 1 { "" } else { "s" },
+            bytes(self.tables_of.bytes()),
+            args.output.display(),
+        )
+    }
+}
+
+/// Measures, prints and writes all that this machine can run.
+pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    let output = Output::prepare(&args.output)?;
+    let host = Host::read();
+    let available = session.memory_available();
+    let plan = Plan::new(args.quick, available, host.cpu.usable);
+    session.note(&plan.announce(args, available));
+
+    let mut results = guests(&plan, session);
+    let split = if session.interrupted() {
+        Ok(Vec::new())
+    } else {
+        scenario::split::run(&plan.splits(), session)
+    };
+    session.finish();
+    let failed = match split {
+        Ok(measured) => {
+            results.extend(measured);
+            false
+        }
+        Err(error) if is_interruption(&error) => false,
+        Err(error) => {
+            session.skip("splitting in the engine", format!("{error:#}"));
+            true
+        }
+    };
+    let report = super::report(host, results, session);
+    session.note("");
+    super::show(&report, args.json, Some(output))?;
+    Ok(match () {
+        () if report.partial => ExitCode::from(130),
+        () if failed || report.results.is_empty() => ExitCode::from(1),
+        () => ExitCode::SUCCESS,
+    })
+}
+
+/// Guests under the host's KVM. What fails here is skipped with its reason: the rest of the job
+/// does not depend on it.
+fn guests(plan: &Plan, session: &mut Session) -> Vec<Measurement> {
+    let mut results = Vec::new();
+    let begin = Instant::now();
+    for guest in plan.guests() {
+        if session.interrupted() {
+            break;
+        }
+        let what = format!(
+            "dirty-log on {}, manual protect {}, initially set {}",
+            guest.backing, guest.manual_protect, guest.initially_set
+        );
+        if begin.elapsed() > GUESTS {
+            session.skip(
+                what,
+                format!(
+                    "guests took {} s already; `slat bench dirty-log` runs it",
+                    GUESTS.as_secs()
+                ),
+            );
+            continue;
+        }
+        match scenario::dirty_log::run(&guest, session) {
+            Ok(measured) => results.extend(measured),
+            Err(error) if is_interruption(&error) => {}
+            Err(error) => session.skip(what, format!("{error:#}")),
+        }
+    }
+    session.finish();
+    results
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_memory_to_spare_the_tables_are_those_of_64_gib() {
+        let plan = Plan::new(false, 20 << 30, 2);
+        assert_eq!((plan.tables_of, plan.shrunk), (Size(64 << 30), false));
+        assert!(plan.seconds < 120);
+    }
+
+    #[test]
+    fn below_4_gib_free_the_job_shrinks_and_says_so() {
+        let plan = Plan::new(false, 3 << 30, 2);
+        assert!(plan.shrunk && plan.memory() < 256 << 20, "{plan:?}");
+        let args = MainArgs { output: "out".into(), quick: false, json: false };
+        let text = plan.announce(&args, 3 << 30);
+        assert!(
+            text.contains("only 3 GiB of memory are free, the full size wants 4 GiB"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_is_planned_always_fits_into_what_is_free() {
+        for available in [512 << 20, 1 << 30, 3 << 30, 4 << 30, 1u64 << 40] {
+            let plan = Plan::new(false, available, 64);
+            assert!(plan.memory() < available, "{available}: {plan:?}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What the machine allows: the same bytes filled, read or exchanged by a plain loop.
+//!
+//! Each limit runs in the same rounds as what is held against it, on the same warm memory.
+
+use slat::format::Kind;
+use slat::{Format, Hpa, Platform, Slot, Tables};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// A thing that a plain loop does to table memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Stores of consecutive descriptors, by a plain loop.
+    FillPlain,
+    /// The same by the widest streaming stores that the CPU has.
+    FillBest,
+    /// One load a slot, of the last level's tables.
+    Read,
+    /// One load a slot, of the tables above the last level.
+    ReadUpper,
+    /// One compare-and-swap a slot, of the last level's tables.
+    Cas,
+}
+
+impl Limit {
+    /// Its name in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FillPlain => "fill-plain",
+            Self::FillBest => "fill-best",
+            Self::Read => "read",
+            Self::ReadUpper => "read-upper",
+            Self::Cas => "cas",
+        }
+    }
+}
+
+/// The tables of a guest by where their slots stand in the tree.
+#[derive(Debug, Default)]
+pub struct TablePages {
+    upper: Vec<Hpa>,
+    last: Vec<Hpa>,
+}
+
+impl TablePages {
+    /// Finds every table.
+    pub fn of<F: Format, P: Platform>(tables: &Tables<'_, F, P>, platform: &P) -> Self {
+        let geometry = tables.geometry();
+        let mut found = Self::default();
+        // SAFETY: the root has that many slots; the tables are borrowed, so it stays.
+        let root = unsafe { slots(platform, tables.root(), geometry.root_slots) };
+        found.below::<F, P>(platform, root, geometry.root_level);
+        found
+    }
+
+    fn below<F: Format, P: Platform>(&mut self, platform: &P, table: &[Slot], level: u8) {
+        for raw in table.iter().map(Slot::load) {
+            if F::kind(raw, level) != Kind::Table {
+                continue;
+            }
+            let hpa = F::table_address(raw);
+            if level == 1 {
+                self.last.push(hpa);
+                continue;
+            }
+            self.upper.push(hpa);
+            // SAFETY: a linked table has that many slots, and stays while the tables are borrowed.
+            let child = unsafe { slots(platform, hpa, 1 << F::INDEX_BITS) };
+            self.below::<F, P>(platform, child, level - 1);
+        }
+    }
+
+    fn of_limit(&self, limit: Limit) -> &[Hpa] {
+        if limit == Limit::ReadUpper { &self.upper } else { &self.last }
+    }
+
+    /// Reads or exchanges each slot once; seconds, and slots touched.
+    pub fn sample<F: Format, P: Platform>(&self, platform: &P, limit: Limit) -> (f64, u64) {
+        let pages = self.of_limit(limit);
+        let begin = Instant::now();
+        for &hpa in pages {
+            let table = platform.slots(hpa).cast::<AtomicU64>();
+            // SAFETY: as in `below`; a `Slot` is one atomic word. Nobody else is at work on it.
+            let words = unsafe { std::slice::from_raw_parts(table.as_ptr(), 1 << F::INDEX_BITS) };
+            match limit {
+                Limit::Cas => exchange(words),
+                _ => black_box(read(words)),
+            };
+        }
+        (begin.elapsed().as_secs_f64(), (pages.len() as u64) << F::INDEX_BITS)
+    }
+}
+
+/// # Safety
+/// `hpa` holds a table of `len` slots that stays allocated while `platform` is borrowed.
+unsafe fn slots<P: Platform>(platform: &P, hpa: Hpa, len: usize) -> &[Slot] {
+    // SAFETY: the caller's contract; slots are atomics, so shared access is sound.
+    unsafe { std::slice::from_raw_parts(platform.slots(hpa).as_ptr(), len) }
+}
+
+fn read(words: &[AtomicU64]) -> u64 {
+    words.iter().fold(0, |sum, word| sum ^ word.load(Ordering::Acquire))
+}
+
+/// Changes a bit of each word, as write protection does; the value is loaded first, as there.
+fn exchange(words: &[AtomicU64]) -> u64 {
+    words.iter().fold(0, |lost, word| {
+        let raw = word.load(Ordering::Acquire);
+        let new = raw ^ 1 << 55;
+        lost + u64::from(
+            word.compare_exchange(raw, new, Ordering::AcqRel, Ordering::Acquire).is_err(),
+        )
+    })
+}
+
+/// Fills `words` with consecutive descriptors; seconds.
+pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
+    let begin = Instant::now();
+    for (index, table) in words.chunks_exact_mut(table_slots).enumerate() {
+        let first = (index as u64) << 21 | 0x7ff;
+        match limit {
+            Limit::FillBest => stream(table, first, 1 << 12),
+            _ => plain(table, first, 1 << 12),
+        }
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    black_box(words);
+    seconds
+}
+
+fn plain(words: &mut [u64], first: u64, step: u64) {
+    let mut raw = first;
+    for word in words {
+        *word = raw;
+        raw = raw.wrapping_add(step);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn stream(words: &mut [u64], first: u64, step: u64) {
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        // SAFETY: the CPU has AVX-512F.
+        unsafe { stream_avx512(words, first, step) }
+    } else {
+        stream_words(words, first, step);
+    }
+}
+
+/// 64 bytes a store, around the caches.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn stream_avx512(words: &mut [u64], first: u64, step: u64) {
+    use std::arch::x86_64::*;
+    let at = |i: u64| first.wrapping_add(i.wrapping_mul(step)) as i64;
+    let mut raws = _mm512_setr_epi64(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    let next = _mm512_set1_epi64(step.wrapping_mul(8) as i64);
+    for line in words.chunks_exact_mut(8) {
+        if line.as_ptr().align_offset(64) != 0 {
+            return plain(words, first, step);
+        }
+        // SAFETY: the line has 64 bytes and is aligned to them.
+        unsafe { _mm512_stream_si512(line.as_mut_ptr().cast(), raws) };
+        raws = _mm512_add_epi64(raws, next);
+    }
+    _mm_sfence();
+}
+
+/// 8 bytes a store: every x86-64 CPU can.
+#[cfg(target_arch = "x86_64")]
+fn stream_words(words: &mut [u64], first: u64, step: u64) {
+    use std::arch::x86_64::{_mm_sfence, _mm_stream_si64};
+    let mut raw = first;
+    for word in words {
+        // SAFETY: a word is 8 aligned, writable bytes; SSE2 is part of x86-64.
+        unsafe { _mm_stream_si64((word as *mut u64).cast(), raw as i64) };
+        raw = raw.wrapping_add(step);
+    }
+    // SAFETY: SSE is part of x86-64.
+    unsafe { _mm_sfence() };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn stream(words: &mut [u64], first: u64, step: u64) {
+    plain(words, first, step);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_of_filling_stores_the_same_descriptors() {
+        let mut memory = vec![0u64; 2048 + 8];
+        let skip = memory.as_ptr().align_offset(64);
+        let words = &mut memory[skip..skip + 2048];
+        let expected: Vec<u64> =
+            (0..2048u64).map(|i| ((i / 512) << 21 | 0x7ff) + (i % 512 << 12)).collect();
+        for limit in [Limit::FillPlain, Limit::FillBest] {
+            words.fill(0);
+            fill(words, 512, limit);
+            assert!(words == expected, "{limit:?}");
+        }
+        #[cfg(target_arch = "x86_64")]
+        {
+            words.fill(0);
+            stream_words(&mut words[..512], 0x7ff, 1 << 12);
+            assert_eq!(words[..512], expected[..512]);
+        }
+    }
+
+    #[test]
+    fn reading_and_exchanging_touch_each_word_once() {
+        let words: Vec<AtomicU64> = (0..512).map(AtomicU64::new).collect();
+        assert_eq!(read(&words), (0..512).fold(0, |a, b| a ^ b));
+        assert_eq!(exchange(&words), 0);
+        assert!(
+            words.iter().enumerate().all(|(i, w)| w.load(Ordering::Relaxed) == i as u64 | 1 << 55)
+        );
+    }
+}

@@ -1,0 +1,326 @@
+//! Splitting the tables of a guest, in the engine, beside what the machine allows.
+//!
+//! The tables are built anew before each sample, on the same warm memory; guest memory is not
+//! needed. What is timed is what a VMM's call would do, filling the cache of table pages included:
+//! with `--when enable` the slot is split GiB by GiB, with `--when clear` 64 pages at a time.
+//! Variants and limits take turns, and the turn's first place goes round.
+
+mod work;
+
+use crate::arena::Arena;
+use crate::cli::{Granule, SplitArgs, Walk, What, When};
+use crate::failure::bad_input;
+use crate::record::Measurement;
+use crate::scenario::limit::Limit;
+use crate::session::Session;
+use crate::size::Size;
+use serde_json::{Map, Value, json};
+use slat::format::arm64::{Arm64K4, Arm64K16, Arm64K64};
+use slat::{BreakBeforeMake, Counts, Format, PageSize};
+use work::Work;
+
+/// Measures the splits that `args` asks for.
+///
+/// # Errors
+/// Sizes that cannot be right, too little memory, or a result that is not what a split must leave.
+pub fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    match args.granule {
+        Granule::Size4k => measure(Arm64K4::default(), args, session),
+        Granule::Size16k => measure(Arm64K16::default(), args, session),
+        Granule::Size64k => measure(Arm64K64::default(), args, session),
+    }
+}
+
+/// One row of the result: a state of the tables, and what is done to them.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    backing: PageSize,
+    when: When,
+    what: What,
+}
+
+impl Case {
+    /// What the variants of the case are held against.
+    fn limits(&self, page: PageSize) -> &'static [Limit] {
+        match (self.backing == page, self.what, self.when) {
+            (true, What::Split, _) => &[Limit::ReadUpper, Limit::Read],
+            (true, What::Call, _) => &[Limit::Cas],
+            (false, What::Call, When::Clear) => &[Limit::FillPlain, Limit::FillBest, Limit::Cas],
+            (false, ..) => &[Limit::FillPlain, Limit::FillBest],
+        }
+    }
+}
+
+/// A competitor of a case.
+#[derive(Clone, Copy, Debug)]
+enum Entrant {
+    Walk(Walk),
+    Limit(Limit),
+}
+
+/// What one sample gave.
+pub(crate) struct Sample {
+    seconds: f64,
+    cost: Cost,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cost {
+    Split { counts: Counts, invalidations: u64 },
+    Limit { slots: u64 },
+}
+
+fn measure<F: Format>(
+    format: F,
+    args: &SplitArgs,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Measurement>> {
+    let (cases, target) = plan::<F>(&format, args)?;
+    let work = Work::new(format, args.memory.bytes(), target)?;
+    let mut arena = arena::<F>(&work, args, session)?;
+    let mut results = Vec::new();
+    // One round warms up.
+    let rounds = args.samples as usize + 1;
+    session.start("split", (cases.len() * rounds) as u64);
+    for case in &cases {
+        session.say(&format!("{} pages, {}, {}", case.backing, case.when, case.what));
+        let entrants: Vec<Entrant> = (args.walk.iter().copied().map(Entrant::Walk))
+            .chain(case.limits(F::size(0)).iter().copied().map(Entrant::Limit))
+            .collect();
+        let mut samples: Vec<Vec<Sample>> = entrants.iter().map(|_| Vec::new()).collect();
+        for round in 0..rounds {
+            if session.check().is_err() {
+                return Ok(results);
+            }
+            for turn in 0..entrants.len() {
+                let place = (round + turn) % entrants.len();
+                let sample = match entrants[place] {
+                    Entrant::Walk(walk) => work.split(&mut arena, case, walk, round == 0)?,
+                    Entrant::Limit(limit) => work.limit(&mut arena, case, limit)?,
+                };
+                if round > 0 {
+                    samples[place].push(sample);
+                }
+            }
+            session.step();
+        }
+        for (entrant, samples) in entrants.iter().zip(&samples) {
+            results.push(measurement(args, case, target, *entrant, samples)?);
+        }
+    }
+    session.finish();
+    Ok(results)
+}
+
+/// The cases asked for, checked.
+fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, PageSize)> {
+    let sizes: Vec<PageSize> = (0..=F::LARGEST_LEAF).map(F::size).collect();
+    let named = || sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let size = |option: &str, size: Size| {
+        let found = PageSize::from_bytes(size.bytes()).filter(|size| sizes.contains(size));
+        found.ok_or_else(|| {
+            bad_input(format!(
+                "{option} {size}: a granule of {} has pages and blocks of {}",
+                args.granule,
+                named()
+            ))
+        })
+    };
+    let target = size("--target-size", args.target_size())?;
+    let memory = args.memory;
+    let most = 1u64 << (format.output_bits() - 1);
+    if memory.bytes() > most {
+        return Err(bad_input(format!(
+            "--memory {memory} is more than {} can translate beside its host addresses; at most {}",
+            F::NAME,
+            Size(most)
+        )));
+    }
+    let mut cases = Vec::new();
+    for backing in args.backings() {
+        let backing = size("--backing", backing)?;
+        if !memory.bytes().is_multiple_of(backing.bytes()) {
+            return Err(bad_input(format!(
+                "--memory {memory} is not a whole number of {backing} pages; take a multiple of {backing}"
+            )));
+        }
+        if !memory.bytes().is_multiple_of(64 * F::size(0).bytes()) {
+            return Err(bad_input(format!(
+                "--memory {memory} is not a multiple of 64 pages of {}, which one word of a dirty \
+                 log covers",
+                F::size(0)
+            )));
+        }
+        for &when in &args.when {
+            for &what in &args.what {
+                cases.push(Case { backing, when, what });
+            }
+        }
+    }
+    Ok((cases, target))
+}
+
+/// Memory for the tables, if the host has that much to spare.
+fn arena<F: Format>(work: &Work<F>, args: &SplitArgs, session: &Session) -> anyhow::Result<Arena> {
+    let needed = work.table_bytes();
+    let available = session.memory_available();
+    if needed > available / 10 * 9 {
+        return Err(bad_input(format!(
+            "the tables of {} take {} MiB, and this machine has {} MiB free; take a smaller --memory",
+            args.memory,
+            needed >> 20,
+            available >> 20
+        )));
+    }
+    let bbm = match args.bbm {
+        0 | 1 => BreakBeforeMake::Always,
+        2 => BreakBeforeMake::ConflictHandled,
+        _ => BreakBeforeMake::Never,
+    };
+    Arena::new(needed as usize, 1 << F::PAGE_SHIFT, bbm)
+}
+
+fn measurement(
+    args: &SplitArgs,
+    case: &Case,
+    target: PageSize,
+    entrant: Entrant,
+    samples: &[Sample],
+) -> anyhow::Result<Measurement> {
+    let (scenario, of, variant) = match entrant {
+        Entrant::Walk(walk) => ("split", "engine", walk.to_string()),
+        Entrant::Limit(limit) => ("limit", "machine", limit.name().to_owned()),
+    };
+    let cost = samples[0].cost;
+    if let Some(other) = samples.iter().find(|sample| sample.cost != cost) {
+        anyhow::bail!("{variant}: the costs differ between samples: {cost:?}, {:?}", other.cost);
+    }
+    let mut params: Map<String, Value> = [
+        ("memory", json!(args.memory.bytes())),
+        ("backing", json!(case.backing.to_string())),
+        ("target_size", json!(target.to_string())),
+        ("when", json!(case.when.to_string())),
+        ("what", json!(case.what.to_string())),
+        ("granule", json!(args.granule.bytes())),
+        ("bbm", json!(args.bbm)),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into_iter()
+    .collect();
+    let counts = match cost {
+        Cost::Split { counts, invalidations } => vec![
+            ("slots_read", counts.slots_read),
+            ("slots_written", counts.slots_written),
+            ("tables_built", counts.tables_built),
+            ("invalidations", invalidations),
+        ],
+        Cost::Limit { slots } => {
+            params.insert("slots".to_owned(), json!(slots));
+            params.insert("bytes".to_owned(), json!(slots * 8));
+            Vec::new()
+        }
+    };
+    Ok(Measurement {
+        scenario: scenario.to_owned(),
+        target: of.to_owned(),
+        variant,
+        params,
+        unit: "s".to_owned(),
+        samples: samples.iter().map(|sample| sample.seconds).collect(),
+        counts: counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::OutputArgs;
+
+    fn args() -> SplitArgs {
+        SplitArgs {
+            memory: Size(1 << 30),
+            backing: Vec::new(),
+            target_size: None,
+            when: vec![When::Enable, When::Clear],
+            what: vec![What::Split, What::Call],
+            walk: vec![Walk::EveryEntry, Walk::Bounded, Walk::Batched],
+            granule: Granule::Size4k,
+            bbm: 0,
+            samples: 1,
+            out: OutputArgs::default(),
+        }
+    }
+
+    fn refusal(args: SplitArgs) -> String {
+        run(&args, &mut Session::quiet()).unwrap_err().to_string()
+    }
+
+    fn reads(results: &[Measurement], backing: &str, variant: &str) -> u64 {
+        let found = results.iter().find(|m| {
+            m.variant == variant
+                && m.params["backing"] == backing
+                && m.params["when"] == "enable"
+                && m.params["what"] == "split"
+        });
+        found.unwrap().counts["slots_read"]
+    }
+
+    #[test]
+    fn each_walk_reads_as_many_slots_of_a_gib_as_its_way_says() {
+        let results = run(&args(), &mut Session::quiet()).unwrap();
+        let reads = |backing, variant| reads(&results, backing, variant);
+        // Linux's own visits of 1 GiB: 262,657 already split, 524,801 and 525,313 from blocks.
+        // Beyond them stands the root slot that each of the loop's calls reads.
+        assert_eq!(reads("4k", "every-entry"), 1 + 512 + (512 << 9));
+        assert_eq!(reads("4k", "bounded"), 513);
+        assert_eq!(reads("4k", "batched"), 513);
+        assert!((524_800..526_400).contains(&reads("2m", "every-entry")));
+        assert!((262_656..264_000).contains(&reads("2m", "bounded")));
+        assert!(reads("2m", "batched") <= 1100);
+        assert!((524_800..526_400).contains(&reads("1g", "every-entry")));
+        assert!((262_656..264_000).contains(&reads("1g", "bounded")));
+        assert!(reads("1g", "batched") <= 1100);
+    }
+
+    #[test]
+    fn every_granule_and_every_level_of_bbm_splits_to_what_it_should() {
+        for (granule, memory) in
+            [(Granule::Size4k, 1 << 30), (Granule::Size16k, 64 << 20), (Granule::Size64k, 1 << 30)]
+        {
+            for bbm in 0..=3 {
+                let args = SplitArgs { granule, memory: Size(memory), bbm, ..args() };
+                // `work` checks each result, and that it has as many samples as asked for.
+                assert!(!run(&args, &mut Session::quiet()).unwrap().is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn a_target_size_stops_the_split_there() {
+        let args = SplitArgs {
+            backing: vec![Size(1 << 30)],
+            target_size: Some(Size(2 << 20)),
+            what: vec![What::Split],
+            ..args()
+        };
+        for result in run(&args, &mut Session::quiet()).unwrap() {
+            if result.target == "engine" {
+                assert_eq!(result.counts["tables_built"], 1, "{result:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused_with_those_that_can() {
+        let error = refusal(SplitArgs { backing: vec![Size(32 << 20)], ..args() });
+        assert!(error.contains("--backing 32m") && error.contains("4k, 2m, 1g"), "{error}");
+        let error = refusal(SplitArgs { memory: Size((1 << 30) + (2 << 20)), ..args() });
+        assert!(error.contains("1026m") && error.contains("multiple of 1g"), "{error}");
+        let error = refusal(SplitArgs { target_size: Some(Size(8192)), ..args() });
+        assert!(error.contains("--target-size 8k"), "{error}");
+        let error = refusal(SplitArgs { memory: Size(1 << 50), ..args() });
+        assert!(error.contains("1024t") && error.contains("at most 128t"), "{error}");
+        let error = refusal(SplitArgs { memory: Size(1 << 46), ..args() });
+        assert!(error.contains("64t") && error.contains("MiB free"), "{error}");
+    }
+}

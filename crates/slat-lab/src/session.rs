@@ -1,0 +1,134 @@
+//! How a scenario meets the person in front of it: progress, Ctrl-C, what had to be skipped.
+
+use crate::failure::Failure;
+use crate::host;
+use crate::record::Skipped;
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// One run of the command.
+pub struct Session {
+    stop: Arc<AtomicBool>,
+    bar: ProgressBar,
+    on_terminal: bool,
+    skipped: Vec<Skipped>,
+}
+
+impl Session {
+    /// A session that shows progress when stderr is a terminal, and stops on Ctrl-C.
+    ///
+    /// # Errors
+    ///
+    /// The handler for Ctrl-C cannot be installed; there can be one such session a process.
+    pub fn interactive() -> anyhow::Result<Self> {
+        let session = Self { on_terminal: std::io::stderr().is_terminal(), ..Self::quiet() };
+        let stop = session.stop.clone();
+        ctrlc::set_handler(move || {
+            // The second one means it: whatever hangs, the person gets the prompt back.
+            if stop.swap(true, Ordering::Relaxed) {
+                std::process::exit(130);
+            }
+        })
+        .context("cannot install the handler for Ctrl-C")?;
+        Ok(session)
+    }
+
+    /// A session that shows nothing and that only [`Session::stop`] stops: for tests.
+    pub fn quiet() -> Self {
+        Self {
+            stop: Arc::default(),
+            bar: ProgressBar::hidden(),
+            on_terminal: false,
+            skipped: Vec::new(),
+        }
+    }
+
+    /// Starts a part of the run that takes `steps` steps, and names it to the person waiting.
+    pub fn start(&mut self, what: &str, steps: u64) {
+        self.bar.finish_and_clear();
+        if !self.on_terminal {
+            return;
+        }
+        let style = ProgressStyle::with_template(
+            "{prefix:.bold}  {bar:24} {pos}/{len}  {elapsed}  {wide_msg:.dim}",
+        );
+        let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+        self.bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
+            .with_style(style)
+            .with_prefix(what.to_owned());
+        // Drawn only when a step is reported: a thread that redraws would disturb the measurement.
+        self.bar.tick();
+    }
+
+    /// Says what is being measured now, within the part that was started.
+    ///
+    /// Draws on the terminal, so it belongs between two samples and never inside one.
+    pub fn say(&self, what: &str) {
+        self.bar.set_message(what.to_owned());
+        self.bar.tick();
+    }
+
+    /// One step of the current part is done. Belongs between two samples, too.
+    pub fn step(&self) {
+        self.bar.inc(1);
+    }
+
+    /// The current part is over; its progress bar goes away.
+    pub fn finish(&mut self) {
+        self.bar.finish_and_clear();
+        self.bar = ProgressBar::hidden();
+    }
+
+    /// Prints a line to stderr, above the progress bar. For what the person must know now.
+    pub fn note(&self, line: &str) {
+        self.bar.suspend(|| eprintln!("{line}"));
+    }
+
+    /// Whether to go on.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Interrupted`] after Ctrl-C.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.interrupted() { Err(Failure::Interrupted) } else { Ok(()) }
+    }
+
+    /// Whether Ctrl-C was pressed.
+    pub fn interrupted(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// What a thread looks at to learn that it should stop.
+    pub fn stop_flag(&self) -> Arc<AtomicBool> {
+        self.stop.clone()
+    }
+
+    /// Does what the first Ctrl-C does.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Records that something was not measured: what, and why (with what would change that).
+    pub fn skip(&mut self, what: impl Into<String>, reason: impl Into<String>) {
+        self.skipped.push(Skipped { what: what.into(), reason: reason.into() });
+    }
+
+    /// What has been skipped so far.
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// Bytes of memory that can be had now without pushing anybody else out (`MemAvailable`).
+    pub fn memory_available(&self) -> u64 {
+        host::memory_available()
+    }
+
+    /// Waits until the machine has settled, for less time than anybody notices.
+    pub fn settle(&self) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,179 @@
+//! The `slat` command as a user meets it: what it prints, and the exit code.
+
+use assert_cmd::Command;
+use predicates::prelude::*;
+use predicates::str::contains;
+
+fn slat(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slat"));
+    command.args(arguments);
+    command
+}
+
+/// Runs the command and demands that it is refused as bad input, in words that have all of `words`.
+fn refused(arguments: &[&str], words: &[&str]) {
+    let mut assert = slat(arguments).assert().code(2).stdout("");
+    for word in words {
+        assert = assert.stderr(contains(*word));
+    }
+}
+
+/// What a guest may be is known only where guests can run.
+fn kvm_is_usable() -> bool {
+    let usable = std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok();
+    if !usable {
+        eprintln!("skipped in part: /dev/kvm cannot be opened");
+    }
+    usable
+}
+
+#[test]
+fn help_has_examples_and_exit_codes() {
+    slat(&["--help"]).assert().success().stdout(
+        contains("slat bench split --memory 64G").and(contains("Exit codes")).and(contains("130")),
+    );
+    for bench in ["split", "dirty-log"] {
+        slat(&["bench", bench, "--help"]).assert().success().stdout(contains("Examples:"));
+    }
+}
+
+#[test]
+fn completions_complete_the_subcommands() {
+    slat(&["completions", "bash"]).assert().success().stdout(contains("dirty-log"));
+    refused(&["completions", "cobol"], &["cobol", "bash"]);
+}
+
+#[test]
+fn a_memory_of_zero_is_refused() {
+    refused(&["bench", "split", "--memory", "0"], &["--memory", "zero"]);
+    refused(&["bench", "dirty-log", "--memory", "0"], &["--memory", "zero"]);
+}
+
+#[test]
+fn a_memory_that_is_no_size_is_refused_with_an_example() {
+    refused(&["bench", "split", "--memory", "lots"], &["lots", "64G"]);
+}
+
+#[test]
+fn an_unaligned_memory_is_refused() {
+    refused(&["bench", "split", "--memory", "1073741825"], &["1073741825"]);
+    if kvm_is_usable() {
+        refused(&["bench", "dirty-log", "--memory", "4097"], &["4097"]);
+    }
+}
+
+#[test]
+fn a_memory_larger_than_the_format_allows_is_refused() {
+    refused(&["bench", "split", "--memory", "1048576T"], &["1048576t", "at most"]);
+}
+
+#[test]
+fn a_backing_that_the_granule_does_not_have_is_refused_with_those_it_has() {
+    refused(&["bench", "split", "--backing", "3m"], &["3m", "2m"]);
+    refused(&["bench", "split", "--granule", "64k", "--backing", "2m"], &["2m", "512m"]);
+    refused(&["bench", "dirty-log", "--backing", "3m"], &["3m", "hugetlb-2m"]);
+}
+
+#[test]
+fn fewer_than_ten_samples_are_refused() {
+    refused(&["bench", "split", "--samples", "9"], &["9", "10"]);
+}
+
+#[test]
+fn a_bbm_level_that_no_cpu_has_is_refused() {
+    refused(&["bench", "split", "--bbm", "4"], &["4", "0..=3"]);
+}
+
+#[test]
+fn a_clear_chunk_that_kvm_would_refuse_is_refused_before_any_guest_runs() {
+    refused(&["bench", "dirty-log", "--clear-chunk", "0"], &["--clear-chunk", "64"]);
+    refused(&["bench", "dirty-log", "--clear-chunk", "65"], &["65", "multiple of 64"]);
+    refused(&["bench", "dirty-log", "--clear-chunk", "5k"], &["5k", "multiple of 64"]);
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let below = file.join("report");
+    refused(&["--output", below.to_str().unwrap()], &["--output", "cannot write there"]);
+    refused(&["--output", file.to_str().unwrap()], &["--output", "cannot write there"]);
+    refused(
+        &["bench", "split", "--output", below.to_str().unwrap()],
+        &["--output", "cannot write there"],
+    );
+}
+
+#[test]
+fn an_output_whose_files_are_directories_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("results.json")).unwrap();
+    refused(&["--output", folder.path().to_str().unwrap()], &["results.json", "directory"]);
+}
+
+#[test]
+fn a_refused_command_leaves_no_file_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    refused(&["bench", "split", "--output", path, "--memory", "1073741825"], &["1073741825"]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_split_prints_a_table_and_writes_every_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let arguments = ["bench", "split", "--memory", "1g", "--backing", "2m", "--when", "enable"];
+    let mut command = slat(&arguments);
+    command.args(["--what", "split", "--samples", "10", "--output", path]);
+    command.assert().success().stdout(contains("every-entry").and(contains("Slots read")));
+    let text = std::fs::read_to_string(folder.path().join("results.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let results = report["results"].as_array().unwrap();
+    let splits: Vec<_> = results.iter().filter(|r| r["scenario"] == "split").collect();
+    assert_eq!(splits.len(), 3);
+    assert!(splits.iter().all(|split| split["samples"].as_array().unwrap().len() == 10));
+    assert_eq!(report["command"][0], "slat");
+    // Nothing temporary stays beside the two files.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn json_on_stdout_is_all_that_is_on_stdout() {
+    let arguments = ["bench", "split", "--memory", "1g", "--backing", "1g", "--when", "enable"];
+    let output = slat(&arguments)
+        .args(["--what", "split", "--json"])
+        .assert()
+        .success()
+        .get_output()
+        .clone();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["schema"], 1);
+}
+
+#[test]
+fn the_first_ctrl_c_stops_cleanly_and_keeps_what_was_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("report");
+    let arguments = ["bench", "split", "--memory", "1g", "--samples", "1000", "--output"];
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_slat"))
+        .args(arguments)
+        .arg(&output)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    // The directory appears before anything is measured; a moment later the run is under way.
+    while !output.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let text = std::fs::read_to_string(output.join("results.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["partial"], true);
+    assert!(report["skipped"].to_string().contains("Ctrl-C"));
+}

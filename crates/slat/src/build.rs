@@ -1,0 +1,223 @@
+//! Builds a subtree before it is linked: nobody else can reach it, so plain stores serve.
+
+use crate::addr::{Hpa, Levels};
+use crate::cache::TableCache;
+use crate::counts::Counts;
+use crate::format::{Format, Kind};
+use crate::platform::Platform;
+use crate::table::{self, Frame, Slot};
+use crate::walk::{Entry, Flow, Visitor, walk};
+
+/// What a subtree is to translate.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    /// Attribute bits of every leaf.
+    pub bits: u64,
+    /// What to add to a guest address to get the host's.
+    pub delta: u64,
+    /// The range whose leaves are to be at most at `largest`.
+    pub start: u64,
+    pub end: u64,
+    pub largest: u8,
+    /// What stands outside the range, and where the cache ran dry.
+    pub outside: Outside,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outside {
+    /// Nothing.
+    Empty,
+    /// The same translation, by leaves as large as the table allows.
+    Leaf,
+}
+
+impl Plan {
+    fn leaf<F: Format>(&self, level: u8, base: u64) -> u64 {
+        F::leaf(self.bits, level, Hpa(base.wrapping_add(self.delta)))
+    }
+
+    /// Whether a leaf at `level` can hold these addresses.
+    pub fn aligned<F: Format>(&self, level: u8) -> bool {
+        level <= F::LARGEST_LEAF && self.delta & ((1 << F::shift(level)) - 1) == 0
+    }
+
+    fn outside<F: Format>(&self, level: u8, base: u64) -> u64 {
+        match self.outside {
+            Outside::Empty => 0,
+            Outside::Leaf => self.leaf::<F>(level, base),
+        }
+    }
+
+    /// What the slot `base..base + size` at `level` is to hold; `None` for a table.
+    fn slot<F: Format>(&self, level: u8, base: u64) -> Option<u64> {
+        let end = base + (1 << F::shift(level));
+        if end <= self.start || base >= self.end {
+            return Some(self.outside::<F>(level, base));
+        }
+        let whole = base >= self.start && end <= self.end;
+        let leaf = level <= self.largest
+            && self.aligned::<F>(level)
+            && (whole || self.outside == Outside::Leaf);
+        leaf.then(|| self.leaf::<F>(level, base))
+    }
+}
+
+/// The means of building: where tables come from, and what it cost.
+pub(crate) struct Builder<'b, 'c, F: Format, P: Platform> {
+    pub platform: &'b P,
+    pub cache: &'b mut TableCache<'c, F, P>,
+    pub counts: &'b mut Counts,
+    /// Where the cache ran dry, if it did: everything before it is done.
+    pub dry: Option<u64>,
+}
+
+impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
+    /// Fills the table at `level` whose first slot covers `base`: runs of leaves at memory speed,
+    /// nothing read.
+    pub fn fill(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
+        let slots = frame.slots_mut::<F>(self.platform);
+        self.counts.tables_built += 1;
+        self.counts.slots_written += slots.len() as u64;
+        let shift = F::shift(level);
+        if level == 0 {
+            let all = slots.len();
+            let index = |gpa: u64| (gpa.saturating_sub(base) >> shift).min(all as u64) as usize;
+            let (first, last) = match plan.outside {
+                Outside::Leaf => (0, all),
+                Outside::Empty => (index(plan.start), index(plan.end)),
+            };
+            self.platform.fill(&mut slots[..first], 0, 0);
+            self.platform.fill(&mut slots[last..], 0, 0);
+            let start = base + ((first as u64) << shift);
+            self.platform.fill(&mut slots[first..last], plan.leaf::<F>(0, start), 1 << shift);
+            return;
+        }
+        for (slot, at) in slots.iter_mut().zip((base..).step_by(1 << shift)) {
+            slot.set(match plan.slot::<F>(level, at) {
+                Some(raw) => raw,
+                None => self.child(level, at, plan),
+            });
+        }
+    }
+
+    /// A linked child table, or what stands in its place where the cache is dry.
+    fn child(&mut self, level: u8, base: u64, plan: &Plan) -> u64 {
+        match self.table(base, plan) {
+            Some(mut frame) => {
+                self.fill(&mut frame, level - 1, base, plan);
+                F::table(frame.into_hpa())
+            }
+            None => plan.outside::<F>(level, base),
+        }
+    }
+
+    fn table(&mut self, base: u64, plan: &Plan) -> Option<Frame> {
+        if self.dry.is_none() {
+            match self.cache.take() {
+                Some(frame) => return Some(frame),
+                None => self.dry = Some(base.max(plan.start)),
+            }
+        }
+        None
+    }
+
+    /// Fills the table entry by entry, as a walk over a table just cleared: what Linux does
+    /// when it builds the replacement of a block.
+    pub fn fill_each(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
+        self.clear(frame);
+        let end = base + (1 << (F::shift(level) + F::INDEX_BITS));
+        let hpa = frame.hpa();
+        let platform = self.platform;
+        // SAFETY: `frame` is a whole table, and is borrowed exclusively while the walk goes on.
+        let slots = unsafe { table::slots(platform, hpa, 1 << F::INDEX_BITS) };
+        let mut visitor = EachEntry { builder: self, plan };
+        // Nobody else can hold a slot, and the visitor never stops.
+        let _ = walk::<F, P, _>(platform, slots, level, (base, end), &mut visitor);
+    }
+
+    fn clear(&mut self, frame: &mut Frame) {
+        let slots = frame.slots_mut::<F>(self.platform);
+        self.counts.tables_built += 1;
+        self.platform.fill(slots, 0, 0);
+    }
+
+    /// Gives a subtree that was not linked, its root at `level`, back to the cache.
+    pub fn recycle(&mut self, mut frame: Frame, level: u8) {
+        if level > 0 {
+            for slot in frame.slots_mut::<F>(self.platform) {
+                let raw = slot.get();
+                if F::kind(raw, level) == Kind::Table {
+                    // SAFETY: the subtree was never linked, so the frame that went into this
+                    // slot (`child`, or the visitor below) is still owned by the subtree alone.
+                    if let Some(child) = unsafe { Frame::from_hpa(F::table_address(raw)) } {
+                        self.recycle(child, level - 1);
+                    }
+                }
+            }
+        }
+        self.cache.put(frame);
+    }
+}
+
+struct EachEntry<'v, 'b, 'c, F: Format, P: Platform> {
+    builder: &'v mut Builder<'b, 'c, F, P>,
+    plan: &'v Plan,
+}
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> {
+    type Error = core::convert::Infallible;
+    const LEVELS: Levels = Levels::ALL;
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, entry: Entry<'t>) -> Flow<Self::Error> {
+        let base = entry.base::<F>(level);
+        let (raw, flow) = match self.plan.slot::<F>(level, base) {
+            Some(raw) => (raw, Flow::Next),
+            None => match self.builder.table(base, self.plan) {
+                Some(mut frame) => {
+                    self.builder.clear(&mut frame);
+                    (F::table(frame.into_hpa()), Flow::Again)
+                }
+                None => (self.plan.outside::<F>(level, base), Flow::Next),
+            },
+        };
+        self.builder.counts.slots_written += 1;
+        entry.slot.init(raw);
+        flow
+    }
+
+    fn counts(&mut self) -> &mut Counts {
+        self.builder.counts
+    }
+}
+
+/// Gives every frame of a subtree that neither hardware nor software can reach any more to `free`.
+///
+/// # Safety
+/// `slots` are those of a table at `level`; no walker, hardware or software, can be in it or below.
+pub(crate) unsafe fn dismantle<F: Format, P: Platform>(
+    platform: &P,
+    slots: &[Slot],
+    level: u8,
+    free: &mut impl FnMut(Frame),
+) {
+    if level == 0 {
+        return;
+    }
+    for slot in slots {
+        let raw = slot.load();
+        if F::kind(raw, level) == Kind::Table {
+            let hpa = F::table_address(raw);
+            // SAFETY: a linked table is allocated with that many slots; the caller's contract
+            // extends to everything below.
+            unsafe {
+                let children = table::slots(platform, hpa, 1 << F::INDEX_BITS);
+                dismantle::<F, P>(platform, children, level - 1, free);
+            }
+            // SAFETY: the table was linked, hence owned by the tree, and by nobody else from here.
+            if let Some(frame) = unsafe { Frame::from_hpa(hpa) } {
+                free(frame);
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Table pages at hand: the fallible part of an operation, done before it.
+
+use crate::format::Format;
+use crate::platform::Platform;
+use crate::table::Frame;
+
+/// Table pages that an operation may take, filled by its caller beforehand.
+///
+/// The storage is the caller's: the engine allocates nothing. Pages that are left over stay in
+/// the cache, and go back to the platform when it is dropped.
+#[derive(Debug)]
+pub struct TableCache<'a, F: Format, P: Platform> {
+    platform: &'a P,
+    storage: &'a mut [Option<Frame>],
+    len: usize,
+    format: core::marker::PhantomData<F>,
+}
+
+impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
+    /// An empty cache over the caller's storage.
+    pub fn new(platform: &'a P, storage: &'a mut [Option<Frame>]) -> Self {
+        Self { platform, storage, len: 0, format: core::marker::PhantomData }
+    }
+
+    /// Allocates until `pages` are at hand, or the storage is full.
+    ///
+    /// # Errors
+    /// [`OutOfFrames`] says how many are at hand if the platform has no more; they are kept.
+    pub fn fill(&mut self, pages: usize) -> Result<(), OutOfFrames> {
+        let wanted = pages.min(self.storage.len());
+        while self.len < wanted {
+            match self.platform.allocate(1 << F::PAGE_SHIFT) {
+                Some(frame) => self.put(frame),
+                None => return Err(OutOfFrames { wanted, at_hand: self.len }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Table pages at hand.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no page is at hand.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the pages come from `platform`.
+    pub(crate) fn serves(&self, platform: &P) -> bool {
+        core::ptr::eq(self.platform, platform)
+    }
+
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<Frame> {
+        self.len = self.len.checked_sub(1)?;
+        self.storage[self.len].take()
+    }
+
+    /// Keeps a page, or gives it back where the storage is full.
+    #[inline]
+    pub(crate) fn put(&mut self, frame: Frame) {
+        match self.storage.get_mut(self.len) {
+            Some(place) => {
+                *place = Some(frame);
+                self.len += 1;
+            }
+            None => self.platform.free(frame, 1 << F::PAGE_SHIFT),
+        }
+    }
+}
+
+impl<F: Format, P: Platform> Drop for TableCache<'_, F, P> {
+    fn drop(&mut self) {
+        while let Some(frame) = self.take() {
+            self.platform.free(frame, 1 << F::PAGE_SHIFT);
+        }
+    }
+}
+
+/// The platform had no more frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutOfFrames {
+    /// Pages asked for.
+    pub wanted: usize,
+    /// Pages at hand.
+    pub at_hand: usize,
+}
+
+impl core::fmt::Display for OutOfFrames {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(
+            f,
+            "the platform has no more table pages: {} of {} at hand",
+            self.at_hand, self.wanted
+        )
+    }
+}
+
+impl core::error::Error for OutOfFrames {}

@@ -1,0 +1,300 @@
+//! Arm stage 2, VMSAv8-64: 4K, 16K and 64K granules, 48-bit output addresses.
+//!
+//! Bits as in the Arm Architecture Reference Manual (DDI 0487), D8.3 "Translation table
+//! descriptor formats": D8.3.1 for tables and blocks, D8.3.2 for stage-2 attributes; memory types
+//! in D8.6.5 and, with FEAT_S2FWB, D8.6.6.
+
+use super::{
+    AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory, RUN,
+};
+use crate::addr::Hpa;
+
+/// Stage 2 with the 4 KiB granule: pages of 4k, blocks of 2m and 1g.
+pub type Arm64K4 = Arm64<12>;
+/// Stage 2 with the 16 KiB granule: pages of 16k, blocks of 32m.
+pub type Arm64K16 = Arm64<14>;
+/// Stage 2 with the 64 KiB granule: pages of 64k, blocks of 512m.
+pub type Arm64K64 = Arm64<16>;
+
+/// Arm stage 2 with a granule of `2^PAGE_SHIFT` bytes, and what the tables' user configured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arm64<const PAGE_SHIFT: u32> {
+    /// HCR_EL2.FWB: stage 2 forces the memory type (FEAT_S2FWB), and encodes it otherwise.
+    pub forced_write_back: bool,
+    /// VTCR_EL2.HD: hardware marks the first write to a writable-clean leaf (FEAT_HAFDBS).
+    pub hardware_dirty: bool,
+    /// FEAT_XNX: execute rights tell EL1 from EL0.
+    pub split_execute: bool,
+    /// Shareability of normal memory.
+    pub shareability: Shareability,
+}
+
+/// SH[1:0] of a leaf.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shareability {
+    /// One PE only.
+    Non = 0b00,
+    /// All PEs, and devices of the outer domain.
+    Outer = 0b10,
+    /// All PEs of the guest: what hypervisors use for RAM.
+    Inner = 0b11,
+}
+
+impl<const PAGE_SHIFT: u32> Default for Arm64<PAGE_SHIFT> {
+    /// What every Armv8.2 CPU has: no FWB, hardware dirty state off, execute rights per EL.
+    fn default() -> Self {
+        Self {
+            forced_write_back: false,
+            hardware_dirty: false,
+            split_execute: true,
+            shareability: Shareability::Inner,
+        }
+    }
+}
+
+const VALID: u64 = 1 << 0;
+/// Tables, and pages at level 0.
+const TABLE_OR_PAGE: u64 = 1 << 1;
+const MEM_ATTR_SHIFT: u32 = 2;
+const MEM_ATTR: u64 = 0b1111 << MEM_ATTR_SHIFT;
+const S2AP_READ: u64 = 1 << 6;
+const S2AP_WRITE: u64 = 1 << 7;
+const SH_SHIFT: u32 = 8;
+const AF: u64 = 1 << 10;
+const DBM: u64 = 1 << 51;
+const XN_SHIFT: u32 = 53;
+const XN: u64 = 0b11 << XN_SHIFT;
+/// Bits 58:55 are ignored by hardware. Software uses bit 55 for its own, 56 to remember a
+/// written leaf that lost the right to write; 57 and 58 are kept for the engine.
+const SW_USER: u64 = 1 << 55;
+const SW_DIRTY: u64 = 1 << 56;
+/// OA[47:12]; lower bits are zero for larger granules and blocks.
+const ADDRESS: u64 = (1 << 48) - (1 << 12);
+/// A frozen slot: invalid to hardware (bit 0 clear), not zero, room for a table's address.
+const FROZEN: u64 = 1 << 1;
+
+/// What children inherit: all but address, type, nT (bit 16, inside the address field of a block)
+/// and the contiguous hint (bit 52), which promises a run of neighbours that a split breaks up.
+const INHERITED: u64 =
+    MEM_ATTR | S2AP_READ | S2AP_WRITE | 0b11 << SH_SHIFT | AF | DBM | XN | 0b1111 << 55;
+
+/// Table of MemAttr[3:0], and MemAttr with FEAT_S2FWB.
+const MEMORY_TYPES: [(Memory, u64, u64); 4] = [
+    (Memory::Normal, 0b1111, 0b0110),
+    (Memory::NonCacheable, 0b0101, 0b0101),
+    (Memory::Device, 0b0001, 0b0001),
+    (Memory::DeviceStrict, 0b0000, 0b0000),
+];
+
+/// Table of XN[1:0], bits 54:53.
+const EXECUTE: [(Execute, u64); 4] =
+    [(Execute::All, 0b00), (Execute::User, 0b01), (Execute::None, 0b10), (Execute::Kernel, 0b11)];
+
+impl<const PAGE_SHIFT: u32> Arm64<PAGE_SHIFT> {
+    /// T0SZ is at most 39 without FEAT_TTST: 25-bit addresses.
+    const MIN_BITS: u32 = 25;
+    /// Without FEAT_LPA and LPA2.
+    const MAX_BITS: u32 = 48;
+    /// Up to 16 tables may be concatenated at the root.
+    const CONCATENATED: u32 = 4;
+}
+
+impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
+    const NAME: &'static str = match PAGE_SHIFT {
+        12 => "arm64 stage 2, 4K granule",
+        14 => "arm64 stage 2, 16K granule",
+        16 => "arm64 stage 2, 64K granule",
+        _ => panic!("the granule is 4K, 16K or 64K"),
+    };
+    const PAGE_SHIFT: u32 = PAGE_SHIFT;
+    const INDEX_BITS: u32 = PAGE_SHIFT - 3;
+    const LARGEST_LEAF: u8 = if PAGE_SHIFT == 12 { 2 } else { 1 };
+    const STATUS: u64 = AF | S2AP_WRITE | SW_DIRTY;
+
+    /// The lowest start level that concatenation allows: the fewest loads a walk.
+    fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
+        let (min, max) = (Self::MIN_BITS, Self::MAX_BITS);
+        if !(min..=max).contains(&address_bits) {
+            return Err(GeometryError { address_bits, min, max, format: Self::NAME });
+        }
+        // Arm forbids a root of pages: the start level is at least that of the smallest block.
+        let mut root_level = 1;
+        while address_bits > Self::shift(root_level) + Self::INDEX_BITS + Self::CONCATENATED {
+            root_level += 1;
+        }
+        let bits = address_bits.saturating_sub(Self::shift(root_level));
+        Ok(Geometry { address_bits, root_level, root_slots: 1 << bits })
+    }
+
+    fn output_bits(&self) -> u32 {
+        Self::MAX_BITS
+    }
+
+    #[inline(always)]
+    fn kind(raw: u64, level: u8) -> Kind {
+        match (raw & (VALID | TABLE_OR_PAGE), level) {
+            (0b11, 0) | (0b01, 1..) => Kind::Leaf,
+            (0b11, _) => Kind::Table,
+            _ if raw == 0 => Kind::Empty,
+            _ => Kind::Frozen,
+        }
+    }
+
+    #[inline(always)]
+    fn all_tables(raws: &[u64; RUN], level: u8) -> bool {
+        level > 0 && raws.iter().fold(!0, |all, raw| all & raw) & 0b11 == VALID | TABLE_OR_PAGE
+    }
+
+    fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
+        if a.write && !a.dirty && !self.hardware_dirty {
+            return Err(AttributeError::CleanNeedsHardwareDirty);
+        }
+        if matches!(a.execute, Execute::User | Execute::Kernel) && !self.split_execute {
+            return Err(AttributeError::ExecuteNeedsSplitRights);
+        }
+        let memory = MEMORY_TYPES.iter().find(|m| m.0 == a.memory);
+        let memory = memory.map_or(0, |m| if self.forced_write_back { m.2 } else { m.1 });
+        let execute = EXECUTE.iter().find(|x| x.0 == a.execute).map_or(0, |x| x.1);
+        let bit = |on: bool, bit: u64| if on { bit } else { 0 };
+        Ok(memory << MEM_ATTR_SHIFT
+            | bit(a.read, S2AP_READ)
+            | bit(a.write && a.dirty, S2AP_WRITE)
+            | bit(a.write && self.hardware_dirty, DBM)
+            | bit(!a.write && a.dirty, SW_DIRTY)
+            | (self.shareability as u64) << SH_SHIFT
+            | bit(a.accessed, AF)
+            | execute << XN_SHIFT
+            | bit(a.software, SW_USER))
+    }
+
+    fn decode(&self, raw: u64, _level: u8) -> Attributes {
+        let memory = raw >> MEM_ATTR_SHIFT & 0b1111;
+        let found =
+            MEMORY_TYPES.iter().find(|m| memory == if self.forced_write_back { m.2 } else { m.1 });
+        let execute = raw >> XN_SHIFT & 0b11;
+        Attributes {
+            read: raw & S2AP_READ != 0,
+            write: raw & (S2AP_WRITE | DBM) != 0,
+            execute: EXECUTE.iter().find(|x| x.1 == execute).map_or(Execute::None, |x| x.0),
+            memory: found.map_or(Memory::DeviceStrict, |m| m.0),
+            accessed: raw & AF != 0,
+            dirty: raw & (S2AP_WRITE | SW_DIRTY) != 0,
+            software: raw & SW_USER != 0,
+        }
+    }
+
+    #[inline(always)]
+    fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64 {
+        attribute_bits | hpa.0 | VALID | if level == 0 { TABLE_OR_PAGE } else { 0 }
+    }
+
+    #[inline(always)]
+    fn attribute_bits(raw: u64, _level: u8) -> u64 {
+        raw & INHERITED
+    }
+
+    #[inline(always)]
+    fn leaf_address(raw: u64, level: u8) -> Hpa {
+        Hpa(raw & ADDRESS & !((1 << Self::shift(level)) - 1))
+    }
+
+    #[inline(always)]
+    fn table(hpa: Hpa) -> u64 {
+        hpa.0 | VALID | TABLE_OR_PAGE
+    }
+
+    #[inline(always)]
+    fn table_address(raw: u64) -> Hpa {
+        Hpa(raw & ADDRESS)
+    }
+
+    #[inline(always)]
+    fn frozen(hpa: Hpa) -> u64 {
+        hpa.0 | FROZEN
+    }
+
+    /// Clears S2AP[1] and DBM: a leaf with DBM is not write-protected, hardware would make it
+    /// writable. A leaf that was writable counts as written.
+    #[inline(always)]
+    fn write_protected(raw: u64) -> u64 {
+        let remembered = if raw & S2AP_WRITE != 0 { SW_DIRTY } else { 0 };
+        raw & !(S2AP_WRITE | DBM) | remembered
+    }
+
+    fn level_name(level: u8) -> i8 {
+        3 - level as i8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_level_is_the_lowest_that_sixteen_tables_reach() {
+        let of = |bits| {
+            let g = Arm64K4::default().geometry(bits).unwrap();
+            (Arm64K4::level_name(g.root_level), g.root_slots / 512)
+        };
+        // DDI 0487, D8.2.8, "Concatenated translation tables", 4 KiB granule.
+        assert_eq!(of(34), (2, 16));
+        assert_eq!(of(35), (1, 0), "32 slots of 1 GiB");
+        assert_eq!(of(39), (1, 1));
+        assert_eq!(of(40), (1, 2));
+        assert_eq!(of(43), (1, 16));
+        assert_eq!(of(44), (0, 0), "32 slots of 512 GiB");
+        assert_eq!(of(48), (0, 1));
+        let g = Arm64K64::default().geometry(40).unwrap();
+        assert_eq!((Arm64K64::level_name(g.root_level), g.root_slots), (2, 2048));
+        let g = Arm64K16::default().geometry(40).unwrap();
+        assert_eq!((Arm64K16::level_name(g.root_level), g.root_slots), (2, 16 * 2048));
+    }
+
+    #[test]
+    fn address_widths_that_the_format_lacks_are_refused_with_the_allowed_ones() {
+        for bits in [0, 24, 49, 64] {
+            let error = Arm64K4::default().geometry(bits).unwrap_err();
+            assert_eq!((error.min, error.max), (25, 48));
+        }
+    }
+
+    #[test]
+    fn attributes_survive_encoding_in_every_combination() {
+        let bools = [false, true];
+        for fwb in bools {
+            let format =
+                Arm64K4 { forced_write_back: fwb, hardware_dirty: true, ..Default::default() };
+            for (memory, ..) in MEMORY_TYPES {
+                for (execute, _) in EXECUTE {
+                    for bits in 0..32u8 {
+                        let on = |i: u8| bits >> i & 1 == 1;
+                        let attributes = Attributes {
+                            read: on(0),
+                            write: on(1),
+                            execute,
+                            memory,
+                            accessed: on(2),
+                            dirty: on(3),
+                            software: on(4),
+                        };
+                        let raw = format.encode(attributes).unwrap();
+                        assert_eq!(format.decode(raw, 0), attributes);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn write_protection_remembers_a_written_leaf_and_is_idempotent() {
+        let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+        let clean = Attributes { dirty: false, ..Attributes::RAM };
+        for (attributes, dirty) in [(Attributes::RAM, true), (clean, false)] {
+            let raw = Arm64K4::leaf(format.encode(attributes).unwrap(), 0, Hpa(0x1000));
+            let protected = Arm64K4::write_protected(raw);
+            let after = format.decode(protected, 0);
+            assert_eq!((after.write, after.dirty), (false, dirty));
+            assert_eq!(Arm64K4::write_protected(protected), protected);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Two slots a table: the smallest trees on which an algorithm can go wrong, for model checking.
+//!
+//! The bits are those of [`super::arm64`]; only the shape differs.
+
+use super::arm64::Arm64K4;
+use super::{AttributeError, Attributes, Format, Geometry, GeometryError, Kind};
+use crate::addr::Hpa;
+
+/// 4k pages, blocks of 8k and 16k, three levels.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiny(pub Arm64K4);
+
+impl Default for Tiny {
+    fn default() -> Self {
+        Self(Arm64K4 { hardware_dirty: true, ..Default::default() })
+    }
+}
+
+impl Format for Tiny {
+    const NAME: &'static str = "two-slot tables";
+    const PAGE_SHIFT: u32 = 12;
+    const INDEX_BITS: u32 = 1;
+    const LARGEST_LEAF: u8 = 2;
+    const STATUS: u64 = Arm64K4::STATUS;
+
+    /// 13 to 15 bits: a root of two slots at level 0, 1 or 2.
+    fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
+        match address_bits {
+            13..=15 => {
+                Ok(Geometry { address_bits, root_level: address_bits as u8 - 13, root_slots: 2 })
+            }
+            _ => Err(GeometryError { address_bits, min: 13, max: 15, format: Self::NAME }),
+        }
+    }
+
+    fn output_bits(&self) -> u32 {
+        48
+    }
+
+    fn kind(raw: u64, level: u8) -> Kind {
+        Arm64K4::kind(raw, level)
+    }
+
+    fn encode(&self, attributes: Attributes) -> Result<u64, AttributeError> {
+        self.0.encode(attributes)
+    }
+
+    fn decode(&self, raw: u64, level: u8) -> Attributes {
+        self.0.decode(raw, level)
+    }
+
+    fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64 {
+        Arm64K4::leaf(attribute_bits, level, hpa)
+    }
+
+    fn attribute_bits(raw: u64, level: u8) -> u64 {
+        Arm64K4::attribute_bits(raw, level)
+    }
+
+    /// Blocks are smaller than Arm's: the address begins at the page bits.
+    fn leaf_address(raw: u64, _level: u8) -> Hpa {
+        Arm64K4::leaf_address(raw, 0)
+    }
+
+    fn table(hpa: Hpa) -> u64 {
+        Arm64K4::table(hpa)
+    }
+
+    fn table_address(raw: u64) -> Hpa {
+        Arm64K4::table_address(raw)
+    }
+
+    fn frozen(hpa: Hpa) -> u64 {
+        Arm64K4::frozen(hpa)
+    }
+
+    fn write_protected(raw: u64) -> u64 {
+        Arm64K4::write_protected(raw)
+    }
+
+    fn level_name(level: u8) -> i8 {
+        Arm64K4::level_name(level)
+    }
+}

@@ -1,0 +1,45 @@
+//! Second-level address translation: the page tables that a hypervisor puts under a guest.
+//!
+//! The engine keeps the tables of a guest in the formats of real hardware, and does to them what a
+//! hypervisor must: map, unmap, write-protect, split huge pages. It has no lock, needs neither
+//! `std` nor `alloc`, and executes no instruction of any architecture: everything beyond the
+//! tables goes through [`Platform`].
+//!
+//! - [`Tables`] are one guest's tables, [`Format`] the bits of an architecture.
+//! - An operation takes the table pages it may need from a [`TableCache`] that its caller filled,
+//!   and says where it stopped if they ran out.
+//! - What may be stale afterwards comes back as a [`Shootdown`], which must be completed.
+//!
+//! Levels count upwards from 0, the level of pages.
+
+#![no_std]
+#![warn(missing_docs)]
+
+#[cfg(any(test, loom))]
+extern crate std;
+
+mod addr;
+mod build;
+mod cache;
+mod counts;
+pub mod format;
+mod ops;
+mod platform;
+mod shootdown;
+mod sync;
+mod table;
+mod tables;
+mod walk;
+
+pub use addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
+pub use cache::{OutOfFrames, TableCache};
+pub use counts::Counts;
+pub use format::{Attributes, Execute, Format, Memory};
+pub use ops::{
+    Batched, Bounded, EveryEntry, MapError, ProtectError, Removed, SplitError, SplitWalk,
+    UnmapError,
+};
+pub use platform::{BreakBeforeMake, Platform};
+pub use shootdown::{Invalidated, Invalidation, Shootdown, Vmid};
+pub use table::{Frame, Slot};
+pub use tables::{Contended, Done, NewError, Stopped, Tables, Translation};

@@ -1,0 +1,376 @@
+//! Split: blocks become tables of smaller leaves with the same translation, rights and state.
+//!
+//! # Protocol
+//! A block is read, the tables that replace it are built aside from that very value, and one
+//! compare-and-swap from that value links them. If hardware set a bit or other software changed
+//! the block meanwhile, the swap fails and the tables are built anew: no accessed or dirty bit, and
+//! no restriction of rights, is lost. Where the CPU demands a break, the swap goes to a
+//! frozen marker that carries the new table's address; the invalidation of all blocks frozen
+//! together completes; then each marker is replaced by its table. Between the first marker and the
+//! last release nothing is allocated and nobody is called but the platform's invalidation.
+
+use crate::addr::{Gpa, GpaRange, Levels, PageSize, RangeError};
+use crate::build::{Builder, Outside, Plan};
+use crate::cache::TableCache;
+use crate::counts::Counts;
+use crate::format::{Format, Kind};
+use crate::platform::Platform;
+use crate::shootdown::Shootdown;
+use crate::table::{Frame, Slot};
+use crate::tables::{Done, Stopped, Tables};
+use crate::walk::{Entry, Flow, PATIENCE, Visitor};
+use core::fmt;
+use core::marker::PhantomData;
+
+/// How a split walks and builds. One code; the ways differ in what they leave out.
+pub trait SplitWalk: sealed::Sealed {
+    /// Reads entries that can hold nothing to split: those at the target size and below.
+    const LAST_LEVEL: bool;
+    /// Descends into the tables that it has just linked.
+    const INTO_NEW: bool;
+    /// Builds a table by a walk over its entries, not by one run of stores.
+    const PER_ENTRY: bool;
+    /// Blocks that may be broken at once and share one invalidation.
+    const MERGED: usize;
+}
+
+/// Every entry of the range, new tables included: Linux's `stage2_split_walker`, up to 7.3.
+#[derive(Clone, Copy, Debug)]
+pub struct EveryEntry;
+/// The same without the last level: the walk of "Optimize S2 page splitting" (May 2026).
+#[derive(Clone, Copy, Debug)]
+pub struct Bounded;
+/// Tables filled by runs, new tables not entered, up to [`Batched::MERGED`] breaks an
+/// invalidation.
+#[derive(Clone, Copy, Debug)]
+pub struct Batched;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::EveryEntry {}
+    impl Sealed for super::Bounded {}
+    impl Sealed for super::Batched {}
+}
+
+impl SplitWalk for EveryEntry {
+    const LAST_LEVEL: bool = true;
+    const INTO_NEW: bool = true;
+    const PER_ENTRY: bool = true;
+    const MERGED: usize = 1;
+}
+
+impl SplitWalk for Bounded {
+    const LAST_LEVEL: bool = false;
+    const INTO_NEW: bool = true;
+    const PER_ENTRY: bool = true;
+    const MERGED: usize = 1;
+}
+
+impl SplitWalk for Batched {
+    const LAST_LEVEL: bool = false;
+    const INTO_NEW: bool = false;
+    const PER_ENTRY: bool = false;
+    const MERGED: usize = MOST_MERGED;
+}
+
+/// Bounds how long a block stands broken: one invalidation and so many stores.
+const MOST_MERGED: usize = 64;
+
+/// Why a range was not split, or not all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SplitError {
+    /// The range of guest addresses is not one that these tables can have.
+    Range(RangeError),
+    /// The format has no leaf of that size.
+    LeafSize {
+        /// What was asked for.
+        size: PageSize,
+        /// The page size of the format.
+        smallest: PageSize,
+        /// Its largest block.
+        largest: PageSize,
+    },
+    /// The cache was filled from another platform.
+    ForeignCache,
+    /// The cache ran out of table pages.
+    CacheEmpty,
+    /// Somebody else held an entry for too long.
+    Contended,
+}
+
+impl fmt::Display for SplitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(error) => error.fmt(f),
+            Self::LeafSize { size, smallest, largest } => {
+                write!(
+                    f,
+                    "the format has no leaf of {size}; the smallest is {smallest}, the largest {largest}"
+                )
+            }
+            Self::ForeignCache => f.write_str("the cache's table pages are another platform's"),
+            Self::CacheEmpty => {
+                f.write_str("no table page at hand; fill the cache and go on from there")
+            }
+            Self::Contended => {
+                f.write_str("an entry is being changed by somebody else; go on from there")
+            }
+        }
+    }
+}
+
+impl core::error::Error for SplitError {}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// Splits until no leaf that overlaps `range` is larger than `to`; of a block that reaches
+    /// out of the range, the rest becomes the largest leaves that a table of the path allows.
+    ///
+    /// Translation, rights, memory type, accessed and dirty state stay as they are, for every
+    /// byte and at every moment, except that a CPU that demands break-before-make faults while a
+    /// block stands broken. A split 1g block with too few table pages for all of its 2m children
+    /// leaves the rest of them 2m.
+    ///
+    /// # Errors
+    /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and
+    /// [`SplitError::ForeignCache`]. On [`SplitError::CacheEmpty`] and [`SplitError::Contended`]
+    /// everything before the address where it stopped is split.
+    #[inline]
+    pub fn split(
+        &self,
+        range: GpaRange,
+        to: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<Done, Stopped<SplitError>> {
+        self.split_by::<Batched>(range, to, cache)
+    }
+
+    /// [`Tables::split`] by another way of walking: for comparison.
+    ///
+    /// # Errors
+    /// Those of [`Tables::split`].
+    #[inline]
+    pub fn split_by<W: SplitWalk>(
+        &self,
+        range: GpaRange,
+        to: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<Done, Stopped<SplitError>> {
+        if let Err(error) = self.check(&range) {
+            return Err(self.refused(&range, SplitError::Range(error)));
+        }
+        if !cache.serves(self.platform) {
+            return Err(self.refused(&range, SplitError::ForeignCache));
+        }
+        match F::level_of(to) {
+            Some(0) => self.split_to::<W, 0>(range, cache),
+            Some(1) => self.split_to::<W, 1>(range, cache),
+            Some(_) => self.split_to::<W, 2>(range, cache),
+            None => {
+                let (smallest, largest) = (F::size(0), F::size(F::LARGEST_LEAF));
+                Err(self.refused(&range, SplitError::LeafSize { size: to, smallest, largest }))
+            }
+        }
+    }
+
+    #[inline]
+    fn split_to<W: SplitWalk, const TARGET: u8>(
+        &self,
+        range: GpaRange,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<Done, Stopped<SplitError>> {
+        let (start, end) = (range.start().0, range.end().0);
+        let mut visitor = Split::<'_, '_, '_, '_, F, P, W, TARGET> {
+            tables: self,
+            start,
+            end,
+            cache,
+            done: self.nothing(),
+            waiting: None,
+            lost: None,
+            dry: None,
+            way: PhantomData,
+        };
+        let mut from = start;
+        let mut patience = PATIENCE;
+        loop {
+            let result = self.walk(from, end, &mut visitor);
+            visitor.link();
+            match visitor.lost.take() {
+                Some(at) if patience > 0 => {
+                    patience -= 1;
+                    from = at.max(start);
+                    continue;
+                }
+                Some(at) => {
+                    let at = Gpa(at.max(start));
+                    return Err(Stopped { at, why: SplitError::Contended, done: visitor.done });
+                }
+                None => {}
+            }
+            return match result {
+                Ok(()) => Ok(visitor.done),
+                Err(halt) => {
+                    let why = halt.why.unwrap_or(SplitError::Contended);
+                    Err(Stopped { at: visitor.dry.map_or(halt.at, Gpa), why, done: visitor.done })
+                }
+            };
+        }
+    }
+}
+
+/// Replacements that wait for one common break.
+struct Waiting<'t> {
+    blocks: [Option<Replacement<'t>>; MOST_MERGED],
+    len: usize,
+    shootdown: Shootdown,
+    hull: GpaRange,
+}
+
+struct Replacement<'t> {
+    slot: &'t Slot,
+    /// The block as it was when its tables were built.
+    raw: u64,
+    table: Frame,
+    level: u8,
+    base: u64,
+}
+
+struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
+    tables: &'t Tables<'p, F, P>,
+    start: u64,
+    end: u64,
+    cache: &'a mut TableCache<'c, F, P>,
+    done: Done,
+    waiting: Option<Waiting<'t>>,
+    /// The lowest block that changed while its replacement waited.
+    lost: Option<u64>,
+    /// Where the cache ran dry inside a block.
+    dry: Option<u64>,
+    way: PhantomData<W>,
+}
+
+impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
+    for Split<'t, '_, '_, '_, F, P, W, TARGET>
+{
+    type Error = SplitError;
+    const LEVELS: Levels = if W::LAST_LEVEL { Levels::ALL } else { Levels::above(TARGET) };
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, entry: Entry<'t>) -> Flow<SplitError> {
+        match F::kind(entry.raw, level) {
+            Kind::Leaf if level > TARGET => self.block(level, &entry),
+            Kind::Frozen if level > TARGET => Flow::Wait,
+            _ => Flow::Next,
+        }
+    }
+
+    fn counts(&mut self) -> &mut Counts {
+        &mut self.done.counts
+    }
+}
+
+impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
+    Split<'t, '_, '_, '_, F, P, W, TARGET>
+{
+    /// Replaces a block by tables, at once or together with its neighbours.
+    #[inline]
+    fn block(&mut self, level: u8, entry: &Entry<'t>) -> Flow<SplitError> {
+        let base = entry.base::<F>(level);
+        let Some(mut frame) = self.cache.take() else {
+            return Flow::Stop(SplitError::CacheEmpty);
+        };
+        let plan = Plan {
+            bits: F::attribute_bits(entry.raw, level),
+            delta: F::leaf_address(entry.raw, level).0.wrapping_sub(base),
+            start: self.start,
+            end: self.end,
+            largest: TARGET,
+            outside: Outside::Leaf,
+        };
+        let counts = &mut self.done.counts;
+        let mut builder =
+            Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
+        if W::PER_ENTRY {
+            builder.fill_each(&mut frame, level - 1, base, &plan);
+        } else {
+            builder.fill(&mut frame, level - 1, base, &plan);
+        }
+        let dry = builder.dry;
+        let range = GpaRange::from_bounds(base, base + F::size(level).bytes());
+        if !self.tables.platform.break_before_make().breaks_size_change() {
+            if entry.slot.exchange(entry.raw, F::table(frame.hpa())).is_err() {
+                builder.recycle(frame, level - 1);
+                return Flow::Again;
+            }
+            frame.into_hpa();
+            self.done.counts.slots_written += 1;
+            self.done.bytes += range.size();
+            self.done.shootdown.leaf(range, F::size(level));
+        } else {
+            let new = Replacement { slot: entry.slot, raw: entry.raw, table: frame, level, base };
+            self.wait(new, range);
+        }
+        match dry {
+            Some(at) => {
+                self.dry = Some(at);
+                Flow::Stop(SplitError::CacheEmpty)
+            }
+            None if W::INTO_NEW => Flow::Again,
+            None => Flow::Next,
+        }
+    }
+
+    /// Adds a replacement to those that wait, and links them when they are enough.
+    fn wait(&mut self, new: Replacement<'t>, range: GpaRange) {
+        let most = W::MERGED as u64 * range.size();
+        if self.waiting.as_ref().is_some_and(|w| w.hull.hull(&range).size() > most) {
+            self.link();
+        }
+        let waiting = self.waiting.get_or_insert_with(|| Waiting {
+            blocks: [const { None }; MOST_MERGED],
+            len: 0,
+            shootdown: Shootdown::none(self.tables.vmid()),
+            hull: range,
+        });
+        waiting.hull = waiting.hull.hull(&range);
+        waiting.blocks[waiting.len] = Some(new);
+        waiting.len += 1;
+        if waiting.len == W::MERGED {
+            self.link();
+        }
+    }
+
+    /// Breaks the blocks that wait, invalidates them once, links their tables.
+    fn link(&mut self) {
+        let Some(mut waiting) = self.waiting.take() else {
+            return;
+        };
+        let blocks = &mut waiting.blocks[..waiting.len];
+        for block in blocks.iter_mut() {
+            let Some(Replacement { slot, raw, table, level, base }) = block else { continue };
+            let size = F::size(*level);
+            if slot.exchange(*raw, F::frozen(table.hpa())).is_ok() {
+                let range = GpaRange::from_bounds(*base, *base + size.bytes());
+                waiting.shootdown.leaf(range, size);
+                self.done.bytes += size.bytes();
+                self.done.counts.slots_written += 2;
+                continue;
+            }
+            self.lost = Some(self.lost.map_or(*base, |lost| lost.min(*base)));
+            let Some(Replacement { table, level, .. }) = block.take() else { continue };
+            let counts = &mut self.done.counts;
+            Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None }
+                .recycle(table, level - 1);
+        }
+        if waiting.shootdown.owed().is_none() {
+            return;
+        }
+        self.done.counts.invalidations += 1;
+        let _broken = waiting.shootdown.complete(self.tables.platform);
+        for Replacement { slot, table, .. } in blocks.iter_mut().filter_map(Option::take) {
+            let hpa = table.into_hpa();
+            slot.release(F::frozen(hpa), F::table(hpa));
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Unmap: empties a range, hands out what stood there, retires the tables that it covered.
+//!
+//! # Protocol
+//! A leaf is taken out by one compare-and-swap whose old value goes to the caller. A table whose
+//! whole range was unmapped is then retired in this order: every one of its slots goes from empty
+//! to frozen, which keeps other software out and fails if anything was mapped there meanwhile;
+//! its parent's slot is emptied; the table joins the retired list, which only an exclusive borrow
+//! and the invalidation of walk caches empty. Between the first marker and the last release
+//! nothing is allocated and nobody is called.
+
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
+use crate::counts::Counts;
+use crate::format::{Attributes, Format, Kind};
+use crate::platform::Platform;
+use crate::table::Slot;
+use crate::tables::{Done, Stopped, Tables};
+use crate::walk::{Entry, Flow, Visitor};
+use core::fmt;
+
+/// Why a range was not unmapped, or not all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum UnmapError {
+    /// The range of guest addresses is not one that these tables can have.
+    Range(RangeError),
+    /// The range ends inside a block.
+    CutsBlock {
+        /// The size of the block.
+        size: PageSize,
+    },
+    /// Somebody else held an entry for too long.
+    Contended,
+}
+
+impl fmt::Display for UnmapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(error) => error.fmt(f),
+            Self::CutsBlock { size } => {
+                write!(f, "the range cuts through a {size} block; split it first, or cover it")
+            }
+            Self::Contended => {
+                f.write_str("an entry is being changed by somebody else; go on from there")
+            }
+        }
+    }
+}
+
+impl core::error::Error for UnmapError {}
+
+/// A leaf that was taken out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Removed {
+    /// Where it stood.
+    pub gpa: Gpa,
+    /// Its size.
+    pub size: PageSize,
+    /// The memory behind it. The guest may use it until the shootdown completes.
+    pub hpa: Hpa,
+    /// Rights, memory type and state at the moment it was taken out. Hardware sets nothing in
+    /// it any more; but a page that was dirty may be written until the shootdown completes.
+    pub attributes: Attributes,
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// Unmaps `range`, and calls `removed` for each leaf in ascending order.
+    ///
+    /// The memory behind a leaf must not be reused, nor its content copied as final, before the
+    /// shootdown in the answer has completed.
+    ///
+    /// # Errors
+    /// Nothing is done on [`UnmapError::Range`], and on [`UnmapError::CutsBlock`] unless the block
+    /// appeared meanwhile. [`UnmapError::Contended`] leaves everything unmapped that precedes the
+    /// address where it stopped.
+    pub fn unmap(
+        &self,
+        range: GpaRange,
+        removed: impl FnMut(Removed),
+    ) -> Result<Done, Stopped<UnmapError>> {
+        self.check(&range).map_err(|error| self.refused(&range, UnmapError::Range(error)))?;
+        if let Some(size) = self.cut_block(&range) {
+            return Err(self.refused(&range, UnmapError::CutsBlock { size }));
+        }
+        let mut visitor = Unmap { tables: self, removed, done: self.nothing() };
+        let result = self.walk(range.start().0, range.end().0, &mut visitor);
+        let done = visitor.done;
+        match result {
+            Ok(()) => Ok(done),
+            Err(halt) => {
+                let why = halt.why.unwrap_or(UnmapError::Contended);
+                Err(Stopped { at: halt.at, why, done })
+            }
+        }
+    }
+}
+
+struct Unmap<'t, 'p, F: Format, P: Platform, R> {
+    tables: &'t Tables<'p, F, P>,
+    removed: R,
+    done: Done,
+}
+
+impl<'t, F: Format, P: Platform, R: FnMut(Removed)> Visitor<'t, F> for Unmap<'_, '_, F, P, R> {
+    type Error = UnmapError;
+    const LEVELS: Levels = Levels::ALL;
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, entry: Entry<'t>) -> Flow<UnmapError> {
+        match F::kind(entry.raw, level) {
+            Kind::Leaf => {}
+            Kind::Frozen => return Flow::Wait,
+            _ => return Flow::Next,
+        }
+        if level > 0 && !entry.whole::<F>(level) {
+            return Flow::Stop(UnmapError::CutsBlock { size: F::size(level) });
+        }
+        if entry.slot.exchange(entry.raw, 0).is_err() {
+            return Flow::Again;
+        }
+        self.done.counts.slots_written += 1;
+        self.done.bytes += entry.end - entry.start;
+        self.done.shootdown.leaf(GpaRange::from_bounds(entry.start, entry.end), F::size(level));
+        (self.removed)(Removed {
+            gpa: Gpa(entry.start),
+            size: F::size(level),
+            hpa: F::leaf_address(entry.raw, level),
+            attributes: self.tables.format.decode(entry.raw, level),
+        });
+        Flow::Next
+    }
+
+    #[inline(always)]
+    fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Slot]) {
+        if entry.whole::<F>(level) && freeze::<F>(children) {
+            self.done.counts.slots_written += children.len() as u64 + 1;
+            // Only who froze the children may unlink them, so the slot still holds the table.
+            entry.slot.release(entry.raw, 0);
+            self.tables.retire(F::table_address(entry.raw), &children[0]);
+            self.done.shootdown.table(GpaRange::from_bounds(entry.start, entry.end));
+        }
+    }
+
+    fn counts(&mut self) -> &mut Counts {
+        &mut self.done.counts
+    }
+}
+
+/// Freezes a table that is empty; leaves any other as it was.
+fn freeze<F: Format>(slots: &[Slot]) -> bool {
+    let frozen = F::frozen(Hpa(0));
+    let full = slots.iter().position(|slot| slot.exchange(0, frozen).is_err());
+    if let Some(full) = full {
+        slots[..full].iter().for_each(|slot| slot.release(frozen, 0));
+    }
+    full.is_none()
+}

@@ -1,0 +1,80 @@
+//! What the engine asks of the machine. Every side effect beyond a slot goes through here.
+
+use crate::addr::Hpa;
+use crate::shootdown::Invalidation;
+use crate::table::{Frame, Slot};
+use core::ptr::NonNull;
+
+/// The machine under the tables: a hypervisor, a simulator, a benchmark.
+///
+/// # Safety
+/// Implementations promise:
+/// 1. [`Platform::allocate`] returns frames of the size asked for, aligned to it, that nobody
+///    else uses until they are given back.
+/// 2. [`Platform::slots`] of an address inside such a frame is a pointer to that memory, valid for
+///    reads and writes of the whole frame until it is given back, the same at every call.
+/// 3. [`Platform::invalidate`] returns only when no CPU can use a translation, or a walk-cache
+///    entry, that the invalidation names.
+pub unsafe trait Platform {
+    /// A frame of `bytes` bytes (a power of two, at least a page) aligned to its size, its
+    /// content arbitrary; `None` when memory is short.
+    fn allocate(&self, bytes: usize) -> Option<Frame>;
+
+    /// Takes back a frame that [`Platform::allocate`] returned for the same `bytes`.
+    fn free(&self, frame: Frame, bytes: usize);
+
+    /// The slots of the table at `table`.
+    fn slots(&self, table: Hpa) -> NonNull<Slot>;
+
+    /// Makes all earlier stores to tables visible to the walkers of the MMU (Arm: `dsb ishst`).
+    fn publish(&self);
+
+    /// Makes earlier stores to tables visible, invalidates, and waits for completion on every
+    /// CPU that runs the guest (Arm: `dsb ishst`, TLBIs, `dsb ish`, `isb`).
+    fn invalidate(&self, what: &Invalidation);
+
+    /// Which changes of a live entry's size this machine's CPUs allow without a break.
+    fn break_before_make(&self) -> BreakBeforeMake;
+
+    /// Fills exclusively owned slots with `first`, `first + step`, `first + 2 * step`, ...
+    ///
+    /// An implementation may use vector or streaming stores; they must be ordered before any
+    /// later store of the calling thread.
+    #[inline]
+    fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
+        #[cfg(not(loom))]
+        let slots = Slot::words(slots);
+        let mut raw = first;
+        for slot in slots {
+            #[cfg(not(loom))]
+            {
+                *slot = raw;
+            }
+            #[cfg(loom)]
+            slot.set(raw);
+            raw = raw.wrapping_add(step);
+        }
+    }
+}
+
+/// Which changes of size a live entry may make without being invalid in between.
+///
+/// Only changes of *size*: a new address or memory type always breaks (Arm: D8.16.1,
+/// "Using break-before-make when updating translation table entries").
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum BreakBeforeMake {
+    /// Every change breaks: FEAT_BBM level 0, and level 1, whose nT bit the engine does not use
+    /// yet.
+    Always,
+    /// FEAT_BBM level 2, declared only by a platform that handles the TLB conflict abort.
+    ConflictHandled,
+    /// FEAT_BBM level 3, x86, RISC-V: no break, no conflict.
+    Never,
+}
+
+impl BreakBeforeMake {
+    /// Whether a block has to be invalid before a table of the same translations replaces it.
+    pub const fn breaks_size_change(self) -> bool {
+        matches!(self, Self::Always)
+    }
+}

@@ -1,0 +1,132 @@
+//! A table page as atomic slots; the only place that turns an [`Hpa`] into memory.
+
+use crate::addr::Hpa;
+use crate::format::Format;
+use crate::platform::Platform;
+use crate::sync::{AtomicU64, Ordering};
+use core::num::NonZeroU64;
+
+/// One descriptor in memory.
+///
+/// A live slot changes only by an atomic exchange whose old value is consumed: hardware sets
+/// accessed and dirty bits at any time. Stores exist for slots that are exclusively owned (a table
+/// not linked yet) or that hold a marker of the caller's own.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Slot(AtomicU64);
+
+impl Slot {
+    /// A slot that holds `raw`.
+    pub fn new(raw: u64) -> Self {
+        Self(AtomicU64::new(raw))
+    }
+
+    /// The present value. Acquire: the table that it may link is seen as it was published.
+    #[inline(always)]
+    pub fn load(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Replaces `old` by `new`, or returns what was found instead.
+    ///
+    /// Release: what was written to a new table precedes its link. Acquire: whoever takes over a
+    /// slot sees what its former holder did.
+    #[inline(always)]
+    pub fn exchange(&self, old: u64, new: u64) -> Result<(), u64> {
+        self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    }
+
+    /// Replaces the caller's own marker, which nobody else changes.
+    #[inline(always)]
+    pub(crate) fn release(&self, marker: u64, new: u64) {
+        let found = self.0.swap(new, Ordering::AcqRel);
+        debug_assert_eq!(found, marker, "a frozen slot was changed by somebody else");
+    }
+
+    /// Stores to a slot of a table that is not linked yet; its link, a release, publishes it.
+    #[inline(always)]
+    pub(crate) fn init(&self, raw: u64) {
+        self.0.store(raw, Ordering::Relaxed);
+    }
+
+    /// Stores to a slot that nobody else can reach.
+    #[inline(always)]
+    pub fn set(&mut self, raw: u64) {
+        #[cfg(not(loom))]
+        {
+            *self.0.get_mut() = raw;
+        }
+        #[cfg(loom)]
+        self.0.with_mut(|word| *word = raw);
+    }
+
+    /// Loads from a slot that nobody else can reach.
+    #[inline(always)]
+    pub(crate) fn get(&mut self) -> u64 {
+        #[cfg(not(loom))]
+        return *self.0.get_mut();
+        #[cfg(loom)]
+        self.0.with_mut(|word| *word)
+    }
+
+    /// Exclusively owned slots as plain words, for a platform that fills them by vector stores.
+    #[cfg(not(loom))]
+    pub fn words(slots: &mut [Self]) -> &mut [u64] {
+        let len = slots.len();
+        // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`, which has the size, alignment
+        // and validity of `u64`; the exclusive borrow of the slots becomes that of the words.
+        unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast(), len) }
+    }
+}
+
+/// An owned frame of memory that holds, or will hold, one table.
+///
+/// Not `Copy`: a frame is in one cache, or one table, or given back. Losing one leaks it.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Frame(NonZeroU64);
+
+impl Frame {
+    /// Takes ownership of the frame at `hpa`; `None` for address 0, which descriptors use for
+    /// "none".
+    ///
+    /// # Safety
+    /// The frame is memory that [`Platform::slots`] of the platform it is used with can reach, of
+    /// the size and alignment asked for, and nobody else uses it.
+    pub const unsafe fn from_hpa(hpa: Hpa) -> Option<Self> {
+        match NonZeroU64::new(hpa.0) {
+            Some(hpa) => Some(Self(hpa)),
+            None => None,
+        }
+    }
+
+    /// Its address.
+    pub const fn hpa(&self) -> Hpa {
+        Hpa(self.0.get())
+    }
+
+    /// Hands the frame over to the descriptor that will link it.
+    pub(crate) const fn into_hpa(self) -> Hpa {
+        self.hpa()
+    }
+
+    /// The slots of an unlinked table page.
+    pub(crate) fn slots_mut<F: Format>(&mut self, platform: &impl Platform) -> &mut [Slot] {
+        // SAFETY: a `Frame` is owned memory of at least one table of the format (the contract of
+        // `from_hpa`), and `&mut self` keeps anybody else from it while the slice lives. `Slot`
+        // is valid for any bytes.
+        unsafe {
+            core::slice::from_raw_parts_mut(platform.slots(self.hpa()).as_ptr(), 1 << F::INDEX_BITS)
+        }
+    }
+}
+
+/// The slots of a linked table at `hpa`.
+///
+/// # Safety
+/// `hpa` holds a table of `len` slots, and stays allocated for `'t`.
+#[inline(always)]
+pub(crate) unsafe fn slots(platform: &impl Platform, hpa: Hpa, len: usize) -> &[Slot] {
+    // SAFETY: allocated and of that length by this function's contract; shared access is
+    // sound because slots are atomics.
+    unsafe { core::slice::from_raw_parts(platform.slots(hpa).as_ptr(), len) }
+}

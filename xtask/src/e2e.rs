@@ -1,0 +1,72 @@
+//! The `slat` command as a user runs it, on small sizes, and what it wrote.
+
+use crate::stages::cargo;
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// Runs the main job into `directory` and checks what it left there; returns what it had to skip.
+pub fn run(directory: &Path) -> anyhow::Result<Vec<String>> {
+    let _ = fs::remove_dir_all(directory);
+    let mut slat = cargo(&["run", "--quiet", "--package", "slat-lab", "--bin", "slat", "--"]);
+    slat.arg("--quick").arg("--output").arg(directory);
+    let status = slat.status().context("cannot start slat")?;
+    if !status.success() {
+        bail!("{slat:?} failed: {status}");
+    }
+    let page = fs::read_to_string(directory.join("report.html")).context("report.html")?;
+    ensure!(page.starts_with("<!DOCTYPE html>"), "report.html is not a page");
+    let text = fs::read_to_string(directory.join("results.json")).context("results.json")?;
+    let report = serde_json::from_str(&text).context("results.json is not JSON")?;
+    check(&report)?;
+    let skipped = report["skipped"].as_array().context("no list of what was skipped")?;
+    Ok(skipped
+        .iter()
+        .map(|skipped| format!("{}: {}", text_of(&skipped["what"]), text_of(&skipped["reason"])))
+        .collect())
+}
+
+/// Checks that a program which reads `results.json` finds what is promised to it.
+fn check(report: &Value) -> anyhow::Result<()> {
+    ensure!(report["schema"] == 1, "the schema is {}, not 1", report["schema"]);
+    for key in ["cpu", "kernel", "virtualisation", "kvm", "thp", "hugetlb"] {
+        ensure!(!report["host"][key].is_null(), "the host has no {key}");
+    }
+    ensure!(report["command"][0] == "slat", "the command is {}", report["command"]);
+    let results = report["results"].as_array().context("no results")?;
+    for result in results {
+        let samples = result["samples"].as_array().context("a result without samples")?;
+        ensure!(!samples.is_empty(), "no sample in {result}");
+        ensure!(
+            samples.iter().all(|s| s.as_f64().is_some_and(|s| s >= 0.0)),
+            "bad sample in {result}"
+        );
+        ensure!(result["unit"] == "s", "the unit of {result}");
+    }
+    let of = |scenario: &'static str, variant: &'static str| {
+        results.iter().filter(move |r| r["scenario"] == scenario && r["variant"] == variant)
+    };
+    for walk in ["every-entry", "bounded", "batched"] {
+        // Three backings, two times to split, two things to time.
+        ensure!(of("split", walk).count() == 12, "{walk}: {} splits", of("split", walk).count());
+        for split in of("split", walk) {
+            let samples = split["samples"].as_array().map_or(0, Vec::len);
+            ensure!(samples >= 10, "{samples} samples in {split}");
+            ensure!(split["counts"]["slots_read"].is_u64(), "no count of slots in {split}");
+        }
+    }
+    for limit in ["fill-plain", "fill-best", "read", "read-upper", "cas"] {
+        ensure!(of("limit", limit).count() > 0, "the limit {limit} was not measured");
+    }
+    if report["host"]["kvm"]["device"] == "usable" {
+        for phase in ["populate", "enable", "dirty", "get", "clear", "disable"] {
+            ensure!(of("dirty-log", phase).count() > 0, "no {phase} of a guest, and KVM is usable");
+        }
+    }
+    Ok(())
+}
+
+fn text_of(value: &Value) -> &str {
+    value.as_str().unwrap_or("?")
+}

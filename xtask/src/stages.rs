@@ -1,0 +1,93 @@
+//! The stages of the tests, in the order they run: what fails fastest first.
+
+use crate::{e2e, in_ci, root, setup, target};
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use std::process::Command;
+
+/// One stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Stage {
+    /// `cargo fmt --check`
+    Formatting,
+    /// `cargo clippy`, without warnings
+    Clippy,
+    /// Unit, property and command-line tests
+    Tests,
+    /// The examples in the documentation
+    Doctests,
+    /// The documentation itself, without warnings
+    Docs,
+    /// Every interleaving of small concurrent histories, by loom
+    Loom,
+    /// The `slat` command on small sizes, and what it wrote
+    EndToEnd,
+}
+
+/// How a stage ended that did not fail.
+pub enum Outcome {
+    /// It ran; what it left out, and why.
+    Ran(Vec<String>),
+    /// It did not run, and why.
+    Skipped(String),
+}
+
+impl Stage {
+    /// Runs the stage.
+    pub fn run(self) -> anyhow::Result<Outcome> {
+        match self {
+            Self::Formatting => with("rustfmt", cargo(&["fmt", "--all", "--check"])),
+            Self::Clippy => with(
+                "clippy",
+                cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
+            ),
+            Self::Tests => {
+                let kinds = ["--lib", "--bins", "--tests"];
+                ran(cargo(&["test", "--workspace", "--no-fail-fast"]).args(kinds))
+            }
+            Self::Doctests => ran(&mut cargo(&["test", "--workspace", "--doc"])),
+            Self::Docs => {
+                let mut docs = cargo(&["doc", "--workspace", "--no-deps"]);
+                ran(docs.env("RUSTDOCFLAGS", "--deny warnings"))
+            }
+            Self::Loom => loom(),
+            Self::EndToEnd => e2e::run(&target().join("end-to-end")).map(Outcome::Ran),
+        }
+    }
+}
+
+/// A stage that needs a component of the toolchain. Missing where nobody could install it, it is a
+/// failure: CI must not be green because it checked nothing.
+fn with(component: &str, mut command: Command) -> anyhow::Result<Outcome> {
+    match setup::component_for(component) {
+        Ok(()) => ran(&mut command),
+        Err(error) if in_ci() => Err(error),
+        Err(error) => Ok(Outcome::Skipped(format!("{error:#}"))),
+    }
+}
+
+fn loom() -> anyhow::Result<Outcome> {
+    let file = "crates/slat/tests/loom.rs";
+    if !root().join(file).exists() {
+        return Ok(Outcome::Skipped(format!("there is no {file} yet")));
+    }
+    let mut tests = cargo(&["test", "--package", "slat", "--release", "--test", "loom"]);
+    // A folder of its own: other flags would otherwise rebuild everything, each time in turn.
+    ran(tests.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target().join("loom")))
+}
+
+/// Cargo, in the workspace.
+pub fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(setup::cargo());
+    command.args(arguments).current_dir(root());
+    command
+}
+
+/// Runs a command to its end, its output being the stage's.
+fn ran(command: &mut Command) -> anyhow::Result<Outcome> {
+    let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
+    if !status.success() {
+        bail!("{command:?} failed: {status}");
+    }
+    Ok(Outcome::Ran(Vec::new()))
+}
