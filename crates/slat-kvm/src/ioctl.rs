@@ -73,7 +73,8 @@ unsafe impl Ioctl for GetStatsFd {
     }
 }
 
-/// Fetches the dirty log of a slot of as many pages as `log` has (api.rst 4.8).
+/// Fetches the dirty log of a slot of as many pages as `log` has (api.rst,
+/// `KVM_GET_DIRTY_LOG`).
 ///
 /// # Safety
 /// `vm` is a KVM VM, and `slot` has at most `log.pages()` pages of the host's page size: the
@@ -92,7 +93,7 @@ pub(crate) unsafe fn get_dirty_log(
 }
 
 /// Clears, in the kernel, the bits that are set in `log` for `pages` pages from `first` on, and
-/// write-protects those pages again (api.rst 4.117).
+/// write-protects those pages again (api.rst, `KVM_CLEAR_DIRTY_LOG`).
 ///
 /// The kernel wants `first` to be a multiple of 64, and `pages` too unless it ends the slot.
 ///
@@ -121,7 +122,7 @@ pub(crate) unsafe fn clear_dirty_log(
     unsafe { ioctl(vm, Plain::<CLEAR_DIRTY_LOG, _>(argument)) }
 }
 
-/// Opens the binary statistics of a VM or a vCPU (api.rst 4.133).
+/// Opens the binary statistics of a VM or a vCPU (api.rst, `KVM_GET_STATS_FD`).
 ///
 /// # Safety
 /// `fd` is a KVM VM or vCPU.

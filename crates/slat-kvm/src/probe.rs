@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// The one version of KVM's API that exists (api.rst 4.1).
+/// The one version of KVM's API that exists (api.rst, `KVM_GET_API_VERSION`).
 const API_VERSION: i32 = 12;
 
 /// The host's KVM.

@@ -37,7 +37,7 @@ struct Field {
     index: usize,
 }
 
-/// Values of all counters at one moment. Reading into it does not allocate.
+/// Values of all counters at one moment. Only the first reading into it allocates.
 #[derive(Debug, Clone, Default)]
 pub struct Reading {
     bytes: Vec<u8>,
@@ -63,11 +63,6 @@ impl Stats {
         let fields: Vec<Field> = descs.chunks_exact(stride).filter_map(field).collect();
         let words = fields.iter().map(|field| field.index + 1).max().unwrap_or(0);
         Ok(Self { fd, data_offset: u64::from(data_offset), data_len: words * 8, fields })
-    }
-
-    /// A reading of the right size, to be filled.
-    pub fn empty_reading(&self) -> Reading {
-        Reading { bytes: vec![0; self.data_len] }
     }
 
     /// Reads all counters.

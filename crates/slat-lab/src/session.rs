@@ -8,7 +8,6 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// One run of the command.
 pub struct Session {
@@ -126,9 +125,28 @@ impl Session {
     pub fn memory_available(&self) -> u64 {
         host::memory_available()
     }
+}
 
-    /// Waits until the machine has settled, for less time than anybody notices.
-    pub fn settle(&self) {
-        std::thread::sleep(Duration::from_millis(20));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_goes_on_until_it_is_stopped() {
+        let session = Session::quiet();
+        assert!(session.check().is_ok());
+        let flag = session.stop_flag();
+        session.stop();
+        assert!(matches!(session.check(), Err(Failure::Interrupted)));
+        assert!(session.interrupted() && flag.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn what_is_skipped_keeps_its_reason_and_its_order() {
+        let mut session = Session::quiet();
+        session.skip("one", "no pool");
+        session.skip("two", "no device");
+        let whats: Vec<_> = session.skipped().iter().map(|s| (&*s.what, &*s.reason)).collect();
+        assert_eq!(whats, [("one", "no pool"), ("two", "no device")]);
     }
 }

@@ -6,7 +6,7 @@ use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::table::{self, Frame, Slot};
-use crate::walk::{Entry, Flow, Visitor, walk};
+use crate::walk::{Entry, Flow, Tally, Visitor, walk};
 
 /// What a subtree is to translate.
 #[derive(Clone, Copy)]
@@ -165,11 +165,10 @@ struct EachEntry<'v, 'b, 'c, F: Format, P: Platform> {
 }
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> {
-    type Error = core::convert::Infallible;
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>) -> Flow<Self::Error> {
+    fn visit(&mut self, level: u8, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         let base = entry.base::<F>(level);
         let (raw, flow) = match self.plan.slot::<F>(level, base) {
             Some(raw) => (raw, Flow::Next),
@@ -181,13 +180,15 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> 
                 None => (self.plan.outside::<F>(level, base), Flow::Next),
             },
         };
-        self.builder.counts.slots_written += 1;
         entry.slot.init(raw);
+        tally.change(&entry);
         flow
     }
 
-    fn counts(&mut self) -> &mut Counts {
-        self.builder.counts
+    #[inline]
+    fn settle(&mut self, _level: u8, tally: Tally) {
+        self.builder.counts.slots_read += tally.read;
+        self.builder.counts.slots_written += tally.changed;
     }
 }
 

@@ -27,66 +27,69 @@ pub struct Vmid(pub u16);
 #[must_use = "until the shootdown completes, vCPUs may use the old translations"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct Shootdown {
-    owed: Option<Invalidation>,
+    /// The hull of what changed; empty (0, 0) if nothing did.
+    start: u64,
+    end: u64,
     vmid: Vmid,
+    /// Bit `n`: leaves of `2^n` bytes changed.
+    sizes: u64,
+    tables: bool,
 }
 
 impl Shootdown {
     /// Nothing owed yet.
     pub(crate) const fn none(vmid: Vmid) -> Self {
-        Self { owed: None, vmid }
+        Self { start: 0, end: 0, vmid, sizes: 0, tables: false }
     }
 
     /// Adds a changed leaf of `size` that covered `range`.
     #[inline]
     pub(crate) fn leaf(&mut self, range: GpaRange, size: PageSize) {
-        self.leaves(range, Some(size));
-    }
-
-    /// Adds changed leaves inside `range`, all of one size or of several.
-    #[inline]
-    pub(crate) fn leaves(&mut self, range: GpaRange, leaf: Option<PageSize>) {
-        self.add(Invalidation { vmid: self.vmid, range: Some(range), leaf, tables: false });
+        self.sizes |= size.bytes();
+        self.cover(range.start().0, range.end().0);
     }
 
     /// Adds an unlinked table that covered `range`.
     pub(crate) fn table(&mut self, range: GpaRange) {
-        self.add(Invalidation { vmid: self.vmid, range: Some(range), leaf: None, tables: true });
+        self.tables = true;
+        self.cover(range.start().0, range.end().0);
     }
 
     #[inline]
-    fn add(&mut self, new: Invalidation) {
-        self.owed = Some(match self.owed {
-            None => new,
-            Some(old) => Invalidation {
-                vmid: old.vmid,
-                range: match (old.range, new.range) {
-                    (Some(a), Some(b)) => Some(a.hull(&b)),
-                    _ => None,
-                },
-                leaf: if old.leaf == new.leaf { old.leaf } else { None },
-                tables: old.tables | new.tables,
-            },
-        });
+    fn cover(&mut self, start: u64, end: u64) {
+        self.start = if self.end == 0 { start } else { self.start.min(start) };
+        self.end = self.end.max(end);
     }
 
     /// Joins what another operation on the same guest owes: one invalidation of the hull of both.
+    #[inline]
     pub fn merge(&mut self, other: Self) {
         debug_assert_eq!(self.vmid, other.vmid, "shootdowns of two guests do not merge");
-        if let Some(new) = other.owed {
-            self.add(new);
+        if other.end != 0 {
+            self.sizes |= other.sizes;
+            self.tables |= other.tables;
+            self.cover(other.start, other.end);
         }
     }
 
     /// What is owed; `None` if the operation left nothing stale behind.
     pub const fn owed(&self) -> Option<Invalidation> {
-        self.owed
+        if self.end == 0 {
+            return None;
+        }
+        let one_size = self.sizes.is_power_of_two() && !self.tables;
+        Some(Invalidation {
+            vmid: self.vmid,
+            range: Some(GpaRange::from_bounds(self.start, self.end)),
+            leaf: if one_size { PageSize::from_bytes(self.sizes) } else { None },
+            tables: self.tables,
+        })
     }
 
     /// Executes what is owed and returns once it has completed on all CPUs.
     pub fn complete(self, platform: &impl Platform) -> Invalidated {
-        if let Some(what) = &self.owed {
-            platform.invalidate(what);
+        if let Some(what) = self.owed() {
+            platform.invalidate(&what);
         }
         Invalidated { vmid: self.vmid }
     }

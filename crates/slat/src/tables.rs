@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use crate::shootdown::{Invalidation, Shootdown, Vmid};
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{self, Frame, Slot};
-use crate::walk::{Halt, Visitor, walk};
+use crate::walk::{Outcome, Tally, Visitor, walk};
 use core::fmt;
 
 /// The second-stage tables of one guest.
@@ -66,6 +66,22 @@ impl Done {
         self.bytes += other.bytes;
         self.counts += other.counts;
         self.shootdown.merge(other.shootdown);
+    }
+}
+
+impl Done {
+    /// Adds what a walk did to the slots of one table; `stale` if translations changed.
+    #[inline]
+    pub(crate) fn settle<F: Format>(&mut self, level: u8, tally: &Tally, stale: bool) {
+        self.counts.slots_read += tally.read;
+        if tally.changed != 0 {
+            self.counts.slots_written += tally.changed;
+            self.bytes += tally.changed << F::shift(level);
+            if stale {
+                let range = GpaRange::from_bounds(tally.start, tally.end);
+                self.shootdown.leaf(range, F::size(level));
+            }
+        }
     }
 }
 
@@ -240,7 +256,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         start: u64,
         end: u64,
         visitor: &mut V,
-    ) -> Result<(), Halt<V::Error>> {
+    ) -> Outcome {
         let level = self.geometry.root_level;
         walk::<F, P, V>(self.platform, self.root_slots(), level, (start, end), visitor)
     }

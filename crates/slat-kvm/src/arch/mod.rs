@@ -14,6 +14,7 @@ pub(crate) use unsupported::*;
 
 /// A stretch of pages that the guest's code walks between two exits.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no guest code reads it"))]
 pub(crate) struct Stretch {
     /// Address of the first page.
     pub gpa: u64,

@@ -9,8 +9,9 @@
 //! every host gives). Accessed and dirty bits of the guest's own tables are set beforehand, so
 //! that no walk has to set them: on a KVM with shadow page tables that would be one more fault.
 //!
-//! Sources: Intel SDM volume 3, sections 3.4.5 (segment descriptors), 4.5 (4-level paging), 20.5
-//! (I/O privilege level; 26.3.1 for what VMX checks of all this); api.rst `KVM_SET_SREGS`.
+//! Sources: Intel SDM, volume 3, "Segment Descriptors", "4-Level Paging and 5-Level Paging" and
+//! "Checks on the Guest State Area" (what VMX wants of all this); volume 1, "I/O Privilege Level";
+//! api.rst, `KVM_SET_SREGS`.
 
 use super::{Progress, Stretch};
 use crate::write_pass::WHOLE;
@@ -79,7 +80,8 @@ pub(crate) fn check(kvm: &Kvm, bytes: u64) -> Result<(), Error> {
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(Error::os("KVM_GET_SUPPORTED_CPUID"))?;
     let sizes = cpuid.as_slice().iter().find(|entry| entry.function == 0x8000_0008);
-    // 36 bits is what a CPU without the leaf has (SDM volume 3, 4.1.4). The guest's virtual
+    // 36 bits is what a CPU without the leaf has (SDM, volume 3, "Enumeration of Paging
+    // Features by CPUID"). The guest's virtual
     // addresses are the same numbers and must stay below 2^47.
     let bits = sizes.map_or(36, |entry| entry.eax & 0xff).min(47);
     let limit = (1u64 << bits) - MEMORY_GPA;
@@ -147,7 +149,7 @@ pub(crate) fn write_boot(boot: &HostMemory, bytes: u64) -> Option<()> {
 /// What a VM needs before its first vCPU.
 pub(crate) fn set_up_vm(vm: &VmFd) -> Result<(), Error> {
     // Intel's CPUs need three pages for a task state segment, anywhere below 4 GiB and outside
-    // of any memslot (api.rst 4.42). The address is the customary one.
+    // of any memslot (api.rst, `KVM_SET_TSS_ADDR`). The address is the customary one.
     vm.set_tss_address(0xfffb_d000).map_err(Error::os("KVM_SET_TSS_ADDR"))
 }
 
@@ -204,7 +206,7 @@ impl Registers {
     }
 
     /// Sets a stretch. The instruction pointer stays where it is: after an `out` exit only KVM
-    /// knows whether the instruction is finished (api.rst 5, `KVM_EXIT_IO`), and from either
+    /// knows whether the instruction is finished (api.rst, "The kvm_run structure"), and from either
     /// place the code goes on to the start of the walk.
     pub(crate) fn set(&mut self, stretch: Stretch) {
         self.0.rdi = stretch.gpa;

@@ -15,6 +15,10 @@
 //! dirty, get and clear are repeated. vCPUs stand still while the host's phases run: this
 //! measures the calls and the faults, each by itself, and not a migration.
 //!
+//! populate includes the host's own first touch of its pages, as it does in `dirty_log_perf_test`.
+//! Where the host is itself a guest, memory that it never used before costs a fault of the machine
+//! below, too: the first run after a boot can take ten times as long as the next.
+//!
 //! Every log that is fetched is held against the pages that the guest wrote, and at the end each
 //! page against the stamp it must carry. A fast log that loses pages is an error.
 

@@ -138,7 +138,7 @@ fn strip_chart(strips: &[(String, &Measurement)]) -> Option<String> {
             .max_light_lines(4)
             .label_style(FONT)
             .y_labels(count)
-            .x_label_formatter(&|time| seconds(*time))
+            .x_label_formatter(&|time| tick(*time))
             .y_label_formatter(&|y| match y {
                 SegmentValue::CenterOf(y) if *y < count => strip(*y).0.clone(),
                 _ => String::new(),
@@ -157,6 +157,13 @@ fn strip_chart(strips: &[(String, &Measurement)]) -> Option<String> {
         }
         Ok(())
     }))
+}
+
+/// The label of a tick on the logarithmic scale. Only 1, 2 and 5 of each decade get one: between the
+/// others there is no room for text.
+fn tick(time: f64) -> String {
+    let leading = format!("{time:e}").chars().next();
+    if matches!(leading, Some('1' | '2' | '5')) { seconds(time) } else { String::new() }
 }
 
 /// Draws on a fresh sheet. What cannot be drawn leaves the sheet unfinished: a report without one

@@ -102,6 +102,7 @@ fn dirty_log() -> Vec<Measurement> {
             let samples = [0.76, 0.75, 0.74].map(|time| time * scale + f64::from(vcpu) / 1e3);
             let mut dirty = measurement("dirty-log", "kvm", "dirty", params, &samples);
             dirty.counts.insert("pages".to_owned(), 32768);
+            dirty.counts.insert("pf_taken".to_owned(), 32770);
             results.push(dirty);
         }
     }

@@ -40,6 +40,7 @@ pub fn render(report: &Report) -> String {
                 }
                 @for table in tables::all(&report.results) { (table_section(&table)) }
                 (chart_section(report))
+                @if let Some(table) = tables::kvm::vcpus(&report.results) { (table_section(&table)) }
                 (meaning(report))
                 h2 { "Run it again" }
                 pre { (command_line(&report.command)) }

@@ -4,19 +4,26 @@ use crate::stats::Summary;
 
 /// Seconds in the unit that leaves one to three digits before the point.
 pub fn seconds(value: f64) -> String {
-    let (scaled, unit) = match value.abs() {
-        0.0 => return "0 s".to_owned(),
-        v if v < 0.999_5e-6 => (value * 1e9, "ns"),
-        v if v < 0.999_5e-3 => (value * 1e6, "µs"),
-        v if v < 0.999_5 => (value * 1e3, "ms"),
-        _ => (value, "s"),
+    list_of_seconds(&[value])
+}
+
+/// Several times in the unit that suits the greatest: `0.13, 10.2, 10.2 ms`.
+pub fn list_of_seconds(values: &[f64]) -> String {
+    let (scale, unit) = match values.iter().fold(0.0, |most: f64, value| most.max(value.abs())) {
+        0.0 => (1.0, "s"),
+        v if v < 0.999_5e-6 => (1e9, "ns"),
+        v if v < 0.999_5e-3 => (1e6, "µs"),
+        v if v < 0.999_5 => (1e3, "ms"),
+        _ => (1.0, "s"),
     };
-    format!("{} {unit}", three_digits(scaled))
+    let scaled: Vec<_> = values.iter().map(|value| three_digits(value * scale)).collect();
+    format!("{} {unit}", scaled.join(", "))
 }
 
 /// Three significant digits, but never fewer than all before the point.
 pub fn three_digits(value: f64) -> String {
     match value.abs() {
+        0.0 => "0".to_owned(),
         v if v < 0.099_95 => format!("{value:.3}"),
         v if v < 9.995 => format!("{value:.2}"),
         v if v < 99.95 => format!("{value:.1}"),
@@ -73,6 +80,11 @@ mod tests {
         let wanted =
             ["0 s", "2.40 ns", "1.00 µs", "23.4 µs", "270 ms", "1.00 s", "12.3 s", "1,234 s"];
         assert_eq!(text, wanted);
+    }
+
+    #[test]
+    fn times_of_a_list_share_the_unit_of_the_greatest() {
+        assert_eq!(list_of_seconds(&[126e-6, 10.2e-3, 0.0]), "0.13, 10.2, 0 ms");
     }
 
     #[test]

@@ -133,6 +133,7 @@ impl Labels {
 /// What a parameter is called above a column.
 fn heading(name: &str) -> String {
     match name {
+        "vcpu" => "vCPU".to_owned(),
         "vcpus" => "vCPUs".to_owned(),
         "backing" => "pages".to_owned(),
         "bbm" => "BBM level".to_owned(),

@@ -7,8 +7,7 @@ use std::fmt::Write;
 use textwrap::Options;
 
 /// A line below the headings and none elsewhere: figures need air, not boxes.
-const STYLE: TableStyle =
-    TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
 
 /// The whole report, in lines of at most `width` columns where the tables can be made to fit.
 pub fn render(report: &Report, width: u16) -> String {

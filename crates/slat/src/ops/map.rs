@@ -1,13 +1,12 @@
 //! Map: a range of guest memory onto host memory, by the largest leaves that fit.
 
-use crate::addr::{GpaRange, Hpa, Levels, PageSize, RangeError};
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
-use crate::counts::Counts;
 use crate::format::{AttributeError, Attributes, Format, Kind};
 use crate::platform::Platform;
 use crate::tables::{Done, Stopped, Tables};
-use crate::walk::{Entry, Flow, Visitor};
+use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
 
 /// Why a range was not mapped, or not all of it.
@@ -113,24 +112,23 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         let plan = self
             .plan_map(&range, hpa, attributes, largest, cache)
             .map_err(|why| self.refused(&range, why))?;
+        let mut done = self.nothing();
         // A single page cannot be half done.
         if range.size() > 1 << F::PAGE_SHIFT {
-            let mut check = Check { plan, counts: Counts::default() };
-            if let Err(halt) = self.walk(plan.start, plan.end, &mut check) {
-                let why = halt.why.unwrap_or(MapError::Contended);
-                return Err(Stopped { at: halt.at, ..self.refused(&range, why) });
+            let mut check = Check { plan, read: 0, why: MapError::Contended };
+            if let Err(at) = self.walk(plan.start, plan.end, &mut check) {
+                return Err(Stopped { at, ..self.refused(&range, check.why) });
             }
+            done.counts.slots_read = check.read;
         }
-        let mut visitor = Map { tables: self, plan, cache, done: self.nothing(), dry: None };
+        let mut visitor =
+            Map { tables: self, plan, cache, done, dry: None, why: MapError::Contended };
         let result = self.walk(plan.start, plan.end, &mut visitor);
-        let done = visitor.done;
         self.platform.publish();
+        let Map { done, dry, why, .. } = visitor;
         match result {
             Ok(()) => Ok(done),
-            Err(halt) => {
-                let at = visitor.dry.map_or(halt.at, crate::addr::Gpa);
-                Err(Stopped { at, why: halt.why.unwrap_or(MapError::Contended), done })
-            }
+            Err(at) => Err(Stopped { at: dry.map_or(at, Gpa), why, done }),
         }
     }
 
@@ -183,27 +181,31 @@ fn agrees<F: Format>(plan: &Plan, level: u8, entry: &Entry<'_>) -> Result<(), Ma
 /// Looks for what is in the way, before anything is changed.
 struct Check {
     plan: Plan,
-    counts: Counts,
+    read: u64,
+    why: MapError,
 }
 
 impl<'t, F: Format> Visitor<'t, F> for Check {
-    type Error = MapError;
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>) -> Flow<MapError> {
+    fn visit(&mut self, level: u8, entry: Entry<'t>, _: &mut Tally) -> Flow {
         match F::kind(entry.raw, level) {
             Kind::Leaf => match agrees::<F>(&self.plan, level, &entry) {
                 Ok(()) => Flow::Next,
-                Err(why) => Flow::Stop(why),
+                Err(why) => {
+                    self.why = why;
+                    Flow::Stop
+                }
             },
             Kind::Frozen => Flow::Wait,
             _ => Flow::Next,
         }
     }
 
-    fn counts(&mut self) -> &mut Counts {
-        &mut self.counts
+    #[inline]
+    fn settle(&mut self, _level: u8, tally: Tally) {
+        self.read += tally.read;
     }
 }
 
@@ -212,21 +214,22 @@ struct Map<'t, 'p, 'a, 'c, F: Format, P: Platform> {
     plan: Plan,
     cache: &'a mut TableCache<'c, F, P>,
     done: Done,
+    /// Where the cache ran dry inside a subtree.
     dry: Option<u64>,
+    why: MapError,
 }
 
 impl<'t, F: Format, P: Platform> Visitor<'t, F> for Map<'_, '_, '_, '_, F, P> {
-    type Error = MapError;
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>) -> Flow<MapError> {
+    fn visit(&mut self, level: u8, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         match F::kind(entry.raw, level) {
             Kind::Empty => {}
             Kind::Leaf => {
                 return match agrees::<F>(&self.plan, level, &entry) {
                     Ok(()) => Flow::Next,
-                    Err(why) => Flow::Stop(why),
+                    Err(why) => self.stop(why),
                 };
             }
             Kind::Frozen => return Flow::Wait,
@@ -237,23 +240,28 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Map<'_, '_, '_, '_, F, P> {
             if entry.slot.exchange(0, F::leaf(self.plan.bits, level, hpa)).is_err() {
                 return Flow::Again;
             }
-            self.done.counts.slots_written += 1;
-            self.done.bytes += entry.end - entry.start;
+            tally.change(&entry);
             return Flow::Next;
         }
         self.subtree(level, &entry)
     }
 
-    fn counts(&mut self) -> &mut Counts {
-        &mut self.done.counts
+    #[inline]
+    fn settle(&mut self, level: u8, tally: Tally) {
+        self.done.settle::<F>(level, &tally, false);
     }
 }
 
 impl<F: Format, P: Platform> Map<'_, '_, '_, '_, F, P> {
+    fn stop(&mut self, why: MapError) -> Flow {
+        self.why = why;
+        Flow::Stop
+    }
+
     /// Builds the tables under an empty slot aside, and links them.
-    fn subtree(&mut self, level: u8, entry: &Entry<'_>) -> Flow<MapError> {
+    fn subtree(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
         let Some(mut frame) = self.cache.take() else {
-            return Flow::Stop(MapError::CacheEmpty);
+            return self.stop(MapError::CacheEmpty);
         };
         let counts = &mut self.done.counts;
         let mut builder =
@@ -272,7 +280,7 @@ impl<F: Format, P: Platform> Map<'_, '_, '_, '_, F, P> {
             None => Flow::Next,
             Some(at) => {
                 self.dry = Some(at);
-                Flow::Stop(MapError::CacheEmpty)
+                self.stop(MapError::CacheEmpty)
             }
         }
     }

@@ -1,11 +1,10 @@
 //! Write-protect: takes the right to write from a range, keeping what was known to be written.
 
 use crate::addr::{GpaRange, Levels, PageSize, RangeError};
-use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::tables::{Done, Stopped, Tables};
-use crate::walk::{Entry, Flow, Visitor};
+use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
 
 /// Why a range was not write-protected, or not all of it.
@@ -56,42 +55,26 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         if let Some(size) = self.cut_block(&range) {
             return Err(self.refused(&range, ProtectError::CutsBlock { size }));
         }
-        let mut visitor = WriteProtect::default();
+        let mut visitor = WriteProtect { done: self.nothing(), why: ProtectError::Contended };
         let result = self.walk(range.start().0, range.end().0, &mut visitor);
-        let mut done = self.nothing();
-        (done.bytes, done.counts) = (visitor.bytes, visitor.counts);
-        if visitor.levels != 0 {
-            let range = GpaRange::from_bounds(visitor.start, visitor.end);
-            let level = visitor.levels.trailing_zeros() as u8;
-            let one_size = visitor.levels.is_power_of_two();
-            done.shootdown.leaves(range, one_size.then(|| F::size(level)));
-        }
+        let WriteProtect { done, why, .. } = visitor;
         match result {
             Ok(()) => Ok(done),
-            Err(halt) => {
-                let why = halt.why.unwrap_or(ProtectError::Contended);
-                Err(Stopped { at: halt.at, why, done })
-            }
+            Err(at) => Err(Stopped { at, why, done }),
         }
     }
 }
 
-#[derive(Default)]
 struct WriteProtect {
-    counts: Counts,
-    bytes: u64,
-    /// The hull of what was changed, and the levels of the leaves.
-    start: u64,
-    end: u64,
-    levels: u32,
+    done: Done,
+    why: ProtectError,
 }
 
 impl<'t, F: Format> Visitor<'t, F> for WriteProtect {
-    type Error = ProtectError;
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>) -> Flow<ProtectError> {
+    fn visit(&mut self, level: u8, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         match F::kind(entry.raw, level) {
             Kind::Leaf => {}
             Kind::Frozen => return Flow::Wait,
@@ -102,24 +85,20 @@ impl<'t, F: Format> Visitor<'t, F> for WriteProtect {
             return Flow::Next;
         }
         if level > 0 && !entry.whole::<F>(level) {
-            return Flow::Stop(ProtectError::CutsBlock { size: F::size(level) });
+            self.why = ProtectError::CutsBlock { size: F::size(level) };
+            return Flow::Stop;
         }
         // Loses against hardware that sets accessed or dirty, and against other software: either
         // way the new value decides.
         if entry.slot.exchange(entry.raw, protected).is_err() {
             return Flow::Again;
         }
-        self.counts.slots_written += 1;
-        self.bytes += entry.end - entry.start;
-        if self.levels == 0 {
-            self.start = entry.start;
-        }
-        self.end = entry.end;
-        self.levels |= 1 << level;
+        tally.change(&entry);
         Flow::Next
     }
 
-    fn counts(&mut self) -> &mut Counts {
-        &mut self.counts
+    #[inline]
+    fn settle(&mut self, level: u8, tally: Tally) {
+        self.done.settle::<F>(level, &tally, true);
     }
 }

@@ -12,13 +12,12 @@
 use crate::addr::{Gpa, GpaRange, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
-use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::shootdown::Shootdown;
 use crate::table::{Frame, Slot};
 use crate::tables::{Done, Stopped, Tables};
-use crate::walk::{Entry, Flow, PATIENCE, Visitor};
+use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
 use core::fmt;
 use core::marker::PhantomData;
 
@@ -189,6 +188,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             waiting: None,
             lost: None,
             dry: None,
+            why: SplitError::Contended,
             way: PhantomData,
         };
         let mut from = start;
@@ -208,12 +208,10 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
                 }
                 None => {}
             }
+            let Split { done, dry, why, .. } = visitor;
             return match result {
-                Ok(()) => Ok(visitor.done),
-                Err(halt) => {
-                    let why = halt.why.unwrap_or(SplitError::Contended);
-                    Err(Stopped { at: visitor.dry.map_or(halt.at, Gpa), why, done: visitor.done })
-                }
+                Ok(()) => Ok(done),
+                Err(at) => Err(Stopped { at: dry.map_or(at, Gpa), why, done }),
             };
         }
     }
@@ -247,17 +245,17 @@ struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     lost: Option<u64>,
     /// Where the cache ran dry inside a block.
     dry: Option<u64>,
+    why: SplitError,
     way: PhantomData<W>,
 }
 
 impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
     for Split<'t, '_, '_, '_, F, P, W, TARGET>
 {
-    type Error = SplitError;
     const LEVELS: Levels = if W::LAST_LEVEL { Levels::ALL } else { Levels::above(TARGET) };
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>) -> Flow<SplitError> {
+    fn visit(&mut self, level: u8, entry: Entry<'t>, _: &mut Tally) -> Flow {
         match F::kind(entry.raw, level) {
             Kind::Leaf if level > TARGET => self.block(level, &entry),
             Kind::Frozen if level > TARGET => Flow::Wait,
@@ -265,8 +263,9 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
         }
     }
 
-    fn counts(&mut self) -> &mut Counts {
-        &mut self.done.counts
+    #[inline]
+    fn settle(&mut self, _level: u8, tally: Tally) {
+        self.done.counts.slots_read += tally.read;
     }
 }
 
@@ -275,10 +274,11 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 {
     /// Replaces a block by tables, at once or together with its neighbours.
     #[inline]
-    fn block(&mut self, level: u8, entry: &Entry<'t>) -> Flow<SplitError> {
+    fn block(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
         let base = entry.base::<F>(level);
         let Some(mut frame) = self.cache.take() else {
-            return Flow::Stop(SplitError::CacheEmpty);
+            self.why = SplitError::CacheEmpty;
+            return Flow::Stop;
         };
         let plan = Plan {
             bits: F::attribute_bits(entry.raw, level),
@@ -314,7 +314,8 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         match dry {
             Some(at) => {
                 self.dry = Some(at);
-                Flow::Stop(SplitError::CacheEmpty)
+                self.why = SplitError::CacheEmpty;
+                Flow::Stop
             }
             None if W::INTO_NEW => Flow::Again,
             None => Flow::Next,

@@ -9,12 +9,11 @@
 //! nothing is allocated and nobody is called.
 
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
-use crate::counts::Counts;
 use crate::format::{Attributes, Format, Kind};
 use crate::platform::Platform;
 use crate::table::Slot;
 use crate::tables::{Done, Stopped, Tables};
-use crate::walk::{Entry, Flow, Visitor};
+use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
 
 /// Why a range was not unmapped, or not all of it.
@@ -81,15 +80,13 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         if let Some(size) = self.cut_block(&range) {
             return Err(self.refused(&range, UnmapError::CutsBlock { size }));
         }
-        let mut visitor = Unmap { tables: self, removed, done: self.nothing() };
+        let mut visitor =
+            Unmap { tables: self, removed, done: self.nothing(), why: UnmapError::Contended };
         let result = self.walk(range.start().0, range.end().0, &mut visitor);
-        let done = visitor.done;
+        let Unmap { done, why, .. } = visitor;
         match result {
             Ok(()) => Ok(done),
-            Err(halt) => {
-                let why = halt.why.unwrap_or(UnmapError::Contended);
-                Err(Stopped { at: halt.at, why, done })
-            }
+            Err(at) => Err(Stopped { at, why, done }),
         }
     }
 }
@@ -98,28 +95,27 @@ struct Unmap<'t, 'p, F: Format, P: Platform, R> {
     tables: &'t Tables<'p, F, P>,
     removed: R,
     done: Done,
+    why: UnmapError,
 }
 
 impl<'t, F: Format, P: Platform, R: FnMut(Removed)> Visitor<'t, F> for Unmap<'_, '_, F, P, R> {
-    type Error = UnmapError;
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>) -> Flow<UnmapError> {
+    fn visit(&mut self, level: u8, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         match F::kind(entry.raw, level) {
             Kind::Leaf => {}
             Kind::Frozen => return Flow::Wait,
             _ => return Flow::Next,
         }
         if level > 0 && !entry.whole::<F>(level) {
-            return Flow::Stop(UnmapError::CutsBlock { size: F::size(level) });
+            self.why = UnmapError::CutsBlock { size: F::size(level) };
+            return Flow::Stop;
         }
         if entry.slot.exchange(entry.raw, 0).is_err() {
             return Flow::Again;
         }
-        self.done.counts.slots_written += 1;
-        self.done.bytes += entry.end - entry.start;
-        self.done.shootdown.leaf(GpaRange::from_bounds(entry.start, entry.end), F::size(level));
+        tally.change(&entry);
         (self.removed)(Removed {
             gpa: Gpa(entry.start),
             size: F::size(level),
@@ -140,8 +136,9 @@ impl<'t, F: Format, P: Platform, R: FnMut(Removed)> Visitor<'t, F> for Unmap<'_,
         }
     }
 
-    fn counts(&mut self) -> &mut Counts {
-        &mut self.done.counts
+    #[inline]
+    fn settle(&mut self, level: u8, tally: Tally) {
+        self.done.settle::<F>(level, &tally, true);
     }
 }
 

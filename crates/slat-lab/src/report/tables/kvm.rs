@@ -2,7 +2,7 @@
 
 use super::{Labels, NOTHING, Row, Table, rows};
 use crate::record::Measurement;
-use crate::report::numbers::{seconds, with_spread};
+use crate::report::numbers::{list_of_seconds, seconds, thousands, with_spread};
 use crate::stats::{Summary, median};
 
 /// Phases in the order they happen, with the headings of their columns. The names of the variants
@@ -28,7 +28,7 @@ pub fn phases(results: &[Measurement]) -> Option<Table> {
     for (variant, heading) in PHASES {
         columns.push(heading.to_owned());
         if variant == "dirty" {
-            columns.push("a page, by a vCPU".to_owned());
+            columns.push("page, vCPU".to_owned());
         }
     }
     let cells = rows.iter().map(|row| {
@@ -50,8 +50,8 @@ pub fn phases(results: &[Measurement]) -> Option<Table> {
         notes: vec![
             "Times of whole phases, seen from user space: populate is the first touch of all pages, \
              dirty a write to each, get and clear the calls that read and reset the log; get and \
-             clear are medians over the rounds. “a page, by a vCPU” is what one write to a page \
-             takes the vCPU that makes it, the pages of a round one after another."
+             clear are medians over the rounds. “page, vCPU” is what one page of a round \
+             costs the vCPU that writes to it."
                 .to_owned(),
         ],
     })
@@ -66,9 +66,7 @@ fn phase(row: &Row, variant: &str) -> String {
     match whole.map_or(&[][..], |m| &m.samples) {
         // Rounds differ for a reason (the first may find all pages writable), so a few of them are
         // shown one by one.
-        few @ [_, _] | few @ [_, _, _] if variant == "dirty" => {
-            few.iter().map(|sample| seconds(*sample)).collect::<Vec<_>>().join(", ")
-        }
+        few @ [_, _] | few @ [_, _, _] if variant == "dirty" => list_of_seconds(few),
         _ if variant == "dirty" => with_spread(&summary),
         _ => seconds(summary.median),
     }
@@ -83,6 +81,61 @@ fn per_page(row: &Row) -> String {
     let dirty = row.measurements.iter().filter(|m| m.variant == "dirty" && vcpu(m).is_some());
     let costs: Vec<f64> = dirty.filter_map(of_one).collect();
     median(&costs).map_or_else(|| NOTHING.to_owned(), seconds)
+}
+
+/// One row for each vCPU and each phase in which it ran: too long for a terminal.
+pub fn vcpus(results: &[Measurement]) -> Option<Table> {
+    let parts: Vec<Row> = results
+        .iter()
+        .filter(|m| m.scenario == "dirty-log" && vcpu(m).is_some())
+        .map(|m| Row { params: m.params.clone(), measurements: vec![m] })
+        .collect();
+    if parts.is_empty() {
+        return None;
+    }
+    let labels = Labels::of(&parts);
+    let mut columns: Vec<String> = labels.headings().collect();
+    columns.push("phase".to_owned());
+    let label_count = columns.len();
+    columns.extend(["time", "pages", "a page", "faults"].map(str::to_owned));
+    let mut cells = Vec::new();
+    for row in &parts {
+        for part in &row.measurements {
+            let Some(summary) = Summary::of(&part.samples) else { continue };
+            let pages = part.counts.get("pages").copied().unwrap_or(0);
+            let count = |count: Option<u64>| {
+                count.map_or_else(|| NOTHING.to_owned(), |count| thousands(count as i64))
+            };
+            let mut line = labels.cells(row);
+            line.push(part.variant.clone());
+            line.push(with_spread(&summary));
+            line.push(count(Some(pages).filter(|pages| *pages > 0)));
+            line.push(if pages > 0 {
+                seconds(summary.median / pages as f64)
+            } else {
+                NOTHING.to_owned()
+            });
+            line.push(count(faults(part)));
+            cells.push(line);
+        }
+    }
+    Some(Table {
+        title: "Each vCPU".to_owned(),
+        common: labels.common.clone(),
+        rows: cells,
+        columns,
+        labels: label_count,
+        notes: vec![
+            "Pages and faults of one round; faults are those that KVM counted for the vCPU \
+             (pf_taken), in its worst round, where the kernel tells."
+                .to_owned(),
+        ],
+    })
+}
+
+/// Faults in a round. Where rounds differ, the scenario gives the most.
+fn faults(part: &Measurement) -> Option<u64> {
+    part.counts.get("pf_taken").or_else(|| part.counts.get("pf_taken_max")).copied()
 }
 
 fn vcpu(measurement: &Measurement) -> Option<u64> {
