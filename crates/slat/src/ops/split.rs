@@ -15,7 +15,7 @@ use crate::cache::TableCache;
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::shootdown::Shootdown;
-use crate::table::{Frame, Slot};
+use crate::table::{self, Frame, Slot};
 use crate::tables::{Done, Stopped, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
 use core::fmt;
@@ -134,7 +134,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and
     /// [`SplitError::ForeignCache`]. On [`SplitError::CacheEmpty`] and [`SplitError::Contended`]
     /// everything before the address where it stopped is split.
-    #[inline]
+    #[inline(always)]
     pub fn split(
         &self,
         range: GpaRange,
@@ -148,8 +148,54 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     ///
     /// # Errors
     /// Those of [`Tables::split`].
-    #[inline]
+    #[inline(always)]
     pub fn split_by<W: SplitWalk>(
+        &self,
+        range: GpaRange,
+        to: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<Done, Stopped<SplitError>> {
+        // The most frequent call finds nothing to do: a word of the dirty log whose block was
+        // split long ago. It is answered where it was asked.
+        if !W::LAST_LEVEL
+            && self.check(&range).is_ok()
+            && cache.serves(self.platform)
+            && let Some(target) = F::level_of(to)
+            && let Some(read) = self.reads_if_split(&range, target)
+        {
+            let mut done = self.nothing();
+            done.counts.slots_read = read;
+            return Ok(done);
+        }
+        self.split_walk::<W>(range, to, cache)
+    }
+
+    /// Slots read to learn that all of `range` lies in one table at `target`: there is nothing
+    /// larger to split. `None` if a walk has to find out.
+    #[inline(always)]
+    fn reads_if_split(&self, range: &GpaRange, target: u8) -> Option<u64> {
+        let (start, last) = (range.start().0, range.end().0 - 1);
+        let mut slots = self.root_slots();
+        let mut read = 0;
+        let mut level = self.geometry().root_level;
+        while level > target {
+            let shift = F::shift(level);
+            let raw = slots[(start >> shift) as usize & (slots.len() - 1)].load();
+            if (start ^ last) >> shift != 0 || F::kind(raw, level) != Kind::Table {
+                return None;
+            }
+            read += 1;
+            // SAFETY: a linked table has that many slots and stays allocated while the tables
+            // are borrowed.
+            slots =
+                unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
+            level -= 1;
+        }
+        Some(read)
+    }
+
+    #[inline(never)]
+    fn split_walk<W: SplitWalk>(
         &self,
         range: GpaRange,
         to: PageSize,

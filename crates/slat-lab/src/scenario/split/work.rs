@@ -17,8 +17,8 @@ const GUEST_BASE: u64 = 1 << 30;
 /// Where the guest's memory would stand in the host; none of it is touched.
 const HOST_BASE: u64 = 1 << 40;
 
-/// How much of a slot is split before the cache of table pages is filled again: what Linux's
-/// eager split takes at most at a time.
+/// How much of a slot is split at a time, and what the cache of table pages is filled for: the
+/// largest chunk of Linux's eager split.
 const CHUNK: u64 = 1 << 30;
 
 /// Pages that one word of a dirty log covers.
@@ -128,9 +128,10 @@ impl<F: Format> Work<F> {
             });
         }
         arena.reset();
-        let arena = &*arena;
-        let tables = self.build(arena, F::size(0))?;
-        let pages = TablePages::of(&tables, arena);
+        let pages = TablePages::of(&self.build(arena, F::size(0))?, arena);
+        // Built again, at the same places: the caches are as cold as they are for the engine.
+        arena.reset();
+        let _tables = self.build(arena, F::size(0))?;
         let (seconds, slots) = pages.sample::<F, _>(arena, limit);
         Ok(Sample { seconds, cost: Cost::Limit { slots } })
     }
@@ -177,15 +178,13 @@ fn run<F: Format, W: SplitWalk>(
                 done.counts += protected.counts;
                 let _invalidated = protected.shootdown.complete(tables.platform());
             }
-            // GiB by GiB, with the table pages for each at hand before it starts.
             for chunk in steps(slot, CHUNK) {
-                cache.fill(usize::MAX)?;
-                done.merge(tables.split_by::<W>(chunk, target, cache)?);
+                split::<F, W>(tables, chunk, target, cache, &mut done)?;
             }
         }
         When::Clear => {
             for word in steps(slot, WORD << F::PAGE_SHIFT) {
-                split_word::<F, W>(tables, word, target, cache, &mut done)?;
+                split::<F, W>(tables, word, target, cache, &mut done)?;
                 // After the split, so that no page is protected that was not asked for.
                 if case.what == What::Call {
                     done.merge(tables.write_protect(word)?);
@@ -196,16 +195,17 @@ fn run<F: Format, W: SplitWalk>(
     Ok(done)
 }
 
-/// Table pages are topped up when they have run out.
+/// Splits `range`; table pages are topped up when they have run out, not before it is known that
+/// any are needed.
 #[inline]
-fn split_word<F: Format, W: SplitWalk>(
+fn split<F: Format, W: SplitWalk>(
     tables: &Tables<'_, F, Arena>,
-    word: GpaRange,
+    range: GpaRange,
     target: PageSize,
     cache: &mut Cache<'_, F>,
     done: &mut Done,
 ) -> anyhow::Result<()> {
-    let mut rest = word;
+    let mut rest = range;
     loop {
         match tables.split_by::<W>(rest, target, cache) {
             Ok(more) => {
