@@ -13,7 +13,8 @@ use std::time::Instant;
 pub enum Limit {
     /// Stores of consecutive descriptors, by a plain loop.
     FillPlain,
-    /// The same by the widest streaming stores that the CPU has.
+    /// The same by the widest stores that the CPU has, through its caches or around them: the
+    /// faster of the two.
     FillBest,
     /// One load a slot, of the last level's tables.
     Read,
@@ -107,22 +108,28 @@ fn read(words: &[AtomicU64]) -> u64 {
 fn exchange(words: &[AtomicU64]) -> u64 {
     words.iter().fold(0, |lost, word| {
         let raw = word.load(Ordering::Acquire);
-        let new = raw ^ 1 << 55;
+        let new = raw ^ (1 << 55);
         lost + u64::from(
             word.compare_exchange(raw, new, Ordering::AcqRel, Ordering::Acquire).is_err(),
         )
     })
 }
 
-/// Fills `words` with consecutive descriptors; seconds.
+/// Fills `words` with consecutive descriptors, table by table; seconds.
 pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
+    match limit {
+        Limit::FillBest => {
+            let stream = fill_by(words, table_slots, stream);
+            fill_by(words, table_slots, vector).min(stream)
+        }
+        _ => fill_by(words, table_slots, plain),
+    }
+}
+
+fn fill_by(words: &mut [u64], table_slots: usize, way: impl Fn(&mut [u64], u64, u64)) -> f64 {
     let begin = Instant::now();
     for (index, table) in words.chunks_exact_mut(table_slots).enumerate() {
-        let first = (index as u64) << 21 | 0x7ff;
-        match limit {
-            Limit::FillBest => stream(table, first, 1 << 12),
-            _ => plain(table, first, 1 << 12),
-        }
+        way(table, (index as u64) << 21 | 0x7ff, 1 << 12);
     }
     let seconds = begin.elapsed().as_secs_f64();
     black_box(words);
@@ -137,36 +144,56 @@ fn plain(words: &mut [u64], first: u64, step: u64) {
     }
 }
 
+/// The loop of `plain`, compiled for the widest registers.
+#[cfg(target_arch = "x86_64")]
+fn vector(words: &mut [u64], first: u64, step: u64) {
+    #[target_feature(enable = "avx512f")]
+    fn avx512(words: &mut [u64], first: u64, step: u64) {
+        plain(words, first, step);
+    }
+    #[target_feature(enable = "avx2")]
+    fn avx2(words: &mut [u64], first: u64, step: u64) {
+        plain(words, first, step);
+    }
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the CPU has AVX-512F.
+        unsafe { avx512(words, first, step) }
+    } else if is_x86_feature_detected!("avx2") {
+        // SAFETY: the CPU has AVX2.
+        unsafe { avx2(words, first, step) }
+    } else {
+        plain(words, first, step);
+    }
+}
+
+/// Around the caches, 64 bytes a store where the CPU can, else 8.
 #[cfg(target_arch = "x86_64")]
 fn stream(words: &mut [u64], first: u64, step: u64) {
-    if std::arch::is_x86_feature_detected!("avx512f") {
-        // SAFETY: the CPU has AVX-512F.
+    if is_x86_feature_detected!("avx512f") && words.as_ptr().align_offset(64) == 0 {
+        // SAFETY: the CPU has AVX-512F, and the words begin at a multiple of 64 bytes.
         unsafe { stream_avx512(words, first, step) }
     } else {
         stream_words(words, first, step);
     }
 }
 
-/// 64 bytes a store, around the caches.
+/// # Safety
+/// `words` begins at a multiple of 64 bytes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn stream_avx512(words: &mut [u64], first: u64, step: u64) {
+unsafe fn stream_avx512(words: &mut [u64], first: u64, step: u64) {
     use std::arch::x86_64::*;
     let at = |i: u64| first.wrapping_add(i.wrapping_mul(step)) as i64;
     let mut raws = _mm512_setr_epi64(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
     let next = _mm512_set1_epi64(step.wrapping_mul(8) as i64);
     for line in words.chunks_exact_mut(8) {
-        if line.as_ptr().align_offset(64) != 0 {
-            return plain(words, first, step);
-        }
-        // SAFETY: the line has 64 bytes and is aligned to them.
+        // SAFETY: the line has 64 writable bytes; it is aligned to them, as the first one is.
         unsafe { _mm512_stream_si512(line.as_mut_ptr().cast(), raws) };
         raws = _mm512_add_epi64(raws, next);
     }
     _mm_sfence();
 }
 
-/// 8 bytes a store: every x86-64 CPU can.
 #[cfg(target_arch = "x86_64")]
 fn stream_words(words: &mut [u64], first: u64, step: u64) {
     use std::arch::x86_64::{_mm_sfence, _mm_stream_si64};
@@ -181,9 +208,9 @@ fn stream_words(words: &mut [u64], first: u64, step: u64) {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn stream(words: &mut [u64], first: u64, step: u64) {
-    plain(words, first, step);
-}
+use plain as stream;
+#[cfg(not(target_arch = "x86_64"))]
+use plain as vector;
 
 #[cfg(test)]
 mod tests {
@@ -195,7 +222,7 @@ mod tests {
         let skip = memory.as_ptr().align_offset(64);
         let words = &mut memory[skip..skip + 2048];
         let expected: Vec<u64> =
-            (0..2048u64).map(|i| ((i / 512) << 21 | 0x7ff) + (i % 512 << 12)).collect();
+            (0..2048u64).map(|i| ((i / 512) << 21) + 0x7ff + ((i % 512) << 12)).collect();
         for limit in [Limit::FillPlain, Limit::FillBest] {
             words.fill(0);
             fill(words, 512, limit);
@@ -203,9 +230,11 @@ mod tests {
         }
         #[cfg(target_arch = "x86_64")]
         {
-            words.fill(0);
-            stream_words(&mut words[..512], 0x7ff, 1 << 12);
-            assert_eq!(words[..512], expected[..512]);
+            for way in [stream, vector, stream_words] {
+                words.fill(0);
+                fill_by(words, 512, way);
+                assert!(words == expected);
+            }
         }
     }
 
@@ -215,7 +244,10 @@ mod tests {
         assert_eq!(read(&words), (0..512).fold(0, |a, b| a ^ b));
         assert_eq!(exchange(&words), 0);
         assert!(
-            words.iter().enumerate().all(|(i, w)| w.load(Ordering::Relaxed) == i as u64 | 1 << 55)
+            words
+                .iter()
+                .enumerate()
+                .all(|(i, w)| w.load(Ordering::Relaxed) == (i as u64 | 1 << 55))
         );
     }
 }
