@@ -274,6 +274,10 @@ pub struct DirtyLogArgs {
     #[arg(long, short = 'i', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub iterations: u32,
 
+    /// Guests that are measured, one after the other; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
     /// How many of a hundred pages a round writes to
     #[arg(long, value_name = "1..100", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub write_percent: u8,

@@ -46,6 +46,11 @@ pub fn with_spread(summary: &Summary) -> String {
     format!("{} ±{:.0}%", seconds(summary.median), summary.relative_spread() * 100.0)
 }
 
+/// The median; the spread only where it is wide enough to doubt the figure.
+pub fn with_wide_spread(summary: &Summary) -> String {
+    if summary.relative_spread() < 0.1 { seconds(summary.median) } else { with_spread(summary) }
+}
+
 /// How far `value` is from `base`, in per cent, with its sign: `−97.3 %`.
 pub fn change(value: f64, base: f64) -> String {
     let percent = (value / base - 1.0) * 100.0;

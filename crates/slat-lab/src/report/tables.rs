@@ -74,7 +74,7 @@ pub fn rows<'a>(results: &'a [Measurement], scenario: &str, ignoring: &[&str]) -
 }
 
 /// Parameters in the order in which a person asks about them; others follow by name.
-const ORDER: [&str; 15] = [
+const ORDER: [&str; 16] = [
     "memory",
     "vcpus",
     "granule",
@@ -88,6 +88,7 @@ const ORDER: [&str; 15] = [
     "clear_chunk",
     "write_percent",
     "iterations",
+    "runs",
     "bytes",
     "slots",
 ];
@@ -136,6 +137,7 @@ fn heading(name: &str) -> String {
         "vcpu" => "vCPU".to_owned(),
         "vcpus" => "vCPUs".to_owned(),
         "backing" => "pages".to_owned(),
+        "manual_protect" => "manual".to_owned(),
         "bbm" => "BBM level".to_owned(),
         "write_percent" => "% written".to_owned(),
         _ => name.replace('_', " "),

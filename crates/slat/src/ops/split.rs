@@ -241,7 +241,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         let mut patience = PATIENCE;
         loop {
             let result = self.walk(from, end, &mut visitor);
-            visitor.link();
+            visitor.link_waiting();
             match visitor.lost.take() {
                 Some(at) if patience > 0 => {
                     patience -= 1;
@@ -267,7 +267,6 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 struct Waiting<'t> {
     blocks: [Option<Replacement<'t>>; MOST_MERGED],
     len: usize,
-    shootdown: Shootdown,
     hull: GpaRange,
 }
 
@@ -370,36 +369,41 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 
     /// Adds a replacement to those that wait, and links them when they are enough.
     fn wait(&mut self, new: Replacement<'t>, range: GpaRange) {
+        let alone = self.waiting.is_none() && range.end().0 >= self.end;
+        if W::MERGED == 1 || alone {
+            return self.link(&mut [Some(new)]);
+        }
         let most = W::MERGED as u64 * range.size();
         if self.waiting.as_ref().is_some_and(|w| w.hull.hull(&range).size() > most) {
-            self.link();
+            self.link_waiting();
         }
-        let waiting = self.waiting.get_or_insert_with(|| Waiting {
+        let waiting = self.waiting.get_or_insert(Waiting {
             blocks: [const { None }; MOST_MERGED],
             len: 0,
-            shootdown: Shootdown::none(self.tables.vmid()),
             hull: range,
         });
         waiting.hull = waiting.hull.hull(&range);
         waiting.blocks[waiting.len] = Some(new);
         waiting.len += 1;
         if waiting.len == W::MERGED {
-            self.link();
+            self.link_waiting();
         }
     }
 
-    /// Breaks the blocks that wait, invalidates them once, links their tables.
-    fn link(&mut self) {
-        let Some(mut waiting) = self.waiting.take() else {
-            return;
-        };
-        let blocks = &mut waiting.blocks[..waiting.len];
+    fn link_waiting(&mut self) {
+        if let Some(Waiting { mut blocks, len, .. }) = self.waiting.take() {
+            self.link(&mut blocks[..len]);
+        }
+    }
+
+    /// Breaks the blocks, invalidates them once, links their tables.
+    fn link(&mut self, blocks: &mut [Option<Replacement<'t>>]) {
+        let mut broken = Shootdown::none(self.tables.vmid());
         for block in blocks.iter_mut() {
             let Some(Replacement { slot, raw, table, level, base }) = block else { continue };
             let size = F::size(*level);
             if slot.exchange(*raw, F::frozen(table.hpa())).is_ok() {
-                let range = GpaRange::from_bounds(*base, *base + size.bytes());
-                waiting.shootdown.leaf(range, size);
+                broken.leaf(GpaRange::from_bounds(*base, *base + size.bytes()), size);
                 self.done.bytes += size.bytes();
                 self.done.counts.slots_written += 2;
                 continue;
@@ -410,11 +414,11 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None }
                 .recycle(table, level - 1);
         }
-        if waiting.shootdown.owed().is_none() {
+        if broken.owed().is_none() {
             return;
         }
         self.done.counts.invalidations += 1;
-        let _broken = waiting.shootdown.complete(self.tables.platform);
+        let _invalidated = broken.complete(self.tables.platform);
         for Replacement { slot, table, .. } in blocks.iter_mut().filter_map(Option::take) {
             let hpa = table.into_hpa();
             slot.release(F::frozen(hpa), F::table(hpa));

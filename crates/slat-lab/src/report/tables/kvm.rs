@@ -2,7 +2,7 @@
 
 use super::{Labels, NOTHING, Row, Table, rows};
 use crate::record::Measurement;
-use crate::report::numbers::{list_of_seconds, seconds, thousands, with_spread};
+use crate::report::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
 use crate::stats::{Summary, median};
 
 /// Phases in the order they happen, with the headings of their columns. The names of the variants
@@ -49,8 +49,8 @@ pub fn phases(results: &[Measurement]) -> Option<Table> {
         labels: label_count,
         notes: vec![
             "Times of whole phases, seen from user space: populate is the first touch of all pages, \
-             dirty a write to each, get and clear the calls that read and reset the log; get and \
-             clear are medians over the rounds. “page, vCPU” is what one page of a round \
+             dirty a write to each, get and clear the calls that read and reset the log; medians; ± \
+             is half the interquartile range, shown from 10 %. “page, vCPU” is what one page of a round \
              costs the vCPU that writes to it."
                 .to_owned(),
         ],
@@ -60,16 +60,26 @@ pub fn phases(results: &[Measurement]) -> Option<Table> {
 /// The time of a phase: of all vCPUs together, not of one.
 fn phase(row: &Row, variant: &str) -> String {
     let whole = row.measurements.iter().find(|m| m.variant == variant && vcpu(m).is_none());
-    let Some(summary) = whole.and_then(|m| Summary::of(&m.samples)) else {
+    let Some((whole, summary)) = whole.and_then(|m| Some((m, Summary::of(&m.samples)?))) else {
         return NOTHING.to_owned();
     };
-    match whole.map_or(&[][..], |m| &m.samples) {
-        // Rounds differ for a reason (the first may find all pages writable), so a few of them are
-        // shown one by one.
+    // Rounds differ for a reason (the first may find all pages writable), so a few of them are
+    // shown one by one.
+    match &by_round(whole)[..] {
         few @ [_, _] | few @ [_, _, _] if variant == "dirty" => list_of_seconds(few),
-        _ if variant == "dirty" => with_spread(&summary),
-        _ => seconds(summary.median),
+        _ => with_wide_spread(&summary),
     }
+}
+
+/// The median of each round over the runs, in whose order samples were taken.
+fn by_round(whole: &Measurement) -> Vec<f64> {
+    let rounds = whole.params.get("iterations").and_then(serde_json::Value::as_u64);
+    let rounds = rounds.unwrap_or(whole.samples.len() as u64).max(1) as usize;
+    let of_round = |round| {
+        let samples: Vec<f64> = whole.samples.iter().skip(round).step_by(rounds).copied().collect();
+        median(&samples)
+    };
+    (0..rounds).filter_map(of_round).collect()
 }
 
 /// What a page costs the vCPU that writes to it: the median over vCPUs of each one's median round.

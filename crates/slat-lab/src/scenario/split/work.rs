@@ -195,7 +195,7 @@ fn run<F: Format, W: SplitWalk>(
     Ok(done)
 }
 
-/// Splits `range`; table pages are topped up when they have run out, not before it is known that
+/// Splits `range`. Table pages are topped up once they are in use, and not before it is known that
 /// any are needed.
 #[inline]
 fn split<F: Format, W: SplitWalk>(
@@ -205,6 +205,9 @@ fn split<F: Format, W: SplitWalk>(
     cache: &mut Cache<'_, F>,
     done: &mut Done,
 ) -> anyhow::Result<()> {
+    if !cache.is_empty() {
+        cache.fill(usize::MAX)?;
+    }
     let mut rest = range;
     loop {
         match tables.split_by::<W>(rest, target, cache) {
