@@ -3,7 +3,7 @@
 //! Each limit runs in the same rounds as what is held against it, on the same warm memory.
 
 use slat::format::Kind;
-use slat::{Format, Hpa, Platform, Slot, Tables};
+use slat::{Format, GpaRange, Hpa, Platform, Slot, Tables};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -37,67 +37,62 @@ impl Limit {
     }
 }
 
-/// The tables of a guest by where their slots stand in the tree.
+/// The tables of a guest by where their slots stand in the tree: address, and slots in use.
 #[derive(Debug, Default)]
 pub struct TablePages {
-    upper: Vec<Hpa>,
-    last: Vec<Hpa>,
+    upper: Vec<(Hpa, usize)>,
+    last: Vec<(Hpa, usize)>,
 }
 
 impl TablePages {
-    /// Finds every table.
-    pub fn of<F: Format, P: Platform>(tables: &Tables<'_, F, P>, platform: &P) -> Self {
+    /// Finds every table, the part of the root that translates `guest` included.
+    pub fn of<F: Format, P: Platform>(
+        tables: &Tables<'_, F, P>,
+        platform: &P,
+        guest: GpaRange,
+    ) -> Self {
         let geometry = tables.geometry();
+        let shift = F::shift(geometry.root_level);
+        let first = (guest.start().0 >> shift) as usize;
+        let used = ((guest.end().0 - 1) >> shift) as usize + 1 - first;
         let mut found = Self::default();
-        // SAFETY: the root has that many slots; the tables are borrowed, so it stays.
-        let root = unsafe { slots(platform, tables.root(), geometry.root_slots) };
-        found.below::<F, P>(platform, root, geometry.root_level);
+        let root = Hpa(tables.root().0 + first as u64 * 8);
+        found.table::<F, P>(platform, root, used, geometry.root_level);
         found
     }
 
-    fn below<F: Format, P: Platform>(&mut self, platform: &P, table: &[Slot], level: u8) {
-        for raw in table.iter().map(Slot::load) {
-            if F::kind(raw, level) != Kind::Table {
-                continue;
-            }
-            let hpa = F::table_address(raw);
-            if level == 1 {
-                self.last.push(hpa);
-                continue;
-            }
-            self.upper.push(hpa);
-            // SAFETY: a linked table has that many slots, and stays while the tables are borrowed.
-            let child = unsafe { slots(platform, hpa, 1 << F::INDEX_BITS) };
-            self.below::<F, P>(platform, child, level - 1);
+    fn table<F: Format, P: Platform>(&mut self, platform: &P, hpa: Hpa, len: usize, level: u8) {
+        if level == 0 {
+            self.last.push((hpa, len));
+            return;
         }
-    }
-
-    fn of_limit(&self, limit: Limit) -> &[Hpa] {
-        if limit == Limit::ReadUpper { &self.upper } else { &self.last }
+        self.upper.push((hpa, len));
+        // SAFETY: a table in use has that many slots, and stays while the tables are borrowed.
+        let slots = unsafe { std::slice::from_raw_parts(platform.slots(hpa).as_ptr(), len) };
+        for raw in slots.iter().map(Slot::load) {
+            if F::kind(raw, level) == Kind::Table {
+                let child = F::table_address(raw);
+                self.table::<F, P>(platform, child, 1 << F::INDEX_BITS, level - 1);
+            }
+        }
     }
 
     /// Reads or exchanges each slot once; seconds, and slots touched.
-    pub fn sample<F: Format, P: Platform>(&self, platform: &P, limit: Limit) -> (f64, u64) {
-        let pages = self.of_limit(limit);
+    ///
+    /// # Safety
+    /// The tables that were found still stand in `platform`, or others at the same places.
+    pub unsafe fn sample<P: Platform>(&self, platform: &P, limit: Limit) -> (f64, u64) {
+        let pages = if limit == Limit::ReadUpper { &self.upper } else { &self.last };
         let begin = Instant::now();
-        for &hpa in pages {
+        for &(hpa, len) in pages {
             let table = platform.slots(hpa).cast::<AtomicU64>();
-            // SAFETY: as in `below`; a `Slot` is one atomic word. Nobody else is at work on it.
-            let words = unsafe { std::slice::from_raw_parts(table.as_ptr(), 1 << F::INDEX_BITS) };
-            match limit {
-                Limit::Cas => exchange(words),
-                _ => black_box(read(words)),
-            };
+            // SAFETY: the caller's contract; a `Slot` is one atomic word.
+            let words = unsafe { std::slice::from_raw_parts(table.as_ptr(), len) };
+            black_box(if limit == Limit::Cas { exchange(words) } else { read(words) });
         }
-        (begin.elapsed().as_secs_f64(), (pages.len() as u64) << F::INDEX_BITS)
+        let seconds = begin.elapsed().as_secs_f64();
+        (seconds, pages.iter().map(|&(_, len)| len as u64).sum())
     }
-}
-
-/// # Safety
-/// `hpa` holds a table of `len` slots that stays allocated while `platform` is borrowed.
-unsafe fn slots<P: Platform>(platform: &P, hpa: Hpa, len: usize) -> &[Slot] {
-    // SAFETY: the caller's contract; slots are atomics, so shared access is sound.
-    unsafe { std::slice::from_raw_parts(platform.slots(hpa).as_ptr(), len) }
 }
 
 fn read(words: &[AtomicU64]) -> u64 {

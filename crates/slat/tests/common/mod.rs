@@ -1,0 +1,193 @@
+//! A machine for tests: memory that is counted, an MMU written from the manual, a TLB that forgets
+//! nothing it was not told to forget.
+
+// Each test target uses its own part.
+#![allow(dead_code)]
+
+pub mod flat;
+pub mod hardware;
+pub mod machine;
+
+use machine::Machine;
+use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Slot};
+use std::alloc::Layout;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+/// What a frame holds before it is filled and after it is freed: to hardware a valid descriptor
+/// with reserved bits set, so that a walk into it fails loudly.
+const POISON: u64 = 0xdead_beef_dead_beef;
+
+/// What the engine told the machine, in order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    Publish,
+    Invalidate(Invalidation),
+}
+
+struct Memory {
+    words: NonNull<AtomicU64>,
+    layout: Layout,
+    live: bool,
+}
+
+impl Memory {
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: allocated with that layout, initialised at once, and kept until the platform is
+        // dropped.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.layout.size() / 8) }
+    }
+
+    fn poison(&self) {
+        self.words().iter().for_each(|word| word.store(POISON, std::sync::atomic::Ordering::Relaxed));
+    }
+}
+
+/// Called on each fill of a new table: the moment at which hardware changes the block that the
+/// table is to replace.
+type Meanwhile = Box<dyn FnMut(&TestPlatform)>;
+
+pub struct TestPlatform {
+    bbm: BreakBeforeMake,
+    /// Frames by address. Freed ones stay, poisoned, so that a use after free is seen.
+    memory: RefCell<BTreeMap<u64, Memory>>,
+    live: Cell<usize>,
+    limit: Cell<usize>,
+    pub events: RefCell<Vec<Event>>,
+    pub machine: RefCell<Option<Machine>>,
+    meanwhile: RefCell<Option<Meanwhile>>,
+}
+
+impl TestPlatform {
+    pub fn new(bbm: BreakBeforeMake) -> Self {
+        Self {
+            bbm,
+            memory: RefCell::default(),
+            live: Cell::new(0),
+            limit: Cell::new(usize::MAX),
+            events: RefCell::default(),
+            machine: RefCell::default(),
+            meanwhile: RefCell::default(),
+        }
+    }
+
+    /// Frames that were allocated and not given back.
+    pub fn live(&self) -> usize {
+        self.live.get()
+    }
+
+    /// From now on, at most `frames` may be live.
+    pub fn limit(&self, frames: usize) {
+        self.limit.set(frames);
+    }
+
+    pub fn take_events(&self) -> Vec<Event> {
+        self.events.take()
+    }
+
+    pub fn meanwhile(&self, hook: Option<Meanwhile>) {
+        *self.meanwhile.borrow_mut() = hook;
+    }
+
+    /// Has the MMU look at all of the tables: whatever is valid may be cached from now on.
+    pub fn observe(&self) {
+        if let Some(machine) = self.machine.borrow_mut().as_mut() {
+            machine.observe(self);
+        }
+    }
+
+    /// Memory as a table walk reads it.
+    pub fn table(&self, hpa: u64, slots: usize) -> &[AtomicU64] {
+        let memory = self.memory.borrow();
+        let frame = memory.get(&hpa).unwrap_or_else(|| panic!("no table at {hpa:#x}"));
+        assert!(frame.live, "the table at {hpa:#x} was freed");
+        let words = &frame.words()[..slots];
+        // SAFETY: the memory is heap of its own, kept until the platform is dropped; `self` is
+        // borrowed for as long as the slice.
+        unsafe { std::slice::from_raw_parts(words.as_ptr(), slots) }
+    }
+}
+
+// SAFETY: frames are heap memory of the size and alignment asked for, each handed out once and
+// kept mapped until the platform is dropped; `invalidate` empties the only TLB there is.
+unsafe impl Platform for TestPlatform {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        if self.live.get() >= self.limit.get() {
+            return None;
+        }
+        let layout = Layout::from_size_align(bytes, bytes).unwrap();
+        // SAFETY: the size is not zero.
+        let words = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }.cast()).unwrap();
+        let frame = Memory { words, layout, live: true };
+        frame.poison();
+        self.live.set(self.live.get() + 1);
+        let hpa = words.as_ptr() as u64;
+        self.memory.borrow_mut().insert(hpa, frame);
+        // SAFETY: memory of that size and alignment, known to nobody else.
+        unsafe { Frame::from_hpa(Hpa(hpa)) }
+    }
+
+    fn free(&self, frame: Frame, bytes: usize) {
+        let hpa = frame.hpa().0;
+        let mut memory = self.memory.borrow_mut();
+        let frame = memory.get_mut(&hpa).unwrap_or_else(|| panic!("{hpa:#x} is no frame"));
+        assert!(frame.live, "{hpa:#x} was freed twice");
+        assert_eq!(frame.layout.size(), bytes, "{hpa:#x} was freed with another size");
+        if let Some(machine) = self.machine.borrow().as_ref() {
+            machine.check_free(hpa);
+        }
+        frame.live = false;
+        frame.poison();
+        self.live.set(self.live.get() - 1);
+    }
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        let memory = self.memory.borrow();
+        let frame = memory.get(&table.0).unwrap_or_else(|| panic!("no frame at {table}"));
+        assert!(frame.live, "the frame at {table} is used after it was freed");
+        frame.words.cast()
+    }
+
+    fn publish(&self) {
+        self.events.borrow_mut().push(Event::Publish);
+    }
+
+    fn invalidate(&self, what: &Invalidation) {
+        self.events.borrow_mut().push(Event::Invalidate(*what));
+        if let Some(machine) = self.machine.borrow_mut().as_mut() {
+            machine.forget(what);
+            // vCPUs run on: whatever is valid at this moment is cached again.
+            machine.observe(self);
+        }
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.bbm
+    }
+
+    fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
+        let words = slots.iter_mut().zip((0..).map(|n| first.wrapping_add(step.wrapping_mul(n))));
+        words.for_each(|(slot, raw)| slot.set(raw));
+        let hook = self.meanwhile.borrow_mut().take();
+        if let Some(mut hook) = hook {
+            hook(self);
+            *self.meanwhile.borrow_mut() = Some(hook);
+        }
+    }
+}
+
+impl Drop for TestPlatform {
+    fn drop(&mut self) {
+        for (hpa, frame) in self.memory.get_mut() {
+            let poisoned = |word: &AtomicU64| word.load(std::sync::atomic::Ordering::Relaxed) == POISON;
+            let intact = frame.live || frame.words().iter().all(poisoned);
+            // SAFETY: allocated with that layout, and nobody can reach it any more.
+            unsafe { std::alloc::dealloc(frame.words.as_ptr().cast(), frame.layout) };
+            if !std::thread::panicking() {
+                assert!(intact, "the frame at {hpa:#x} was written after it was freed");
+            }
+        }
+    }
+}
