@@ -27,7 +27,7 @@ macro_rules! hex_address {
 hex_address!(Gpa Hpa);
 
 /// A non-empty range of guest physical addresses that does not wrap.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GpaRange {
     start: u64,
     end: u64,
@@ -85,6 +85,12 @@ impl GpaRange {
             return Err(RangeError::BeyondAddressSize { end: Gpa(self.end), bits });
         }
         Ok(())
+    }
+}
+
+impl fmt::Debug for GpaRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GpaRange({self})")
     }
 }
 

@@ -94,6 +94,8 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         }
         for (slot, at) in slots.iter_mut().zip((base..).step_by(1 << shift)) {
             slot.set(match plan.slot::<F>(level, at) {
+                // Nothing is done behind the address where the cache ran dry.
+                _ if self.dry.is_some() => plan.outside::<F>(level, at),
                 Some(raw) => raw,
                 None => self.child(level, at, plan),
             });

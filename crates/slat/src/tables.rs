@@ -304,6 +304,11 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             return 0;
         }
         self.invalidate_all();
+        self.free_retired()
+    }
+
+    /// Empties the list of retired tables, which all of the guest's CPUs have forgotten.
+    fn free_retired(&mut self) -> usize {
         let mut next = self.retired.swap(0, Ordering::AcqRel);
         let mut freed = 0;
         while next != 0 {
@@ -312,7 +317,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             // below, after its only use.
             let first = unsafe { &table::slots(self.platform, hpa, 1 << F::INDEX_BITS)[0] };
             next = F::table_address(first.load()).0;
-            // SAFETY: the table is unlinked, its walkers are gone (see above), and it leaves the
+            // SAFETY: the table is unlinked, its walkers are gone (see `reclaim`), and it leaves the
             // list here: nobody else owns it.
             if let Some(frame) = unsafe { Frame::from_hpa(hpa) } {
                 self.platform.free(frame, 1 << F::PAGE_SHIFT);
@@ -326,8 +331,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     ///
     /// The caller has taken the root out of every CPU: no vCPU of the guest runs any more.
     pub fn destroy(mut self) {
-        self.reclaim();
         self.invalidate_all();
+        self.free_retired();
         // SAFETY: the tables are owned, so no software walker exists, and hardware forgot them.
         unsafe {
             let platform = self.platform;

@@ -423,5 +423,6 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             let hpa = table.into_hpa();
             slot.release(F::frozen(hpa), F::table(hpa));
         }
+        self.tables.platform.publish();
     }
 }

@@ -119,10 +119,7 @@ fn bits(raw: u64, high: u32, low: u32) -> u64 {
 }
 
 impl Regime {
-    pub fn of<F: Format>(
-        tables: &Tables<'_, F, TestPlatform>,
-        forced_write_back: bool,
-    ) -> Self {
+    pub fn of<F: Format>(tables: &Tables<'_, F, TestPlatform>, forced_write_back: bool) -> Self {
         let geometry = tables.geometry();
         let regime = Self {
             granule: F::PAGE_SHIFT,
@@ -166,7 +163,8 @@ impl Regime {
         let largest = if self.granule == 12 { 1 } else { 2 };
         assert!(level >= largest, "no block at level {level} of this granule: {raw:#x}");
         assert_eq!(bits(raw, 11, 11), 0, "FnXS of {raw:#x}");
-        assert_eq!(bits(raw, shift - 1, 12) * u64::from(shift > 12), 0, "RES0, nT of {raw:#x}");
+        let below = raw & ((1 << shift) - 1);
+        assert_eq!(below >> 12, 0, "RES0, nT or an unaligned address in {raw:#x}");
         assert_eq!(bits(raw, 50, 48), 0, "RES0 of {raw:#x}");
         assert_eq!(bits(raw, 52, 52), 0, "Contiguous of {raw:#x}");
         assert_eq!(bits(raw, 63, 59), 0, "PBHA and bit 63 of {raw:#x}");
@@ -213,7 +211,8 @@ impl Regime {
         tree: &mut Tree,
     ) {
         let size = 1u64 << self.shift(level);
-        for (slot, start) in memory.table(table, slots).iter().zip((base..).step_by(size as usize)) {
+        for (slot, start) in memory.table(table, slots).iter().zip((base..).step_by(size as usize))
+        {
             let raw = slot.load(Ordering::SeqCst);
             if raw == 0 {
                 continue;

@@ -70,7 +70,8 @@ impl Machine {
     pub fn check_conflicts(&self, tree: &Tree, bbm: BreakBeforeMake) {
         for old in &self.tlb {
             for new in tree.within(old.start, old.end) {
-                let same = old.oa(new.start) == new.leaf.oa && old.leaf.mem_attr == new.leaf.mem_attr;
+                let same =
+                    old.oa(new.start) == new.leaf.oa && old.leaf.mem_attr == new.leaf.mem_attr;
                 let size = old.size == new.size || bbm != BreakBeforeMake::Always;
                 assert!(same && size, "no break between {old:x?} and {new:x?}");
             }
@@ -84,7 +85,10 @@ impl Machine {
             for new in tree.within(old.start, old.end).map(cached) {
                 let weaker = old.leaf.s2ap & !new.leaf.s2ap == 0;
                 let leaf = Leaf { oa: old.oa(new.start), s2ap: new.leaf.s2ap, ..old.leaf };
-                assert!(weaker && leaf == new.leaf && old.size == new.size, "{old:x?} is stale, now {new:x?}");
+                assert!(
+                    weaker && leaf == new.leaf && old.size == new.size,
+                    "{old:x?} is stale, now {new:x?}"
+                );
                 covered += new.end - new.start;
             }
             assert_eq!(covered, old.end - old.start, "{old:x?} is stale, partly unmapped");

@@ -7,6 +7,7 @@
 pub mod flat;
 pub mod hardware;
 pub mod machine;
+pub mod world;
 
 use machine::Machine;
 use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Slot};
@@ -41,7 +42,9 @@ impl Memory {
     }
 
     fn poison(&self) {
-        self.words().iter().for_each(|word| word.store(POISON, std::sync::atomic::Ordering::Relaxed));
+        self.words()
+            .iter()
+            .for_each(|word| word.store(POISON, std::sync::atomic::Ordering::Relaxed));
     }
 }
 
@@ -181,7 +184,8 @@ unsafe impl Platform for TestPlatform {
 impl Drop for TestPlatform {
     fn drop(&mut self) {
         for (hpa, frame) in self.memory.get_mut() {
-            let poisoned = |word: &AtomicU64| word.load(std::sync::atomic::Ordering::Relaxed) == POISON;
+            let poisoned =
+                |word: &AtomicU64| word.load(std::sync::atomic::Ordering::Relaxed) == POISON;
             let intact = frame.live || frame.words().iter().all(poisoned);
             // SAFETY: allocated with that layout, and nobody can reach it any more.
             unsafe { std::alloc::dealloc(frame.words.as_ptr().cast(), frame.layout) };

@@ -79,7 +79,8 @@ impl Guest {
     pub fn access(&self, gpa: u64, write: bool, held: Use) -> Option<Hpa> {
         let world = self.world;
         let _bus = world.bus.lock().unwrap();
-        let hpa = self.through_tlb(gpa, write, held).or_else(|| self.through_tables(gpa, write, held))?;
+        let hpa =
+            self.through_tlb(gpa, write, held).or_else(|| self.through_tables(gpa, write, held))?;
         let taken = world.taken.borrow();
         assert!(!taken.iter().any(|taken| taken.contains(&hpa)), "the guest reached freed memory");
         let protected = world.protected.borrow();

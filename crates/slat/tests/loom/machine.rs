@@ -246,7 +246,10 @@ impl Guest {
     }
 
     /// Goes on where an unmap gave up, now that everybody else has ended.
-    pub fn unmap_rest(&self, (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>)) -> Vec<Removed> {
+    pub fn unmap_rest(
+        &self,
+        (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
+    ) -> Vec<Removed> {
         if let Some(rest) = rest {
             let (more, rest) = self.unmap(rest.range);
             assert!(rest.is_none(), "{rest:?}");
@@ -269,7 +272,13 @@ impl Guest {
         }
     }
 
-    pub fn map_rest(&self, rest: Outcome<MapError>, attributes: Attributes, size: u64, cache: &mut Cache) {
+    pub fn map_rest(
+        &self,
+        rest: Outcome<MapError>,
+        attributes: Attributes,
+        size: u64,
+        cache: &mut Cache,
+    ) {
         if let Some(rest) = rest {
             let rest = self.map(rest.range, attributes, size, cache);
             assert!(rest.is_none(), "{rest:?}");
@@ -293,6 +302,34 @@ impl Guest {
     /// Pages that are handed to nobody: in no cache, and not given back.
     pub fn pages(&self) -> usize {
         self.world.live()
+    }
+
+    /// As [`Guest::unmap_rest`], but leaves `beside`, which somebody else may have mapped since.
+    pub fn unmap_rest_unless(
+        &self,
+        (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
+        beside: Range<u64>,
+    ) -> Vec<Removed> {
+        let Some(rest) = rest else { return removed };
+        for at in rest.range.step_by(PAGE as usize).filter(|at| !beside.contains(at)) {
+            removed =
+                self.unmap_rest((removed, Some(Rest { range: at..at + PAGE, why: rest.why })));
+        }
+        removed
+    }
+
+    /// Tables linked below the root.
+    pub fn linked(&self) -> usize {
+        fn below(world: &World, table: Hpa, level: u8) -> usize {
+            let tables = (0..2).filter_map(|index| {
+                // SAFETY: a linked table of two slots.
+                let raw = unsafe { world.slots(table).add(index).as_ref() }.load();
+                (Tiny::kind(raw, level) == slat::format::Kind::Table && level > 0)
+                    .then(|| 1 + below(world, Tiny::table_address(raw), level - 1))
+            });
+            tables.sum()
+        }
+        below(self.world, self.tables().root(), self.tables().geometry().root_level)
     }
 
     /// Reclaims `retired` tables, then gives everything back. All threads have been joined.
@@ -340,8 +377,5 @@ pub fn bounded(name: &str, preemptions: Option<usize>, model: impl Fn() + Send +
     });
     let seconds = start.elapsed().as_secs_f64();
     let bound = builder.preemption_bound.map_or("all".into(), |n| std::format!("<= {n}"));
-    std::eprintln!(
-        "| {name} | {bound} | {} | {seconds:.2} |",
-        executions.load(Ordering::Relaxed)
-    );
+    std::eprintln!("| {name} | {bound} | {} | {seconds:.2} |", executions.load(Ordering::Relaxed));
 }

@@ -1,0 +1,169 @@
+//! Unmap and the retirement of tables, against everything else.
+
+use crate::hardware::Use;
+use crate::machine::*;
+use loom::thread::spawn;
+use slat::{Attributes, Removed};
+
+const RAM: Attributes = Attributes::RAM;
+
+/// Whether `gpa` is mapped now; it must be so in exactly one account.
+fn one_account(guest: Guest, gpa: u64, removed: &[Removed]) -> bool {
+    let stands = guest.at(gpa).is_some();
+    let gone = removed.iter().any(|leaf| leaf.gpa.0 == gpa);
+    assert!(stands != gone, "{gpa:#x}: stands {stands}, removed {gone}");
+    stands
+}
+
+fn retired(guest: Guest, before: usize) -> usize {
+    // A table that stands is linked from the root; all others of the tree are retired.
+    before - guest.linked()
+}
+
+#[test]
+fn a_page_mapped_while_its_table_is_unmapped_stands_or_was_handed_out() {
+    explore("map || unmap, sibling page, retire", || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let mut cache = guest.cache(1);
+        let unmap = spawn(move || guest.unmap(0..BLOCK));
+        let rest = guest.map(PAGE..BLOCK, RAM, PAGE, &mut cache);
+        let removed = guest.unmap_rest_unless(unmap.join().unwrap(), PAGE..BLOCK);
+        guest.map_rest(rest, RAM, PAGE, &mut cache);
+        assert!(removed.iter().any(|leaf| leaf.gpa.0 == 0), "the first page was unmapped");
+        assert!(guest.at(0).is_none());
+        one_account(guest, PAGE, &removed);
+        bytes(&removed);
+        let tables = 2 - cache.len();
+        drop(cache);
+        guest.end(retired(guest, tables));
+    });
+}
+
+#[test]
+fn a_page_mapped_into_an_empty_table_that_is_retired_is_not_lost() {
+    explore("map || unmap, empty table, retire", || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        assert_eq!(bytes(&guest.unmap(0..PAGE).0), PAGE);
+        let mut cache = guest.cache(1);
+        let unmap = spawn(move || guest.unmap(0..BLOCK));
+        let rest = guest.map(0..PAGE, RAM, PAGE, &mut cache);
+        let removed = guest.unmap_rest_unless(unmap.join().unwrap(), 0..PAGE);
+        guest.map_rest(rest, RAM, PAGE, &mut cache);
+        one_account(guest, 0, &removed);
+        let tables = 2 - cache.len();
+        drop(cache);
+        guest.end(retired(guest, tables));
+    });
+}
+
+#[test]
+fn a_page_mapped_while_two_levels_of_tables_are_retired_is_not_lost() {
+    explore("map || unmap, three levels, retire", || {
+        let guest = Guest::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let mut cache = guest.cache(2);
+        let unmap = spawn(move || guest.unmap(0..BIG));
+        let rest = guest.map(PAGE..BLOCK, RAM, PAGE, &mut cache);
+        let removed = guest.unmap_rest_unless(unmap.join().unwrap(), PAGE..BLOCK);
+        guest.map_rest(rest, RAM, PAGE, &mut cache);
+        assert!(guest.at(0).is_none());
+        one_account(guest, PAGE, &removed);
+        let tables = 4 - cache.len();
+        drop(cache);
+        guest.end(retired(guest, tables));
+    });
+}
+
+#[test]
+fn two_unmaps_hand_out_each_leaf_once_and_retire_the_table_once() {
+    explore("unmap || unmap, same block", || {
+        let guest = Guest::new(14, NEVER).mapped(0..BLOCK, RAM, PAGE);
+        let other = spawn(move || guest.unmap(0..BLOCK));
+        let here = guest.unmap(0..BLOCK);
+        let other = other.join().unwrap();
+        let mut removed = guest.unmap_rest(here);
+        removed.extend(guest.unmap_rest(other));
+        assert_eq!(bytes(&removed), BLOCK);
+        assert_eq!((guest.at(0), guest.at(PAGE)), (None, None));
+        guest.end(1);
+    });
+}
+
+#[test]
+fn two_unmaps_of_neighbouring_tables_retire_both() {
+    explore("unmap || unmap, two tables on one list", || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
+        let other = spawn(move || guest.unmap(BLOCK..BIG));
+        let (removed, rest) = guest.unmap(0..BLOCK);
+        let (others, rests) = other.join().unwrap();
+        assert!(rest.is_none() && rests.is_none());
+        assert_eq!((bytes(&removed), bytes(&others)), (PAGE, PAGE));
+        guest.end(2);
+    });
+}
+
+#[test]
+fn two_unmaps_of_one_page_each_hand_it_out_between_them_once() {
+    explore("unmap || unmap, page and block", || {
+        let guest = Guest::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let other = spawn(move || guest.unmap(0..BIG));
+        let here = guest.unmap(0..BLOCK);
+        let other = other.join().unwrap();
+        let mut removed = guest.unmap_rest(here);
+        removed.extend(guest.unmap_rest(other));
+        assert_eq!(bytes(&removed), PAGE);
+        let (_, rest) = guest.unmap(0..BIG);
+        assert!(rest.is_none());
+        guest.end(2);
+    });
+}
+
+#[test]
+fn a_write_that_hardware_marked_is_in_the_attributes_that_unmap_hands_out() {
+    explore("unmap || hardware write", || {
+        let guest = Guest::new(14, ALWAYS).mapped(0..PAGE, CLEAN, PAGE);
+        let vcpu = spawn(move || guest.write(0));
+        let result = guest.unmap(0..BLOCK);
+        let removed = guest.unmap_rest(result);
+        let wrote = vcpu.join().unwrap();
+        let state = removed[0].attributes;
+        assert_eq!((state.accessed, state.dirty), (wrote, wrote));
+        guest.end(1);
+    });
+}
+
+#[test]
+fn after_its_shootdown_nobody_reaches_unmapped_memory_nor_a_retired_table() {
+    explore("unmap || hardware, lazy TLB and walk cache", || {
+        let guest = Guest::new(14, ALWAYS).mapped(0..BLOCK, CLEAN, PAGE);
+        guest.access(0, true, Use::Always);
+        // The second page is reached through the walk cache. Freed memory fails the access.
+        let vcpu = spawn(move || {
+            let first = guest.access(0, true, Use::Always);
+            (first.is_some(), guest.access(PAGE, true, Use::Always).is_some())
+        });
+        let result = guest.unmap(0..BLOCK);
+        let removed = guest.unmap_rest(result);
+        let (_, second) = vcpu.join().unwrap();
+        assert!(removed[0].attributes.dirty);
+        assert_eq!(removed[1].attributes.dirty, second);
+        guest.end(1);
+    });
+}
+
+#[test]
+fn translate_beside_unmap_answers_the_old_or_nothing() {
+    explore("translate || unmap, retire", || {
+        let guest = Guest::new(15, NEVER).mapped(0..BLOCK, RAM, PAGE);
+        let looks = spawn(move || (guest.look(PAGE), guest.look(PAGE)));
+        let result = guest.unmap(0..BIG);
+        let removed = guest.unmap_rest(result);
+        let (first, second) = looks.join().unwrap();
+        assert_eq!(bytes(&removed), BLOCK);
+        for hpa in [first, second].into_iter().flatten().flatten() {
+            assert_eq!(hpa.0, MEMORY + PAGE);
+        }
+        assert!(first != Some(None) || second.flatten().is_none(), "it came back");
+        guest.end(2);
+    });
+}
