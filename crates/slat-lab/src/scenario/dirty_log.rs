@@ -132,16 +132,24 @@ fn config(args: &DirtyLogArgs) -> anyhow::Result<Config> {
         }
     };
     let page_size = Backing::Small.page_size();
+    let backing = match args.backing {
+        KvmBacking::Small => Backing::Small,
+        KvmBacking::Transparent2m => Backing::Thp,
+        KvmBacking::Hugetlb2m => Backing::Hugetlb2M,
+        KvmBacking::Hugetlb1g => Backing::Hugetlb1G,
+    };
+    let share = Size(backing.page_size() * u64::from(args.vcpus));
+    if !args.memory.bytes().is_multiple_of(share.bytes()) {
+        return Err(bad_input(format!(
+            "--memory {} does not give each of {} vCPUs whole pages of {}; take a multiple of {share}",
+            args.memory, args.vcpus, args.backing
+        )));
+    }
     Ok(Config {
         memory: args.memory.bytes(),
         vcpus: args.vcpus as usize,
         iterations: args.iterations,
-        backing: match args.backing {
-            KvmBacking::Small => Backing::Small,
-            KvmBacking::Transparent2m => Backing::Thp,
-            KvmBacking::Hugetlb2m => Backing::Hugetlb2M,
-            KvmBacking::Hugetlb1g => Backing::Hugetlb1G,
-        },
+        backing,
         mode,
         clear_chunk: args.clear_chunk.map(|chunk| chunk.pages(page_size)).transpose()?,
         write_share: args.write_percent,
@@ -326,6 +334,8 @@ mod tests {
         let text = refusal(&["--manual-protect", "off", "--initially-set", "on"]);
         assert!(text.contains("--manual-protect on"), "{text}");
         assert!(refusal(&["--clear-chunk", "63"]).contains("multiple of 64"));
+        let text = refusal(&["--memory", "1g", "--backing", "hugetlb-1g"]);
+        assert!(text.contains("--memory 1g") && text.contains("multiple of 2g"), "{text}");
     }
 
     #[test]
