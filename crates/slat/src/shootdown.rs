@@ -73,6 +73,10 @@ impl Shootdown {
     }
 
     /// What is owed; `None` if the operation left nothing stale behind.
+    ///
+    /// Where blocks are split without a break, the hint of a leaf size holds only if no split of
+    /// the range is still owed: a CPU may hold the block, and an invalidation of pages alone may
+    /// leave it. [`Shootdown::complete`] gives no hint there.
     pub const fn owed(&self) -> Option<Invalidation> {
         if self.end == 0 {
             return None;
@@ -88,7 +92,9 @@ impl Shootdown {
 
     /// Executes what is owed and returns once it has completed on all CPUs.
     pub fn complete(self, platform: &impl Platform) -> Invalidated {
-        if let Some(what) = self.owed() {
+        if let Some(mut what) = self.owed() {
+            let one_size = platform.break_before_make().breaks_size_change();
+            what.leaf = what.leaf.filter(|_| one_size);
             platform.invalidate(&what);
         }
         Invalidated { vmid: self.vmid }

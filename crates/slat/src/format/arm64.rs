@@ -29,7 +29,7 @@ pub struct Arm64<const PAGE_SHIFT: u32> {
     pub shareability: Shareability,
 }
 
-/// SH[1:0] of a leaf.
+/// The SH field of a leaf, `SH[1:0]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shareability {
     /// One PE only.
@@ -68,7 +68,7 @@ const XN: u64 = 0b11 << XN_SHIFT;
 /// written leaf that lost the right to write; 57 and 58 are kept for the engine.
 const SW_USER: u64 = 1 << 55;
 const SW_DIRTY: u64 = 1 << 56;
-/// OA[47:12]; lower bits are zero for larger granules and blocks.
+/// `OA[47:12]`; lower bits are zero for larger granules and blocks.
 const ADDRESS: u64 = (1 << 48) - (1 << 12);
 /// A frozen slot: invalid to hardware (bit 0 clear), not zero, room for a table's address.
 const FROZEN: u64 = 1 << 1;
@@ -78,7 +78,7 @@ const FROZEN: u64 = 1 << 1;
 const INHERITED: u64 =
     MEM_ATTR | S2AP_READ | S2AP_WRITE | 0b11 << SH_SHIFT | AF | DBM | XN | 0b1111 << 55;
 
-/// Table of MemAttr[3:0], and MemAttr with FEAT_S2FWB.
+/// Table of `MemAttr[3:0]`, and MemAttr with FEAT_S2FWB.
 const MEMORY_TYPES: [(Memory, u64, u64); 4] = [
     (Memory::Normal, 0b1111, 0b0110),
     (Memory::NonCacheable, 0b0101, 0b0101),
@@ -86,13 +86,16 @@ const MEMORY_TYPES: [(Memory, u64, u64); 4] = [
     (Memory::DeviceStrict, 0b0000, 0b0000),
 ];
 
-/// Table of XN[1:0], bits 54:53.
+/// Table of `XN[1:0]`, bits 54:53.
 const EXECUTE: [(Execute, u64); 4] =
     [(Execute::All, 0b00), (Execute::User, 0b01), (Execute::None, 0b10), (Execute::Kernel, 0b11)];
 
 impl<const PAGE_SHIFT: u32> Arm64<PAGE_SHIFT> {
-    /// T0SZ is at most 39 without FEAT_TTST: 25-bit addresses.
-    const MIN_BITS: u32 = 25;
+    /// T0SZ is at most 39 without FEAT_TTST: 25-bit addresses. The start level, the smallest
+    /// block's at least, resolves one bit or more (`AArch64.S2InconsistentSL`): 26 bits with the
+    /// 16K granule, 30 with 64K, or every access faults.
+    const MIN_BITS: u32 =
+        if Self::PAGE_SHIFT == 12 { 25 } else { Self::PAGE_SHIFT + Self::INDEX_BITS + 1 };
     /// Without FEAT_LPA and LPA2.
     const MAX_BITS: u32 = 48;
     /// Up to 16 tables may be concatenated at the root.
@@ -117,7 +120,7 @@ impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
         if !(min..=max).contains(&address_bits) {
             return Err(GeometryError { address_bits, min, max, format: Self::NAME });
         }
-        // Arm forbids a root of pages: the start level is at least that of the smallest block.
+        // A root of pages, which Arm has for 16K and 64K (4K: FEAT_TTST), saves nothing here.
         let mut root_level = 1;
         while address_bits > Self::shift(root_level) + Self::INDEX_BITS + Self::CONCATENATED {
             root_level += 1;
@@ -213,7 +216,7 @@ impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
         hpa.0 | FROZEN
     }
 
-    /// Clears S2AP[1] and DBM: a leaf with DBM is not write-protected, hardware would make it
+    /// Clears `S2AP[1]` and DBM: a leaf with DBM is not write-protected, hardware would make it
     /// writable. A leaf that was writable counts as written.
     #[inline(always)]
     fn write_protected(raw: u64) -> u64 {

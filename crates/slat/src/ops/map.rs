@@ -95,6 +95,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// of memory and linked by one store. No invalidation is owed: nothing invalid is cached (on
     /// formats where it may be, the shootdown says so).
     ///
+    /// A range that was unmapped is not to be mapped again before the unmap's shootdown has
+    /// completed: a CPU could hold the old and the new translation at once.
+    ///
     /// # Errors
     /// Nothing is done on [`MapError::Range`], [`MapError::HostAddress`], [`MapError::LeafSize`],
     /// [`MapError::Attributes`], [`MapError::ForeignCache`], and on [`MapError::Occupied`] unless
@@ -117,6 +120,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         if range.size() > 1 << F::PAGE_SHIFT {
             let mut check = Check { plan, read: 0, why: MapError::Contended };
             if let Err(at) = self.walk(plan.start, plan.end, &mut check) {
+                // Nothing is mapped yet: who goes on has to begin at the start.
+                let at = if check.why == MapError::Contended { range.start() } else { at };
                 return Err(Stopped { at, ..self.refused(&range, check.why) });
             }
             done.counts.slots_read = check.read;
@@ -171,7 +176,10 @@ fn agrees<F: Format>(plan: &Plan, level: u8, entry: &Entry<'_>) -> Result<(), Ma
     let base = entry.base::<F>(level);
     let hpa = F::leaf_address(entry.raw, level);
     let bits = F::attribute_bits(entry.raw, level);
-    if hpa.0 == base.wrapping_add(plan.delta) && (bits ^ plan.bits) & !F::STATUS == 0 {
+    // The right to write may be a bit that also tells the dirty state.
+    let writable = |bits| F::write_protected(bits) != bits;
+    let same = (bits ^ plan.bits) & !F::STATUS == 0 && writable(bits) == writable(plan.bits);
+    if hpa.0 == base.wrapping_add(plan.delta) && same {
         Ok(())
     } else {
         Err(MapError::Occupied { size: F::size(level), hpa })

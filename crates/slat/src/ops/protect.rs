@@ -43,7 +43,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     ///
     /// A leaf that was written keeps its dirty state, in a software bit. Until the shootdown
     /// completes, a vCPU may go on writing through an entry that its TLB holds: only then is
-    /// every later write a fault.
+    /// every later write a fault. A leaf that another call protected at the same time is in that
+    /// call's shootdown, not in this one's.
     ///
     /// # Errors
     /// Nothing is done on [`ProtectError::Range`], and on [`ProtectError::CutsBlock`] unless the

@@ -246,6 +246,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
                 Some(at) if patience > 0 => {
                     patience -= 1;
                     from = at.max(start);
+                    // Why the walk stopped further on says nothing about where it will now.
+                    (visitor.dry, visitor.why) = (None, SplitError::Contended);
                     continue;
                 }
                 Some(at) => {

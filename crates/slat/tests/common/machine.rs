@@ -56,7 +56,8 @@ impl Machine {
             self.tlb.extend(run.clip(0, start));
             self.tlb.extend(run.clip(end, u64::MAX));
         }
-        if what.tables {
+        // A hint names the level of leaves: what a walk cache holds is of another.
+        if what.tables && what.leaf.is_none() {
             self.walks.retain(|_, table| table.1 <= start || end <= table.0);
         }
     }
@@ -93,6 +94,8 @@ impl Machine {
             }
             assert_eq!(covered, old.end - old.start, "{old:x?} is stale, partly unmapped");
         }
+        let unlinked = self.walks.keys().find(|table| !tree.tables.contains_key(table));
+        assert_eq!(unlinked, None, "a walk cache holds a table that is unlinked");
         self.tlb = tree.runs.iter().copied().map(cached).collect();
     }
 }

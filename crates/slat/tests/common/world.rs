@@ -170,7 +170,9 @@ impl<'p, const G: u32> World<'p, G> {
         let mut legal: Vec<_> =
             self.range_errors(&range).into_iter().map(MapError::Range).collect();
         let page = PageSize::from_bytes(1 << G).unwrap();
-        if !hpa.is_multiple_of(1 << G) || hpa.checked_add(range.size()).is_none_or(|end| end > 1 << 48) {
+        if !hpa.is_multiple_of(1 << G)
+            || hpa.checked_add(range.size()).is_none_or(|end| end > 1 << 48)
+        {
             legal.push(MapError::HostAddress { hpa: Hpa(hpa), page, bits: 48 });
         }
         if let Some((smallest, most)) = self.leaf_size_error(largest) {

@@ -78,6 +78,7 @@ impl Guest {
     /// The guest touches `gpa`; `None` if that faults.
     pub fn access(&self, gpa: u64, write: bool, held: Use) -> Option<Hpa> {
         let world = self.world;
+        assert!(world.running.get(), "no CPU runs");
         let _bus = world.bus.lock().unwrap();
         let hpa =
             self.through_tlb(gpa, write, held).or_else(|| self.through_tables(gpa, write, held))?;

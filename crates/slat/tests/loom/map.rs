@@ -105,7 +105,7 @@ fn a_page_and_the_block_around_it_never_translate_one_page_twice() {
 #[test]
 fn a_map_that_appears_is_seen_whole_by_software_and_hardware() {
     explore("map || translate || hardware", || {
-        let guest = Guest::new(14, ALWAYS);
+        let guest = Guest::new(14, ALWAYS).running();
         let mut cache = guest.cache(1);
         let looks = spawn(move || guest.look(PAGE).expect("nothing was frozen"));
         let touches = spawn(move || guest.access(PAGE, true, Use::Never));
@@ -124,7 +124,8 @@ fn a_map_that_appears_is_seen_whole_by_software_and_hardware() {
 #[test]
 fn a_map_that_stops_for_a_marker_has_mapped_what_precedes() {
     explore("map || split (break), beside the block", || {
-        let guest = Guest::new(14, ALWAYS).mapped(BLOCK..BIG, RAM, BLOCK);
+        // With CPUs to wait for, the block stands broken long enough to give up.
+        let guest = Guest::new(14, ALWAYS).running().mapped(BLOCK..BIG, RAM, BLOCK);
         let (mut here, mut there) = (guest.cache(1), guest.cache(1));
         let other = spawn(move || (guest.split(BLOCK..BIG, PAGE, &mut there).1, there));
         let rest = guest.map(0..BIG, RAM, BLOCK, &mut here);

@@ -70,7 +70,7 @@ fn two_splits_of_one_block_link_one_table() {
 #[test]
 fn a_split_loses_no_accessed_or_dirty_state() {
     both_ways("split || hardware write", |bbm| {
-        let guest = Guest::new(14, bbm).mapped(0..BLOCK, CLEAN, BLOCK);
+        let guest = Guest::new(14, bbm).running().mapped(0..BLOCK, CLEAN, BLOCK);
         let mut cache = guest.cache(1);
         let vcpu = spawn(move || (guest.write(PAGE), guest.write(0)));
         let rest = guest.split(0..BLOCK, PAGE, &mut cache).1;
@@ -90,7 +90,7 @@ fn a_split_loses_no_accessed_or_dirty_state() {
 #[test]
 fn a_block_written_while_its_replacement_waits_for_others_is_built_anew() {
     explore("split of two || hardware write, break always", || {
-        let guest = Guest::new(14, ALWAYS).mapped(0..BIG, CLEAN, BLOCK);
+        let guest = Guest::new(14, ALWAYS).running().mapped(0..BIG, CLEAN, BLOCK);
         let mut cache = guest.cache(2);
         let vcpu = spawn(move || (guest.write(BLOCK), guest.write(0)));
         let rest = guest.split(0..BIG, PAGE, &mut cache).1;
@@ -109,7 +109,8 @@ fn a_block_written_while_its_replacement_waits_for_others_is_built_anew() {
 #[test]
 fn a_split_that_stops_has_split_what_precedes() {
     explore("split of two, dry || split, break always", || {
-        let guest = Guest::new(15, ALWAYS).mapped(0..2 * BIG, RAM, BIG);
+        // With CPUs to wait for, a block stands broken long enough for the other to give up.
+        let guest = Guest::new(15, ALWAYS).running().mapped(0..2 * BIG, RAM, BIG);
         // Enough for the first block, and for the upper table of the second.
         let (mut here, mut there) = (guest.cache(4), guest.cache(1));
         let other = spawn(move || (guest.split(0..BIG, BLOCK, &mut there).1, there));
@@ -119,17 +120,29 @@ fn a_split_that_stops_has_split_what_precedes() {
             assert_eq!(guest.leaf(gpa).0, PAGE, "{gpa:#x} was said to be split");
         }
         assert!(rest.is_some(), "five tables are wanted");
-        guest.split_rest(rest, PAGE, &mut guest.cache(4));
-        there = drop_and(there, guest);
+        guest.split_rest(rest, PAGE, &mut guest.cache(6));
+        // Nothing is left to split.
+        assert!(guest.split(0..2 * BIG, PAGE, &mut there).1.is_none());
         drop((here, there));
         guest.end(0);
     });
 }
 
-/// What is left of a cache may still be used.
-fn drop_and(mut cache: Cache, guest: Guest) -> Cache {
-    assert!(guest.split(0..2 * BIG, PAGE, &mut cache).1.is_none());
-    cache
+#[test]
+fn a_map_beside_the_split_of_the_same_memory_agrees() {
+    both_ways("split || map", |bbm| {
+        let guest = Guest::new(14, bbm).mapped(0..BLOCK, RAM, BLOCK);
+        let (mut here, mut there) = (guest.cache(1), guest.cache(1));
+        let other = spawn(move || (guest.split(0..BLOCK, PAGE, &mut there).1, there));
+        let rest = guest.map(0..PAGE, RAM, PAGE, &mut here);
+        let (other, mut there) = other.join().unwrap();
+        guest.map_rest(rest, RAM, PAGE, &mut here);
+        guest.split_rest(other, PAGE, &mut there);
+        assert_eq!((guest.leaf(0), guest.leaf(PAGE)), ((PAGE, RAM), (PAGE, RAM)));
+        assert_eq!(here.len(), 1, "nothing was to be built");
+        drop((here, there));
+        guest.end(0);
+    });
 }
 
 #[test]
@@ -153,7 +166,7 @@ fn translate_beside_a_split_sees_the_page_or_is_told_to_try_again() {
 #[test]
 fn a_page_unmapped_out_of_a_fresh_split_is_unreachable_after_its_own_shootdown() {
     both_ways("split || unmap page || hardware, lazy TLB", |bbm| {
-        let guest = Guest::new(14, bbm).mapped(0..BLOCK, RAM, BLOCK);
+        let guest = Guest::new(14, bbm).running().mapped(0..BLOCK, RAM, BLOCK);
         let mut cache = guest.cache(1);
         // A CPU holds the block. The split's own shootdown may come late.
         guest.access(0, true, Use::Always);
@@ -180,7 +193,7 @@ fn a_page_unmapped_out_of_a_fresh_split_is_unreachable_after_its_own_shootdown()
 #[test]
 fn a_page_protected_in_a_fresh_split_is_not_written_after_its_own_shootdown() {
     both_ways("split || write_protect page || hardware, lazy TLB", |bbm| {
-        let guest = Guest::new(14, bbm).mapped(0..BLOCK, RAM, BLOCK);
+        let guest = Guest::new(14, bbm).running().mapped(0..BLOCK, RAM, BLOCK);
         let mut cache = guest.cache(1);
         guest.access(0, true, Use::Always);
         let splits = spawn(move || (guest.split(0..BLOCK, PAGE, &mut cache).1, cache));
@@ -198,7 +211,7 @@ fn a_page_protected_in_a_fresh_split_is_not_written_after_its_own_shootdown() {
 #[test]
 fn hardware_never_holds_two_sizes_of_a_block_that_is_split_with_a_break() {
     explore("split || hardware, TLB conflict, break always", || {
-        let guest = Guest::new(14, ALWAYS).mapped(0..BLOCK, RAM, BLOCK);
+        let guest = Guest::new(14, ALWAYS).running().mapped(0..BLOCK, RAM, BLOCK);
         let mut cache = guest.cache(1);
         // Two sizes in the TLB fail the access.
         let vcpu = spawn(move || {
