@@ -119,7 +119,7 @@ unsafe impl Platform for Arena {
     }
 
     /// Frames of the page size are reused; a root, of which there is one, is not.
-    fn free(&self, frame: Frame, bytes: usize) {
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
         if bytes == self.free_bytes {
             let mut free = self.free.take();
             free.push(frame.hpa());

@@ -24,7 +24,7 @@ unsafe impl Platform for Host {
         unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
     }
 
-    fn free(&self, frame: Frame, bytes: usize) {
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
         // SAFETY: the frame came from `allocate` with these bytes.
         unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
     }

@@ -17,7 +17,7 @@ pub struct TableCache<'a, F: Format, P: Platform> {
 }
 
 impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
-    /// An empty cache over the caller's storage.
+    /// An empty cache over the caller's storage, whose content is overwritten.
     pub fn new(platform: &'a P, storage: &'a mut [Option<Frame>]) -> Self {
         Self { platform, storage, len: 0, format: core::marker::PhantomData }
     }
@@ -69,7 +69,9 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
                 *place = Some(frame);
                 self.len += 1;
             }
-            None => self.platform.free(frame, 1 << F::PAGE_SHIFT),
+            // SAFETY: `fill` allocated the frame, or the engine took it from such a cache
+            // (`serves`), as a page; a table goes into a cache only if it was never linked.
+            None => unsafe { self.platform.free(frame, 1 << F::PAGE_SHIFT) },
         }
     }
 }
@@ -77,7 +79,8 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
 impl<F: Format, P: Platform> Drop for TableCache<'_, F, P> {
     fn drop(&mut self) {
         while let Some(frame) = self.take() {
-            self.platform.free(frame, 1 << F::PAGE_SHIFT);
+            // SAFETY: as in `put`.
+            unsafe { self.platform.free(frame, 1 << F::PAGE_SHIFT) };
         }
     }
 }

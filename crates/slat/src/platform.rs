@@ -20,8 +20,12 @@ pub unsafe trait Platform {
     /// content arbitrary; `None` when memory is short.
     fn allocate(&self, bytes: usize) -> Option<Frame>;
 
-    /// Takes back a frame that [`Platform::allocate`] returned for the same `bytes`.
-    fn free(&self, frame: Frame, bytes: usize);
+    /// Takes back a frame.
+    ///
+    /// # Safety
+    /// [`Platform::allocate`] of this platform returned the frame for the same `bytes`, and
+    /// nobody, software or hardware, reaches it any more.
+    unsafe fn free(&self, frame: Frame, bytes: usize);
 
     /// The slots of the table at `table`.
     fn slots(&self, table: Hpa) -> NonNull<Slot>;

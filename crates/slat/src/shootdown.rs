@@ -62,9 +62,12 @@ impl Shootdown {
     }
 
     /// Joins what another operation on the same guest owes: one invalidation of the hull of both.
+    ///
+    /// # Panics
+    /// If the other guest is another one: its invalidation would be lost.
     #[inline]
     pub fn merge(&mut self, other: Self) {
-        debug_assert_eq!(self.vmid, other.vmid, "shootdowns of two guests do not merge");
+        assert_eq!(self.vmid, other.vmid, "shootdowns of two guests do not merge");
         if other.end != 0 {
             self.sizes |= other.sizes;
             self.tables |= other.tables;

@@ -91,7 +91,8 @@ impl Frame {
     ///
     /// # Safety
     /// The frame is memory that [`Platform::slots`] of the platform it is used with can reach, of
-    /// the size and alignment asked for, and nobody else uses it.
+    /// the size and alignment asked for, inside the host addresses that a descriptor of the format
+    /// can hold, and nobody else uses it.
     pub const unsafe fn from_hpa(hpa: Hpa) -> Option<Self> {
         match NonZeroU64::new(hpa.0) {
             Some(hpa) => Some(Self(hpa)),

@@ -18,7 +18,7 @@ use core::fmt;
 /// ordered by the slot itself.
 ///
 /// Dropping the tables leaks their frames: hardware may still be walking them. [`Tables::destroy`]
-/// gives them back.
+/// gives them back. A panic inside the platform's invalidation leaks what was being linked.
 #[derive(Debug)]
 pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) format: F,
@@ -61,6 +61,9 @@ impl Done {
     }
 
     /// Adds another operation on the same guest: one shootdown for both.
+    ///
+    /// # Panics
+    /// If it is another guest's ([`Shootdown::merge`]).
     #[inline]
     pub fn merge(&mut self, other: Self) {
         self.bytes += other.bytes;
@@ -85,7 +88,10 @@ impl Done {
     }
 }
 
-/// An operation that ended early: everything before `at` is done, nothing from there on.
+/// An operation that ended early: everything before `at` is done.
+///
+/// From `at` on no translation, right or state has changed; a table without leaves may have been
+/// linked, and a split that was contended may have split blocks further on.
 #[must_use = "the shootdown of what was done is owed"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct Stopped<E> {
@@ -161,6 +167,9 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         address_bits: u32,
         platform: &'p P,
     ) -> Result<Self, NewError> {
+        const {
+            assert!(F::LARGEST_LEAF <= 2, "splits are compiled for targets at levels 0 to 2");
+        }
         let geometry = format.geometry(address_bits).map_err(NewError::Geometry)?;
         let bytes = geometry.root_bytes(F::PAGE_SHIFT);
         let root = platform.allocate(bytes).ok_or(NewError::OutOfFrames { bytes })?.into_hpa();
@@ -317,11 +326,13 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             // below, after its only use.
             let first = unsafe { &table::slots(self.platform, hpa, 1 << F::INDEX_BITS)[0] };
             next = F::table_address(first.load()).0;
-            // SAFETY: the table is unlinked, its walkers are gone (see `reclaim`), and it leaves the
-            // list here: nobody else owns it.
-            if let Some(frame) = unsafe { Frame::from_hpa(hpa) } {
-                self.platform.free(frame, 1 << F::PAGE_SHIFT);
-                freed += 1;
+            // SAFETY: the table came from a cache, which allocates pages; it is unlinked, its
+            // walkers are gone (see `reclaim`), and it leaves the list here: nobody else owns it.
+            unsafe {
+                if let Some(frame) = Frame::from_hpa(hpa) {
+                    self.platform.free(frame, 1 << F::PAGE_SHIFT);
+                    freed += 1;
+                }
             }
         }
         freed
@@ -334,6 +345,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.invalidate_all();
         self.free_retired();
         // SAFETY: the tables are owned, so no software walker exists, and hardware forgot them.
+        // Tables came from caches, which allocate pages.
         unsafe {
             let platform = self.platform;
             dismantle::<F, P>(
@@ -346,8 +358,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             );
         }
         // SAFETY: the root came from `allocate` with these bytes, and `self` ends here.
-        if let Some(root) = unsafe { Frame::from_hpa(self.root) } {
-            self.platform.free(root, self.geometry.root_bytes(F::PAGE_SHIFT));
+        unsafe {
+            if let Some(root) = Frame::from_hpa(self.root) {
+                self.platform.free(root, self.geometry.root_bytes(F::PAGE_SHIFT));
+            }
         }
     }
 

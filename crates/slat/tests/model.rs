@@ -206,6 +206,7 @@ impl<const G: u32> Space<G> {
     fn play(&self, history: &History) {
         let platform = TestPlatform::new(history.bbm);
         let format = Arm64::<G> {
+            output_bits: 48,
             forced_write_back: history.forced_write_back,
             hardware_dirty: history.hardware_dirty,
             split_execute: history.split_execute,

@@ -27,6 +27,9 @@ pub struct Arm64<const PAGE_SHIFT: u32> {
     pub split_execute: bool,
     /// Shareability of normal memory.
     pub shareability: Shareability,
+    /// Bits of a physical address that the CPU implements (ID_AA64MMFR0_EL1.PARange), at most 48:
+    /// neither guest nor host addresses may be wider.
+    pub output_bits: u32,
 }
 
 /// The SH field of a leaf, `SH[1:0]`.
@@ -48,6 +51,7 @@ impl<const PAGE_SHIFT: u32> Default for Arm64<PAGE_SHIFT> {
             hardware_dirty: false,
             split_execute: true,
             shareability: Shareability::Inner,
+            output_bits: Self::MAX_BITS,
         }
     }
 }
@@ -102,7 +106,14 @@ impl<const PAGE_SHIFT: u32> Arm64<PAGE_SHIFT> {
     const CONCATENATED: u32 = 4;
 }
 
-impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
+// SAFETY:
+// 1. Zero is empty; bits 1:0 are 0b11 in a table and, at level 0, in a page, which is therefore
+//    never a table; 0b01 in a block; 0b10 in a marker.
+// 2. Frames are aligned to 4 KiB at least and lie below 2^48: `ADDRESS` holds all of their bits.
+// 3. The root has `2^bits` slots for the bits above its level's; at most level 3, since 48 bits are
+//    the most.
+// 4. A granule of `2^PAGE_SHIFT` bytes holds `2^(PAGE_SHIFT - 3)` slots.
+unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
     const NAME: &'static str = match PAGE_SHIFT {
         12 => "arm64 stage 2, 4K granule",
         14 => "arm64 stage 2, 16K granule",
@@ -116,7 +127,7 @@ impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
 
     /// The lowest start level that concatenation allows: the fewest loads a walk.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
-        let (min, max) = (Self::MIN_BITS, Self::MAX_BITS);
+        let (min, max) = (Self::MIN_BITS, self.output_bits());
         if !(min..=max).contains(&address_bits) {
             return Err(GeometryError { address_bits, min, max, format: Self::NAME });
         }
@@ -130,13 +141,14 @@ impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
     }
 
     fn output_bits(&self) -> u32 {
-        Self::MAX_BITS
+        self.output_bits.min(Self::MAX_BITS)
     }
 
     #[inline(always)]
     fn kind(raw: u64, level: u8) -> Kind {
         match (raw & (VALID | TABLE_OR_PAGE), level) {
-            (0b11, 0) | (0b01, 1..) => Kind::Leaf,
+            (0b11, 0) => Kind::Leaf,
+            (0b01, 1..) if level <= Self::LARGEST_LEAF => Kind::Leaf,
             (0b11, _) => Kind::Table,
             _ if raw == 0 => Kind::Empty,
             _ => Kind::Frozen,
@@ -259,6 +271,13 @@ mod tests {
             let error = Arm64K4::default().geometry(bits).unwrap_err();
             assert_eq!((error.min, error.max), (25, 48));
         }
+    }
+
+    #[test]
+    fn a_cpu_with_fewer_physical_address_bits_takes_no_wider_guest() {
+        let small = Arm64K4 { output_bits: 40, ..Default::default() };
+        assert_eq!(small.geometry(41).unwrap_err().max, 40);
+        assert!(small.geometry(40).is_ok());
     }
 
     #[test]

@@ -17,7 +17,18 @@ use core::fmt;
 ///
 /// A slot that hardware treats as invalid and that is not zero is a *frozen* marker: it carries a
 /// table's address, keeps other software out, and is bounded in time.
-pub trait Format: Copy + Send + Sync + 'static {
+///
+/// # Safety
+/// The walk dereferences what a format calls a table. Implementations promise:
+/// 1. [`Format::kind`] of 0 is [`Kind::Empty`], of [`Format::table`] at a level above 0
+///    [`Kind::Table`], of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], of
+///    [`Format::frozen`] [`Kind::Frozen`]; no slot at level 0 is a table.
+/// 2. [`Format::table_address`] gives back the address that [`Format::table`] and
+///    [`Format::frozen`] were given.
+/// 3. [`Format::geometry`] gives a root of a power of two of slots, at level 4 at most, which
+///    covers exactly `address_bits`.
+/// 4. A page holds `1 << INDEX_BITS` slots at least.
+pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Name of the format, as its manual's readers know it.
     const NAME: &'static str;
     /// Base-2 logarithm of the page size in bytes.

@@ -16,7 +16,9 @@ impl Default for Tiny {
     }
 }
 
-impl Format for Tiny {
+// SAFETY: the bits are those of `Arm64`; the geometry has roots of two slots, at levels 0 to 2, for
+// 13 to 15 bits; two slots fit into a page.
+unsafe impl Format for Tiny {
     const NAME: &'static str = "two-slot tables";
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 1;

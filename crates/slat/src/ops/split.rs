@@ -279,6 +279,7 @@ struct Replacement<'t> {
     table: Frame,
     level: u8,
     base: u64,
+    frozen: bool,
 }
 
 struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
@@ -355,7 +356,8 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.done.bytes += range.size();
             self.done.shootdown.leaf(range, F::size(level));
         } else {
-            let new = Replacement { slot: entry.slot, raw: entry.raw, table: frame, level, base };
+            let Entry { slot, raw, .. } = *entry;
+            let new = Replacement { slot, raw, table: frame, level, base, frozen: false };
             self.wait(new, range);
         }
         match dry {
@@ -399,32 +401,38 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     }
 
     /// Breaks the blocks, invalidates them once, links their tables.
+    ///
+    /// Tables whose block changed meanwhile go back to the cache last of all, when nothing stands
+    /// broken any more.
     fn link(&mut self, blocks: &mut [Option<Replacement<'t>>]) {
         let mut broken = Shootdown::none(self.tables.vmid());
-        for block in blocks.iter_mut() {
-            let Some(Replacement { slot, raw, table, level, base }) = block else { continue };
+        for block in blocks.iter_mut().flatten() {
+            let Replacement { slot, raw, table, level, base, .. } = block;
             let size = F::size(*level);
-            if slot.exchange(*raw, F::frozen(table.hpa())).is_ok() {
+            block.frozen = slot.exchange(*raw, F::frozen(table.hpa())).is_ok();
+            if block.frozen {
                 broken.leaf(GpaRange::from_bounds(*base, *base + size.bytes()), size);
                 self.done.bytes += size.bytes();
                 self.done.counts.slots_written += 2;
-                continue;
+            } else {
+                self.lost = Some(self.lost.map_or(*base, |lost| lost.min(*base)));
             }
-            self.lost = Some(self.lost.map_or(*base, |lost| lost.min(*base)));
-            let Some(Replacement { table, level, .. }) = block.take() else { continue };
+        }
+        if broken.owed().is_some() {
+            self.done.counts.invalidations += 1;
+            let _invalidated = broken.complete(self.tables.platform);
+            for block in blocks.iter_mut() {
+                if let Some(Replacement { slot, table, .. }) = block.take_if(|block| block.frozen) {
+                    let hpa = table.into_hpa();
+                    slot.release(F::frozen(hpa), F::table(hpa));
+                }
+            }
+            self.tables.platform.publish();
+        }
+        for Replacement { table, level, .. } in blocks.iter_mut().filter_map(Option::take) {
             let counts = &mut self.done.counts;
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None }
                 .recycle(table, level - 1);
         }
-        if broken.owed().is_none() {
-            return;
-        }
-        self.done.counts.invalidations += 1;
-        let _invalidated = broken.complete(self.tables.platform);
-        for Replacement { slot, table, .. } in blocks.iter_mut().filter_map(Option::take) {
-            let hpa = table.into_hpa();
-            slot.release(F::frozen(hpa), F::table(hpa));
-        }
-        self.tables.platform.publish();
     }
 }

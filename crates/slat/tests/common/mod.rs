@@ -132,7 +132,7 @@ unsafe impl Platform for TestPlatform {
         unsafe { Frame::from_hpa(Hpa(hpa)) }
     }
 
-    fn free(&self, frame: Frame, bytes: usize) {
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
         let hpa = frame.hpa().0;
         let mut memory = self.memory.borrow_mut();
         let frame = memory.get_mut(&hpa).unwrap_or_else(|| panic!("{hpa:#x} is no frame"));

@@ -71,7 +71,7 @@ unsafe impl Platform for World {
         unsafe { Frame::from_hpa(Hpa(pages.len() as u64 * PAGE)) }
     }
 
-    fn free(&self, frame: Frame, _bytes: usize) {
+    unsafe fn free(&self, frame: Frame, _bytes: usize) {
         let hpa = frame.hpa();
         assert!(!self.tlb.borrow().holds_table(hpa), "a walk cache holds a freed table");
         let page = &mut self.pages.borrow_mut()[Self::index(hpa)];
