@@ -42,4 +42,4 @@ pub use ops::{
 pub use platform::{BreakBeforeMake, Platform};
 pub use shootdown::{Invalidated, Invalidation, Shootdown, Vmid};
 pub use table::{Frame, Slot};
-pub use tables::{Contended, Done, NewError, Stopped, Tables, Translation};
+pub use tables::{Contended, Done, Halted, NewError, Stopped, Tables, Translation};

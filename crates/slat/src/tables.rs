@@ -103,6 +103,24 @@ pub struct Stopped<E> {
     pub done: Done,
 }
 
+/// Where an operation that adds to its caller's [`Done`] ended early, and why: otherwise as
+/// [`Stopped`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Halted<E> {
+    /// Where it stopped.
+    pub at: Gpa,
+    /// Why.
+    pub why: E,
+}
+
+impl<E: fmt::Display> fmt::Display for Halted<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stopped at {}: {}", self.at, self.why)
+    }
+}
+
+impl<E: fmt::Debug + fmt::Display> core::error::Error for Halted<E> {}
+
 impl<E: fmt::Display> fmt::Display for Stopped<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stopped at {}: {}", self.at, self.why)

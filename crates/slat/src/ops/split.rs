@@ -16,7 +16,7 @@ use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::shootdown::Shootdown;
 use crate::table::{self, Frame, Slot};
-use crate::tables::{Done, Stopped, Tables};
+use crate::tables::{Done, Halted, Stopped, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
 use core::fmt;
 use core::marker::PhantomData;
@@ -134,7 +134,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and
     /// [`SplitError::ForeignCache`]. On [`SplitError::CacheEmpty`] and [`SplitError::Contended`]
     /// everything before the address where it stopped is split.
-    #[inline(always)]
+    #[inline]
     pub fn split(
         &self,
         range: GpaRange,
@@ -148,26 +148,46 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     ///
     /// # Errors
     /// Those of [`Tables::split`].
-    #[inline(always)]
+    #[inline]
     pub fn split_by<W: SplitWalk>(
         &self,
         range: GpaRange,
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<Done, Stopped<SplitError>> {
-        // The most frequent call finds nothing to do: a word of the dirty log whose block was
-        // split long ago. It is answered where it was asked.
+        let mut done = self.nothing();
+        match self.split_onto::<W>(range, to, cache, &mut done) {
+            Ok(()) => Ok(done),
+            Err(Halted { at, why }) => Err(Stopped { at, why, done }),
+        }
+    }
+
+    /// [`Tables::split_by`] that adds what it did to `done`: for callers that split word by word of
+    /// a dirty log.
+    ///
+    /// Most such words lie in a block that was split long ago; that is found out by a load a
+    /// level, where it was asked.
+    ///
+    /// # Errors
+    /// Those of [`Tables::split`]; what was done until then is in `done`.
+    #[inline(always)]
+    pub fn split_onto<W: SplitWalk>(
+        &self,
+        range: GpaRange,
+        to: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+        done: &mut Done,
+    ) -> Result<(), Halted<SplitError>> {
         if !W::LAST_LEVEL
             && self.check(&range).is_ok()
             && cache.serves(self.platform)
             && let Some(target) = F::level_of(to)
             && let Some(read) = self.reads_if_split(&range, target)
         {
-            let mut done = self.nothing();
-            done.counts.slots_read = read;
-            return Ok(done);
+            done.counts.slots_read += read;
+            return Ok(());
         }
-        self.split_walk::<W>(range, to, cache)
+        self.split_walk::<W>(range, to, cache, done)
     }
 
     /// Slots read to learn that all of `range` lies in one table at `target`: there is nothing
@@ -200,20 +220,22 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         range: GpaRange,
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Done, Stopped<SplitError>> {
+        done: &mut Done,
+    ) -> Result<(), Halted<SplitError>> {
+        let refused = |why| Err(Halted { at: range.start(), why });
         if let Err(error) = self.check(&range) {
-            return Err(self.refused(&range, SplitError::Range(error)));
+            return refused(SplitError::Range(error));
         }
         if !cache.serves(self.platform) {
-            return Err(self.refused(&range, SplitError::ForeignCache));
+            return refused(SplitError::ForeignCache);
         }
         match F::level_of(to) {
-            Some(0) => self.split_to::<W, 0>(range, cache),
-            Some(1) => self.split_to::<W, 1>(range, cache),
-            Some(_) => self.split_to::<W, 2>(range, cache),
+            Some(0) => self.split_to::<W, 0>(range, cache, done),
+            Some(1) => self.split_to::<W, 1>(range, cache, done),
+            Some(_) => self.split_to::<W, 2>(range, cache, done),
             None => {
                 let (smallest, largest) = (F::size(0), F::size(F::LARGEST_LEAF));
-                Err(self.refused(&range, SplitError::LeafSize { size: to, smallest, largest }))
+                refused(SplitError::LeafSize { size: to, smallest, largest })
             }
         }
     }
@@ -223,7 +245,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         &self,
         range: GpaRange,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Done, Stopped<SplitError>> {
+        done: &mut Done,
+    ) -> Result<(), Halted<SplitError>> {
         let (start, end) = (range.start().0, range.end().0);
         let mut visitor = Split::<'_, '_, '_, '_, F, P, W, TARGET> {
             tables: self,
@@ -239,29 +262,21 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         };
         let mut from = start;
         let mut patience = PATIENCE;
-        loop {
+        let result = loop {
             let result = self.walk(from, end, &mut visitor);
             visitor.link_waiting();
-            match visitor.lost.take() {
-                Some(at) if patience > 0 => {
-                    patience -= 1;
-                    from = at.max(start);
-                    // Why the walk stopped further on says nothing about where it will now.
-                    (visitor.dry, visitor.why) = (None, SplitError::Contended);
-                    continue;
-                }
-                Some(at) => {
-                    let at = Gpa(at.max(start));
-                    return Err(Stopped { at, why: SplitError::Contended, done: visitor.done });
-                }
-                None => {}
+            let Some(lost) = visitor.lost.take() else { break result };
+            from = lost.max(start);
+            // Why the walk stopped further on says nothing about where it will now.
+            (visitor.dry, visitor.why) = (None, SplitError::Contended);
+            if patience == 0 {
+                break Err(Gpa(from));
             }
-            let Split { done, dry, why, .. } = visitor;
-            return match result {
-                Ok(()) => Ok(done),
-                Err(at) => Err(Stopped { at: dry.map_or(at, Gpa), why, done }),
-            };
-        }
+            patience -= 1;
+        };
+        let Split { done: more, dry, why, .. } = visitor;
+        done.merge(more);
+        result.map_err(|at| Halted { at: dry.map_or(at, Gpa), why })
     }
 }
 

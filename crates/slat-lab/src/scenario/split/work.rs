@@ -6,8 +6,8 @@ use crate::cli::{Walk, What, When};
 use crate::scenario::limit::{self, Limit, TablePages};
 use anyhow::{Context, ensure};
 use slat::{
-    Attributes, Batched, Bounded, Done, EveryEntry, Format, Frame, Gpa, GpaRange, Hpa, PageSize,
-    SplitError, SplitWalk, Stopped, TableCache, Tables, Vmid,
+    Attributes, Batched, Bounded, Done, EveryEntry, Format, Frame, Gpa, GpaRange, Halted, Hpa,
+    PageSize, SplitError, SplitWalk, TableCache, Tables, Vmid,
 };
 use std::time::Instant;
 
@@ -211,17 +211,13 @@ fn split<F: Format, W: SplitWalk>(
     }
     let mut rest = range;
     loop {
-        match tables.split_by::<W>(rest, target, cache) {
-            Ok(more) => {
-                done.merge(more);
-                return Ok(());
-            }
-            Err(Stopped { at, why: SplitError::CacheEmpty, done: part }) => {
-                done.merge(part);
+        match tables.split_onto::<W>(rest, target, cache, done) {
+            Ok(()) => return Ok(()),
+            Err(Halted { at, why: SplitError::CacheEmpty }) => {
                 rest = GpaRange::new(at, rest.end().0 - at.0)?;
                 cache.fill(usize::MAX)?;
             }
-            Err(stopped) => return Err(stopped.into()),
+            Err(halted) => return Err(halted.into()),
         }
     }
 }
