@@ -85,7 +85,9 @@ fn loom() -> anyhow::Result<Outcome> {
     }
     let mut tests = cargo(&["test", "--package", "slat", "--release", "--test", "loom"]);
     // A folder of its own: other flags would otherwise rebuild everything, each time in turn.
-    ran(tests.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target().join("loom")))
+    ran(tests
+        .env("RUSTFLAGS", "--cfg loom -C debug-assertions")
+        .env("CARGO_TARGET_DIR", target().join("loom")))
 }
 
 /// Cargo, in the workspace.

@@ -36,8 +36,7 @@ pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
 pub use format::{Attributes, Execute, Format, Memory};
 pub use ops::{
-    Batched, Bounded, EveryEntry, MapError, ProtectError, Removed, SplitError, SplitWalk,
-    UnmapError,
+    Batched, Bounded, ChangeError, EveryEntry, MapError, Removed, SplitError, SplitWalk,
 };
 pub use platform::{BreakBeforeMake, Platform};
 pub use shootdown::{Invalidated, Invalidation, Shootdown, Vmid};

@@ -14,7 +14,7 @@ use core::ptr::NonNull;
 /// 2. [`Platform::slots`] of an address inside such a frame is a pointer to that memory, valid for
 ///    reads and writes of the whole frame until it is given back, the same at every call.
 /// 3. [`Platform::invalidate`] returns only when no CPU can use a translation, or a walk-cache
-///    entry, that the invalidation names.
+///    entry, that the invalidation names. It does not unwind: the caller may hold markers.
 pub unsafe trait Platform {
     /// A frame of `bytes` bytes (a power of two, at least a page) aligned to its size, its
     /// content arbitrary; `None` when memory is short.

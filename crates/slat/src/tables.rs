@@ -88,7 +88,8 @@ impl Done {
     }
 }
 
-/// An operation that ended early: everything before `at` is done.
+/// An operation that ended early: everything before `at` is done, unless it was refused (see the
+/// operation's errors), when nothing is.
 ///
 /// From `at` on no translation, right or state has changed; a table without leaves may have been
 /// linked, and a split that was contended may have split blocks further on.
@@ -306,7 +307,9 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     /// Keeps a table that was unlinked until [`Tables::reclaim`].
     ///
-    /// `frozen_slot` is the first of its slots, all of which the caller has frozen.
+    /// `frozen_slot` is the first of its slots, all of which the caller has frozen. The list is pushed
+    /// by many and emptied only under an exclusive borrow: no pop runs beside a push, so a head
+    /// that comes back cannot mislead one, and the link may be rewritten until the push succeeds.
     pub(crate) fn retire(&self, table: Hpa, frozen_slot: &Slot) {
         let mut head = self.retired.load(Ordering::Relaxed);
         let mut marker = F::frozen(Hpa(0));

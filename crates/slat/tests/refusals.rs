@@ -10,9 +10,9 @@ use common::hardware::Regime;
 use common::world::{Mapping, World};
 use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64};
 use slat::{
-    Attributes, Batched, Bounded, BreakBeforeMake, Done, EveryEntry, Execute, Format, Gpa,
-    GpaRange, Hpa, MapError, NewError, OutOfFrames, PageSize, ProtectError, RangeError, SplitError,
-    SplitWalk, Stopped, TableCache, Tables, UnmapError, Vmid,
+    Attributes, Batched, Bounded, BreakBeforeMake, ChangeError, Done, EveryEntry, Execute, Format,
+    Gpa, GpaRange, Hpa, MapError, NewError, OutOfFrames, PageSize, RangeError, SplitError,
+    SplitWalk, Stopped, TableCache, Tables, Vmid,
 };
 use std::fmt::Debug;
 use std::sync::atomic::Ordering;
@@ -101,9 +101,9 @@ fn every_operation_refuses_the_same_ranges() {
             let result = tables.map(bad, Hpa(0), RAM, PageSize::SIZE_4K, cache);
             says(&refused(result, start, MapError::Range(why)), &[what, right]);
             let result = tables.unmap(bad, |_| panic!("nothing is mapped"));
-            says(&refused(result, start, UnmapError::Range(why)), &[what, right]);
+            says(&refused(result, start, ChangeError::Range(why)), &[what, right]);
             let result = tables.write_protect(bad);
-            says(&refused(result, start, ProtectError::Range(why)), &[what, right]);
+            says(&refused(result, start, ChangeError::Range(why)), &[what, right]);
             let result = tables.split(bad, PageSize::SIZE_4K, cache);
             says(&refused(result, start, SplitError::Range(why)), &[what, right]);
             let result = tables.split_by::<EveryEntry>(bad, PageSize::SIZE_4K, cache);
@@ -275,16 +275,16 @@ fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done() 
             let at = cuts.start().0;
             let size = PageSize::SIZE_2M;
             let result = tables.unmap(cuts, |_| panic!("removed"));
-            let text = refused(result, at, UnmapError::CutsBlock { size });
+            let text = refused(result, at, ChangeError::CutsBlock { size });
             says(&text, &["2m", "split it first, or cover it"]);
             let result = tables.write_protect(cuts);
-            let text = refused(result, at, ProtectError::CutsBlock { size });
+            let text = refused(result, at, ChangeError::CutsBlock { size });
             says(&text, &["2m", "split it first, or cover it"]);
             assert!(tables.translate(Gpa(0)).unwrap().unwrap().attributes.write);
         }
         let done = tables.map(range(G, G), Hpa(0), RAM, PageSize::SIZE_1G, cache).unwrap();
         assert_eq!(done.bytes, G);
-        let why = UnmapError::CutsBlock { size: PageSize::SIZE_1G };
+        let why = ChangeError::CutsBlock { size: PageSize::SIZE_1G };
         says(&refused(tables.unmap(range(0, G + 2 * M), |_| ()), 0, why), &["1g"]);
     });
 }
@@ -430,8 +430,8 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
     let block = range(0, 2 * M);
     let contended = tables.translate(Gpa(0x123)).unwrap_err();
     says(&contended.to_string(), &["0x123", "try again"]);
-    refused(tables.unmap(block, |_| ()), 0, UnmapError::Contended);
-    refused(tables.write_protect(block), 0, ProtectError::Contended);
+    refused(tables.unmap(block, |_| ()), 0, ChangeError::Contended);
+    refused(tables.write_protect(block), 0, ChangeError::Contended);
     let result = tables.map(block, Hpa(0), RAM, PageSize::SIZE_2M, &mut cache);
     refused(result, 0, MapError::Contended);
     regime.slot(&platform, 0).0.store(0, Ordering::SeqCst);

@@ -6,14 +6,45 @@ mod split;
 mod unmap;
 
 pub use map::MapError;
-pub use protect::ProtectError;
 pub use split::{Batched, Bounded, EveryEntry, SplitError, SplitWalk};
-pub use unmap::{Removed, UnmapError};
+pub use unmap::Removed;
 
-use crate::addr::{GpaRange, PageSize};
+use crate::addr::{GpaRange, PageSize, RangeError};
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::tables::Tables;
+use core::fmt;
+
+/// Why a range was not unmapped or write-protected, or not all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ChangeError {
+    /// The range of guest addresses is not one that these tables can have.
+    Range(RangeError),
+    /// The range ends inside a block.
+    CutsBlock {
+        /// The size of the block.
+        size: PageSize,
+    },
+    /// Somebody else held an entry for too long.
+    Contended,
+}
+
+impl fmt::Display for ChangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(error) => error.fmt(f),
+            Self::CutsBlock { size } => {
+                write!(f, "the range cuts through a {size} block; split it first, or cover it")
+            }
+            Self::Contended => {
+                f.write_str("an entry is being changed by somebody else; go on from there")
+            }
+        }
+    }
+}
+
+impl core::error::Error for ChangeError {}
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// The block that an end of `range` cuts through, if any: operations that cannot split refuse

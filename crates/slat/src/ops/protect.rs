@@ -1,42 +1,11 @@
 //! Write-protect: takes the right to write from a range, keeping what was known to be written.
 
-use crate::addr::{GpaRange, Levels, PageSize, RangeError};
+use super::ChangeError;
+use crate::addr::{GpaRange, Levels};
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::tables::{Done, Stopped, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
-use core::fmt;
-
-/// Why a range was not write-protected, or not all of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum ProtectError {
-    /// The range of guest addresses is not one that these tables can have.
-    Range(RangeError),
-    /// The range ends inside a block.
-    CutsBlock {
-        /// The size of the block.
-        size: PageSize,
-    },
-    /// Somebody else held an entry for too long.
-    Contended,
-}
-
-impl fmt::Display for ProtectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(error) => error.fmt(f),
-            Self::CutsBlock { size } => {
-                write!(f, "the range cuts through a {size} block; split it first, or cover it")
-            }
-            Self::Contended => {
-                f.write_str("an entry is being changed by somebody else; go on from there")
-            }
-        }
-    }
-}
-
-impl core::error::Error for ProtectError {}
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Takes the right to write from every leaf in `range`.
@@ -47,16 +16,16 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// call's shootdown, not in this one's.
     ///
     /// # Errors
-    /// Nothing is done on [`ProtectError::Range`], and on [`ProtectError::CutsBlock`] unless the
-    /// block appeared meanwhile. [`ProtectError::Contended`] leaves everything protected that
+    /// Nothing is done on [`ChangeError::Range`], and on [`ChangeError::CutsBlock`] unless the
+    /// block appeared meanwhile. [`ChangeError::Contended`] leaves everything protected that
     /// precedes the address where it stopped.
     #[inline]
-    pub fn write_protect(&self, range: GpaRange) -> Result<Done, Stopped<ProtectError>> {
-        self.check(&range).map_err(|error| self.refused(&range, ProtectError::Range(error)))?;
+    pub fn write_protect(&self, range: GpaRange) -> Result<Done, Stopped<ChangeError>> {
+        self.check(&range).map_err(|error| self.refused(&range, ChangeError::Range(error)))?;
         if let Some(size) = self.cut_block(&range) {
-            return Err(self.refused(&range, ProtectError::CutsBlock { size }));
+            return Err(self.refused(&range, ChangeError::CutsBlock { size }));
         }
-        let mut visitor = WriteProtect { done: self.nothing(), why: ProtectError::Contended };
+        let mut visitor = WriteProtect { done: self.nothing(), why: ChangeError::Contended };
         let result = self.walk(range.start().0, range.end().0, &mut visitor);
         let WriteProtect { done, why, .. } = visitor;
         match result {
@@ -68,7 +37,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 
 struct WriteProtect {
     done: Done,
-    why: ProtectError,
+    why: ChangeError,
 }
 
 impl<'t, F: Format> Visitor<'t, F> for WriteProtect {
@@ -86,7 +55,7 @@ impl<'t, F: Format> Visitor<'t, F> for WriteProtect {
             return Flow::Next;
         }
         if level > 0 && !entry.whole::<F>(level) {
-            self.why = ProtectError::CutsBlock { size: F::size(level) };
+            self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
         // Loses against hardware that sets accessed or dirty, and against other software: either

@@ -8,6 +8,9 @@
 //! frozen marker that carries the new table's address; the invalidation of all blocks frozen
 //! together completes; then each marker is replaced by its table. Between the first marker and the
 //! last release nothing is allocated and nobody is called but the platform's invalidation.
+//!
+//! Without a break a CPU may hold the block and its pages at once until the split's shootdown has
+//! completed; until then no invalidation in the range may be narrowed to one leaf size.
 
 use crate::addr::{Gpa, GpaRange, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};

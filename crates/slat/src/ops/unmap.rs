@@ -7,45 +7,18 @@
 //! its parent's slot is emptied; the table joins the retired list, which only an exclusive borrow
 //! and the invalidation of walk caches empty. Between the first marker and the last release
 //! nothing is allocated and nobody is called.
+//!
+//! A slot of a frozen table stays frozen until the table is reclaimed; so who froze all of them owns
+//! the parent's slot. Leaves and table may be owed by two callers: leaves by who took them out,
+//! the table by who froze it; reclaim invalidates both.
 
-use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
+use super::ChangeError;
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
 use crate::platform::Platform;
 use crate::table::Slot;
 use crate::tables::{Done, Stopped, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
-use core::fmt;
-
-/// Why a range was not unmapped, or not all of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum UnmapError {
-    /// The range of guest addresses is not one that these tables can have.
-    Range(RangeError),
-    /// The range ends inside a block.
-    CutsBlock {
-        /// The size of the block.
-        size: PageSize,
-    },
-    /// Somebody else held an entry for too long.
-    Contended,
-}
-
-impl fmt::Display for UnmapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(error) => error.fmt(f),
-            Self::CutsBlock { size } => {
-                write!(f, "the range cuts through a {size} block; split it first, or cover it")
-            }
-            Self::Contended => {
-                f.write_str("an entry is being changed by somebody else; go on from there")
-            }
-        }
-    }
-}
-
-impl core::error::Error for UnmapError {}
 
 /// A leaf that was taken out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,20 +41,20 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// shootdown in the answer has completed.
     ///
     /// # Errors
-    /// Nothing is done on [`UnmapError::Range`], and on [`UnmapError::CutsBlock`] unless the block
-    /// appeared meanwhile. [`UnmapError::Contended`] leaves everything unmapped that precedes the
+    /// Nothing is done on [`ChangeError::Range`], and on [`ChangeError::CutsBlock`] unless the block
+    /// appeared meanwhile. [`ChangeError::Contended`] leaves everything unmapped that precedes the
     /// address where it stopped.
     pub fn unmap(
         &self,
         range: GpaRange,
         removed: impl FnMut(Removed),
-    ) -> Result<Done, Stopped<UnmapError>> {
-        self.check(&range).map_err(|error| self.refused(&range, UnmapError::Range(error)))?;
+    ) -> Result<Done, Stopped<ChangeError>> {
+        self.check(&range).map_err(|error| self.refused(&range, ChangeError::Range(error)))?;
         if let Some(size) = self.cut_block(&range) {
-            return Err(self.refused(&range, UnmapError::CutsBlock { size }));
+            return Err(self.refused(&range, ChangeError::CutsBlock { size }));
         }
         let mut visitor =
-            Unmap { tables: self, removed, done: self.nothing(), why: UnmapError::Contended };
+            Unmap { tables: self, removed, done: self.nothing(), why: ChangeError::Contended };
         let result = self.walk(range.start().0, range.end().0, &mut visitor);
         let Unmap { done, why, .. } = visitor;
         match result {
@@ -95,7 +68,7 @@ struct Unmap<'t, 'p, F: Format, P: Platform, R> {
     tables: &'t Tables<'p, F, P>,
     removed: R,
     done: Done,
-    why: UnmapError,
+    why: ChangeError,
 }
 
 impl<'t, F: Format, P: Platform, R: FnMut(Removed)> Visitor<'t, F> for Unmap<'_, '_, F, P, R> {
@@ -109,7 +82,7 @@ impl<'t, F: Format, P: Platform, R: FnMut(Removed)> Visitor<'t, F> for Unmap<'_,
             _ => return Flow::Next,
         }
         if level > 0 && !entry.whole::<F>(level) {
-            self.why = UnmapError::CutsBlock { size: F::size(level) };
+            self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
         if entry.slot.exchange(entry.raw, 0).is_err() {

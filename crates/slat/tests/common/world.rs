@@ -7,9 +7,8 @@ use super::machine::Machine;
 use super::{Event, TestPlatform};
 use slat::format::arm64::Arm64;
 use slat::{
-    Attributes, BreakBeforeMake, Done, Execute, Gpa, GpaRange, Hpa, MapError, PageSize,
-    ProtectError, RangeError, Removed, SplitError, SplitWalk, Stopped, TableCache, Tables,
-    UnmapError, Vmid,
+    Attributes, BreakBeforeMake, ChangeError, Done, Execute, Gpa, GpaRange, Hpa, MapError,
+    PageSize, RangeError, Removed, SplitError, SplitWalk, Stopped, TableCache, Tables, Vmid,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -347,10 +346,10 @@ impl<'p, const G: u32> World<'p, G> {
         let result = self.tables.unmap(range, |leaf| removed.push(leaf));
         let (start, end) = (range.start().0, range.end().0);
         let mut legal: Vec<_> =
-            self.range_errors(&range).into_iter().map(UnmapError::Range).collect();
+            self.range_errors(&range).into_iter().map(ChangeError::Range).collect();
         if legal.is_empty() {
             let cut = self.cuts(&before, &range);
-            legal.extend(cut.into_iter().map(|size| UnmapError::CutsBlock { size }));
+            legal.extend(cut.into_iter().map(|size| ChangeError::CutsBlock { size }));
         }
         if !legal.is_empty() {
             assert_eq!(removed, []);
@@ -387,10 +386,10 @@ impl<'p, const G: u32> World<'p, G> {
         let result = self.tables.write_protect(range);
         let (start, end) = (range.start().0, range.end().0);
         let mut legal: Vec<_> =
-            self.range_errors(&range).into_iter().map(ProtectError::Range).collect();
+            self.range_errors(&range).into_iter().map(ChangeError::Range).collect();
         if legal.is_empty() {
             let cut = self.cuts(&before, &range);
-            legal.extend(cut.into_iter().map(|size| ProtectError::CutsBlock { size }));
+            legal.extend(cut.into_iter().map(|size| ChangeError::CutsBlock { size }));
         }
         if !legal.is_empty() {
             self.refused(&before, &range, result, start, &legal);

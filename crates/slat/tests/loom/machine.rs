@@ -238,14 +238,14 @@ impl Guest {
     }
 
     /// Afterwards, no CPU can write to what was done.
-    pub fn protect(&self, at: Range<u64>) -> Outcome<ProtectError> {
+    pub fn protect(&self, at: Range<u64>) -> Outcome<ChangeError> {
         let (done, rest) = ended(self.world, &at, self.tables().write_protect(range(&at)));
         self.world.protected.borrow_mut().push(done);
         rest
     }
 
     /// Afterwards, no CPU can reach the memory that was handed out.
-    pub fn unmap(&self, at: Range<u64>) -> (Vec<Removed>, Outcome<UnmapError>) {
+    pub fn unmap(&self, at: Range<u64>) -> (Vec<Removed>, Outcome<ChangeError>) {
         let mut removed = Vec::new();
         let result = self.tables().unmap(range(&at), |leaf| removed.push(leaf));
         let (_, rest) = ended(self.world, &at, result);
@@ -260,7 +260,7 @@ impl Guest {
     /// Goes on where an unmap gave up, now that everybody else has ended.
     pub fn unmap_rest(
         &self,
-        (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
+        (mut removed, rest): (Vec<Removed>, Outcome<ChangeError>),
     ) -> Vec<Removed> {
         if let Some(rest) = rest {
             let (more, rest) = self.unmap(rest.range);
@@ -277,7 +277,7 @@ impl Guest {
         }
     }
 
-    pub fn protect_rest(&self, rest: Outcome<ProtectError>) {
+    pub fn protect_rest(&self, rest: Outcome<ChangeError>) {
         if let Some(rest) = rest {
             let rest = self.protect(rest.range);
             assert!(rest.is_none(), "{rest:?}");
@@ -319,7 +319,7 @@ impl Guest {
     /// As [`Guest::unmap_rest`], but leaves `beside`, which somebody else may have mapped since.
     pub fn unmap_rest_unless(
         &self,
-        (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
+        (mut removed, rest): (Vec<Removed>, Outcome<ChangeError>),
         beside: Range<u64>,
     ) -> Vec<Removed> {
         let Some(rest) = rest else { return removed };

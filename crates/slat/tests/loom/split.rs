@@ -3,7 +3,7 @@
 use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::{Attributes, BreakBeforeMake, UnmapError};
+use slat::{Attributes, BreakBeforeMake, ChangeError};
 
 const RAM: Attributes = Attributes::RAM;
 
@@ -179,7 +179,7 @@ fn a_page_unmapped_out_of_a_fresh_split_is_unreachable_after_its_own_shootdown()
         match rest {
             None => assert_eq!(bytes(&removed), PAGE),
             Some(rest) => assert!(
-                matches!(rest.why, UnmapError::Contended | UnmapError::CutsBlock { .. })
+                matches!(rest.why, ChangeError::Contended | ChangeError::CutsBlock { .. })
                     && removed.is_empty()
             ),
         }
