@@ -46,9 +46,14 @@ pub fn with_spread(summary: &Summary) -> String {
     format!("{} ±{:.0}%", seconds(summary.median), summary.relative_spread() * 100.0)
 }
 
-/// The median; the spread only where it is wide enough to doubt the figure.
+/// The median, with its spread only where it is wide enough to doubt the figure; the least and the
+/// most where a median would mislead.
 pub fn with_wide_spread(summary: &Summary) -> String {
-    if summary.relative_spread() < 0.1 { seconds(summary.median) } else { with_spread(summary) }
+    match summary.relative_spread() {
+        ..0.1 => seconds(summary.median),
+        0.1..0.5 => with_spread(summary),
+        _ => list_of_seconds(&[summary.min, summary.max]).replace(", ", "–"),
+    }
 }
 
 /// How far `value` is from `base`, in per cent, with its sign: `−97.3 %`.
@@ -77,6 +82,14 @@ pub fn thousands(value: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_spread_is_shown_where_it_is_wide_and_a_range_where_a_median_would_mislead() {
+        let shown = |samples: &[f64]| with_wide_spread(&Summary::of(samples).unwrap());
+        assert_eq!(shown(&[1.0, 1.0, 1.01]), "1.00 s");
+        assert_eq!(shown(&[0.8, 0.8, 1.0, 1.2, 1.2]), "1.00 s ±20%");
+        assert_eq!(shown(&[7e-3, 7e-3, 8e-3, 0.2, 0.2]), "7.00–200 ms");
+    }
 
     #[test]
     fn a_time_has_three_digits_and_the_unit_that_suits_it() {

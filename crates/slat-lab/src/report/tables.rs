@@ -138,7 +138,6 @@ fn heading(name: &str) -> String {
         "vcpus" => "vCPUs".to_owned(),
         "backing" => "pages".to_owned(),
         "manual_protect" => "manual".to_owned(),
-        "initially_set" => "all set".to_owned(),
         "bbm" => "BBM level".to_owned(),
         "write_percent" => "% written".to_owned(),
         _ => name.replace('_', " "),

@@ -49,9 +49,9 @@ pub fn phases(results: &[Measurement]) -> Option<Table> {
         labels: label_count,
         notes: vec![
             "Times of whole phases, seen from user space: populate is the first touch of all pages, \
-             dirty a write to each, get and clear the calls that read and reset the log; medians; ± \
-             (half the interquartile range) where it is 10 % or more. Populating with huge pages is \
-             slow where the host has to make them first. “page, vCPU” is what one page of a round \
+             dirty a write to each, get and clear the calls that read and reset the log; medians, \
+             with ± (half the interquartile range) from 10 %, and the least to the most from 50 %. \
+             Populating with huge pages is slow where the host has to make them first. “page, vCPU” is what one page of a round \
              costs the vCPU that writes to it."
                 .to_owned(),
         ],
@@ -68,7 +68,7 @@ fn phase(row: &Row, variant: &str) -> String {
     // shown one by one.
     match &by_round(whole)[..] {
         few @ [_, _] | few @ [_, _, _] if variant == "dirty" => list_of_seconds(few),
-        _ if ["populate", "enable"].contains(&variant) => with_wide_spread(&summary),
+        _ if variant == "populate" => with_wide_spread(&summary),
         _ => seconds(summary.median),
     }
 }
