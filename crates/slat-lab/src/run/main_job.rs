@@ -181,6 +181,10 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
 /// Guests under the host's KVM, in turns. What fails here is skipped with its reason: the rest of
 /// the job does not depend on it.
 fn guests(plan: &Plan, session: &mut Session) -> Vec<Measurement> {
+    if let Err(reason) = slat_kvm::probe() {
+        session.skip("guests under the host's KVM", reason.to_string());
+        return Vec::new();
+    }
     let ways = plan.guests();
     let mut guests = Vec::new();
     for way in &ways {
