@@ -1,7 +1,7 @@
 //! Second-level address translation: the page tables that a hypervisor puts under a guest.
 //!
 //! The engine keeps the tables of a guest in the formats of real hardware, and does to them what a
-//! hypervisor must: map, unmap, write-protect, split huge pages. It has no lock, needs neither
+//! hypervisor must: map, unmap, write-protect and relax, split huge pages. It has no lock, needs neither
 //! `std` nor `alloc`, and executes no instruction of any architecture: everything beyond the
 //! tables goes through [`Platform`].
 //!
@@ -36,7 +36,7 @@ pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
 pub use format::{Attributes, Execute, Format, Memory};
 pub use ops::{
-    Batched, Bounded, ChangeError, EveryEntry, MapError, Removed, SplitError, SplitWalk,
+    Access, Batched, Bounded, ChangeError, EveryEntry, MapError, Removed, SplitError, SplitWalk,
 };
 pub use platform::{BreakBeforeMake, Platform};
 pub use shootdown::{Invalidated, Invalidation, Shootdown, Vmid};

@@ -20,6 +20,8 @@ mod machine;
 mod map;
 #[path = "loom/protect.rs"]
 mod protect;
+#[path = "loom/relax.rs"]
+mod relax;
 #[path = "loom/split.rs"]
 mod split;
 #[path = "loom/unmap.rs"]

@@ -46,6 +46,7 @@ enum Op {
     Map { span: Span, delta: usize, attributes: Attributes, largest: usize, frames: usize },
     Unmap(Span),
     Protect(Span),
+    Relax(Span, bool),
     Split { span: Span, way: u8, to: usize, frames: usize, meanwhile: Vec<(u64, bool)> },
     Access(Place, bool),
     Translate(Place),
@@ -124,6 +125,7 @@ fn op() -> impl Strategy<Value = Op> {
         ),
         2 => span().prop_map(Op::Unmap),
         2 => span().prop_map(Op::Protect),
+        2 => (span(), any::<bool>()).prop_map(|(span, write)| Op::Relax(span, write)),
         6 => (span(), 0..3u8, to, frames(), meanwhile).prop_map(
             |(span, way, to, frames, meanwhile)| Op::Split { span, way, to, frames, meanwhile }
         ),
@@ -241,6 +243,9 @@ impl<const G: u32> Space<G> {
             Op::Unmap(span) => self.range(span).into_iter().for_each(|range| world.unmap(range)),
             Op::Protect(span) => {
                 self.range(span).into_iter().for_each(|range| world.write_protect(range));
+            }
+            Op::Relax(span, write) => {
+                self.range(span).into_iter().for_each(|range| world.relax(range, write));
             }
             Op::Split { span, way, to, frames, ref meanwhile } => {
                 let Some(range) = self.range(span) else { return };

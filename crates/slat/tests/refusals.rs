@@ -104,6 +104,10 @@ fn every_operation_refuses_the_same_ranges() {
             says(&refused(result, start, ChangeError::Range(why)), &[what, right]);
             let result = tables.write_protect(bad);
             says(&refused(result, start, ChangeError::Range(why)), &[what, right]);
+            for access in [slat::Access::Read, slat::Access::Write] {
+                let result = tables.relax(range, access);
+                says(&refused(result, start, ChangeError::Range(why)), &[what, right]);
+            }
             let result = tables.split(bad, PageSize::SIZE_4K, cache);
             says(&refused(result, start, SplitError::Range(why)), &[what, right]);
             let result = tables.split_by::<EveryEntry>(bad, PageSize::SIZE_4K, cache);
@@ -278,6 +282,9 @@ fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done() 
             let text = refused(result, at, ChangeError::CutsBlock { size });
             says(&text, &["2m", "split it first, or cover it"]);
             let result = tables.write_protect(cuts);
+            let text = refused(result, at, ChangeError::CutsBlock { size });
+            says(&text, &["2m", "split it first, or cover it"]);
+            let result = tables.relax(cuts, slat::Access::Write);
             let text = refused(result, at, ChangeError::CutsBlock { size });
             says(&text, &["2m", "split it first, or cover it"]);
             assert!(tables.translate(Gpa(0)).unwrap().unwrap().attributes.write);

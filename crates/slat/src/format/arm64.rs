@@ -236,6 +236,13 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
         raw & !(S2AP_WRITE | DBM) | remembered
     }
 
+    /// A writable leaf counts as written: `SW_DIRTY` has nothing to remember any more.
+    #[inline(always)]
+    fn relaxed(&self, raw: u64, write: bool) -> u64 {
+        let dbm = if self.hardware_dirty { DBM } else { 0 };
+        if write { (raw | AF | S2AP_WRITE | dbm) & !SW_DIRTY } else { raw | AF }
+    }
+
     fn level_name(level: u8) -> i8 {
         3 - level as i8
     }
@@ -304,6 +311,18 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_relaxed_leaf_is_as_one_mapped_for_that_access() {
+        for hardware_dirty in [false, true] {
+            let format = Arm64K4 { hardware_dirty, ..Default::default() };
+            let ram = format.encode(Attributes::RAM).unwrap();
+            let old = Arm64K4::write_protected(ram) & !AF;
+            assert_eq!(format.relaxed(old, true), ram);
+            let read = format.decode(format.relaxed(old, false), 0);
+            assert_eq!((read.accessed, read.write, read.dirty), (true, false, true));
         }
     }
 

@@ -90,6 +90,9 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// none.
     fn write_protected(raw: u64) -> u64;
 
+    /// The leaf marked accessed, as a fault does it; with `write` also writable and dirty.
+    fn relaxed(&self, raw: u64, write: bool) -> u64;
+
     /// The format's own name of `level` when the root stands at any level, for dumps.
     fn level_name(level: u8) -> i8;
 

@@ -80,6 +80,10 @@ unsafe impl Format for Tiny {
         Arm64K4::write_protected(raw)
     }
 
+    fn relaxed(&self, raw: u64, write: bool) -> u64 {
+        self.0.relaxed(raw, write)
+    }
+
     fn level_name(level: u8) -> i8 {
         Arm64K4::level_name(level)
     }

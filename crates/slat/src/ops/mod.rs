@@ -1,11 +1,12 @@
 //! The operations, each the one place for its rule.
 
 mod map;
-mod protect;
+mod rights;
 mod split;
 mod unmap;
 
 pub use map::MapError;
+pub use rights::Access;
 pub use split::{Batched, Bounded, EveryEntry, SplitError, SplitWalk};
 pub use unmap::Removed;
 
@@ -15,7 +16,7 @@ use crate::platform::Platform;
 use crate::tables::Tables;
 use core::fmt;
 
-/// Why a range was not unmapped or write-protected, or not all of it.
+/// Why the leaves of a range were not changed or removed, or not all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ChangeError {

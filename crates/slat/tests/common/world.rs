@@ -408,6 +408,42 @@ impl<'p, const G: u32> World<'p, G> {
         assert_eq!((shape(&tree), tree.tables), (shape(&before), before.tables), "sizes");
     }
 
+    pub fn relax(&mut self, range: GpaRange, write: bool) {
+        let before = self.begin();
+        let access = if write { slat::Access::Write } else { slat::Access::Read };
+        let result = self.tables.relax(range, access);
+        let (start, end) = (range.start().0, range.end().0);
+        let mut legal: Vec<_> =
+            self.range_errors(&range).into_iter().map(ChangeError::Range).collect();
+        if legal.is_empty() && write {
+            let cut = self.cuts(&before, &range);
+            legal.extend(cut.into_iter().map(|size| ChangeError::CutsBlock { size }));
+        }
+        if !legal.is_empty() {
+            self.refused(&before, &range, result, start, &legal);
+            return;
+        }
+        let done = result.unwrap();
+        // A leaf that the range cuts is relaxed whole.
+        let first = before.at(start).map_or(start, |run| floor(start, run.size));
+        let last = before.at(end - 1).map_or(end, |run| floor(end - 1, run.size) + run.size);
+        let mut rights = false;
+        for (_, piece) in self.flat.borrow_mut().within(first, last) {
+            piece.attributes.accessed = true;
+            if write {
+                // A leaf that hardware may mark is not stale when it is marked beforehand, but
+                // owed all the same: its rights are one bit.
+                rights |= !piece.attributes.write || !piece.attributes.dirty;
+                piece.attributes.write = true;
+                piece.attributes.dirty = true;
+            }
+        }
+        assert!(done.shootdown.owed().is_some() || !rights, "rights that changed are owed");
+        assert!(write || done.shootdown.owed().is_none(), "an access owes nothing");
+        let tree = self.settle(done);
+        assert_eq!(tree.tables, before.tables, "tables");
+    }
+
     pub fn translate(&self, gpa: u64) {
         let found = self.tables.translate(Gpa(gpa)).unwrap();
         let expected = self.flat.borrow().at(gpa);

@@ -244,6 +244,17 @@ impl Guest {
         rest
     }
 
+    pub fn relax(&self, at: Range<u64>, access: slat::Access) -> Outcome<ChangeError> {
+        ended(self.world, &at, self.tables().relax(range(&at), access)).1
+    }
+
+    pub fn relax_rest(&self, rest: Outcome<ChangeError>, access: slat::Access) {
+        if let Some(rest) = rest {
+            let rest = self.relax(rest.range, access);
+            assert!(rest.is_none(), "{rest:?}");
+        }
+    }
+
     /// Afterwards, no CPU can reach the memory that was handed out.
     pub fn unmap(&self, at: Range<u64>) -> (Vec<Removed>, Outcome<ChangeError>) {
         let mut removed = Vec::new();
