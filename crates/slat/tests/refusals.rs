@@ -105,7 +105,7 @@ fn every_operation_refuses_the_same_ranges() {
             let result = tables.write_protect(bad);
             says(&refused(result, start, ChangeError::Range(why)), &[what, right]);
             for access in [slat::Access::Read, slat::Access::Write] {
-                let result = tables.relax(range, access);
+                let result = tables.relax(bad, access);
                 says(&refused(result, start, ChangeError::Range(why)), &[what, right]);
             }
             let result = tables.split(bad, PageSize::SIZE_4K, cache);
