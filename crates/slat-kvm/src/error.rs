@@ -71,12 +71,12 @@ pub enum Error {
     )]
     NoTransparentHugePages,
     /// The kernel refused a call.
-    #[error("{call}: {source}")]
+    #[error("{call}: {answer}")]
     Os {
         /// The call, by its name in the kernel's documentation.
         call: &'static str,
-        /// Its answer.
-        source: io::Error,
+        /// Its answer. Not the error's source: whoever prints causes would print it twice.
+        answer: io::Error,
     },
     /// The guest left its code in a way that it never should.
     #[error("vCPU {vcpu} stopped with {exit} (registers: {registers})")]
@@ -131,6 +131,9 @@ pub enum Error {
         /// As the guest wrote it.
         expected: u64,
     },
+    /// A vCPU's thread panicked, which is a bug of this program.
+    #[error("the thread of a vCPU panicked; this is a bug of slat, please report it")]
+    ThreadPanicked,
     /// The caller asked to stop.
     #[error("stopped on request")]
     Stopped,
@@ -167,7 +170,7 @@ impl std::fmt::Display for Advice {
 impl Error {
     /// Wraps the answer of a call, for use with `map_err`.
     pub(crate) fn os<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> Error {
-        move |source| Error::Os { call, source: source.into() }
+        move |answer| Error::Os { call, answer: answer.into() }
     }
 
     /// A configuration value that breaks `rule`.
@@ -177,6 +180,19 @@ impl Error {
         rule: impl Into<String>,
     ) -> Error {
         Error::Invalid { name, value: value.to_string(), rule: rule.into() }
+    }
+
+    /// Whether a guest ran and its result is wrong, as opposed to something that the host lacks.
+    pub fn is_wrong_result(&self) -> bool {
+        matches!(
+            self,
+            Error::GuestStopped { .. }
+                | Error::PassIncomplete { .. }
+                | Error::PagesMissing { .. }
+                | Error::NotInitiallySet { .. }
+                | Error::WrongStamp { .. }
+                | Error::ThreadPanicked
+        )
     }
 
     /// Whether the error says that KVM cannot be used here at all, as opposed to wrongly.
@@ -201,6 +217,20 @@ mod tests {
             error.to_string(),
             "16 huge pages of 2m are needed, and 3 are free: echo 29 > /sys/x/nr_hugepages"
         );
+    }
+
+    #[test]
+    fn the_answer_of_a_call_is_said_once() {
+        let error = Error::os("KVM_RUN")(io::Error::from_raw_os_error(14));
+        assert!(std::error::Error::source(&error).is_none());
+        assert!(error.to_string().starts_with("KVM_RUN: "), "{error}");
+    }
+
+    #[test]
+    fn a_guest_gone_wrong_is_told_from_a_host_that_lacks_something() {
+        let lost = Error::PagesMissing { iteration: 1, first: 0, missing: 1 };
+        assert!(lost.is_wrong_result() && !lost.is_kvm_unusable());
+        assert!(!Error::NoTransparentHugePages.is_wrong_result());
     }
 
     #[test]

@@ -52,6 +52,10 @@ pub fn probe() -> Result<HostKvm, Error> {
 pub(crate) fn open() -> Result<Kvm, Error> {
     let kvm = Kvm::new().map_err(|error| open_error(error.into()))?;
     let version = kvm.get_api_version();
+    if version < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Error::os("KVM_GET_API_VERSION: /dev/kvm is not KVM's device")(error));
+    }
     if version != API_VERSION {
         return Err(Error::invalid("the host's KVM API version", version, "only 12 is known"));
     }

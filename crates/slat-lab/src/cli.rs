@@ -18,7 +18,7 @@ Exit codes:
   0    all that was asked for was measured, or skipped with the reason shown
   1    a measurement failed, or cannot be done on this host
   2    the command line or its values cannot be right
-  130  interrupted; what was measured until then has been written";
+  130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
 
 /// What memory management costs guests, measured from user space.
 ///

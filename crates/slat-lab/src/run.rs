@@ -70,7 +70,10 @@ fn bench(
 /// What was measured, with what a reader has to know beside it.
 fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Report {
     if session.interrupted() {
-        session.skip("the rest of this run", "interrupted by Ctrl-C; what is here is a part");
+        session.skip(
+            "the rest of this run",
+            "interrupted by Ctrl-C or a signal to end; what is here is a part",
+        );
     }
     Report {
         schema: SCHEMA,
@@ -84,14 +87,18 @@ fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Repor
 
 /// Prints the report and writes its files.
 fn show(report: &Report, json: bool, output: Option<Output>) -> anyhow::Result<()> {
+    // Ctrl-C a moment after the start must not cost the report of an earlier run.
+    let nothing = report.partial && report.results.is_empty();
+    let output = output.filter(|output| !(nothing && output.has_results()));
     // The files first: a pipe that closes early must not cost them.
-    let written = output.map(|output| output.write(report)).transpose()?;
+    let written = output.map(|output| output.write(report)).transpose();
     if json {
         output::print(&crate::report::json::render(report)?)?;
     } else {
         output::print(&crate::report::text::render(report, output::width()))?;
     }
-    if let Some(directory) = written {
+    // A disk that is full must not cost the table, either.
+    if let Some(directory) = written? {
         eprintln!(
             "\nWritten: {} and {}",
             directory.join(output::RESULTS).display(),

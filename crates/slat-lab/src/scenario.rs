@@ -11,5 +11,5 @@
 //!   [`Session::interrupted`](crate::session::Session::interrupted) that it is a part.
 
 pub mod dirty_log;
-pub mod limit;
+pub(crate) mod limit;
 pub mod split;

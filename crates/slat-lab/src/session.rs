@@ -18,7 +18,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session that shows progress when stderr is a terminal, and stops on Ctrl-C.
+    /// A session that shows progress when stderr is a terminal, and stops on Ctrl-C (or SIGTERM, SIGHUP).
     ///
     /// # Errors
     ///

@@ -177,3 +177,24 @@ fn the_first_ctrl_c_stops_cleanly_and_keeps_what_was_measured() {
     assert_eq!(report["partial"], true);
     assert!(report["skipped"].to_string().contains("Ctrl-C"));
 }
+
+#[test]
+fn an_early_end_costs_no_earlier_report_and_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let results = folder.path().join("results.json");
+    std::fs::write(&results, "an earlier run").unwrap();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_slat"))
+        .args(["bench", "split", "--memory", "64g", "--samples", "1000", "--output"])
+        .arg(folder.path())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    // The first row takes many seconds; by now the handler is in place.
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "a file while measuring");
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(std::fs::read_to_string(&results).unwrap(), "an earlier run");
+}

@@ -67,9 +67,13 @@ impl Board {
         *order
     }
 
+    /// Wakes others when the last thread has finished, and not while any vCPU may still be timed.
     fn finish(&self) {
-        lock(&self.order).finished += 1;
-        self.changed.notify_all();
+        let mut order = lock(&self.order);
+        order.finished += 1;
+        if order.finished == self.outcomes.len() {
+            self.changed.notify_all();
+        }
     }
 
     fn issue(&self, step: Step) -> MutexGuard<'_, Order> {
@@ -144,15 +148,33 @@ impl Drop for Crew<'_> {
     }
 }
 
+/// Reports a step that ended, be it by a panic: nobody waits for a thread that is gone.
+struct Finish<'a> {
+    board: &'a Board,
+    outcome: &'a Mutex<Outcome>,
+    result: Outcome,
+}
+
+impl Drop for Finish<'_> {
+    fn drop(&mut self) {
+        *lock(self.outcome) = std::mem::replace(&mut self.result, Ok(None));
+        self.board.finish();
+    }
+}
+
 /// A thread's life.
 fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>, stop: &AtomicBool) {
     let mut seen = 0;
     loop {
         let order = board.next(seen);
         seen = order.number;
-        let result = match order.step {
-            Step::Leave => return,
-            Step::Rest => Ok(None),
+        if let Step::Leave = order.step {
+            return;
+        }
+        // What is reported unless the step comes to its end.
+        let mut finish = Finish { board, outcome, result: Err(Error::ThreadPanicked) };
+        finish.result = match order.step {
+            Step::Rest | Step::Leave => Ok(None),
             Step::Load(pass) => vcpu.load(pass).map(|()| None),
             Step::Run => {
                 let start = Instant::now();
@@ -161,7 +183,31 @@ fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>, stop: &AtomicB
                 pages.map(|pages| Some(Done { pages, start, end }))
             }
         };
-        *lock(outcome) = result;
-        board.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_panics_is_not_waited_for() {
+        let board = Board::new(1);
+        let mut crew = Crew { board: &board, size: 1 };
+        let result = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let _ = board.next(0);
+                let _finish = Finish {
+                    board: &board,
+                    outcome: &board.outcomes[0],
+                    result: Err(Error::ThreadPanicked),
+                };
+                std::panic::resume_unwind(Box::new(()));
+            });
+            let result = crew.run();
+            assert!(thread.join().is_err());
+            result
+        });
+        assert!(matches!(result, Err(Error::ThreadPanicked)), "{result:?}");
     }
 }

@@ -205,12 +205,15 @@ impl<'a> Run<'a> {
             (self.on_event)(Event::End(get));
         }
         if self.config.mode.is_manual() {
-            let pages = guest.pages();
+            let (pages, stop) = (guest.pages(), self.stop);
             // A slot has less than 2^31 pages, so that any piece of it fits.
             let chunk = self.config.clear_chunk.unwrap_or(pages).min(pages);
             self.host_calls(Phase::Clear, Some(iteration), |log, calls| {
                 (0..pages).step_by(chunk as usize).try_for_each(|first| {
                     let count = chunk.min(pages - first) as u32;
+                    if stop.load(Ordering::Relaxed) {
+                        return Err(Error::Stopped);
+                    }
                     calls.time(|| guest.clear_dirty_log(log, first, count))
                 })
             })?;

@@ -150,7 +150,7 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
     let plan = Plan::new(args.quick, available, host.cpu.usable);
     session.note(&plan.announce(args, available));
 
-    let mut results = guests(&plan, session);
+    let (mut results, wrong) = guests(&plan, session);
     let split = if session.interrupted() {
         Ok(Vec::new())
     } else {
@@ -160,9 +160,9 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
     let failed = match split {
         Ok(measured) => {
             results.extend(measured);
-            false
+            wrong
         }
-        Err(error) if is_interruption(&error) => false,
+        Err(error) if is_interruption(&error) => wrong,
         Err(error) => {
             session.skip("splitting in the engine", format!("{error:#}"));
             true
@@ -179,11 +179,13 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
 }
 
 /// Guests under the host's KVM, in turns. What fails here is skipped with its reason: the rest of
-/// the job does not depend on it.
-fn guests(plan: &Plan, session: &mut Session) -> Vec<Measurement> {
+/// the job does not depend on it. The second answer says whether any result was wrong, which is no
+/// matter of what the host lacks.
+fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
+    let mut wrong = false;
     if let Err(reason) = slat_kvm::probe() {
         session.skip("guests under the host's KVM", reason.to_string());
-        return Vec::new();
+        return (Vec::new(), false);
     }
     let ways = plan.guests();
     let mut guests = Vec::new();
@@ -215,6 +217,7 @@ fn guests(plan: &Plan, session: &mut Session) -> Vec<Measurement> {
         for place in order {
             let Some(guest) = &mut guests[place] else { continue };
             if let Err(error) = guest.run(session) {
+                wrong |= error.downcast_ref().is_some_and(slat_kvm::Error::is_wrong_result);
                 session.skip(guest.name(), format!("{error:#}"));
                 guests[place] = None;
             }
@@ -224,7 +227,7 @@ fn guests(plan: &Plan, session: &mut Session) -> Vec<Measurement> {
         }
     }
     session.finish();
-    guests.iter().flatten().flat_map(Guest::measurements).collect()
+    (guests.iter().flatten().flat_map(Guest::measurements).collect(), wrong)
 }
 
 #[cfg(test)]

@@ -14,14 +14,14 @@ pub const RESULTS: &str = "results.json";
 pub const PAGE: &str = "report.html";
 
 /// A directory that two files can be written to, as was found out before measuring.
+///
+/// Nothing stays in it while measuring: a process that is killed leaves no file behind.
 pub struct Output {
     directory: PathBuf,
-    results: NamedTempFile,
-    page: NamedTempFile,
 }
 
 impl Output {
-    /// Makes the directory and opens the files in it, under names that nobody reads yet.
+    /// Makes the directory, and finds out whether files can be made in it.
     pub fn prepare(directory: &Path) -> anyhow::Result<Self> {
         let refuse = |error: io::Error| {
             bad_input(format!(
@@ -39,34 +39,44 @@ impl Output {
                 )));
             }
         }
-        let open = || {
-            let mut builder = tempfile::Builder::new();
-            let _ = builder.prefix(".slat-");
-            #[cfg(unix)]
-            {
-                // A report is to be read by others as any new file would be.
-                use std::os::unix::fs::PermissionsExt;
-                builder.permissions(fs::Permissions::from_mode(0o666));
-            }
-            builder.tempfile_in(directory)
-        };
-        Ok(Self {
-            directory: directory.to_owned(),
-            results: open().map_err(refuse)?,
-            page: open().map_err(refuse)?,
-        })
+        drop(temporary(directory).map_err(refuse)?);
+        Ok(Self { directory: directory.to_owned() })
+    }
+
+    /// Whether results of an earlier run stand there.
+    pub fn has_results(&self) -> bool {
+        self.directory.join(RESULTS).exists()
     }
 
     /// Writes both files, each complete or not at all, and says where they are.
-    pub fn write(mut self, report: &Report) -> anyhow::Result<PathBuf> {
-        self.results
-            .write_all(json::render(report)?.as_bytes())
-            .context("cannot write the results")?;
-        self.page.write_all(html::render(report).as_bytes()).context("cannot write the report")?;
-        self.results.persist(self.directory.join(RESULTS))?;
-        self.page.persist(self.directory.join(PAGE))?;
-        Ok(self.directory)
+    pub fn write(self, report: &Report) -> anyhow::Result<PathBuf> {
+        let directory = self.directory;
+        let write = |text: &str| -> io::Result<NamedTempFile> {
+            let mut file = temporary(&directory)?;
+            file.write_all(text.as_bytes())?;
+            Ok(file)
+        };
+        let name = directory.display().to_string();
+        let failed = || format!("cannot write {RESULTS} and {PAGE} to {name}");
+        let results = write(&json::render(report)?).with_context(failed)?;
+        let page = write(&html::render(report)).with_context(failed)?;
+        let _ = results.persist(directory.join(RESULTS)).with_context(failed)?;
+        let _ = page.persist(directory.join(PAGE)).with_context(failed)?;
+        Ok(directory)
     }
+}
+
+/// A new file in `directory`, under a name that nobody reads, gone when dropped.
+fn temporary(directory: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    let _ = builder.prefix(".slat-");
+    #[cfg(unix)]
+    {
+        // A report is to be read by others as any new file would be.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(directory)
 }
 
 /// Prints to stdout, for as long as somebody reads it.

@@ -100,13 +100,18 @@ impl<'a> Guest<'a> {
                 } else if let Some(line) = shortfall(self.args, &report) {
                     session.note(&line);
                 }
+                if let Some(line) = left_behind(&name, &report) {
+                    session.note(&line);
+                }
                 self.last = Some(report);
                 self.warm = true;
                 Ok(())
             }
             // Each phase that ended has been checked against its log, and stands.
             Err(Error::Stopped) => {
-                self.phases.extend(phases);
+                if self.warm {
+                    self.phases.extend(phases);
+                }
                 Ok(())
             }
             Err(error @ Error::Invalid { .. }) => Err(bad_input(error.to_string())),
@@ -181,6 +186,16 @@ fn shortfall(args: &DirtyLogArgs, report: &Report) -> Option<String> {
             args.backing,
             Size(found),
             Size(asked)
+        )
+    })
+}
+
+/// What to say if pages stayed in the log that the last round cleared, nobody writing.
+fn left_behind(name: &str, report: &Report) -> Option<String> {
+    (report.left_in_log > 0).then(|| {
+        format!(
+            "{name}: {} of {} pages are in the log again after it was cleared, and nobody wrote",
+            report.left_in_log, report.pages
         )
     })
 }
@@ -436,6 +451,39 @@ mod tests {
         ] {
             assert_eq!(samples(variant), Some(count), "{variant}");
         }
+    }
+
+    #[test]
+    fn pages_that_a_clear_left_behind_are_told() {
+        let report = |left_in_log| Report {
+            config: Config::default(),
+            pages: 9,
+            phases: Vec::new(),
+            transparent_huge_bytes: None,
+            left_in_log,
+            stamps_checked: 9,
+        };
+        assert_eq!(left_behind("guest", &report(0)), None);
+        assert!(left_behind("guest", &report(2)).unwrap().starts_with("guest: 2 of 9 pages"));
+    }
+
+    #[test]
+    fn a_run_that_only_warms_up_gives_no_samples_when_stopped() {
+        if slat_kvm::probe().is_err() {
+            return;
+        }
+        let session = Session::quiet();
+        let args = args(&["--memory", "64m", "--iterations", "1000"]);
+        let mut guest = Guest::new(&args).unwrap();
+        let stop = session.stop_flag();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(500));
+                stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            guest.run(&session).unwrap();
+        });
+        assert_eq!(guest.measurements(), []);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::size::Size;
 use serde_json::{Map, Value, json};
 use slat::format::arm64::{Arm64K4, Arm64K16, Arm64K64};
 use slat::{BreakBeforeMake, Counts, Format, PageSize};
-use work::Work;
+use work::{WORD, Work};
 
 /// Measures the splits that `args` asks for.
 ///
@@ -40,6 +40,14 @@ struct Case {
 }
 
 impl Case {
+    /// Whether protecting a word of the log would cut a block that the split leaves.
+    fn cuts_blocks<F: Format>(&self, target: PageSize) -> bool {
+        let word = WORD * F::size(0).bytes();
+        self.when == When::Clear
+            && self.what == What::Call
+            && target.min(self.backing).bytes() > word
+    }
+
     /// What the variants of the case are held against.
     fn limits(&self, page: PageSize) -> &'static [Limit] {
         match (self.backing == page, self.what, self.when) {
@@ -76,6 +84,24 @@ fn measure<F: Format>(
     session: &mut Session,
 ) -> anyhow::Result<Vec<Measurement>> {
     let (cases, target) = plan::<F>(&format, args)?;
+    let (cut, cases): (Vec<Case>, Vec<Case>) =
+        cases.into_iter().partition(|case| case.cuts_blocks::<F>(target));
+    let reason = |case: &Case| {
+        format!(
+            "a word of the log protects {}, and would cut a {} block that --target-size {target} \
+             leaves; take --when enable, --what split or --target-size {}",
+            Size(WORD * F::size(0).bytes()),
+            target.min(case.backing),
+            F::size(0)
+        )
+    };
+    match cut.first() {
+        Some(case) if cases.is_empty() => return Err(bad_input(reason(case))),
+        _ => {}
+    }
+    for case in &cut {
+        session.skip(format!("{} pages, {}, {}", case.backing, case.when, case.what), reason(case));
+    }
     let work = Work::new(format, args.memory.bytes(), target)?;
     let mut arena = arena::<F>(&work, args, session)?;
     let mut results = Vec::new();
@@ -89,11 +115,17 @@ fn measure<F: Format>(
             .collect();
         let mut samples: Vec<Vec<Sample>> = entrants.iter().map(|_| Vec::new()).collect();
         for round in 0..rounds {
-            if session.check().is_err() {
-                return Ok(results);
+            // Whoever comes next finds the caches as the one before left them: the first place goes
+            // round, and every other round runs backwards.
+            let mut order: Vec<usize> = (0..entrants.len()).collect();
+            order.rotate_left(round % entrants.len());
+            if round % 2 == 1 {
+                order.reverse();
             }
-            for turn in 0..entrants.len() {
-                let place = (round + turn) % entrants.len();
+            for place in order {
+                if session.check().is_err() {
+                    return Ok(results);
+                }
                 let sample = match entrants[place] {
                     Entrant::Walk(walk) => work.split(&mut arena, case, walk, round == 0)?,
                     Entrant::Limit(limit) => work.limit(&mut arena, case, limit)?,
@@ -144,7 +176,7 @@ fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, P
                 "--memory {memory} is not a whole number of {backing} pages; take a multiple of {backing}"
             )));
         }
-        if !memory.bytes().is_multiple_of(64 * F::size(0).bytes()) {
+        if !memory.bytes().is_multiple_of(WORD * F::size(0).bytes()) {
             return Err(bad_input(format!(
                 "--memory {memory} is not a multiple of 64 pages of {}, which one word of a dirty \
                  log covers",
@@ -310,6 +342,24 @@ mod tests {
                 assert_eq!(result.counts["tables_built"], 4, "{result:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_call_that_would_cut_the_blocks_it_leaves_is_skipped_or_refused() {
+        let target_size = Some(Size(2 << 20));
+        let backing = vec![Size(1 << 30)];
+        let all = SplitArgs { backing, target_size, ..args() };
+        let mut session = Session::quiet();
+        let results = run(&all, &mut session).unwrap();
+        let calls = |when: &str| {
+            let of = |m: &&Measurement| m.params["when"] == when && m.params["what"] == "call";
+            results.iter().filter(of).count()
+        };
+        assert!(calls("enable") > 0 && calls("clear") == 0);
+        assert_eq!(session.skipped().len(), 1);
+        assert_eq!(session.skipped()[0].what, "1g pages, clear, call");
+        let only = SplitArgs { when: vec![When::Clear], what: vec![What::Call], ..all };
+        assert!(refusal(only).contains("--target-size 2m"));
     }
 
     #[test]

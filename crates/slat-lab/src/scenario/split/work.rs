@@ -22,7 +22,7 @@ const HOST_BASE: u64 = 1 << 40;
 const CHUNK: u64 = 1 << 30;
 
 /// Pages that one word of a dirty log covers.
-const WORD: u64 = 64;
+pub(super) const WORD: u64 = 64;
 
 /// What is done to the tables of one guest.
 pub(super) struct Work<F> {
