@@ -3,6 +3,7 @@
 use assert_cmd::Command;
 use predicates::prelude::*;
 use predicates::str::contains;
+use rustix::process::{Pid, Signal, kill_process};
 
 fn slat(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slat"));
@@ -152,6 +153,10 @@ fn json_on_stdout_is_all_that_is_on_stdout() {
     assert_eq!(report["schema"], 1);
 }
 
+fn send(child: &std::process::Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
 #[test]
 fn the_first_ctrl_c_stops_cleanly_and_keeps_what_was_measured() {
     let folder = tempfile::tempdir().unwrap();
@@ -169,8 +174,7 @@ fn the_first_ctrl_c_stops_cleanly_and_keeps_what_was_measured() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     std::thread::sleep(std::time::Duration::from_millis(500));
-    let pid = child.id().to_string();
-    assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     let text = std::fs::read_to_string(output.join("results.json")).unwrap();
     let report: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -193,8 +197,7 @@ fn an_early_end_costs_no_earlier_report_and_leaves_no_file() {
     // The first row takes many seconds; by now the handler is in place.
     std::thread::sleep(std::time::Duration::from_millis(700));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "a file while measuring");
-    let pid = child.id().to_string();
-    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    send(&child, Signal::TERM);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(std::fs::read_to_string(&results).unwrap(), "an earlier run");
 }
