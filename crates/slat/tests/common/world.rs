@@ -340,17 +340,23 @@ impl<'p, const G: u32> World<'p, G> {
         edges.filter_map(cut).map(|run| PageSize::from_bytes(run.size).unwrap()).collect()
     }
 
+    /// The errors that an operation on the leaves of a range may answer, before it does anything.
+    fn change_errors(&self, before: &Tree, range: &GpaRange, whole: bool) -> Vec<ChangeError> {
+        let mut legal: Vec<_> =
+            self.range_errors(range).into_iter().map(ChangeError::Range).collect();
+        if legal.is_empty() && whole {
+            let cut = self.cuts(before, range).into_iter();
+            legal.extend(cut.map(|size| ChangeError::CutsBlock { size }));
+        }
+        legal
+    }
+
     pub fn unmap(&mut self, range: GpaRange) {
         let before = self.begin();
         let mut removed: Vec<Removed> = Vec::new();
         let result = self.tables.unmap(range, |leaf| removed.push(leaf));
         let (start, end) = (range.start().0, range.end().0);
-        let mut legal: Vec<_> =
-            self.range_errors(&range).into_iter().map(ChangeError::Range).collect();
-        if legal.is_empty() {
-            let cut = self.cuts(&before, &range);
-            legal.extend(cut.into_iter().map(|size| ChangeError::CutsBlock { size }));
-        }
+        let legal = self.change_errors(&before, &range, true);
         if !legal.is_empty() {
             assert_eq!(removed, []);
             self.refused(&before, &range, result, start, &legal);
@@ -385,12 +391,7 @@ impl<'p, const G: u32> World<'p, G> {
         let before = self.begin();
         let result = self.tables.write_protect(range);
         let (start, end) = (range.start().0, range.end().0);
-        let mut legal: Vec<_> =
-            self.range_errors(&range).into_iter().map(ChangeError::Range).collect();
-        if legal.is_empty() {
-            let cut = self.cuts(&before, &range);
-            legal.extend(cut.into_iter().map(|size| ChangeError::CutsBlock { size }));
-        }
+        let legal = self.change_errors(&before, &range, true);
         if !legal.is_empty() {
             self.refused(&before, &range, result, start, &legal);
             return;
@@ -413,12 +414,7 @@ impl<'p, const G: u32> World<'p, G> {
         let access = if write { slat::Access::Write } else { slat::Access::Read };
         let result = self.tables.relax(range, access);
         let (start, end) = (range.start().0, range.end().0);
-        let mut legal: Vec<_> =
-            self.range_errors(&range).into_iter().map(ChangeError::Range).collect();
-        if legal.is_empty() && write {
-            let cut = self.cuts(&before, &range);
-            legal.extend(cut.into_iter().map(|size| ChangeError::CutsBlock { size }));
-        }
+        let legal = self.change_errors(&before, &range, write);
         if !legal.is_empty() {
             self.refused(&before, &range, result, start, &legal);
             return;
