@@ -6,7 +6,7 @@
 
 use anyhow::Context;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Slot};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
 use std::cell::Cell;
 use std::ptr::NonNull;
 
@@ -27,6 +27,7 @@ pub struct Arena {
     free_bytes: usize,
     break_before_make: BreakBeforeMake,
     invalidations: Cell<u64>,
+    grace: Grace<[Seat; 4]>,
 }
 
 impl Arena {
@@ -57,6 +58,7 @@ impl Arena {
             free_bytes: page,
             break_before_make: bbm,
             invalidations: Cell::new(0),
+            grace: Grace::new([const { Seat::new() }; 4]),
         };
         // SAFETY: the range lies inside the mapping; advice changes no content. A host without
         // THP refuses it, and small pages serve as well.
@@ -100,6 +102,7 @@ impl Drop for Arena {
 //    were given back; `reset` needs an exclusive borrow.
 // 2. `slots` adds the frame's offset to one base: the same pointer each time, inside the mapping.
 // 3. No CPU loads these tables, so none can use a translation.
+// 4. `grace` is a field.
 unsafe impl Platform for Arena {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let mut free = self.free.take();
@@ -142,5 +145,9 @@ unsafe impl Platform for Arena {
 
     fn break_before_make(&self) -> BreakBeforeMake {
         self.break_before_make
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
     }
 }

@@ -213,6 +213,29 @@ impl fmt::Debug for PageSize {
     }
 }
 
+/// The format has no leaf of that size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LeafSizeError {
+    /// What was asked for.
+    pub size: PageSize,
+    /// The page size of the format.
+    pub smallest: PageSize,
+    /// Its largest block.
+    pub largest: PageSize,
+}
+
+impl fmt::Display for LeafSizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { size, smallest, largest } = self;
+        write!(
+            f,
+            "the format has no leaf of {size}; the smallest is {smallest}, the largest {largest}"
+        )
+    }
+}
+
+impl core::error::Error for LeafSizeError {}
+
 /// A set of levels, known at compile time: which slots a walk reads.
 ///
 /// Level 0 is that of pages; levels count upwards to the root. (Arm and the x86 manuals count

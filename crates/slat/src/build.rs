@@ -170,7 +170,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> 
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, _: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         let base = entry.base::<F>(level);
         let (raw, flow) = match self.plan.slot::<F>(level, base) {
             Some(raw) => (raw, Flow::Next),

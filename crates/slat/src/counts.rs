@@ -2,7 +2,7 @@
 
 use core::ops::AddAssign;
 
-/// What an operation did to the tables, counted.
+/// What operations did to the tables, counted.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Slots loaded by a walk, tables under construction included.
@@ -11,9 +11,17 @@ pub struct Counts {
     pub slots_written: u64,
     /// Table pages filled and linked.
     pub tables_built: u64,
-    /// Invalidations executed inside the operation (those still owed are in its
-    /// [`Shootdown`](crate::Shootdown)).
+    /// Invalidations executed inside operations (not those that they owe).
     pub invalidations: u64,
+    /// Live slots that stood invalid to hardware until such an invalidation had completed: a vCPU
+    /// that uses one meanwhile faults.
+    pub broken: u64,
+}
+
+impl Counts {
+    /// Nothing done.
+    pub const NONE: Self =
+        Self { slots_read: 0, slots_written: 0, tables_built: 0, invalidations: 0, broken: 0 };
 }
 
 impl AddAssign for Counts {
@@ -22,5 +30,6 @@ impl AddAssign for Counts {
         self.slots_written += other.slots_written;
         self.tables_built += other.tables_built;
         self.invalidations += other.invalidations;
+        self.broken += other.broken;
     }
 }

@@ -23,6 +23,9 @@ mod build;
 mod cache;
 mod counts;
 pub mod format;
+mod grace;
+mod guard;
+mod inactive;
 mod ops;
 mod platform;
 mod shootdown;
@@ -31,14 +34,18 @@ mod table;
 mod tables;
 mod walk;
 
-pub use addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
+pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
-pub use format::{Attributes, Execute, Format, Memory};
+pub use format::{Access, Attributes, Execute, Format, Memory};
+pub use grace::{Grace, Member, NoSeat, Seat};
+pub use guard::{Foreign, Guard};
+pub use inactive::Inactive;
 pub use ops::{
-    Access, Batched, Bounded, ChangeError, EveryEntry, MapError, Removed, SplitError, SplitWalk,
+    Aged, Ageing, Ages, Batched, Bounded, ChangeError, Dump, EveryEntry, Leaf, Leaves, MapError,
+    Pages, Removals, Removed, Reservation, Skip, SplitError, SplitWalk, UnmapError,
 };
-pub use platform::{BreakBeforeMake, Platform};
-pub use shootdown::{Invalidated, Invalidation, Shootdown, Vmid};
+pub use platform::{BreakBeforeMake, Maintenance, Platform};
+pub use shootdown::{Invalidation, Shootdown, Vmid};
 pub use table::{Frame, Slot};
-pub use tables::{Contended, Done, Halted, NewError, Stopped, Tables, Translation};
+pub use tables::{Contended, Halted, NewError, Tables, Translation};

@@ -1,6 +1,7 @@
 //! What the engine asks of the machine. Every side effect beyond a slot goes through here.
 
 use crate::addr::Hpa;
+use crate::grace::Grace;
 use crate::shootdown::Invalidation;
 use crate::table::{Frame, Slot};
 use core::ptr::NonNull;
@@ -15,6 +16,7 @@ use core::ptr::NonNull;
 ///    reads and writes of the whole frame until it is given back, the same at every call.
 /// 3. [`Platform::invalidate`] returns only when no CPU can use a translation, or a walk-cache
 ///    entry, that the invalidation names. It does not unwind: the caller may hold markers.
+/// 4. [`Platform::grace`] is the same at every call.
 pub unsafe trait Platform {
     /// A frame of `bytes` bytes (a power of two, at least a page) aligned to its size, its
     /// content arbitrary; `None` when memory is short.
@@ -34,11 +36,23 @@ pub unsafe trait Platform {
     fn publish(&self);
 
     /// Makes earlier stores to tables visible, invalidates, and waits for completion on every
-    /// CPU that runs the guest (Arm: `dsb ishst`, TLBIs, `dsb ish`, `isb`).
+    /// CPU that runs the guest (Arm: the instructions of [`tlbi`](crate::format::arm64::tlbi); x86:
+    /// INVEPT on every CPU that runs the guest).
     fn invalidate(&self, what: &Invalidation);
 
     /// Which changes of a live entry's size this machine's CPUs allow without a break.
     fn break_before_make(&self) -> BreakBeforeMake;
+
+    /// Who is walking the tables of this platform's guests.
+    fn grace(&self) -> &Grace;
+
+    /// Makes guest memory coherent, before it becomes visible to the guest or after the guest used
+    /// it past the caches. Does nothing unless a platform whose machine needs it says so.
+    ///
+    /// Called by [`Guard::map`](crate::Guard::map) before a leaf is published, and by
+    /// [`Guard::flush`](crate::Guard::flush).
+    #[inline(always)]
+    fn maintain(&self, _memory: Hpa, _bytes: u64, _what: Maintenance) {}
 
     /// Fills exclusively owned slots with `first`, `first + step`, `first + 2 * step`, ...
     ///
@@ -61,14 +75,26 @@ pub unsafe trait Platform {
     }
 }
 
+/// What caches are to forget of a piece of memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Maintenance {
+    /// Data, written back and forgotten, to the point of coherency: the guest may access the
+    /// memory with another cacheability than the host (Arm: `dc civac`; not with FEAT_S2FWB).
+    Data,
+    /// Data as above, and instructions: the guest may fetch what the host has written (Arm:
+    /// also `ic`; not with CTR_EL0.DIC; x86: nothing).
+    Instructions,
+}
+
 /// Which changes of size a live entry may make without being invalid in between.
 ///
 /// Only changes of *size*: a new address or memory type always breaks (Arm: D8.16.1,
 /// "Using break-before-make when updating translation table entries").
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum BreakBeforeMake {
-    /// Every change breaks: FEAT_BBM level 0, and level 1, whose nT bit the engine does not use
-    /// yet.
+    /// Every change breaks: FEAT_BBM level 0, Power. Level 1 too: a block with its nT bit may be
+    /// walked at every access or fault as a broken one does, as the CPU likes, and the bit costs
+    /// one more invalidation.
     Always,
     /// FEAT_BBM level 2, declared only by a platform that handles the TLB conflict abort.
     ConflictHandled,

@@ -1,7 +1,9 @@
-//! What must be invalidated, as a value that must be used; the proof that it was.
+//! What must be invalidated, as a value that must be used.
 
 use crate::addr::{GpaRange, PageSize};
+use crate::format::Format;
 use crate::platform::Platform;
+use crate::tables::Tables;
 
 /// One invalidation of stale translations, to be executed by a [`Platform`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -10,7 +12,8 @@ pub struct Invalidation {
     pub vmid: Vmid,
     /// The addresses; `None` for all of the guest.
     pub range: Option<GpaRange>,
-    /// The size of every changed leaf, where it is one (Arm: a TTL hint); `None` if mixed.
+    /// The size of every changed leaf, where it is one (Arm: a TTL hint); `None` if mixed, and
+    /// void with `tables`.
     pub leaf: Option<PageSize>,
     /// Tables were unlinked: walk caches hold stale entries too, not last levels only.
     pub tables: bool,
@@ -20,39 +23,34 @@ pub struct Invalidation {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Vmid(pub u16);
 
-/// Stale translations that an operation left behind: an obligation to invalidate them.
-///
-/// Merged, one invalidation serves many operations. Until [`Shootdown::complete`] has returned,
-/// a vCPU may go on reading and writing through what was removed or restricted.
-#[must_use = "until the shootdown completes, vCPUs may use the old translations"]
-#[derive(PartialEq, Eq, Debug)]
-pub struct Shootdown {
-    /// The hull of what changed; empty (0, 0) if nothing did.
+/// Stale translations of one guest, gathered: the hull of what changed, (0, 0) if nothing did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Owed {
     start: u64,
     end: u64,
-    vmid: Vmid,
     /// Bit `n`: leaves of `2^n` bytes changed.
     sizes: u64,
     tables: bool,
 }
 
-impl Shootdown {
-    /// Nothing owed yet.
-    pub(crate) const fn none(vmid: Vmid) -> Self {
-        Self { start: 0, end: 0, vmid, sizes: 0, tables: false }
+impl Owed {
+    pub const NOTHING: Self = Self { start: 0, end: 0, sizes: 0, tables: false };
+
+    pub const fn is_nothing(&self) -> bool {
+        self.end == 0
     }
 
-    /// Adds a changed leaf of `size` that covered `range`.
+    /// Adds changed leaves of `size` in `start..end`.
     #[inline]
-    pub(crate) fn leaf(&mut self, range: GpaRange, size: PageSize) {
+    pub fn leaves(&mut self, start: u64, end: u64, size: PageSize) {
         self.sizes |= size.bytes();
-        self.cover(range.start().0, range.end().0);
+        self.cover(start, end);
     }
 
-    /// Adds an unlinked table that covered `range`.
-    pub(crate) fn table(&mut self, range: GpaRange) {
+    /// Adds an unlinked table that covered `start..end`.
+    pub fn table(&mut self, start: u64, end: u64) {
         self.tables = true;
-        self.cover(range.start().0, range.end().0);
+        self.cover(start, end);
     }
 
     #[inline]
@@ -61,89 +59,105 @@ impl Shootdown {
         self.end = self.end.max(end);
     }
 
-    /// Joins what another operation on the same guest owes: one invalidation of the hull of both.
-    ///
-    /// # Panics
-    /// If the other guest is another one: its invalidation would be lost.
     #[inline]
     pub fn merge(&mut self, other: Self) {
         if other.end != 0 {
-            assert_eq!(self.vmid, other.vmid, "shootdowns of two guests do not merge");
             self.sizes |= other.sizes;
             self.tables |= other.tables;
             self.cover(other.start, other.end);
         }
     }
 
-    /// What is owed; `None` if the operation left nothing stale behind.
+    /// The one invalidation that covers all.
     ///
-    /// Where blocks are split without a break, the hint of a leaf size holds only if no split of
-    /// the range is still owed: a CPU may hold the block, and an invalidation of pages alone may
-    /// leave it. [`Shootdown::complete`] gives no hint there.
-    pub const fn owed(&self) -> Option<Invalidation> {
-        if self.end == 0 {
+    /// A leaf size narrows it only where changes of size break the entry first: elsewhere a CPU
+    /// may hold the block of a split whose shootdown is still owed, and an invalidation of pages
+    /// alone may leave it.
+    pub fn invalidation(&self, vmid: Vmid, breaks: bool) -> Option<Invalidation> {
+        if self.is_nothing() {
             return None;
         }
-        let one_size = self.sizes.is_power_of_two() && !self.tables;
+        let one_size = self.sizes.is_power_of_two() && !self.tables && breaks;
         Some(Invalidation {
-            vmid: self.vmid,
+            vmid,
             range: Some(GpaRange::from_bounds(self.start, self.end)),
             leaf: if one_size { PageSize::from_bytes(self.sizes) } else { None },
             tables: self.tables,
         })
     }
+}
+
+/// Stale translations that operations left behind: an obligation to invalidate them.
+///
+/// Merged, one invalidation serves many operations, also of several threads. Until
+/// [`Shootdown::complete`] has returned, a vCPU may go on using what was removed or restricted.
+/// Dropped, it joins what the guest owes: the next that completes covers it.
+#[must_use = "until the shootdown completes, vCPUs may use the old translations"]
+#[derive(Debug)]
+pub struct Shootdown<'t, 'p, F: Format, P: Platform> {
+    tables: &'t Tables<'p, F, P>,
+    owed: Owed,
+}
+
+impl<'t, 'p, F: Format, P: Platform> Shootdown<'t, 'p, F, P> {
+    pub(crate) const fn new(tables: &'t Tables<'p, F, P>, owed: Owed) -> Self {
+        Self { tables, owed }
+    }
+
+    /// What is owed; `None` if nothing stale was left behind.
+    pub fn owed(&self) -> Option<Invalidation> {
+        self.tables.invalidation(&self.owed)
+    }
+
+    /// Joins another: one invalidation of the hull of both. Another guest's is completed at once.
+    pub fn merge(&mut self, mut other: Self) {
+        if core::ptr::eq(self.tables, other.tables) {
+            self.owed.merge(core::mem::replace(&mut other.owed, Owed::NOTHING));
+        } else {
+            other.complete();
+        }
+    }
 
     /// Executes what is owed and returns once it has completed on all CPUs.
-    pub fn complete(self, platform: &impl Platform) -> Invalidated {
-        if let Some(mut what) = self.owed() {
-            let one_size = platform.break_before_make().breaks_size_change();
-            what.leaf = what.leaf.filter(|_| one_size);
-            platform.invalidate(&what);
-        }
-        Invalidated { vmid: self.vmid }
+    pub fn complete(mut self) {
+        self.tables.complete(core::mem::replace(&mut self.owed, Owed::NOTHING));
     }
 }
 
-/// Proof that a [`Shootdown`] completed: memory behind the leaves that it covered is no longer
-/// reached by the guest.
-#[derive(Debug)]
-pub struct Invalidated {
-    vmid: Vmid,
-}
-
-impl Invalidated {
-    /// The guest.
-    pub const fn vmid(&self) -> Vmid {
-        self.vmid
+impl<F: Format, P: Platform> Drop for Shootdown<'_, '_, F, P> {
+    fn drop(&mut self) {
+        self.tables.owe(self.owed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addr::Gpa;
 
     #[test]
     fn merged_shootdowns_cover_both_and_hint_a_size_only_if_both_agree() {
-        let page = |at| GpaRange::new(Gpa(at), 0x1000).unwrap();
-        let mut a = Shootdown::none(Vmid(7));
-        a.leaf(page(0x1000), PageSize::SIZE_4K);
-        let mut b = Shootdown::none(Vmid(7));
-        b.leaf(page(0x9000), PageSize::SIZE_4K);
-        a.merge(b);
-        let owed = a.owed().unwrap();
-        assert_eq!(owed.range.unwrap(), GpaRange::new(Gpa(0x1000), 0x9000).unwrap());
+        let page = |at| {
+            let mut owed = Owed::NOTHING;
+            owed.leaves(at, at + 0x1000, PageSize::SIZE_4K);
+            owed
+        };
+        let mut a = page(0x1000);
+        a.merge(page(0x9000));
+        let owed = a.invalidation(Vmid(7), true).unwrap();
+        assert_eq!(owed.range.unwrap(), GpaRange::from_bounds(0x1000, 0xa000));
         assert_eq!((owed.leaf, owed.tables), (Some(PageSize::SIZE_4K), false));
-        let mut c = Shootdown::none(Vmid(7));
-        c.table(GpaRange::new(Gpa(0), 0x200000).unwrap());
-        a.merge(c);
-        assert_eq!((a.owed().unwrap().leaf, a.owed().unwrap().tables), (None, true));
+        assert_eq!(a.invalidation(Vmid(7), false).unwrap().leaf, None);
+        let mut table = Owed::NOTHING;
+        table.table(0, 0x20_0000);
+        a.merge(table);
+        let owed = a.invalidation(Vmid(7), true).unwrap();
+        assert_eq!((owed.leaf, owed.tables), (None, true));
     }
 
     #[test]
     fn merging_nothing_owes_nothing() {
-        let mut none = Shootdown::none(Vmid(1));
-        none.merge(Shootdown::none(Vmid(1)));
-        assert_eq!(none.owed(), None);
+        let mut none = Owed::NOTHING;
+        none.merge(Owed::NOTHING);
+        assert_eq!(none.invalidation(Vmid(1), true), None);
     }
 }

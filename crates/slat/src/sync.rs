@@ -77,6 +77,11 @@ mod modelled {
         }
 
         #[track_caller]
+        pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+            self.change(|slot| slot.fetch_add(value, order))
+        }
+
+        #[track_caller]
         pub(crate) fn with_mut<R>(&mut self, change: impl FnOnce(&mut u64) -> R) -> R {
             self.value.with_mut(change)
         }

@@ -43,6 +43,20 @@ impl Slot {
         debug_assert_eq!(found, marker, "a frozen slot was changed by somebody else");
     }
 
+    /// Changes the slot by `change` until nobody else does so meanwhile; returns the value that it
+    /// had. `None` leaves it as it is.
+    #[inline]
+    pub(crate) fn update(&self, change: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
+        let mut raw = self.load();
+        loop {
+            let Some(new) = change(raw) else { return Err(raw) };
+            match self.exchange(raw, new) {
+                Ok(()) => return Ok(raw),
+                Err(found) => raw = found,
+            }
+        }
+    }
+
     /// Stores to a slot of a table that is not linked yet; its link, a release, publishes it.
     #[inline(always)]
     pub(crate) fn init(&self, raw: u64) {

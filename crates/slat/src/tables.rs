@@ -2,23 +2,25 @@
 
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
-use crate::counts::Counts;
 use crate::format::{Attributes, Format, Geometry, GeometryError, Kind};
+use crate::grace::Member;
+use crate::guard::{Foreign, Guard};
+use crate::inactive::Inactive;
 use crate::platform::Platform;
-use crate::shootdown::{Invalidation, Shootdown, Vmid};
+use crate::shootdown::{Invalidation, Owed, Vmid};
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{self, Frame, Slot};
-use crate::walk::{Outcome, Tally, Visitor, walk};
+use crate::walk::{Outcome, PATIENCE, Visitor, touch_all, walk};
 use core::fmt;
 
-/// The second-stage tables of one guest.
+/// The second-stage tables of one guest, live: CPUs may have them loaded.
 ///
-/// Operations take `&self` and may run on any number of threads, beside hardware that walks the
-/// tables and sets accessed and dirty bits. They hold no lock; two operations on one slot are
-/// ordered by the slot itself.
+/// Operations are methods of a [`Guard`], which [`Tables::enter`] gives. Any number of threads work on
+/// the tables at once, beside hardware that walks them and sets accessed and dirty bits. They hold
+/// no lock; two operations on one slot are ordered by the slot itself.
 ///
-/// Dropping the tables leaks their frames: hardware may still be walking them. [`Tables::destroy`]
-/// gives them back. A panic inside the platform's invalidation leaks what was being linked.
+/// Dropping the tables leaks their frames: hardware may still be walking them.
+/// [`Tables::deactivate`] and [`Inactive::destroy`] give them back.
 #[derive(Debug)]
 pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) format: F,
@@ -26,9 +28,22 @@ pub struct Tables<'p, F: Format, P: Platform> {
     vmid: Vmid,
     geometry: Geometry,
     root: Hpa,
+    /// Somebody dropped what they owed: the next to complete invalidates everything.
+    dropped: AtomicU64,
     /// Tables that were unlinked, each with its successor's address in its first slot's marker;
-    /// 0 ends the list. Frames leave it under an exclusive borrow only.
+    /// 0 ends the list.
     retired: AtomicU64,
+    /// Those of them that hardware has forgotten, while software walkers may be in them; the clock's
+    /// reading from which on none is; and whether somebody is at work on both.
+    forgotten: AtomicU64,
+    forgotten_at: AtomicU64,
+    reclaiming: AtomicU64,
+    /// The next reservation's token.
+    pub(crate) token: AtomicU64,
+    /// Tables may have been marked as not accessed while walk caches held them.
+    pub(crate) hinted: AtomicU64,
+    /// Whether an exact scan of accessed bits is under way.
+    pub(crate) ageing: AtomicU64,
 }
 
 /// What a guest physical address translates to.
@@ -42,70 +57,11 @@ pub struct Translation {
     pub attributes: Attributes,
 }
 
-/// An operation that came to its end.
-#[must_use = "the shootdown inside is owed"]
-#[derive(PartialEq, Eq, Debug)]
-pub struct Done {
-    /// Bytes of guest memory whose leaves were made, changed, removed or split.
-    pub bytes: u64,
-    /// Exact costs.
-    pub counts: Counts,
-    /// Stale translations left behind.
-    pub shootdown: Shootdown,
-}
-
-impl Done {
-    /// Nothing done yet: to merge others into.
-    pub fn nothing(vmid: Vmid) -> Self {
-        Self { bytes: 0, counts: Counts::default(), shootdown: Shootdown::none(vmid) }
-    }
-
-    /// Adds another operation on the same guest: one shootdown for both.
-    ///
-    /// # Panics
-    /// If it is another guest's ([`Shootdown::merge`]).
-    #[inline]
-    pub fn merge(&mut self, other: Self) {
-        self.bytes += other.bytes;
-        self.counts += other.counts;
-        self.shootdown.merge(other.shootdown);
-    }
-}
-
-impl Done {
-    /// Adds what a walk did to the slots of one table; `stale` if translations changed.
-    #[inline]
-    pub(crate) fn settle<F: Format>(&mut self, level: u8, tally: &Tally, stale: bool) {
-        self.counts.slots_read += tally.read;
-        if tally.changed != 0 {
-            self.counts.slots_written += tally.changed;
-            self.bytes += tally.changed << F::shift(level);
-            if stale {
-                let range = GpaRange::from_bounds(tally.start, tally.end);
-                self.shootdown.leaf(range, F::size(level));
-            }
-        }
-    }
-}
-
 /// An operation that ended early: everything before `at` is done, unless it was refused (see the
-/// operation's errors), when nothing is.
+/// operation's errors), when nothing is. What was done until then is in the guard.
 ///
 /// From `at` on no translation, right or state has changed; a table without leaves may have been
 /// linked, and a split that was contended may have split blocks further on.
-#[must_use = "the shootdown of what was done is owed"]
-#[derive(PartialEq, Eq, Debug)]
-pub struct Stopped<E> {
-    /// Where it stopped.
-    pub at: Gpa,
-    /// Why.
-    pub why: E,
-    /// What was done until then.
-    pub done: Done,
-}
-
-/// Where an operation that adds to its caller's [`Done`] ended early, and why: otherwise as
-/// [`Stopped`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Halted<E> {
     /// Where it stopped.
@@ -121,14 +77,6 @@ impl<E: fmt::Display> fmt::Display for Halted<E> {
 }
 
 impl<E: fmt::Debug + fmt::Display> core::error::Error for Halted<E> {}
-
-impl<E: fmt::Display> fmt::Display for Stopped<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stopped at {}: {}", self.at, self.why)
-    }
-}
-
-impl<E: fmt::Debug + fmt::Display> core::error::Error for Stopped<E> {}
 
 /// Why tables could not be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,12 +123,20 @@ impl fmt::Display for Contended {
 impl core::error::Error for Contended {}
 
 impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
-    /// Empty tables for guest physical addresses of `address_bits`.
+    /// Empty tables for guest physical addresses of `address_bits`, ready to be loaded.
     ///
     /// # Errors
-    /// [`NewError::Geometry`] for a width that the format cannot have, [`NewError::OutOfFrames`]
-    /// if the platform has no frame for the root.
+    /// Those of [`Inactive::new`].
     pub fn new(
+        format: F,
+        vmid: Vmid,
+        address_bits: u32,
+        platform: &'p P,
+    ) -> Result<Self, NewError> {
+        Inactive::new(format, vmid, address_bits, platform).map(Inactive::activate)
+    }
+
+    pub(crate) fn empty(
         format: F,
         vmid: Vmid,
         address_bits: u32,
@@ -192,11 +148,54 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         let geometry = format.geometry(address_bits).map_err(NewError::Geometry)?;
         let bytes = geometry.root_bytes(F::PAGE_SHIFT);
         let root = platform.allocate(bytes).ok_or(NewError::OutOfFrames { bytes })?.into_hpa();
-        // SAFETY: the frame was allocated with at least `root_slots` slots and nobody else knows it.
-        let slots = unsafe { table::slots(platform, root, geometry.root_slots) };
-        slots.iter().for_each(|slot| slot.init(0));
-        platform.publish();
-        Ok(Self { format, platform, vmid, geometry, root, retired: AtomicU64::new(0) })
+        // Hardware may read all of a page whose address bits select a part.
+        let slots = geometry.root_slots.max(1 << F::INDEX_BITS);
+        // SAFETY: the frame was allocated with that many slots at least and nobody else knows it.
+        unsafe { table::slots(platform, root, slots) }.iter().for_each(|slot| slot.init(0));
+        Ok(Self {
+            format,
+            platform,
+            vmid,
+            geometry,
+            root,
+            dropped: AtomicU64::new(0),
+            retired: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
+            forgotten_at: AtomicU64::new(0),
+            reclaiming: AtomicU64::new(0),
+            token: AtomicU64::new(0),
+            hinted: AtomicU64::new(0),
+            ageing: AtomicU64::new(0),
+        })
+    }
+
+    /// Enters the tables: operations are methods of the guard.
+    ///
+    /// # Errors
+    /// [`Foreign`] if the member joined another platform's grace.
+    #[inline]
+    pub fn enter<'t>(
+        &'t self,
+        member: &'t mut Member<'p, P>,
+    ) -> Result<Guard<'t, 'p, F, P>, Foreign> {
+        if !member.serves(self.platform) {
+            return Err(Foreign);
+        }
+        Ok(Guard::new(self, Some(member.enter())))
+    }
+
+    /// Enters the tables without a seat, as nobody else can be in them.
+    pub fn exclusive(&mut self) -> Guard<'_, 'p, F, P> {
+        Guard::new(self, None)
+    }
+
+    /// Enters the tables without a seat: for callers who keep tables that they may be in by other
+    /// means, such as a read-copy-update of their own.
+    ///
+    /// # Safety
+    /// While the guard lives, nobody calls [`Tables::reclaim`].
+    pub unsafe fn enter_unseated(&self) -> Guard<'_, 'p, F, P> {
+        Guard::new(self, None)
     }
 
     /// The address of the root, for VTTBR_EL2 and its like.
@@ -224,52 +223,60 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.vmid
     }
 
-    /// What `gpa` translates to; `None` if nothing is mapped there.
+    /// The first slot from the root that does not link a table, its level, and the bits that all
+    /// tables above have in common.
     ///
-    /// # Errors
-    /// [`Contended`] if the entry stands frozen: it may be about to appear or to vanish.
-    pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        if gpa.0 >> self.geometry.address_bits != 0 {
-            return Ok(None);
-        }
-        let (raw, level) = self.lookup(gpa.0);
-        match F::kind(raw, level) {
-            Kind::Frozen => Err(Contended { at: gpa }),
-            Kind::Leaf => Ok(Some(Translation {
-                hpa: Hpa(F::leaf_address(raw, level).0 | gpa.0 & (F::size(level).bytes() - 1)),
-                size: F::size(level),
-                attributes: self.format.decode(raw, level),
-            })),
-            Kind::Empty | Kind::Table => Ok(None),
-        }
-    }
-
-    /// The descriptor that `gpa` ends at, and the size of the part of the address space that its
-    /// slot covers. For dumps and for comparison with other implementations.
-    pub fn descriptor(&self, gpa: Gpa) -> Option<(u64, PageSize)> {
-        if gpa.0 >> self.geometry.address_bits != 0 {
-            return None;
-        }
-        let (raw, level) = self.lookup(gpa.0);
-        Some((raw, F::size(level)))
-    }
-
-    /// The first slot from the root that does not link a table.
+    /// The caller is inside a guard, or nobody reclaims. A retired slot is looked up anew a
+    /// bounded number of times.
     #[inline]
-    pub(crate) fn lookup(&self, gpa: u64) -> (u64, u8) {
+    pub(crate) fn lookup(&self, gpa: u64) -> (u64, u8, u64) {
+        let mut patience = PATIENCE;
+        loop {
+            let found = self.lookup_once(gpa);
+            if patience == 0 || F::kind(found.0, found.1) != Kind::Retired {
+                return found;
+            }
+            patience -= 1;
+        }
+    }
+
+    #[inline]
+    fn lookup_once(&self, gpa: u64) -> (u64, u8, u64) {
         let mut level = self.geometry.root_level;
         let mut slots = self.root_slots();
+        let mut above = !0;
         loop {
             let raw = slots[(gpa >> F::shift(level)) as usize & (slots.len() - 1)].load();
             if level == 0 || F::kind(raw, level) != Kind::Table {
-                return (raw, level);
+                return (raw, level, above);
             }
-            // SAFETY: a linked table has that many slots and stays allocated while the tables
-            // are borrowed.
+            above &= raw;
+            // SAFETY: a linked table has that many slots, and stays allocated for this walk.
             slots =
                 unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
             level -= 1;
         }
+    }
+
+    /// Marks the tables above `level` accessed on the way to `gpa`, the lowest first.
+    pub(crate) fn touch_above(&self, gpa: u64, level: u8) {
+        if F::TABLE_ACCESSED == 0 {
+            return;
+        }
+        let mut above = [const { None }; 4];
+        let mut slots = self.root_slots();
+        for at in (level + 1..=self.geometry.root_level).rev() {
+            let slot = &slots[(gpa >> F::shift(at)) as usize & (slots.len() - 1)];
+            let raw = slot.load();
+            if F::kind(raw, at) != Kind::Table {
+                break;
+            }
+            above[at as usize - 1] = Some((slot, raw));
+            // SAFETY: as in `lookup_once`.
+            slots =
+                unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
+        }
+        touch_all::<F>(&above);
     }
 
     #[inline(always)]
@@ -294,28 +301,44 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         range.check(F::PAGE_SHIFT, self.geometry.address_bits)
     }
 
-    #[inline(always)]
-    pub(crate) fn nothing(&self) -> Done {
-        Done::nothing(self.vmid)
+    pub(crate) fn invalidation(&self, owed: &Owed) -> Option<Invalidation> {
+        owed.invalidation(self.vmid, self.platform.break_before_make().breaks_size_change())
     }
 
-    /// A refusal before anything was done.
-    #[cold]
-    pub(crate) fn refused<E>(&self, range: &GpaRange, why: E) -> Stopped<E> {
-        Stopped { at: range.start(), why, done: self.nothing() }
+    /// Invalidates what is owed, and what somebody else dropped.
+    pub(crate) fn complete(&self, owed: Owed) {
+        if self.dropped.load(Ordering::Acquire) != 0 && self.dropped.swap(0, Ordering::AcqRel) != 0
+        {
+            self.invalidate_all();
+        } else if let Some(what) = self.invalidation(&owed) {
+            self.platform.invalidate(&what);
+        }
+    }
+
+    /// Keeps in mind what somebody dropped.
+    #[inline(always)]
+    pub(crate) fn owe(&self, owed: Owed) {
+        if !owed.is_nothing() {
+            self.dropped.swap(1, Ordering::AcqRel);
+        }
+    }
+
+    fn invalidate_all(&self) {
+        let all = Invalidation { vmid: self.vmid, range: None, leaf: None, tables: true };
+        self.platform.invalidate(&all);
     }
 
     /// Keeps a table that was unlinked until [`Tables::reclaim`].
     ///
-    /// `frozen_slot` is the first of its slots, all of which the caller has frozen. The list is pushed
-    /// by many and emptied only under an exclusive borrow: no pop runs beside a push, so a head
-    /// that comes back cannot mislead one, and the link may be rewritten until the push succeeds.
-    pub(crate) fn retire(&self, table: Hpa, frozen_slot: &Slot) {
+    /// `first` is the first of its slots, all of which say already that the table is retired. The
+    /// list is pushed by many and taken as a whole: a head that comes back is the list's head, and
+    /// the link may be rewritten until the push succeeds.
+    pub(crate) fn retire(&self, table: Hpa, first: &Slot) {
         let mut head = self.retired.load(Ordering::Relaxed);
-        let mut marker = F::frozen(Hpa(0));
+        let mut marker = F::retired(Hpa(0));
         loop {
-            let next = F::frozen(Hpa(head));
-            frozen_slot.release(marker, next);
+            let next = F::retired(Hpa(head));
+            first.release(marker, next);
             marker = next;
             match self.retired.compare_exchange(head, table.0, Ordering::AcqRel, Ordering::Relaxed)
             {
@@ -325,21 +348,39 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         }
     }
 
-    /// Gives back the tables that were unlinked, and returns how many.
+    /// Gives back tables that were unlinked, and returns how many.
     ///
-    /// The exclusive borrow proves that no software walker is in them; the invalidation of all of
-    /// the guest's translations, that no hardware walker is.
-    pub fn reclaim(&mut self) -> usize {
-        if self.retired.load(Ordering::Acquire) == 0 {
+    /// Never waits: tables that a guard may still be in stay until a later call. Walk caches are
+    /// invalidated first, once for all tables that were unlinked since the last time. One thread at a
+    /// time does the work; another returns 0.
+    pub fn reclaim(&self) -> usize {
+        let idle = self.retired.load(Ordering::Acquire) == 0
+            && self.forgotten.load(Ordering::Acquire) == 0;
+        if idle || self.reclaiming.swap(1, Ordering::AcqRel) != 0 {
             return 0;
         }
-        self.invalidate_all();
-        self.free_retired()
+        let mut freed = self.free_forgotten();
+        if self.forgotten.load(Ordering::Relaxed) == 0 {
+            let list = self.retired.swap(0, Ordering::AcqRel);
+            if list != 0 {
+                self.invalidate_all();
+                self.forgotten_at.store(self.platform.grace().advance(), Ordering::Relaxed);
+                self.forgotten.store(list, Ordering::Relaxed);
+                freed += self.free_forgotten();
+            }
+        }
+        self.reclaiming.store(0, Ordering::Release);
+        freed
     }
 
-    /// Empties the list of retired tables, which all of the guest's CPUs have forgotten.
-    fn free_retired(&mut self) -> usize {
-        let mut next = self.retired.swap(0, Ordering::AcqRel);
+    /// Frees the tables that hardware has forgotten, if no walker can be in them any more.
+    fn free_forgotten(&self) -> usize {
+        let mut next = self.forgotten.load(Ordering::Relaxed);
+        let reading = self.forgotten_at.load(Ordering::Relaxed);
+        if next == 0 || !self.platform.grace().passed(reading) {
+            return 0;
+        }
+        self.forgotten.store(0, Ordering::Relaxed);
         let mut freed = 0;
         while next != 0 {
             let hpa = Hpa(next);
@@ -347,8 +388,9 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             // below, after its only use.
             let first = unsafe { &table::slots(self.platform, hpa, 1 << F::INDEX_BITS)[0] };
             next = F::table_address(first.load()).0;
-            // SAFETY: the table came from a cache, which allocates pages; it is unlinked, its
-            // walkers are gone (see `reclaim`), and it leaves the list here: nobody else owns it.
+            // SAFETY: the table came from a cache, which allocates pages; it is unlinked; no
+            // hardware (`reclaim`) and no software (`passed`) can be in it; and it leaves
+            // the list here: nobody else owns it.
             unsafe {
                 if let Some(frame) = Frame::from_hpa(hpa) {
                     self.platform.free(frame, 1 << F::PAGE_SHIFT);
@@ -359,35 +401,37 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         freed
     }
 
-    /// Invalidates all of the guest's translations and gives back every frame.
+    /// Takes the tables out of use.
     ///
-    /// The caller has taken the root out of every CPU: no vCPU of the guest runs any more.
-    pub fn destroy(mut self) {
+    /// Invalidates all of the guest's translations: afterwards nothing but their owner knows them.
+    ///
+    /// # Safety
+    /// No CPU has the root loaded, nor will load it before [`Inactive::activate`].
+    pub unsafe fn deactivate(self) -> Inactive<'p, F, P> {
         self.invalidate_all();
-        self.free_retired();
-        // SAFETY: the tables are owned, so no software walker exists, and hardware forgot them.
-        // Tables came from caches, which allocate pages.
-        unsafe {
-            let platform = self.platform;
-            dismantle::<F, P>(
-                platform,
-                self.root_slots(),
-                self.geometry.root_level,
-                &mut |frame| {
-                    platform.free(frame, 1 << F::PAGE_SHIFT);
-                },
-            );
-        }
-        // SAFETY: the root came from `allocate` with these bytes, and `self` ends here.
-        unsafe {
-            if let Some(root) = Frame::from_hpa(self.root) {
-                self.platform.free(root, self.geometry.root_bytes(F::PAGE_SHIFT));
-            }
-        }
+        self.dropped.swap(0, Ordering::AcqRel);
+        Inactive(self)
     }
 
-    fn invalidate_all(&self) {
-        let all = Invalidation { vmid: self.vmid, range: None, leaf: None, tables: true };
-        self.platform.invalidate(&all);
+    /// Gives back every frame of tables that are owned and that hardware has forgotten.
+    pub(crate) fn free_all(self) {
+        let platform = self.platform;
+        // Guards borrow the tables, so nobody is in them, whatever the grace says of other guests'.
+        self.forgotten_at.store(0, Ordering::Relaxed);
+        self.free_forgotten();
+        self.forgotten.store(self.retired.swap(0, Ordering::AcqRel), Ordering::Relaxed);
+        self.free_forgotten();
+        // SAFETY: the tables are owned, so no software walker exists, and hardware forgot them
+        // (`deactivate`, or they were never active). Tables came from caches, which allocate
+        // pages; the root from `allocate` with its bytes; and `self` ends here.
+        unsafe {
+            let level = self.geometry.root_level;
+            dismantle::<F, P>(platform, self.root_slots(), level, &mut |frame| {
+                platform.free(frame, 1 << F::PAGE_SHIFT);
+            });
+            if let Some(root) = Frame::from_hpa(self.root) {
+                platform.free(root, self.geometry.root_bytes(F::PAGE_SHIFT));
+            }
+        }
     }
 }

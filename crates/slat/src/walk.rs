@@ -8,10 +8,11 @@
 //! # Concurrency
 //! The walk holds no lock. A slot is loaded once and the visitor works on that value; it
 //! changes the slot by [`Slot::exchange`] from that very value, and asks for the slot to be loaded
-//! again where it lost. A table that was linked when its parent was read stays allocated until the
-//! tables are exclusively borrowed (see [`crate::Tables::reclaim`]), so a walk inside a
-//! table that was unlinked meanwhile reads memory that is still a table; it finds only frozen
-//! slots there, and changes none.
+//! again where it lost. A slot that somebody else has marked is not shown: the walk waits a bounded
+//! number of times. A table that was unlinked while the walk was in it stays allocated until the
+//! walk's guard lets it go, and all of its slots say that it was retired: the walk begins anew at
+//! the first address that the table covered. Visitors are idempotent, so what was done twice
+//! was done once.
 
 use crate::addr::{Gpa, Levels};
 use crate::format::{Format, Kind, RUN};
@@ -62,8 +63,16 @@ pub(crate) enum Flow {
 }
 
 /// Whether a walk came to its end, or else where it stopped: at the visitor's will, or because
-/// somebody else held a slot for too long. Small, so that it travels in registers.
+/// somebody else held a slot for too long.
 pub(crate) type Outcome = Result<(), Gpa>;
+
+/// Why a walk of one tree ended early. Small, so that it travels in registers.
+#[derive(Clone, Copy)]
+struct End {
+    at: u64,
+    /// The table that it was in was retired; `at` is where it began.
+    retired: bool,
+}
 
 /// What a walk did to the slots of one table: kept apart from the visitor, so that it stays in
 /// registers across atomic exchanges.
@@ -93,11 +102,65 @@ impl Tally {
 pub(crate) trait Visitor<'t, F: Format> {
     /// The levels whose slots the visitor is shown; no table that holds none of them is read.
     const LEVELS: Levels;
+    /// Whether `leave` is called for tables, too, below which nothing is wanted.
+    const TABLES: bool = false;
+    /// A run of pages that holds none of these bits, and no marker, needs no visit. `None` if every
+    /// slot does.
+    const QUIET: Option<u64> = None;
+    /// With `TABLES`, a run of tables that holds none of these bits is passed by, if `quiet`.
+    const TABLES_QUIET: Option<u64> = None;
+    /// Whether leaves that it leaves behind may be accessed, so that the tables above must be.
+    const TOUCHES: bool = false;
 
-    /// `level` is a constant wherever this is inlined.
-    fn visit(&mut self, level: u8, entry: Entry<'t>, tally: &mut Tally) -> Flow;
+    /// `level` is a constant wherever this is inlined. `kind` is neither a table nor a marker.
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow;
 
-    /// After everything below a slot that links a table was visited.
+    /// `visit` of a run of pages whose values are `raws`, without a marker; returns how many, from
+    /// its start, are done with.
+    #[inline(always)]
+    fn visit_run(
+        &mut self,
+        run: &'t [Slot; RUN],
+        raws: &[u64; RUN],
+        mut at: u64,
+        tally: &mut Tally,
+    ) -> usize {
+        for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
+            let entry = Entry { slot, raw, start: at, end: at + (1 << F::PAGE_SHIFT) };
+            at = entry.end;
+            if !matches!(self.visit(0, F::kind(raw, 0), entry, tally), Flow::Next) {
+                return index;
+            }
+        }
+        RUN
+    }
+
+    /// Whether runs of tables may be passed by.
+    #[inline(always)]
+    fn quiet(&self) -> bool {
+        true
+    }
+
+    /// At a slot that somebody else has marked.
+    #[inline(always)]
+    fn held(&mut self, _level: u8, _entry: &Entry<'t>) -> Flow {
+        Flow::Wait
+    }
+
+    /// Whether a table that covers more than the range may be walked through without `enter`.
+    #[inline(always)]
+    fn passes(&self, _raw: u64) -> bool {
+        true
+    }
+
+    /// Before a table is descended into: `Next` passes by it, `Again` and `Wait` as for a visit,
+    /// `None` descends.
+    #[inline(always)]
+    fn enter(&mut self, _level: u8, _entry: &Entry<'t>, _children: &'t [Slot]) -> Option<Flow> {
+        None
+    }
+
+    /// After everything below a slot that links a table was visited. `Stop` ends the walk.
     #[inline(always)]
     fn leave(&mut self, _level: u8, _entry: Entry<'t>, _children: &'t [Slot]) {}
 
@@ -105,36 +168,91 @@ pub(crate) trait Visitor<'t, F: Format> {
     fn settle(&mut self, level: u8, tally: Tally);
 }
 
-/// Walks `start..end` from a table of `slots` at `level`.
-///
+/// Walks `start..end` from the root, of `slots` at `level`.
+#[inline]
+pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
+    platform: &'t P,
+    slots: &'t [Slot],
+    level: u8,
+    (start, end): (u64, u64),
+    visitor: &mut V,
+) -> Outcome {
+    let mut from = start;
+    for _ in 0..PATIENCE {
+        match tree::<F, P, V>(platform, slots, level, (from, end), visitor) {
+            Ok(()) => return Ok(()),
+            Err(End { at, retired: true }) => from = at.max(start),
+            Err(End { at, .. }) => return Err(Gpa(at)),
+        }
+        relax();
+    }
+    Err(Gpa(from))
+}
+
 /// A range inside one slot, and smaller than it, begins in the table below: short calls skip the
 /// loops of the levels above.
 #[inline]
-pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
+fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
     mut slots: &'t [Slot],
     mut level: u8,
     (start, end): (u64, u64),
     visitor: &mut V,
-) -> Outcome {
+) -> Result<(), End> {
+    let mut above = [const { None }; 4];
     while V::LEVELS.any_below(level) && (start ^ (end - 1)) >> F::shift(level) == 0 {
         let index = (start >> F::shift(level)) as usize & (slots.len() - 1);
         let raw = slots[index].load();
-        if F::kind(raw, level) != Kind::Table || end - start == 1 << F::shift(level) {
+        if F::kind(raw, level) != Kind::Table
+            || end - start == 1 << F::shift(level)
+            || !visitor.passes(raw)
+        {
             break;
         }
         visitor.settle(level, Tally { read: 1, ..Tally::NONE });
-        // SAFETY: as in `table` below.
+        if V::TOUCHES && F::TABLE_ACCESSED != 0 {
+            above[level as usize - 1] = Some((&slots[index], raw));
+        }
+        // SAFETY: as in `one` below.
         slots = unsafe { table::slots(platform, F::table_address(raw), 1 << F::INDEX_BITS) };
         level -= 1;
     }
-    match level {
+    let result = match level {
         0 => table::<F, P, V, 0>(platform, slots, start, end, visitor),
         1 => table::<F, P, V, 1>(platform, slots, start, end, visitor),
         2 => table::<F, P, V, 2>(platform, slots, start, end, visitor),
         3 => table::<F, P, V, 3>(platform, slots, start, end, visitor),
         _ => table::<F, P, V, 4>(platform, slots, start, end, visitor),
+    };
+    if V::TOUCHES && F::TABLE_ACCESSED != 0 {
+        touch_all::<F>(&above);
     }
+    result
+}
+
+/// Marks a table accessed below which a leaf may have become so, the lowest table first.
+///
+/// Who ages clears a table's mark before it looks below. If it does so before this looks, the mark
+/// is set again, and the next to age looks below; if after, it finds the leaf itself.
+#[inline(always)]
+fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
+    let _ = slot.update(|raw| {
+        (links::<F>(raw, level, table) && raw & F::TABLE_ACCESSED == 0)
+            .then_some(raw | F::TABLE_ACCESSED)
+    });
+}
+
+/// [`touch`] of the tables on a path, by their level less one.
+pub(crate) fn touch_all<F: Format>(above: &[Option<(&Slot, u64)>; 4]) {
+    for (level, table) in (1..).zip(above) {
+        table.inspect(|&(slot, raw)| touch::<F>(slot, level, raw));
+    }
+}
+
+/// Whether `raw` still links the table that `table` links: other bits may differ.
+#[inline(always)]
+pub(crate) fn links<F: Format>(raw: u64, level: u8, table: u64) -> bool {
+    F::kind(raw, level) == Kind::Table && F::table_address(raw) == F::table_address(table)
 }
 
 #[inline]
@@ -144,7 +262,7 @@ fn table<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
     start: u64,
     end: u64,
     visitor: &mut V,
-) -> Outcome {
+) -> Result<(), End> {
     let shift = F::shift(LEVEL);
     let mask = slots.len() - 1;
     let first = (start >> shift) as usize & mask;
@@ -178,32 +296,40 @@ fn table<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
 ///
 /// Tables that nobody wants to enter are stepped over at the speed of loads. Pages are loaded a
 /// run ahead: a visitor that exchanges each then waits for the exchanges alone, and they find
-/// out if a value is no longer the one that was loaded.
+/// out if a value is no longer the one that was loaded. Pages that a visitor has no business with
+/// are stepped over together.
 #[inline(always)]
 fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
     run: &'t [Slot; RUN],
-    mut at: u64,
+    at: u64,
     visitor: &mut V,
     tally: &mut Tally,
 ) -> usize {
     if LEVEL > 0 {
-        if V::LEVELS.any_below(LEVEL) || !F::all_tables(&run.each_ref().map(Slot::load), LEVEL) {
+        let enters = V::LEVELS.any_below(LEVEL) || V::TABLES;
+        if enters && (V::TABLES_QUIET.is_none() || !visitor.quiet()) {
+            return 0;
+        }
+        let raws = run.each_ref().map(Slot::load);
+        let any = raws.iter().fold(0, |any, raw| any | raw);
+        if !F::all_tables(&raws, LEVEL) || enters && any & V::TABLES_QUIET.unwrap_or(0) != 0 {
             return 0;
         }
         tally.read += RUN as u64;
         return RUN;
     }
     let raws = run.each_ref().map(Slot::load);
-    for (index, (slot, raw)) in run.iter().zip(raws).enumerate() {
-        let entry = Entry { slot, raw, start: at, end: at + (1 << F::shift(LEVEL)) };
-        at = entry.end;
-        if !matches!(visitor.visit(LEVEL, entry, tally), Flow::Next) {
-            tally.read += index as u64;
-            return index;
-        }
+    let any = raws.iter().fold(0, |any, raw| any | raw);
+    if V::QUIET.is_some_and(|wanted| any & (wanted | F::MARK) == 0) {
+        tally.read += RUN as u64;
+        return RUN;
     }
-    tally.read += RUN as u64;
-    RUN
+    if any & F::MARK != 0 {
+        return 0;
+    }
+    let passed = visitor.visit_run(run, &raws, at, tally);
+    tally.read += passed as u64;
+    passed
 }
 
 /// Visits one slot until it is done with, and everything below it.
@@ -215,34 +341,52 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
     end: u64,
     visitor: &mut V,
     tally: &mut Tally,
-) -> Outcome {
+) -> Result<(), End> {
     for _ in 0..PATIENCE {
         let raw = slot.load();
         tally.read += 1;
         let entry = Entry { slot, raw, start, end };
-        if LEVEL > 0 && F::kind(raw, LEVEL) == Kind::Table {
-            if V::LEVELS.any_below(LEVEL) {
+        let flow = match F::kind(raw, LEVEL) {
+            Kind::Table if LEVEL > 0 => {
+                if !V::LEVELS.any_below(LEVEL) && !V::TABLES {
+                    return Ok(());
+                }
                 // SAFETY: a table that a slot links is allocated by the walk's platform with
-                // `1 << INDEX_BITS` slots, and given back only under an exclusive borrow of
-                // the tables, which `'t` rules out.
+                // `1 << INDEX_BITS` slots. It was linked when the slot was read, so it is given
+                // back only when the walk's guard, which outlives `'t`, is gone or refreshed.
                 let children =
                     unsafe { table::slots(platform, F::table_address(raw), 1 << F::INDEX_BITS) };
-                descend::<F, P, V, LEVEL>(platform, children, start, end, visitor)?;
-                visitor.leave(LEVEL, entry, children);
+                match visitor.enter(LEVEL, &entry, children) {
+                    Some(flow) => flow,
+                    None => {
+                        let result =
+                            descend::<F, P, V, LEVEL>(platform, children, start, end, visitor);
+                        if V::TOUCHES && F::TABLE_ACCESSED != 0 {
+                            touch::<F>(slot, LEVEL, raw);
+                        }
+                        if result.is_ok() {
+                            visitor.leave(LEVEL, entry, children);
+                        }
+                        return result;
+                    }
+                }
             }
-            return Ok(());
-        }
-        if !V::LEVELS.contains(LEVEL) {
-            return Ok(());
-        }
-        match visitor.visit(LEVEL, entry, tally) {
+            Kind::Retired => {
+                let above = F::shift(LEVEL) + F::INDEX_BITS;
+                return Err(End { at: start >> above << above, retired: true });
+            }
+            _ if !V::LEVELS.contains(LEVEL) => return Ok(()),
+            Kind::Frozen | Kind::Sealed => visitor.held(LEVEL, &entry),
+            kind => visitor.visit(LEVEL, kind, entry, tally),
+        };
+        match flow {
             Flow::Next => return Ok(()),
             Flow::Again => {}
             Flow::Wait => relax(),
-            Flow::Stop => return Err(Gpa(start)),
+            Flow::Stop => break,
         }
     }
-    Err(Gpa(start))
+    Err(End { at: start, retired: false })
 }
 
 /// `LEVEL - 1`, which constant generics cannot say; all arms but one vanish.
@@ -253,7 +397,10 @@ fn descend<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
     start: u64,
     end: u64,
     visitor: &mut V,
-) -> Outcome {
+) -> Result<(), End> {
+    if !V::LEVELS.any_below(LEVEL) {
+        return Ok(());
+    }
     match LEVEL {
         4 => table::<F, P, V, 3>(platform, slots, start, end, visitor),
         3 => table::<F, P, V, 2>(platform, slots, start, end, visitor),

@@ -4,8 +4,11 @@
 //! descriptor formats": D8.3.1 for tables and blocks, D8.3.2 for stage-2 attributes; memory types
 //! in D8.6.5 and, with FEAT_S2FWB, D8.6.6.
 
+pub mod id;
+pub mod tlbi;
+
 use super::{
-    AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory, RUN,
+    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory, RUN,
 };
 use crate::addr::Hpa;
 
@@ -44,7 +47,8 @@ pub enum Shareability {
 }
 
 impl<const PAGE_SHIFT: u32> Default for Arm64<PAGE_SHIFT> {
-    /// What every Armv8.2 CPU has: no FWB, hardware dirty state off, execute rights per EL.
+    /// What most Armv8.2 CPUs have: no FWB, hardware dirty state off, execute rights per EL, 48-bit
+    /// addresses. What a CPU really has is in its ID registers: [`id::IdRegisters::format`].
     fn default() -> Self {
         Self {
             forced_write_back: false,
@@ -69,18 +73,22 @@ const DBM: u64 = 1 << 51;
 const XN_SHIFT: u32 = 53;
 const XN: u64 = 0b11 << XN_SHIFT;
 /// Bits 58:55 are ignored by hardware. Software uses bit 55 for its own, 56 to remember a
-/// written leaf that lost the right to write; 57 and 58 are kept for the engine.
+/// written leaf that lost the right to write, 58 as the marker; 57 is kept for the engine.
 const SW_USER: u64 = 1 << 55;
 const SW_DIRTY: u64 = 1 << 56;
+const MARK: u64 = 1 << 58;
 /// `OA[47:12]`; lower bits are zero for larger granules and blocks.
 const ADDRESS: u64 = (1 << 48) - (1 << 12);
-/// A frozen slot: invalid to hardware (bit 0 clear), not zero, room for a table's address.
-const FROZEN: u64 = 1 << 1;
+/// In a slot that is invalid to hardware (bit 0 clear): what else it is. A marker has room for a
+/// table's address, a reservation for its token at the same place.
+const RETIRED: u64 = 1 << 2;
+const RESERVED: u64 = 1 << 1;
+const TOKEN_SHIFT: u32 = 8;
 
 /// What children inherit: all but address, type, nT (bit 16, inside the address field of a block)
 /// and the contiguous hint (bit 52), which promises a run of neighbours that a split breaks up.
 const INHERITED: u64 =
-    MEM_ATTR | S2AP_READ | S2AP_WRITE | 0b11 << SH_SHIFT | AF | DBM | XN | 0b1111 << 55;
+    MEM_ATTR | S2AP_READ | S2AP_WRITE | 0b11 << SH_SHIFT | AF | DBM | XN | 0b0111 << 55;
 
 /// Table of `MemAttr[3:0]`, and MemAttr with FEAT_S2FWB.
 const MEMORY_TYPES: [(Memory, u64, u64); 4] = [
@@ -108,7 +116,8 @@ impl<const PAGE_SHIFT: u32> Arm64<PAGE_SHIFT> {
 
 // SAFETY:
 // 1. Zero is empty; bits 1:0 are 0b11 in a table and, at level 0, in a page, which is therefore
-//    never a table; 0b01 in a block; 0b10 in a marker.
+//    never a table; 0b01 in a block; bit 0 is clear in markers and reservations, which bits 58, 2
+//    and 1 tell apart; a token ends below bit 56.
 // 2. Frames are aligned to 4 KiB at least and lie below 2^48: `ADDRESS` holds all of their bits.
 // 3. The root has `2^bits` slots for the bits above its level's; at most level 3, since 48 bits are
 //    the most.
@@ -124,6 +133,16 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
     const INDEX_BITS: u32 = PAGE_SHIFT - 3;
     const LARGEST_LEAF: u8 = if PAGE_SHIFT == 12 { 2 } else { 1 };
     const STATUS: u64 = AF | S2AP_WRITE | SW_DIRTY;
+    const MARK: u64 = MARK;
+    /// Tables have no write protection that could be pushed down.
+    const RENEWED: u64 = 0;
+    const ACCESSED: u64 = AF;
+    const WRITE: u64 = S2AP_WRITE | DBM;
+    const DIRTY: u64 = S2AP_WRITE | SW_DIRTY;
+    /// FEAT_HAFT is not used.
+    const TABLE_ACCESSED: u64 = 0;
+    const AGEING: u64 = 0;
+    const TABLE_WRITE: u64 = 0;
 
     /// The lowest start level that concatenation allows: the fewest loads a walk.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
@@ -146,11 +165,18 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
 
     #[inline(always)]
     fn kind(raw: u64, level: u8) -> Kind {
-        match (raw & (VALID | TABLE_OR_PAGE), level) {
-            (0b11, 0) => Kind::Leaf,
-            (0b01, 1..) if level <= Self::LARGEST_LEAF => Kind::Leaf,
-            (0b11, _) => Kind::Table,
+        const LEAF_MARK: u64 = VALID | MARK;
+        const PAGE_MARK: u64 = VALID | TABLE_OR_PAGE | MARK;
+        const PAGE: u64 = VALID | TABLE_OR_PAGE;
+        match (raw & PAGE_MARK, level) {
+            (PAGE, 0) => Kind::Leaf,
+            (PAGE_MARK, 0) => Kind::Sealed,
+            (PAGE | PAGE_MARK, _) => Kind::Table,
+            (VALID, 1..) if level <= Self::LARGEST_LEAF => Kind::Leaf,
+            (LEAF_MARK, 1..) if level <= Self::LARGEST_LEAF => Kind::Sealed,
             _ if raw == 0 => Kind::Empty,
+            (RESERVED, _) => Kind::Reserved,
+            _ if raw & RETIRED != 0 => Kind::Retired,
             _ => Kind::Frozen,
         }
     }
@@ -225,7 +251,17 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
 
     #[inline(always)]
     fn frozen(hpa: Hpa) -> u64 {
-        hpa.0 | FROZEN
+        hpa.0 | MARK
+    }
+
+    #[inline(always)]
+    fn retired(hpa: Hpa) -> u64 {
+        hpa.0 | MARK | RETIRED
+    }
+
+    #[inline(always)]
+    fn reserved(token: u64) -> u64 {
+        token << TOKEN_SHIFT | RESERVED
     }
 
     /// Clears `S2AP[1]` and DBM: a leaf with DBM is not write-protected, hardware would make it
@@ -236,11 +272,26 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
         raw & !(S2AP_WRITE | DBM) | remembered
     }
 
+    #[inline(always)]
+    fn execute_protected(raw: u64) -> u64 {
+        raw & !XN | 0b10 << XN_SHIFT
+    }
+
     /// A writable leaf counts as written: `SW_DIRTY` has nothing to remember any more.
     #[inline(always)]
-    fn relaxed(&self, raw: u64, write: bool) -> u64 {
+    fn relaxed(&self, raw: u64, access: Access) -> u64 {
         let dbm = if self.hardware_dirty { DBM } else { 0 };
-        if write { (raw | AF | S2AP_WRITE | dbm) & !SW_DIRTY } else { raw | AF }
+        match access {
+            Access::Read => raw | AF,
+            Access::Write => (raw | AF | S2AP_WRITE | dbm) & !SW_DIRTY,
+            Access::Execute => (raw | AF) & !XN,
+        }
+    }
+
+    /// Without DBM nobody marks the next write: only what was remembered can go.
+    #[inline(always)]
+    fn cleaned(&self, raw: u64) -> u64 {
+        if raw & DBM != 0 { raw & !(S2AP_WRITE | SW_DIRTY) } else { raw & !SW_DIRTY }
     }
 
     fn level_name(level: u8) -> i8 {
@@ -320,8 +371,8 @@ mod tests {
             let format = Arm64K4 { hardware_dirty, ..Default::default() };
             let ram = format.encode(Attributes::RAM).unwrap();
             let old = Arm64K4::write_protected(ram) & !AF;
-            assert_eq!(format.relaxed(old, true), ram);
-            let read = format.decode(format.relaxed(old, false), 0);
+            assert_eq!(format.relaxed(old, Access::Write), ram);
+            let read = format.decode(format.relaxed(old, Access::Read), 0);
             assert_eq!((read.accessed, read.write, read.dirty), (true, false, true));
         }
     }

@@ -1,10 +1,15 @@
 //! What a descriptor means: one file a format, bits only, no algorithm.
 
+#[cfg(feature = "arm64")]
 pub mod arm64;
-#[cfg(any(test, loom))]
+#[cfg(feature = "ept")]
+pub mod ept;
+#[cfg(all(any(test, loom), feature = "arm64"))]
 pub mod tiny;
+#[cfg(all(any(test, loom), feature = "ept"))]
+pub mod tiny_ept;
 
-use crate::addr::{Hpa, PageSize};
+use crate::addr::{Hpa, LeafSizeError, PageSize};
 use core::fmt;
 
 /// The bits of one architecture's second-stage descriptors.
@@ -15,18 +20,22 @@ use core::fmt;
 /// Levels count upwards from 0, the level of pages. Leaves stand at levels
 /// `0..=LARGEST_LEAF`, without gaps.
 ///
-/// A slot that hardware treats as invalid and that is not zero is a *frozen* marker: it carries a
-/// table's address, keeps other software out, and is bounded in time.
+/// [`Format::MARK`] in a slot keeps other software out, and is bounded in time. In a leaf that stays
+/// valid it makes it *sealed*; in a table, its write protection is being pushed down; in a slot
+/// that is invalid to hardware it makes it *frozen*, or *retired* with the table around it. So a run
+/// of slots without that bit holds no marker.
 ///
 /// # Safety
 /// The walk dereferences what a format calls a table. Implementations promise:
 /// 1. [`Format::kind`] of 0 is [`Kind::Empty`], of [`Format::table`] at a level above 0
-///    [`Kind::Table`], of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], of
-///    [`Format::frozen`] [`Kind::Frozen`]; no slot at level 0 is a table.
-/// 2. [`Format::table_address`] gives back the address that [`Format::table`] and
-///    [`Format::frozen`] were given.
+///    [`Kind::Table`], of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], with `MARK`
+///    [`Kind::Sealed`], of [`Format::frozen`] [`Kind::Frozen`], of [`Format::retired`]
+///    [`Kind::Retired`], of [`Format::reserved`] [`Kind::Reserved`]; no slot at level 0 is a table.
+///    Bits of `STATUS`, `TABLE_ACCESSED`, `TABLE_WRITE` and `MARK` change nothing else about it.
+/// 2. [`Format::table_address`] gives back the address that [`Format::table`],
+///    [`Format::frozen`] and [`Format::retired`] were given.
 /// 3. [`Format::geometry`] gives a root of a power of two of slots, at level 4 at most, which
-///    covers exactly `address_bits`.
+///    covers `address_bits` at least.
 /// 4. A page holds `1 << INDEX_BITS` slots at least.
 pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Name of the format, as its manual's readers know it.
@@ -39,6 +48,23 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const LARGEST_LEAF: u8;
     /// Bits that hardware may set in a live leaf (accessed, dirty), or that remember them.
     const STATUS: u64;
+    /// Keeps other software out of the slot that holds it.
+    const MARK: u64;
+    /// Beside [`Format::MARK`] in a table: the subtree was write-protected again meanwhile.
+    const RENEWED: u64;
+    /// Set in a leaf that was used.
+    const ACCESSED: u64;
+    /// A leaf without any of these bits cannot be written by the guest.
+    const WRITE: u64;
+    /// A leaf without any of these bits was not written.
+    const DIRTY: u64;
+    /// Set by hardware in a table that it walked through; 0 where it does not.
+    const TABLE_ACCESSED: u64;
+    /// Kept in a table that is to be aged below, by whoever ages.
+    const AGEING: u64;
+    /// A table without it takes the right to write from everything below; 0 where tables have no
+    /// rights.
+    const TABLE_WRITE: u64;
 
     /// Where a walk starts, for guest addresses of `address_bits`.
     ///
@@ -80,18 +106,33 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// A descriptor of the table at `hpa`.
     fn table(hpa: Hpa) -> u64;
 
-    /// The table that `raw` (of [`Kind::Table`] or [`Kind::Frozen`]) points to.
+    /// The table that `raw` (of [`Kind::Table`], [`Kind::Frozen`] or [`Kind::Retired`]) points to.
     fn table_address(raw: u64) -> Hpa;
 
     /// A frozen marker that carries `hpa` (0: none).
     fn frozen(hpa: Hpa) -> u64;
 
+    /// A slot of a table that was unlinked: a marker that carries `hpa` (0: none).
+    fn retired(hpa: Hpa) -> u64;
+
+    /// An empty slot that a fault has reserved by `token`, of [`TOKEN_BITS`] bits: invalid to
+    /// hardware, open to all software.
+    fn reserved(token: u64) -> u64;
+
     /// The leaf without the right to write, its dirty state remembered; `raw` itself if it had
     /// none.
     fn write_protected(raw: u64) -> u64;
 
-    /// The leaf marked accessed, as a fault does it; with `write` also writable and dirty.
-    fn relaxed(&self, raw: u64, write: bool) -> u64;
+    /// The leaf without the right to execute.
+    fn execute_protected(raw: u64) -> u64;
+
+    /// The leaf fit for `access`, as a fault makes it: accessed; for a write also writable and
+    /// dirty, for an execution executable.
+    fn relaxed(&self, raw: u64, access: Access) -> u64;
+
+    /// The leaf not dirty any more, hardware marking the next write; a leaf whose writes nobody
+    /// marks stays dirty.
+    fn cleaned(&self, raw: u64) -> u64;
 
     /// The format's own name of `level` when the root stands at any level, for dumps.
     fn level_name(level: u8) -> i8;
@@ -106,24 +147,53 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
         PageSize::from_shift(Self::shift(level))
     }
 
-    /// The level of leaves of `size`, if the format has any.
-    fn level_of(size: PageSize) -> Option<u8> {
-        (0..=Self::LARGEST_LEAF).find(|&level| Self::size(level) == size)
+    /// The level of leaves of `size`.
+    ///
+    /// # Errors
+    /// [`LeafSizeError`] names the sizes that the format has.
+    #[inline]
+    fn level_of(size: PageSize) -> Result<u8, LeafSizeError> {
+        let found = (0..=Self::LARGEST_LEAF).find(|&level| Self::size(level) == size);
+        found.ok_or(LeafSizeError {
+            size,
+            smallest: Self::size(0),
+            largest: Self::size(Self::LARGEST_LEAF),
+        })
     }
 }
 
 /// Slots that a walk looks at together.
 pub const RUN: usize = 8;
 
+/// Bits of a token in a reserved slot.
+pub const TOKEN_BITS: u32 = 48;
+
+/// How the guest uses memory, in the fault that [`Guard::relax`](crate::Guard::relax) answers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Access {
+    /// It reads: the leaf becomes accessed.
+    Read,
+    /// It writes: the leaf becomes accessed, writable and dirty.
+    Write,
+    /// It executes: the leaf becomes accessed and executable.
+    Execute,
+}
+
 /// What a slot holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Nothing.
     Empty,
+    /// Nothing; a fault has reserved it.
+    Reserved,
     /// A marker: software is changing the slot, hardware finds it invalid.
     Frozen,
+    /// A marker: the table around the slot was unlinked.
+    Retired,
     /// A page or block.
     Leaf,
+    /// A page or block that hardware goes on using while software is changing it.
+    Sealed,
     /// The address of a table one level below.
     Table,
 }
@@ -239,6 +309,8 @@ pub enum AttributeError {
     CleanNeedsHardwareDirty,
     /// Execution for the kernel or user programs alone, where the CPU cannot tell them apart.
     ExecuteNeedsSplitRights,
+    /// A leaf that cannot be read, on a format whose hardware or markers need that right.
+    NeedsRead,
 }
 
 impl fmt::Display for AttributeError {
@@ -250,6 +322,9 @@ impl fmt::Display for AttributeError {
             }
             Self::ExecuteNeedsSplitRights => {
                 "this CPU cannot tell kernel from user execution; allow it to all or to nobody"
+            }
+            Self::NeedsRead => {
+                "a leaf of this format is readable; unmap what the guest may not read"
             }
         })
     }

@@ -3,7 +3,7 @@
 //! The bits are those of [`super::arm64`]; only the shape differs.
 
 use super::arm64::Arm64K4;
-use super::{AttributeError, Attributes, Format, Geometry, GeometryError, Kind};
+use super::{Access, AttributeError, Attributes, Format, Geometry, GeometryError, Kind};
 use crate::addr::Hpa;
 
 /// 4k pages, blocks of 8k and 16k, three levels.
@@ -24,6 +24,14 @@ unsafe impl Format for Tiny {
     const INDEX_BITS: u32 = 1;
     const LARGEST_LEAF: u8 = 2;
     const STATUS: u64 = Arm64K4::STATUS;
+    const MARK: u64 = Arm64K4::MARK;
+    const RENEWED: u64 = Arm64K4::RENEWED;
+    const ACCESSED: u64 = Arm64K4::ACCESSED;
+    const WRITE: u64 = Arm64K4::WRITE;
+    const DIRTY: u64 = Arm64K4::DIRTY;
+    const TABLE_ACCESSED: u64 = Arm64K4::TABLE_ACCESSED;
+    const AGEING: u64 = Arm64K4::AGEING;
+    const TABLE_WRITE: u64 = Arm64K4::TABLE_WRITE;
 
     /// 13 to 15 bits: a root of two slots at level 0, 1 or 2.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
@@ -76,12 +84,28 @@ unsafe impl Format for Tiny {
         Arm64K4::frozen(hpa)
     }
 
+    fn retired(hpa: Hpa) -> u64 {
+        Arm64K4::retired(hpa)
+    }
+
+    fn reserved(token: u64) -> u64 {
+        Arm64K4::reserved(token)
+    }
+
     fn write_protected(raw: u64) -> u64 {
         Arm64K4::write_protected(raw)
     }
 
-    fn relaxed(&self, raw: u64, write: bool) -> u64 {
-        self.0.relaxed(raw, write)
+    fn execute_protected(raw: u64) -> u64 {
+        Arm64K4::execute_protected(raw)
+    }
+
+    fn relaxed(&self, raw: u64, access: Access) -> u64 {
+        self.0.relaxed(raw, access)
+    }
+
+    fn cleaned(&self, raw: u64) -> u64 {
+        self.0.cleaned(raw)
     }
 
     fn level_name(level: u8) -> i8 {

@@ -1,13 +1,16 @@
 //! Map: a range of guest memory onto host memory, by the largest leaves that fit.
 
-use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
+use super::{Atomically, Change};
+use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
-use crate::format::{AttributeError, Attributes, Format, Kind};
-use crate::platform::Platform;
-use crate::tables::{Done, Stopped, Tables};
+use crate::format::{AttributeError, Attributes, Execute, Format, Kind, Memory};
+use crate::guard::{Done, Guard};
+use crate::platform::{Maintenance, Platform};
+use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
+use core::marker::PhantomData;
 
 /// Why a range was not mapped, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,14 +29,7 @@ pub enum MapError {
         bits: u32,
     },
     /// The format has no leaf of that size.
-    LeafSize {
-        /// What was asked for.
-        size: PageSize,
-        /// The page size of the format.
-        smallest: PageSize,
-        /// Its largest block.
-        largest: PageSize,
-    },
+    LeafSize(LeafSizeError),
     /// The format, as configured, cannot express the attributes.
     Attributes(AttributeError),
     /// The cache was filled from another platform.
@@ -60,12 +56,7 @@ impl fmt::Display for MapError {
                 "the host address {hpa} is not a multiple of {page}, or the range from there \
                  exceeds {bits} bits"
             ),
-            Self::LeafSize { size, smallest, largest } => {
-                write!(
-                    f,
-                    "the format has no leaf of {size}; the smallest is {smallest}, the largest {largest}"
-                )
-            }
+            Self::LeafSize(error) => error.fmt(f),
             Self::Attributes(error) => error.fmt(f),
             Self::ForeignCache => f.write_str("the cache's table pages are another platform's"),
             Self::Occupied { size, hpa } => {
@@ -86,14 +77,14 @@ impl fmt::Display for MapError {
 
 impl core::error::Error for MapError {}
 
-impl<F: Format, P: Platform> Tables<'_, F, P> {
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Maps `range` to the memory at `hpa`, with leaves of at most `largest`, as large as
-    /// alignment allows.
+    /// alignment allows. Returns the bytes that were not mapped before.
     ///
     /// A part that is mapped already, to the same memory with the same attributes (accessed and
     /// dirty state aside), is left as it is. An empty part of the tree is built aside at the speed
-    /// of memory and linked by one store. No invalidation is owed: nothing invalid is cached (on
-    /// formats where it may be, the shootdown says so).
+    /// of memory and linked by one store. Memory is made coherent first
+    /// ([`Platform::maintain`]). No invalidation is owed: nothing invalid is cached.
     ///
     /// A range that was unmapped is not to be mapped again before the unmap's shootdown has
     /// completed: a CPU could hold the old and the new translation at once.
@@ -105,38 +96,72 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// [`MapError::Contended`] leave everything mapped that precedes the address where it stopped.
     #[inline]
     pub fn map(
-        &self,
+        &mut self,
         range: GpaRange,
         hpa: Hpa,
         attributes: Attributes,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Done, Stopped<MapError>> {
-        let plan = self
-            .plan_map(&range, hpa, attributes, largest, cache)
-            .map_err(|why| self.refused(&range, why))?;
-        let mut done = self.nothing();
+    ) -> Result<u64, Halted<MapError>> {
+        self.map_by::<Atomically>(range, hpa, attributes, largest, cache)
+    }
+
+    #[inline]
+    pub(crate) fn map_by<C: Change>(
+        &mut self,
+        range: GpaRange,
+        hpa: Hpa,
+        attributes: Attributes,
+        largest: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<u64, Halted<MapError>> {
+        let tables = self.tables;
+        let plan = match tables.plan_map(&range, hpa, attributes, largest, cache) {
+            Ok(plan) => plan,
+            Err(why) => return Self::halted(range.start(), why),
+        };
         // A single page cannot be half done.
         if range.size() > 1 << F::PAGE_SHIFT {
             let mut check = Check { plan, read: 0, why: MapError::Contended };
-            if let Err(at) = self.walk(plan.start, plan.end, &mut check) {
+            let result = tables.walk(plan.start, plan.end, &mut check);
+            self.counts.slots_read += check.read;
+            if let Err(at) = result {
                 // Nothing is mapped yet: who goes on has to begin at the start.
                 let at = if check.why == MapError::Contended { range.start() } else { at };
-                return Err(Stopped { at, ..self.refused(&range, check.why) });
+                return Self::halted(at, check.why);
             }
-            done.counts.slots_read = check.read;
         }
-        let mut visitor =
-            Map { tables: self, plan, cache, done, dry: None, why: MapError::Contended };
-        let result = self.walk(plan.start, plan.end, &mut visitor);
-        self.platform.publish();
+        let mut visitor = Map {
+            tables,
+            plan,
+            maintenance: maintenance(&attributes),
+            cache,
+            done: Done::NOTHING,
+            dry: None,
+            why: MapError::Contended,
+            change: PhantomData::<C>,
+        };
+        let result = tables.walk(plan.start, plan.end, &mut visitor);
+        tables.platform.publish();
         let Map { done, dry, why, .. } = visitor;
+        let bytes = done.into(self);
         match result {
-            Ok(()) => Ok(done),
-            Err(at) => Err(Stopped { at: dry.map_or(at, Gpa), why, done }),
+            Ok(()) => Ok(bytes),
+            Err(at) => Self::halted(dry.map_or(at, Gpa), why),
         }
     }
+}
 
+/// What memory needs before a guest may use it as `attributes` say.
+pub(super) fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
+    match (attributes.memory, attributes.execute) {
+        (Memory::Device | Memory::DeviceStrict, _) => None,
+        (_, Execute::None) => Some(Maintenance::Data),
+        _ => Some(Maintenance::Instructions),
+    }
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
     #[inline]
     fn plan_map(
         &self,
@@ -147,16 +172,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         cache: &TableCache<'_, F, P>,
     ) -> Result<Plan, MapError> {
         self.check(range).map_err(MapError::Range)?;
-        let bits = self.format.output_bits();
-        let page = F::size(0);
-        let end = hpa.0.checked_add(range.size());
-        if hpa.0 & (page.bytes() - 1) != 0 || end.is_none_or(|end| end > 1 << bits) {
-            return Err(MapError::HostAddress { hpa, page, bits });
-        }
-        let Some(level) = F::level_of(largest) else {
-            let (smallest, most) = (F::size(0), F::size(F::LARGEST_LEAF));
-            return Err(MapError::LeafSize { size: largest, smallest, largest: most });
-        };
+        self.check_host(hpa, range.size())?;
+        let largest = F::level_of(largest).map_err(MapError::LeafSize)?;
         if !cache.serves(self.platform) {
             return Err(MapError::ForeignCache);
         }
@@ -165,9 +182,20 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             delta: hpa.0.wrapping_sub(range.start().0),
             start: range.start().0,
             end: range.end().0,
-            largest: level,
+            largest,
             outside: Outside::Empty,
         })
+    }
+
+    #[inline]
+    pub(super) fn check_host(&self, hpa: Hpa, bytes: u64) -> Result<(), MapError> {
+        let bits = self.format.output_bits();
+        let page = F::size(0);
+        let end = hpa.0.checked_add(bytes);
+        if hpa.0 & (page.bytes() - 1) != 0 || end.is_none_or(|end| end > 1 << bits) {
+            return Err(MapError::HostAddress { hpa, page, bits });
+        }
+        Ok(())
     }
 }
 
@@ -197,8 +225,8 @@ impl<'t, F: Format> Visitor<'t, F> for Check {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>, _: &mut Tally) -> Flow {
-        match F::kind(entry.raw, level) {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+        match kind {
             Kind::Leaf => match agrees::<F>(&self.plan, level, &entry) {
                 Ok(()) => Flow::Next,
                 Err(why) => {
@@ -206,7 +234,6 @@ impl<'t, F: Format> Visitor<'t, F> for Check {
                     Flow::Stop
                 }
             },
-            Kind::Frozen => Flow::Wait,
             _ => Flow::Next,
         }
     }
@@ -217,35 +244,35 @@ impl<'t, F: Format> Visitor<'t, F> for Check {
     }
 }
 
-struct Map<'t, 'p, 'a, 'c, F: Format, P: Platform> {
+struct Map<'t, 'p, 'a, 'c, F: Format, P: Platform, C> {
     tables: &'t Tables<'p, F, P>,
     plan: Plan,
+    maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
     done: Done,
     /// Where the cache ran dry inside a subtree.
     dry: Option<u64>,
     why: MapError,
+    change: PhantomData<C>,
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Map<'_, '_, '_, '_, F, P> {
+impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, '_, F, P, C> {
     const LEVELS: Levels = Levels::ALL;
+    const TOUCHES: bool = true;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>, tally: &mut Tally) -> Flow {
-        match F::kind(entry.raw, level) {
-            Kind::Empty => {}
-            Kind::Leaf => {
-                return match agrees::<F>(&self.plan, level, &entry) {
-                    Ok(()) => Flow::Next,
-                    Err(why) => self.stop(why),
-                };
-            }
-            Kind::Frozen => return Flow::Wait,
-            Kind::Table => return Flow::Again,
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if kind == Kind::Leaf {
+            return match agrees::<F>(&self.plan, level, &entry) {
+                Ok(()) => Flow::Next,
+                Err(why) => self.stop(why),
+            };
         }
         if level <= self.plan.largest && entry.whole::<F>(level) && self.plan.aligned::<F>(level) {
+            self.maintain(entry.start, entry.end);
             let hpa = Hpa(entry.start.wrapping_add(self.plan.delta));
-            if entry.slot.exchange(0, F::leaf(self.plan.bits, level, hpa)).is_err() {
+            let leaf = F::leaf(self.plan.bits, level, hpa);
+            if C::exchange(entry.slot, entry.raw, leaf).is_err() {
                 return Flow::Again;
             }
             tally.change(&entry);
@@ -260,10 +287,18 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Map<'_, '_, '_, '_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Map<'_, '_, '_, '_, F, P> {
+impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, '_, F, P, C> {
     fn stop(&mut self, why: MapError) -> Flow {
         self.why = why;
         Flow::Stop
+    }
+
+    #[inline(always)]
+    fn maintain(&self, start: u64, end: u64) {
+        if let Some(what) = self.maintenance {
+            let hpa = Hpa(start.wrapping_add(self.plan.delta));
+            self.tables.platform.maintain(hpa, end - start, what);
+        }
     }
 
     /// Builds the tables under an empty slot aside, and links them.
@@ -276,14 +311,19 @@ impl<F: Format, P: Platform> Map<'_, '_, '_, '_, F, P> {
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
         builder.fill(&mut frame, level - 1, entry.base::<F>(level), &self.plan);
         let (dry, hpa) = (builder.dry, frame.hpa());
-        if entry.slot.exchange(0, F::table(hpa)).is_err() {
-            builder.recycle(frame, level - 1);
+        let end = dry.unwrap_or(entry.end);
+        if entry.start < end {
+            self.maintain(entry.start, end);
+        }
+        if C::exchange(entry.slot, entry.raw, F::table(hpa)).is_err() {
+            let counts = &mut self.done.counts;
+            Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None }
+                .recycle(frame, level - 1);
             return Flow::Again;
         }
         frame.into_hpa();
         self.done.counts.slots_written += 1;
-        let mapped = dry.unwrap_or(entry.end) - entry.start;
-        self.done.bytes += mapped;
+        self.done.bytes += end - entry.start;
         match dry {
             None => Flow::Next,
             Some(at) => {

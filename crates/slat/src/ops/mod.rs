@@ -1,22 +1,33 @@
 //! The operations, each the one place for its rule.
 
+mod age;
+mod collapse;
+mod dirty;
+mod look;
 mod map;
+mod pages;
+mod push_down;
+mod reserve;
 mod rights;
 mod split;
 mod unmap;
 
+pub use age::{Aged, Ageing, Ages, Skip};
+pub use look::{Dump, Leaf, Leaves};
 pub use map::MapError;
-pub use rights::Access;
+pub use pages::Pages;
+pub use reserve::Reservation;
 pub use split::{Batched, Bounded, EveryEntry, SplitError, SplitWalk};
-pub use unmap::Removed;
+pub use unmap::{Removals, Removed, UnmapError};
 
 use crate::addr::{GpaRange, PageSize, RangeError};
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
+use crate::table::Slot;
 use crate::tables::Tables;
 use core::fmt;
 
-/// Why the leaves of a range were not changed or removed, or not all of them.
+/// Why the leaves of a range were not changed, or not all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ChangeError {
@@ -26,6 +37,13 @@ pub enum ChangeError {
     CutsBlock {
         /// The size of the block.
         size: PageSize,
+    },
+    /// A bitmap has too few bits for the range.
+    Bitmap {
+        /// Words that the range needs.
+        needed: usize,
+        /// Words given.
+        given: usize,
     },
     /// Somebody else held an entry for too long.
     Contended,
@@ -38,6 +56,9 @@ impl fmt::Display for ChangeError {
             Self::CutsBlock { size } => {
                 write!(f, "the range cuts through a {size} block; split it first, or cover it")
             }
+            Self::Bitmap { needed, given } => {
+                write!(f, "the bitmap has {given} words; the range needs {needed}")
+            }
             Self::Contended => {
                 f.write_str("an entry is being changed by somebody else; go on from there")
             }
@@ -46,6 +67,31 @@ impl fmt::Display for ChangeError {
 }
 
 impl core::error::Error for ChangeError {}
+
+/// How a slot is changed from the value that was read.
+pub(crate) trait Change {
+    fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64>;
+}
+
+/// In tables that hardware or other threads may use.
+pub(crate) struct Atomically;
+/// In tables that nobody else can reach.
+pub(crate) struct Plainly;
+
+impl Change for Atomically {
+    #[inline(always)]
+    fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64> {
+        slot.exchange(old, new)
+    }
+}
+
+impl Change for Plainly {
+    #[inline(always)]
+    fn exchange(slot: &Slot, _old: u64, new: u64) -> Result<(), u64> {
+        slot.init(new);
+        Ok(())
+    }
+}
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// The block that an end of `range` cuts through, if any: operations that cannot split refuse
@@ -57,10 +103,25 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             if edge & (F::size(F::LARGEST_LEAF).bytes() - 1) == 0 {
                 return None;
             }
-            let (raw, level) = self.lookup(edge);
-            let cuts =
-                F::kind(raw, level) == Kind::Leaf && edge & (F::size(level).bytes() - 1) != 0;
-            cuts.then(|| F::size(level))
+            let (raw, level, _) = self.lookup(edge);
+            let leaf = matches!(F::kind(raw, level), Kind::Leaf | Kind::Sealed);
+            (leaf && edge & (F::size(level).bytes() - 1) != 0).then(|| F::size(level))
         })
+    }
+
+    /// Refuses a bitmap that is too short for the pages of `range`.
+    fn check_bitmap(&self, range: &GpaRange, given: usize) -> Result<(), ChangeError> {
+        let needed = (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize;
+        if given < needed { Err(ChangeError::Bitmap { needed, given }) } else { Ok(()) }
+    }
+
+    /// What every change of a range's leaves refuses at once.
+    #[inline(always)]
+    fn check_change(&self, range: &GpaRange) -> Result<(), ChangeError> {
+        self.check(range).map_err(ChangeError::Range)?;
+        match self.cut_block(range) {
+            Some(size) => Err(ChangeError::CutsBlock { size }),
+            None => Ok(()),
+        }
     }
 }

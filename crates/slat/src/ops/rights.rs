@@ -1,120 +1,229 @@
-//! Rights: taken from a range for dirty logging, and given back in a fault.
+//! Rights: taken from a range for dirty logging or against execution, and given back in a fault.
 //!
 //! A leaf is rewritten by one compare-and-swap from the value that was read. It loses against
 //! hardware that sets accessed or dirty, and against other software; either way the new value
 //! decides. So protection and a fault that meet leave the leaf as the later of them wants it, and
 //! neither forgets that it was written.
 
-use super::ChangeError;
-use crate::addr::{GpaRange, Levels};
-use crate::format::{Format, Kind};
+use super::push_down::push_down;
+use super::{Atomically, Change, ChangeError, Pages};
+use crate::addr::{Gpa, GpaRange, Levels};
+use crate::format::{Access, Format, Kind};
+use crate::guard::{Done, Guard};
 use crate::platform::Platform;
-use crate::tables::{Done, Stopped, Tables};
+use crate::table::Slot;
+use crate::tables::Halted;
 use crate::walk::{Entry, Flow, Tally, Visitor};
+use core::marker::PhantomData;
 
-/// How the guest uses memory in the fault that [`Tables::relax`] answers.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Access {
-    /// It reads or executes: the leaf becomes accessed.
-    Read,
-    /// It writes: the leaf becomes accessed, writable and dirty.
-    Write,
+/// How a leaf is rewritten.
+pub(super) trait Rule<F: Format> {
+    /// A leaf with none of these bits stays as it is.
+    const QUIET: u64 = !0;
+    /// Translations become stale, and leaves are covered whole.
+    const STALE: bool = true;
+    /// Leaves become accessed.
+    const TOUCHES: bool = false;
+    /// The right to write is given: no table above may withhold it.
+    const WRITES: bool = false;
+
+    fn change(&self, raw: u64) -> u64;
 }
 
-impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Takes the right to write from every leaf in `range`.
+struct NoWrite;
+impl<F: Format> Rule<F> for NoWrite {
+    const QUIET: u64 = F::WRITE;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        F::write_protected(raw)
+    }
+}
+
+struct NoExecute;
+impl<F: Format> Rule<F> for NoExecute {
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        F::execute_protected(raw)
+    }
+}
+
+/// As a fault does it: for a read (a leaf that is not accessed is in no TLB), a write, an execution.
+struct ForRead<F>(F);
+struct ForWrite<F>(F);
+struct ForExecute<F>(F);
+
+impl<F: Format> Rule<F> for ForRead<F> {
+    const STALE: bool = false;
+    const TOUCHES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        self.0.relaxed(raw, Access::Read)
+    }
+}
+
+impl<F: Format> Rule<F> for ForWrite<F> {
+    const TOUCHES: bool = true;
+    const WRITES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        self.0.relaxed(raw, Access::Write)
+    }
+}
+
+impl<F: Format> Rule<F> for ForExecute<F> {
+    const TOUCHES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        self.0.relaxed(raw, Access::Execute)
+    }
+}
+
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+    /// Takes the right to write from every leaf in `range`; returns the bytes that had it.
     ///
-    /// A leaf that was written keeps its dirty state, in a software bit. Until the shootdown
-    /// completes, a vCPU may go on writing through an entry that its TLB holds: only then is
-    /// every later write a fault. A leaf that another call protected at the same time is in that
-    /// call's shootdown, not in this one's.
+    /// A leaf that was written keeps its dirty state. Until [`Guard::complete`], a vCPU may go on
+    /// writing through an entry that its TLB holds: only then is every later write a fault. A
+    /// leaf that another thread protected at the same time is owed by that thread, not by this one.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], and on [`ChangeError::CutsBlock`] unless the
     /// block appeared meanwhile. [`ChangeError::Contended`] leaves everything protected that
     /// precedes the address where it stopped.
     #[inline]
-    pub fn write_protect(&self, range: GpaRange) -> Result<Done, Stopped<ChangeError>> {
-        self.rewrite::<true>(range, F::write_protected)
+    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+        self.write_protect_by::<Atomically>(range)
+    }
+
+    /// [`Guard::write_protect`] of exactly the pages that a bitmap names.
+    ///
+    /// # Errors
+    /// Those of [`Guard::write_protect`], at the first page concerned.
+    pub fn write_protect_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
+        pages.each::<F, _>(|range| self.write_protect(range))
+    }
+
+    #[inline]
+    pub(crate) fn write_protect_by<C: Change>(
+        &mut self,
+        range: GpaRange,
+    ) -> Result<u64, Halted<ChangeError>> {
+        self.rewrite::<C, _>(range, NoWrite)
+    }
+
+    /// Takes the right to execute from every leaf in `range`; returns the bytes that changed.
+    ///
+    /// # Errors
+    /// Those of [`Guard::write_protect`].
+    pub fn execute_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+        self.rewrite::<Atomically, _>(range, NoExecute)
     }
 
     /// Makes every leaf that overlaps `range` fit for `access`, as a fault does to a leaf that is
-    /// there: the opposite of [`Tables::write_protect`], and what sets the accessed state where
-    /// hardware does not. Whether the guest may write there is for the caller to know.
+    /// there, and what sets the accessed state where hardware does not. Whether the guest may do
+    /// so is for the caller to know. Returns the bytes that changed.
     ///
     /// [`Access::Read`] owes no invalidation: a leaf that is not accessed is in no TLB. After
-    /// [`Access::Write`] a CPU may hold the old rights and fault once more; it is enough to
-    /// complete the shootdown on the CPU that faulted.
+    /// the others a CPU may hold the old rights and fault once more; it is enough to
+    /// invalidate on the CPU that faulted.
     ///
     /// # Errors
-    /// Nothing is done on [`ChangeError::Range`], and, for a write, on [`ChangeError::CutsBlock`]
-    /// unless the block appeared meanwhile: more than was asked for would become writable. A read
+    /// Nothing is done on [`ChangeError::Range`], and, but for a read, on [`ChangeError::CutsBlock`]
+    /// unless the block appeared meanwhile: more than was asked for would get the right. A read
     /// covers the whole block. [`ChangeError::Contended`] leaves everything done that precedes the
     /// address where it stopped.
     #[inline]
-    pub fn relax(&self, range: GpaRange, access: Access) -> Result<Done, Stopped<ChangeError>> {
+    pub fn relax(&mut self, range: GpaRange, access: Access) -> Result<u64, Halted<ChangeError>> {
+        let format = self.tables.format;
         match access {
-            Access::Read => self.rewrite::<false>(range, |raw| self.format.relaxed(raw, false)),
-            Access::Write => self.rewrite::<true>(range, |raw| self.format.relaxed(raw, true)),
+            Access::Read => self.rewrite::<Atomically, _>(range, ForRead(format)),
+            Access::Write => self.rewrite::<Atomically, _>(range, ForWrite(format)),
+            Access::Execute => self.rewrite::<Atomically, _>(range, ForExecute(format)),
         }
     }
 
-    /// Rewrites each leaf by `change`. With `RIGHTS`, rights change: leaves are covered whole, and
-    /// their translations become stale.
+    /// Rewrites each leaf by `rule`.
     #[inline]
-    fn rewrite<const RIGHTS: bool>(
-        &self,
+    pub(super) fn rewrite<C: Change, R: Rule<F>>(
+        &mut self,
         range: GpaRange,
-        change: impl Fn(u64) -> u64,
-    ) -> Result<Done, Stopped<ChangeError>> {
-        self.check(&range).map_err(|error| self.refused(&range, ChangeError::Range(error)))?;
-        if RIGHTS && let Some(size) = self.cut_block(&range) {
-            return Err(self.refused(&range, ChangeError::CutsBlock { size }));
+        rule: R,
+    ) -> Result<u64, Halted<ChangeError>> {
+        let tables = self.tables;
+        let refusal = if R::STALE {
+            tables.check_change(&range)
+        } else {
+            tables.check(&range).map_err(ChangeError::Range)
+        };
+        if let Err(why) = refusal {
+            return Self::halted(range.start(), why);
         }
-        let done = self.nothing();
-        let mut visitor = Rewrite::<_, RIGHTS> { change, done, why: ChangeError::Contended };
-        let result = self.walk(range.start().0, range.end().0, &mut visitor);
+        let mut visitor = Rewrite::<R, C> {
+            rule,
+            done: Done::NOTHING,
+            why: ChangeError::Contended,
+            change: PhantomData,
+        };
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let Rewrite { done, why, .. } = visitor;
+        let bytes = done.into(self);
         match result {
-            Ok(()) => Ok(done),
-            Err(at) => Err(Stopped { at, why, done }),
+            Ok(()) => Ok(bytes),
+            Err(Gpa(at)) => Self::halted(Gpa(at), why),
         }
     }
 }
 
-struct Rewrite<C, const RIGHTS: bool> {
-    change: C,
+struct Rewrite<R, C> {
+    rule: R,
     done: Done,
     why: ChangeError,
+    change: PhantomData<C>,
 }
 
-impl<'t, F: Format, C: Fn(u64) -> u64, const RIGHTS: bool> Visitor<'t, F> for Rewrite<C, RIGHTS> {
+impl<'t, F: Format, R: Rule<F>, C: Change> Visitor<'t, F> for Rewrite<R, C> {
     const LEVELS: Levels = Levels::ALL;
+    const QUIET: Option<u64> = Some(R::QUIET);
+    const TOUCHES: bool = R::TOUCHES;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>, tally: &mut Tally) -> Flow {
-        match F::kind(entry.raw, level) {
-            Kind::Leaf => {}
-            Kind::Frozen => return Flow::Wait,
-            _ => return Flow::Next,
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if kind != Kind::Leaf {
+            return Flow::Next;
         }
-        let changed = (self.change)(entry.raw);
+        let changed = self.rule.change(entry.raw);
         if changed == entry.raw {
             return Flow::Next;
         }
-        if RIGHTS && level > 0 && !entry.whole::<F>(level) {
+        if R::STALE && level > 0 && !entry.whole::<F>(level) {
             self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
-        if entry.slot.exchange(entry.raw, changed).is_err() {
+        if C::exchange(entry.slot, entry.raw, changed).is_err() {
             return Flow::Again;
         }
         tally.change(&entry);
         Flow::Next
     }
 
+    #[inline(always)]
+    fn passes(&self, raw: u64) -> bool {
+        !R::WRITES || raw & F::TABLE_WRITE == F::TABLE_WRITE
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Slot]) -> Option<Flow> {
+        if R::WRITES && entry.raw & F::TABLE_WRITE != F::TABLE_WRITE {
+            return Some(push_down::<F>(level, entry, children, &mut self.done.counts));
+        }
+        None
+    }
+
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
-        self.done.settle::<F>(level, &tally, RIGHTS);
+        self.done.settle::<F>(level, &tally, R::STALE);
     }
 }

@@ -12,14 +12,15 @@
 //! Without a break a CPU may hold the block and its pages at once until the split's shootdown has
 //! completed; until then no invalidation in the range may be narrowed to one leaf size.
 
-use crate::addr::{Gpa, GpaRange, Levels, PageSize, RangeError};
+use crate::addr::{Gpa, GpaRange, LeafSizeError, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
 use crate::format::{Format, Kind};
+use crate::guard::{Done, Guard};
 use crate::platform::Platform;
-use crate::shootdown::Shootdown;
+use crate::shootdown::Owed;
 use crate::table::{self, Frame, Slot};
-use crate::tables::{Done, Halted, Stopped, Tables};
+use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
 use core::fmt;
 use core::marker::PhantomData;
@@ -85,14 +86,7 @@ pub enum SplitError {
     /// The range of guest addresses is not one that these tables can have.
     Range(RangeError),
     /// The format has no leaf of that size.
-    LeafSize {
-        /// What was asked for.
-        size: PageSize,
-        /// The page size of the format.
-        smallest: PageSize,
-        /// Its largest block.
-        largest: PageSize,
-    },
+    LeafSize(LeafSizeError),
     /// The cache was filled from another platform.
     ForeignCache,
     /// The cache ran out of table pages.
@@ -105,12 +99,7 @@ impl fmt::Display for SplitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Range(error) => error.fmt(f),
-            Self::LeafSize { size, smallest, largest } => {
-                write!(
-                    f,
-                    "the format has no leaf of {size}; the smallest is {smallest}, the largest {largest}"
-                )
-            }
+            Self::LeafSize(error) => error.fmt(f),
             Self::ForeignCache => f.write_str("the cache's table pages are another platform's"),
             Self::CacheEmpty => {
                 f.write_str("no table page at hand; fill the cache and go on from there")
@@ -124,9 +113,10 @@ impl fmt::Display for SplitError {
 
 impl core::error::Error for SplitError {}
 
-impl<F: Format, P: Platform> Tables<'_, F, P> {
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Splits until no leaf that overlaps `range` is larger than `to`; of a block that reaches
-    /// out of the range, the rest becomes the largest leaves that a table of the path allows.
+    /// out of the range, the rest becomes the largest leaves that a table of the path allows. Returns
+    /// the bytes of the blocks that were split.
     ///
     /// Translation, rights, memory type, accessed and dirty state stay as they are, for every
     /// byte and at every moment, except that a CPU that demands break-before-make faults while a
@@ -139,60 +129,112 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// everything before the address where it stopped is split.
     #[inline]
     pub fn split(
-        &self,
+        &mut self,
         range: GpaRange,
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Done, Stopped<SplitError>> {
-        self.split_by::<Batched>(range, to, cache)
+    ) -> Result<u64, Halted<SplitError>> {
+        self.split_by::<Batched>(range, to, cache, Batched::MERGED)
     }
 
-    /// [`Tables::split`] by another way of walking: for comparison.
+    /// [`Guard::split`] by another way of walking, and with at most `together` blocks broken at a
+    /// time (at least 1, at most [`SplitWalk::MERGED`]), where the CPU demands a break: fewer
+    /// make the stall of each shorter, and cost more invalidations.
+    ///
+    /// Most calls of a dirty log's clear find that all was split long ago; that is found out by a
+    /// load a level, where it was asked.
     ///
     /// # Errors
-    /// Those of [`Tables::split`].
-    #[inline]
-    pub fn split_by<W: SplitWalk>(
-        &self,
-        range: GpaRange,
-        to: PageSize,
-        cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Done, Stopped<SplitError>> {
-        let mut done = self.nothing();
-        match self.split_onto::<W>(range, to, cache, &mut done) {
-            Ok(()) => Ok(done),
-            Err(Halted { at, why }) => Err(Stopped { at, why, done }),
-        }
-    }
-
-    /// [`Tables::split_by`] that adds what it did to `done`: for callers that split word by word of
-    /// a dirty log.
-    ///
-    /// Most such words lie in a block that was split long ago; that is found out by a load a
-    /// level, where it was asked.
-    ///
-    /// # Errors
-    /// Those of [`Tables::split`]; what was done until then is in `done`.
+    /// Those of [`Guard::split`].
     #[inline(always)]
-    pub fn split_onto<W: SplitWalk>(
-        &self,
+    pub fn split_by<W: SplitWalk>(
+        &mut self,
         range: GpaRange,
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
-        done: &mut Done,
-    ) -> Result<(), Halted<SplitError>> {
+        together: usize,
+    ) -> Result<u64, Halted<SplitError>> {
+        let tables = self.tables;
         if !W::LAST_LEVEL
-            && self.check(&range).is_ok()
-            && cache.serves(self.platform)
-            && let Some(target) = F::level_of(to)
-            && let Some(read) = self.reads_if_split(&range, target)
+            && tables.check(&range).is_ok()
+            && cache.serves(tables.platform)
+            && let Ok(target) = F::level_of(to)
+            && let Some(read) = tables.reads_if_split(&range, target)
         {
-            done.counts.slots_read += read;
-            return Ok(());
+            self.counts.slots_read += read;
+            return Ok(0);
         }
-        self.split_walk::<W>(range, to, cache, done)
+        self.split_walk::<W>(range, to, cache, together)
     }
 
+    #[inline(never)]
+    fn split_walk<W: SplitWalk>(
+        &mut self,
+        range: GpaRange,
+        to: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+        together: usize,
+    ) -> Result<u64, Halted<SplitError>> {
+        if let Err(error) = self.tables.check(&range) {
+            return Self::halted(range.start(), SplitError::Range(error));
+        }
+        if !cache.serves(self.tables.platform) {
+            return Self::halted(range.start(), SplitError::ForeignCache);
+        }
+        match F::level_of(to) {
+            Ok(0) => self.split_to::<W, 0>(range, cache, together),
+            Ok(1) => self.split_to::<W, 1>(range, cache, together),
+            Ok(_) => self.split_to::<W, 2>(range, cache, together),
+            Err(error) => Self::halted(range.start(), SplitError::LeafSize(error)),
+        }
+    }
+
+    #[inline]
+    fn split_to<W: SplitWalk, const TARGET: u8>(
+        &mut self,
+        range: GpaRange,
+        cache: &mut TableCache<'_, F, P>,
+        together: usize,
+    ) -> Result<u64, Halted<SplitError>> {
+        let (start, end) = (range.start().0, range.end().0);
+        let tables = self.tables;
+        let mut visitor = Split::<'_, '_, '_, '_, F, P, W, TARGET> {
+            tables,
+            start,
+            end,
+            cache,
+            together: together.clamp(1, W::MERGED),
+            done: Done::NOTHING,
+            waiting: None,
+            lost: None,
+            dry: None,
+            why: SplitError::Contended,
+            way: PhantomData,
+        };
+        let mut from = start;
+        let mut patience = PATIENCE;
+        let result = loop {
+            let result = tables.walk(from, end, &mut visitor);
+            visitor.link_waiting();
+            let Some(lost) = visitor.lost.take() else { break result };
+            from = lost.max(start);
+            // Why the walk stopped further on says nothing about where it will now.
+            (visitor.dry, visitor.why) = (None, SplitError::Contended);
+            if patience == 0 {
+                break Err(Gpa(from));
+            }
+            patience -= 1;
+        };
+        let Split { done, dry, why, .. } = visitor;
+        let bytes = done.into(self);
+        match result {
+            Ok(()) => Ok(bytes),
+            Err(at) => Self::halted(dry.map_or(at, Gpa), why),
+        }
+    }
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Slots read to learn that all of `range` lies in one table at `target`: there is nothing
     /// larger to split. `None` if a walk has to find out.
     #[inline(always)]
@@ -208,78 +250,13 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
                 return None;
             }
             read += 1;
-            // SAFETY: a linked table has that many slots and stays allocated while the tables
-            // are borrowed.
+            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
             slots =
                 unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
             level -= 1;
         }
+        // Linked or not: who unlinks the table beside this answers for what takes its place.
         Some(read)
-    }
-
-    #[inline(never)]
-    fn split_walk<W: SplitWalk>(
-        &self,
-        range: GpaRange,
-        to: PageSize,
-        cache: &mut TableCache<'_, F, P>,
-        done: &mut Done,
-    ) -> Result<(), Halted<SplitError>> {
-        let refused = |why| Err(Halted { at: range.start(), why });
-        if let Err(error) = self.check(&range) {
-            return refused(SplitError::Range(error));
-        }
-        if !cache.serves(self.platform) {
-            return refused(SplitError::ForeignCache);
-        }
-        match F::level_of(to) {
-            Some(0) => self.split_to::<W, 0>(range, cache, done),
-            Some(1) => self.split_to::<W, 1>(range, cache, done),
-            Some(_) => self.split_to::<W, 2>(range, cache, done),
-            None => {
-                let (smallest, largest) = (F::size(0), F::size(F::LARGEST_LEAF));
-                refused(SplitError::LeafSize { size: to, smallest, largest })
-            }
-        }
-    }
-
-    #[inline]
-    fn split_to<W: SplitWalk, const TARGET: u8>(
-        &self,
-        range: GpaRange,
-        cache: &mut TableCache<'_, F, P>,
-        done: &mut Done,
-    ) -> Result<(), Halted<SplitError>> {
-        let (start, end) = (range.start().0, range.end().0);
-        let mut visitor = Split::<'_, '_, '_, '_, F, P, W, TARGET> {
-            tables: self,
-            start,
-            end,
-            cache,
-            done: self.nothing(),
-            waiting: None,
-            lost: None,
-            dry: None,
-            why: SplitError::Contended,
-            way: PhantomData,
-        };
-        let mut from = start;
-        let mut patience = PATIENCE;
-        let result = loop {
-            let result = self.walk(from, end, &mut visitor);
-            visitor.link_waiting();
-            let Some(lost) = visitor.lost.take() else { break result };
-            from = lost.max(start);
-            // Why the walk stopped further on says nothing about where it will now.
-            (visitor.dry, visitor.why) = (None, SplitError::Contended);
-            if patience == 0 {
-                break Err(Gpa(from));
-            }
-            patience -= 1;
-        };
-        let Split { done: more, dry, why, .. } = visitor;
-        done.merge(more);
-        result.map_err(|at| Halted { at: dry.map_or(at, Gpa), why })
     }
 }
 
@@ -305,6 +282,8 @@ struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     start: u64,
     end: u64,
     cache: &'a mut TableCache<'c, F, P>,
+    /// Blocks that may be broken at a time.
+    together: usize,
     done: Done,
     waiting: Option<Waiting<'t>>,
     /// The lowest block that changed while its replacement waited.
@@ -321,12 +300,16 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
     const LEVELS: Levels = if W::LAST_LEVEL { Levels::ALL } else { Levels::above(TARGET) };
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>, _: &mut Tally) -> Flow {
-        match F::kind(entry.raw, level) {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+        match kind {
             Kind::Leaf if level > TARGET => self.block(level, &entry),
-            Kind::Frozen if level > TARGET => Flow::Wait,
             _ => Flow::Next,
         }
+    }
+
+    #[inline(always)]
+    fn held(&mut self, level: u8, _entry: &Entry<'t>) -> Flow {
+        if level > TARGET { Flow::Wait } else { Flow::Next }
     }
 
     #[inline]
@@ -372,7 +355,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             frame.into_hpa();
             self.done.counts.slots_written += 1;
             self.done.bytes += range.size();
-            self.done.shootdown.leaf(range, F::size(level));
+            self.done.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
             let Entry { slot, raw, .. } = *entry;
             let new = Replacement { slot, raw, table: frame, level, base, frozen: false };
@@ -392,10 +375,10 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     /// Adds a replacement to those that wait, and links them when they are enough.
     fn wait(&mut self, new: Replacement<'t>, range: GpaRange) {
         let alone = self.waiting.is_none() && range.end().0 >= self.end;
-        if W::MERGED == 1 || alone {
+        if self.together == 1 || alone {
             return self.link(&mut [Some(new)]);
         }
-        let most = W::MERGED as u64 * range.size();
+        let most = self.together as u64 * range.size();
         if self.waiting.as_ref().is_some_and(|w| w.hull.hull(&range).size() > most) {
             self.link_waiting();
         }
@@ -407,7 +390,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         waiting.hull = waiting.hull.hull(&range);
         waiting.blocks[waiting.len] = Some(new);
         waiting.len += 1;
-        if waiting.len == W::MERGED {
+        if waiting.len == self.together {
             self.link_waiting();
         }
     }
@@ -423,22 +406,23 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     /// Tables whose block changed meanwhile go back to the cache last of all, when nothing stands
     /// broken any more.
     fn link(&mut self, blocks: &mut [Option<Replacement<'t>>]) {
-        let mut broken = Shootdown::none(self.tables.vmid());
+        let mut broken = Owed::NOTHING;
         for block in blocks.iter_mut().flatten() {
             let Replacement { slot, raw, table, level, base, .. } = block;
             let size = F::size(*level);
             block.frozen = slot.exchange(*raw, F::frozen(table.hpa())).is_ok();
             if block.frozen {
-                broken.leaf(GpaRange::from_bounds(*base, *base + size.bytes()), size);
+                broken.leaves(*base, *base + size.bytes(), size);
+                self.done.counts.broken += 1;
                 self.done.bytes += size.bytes();
                 self.done.counts.slots_written += 2;
             } else {
                 self.lost = Some(self.lost.map_or(*base, |lost| lost.min(*base)));
             }
         }
-        if broken.owed().is_some() {
+        if let Some(what) = self.tables.invalidation(&broken) {
             self.done.counts.invalidations += 1;
-            let _invalidated = broken.complete(self.tables.platform);
+            self.tables.platform.invalidate(&what);
             for block in blocks.iter_mut() {
                 if let Some(Replacement { slot, table, .. }) = block.take_if(|block| block.frozen) {
                     let hpa = table.into_hpa();

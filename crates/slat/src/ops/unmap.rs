@@ -1,96 +1,219 @@
 //! Unmap: empties a range, hands out what stood there, retires the tables that it covered.
 //!
 //! # Protocol
-//! A leaf is taken out by one compare-and-swap whose old value goes to the caller. A table whose
+//! A leaf is taken out by one compare-and-swap whose old value is kept for the caller. A table whose
 //! whole range was unmapped is then retired in this order: every one of its slots goes from empty
-//! to frozen, which keeps other software out and fails if anything was mapped there meanwhile;
-//! its parent's slot is emptied; the table joins the retired list, which only an exclusive borrow
-//! and the invalidation of walk caches empty. Between the first marker and the last release
-//! nothing is allocated and nobody is called.
+//! to retired, which keeps other software out and fails if anything was mapped there meanwhile;
+//! its parent's slot is emptied; the table joins the retired list. Between the first marker and the
+//! last nothing is allocated and nobody is called.
 //!
-//! A slot of a frozen table stays frozen until the table is reclaimed; so who froze all of them owns
-//! the parent's slot. Leaves and table may be owed by two callers: leaves by who took them out,
-//! the table by who froze it; reclaim invalidates both.
+//! A slot of a retired table stays so until the table is given back; so who retired all of them owns
+//! the link in the parent's slot, in which others may still change bits, but not the address.
 
 use super::ChangeError;
-use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{Attributes, Format, Kind};
+use crate::guard::{Done, Guard};
 use crate::platform::Platform;
+use crate::shootdown::Owed;
 use crate::table::Slot;
-use crate::tables::{Done, Stopped, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::tables::{Halted, Tables};
+use crate::walk::{Entry, Flow, Tally, Visitor, links};
+use core::fmt;
 
-/// A leaf that was taken out.
+/// Neighbouring leaves of one size and one set of attributes that were taken out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Removed {
-    /// Where it stood.
+    /// Where they stood.
     pub gpa: Gpa,
-    /// Its size.
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// The size of each.
     pub size: PageSize,
-    /// The memory behind it. The guest may use it until the shootdown completes.
+    /// The memory behind them: the guest cannot reach it any more.
     pub hpa: Hpa,
-    /// Rights, memory type and state at the moment it was taken out. Hardware sets nothing in
-    /// it any more; but a page that was dirty may be written until the shootdown completes.
+    /// Rights, memory type and state at the moment they were taken out. A page that was writable
+    /// may have been written until the invalidation completed, if it was dirty already.
     pub attributes: Attributes,
 }
 
-impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// Unmaps `range`, and calls `removed` for each leaf in ascending order.
+/// What was unmapped, kept back until the guest cannot reach it any more.
+///
+/// The storage is the caller's; one place holds neighbours of one kind. The memory behind the leaves
+/// is known to [`Removals::complete`] only, which invalidates first:
+///
+/// ```compile_fail
+/// # use slat::*;
+/// # fn free<F: Format, P: Platform>(guard: &mut Guard<F, P>, range: GpaRange, removals: &mut Removals<F, P>) {
+/// guard.unmap(range, removals).unwrap();
+/// let memory = removals.storage[0].unwrap().hpa; // private: not without the invalidation
+/// # }
+/// ```
+///
+/// Dropped, it hands over to the guest what it owes, and the memory is leaked.
+#[derive(Debug)]
+#[must_use = "the memory behind what was unmapped is in it"]
+pub struct Removals<'s, 't, 'p, F: Format, P: Platform> {
+    tables: &'t Tables<'p, F, P>,
+    storage: &'s mut [Option<Removed>],
+    len: usize,
+    owed: Owed,
+}
+
+impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
+    /// Nothing yet, in the caller's storage, whose content is overwritten.
+    pub fn new(tables: &'t Tables<'p, F, P>, storage: &'s mut [Option<Removed>]) -> Self {
+        storage.fill(None);
+        Self { tables, storage, len: 0, owed: Owed::NOTHING }
+    }
+
+    /// Invalidates, then hands out what was removed, in the order in which it was.
     ///
-    /// The memory behind a leaf must not be reused, nor its content copied as final, before the
-    /// shootdown in the answer has completed.
-    ///
-    /// # Errors
-    /// Nothing is done on [`ChangeError::Range`], and on [`ChangeError::CutsBlock`] unless the block
-    /// appeared meanwhile. [`ChangeError::Contended`] leaves everything unmapped that precedes the
-    /// address where it stopped.
-    pub fn unmap(
-        &self,
-        range: GpaRange,
-        removed: impl FnMut(Removed),
-    ) -> Result<Done, Stopped<ChangeError>> {
-        self.check(&range).map_err(|error| self.refused(&range, ChangeError::Range(error)))?;
-        if let Some(size) = self.cut_block(&range) {
-            return Err(self.refused(&range, ChangeError::CutsBlock { size }));
+    /// What the iterator is not asked for is leaked.
+    pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
+        self.tables.complete(core::mem::replace(&mut self.owed, Owed::NOTHING));
+        let len = core::mem::replace(&mut self.len, 0);
+        self.storage[..len].iter_mut().filter_map(Option::take)
+    }
+
+    /// Whether there is no room for another leaf.
+    pub fn is_full(&self) -> bool {
+        self.len == self.storage.len()
+    }
+
+    fn push(&mut self, new: Removed) {
+        if let Some(last) = self.len.checked_sub(1).and_then(|last| self.storage[last].as_mut())
+            && last.gpa.0 + last.bytes == new.gpa.0
+            && last.hpa.0 + last.bytes == new.hpa.0
+            && (last.size, last.attributes) == (new.size, new.attributes)
+        {
+            last.bytes += new.bytes;
+            return;
         }
-        let mut visitor =
-            Unmap { tables: self, removed, done: self.nothing(), why: ChangeError::Contended };
-        let result = self.walk(range.start().0, range.end().0, &mut visitor);
-        let Unmap { done, why, .. } = visitor;
-        match result {
-            Ok(()) => Ok(done),
-            Err(at) => Err(Stopped { at, why, done }),
+        self.storage[self.len] = Some(new);
+        self.len += 1;
+    }
+}
+
+impl<F: Format, P: Platform> Drop for Removals<'_, '_, '_, F, P> {
+    fn drop(&mut self) {
+        self.tables.owe(self.owed);
+    }
+}
+
+/// Why a range was not unmapped, or not all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum UnmapError {
+    /// The range of guest addresses is not one that these tables can have.
+    Range(RangeError),
+    /// The range ends inside a block.
+    CutsBlock {
+        /// The size of the block.
+        size: PageSize,
+    },
+    /// No room for what would be removed.
+    Full,
+    /// The removals are those of other tables.
+    ForeignRemovals,
+    /// Somebody else held an entry for too long.
+    Contended,
+}
+
+impl fmt::Display for UnmapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(error) => error.fmt(f),
+            Self::CutsBlock { size } => ChangeError::CutsBlock { size: *size }.fmt(f),
+            Self::Full => {
+                f.write_str("no room for more; complete the removals and go on from there")
+            }
+            Self::ForeignRemovals => f.write_str("the removals are those of other tables"),
+            Self::Contended => ChangeError::Contended.fmt(f),
         }
     }
 }
 
-struct Unmap<'t, 'p, F: Format, P: Platform, R> {
-    tables: &'t Tables<'p, F, P>,
-    removed: R,
-    done: Done,
-    why: ChangeError,
+impl core::error::Error for UnmapError {}
+
+impl From<ChangeError> for UnmapError {
+    fn from(error: ChangeError) -> Self {
+        match error {
+            ChangeError::Range(error) => Self::Range(error),
+            ChangeError::CutsBlock { size } => Self::CutsBlock { size },
+            ChangeError::Bitmap { .. } | ChangeError::Contended => Self::Contended,
+        }
+    }
 }
 
-impl<'t, F: Format, P: Platform, R: FnMut(Removed)> Visitor<'t, F> for Unmap<'_, '_, F, P, R> {
+impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
+    /// Unmaps `range` into `removals`; returns the bytes that were mapped. Reservations in the range
+    /// are void.
+    ///
+    /// What is owed is in the removals, not in the guard.
+    ///
+    /// # Errors
+    /// Nothing is done on [`UnmapError::Range`], [`UnmapError::ForeignRemovals`], and on
+    /// [`UnmapError::CutsBlock`] unless the block appeared meanwhile. [`UnmapError::Full`] and
+    /// [`UnmapError::Contended`] leave everything unmapped that precedes the address where it
+    /// stopped.
+    pub fn unmap(
+        &mut self,
+        range: GpaRange,
+        removals: &mut Removals<'_, '_, 'p, F, P>,
+    ) -> Result<u64, Halted<UnmapError>> {
+        let tables = self.tables;
+        if !core::ptr::eq(removals.tables, tables) {
+            return Self::halted(range.start(), UnmapError::ForeignRemovals);
+        }
+        if let Err(why) = tables.check_change(&range) {
+            return Self::halted(range.start(), why.into());
+        }
+        let mut visitor =
+            Unmap { tables, removals, done: Done::NOTHING, why: UnmapError::Contended };
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let Unmap { mut done, why, .. } = visitor;
+        removals.owed.merge(core::mem::replace(&mut done.owed, Owed::NOTHING));
+        let bytes = done.into(self);
+        match result {
+            Ok(()) => Ok(bytes),
+            Err(at) => Self::halted(at, why),
+        }
+    }
+}
+
+struct Unmap<'t, 'r, 's, 'o, 'p, F: Format, P: Platform> {
+    tables: &'t Tables<'p, F, P>,
+    removals: &'r mut Removals<'s, 'o, 'p, F, P>,
+    done: Done,
+    why: UnmapError,
+}
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
-    fn visit(&mut self, level: u8, entry: Entry<'t>, tally: &mut Tally) -> Flow {
-        match F::kind(entry.raw, level) {
-            Kind::Leaf => {}
-            Kind::Frozen => return Flow::Wait,
-            _ => return Flow::Next,
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if kind != Kind::Leaf {
+            // A reservation that the range merely touches is void as well.
+            let void = kind != Kind::Reserved || entry.slot.exchange(entry.raw, 0).is_ok();
+            return if void { Flow::Next } else { Flow::Again };
         }
         if level > 0 && !entry.whole::<F>(level) {
-            self.why = ChangeError::CutsBlock { size: F::size(level) };
+            self.why = UnmapError::CutsBlock { size: F::size(level) };
+            return Flow::Stop;
+        }
+        if self.removals.is_full() {
+            self.why = UnmapError::Full;
             return Flow::Stop;
         }
         if entry.slot.exchange(entry.raw, 0).is_err() {
             return Flow::Again;
         }
         tally.change(&entry);
-        (self.removed)(Removed {
+        self.removals.push(Removed {
             gpa: Gpa(entry.start),
+            bytes: entry.end - entry.start,
             size: F::size(level),
             hpa: F::leaf_address(entry.raw, level),
             attributes: self.tables.format.decode(entry.raw, level),
@@ -100,12 +223,12 @@ impl<'t, F: Format, P: Platform, R: FnMut(Removed)> Visitor<'t, F> for Unmap<'_,
 
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Slot]) {
-        if entry.whole::<F>(level) && freeze::<F>(children) {
+        if entry.whole::<F>(level) && retire::<F>(children) {
             self.done.counts.slots_written += children.len() as u64 + 1;
-            // Only who froze the children may unlink them, so the slot still holds the table.
-            entry.slot.release(entry.raw, 0);
+            let unlinked = entry.slot.update(|raw| links::<F>(raw, level, entry.raw).then_some(0));
+            debug_assert!(unlinked.is_ok(), "a retired table was unlinked by somebody else");
             self.tables.retire(F::table_address(entry.raw), &children[0]);
-            self.done.shootdown.table(GpaRange::from_bounds(entry.start, entry.end));
+            self.done.owed.table(entry.start, entry.end);
         }
     }
 
@@ -115,12 +238,12 @@ impl<'t, F: Format, P: Platform, R: FnMut(Removed)> Visitor<'t, F> for Unmap<'_,
     }
 }
 
-/// Freezes a table that is empty; leaves any other as it was.
-fn freeze<F: Format>(slots: &[Slot]) -> bool {
-    let frozen = F::frozen(Hpa(0));
-    let full = slots.iter().position(|slot| slot.exchange(0, frozen).is_err());
+/// Retires the slots of a table that is empty; leaves any other as it was.
+fn retire<F: Format>(slots: &[Slot]) -> bool {
+    let retired = F::retired(Hpa(0));
+    let full = slots.iter().position(|slot| slot.exchange(0, retired).is_err());
     if let Some(full) = full {
-        slots[..full].iter().for_each(|slot| slot.release(frozen, 0));
+        slots[..full].iter().for_each(|slot| slot.release(retired, 0));
     }
     full.is_none()
 }

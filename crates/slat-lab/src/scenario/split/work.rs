@@ -6,8 +6,8 @@ use crate::cli::{Walk, What, When};
 use crate::scenario::limit::{self, Limit, TablePages};
 use anyhow::{Context, ensure};
 use slat::{
-    Attributes, Batched, Bounded, Done, EveryEntry, Format, Frame, Gpa, GpaRange, Halted, Hpa,
-    PageSize, SplitError, SplitWalk, TableCache, Tables, Vmid,
+    Attributes, Batched, Bounded, EveryEntry, Format, Frame, Gpa, GpaRange, Guard, Halted, Hpa,
+    Inactive, Member, PageSize, SplitError, SplitWalk, TableCache, Tables, Vmid,
 };
 use std::time::Instant;
 
@@ -72,17 +72,16 @@ impl<F: Format> Work<F> {
         arena: &'a Arena,
         leaves: PageSize,
     ) -> anyhow::Result<Tables<'a, F, Arena>> {
-        let tables = Tables::new(self.format, Vmid(1), self.address_bits, arena)?;
+        let mut tables = Inactive::new(self.format, Vmid(1), self.address_bits, arena)?;
         let mut storage: Vec<Option<Frame>> = Vec::new();
         storage.resize_with(Self::chunk_tables() as usize + 4, || None);
         let mut cache = TableCache::new(arena, &mut storage);
         for chunk in steps(self.slot()?, CHUNK) {
             cache.fill(usize::MAX)?;
             let hpa = Hpa(chunk.start().0 - GUEST_BASE + HOST_BASE);
-            // Nothing is stale: the tables are in no CPU.
-            let _ = tables.map(chunk, hpa, Attributes::RAM, leaves, &mut cache)?;
+            tables.map(chunk, hpa, Attributes::RAM, leaves, &mut cache)?;
         }
-        Ok(tables)
+        Ok(tables.activate())
     }
 
     /// Builds the tables of the case, splits them by `walk`; the split is timed.
@@ -104,16 +103,19 @@ impl<F: Format> Work<F> {
         storage.resize_with(Self::chunk_tables() as usize, || None);
         let mut cache = TableCache::new(arena, &mut storage);
         let before = arena.invalidations();
+        let mut member = Member::join(&*arena)?;
         let begin = Instant::now();
-        let done = run(&tables, self.slot()?, self.target, case, &mut cache)?;
-        let _invalidated = done.shootdown.complete(arena);
+        let mut guard = tables.enter(&mut member)?;
+        run(&mut guard, self.slot()?, self.target, case, &mut cache)?;
+        guard.complete();
         let seconds = begin.elapsed().as_secs_f64();
         let invalidations = arena.invalidations() - before;
+        let counts = guard.counts();
         drop(cache);
         if check {
-            self.check(&tables, case)?;
+            self.check(&guard, case)?;
         }
-        Ok(Sample { seconds, cost: Cost::Split { counts: done.counts, invalidations } })
+        Ok(Sample { seconds, cost: Cost::Split { counts, invalidations } })
     }
 
     /// What the machine takes for the same bytes.
@@ -145,7 +147,7 @@ impl<F: Format> Work<F> {
     }
 
     /// Looks at every block of the result: its size, where it points, whether it may be written.
-    fn check(&self, tables: &Tables<'_, F, Arena>, case: &Case) -> anyhow::Result<()> {
+    fn check(&self, tables: &Guard<'_, '_, F, Arena>, case: &Case) -> anyhow::Result<()> {
         let most = self.target.max(F::size(0)).min(case.backing);
         // An odd number of pages, so that every place in a table is met.
         let stride = F::size(0).bytes() * 509;
@@ -165,54 +167,51 @@ impl<F: Format> Work<F> {
 /// The call of a VMM: the timed part.
 #[inline(never)]
 fn run<F: Format, W: SplitWalk>(
-    tables: &Tables<'_, F, Arena>,
+    guard: &mut Guard<'_, '_, F, Arena>,
     slot: GpaRange,
     target: PageSize,
     case: &Case,
     cache: &mut Cache<'_, F>,
-) -> anyhow::Result<Done> {
-    let mut done = Done::nothing(tables.vmid());
+) -> anyhow::Result<()> {
     match case.when {
         When::Enable => {
             if case.what == What::Call {
-                let protected = tables.write_protect(slot)?;
-                done.counts += protected.counts;
-                let _invalidated = protected.shootdown.complete(tables.platform());
+                guard.write_protect(slot)?;
+                guard.complete();
             }
             for chunk in steps(slot, CHUNK) {
-                split::<F, W>(tables, chunk, target, cache, &mut done)?;
+                split::<F, W>(guard, chunk, target, cache)?;
             }
         }
         When::Clear => {
             for word in steps(slot, WORD << F::PAGE_SHIFT) {
-                split::<F, W>(tables, word, target, cache, &mut done)?;
+                split::<F, W>(guard, word, target, cache)?;
                 // After the split, so that no page is protected that was not asked for.
                 if case.what == What::Call {
-                    done.merge(tables.write_protect(word)?);
+                    guard.write_protect(word)?;
                 }
             }
         }
     }
-    Ok(done)
+    Ok(())
 }
 
 /// Splits `range`. Table pages are topped up once they are in use, and not before it is known that
 /// any are needed.
 #[inline]
 fn split<F: Format, W: SplitWalk>(
-    tables: &Tables<'_, F, Arena>,
+    guard: &mut Guard<'_, '_, F, Arena>,
     range: GpaRange,
     target: PageSize,
     cache: &mut Cache<'_, F>,
-    done: &mut Done,
 ) -> anyhow::Result<()> {
     if !cache.is_empty() {
         cache.fill(usize::MAX)?;
     }
     let mut rest = range;
     loop {
-        match tables.split_onto::<W>(rest, target, cache, done) {
-            Ok(()) => return Ok(()),
+        match guard.split_by::<W>(rest, target, cache, W::MERGED) {
+            Ok(_) => return Ok(()),
             Err(Halted { at, why: SplitError::CacheEmpty }) => {
                 rest = GpaRange::new(at, rest.end().0 - at.0)?;
                 cache.fill(usize::MAX)?;

@@ -1,0 +1,598 @@
+//! Intel extended page tables: four levels, pages of 4k, blocks of 2m and 1g.
+//!
+//! Bits as in the Intel Software Developer's Manual, volume 3C, "VMX Support for Address
+//! Translation", section "The Extended Page Table Mechanism": its tables of entry formats, "EPT
+//! Misconfigurations" and "EPT and Memory Typing". (Intel renumbers the chapter: 28 to 31 so far.)
+//!
+//! What the hypervisor must leave off, or bits change their meaning: EPT-violation #VE (bit 63),
+//! sub-page permissions (61), supervisor shadow stacks (60), paging-write (58), guest-paging
+//! verification (57).
+
+use super::{
+    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory, RUN,
+};
+use crate::addr::Hpa;
+use core::fmt;
+
+/// EPT of a CPU that maps 1 GiB at once.
+pub type Ept1G = Ept<true>;
+/// EPT of a CPU whose largest block is 2 MiB.
+pub type Ept2M = Ept<false>;
+
+/// EPT with blocks of 1 GiB or without, and what the tables' user configured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ept<const HUGE_1G: bool> {
+    /// Bit 6 of the EPT pointer: hardware sets accessed and dirty bits. The guest's walks of its
+    /// own page tables count as writes then, and need the right to write. Without it a leaf whose
+    /// accessed bit is clear does *not* fault: the bit says nothing.
+    pub accessed_dirty: bool,
+    /// The VM-execution control "mode-based execute control for EPT": bit 2 lets the guest's
+    /// kernel execute, bit 10 its user programs.
+    pub split_execute: bool,
+    /// Normal memory ignores the guest's PAT: right where all DMA is coherent.
+    pub forced_write_back: bool,
+    /// MAXPHYADDR, at most 52; hardware rejects entries with bits above it.
+    pub output_bits: u32,
+}
+
+impl<const HUGE_1G: bool> Default for Ept<HUGE_1G> {
+    /// A CPU of 2013 or later, with physical addresses as wide as an entry can hold: hardware has
+    /// less, and [`Ept::from_capabilities`] knows.
+    fn default() -> Self {
+        Self {
+            accessed_dirty: true,
+            split_execute: false,
+            forced_write_back: true,
+            output_bits: Self::MAX_OUTPUT_BITS,
+        }
+    }
+}
+
+const R: u64 = 1 << 0;
+const W: u64 = 1 << 1;
+/// With mode-based execute control: the kernel executes.
+const X: u64 = 1 << 2;
+/// With mode-based execute control: user programs execute. Ignored without it.
+const XU: u64 = 1 << 10;
+const MEMORY_SHIFT: u32 = 3;
+const MEMORY: u64 = 0b111 << MEMORY_SHIFT;
+/// The guest's PAT does not take part in the memory type.
+const IPAT: u64 = 1 << 6;
+/// A leaf above level 0. Hardware ignores the bit at level 0.
+const BLOCK: u64 = 1 << 7;
+const A: u64 = 1 << 8;
+const D: u64 = 1 << 9;
+/// `HPA[51:12]`; bits above MAXPHYADDR are reserved, as are those below a block's size.
+const ADDRESS: u64 = (1 << 52) - (1 << 12);
+/// Hardware ignores bits 56:52, 59, 62 and 11 of leaves and tables alike.
+const SW_USER: u64 = 1 << 52;
+const SW_RENEWED: u64 = 1 << 53;
+const SW_AGEING: u64 = 1 << 54;
+const MARK: u64 = 1 << 62;
+/// In a slot that is not present (bits 2:0 and 10 clear), of which hardware ignores the rest: what
+/// else it is. A marker has room for a table's address, a reservation for its token.
+const RETIRED: u64 = 1 << 3;
+const RESERVED: u64 = 1 << 4;
+const TOKEN_SHIFT: u32 = 12;
+
+/// What children inherit: all but address, size and the engine's marks.
+const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | SW_USER;
+
+const UNCACHEABLE: u64 = 0;
+const WRITE_COMBINING: u64 = 1;
+const WRITE_THROUGH: u64 = 4;
+const WRITE_PROTECTED: u64 = 5;
+const WRITE_BACK: u64 = 6;
+
+const fn bit(on: bool, bit: u64) -> u64 {
+    if on { bit } else { 0 }
+}
+
+impl<const HUGE_1G: bool> Ept<HUGE_1G> {
+    /// A slot of the root covers this many bits.
+    const ROOT_SLOT_BITS: u32 = 39;
+    /// What four levels translate.
+    const MAX_BITS: u32 = 48;
+    const MAX_OUTPUT_BITS: u32 = 52;
+
+    /// What a CPU supports: `capabilities` is its MSR IA32_VMX_EPT_VPID_CAP (0x48c), `maxphyaddr`
+    /// bits 7:0 of EAX of CPUID leaf 0x8000_0008. Mode-based execute control stays off: it is
+    /// found, and switched on, elsewhere.
+    ///
+    /// # Errors
+    /// [`MissingCapabilities`] names what these tables need and the CPU lacks.
+    pub const fn from_capabilities(
+        capabilities: u64,
+        maxphyaddr: u32,
+    ) -> Result<Self, MissingCapabilities> {
+        let no_context = capabilities & (1 << 25 | 1 << 26) == 0;
+        let needed = 1 << 6 | 1 << 14 | 1 << 16 | 1 << 20 | bit(HUGE_1G, 1 << 17);
+        let missing = needed & !capabilities | bit(no_context, 1 << 25);
+        if missing != 0 {
+            return Err(MissingCapabilities { missing });
+        }
+        Ok(Self {
+            accessed_dirty: capabilities & 1 << 21 != 0,
+            split_execute: false,
+            forced_write_back: true,
+            output_bits: maxphyaddr,
+        })
+    }
+
+    /// The EPT pointer for the VMCS: tables at `root`, four levels, walked through the cache.
+    pub const fn eptp(&self, root: Hpa) -> u64 {
+        root.0 | bit(self.accessed_dirty, 1 << 6) | (4 - 1) << 3 | WRITE_BACK
+    }
+}
+
+/// The CPU lacks what the tables need.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MissingCapabilities {
+    /// The bits of IA32_VMX_EPT_VPID_CAP that are clear and should be set.
+    pub missing: u64,
+}
+
+impl fmt::Display for MissingCapabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMES: [(u32, &str); 6] = [
+            (6, "walks of four levels"),
+            (14, "write-back page tables"),
+            (16, "2m blocks"),
+            (17, "1g blocks"),
+            (20, "INVEPT"),
+            (25, "INVEPT of a single context or of all"),
+        ];
+        f.write_str("this CPU's EPT lacks ")?;
+        let mut separator = "";
+        for (number, name) in NAMES {
+            if self.missing >> number & 1 == 1 {
+                write!(f, "{separator}{name} (bit {number} of IA32_VMX_EPT_VPID_CAP)")?;
+                separator = ", ";
+            }
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for MissingCapabilities {}
+
+// SAFETY:
+// 1. Leaves (the attribute bits of `encode` include R) and tables have bit 0, and no marker or
+//    reservation has, whatever its address or token, which lie at bits 59:12. With bit 0, bit 7
+//    tells block from table, and at level 0 there is no table. Without it, bit 62 is in markers
+//    only, which bit 3 tells apart, and bit 4 in reservations. `kind` looks at no bit of `STATUS`,
+//    `TABLE_ACCESSED` and `TABLE_WRITE`.
+// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits.
+// 3. The root stands at level 3, with `2^(address_bits - 39)` slots, or one.
+// 4. A page of 4 KiB holds 512 slots.
+unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
+    const NAME: &'static str = if HUGE_1G { "Intel EPT" } else { "Intel EPT without 1g blocks" };
+    const PAGE_SHIFT: u32 = 12;
+    const INDEX_BITS: u32 = 9;
+    const LARGEST_LEAF: u8 = if HUGE_1G { 2 } else { 1 };
+    const STATUS: u64 = A | D;
+    const MARK: u64 = MARK;
+    const RENEWED: u64 = SW_RENEWED;
+    const ACCESSED: u64 = A;
+    const WRITE: u64 = W;
+    const DIRTY: u64 = D;
+    const TABLE_ACCESSED: u64 = A;
+    const AGEING: u64 = SW_AGEING;
+    const TABLE_WRITE: u64 = W;
+
+    /// Walks begin at the PML4, of which narrow guests use the first slot. No guest address is
+    /// wider than the CPU's physical ones.
+    fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
+        let (min, max) = (Self::PAGE_SHIFT, Self::MAX_BITS.min(self.output_bits()));
+        if !(min..=max).contains(&address_bits) {
+            return Err(GeometryError { address_bits, min, max, format: Self::NAME });
+        }
+        let bits = address_bits.saturating_sub(Self::ROOT_SLOT_BITS);
+        Ok(Geometry { address_bits, root_level: 3, root_slots: 1 << bits })
+    }
+
+    fn output_bits(&self) -> u32 {
+        self.output_bits.min(Self::MAX_OUTPUT_BITS)
+    }
+
+    #[inline(always)]
+    fn kind(raw: u64, level: u8) -> Kind {
+        if raw & R != 0 {
+            let block = raw & BLOCK != 0;
+            return match level {
+                1.. if !block => Kind::Table,
+                // A block above the largest leaf is a misconfiguration: nothing walks into it.
+                1.. if level > Self::LARGEST_LEAF => Kind::Frozen,
+                _ if raw & MARK != 0 => Kind::Sealed,
+                _ => Kind::Leaf,
+            };
+        }
+        match raw & (MARK | RETIRED | RESERVED) {
+            0 | RETIRED => Kind::Empty,
+            RESERVED => Kind::Reserved,
+            bits if bits & (MARK | RETIRED) == MARK | RETIRED => Kind::Retired,
+            _ => Kind::Frozen,
+        }
+    }
+
+    #[inline(always)]
+    fn all_tables(raws: &[u64; RUN], level: u8) -> bool {
+        let all = raws.iter().fold(!0, |all, raw| all & raw);
+        let any = raws.iter().fold(0, |any, raw| any | raw);
+        level > 0 && all & R != 0 && any & BLOCK == 0
+    }
+
+    fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
+        if !a.read {
+            return Err(AttributeError::NeedsRead);
+        }
+        if a.write && !a.dirty && !self.accessed_dirty {
+            return Err(AttributeError::CleanNeedsHardwareDirty);
+        }
+        let execute = match a.execute {
+            Execute::None => 0,
+            Execute::All => X | bit(self.split_execute, XU),
+            _ if !self.split_execute => return Err(AttributeError::ExecuteNeedsSplitRights),
+            Execute::User => XU,
+            Execute::Kernel => X,
+        };
+        // The guest's PAT cannot make memory cacheable that is not so here, but turn uncacheable
+        // into write-combining: as is right for a frame buffer, not for a strict device.
+        let (memory, ignore_pat) = match a.memory {
+            Memory::Normal => (WRITE_BACK, self.forced_write_back),
+            Memory::NonCacheable => (WRITE_COMBINING, false),
+            Memory::Device => (UNCACHEABLE, false),
+            Memory::DeviceStrict => (UNCACHEABLE, true),
+        };
+        Ok(R | bit(a.write, W)
+            | execute
+            | memory << MEMORY_SHIFT
+            | bit(ignore_pat, IPAT)
+            | bit(a.accessed, A)
+            | bit(a.dirty, D)
+            | bit(a.software, SW_USER))
+    }
+
+    fn decode(&self, raw: u64, _level: u8) -> Attributes {
+        let user = if self.split_execute { XU } else { X };
+        Attributes {
+            read: raw & R != 0,
+            write: raw & W != 0,
+            execute: match (raw & X != 0, raw & user != 0) {
+                (true, true) => Execute::All,
+                (true, false) => Execute::Kernel,
+                (false, true) => Execute::User,
+                (false, false) => Execute::None,
+            },
+            memory: match (raw & MEMORY) >> MEMORY_SHIFT {
+                WRITE_BACK | WRITE_THROUGH | WRITE_PROTECTED => Memory::Normal,
+                WRITE_COMBINING => Memory::NonCacheable,
+                UNCACHEABLE if raw & IPAT == 0 => Memory::Device,
+                _ => Memory::DeviceStrict,
+            },
+            accessed: raw & A != 0,
+            dirty: raw & D != 0,
+            software: raw & SW_USER != 0,
+        }
+    }
+
+    #[inline(always)]
+    fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64 {
+        attribute_bits | hpa.0 | R | if level == 0 { 0 } else { BLOCK }
+    }
+
+    #[inline(always)]
+    fn attribute_bits(raw: u64, _level: u8) -> u64 {
+        raw & INHERITED
+    }
+
+    #[inline(always)]
+    fn leaf_address(raw: u64, level: u8) -> Hpa {
+        Hpa(raw & ADDRESS & !((1 << Self::shift(level)) - 1))
+    }
+
+    /// With all rights, which leaves restrict, and accessed, as it must be above an accessed leaf.
+    #[inline(always)]
+    fn table(hpa: Hpa) -> u64 {
+        hpa.0 | R | W | X | XU | A
+    }
+
+    #[inline(always)]
+    fn table_address(raw: u64) -> Hpa {
+        Hpa(raw & ADDRESS)
+    }
+
+    #[inline(always)]
+    fn frozen(hpa: Hpa) -> u64 {
+        hpa.0 | MARK
+    }
+
+    #[inline(always)]
+    fn retired(hpa: Hpa) -> u64 {
+        hpa.0 | MARK | RETIRED
+    }
+
+    #[inline(always)]
+    fn reserved(token: u64) -> u64 {
+        token << TOKEN_SHIFT | RESERVED
+    }
+
+    /// The dirty bit stays, and remembers.
+    #[inline(always)]
+    fn write_protected(raw: u64) -> u64 {
+        raw & !W
+    }
+
+    #[inline(always)]
+    fn execute_protected(raw: u64) -> u64 {
+        raw & !(X | XU)
+    }
+
+    #[inline(always)]
+    fn relaxed(&self, raw: u64, access: Access) -> u64 {
+        match access {
+            Access::Read => raw | A,
+            Access::Write => raw | A | W | D,
+            Access::Execute => raw | A | X | bit(self.split_execute, XU),
+        }
+    }
+
+    #[inline(always)]
+    fn cleaned(&self, raw: u64) -> u64 {
+        if self.accessed_dirty || raw & W == 0 { raw & !D } else { raw }
+    }
+
+    /// As in "level-4 entry", the PML4's.
+    fn level_name(level: u8) -> i8 {
+        level as i8 + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    const PRESENT: u64 = R | W | X | XU;
+    const TOKENS: [u64; 5] = [0, 1, 0x5555_5555_5555, 1 << 47, (1 << 48) - 1];
+    const FRAMES: [Hpa; 4] = [Hpa(0), Hpa(0x1000), Hpa(1 << 51), Hpa(ADDRESS)];
+
+    fn configurations() -> impl Iterator<Item = Ept1G> {
+        (0..8u8).map(|n| Ept1G {
+            accessed_dirty: n & 1 != 0,
+            split_execute: n & 2 != 0,
+            forced_write_back: n & 4 != 0,
+            output_bits: 52,
+        })
+    }
+
+    fn all_attributes() -> impl Iterator<Item = Attributes> {
+        let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
+        let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
+        (0..512usize).map(move |n| Attributes {
+            read: n & 1 != 0,
+            write: n & 2 != 0,
+            accessed: n & 4 != 0,
+            dirty: n & 8 != 0,
+            software: n & 16 != 0,
+            execute: executes[n >> 5 & 3],
+            memory: memories[n >> 7 & 3],
+        })
+    }
+
+    fn leaves(format: Ept1G, level: u8) -> impl Iterator<Item = u64> {
+        all_attributes()
+            .filter_map(move |attributes| format.encode(attributes).ok())
+            .map(move |bits| Ept1G::leaf(bits, level, Hpa(ADDRESS & !0u64 << Ept1G::shift(level))))
+    }
+
+    fn not_present() -> Vec<(u64, Kind)> {
+        let markers = FRAMES.iter().flat_map(|&frame| {
+            [(Ept1G::frozen(frame), Kind::Frozen), (Ept1G::retired(frame), Kind::Retired)]
+        });
+        let reserved = TOKENS.iter().map(|&token| (Ept1G::reserved(token), Kind::Reserved));
+        markers.chain(reserved).chain([(0, Kind::Empty)]).collect()
+    }
+
+    #[test]
+    fn the_root_is_the_pml4_of_which_the_width_selects_slots() {
+        let of = |bits| Ept1G::default().geometry(bits).map(|g| (g.root_level, g.root_slots));
+        for (bits, slots) in [(12, 1), (32, 1), (39, 1), (40, 2), (46, 128), (48, 512)] {
+            assert_eq!(of(bits), Ok((3, slots)), "{bits} bits");
+        }
+        for bits in [0, 11, 49, 57, 64] {
+            let error = of(bits).unwrap_err();
+            assert_eq!((error.min, error.max), (12, 48));
+        }
+    }
+
+    #[test]
+    fn a_cpu_with_fewer_physical_address_bits_takes_no_wider_guest() {
+        let client = Ept1G { output_bits: 39, ..Default::default() };
+        assert_eq!(client.geometry(40).unwrap_err().max, 39);
+        assert!(client.geometry(39).is_ok());
+        assert_eq!(Ept1G { output_bits: 64, ..client }.output_bits(), 52);
+    }
+
+    #[test]
+    fn without_1g_blocks_a_leaf_of_1g_is_none() {
+        let raw = Ept1G::leaf(Ept1G::default().encode(Attributes::RAM).unwrap(), 2, Hpa(1 << 30));
+        assert_eq!(Ept1G::kind(raw, 2), Kind::Leaf);
+        assert_eq!(Ept2M::kind(raw, 2), Kind::Frozen);
+        assert_eq!(Ept2M::level_of(crate::PageSize::SIZE_1G).ok(), None);
+        assert_eq!(Ept2M::level_of(crate::PageSize::SIZE_2M), Ok(1));
+    }
+
+    #[test]
+    fn attributes_survive_encoding_in_every_combination_or_are_refused_for_a_reason() {
+        for format in configurations() {
+            for a in all_attributes() {
+                let split = matches!(a.execute, Execute::User | Execute::Kernel);
+                let expected = match () {
+                    () if !a.read => Err(AttributeError::NeedsRead),
+                    () if a.write && !a.dirty && !format.accessed_dirty => {
+                        Err(AttributeError::CleanNeedsHardwareDirty)
+                    }
+                    () if split && !format.split_execute => {
+                        Err(AttributeError::ExecuteNeedsSplitRights)
+                    }
+                    () => Ok(a),
+                };
+                assert_eq!(format.encode(a).map(|raw| format.decode(raw, 0)), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn attributes_and_address_of_a_leaf_come_back_at_every_level() {
+        for format in configurations() {
+            for (level, a) in (0..=2).flat_map(|level| all_attributes().map(move |a| (level, a))) {
+                let Ok(bits) = format.encode(a) else { continue };
+                let hpa = Hpa(ADDRESS & !0u64 << Ept1G::shift(level));
+                let raw = Ept1G::leaf(bits, level, hpa);
+                assert_eq!(Ept1G::leaf_address(raw, level), hpa);
+                assert_eq!(Ept1G::attribute_bits(raw, level), bits);
+                assert_eq!(Ept1G::attribute_bits(raw | MARK, level), bits);
+            }
+        }
+    }
+
+    #[test]
+    fn foreign_memory_types_decode_to_one_that_encodes() {
+        for format in configurations() {
+            for raw in (0..16u64).map(|n| R | n << MEMORY_SHIFT) {
+                let once = format.decode(raw, 0);
+                let twice = format.decode(format.encode(once).unwrap(), 0);
+                assert_eq!(once, twice);
+            }
+        }
+    }
+
+    #[test]
+    fn a_relaxed_leaf_is_as_one_mapped_for_that_access() {
+        for format in configurations() {
+            let ram = format.encode(Attributes::RAM).unwrap();
+            let old = Ept1G::write_protected(ram) & !(A | D);
+            assert_eq!(format.relaxed(old, Access::Write), ram);
+            let read = Attributes { write: false, dirty: false, ..Attributes::RAM };
+            assert_eq!(format.relaxed(old, Access::Read), format.encode(read).unwrap());
+            let data = Ept1G::execute_protected(ram) & !A;
+            assert_eq!(format.decode(data, 0).execute, Execute::None);
+            assert_eq!(format.relaxed(data, Access::Execute), ram);
+        }
+    }
+
+    #[test]
+    fn protection_keeps_everything_else_and_is_idempotent() {
+        for raw in configurations().flat_map(|format| leaves(format, 0)) {
+            let protected = Ept1G::write_protected(raw);
+            assert_eq!(protected | raw & Ept1G::WRITE, raw);
+            assert_eq!(protected & Ept1G::WRITE, 0);
+            assert_eq!(Ept1G::write_protected(protected), protected);
+            let protected = Ept1G::execute_protected(raw);
+            assert_eq!(protected | raw & (X | XU), raw);
+            assert_eq!(Ept1G::execute_protected(protected), protected);
+        }
+    }
+
+    #[test]
+    fn a_cleaned_leaf_is_dirty_only_where_nobody_would_mark_the_next_write() {
+        for format in configurations() {
+            for raw in leaves(format, 0) {
+                let (before, after) =
+                    (format.decode(raw, 0), format.decode(format.cleaned(raw), 0));
+                let dirty = before.dirty && before.write && !format.accessed_dirty;
+                assert_eq!(after, Attributes { dirty, ..before });
+            }
+        }
+    }
+
+    #[test]
+    fn every_value_is_of_its_kind_at_every_level_whatever_hardware_sets() {
+        let flips = [0, A, D, A | D];
+        for (flip, level) in flips.into_iter().flat_map(|flip| (0..=3).map(move |l| (flip, l))) {
+            for (raw, kind) in not_present() {
+                assert_eq!(Ept1G::kind(raw ^ flip, level), kind, "{raw:#x} ^ {flip:#x}");
+            }
+            for raw in configurations().flat_map(|format| leaves(format, level)) {
+                let above = level > Ept1G::LARGEST_LEAF;
+                let (kind, marked) =
+                    if above { (Kind::Frozen, Kind::Frozen) } else { (Kind::Leaf, Kind::Sealed) };
+                for changed in [raw, Ept1G::write_protected(raw), Ept1G::execute_protected(raw)] {
+                    assert_eq!(Ept1G::kind(changed ^ flip, level), kind);
+                    assert_eq!(Ept1G::kind(changed ^ flip | MARK, level), marked);
+                }
+            }
+            for table in FRAMES.map(Ept1G::table).into_iter().filter(|_| level > 0) {
+                for bits in [0, W, MARK, SW_RENEWED, SW_AGEING, W | MARK | SW_RENEWED | SW_AGEING] {
+                    assert_eq!(Ept1G::kind(table ^ flip ^ bits, level), Kind::Table);
+                    assert_eq!(Ept1G::table_address(table ^ flip ^ bits), Hpa(table & ADDRESS));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_marker_is_present_to_hardware_with_or_without_mode_based_execution() {
+        for (raw, kind) in not_present() {
+            assert_eq!(raw & PRESENT, 0, "{raw:#x}");
+            let marked = matches!(kind, Kind::Frozen | Kind::Retired);
+            assert_eq!(raw & MARK != 0, marked, "{raw:#x}");
+        }
+        for frame in FRAMES {
+            assert_eq!(Ept1G::table_address(Ept1G::frozen(frame)), frame);
+            assert_eq!(Ept1G::table_address(Ept1G::retired(frame)), frame);
+        }
+    }
+
+    #[test]
+    fn different_tokens_are_different_slots_and_none_is_empty() {
+        let raws = TOKENS.map(Ept1G::reserved);
+        for (i, &raw) in raws.iter().enumerate() {
+            assert_eq!((raw >> TOKEN_SHIFT, raw & MARK), (TOKENS[i], 0));
+            assert!(raw != 0 && !raws[..i].contains(&raw));
+        }
+    }
+
+    #[test]
+    fn a_run_is_all_tables_only_if_each_slot_is() {
+        let tables = [Ept1G::table(Hpa(0x1000)); RUN];
+        assert!(!Ept1G::all_tables(&tables, 0), "level 0 has none");
+        let mut others = not_present();
+        others.extend(leaves(Ept1G::default(), 1).map(|raw| (raw, Kind::Leaf)));
+        others.push((Ept1G::table(Hpa(0)) & !(A | W) | MARK, Kind::Table));
+        for (i, (raw, kind)) in (0..RUN).flat_map(|i| others.iter().map(move |other| (i, other))) {
+            let mut run = tables;
+            run[i] = *raw;
+            assert_eq!(Ept1G::all_tables(&run, 1), *kind == Kind::Table, "{raw:#x}");
+        }
+    }
+
+    #[test]
+    fn the_pointer_says_four_levels_through_the_cache() {
+        for (accessed_dirty, bits) in [(false, 0x1e), (true, 0x5e)] {
+            let format = Ept1G { accessed_dirty, ..Default::default() };
+            assert_eq!(format.eptp(Hpa(0x1234_5000)), 0x1234_5000 | bits);
+        }
+    }
+
+    #[test]
+    fn a_cpu_that_lacks_something_is_told_what() {
+        // As a client CPU answers.
+        let full = 0x0f01_0673_4141;
+        let format = Ept1G::from_capabilities(full, 46).unwrap();
+        assert_eq!((format.accessed_dirty, format.output_bits), (true, 46));
+        assert!(!Ept1G::from_capabilities(full & !(1 << 21), 36).unwrap().accessed_dirty);
+        assert!(Ept2M::from_capabilities(full & !(1 << 17), 36).is_ok());
+        for number in [6, 14, 16, 17, 20] {
+            let error = Ept1G::from_capabilities(full & !(1 << number), 46).unwrap_err();
+            assert_eq!(error.missing, 1 << number);
+            let text = std::format!("{error}");
+            assert!(text.contains(&std::format!("(bit {number} of")), "{text}");
+        }
+        assert!(Ept1G::from_capabilities(full & !(1 << 25), 46).is_ok(), "all contexts will do");
+        let error = Ept1G::from_capabilities(1 << 6, 46).unwrap_err();
+        let text = std::format!("{error}");
+        assert!(text.contains("write-back") && text.contains(", INVEPT (bit 20"), "{text}");
+    }
+}

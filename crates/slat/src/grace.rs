@@ -1,0 +1,160 @@
+//! Quiescence: when no software walker can still be in a table that was unlinked.
+//!
+//! # Protocol
+//! A thread that walks holds a seat. Entering, it writes the clock's reading into the seat; leaving,
+//! it writes that it is outside. Who unlinked tables advances the clock, and frees them once
+//! every seat is outside or shows a reading at least as late.
+//!
+//! Entering and looking are read-modify-writes of the seat, so one of them comes first. If entering
+//! does, the reclaimer sees the walker inside. If looking does, entering reads what it
+//! wrote, synchronises with it, and the walk finds the table unlinked. A reading as late as the
+//! reclaimer's was acquired from the clock after it was advanced, hence after the unlinking.
+//!
+//! No thread ever waits: what cannot be freed yet is freed later.
+
+use crate::platform::Platform;
+use crate::sync::{AtomicU64, Ordering};
+use core::fmt;
+
+/// Nobody's.
+const FREE: u64 = 0;
+/// Somebody's who is not walking.
+const OUTSIDE: u64 = 1;
+/// The clock's first reading.
+const START: u64 = 2;
+
+/// The place of one thread, on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct Seat(AtomicU64);
+
+macro_rules! constructors {
+    ($($const:ident)?) => {
+        impl Seat {
+            /// A free seat.
+            #[expect(clippy::new_without_default, reason = "a `const fn` beside no other use")]
+            pub $($const)? fn new() -> Self {
+                Self(AtomicU64::new(FREE))
+            }
+        }
+
+        impl<const SEATS: usize> Grace<[Seat; SEATS]> {
+            /// With room for so many threads at once.
+            pub $($const)? fn new(seats: [Seat; SEATS]) -> Self {
+                Self { clock: AtomicU64::new(START), seats }
+            }
+        }
+    };
+}
+#[cfg(not(loom))]
+constructors!(const);
+#[cfg(loom)]
+constructors!();
+
+/// Who is walking. A platform has one for all of its guests.
+///
+/// `&Grace<[Seat; N]>` is taken where `&Grace` is wanted.
+#[derive(Debug)]
+pub struct Grace<S: ?Sized = [Seat]> {
+    clock: AtomicU64,
+    seats: S,
+}
+
+impl Grace {
+    /// The reading from which on walkers cannot find what was unlinked before.
+    pub(crate) fn advance(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Whether all who entered before `reading` have left.
+    pub(crate) fn passed(&self, reading: u64) -> bool {
+        self.seats.iter().all(|seat| {
+            let inside = seat.0.fetch_add(0, Ordering::AcqRel);
+            inside <= OUTSIDE || inside >= reading
+        })
+    }
+}
+
+/// A thread's right to walk the tables of a platform's guests: a seat, taken once and kept.
+#[derive(Debug)]
+pub struct Member<'p, P: Platform> {
+    platform: &'p P,
+    seat: &'p Seat,
+}
+
+impl<'p, P: Platform> Member<'p, P> {
+    /// Takes a seat.
+    ///
+    /// # Errors
+    /// [`NoSeat`] if all are taken.
+    pub fn join(platform: &'p P) -> Result<Self, NoSeat> {
+        let seats = &platform.grace().seats;
+        let free = |seat: &&Seat| {
+            let taken = seat.0.compare_exchange(FREE, OUTSIDE, Ordering::AcqRel, Ordering::Relaxed);
+            taken.is_ok()
+        };
+        match seats.iter().find(free) {
+            Some(seat) => Ok(Self { platform, seat }),
+            None => Err(NoSeat { seats: seats.len() }),
+        }
+    }
+
+    /// Whether the seat is among those of `platform`.
+    #[inline(always)]
+    pub(crate) fn serves(&self, platform: &P) -> bool {
+        core::ptr::eq(self.platform, platform)
+    }
+
+    #[inline(always)]
+    pub(crate) fn enter(&mut self) -> Inside<'_> {
+        let clock = &self.platform.grace().clock;
+        self.seat.0.swap(clock.load(Ordering::Acquire), Ordering::AcqRel);
+        Inside { seat: self.seat, clock }
+    }
+}
+
+impl<P: Platform> Drop for Member<'_, P> {
+    fn drop(&mut self) {
+        self.seat.0.store(FREE, Ordering::Release);
+    }
+}
+
+/// A thread is walking.
+#[derive(Debug)]
+pub(crate) struct Inside<'m> {
+    seat: &'m Seat,
+    clock: &'m AtomicU64,
+}
+
+impl Inside<'_> {
+    /// Out and in again, at the cost of a store.
+    ///
+    /// The reading acquires the unlinking of all that it will let go; the store releases the walks
+    /// before it.
+    #[inline(always)]
+    pub fn refresh(&mut self) {
+        self.seat.0.store(self.clock.load(Ordering::Acquire), Ordering::Release);
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.seat.0.store(OUTSIDE, Ordering::Release);
+    }
+}
+
+/// All seats are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoSeat {
+    /// How many there are.
+    pub seats: usize,
+}
+
+impl fmt::Display for NoSeat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "all {} seats are taken; drop a member, or give the platform more", self.seats)
+    }
+}
+
+impl core::error::Error for NoSeat {}

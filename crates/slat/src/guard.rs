@@ -1,0 +1,140 @@
+//! A thread inside the tables: operations are its methods.
+
+use crate::counts::Counts;
+use crate::format::Format;
+use crate::grace::Inside;
+use crate::platform::Platform;
+use crate::shootdown::{Invalidation, Owed, Shootdown};
+use crate::tables::{Halted, Tables};
+use crate::walk::Tally;
+use core::fmt;
+use core::ops::Deref;
+
+/// A thread inside the tables of a guest.
+///
+/// While it is there, no table that it may meet is given back. Operations are methods of the guard;
+/// any number of threads work on one guest at once, each through its own. What they leave stale
+/// gathers in the guard until [`Guard::complete`]; a guard that is dropped first hands it to the
+/// guest, and the next that completes covers it.
+///
+/// A guard that is kept for long keeps unlinked tables: [`Guard::refresh`] lets them go.
+#[derive(Debug)]
+pub struct Guard<'t, 'p, F: Format, P: Platform> {
+    pub(crate) tables: &'t Tables<'p, F, P>,
+    inside: Option<Inside<'t>>,
+    pub(crate) counts: Counts,
+    pub(crate) owed: Owed,
+}
+
+impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
+    #[inline(always)]
+    pub(crate) fn new(tables: &'t Tables<'p, F, P>, inside: Option<Inside<'t>>) -> Self {
+        Self { tables, inside, counts: Counts::default(), owed: Owed::NOTHING }
+    }
+
+    /// Lets go of all tables seen so far, at the cost of a store: as leaving and entering again.
+    #[inline]
+    pub fn refresh(&mut self) {
+        if let Some(inside) = &mut self.inside {
+            inside.refresh();
+        }
+    }
+
+    /// Exact costs of what the guard's operations did since it was made.
+    pub const fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The invalidation that the guard's operations owe; `None` if they left nothing stale.
+    pub fn owed(&self) -> Option<Invalidation> {
+        self.tables.invalidation(&self.owed)
+    }
+
+    /// Executes what is owed and returns once it has completed on all CPUs.
+    pub fn complete(&mut self) {
+        self.tables.complete(core::mem::replace(&mut self.owed, Owed::NOTHING));
+    }
+
+    /// Takes what is owed, to be merged with that of other threads or completed later.
+    pub fn shootdown(&mut self) -> Shootdown<'t, 'p, F, P> {
+        Shootdown::new(self.tables, core::mem::replace(&mut self.owed, Owed::NOTHING))
+    }
+
+    /// Owes nothing any more: no CPU has the tables.
+    pub(crate) fn forgive(&mut self) {
+        self.owed = Owed::NOTHING;
+    }
+
+    /// A refusal before anything was done, or an early end.
+    #[cold]
+    pub(crate) fn halted<T, E>(at: crate::addr::Gpa, why: E) -> Result<T, Halted<E>> {
+        Err(Halted { at, why })
+    }
+}
+
+impl<'p, F: Format, P: Platform> Deref for Guard<'_, 'p, F, P> {
+    type Target = Tables<'p, F, P>;
+
+    fn deref(&self) -> &Self::Target {
+        self.tables
+    }
+}
+
+impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.tables.owe(self.owed);
+    }
+}
+
+/// What one operation did, to be added to the guard at its end.
+#[derive(Clone, Copy)]
+pub(crate) struct Done {
+    /// Bytes of guest memory whose leaves changed.
+    pub bytes: u64,
+    pub counts: Counts,
+    pub owed: Owed,
+}
+
+impl Done {
+    pub const NOTHING: Self = Self { bytes: 0, counts: Counts::NONE, owed: Owed::NOTHING };
+
+    /// Adds what a walk did to the slots of one table; `stale` if translations changed.
+    #[inline]
+    pub fn settle<F: Format>(&mut self, level: u8, tally: &Tally, stale: bool) {
+        self.counts.slots_read += tally.read;
+        if tally.changed != 0 {
+            self.counts.slots_written += tally.changed;
+            self.bytes += tally.changed << F::shift(level);
+            if stale {
+                self.owed.leaves(tally.start, tally.end, F::size(level));
+            }
+        }
+    }
+
+    pub fn merge(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.counts += other.counts;
+        self.owed.merge(other.owed);
+    }
+
+    /// Hands it to the guard; returns the bytes.
+    #[inline]
+    pub fn into<F: Format, P: Platform>(self, guard: &mut Guard<'_, '_, F, P>) -> u64 {
+        guard.counts += self.counts;
+        guard.owed.merge(self.owed);
+        self.bytes
+    }
+}
+
+/// A member of another platform's grace, or table pages of another platform.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Foreign;
+
+impl fmt::Display for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it belongs to another platform than these tables; join theirs")
+    }
+}
+
+impl core::error::Error for Foreign {}

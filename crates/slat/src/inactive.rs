@@ -1,0 +1,77 @@
+//! Tables that no CPU has loaded: plain stores serve.
+
+use crate::addr::{GpaRange, Hpa, PageSize};
+use crate::cache::TableCache;
+use crate::format::{Attributes, Format};
+use crate::guard::Guard;
+use crate::ops::{ChangeError, MapError, Plainly};
+use crate::platform::Platform;
+use crate::shootdown::Vmid;
+use crate::tables::{Halted, NewError, Tables};
+
+/// The second-stage tables of one guest while no CPU has them loaded, and no TLB or walk cache holds
+/// anything of them.
+///
+/// `&mut` excludes threads but not the MMU; this type excludes the MMU. Its own methods change slots
+/// by plain stores, at the speed of memory. All other operations are those of
+/// [`Inactive::guard`].
+#[derive(Debug)]
+pub struct Inactive<'p, F: Format, P: Platform>(pub(crate) Tables<'p, F, P>);
+
+impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
+    /// Empty tables for guest physical addresses of `address_bits`.
+    ///
+    /// # Errors
+    /// [`NewError::Geometry`] for a width that the format cannot have, [`NewError::OutOfFrames`]
+    /// if the platform has no frame for the root.
+    pub fn new(
+        format: F,
+        vmid: Vmid,
+        address_bits: u32,
+        platform: &'p P,
+    ) -> Result<Self, NewError> {
+        Tables::empty(format, vmid, address_bits, platform).map(Self)
+    }
+
+    /// The tables, ready to be loaded: all that was stored is visible to walkers.
+    pub fn activate(self) -> Tables<'p, F, P> {
+        self.0.platform.publish();
+        self.0
+    }
+
+    /// All operations, by atomic changes; what they owe is void.
+    pub fn guard(&mut self) -> Guard<'_, 'p, F, P> {
+        self.0.exclusive()
+    }
+
+    /// As [`Guard::map`].
+    ///
+    /// # Errors
+    /// Those of [`Guard::map`] but [`MapError::Contended`].
+    pub fn map(
+        &mut self,
+        range: GpaRange,
+        hpa: Hpa,
+        attributes: Attributes,
+        largest: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<u64, Halted<MapError>> {
+        self.guard().map_by::<Plainly>(range, hpa, attributes, largest, cache)
+    }
+
+    /// As [`Guard::write_protect`].
+    ///
+    /// # Errors
+    /// Those of [`Guard::write_protect`] but [`ChangeError::Contended`].
+    pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+        let mut guard = self.guard();
+        let result = guard.write_protect_by::<Plainly>(range);
+        guard.forgive();
+        result
+    }
+
+    /// Gives back every frame.
+    pub fn destroy(self) {
+        self.0.free_all();
+    }
+}

@@ -1,0 +1,354 @@
+//! Ageing: which pages were used, by their accessed bits; lock-free, by bitmap.
+//!
+//! A leaf is cleared by compare-and-swap. A page whose entry somebody else holds is *unanswered*, which
+//! is not the same as old. Nothing waits.
+//!
+//! # Non-leaf accessed bits
+//! Where hardware marks the tables that it walks through (x86), a table that is not accessed rules
+//! out all below it, with a proviso: a walk cache may hold the table, and hardware then marks a
+//! leaf below without marking the table again. *Invariant of an exact scan*: a table
+//! without its mark has no accessed leaf below, and no TLB or walk cache holds anything below.
+//!
+//! 1. Each marked table that the range covers is cleared, and noted as [`Format::AGEING`] in the same
+//!    exchange, from the top down.
+//! 2. One invalidation of the range completes: from here on a walk below such a table marks it.
+//! 3. The leaves below noted tables are cleared, and the notes.
+//!
+//! Software that makes a leaf accessed marks the tables above after it, the lowest first
+//! (`walk::touch`). What a hint leaves out is not looked at in step 3: a hint clears tables without
+//! an invalidation, breaks the invariant, and so makes the next exact scan look everywhere.
+
+use super::ChangeError;
+use super::pages::{or_bits, set_bits};
+use crate::addr::{Gpa, GpaRange, Levels};
+use crate::format::{Format, Kind, RUN};
+use crate::guard::{Done, Guard};
+use crate::platform::Platform;
+use crate::shootdown::Owed;
+use crate::sync::Ordering;
+use crate::table::Slot;
+use crate::tables::{Halted, Tables};
+use crate::walk::{Entry, Flow, Tally, Visitor};
+
+/// What an ageing scan does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ageing {
+    /// Clears the accessed bits that it finds; else it only tests.
+    pub clear: bool,
+    /// What it need not look at.
+    pub skip: Skip,
+    /// Invalidates at its end: without, a page that a TLB holds may be in use and never be young
+    /// again until the TLB forgets it by itself. Linux does without.
+    pub fresh: bool,
+}
+
+impl Ageing {
+    /// Tests and clears every leaf, as Linux does.
+    pub const LEAVES: Self = Self { clear: true, skip: Skip::Nothing, fresh: false };
+}
+
+/// How far non-leaf accessed bits are trusted, on formats that have them; elsewhere all three are
+/// [`Skip::Nothing`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Skip {
+    /// Looks at every leaf.
+    Nothing,
+    /// Leaves out what is below a table that is not accessed. A page there may have been used all
+    /// the same, through a walk cache: a hint.
+    Hint,
+    /// Leaves it out where nothing below can have been used: costs one invalidation, executed
+    /// inside before leaves are read. One scan at a time has the benefit; another beside it looks at
+    /// every leaf.
+    Exact,
+}
+
+/// The answer, a bit a page: bit 0 is the first page of the range. Bits are added, none is removed.
+#[derive(Debug)]
+pub struct Ages<'b> {
+    /// Pages that were used since they were last cleared; of a block, all pages.
+    pub young: &'b mut [u64],
+    /// Pages about which nothing can be said: somebody is changing their entry.
+    pub unanswered: &'b mut [u64],
+}
+
+/// How many bits a scan added.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Aged {
+    /// To [`Ages::young`].
+    pub young: u64,
+    /// To [`Ages::unanswered`].
+    pub unanswered: u64,
+}
+
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+    /// Finds out which pages of `range` are young, and, if asked, makes them old.
+    ///
+    /// # Errors
+    /// [`ChangeError::Range`], and [`ChangeError::Bitmap`] if one of the two is too short: nothing is
+    /// done.
+    pub fn age(
+        &mut self,
+        range: GpaRange,
+        ages: &mut Ages<'_>,
+        how: Ageing,
+    ) -> Result<Aged, Halted<ChangeError>> {
+        let tables = self.tables;
+        let shorter = ages.young.len().min(ages.unanswered.len());
+        let refusal = tables.check(&range).map_err(ChangeError::Range);
+        if let Err(why) = refusal.and(tables.check_bitmap(&range, shorter)) {
+            return Self::halted(range.start(), why);
+        }
+        let mut scan = Scan { range, ages, aged: Aged::default(), done: Done::NOTHING };
+        let skip = if F::TABLE_ACCESSED == 0 { Skip::Nothing } else { how.skip };
+        match (how.clear, skip) {
+            (false, Skip::Nothing) => scan.run::<F, P, false, ALL>(tables),
+            (false, Skip::Exact) if tables.hinted.load(Ordering::Acquire) != 0 => {
+                scan.run::<F, P, false, ALL>(tables);
+            }
+            (false, _) => scan.run::<F, P, false, MARKED>(tables),
+            (true, Skip::Nothing) => scan.run::<F, P, true, ALL>(tables),
+            (true, Skip::Hint) => {
+                // Before the first table is cleared.
+                tables.hinted.fetch_add(1, Ordering::AcqRel);
+                scan.run::<F, P, true, HINT>(tables);
+            }
+            (true, Skip::Exact) => {
+                if tables.ageing.swap(1, Ordering::AcqRel) == 0 {
+                    scan.exact(tables);
+                    tables.ageing.store(0, Ordering::Release);
+                } else {
+                    scan.run::<F, P, true, ALL>(tables);
+                }
+            }
+        }
+        let Scan { aged, mut done, .. } = scan;
+        if how.fresh && aged.young != 0 {
+            let mut stale = Owed::NOTHING;
+            stale.leaves(range.start().0, range.end().0, F::size(0));
+            stale.leaves(range.start().0, range.end().0, F::size(1));
+            tables.complete(stale);
+            done.counts.invalidations += 1;
+        }
+        done.into(self);
+        Ok(aged)
+    }
+}
+
+/// Which tables a scan of leaves descends into: all; those marked accessed; the same, clearing them;
+/// those noted by an exact scan, or marked since.
+const ALL: u8 = 0;
+const MARKED: u8 = 1;
+const HINT: u8 = 2;
+const NOTED: u8 = 3;
+
+struct Scan<'a, 'b> {
+    range: GpaRange,
+    ages: &'a mut Ages<'b>,
+    aged: Aged,
+    done: Done,
+}
+
+impl Scan<'_, '_> {
+    fn run<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>(
+        &mut self,
+        tables: &Tables<'_, F, P>,
+    ) {
+        let (mut from, end) = (self.range.start().0, self.range.end().0);
+        while from < end {
+            let mut visitor = Leaves::<CLEAR, TABLES> { scan: self };
+            match tables.walk(from, end, &mut visitor) {
+                Ok(()) => return,
+                // Lost too often: the page stays without an answer.
+                Err(Gpa(at)) => {
+                    let page = 1 << F::PAGE_SHIFT;
+                    self.unanswered::<F>(at & !(page - 1), (at & !(page - 1)) + page);
+                    from = (at & !(page - 1)) + page;
+                }
+            }
+        }
+    }
+
+    fn exact<F: Format, P: Platform>(&mut self, tables: &Tables<'_, F, P>) {
+        let (start, end) = (self.range.start().0, self.range.end().0);
+        let all = start == 0 && end >> tables.geometry().address_bits != 0;
+        let hints = tables.hinted.load(Ordering::Acquire);
+        let mut note = Note { doubt: hints != 0, noted: false, done: Done::NOTHING };
+        let result = tables.walk(start, end, &mut note);
+        self.done.merge(note.done);
+        if result.is_err() {
+            // A table slot that never stood still: it may not be noted, so nothing is ruled out.
+            tables.hinted.fetch_add(1, Ordering::AcqRel);
+        }
+        if note.noted {
+            let mut stale = Owed::NOTHING;
+            stale.table(start, end);
+            tables.complete(stale);
+            self.done.counts.invalidations += 1;
+        }
+        if all && note.doubt && result.is_ok() {
+            // Hints since then keep the doubt.
+            let _ = tables.hinted.compare_exchange(hints, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        if result.is_ok() {
+            self.run::<F, P, true, NOTED>(tables);
+        } else {
+            self.run::<F, P, true, ALL>(tables);
+        }
+    }
+
+    fn page<F: Format>(&self, at: u64) -> usize {
+        (at - self.range.start().0) as usize >> F::PAGE_SHIFT
+    }
+
+    fn unanswered<F: Format>(&mut self, start: u64, end: u64) {
+        let (first, end) = (self.page::<F>(start), self.page::<F>(end));
+        self.aged.unanswered += set_bits(self.ages.unanswered, first, end - first);
+    }
+
+    fn young<F: Format>(&mut self, start: u64, end: u64) {
+        let (first, end) = (self.page::<F>(start), self.page::<F>(end));
+        self.aged.young += set_bits(self.ages.young, first, end - first);
+    }
+}
+
+/// Reads, and clears, the accessed bits of leaves.
+struct Leaves<'s, 'a, 'b, const CLEAR: bool, const TABLES: u8> {
+    scan: &'s mut Scan<'a, 'b>,
+}
+
+impl<'t, F: Format, const CLEAR: bool, const TABLES: u8> Visitor<'t, F>
+    for Leaves<'_, '_, '_, CLEAR, TABLES>
+{
+    const LEVELS: Levels = Levels::ALL;
+    const QUIET: Option<u64> = Some(F::ACCESSED);
+
+    #[inline(always)]
+    fn visit(&mut self, _level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if kind != Kind::Leaf || entry.raw & F::ACCESSED == 0 {
+            return Flow::Next;
+        }
+        if CLEAR {
+            if entry.slot.exchange(entry.raw, entry.raw & !F::ACCESSED).is_err() {
+                return Flow::Again;
+            }
+            tally.change(&entry);
+        }
+        self.scan.young::<F>(entry.start, entry.end);
+        Flow::Next
+    }
+
+    /// As `visit`, with one update of the bitmap.
+    #[inline(always)]
+    fn visit_run(
+        &mut self,
+        run: &'t [Slot; RUN],
+        raws: &[u64; RUN],
+        at: u64,
+        tally: &mut Tally,
+    ) -> usize {
+        let mut mask = 0u64;
+        let mut passed = RUN;
+        for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
+            if F::kind(raw, 0) != Kind::Leaf || raw & F::ACCESSED == 0 {
+                continue;
+            }
+            if CLEAR {
+                if slot.exchange(raw, raw & !F::ACCESSED).is_err() {
+                    passed = index;
+                    break;
+                }
+                let start = at + ((index as u64) << F::PAGE_SHIFT);
+                tally.change(&Entry { slot, raw, start, end: start + (1 << F::PAGE_SHIFT) });
+            }
+            mask |= 1 << index;
+        }
+        let first = self.scan.page::<F>(at);
+        self.scan.aged.young += or_bits(self.scan.ages.young, first, mask);
+        passed
+    }
+
+    #[inline]
+    fn held(&mut self, _level: u8, entry: &Entry<'t>) -> Flow {
+        self.scan.unanswered::<F>(entry.start, entry.end);
+        Flow::Next
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, _: &'t [Slot]) -> Option<Flow> {
+        let raw = entry.raw;
+        match TABLES {
+            MARKED if raw & F::TABLE_ACCESSED == 0 => Some(Flow::Next),
+            HINT if raw & F::TABLE_ACCESSED == 0 => Some(Flow::Next),
+            HINT if entry.whole::<F>(level) => {
+                let cleared = entry.slot.exchange(raw, raw & !F::TABLE_ACCESSED);
+                cleared.err().map(|_| Flow::Again)
+            }
+            NOTED if !entry.whole::<F>(level) => None,
+            NOTED if raw & (F::AGEING | F::TABLE_ACCESSED) == 0 => Some(Flow::Next),
+            NOTED if raw & F::AGEING != 0 => {
+                let cleared = entry.slot.exchange(raw, raw & !F::AGEING);
+                cleared.err().map(|_| Flow::Again)
+            }
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn settle(&mut self, level: u8, tally: Tally) {
+        self.scan.done.settle::<F>(level, &tally, false);
+    }
+}
+
+/// Clears the tables that are marked accessed, and notes them.
+struct Note {
+    /// Unmarked tables prove nothing.
+    doubt: bool,
+    noted: bool,
+    done: Done,
+}
+
+impl<'t, F: Format> Visitor<'t, F> for Note {
+    const LEVELS: Levels = Levels::above(0);
+    const TABLES: bool = true;
+    const TABLES_QUIET: Option<u64> = Some(F::TABLE_ACCESSED | F::AGEING);
+
+    #[inline(always)]
+    fn visit(&mut self, _: u8, _: Kind, _: Entry<'t>, _: &mut Tally) -> Flow {
+        Flow::Next
+    }
+
+    #[inline(always)]
+    fn held(&mut self, _: u8, _: &Entry<'t>) -> Flow {
+        Flow::Next
+    }
+
+    #[inline(always)]
+    fn quiet(&self) -> bool {
+        !self.doubt
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, _: &'t [Slot]) -> Option<Flow> {
+        let raw = entry.raw;
+        if !entry.whole::<F>(level) {
+            return None;
+        }
+        if !self.doubt && raw & (F::TABLE_ACCESSED | F::AGEING) == 0 {
+            return Some(Flow::Next);
+        }
+        let noted = raw & !F::TABLE_ACCESSED | F::AGEING;
+        if noted != raw {
+            if entry.slot.exchange(raw, noted).is_err() {
+                return Some(Flow::Again);
+            }
+            self.done.counts.slots_written += 1;
+        }
+        self.noted = true;
+        None
+    }
+
+    #[inline]
+    fn settle(&mut self, _level: u8, tally: Tally) {
+        self.done.counts.slots_read += tally.read;
+    }
+}

@@ -1,0 +1,235 @@
+//! Collapse: a table whose leaves continue each other becomes one block, in place.
+//!
+//! # Protocol
+//! 1. Each child is sealed by compare-and-swap: it stays valid, hardware goes on setting accessed and
+//!    dirty, other software waits. Agreement is decided on the sealed values: a child that was
+//!    unmapped or protected meanwhile is seen, and all seals are taken back.
+//! 2. The parent's slot changes from the link to the block, sealed as well; or, where the CPU demands
+//!    a break, to a frozen marker.
+//! 3. The invalidation of the leaves and of walk caches completes. Until then a vCPU may be in the
+//!    table, and set bits there.
+//! 4. The children are swapped for retired markers; what hardware has set in them goes into the
+//!    block, whose seal goes with the same compare-and-swap, or which takes the marker's place.
+//! 5. The table is retired; it is given back once no walker can be in it.
+//!
+//! Between the first seal and the last release nothing is allocated and nobody is called but the
+//! invalidation; a table's slots and one more are held.
+
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
+use crate::format::{Format, Kind};
+use crate::guard::{Done, Guard};
+use crate::platform::Platform;
+use crate::shootdown::Owed;
+use crate::sync::relax;
+use crate::table::Slot;
+use crate::tables::{Halted, Tables};
+use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
+
+use super::split::SplitError;
+
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+    /// Turns tables in `range`, where it covers them, back into blocks of at most `to`; returns
+    /// the bytes of the blocks.
+    ///
+    /// A table becomes a block if all its leaves are there, continue each other's memory from an
+    /// aligned address, and agree in rights, memory type and the user's bit; others are left as
+    /// they are. The block is accessed, or dirty, if one of the leaves is. Translation stays as it
+    /// is at every moment, except that a CPU that demands break-before-make faults while a block
+    /// stands broken. Each block costs an invalidation, executed inside.
+    ///
+    /// # Errors
+    /// Nothing is done on [`SplitError::Range`] and [`SplitError::LeafSize`]. On
+    /// [`SplitError::Contended`] somebody held an entry of the table at that address for too long;
+    /// what could be done before and behind it is done.
+    pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Halted<SplitError>> {
+        let tables = self.tables;
+        let to = match tables.check(&range) {
+            Ok(()) => F::level_of(to).map_err(SplitError::LeafSize),
+            Err(error) => Err(SplitError::Range(error)),
+        };
+        let to = match to {
+            Ok(to) => to,
+            Err(why) => return Self::halted(range.start(), why),
+        };
+        let mut visitor = Collapse { tables, to, done: Done::NOTHING, contended: None };
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let Collapse { done, contended, .. } = visitor;
+        let bytes = done.into(self);
+        match (contended, result) {
+            (Some(at), _) => Self::halted(Gpa(at), SplitError::Contended),
+            (None, Err(at)) => Self::halted(at, SplitError::Contended),
+            (None, Ok(())) => Ok(bytes),
+        }
+    }
+}
+
+struct Collapse<'t, 'p, F: Format, P: Platform> {
+    tables: &'t Tables<'p, F, P>,
+    to: u8,
+    done: Done,
+    /// The first table that could not be looked at.
+    contended: Option<u64>,
+}
+
+/// Why a table does not become a block.
+enum Unfit {
+    /// Its leaves do not agree.
+    Differs,
+    /// Somebody else holds one of them.
+    Held,
+}
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Collapse<'_, '_, F, P> {
+    const LEVELS: Levels = Levels::above(0);
+    const TABLES: bool = true;
+
+    #[inline(always)]
+    fn visit(&mut self, _: u8, _: Kind, _: Entry<'t>, _: &mut Tally) -> Flow {
+        Flow::Next
+    }
+
+    #[inline(always)]
+    fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Slot]) {
+        if level > self.to || level > F::LARGEST_LEAF || !entry.whole::<F>(level) {
+            return;
+        }
+        match self.table(level, &entry, children) {
+            Err(Unfit::Held) => _ = self.contended.get_or_insert(entry.start),
+            Ok(()) | Err(Unfit::Differs) => {}
+        }
+    }
+
+    #[inline]
+    fn settle(&mut self, _level: u8, tally: Tally) {
+        self.done.counts.slots_read += tally.read;
+    }
+}
+
+impl<F: Format, P: Platform> Collapse<'_, '_, F, P> {
+    fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Slot]) -> Result<(), Unfit> {
+        // Looked at first without touching: most tables that do not fit show it at once.
+        let first = children[0].load();
+        self.done.counts.slots_read += 1;
+        if F::kind(first, level - 1) != Kind::Leaf || !continues::<F>(first, first, level, 0) {
+            return Err(Unfit::Differs);
+        }
+        for (index, child) in children.iter().enumerate().skip(1) {
+            let raw = child.load();
+            self.done.counts.slots_read += 1;
+            if F::kind(raw, level - 1) == Kind::Leaf && !continues::<F>(first, raw, level, index)
+                || matches!(F::kind(raw, level - 1), Kind::Empty | Kind::Table)
+            {
+                return Err(Unfit::Differs);
+            }
+        }
+        let result = self.sealed(level, entry, children);
+        if let Err((sealed, _)) = result {
+            for child in &children[..sealed] {
+                let _ = child.update(|raw| Some(raw & !F::MARK));
+            }
+        }
+        result.map_err(|(_, unfit)| unfit)
+    }
+
+    /// Seals and replaces; an error says how many seals are to be taken back.
+    fn sealed(
+        &mut self,
+        level: u8,
+        entry: &Entry<'_>,
+        children: &[Slot],
+    ) -> Result<(), (usize, Unfit)> {
+        let mut first = 0;
+        let mut status = 0;
+        for (index, child) in children.iter().enumerate() {
+            let raw = seal::<F>(child, level - 1).map_err(|unfit| (index, unfit))?;
+            first = if index == 0 { raw } else { first };
+            if !continues::<F>(first, raw, level, index) {
+                return Err((index + 1, Unfit::Differs));
+            }
+            status |= raw & F::STATUS;
+        }
+        self.done.counts.slots_written += 2 * children.len() as u64 + 2;
+        let table = F::table_address(entry.raw);
+        let breaks = self.tables.platform.break_before_make().breaks_size_change();
+        let block = |status: u64| {
+            let bits = F::attribute_bits(first, level - 1) | status;
+            F::leaf(bits, level, F::leaf_address(first, level - 1))
+        };
+        // What stands in the parent's slot while hardware may be in the table.
+        let interim = |raw: u64| {
+            if breaks {
+                return F::frozen(table);
+            }
+            let block = block(status);
+            let writable = raw & F::TABLE_WRITE == F::TABLE_WRITE;
+            F::MARK | if writable { block } else { F::write_protected(block) }
+        };
+        let link = entry.slot.update(|raw| {
+            let free = links::<F>(raw, level, entry.raw) && raw & F::MARK == 0;
+            free.then(|| interim(raw))
+        });
+        let link = link.map_err(|_| (children.len(), Unfit::Held))?;
+
+        let mut stale = Owed::NOTHING;
+        stale.table(entry.start, entry.end);
+        if let Some(what) = self.tables.invalidation(&stale) {
+            self.tables.platform.invalidate(&what);
+        }
+        self.done.counts.invalidations += 1;
+        self.done.counts.broken += u64::from(breaks);
+        let retired = F::retired(Hpa(0));
+        let status = children.iter().fold(0, |status, child| {
+            // Never refused: no other software changes a sealed leaf.
+            status | child.update(|_| Some(retired)).unwrap_or(0) & F::STATUS
+        });
+        if breaks {
+            let writable = link & F::TABLE_WRITE == F::TABLE_WRITE;
+            let block = block(status);
+            let block = if writable { block } else { F::write_protected(block) };
+            entry.slot.release(F::frozen(table), block);
+        } else {
+            let merged = if link & F::TABLE_WRITE == F::TABLE_WRITE {
+                status
+            } else {
+                F::write_protected(block(status)) & F::STATUS
+            };
+            let _ = entry.slot.update(|raw| Some((raw | merged) & !F::MARK));
+        }
+        self.tables.platform.publish();
+        self.tables.retire(table, &children[0]);
+        self.done.bytes += entry.end - entry.start;
+        Ok(())
+    }
+}
+
+/// Seals a leaf, and returns it as it was.
+fn seal<F: Format>(slot: &Slot, level: u8) -> Result<u64, Unfit> {
+    for _ in 0..PATIENCE {
+        let raw = slot.load();
+        match F::kind(raw, level) {
+            Kind::Leaf => {
+                if slot.exchange(raw, raw | F::MARK).is_ok() {
+                    return Ok(raw);
+                }
+            }
+            Kind::Frozen | Kind::Sealed => relax(),
+            // Retired: by another collapse, which has done the work, or by an unmap.
+            Kind::Empty | Kind::Reserved | Kind::Table | Kind::Retired => {
+                return Err(Unfit::Differs);
+            }
+        }
+    }
+    Err(Unfit::Held)
+}
+
+/// Whether `raw`, child `index` of a table linked at `level`, belongs into the block that begins
+/// with `first`.
+fn continues<F: Format>(first: u64, raw: u64, level: u8, index: usize) -> bool {
+    let base = F::leaf_address(first, level - 1).0;
+    let bits = |raw| F::attribute_bits(raw, level - 1) & !F::STATUS;
+    base & ((1 << F::shift(level)) - 1) == 0
+        && F::leaf_address(raw, level - 1).0 == base + ((index as u64) << F::shift(level - 1))
+        && bits(raw) == bits(first)
+        // The right to write may be a bit that also tells the dirty state.
+        && (raw & F::WRITE == 0) == (first & F::WRITE == 0)
+}

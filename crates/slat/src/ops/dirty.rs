@@ -1,0 +1,168 @@
+//! Dirty state that hardware sets: harvested into a bitmap, or cleaned.
+//!
+//! A clean leaf keeps the right to write; hardware marks the next write. But a TLB may hold the leaf as
+//! writable and dirty, and then marks nothing: a page is clean, and its dirty bit worth anything, only
+//! once the invalidation after the change has completed. So a harvest completes it before it
+//! returns.
+
+use super::pages::{or_bits, set_bits};
+use super::rights::Rule;
+use super::{Atomically, ChangeError, Pages};
+use crate::addr::{Gpa, GpaRange, Levels};
+use crate::format::{Format, Kind, RUN};
+use crate::guard::{Done, Guard};
+use crate::platform::Platform;
+use crate::shootdown::Owed;
+use crate::table::Slot;
+use crate::tables::Halted;
+use crate::walk::{Entry, Flow, Tally, Visitor};
+
+struct Clean<F>(F);
+impl<F: Format> Rule<F> for Clean<F> {
+    const QUIET: u64 = F::DIRTY;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        self.0.cleaned(raw)
+    }
+}
+
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+    /// Moves the dirty state of `range` into `bitmap`: bit 0 is the first page of the range. Bits are
+    /// added, none is removed; a block is dirty as a whole. Returns the pages that are dirty and were
+    /// not in the bitmap.
+    ///
+    /// A leaf that the guest may write without hardware marking it stays dirty, and is reported each
+    /// time. When this returns, what the bitmap does not name was not written since the last
+    /// harvest, and every later write will be in the next: the invalidation is executed inside.
+    ///
+    /// # Errors
+    /// Nothing is done on [`ChangeError::Range`], [`ChangeError::Bitmap`], and on
+    /// [`ChangeError::CutsBlock`] unless the block appeared meanwhile. [`ChangeError::Contended`]
+    /// leaves everything harvested that precedes the address where it stopped. What was
+    /// harvested is in the bitmap in every case.
+    pub fn harvest(
+        &mut self,
+        range: GpaRange,
+        bitmap: &mut [u64],
+    ) -> Result<u64, Halted<ChangeError>> {
+        let tables = self.tables;
+        let refusal = tables.check_bitmap(&range, bitmap.len());
+        if let Err(why) = refusal.and(tables.check_change(&range)) {
+            return Self::halted(range.start(), why);
+        }
+        let mut visitor = Harvest {
+            format: tables.format,
+            start: range.start().0,
+            bitmap,
+            pages: 0,
+            done: Done::NOTHING,
+            why: ChangeError::Contended,
+        };
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let Harvest { pages, mut done, why, .. } = visitor;
+        let owed = core::mem::replace(&mut done.owed, Owed::NOTHING);
+        if !owed.is_nothing() {
+            tables.complete(owed);
+            done.counts.invalidations += 1;
+        }
+        done.into(self);
+        match result {
+            Ok(()) => Ok(pages),
+            Err(Gpa(at)) => Self::halted(Gpa(at), why),
+        }
+    }
+
+    /// Clears the dirty state of `range`, for a caller who has it already; returns the bytes that
+    /// changed.
+    ///
+    /// The pages are clean only after [`Guard::complete`]; copy them after it. A leaf that the
+    /// guest may write without hardware marking it stays dirty.
+    ///
+    /// # Errors
+    /// Those of [`Guard::write_protect`].
+    pub fn clean(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+        let format = self.tables.format;
+        self.rewrite::<Atomically, _>(range, Clean(format))
+    }
+
+    /// [`Guard::clean`] of exactly the pages that a bitmap names.
+    ///
+    /// # Errors
+    /// Those of [`Guard::clean`], at the first page concerned.
+    pub fn clean_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
+        pages.each::<F, _>(|range| self.clean(range))
+    }
+}
+
+struct Harvest<'b, F> {
+    format: F,
+    start: u64,
+    bitmap: &'b mut [u64],
+    pages: u64,
+    done: Done,
+    why: ChangeError,
+}
+
+impl<'t, F: Format> Visitor<'t, F> for Harvest<'_, F> {
+    const LEVELS: Levels = Levels::ALL;
+    const QUIET: Option<u64> = Some(F::DIRTY);
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if kind != Kind::Leaf || entry.raw & F::DIRTY == 0 {
+            return Flow::Next;
+        }
+        if level > 0 && !entry.whole::<F>(level) {
+            self.why = ChangeError::CutsBlock { size: F::size(level) };
+            return Flow::Stop;
+        }
+        let cleaned = self.format.cleaned(entry.raw);
+        if cleaned != entry.raw {
+            if entry.slot.exchange(entry.raw, cleaned).is_err() {
+                return Flow::Again;
+            }
+            tally.change(&entry);
+        }
+        let page = |at: u64| (at - self.start) as usize >> F::PAGE_SHIFT;
+        let (first, end) = (page(entry.start), page(entry.end));
+        self.pages += set_bits(self.bitmap, first, end - first);
+        Flow::Next
+    }
+
+    /// As `visit`, with one update of the bitmap.
+    #[inline(always)]
+    fn visit_run(
+        &mut self,
+        run: &'t [Slot; RUN],
+        raws: &[u64; RUN],
+        at: u64,
+        tally: &mut Tally,
+    ) -> usize {
+        let mut mask = 0u64;
+        let mut passed = RUN;
+        for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
+            if F::kind(raw, 0) != Kind::Leaf || raw & F::DIRTY == 0 {
+                continue;
+            }
+            let cleaned = self.format.cleaned(raw);
+            if cleaned != raw {
+                if slot.exchange(raw, cleaned).is_err() {
+                    passed = index;
+                    break;
+                }
+                let start = at + ((index as u64) << F::PAGE_SHIFT);
+                tally.change(&Entry { slot, raw, start, end: start + (1 << F::PAGE_SHIFT) });
+            }
+            mask |= 1 << index;
+        }
+        let first = (at - self.start) as usize >> F::PAGE_SHIFT;
+        self.pages += or_bits(self.bitmap, first, mask);
+        passed
+    }
+
+    #[inline]
+    fn settle(&mut self, level: u8, tally: Tally) {
+        self.done.settle::<F>(level, &tally, true);
+    }
+}

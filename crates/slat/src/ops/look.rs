@@ -1,0 +1,218 @@
+//! Looking without touching: translate, iterate, dump, and flush of what is mapped.
+
+use super::ChangeError;
+use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
+use crate::format::{Attributes, Execute, Format, Kind, Memory};
+use crate::guard::Guard;
+use crate::platform::{Maintenance, Platform};
+use crate::tables::{Contended, Halted, Tables, Translation};
+use core::fmt;
+
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+    /// What `gpa` translates to; `None` if nothing is mapped there.
+    ///
+    /// # Errors
+    /// [`Contended`] if the entry stands frozen: it may be about to appear or to vanish.
+    #[inline]
+    pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+        if gpa.0 >> self.tables.geometry().address_bits != 0 {
+            return Ok(None);
+        }
+        let (raw, level, above) = self.tables.lookup(gpa.0);
+        match F::kind(raw, level) {
+            Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
+            Kind::Leaf | Kind::Sealed => {
+                let leaf = self.tables.leaf(raw, level, above, gpa.0);
+                Ok(Some(Translation {
+                    hpa: Hpa(leaf.hpa.0 + (gpa.0 - leaf.gpa.0)),
+                    size: leaf.size,
+                    attributes: leaf.attributes,
+                }))
+            }
+            Kind::Empty | Kind::Reserved | Kind::Table => Ok(None),
+        }
+    }
+
+    /// The descriptor that `gpa` ends at, and the size of the part of the address space that its
+    /// slot covers. For comparison with other implementations.
+    pub fn descriptor(&self, gpa: Gpa) -> Option<(u64, PageSize)> {
+        if gpa.0 >> self.tables.geometry().address_bits != 0 {
+            return None;
+        }
+        let (raw, level, _) = self.tables.lookup(gpa.0);
+        Some((raw, F::size(level)))
+    }
+
+    /// The leaves that overlap `range`, in ascending order, each as it is when it is met.
+    ///
+    /// # Errors
+    /// [`ChangeError::Range`]. An item is [`Contended`] where an entry stands frozen.
+    pub fn leaves(&self, range: GpaRange) -> Result<Leaves<'_, '_, F, P>, ChangeError> {
+        self.tables.check(&range).map_err(ChangeError::Range)?;
+        Ok(Leaves { tables: self.tables, at: range.start().0, end: range.end().0 })
+    }
+
+    /// Makes the guest's memory in `range` coherent: of all cacheable leaves that are mapped, as far
+    /// as they lie in the range. Returns the bytes. For a guest that used the memory past the caches,
+    /// or whose memory somebody else is to read past them.
+    ///
+    /// # Errors
+    /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry: everything before it is
+    /// done.
+    pub fn flush(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+        let leaves = match self.leaves(range) {
+            Ok(leaves) => leaves,
+            Err(why) => return Self::halted(range.start(), why),
+        };
+        let mut flushed = 0;
+        for leaf in leaves {
+            let leaf = match leaf {
+                Ok(leaf) => leaf,
+                Err(Contended { at }) => return Self::halted(at, ChangeError::Contended),
+            };
+            if leaf.attributes.memory != Memory::Normal {
+                continue;
+            }
+            let start = leaf.gpa.0.max(range.start().0);
+            let end = (leaf.gpa.0 + leaf.size.bytes()).min(range.end().0);
+            let hpa = Hpa(leaf.hpa.0 + (start - leaf.gpa.0));
+            self.tables.platform.maintain(hpa, end - start, Maintenance::Data);
+            flushed += end - start;
+        }
+        Ok(flushed)
+    }
+
+    /// The tables as text: a line for each run of neighbouring leaves that continue each other.
+    pub const fn dump(&self) -> Dump<'_, '_, F, P> {
+        Dump { tables: self.tables }
+    }
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    fn leaf(&self, raw: u64, level: u8, above: u64, gpa: u64) -> Leaf {
+        let size = F::size(level);
+        let mut attributes = self.format.decode(raw, level);
+        attributes.write &= above & F::TABLE_WRITE == F::TABLE_WRITE;
+        Leaf {
+            gpa: Gpa(gpa & !(size.bytes() - 1)),
+            hpa: F::leaf_address(raw, level),
+            size,
+            attributes,
+        }
+    }
+}
+
+/// A page or block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Leaf {
+    /// Its first address.
+    pub gpa: Gpa,
+    /// Where that points.
+    pub hpa: Hpa,
+    /// Its size.
+    pub size: PageSize,
+    /// Rights, memory type and state; the rights are those of the whole walk.
+    pub attributes: Attributes,
+}
+
+/// The leaves of a range: see [`Guard::leaves`].
+#[derive(Debug)]
+pub struct Leaves<'g, 'p, F: Format, P: Platform> {
+    tables: &'g Tables<'p, F, P>,
+    at: u64,
+    end: u64,
+}
+
+impl<F: Format, P: Platform> Iterator for Leaves<'_, '_, F, P> {
+    type Item = Result<Leaf, Contended>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.at < self.end {
+            let at = self.at;
+            let (raw, level, above) = self.tables.lookup(at);
+            self.at = ((at >> F::shift(level)) + 1) << F::shift(level);
+            match F::kind(raw, level) {
+                Kind::Leaf | Kind::Sealed => {
+                    return Some(Ok(self.tables.leaf(raw, level, above, at)));
+                }
+                Kind::Frozen | Kind::Retired => return Some(Err(Contended { at: Gpa(at) })),
+                Kind::Empty | Kind::Reserved | Kind::Table => {}
+            }
+        }
+        None
+    }
+}
+
+/// The tables as text: see [`Guard::dump`].
+#[derive(Debug)]
+pub struct Dump<'g, 'p, F: Format, P: Platform> {
+    tables: &'g Tables<'p, F, P>,
+}
+
+impl<F: Format, P: Platform> fmt::Display for Dump<'_, '_, F, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tables = self.tables;
+        let geometry = tables.geometry();
+        writeln!(
+            f,
+            "{}, {}-bit addresses, root at {} (level {}), VMID {}",
+            F::NAME,
+            geometry.address_bits,
+            tables.root(),
+            F::level_name(geometry.root_level),
+            tables.vmid().0
+        )?;
+        let mut run: Option<(Leaf, u64)> = None;
+        for leaf in (Leaves { tables, at: 0, end: 1 << geometry.address_bits }) {
+            let leaf = match leaf {
+                Ok(leaf) => leaf,
+                Err(Contended { at }) => {
+                    write_run(f, run.take())?;
+                    writeln!(f, "{at}  being changed")?;
+                    continue;
+                }
+            };
+            match &mut run {
+                Some((first, bytes))
+                    if first.gpa.0 + *bytes == leaf.gpa.0
+                        && first.hpa.0 + *bytes == leaf.hpa.0
+                        && (first.size, first.attributes) == (leaf.size, leaf.attributes) =>
+                {
+                    *bytes += leaf.size.bytes();
+                }
+                _ => {
+                    write_run(f, run.take())?;
+                    run = Some((leaf, leaf.size.bytes()));
+                }
+            }
+        }
+        write_run(f, run)
+    }
+}
+
+fn write_run(f: &mut fmt::Formatter<'_>, run: Option<(Leaf, u64)>) -> fmt::Result {
+    let Some((first, bytes)) = run else { return Ok(()) };
+    let attributes = first.attributes;
+    let flag = |on: bool, flag: char| if on { flag } else { '-' };
+    let execute = match attributes.execute {
+        Execute::None => '-',
+        Execute::All => 'x',
+        Execute::User => 'u',
+        Execute::Kernel => 'k',
+    };
+    writeln!(
+        f,
+        "{:#014x}..{:#014x} -> {:#014x}  {:>8} x {:<4} {}{}{execute} {}{}{} {:?}",
+        first.gpa.0,
+        first.gpa.0 + bytes,
+        first.hpa.0,
+        bytes >> first.size.shift(),
+        first.size,
+        flag(attributes.read, 'r'),
+        flag(attributes.write, 'w'),
+        flag(attributes.accessed, 'A'),
+        flag(attributes.dirty, 'D'),
+        flag(attributes.software, 'S'),
+        attributes.memory,
+    )
+}

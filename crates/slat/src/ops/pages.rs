@@ -1,0 +1,134 @@
+//! Pages that a bitmap names: exactly those, never their hull.
+
+use crate::addr::{Gpa, GpaRange};
+use crate::format::Format;
+use crate::tables::Halted;
+
+/// Bit `i` of word `w` names the page `64 * w + i` pages behind `start`, as in KVM's dirty log.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages<'b> {
+    /// The page that bit 0 names.
+    pub start: Gpa,
+    /// The bits.
+    pub bits: &'b [u64],
+}
+
+impl Pages<'_> {
+    /// Calls `change` for each run of pages, in ascending order, until it fails; returns the sum.
+    #[inline]
+    pub(super) fn each<F: Format, E>(
+        &self,
+        mut change: impl FnMut(GpaRange) -> Result<u64, Halted<E>>,
+    ) -> Result<u64, Halted<E>> {
+        let mut sum = 0;
+        for (first, pages) in (Runs { bits: self.bits, next: 0 }) {
+            // A run past the end of the address space is one past the end of the tables.
+            let at = |page: usize| {
+                let offset = (page as u64).checked_mul(1 << F::PAGE_SHIFT)?;
+                self.start.0.checked_add(offset)
+            };
+            let start = at(first).unwrap_or(u64::MAX & !((1 << F::PAGE_SHIFT) - 1));
+            let end = at(first + pages).unwrap_or(u64::MAX).max(start + 1);
+            sum += change(GpaRange::from_bounds(start, end))?;
+        }
+        Ok(sum)
+    }
+}
+
+/// Maximal runs of set bits: where each begins, and how long it is.
+struct Runs<'b> {
+    bits: &'b [u64],
+    next: usize,
+}
+
+impl Iterator for Runs<'_> {
+    type Item = (usize, usize);
+
+    fn next(&mut self) -> Option<(usize, usize)> {
+        let first = self.seek(|word| word)?;
+        self.next = first;
+        self.next = self.seek(|word| !word).unwrap_or(self.bits.len() * 64);
+        Some((first, self.next - first))
+    }
+}
+
+impl Runs<'_> {
+    /// The first bit from `next` on that `wanted` has set.
+    fn seek(&self, wanted: impl Fn(u64) -> u64) -> Option<usize> {
+        let mut at = self.next;
+        while let Some(&word) = self.bits.get(at / 64) {
+            let rest = wanted(word) >> (at % 64);
+            if rest != 0 {
+                return Some(at + rest.trailing_zeros() as usize);
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        None
+    }
+}
+
+/// Sets `count` bits from `first` on; returns how many were not set before. What would be past
+/// the end is left out.
+#[inline]
+pub(super) fn set_bits(bits: &mut [u64], first: usize, count: usize) -> u64 {
+    let mut new = 0;
+    let (mut at, end) = (first, (first + count).min(bits.len() * 64));
+    while at < end {
+        let many = (64 - at % 64).min(end - at);
+        new += or_bits(bits, at, u64::MAX >> (64 - many));
+        at += many;
+    }
+    new
+}
+
+/// Sets the bits of `mask`, whose bit 0 is that at `first`; returns how many were not set before.
+#[inline(always)]
+pub(super) fn or_bits(bits: &mut [u64], first: usize, mask: u64) -> u64 {
+    let (word, shift) = (first / 64, first % 64);
+    let mut or = |word: usize, mask: u64| match bits.get_mut(word) {
+        Some(bits) => {
+            let new = mask & !*bits;
+            *bits |= mask;
+            u64::from(new.count_ones())
+        }
+        None => 0,
+    };
+    let low = or(word, mask << shift);
+    let rest = (mask >> 1) >> (63 - shift);
+    if rest == 0 { low } else { low + or(word + 1, rest) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    proptest! {
+        #[test]
+        fn runs_name_exactly_the_bits_that_are_set(bits in proptest::collection::vec(
+            prop_oneof![Just(0), Just(u64::MAX), any::<u64>()], 0..5)) {
+            let mut rebuilt = std::vec![0u64; bits.len()];
+            let mut last = None;
+            for (first, count) in (Runs { bits: &bits, next: 0 }) {
+                prop_assert!(count > 0 && last.is_none_or(|last| last < first));
+                last = Some(first + count);
+                prop_assert_eq!(set_bits(&mut rebuilt, first, count), count as u64);
+                prop_assert_eq!(set_bits(&mut rebuilt, first, count), 0);
+            }
+            prop_assert_eq!(rebuilt, bits);
+        }
+
+        #[test]
+        fn a_mask_lands_where_it_is_put_and_nothing_past_the_end_is_written(
+            first in 0usize..140, mask: u64) {
+            let mut bits = [0u64; 2];
+            let new = or_bits(&mut bits, first, mask);
+            let set = |at: usize| bits.get(at / 64).is_some_and(|word| word >> (at % 64) & 1 == 1);
+            let wanted: Vec<usize> =
+                (0..64).filter(|i| mask >> i & 1 == 1).map(|i| first + i).collect();
+            prop_assert!((0..128).all(|at| set(at) == wanted.contains(&at)));
+            prop_assert_eq!(new, wanted.iter().filter(|at| **at < 128).count() as u64);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Write protection of whole subtrees by one store each, pushed down on demand.
+//!
+//! Where the rights of a walk are those that all of its levels have (x86), a table without the right
+//! to write protects all below it. A round of dirty logging then costs a store a table; the
+//! first write below one pays for its children.
+//!
+//! # Protocol
+//! A round takes the right from a table by compare-and-swap; it begins when its invalidation has
+//! completed. Who pushes down marks the table, which stays valid and without the right; takes the
+//! right from each child; and gives it to the table, with the mark gone, by a compare-and-swap.
+//! A round that meets the mark adds [`Format::RENEWED`]: the one who pushes finds it, removes both and
+//! begins again. Only who set the mark removes it, so it cannot be taken for another's.
+//!
+//! *Invariant.* From the end of a round's invalidation on, no write below the table succeeds that is
+//! not recorded after the round began. Before the table has the right again, each child that
+//! it had when the mark was set lost its own; a child that got the right meanwhile got it from
+//! [`Guard::relax`] or [`Guard::map`], in the same exchange that made it dirty, by a thread that
+//! reports the write it answers after it.
+
+use super::ChangeError;
+use crate::addr::{Gpa, GpaRange, Levels};
+use crate::counts::Counts;
+use crate::format::{Format, Kind};
+use crate::guard::{Done, Guard};
+use crate::platform::Platform;
+use crate::sync::relax;
+use crate::table::Slot;
+use crate::tables::Halted;
+use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
+
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+    /// As [`Guard::write_protect`], by the tables as far up as `range` covers them, where the format
+    /// can; by the leaves elsewhere. Returns the bytes of the leaves and tables that had the right.
+    ///
+    /// [`Guard::relax`] for a write pushes the protection down to the tables beside its path.
+    /// Until then [`Guard::leaves`] and [`Guard::translate`] show leaves as protected.
+    ///
+    /// # Errors
+    /// Those of [`Guard::write_protect`].
+    pub fn write_protect_subtrees(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+        if F::TABLE_WRITE == 0 {
+            return self.write_protect(range);
+        }
+        let tables = self.tables;
+        if let Err(why) = tables.check_change(&range) {
+            return Self::halted(range.start(), why);
+        }
+        let mut visitor = Protect { done: Done::NOTHING, why: ChangeError::Contended };
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let Protect { done, why } = visitor;
+        let bytes = done.into(self);
+        match result {
+            Ok(()) => Ok(bytes),
+            Err(Gpa(at)) => Self::halted(Gpa(at), why),
+        }
+    }
+}
+
+struct Protect {
+    done: Done,
+    why: ChangeError,
+}
+
+impl<'t, F: Format> Visitor<'t, F> for Protect {
+    const LEVELS: Levels = Levels::ALL;
+    const QUIET: Option<u64> = Some(F::WRITE);
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if kind != Kind::Leaf || entry.raw & F::WRITE == 0 {
+            return Flow::Next;
+        }
+        if level > 0 && !entry.whole::<F>(level) {
+            self.why = ChangeError::CutsBlock { size: F::size(level) };
+            return Flow::Stop;
+        }
+        if entry.slot.exchange(entry.raw, F::write_protected(entry.raw)).is_err() {
+            return Flow::Again;
+        }
+        tally.change(&entry);
+        Flow::Next
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, _children: &'t [Slot]) -> Option<Flow> {
+        if !entry.whole::<F>(level) {
+            return None;
+        }
+        match protect_table::<F>(entry.slot, level, entry.raw) {
+            Ok(old) => {
+                self.done.counts.slots_written += 1;
+                // What a push-down found protected stays so.
+                if old & F::TABLE_WRITE != 0 {
+                    self.done.bytes += entry.end - entry.start;
+                    self.done.owed.table(entry.start, entry.end);
+                }
+                Some(Flow::Next)
+            }
+            Err(found) if links::<F>(found, level, entry.raw) => Some(Flow::Next),
+            Err(_) => Some(Flow::Again),
+        }
+    }
+
+    #[inline]
+    fn settle(&mut self, level: u8, tally: Tally) {
+        self.done.settle::<F>(level, &tally, true);
+    }
+}
+
+/// Takes the right to write from the table that `table` links, also from who is about to give it
+/// back. Returns the old value, or, as an error, the value that needed no change.
+#[inline]
+fn protect_table<F: Format>(slot: &Slot, level: u8, table: u64) -> Result<u64, u64> {
+    slot.update(|raw| {
+        if !links::<F>(raw, level, table) {
+            None
+        } else if raw & F::TABLE_WRITE != 0 {
+            Some(raw & !F::TABLE_WRITE)
+        } else {
+            (raw & F::MARK != 0 && raw & F::RENEWED == 0).then_some(raw | F::RENEWED)
+        }
+    })
+}
+
+/// Takes the right to write from all `children` of a table without it, and gives it to the table.
+/// The walk then loads the table again.
+#[cold]
+#[inline(never)]
+pub(super) fn push_down<F: Format>(
+    level: u8,
+    entry: &Entry<'_>,
+    children: &[Slot],
+    counts: &mut Counts,
+) -> Flow {
+    let table = entry.raw;
+    if table & F::MARK != 0 {
+        return Flow::Wait;
+    }
+    if entry.slot.exchange(table, table | F::MARK).is_err() {
+        return Flow::Again;
+    }
+    counts.slots_written += 2;
+    let pushed = children.iter().all(|child| protect_child::<F>(child, level - 1, counts));
+    let unmarked = |raw: u64| raw & !(F::MARK | F::RENEWED);
+    let _ = entry.slot.update(|raw| {
+        let mine = links::<F>(raw, level, table) && raw & F::MARK != 0;
+        let whole = pushed && raw & F::RENEWED == 0;
+        mine.then(|| unmarked(raw) | if whole { F::TABLE_WRITE } else { 0 })
+    });
+    if pushed { Flow::Again } else { Flow::Wait }
+}
+
+/// Whether the child, a leaf or a table, has no right to write any more.
+fn protect_child<F: Format>(slot: &Slot, level: u8, counts: &mut Counts) -> bool {
+    for _ in 0..PATIENCE {
+        let raw = slot.load();
+        counts.slots_read += 1;
+        let protected = match F::kind(raw, level) {
+            Kind::Leaf => F::write_protected(raw),
+            Kind::Table => match protect_table::<F>(slot, level, raw) {
+                Err(found) if !links::<F>(found, level, raw) => continue,
+                changed => {
+                    counts.slots_written += u64::from(changed.is_ok());
+                    return true;
+                }
+            },
+            Kind::Empty | Kind::Reserved => return true,
+            // The table was unlinked under our feet, and the mark with it.
+            Kind::Retired => return false,
+            Kind::Frozen | Kind::Sealed => {
+                relax();
+                continue;
+            }
+        };
+        if protected == raw {
+            return true;
+        }
+        if slot.exchange(raw, protected).is_ok() {
+            counts.slots_written += 1;
+            return true;
+        }
+    }
+    false
+}

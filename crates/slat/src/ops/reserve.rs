@@ -1,0 +1,174 @@
+//! Reserve and commit: a fault that asks the host for a page in between.
+//!
+//! # Protocol
+//! A fault reserves the slot by a token of its own, asks its backing for the page, and maps it by a
+//! compare-and-swap from that very token. [`Guard::unmap`] empties leaves and reservations alike. So
+//! a page that the host took away after the fault had asked for it is not mapped: either the
+//! unmap found the reservation, and the commit fails, or it found the leaf. A host that takes memory
+//! away stops handing it out first, then unmaps. A reservation keeps nobody out: whoever maps
+//! there replaces it, and the commit fails as well.
+//!
+//! Tokens are counted per guest and do not come back within 2^48 faults.
+
+use super::map::{MapError, maintenance};
+use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
+use crate::cache::TableCache;
+use crate::format::{Attributes, Format, Kind, TOKEN_BITS};
+use crate::guard::Guard;
+use crate::platform::Platform;
+use crate::sync::{Ordering, relax};
+use crate::table::{self, Slot};
+use crate::tables::Halted;
+use crate::walk::PATIENCE;
+
+/// An empty slot that a fault has reserved. Dropped, it is as empty as before.
+#[derive(Debug)]
+#[must_use = "a reservation that is not committed maps nothing"]
+pub struct Reservation<'g, 't, 'p, F: Format, P: Platform> {
+    guard: &'g mut Guard<'t, 'p, F, P>,
+    slot: &'t Slot,
+    raw: u64,
+    level: u8,
+    base: u64,
+}
+
+impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
+    /// Reserves the slot in which a leaf of `largest`, or the largest size below it that is not
+    /// split into a table, would translate `gpa`. Tables above it are built.
+    ///
+    /// # Errors
+    /// [`MapError::Range`], [`MapError::LeafSize`], [`MapError::ForeignCache`];
+    /// [`MapError::Occupied`] where a leaf is there already: the fault has been answered, or asks for
+    /// [`Guard::relax`]; [`MapError::CacheEmpty`]; [`MapError::Contended`]. Nothing was reserved.
+    pub fn reserve<'g>(
+        &'g mut self,
+        gpa: Gpa,
+        largest: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<Reservation<'g, 't, 'p, F, P>, Halted<MapError>> {
+        let page = gpa.0 & !((1 << F::PAGE_SHIFT) - 1);
+        let found = match GpaRange::new(Gpa(page), 1 << F::PAGE_SHIFT)
+            .and_then(|range| self.tables.check(&range))
+        {
+            Err(error) => Err(MapError::Range(error)),
+            Ok(()) if !cache.serves(self.tables.platform) => Err(MapError::ForeignCache),
+            Ok(()) => match F::level_of(largest) {
+                Err(error) => Err(MapError::LeafSize(error)),
+                Ok(largest) => self.reserve_slot(page, largest, cache),
+            },
+        };
+        match found {
+            Ok((slot, raw, level)) => {
+                let base = page & !((1 << F::shift(level)) - 1);
+                Ok(Reservation { guard: self, slot, raw, level, base })
+            }
+            Err(why) => Self::halted(gpa, why),
+        }
+    }
+
+    fn reserve_slot(
+        &mut self,
+        gpa: u64,
+        largest: u8,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<(&'t Slot, u64, u8), MapError> {
+        let tables = self.tables;
+        let root = (tables.root_slots(), tables.geometry().root_level);
+        let (mut slots, mut level) = root;
+        let mut patience = PATIENCE;
+        loop {
+            let slot = &slots[(gpa >> F::shift(level)) as usize & (slots.len() - 1)];
+            let raw = slot.load();
+            self.counts.slots_read += 1;
+            match F::kind(raw, level) {
+                Kind::Table => {
+                    // SAFETY: a linked table has that many slots, and stays allocated while the
+                    // guard, which the reservation borrows, keeps it.
+                    slots = unsafe {
+                        let hpa = F::table_address(raw);
+                        table::slots(tables.platform, hpa, 1 << F::INDEX_BITS)
+                    };
+                    level -= 1;
+                    continue;
+                }
+                Kind::Leaf | Kind::Sealed => {
+                    let hpa = F::leaf_address(raw, level);
+                    return Err(MapError::Occupied { size: F::size(level), hpa });
+                }
+                Kind::Empty | Kind::Reserved => {
+                    self.counts.slots_written += 1;
+                    if level <= largest {
+                        let token = tables.token.fetch_add(1, Ordering::Relaxed);
+                        let reserved = F::reserved(token & ((1 << TOKEN_BITS) - 1));
+                        if slot.exchange(raw, reserved).is_ok() {
+                            return Ok((slot, reserved, level));
+                        }
+                    } else {
+                        let mut frame = cache.take().ok_or(MapError::CacheEmpty)?;
+                        tables.platform.fill(frame.slots_mut::<F>(tables.platform), 0, 0);
+                        if slot.exchange(raw, F::table(frame.hpa())).is_ok() {
+                            frame.into_hpa();
+                            self.counts.tables_built += 1;
+                        } else {
+                            cache.put(frame);
+                        }
+                    }
+                }
+                Kind::Frozen => relax(),
+                Kind::Retired => (slots, level) = root,
+            }
+            patience -= 1;
+            if patience == 0 {
+                return Err(MapError::Contended);
+            }
+        }
+    }
+}
+
+impl<F: Format, P: Platform> Reservation<'_, '_, '_, F, P> {
+    /// The addresses that a leaf here would translate.
+    pub const fn range(&self) -> GpaRange {
+        GpaRange::from_bounds(self.base, self.base + (1 << self.shift()))
+    }
+
+    const fn shift(&self) -> u32 {
+        F::PAGE_SHIFT + F::INDEX_BITS * self.level as u32
+    }
+
+    /// Maps [`Reservation::range`] to the memory at `hpa`; returns its bytes, or `None` if the
+    /// reservation is void: something was mapped there, or unmapped, meanwhile.
+    ///
+    /// # Errors
+    /// [`MapError::HostAddress`], also for one that is not a multiple of the leaf's size, and
+    /// [`MapError::Attributes`]: nothing is mapped.
+    pub fn commit(self, hpa: Hpa, attributes: Attributes) -> Result<Option<u64>, MapError> {
+        let tables = self.guard.tables;
+        let bytes = self.range().size();
+        tables.check_host(hpa, bytes)?;
+        if hpa.0 & (bytes - 1) != 0 {
+            let bits = tables.format.output_bits();
+            return Err(MapError::HostAddress { hpa, page: F::size(self.level), bits });
+        }
+        let bits = tables.format.encode(attributes).map_err(MapError::Attributes)?;
+        if let Some(what) = maintenance(&attributes) {
+            tables.platform.maintain(hpa, bytes, what);
+        }
+        let leaf = F::leaf(bits, self.level, hpa);
+        let mapped = self.slot.exchange(self.raw, leaf).is_ok();
+        if mapped {
+            self.guard.counts.slots_written += 1;
+            tables.touch_above(self.base, self.level);
+            tables.platform.publish();
+            // The slot is the leaf's.
+            core::mem::forget(self);
+        }
+        Ok(mapped.then_some(bytes))
+    }
+}
+
+impl<F: Format, P: Platform> Drop for Reservation<'_, '_, '_, F, P> {
+    /// Gives the slot back, if it is still reserved.
+    fn drop(&mut self) {
+        let _ = self.slot.exchange(self.raw, 0);
+    }
+}

@@ -1,0 +1,421 @@
+//! EPT entries against values from outside the engine: the Intel SDM, volume 3C, "The Extended
+//! Page Table Mechanism" (entry formats, "EPT Misconfigurations", "EPT and Memory Typing"), and the
+//! names that Linux gives to bits in `arch/x86/include/asm/vmx.h`.
+
+#![cfg(not(loom))]
+
+use slat::format::ept::{Ept, Ept1G, Ept2M};
+use slat::format::{Access, AttributeError, Format, Kind};
+use slat::{Attributes, Execute, Hpa, Memory};
+use std::collections::BTreeSet;
+
+/// What a CPU has, beyond four levels and 2 MiB pages.
+#[derive(Clone, Copy, Debug)]
+struct Cpu {
+    maxphyaddr: u32,
+    huge_1g: bool,
+    execute_only: bool,
+    mode_based_execute: bool,
+}
+
+const XEON: Cpu =
+    Cpu { maxphyaddr: 46, huge_1g: true, execute_only: false, mode_based_execute: false };
+
+/// What hardware makes of an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Entry {
+    NotPresent,
+    Table { address: u64, rights: Rights },
+    Page(Page),
+    Misconfiguration(&'static str),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Rights {
+    read: bool,
+    write: bool,
+    execute_kernel: bool,
+    execute_user: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Page {
+    address: u64,
+    size: u64,
+    rights: Rights,
+    memory_type: u64,
+    ignore_pat: bool,
+    accessed: bool,
+    dirty: bool,
+    /// Bits 57, 58, 60, 61 and 63: other features' rights.
+    features: u64,
+}
+
+impl Cpu {
+    /// The SDM's level of an entry: 4 in the PML4, 1 in a page table.
+    fn decode(&self, raw: u64, level: u8) -> Entry {
+        let bit = |n: u32| raw >> n & 1 == 1;
+        let field = |high: u32, low: u32| raw >> low & ((1 << (high - low + 1)) - 1);
+        let mode_based = self.mode_based_execute;
+        if field(2, 0) == 0 && !(mode_based && bit(10)) {
+            return Entry::NotPresent;
+        }
+        if !bit(0) && bit(1) {
+            return Entry::Misconfiguration("writable, not readable");
+        }
+        if !bit(0) && !self.execute_only {
+            return Entry::Misconfiguration("execute-only");
+        }
+        if self.maxphyaddr < 52 && field(51, self.maxphyaddr) != 0 {
+            return Entry::Misconfiguration("address beyond MAXPHYADDR");
+        }
+        let rights = Rights {
+            read: bit(0),
+            write: bit(1),
+            execute_kernel: bit(2),
+            execute_user: bit(if mode_based { 10 } else { 2 }),
+        };
+        let low = match (level, bit(7)) {
+            (1, _) => 12,
+            (2, true) => 21,
+            (3, true) if self.huge_1g => 30,
+            (2 | 3, false) if field(6, 3) != 0 => {
+                return Entry::Misconfiguration("reserved bits 6:3 of a table");
+            }
+            (4, _) if field(7, 3) != 0 => {
+                return Entry::Misconfiguration("reserved bits 7:3 of a PML4E");
+            }
+            (2..=4, false) => return Entry::Table { address: raw & 0xf_ffff_ffff_f000, rights },
+            _ => return Entry::Misconfiguration("bit 7 of a PDPTE without 1 GiB pages"),
+        };
+        if low > 12 && field(low - 1, 12) != 0 {
+            return Entry::Misconfiguration("reserved address bits of a large page");
+        }
+        if matches!(field(5, 3), 2 | 3 | 7) {
+            return Entry::Misconfiguration("reserved memory type");
+        }
+        Entry::Page(Page {
+            address: field(51, low) << low,
+            size: 1 << low,
+            rights,
+            memory_type: field(5, 3),
+            ignore_pat: bit(6),
+            accessed: bit(8),
+            dirty: bit(9),
+            features: raw & (1 << 57 | 1 << 58 | 1 << 60 | 1 << 61 | 1 << 63),
+        })
+    }
+}
+
+#[test]
+fn the_decoder_rejects_what_the_manual_calls_misconfigured() {
+    let xo = Cpu { execute_only: true, ..XEON };
+    let mbe = Cpu { mode_based_execute: true, ..XEON };
+    let client = Cpu { maxphyaddr: 39, huge_1g: false, ..XEON };
+    let what = |cpu: Cpu, raw, level| match cpu.decode(raw, level) {
+        Entry::Misconfiguration(what) => what,
+        Entry::NotPresent => "not present",
+        Entry::Table { .. } => "table",
+        Entry::Page(_) => "page",
+    };
+    // Bits 2:0 as 010b and 110b at every level; 100b without the capability.
+    for level in 1..=4 {
+        assert_eq!(what(xo, 0x2, level), "writable, not readable");
+        assert_eq!(what(xo, 0x6, level), "writable, not readable");
+        assert_eq!(what(XEON, 0x4, level), "execute-only");
+        assert_eq!(what(mbe, 0x400, level), "execute-only", "bit 10 is execute access, too");
+        assert_eq!(what(XEON, 0x400, level), "not present", "bit 10 is ignored");
+        assert_eq!(what(XEON, 0xffff_ffff_ffff_fbf8, level), "not present");
+    }
+    assert_eq!((what(xo, 0x4, 1), what(xo, 0x4, 4)), ("page", "table"));
+    // UC, WC, -, -, WT, WP, WB, -.
+    let types = (0..8).map(|n| what(XEON, 0x7 | n << 3, 1) == "page");
+    assert!(types.eq([true, true, false, false, true, true, true, false]));
+    // RWX, WB, bit 7, in each table: 2^21 = 0x20_0000, 2^30 = 0x4000_0000.
+    assert_eq!(what(XEON, 0x20_00b7, 2), "page");
+    assert_eq!(what(XEON, 0x20_10b7, 2), "reserved address bits of a large page");
+    assert_eq!(what(XEON, 0x4000_00b7, 3), "page");
+    assert_eq!(what(XEON, 0x4020_00b7, 3), "reserved address bits of a large page");
+    assert_eq!(what(client, 0x4000_00b7, 3), "bit 7 of a PDPTE without 1 GiB pages");
+    assert_eq!(what(XEON, 0x87, 4), "reserved bits 7:3 of a PML4E");
+    for n in 3..=6 {
+        assert_eq!(what(XEON, 0x7 | 1 << n, 4), "reserved bits 7:3 of a PML4E");
+        assert_eq!(what(XEON, 0x7 | 1 << n, 3), "reserved bits 6:3 of a table");
+        assert_eq!(what(XEON, 0x7 | 1 << n, 2), "reserved bits 6:3 of a table");
+    }
+    // Bit 39 is an address on one CPU and reserved on another; ignored bits are neither.
+    assert_eq!(what(XEON, 1 << 39 | 0x37, 1), "page");
+    assert_eq!(what(client, 1 << 39 | 0x37, 1), "address beyond MAXPHYADDR");
+    assert_eq!(what(XEON, 1 << 46 | 0x7, 4), "address beyond MAXPHYADDR");
+    assert_eq!(what(XEON, 1 << 52 | 1 << 59 | 1 << 62 | 0x807, 4), "table");
+}
+
+#[test]
+fn leaves_and_tables_are_the_words_that_hypervisors_write() {
+    let format = Ept1G::default();
+    let ram = format.encode(Attributes::RAM).unwrap();
+    // RWX 0x7, WB 6 << 3 = 0x30, IPAT 0x40: 0x77, as KVM maps memory without non-coherent DMA;
+    // accessed 0x100 and dirty 0x200: 0x377; a large page adds 0x80: 0x3f7.
+    assert_eq!(Ept1G::leaf(ram, 0, Hpa(0x1_2345_6000)), 0x0001_2345_6377);
+    assert_eq!(Ept1G::leaf(ram, 1, Hpa(0x1_2340_0000)), 0x0001_2340_03f7);
+    assert_eq!(Ept1G::leaf(ram, 2, Hpa(0x1_4000_0000)), 0x0001_4000_03f7);
+    let unused = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
+    let unused = format.encode(unused).unwrap();
+    assert_eq!(Ept1G::leaf(unused, 0, Hpa(0x5000)), 0x5077);
+    // Where the guest's PAT counts: no IPAT.
+    let honoured = Ept1G { forced_write_back: false, ..format };
+    assert_eq!(honoured.encode(Attributes::RAM).unwrap(), 0x337);
+    // With mode-based execute control: user execution 0x400.
+    let split = Ept1G { split_execute: true, ..format };
+    assert_eq!(split.encode(Attributes::RAM).unwrap(), 0x777);
+    // A table: RWX 0x7, accessed 0x100, and 0x400, which is ignored without that control.
+    assert_eq!(Ept1G::table(Hpa(0x1_2345_6000)), 0x0001_2345_6507);
+    // The pointer: WB 6, a walk of four levels 3 << 3 = 0x18, accessed and dirty flags 0x40.
+    assert_eq!(format.eptp(Hpa(0x7000)), 0x705e);
+    let plain = Ept1G { accessed_dirty: false, ..format };
+    assert_eq!(plain.eptp(Hpa(0x7000)), 0x701e);
+}
+
+#[test]
+fn each_attribute_is_the_bit_that_linux_names() {
+    let format = Ept1G { split_execute: true, ..Default::default() };
+    let raw = |a: Attributes| format.encode(a).unwrap();
+    let (ram, base) = (Attributes::RAM, raw(Attributes::RAM));
+    // VMX_EPT_READABLE_MASK 0x1, VMX_EPT_WRITABLE_MASK 0x2, VMX_EPT_EXECUTABLE_MASK 0x4.
+    assert_eq!(base & 0x7, 0x7);
+    assert_eq!(base ^ raw(Attributes { write: false, ..ram }), 0x2);
+    assert_eq!(base ^ raw(Attributes { execute: Execute::User, ..ram }), 0x4);
+    // VMX_EPT_USER_EXECUTABLE_MASK 1 << 10.
+    assert_eq!(base ^ raw(Attributes { execute: Execute::Kernel, ..ram }), 1 << 10);
+    assert_eq!(base ^ raw(Attributes { execute: Execute::None, ..ram }), 0x404);
+    // VMX_EPT_ACCESS_BIT 1 << 8, VMX_EPT_DIRTY_BIT 1 << 9.
+    assert_eq!(base ^ raw(Attributes { accessed: false, ..ram }), 1 << 8);
+    assert_eq!(base ^ raw(Attributes { dirty: false, ..ram }), 1 << 9);
+    assert_eq!((Ept1G::ACCESSED, Ept1G::DIRTY, Ept1G::WRITE), (1 << 8, 1 << 9, 1 << 1));
+    assert_eq!((Ept1G::TABLE_ACCESSED, Ept1G::TABLE_WRITE), (1 << 8, 1 << 1));
+    // VMX_EPT_MT_EPTE_SHIFT 3 under X86_MEMTYPE_UC 0, _WC 1, _WB 6; VMX_EPT_IPAT_BIT 1 << 6.
+    // KVM maps a device as 0, which lets the guest's PAT choose write-combining.
+    let memory = |memory| raw(Attributes { memory, ..ram }) >> 3 & 0xf;
+    assert_eq!((memory(Memory::Normal), memory(Memory::NonCacheable)), (0b1110, 0b0001));
+    assert_eq!((memory(Memory::Device), memory(Memory::DeviceStrict)), (0b0000, 0b1000));
+    assert_eq!(Ept1G::STATUS, 0x300);
+    // What software alone uses are different bits of those that hardware ignores in every entry:
+    // 56:52, 59, 62 and 11.
+    let user = base ^ raw(Attributes { software: true, ..ram });
+    assert_eq!(user, 1 << 52);
+    let software = [user, Ept1G::MARK, Ept1G::RENEWED, Ept1G::AGEING];
+    assert_eq!(software.iter().fold(0, |all, bit| all | bit).count_ones(), 4);
+    let ignored = 0x1f << 52 | 1 << 59 | 1 << 62 | 1 << 11;
+    assert!(software.iter().all(|bit| bit.count_ones() == 1 && bit & ignored != 0));
+}
+
+#[test]
+fn a_leaf_goes_through_its_life_in_the_words_of_the_manual() {
+    let format = Ept1G::default();
+    let clean = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
+    let mut raw = Ept1G::leaf(format.encode(clean).unwrap(), 1, Hpa(0x7c20_0000));
+    assert_eq!(raw, 0x7c20_00f7);
+    raw |= 0x300; // A write by the guest.
+    assert_eq!(format.decode(raw, 1), Attributes::RAM);
+    raw = Ept1G::write_protected(raw);
+    assert_eq!(raw, 0x7c20_03f5, "written before, and still known to be");
+    raw = format.cleaned(raw);
+    assert_eq!(raw, 0x7c20_01f5);
+    raw = format.relaxed(raw, Access::Write);
+    assert_eq!(raw, 0x7c20_03f7);
+    assert_eq!(format.cleaned(raw), 0x7c20_01f7, "hardware marks the next write");
+    let unmarked = Ept1G { accessed_dirty: false, ..format };
+    assert_eq!(unmarked.cleaned(raw), raw, "nobody would mark the next write");
+    raw = Ept1G::execute_protected(raw);
+    assert_eq!(raw, 0x7c20_03f3);
+    assert_eq!(format.relaxed(raw, Access::Execute), 0x7c20_03f7);
+    assert_eq!(format.relaxed(0x7c20_00f1, Access::Read), 0x7c20_01f1);
+}
+
+#[test]
+fn capabilities_are_read_from_the_bits_that_linux_names() {
+    // VMX_EPT_EXECUTE_ONLY_BIT 0, PAGE_WALK_4 6, EPTP_UC 8, EPTP_WB 14, 2MB_PAGE 16, 1GB_PAGE 17,
+    // INVEPT 20, AD 21, exit information 22, EXTENT_CONTEXT 25, EXTENT_GLOBAL 26.
+    let bits = [0, 6, 8, 14, 16, 17, 20, 21, 22, 25, 26];
+    let cap = bits.iter().fold(0u64, |cap, bit| cap | 1 << bit);
+    assert_eq!(cap, 0x0673_4141);
+    let format = Ept1G::from_capabilities(cap, 39).unwrap();
+    assert_eq!(format, Ept1G { output_bits: 39, ..Default::default() });
+    assert_eq!(format.geometry(48).unwrap_err().max, 39);
+    let no_1g = cap & !(1 << 17);
+    assert_eq!(Ept1G::from_capabilities(no_1g, 39).unwrap_err().missing, 1 << 17);
+    assert!(Ept2M::from_capabilities(no_1g, 39).is_ok());
+}
+
+fn all_attributes() -> impl Iterator<Item = Attributes> {
+    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
+    let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
+    (0..512usize).map(move |n| Attributes {
+        read: n & 1 != 0,
+        write: n & 2 != 0,
+        accessed: n & 4 != 0,
+        dirty: n & 8 != 0,
+        software: n & 16 != 0,
+        execute: executes[n >> 5 & 3],
+        memory: memories[n >> 7 & 3],
+    })
+}
+
+/// Every format that a user can configure, with the CPU that it is right for.
+fn machines<const HUGE_1G: bool>() -> impl Iterator<Item = (Ept<HUGE_1G>, Cpu)> {
+    [39, 46, 52].into_iter().flat_map(|maxphyaddr| {
+        (0..8u8).map(move |n| {
+            let format = Ept {
+                accessed_dirty: n & 1 != 0,
+                split_execute: n & 2 != 0,
+                forced_write_back: n & 4 != 0,
+                output_bits: maxphyaddr,
+            };
+            let (huge_1g, mode_based_execute) = (HUGE_1G, format.split_execute);
+            (format, Cpu { maxphyaddr, huge_1g, mode_based_execute, ..XEON })
+        })
+    })
+}
+
+/// What the manual makes of attributes, in numbers.
+fn manual(a: Attributes, forced_write_back: bool, address: u64, size: u64) -> Page {
+    let (memory_type, ignore_pat) = match a.memory {
+        Memory::Normal => (6, forced_write_back),
+        Memory::NonCacheable => (1, false),
+        Memory::Device => (0, false),
+        Memory::DeviceStrict => (0, true),
+    };
+    let rights = Rights {
+        read: true,
+        write: a.write,
+        execute_kernel: matches!(a.execute, Execute::All | Execute::Kernel),
+        execute_user: matches!(a.execute, Execute::All | Execute::User),
+    };
+    let (accessed, dirty) = (a.accessed, a.dirty);
+    Page { address, size, rights, memory_type, ignore_pat, accessed, dirty, features: 0 }
+}
+
+fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
+    for (format, cpu) in machines::<HUGE_1G>() {
+        let mut seen = BTreeSet::new();
+        for (level, a) in (0u8..).zip(sizes).flat_map(|s| all_attributes().map(move |a| (s, a))) {
+            let (level, size) = (level.0, *level.1);
+            let Ok(bits) = format.encode(a) else { continue };
+            // The highest address: all of its bits are set.
+            let hpa = (1 << cpu.maxphyaddr) - size;
+            let raw = Ept::<HUGE_1G>::leaf(bits, level, Hpa(hpa));
+            let expected = manual(a, format.forced_write_back, hpa, size);
+            assert_eq!(cpu.decode(raw, level + 1), Entry::Page(expected), "{raw:#x}");
+            assert_eq!(format.decode(raw, level), a);
+            assert!(seen.insert(raw), "two meanings of {raw:#x}");
+
+            // Sealed: nothing changes for hardware.
+            let sealed = raw | Ept::<HUGE_1G>::MARK;
+            assert_eq!(cpu.decode(sealed, level + 1), Entry::Page(expected), "{sealed:#x}");
+            assert_eq!(Ept::<HUGE_1G>::kind(sealed, level), Kind::Sealed);
+
+            let page = |raw| match cpu.decode(raw, level + 1) {
+                Entry::Page(page) => page,
+                other => panic!("{raw:#x} at {level}: {other:?}"),
+            };
+            let mut protected = expected;
+            protected.rights.write = false;
+            assert_eq!(page(Ept::<HUGE_1G>::write_protected(raw)), protected);
+            let mut data = expected;
+            (data.rights.execute_kernel, data.rights.execute_user) = (false, false);
+            assert_eq!(page(Ept::<HUGE_1G>::execute_protected(raw)), data);
+            let mut used = Page { accessed: true, ..expected };
+            assert_eq!(page(format.relaxed(raw, Access::Read)), used);
+            let mut code = used;
+            (code.rights.execute_kernel, code.rights.execute_user) = (true, true);
+            assert_eq!(page(format.relaxed(raw, Access::Execute)), code);
+            (used.rights.write, used.dirty) = (true, true);
+            assert_eq!(page(format.relaxed(raw, Access::Write)), used);
+            let dirty = a.dirty && a.write && !format.accessed_dirty;
+            assert_eq!(page(format.cleaned(raw)), Page { dirty, ..expected });
+
+            // The last of the children of a split, by the attribute bits alone.
+            if level > 0 {
+                let (bits, size) = (Ept::<HUGE_1G>::attribute_bits(raw, level), size >> 9);
+                let hpa = (1 << cpu.maxphyaddr) - size;
+                let child = Ept::<HUGE_1G>::leaf(bits, level - 1, Hpa(hpa));
+                let expected = manual(a, format.forced_write_back, hpa, size);
+                assert_eq!(cpu.decode(child, level), Entry::Page(expected), "{child:#x}");
+            }
+        }
+        assert!(!seen.is_empty());
+    }
+}
+
+#[test]
+fn leaves_up_to_1g_are_the_manuals_in_every_combination() {
+    leaves_are_the_manuals::<true>(&[1 << 12, 1 << 21, 1 << 30]);
+}
+
+#[test]
+fn leaves_up_to_2m_are_the_manuals_in_every_combination() {
+    leaves_are_the_manuals::<false>(&[1 << 12, 1 << 21]);
+    let format = Ept2M::default();
+    let raw = Ept1G::leaf(format.encode(Attributes::RAM).unwrap(), 2, Hpa(1 << 30));
+    let cpu = Cpu { huge_1g: false, ..XEON };
+    assert!(matches!(cpu.decode(raw, 3), Entry::Misconfiguration(_)));
+    assert_ne!(Ept2M::kind(raw, 2), Kind::Leaf);
+}
+
+#[test]
+fn tables_are_the_manuals_whatever_the_engine_remembers_in_them() {
+    for (_, cpu) in machines::<true>() {
+        let address = (1 << cpu.maxphyaddr) - 0x1000;
+        let table = Ept1G::table(Hpa(address));
+        let all = Rights { read: true, write: true, execute_kernel: true, execute_user: true };
+        for (level, bits) in (1u8..=3).flat_map(|level| (0..32u64).map(move |n| (level, n))) {
+            let bit = |n: u32, bit: u64| if bits >> n & 1 == 1 { bit } else { 0 };
+            let cleared = bit(0, Ept1G::TABLE_ACCESSED) | bit(1, Ept1G::TABLE_WRITE);
+            let raw = table & !cleared
+                | bit(2, Ept1G::MARK)
+                | bit(3, Ept1G::RENEWED)
+                | bit(4, Ept1G::AGEING);
+            let rights = Rights { write: bit(1, 1) == 0, ..all };
+            assert_eq!(cpu.decode(raw, level + 1), Entry::Table { address, rights }, "{raw:#x}");
+            assert_eq!(Ept1G::kind(raw, level), Kind::Table);
+            assert_eq!(Ept1G::table_address(raw), Hpa(address));
+        }
+    }
+}
+
+#[test]
+fn what_only_software_may_see_is_not_present_to_any_cpu() {
+    let tokens = [0, 1, 1 << 47, (1 << 48) - 1, 0xaaaa_aaaa_aaaa, 0x5555_5555_5555];
+    for (execute_only, mode_based_execute) in
+        [(false, false), (false, true), (true, false), (true, true)]
+    {
+        let cpu = Cpu { execute_only, mode_based_execute, ..XEON };
+        let frames = [0, 0x1000, (1 << 46) - 0x1000, (1 << 52) - 0x1000].map(Hpa);
+        let markers = frames.iter().flat_map(|&f| [Ept1G::frozen(f), Ept1G::retired(f)]);
+        let raws: BTreeSet<u64> = markers.chain(tokens.map(Ept1G::reserved)).chain([0]).collect();
+        assert_eq!(raws.len(), 2 * frames.len() + tokens.len() + 1, "all are different");
+        for (raw, level) in raws.iter().flat_map(|&raw| (1..=4).map(move |level| (raw, level))) {
+            assert_eq!(cpu.decode(raw, level), Entry::NotPresent, "{raw:#x}");
+        }
+    }
+}
+
+#[test]
+fn what_hardware_or_the_markers_cannot_bear_is_refused() {
+    let plain = Ept1G { accessed_dirty: false, ..Default::default() };
+    let refused = |a| plain.encode(a).unwrap_err();
+    // 110b is a misconfiguration, 100b one without the capability, 000b is not present.
+    for (write, execute) in
+        [(true, Execute::All), (false, Execute::All), (true, Execute::None), (false, Execute::None)]
+    {
+        let a = Attributes { read: false, write, execute, ..Attributes::RAM };
+        assert_eq!(refused(a), AttributeError::NeedsRead);
+    }
+    let clean = Attributes { dirty: false, ..Attributes::RAM };
+    assert_eq!(refused(clean), AttributeError::CleanNeedsHardwareDirty);
+    let user = Attributes { execute: Execute::User, ..Attributes::RAM };
+    assert_eq!(refused(user), AttributeError::ExecuteNeedsSplitRights);
+    let kernel = Attributes { execute: Execute::Kernel, ..Attributes::RAM };
+    assert_eq!(refused(kernel), AttributeError::ExecuteNeedsSplitRights);
+    assert!(plain.encode(Attributes::RAM).is_ok());
+}
