@@ -2,7 +2,7 @@
 
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
-use crate::format::{Attributes, Format, Geometry, GeometryError, Kind};
+use crate::format::{Attributes, Format, Geometry, GeometryError, Kind, TOKEN_BITS};
 use crate::grace::Member;
 use crate::guard::{Foreign, Guard};
 use crate::inactive::Inactive;
@@ -28,8 +28,11 @@ pub struct Tables<'p, F: Format, P: Platform> {
     vmid: Vmid,
     geometry: Geometry,
     root: Hpa,
-    /// Somebody dropped what they owed: the next to complete invalidates everything.
+    /// What was dropped while it was owed: [`REMOVALS`] and [`SHOOTDOWNS`]. The next to complete
+    /// invalidates everything.
     dropped: AtomicU64,
+    /// Removals whose invalidation has not completed.
+    pub(crate) removing: AtomicU64,
     /// Tables that were unlinked, each with its successor's address in its first slot's marker;
     /// 0 ends the list.
     retired: AtomicU64,
@@ -38,13 +41,17 @@ pub struct Tables<'p, F: Format, P: Platform> {
     forgotten: AtomicU64,
     forgotten_at: AtomicU64,
     reclaiming: AtomicU64,
-    /// The next reservation's token.
-    pub(crate) token: AtomicU64,
+    /// The next token.
+    token: AtomicU64,
     /// Tables may have been marked as not accessed while walk caches held them.
     pub(crate) hinted: AtomicU64,
     /// Whether an exact scan of accessed bits is under way.
     pub(crate) ageing: AtomicU64,
 }
+
+/// Units of [`Tables::dropped`]: removals in the lower half, other shootdowns in the upper.
+const REMOVALS: u64 = 1;
+const SHOOTDOWNS: u64 = 1 << 32;
 
 /// What a guest physical address translates to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -159,6 +166,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             geometry,
             root,
             dropped: AtomicU64::new(0),
+            removing: AtomicU64::new(0),
             retired: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
             forgotten_at: AtomicU64::new(0),
@@ -307,9 +315,13 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     /// Invalidates what is owed, and what somebody else dropped.
     pub(crate) fn complete(&self, owed: Owed) {
-        if self.dropped.load(Ordering::Acquire) != 0 && self.dropped.swap(0, Ordering::AcqRel) != 0
-        {
+        let dropped = match self.dropped.load(Ordering::Acquire) {
+            0 => 0,
+            _ => self.dropped.swap(0, Ordering::AcqRel),
+        };
+        if dropped != 0 {
             self.invalidate_all();
+            self.removed(dropped % SHOOTDOWNS);
         } else if let Some(what) = self.invalidation(&owed) {
             self.platform.invalidate(&what);
         }
@@ -319,8 +331,52 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     #[inline(always)]
     pub(crate) fn owe(&self, owed: Owed) {
         if !owed.is_nothing() {
-            self.dropped.swap(1, Ordering::AcqRel);
+            self.dropped.fetch_add(SHOOTDOWNS, Ordering::AcqRel);
         }
+    }
+
+    /// Keeps in mind removals that somebody dropped.
+    pub(crate) fn drop_removals(&self) {
+        self.dropped.fetch_add(REMOVALS, Ordering::AcqRel);
+    }
+
+    /// The invalidation of so many removals has completed.
+    pub(crate) fn removed(&self, removals: u64) {
+        self.removing.fetch_add(removals.wrapping_neg(), Ordering::AcqRel);
+    }
+
+    /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
+    pub(crate) fn next_token(&self) -> u64 {
+        let token = self.token.fetch_add(1, Ordering::Relaxed);
+        F::reserved(token & ((1 << TOKEN_BITS) - 1))
+    }
+
+    /// Before an empty slot, whose value is `raw`, is filled by an exchange from that very value:
+    /// invalidates what a CPU may still hold of its last translation. Returns whether it had to.
+    ///
+    /// Who emptied the slot counted itself as removing before, and left a token that does not come
+    /// back. So if the exchange succeeds, the count that is read here includes it, unless its
+    /// invalidation has completed.
+    #[inline(always)]
+    pub(crate) fn break_before_fill(&self, raw: u64, level: u8, base: u64) -> bool {
+        let stale = F::REFILL_BREAKS
+            && F::kind(raw, level) == Kind::Reserved
+            && self.removing.load(Ordering::Acquire) != 0;
+        if stale {
+            self.invalidate_slot(level, base);
+        }
+        stale
+    }
+
+    #[cold]
+    fn invalidate_slot(&self, level: u8, base: u64) {
+        let range = GpaRange::from_bounds(base, base + (1 << F::shift(level)));
+        self.platform.invalidate(&Invalidation {
+            vmid: self.vmid,
+            range: Some(range),
+            leaf: None,
+            tables: true,
+        });
     }
 
     fn invalidate_all(&self) {
@@ -410,6 +466,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     pub unsafe fn deactivate(self) -> Inactive<'p, F, P> {
         self.invalidate_all();
         self.dropped.swap(0, Ordering::AcqRel);
+        self.removing.swap(0, Ordering::AcqRel);
         Inactive(self)
     }
 

@@ -141,6 +141,10 @@ pub(crate) trait Visitor<'t, F: Format> {
         true
     }
 
+    /// Before the walk begins anew.
+    #[inline(always)]
+    fn again(&mut self) {}
+
     /// At a slot that somebody else has marked.
     #[inline(always)]
     fn held(&mut self, _level: u8, _entry: &Entry<'t>) -> Flow {
@@ -181,7 +185,10 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     for _ in 0..PATIENCE {
         match tree::<F, P, V>(platform, slots, level, (from, end), visitor) {
             Ok(()) => return Ok(()),
-            Err(End { at, retired: true }) => from = at.max(start),
+            Err(End { at, retired: true }) => {
+                from = at.max(start);
+                visitor.again();
+            }
             Err(End { at, .. }) => return Err(Gpa(at)),
         }
         relax();

@@ -142,6 +142,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
     /// FEAT_HAFT is not used.
     const TABLE_ACCESSED: u64 = 0;
     const AGEING: u64 = 0;
+    const REFILL_BREAKS: bool = true;
     const TABLE_WRITE: u64 = 0;
 
     /// The lowest start level that concatenation allows: the fewest loads a walk.

@@ -178,6 +178,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const DIRTY: u64 = D;
     const TABLE_ACCESSED: u64 = A;
     const AGEING: u64 = SW_AGEING;
+    const REFILL_BREAKS: bool = false;
     const TABLE_WRITE: u64 = W;
 
     /// Walks begin at the PML4, of which narrow guests use the first slot. No guest address is
@@ -335,6 +336,10 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             Access::Write => raw | A | W | D,
             Access::Execute => raw | A | X | bit(self.split_execute, XU),
         }
+    }
+
+    fn records_accessed(&self) -> bool {
+        self.accessed_dirty
     }
 
     #[inline(always)]

@@ -62,6 +62,9 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const TABLE_ACCESSED: u64;
     /// Kept in a table that is to be aged below, by whoever ages.
     const AGEING: u64;
+    /// A CPU must not hold two translations of one address: a slot that was emptied is filled again
+    /// only after an invalidation (Arm: break-before-make, at every level of FEAT_BBM; Power).
+    const REFILL_BREAKS: bool;
     /// A table without it takes the right to write from everything below; 0 where tables have no
     /// rights.
     const TABLE_WRITE: u64;
@@ -115,8 +118,8 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// A slot of a table that was unlinked: a marker that carries `hpa` (0: none).
     fn retired(hpa: Hpa) -> u64;
 
-    /// An empty slot that a fault has reserved by `token`, of [`TOKEN_BITS`] bits: invalid to
-    /// hardware, open to all software.
+    /// An empty slot with the `token`, of [`TOKEN_BITS`] bits, of who emptied or reserved it: invalid
+    /// to hardware, open to all software.
     fn reserved(token: u64) -> u64;
 
     /// The leaf without the right to write, its dirty state remembered; `raw` itself if it had
@@ -129,6 +132,12 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// The leaf fit for `access`, as a fault makes it: accessed; for a write also writable and
     /// dirty, for an execution executable.
     fn relaxed(&self, raw: u64, access: Access) -> u64;
+
+    /// Whether the use of a leaf that is not accessed leaves a trace: hardware marks it, or the use
+    /// faults.
+    fn records_accessed(&self) -> bool {
+        true
+    }
 
     /// The leaf not dirty any more, hardware marking the next write; a leaf whose writes nobody
     /// marks stays dirty.
@@ -165,7 +174,7 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
 /// Slots that a walk looks at together.
 pub const RUN: usize = 8;
 
-/// Bits of a token in a reserved slot.
+/// Bits of a token in an empty slot.
 pub const TOKEN_BITS: u32 = 48;
 
 /// How the guest uses memory, in the fault that [`Guard::relax`](crate::Guard::relax) answers.
@@ -184,7 +193,7 @@ pub enum Access {
 pub enum Kind {
     /// Nothing.
     Empty,
-    /// Nothing; a fault has reserved it.
+    /// Nothing; a fault has reserved it, or an unmap has emptied it.
     Reserved,
     /// A marker: software is changing the slot, hardware finds it invalid.
     Frozen,

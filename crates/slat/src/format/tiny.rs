@@ -31,6 +31,7 @@ unsafe impl Format for Tiny {
     const DIRTY: u64 = Arm64K4::DIRTY;
     const TABLE_ACCESSED: u64 = Arm64K4::TABLE_ACCESSED;
     const AGEING: u64 = Arm64K4::AGEING;
+    const REFILL_BREAKS: bool = true;
     const TABLE_WRITE: u64 = Arm64K4::TABLE_WRITE;
 
     /// 13 to 15 bits: a root of two slots at level 0, 1 or 2.

@@ -24,6 +24,7 @@ unsafe impl Format for TinyEpt {
     const DIRTY: u64 = Ept1G::DIRTY;
     const TABLE_ACCESSED: u64 = Ept1G::TABLE_ACCESSED;
     const AGEING: u64 = Ept1G::AGEING;
+    const REFILL_BREAKS: bool = false;
     const TABLE_WRITE: u64 = Ept1G::TABLE_WRITE;
 
     /// 13 to 15 bits: a root of two slots at level 0, 1 or 2.
@@ -99,6 +100,10 @@ unsafe impl Format for TinyEpt {
 
     fn relaxed(&self, raw: u64, access: Access) -> u64 {
         self.0.relaxed(raw, access)
+    }
+
+    fn records_accessed(&self) -> bool {
+        self.0.records_accessed()
     }
 
     fn cleaned(&self, raw: u64) -> u64 {

@@ -15,8 +15,9 @@
 //! 3. The leaves below noted tables are cleared, and the notes.
 //!
 //! Software that makes a leaf accessed marks the tables above after it, the lowest first
-//! (`walk::touch`). What a hint leaves out is not looked at in step 3: a hint clears tables without
-//! an invalidation, breaks the invariant, and so makes the next exact scan look everywhere.
+//! (`walk::touch`), and so does a scan that cannot clear a leaf because somebody holds it. A hint
+//! clears tables without an invalidation: it breaks the invariant, and makes exact scans look
+//! everywhere until one has covered the whole guest. One scan at a time clears tables.
 
 use super::ChangeError;
 use super::pages::{or_bits, set_bits};
@@ -48,7 +49,8 @@ impl Ageing {
 }
 
 /// How far non-leaf accessed bits are trusted, on formats that have them; elsewhere all three are
-/// [`Skip::Nothing`].
+/// [`Skip::Nothing`]. One scan at a time that clears has the benefit; another beside it looks at every
+/// leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Skip {
     /// Looks at every leaf.
@@ -57,8 +59,7 @@ pub enum Skip {
     /// the same, through a walk cache: a hint.
     Hint,
     /// Leaves it out where nothing below can have been used: costs one invalidation, executed
-    /// inside before leaves are read. One scan at a time has the benefit; another beside it looks at
-    /// every leaf.
+    /// inside before leaves are read.
     Exact,
 }
 
@@ -84,8 +85,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Finds out which pages of `range` are young, and, if asked, makes them old.
     ///
     /// # Errors
-    /// [`ChangeError::Range`], and [`ChangeError::Bitmap`] if one of the two is too short: nothing is
-    /// done.
+    /// [`ChangeError::Range`], [`ChangeError::Bitmap`] if one of the two is too short, and
+    /// [`ChangeError::NotRecorded`]: nothing is done.
     pub fn age(
         &mut self,
         range: GpaRange,
@@ -98,6 +99,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if let Err(why) = refusal.and(tables.check_bitmap(&range, shorter)) {
             return Self::halted(range.start(), why);
         }
+        if !tables.format.records_accessed() {
+            return Self::halted(range.start(), ChangeError::NotRecorded);
+        }
         let mut scan = Scan { range, ages, aged: Aged::default(), done: Done::NOTHING };
         let skip = if F::TABLE_ACCESSED == 0 { Skip::Nothing } else { how.skip };
         match (how.clear, skip) {
@@ -107,18 +111,18 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             }
             (false, _) => scan.run::<F, P, false, MARKED>(tables),
             (true, Skip::Nothing) => scan.run::<F, P, true, ALL>(tables),
-            (true, Skip::Hint) => {
-                // Before the first table is cleared.
-                tables.hinted.fetch_add(1, Ordering::AcqRel);
-                scan.run::<F, P, true, HINT>(tables);
+            (true, _) if tables.ageing.swap(1, Ordering::AcqRel) != 0 => {
+                scan.run::<F, P, true, ALL>(tables);
             }
-            (true, Skip::Exact) => {
-                if tables.ageing.swap(1, Ordering::AcqRel) == 0 {
-                    scan.exact(tables);
-                    tables.ageing.store(0, Ordering::Release);
+            (true, skip) => {
+                if skip == Skip::Hint {
+                    // Before the first table is cleared.
+                    tables.hinted.store(1, Ordering::Release);
+                    scan.run::<F, P, true, HINT>(tables);
                 } else {
-                    scan.run::<F, P, true, ALL>(tables);
+                    scan.exact(tables);
                 }
+                tables.ageing.store(0, Ordering::Release);
             }
         }
         let Scan { aged, mut done, .. } = scan;
@@ -155,14 +159,16 @@ impl Scan<'_, '_> {
     ) {
         let (mut from, end) = (self.range.start().0, self.range.end().0);
         while from < end {
-            let mut visitor = Leaves::<CLEAR, TABLES> { scan: self };
+            let mut visitor =
+                Leaves::<'_, '_, '_, '_, '_, F, P, CLEAR, TABLES> { scan: self, tables };
             match tables.walk(from, end, &mut visitor) {
                 Ok(()) => return,
                 // Lost too often: the page stays without an answer.
                 Err(Gpa(at)) => {
-                    let page = 1 << F::PAGE_SHIFT;
-                    self.unanswered::<F>(at & !(page - 1), (at & !(page - 1)) + page);
-                    from = (at & !(page - 1)) + page;
+                    tables.touch_above(at, 0);
+                    let next = ((at >> F::PAGE_SHIFT) + 1) << F::PAGE_SHIFT;
+                    self.unanswered::<F>(at, next);
+                    from = next;
                 }
             }
         }
@@ -171,29 +177,23 @@ impl Scan<'_, '_> {
     fn exact<F: Format, P: Platform>(&mut self, tables: &Tables<'_, F, P>) {
         let (start, end) = (self.range.start().0, self.range.end().0);
         let all = start == 0 && end >> tables.geometry().address_bits != 0;
-        let hints = tables.hinted.load(Ordering::Acquire);
-        let mut note = Note { doubt: hints != 0, noted: false, done: Done::NOTHING };
+        let doubt = tables.hinted.load(Ordering::Acquire) != 0;
+        let mut note = Note { doubt, noted: false, done: Done::NOTHING };
         let result = tables.walk(start, end, &mut note);
         self.done.merge(note.done);
-        if result.is_err() {
-            // A table slot that never stood still: it may not be noted, so nothing is ruled out.
-            tables.hinted.fetch_add(1, Ordering::AcqRel);
-        }
         if note.noted {
             let mut stale = Owed::NOTHING;
             stale.table(start, end);
             tables.complete(stale);
             self.done.counts.invalidations += 1;
         }
-        if all && note.doubt && result.is_ok() {
-            // Hints since then keep the doubt.
-            let _ = tables.hinted.compare_exchange(hints, 0, Ordering::AcqRel, Ordering::Relaxed);
+        match result {
+            Ok(()) if all => tables.hinted.store(0, Ordering::Release),
+            Ok(()) => {}
+            // A table that never stood still: it may not be noted, so nothing is ruled out.
+            Err(_) => return self.run::<F, P, true, ALL>(tables),
         }
-        if result.is_ok() {
-            self.run::<F, P, true, NOTED>(tables);
-        } else {
-            self.run::<F, P, true, ALL>(tables);
-        }
+        self.run::<F, P, true, NOTED>(tables);
     }
 
     fn page<F: Format>(&self, at: u64) -> usize {
@@ -212,12 +212,13 @@ impl Scan<'_, '_> {
 }
 
 /// Reads, and clears, the accessed bits of leaves.
-struct Leaves<'s, 'a, 'b, const CLEAR: bool, const TABLES: u8> {
+struct Leaves<'s, 'a, 'b, 't, 'p, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> {
     scan: &'s mut Scan<'a, 'b>,
+    tables: &'t Tables<'p, F, P>,
 }
 
-impl<'t, F: Format, const CLEAR: bool, const TABLES: u8> Visitor<'t, F>
-    for Leaves<'_, '_, '_, CLEAR, TABLES>
+impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t, F>
+    for Leaves<'_, '_, '_, '_, '_, F, P, CLEAR, TABLES>
 {
     const LEVELS: Levels = Levels::ALL;
     const QUIET: Option<u64> = Some(F::ACCESSED);
@@ -268,7 +269,10 @@ impl<'t, F: Format, const CLEAR: bool, const TABLES: u8> Visitor<'t, F>
     }
 
     #[inline]
-    fn held(&mut self, _level: u8, entry: &Entry<'t>) -> Flow {
+    fn held(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
+        if CLEAR && TABLES != ALL {
+            self.tables.touch_above(entry.start, level);
+        }
         self.scan.unanswered::<F>(entry.start, entry.end);
         Flow::Next
     }
@@ -277,7 +281,7 @@ impl<'t, F: Format, const CLEAR: bool, const TABLES: u8> Visitor<'t, F>
     fn enter(&mut self, level: u8, entry: &Entry<'t>, _: &'t [Slot]) -> Option<Flow> {
         let raw = entry.raw;
         match TABLES {
-            MARKED if raw & F::TABLE_ACCESSED == 0 => Some(Flow::Next),
+            MARKED if raw & (F::TABLE_ACCESSED | F::AGEING) == 0 => Some(Flow::Next),
             HINT if raw & F::TABLE_ACCESSED == 0 => Some(Flow::Next),
             HINT if entry.whole::<F>(level) => {
                 let cleared = entry.slot.exchange(raw, raw & !F::TABLE_ACCESSED);

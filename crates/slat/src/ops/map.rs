@@ -86,8 +86,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// of memory and linked by one store. Memory is made coherent first
     /// ([`Platform::maintain`]). No invalidation is owed: nothing invalid is cached.
     ///
-    /// A range that was unmapped is not to be mapped again before the unmap's shootdown has
-    /// completed: a CPU could hold the old and the new translation at once.
+    /// Where an unmap that was there before has not completed its invalidation yet, and the CPU must
+    /// not hold the old and the new translation at once, the slot is invalidated first.
     ///
     /// # Errors
     /// Nothing is done on [`MapError::Range`], [`MapError::HostAddress`], [`MapError::LeafSize`],
@@ -270,6 +270,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, '
         }
         if level <= self.plan.largest && entry.whole::<F>(level) && self.plan.aligned::<F>(level) {
             self.maintain(entry.start, entry.end);
+            self.break_before_fill(level, &entry);
             let hpa = Hpa(entry.start.wrapping_add(self.plan.delta));
             let leaf = F::leaf(self.plan.bits, level, hpa);
             if C::exchange(entry.slot, entry.raw, leaf).is_err() {
@@ -301,6 +302,13 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, '_, F, P, C> {
         }
     }
 
+    #[inline(always)]
+    fn break_before_fill(&mut self, level: u8, entry: &Entry<'_>) {
+        let base = entry.base::<F>(level);
+        let broke = self.tables.break_before_fill(entry.raw, level, base);
+        self.done.counts.invalidations += u64::from(broke);
+    }
+
     /// Builds the tables under an empty slot aside, and links them.
     fn subtree(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
         let Some(mut frame) = self.cache.take() else {
@@ -315,6 +323,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, '_, F, P, C> {
         if entry.start < end {
             self.maintain(entry.start, end);
         }
+        self.break_before_fill(level, entry);
         if C::exchange(entry.slot, entry.raw, F::table(hpa)).is_err() {
             let counts = &mut self.done.counts;
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None }

@@ -45,6 +45,8 @@ pub enum ChangeError {
         /// Words given.
         given: usize,
     },
+    /// The format, as configured, leaves no trace of what was used.
+    NotRecorded,
     /// Somebody else held an entry for too long.
     Contended,
 }
@@ -59,6 +61,9 @@ impl fmt::Display for ChangeError {
             Self::Bitmap { needed, given } => {
                 write!(f, "the bitmap has {given} words; the range needs {needed}")
             }
+            Self::NotRecorded => f.write_str(
+                "nothing records what the guest uses: hardware does not mark it, nor fault",
+            ),
             Self::Contended => {
                 f.write_str("an entry is being changed by somebody else; go on from there")
             }

@@ -27,7 +27,7 @@ impl Pages<'_> {
                 let offset = (page as u64).checked_mul(1 << F::PAGE_SHIFT)?;
                 self.start.0.checked_add(offset)
             };
-            let start = at(first).unwrap_or(u64::MAX & !((1 << F::PAGE_SHIFT) - 1));
+            let start = at(first).unwrap_or(!((1 << F::PAGE_SHIFT) - 1));
             let end = at(first + pages).unwrap_or(u64::MAX).max(start + 1);
             sum += change(GpaRange::from_bounds(start, end))?;
         }

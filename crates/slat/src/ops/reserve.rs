@@ -6,22 +6,22 @@
 //! a page that the host took away after the fault had asked for it is not mapped: either the
 //! unmap found the reservation, and the commit fails, or it found the leaf. A host that takes memory
 //! away stops handing it out first, then unmaps. A reservation keeps nobody out: whoever maps
-//! there replaces it, and the commit fails as well.
+//! there replaces it, and the commit fails as well. One that is given up stays, as empty as before.
 //!
-//! Tokens are counted per guest and do not come back within 2^48 faults.
+//! Tokens are counted per guest and do not come back within 2^48 faults and unmaps.
 
 use super::map::{MapError, maintenance};
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
-use crate::format::{Attributes, Format, Kind, TOKEN_BITS};
+use crate::format::{Attributes, Format, Kind};
 use crate::guard::Guard;
 use crate::platform::Platform;
-use crate::sync::{Ordering, relax};
+use crate::sync::relax;
 use crate::table::{self, Slot};
 use crate::tables::Halted;
 use crate::walk::PATIENCE;
 
-/// An empty slot that a fault has reserved. Dropped, it is as empty as before.
+/// An empty slot that a fault has reserved.
 #[derive(Debug)]
 #[must_use = "a reservation that is not committed maps nothing"]
 pub struct Reservation<'g, 't, 'p, F: Format, P: Platform> {
@@ -98,14 +98,19 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                 Kind::Empty | Kind::Reserved => {
                     self.counts.slots_written += 1;
                     if level <= largest {
-                        let token = tables.token.fetch_add(1, Ordering::Relaxed);
-                        let reserved = F::reserved(token & ((1 << TOKEN_BITS) - 1));
+                        let reserved = tables.next_token();
                         if slot.exchange(raw, reserved).is_ok() {
+                            let base = gpa & !((1 << F::shift(level)) - 1);
+                            let broke = tables.break_before_fill(raw, level, base);
+                            self.counts.invalidations += u64::from(broke);
                             return Ok((slot, reserved, level));
                         }
                     } else {
                         let mut frame = cache.take().ok_or(MapError::CacheEmpty)?;
                         tables.platform.fill(frame.slots_mut::<F>(tables.platform), 0, 0);
+                        let base = gpa & !((1 << F::shift(level)) - 1);
+                        let broke = tables.break_before_fill(raw, level, base);
+                        self.counts.invalidations += u64::from(broke);
                         if slot.exchange(raw, F::table(frame.hpa())).is_ok() {
                             frame.into_hpa();
                             self.counts.tables_built += 1;
@@ -159,16 +164,7 @@ impl<F: Format, P: Platform> Reservation<'_, '_, '_, F, P> {
             self.guard.counts.slots_written += 1;
             tables.touch_above(self.base, self.level);
             tables.platform.publish();
-            // The slot is the leaf's.
-            core::mem::forget(self);
         }
         Ok(mapped.then_some(bytes))
-    }
-}
-
-impl<F: Format, P: Platform> Drop for Reservation<'_, '_, '_, F, P> {
-    /// Gives the slot back, if it is still reserved.
-    fn drop(&mut self) {
-        let _ = self.slot.exchange(self.raw, 0);
     }
 }

@@ -1,7 +1,10 @@
 //! Unmap: empties a range, hands out what stood there, retires the tables that it covered.
 //!
 //! # Protocol
-//! A leaf is taken out by one compare-and-swap whose old value is kept for the caller. A table whose
+//! A leaf is taken out by one compare-and-swap whose old value is kept for the caller. Where the CPU
+//! must not hold two translations of an address, the slot keeps the unmap's token, and who fills it
+//! again before the unmap's invalidation has completed invalidates first
+//! (`Tables::break_before_fill`). A table whose
 //! whole range was unmapped is then retired in this order: every one of its slots goes from empty
 //! to retired, which keeps other software out and fails if anything was mapped there meanwhile;
 //! its parent's slot is emptied; the table joins the retired list. Between the first marker and the
@@ -16,6 +19,7 @@ use crate::format::{Attributes, Format, Kind};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
+use crate::sync::Ordering;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
@@ -58,13 +62,15 @@ pub struct Removals<'s, 't, 'p, F: Format, P: Platform> {
     storage: &'s mut [Option<Removed>],
     len: usize,
     owed: Owed,
+    /// Whether the guest counts these removals among those that are under way.
+    counted: bool,
 }
 
 impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
     /// Nothing yet, in the caller's storage, whose content is overwritten.
     pub fn new(tables: &'t Tables<'p, F, P>, storage: &'s mut [Option<Removed>]) -> Self {
         storage.fill(None);
-        Self { tables, storage, len: 0, owed: Owed::NOTHING }
+        Self { tables, storage, len: 0, owed: Owed::NOTHING, counted: false }
     }
 
     /// Invalidates, then hands out what was removed, in the order in which it was.
@@ -72,6 +78,9 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
     /// What the iterator is not asked for is leaked.
     pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
         self.tables.complete(core::mem::replace(&mut self.owed, Owed::NOTHING));
+        if core::mem::replace(&mut self.counted, false) {
+            self.tables.removed(1);
+        }
         let len = core::mem::replace(&mut self.len, 0);
         self.storage[..len].iter_mut().filter_map(Option::take)
     }
@@ -98,6 +107,11 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
 impl<F: Format, P: Platform> Drop for Removals<'_, '_, '_, F, P> {
     fn drop(&mut self) {
         self.tables.owe(self.owed);
+        match (self.counted, self.owed.is_nothing()) {
+            (true, false) => self.tables.drop_removals(),
+            (true, true) => self.tables.removed(1),
+            (false, _) => {}
+        }
     }
 }
 
@@ -141,7 +155,7 @@ impl From<ChangeError> for UnmapError {
         match error {
             ChangeError::Range(error) => Self::Range(error),
             ChangeError::CutsBlock { size } => Self::CutsBlock { size },
-            ChangeError::Bitmap { .. } | ChangeError::Contended => Self::Contended,
+            _ => Self::Contended,
         }
     }
 }
@@ -169,8 +183,15 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
         if let Err(why) = tables.check_change(&range) {
             return Self::halted(range.start(), why.into());
         }
-        let mut visitor =
-            Unmap { tables, removals, done: Done::NOTHING, why: UnmapError::Contended };
+        let mut empty = 0;
+        if F::REFILL_BREAKS {
+            if !core::mem::replace(&mut removals.counted, true) {
+                tables.removing.fetch_add(1, Ordering::AcqRel);
+            }
+            empty = tables.next_token();
+        }
+        let done = Done::NOTHING;
+        let mut visitor = Unmap { tables, removals, empty, done, why: UnmapError::Contended };
         let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let Unmap { mut done, why, .. } = visitor;
         removals.owed.merge(core::mem::replace(&mut done.owed, Owed::NOTHING));
@@ -185,6 +206,8 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
 struct Unmap<'t, 'r, 's, 'o, 'p, F: Format, P: Platform> {
     tables: &'t Tables<'p, F, P>,
     removals: &'r mut Removals<'s, 'o, 'p, F, P>,
+    /// What is left in a slot that was emptied.
+    empty: u64,
     done: Done,
     why: UnmapError,
 }
@@ -196,7 +219,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         if kind != Kind::Leaf {
             // A reservation that the range merely touches is void as well.
-            let void = kind != Kind::Reserved || entry.slot.exchange(entry.raw, 0).is_ok();
+            let void = kind != Kind::Reserved || entry.slot.exchange(entry.raw, self.empty).is_ok();
             return if void { Flow::Next } else { Flow::Again };
         }
         if level > 0 && !entry.whole::<F>(level) {
@@ -207,7 +230,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
             self.why = UnmapError::Full;
             return Flow::Stop;
         }
-        if entry.slot.exchange(entry.raw, 0).is_err() {
+        if entry.slot.exchange(entry.raw, self.empty).is_err() {
             return Flow::Again;
         }
         tally.change(&entry);
@@ -221,11 +244,21 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
         Flow::Next
     }
 
+    /// What was emptied before may be full again: it must not look as it did.
+    #[inline(always)]
+    fn again(&mut self) {
+        if F::REFILL_BREAKS {
+            self.empty = self.tables.next_token();
+        }
+    }
+
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Slot]) {
-        if entry.whole::<F>(level) && retire::<F>(children) {
+        if entry.whole::<F>(level) && retire::<F>(children, level - 1, self.empty) {
             self.done.counts.slots_written += children.len() as u64 + 1;
-            let unlinked = entry.slot.update(|raw| links::<F>(raw, level, entry.raw).then_some(0));
+            let empty = self.empty;
+            let unlinked =
+                entry.slot.update(|raw| links::<F>(raw, level, entry.raw).then_some(empty));
             debug_assert!(unlinked.is_ok(), "a retired table was unlinked by somebody else");
             self.tables.retire(F::table_address(entry.raw), &children[0]);
             self.done.owed.table(entry.start, entry.end);
@@ -238,12 +271,15 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
     }
 }
 
-/// Retires the slots of a table that is empty; leaves any other as it was.
-fn retire<F: Format>(slots: &[Slot]) -> bool {
+/// Retires the slots of a table that is empty; leaves any other empty where it was.
+fn retire<F: Format>(slots: &[Slot], level: u8, empty: u64) -> bool {
     let retired = F::retired(Hpa(0));
-    let full = slots.iter().position(|slot| slot.exchange(0, retired).is_err());
+    let full = slots.iter().position(|slot| {
+        let vacant = |raw| matches!(F::kind(raw, level), Kind::Empty | Kind::Reserved);
+        slot.update(|raw| vacant(raw).then_some(retired)).is_err()
+    });
     if let Some(full) = full {
-        slots[..full].iter().for_each(|slot| slot.release(retired, 0));
+        slots[..full].iter().for_each(|slot| slot.release(retired, empty));
     }
     full.is_none()
 }
