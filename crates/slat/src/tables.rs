@@ -238,6 +238,12 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// bounded number of times.
     #[inline]
     pub(crate) fn lookup(&self, gpa: u64) -> (u64, u8, u64) {
+        let found = self.lookup_once(gpa);
+        if found.0 & F::MARK == 0 { found } else { self.lookup_again(gpa) }
+    }
+
+    #[cold]
+    fn lookup_again(&self, gpa: u64) -> (u64, u8, u64) {
         let mut patience = PATIENCE;
         loop {
             let found = self.lookup_once(gpa);
@@ -248,21 +254,33 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn lookup_once(&self, gpa: u64) -> (u64, u8, u64) {
-        let mut level = self.geometry.root_level;
-        let mut slots = self.root_slots();
-        let mut above = !0;
-        loop {
-            let raw = slots[(gpa >> F::shift(level)) as usize & (slots.len() - 1)].load();
-            if level == 0 || F::kind(raw, level) != Kind::Table {
-                return (raw, level, above);
-            }
-            above &= raw;
-            // SAFETY: a linked table has that many slots, and stays allocated for this walk.
-            slots =
-                unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
-            level -= 1;
+        let slots = self.root_slots();
+        match self.geometry.root_level {
+            0 => self.lookup_in::<0>(slots, gpa, !0),
+            1 => self.lookup_in::<1>(slots, gpa, !0),
+            2 => self.lookup_in::<2>(slots, gpa, !0),
+            3 => self.lookup_in::<3>(slots, gpa, !0),
+            _ => self.lookup_in::<4>(slots, gpa, !0),
+        }
+    }
+
+    /// Compiled for each level, as the walk is.
+    #[inline(always)]
+    fn lookup_in<const LEVEL: u8>(&self, slots: &[Slot], gpa: u64, above: u64) -> (u64, u8, u64) {
+        let raw = slots[(gpa >> F::shift(LEVEL)) as usize & (slots.len() - 1)].load();
+        if LEVEL == 0 || F::kind(raw, LEVEL) != Kind::Table {
+            return (raw, LEVEL, above);
+        }
+        // SAFETY: a linked table has that many slots, and stays allocated for this walk.
+        let slots =
+            unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
+        match LEVEL {
+            4 => self.lookup_in::<3>(slots, gpa, above & raw),
+            3 => self.lookup_in::<2>(slots, gpa, above & raw),
+            2 => self.lookup_in::<1>(slots, gpa, above & raw),
+            _ => self.lookup_in::<0>(slots, gpa, above & raw),
         }
     }
 
@@ -280,7 +298,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
                 break;
             }
             above[at as usize - 1] = Some((slot, raw));
-            // SAFETY: as in `lookup_once`.
+            // SAFETY: as in `lookup_in`.
             slots =
                 unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
         }

@@ -90,17 +90,25 @@ const TOKEN_SHIFT: u32 = 8;
 const INHERITED: u64 =
     MEM_ATTR | S2AP_READ | S2AP_WRITE | 0b11 << SH_SHIFT | AF | DBM | XN | 0b0111 << 55;
 
-/// Table of `MemAttr[3:0]`, and MemAttr with FEAT_S2FWB.
-const MEMORY_TYPES: [(Memory, u64, u64); 4] = [
-    (Memory::Normal, 0b1111, 0b0110),
-    (Memory::NonCacheable, 0b0101, 0b0101),
-    (Memory::Device, 0b0001, 0b0001),
-    (Memory::DeviceStrict, 0b0000, 0b0000),
-];
+/// `MemAttr[3:0]`, and MemAttr with FEAT_S2FWB.
+const fn mem_attr(memory: Memory) -> (u64, u64) {
+    match memory {
+        Memory::Normal => (0b1111, 0b0110),
+        Memory::NonCacheable => (0b0101, 0b0101),
+        Memory::Device => (0b0001, 0b0001),
+        Memory::DeviceStrict => (0b0000, 0b0000),
+    }
+}
 
-/// Table of `XN[1:0]`, bits 54:53.
-const EXECUTE: [(Execute, u64); 4] =
-    [(Execute::All, 0b00), (Execute::User, 0b01), (Execute::None, 0b10), (Execute::Kernel, 0b11)];
+/// `XN[1:0]`, bits 54:53.
+const fn xn(execute: Execute) -> u64 {
+    match execute {
+        Execute::All => 0b00,
+        Execute::User => 0b01,
+        Execute::None => 0b10,
+        Execute::Kernel => 0b11,
+    }
+}
 
 impl<const PAGE_SHIFT: u32> Arm64<PAGE_SHIFT> {
     /// T0SZ is at most 39 without FEAT_TTST: 25-bit addresses. The start level, the smallest
@@ -187,6 +195,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
         level > 0 && raws.iter().fold(!0, |all, raw| all & raw) & 0b11 == VALID | TABLE_OR_PAGE
     }
 
+    #[inline]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
         if a.write && !a.dirty && !self.hardware_dirty {
             return Err(AttributeError::CleanNeedsHardwareDirty);
@@ -194,9 +203,9 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
         if matches!(a.execute, Execute::User | Execute::Kernel) && !self.split_execute {
             return Err(AttributeError::ExecuteNeedsSplitRights);
         }
-        let memory = MEMORY_TYPES.iter().find(|m| m.0 == a.memory);
-        let memory = memory.map_or(0, |m| if self.forced_write_back { m.2 } else { m.1 });
-        let execute = EXECUTE.iter().find(|x| x.0 == a.execute).map_or(0, |x| x.1);
+        let (normal, forced) = mem_attr(a.memory);
+        let memory = if self.forced_write_back { forced } else { normal };
+        let execute = xn(a.execute);
         let bit = |on: bool, bit: u64| if on { bit } else { 0 };
         Ok(memory << MEM_ATTR_SHIFT
             | bit(a.read, S2AP_READ)
@@ -209,16 +218,23 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
             | bit(a.software, SW_USER))
     }
 
+    #[inline]
     fn decode(&self, raw: u64, _level: u8) -> Attributes {
-        let memory = raw >> MEM_ATTR_SHIFT & 0b1111;
-        let found =
-            MEMORY_TYPES.iter().find(|m| memory == if self.forced_write_back { m.2 } else { m.1 });
-        let execute = raw >> XN_SHIFT & 0b11;
         Attributes {
             read: raw & S2AP_READ != 0,
             write: raw & (S2AP_WRITE | DBM) != 0,
-            execute: EXECUTE.iter().find(|x| x.1 == execute).map_or(Execute::None, |x| x.0),
-            memory: found.map_or(Memory::DeviceStrict, |m| m.0),
+            execute: match raw >> XN_SHIFT & 0b11 {
+                0b00 => Execute::All,
+                0b01 => Execute::User,
+                0b10 => Execute::None,
+                _ => Execute::Kernel,
+            },
+            memory: match (raw >> MEM_ATTR_SHIFT & 0b1111, self.forced_write_back) {
+                (0b1111, false) | (0b0110, true) => Memory::Normal,
+                (0b0101, _) => Memory::NonCacheable,
+                (0b0001, _) => Memory::Device,
+                _ => Memory::DeviceStrict,
+            },
             accessed: raw & AF != 0,
             dirty: raw & (S2AP_WRITE | SW_DIRTY) != 0,
             software: raw & SW_USER != 0,
@@ -345,8 +361,9 @@ mod tests {
         for fwb in bools {
             let format =
                 Arm64K4 { forced_write_back: fwb, hardware_dirty: true, ..Default::default() };
-            for (memory, ..) in MEMORY_TYPES {
-                for (execute, _) in EXECUTE {
+            use Memory::{Device, DeviceStrict, NonCacheable, Normal};
+            for memory in [Normal, NonCacheable, Device, DeviceStrict] {
+                for execute in [Execute::All, Execute::User, Execute::None, Execute::Kernel] {
                     for bits in 0..32u8 {
                         let on = |i: u8| bits >> i & 1 == 1;
                         let attributes = Attributes {

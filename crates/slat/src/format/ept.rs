@@ -223,6 +223,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         level > 0 && all & R != 0 && any & BLOCK == 0
     }
 
+    #[inline]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
         if !a.read {
             return Err(AttributeError::NeedsRead);
@@ -254,6 +255,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             | bit(a.software, SW_USER))
     }
 
+    #[inline]
     fn decode(&self, raw: u64, _level: u8) -> Attributes {
         let user = if self.split_execute { XU } else { X };
         Attributes {

@@ -4,9 +4,11 @@ use super::{Atomically, Change};
 use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
+use crate::counts::Counts;
 use crate::format::{AttributeError, Attributes, Execute, Format, Kind, Memory};
 use crate::guard::{Done, Guard};
 use crate::platform::{Maintenance, Platform};
+use crate::table::{self, Slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
@@ -120,21 +122,37 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Ok(plan) => plan,
             Err(why) => return Self::halted(range.start(), why),
         };
+        if range.size() == 1 << F::PAGE_SHIFT
+            && tables.map_page::<C>(&plan, &attributes, &mut self.counts)
+        {
+            return Ok(1 << F::PAGE_SHIFT);
+        }
+        self.map_walk::<C>(plan, &attributes, cache)
+    }
+
+    #[inline(never)]
+    fn map_walk<C: Change>(
+        &mut self,
+        plan: Plan,
+        attributes: &Attributes,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<u64, Halted<MapError>> {
+        let tables = self.tables;
         // A single page cannot be half done.
-        if range.size() > 1 << F::PAGE_SHIFT {
+        if plan.end - plan.start > 1 << F::PAGE_SHIFT {
             let mut check = Check { plan, read: 0, why: MapError::Contended };
             let result = tables.walk(plan.start, plan.end, &mut check);
             self.counts.slots_read += check.read;
             if let Err(at) = result {
                 // Nothing is mapped yet: who goes on has to begin at the start.
-                let at = if check.why == MapError::Contended { range.start() } else { at };
+                let at = if check.why == MapError::Contended { Gpa(plan.start) } else { at };
                 return Self::halted(at, check.why);
             }
         }
         let mut visitor = Map {
             tables,
             plan,
-            maintenance: maintenance(&attributes),
+            maintenance: maintenance(attributes),
             cache,
             done: Done::NOTHING,
             dry: None,
@@ -162,7 +180,59 @@ pub(super) fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    #[inline]
+    /// The fault path: fills the empty slot of a page whose table is there. Whatever else it meets
+    /// it leaves to the walk.
+    #[inline(always)]
+    fn map_page<C: Change>(
+        &self,
+        plan: &Plan,
+        attributes: &Attributes,
+        counts: &mut Counts,
+    ) -> bool {
+        let gpa = plan.start;
+        let mut level = self.geometry().root_level;
+        let mut slots = self.root_slots();
+        let mut above = [&slots[0]; 4];
+        while level > 0 {
+            let slot = &slots[(gpa >> F::shift(level)) as usize & (slots.len() - 1)];
+            let raw = slot.load();
+            if F::kind(raw, level) != Kind::Table {
+                return false;
+            }
+            if F::TABLE_ACCESSED != 0 {
+                above[level as usize - 1] = slot;
+            }
+            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
+            slots =
+                unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
+            level -= 1;
+        }
+        let slot = &slots[(gpa >> F::PAGE_SHIFT) as usize & (slots.len() - 1)];
+        let raw = slot.load();
+        if raw != 0 {
+            return false;
+        }
+        if let Some(what) = maintenance(attributes) {
+            let hpa = Hpa(gpa.wrapping_add(plan.delta));
+            self.platform.maintain(hpa, 1 << F::PAGE_SHIFT, what);
+        }
+        let leaf = F::leaf(plan.bits, 0, Hpa(gpa.wrapping_add(plan.delta)));
+        if C::exchange(slot, raw, leaf).is_err() {
+            return false;
+        }
+        let accessed = |slot: &&Slot| slot.load() & F::TABLE_ACCESSED == F::TABLE_ACCESSED;
+        if F::TABLE_ACCESSED != 0
+            && !above[..self.geometry().root_level as usize].iter().all(accessed)
+        {
+            self.touch_above(gpa, 0);
+        }
+        self.platform.publish();
+        counts.slots_read += u64::from(self.geometry().root_level) + 1;
+        counts.slots_written += 1;
+        true
+    }
+
+    #[inline(always)]
     fn plan_map(
         &self,
         range: &GpaRange,

@@ -44,15 +44,7 @@ pub struct Removed {
 /// What was unmapped, kept back until the guest cannot reach it any more.
 ///
 /// The storage is the caller's; one place holds neighbours of one kind. The memory behind the leaves
-/// is known to [`Removals::complete`] only, which invalidates first:
-///
-/// ```compile_fail
-/// # use slat::*;
-/// # fn free<F: Format, P: Platform>(guard: &mut Guard<F, P>, range: GpaRange, removals: &mut Removals<F, P>) {
-/// guard.unmap(range, removals).unwrap();
-/// let memory = removals.storage[0].unwrap().hpa; // private: not without the invalidation
-/// # }
-/// ```
+/// is known to [`Removals::complete`] only, which invalidates first.
 ///
 /// Dropped, it hands over to the guest what it owes, and the memory is leaked.
 #[derive(Debug)]
