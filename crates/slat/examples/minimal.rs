@@ -65,7 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     guest.relax(ram, Access::Write)?;
     guest.collapse(ram, PageSize::SIZE_2M)?;
     println!("unmap: the memory is known again once the guest cannot reach it");
-    let mut removed = [None; 4];
+    let mut removed = [Place::EMPTY; 4];
     let mut removals = Removals::new(&tables, &mut removed);
     guest.unmap(ram, &mut removals)?;
     removals.complete().for_each(|leaves| println!("  {} at {}", leaves.bytes, leaves.hpa));

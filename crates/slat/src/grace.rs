@@ -114,8 +114,9 @@ impl<'p, P: Platform> Member<'p, P> {
 }
 
 impl<P: Platform> Drop for Member<'_, P> {
+    /// A read-modify-write: the next to take the seat synchronises with who looked at it before.
     fn drop(&mut self) {
-        self.seat.0.store(FREE, Ordering::Release);
+        self.seat.0.swap(FREE, Ordering::AcqRel);
     }
 }
 

@@ -1,14 +1,15 @@
 //! A thread inside the tables: operations are its methods.
 
 use crate::counts::Counts;
-use crate::format::Format;
+use crate::format::{Format, Geometry};
 use crate::grace::Inside;
+use crate::ops::{Place, Removals};
 use crate::platform::Platform;
-use crate::shootdown::{Invalidation, Owed, Shootdown};
+use crate::shootdown::Vmid;
+use crate::shootdown::{Invalidation, Owed};
 use crate::tables::{Halted, Tables};
 use crate::walk::Tally;
 use core::fmt;
-use core::ops::Deref;
 
 /// A thread inside the tables of a guest.
 ///
@@ -22,14 +23,45 @@ use core::ops::Deref;
 pub struct Guard<'t, 'p, F: Format, P: Platform> {
     pub(crate) tables: &'t Tables<'p, F, P>,
     inside: Option<Inside<'t>>,
+    /// Whether CPUs may have the tables loaded: else nothing is ever owed.
+    live: bool,
     pub(crate) counts: Counts,
     pub(crate) owed: Owed,
 }
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     #[inline(always)]
-    pub(crate) fn new(tables: &'t Tables<'p, F, P>, inside: Option<Inside<'t>>) -> Self {
-        Self { tables, inside, counts: Counts::default(), owed: Owed::NOTHING }
+    pub(crate) fn new(
+        tables: &'t Tables<'p, F, P>,
+        inside: Option<Inside<'t>>,
+        live: bool,
+    ) -> Self {
+        Self { tables, inside, live, counts: Counts::NONE, owed: Owed::NOTHING }
+    }
+
+    /// The machine under the tables.
+    pub const fn platform(&self) -> &'p P {
+        self.tables.platform()
+    }
+
+    /// The format, as configured.
+    pub const fn format(&self) -> &F {
+        self.tables.format()
+    }
+
+    /// Where hardware starts its walks.
+    pub const fn geometry(&self) -> Geometry {
+        self.tables.geometry()
+    }
+
+    /// The guest.
+    pub const fn vmid(&self) -> Vmid {
+        self.tables.vmid()
+    }
+
+    /// Nothing removed yet, in the caller's storage: as [`Removals::new`].
+    pub fn removals<'s>(&self, storage: &'s mut [Place]) -> Removals<'s, 't, 'p, F, P> {
+        Removals::new(self.tables, storage)
     }
 
     /// Lets go of all tables seen so far, at the cost of a store: as leaving and entering again.
@@ -47,22 +79,16 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     /// The invalidation that the guard's operations owe; `None` if they left nothing stale.
     pub fn owed(&self) -> Option<Invalidation> {
-        self.tables.invalidation(&self.owed)
+        if self.live { self.tables.invalidation(&self.owed) } else { None }
     }
 
-    /// Executes what is owed and returns once it has completed on all CPUs.
+    /// Executes what is owed, and what others dropped, and returns once it has completed on all
+    /// CPUs.
     pub fn complete(&mut self) {
-        self.tables.complete(core::mem::replace(&mut self.owed, Owed::NOTHING));
-    }
-
-    /// Takes what is owed, to be merged with that of other threads or completed later.
-    pub fn shootdown(&mut self) -> Shootdown<'t, 'p, F, P> {
-        Shootdown::new(self.tables, core::mem::replace(&mut self.owed, Owed::NOTHING))
-    }
-
-    /// Owes nothing any more: no CPU has the tables.
-    pub(crate) fn forgive(&mut self) {
-        self.owed = Owed::NOTHING;
+        let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
+        if self.live {
+            self.tables.complete(owed);
+        }
     }
 
     /// A refusal before anything was done, or an early end.
@@ -72,18 +98,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 }
 
-impl<'p, F: Format, P: Platform> Deref for Guard<'_, 'p, F, P> {
-    type Target = Tables<'p, F, P>;
-
-    fn deref(&self) -> &Self::Target {
-        self.tables
-    }
-}
-
 impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.tables.owe(self.owed);
+        if self.live {
+            self.tables.owe(self.owed);
+        }
     }
 }
 

@@ -39,9 +39,9 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
         self.0
     }
 
-    /// All operations, by atomic changes; what they owe is void.
+    /// All operations, by atomic changes; they owe nothing.
     pub fn guard(&mut self) -> Guard<'_, 'p, F, P> {
-        self.0.exclusive()
+        Guard::new(&self.0, None, false)
     }
 
     /// As [`Guard::map`].
@@ -64,10 +64,7 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
     /// # Errors
     /// Those of [`Guard::write_protect`] but [`ChangeError::Contended`].
     pub fn write_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
-        let mut guard = self.guard();
-        let result = guard.write_protect_by::<Plainly>(range);
-        guard.forgive();
-        result
+        self.guard().write_protect_by::<Plainly>(range)
     }
 
     /// Gives back every frame.

@@ -30,7 +30,13 @@
 //! ```compile_fail,E0616
 //! # use slat::*;
 //! fn memory<'p, F: Format, P: Platform>(removals: &mut Removals<'_, '_, 'p, F, P>) -> Option<Hpa> {
-//!     removals.storage[0].map(|leaves| leaves.hpa)
+//!     removals.storage[0].0.map(|leaves| leaves.hpa)
+//! }
+//! ```
+//! ```compile_fail,E0616
+//! # use slat::*;
+//! fn memory(storage: &[Place]) -> Option<Hpa> {
+//!     storage[0].0.map(|leaves| leaves.hpa)
 //! }
 //! ```
 //! Live tables are not given back; inactive ones are, and becoming inactive takes a promise that no
@@ -92,7 +98,7 @@
 #![no_std]
 #![warn(missing_docs)]
 
-#[cfg(any(test, loom))]
+#[cfg(any(test, loom, shuttle))]
 extern crate std;
 
 mod addr;
@@ -120,7 +126,7 @@ pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;
 pub use ops::{
     Aged, Ageing, Ages, Batched, Bounded, ChangeError, Dump, EveryEntry, Leaf, Leaves, MapError,
-    Pages, Removals, Removed, Reservation, Skip, SplitError, SplitWalk, UnmapError,
+    Pages, Place, Removals, Removed, Reservation, Skip, SplitError, SplitWalk, UnmapError,
 };
 pub use platform::{BreakBeforeMake, Maintenance, Platform};
 pub use shootdown::{Invalidation, Shootdown, Vmid};

@@ -15,8 +15,10 @@ use core::ptr::NonNull;
 /// 2. [`Platform::slots`] of an address inside such a frame is a pointer to that memory, valid for
 ///    reads and writes of the whole frame until it is given back, the same at every call.
 /// 3. [`Platform::invalidate`] returns only when no CPU can use a translation, or a walk-cache
-///    entry, that the invalidation names. It does not unwind: the caller may hold markers.
-/// 4. [`Platform::grace`] is the same at every call.
+///    entry, that the invalidation names.
+/// 4. [`Platform::grace`] and [`Platform::break_before_make`] are the same at every call.
+/// 5. [`Platform::fill`] stores exactly the sequence that it is asked for.
+/// 6. No method unwinds: its caller may hold markers, or owe an invalidation.
 pub unsafe trait Platform {
     /// A frame of `bytes` bytes (a power of two, at least a page) aligned to its size, its
     /// content arbitrary; `None` when memory is short.
@@ -60,15 +62,15 @@ pub unsafe trait Platform {
     /// later store of the calling thread.
     #[inline]
     fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
-        #[cfg(not(loom))]
+        #[cfg(not(any(loom, shuttle)))]
         let slots = Slot::words(slots);
         let mut raw = first;
         for slot in slots {
-            #[cfg(not(loom))]
+            #[cfg(not(any(loom, shuttle)))]
             {
                 *slot = raw;
             }
-            #[cfg(loom)]
+            #[cfg(any(loom, shuttle))]
             slot.set(raw);
             raw = raw.wrapping_add(step);
         }

@@ -1,49 +1,93 @@
-//! One shim over the atomics, so that the same code runs on hardware and under `loom`.
+//! One shim over the atomics, so that the same code runs on hardware, under `loom` and under `shuttle`.
+//!
+//! Loom explores every interleaving of small models, and what weak orderings allow. Shuttle samples the
+//! interleavings of larger ones, and takes every access as sequentially consistent: what it proves of
+//! a protocol holds of its order of steps, not of its memory orderings.
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) use core::sync::atomic::AtomicU64;
 pub(crate) use core::sync::atomic::Ordering;
 #[cfg(loom)]
 pub(crate) use modelled::AtomicU64;
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::atomic::AtomicU64;
+
+/// Between a change here and a load there, for two threads of which at least one is to see the
+/// other's change: acquire and release do not keep a load behind an earlier store.
+#[inline(always)]
+pub(crate) fn fence() {
+    #[cfg(not(loom))]
+    core::sync::atomic::fence(Ordering::SeqCst);
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
 
 /// Lets the holder of a marker make progress. Not under loom: a yield there forces a step of the
 /// holder, and hides that a wait may end in vain. Waits are bounded, so nothing hangs.
 pub(crate) fn relax() {
-    #[cfg(not(loom))]
+    #[cfg(not(any(loom, shuttle)))]
     core::hint::spin_loop();
+    #[cfg(shuttle)]
+    shuttle::thread::yield_now();
 }
 
 /// Loom 0.7 looks for races with the last access to an object only: a thread's own load hides the
 /// one before it by another thread, and its compare-and-swap is never tried ahead of that. So each
-/// access is preceded by a relaxed read-modify-write of a companion, which orders nothing, but on
-/// which every access depends. Loads may still see stale values.
+/// atomic has a companion for each thread. A load is followed by a relaxed read-modify-write of the
+/// companion of its own thread, a change preceded by one of every companion: that orders nothing
+/// for the engine, but tells loom that a load depends on each change, and a change on each access;
+/// not a load on a load, whose order makes no difference. Loads may still see stale values.
 #[cfg(loom)]
 mod modelled {
     use super::Ordering;
+    use core::hash::{Hash, Hasher};
     use loom::sync::atomic::AtomicU64 as Atomic;
+
+    /// Threads of a model, the main one included.
+    const THREADS: usize = 4;
 
     #[derive(Debug)]
     pub(crate) struct AtomicU64 {
         value: Atomic,
-        access: Atomic,
+        companions: [Atomic; THREADS],
+    }
+
+    /// The last number in a thread's identity: its own, behind that of the execution.
+    #[derive(Default)]
+    struct Number(usize);
+
+    impl Hasher for Number {
+        fn write(&mut self, _: &[u8]) {}
+
+        fn write_usize(&mut self, number: usize) {
+            self.0 = number;
+        }
+
+        fn finish(&self) -> u64 {
+            self.0 as u64
+        }
+    }
+
+    fn current() -> usize {
+        let mut number = Number::default();
+        loom::thread::current().id().hash(&mut number);
+        number.0 % THREADS
     }
 
     impl AtomicU64 {
         #[track_caller]
         pub(crate) fn new(value: u64) -> Self {
-            Self { value: Atomic::new(value), access: Atomic::new(0) }
+            Self { value: Atomic::new(value), companions: [(); THREADS].map(|()| Atomic::new(0)) }
         }
 
-        #[track_caller]
-        fn accessed(&self) {
-            self.access.fetch_add(1, Ordering::Relaxed);
-        }
-
-        /// No second point to switch threads at: an exchange finds the newest value anyway.
+        /// One point to switch threads at: an exchange finds the newest value anyway.
         #[track_caller]
         fn change<R>(&self, change: impl FnOnce(&Atomic) -> R) -> R {
-            self.accessed();
+            self.companions[0].fetch_add(1, Ordering::Relaxed);
             loom::stop_exploring();
+            for companion in &self.companions[1..] {
+                companion.fetch_add(1, Ordering::Relaxed);
+            }
             let result = change(&self.value);
             loom::explore();
             result
@@ -51,13 +95,21 @@ mod modelled {
 
         #[track_caller]
         pub(crate) fn load(&self, order: Ordering) -> u64 {
-            self.accessed();
-            self.value.load(order)
+            let value = self.value.load(order);
+            loom::stop_exploring();
+            self.companions[current()].fetch_add(1, Ordering::Relaxed);
+            loom::explore();
+            value
         }
 
+        /// Behind a relaxed read-modify-write: without, loom may take an exchange by another
+        /// thread, which came before, for the later of the two.
         #[track_caller]
         pub(crate) fn store(&self, value: u64, order: Ordering) {
-            self.change(|slot| slot.store(value, order));
+            self.change(|slot| {
+                slot.fetch_add(0, Ordering::Relaxed);
+                slot.store(value, order);
+            });
         }
 
         #[track_caller]

@@ -84,7 +84,7 @@ impl Slot {
     }
 
     /// Exclusively owned slots as plain words, for a platform that fills them by vector stores.
-    #[cfg(not(loom))]
+    #[cfg(not(any(loom, shuttle)))]
     pub fn words(slots: &mut [Self]) -> &mut [u64] {
         let len = slots.len();
         // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`, which has the size, alignment

@@ -7,7 +7,7 @@ use crate::grace::Member;
 use crate::guard::{Foreign, Guard};
 use crate::inactive::Inactive;
 use crate::platform::Platform;
-use crate::shootdown::{Invalidation, Owed, Vmid};
+use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{self, Frame, Slot};
 use crate::walk::{Outcome, PATIENCE, Visitor, touch_all, walk};
@@ -28,9 +28,13 @@ pub struct Tables<'p, F: Format, P: Platform> {
     vmid: Vmid,
     geometry: Geometry,
     root: Hpa,
-    /// What was dropped while it was owed: [`REMOVALS`] and [`SHOOTDOWNS`]. The next to complete
-    /// invalidates everything.
+    /// How many guards, shootdowns and removals were dropped while they owed something, and how many
+    /// of those the completed invalidations of everything cover.
     dropped: AtomicU64,
+    covered: AtomicU64,
+    /// The same of removals alone.
+    dropped_removals: AtomicU64,
+    covered_removals: AtomicU64,
     /// Removals whose invalidation has not completed.
     pub(crate) removing: AtomicU64,
     /// Tables that were unlinked, each with its successor's address in its first slot's marker;
@@ -48,10 +52,6 @@ pub struct Tables<'p, F: Format, P: Platform> {
     /// Whether an exact scan of accessed bits is under way.
     pub(crate) ageing: AtomicU64,
 }
-
-/// Units of [`Tables::dropped`]: removals in the lower half, other shootdowns in the upper.
-const REMOVALS: u64 = 1;
-const SHOOTDOWNS: u64 = 1 << 32;
 
 /// What a guest physical address translates to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -166,6 +166,9 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             geometry,
             root,
             dropped: AtomicU64::new(0),
+            covered: AtomicU64::new(0),
+            dropped_removals: AtomicU64::new(0),
+            covered_removals: AtomicU64::new(0),
             removing: AtomicU64::new(0),
             retired: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
@@ -189,12 +192,12 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         if !member.serves(self.platform) {
             return Err(Foreign);
         }
-        Ok(Guard::new(self, Some(member.enter())))
+        Ok(Guard::new(self, Some(member.enter()), true))
     }
 
     /// Enters the tables without a seat, as nobody else can be in them.
     pub fn exclusive(&mut self) -> Guard<'_, 'p, F, P> {
-        Guard::new(self, None)
+        Guard::new(self, None, true)
     }
 
     /// Enters the tables without a seat: for callers who keep tables that they may be in by other
@@ -203,10 +206,25 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// # Safety
     /// While the guard lives, nobody calls [`Tables::reclaim`].
     pub unsafe fn enter_unseated(&self) -> Guard<'_, 'p, F, P> {
-        Guard::new(self, None)
+        Guard::new(self, None, true)
     }
 
-    /// The address of the root, for VTTBR_EL2 and its like.
+    /// Takes what `guard` owes, to be merged with that of other threads or completed later.
+    ///
+    /// # Errors
+    /// [`Foreign`] if the guard is in other tables.
+    pub fn shootdown<'t>(
+        &'t self,
+        guard: &mut Guard<'_, 'p, F, P>,
+    ) -> Result<Shootdown<'t, 'p, F, P>, Foreign> {
+        if !core::ptr::eq(guard.tables, self) {
+            return Err(Foreign);
+        }
+        Ok(Shootdown::new(self, core::mem::replace(&mut guard.owed, Owed::NOTHING)))
+    }
+
+    /// The address of the root, for VTTBR_EL2 and its like. Who loads it answers for what is mapped:
+    /// the guest reaches all of that memory, whosever it is.
     pub const fn root(&self) -> Hpa {
         self.root
     }
@@ -332,14 +350,16 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     /// Invalidates what is owed, and what somebody else dropped.
+    ///
+    /// What was dropped counts as covered only after the invalidation: who finds it so, and returns,
+    /// relies on it.
     pub(crate) fn complete(&self, owed: Owed) {
-        let dropped = match self.dropped.load(Ordering::Acquire) {
-            0 => 0,
-            _ => self.dropped.swap(0, Ordering::AcqRel),
-        };
-        if dropped != 0 {
+        let dropped = self.dropped.load(Ordering::Acquire);
+        if dropped != self.covered.load(Ordering::Acquire) {
+            let removals = self.dropped_removals.load(Ordering::Acquire);
             self.invalidate_all();
-            self.removed(dropped % SHOOTDOWNS);
+            raise(&self.covered, dropped);
+            self.removed(removals.saturating_sub(raise(&self.covered_removals, removals)));
         } else if let Some(what) = self.invalidation(&owed) {
             self.platform.invalidate(&what);
         }
@@ -349,13 +369,14 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     #[inline(always)]
     pub(crate) fn owe(&self, owed: Owed) {
         if !owed.is_nothing() {
-            self.dropped.fetch_add(SHOOTDOWNS, Ordering::AcqRel);
+            self.dropped.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     /// Keeps in mind removals that somebody dropped.
     pub(crate) fn drop_removals(&self) {
-        self.dropped.fetch_add(REMOVALS, Ordering::AcqRel);
+        self.dropped_removals.fetch_add(1, Ordering::AcqRel);
+        self.dropped.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The invalidation of so many removals has completed.
@@ -483,7 +504,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// No CPU has the root loaded, nor will load it before [`Inactive::activate`].
     pub unsafe fn deactivate(self) -> Inactive<'p, F, P> {
         self.invalidate_all();
-        self.dropped.swap(0, Ordering::AcqRel);
+        raise(&self.covered, self.dropped.load(Ordering::Acquire));
+        raise(&self.covered_removals, self.dropped_removals.load(Ordering::Acquire));
         self.removing.swap(0, Ordering::AcqRel);
         Inactive(self)
     }
@@ -509,4 +531,16 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             }
         }
     }
+}
+
+/// Sets a count that only grows to `to` at least; returns what it was.
+fn raise(count: &AtomicU64, to: u64) -> u64 {
+    let mut was = count.load(Ordering::Acquire);
+    while was < to {
+        match count.compare_exchange(was, to, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => break,
+            Err(found) => was = found,
+        }
+    }
+    was
 }

@@ -17,14 +17,16 @@
 use crate::addr::{Gpa, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::platform::Platform;
-use crate::sync::relax;
+use crate::sync::{fence, relax};
 use crate::table::{self, Slot};
 
 /// How often a walk waits for a marker, or loses a slot, before it gives up.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) const PATIENCE: u32 = 1 << 12;
 #[cfg(loom)]
 pub(crate) const PATIENCE: u32 = 2;
+#[cfg(shuttle)]
+pub(crate) const PATIENCE: u32 = 8;
 
 /// A slot that a visitor is shown, and the part of the walk's range that it covers.
 pub(crate) struct Entry<'t> {
@@ -243,6 +245,8 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
 /// is set again, and the next to age looks below; if after, it finds the leaf itself.
 #[inline(always)]
 fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
+    // The leaf before the table's mark, as who ages clears the mark before it looks at the leaf.
+    fence();
     let _ = slot.update(|raw| {
         (links::<F>(raw, level, table) && raw & F::TABLE_ACCESSED == 0)
             .then_some(raw | F::TABLE_ACCESSED)

@@ -4,9 +4,9 @@
 pub mod arm64;
 #[cfg(feature = "ept")]
 pub mod ept;
-#[cfg(all(any(test, loom), feature = "arm64"))]
+#[cfg(all(any(test, loom, shuttle), feature = "arm64"))]
 pub mod tiny;
-#[cfg(all(any(test, loom), feature = "ept"))]
+#[cfg(all(any(test, loom, shuttle), feature = "ept"))]
 pub mod tiny_ept;
 
 use crate::addr::{Hpa, LeafSizeError, PageSize};
@@ -31,7 +31,10 @@ use core::fmt;
 ///    [`Kind::Table`], of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], with `MARK`
 ///    [`Kind::Sealed`], of [`Format::frozen`] [`Kind::Frozen`], of [`Format::retired`]
 ///    [`Kind::Retired`], of [`Format::reserved`] [`Kind::Reserved`]; no slot at level 0 is a table.
-///    Bits of `STATUS`, `TABLE_ACCESSED`, `TABLE_WRITE` and `MARK` change nothing else about it.
+///    In a leaf, bits of `STATUS`, and in a table those of `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING`,
+///    `RENEWED` and `MARK`, change nothing about kind and address; nor do the methods that make a
+///    leaf from a leaf. [`Format::all_tables`] agrees with `kind`; tokens that differ make
+///    reservations that differ.
 /// 2. [`Format::table_address`] gives back the address that [`Format::table`],
 ///    [`Format::frozen`] and [`Format::retired`] were given.
 /// 3. [`Format::geometry`] gives a root of a power of two of slots, at level 4 at most, which

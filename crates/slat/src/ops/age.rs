@@ -15,7 +15,8 @@
 //! 3. The leaves below noted tables are cleared, and the notes.
 //!
 //! Software that makes a leaf accessed marks the tables above after it, the lowest first
-//! (`walk::touch`), and so does a scan that cannot clear a leaf because somebody holds it. A hint
+//! (`walk::touch`; where it runs, x86, no load passes an earlier exchange), and so does a scan that
+//! cannot clear a leaf because somebody holds it. A hint
 //! clears tables without an invalidation: it breaks the invariant, and makes exact scans look
 //! everywhere until one has covered the whole guest. One scan at a time clears tables.
 
@@ -29,7 +30,7 @@ use crate::shootdown::Owed;
 use crate::sync::Ordering;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Entry, Flow, Tally, Visitor, links};
 
 /// What an ageing scan does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,8 +39,8 @@ pub struct Ageing {
     pub clear: bool,
     /// What it need not look at.
     pub skip: Skip,
-    /// Invalidates at its end: without, a page that a TLB holds may be in use and never be young
-    /// again until the TLB forgets it by itself. Linux does without.
+    /// With `clear`, invalidates at its end: without, a page that a TLB holds may be in use and never
+    /// be young again until the TLB forgets it by itself. Linux does without.
     pub fresh: bool,
 }
 
@@ -66,7 +67,8 @@ pub enum Skip {
 /// The answer, a bit a page: bit 0 is the first page of the range. Bits are added, none is removed.
 #[derive(Debug)]
 pub struct Ages<'b> {
-    /// Pages that were used since they were last cleared; of a block, all pages.
+    /// Pages that were used since they were last cleared; of a block, all its pages in the range. A
+    /// block that the range covers in part is tested, not cleared.
     pub young: &'b mut [u64],
     /// Pages about which nothing can be said: somebody is changing their entry.
     pub unanswered: &'b mut [u64],
@@ -106,10 +108,13 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let skip = if F::TABLE_ACCESSED == 0 { Skip::Nothing } else { how.skip };
         match (how.clear, skip) {
             (false, Skip::Nothing) => scan.run::<F, P, false, ALL>(tables),
-            (false, Skip::Exact) if tables.hinted.load(Ordering::Acquire) != 0 => {
-                scan.run::<F, P, false, ALL>(tables);
+            (false, skip) => {
+                scan.run::<F, P, false, MARKED>(tables);
+                // A hint beside this, or before it, may have hidden what was used.
+                if skip == Skip::Exact && tables.hinted.load(Ordering::Acquire) != 0 {
+                    scan.run::<F, P, false, ALL>(tables);
+                }
             }
-            (false, _) => scan.run::<F, P, false, MARKED>(tables),
             (true, Skip::Nothing) => scan.run::<F, P, true, ALL>(tables),
             (true, _) if tables.ageing.swap(1, Ordering::AcqRel) != 0 => {
                 scan.run::<F, P, true, ALL>(tables);
@@ -126,7 +131,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             }
         }
         let Scan { aged, mut done, .. } = scan;
-        if how.fresh && aged.young != 0 {
+        if how.fresh && how.clear {
             let mut stale = Owed::NOTHING;
             stale.leaves(range.start().0, range.end().0, F::size(0));
             stale.leaves(range.start().0, range.end().0, F::size(1));
@@ -165,8 +170,9 @@ impl Scan<'_, '_> {
                 Ok(()) => return,
                 // Lost too often: the page stays without an answer.
                 Err(Gpa(at)) => {
-                    tables.touch_above(at, 0);
-                    let next = ((at >> F::PAGE_SHIFT) + 1) << F::PAGE_SHIFT;
+                    let (_, level, _) = tables.lookup(at);
+                    tables.touch_above(at, level);
+                    let next = (((at >> F::shift(level)) + 1) << F::shift(level)).min(end);
                     self.unanswered::<F>(at, next);
                     from = next;
                 }
@@ -197,7 +203,7 @@ impl Scan<'_, '_> {
     }
 
     fn page<F: Format>(&self, at: u64) -> usize {
-        (at - self.range.start().0) as usize >> F::PAGE_SHIFT
+        ((at - self.range.start().0) >> F::PAGE_SHIFT) as usize
     }
 
     fn unanswered<F: Format>(&mut self, start: u64, end: u64) {
@@ -224,11 +230,11 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     const QUIET: Option<u64> = Some(F::ACCESSED);
 
     #[inline(always)]
-    fn visit(&mut self, _level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         if kind != Kind::Leaf || entry.raw & F::ACCESSED == 0 {
             return Flow::Next;
         }
-        if CLEAR {
+        if CLEAR && entry.whole::<F>(level) {
             if entry.slot.exchange(entry.raw, entry.raw & !F::ACCESSED).is_err() {
                 return Flow::Again;
             }
@@ -289,11 +295,18 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
             }
             NOTED if !entry.whole::<F>(level) => None,
             NOTED if raw & (F::AGEING | F::TABLE_ACCESSED) == 0 => Some(Flow::Next),
-            NOTED if raw & F::AGEING != 0 => {
-                let cleared = entry.slot.exchange(raw, raw & !F::AGEING);
-                cleared.err().map(|_| Flow::Again)
-            }
             _ => None,
+        }
+    }
+
+    /// The note goes when all below has an answer: until then others who look do not trust the mark.
+    #[inline(always)]
+    fn leave(&mut self, level: u8, entry: Entry<'t>, _: &'t [Slot]) {
+        if TABLES == NOTED && entry.whole::<F>(level) {
+            let _ = entry.slot.update(|raw| {
+                let noted = links::<F>(raw, level, entry.raw) && raw & F::AGEING != 0;
+                noted.then_some(raw & !F::AGEING)
+            });
         }
     }
 

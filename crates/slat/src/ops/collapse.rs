@@ -117,7 +117,10 @@ impl<F: Format, P: Platform> Collapse<'_, '_, F, P> {
             let raw = child.load();
             self.done.counts.slots_read += 1;
             if F::kind(raw, level - 1) == Kind::Leaf && !continues::<F>(first, raw, level, index)
-                || matches!(F::kind(raw, level - 1), Kind::Empty | Kind::Table)
+                || matches!(
+                    F::kind(raw, level - 1),
+                    Kind::Empty | Kind::Reserved | Kind::Retired | Kind::Table
+                )
             {
                 return Err(Unfit::Differs);
             }

@@ -12,7 +12,6 @@ use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
-use crate::shootdown::Owed;
 use crate::table::Slot;
 use crate::tables::Halted;
 use crate::walk::{Entry, Flow, Tally, Visitor};
@@ -34,7 +33,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// A leaf that the guest may write without hardware marking it stays dirty, and is reported each
     /// time. When this returns, what the bitmap does not name was not written since the last
-    /// harvest, and every later write will be in the next: the invalidation is executed inside.
+    /// harvest, and every later write will be in the next: the invalidation is executed inside, with
+    /// all that the guard owes. One thread at a time harvests or cleans a page.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], [`ChangeError::Bitmap`], and on
@@ -61,12 +61,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         };
         let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let Harvest { pages, mut done, why, .. } = visitor;
-        let owed = core::mem::replace(&mut done.owed, Owed::NOTHING);
-        if !owed.is_nothing() {
-            tables.complete(owed);
-            done.counts.invalidations += 1;
-        }
+        let stale = !done.owed.is_nothing() || !self.owed.is_nothing();
+        done.counts.invalidations += u64::from(stale);
         done.into(self);
+        // Also what was cleaned before: a page that is not reported has to be one.
+        self.complete();
         match result {
             Ok(()) => Ok(pages),
             Err(Gpa(at)) => Self::halted(Gpa(at), why),
@@ -89,9 +88,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`Guard::clean`] of exactly the pages that a bitmap names.
     ///
     /// # Errors
-    /// Those of [`Guard::clean`], at the first page concerned.
+    /// Those of [`Guard::clean`], at the first run of pages concerned: the runs before it are done.
     pub fn clean_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
-        pages.each::<F, _>(|range| self.clean(range))
+        pages.each::<F>(|range| self.clean(range))
     }
 }
 
@@ -124,7 +123,7 @@ impl<'t, F: Format> Visitor<'t, F> for Harvest<'_, F> {
             }
             tally.change(&entry);
         }
-        let page = |at: u64| (at - self.start) as usize >> F::PAGE_SHIFT;
+        let page = |at: u64| ((at - self.start) >> F::PAGE_SHIFT) as usize;
         let (first, end) = (page(entry.start), page(entry.end));
         self.pages += set_bits(self.bitmap, first, end - first);
         Flow::Next
@@ -156,7 +155,7 @@ impl<'t, F: Format> Visitor<'t, F> for Harvest<'_, F> {
             }
             mask |= 1 << index;
         }
-        let first = (at - self.start) as usize >> F::PAGE_SHIFT;
+        let first = ((at - self.start) >> F::PAGE_SHIFT) as usize;
         self.pages += or_bits(self.bitmap, first, mask);
         passed
     }

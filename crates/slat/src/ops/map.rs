@@ -387,7 +387,9 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, '_, F, P, C> {
         let counts = &mut self.done.counts;
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
-        builder.fill(&mut frame, level - 1, entry.base::<F>(level), &self.plan);
+        // Of the range, what the slot covers and is still to be done: the walk may have begun anew.
+        let plan = Plan { start: entry.start, end: entry.end, ..self.plan };
+        builder.fill(&mut frame, level - 1, entry.base::<F>(level), &plan);
         let (dry, hpa) = (builder.dry, frame.hpa());
         let end = dry.unwrap_or(entry.end);
         if entry.start < end {

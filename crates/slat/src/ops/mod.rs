@@ -18,7 +18,7 @@ pub use map::MapError;
 pub use pages::Pages;
 pub use reserve::Reservation;
 pub use split::{Batched, Bounded, EveryEntry, SplitError, SplitWalk};
-pub use unmap::{Removals, Removed, UnmapError};
+pub use unmap::{Place, Removals, Removed, UnmapError};
 
 use crate::addr::{GpaRange, PageSize, RangeError};
 use crate::format::{Format, Kind};

@@ -1,6 +1,7 @@
 //! Pages that a bitmap names: exactly those, never their hull.
 
-use crate::addr::{Gpa, GpaRange};
+use super::ChangeError;
+use crate::addr::{Gpa, GpaRange, RangeError};
 use crate::format::Format;
 use crate::tables::Halted;
 
@@ -16,20 +17,17 @@ pub struct Pages<'b> {
 impl Pages<'_> {
     /// Calls `change` for each run of pages, in ascending order, until it fails; returns the sum.
     #[inline]
-    pub(super) fn each<F: Format, E>(
+    pub(super) fn each<F: Format>(
         &self,
-        mut change: impl FnMut(GpaRange) -> Result<u64, Halted<E>>,
-    ) -> Result<u64, Halted<E>> {
+        mut change: impl FnMut(GpaRange) -> Result<u64, Halted<ChangeError>>,
+    ) -> Result<u64, Halted<ChangeError>> {
         let mut sum = 0;
         for (first, pages) in (Runs { bits: self.bits, next: 0 }) {
-            // A run past the end of the address space is one past the end of the tables.
-            let at = |page: usize| {
-                let offset = (page as u64).checked_mul(1 << F::PAGE_SHIFT)?;
-                self.start.0.checked_add(offset)
-            };
-            let start = at(first).unwrap_or(!((1 << F::PAGE_SHIFT) - 1));
-            let end = at(first + pages).unwrap_or(u64::MAX).max(start + 1);
-            sum += change(GpaRange::from_bounds(start, end))?;
+            let refused = |error| Halted { at: self.start, why: ChangeError::Range(error) };
+            let (offset, size) = ((first as u64) << F::PAGE_SHIFT, (pages as u64) << F::PAGE_SHIFT);
+            let start = self.start.0.checked_add(offset);
+            let start = start.ok_or(refused(RangeError::Overflow { start: self.start, size }))?;
+            sum += change(GpaRange::new(Gpa(start), size).map_err(refused)?)?;
         }
         Ok(sum)
     }

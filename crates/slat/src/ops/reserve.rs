@@ -33,8 +33,8 @@ pub struct Reservation<'g, 't, 'p, F: Format, P: Platform> {
 }
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
-    /// Reserves the slot in which a leaf of `largest`, or the largest size below it that is not
-    /// split into a table, would translate `gpa`. Tables above it are built.
+    /// Reserves the slot in which a leaf of `largest`, or the largest size below it that the guest has
+    /// room for and that is not split into a table, would translate `gpa`. Tables above it are built.
     ///
     /// # Errors
     /// [`MapError::Range`], [`MapError::LeafSize`], [`MapError::ForeignCache`];
@@ -54,7 +54,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             Ok(()) if !cache.serves(self.tables.platform) => Err(MapError::ForeignCache),
             Ok(()) => match F::level_of(largest) {
                 Err(error) => Err(MapError::LeafSize(error)),
-                Ok(largest) => self.reserve_slot(page, largest, cache),
+                Ok(mut largest) => {
+                    // Not past the end of a guest that is smaller than the leaf.
+                    while F::shift(largest) > self.tables.geometry().address_bits {
+                        largest -= 1;
+                    }
+                    self.reserve_slot(page, largest, cache)
+                }
             },
         };
         match found {

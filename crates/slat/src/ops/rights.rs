@@ -20,8 +20,10 @@ use core::marker::PhantomData;
 pub(super) trait Rule<F: Format> {
     /// A leaf with none of these bits stays as it is.
     const QUIET: u64 = !0;
-    /// Translations become stale, and leaves are covered whole.
+    /// A CPU may go on using the right that was taken.
     const STALE: bool = true;
+    /// A leaf that the range covers in part is refused.
+    const WHOLE: bool = true;
     /// Leaves become accessed.
     const TOUCHES: bool = false;
     /// The right to write is given: no table above may withhold it.
@@ -55,6 +57,7 @@ struct ForExecute<F>(F);
 
 impl<F: Format> Rule<F> for ForRead<F> {
     const STALE: bool = false;
+    const WHOLE: bool = false;
     const TOUCHES: bool = true;
 
     #[inline(always)]
@@ -64,6 +67,7 @@ impl<F: Format> Rule<F> for ForRead<F> {
 }
 
 impl<F: Format> Rule<F> for ForWrite<F> {
+    const STALE: bool = false;
     const TOUCHES: bool = true;
     const WRITES: bool = true;
 
@@ -74,6 +78,7 @@ impl<F: Format> Rule<F> for ForWrite<F> {
 }
 
 impl<F: Format> Rule<F> for ForExecute<F> {
+    const STALE: bool = false;
     const TOUCHES: bool = true;
 
     #[inline(always)]
@@ -101,9 +106,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`Guard::write_protect`] of exactly the pages that a bitmap names.
     ///
     /// # Errors
-    /// Those of [`Guard::write_protect`], at the first page concerned.
+    /// Those of [`Guard::write_protect`], at the first run of pages concerned: the runs before it are
+    /// done.
     pub fn write_protect_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
-        pages.each::<F, _>(|range| self.write_protect(range))
+        pages.each::<F>(|range| self.write_protect(range))
     }
 
     #[inline]
@@ -126,9 +132,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// there, and what sets the accessed state where hardware does not. Whether the guest may do
     /// so is for the caller to know. Returns the bytes that changed.
     ///
-    /// [`Access::Read`] owes no invalidation: a leaf that is not accessed is in no TLB. After
-    /// the others a CPU may hold the old rights and fault once more; it is enough to
-    /// invalidate on the CPU that faulted.
+    /// Nothing is owed to other CPUs. One that holds the old rights faults once more; the one that
+    /// faulted has to forget them (Arm: the page, locally; x86: the fault has done so). A leaf that
+    /// was not accessed is in no TLB. Who logs writes by faults reports the write after this, not
+    /// before: a round that ends in between must find it in the next.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], and, but for a read, on [`ChangeError::CutsBlock`]
@@ -153,7 +160,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         rule: R,
     ) -> Result<u64, Halted<ChangeError>> {
         let tables = self.tables;
-        let refusal = if R::STALE {
+        let refusal = if R::WHOLE {
             tables.check_change(&range)
         } else {
             tables.check(&range).map_err(ChangeError::Range)
@@ -198,7 +205,7 @@ impl<'t, F: Format, R: Rule<F>, C: Change> Visitor<'t, F> for Rewrite<R, C> {
         if changed == entry.raw {
             return Flow::Next;
         }
-        if R::STALE && level > 0 && !entry.whole::<F>(level) {
+        if R::WHOLE && level > 0 && !entry.whole::<F>(level) {
             self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }

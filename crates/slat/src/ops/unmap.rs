@@ -41,17 +41,27 @@ pub struct Removed {
     pub attributes: Attributes,
 }
 
+/// Room for leaves in [`Removals`]; what is in it only they know.
+#[derive(Debug)]
+pub struct Place(Option<Removed>);
+
+impl Place {
+    /// Nothing in it.
+    pub const EMPTY: Self = Self(None);
+}
+
 /// What was unmapped, kept back until the guest cannot reach it any more.
 ///
 /// The storage is the caller's; one place holds neighbours of one kind. The memory behind the leaves
 /// is known to [`Removals::complete`] only, which invalidates first.
 ///
-/// Dropped, it hands over to the guest what it owes, and the memory is leaked.
+/// Dropped, it hands over to the guest what it owes, and the memory is leaked. Forgotten, each later
+/// mapping of what it unmapped costs an invalidation where the CPU demands a break.
 #[derive(Debug)]
 #[must_use = "the memory behind what was unmapped is in it"]
 pub struct Removals<'s, 't, 'p, F: Format, P: Platform> {
     tables: &'t Tables<'p, F, P>,
-    storage: &'s mut [Option<Removed>],
+    storage: &'s mut [Place],
     len: usize,
     owed: Owed,
     /// Whether the guest counts these removals among those that are under way.
@@ -60,8 +70,7 @@ pub struct Removals<'s, 't, 'p, F: Format, P: Platform> {
 
 impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
     /// Nothing yet, in the caller's storage, whose content is overwritten.
-    pub fn new(tables: &'t Tables<'p, F, P>, storage: &'s mut [Option<Removed>]) -> Self {
-        storage.fill(None);
+    pub fn new(tables: &'t Tables<'p, F, P>, storage: &'s mut [Place]) -> Self {
         Self { tables, storage, len: 0, owed: Owed::NOTHING, counted: false }
     }
 
@@ -74,25 +83,37 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
             self.tables.removed(1);
         }
         let len = core::mem::replace(&mut self.len, 0);
-        self.storage[..len].iter_mut().filter_map(Option::take)
+        self.storage[..len].iter_mut().filter_map(|place| place.0.take())
     }
 
-    /// Whether there is no room for another leaf.
+    /// Whether there is no room for a leaf that does not continue the last one.
     pub fn is_full(&self) -> bool {
         self.len == self.storage.len()
     }
 
-    fn push(&mut self, new: Removed) {
-        if let Some(last) = self.len.checked_sub(1).and_then(|last| self.storage[last].as_mut())
-            && last.gpa.0 + last.bytes == new.gpa.0
+    /// The last leaves, if `new` continues them.
+    fn continued(&mut self, new: &Removed) -> Option<&mut Removed> {
+        let last = self.storage[..self.len].last_mut()?.0.as_mut()?;
+        let continues = last.gpa.0 + last.bytes == new.gpa.0
             && last.hpa.0 + last.bytes == new.hpa.0
-            && (last.size, last.attributes) == (new.size, new.attributes)
-        {
-            last.bytes += new.bytes;
-            return;
+            && (last.size, last.attributes) == (new.size, new.attributes);
+        continues.then_some(last)
+    }
+
+    fn fits(&mut self, new: &Removed) -> bool {
+        !self.is_full() || self.continued(new).is_some()
+    }
+
+    /// Keeps what fits, and what it owes: whatever happens to the walk.
+    fn push(&mut self, new: Removed) {
+        self.owed.leaves(new.gpa.0, new.gpa.0 + new.bytes, new.size);
+        match self.continued(&new) {
+            Some(last) => last.bytes += new.bytes,
+            None => {
+                self.storage[self.len] = Place(Some(new));
+                self.len += 1;
+            }
         }
-        self.storage[self.len] = Some(new);
-        self.len += 1;
     }
 }
 
@@ -175,18 +196,14 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
         if let Err(why) = tables.check_change(&range) {
             return Self::halted(range.start(), why.into());
         }
-        let mut empty = 0;
-        if F::REFILL_BREAKS {
-            if !core::mem::replace(&mut removals.counted, true) {
-                tables.removing.fetch_add(1, Ordering::AcqRel);
-            }
-            empty = tables.next_token();
+        if F::REFILL_BREAKS && !core::mem::replace(&mut removals.counted, true) {
+            tables.removing.fetch_add(1, Ordering::AcqRel);
         }
-        let done = Done::NOTHING;
-        let mut visitor = Unmap { tables, removals, empty, done, why: UnmapError::Contended };
+        let (done, why) = (Done::NOTHING, UnmapError::Contended);
+        let mut visitor = Unmap { tables, removals, empty: 0, done, why };
+        visitor.empty = visitor.token();
         let result = tables.walk(range.start().0, range.end().0, &mut visitor);
-        let Unmap { mut done, why, .. } = visitor;
-        removals.owed.merge(core::mem::replace(&mut done.owed, Owed::NOTHING));
+        let Unmap { done, why, .. } = visitor;
         let bytes = done.into(self);
         match result {
             Ok(()) => Ok(bytes),
@@ -218,7 +235,14 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
             self.why = UnmapError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
-        if self.removals.is_full() {
+        let removed = Removed {
+            gpa: Gpa(entry.start),
+            bytes: entry.end - entry.start,
+            size: F::size(level),
+            hpa: F::leaf_address(entry.raw, level),
+            attributes: self.tables.format.decode(entry.raw, level),
+        };
+        if !self.removals.fits(&removed) {
             self.why = UnmapError::Full;
             return Flow::Stop;
         }
@@ -226,52 +250,53 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
             return Flow::Again;
         }
         tally.change(&entry);
-        self.removals.push(Removed {
-            gpa: Gpa(entry.start),
-            bytes: entry.end - entry.start,
-            size: F::size(level),
-            hpa: F::leaf_address(entry.raw, level),
-            attributes: self.tables.format.decode(entry.raw, level),
-        });
+        self.removals.push(removed);
         Flow::Next
     }
 
     /// What was emptied before may be full again: it must not look as it did.
     #[inline(always)]
     fn again(&mut self) {
-        if F::REFILL_BREAKS {
-            self.empty = self.tables.next_token();
-        }
+        self.empty = self.token();
     }
 
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Slot]) {
-        if entry.whole::<F>(level) && retire::<F>(children, level - 1, self.empty) {
+        if entry.whole::<F>(level) && self.retire(level - 1, children) {
             self.done.counts.slots_written += children.len() as u64 + 1;
-            let empty = self.empty;
+            let empty = self.token();
             let unlinked =
                 entry.slot.update(|raw| links::<F>(raw, level, entry.raw).then_some(empty));
             debug_assert!(unlinked.is_ok(), "a retired table was unlinked by somebody else");
             self.tables.retire(F::table_address(entry.raw), &children[0]);
-            self.done.owed.table(entry.start, entry.end);
+            self.removals.owed.table(entry.start, entry.end);
         }
     }
 
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
-        self.done.settle::<F>(level, &tally, true);
+        self.done.settle::<F>(level, &tally, false);
     }
 }
 
-/// Retires the slots of a table that is empty; leaves any other empty where it was.
-fn retire<F: Format>(slots: &[Slot], level: u8, empty: u64) -> bool {
-    let retired = F::retired(Hpa(0));
-    let full = slots.iter().position(|slot| {
-        let vacant = |raw| matches!(F::kind(raw, level), Kind::Empty | Kind::Reserved);
-        slot.update(|raw| vacant(raw).then_some(retired)).is_err()
-    });
-    if let Some(full) = full {
-        slots[..full].iter().for_each(|slot| slot.release(retired, empty));
+impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
+    /// What to leave in slots that are emptied now.
+    fn token(&self) -> u64 {
+        if F::REFILL_BREAKS { self.tables.next_token() } else { 0 }
     }
-    full.is_none()
+
+    /// Retires the slots of a table that is empty; leaves any other empty where it was, but not as
+    /// it was: what others have done to those slots meanwhile must not look undone.
+    fn retire(&self, level: u8, slots: &[Slot]) -> bool {
+        let retired = F::retired(Hpa(0));
+        let full = slots.iter().position(|slot| {
+            let vacant = |raw| matches!(F::kind(raw, level), Kind::Empty | Kind::Reserved);
+            slot.update(|raw| vacant(raw).then_some(retired)).is_err()
+        });
+        if let Some(full) = full.filter(|&full| full != 0) {
+            let empty = self.token();
+            slots[..full].iter().for_each(|slot| slot.release(retired, empty));
+        }
+        full.is_none()
+    }
 }
