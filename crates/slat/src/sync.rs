@@ -12,12 +12,11 @@ pub(crate) use modelled::AtomicU64;
 #[cfg(shuttle)]
 pub(crate) use shuttle::sync::atomic::AtomicU64;
 
-/// Between a change here and a load there, for two threads of which at least one is to see the
-/// other's change: acquire and release do not keep a load behind an earlier store.
+/// Between a change of one slot and a load of another, where of two threads that do so crosswise
+/// at least one has to see the other's change. Slots are exchanged and loaded in one order that all
+/// agree on (`SeqCst`), which loom knows of fences only.
 #[inline(always)]
-pub(crate) fn fence() {
-    #[cfg(not(loom))]
-    core::sync::atomic::fence(Ordering::SeqCst);
+pub(crate) fn agreed() {
     #[cfg(loom)]
     loom::sync::atomic::fence(Ordering::SeqCst);
 }

@@ -17,7 +17,7 @@
 use crate::addr::{Gpa, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::platform::Platform;
-use crate::sync::{fence, relax};
+use crate::sync::{agreed, relax};
 use crate::table::{self, Slot};
 
 /// How often a walk waits for a marker, or loses a slot, before it gives up.
@@ -246,7 +246,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
 #[inline(always)]
 fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
     // The leaf before the table's mark, as who ages clears the mark before it looks at the leaf.
-    fence();
+    agreed();
     let _ = slot.update(|raw| {
         (links::<F>(raw, level, table) && raw & F::TABLE_ACCESSED == 0)
             .then_some(raw | F::TABLE_ACCESSED)

@@ -15,7 +15,7 @@
 //! 3. The leaves below noted tables are cleared, and the notes.
 //!
 //! Software that makes a leaf accessed marks the tables above after it, the lowest first
-//! (`walk::touch`; where it runs, x86, no load passes an earlier exchange), and so does a scan that
+//! (`walk::touch`; all agree on the order of exchanges and loads), and so does a scan that
 //! cannot clear a leaf because somebody holds it. A hint
 //! clears tables without an invalidation: it breaks the invariant, and makes exact scans look
 //! everywhere until one has covered the whole guest. One scan at a time clears tables.
@@ -27,7 +27,7 @@ use crate::format::{Format, Kind, RUN};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, agreed};
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
@@ -193,6 +193,8 @@ impl Scan<'_, '_> {
             tables.complete(stale);
             self.done.counts.invalidations += 1;
         }
+        // The tables' marks, then the leaves: `walk::touch` goes the other way.
+        agreed();
         match result {
             Ok(()) if all => tables.hinted.store(0, Ordering::Release),
             Ok(()) => {}

@@ -132,9 +132,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// there, and what sets the accessed state where hardware does not. Whether the guest may do
     /// so is for the caller to know. Returns the bytes that changed.
     ///
-    /// Nothing is owed to other CPUs. One that holds the old rights faults once more; the one that
-    /// faulted has to forget them (Arm: the page, locally; x86: the fault has done so). A leaf that
-    /// was not accessed is in no TLB. Who logs writes by faults reports the write after this, not
+    /// Published to walkers, and nothing is owed to other CPUs. One that holds the old rights faults
+    /// once more; the one that faulted has to forget them (Arm: the page, locally; x86: the fault
+    /// has done so). A leaf that was not accessed is in no TLB. Who logs writes by faults reports the write after this, not
     /// before: a round that ends in between must find it in the next.
     ///
     /// # Errors
@@ -177,6 +177,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let Rewrite { done, why, .. } = visitor;
         let bytes = done.into(self);
+        // Who faulted is to find what it waits for.
+        if R::TOUCHES && bytes != 0 {
+            tables.platform.publish();
+        }
         match result {
             Ok(()) => Ok(bytes),
             Err(Gpa(at)) => Self::halted(Gpa(at), why),

@@ -1,0 +1,216 @@
+//! What a vCPU does with an address: through its TLB, its walk cache, or the tables.
+
+use crate::arch::{Access, Arch, Descriptor, Fault, Sizes};
+use crate::lazy::Choice;
+use crate::state::{Root, State};
+use crate::tlb::{Entry, Scope, Walk};
+use crate::violation::Kind;
+
+/// A walk that hardware begins anew, because a slot changed under it.
+struct Again;
+
+impl<A: Arch> State<A> {
+    /// The guest on `cpu` touches `gpa`: the host address that it reached.
+    pub fn access(
+        &mut self,
+        cpu: usize,
+        gpa: u64,
+        access: Access,
+        uncached: bool,
+    ) -> Result<u64, Fault> {
+        let root = self.cpus[cpu].root.ok_or(Fault::Translation)?;
+        if gpa >> self.arch.address_bits() != 0 {
+            return Err(Fault::Translation);
+        }
+        self.tick();
+        let mut late = true;
+        loop {
+            self.abort_conflict(cpu, root, gpa)?;
+            if let Some(entry) = self.through_tlb(cpu, root, gpa, access)? {
+                return Ok(self.reach(cpu, root, gpa, &entry, access, uncached));
+            }
+            match self.walk(cpu, root, gpa, access, late) {
+                Ok(Ok(entry)) => {
+                    return Ok(self.reach(cpu, root, gpa, &entry, access, uncached));
+                }
+                Ok(Err(Again)) => late = false,
+                Err(fault) => return Err(fault),
+            }
+        }
+    }
+
+    /// Two sizes raise a conflict abort; its handler invalidates what is cached for the address.
+    fn abort_conflict(&mut self, cpu: usize, root: Root, gpa: u64) -> Result<(), Fault> {
+        if self.arch.sizes() != Sizes::MayAbort || !self.lazy.conflict_aborts {
+            return Ok(());
+        }
+        let sizes: Vec<_> = self.cpus[cpu].leaves.at(root.vmid, gpa).map(|e| e.shift).collect();
+        if sizes.iter().all(|&shift| shift == sizes[0]) {
+            return Ok(());
+        }
+        self.conflict_aborts += 1;
+        self.forget(&Scope {
+            cpu: Some(cpu),
+            range: Some((gpa, gpa + 1)),
+            ..Scope::guest(root.vmid)
+        });
+        if self.handles_conflicts {
+            return Ok(());
+        }
+        let used = "a TLB conflict abort, which nobody handles".to_owned();
+        let expected = "a platform that does not handle it has its splits break";
+        self.log.report(Kind::SizeConflict, Some(cpu), Some(gpa), used, expected);
+        Err(Fault::Conflict)
+    }
+
+    fn through_tlb(
+        &mut self,
+        cpu: usize,
+        root: Root,
+        gpa: u64,
+        access: Access,
+    ) -> Result<Option<Entry>, Fault> {
+        let write = access == Access::Write;
+        if write && !self.lazy.silent_writes {
+            return Ok(None);
+        }
+        let mut held: Vec<_> = self.cpus[cpu].leaves.at(root.vmid, gpa).collect();
+        held.extend(self.cpus[cpu].combined.at(root.vmid, gpa));
+        if self.choice == Choice::Random {
+            // An entry may be gone, or found first.
+            if self.rng.bool() {
+                held.clear();
+            }
+            held = self.rng.choice(held).into_iter().collect();
+        }
+        held.sort_by_key(|entry| entry.born);
+        if held.first().is_some_and(|oldest| !oldest.allows(access)) {
+            if self.arch.fault_forgets() {
+                self.forget_address(cpu, root, gpa);
+                return Ok(None);
+            }
+            if self.lazy.stale_faults {
+                return Err(Fault::Permission);
+            }
+        }
+        // A write through a translation that is not dirty looks at the tables again.
+        let usable = |entry: &&Entry| entry.allows(access) && (!write || entry.leaf.dirty);
+        Ok(held.iter().find(usable).copied())
+    }
+
+    fn forget_address(&mut self, cpu: usize, root: Root, gpa: u64) {
+        let range = Some((gpa, gpa + 1));
+        self.forget(&Scope { cpu: Some(cpu), range, ..Scope::guest(root.vmid) });
+    }
+
+    /// Where a walk begins: the root, or a table that the walk cache knows.
+    fn beginning(&mut self, cpu: usize, root: Root, gpa: u64) -> Walk {
+        let mut walks: Vec<_> = self.cpus[cpu].walks.at(root.vmid, gpa).collect();
+        walks.push(self.start(root));
+        walks.sort_by_key(|walk| (walk.shift, walk.born));
+        match self.choice {
+            Choice::Stalest => walks[0],
+            Choice::Random => walks[self.rng.usize(..walks.len())],
+        }
+    }
+
+    fn walk(
+        &mut self,
+        cpu: usize,
+        root: Root,
+        gpa: u64,
+        access: Access,
+        late: bool,
+    ) -> Result<Result<Entry, Again>, Fault> {
+        let mut walk = self.beginning(cpu, root, gpa);
+        loop {
+            let (level, shift) = (walk.level, self.arch.shift(walk.level));
+            let index = ((gpa - walk.start) >> shift) as usize;
+            let Some(found) = self.read(Some(cpu), &walk, index) else {
+                return Err(Fault::Translation);
+            };
+            let random = self.choice == Choice::Random;
+            let old = found.late.filter(|_| late && (!random || self.rng.bool()));
+            let raw = old.unwrap_or(found.now);
+            let decoded = self.decode(Some(cpu), raw, level, gpa);
+            let write = access == Access::Write;
+            let start = gpa >> shift << shift;
+            match decoded {
+                Descriptor::Invalid => return Err(Fault::Translation),
+                Descriptor::Reserved(_) => return Err(Fault::Reserved),
+                Descriptor::Table { table, rights } => {
+                    let new = self.arch.mark(raw, level, write)?;
+                    if new != raw && !self.mark(&walk, index, found.cell, raw, new) {
+                        return Ok(Err(Again));
+                    }
+                    let rights = rights.and(walk.rights);
+                    let level = self.arch.below(level);
+                    walk = Walk { start, shift, level, table, rights, born: self.clock };
+                    self.cache_walk(cpu, root.vmid, walk);
+                }
+                Descriptor::Leaf(mut leaf) => {
+                    leaf.rights = leaf.rights.and(walk.rights);
+                    let mut entry = Entry { start, shift, leaf, born: self.clock };
+                    if !entry.allows(access) {
+                        if self.arch.fault_forgets() {
+                            self.forget_address(cpu, root, gpa);
+                        } else if leaf.accessed {
+                            self.cache(cpu, root.vmid, entry);
+                        }
+                        return Err(Fault::Permission);
+                    }
+                    let new = self.arch.mark(raw, level, write)?;
+                    if new != raw && !self.mark(&walk, index, found.cell, raw, new) {
+                        return Ok(Err(Again));
+                    }
+                    entry.leaf.accessed = true;
+                    entry.leaf.dirty |= write;
+                    self.cache(cpu, root.vmid, entry);
+                    return Ok(Ok(entry));
+                }
+            }
+        }
+    }
+
+    /// The access arrives.
+    fn reach(
+        &mut self,
+        cpu: usize,
+        root: Root,
+        gpa: u64,
+        entry: &Entry,
+        access: Access,
+        uncached: bool,
+    ) -> u64 {
+        let hpa = entry.hpa(gpa);
+        let write = access == Access::Write;
+        let (log, who, at) = (&mut self.log, Some(cpu), Some(gpa));
+        let used = || format!("{access:?} through {} reaches {hpa:#x}", entry.text());
+        if let Some((table, _)) = self.memory.around(hpa) {
+            let expected = &format!("the table at {table:#x} is nobody's but the hypervisor's");
+            log.report(Kind::TableExposed, who, at, used(), expected);
+            return hpa;
+        }
+        if let Some(why) = self.host.refuses(hpa) {
+            log.report(Kind::FreedMemory, who, at, used(), why);
+        }
+        if write && self.uses.is_protected(root.vmid.0, gpa) {
+            log.report(Kind::RevokedRight, who, at, used(), "the page was said to be protected");
+        }
+        self.uses.record(root.vmid.0, gpa, cpu, write);
+        let bypass = self.arch.bypasses(entry.leaf.memory, uncached);
+        let fetch = access == Access::Execute;
+        let stale = match fetch {
+            true if self.lazy.instruction_cache && self.arch.stale_fetch() => self.host.fetch(hpa),
+            true => Ok(()),
+            false => {
+                let bypass = bypass && self.lazy.data_cache;
+                self.host.guest_access(hpa, write, bypass)
+            }
+        };
+        if let Err(why) = stale {
+            log.report(Kind::MissingMaintenance, who, at, used(), why);
+        }
+        hpa
+    }
+}

@@ -1,0 +1,242 @@
+//! Arm's stage 2, VMSAv8-64, from the Architecture Reference Manual (DDI 0487): D8.2 for the walk,
+//! D8.3 for descriptors, D8.4 for rights, D8.5 for hardware updates, D8.16 for TLBs and
+//! break-before-make. Levels are Arm's: 3 is that of pages.
+
+use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
+use crate::{Firmware, firmware};
+use slat::BreakBeforeMake;
+
+/// A CPU of Arm's, its VTCR_EL2 and HCR_EL2.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arm {
+    /// Base-2 logarithm of the granule: 12, 14 or 16.
+    pub granule: u32,
+    /// 64 - T0SZ.
+    pub address_bits: u32,
+    /// From SL0.
+    pub start_level: i8,
+    /// VTCR_EL2.HA: hardware sets the access flag.
+    pub hardware_accessed: bool,
+    /// VTCR_EL2.HD: hardware marks writes to leaves with DBM.
+    pub hardware_dirty: bool,
+    /// HCR_EL2.FWB (FEAT_S2FWB).
+    pub forced_write_back: bool,
+    /// CTR_EL0.DIC: the instruction cache is coherent.
+    pub coherent_instructions: bool,
+    /// FEAT_TTL: operands of invalidations may name a level.
+    pub ttl: bool,
+    /// FEAT_TLBIRANGE: invalidations may take a range.
+    pub range_instructions: bool,
+    /// ID_AA64MMFR2_EL1.BBM: 0, 1 or 2; and 3, level 2 without conflict aborts.
+    pub bbm: u8,
+}
+
+impl Arm {
+    /// A CPU with hardware accessed and dirty state and hints of level, nothing forced, FEAT_BBM
+    /// level 0.
+    ///
+    /// The start level is the lowest one that 16 concatenated tables reach.
+    pub const fn new(granule: u32, address_bits: u32) -> Self {
+        let stride = granule - 3;
+        let mut start_level = 2;
+        while granule + stride * (3 - start_level) + stride + 4 < address_bits {
+            start_level -= 1;
+        }
+        Self {
+            granule,
+            address_bits,
+            start_level: start_level as i8,
+            hardware_accessed: true,
+            hardware_dirty: true,
+            forced_write_back: false,
+            coherent_instructions: false,
+            ttl: true,
+            range_instructions: false,
+            bbm: 0,
+        }
+    }
+
+    /// The TG field of range invalidations, and of TTL.
+    pub(crate) const fn tg(&self) -> u64 {
+        match self.granule {
+            12 => 0b01,
+            14 => 0b10,
+            _ => 0b11,
+        }
+    }
+}
+
+const fn bits(raw: u64, high: u32, low: u32) -> u64 {
+    raw >> low & ((1 << (high - low + 1)) - 1)
+}
+
+impl Arch for Arm {
+    fn address_bits(&self) -> u32 {
+        self.address_bits
+    }
+
+    fn root_level(&self) -> i8 {
+        self.start_level
+    }
+
+    fn below(&self, level: i8) -> i8 {
+        level + 1
+    }
+
+    fn shift(&self, level: i8) -> u32 {
+        self.granule + (self.granule - 3) * (3 - level) as u32
+    }
+
+    fn slots(&self, level: i8) -> usize {
+        if level == self.start_level {
+            1 << (self.address_bits - self.shift(level))
+        } else {
+            1 << (self.granule - 3)
+        }
+    }
+
+    /// D8.3.1, without FEAT_LPA, LPA2, D128; RES0 bits are reserved here.
+    fn decode(&self, raw: u64, level: i8) -> Descriptor {
+        if bits(raw, 0, 0) == 0 {
+            return Descriptor::Invalid;
+        }
+        if bits(raw, 1, 1) == 1 && level < 3 {
+            if bits(raw, 50, 48) != 0 {
+                return Descriptor::Reserved("RES0 above the address of a table");
+            }
+            if bits(raw, 63, 59) != 0 {
+                return Descriptor::Reserved("RES0 in the upper attributes of a stage-2 table");
+            }
+            if self.granule > 12 && bits(raw, self.granule - 1, 12) != 0 {
+                return Descriptor::Reserved("RES0 below the address of a table");
+            }
+            let table = raw & ((1 << 48) - (1 << self.granule));
+            return Descriptor::Table { table, rights: Rights::ALL };
+        }
+        if bits(raw, 1, 1) == 0 {
+            let largest = if self.granule == 12 { 1 } else { 2 };
+            if level == 3 || level < largest {
+                return Descriptor::Reserved("no block at this level");
+            }
+        }
+        let shift = self.shift(level);
+        // Bit 16 of a block is nT.
+        if bits(raw & !(u64::from(level < 3) << 16), shift - 1, 0) >> 12 != 0 {
+            return Descriptor::Reserved("RES0 below the address of a leaf");
+        }
+        if bits(raw, 50, 48) != 0 || bits(raw, 11, 11) != 0 {
+            return Descriptor::Reserved("RES0 in a leaf");
+        }
+        let (s2ap, dbm) = (bits(raw, 7, 6), bits(raw, 51, 51) == 1);
+        let writable = s2ap & 0b10 != 0;
+        Descriptor::Leaf(Leaf {
+            hpa: bits(raw, 47, shift) << shift,
+            rights: Rights {
+                read: s2ap & 0b01 != 0,
+                write: writable || dbm && self.hardware_dirty,
+                // EL1's: XN[1:0] of 0b00 and 0b11.
+                execute: matches!(bits(raw, 54, 53), 0b00 | 0b11),
+            },
+            memory: bits(raw, 5, 2) as u8,
+            shareability: bits(raw, 9, 8) as u8,
+            accessed: bits(raw, 10, 10) == 1,
+            dirty: writable,
+        })
+    }
+
+    /// D8.5: tables are not marked (FEAT_HAFT is off).
+    fn mark(&self, raw: u64, level: i8, write: bool) -> Result<u64, Fault> {
+        let Descriptor::Leaf(leaf) = self.decode(raw, level) else { return Ok(raw) };
+        if !leaf.accessed && !self.hardware_accessed {
+            return Err(Fault::Accessed);
+        }
+        Ok(raw | 1 << 10 | if write { 1 << 7 } else { 0 })
+    }
+
+    fn late(&self) -> bool {
+        true
+    }
+
+    fn breaks(&self) -> bool {
+        true
+    }
+
+    fn sizes(&self) -> Sizes {
+        match self.bbm {
+            0 | 1 => Sizes::Forbidden,
+            2 => Sizes::MayAbort,
+            _ => Sizes::Allowed,
+        }
+    }
+
+    fn fault_forgets(&self) -> bool {
+        false
+    }
+
+    /// D8.6: without FWB the weaker of both stages; with it, MemAttr 0b0110 forces Write-Back.
+    fn bypasses(&self, memory: u8, uncached: bool) -> bool {
+        if self.forced_write_back { memory != 0b0110 } else { memory != 0b1111 || uncached }
+    }
+
+    fn stale_fetch(&self) -> bool {
+        !self.coherent_instructions
+    }
+
+    fn leaf_level(&self, shift: u32) -> Option<i8> {
+        (1..=3).find(|&level| self.shift(level) == shift)
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        match self.bbm {
+            0 | 1 => BreakBeforeMake::Always,
+            2 => BreakBeforeMake::ConflictHandled,
+            _ => BreakBeforeMake::Never,
+        }
+    }
+
+    fn firmware() -> Firmware<Self> {
+        firmware::ARM
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_and_sizes_are_the_manuals() {
+        let start = |granule, bits| {
+            let cpu = Arm::new(granule, bits);
+            (cpu.start_level, cpu.slots(cpu.start_level))
+        };
+        assert_eq!(start(12, 34), (2, 16 << 9));
+        assert_eq!(start(12, 40), (1, 2 << 9));
+        assert_eq!(start(12, 48), (0, 1 << 9));
+        assert_eq!(start(14, 40), (2, 16 << 11));
+        assert_eq!(start(16, 40), (2, 2048));
+    }
+
+    #[test]
+    fn reserved_encodings_are_told() {
+        let reserved = |granule, raw, level| {
+            matches!(Arm::new(granule, 40).decode(raw, level), Descriptor::Reserved(_))
+        };
+        assert!(reserved(12, 0b01, 3) && reserved(12, 0b01, 0) && reserved(14, 0b01, 1));
+        assert!(reserved(12, 0b01 | 1 << 12, 2), "an unaligned block");
+        assert!(reserved(16, 0b11 | 1 << 12, 2), "an unaligned table");
+        assert!(!reserved(12, 0b01 | 1 << 16, 2), "nT");
+        assert_eq!(Arm::new(12, 40).decode(!1, 3), Descriptor::Invalid);
+    }
+
+    #[test]
+    fn a_leaf_with_dbm_is_writable_and_clean() {
+        let cpu = Arm::new(12, 40);
+        let raw = 0b11 | 0b1111 << 2 | 1 << 6 | 1 << 51;
+        let Descriptor::Leaf(leaf) = cpu.decode(raw, 3) else { panic!("a page") };
+        assert!(leaf.rights.write && !leaf.dirty && !leaf.accessed);
+        assert_eq!(cpu.mark(raw, 3, true), Ok(raw | 1 << 10 | 1 << 7));
+        let old = Arm { hardware_accessed: false, hardware_dirty: false, ..cpu };
+        assert_eq!(old.mark(raw, 3, false), Err(Fault::Accessed));
+        assert!(matches!(old.decode(raw, 3), Descriptor::Leaf(leaf) if !leaf.rights.write));
+    }
+}

@@ -1,0 +1,200 @@
+//! What the host says, and the machine holds against it: memory taken back, pages protected,
+//! copied, clean, old, translations fresh.
+
+use crate::arch::{Access, Arch};
+use crate::machine::Machine;
+use crate::state::State;
+use crate::tlb::Entry;
+use crate::violation::Kind;
+use slat::{Gpa, GpaRange, Hpa, Vmid};
+use std::collections::BTreeMap;
+
+fn ends(range: GpaRange) -> (u64, u64) {
+    (range.start().0, range.end().0)
+}
+
+impl<A: Arch> Machine<A> {
+    /// Memory of the host's that the guest may have from now on.
+    pub fn give(&self, memory: Hpa, bytes: u64) {
+        self.state().host.give(memory.0, bytes);
+    }
+
+    /// The host has other use for the memory: no CPU reaches it any more.
+    pub fn take_back(&self, memory: Hpa, bytes: u64) {
+        let mut state = self.state();
+        state.host.take_back(memory.0, bytes);
+        let (first, last) = (memory.0, memory.0 + bytes);
+        let vmids: Vec<_> = state.vmids.iter().copied().map(Vmid).collect();
+        for vmid in vmids {
+            let inside = |entry: &Entry| entry.leaf.hpa < last && first < entry.hpa(entry.end());
+            state.forbid(vmid, (0, u64::MAX), Kind::FreedMemory, "it was taken back", inside);
+        }
+    }
+
+    /// The host writes to a page of its own, by its caches.
+    pub fn host_write(&self, memory: Hpa) {
+        self.state().host.host_write(memory.0);
+    }
+
+    /// The host reads a page of its own, by its caches.
+    pub fn host_read(&self, memory: Hpa) {
+        let mut state = self.state();
+        if let Err(why) = state.host.host_read(memory.0) {
+            let used = format!("the host reads {memory}");
+            state.log.report(Kind::MissingMaintenance, None, None, used, why);
+        }
+    }
+
+    /// Cleans and invalidates data to the point of coherency (Arm: `dc civac`).
+    pub fn clean(&self, memory: Hpa, bytes: u64) {
+        self.state().host.clean(memory.0, bytes);
+    }
+
+    /// Invalidates instructions (Arm: `ic`).
+    pub fn forget_instructions(&self, memory: Hpa, bytes: u64) {
+        self.state().host.forget_instructions(memory.0, bytes);
+    }
+
+    /// From now on nobody writes to these pages, until [`Machine::unprotect`].
+    pub fn protect(&self, vmid: Vmid, range: GpaRange) {
+        let mut state = self.state();
+        let (start, end) = ends(range);
+        state.uses.protect(vmid.0, start, end);
+        let writes = |entry: &Entry| entry.leaf.rights.write;
+        state.forbid(vmid, (start, end), Kind::RevokedRight, "writes were said to fault", writes);
+    }
+
+    /// These pages may be written.
+    pub fn unprotect(&self, vmid: Vmid, range: GpaRange) {
+        let (start, end) = ends(range);
+        self.state().uses.unprotect(vmid.0, start, end);
+    }
+
+    /// The host has copied these pages, or otherwise accounted for all that was written to them.
+    pub fn copy(&self, vmid: Vmid, range: GpaRange) {
+        let (start, end) = ends(range);
+        self.state().uses.update(vmid.0, start, end, |page| page.copied = page.written);
+    }
+
+    /// The host says: whatever was written to these pages since they were copied, `dirty` knows.
+    pub fn claim_clean(&self, vmid: Vmid, range: GpaRange, mut dirty: impl FnMut(Gpa) -> bool) {
+        let (start, end) = ends(range);
+        let pages = self.state().uses.within(vmid.0, start, end);
+        for (gpa, page) in pages {
+            if page.copied < page.written && !dirty(Gpa(gpa)) {
+                let lost = page.written - page.copied;
+                let used = format!("{lost} writes, the last by CPU {}", page.writer);
+                let expected = "a page that was written is dirty until it is copied";
+                let cpu = Some(page.writer);
+                self.state().log.report(Kind::LostDirty, cpu, Some(gpa), used, expected);
+            }
+        }
+    }
+
+    /// The host knows that these pages were used.
+    pub fn seen(&self, vmid: Vmid, range: GpaRange) {
+        let (start, end) = ends(range);
+        self.state().uses.update(vmid.0, start, end, |page| page.seen = page.used);
+    }
+
+    /// The host says: whatever was used of these pages since they were seen, `young` knows.
+    pub fn claim_old(&self, vmid: Vmid, range: GpaRange, mut young: impl FnMut(Gpa) -> bool) {
+        let (start, end) = ends(range);
+        let pages = self.state().uses.within(vmid.0, start, end);
+        for (gpa, page) in pages {
+            if page.seen < page.used && !young(Gpa(gpa)) {
+                let used = format!("{} accesses", page.used - page.seen);
+                let expected = "a page that was used is young until that is seen";
+                self.state().log.report(Kind::LostYoung, None, Some(gpa), used, expected);
+            }
+        }
+    }
+
+    /// The host says: the guest on `cpu` may do this now; that takes it no more than one more fault.
+    pub fn claim_progress(&self, cpu: usize, gpa: Gpa, access: Access) {
+        let tries = [0; 2].map(|_| self.cpu(cpu).access(gpa.0, access));
+        if let Err(fault) = tries[1] {
+            let used = format!("{access:?} ends in {fault:?}, and again");
+            let expected = "an invalidation makes a CPU see the new right";
+            self.state().log.report(Kind::Livelock, Some(cpu), Some(gpa.0), used, expected);
+        }
+    }
+
+    /// The host says: nothing is cached of these addresses but what the tables hold.
+    ///
+    /// A translation with fewer rights than the tables give is only slow.
+    pub fn claim_fresh(&self, vmid: Vmid, range: GpaRange) {
+        let mut state = self.state();
+        let (start, end) = ends(range);
+        let (present, links) = state.present(vmid);
+        for cpu in 0..state.cpus.len() {
+            let (held, walks) = state.possible(cpu, vmid, start, end);
+            for old in held {
+                if let Some((kind, expected)) = staleness(&present, &old, start, end) {
+                    let used = format!("it may use {}", old.text());
+                    state.log.report(kind, Some(cpu), Some(old.start), used, &expected);
+                }
+            }
+            for walk in walks {
+                let now = links.get(&(walk.start, walk.shift)).map(|now| (now.table, now.rights));
+                if now.is_none_or(|(table, rights)| {
+                    table != walk.table || walk.rights.and(rights) != walk.rights
+                }) {
+                    let used = format!("it may begin a walk at the table {:#x}", walk.table);
+                    let expected = format!("the tables link {now:x?}");
+                    let at = Some(walk.start);
+                    state.log.report(Kind::StaleWalk, Some(cpu), at, used, &expected);
+                }
+            }
+        }
+    }
+}
+
+/// What is wrong with `old` inside `start..end`, where the tables say `present`.
+fn staleness(
+    present: &BTreeMap<u64, Entry>,
+    old: &Entry,
+    start: u64,
+    end: u64,
+) -> Option<(Kind, String)> {
+    let (mut at, end) = (old.start.max(start), old.end().min(end));
+    while at < end {
+        let now = present.range(..=at).next_back().map(|(_, now)| now);
+        let Some(now) = now.filter(|now| at < now.end()) else {
+            return Some((Kind::StaleTranslation, format!("{at:#x} is unmapped")));
+        };
+        let text = format!("the tables say {}", now.text());
+        let (was, is) = (old.leaf, now.leaf);
+        if old.hpa(at) != now.hpa(at) || was.memory != is.memory {
+            return Some((Kind::StaleTranslation, text));
+        }
+        if was.rights.and(is.rights) != was.rights {
+            return Some((Kind::RevokedRight, text));
+        }
+        if was.rights.write && was.dirty && !is.dirty {
+            return Some((Kind::LostDirty, text));
+        }
+        at = now.end();
+    }
+    None
+}
+
+impl<A: Arch> State<A> {
+    /// Reports every translation that is still possible and `wrong`.
+    fn forbid(
+        &mut self,
+        vmid: Vmid,
+        (start, end): (u64, u64),
+        kind: Kind,
+        expected: &str,
+        wrong: impl Fn(&Entry) -> bool,
+    ) {
+        for cpu in 0..self.cpus.len() {
+            let (held, _) = self.possible(cpu, vmid, start, end);
+            for entry in held.into_iter().filter(&wrong) {
+                let used = format!("it may use {}", entry.text());
+                self.log.report(kind, Some(cpu), Some(entry.start), used, expected);
+            }
+        }
+    }
+}

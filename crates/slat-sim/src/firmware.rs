@@ -1,0 +1,98 @@
+//! How a platform serves the engine on each architecture, instruction by instruction: what a test
+//! replaces to have it done wrong.
+
+use crate::Machine;
+use crate::arch::{Arch, Arm, Ept};
+use crate::instruction::{Barrier, Tlbi};
+use slat::format::arm64::id::Granule;
+use slat::format::arm64::tlbi::{self as sequencer, Instruction, Sequence};
+use slat::{Hpa, Invalidation, Maintenance};
+
+/// What a hypervisor's platform does when the engine calls.
+#[derive(Debug)]
+pub struct Firmware<A: Arch> {
+    /// [`slat::Platform::publish`].
+    pub publish: fn(&Machine<A>),
+    /// [`slat::Platform::invalidate`].
+    pub invalidate: fn(&Machine<A>, &Invalidation),
+    /// [`slat::Platform::maintain`].
+    pub maintain: fn(&Machine<A>, Hpa, u64, Maintenance),
+}
+
+impl<A: Arch> Clone for Firmware<A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A: Arch> Copy for Firmware<A> {}
+
+/// What the engine's own sequencer says, executed; `dc` and `ic`.
+pub const ARM: Firmware<Arm> =
+    Firmware { publish: publish_arm, invalidate: invalidate_arm, maintain: maintain_arm };
+
+/// INVEPT of the guest on each CPU.
+pub const EPT: Firmware<Ept> =
+    Firmware { publish: |_| (), invalidate: invalidate_ept, maintain: |_, _, _, _| () };
+
+fn publish_arm(machine: &Machine<Arm>) {
+    machine.dsb(Barrier::Ishst);
+}
+
+fn invalidate_arm(machine: &Machine<Arm>, what: &Invalidation) {
+    machine.vttbr(what.vmid);
+    machine.sequence(what).for_each(|instruction| machine.execute(instruction));
+}
+
+impl Machine<Arm> {
+    /// The instructions that the engine's sequencer gives for `what` on these CPUs.
+    pub fn sequence(&self, what: &Invalidation) -> Sequence {
+        let arch = self.arch();
+        let cpu = sequencer::Tlbi {
+            ttl: arch.ttl,
+            range_instructions: arch.range_instructions,
+            ..sequencer::Tlbi::new(Granule::of_shift(arch.granule))
+        };
+        cpu.sequence(what)
+    }
+
+    /// Executes an instruction.
+    pub fn execute(&self, instruction: Instruction) {
+        use Instruction::*;
+        match instruction {
+            DsbIshst => self.dsb(Barrier::Ishst),
+            DsbIsh => self.dsb(Barrier::Ish),
+            DsbNshst => self.dsb(Barrier::Nshst),
+            DsbNsh => self.dsb(Barrier::Nsh),
+            Isb => self.isb(),
+            Ipas2e1is(x) => self.tlbi(Tlbi::Ipas2e1is, x),
+            Ipas2le1is(x) => self.tlbi(Tlbi::Ipas2le1is, x),
+            Ripas2e1is(x) => self.tlbi(Tlbi::Ripas2e1is, x),
+            Ripas2le1is(x) => self.tlbi(Tlbi::Ripas2le1is, x),
+            Vmalle1is => self.tlbi(Tlbi::Vmalle1is, 0),
+            Vmalls12e1is => self.tlbi(Tlbi::Vmalls12e1is, 0),
+            Ipas2e1(x) => self.tlbi(Tlbi::Ipas2e1, x),
+            Ipas2le1(x) => self.tlbi(Tlbi::Ipas2le1, x),
+            Ripas2e1(x) => self.tlbi(Tlbi::Ripas2e1, x),
+            Ripas2le1(x) => self.tlbi(Tlbi::Ripas2le1, x),
+            Vmalle1 => self.tlbi(Tlbi::Vmalle1, 0),
+            Vmalls12e1 => self.tlbi(Tlbi::Vmalls12e1, 0),
+        }
+    }
+}
+
+fn maintain_arm(machine: &Machine<Arm>, memory: Hpa, bytes: u64, what: Maintenance) {
+    let arch = machine.arch();
+    if !arch.forced_write_back {
+        machine.clean(memory, bytes);
+    }
+    if what == Maintenance::Instructions && !arch.coherent_instructions {
+        machine.forget_instructions(memory, bytes);
+    }
+}
+
+fn invalidate_ept(machine: &Machine<Ept>, what: &Invalidation) {
+    for cpu in 0..machine.cpus() {
+        machine.invept(cpu, Some(what.vmid));
+    }
+}

@@ -1,0 +1,396 @@
+//! The machine: CPUs, memory, and what its user claims about them.
+
+use crate::arch::{Access, Arch, Descriptor, Ept, Fault};
+use crate::firmware::Firmware;
+use crate::host::Host;
+use crate::lazy::{Choice, Lazy};
+use crate::memory::Memory;
+use crate::state::{Cpu, Eye, Root, State};
+use crate::tlb::{Scope, Walk};
+use crate::trace::{self, Recorder};
+use crate::violation::{Kind, Log, Violation};
+use slat::{BreakBeforeMake, Gpa, GpaRange, Grace, Hpa, Seat, Vmid};
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard};
+
+/// Threads that may walk the tables in software at once.
+const SEATS: usize = 16;
+
+/// When the engine called: what happens meanwhile is up to the hook.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Moment {
+    /// A table was filled, and is not linked yet.
+    Fill,
+    /// The engine begins to look at a table.
+    Table,
+    /// Stores are to be published; not done yet.
+    Publish,
+    /// An invalidation is to be done; not done yet.
+    Invalidate,
+    /// An invalidation was done.
+    Invalidated,
+}
+
+/// A slot, for tests that look at it, or change it behind the engine's back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The table.
+    pub table: Hpa,
+    /// The slot's number in it.
+    pub index: usize,
+    /// Its level, as the architecture names it.
+    pub level: i8,
+    /// What it held.
+    pub raw: u64,
+}
+
+type Hook<A> = Box<dyn FnMut(&Machine<A>, Moment) + Send>;
+
+/// A machine of CPUs that run guests on the engine's tables, as lazily as their architecture
+/// allows, and a host whose memory is behind them.
+///
+/// It is the [`slat::Platform`] of the engine under test. Nothing panics in the engine's
+/// calls: what is wrong is in [`Machine::violations`].
+pub struct Machine<A: Arch> {
+    state: Mutex<State<A>>,
+    pub(crate) grace: Grace<[Seat; SEATS]>,
+    pub(crate) firmware: Firmware<A>,
+    pub(crate) declared: BreakBeforeMake,
+    hook: Mutex<Option<Hook<A>>>,
+}
+
+impl<A: Arch> Machine<A> {
+    /// A machine of so many CPUs, as lazy as it may be, that chooses what is stalest.
+    pub fn new(arch: A, cpus: usize) -> Self {
+        let declared = arch.break_before_make();
+        let state = State {
+            arch,
+            lazy: Lazy::ALL,
+            choice: Choice::Stalest,
+            rng: fastrand::Rng::with_seed(0),
+            clock: 0,
+            memory: Memory::default(),
+            host: Host::default(),
+            uses: crate::uses::UseLog::default(),
+            log: Log::default(),
+            cpus: (0..cpus).map(|_| Cpu::default()).collect(),
+            roots: Vec::new(),
+            vmids: BTreeSet::new(),
+            threads: HashMap::new(),
+            recorder: None,
+            handles_conflicts: declared == BreakBeforeMake::ConflictHandled,
+            conflict_aborts: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            grace: Grace::<[Seat; SEATS]>::new([const { Seat::new() }; SEATS]),
+            firmware: A::firmware(),
+            declared,
+            hook: Mutex::new(None),
+        }
+    }
+
+    /// With other switches.
+    #[must_use]
+    pub fn lazy(self, lazy: Lazy) -> Self {
+        self.state().lazy = lazy;
+        self
+    }
+
+    /// With CPUs that choose at random, from `seed`.
+    #[must_use]
+    pub fn random(self, seed: u64) -> Self {
+        self.state().choice = Choice::Random;
+        self.state().rng = fastrand::Rng::with_seed(seed);
+        self
+    }
+
+    /// With a platform that serves the engine otherwise.
+    #[must_use]
+    pub fn firmware(self, firmware: Firmware<A>) -> Self {
+        Self { firmware, ..self }
+    }
+
+    /// With a platform that declares what its CPUs may not do.
+    #[must_use]
+    pub fn declaring(self, declared: BreakBeforeMake) -> Self {
+        self.state().handles_conflicts = declared == BreakBeforeMake::ConflictHandled;
+        Self { declared, ..self }
+    }
+
+    /// With a record of what the engine did: see [`Machine::trace`].
+    #[must_use]
+    pub fn tracing(self) -> Self {
+        self.state().recorder = Some(Recorder::default());
+        self
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State<A>> {
+        // A test that failed elsewhere is not to hide behind this one's poison.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What the CPUs are.
+    pub fn arch(&self) -> A {
+        self.state().arch
+    }
+
+    /// How many there are.
+    pub fn cpus(&self) -> usize {
+        self.state().cpus.len()
+    }
+
+    /// The CPU of that number.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn cpu(&self, index: usize) -> Vcpu<'_, A> {
+        assert!(index < self.cpus(), "no CPU {index}");
+        Vcpu { machine: self, index }
+    }
+
+    /// The calling thread runs on CPU `index`: what it invalidates locally is there.
+    pub fn here(&self, index: usize) {
+        self.state().issuer().cpu = index;
+    }
+
+    /// Calls `hook` whenever the engine calls the machine, but not while it runs.
+    pub fn meanwhile(&self, hook: impl FnMut(&Self, Moment) + Send + 'static) {
+        *self.hook() = Some(Box::new(hook));
+    }
+
+    /// No hook any more.
+    pub fn undisturbed(&self) {
+        *self.hook() = None;
+    }
+
+    fn hook(&self) -> MutexGuard<'_, Option<Hook<A>>> {
+        self.hook.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn moment(&self, moment: Moment) {
+        let speculates = moment != Moment::Table;
+        if speculates {
+            self.speculate();
+        }
+        let Some(mut hook) = self.hook().take() else { return };
+        hook(self, moment);
+        if speculates {
+            self.speculate();
+        }
+        self.hook().get_or_insert(hook);
+    }
+
+    /// CPUs walk to all that they can reach, if they do so unasked.
+    pub fn speculate(&self) {
+        let mut state = self.state();
+        if state.lazy.speculation {
+            state.speculate();
+        }
+    }
+
+    /// A CPU forgets its translations of some addresses, and no links: what no instruction does, and
+    /// a CPU may at any time.
+    pub fn forget(&self, cpu: usize, vmid: Vmid, range: GpaRange) {
+        let range = Some((range.start().0, range.end().0));
+        let scope = Scope { cpu: Some(cpu), range, walks: false, ..Scope::guest(vmid) };
+        self.state().forget(&scope);
+    }
+
+    /// At most so many frames may be live from now on.
+    pub fn limit(&self, frames: usize) {
+        self.state().memory.limit = frames;
+    }
+
+    /// Frames that were allocated and not freed.
+    pub fn frames(&self) -> usize {
+        self.state().memory.live
+    }
+
+    /// Conflict aborts that CPUs raised.
+    pub fn conflict_aborts(&self) -> u64 {
+        self.state().conflict_aborts
+    }
+
+    /// The slot where a walk for `gpa` ends at this moment.
+    ///
+    /// # Panics
+    /// If no CPU has the guest's tables loaded.
+    pub fn slot(&self, vmid: Vmid, gpa: Gpa) -> Place {
+        let mut state = self.state();
+        let root = state.roots.iter().find(|root| root.vmid == vmid).copied();
+        let mut walk = state.start(root.expect("the guest is loaded"));
+        loop {
+            let shift = state.arch.shift(walk.level);
+            let index = ((gpa.0 - walk.start) >> shift) as usize;
+            let found = state.read(None, &walk, index).expect("a table");
+            let link = state.arch.decode(found.now, walk.level);
+            let Descriptor::Table { table, rights } = link else {
+                let (table, level) = (Hpa(walk.table), walk.level);
+                return Place { table, index, level, raw: found.now };
+            };
+            let (start, level) = (gpa.0 >> shift << shift, state.arch.below(walk.level));
+            walk = Walk { start, shift, level, table, rights, born: 0 };
+        }
+    }
+
+    /// The slot that links the table which `place` is in.
+    ///
+    /// # Panics
+    /// If that is the root.
+    pub fn above(&self, vmid: Vmid, place: &Place) -> Place {
+        let mut state = self.state();
+        let roots: Vec<_> = state.roots.iter().filter(|root| root.vmid == vmid).copied().collect();
+        let mut tables: Vec<_> = roots.into_iter().map(|root| state.start(root)).collect();
+        let (_, links) = state.explore(Eye::GOD, tables.clone());
+        tables.extend(links);
+        for walk in tables {
+            for index in 0..state.arch.slots(walk.level) {
+                let Some(found) = state.read(None, &walk, index) else { break };
+                let link = state.arch.decode(found.now, walk.level);
+                if matches!(link, Descriptor::Table { table, .. } if table == place.table.0) {
+                    let (table, level) = (Hpa(walk.table), walk.level);
+                    return Place { table, index, level, raw: found.now };
+                }
+            }
+        }
+        panic!("nothing links the table at {}", place.table);
+    }
+
+    /// The content of slot `index` of the table at `table`.
+    ///
+    /// # Panics
+    /// If there is no table.
+    pub fn peek(&self, table: Hpa, index: usize) -> u64 {
+        self.state().memory.get(table.0).expect("a table").cell(index).load()
+    }
+
+    /// A plain store of somebody who does not use the engine.
+    ///
+    /// # Panics
+    /// If there is no table.
+    pub fn poke(&self, table: Hpa, index: usize, raw: u64) {
+        self.state().memory.get(table.0).expect("a table").cell(index).store(raw);
+    }
+
+    /// What was found wrong until now; each violation is handed out once.
+    pub fn violations(&self) -> Vec<Violation> {
+        self.state().log.take()
+    }
+
+    /// What was found wrong, and what only the end shows: freed frames that were written.
+    pub fn finish(&self) -> Vec<Violation> {
+        let mut state = self.state();
+        for hpa in state.memory.spoilt() {
+            let used = format!("the frame at {hpa:#x} was written");
+            state.log.report(Kind::BadFree, None, None, used, "it was freed before");
+        }
+        state.log.take()
+    }
+
+    /// What the engine did, in Casemate's format.
+    pub fn trace(&self) -> String {
+        trace::export(&self.state())
+    }
+}
+
+impl Machine<Ept> {
+    /// INVEPT on one CPU: single-context of a guest, or all-context.
+    pub fn invept(&self, cpu: usize, guest: Option<Vmid>) {
+        let scope = Scope { cpu: Some(cpu), vmid: guest, ..Scope::guest(Vmid(0)) };
+        self.state().forget(&scope);
+    }
+
+    /// INVLPG on one CPU: the hypervisor's own linear address, hence none of the guest's.
+    pub fn invlpg(&self, _cpu: usize, _linear: u64) {}
+}
+
+impl<A: Arch> fmt::Debug for Machine<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        f.debug_struct("Machine")
+            .field("arch", &state.arch)
+            .field("lazy", &state.lazy)
+            .field("violations", &state.log.all())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One CPU, and the guest on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Vcpu<'m, A: Arch> {
+    machine: &'m Machine<A>,
+    index: usize,
+}
+
+impl<A: Arch> Vcpu<'_, A> {
+    /// Loads a guest's tables.
+    pub fn load(&self, vmid: Vmid, root: Hpa) {
+        let mut state = self.machine.state();
+        let root = Root { vmid, table: root.0 };
+        if !state.roots.contains(&root) {
+            state.roots.push(root);
+        }
+        state.vmids.insert(vmid.0);
+        state.cpus[self.index].root = Some(root);
+        state.forget_roots();
+        state.drain();
+        state.record(trace::Event::Load { vmid, root: root.table });
+    }
+
+    /// Loads nothing. What was cached stays.
+    pub fn unload(&self) {
+        let mut state = self.machine.state();
+        state.cpus[self.index].root = None;
+        state.forget_roots();
+    }
+
+    /// The guest reads.
+    ///
+    /// # Errors
+    /// The fault that it takes.
+    pub fn read(&self, gpa: u64) -> Result<Hpa, Fault> {
+        self.access(gpa, Access::Read)
+    }
+
+    /// The guest writes.
+    ///
+    /// # Errors
+    /// The fault that it takes.
+    pub fn write(&self, gpa: u64) -> Result<Hpa, Fault> {
+        self.access(gpa, Access::Write)
+    }
+
+    /// The guest executes.
+    ///
+    /// # Errors
+    /// The fault that it takes.
+    pub fn execute(&self, gpa: u64) -> Result<Hpa, Fault> {
+        self.access(gpa, Access::Execute)
+    }
+
+    /// The guest does `access`, its caches on.
+    ///
+    /// # Errors
+    /// The fault that it takes.
+    pub fn access(&self, gpa: u64, access: Access) -> Result<Hpa, Fault> {
+        self.machine.state().access(self.index, gpa, access, false).map(Hpa)
+    }
+
+    /// The guest does `access`, its caches off.
+    ///
+    /// # Errors
+    /// The fault that it takes.
+    pub fn access_uncached(&self, gpa: u64, access: Access) -> Result<Hpa, Fault> {
+        self.machine.state().access(self.index, gpa, access, true).map(Hpa)
+    }
+
+    /// Whether it could still use a translation of `gpa`.
+    pub fn holds(&self, vmid: Vmid, gpa: Gpa) -> bool {
+        let state = self.machine.state();
+        let cpu = &state.cpus[self.index];
+        let held = cpu.leaves.at(vmid, gpa.0).chain(cpu.combined.at(vmid, gpa.0)).count();
+        held != 0
+    }
+}

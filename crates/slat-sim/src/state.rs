@@ -1,0 +1,394 @@
+//! Everything that changes, behind one lock: what walks may find, and what they find wrong.
+
+use crate::arch::{Arch, Descriptor, Rights};
+use crate::host::Host;
+use crate::lazy::{Choice, Lazy};
+use crate::memory::{Cell, Memory, POISON};
+use crate::tlb::{Clash, Entry, Leaves, Scope, Walk, Walks};
+use crate::trace::{Event, Recorder};
+use crate::uses::UseLog;
+use crate::violation::{Kind, Log};
+use slat::Vmid;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::thread::ThreadId;
+
+/// A guest's tables, as a CPU loads them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Root {
+    pub vmid: Vmid,
+    pub table: u64,
+}
+
+#[derive(Default, Debug)]
+pub(crate) struct Cpu {
+    pub root: Option<Root>,
+    pub leaves: Leaves,
+    pub combined: Leaves,
+    pub walks: Walks,
+}
+
+/// A thread of the hypervisor as a processing element that issues invalidations.
+#[derive(Default, Debug)]
+pub(crate) struct Issuer {
+    /// The CPU that it runs on: what an invalidation of the local CPU means.
+    pub cpu: usize,
+    /// The current guest, where that is not what an invalidation says.
+    pub vmid: Option<Vmid>,
+    /// Issued, and not waited for.
+    pub pending: Vec<Scope>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State<A> {
+    pub arch: A,
+    pub lazy: Lazy,
+    pub choice: Choice,
+    pub rng: fastrand::Rng,
+    pub clock: u64,
+    pub memory: Memory,
+    pub host: Host,
+    pub uses: UseLog,
+    pub log: Log,
+    pub cpus: Vec<Cpu>,
+    /// Those that some CPU has loaded.
+    pub roots: Vec<Root>,
+    /// Guests that ever were: what TLBs may hold.
+    pub vmids: BTreeSet<u16>,
+    pub threads: HashMap<ThreadId, Issuer>,
+    pub recorder: Option<Recorder>,
+    pub handles_conflicts: bool,
+    pub conflict_aborts: u64,
+}
+
+/// A slot as a walker finds it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub cell: Cell,
+    pub now: u64,
+    /// What it may read instead.
+    pub late: Option<u64>,
+}
+
+/// Who looks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Eye {
+    pub cpu: Option<usize>,
+    /// Reads old values too.
+    pub late: bool,
+    /// Sets what hardware sets in tables that it walks through.
+    pub marks: bool,
+}
+
+impl Eye {
+    /// Reads what is there, and reports nothing.
+    pub const GOD: Self = Self { cpu: None, late: false, marks: false };
+}
+
+impl<A: Arch> State<A> {
+    pub fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    pub fn issuer(&mut self) -> &mut Issuer {
+        self.threads.entry(std::thread::current().id()).or_default()
+    }
+
+    /// Roots that no CPU has loaded any more are nobody's tables.
+    pub fn forget_roots(&mut self) {
+        let Self { roots, cpus, .. } = self;
+        roots.retain(|root| cpus.iter().any(|cpu| cpu.root == Some(*root)));
+    }
+
+    pub fn start(&self, root: Root) -> Walk {
+        Walk {
+            start: 0,
+            shift: self.arch.address_bits(),
+            level: self.arch.root_level(),
+            table: root.table,
+            rights: Rights::ALL,
+            born: 0,
+        }
+    }
+
+    /// Reads a slot; reports what no walk of `cpu` should meet.
+    pub fn read(&mut self, cpu: Option<usize>, walk: &Walk, index: usize) -> Option<Found> {
+        let gpa = walk.start + ((index as u64) << self.arch.shift(walk.level));
+        let slots = self.arch.slots(walk.level);
+        let Some(table) = self.memory.get(walk.table).filter(|table| table.len() >= slots) else {
+            if cpu.is_some() {
+                let used = format!("a walk reads {:#x}, which is no table", walk.table);
+                self.log.report(Kind::Reserved, cpu, Some(gpa), used, "a link leads to a table");
+            }
+            return None;
+        };
+        let cell = table.cell(index);
+        let late = table.late(index).filter(|_| self.lazy.late_stores && self.arch.late());
+        let found = Found { cell, now: cell.load(), late };
+        if !table.live || found.now == POISON {
+            if cpu.is_some() {
+                let (kind, expected) = if table.live {
+                    (Kind::Unfilled, "a table is filled before it is linked")
+                } else {
+                    (Kind::FreedTable, "a table is freed when no walk can reach it")
+                };
+                let used = format!("a walk reads slot {index} of the table {:#x}", walk.table);
+                self.log.report(kind, cpu, Some(gpa), used, expected);
+            }
+            return None;
+        }
+        // What a walker saw of a table, it may see again, until a barrier.
+        if cpu.is_some()
+            && !table.has_drained()
+            && let Some(table) = self.memory.get_mut(walk.table)
+        {
+            table.drain();
+        }
+        Some(found)
+    }
+
+    /// Decodes; reports reserved encodings.
+    pub fn decode(&mut self, cpu: Option<usize>, raw: u64, level: i8, gpa: u64) -> Descriptor {
+        let decoded = self.arch.decode(raw, level);
+        if let (Descriptor::Reserved(why), Some(_)) = (decoded, cpu) {
+            let used = format!("the descriptor {raw:#x} at level {level}");
+            self.log.report(Kind::Reserved, cpu, Some(gpa), used, why);
+        }
+        decoded
+    }
+
+    /// All leaves and links that walks from `starts` can find.
+    pub fn explore(&mut self, eye: Eye, starts: Vec<Walk>) -> (Vec<Entry>, Vec<Walk>) {
+        let (mut leaves, mut links) = (Vec::new(), Vec::new());
+        let mut seen = BTreeSet::new();
+        let mut todo = starts;
+        while let Some(walk) = todo.pop() {
+            let Rights { read, write, execute } = walk.rights;
+            if !seen.insert((walk.table, walk.start, read, write, execute)) {
+                continue;
+            }
+            let shift = self.arch.shift(walk.level);
+            for index in 0..self.arch.slots(walk.level) {
+                let gpa = walk.start + ((index as u64) << shift);
+                let Some(found) = self.read(eye.cpu, &walk, index) else { break };
+                for raw in [Some(found.now), found.late.filter(|_| eye.late)].into_iter().flatten()
+                {
+                    if raw == 0 {
+                        continue;
+                    }
+                    match self.decode(eye.cpu, raw, walk.level, gpa) {
+                        Descriptor::Table { table, rights } => {
+                            if eye.marks && !self.set(&walk, index, found, raw) {
+                                continue;
+                            }
+                            let link = Walk {
+                                start: gpa,
+                                shift,
+                                level: self.arch.below(walk.level),
+                                table,
+                                rights: rights.and(walk.rights),
+                                born: self.clock,
+                            };
+                            links.push(link);
+                            todo.push(link);
+                        }
+                        Descriptor::Leaf(mut leaf) => {
+                            leaf.rights = leaf.rights.and(walk.rights);
+                            leaves.push(Entry { start: gpa, shift, leaf, born: self.clock });
+                        }
+                        Descriptor::Invalid | Descriptor::Reserved(_) => {}
+                    }
+                }
+            }
+        }
+        (leaves, links)
+    }
+
+    /// Marks a table that a walk goes through; whether it may go on.
+    fn set(&mut self, walk: &Walk, index: usize, found: Found, raw: u64) -> bool {
+        match self.arch.mark(raw, walk.level, false) {
+            Ok(new) if new == raw => true,
+            Ok(new) => self.mark(walk, index, found.cell, raw, new),
+            Err(_) => false,
+        }
+    }
+
+    /// Hardware's compare-and-swap.
+    pub fn mark(&mut self, walk: &Walk, index: usize, cell: Cell, old: u64, new: u64) -> bool {
+        let done = cell.exchange(old, new).is_ok();
+        if done && let Some(table) = self.memory.get_mut(walk.table) {
+            table.marked(index, new);
+        }
+        done
+    }
+
+    /// Every CPU walks to whatever it can reach, and caches it. Leaves that were not accessed are
+    /// left alone: to set them would be allowed, and would hide who used them.
+    pub fn speculate(&mut self) {
+        self.tick();
+        for cpu in 0..self.cpus.len() {
+            let Some(root) = self.cpus[cpu].root else { continue };
+            let mut starts: Vec<_> = self.cpus[cpu].walks.within(root.vmid, 0, u64::MAX).collect();
+            starts.push(self.start(root));
+            let eye = Eye { cpu: Some(cpu), late: true, marks: true };
+            let (leaves, links) = self.explore(eye, starts);
+            for link in links {
+                self.cache_walk(cpu, root.vmid, link);
+            }
+            for leaf in leaves.into_iter().filter(|entry| entry.leaf.accessed) {
+                self.cache(cpu, root.vmid, leaf);
+            }
+        }
+    }
+
+    /// Keeps a translation, if TLBs keep any.
+    pub fn cache(&mut self, cpu: usize, vmid: Vmid, entry: Entry) {
+        let Self { arch, lazy, cpus, log, .. } = self;
+        let Cpu { leaves, combined, walks, .. } = &mut cpus[cpu];
+        let clash = [(leaves, lazy.tlb), (combined, lazy.combined)]
+            .into_iter()
+            .filter_map(|(map, on)| on.then(|| map.insert(arch, vmid, entry)).flatten())
+            .next();
+        if let Some((clash, old)) = clash {
+            let kind = match clash {
+                Clash::Changed => Kind::BreakBeforeMake,
+                Clash::Resized => Kind::SizeConflict,
+            };
+            let used = format!("it caches {} beside {}", entry.text(), old.text());
+            log.report(kind, Some(cpu), Some(entry.start), used, "a break goes before the change");
+        }
+        let link = walks
+            .within(vmid, entry.start, entry.end())
+            .find(|walk| walk.start >= entry.start && walk.end() <= entry.end());
+        if let Some(link) = link.filter(|_| arch.sizes() == crate::arch::Sizes::Forbidden) {
+            let used = format!("it caches {} beside a link to {:#x}", entry.text(), link.table);
+            let expected = "a break goes before a block replaces a table";
+            log.report(Kind::SizeConflict, Some(cpu), Some(entry.start), used, expected);
+        }
+    }
+
+    /// Keeps a link, if walk caches keep any.
+    pub fn cache_walk(&mut self, cpu: usize, vmid: Vmid, walk: Walk) {
+        let Self { arch, lazy, cpus, log, .. } = self;
+        if !lazy.walk_cache {
+            return;
+        }
+        let cpu_state = &mut cpus[cpu];
+        if let Some(old) = cpu_state.walks.insert(arch, vmid, walk) {
+            let used = format!("it caches links to {:#x} and {:#x}", walk.table, old.table);
+            let expected = "a break goes before another table";
+            log.report(Kind::BreakBeforeMake, Some(cpu), Some(walk.start), used, expected);
+        }
+        let block = cpu_state
+            .leaves
+            .within(vmid, walk.start, walk.end())
+            .find(|entry| entry.shift >= walk.shift);
+        if let Some(block) = block.filter(|_| arch.sizes() == crate::arch::Sizes::Forbidden) {
+            let used = format!("it caches a link to {:#x} beside {}", walk.table, block.text());
+            let expected = "a break goes before a table replaces a block";
+            log.report(Kind::SizeConflict, Some(cpu), Some(walk.start), used, expected);
+        }
+    }
+
+    /// Whatever `cpu` may translate `start..end` to from now on, and through which links.
+    pub fn possible(
+        &mut self,
+        cpu: usize,
+        vmid: Vmid,
+        start: u64,
+        end: u64,
+    ) -> (Vec<Entry>, Vec<Walk>) {
+        let mut starts: Vec<_> = self.cpus[cpu].walks.within(vmid, start, end).collect();
+        let links = starts.clone();
+        if let Some(root) = self.cpus[cpu].root.filter(|root| root.vmid == vmid) {
+            starts.push(self.start(root));
+        }
+        let (found, _) = self.explore(Eye { late: true, ..Eye::GOD }, starts);
+        let cpu = &self.cpus[cpu];
+        let mut all: Vec<_> = cpu.leaves.within(vmid, start, end).collect();
+        all.extend(cpu.combined.within(vmid, start, end));
+        all.extend(found.into_iter().filter(|entry| entry.start < end && start < entry.end()));
+        (all, links)
+    }
+
+    /// What the tables of `vmid` say at this moment: leaves and links by their first address.
+    pub fn present(&mut self, vmid: Vmid) -> (BTreeMap<u64, Entry>, BTreeMap<(u64, u32), Walk>) {
+        let roots: Vec<_> = self.roots.iter().filter(|root| root.vmid == vmid).copied().collect();
+        let starts = roots.into_iter().map(|root| self.start(root)).collect();
+        let (leaves, links) = self.explore(Eye::GOD, starts);
+        (
+            leaves.into_iter().map(|entry| (entry.start, entry)).collect(),
+            links.into_iter().map(|walk| ((walk.start, walk.shift), walk)).collect(),
+        )
+    }
+
+    /// A barrier: walkers see all stores before it.
+    pub fn drain(&mut self) {
+        let starts: Vec<_> = self.roots.iter().map(|&root| (root, self.start(root))).collect();
+        for (root, start) in starts {
+            let (_, mut links) = self.explore(Eye::GOD, vec![start]);
+            // Tables before the links to them.
+            links.sort_by_key(|walk| walk.shift);
+            links.push(start);
+            for walk in links {
+                let Some(table) = self.memory.get_mut(walk.table).filter(|table| table.live) else {
+                    continue;
+                };
+                table.drain();
+                if let Some(recorder) = &mut self.recorder {
+                    recorder.table(root.table, walk.table, table);
+                }
+            }
+        }
+        let unlinked = self.memory.live_tables().filter(|(_, table)| table.has_drained());
+        unlinked.for_each(|(_, table)| table.drain());
+    }
+
+    /// Executes an invalidation.
+    pub fn forget(&mut self, scope: &Scope) {
+        for (index, cpu) in self.cpus.iter_mut().enumerate() {
+            if scope.cpu.is_some_and(|only| only != index) {
+                continue;
+            }
+            if scope.leaves {
+                cpu.leaves.forget(scope);
+            }
+            if scope.combined {
+                cpu.combined.forget(&Scope { shift: None, ..*scope });
+            }
+            if scope.walks && scope.shift.is_none() {
+                cpu.walks.forget(scope);
+            }
+        }
+    }
+
+    /// What the calling thread issued takes effect: in the worst order, and each CPU goes on in
+    /// between. On this CPU alone, `locally`, what goes to all of them is still under way elsewhere.
+    pub fn complete(&mut self, locally: bool) {
+        let issuer = self.issuer();
+        let (here, mut pending) = (issuer.cpu, std::mem::take(&mut issuer.pending));
+        pending.sort_by_key(|scope| scope.leaves);
+        for mut scope in pending {
+            if locally && scope.cpu.is_none() {
+                self.issuer().pending.push(scope);
+                scope.cpu = Some(here);
+            }
+            self.forget(&scope);
+            // Translations of both stages come back from those of the second alone.
+            if self.lazy.combined && !scope.leaves {
+                for cpu in &mut self.cpus {
+                    let Some(root) = cpu.root else { continue };
+                    for entry in cpu.leaves.all(root.vmid) {
+                        cpu.combined.insert(&self.arch, root.vmid, entry);
+                    }
+                }
+            }
+        }
+    }
+
+    pub fn record(&mut self, event: Event) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.push(event);
+        }
+    }
+}

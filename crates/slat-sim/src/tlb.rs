@@ -1,0 +1,223 @@
+//! What a CPU keeps of its walks: it forgets nothing that no invalidation names.
+
+use crate::arch::{Access, Arch, Leaf, Rights, Sizes};
+use slat::Vmid;
+use std::collections::BTreeMap;
+
+/// A translation in a TLB.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Entry {
+    pub start: u64,
+    pub shift: u32,
+    pub leaf: Leaf,
+    /// When it was cached.
+    pub born: u64,
+}
+
+impl Entry {
+    pub fn end(&self) -> u64 {
+        self.start + (1 << self.shift)
+    }
+
+    pub fn hpa(&self, gpa: u64) -> u64 {
+        self.leaf.hpa + (gpa - self.start)
+    }
+
+    pub fn allows(&self, access: Access) -> bool {
+        self.leaf.rights.allow(access)
+    }
+
+    fn same(&self, other: &Self) -> bool {
+        Self { born: 0, ..*self } == Self { born: 0, ..*other }
+    }
+
+    pub fn text(&self) -> String {
+        let Leaf { hpa, rights, memory, dirty, .. } = self.leaf;
+        let right = |on, name| if on { name } else { '-' };
+        format!(
+            "{:#x}+{:#x} -> {hpa:#x} {}{}{}{} memory type {memory:#06b}",
+            self.start,
+            1u64 << self.shift,
+            right(rights.read, 'r'),
+            right(rights.write, 'w'),
+            right(rights.execute, 'x'),
+            right(dirty, 'd'),
+        )
+    }
+}
+
+/// A link to a table in a walk cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Walk {
+    /// What the table covers.
+    pub start: u64,
+    pub shift: u32,
+    /// The level of its slots.
+    pub level: i8,
+    pub table: u64,
+    pub rights: Rights,
+    pub born: u64,
+}
+
+impl Walk {
+    pub fn end(&self) -> u64 {
+        self.start + (1 << self.shift)
+    }
+}
+
+/// What an invalidation names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Scope {
+    /// One CPU; all of them if `None`.
+    pub cpu: Option<usize>,
+    /// One guest; all if `None`.
+    pub vmid: Option<Vmid>,
+    /// First address and end; everything if `None`.
+    pub range: Option<(u64, u64)>,
+    /// Leaves of this size only, base-2 logarithm.
+    pub shift: Option<u32>,
+    /// Second-stage translations.
+    pub leaves: bool,
+    /// Links to tables.
+    pub walks: bool,
+    /// Translations of both stages.
+    pub combined: bool,
+}
+
+impl Scope {
+    /// Everything of `vmid` on all CPUs.
+    pub const fn guest(vmid: Vmid) -> Self {
+        Self {
+            cpu: None,
+            vmid: Some(vmid),
+            range: None,
+            shift: None,
+            leaves: true,
+            walks: true,
+            combined: true,
+        }
+    }
+
+    fn names(&self, key: &Key, end: u64) -> bool {
+        let &(vmid, shift, start) = key;
+        self.vmid.is_none_or(|named| named.0 == vmid)
+            && self.shift.is_none_or(|named| named == shift)
+            && self.range.is_none_or(|(first, last)| start < last && first < end)
+    }
+}
+
+/// Two entries of one TLB that must not meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Clash {
+    /// Another address, memory type or table for the same page.
+    Changed,
+    /// Another size.
+    Resized,
+}
+
+/// VMID, base-2 logarithm of the bytes, first address.
+type Key = (u16, u32, u64);
+
+/// Entries of one kind, by what they cover. Several may cover the same: what was true at
+/// different times.
+#[derive(Default, Debug)]
+pub(crate) struct Leaves(BTreeMap<Key, Vec<Entry>>);
+
+fn sizes(map: &BTreeMap<Key, impl Sized>, vmid: Vmid) -> Vec<u32> {
+    let mut sizes = Vec::new();
+    let mut from = (vmid.0, 0, 0);
+    while let Some((key, _)) = map.range(from..).next().filter(|(key, _)| key.0 == vmid.0) {
+        sizes.push(key.1);
+        from = (vmid.0, key.1 + 1, 0);
+    }
+    sizes
+}
+
+fn overlapping<T: Copy>(
+    map: &BTreeMap<Key, Vec<T>>,
+    vmid: Vmid,
+    start: u64,
+    end: u64,
+) -> impl Iterator<Item = T> {
+    sizes(map, vmid).into_iter().flat_map(move |shift| {
+        let first = start >> shift << shift;
+        map.range((vmid.0, shift, first)..(vmid.0, shift, end)).flat_map(|(_, v)| v.iter().copied())
+    })
+}
+
+impl Leaves {
+    pub fn at(&self, vmid: Vmid, gpa: u64) -> impl Iterator<Item = Entry> {
+        self.within(vmid, gpa, gpa + 1)
+    }
+
+    pub fn within(&self, vmid: Vmid, start: u64, end: u64) -> impl Iterator<Item = Entry> {
+        overlapping(&self.0, vmid, start, end)
+    }
+
+    pub fn all(&self, vmid: Vmid) -> impl Iterator<Item = Entry> {
+        self.within(vmid, 0, u64::MAX)
+    }
+
+    /// Caches `new`; names an older entry that it must not meet.
+    pub fn insert<A: Arch>(&mut self, arch: &A, vmid: Vmid, new: Entry) -> Option<(Clash, Entry)> {
+        let at = self.0.entry((vmid.0, new.shift, new.start)).or_default();
+        if at.iter().any(|old| old.same(&new)) {
+            return None;
+        }
+        at.push(new);
+        self.within(vmid, new.start, new.end())
+            .find_map(|old| Some((clash(arch, &old, &new)?, old)))
+    }
+
+    pub fn forget(&mut self, scope: &Scope) {
+        self.0.retain(|key, _| !scope.names(key, key.2 + (1 << key.1)));
+    }
+}
+
+fn clash<A: Arch>(arch: &A, old: &Entry, new: &Entry) -> Option<Clash> {
+    let at = old.start.max(new.start);
+    let kept = old.hpa(at) == new.hpa(at)
+        && (old.leaf.memory, old.leaf.shareability) == (new.leaf.memory, new.leaf.shareability);
+    if !kept && arch.breaks() {
+        return Some(Clash::Changed);
+    }
+    let both_code = old.leaf.rights.execute && new.leaf.rights.execute;
+    let forbidden = match arch.sizes() {
+        Sizes::Forbidden => true,
+        Sizes::ForbiddenForCode => both_code,
+        Sizes::MayAbort | Sizes::Allowed => false,
+    };
+    (old.shift != new.shift && forbidden).then_some(Clash::Resized)
+}
+
+/// Links to tables, by what the tables cover.
+#[derive(Default, Debug)]
+pub(crate) struct Walks(BTreeMap<Key, Vec<Walk>>);
+
+impl Walks {
+    pub fn at(&self, vmid: Vmid, gpa: u64) -> impl Iterator<Item = Walk> {
+        overlapping(&self.0, vmid, gpa, gpa + 1)
+    }
+
+    pub fn within(&self, vmid: Vmid, start: u64, end: u64) -> impl Iterator<Item = Walk> {
+        overlapping(&self.0, vmid, start, end)
+    }
+
+    pub fn everywhere(&self) -> impl Iterator<Item = Walk> {
+        self.0.values().flatten().copied()
+    }
+
+    /// Caches `new`; names an older link of the same place to another table.
+    pub fn insert<A: Arch>(&mut self, arch: &A, vmid: Vmid, new: Walk) -> Option<Walk> {
+        let at = self.0.entry((vmid.0, new.shift, new.start)).or_default();
+        if at.iter().any(|old| (old.table, old.rights) == (new.table, new.rights)) {
+            return None;
+        }
+        at.push(new);
+        at.iter().find(|old| arch.breaks() && old.table != new.table).copied()
+    }
+
+    pub fn forget(&mut self, scope: &Scope) {
+        self.0.retain(|key, _| !scope.names(key, key.2 + (1 << key.1)));
+    }
+}

@@ -1,0 +1,223 @@
+//! A guest on the adversarial machine: its tables are the engine's, its memory is the host's.
+
+use slat::format::arm64::Arm64;
+use slat::format::ept::Ept1G;
+use slat::{
+    Access, Attributes, Format, Gpa, GpaRange, Guard, Hpa, Invalidation, Member, PageSize,
+    Removals, TableCache, Tables, Vmid,
+};
+use slat_sim::{Arch, Arm, Ept, Firmware, Kind, Lazy, Machine, Place, Violation};
+
+pub const VMID: Vmid = Vmid(7);
+/// The host's memory.
+pub const RAM: u64 = 0x4000_0000;
+/// The guest's, somewhere in the middle of its addresses.
+pub const BASE: u64 = 0x8000_0000;
+pub const K4: PageSize = PageSize::SIZE_4K;
+pub const M2: PageSize = PageSize::SIZE_2M;
+/// Bits of a guest physical address.
+pub const BITS: u32 = 39;
+
+pub fn range(start: u64, bytes: u64) -> GpaRange {
+    GpaRange::new(Gpa(start), bytes).unwrap()
+}
+
+pub fn arm() -> Arm {
+    Arm::new(12, BITS)
+}
+
+pub fn arm64<const G: u32>() -> Arm64<G> {
+    Arm64 { hardware_dirty: true, ..Default::default() }
+}
+
+pub fn ept() -> Ept1G {
+    Ept1G { output_bits: Ept::default().physical_bits, ..Default::default() }
+}
+
+/// Two CPUs of Arm's, FEAT_BBM level 0.
+pub fn arm_machine() -> Machine<Arm> {
+    Machine::new(arm(), 2)
+}
+
+pub fn ept_machine() -> Machine<Ept> {
+    Machine::new(Ept::default(), 2)
+}
+
+/// A platform that invalidates otherwise.
+pub fn invalidating<A: Arch>(invalidate: fn(&Machine<A>, &Invalidation)) -> Firmware<A> {
+    Firmware { invalidate, ..A::firmware() }
+}
+
+/// Everything but one kind of laziness.
+pub fn without(switch: fn(&mut Lazy)) -> Lazy {
+    let mut lazy = Lazy::ALL;
+    switch(&mut lazy);
+    lazy
+}
+
+pub struct Guest<'p, F: Format, A: Arch> {
+    pub machine: &'p Machine<A>,
+    pub tables: Tables<'p, F, Machine<A>>,
+}
+
+pub type ArmGuest<'p> = Guest<'p, Arm64<12>, Arm>;
+pub type EptGuest<'p> = Guest<'p, Ept1G, Ept>;
+
+impl<'p> ArmGuest<'p> {
+    pub fn arm(machine: &'p Machine<Arm>) -> Self {
+        Guest::new(machine, arm64())
+    }
+}
+
+impl<'p> EptGuest<'p> {
+    pub fn ept(machine: &'p Machine<Ept>) -> Self {
+        Guest::new(machine, ept())
+    }
+}
+
+impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
+    /// Empty tables, loaded on every CPU; 64 MiB of memory to map.
+    pub fn new(machine: &'p Machine<A>, format: F) -> Self {
+        let tables = Tables::new(format, VMID, BITS, machine).unwrap();
+        machine.give(Hpa(RAM), 64 << 20);
+        let guest = Self { machine, tables };
+        (0..machine.cpus()).for_each(|cpu| machine.cpu(cpu).load(VMID, guest.tables.root()));
+        guest
+    }
+
+    /// What `operate` does through a guard; what is owed is completed.
+    pub fn with<R>(
+        &self,
+        operate: impl FnOnce(&mut Guard<'_, 'p, F, Machine<A>>, &mut TableCache<'_, F, Machine<A>>) -> R,
+    ) -> R {
+        let mut storage = [const { None }; 16];
+        let mut cache = TableCache::new(self.machine, &mut storage);
+        cache.fill(8).unwrap();
+        let mut member = Member::join(self.machine).unwrap();
+        let mut guard = self.tables.enter(&mut member).unwrap();
+        let result = operate(&mut guard, &mut cache);
+        guard.complete();
+        result
+    }
+
+    pub fn map_as(&self, gpa: u64, hpa: u64, bytes: u64, size: PageSize, attributes: Attributes) {
+        self.with(|guard, cache| {
+            guard.map(range(gpa, bytes), Hpa(hpa), attributes, size, cache).unwrap();
+        });
+    }
+
+    pub fn map(&self, gpa: u64, hpa: u64, bytes: u64, size: PageSize) {
+        self.map_as(gpa, hpa, bytes, size, Attributes::RAM);
+    }
+
+    /// As a fault of reading maps it where hardware marks the first write.
+    pub fn map_clean(&self, gpa: u64, hpa: u64, bytes: u64, size: PageSize) {
+        self.map_as(gpa, hpa, bytes, size, Attributes { dirty: false, ..Attributes::RAM });
+    }
+
+    /// Unmaps as one should: memory is taken back once the guest cannot reach it.
+    pub fn unmap(&self, gpa: u64, bytes: u64) {
+        let mut storage = [slat::Place::EMPTY; 64];
+        let mut removals = Removals::new(&self.tables, &mut storage);
+        self.with(|guard, _| guard.unmap(range(gpa, bytes), &mut removals).unwrap());
+        for leaf in removals.complete() {
+            self.machine.take_back(leaf.hpa, leaf.bytes);
+        }
+    }
+
+    pub fn write_protect(&self, gpa: u64, bytes: u64) {
+        self.with(|guard, _| guard.write_protect(range(gpa, bytes)).unwrap());
+        self.machine.protect(VMID, range(gpa, bytes));
+    }
+
+    pub fn relax(&self, gpa: u64, bytes: u64, access: Access) {
+        self.machine.unprotect(VMID, range(gpa, bytes));
+        self.with(|guard, _| guard.relax(range(gpa, bytes), access).unwrap());
+        self.forget_rights(gpa, bytes);
+    }
+
+    /// What a fault handler owes its own CPU after a right was given; here on all of them.
+    pub fn forget_rights(&self, gpa: u64, bytes: u64) {
+        slat::Platform::publish(self.machine);
+        for cpu in 0..self.machine.cpus() {
+            self.machine.forget(cpu, VMID, range(gpa, bytes));
+        }
+    }
+
+    pub fn split(&self, gpa: u64, bytes: u64, size: PageSize) {
+        self.with(|guard, cache| guard.split(range(gpa, bytes), size, cache).unwrap());
+    }
+
+    pub fn collapse(&self, gpa: u64, bytes: u64, size: PageSize) {
+        self.with(|guard, _| guard.collapse(range(gpa, bytes), size).unwrap());
+    }
+
+    /// What the engine knows of the page.
+    pub fn look(&self, gpa: Gpa) -> Option<slat::Translation> {
+        let mut member = Member::join(self.machine).unwrap();
+        let guard = self.tables.enter(&mut member).unwrap();
+        guard.translate(gpa).unwrap()
+    }
+
+    /// Whether the engine knows the page as dirty.
+    pub fn is_dirty(&self, gpa: Gpa) -> bool {
+        self.look(gpa).is_some_and(|found| found.attributes.dirty)
+    }
+
+    /// Whatever was written since it was copied is dirty.
+    pub fn check_dirty(&self, gpa: u64, bytes: u64) {
+        self.machine.claim_clean(VMID, range(gpa, bytes), |gpa| self.is_dirty(gpa));
+    }
+
+    pub fn fresh(&self, gpa: u64, bytes: u64) {
+        self.machine.claim_fresh(VMID, range(gpa, bytes));
+    }
+
+    pub fn place(&self, gpa: u64) -> Place {
+        self.machine.slot(VMID, Gpa(gpa))
+    }
+
+    /// Somebody else's store to the slot where `gpa` ends.
+    pub fn poke(&self, gpa: u64, change: impl FnOnce(u64) -> u64) -> Place {
+        let place = self.place(gpa);
+        self.machine.poke(place.table, place.index, change(place.raw));
+        place
+    }
+
+    /// Somebody else's invalidation of everything, as it should be.
+    pub fn flush(&self) {
+        let all = Invalidation { vmid: VMID, range: None, leaf: None, tables: true };
+        slat::Platform::invalidate(self.machine, &all);
+    }
+
+    pub fn read(&self, cpu: usize, gpa: u64) {
+        self.machine.cpu(cpu).read(gpa).unwrap();
+    }
+
+    pub fn write(&self, cpu: usize, gpa: u64) {
+        self.machine.cpu(cpu).write(gpa).unwrap();
+    }
+}
+
+/// The kinds of what was found, each once.
+pub fn kinds(violations: &[Violation]) -> Vec<Kind> {
+    let mut kinds: Vec<_> = violations.iter().map(|violation| violation.kind).collect();
+    kinds.sort();
+    kinds.dedup();
+    kinds
+}
+
+/// It was caught, as what it is.
+#[track_caller]
+pub fn caught<A: Arch>(machine: &Machine<A>, kind: Kind) {
+    let found = machine.finish();
+    let text: Vec<_> = found.iter().map(ToString::to_string).collect();
+    assert!(kinds(&found).contains(&kind), "no {kind:?} in {text:#?}");
+}
+
+/// Nothing was wrong.
+#[track_caller]
+pub fn clean<A: Arch>(machine: &Machine<A>) {
+    let text: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
+    assert!(text.is_empty(), "{text:#?}");
+}

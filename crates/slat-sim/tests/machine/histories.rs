@@ -1,0 +1,335 @@
+//! Random histories of all operations, vCPUs that use the guest's memory at every moment that the
+//! machine sees, and a flat model of what is mapped.
+
+use crate::common::*;
+use slat::{
+    Access, Ageing, Ages, Attributes, Execute, Format, Gpa, GpaRange, Hpa, PageSize, Removals, Skip,
+};
+use slat_sim::{Arch, Arm, Machine};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// Host memory for new mappings: none is used twice.
+const HOST: u64 = 1 << 33;
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Page {
+    hpa: u64,
+    protected: bool,
+}
+
+struct History<'p, F: Format, A: Arch> {
+    guest: Guest<'p, F, A>,
+    rng: fastrand::Rng,
+    model: BTreeMap<u64, Page>,
+    next_host: u64,
+    page: u64,
+    block: u64,
+    blocks: u64,
+    /// Pages of a run at most.
+    longest: u64,
+    hints: Arc<Mutex<fastrand::Rng>>,
+}
+
+impl<'p, F: Format, A: Arch> History<'p, F, A> {
+    fn new(machine: &'p Machine<A>, format: F, seed: u64, blocks: u64) -> Self {
+        let (page, block) = (F::size(0).bytes(), F::size(1).bytes());
+        machine.give(Hpa(HOST), 1 << 37);
+        let guest = Guest::new(machine, format);
+        let hints = Arc::new(Mutex::new(fastrand::Rng::with_seed(seed ^ 0xabcd)));
+        Self {
+            guest,
+            rng: fastrand::Rng::with_seed(seed),
+            model: BTreeMap::new(),
+            next_host: HOST,
+            page,
+            block,
+            blocks,
+            longest: 40,
+            hints,
+        }
+    }
+
+    fn all(&self) -> GpaRange {
+        range(BASE, self.blocks * self.block)
+    }
+
+    /// Some pages, or some blocks.
+    fn some(&mut self) -> GpaRange {
+        if self.rng.u8(..3) == 0 {
+            let first = self.rng.u64(..self.blocks);
+            let count = self.rng.u64(1..=self.blocks - first);
+            return range(BASE + first * self.block, count * self.block);
+        }
+        let pages = self.blocks * self.block / self.page;
+        // Near an end of a block, most of the time.
+        let near = self.rng.u64(..self.blocks) * self.block / self.page;
+        let first = near.saturating_add(self.rng.u64(..24)).saturating_sub(8).min(pages - 1);
+        let count = self.rng.u64(1..=self.longest.min(pages - first));
+        range(BASE + first * self.page, count * self.page)
+    }
+
+    /// vCPUs use pages while the engine works.
+    fn run_guest(&self) {
+        let (rng, page) = (self.hints.clone(), self.page);
+        let (blocks, block) = (self.blocks, self.block);
+        self.guest.machine.meanwhile(move |machine, _| {
+            let mut rng = rng.lock().unwrap();
+            for cpu in 0..machine.cpus() {
+                let near = rng.u64(..blocks) * block / page + rng.u64(..24);
+                let gpa = BASE + near.saturating_sub(8) * page + rng.u64(..page);
+                let access = [slat_sim::Access::Read, slat_sim::Access::Write][rng.usize(..2)];
+                let _ = machine.cpu(cpu).access(gpa, access);
+            }
+        });
+    }
+
+    fn pages(&self, range: GpaRange) -> impl Iterator<Item = u64> + use<F, A> {
+        (range.start().0..range.end().0).step_by(self.page as usize)
+    }
+
+    fn step(&mut self) {
+        match self.rng.u8(..12) {
+            0..3 => self.map(),
+            3..5 => self.unmap(),
+            5 => self.write_protect(),
+            6..8 => self.relax(),
+            8 => self.split(),
+            9 => self.collapse(),
+            10 => self.harvest(),
+            _ => self.age(),
+        }
+        if self.rng.u8(..4) == 0 {
+            self.guest.tables.reclaim();
+        }
+    }
+
+    fn map(&mut self) {
+        let some = self.some();
+        if self.pages(some).any(|page| self.model.contains_key(&page)) {
+            return;
+        }
+        // As aligned as the guest's address, sometimes.
+        self.next_host = self.next_host.next_multiple_of(self.block);
+        let slip = if self.rng.bool() { some.start().0 % self.block } else { 0 };
+        let hpa = self.next_host + slip;
+        self.next_host = hpa + some.size();
+        let largest = if self.rng.bool() { self.block } else { self.page };
+        let clean = Attributes { dirty: !self.rng.bool(), ..Attributes::RAM };
+        self.guest.machine.unprotect(VMID, some);
+        self.guest.with(|guard, cache| {
+            let largest = PageSize::from_bytes(largest).unwrap();
+            guard.map(some, Hpa(hpa), clean, largest, cache).unwrap();
+        });
+        for (page, hpa) in self.pages(some).zip((hpa..).step_by(self.page as usize)) {
+            self.model.insert(page, Page { hpa, protected: false });
+        }
+    }
+
+    fn unmap(&mut self) {
+        let some = self.some();
+        let machine = self.guest.machine;
+        let mut storage = [slat::Place::EMPTY; 4096];
+        let mut removals = Removals::new(&self.guest.tables, &mut storage);
+        let halted = self.guest.with(|guard, _| guard.unmap(some, &mut removals).err());
+        for leaf in removals.complete() {
+            machine.take_back(leaf.hpa, leaf.bytes);
+            let gone = range(leaf.gpa.0, leaf.bytes);
+            machine.claim_clean(VMID, gone, |_| leaf.attributes.dirty);
+            machine.copy(VMID, gone);
+            machine.seen(VMID, gone);
+            machine.unprotect(VMID, gone);
+            for page in self.pages(gone) {
+                let was = self.model.remove(&page).expect("it was mapped");
+                assert_eq!(was.hpa, leaf.hpa.0 + (page - leaf.gpa.0));
+            }
+        }
+        if halted.is_none() {
+            assert!(self.pages(some).all(|page| !self.model.contains_key(&page)));
+        }
+    }
+
+    fn write_protect(&mut self) {
+        let some = self.some();
+        let by_tables = self.rng.bool();
+        let done = self.guest.with(|guard, _| match by_tables {
+            true => guard.write_protect_subtrees(some).is_ok(),
+            false => guard.write_protect(some).is_ok(),
+        });
+        if done {
+            self.guest.machine.protect(VMID, some);
+            for (_, page) in self.model.range_mut(some.start().0..some.end().0) {
+                page.protected = true;
+            }
+        }
+    }
+
+    fn relax(&mut self) {
+        let some = self.some();
+        let access = [Access::Read, Access::Write, Access::Execute][self.rng.usize(..3)];
+        let (start, end) = (some.start().0, some.end().0);
+        if access == Access::Write {
+            self.guest.machine.unprotect(VMID, some);
+        }
+        let done = self.guest.with(|guard, _| guard.relax(some, access).is_ok());
+        if access == Access::Write {
+            for (_, page) in self.model.range_mut(start..end) {
+                page.protected &= !done;
+            }
+            if !done {
+                // Refused: nothing was done.
+                let protected: Vec<_> = self.model.range(start..end).collect();
+                for (&gpa, _) in protected.into_iter().filter(|(_, page)| page.protected) {
+                    self.guest.machine.protect(VMID, range(gpa, self.page));
+                }
+            }
+        }
+        let first = self.model.range(start..end).next().map(|(&gpa, _)| gpa);
+        if let Some(gpa) = first.filter(|_| done) {
+            self.guest.forget_rights(start, end - start);
+            let access = match access {
+                Access::Read => slat_sim::Access::Read,
+                Access::Write => slat_sim::Access::Write,
+                Access::Execute => slat_sim::Access::Execute,
+            };
+            self.guest.machine.claim_progress(0, Gpa(gpa), access);
+        }
+    }
+
+    fn split(&mut self) {
+        let (some, page) = (self.some(), PageSize::from_bytes(self.page).unwrap());
+        self.guest.with(|guard, cache| guard.split(some, page, cache).unwrap());
+    }
+
+    fn collapse(&mut self) {
+        let (all, block) = (self.all(), PageSize::from_bytes(self.block).unwrap());
+        self.guest.with(|guard, _| guard.collapse(all, block).unwrap());
+    }
+
+    fn harvest(&mut self) {
+        let some = self.some();
+        let mut bitmap = vec![0u64; (some.size() / self.page).div_ceil(64) as usize];
+        self.guest.with(|guard, _| _ = guard.harvest(some, &mut bitmap));
+        for (index, gpa) in self.pages(some).enumerate() {
+            if bitmap[index / 64] >> (index % 64) & 1 == 1 {
+                self.guest.machine.copy(VMID, range(gpa, self.page));
+            }
+        }
+    }
+
+    fn age(&mut self) {
+        // The accessed bit is the whole block's: who ages a part of it ages all.
+        let some = self.all();
+        let words = (some.size() / self.page).div_ceil(64) as usize;
+        let (mut young, mut unanswered) = (vec![0u64; words], vec![0u64; words]);
+        let skip = [Skip::Nothing, Skip::Exact][self.rng.usize(..2)];
+        self.guest.with(|guard, _| {
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            guard.age(some, &mut ages, Ageing { clear: true, skip, fresh: true }).unwrap();
+        });
+        for (index, gpa) in self.pages(some).enumerate() {
+            if (young[index / 64] | unanswered[index / 64]) >> (index % 64) & 1 == 1 {
+                self.guest.machine.seen(VMID, range(gpa, self.page));
+            }
+        }
+    }
+
+    /// What holds after each operation, once it is completed.
+    fn check(&mut self) {
+        let (machine, guest, all) = (self.guest.machine, &self.guest, self.all());
+        machine.undisturbed();
+        machine.claim_fresh(VMID, all);
+        let leaf = |gpa: Gpa| guest.look(gpa);
+        machine.claim_clean(VMID, all, |gpa| leaf(gpa).is_some_and(|leaf| leaf.attributes.dirty));
+        machine.claim_old(VMID, all, |gpa| leaf(gpa).is_some_and(|leaf| leaf.attributes.accessed));
+        // The guest finds what the model says, at some addresses.
+        for _ in 0..8 {
+            let gpa = self.some().start().0;
+            let cpu = self.rng.usize(..machine.cpus());
+            let page = self.model.get(&gpa);
+            let read = machine.cpu(cpu).read(gpa);
+            assert_eq!(read.ok(), page.map(|page| Hpa(page.hpa)), "{gpa:#x}");
+            let write = machine.cpu(cpu).write(gpa);
+            assert!(write.is_err() || page.is_some_and(|page| !page.protected), "{gpa:#x}");
+        }
+    }
+
+    fn run(mut self, steps: usize) {
+        for step in 0..steps {
+            self.run_guest();
+            self.step();
+            self.check();
+            let found: Vec<_> = self.guest.machine.finish().iter().map(|v| v.to_string()).collect();
+            assert!(found.is_empty(), "step {step}: {found:#?}");
+        }
+        self.guest.machine.undisturbed();
+        let (start, bytes) = (self.all().start().0, self.all().size());
+        self.guest.unmap(start, bytes);
+        self.guest.tables.reclaim();
+        clean(self.guest.machine);
+    }
+}
+
+fn arm_history<const G: u32>(bbm: u8, seed: u64, blocks: u64, steps: usize) {
+    let arch = Arm { bbm, range_instructions: seed % 2 == 1, ..Arm::new(G, BITS) };
+    let machine = Machine::new(arch, 2);
+    let machine = if seed.is_multiple_of(3) { machine } else { machine.random(seed) };
+    History::new(&machine, arm64::<G>(), seed, blocks).run(steps);
+}
+
+#[test]
+fn histories_on_4k_with_breaks_are_clean() {
+    (0..4).for_each(|seed| arm_history::<12>(0, seed, 3, 80));
+}
+
+#[test]
+fn histories_on_4k_at_level_2_are_clean() {
+    (0..4).for_each(|seed| arm_history::<12>(2, seed, 3, 80));
+}
+
+#[test]
+fn histories_on_4k_at_level_3_are_clean() {
+    (0..4).for_each(|seed| arm_history::<12>(3, seed, 3, 80));
+}
+
+#[test]
+fn histories_on_16k_are_clean() {
+    for bbm in [0, 3] {
+        arm_history::<14>(bbm, u64::from(bbm), 2, 30);
+    }
+}
+
+#[test]
+fn histories_on_64k_are_clean() {
+    for bbm in [0, 2] {
+        arm_history::<16>(bbm, u64::from(bbm) + 1, 2, 10);
+    }
+}
+
+#[test]
+fn histories_without_hardware_state_are_clean() {
+    // Every page is mapped dirty, and every flag is set by faults: here, beforehand.
+    let arch = Arm { forced_write_back: true, ..Arm::new(12, BITS) };
+    let format = slat::format::arm64::Arm64::<12> { forced_write_back: true, ..arm64() };
+    let machine = Machine::new(arch, 3).random(11);
+    History::new(&machine, format, 11, 2).run(60);
+}
+
+#[test]
+fn histories_on_ept_are_clean() {
+    for seed in 0..6 {
+        let machine = ept_machine();
+        let machine = if seed % 2 == 0 { machine } else { machine.random(seed) };
+        History::new(&machine, ept(), seed, 3).run(60);
+    }
+}
+
+#[test]
+fn execution_can_be_denied() {
+    let machine = ept_machine();
+    let guest = Guest::ept(&machine);
+    let data = Attributes { execute: Execute::None, ..Attributes::RAM };
+    guest.map_as(BASE, RAM, 0x1000, K4, data);
+    assert!(machine.cpu(0).execute(BASE).is_err() && machine.cpu(0).read(BASE).is_ok());
+    clean(&machine);
+}

@@ -1,0 +1,18 @@
+//! The engine on the adversarial machine, and what others did instead.
+//!
+//! A test whose name begins with what somebody got wrong has it wrong on purpose, in the platform
+//! or in stores of its own, and is caught. Beside it the engine does the same, and nothing is found.
+
+mod break_before_make;
+mod caches;
+mod common;
+mod dirty;
+mod histories;
+mod invalidation_arm;
+mod invalidation_ept;
+mod laziness;
+mod order;
+mod races;
+mod threads;
+mod trace;
+mod young;

@@ -1,0 +1,221 @@
+//! The races that any engine has to survive: a fault against the host's taking memory back, a
+//! collapse against an unmap, a push-down against the next round of logging.
+
+use crate::common::*;
+use slat::{Access, Attributes, Gpa, Hpa, Member, Removals, TableCache};
+use slat_sim::{Arch, Kind, Machine, Moment};
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[test]
+fn a_fault_that_maps_what_the_host_took_back_meanwhile_is_noticed() {
+    let machine = arm_machine();
+    let guest = Guest::arm(&machine);
+    // The fault has read that RAM is behind the page; then the host empties the range, and is done.
+    guest.unmap(BASE, 0x1000);
+    machine.take_back(Hpa(RAM), 0x1000);
+    guest.map(BASE, RAM, 0x1000, K4);
+    let _ = machine.cpu(0).read(BASE);
+    caught(&machine, Kind::FreedMemory);
+}
+
+#[test]
+fn a_reservation_does_not_outlive_the_hosts_taking_memory_back() {
+    let machine = arm_machine();
+    let guest = Guest::arm(&machine);
+    let mut storage = [const { None }; 8];
+    let mut cache = TableCache::new(&machine, &mut storage);
+    cache.fill(4).unwrap();
+    let mut member = Member::join(&machine).unwrap();
+    let mut fault = guest.tables.enter(&mut member).unwrap();
+    let reservation = fault.reserve(Gpa(BASE), K4, &mut cache).unwrap();
+    // Here the backing is asked, and answers RAM. Then the host takes it back.
+    guest.unmap(BASE, 0x1000);
+    machine.take_back(Hpa(RAM), 0x1000);
+    assert_eq!(reservation.commit(Hpa(RAM), Attributes::RAM), Ok(None));
+    assert!(machine.cpu(0).read(BASE).is_err());
+    clean(&machine);
+}
+
+/// Both for as long as the process: a hook may keep them.
+fn leaked<A: Arch, F: slat::Format>(
+    machine: Machine<A>,
+    format: F,
+) -> &'static Guest<'static, F, A> {
+    Box::leak(Box::new(Guest::new(Box::leak(Box::new(machine)), format)))
+}
+
+/// While the engine collapses, at its `nth` call, another thread unmaps a page.
+fn collapse_beside_unmap<A: Arch, F: slat::Format>(machine: Machine<A>, format: F, nth: usize) {
+    let guest = leaked(machine, format);
+    let machine = guest.machine;
+    guest.map(BASE, RAM, 2 << 20, K4);
+    guest.read(1, BASE + 0x7000);
+    let mut calls = 0;
+    machine.meanwhile(move |machine, _| {
+        calls += 1;
+        let _ = machine.cpu(1).write(BASE + 0x8000);
+        if calls != nth {
+            return;
+        }
+        let mut storage = [slat::Place::EMPTY; 4];
+        let mut removals = Removals::new(&guest.tables, &mut storage);
+        let mut member = Member::join(machine).unwrap();
+        let mut guard = guest.tables.enter(&mut member).unwrap();
+        // It may be told to try again, and does not here.
+        let _ = guard.unmap(range(BASE + 0x7000, 0x1000), &mut removals);
+        drop(guard);
+        removals.complete().for_each(|leaf| machine.take_back(leaf.hpa, leaf.bytes));
+    });
+    guest.with(|guard, _| _ = guard.collapse(range(BASE, 2 << 20), M2));
+    machine.undisturbed();
+    guest.fresh(BASE, 2 << 20);
+    guest.check_dirty(BASE, 0x7000);
+    guest.check_dirty(BASE + 0x8000, 0x1000);
+    let _ = machine.cpu(0).read(BASE + 0x7000);
+    guest.tables.reclaim();
+    clean(machine);
+}
+
+#[test]
+fn the_engines_collapse_beside_an_unmap_brings_nothing_back() {
+    for nth in 1..12 {
+        collapse_beside_unmap(arm_machine(), arm64::<12>(), nth);
+        collapse_beside_unmap(ept_machine(), ept(), nth);
+    }
+}
+
+/// A split, at each of whose calls another thread does something to a page of the block.
+#[test]
+fn the_engines_split_beside_a_protection_forgets_neither() {
+    for nth in 1..12 {
+        let guest = leaked(arm_machine(), arm64::<12>());
+        let machine = guest.machine;
+        guest.map(BASE, RAM, 4 << 20, M2);
+        let mut calls = 0;
+        machine.meanwhile(move |machine, _| {
+            calls += 1;
+            let _ = machine.cpu(1).write(BASE);
+            if calls == nth {
+                let mut member = Member::join(machine).unwrap();
+                let mut guard = guest.tables.enter(&mut member).unwrap();
+                let done = guard.write_protect(range(BASE, 4 << 20));
+                guard.complete();
+                if done.is_ok() {
+                    machine.protect(VMID, range(BASE, 4 << 20));
+                }
+            }
+        });
+        guest.with(|guard, cache| _ = guard.split(range(BASE, 4 << 20), K4, cache));
+        machine.undisturbed();
+        let _ = machine.cpu(1).write(BASE);
+        guest.fresh(BASE, 4 << 20);
+        guest.check_dirty(BASE, 4 << 20);
+        clean(machine);
+    }
+}
+
+/// Rounds of logging by subtrees, beside faults that push protection down, on real threads.
+#[test]
+fn the_engines_push_down_beside_rounds_of_protection_loses_no_write() {
+    const PAGES: u64 = 24;
+    for seed in 0..4 {
+        let machine = ept_machine().random(seed);
+        let guest = Guest::ept(&machine);
+        guest.map_clean(BASE, RAM, PAGES << 12, K4);
+        let all = range(BASE, 2 << 20);
+        let log = Mutex::new(BTreeSet::new());
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for cpu in 0..2 {
+                let (machine, guest, log, stop) = (&machine, &guest, &log, &stop);
+                scope.spawn(move || {
+                    let mut rng = fastrand::Rng::with_seed(seed * 2 + cpu as u64);
+                    let mut member = Member::join(machine).unwrap();
+                    while !stop.load(Ordering::Relaxed) {
+                        let page = BASE + (rng.u64(..PAGES) << 12);
+                        if machine.cpu(cpu).write(page).is_err() {
+                            let mut guard = guest.tables.enter(&mut member).unwrap();
+                            let _ = guard.relax(range(page, 0x1000), Access::Write);
+                            guard.complete();
+                            machine.forget(cpu, VMID, range(page, 0x1000));
+                            log.lock().unwrap().insert(page);
+                        }
+                    }
+                });
+            }
+            let mut member = Member::join(&machine).unwrap();
+            for _ in 0..60 {
+                let taken = std::mem::take(&mut *log.lock().unwrap());
+                let mut guard = guest.tables.enter(&mut member).unwrap();
+                // What cannot be protected now keeps its place in the log.
+                let done = guard.write_protect_subtrees(all).is_ok();
+                guard.complete();
+                let mut bitmap = [0u64; 8];
+                let harvested = guard.harvest(range(BASE, PAGES << 12), &mut bitmap).is_ok();
+                if done && harvested {
+                    for page in taken {
+                        machine.copy(VMID, range(page, 0x1000));
+                    }
+                    for page in (0..PAGES).filter(|page| bitmap[0] >> page & 1 == 1) {
+                        machine.copy(VMID, range(BASE + (page << 12), 0x1000));
+                    }
+                } else {
+                    log.lock().unwrap().extend(taken);
+                    let pages = (0..PAGES).filter(|page| bitmap[0] >> page & 1 == 1);
+                    log.lock().unwrap().extend(pages.map(|page| BASE + (page << 12)));
+                }
+                drop(guard);
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let log = log.into_inner().unwrap();
+        machine.claim_clean(VMID, all, |gpa| log.contains(&gpa.0) || guest.is_dirty(gpa));
+        clean(&machine);
+    }
+}
+
+#[test]
+fn a_round_that_is_not_invalidated_loses_a_write() {
+    let machine = ept_machine();
+    let guest = Guest::ept(&machine);
+    guest.map(BASE, RAM, 0x4000, K4);
+    guest.write(1, BASE);
+    let mut member = Member::join(&machine).unwrap();
+    let mut guard = guest.tables.enter(&mut member).unwrap();
+    guard.write_protect_subtrees(range(BASE, 2 << 20)).unwrap();
+    // "The round has begun": it has not.
+    machine.protect(VMID, range(BASE, 2 << 20));
+    machine.copy(VMID, range(BASE, 0x4000));
+    guest.write(1, BASE);
+    caught(&machine, Kind::RevokedRight);
+}
+
+#[test]
+fn a_table_is_not_freed_under_a_walk_in_software() {
+    // At each moment of another thread's scan, the table that it scans is unmapped and reclaimed.
+    for nth in 1..8 {
+        let guest = leaked(arm_machine(), arm64::<12>());
+        let machine = guest.machine;
+        guest.map(BASE, RAM, 2 << 20, K4);
+        let mut calls = 0;
+        machine.meanwhile(move |_, moment| {
+            calls += usize::from(moment == Moment::Table);
+            if calls == nth {
+                calls += 1;
+                guest.unmap(BASE, 2 << 20);
+                guest.tables.reclaim();
+            }
+        });
+        guest.with(|guard, _| {
+            let _ = guard.write_protect(range(BASE, 2 << 20));
+            let _ = guard.translate(Gpa(BASE));
+        });
+        machine.undisturbed();
+        guest.tables.reclaim();
+        guest.fresh(BASE, 2 << 20);
+        clean(machine);
+    }
+}

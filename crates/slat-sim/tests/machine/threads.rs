@@ -1,0 +1,99 @@
+//! Real threads: vCPUs beside threads of the hypervisor, on one guest.
+
+use crate::common::*;
+use slat::{Access, Attributes, Format, Hpa, Member, Removals, TableCache};
+use slat_sim::{Arch, Arm, Machine};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Each thread of the hypervisor has 2 MiB of the guest's, and 2 MiB of memory at a time.
+const SHARE: u64 = 2 << 20;
+const HOST: u64 = 1 << 34;
+const WORKERS: u64 = 2;
+const ROUNDS: u64 = 24;
+
+fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64) {
+    let machine = guest.machine;
+    machine.here(index as usize % machine.cpus());
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let base = BASE + index * SHARE;
+    let share = range(base, SHARE);
+    let mut member = Member::join(machine).unwrap();
+    for round in 0..ROUNDS {
+        let hpa = Hpa(HOST + (index * ROUNDS + round) * SHARE);
+        let mut storage = [const { None }; 8];
+        let mut cache = TableCache::new(machine, &mut storage);
+        cache.fill(4).unwrap();
+        let mut guard = guest.tables.enter(&mut member).unwrap();
+        let size = if rng.bool() { M2 } else { K4 };
+        guard.map(share, hpa, Attributes::RAM, size, &mut cache).unwrap();
+        for _ in 0..3 {
+            let page = range(base + (rng.u64(..512) << 12), 0x1000);
+            match rng.u8(..5) {
+                0 => _ = guard.split(share, K4, &mut cache).unwrap(),
+                1 => _ = guard.collapse(share, M2).unwrap(),
+                2 if guard.write_protect(page).is_ok() => {
+                    guard.complete();
+                    machine.protect(VMID, page);
+                    std::thread::yield_now();
+                    machine.unprotect(VMID, page);
+                    guard.relax(page, Access::Write).unwrap();
+                }
+                3 => _ = guard.harvest(share, &mut [0; 8]).unwrap(),
+                _ => std::thread::yield_now(),
+            }
+        }
+        guard.complete();
+        let mut storage = [slat::Place::EMPTY; 512];
+        let mut removals = Removals::new(&guest.tables, &mut storage);
+        guard.unmap(share, &mut removals).unwrap();
+        for leaf in removals.complete() {
+            machine.take_back(leaf.hpa, leaf.bytes);
+        }
+        machine.claim_fresh(VMID, share);
+        drop(guard);
+        guest.tables.reclaim();
+    }
+}
+
+fn run<F: Format + Sync, A: Arch>(machine: &Machine<A>, format: F, seed: u64) {
+    machine.give(Hpa(HOST), 1 << 34);
+    let guest = Guest::new(machine, format);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for cpu in 0..machine.cpus() {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut rng = fastrand::Rng::with_seed(seed + cpu as u64);
+                while !stop.load(Ordering::Relaxed) {
+                    let gpa = BASE + rng.u64(..WORKERS * SHARE);
+                    let access = [slat_sim::Access::Read, slat_sim::Access::Write];
+                    let _ = machine.cpu(cpu).access(gpa, access[rng.usize(..2)]);
+                }
+            });
+        }
+        let guest = &guest;
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|index| scope.spawn(move || worker(guest, index, seed * 31 + index)))
+            .collect();
+        let results: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        results.into_iter().for_each(|result| result.unwrap());
+    });
+    clean(machine);
+}
+
+#[test]
+fn threads_on_arm_leave_nothing_behind() {
+    for (seed, bbm) in [0, 2, 3].into_iter().enumerate() {
+        let machine = Machine::new(Arm { bbm, ..arm() }, 2).random(seed as u64);
+        run(&machine, arm64::<12>(), seed as u64);
+    }
+}
+
+#[test]
+fn threads_on_ept_leave_nothing_behind() {
+    for seed in 0..2 {
+        let machine = ept_machine().random(seed);
+        run(&machine, ept(), seed);
+    }
+}

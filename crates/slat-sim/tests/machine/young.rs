@@ -1,0 +1,199 @@
+//! Accesses that nobody hears of.
+
+use crate::common::*;
+use slat::format::arm64::Arm64;
+use slat::{Ageing, Ages, Format, Gpa, Platform, Skip};
+use slat_sim::{Arch, Kind};
+
+/// A scan of a whole table from `BASE`; what is young is seen. Returns the first 64 pages' answer.
+fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, how: Ageing) -> u64 {
+    let (mut young, mut unanswered) = ([0u64; 8], [0u64; 8]);
+    let all = range(BASE, 2 << 20);
+    guest.with(|guard, _| {
+        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        guard.age(all, &mut ages, how).unwrap();
+    });
+    let known = |page: &usize| (young[page / 64] | unanswered[page / 64]) >> (page % 64) & 1 == 1;
+    for page in (0..512).filter(known) {
+        let page = page as u64;
+        guest.machine.seen(VMID, range(BASE + (page << 12), 0x1000));
+    }
+    young[0]
+}
+
+fn check<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+    guest.machine.claim_old(VMID, range(BASE, 0x20000), |gpa| accessed(guest, gpa));
+}
+
+fn accessed<F: Format, A: Arch>(guest: &Guest<'_, F, A>, gpa: Gpa) -> bool {
+    guest.look(gpa).is_some_and(|found| found.attributes.accessed)
+}
+
+const EXACT: Ageing = Ageing { clear: true, skip: Skip::Exact, fresh: true };
+
+#[test]
+fn a_young_page_cleared_without_an_invalidation_is_used_in_secret() {
+    let machine = arm_machine();
+    let guest = Guest::arm(&machine);
+    guest.map(BASE, RAM, 0x20000, K4);
+    guest.read(0, BASE);
+    guest.poke(BASE, |raw| raw & !Arm64::<12>::ACCESSED);
+    machine.publish();
+    machine.seen(VMID, range(BASE, 0x20000));
+    guest.read(0, BASE);
+    check(&guest);
+    caught(&machine, Kind::LostYoung);
+}
+
+#[test]
+fn a_young_page_cleared_by_a_plain_store_is_lost() {
+    let machine = arm_machine();
+    let guest = Guest::arm(&machine);
+    guest.map(BASE, RAM, 0x20000, K4);
+    scan(&guest, EXACT);
+    let place = guest.place(BASE);
+    guest.read(1, BASE);
+    machine.poke(place.table, place.index, place.raw);
+    guest.flush();
+    check(&guest);
+    caught(&machine, Kind::LostYoung);
+}
+
+#[test]
+fn a_tables_bit_cleared_after_its_leaves_hides_an_access() {
+    // The walk cache marks a leaf and not the table above it.
+    let machine = ept_machine();
+    let guest = Guest::ept(&machine);
+    guest.map(BASE, RAM, 0x20000, K4);
+    scan(&guest, EXACT);
+    guest.read(1, BASE);
+    let leaf = guest.place(BASE);
+    let link = machine.above(VMID, &leaf);
+    let accessed_bit = 1 << 8;
+    machine.poke(leaf.table, leaf.index, leaf.raw & !accessed_bit);
+    machine.seen(VMID, range(BASE, 0x20000));
+    machine.poke(link.table, link.index, link.raw & !accessed_bit);
+    guest.read(1, BASE + 0x1000);
+    // "The table was not used, so nothing below it was."
+    let above = machine.peek(link.table, link.index) & accessed_bit != 0;
+    machine.claim_old(VMID, range(BASE, 0x20000), |_| above);
+    caught(&machine, Kind::LostYoung);
+}
+
+fn scans<F: Format, A: Arch>(guest: &Guest<'_, F, A>, how: Ageing) {
+    guest.map(BASE, RAM, 0x20000, K4);
+    for round in 0..6u64 {
+        for page in 0..round {
+            guest.read((page % 2) as usize, BASE + (page << 13));
+        }
+        let machine = guest.machine;
+        machine.meanwhile(move |machine, _| _ = machine.cpu(1).read(BASE + (round << 12)));
+        scan(guest, how);
+        machine.undisturbed();
+        guest.read(0, BASE + 0x1f000);
+        check(guest);
+    }
+}
+
+#[test]
+fn the_engines_exact_scans_miss_no_access() {
+    for skip in [Skip::Nothing, Skip::Exact] {
+        let how = Ageing { skip, ..EXACT };
+        let machine = arm_machine();
+        scans(&Guest::arm(&machine), how);
+        clean(&machine);
+        let machine = ept_machine();
+        scans(&Guest::ept(&machine), how);
+        clean(&machine);
+    }
+}
+
+#[test]
+fn a_scan_that_is_not_fresh_may_miss_what_a_tlb_holds() {
+    // Linux does without the invalidation, and says so; here it shows.
+    let machine = arm_machine();
+    let guest = Guest::arm(&machine);
+    guest.map(BASE, RAM, 0x20000, K4);
+    guest.read(0, BASE);
+    scan(&guest, Ageing { fresh: false, ..EXACT });
+    machine.seen(VMID, range(BASE, 0x20000));
+    // Nothing was owed, so nothing was invalidated.
+    guest.read(0, BASE);
+    check(&guest);
+    let found = machine.finish();
+    assert!(found.iter().all(|violation| violation.kind == Kind::LostYoung));
+}
+
+#[test]
+fn without_hardware_the_access_flag_faults() {
+    let machine = slat_sim::Machine::new(
+        slat_sim::Arm { hardware_accessed: false, hardware_dirty: false, ..arm() },
+        2,
+    );
+    let guest = Guest::new(&machine, Arm64::<12>::default());
+    guest.map(BASE, RAM, 0x20000, K4);
+    scan(&guest, EXACT);
+    assert_eq!(machine.cpu(0).read(BASE), Err(slat_sim::Fault::Accessed));
+    guest.relax(BASE, 0x1000, slat::Access::Read);
+    machine.claim_progress(0, Gpa(BASE), slat_sim::Access::Read);
+    check(&guest);
+    clean(&machine);
+}
+
+#[test]
+fn an_exact_scan_hears_of_accesses_through_a_walk_cache_at_every_moment() {
+    // What CPUs do unasked would mark the tables, and hide it.
+    let lazy = without(|lazy| lazy.speculation = false);
+    for nth in 1..16 {
+        let machine = ept_machine().lazy(lazy);
+        let guest = Guest::ept(&machine);
+        guest.map(BASE, RAM, 4 << 20, K4);
+        let all = range(BASE, 4 << 20);
+        let scan = || {
+            let (mut young, mut unanswered) = ([0u64; 16], [0u64; 16]);
+            guest.with(|guard, _| {
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                guard.age(all, &mut ages, EXACT).unwrap();
+            });
+            for page in (0..1024).filter(|page| young[page / 64] >> (page % 64) & 1 == 1) {
+                machine.seen(VMID, range(BASE + ((page as u64) << 12), 0x1000));
+            }
+        };
+        scan();
+        guest.read(1, BASE);
+        let mut calls = 0;
+        machine.meanwhile(move |machine, _| {
+            calls += 1;
+            if calls == nth {
+                machine.cpu(1).read(BASE + 0x1000).unwrap();
+            }
+        });
+        scan();
+        machine.undisturbed();
+        scan();
+        machine.claim_old(VMID, all, |_| false);
+        clean(&machine);
+    }
+}
+
+#[test]
+fn an_exact_scan_finds_what_software_made_young() {
+    let machine = ept_machine().lazy(without(|lazy| lazy.speculation = false));
+    let guest = Guest::ept(&machine);
+    guest.map(BASE, RAM, 0x4000, K4);
+    scan(&guest, EXACT);
+    assert_eq!(scan(&guest, EXACT), 0, "nothing was used since");
+    // A fault's page; a page and a block beside it; a leaf that was there; a reservation.
+    guest.map(BASE + 0x4000, RAM + 0x4000, 0x1000, K4);
+    assert_eq!(scan(&guest, EXACT), 1 << 4);
+    guest.map(BASE + 0x5000, RAM + 0x5000, 0x2000, K4);
+    assert_eq!(scan(&guest, EXACT), 0b11 << 5);
+    guest.relax(BASE + 0x1000, 0x1000, slat::Access::Read);
+    assert_eq!(scan(&guest, EXACT), 1 << 1);
+    guest.with(|guard, cache| {
+        let reservation = guard.reserve(Gpa(BASE + 0x8000), K4, cache).unwrap();
+        reservation.commit(slat::Hpa(RAM + 0x8000), slat::Attributes::RAM).unwrap();
+    });
+    assert_eq!(scan(&guest, EXACT), 1 << 8);
+    clean(&machine);
+}

@@ -1,0 +1,358 @@
+//! Interleavings that went wrong once, each step by step: the platform calls the test at the points
+//! where another thread came in between.
+
+use slat::format::arm64::Arm64K4;
+use slat::format::ept::Ept1G;
+use slat::*;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// Where the platform was called, and the address that it was about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Call {
+    Slots,
+    Invalidate,
+    Maintain(u64),
+}
+
+struct Hooked {
+    grace: Grace<[Seat; 8]>,
+    bbm: BreakBeforeMake,
+    hook: Mutex<Option<Arc<dyn Fn(Call) + Send + Sync>>>,
+    invalidations: AtomicUsize,
+}
+
+impl Hooked {
+    /// Lives for ever, so that a hook may know it.
+    fn new(bbm: BreakBeforeMake) -> &'static Self {
+        let grace = Grace::new([const { Seat::new() }; 8]);
+        let invalidations = AtomicUsize::new(0);
+        Box::leak(Box::new(Self { grace, bbm, hook: Mutex::new(None), invalidations }))
+    }
+
+    fn at_each_call(&self, hook: impl Fn(Call) + Send + Sync + 'static) {
+        *self.hook.lock().unwrap() = Some(Arc::new(hook));
+    }
+
+    fn call(&self, call: Call) {
+        let hook = self.hook.lock().unwrap().clone();
+        if let Some(hook) = hook {
+            hook(call);
+        }
+    }
+
+    fn invalidations(&self) -> usize {
+        self.invalidations.load(SeqCst)
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, bytes).unwrap()
+}
+
+// SAFETY: frames come from the allocator with that size and alignment and stay until `free`; a frame's
+// address is that of its memory; no CPU loads the tables; hooks do not unwind; `grace` is a field.
+unsafe impl Platform for Hooked {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        // SAFETY: the size is not zero, and nobody else has the memory.
+        unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
+    }
+
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
+        // SAFETY: allocated above with the same layout; the caller gives it up.
+        unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
+    }
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        self.call(Call::Slots);
+        NonNull::new(table.0 as *mut Slot).unwrap()
+    }
+
+    fn publish(&self) {}
+
+    fn invalidate(&self, _: &Invalidation) {
+        self.invalidations.fetch_add(1, SeqCst);
+        self.call(Call::Invalidate);
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.bbm
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+
+    fn maintain(&self, memory: Hpa, _: u64, _: Maintenance) {
+        self.call(Call::Maintain(memory.0));
+    }
+}
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+const MIB2: u64 = 2 << 20;
+const GIB: u64 = 1 << 30;
+const MEMORY: u64 = 1 << 32;
+
+type Guest = Tables<'static, Arm64K4, Hooked>;
+
+fn guest(platform: &'static Hooked) -> &'static Guest {
+    Box::leak(Box::new(Guest::new(Arm64K4::default(), Vmid(1), 40, platform).unwrap()))
+}
+
+fn range(start: u64, size: u64) -> GpaRange {
+    GpaRange::new(Gpa(start), size).unwrap()
+}
+
+fn with_cache<F: Format, P: Platform, R>(
+    platform: &P,
+    pages: usize,
+    run: impl FnOnce(&mut TableCache<'_, F, P>) -> R,
+) -> R {
+    let mut storage = [const { None }; 16];
+    let mut cache = TableCache::new(platform, &mut storage);
+    cache.fill(pages).unwrap();
+    run(&mut cache)
+}
+
+/// Maps to the memory at `MEMORY + start`.
+fn map(guest: &Guest, start: u64, size: u64, leaves: PageSize, memory: u64) -> u64 {
+    let mut member = Member::join(guest.platform()).unwrap();
+    let mut guard = guest.enter(&mut member).unwrap();
+    with_cache(guest.platform(), 8, |cache| {
+        guard.map(range(start, size), Hpa(memory + start), Attributes::RAM, leaves, cache).unwrap()
+    })
+}
+
+/// Unmaps, completes, and returns how much was there.
+fn unmap(guest: &Guest, start: u64, size: u64) -> u64 {
+    let mut member = Member::join(guest.platform()).unwrap();
+    let mut places = [const { Place::EMPTY }; 16];
+    let mut removals = Removals::new(guest, &mut places);
+    guest.enter(&mut member).unwrap().unmap(range(start, size), &mut removals).unwrap();
+    removals.complete().map(|leaves| leaves.bytes).sum()
+}
+
+fn hpa(guest: &Guest, gpa: u64) -> Option<u64> {
+    let mut member = Member::join(guest.platform()).unwrap();
+    let found = guest.enter(&mut member).unwrap().translate(Gpa(gpa)).unwrap();
+    found.map(|found| found.hpa.0)
+}
+
+fn wait(flag: &AtomicBool) {
+    while !flag.load(SeqCst) {
+        thread::yield_now();
+    }
+}
+
+/// Runs `step` once, when `at` comes true.
+fn once(at: impl Fn(Call) -> bool, step: impl Fn()) -> impl Fn(Call) {
+    let first = AtomicBool::new(true);
+    move |call| {
+        if at(call) && first.swap(false, SeqCst) {
+            step();
+        }
+    }
+}
+
+/// Two tables without a leaf, and their parents.
+fn empty_tables(guest: &Guest) {
+    let mut member = Member::join(guest.platform()).unwrap();
+    let mut guard = guest.enter(&mut member).unwrap();
+    with_cache(guest.platform(), 8, |cache| {
+        for table in [0, MIB2] {
+            let _ = guard.reserve(Gpa(table), PAGE, cache).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_map_that_begins_anew_maps_what_is_left_and_not_what_was_unmapped_meanwhile() {
+    for pages in [1, 8] {
+        let platform = Hooked::new(BreakBeforeMake::Never);
+        let guest = guest(platform);
+        empty_tables(guest);
+        let taken = Arc::new(AtomicUsize::new(0));
+        let took = taken.clone();
+        platform.at_each_call(once(
+            |call| call == Call::Maintain(MEMORY + MIB2),
+            move || took.store(unmap(guest, 0, GIB) as usize, SeqCst),
+        ));
+        let mut member = Member::join(platform).unwrap();
+        let mut guard = guest.enter(&mut member).unwrap();
+        let result = with_cache(platform, pages, |cache| {
+            guard.map(range(0, 2 * MIB2), Hpa(MEMORY), Attributes::RAM, PAGE, cache)
+        });
+        match result {
+            Ok(_) => assert_eq!(pages, 8),
+            Err(halted) => assert_eq!((halted.why, pages), (MapError::CacheEmpty, 1)),
+        }
+        assert_eq!(taken.load(SeqCst) as u64, MIB2, "the first table was full");
+        assert_eq!(hpa(guest, 0), None, "what was handed out came back");
+        assert_eq!(hpa(guest, MIB2).is_some(), pages == 8);
+    }
+}
+
+#[test]
+fn who_completes_does_not_rely_on_an_invalidation_that_another_has_only_begun() {
+    let platform = Hooked::new(BreakBeforeMake::Always);
+    let guest = guest(platform);
+    map(guest, 0, 4096, PAGE, MEMORY);
+    let mut member = Member::join(platform).unwrap();
+    guest.enter(&mut member).unwrap().write_protect(range(0, 4096)).unwrap();
+    assert_eq!(platform.invalidations(), 0, "the guard was dropped, and owes");
+    let covered = Arc::new(AtomicUsize::new(0));
+    let seen = covered.clone();
+    // While the first to complete is inside its invalidation, another completes.
+    platform.at_each_call(once(
+        |call| call == Call::Invalidate,
+        move || {
+            let mut member = Member::join(platform).unwrap();
+            guest.enter(&mut member).unwrap().complete();
+            seen.store(platform.invalidations(), SeqCst);
+        },
+    ));
+    guest.enter(&mut member).unwrap().complete();
+    assert_eq!(covered.load(SeqCst), 2, "it invalidated by itself");
+    guest.enter(&mut member).unwrap().complete();
+    assert_eq!(platform.invalidations(), 2, "nothing is owed any more");
+}
+
+#[test]
+fn a_slot_that_a_failed_retirement_empties_does_not_look_as_it_did() {
+    let platform = Hooked::new(BreakBeforeMake::Always);
+    let guest = guest(platform);
+    map(guest, 0, MIB2, BLOCK, MEMORY);
+    map(guest, 2 * MIB2, 4096, PAGE, MEMORY);
+    let [emptied, retire, stale, fill]: [&'static AtomicBool; 4] =
+        std::array::from_fn(|_| &*Box::leak(Box::new(AtomicBool::new(false))));
+    thread::scope(|scope| {
+        // Unmaps everything; others come in once it has emptied the block.
+        let first = scope.spawn(move || {
+            platform.at_each_call(once(
+                move |call| call == Call::Slots && hpa_of_block(guest).is_none(),
+                move || {
+                    emptied.store(true, SeqCst);
+                    wait(retire);
+                },
+            ));
+            let mut member = Member::join(platform).unwrap();
+            let mut places = [const { Place::EMPTY }; 16];
+            let mut removals = Removals::new(guest, &mut places);
+            let _ = guest.enter(&mut member).unwrap().unmap(range(0, GIB), &mut removals);
+            // Never completed: its invalidation is still to come.
+            std::mem::forget(removals);
+        });
+        wait(emptied);
+        // Wants to fill the slot, invalidates first, and is slow to go on.
+        platform.at_each_call(once(
+            |call| call == Call::Invalidate,
+            move || {
+                stale.store(true, SeqCst);
+                wait(fill);
+            },
+        ));
+        let second = scope.spawn(move || map(guest, 0, MIB2, BLOCK, 2 * MEMORY));
+        wait(stale);
+        // Meanwhile the slot is filled and emptied again; a neighbour keeps the table.
+        map(guest, 0, MIB2, BLOCK, 3 * MEMORY);
+        let mut member = Member::join(platform).unwrap();
+        let mut places = [const { Place::EMPTY }; 16];
+        let mut removals = Removals::new(guest, &mut places);
+        guest.enter(&mut member).unwrap().unmap(range(0, MIB2), &mut removals).unwrap();
+        map(guest, MIB2, MIB2, BLOCK, 3 * MEMORY);
+        let before = platform.invalidations();
+        retire.store(true, SeqCst);
+        first.join().unwrap();
+        fill.store(true, SeqCst);
+        second.join().unwrap();
+        assert_eq!(hpa(guest, 0), Some(2 * MEMORY));
+        assert!(platform.invalidations() > before, "a CPU may hold the block in between");
+    });
+}
+
+/// What the block's slot says, without a call of the platform that would call the hook.
+fn hpa_of_block(guest: &Guest) -> Option<u64> {
+    let root = guest.root().0 as *const Slot;
+    // SAFETY: the root, the first table and its first slot exist for as long as the guest.
+    unsafe {
+        let table = Arm64K4::table_address((*root).load()).0 as *const Slot;
+        let raw = (*table).load();
+        (raw & 1 == 1).then_some(raw)
+    }
+}
+
+#[test]
+fn fresh_ageing_invalidates_whatever_the_bitmap_held() {
+    let platform = Hooked::new(BreakBeforeMake::Always);
+    let guest = guest(platform);
+    map(guest, 0, 4096, PAGE, MEMORY);
+    let mut member = Member::join(platform).unwrap();
+    let mut guard = guest.enter(&mut member).unwrap();
+    let (mut young, mut unanswered) = ([1], [0]);
+    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    let how = Ageing { fresh: true, ..Ageing::LEAVES };
+    let aged = guard.age(range(0, 4096), &mut ages, how).unwrap();
+    assert_eq!((aged.young, platform.invalidations()), (0, 1));
+}
+
+#[test]
+fn a_block_that_is_aged_in_parts_is_young_in_each() {
+    let platform = Hooked::new(BreakBeforeMake::Always);
+    let guest = guest(platform);
+    map(guest, 0, MIB2, BLOCK, MEMORY);
+    let mut member = Member::join(platform).unwrap();
+    let mut guard = guest.enter(&mut member).unwrap();
+    let mut age = |part: GpaRange| {
+        let (mut young, mut unanswered) = ([0; 8], [0; 8]);
+        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        guard.age(part, &mut ages, Ageing::LEAVES).unwrap().young
+    };
+    assert_eq!((age(range(0, 4096)), age(range(4096, MIB2 - 4096))), (1, 511));
+    assert_eq!((age(range(0, MIB2)), age(range(0, MIB2))), (512, 0));
+}
+
+#[test]
+fn one_place_holds_as_many_leaves_as_continue_each_other() {
+    let platform = Hooked::new(BreakBeforeMake::Always);
+    let guest = guest(platform);
+    map(guest, 0, 8192, PAGE, MEMORY);
+    map(guest, 8192, 4096, PAGE, 2 * MEMORY);
+    let mut member = Member::join(platform).unwrap();
+    let mut guard = guest.enter(&mut member).unwrap();
+    let mut places = [const { Place::EMPTY }; 1];
+    let mut removals = guard.removals(&mut places);
+    let full = Halted { at: Gpa(8192), why: UnmapError::Full };
+    assert_eq!(guard.unmap(range(0, 12288), &mut removals), Err(full));
+    assert_eq!(removals.complete().map(|leaves| leaves.bytes).collect::<Vec<_>>(), [8192]);
+}
+
+#[test]
+fn a_reservation_does_not_reach_past_the_end_of_a_small_guest() {
+    let platform = Hooked::new(BreakBeforeMake::Never);
+    let small = Tables::new(Ept1G::default(), Vmid(1), 29, platform).unwrap();
+    let mut member = Member::join(platform).unwrap();
+    let mut guard = small.enter(&mut member).unwrap();
+    with_cache(platform, 8, |cache| {
+        let reserved = guard.reserve(Gpa(0), PageSize::SIZE_1G, cache).unwrap();
+        assert_eq!(reserved.range(), range(0, MIB2));
+    });
+}
+
+#[test]
+fn pages_past_the_end_of_the_address_space_are_refused() {
+    let platform = Hooked::new(BreakBeforeMake::Never);
+    let guest = guest(platform);
+    let mut member = Member::join(platform).unwrap();
+    let mut guard = guest.enter(&mut member).unwrap();
+    for start in [Gpa(u64::MAX), Gpa(u64::MAX & !4095), Gpa(1 << 63)] {
+        for bits in [[1], [1 << 63], [u64::MAX]] {
+            let pages = Pages { start, bits: &bits };
+            let why = guard.write_protect_pages(&pages).unwrap_err().why;
+            assert!(matches!(why, ChangeError::Range(_)), "{why:?}");
+        }
+    }
+}
