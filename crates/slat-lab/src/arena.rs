@@ -4,11 +4,15 @@
 //! cost. Table memory is mapped, touched and backed by huge pages where the host gives them before
 //! anything is timed.
 
+use crate::fill::Stores;
 use anyhow::Context;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
 use std::cell::Cell;
+use std::hint::black_box;
 use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Where table memory stands in the made-up physical address space.
 const BASE: u64 = 4 << 30;
@@ -16,19 +20,40 @@ const BASE: u64 = 4 << 30;
 /// Alignment of the mapping: that of a huge page, so that THP can back all of it.
 const ALIGNMENT: usize = 2 << 20;
 
+/// What a thread takes from the arena at a time: its frames ascend, whatever others take.
+const PORTION: usize = 256 << 10;
+
+/// Threads that may hold a portion when the work is done.
+const THREADS: usize = 8;
+
+thread_local! {
+    /// What is left of the thread's portion: whose and from which reset, where it begins and ends.
+    static OWN: Cell<(u64, usize, usize)> = const { Cell::new((0, 0, 0)) };
+}
+
+/// Tells portions of one arena, and of one reset of it, from all others.
+static EPOCH: AtomicU64 = AtomicU64::new(1);
+
 /// A run of table memory, handed out from its start.
 pub struct Arena {
     map: NonNull<u8>,
     map_bytes: usize,
     start: NonNull<u8>,
     bytes: usize,
-    used: Cell<usize>,
-    free: Cell<Vec<Hpa>>,
-    free_bytes: usize,
+    used: AtomicUsize,
+    epoch: u64,
+    free: Mutex<Vec<Hpa>>,
+    any_free: AtomicBool,
+    page: usize,
     break_before_make: BreakBeforeMake,
-    invalidations: Cell<u64>,
+    stores: Stores,
+    invalidations: AtomicU64,
     grace: Grace<[Seat; 4]>,
 }
+
+// SAFETY: the memory is handed out in disjoint parts, each to one caller; all other fields are
+// `Sync` themselves, or do not change while the arena is borrowed.
+unsafe impl Sync for Arena {}
 
 impl Arena {
     /// At least `bytes` of table memory, touched.
@@ -36,7 +61,7 @@ impl Arena {
     /// # Errors
     /// The host refuses the mapping.
     pub fn new(bytes: usize, page: usize, bbm: BreakBeforeMake) -> anyhow::Result<Self> {
-        let bytes = bytes.next_multiple_of(ALIGNMENT);
+        let bytes = (bytes + THREADS * PORTION).next_multiple_of(ALIGNMENT);
         let map_bytes = bytes + ALIGNMENT;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new private mapping at an address of the kernel's choice aliases nothing.
@@ -53,11 +78,14 @@ impl Arena {
             map_bytes,
             start,
             bytes,
-            used: Cell::new(0),
-            free: Cell::default(),
-            free_bytes: page,
+            used: AtomicUsize::new(0),
+            epoch: EPOCH.fetch_add(1, Relaxed),
+            free: Mutex::default(),
+            any_free: AtomicBool::new(false),
+            page,
             break_before_make: bbm,
-            invalidations: Cell::new(0),
+            stores: Stores::Plain,
+            invalidations: AtomicU64::new(0),
             grace: Grace::new([const { Seat::new() }; 4]),
         };
         // SAFETY: the range lies inside the mapping; advice changes no content. A host without
@@ -70,14 +98,69 @@ impl Arena {
 
     /// Takes back everything; nothing that borrowed the arena is left.
     pub fn reset(&mut self) {
-        self.used.set(0);
-        self.free.take();
-        self.invalidations.set(0);
+        *self.used.get_mut() = 0;
+        self.epoch = EPOCH.fetch_add(1, Relaxed);
+        *self.any_free.get_mut() = false;
+        self.free.get_mut().unwrap_or_else(|poison| poison.into_inner()).clear();
+        *self.invalidations.get_mut() = 0;
+    }
+
+    /// What the CPU demands when a live entry changes its size.
+    pub fn set_break_before_make(&mut self, bbm: BreakBeforeMake) {
+        self.break_before_make = bbm;
+    }
+
+    /// Which stores fill tables from now on.
+    pub fn set_stores(&mut self, stores: Stores) {
+        self.stores = stores;
     }
 
     /// Invalidations asked for since the last reset.
     pub fn invalidations(&self) -> u64 {
-        self.invalidations.get()
+        self.invalidations.load(Relaxed)
+    }
+
+    /// Reads the first `bytes` of the memory, whatever stands in it: whoever is timed next finds
+    /// the caches as anybody else does.
+    pub fn warm(&self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        // SAFETY: the memory is mapped and initialised; its words are shared as atomics.
+        let words = unsafe {
+            std::slice::from_raw_parts(self.start.as_ptr().cast::<AtomicU64>(), bytes / 8)
+        };
+        // One word a cache line.
+        black_box(words.iter().step_by(8).fold(0, |sum, word| sum ^ word.load(Relaxed)));
+    }
+
+    /// The next `bytes` bytes that nobody has, for one frame or a portion of frames.
+    fn take(&self, bytes: usize, alignment: usize) -> Option<usize> {
+        let next = |used: usize| {
+            let end = used.next_multiple_of(alignment).checked_add(bytes)?;
+            (end <= self.bytes).then_some(end)
+        };
+        let used = self.used.fetch_update(Relaxed, Relaxed, next).ok()?;
+        Some(used.next_multiple_of(alignment))
+    }
+
+    /// A page from the thread's own portion.
+    fn take_page(&self) -> Option<usize> {
+        let (epoch, mut at, mut end) = OWN.get();
+        if epoch != self.epoch || at == end {
+            at = self.take(PORTION, self.page)?;
+            end = at + PORTION;
+        }
+        OWN.set((self.epoch, at + self.page, end));
+        Some(at)
+    }
+
+    fn reuse(&self) -> Option<Hpa> {
+        if !self.any_free.load(Relaxed) {
+            return None;
+        }
+        let mut free = self.free.lock().unwrap_or_else(|poison| poison.into_inner());
+        let page = free.pop();
+        self.any_free.store(!free.is_empty(), Relaxed);
+        page
     }
 
     /// The first `bytes` of the memory as words, while no table stands in it.
@@ -99,21 +182,17 @@ impl Drop for Arena {
 // SAFETY:
 // 1. `allocate` hands out disjoint runs of a mapping that lives as long as the arena, each aligned
 //    to its size (the start is aligned to 2 MiB, no frame is larger), and reuses only frames that
-//    were given back; `reset` needs an exclusive borrow.
+//    were given back; `reset` needs an exclusive borrow, and ends all portions by its epoch.
 // 2. `slots` adds the frame's offset to one base: the same pointer each time, inside the mapping.
 // 3. No CPU loads these tables, so none can use a translation.
 // 4. `grace` is a field.
 unsafe impl Platform for Arena {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
-        let mut free = self.free.take();
-        let reused = if bytes == self.free_bytes { free.pop() } else { None };
-        self.free.set(free);
-        let hpa = match reused {
+        let page = bytes == self.page;
+        let hpa = match if page { self.reuse() } else { None } {
             Some(hpa) => hpa,
             None => {
-                let offset = self.used.get().next_multiple_of(bytes);
-                let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes)?;
-                self.used.set(end);
+                let offset = if page { self.take_page() } else { self.take(bytes, bytes) }?;
                 Hpa(BASE + offset as u64)
             }
         };
@@ -123,10 +202,10 @@ unsafe impl Platform for Arena {
 
     /// Frames of the page size are reused; a root, of which there is one, is not.
     unsafe fn free(&self, frame: Frame, bytes: usize) {
-        if bytes == self.free_bytes {
-            let mut free = self.free.take();
+        if bytes == self.page {
+            let mut free = self.free.lock().unwrap_or_else(|poison| poison.into_inner());
             free.push(frame.hpa());
-            self.free.set(free);
+            self.any_free.store(true, Relaxed);
         }
     }
 
@@ -137,10 +216,12 @@ unsafe impl Platform for Arena {
         unsafe { self.start.add(offset).cast() }
     }
 
-    fn publish(&self) {}
+    fn publish(&self) {
+        self.stores.fence();
+    }
 
     fn invalidate(&self, _what: &Invalidation) {
-        self.invalidations.set(self.invalidations.get() + 1);
+        self.invalidations.fetch_add(1, Relaxed);
     }
 
     fn break_before_make(&self) -> BreakBeforeMake {
@@ -149,5 +230,10 @@ unsafe impl Platform for Arena {
 
     fn grace(&self) -> &Grace {
         &self.grace
+    }
+
+    #[inline]
+    fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
+        self.stores.fill(Slot::words(slots), first, step);
     }
 }

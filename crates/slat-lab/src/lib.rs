@@ -7,6 +7,7 @@
 mod arena;
 pub mod cli;
 pub mod failure;
+mod fill;
 pub mod host;
 pub mod record;
 pub mod report;

@@ -36,6 +36,9 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Bench { bench: Bench::Split(args) }) => {
             bench(&args.out, |session| scenario::split::run(args, session))
         }
+        Some(Command::Bench { bench: Bench::Engine(args) }) => {
+            bench(&args.out, |session| scenario::engine::run(args, session))
+        }
         Some(Command::Bench { bench: Bench::DirtyLog(args) }) => {
             bench(&args.out, |session| scenario::dirty_log::run(args, session))
         }

@@ -11,5 +11,6 @@
 //!   [`Session::interrupted`](crate::session::Session::interrupted) that it is a part.
 
 pub mod dirty_log;
+pub mod engine;
 pub(crate) mod limit;
 pub mod split;

@@ -33,7 +33,7 @@ fn help_has_examples_and_exit_codes() {
     slat(&["--help"]).assert().success().stdout(
         contains("slat bench split --memory 64G").and(contains("Exit codes")).and(contains("130")),
     );
-    for bench in ["split", "dirty-log"] {
+    for bench in ["split", "engine", "dirty-log"] {
         slat(&["bench", bench, "--help"]).assert().success().stdout(contains("Examples:"));
     }
 }
@@ -151,6 +151,28 @@ fn json_on_stdout_is_all_that_is_on_stdout() {
         .clone();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["schema"], 1);
+}
+
+#[test]
+fn the_engine_is_held_against_its_limits_in_seconds() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let mut command = slat(&["bench", "engine", "--quick", "--rounds", "1"]);
+    command.args(["--only", "protect,translate", "--output", path]);
+    command.assert().success().stdout(contains("at most").and(contains("protected already")));
+    let text = std::fs::read_to_string(folder.path().join("results.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let results = report["results"].as_array().unwrap();
+    let asked: Vec<_> = results.iter().filter(|r| r["scenario"] == "engine-asked").collect();
+    assert!(asked.iter().any(|r| r["variant"] == "write-protect" && r["params"]["asked"] == 1.25));
+    assert!(asked.iter().all(|r| r["samples"][0].as_f64().unwrap() > 0.0));
+}
+
+#[test]
+fn an_engine_bench_of_something_unknown_or_uneven_is_refused() {
+    refused(&["bench", "engine", "--only", "sort"], &["sort", "protect-tables"]);
+    refused(&["bench", "engine", "--memory", "1536m"], &["1536m", "multiple of 1g"]);
+    refused(&["bench", "engine", "--memory", "1t"], &["1t", "512g"]);
 }
 
 fn send(child: &std::process::Child, signal: Signal) {

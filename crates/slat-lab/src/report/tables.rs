@@ -3,6 +3,7 @@
 //! One rule serves all of them: a parameter that every row has in common is said once, above the
 //! table; one that differs is a column.
 
+pub mod engine;
 pub mod kvm;
 pub mod limit;
 pub mod split;
@@ -34,8 +35,14 @@ pub struct Table {
 /// All tables that the results fill, in the order a reader wants them: what guests on this host
 /// pay, what the engine does, what the machine allows.
 pub fn all(results: &[Measurement]) -> Vec<Table> {
-    let tables =
-        [kvm::phases(results), split::times(results), split::slots(results), limit::table(results)];
+    let tables = [
+        kvm::phases(results),
+        split::times(results),
+        split::slots(results),
+        limit::table(results),
+        engine::asked(results),
+        engine::times(results),
+    ];
     tables.into_iter().flatten().collect()
 }
 

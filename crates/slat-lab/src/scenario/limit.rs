@@ -2,6 +2,7 @@
 //!
 //! Each limit runs in the same rounds as what is held against it, on the same warm memory.
 
+use crate::fill::Stores;
 use slat::format::Kind;
 use slat::{Format, GpaRange, Hpa, Platform, Slot, Tables};
 use std::hint::black_box;
@@ -77,6 +78,11 @@ impl TablePages {
         }
     }
 
+    /// The tables of the last level, in ascending order of what they translate.
+    pub fn last(&self) -> &[(Hpa, usize)] {
+        &self.last
+    }
+
     /// Reads or exchanges each slot once; seconds, and slots touched.
     ///
     /// # Safety
@@ -95,12 +101,13 @@ impl TablePages {
     }
 }
 
-fn read(words: &[AtomicU64]) -> u64 {
+/// Reads each word.
+pub fn read(words: &[AtomicU64]) -> u64 {
     words.iter().fold(0, |sum, word| sum ^ word.load(Ordering::Acquire))
 }
 
 /// Changes a bit of each word, as write protection does; the value is loaded first, as there.
-fn exchange(words: &[AtomicU64]) -> u64 {
+pub fn exchange(words: &[AtomicU64]) -> u64 {
     words.iter().fold(0, |lost, word| {
         let raw = word.load(Ordering::Acquire);
         let new = raw ^ (1 << 55);
@@ -114,98 +121,24 @@ fn exchange(words: &[AtomicU64]) -> u64 {
 pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
     match limit {
         Limit::FillBest => {
-            let stream = fill_by(words, table_slots, stream);
-            fill_by(words, table_slots, vector).min(stream)
+            let stream = fill_by(words, table_slots, Stores::StreamingUnfenced);
+            fill_by(words, table_slots, Stores::Wide).min(stream)
         }
-        _ => fill_by(words, table_slots, plain),
+        _ => fill_by(words, table_slots, Stores::Plain),
     }
 }
 
-fn fill_by(words: &mut [u64], table_slots: usize, way: impl Fn(&mut [u64], u64, u64)) -> f64 {
+/// [`fill`] by one kind of stores.
+pub fn fill_by(words: &mut [u64], table_slots: usize, stores: Stores) -> f64 {
     let begin = Instant::now();
     for (index, table) in words.chunks_exact_mut(table_slots).enumerate() {
-        way(table, (index as u64) << 21 | 0x7ff, 1 << 12);
+        stores.fill(table, (index as u64) << 21 | 0x7ff, 1 << 12);
     }
+    stores.fence();
     // Before the clock is read: what is stored must not be put off past it.
     black_box(words);
     begin.elapsed().as_secs_f64()
 }
-
-fn plain(words: &mut [u64], first: u64, step: u64) {
-    let mut raw = first;
-    for word in words {
-        *word = raw;
-        raw = raw.wrapping_add(step);
-    }
-}
-
-/// The loop of `plain`, compiled for the widest registers.
-#[cfg(target_arch = "x86_64")]
-fn vector(words: &mut [u64], first: u64, step: u64) {
-    #[target_feature(enable = "avx512f")]
-    fn avx512(words: &mut [u64], first: u64, step: u64) {
-        plain(words, first, step);
-    }
-    #[target_feature(enable = "avx2")]
-    fn avx2(words: &mut [u64], first: u64, step: u64) {
-        plain(words, first, step);
-    }
-    if is_x86_feature_detected!("avx512f") {
-        // SAFETY: the CPU has AVX-512F.
-        unsafe { avx512(words, first, step) }
-    } else if is_x86_feature_detected!("avx2") {
-        // SAFETY: the CPU has AVX2.
-        unsafe { avx2(words, first, step) }
-    } else {
-        plain(words, first, step);
-    }
-}
-
-/// Around the caches, 64 bytes a store where the CPU can, else 8.
-#[cfg(target_arch = "x86_64")]
-fn stream(words: &mut [u64], first: u64, step: u64) {
-    if is_x86_feature_detected!("avx512f") && words.as_ptr().align_offset(64) == 0 {
-        // SAFETY: the CPU has AVX-512F, and the words begin at a multiple of 64 bytes.
-        unsafe { stream_avx512(words, first, step) }
-    } else {
-        stream_words(words, first, step);
-    }
-}
-
-/// # Safety
-/// `words` begins at a multiple of 64 bytes.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn stream_avx512(words: &mut [u64], first: u64, step: u64) {
-    use std::arch::x86_64::*;
-    let at = |i: u64| first.wrapping_add(i.wrapping_mul(step)) as i64;
-    let mut raws = _mm512_setr_epi64(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
-    let next = _mm512_set1_epi64(step.wrapping_mul(8) as i64);
-    for line in words.chunks_exact_mut(8) {
-        // SAFETY: the line has 64 writable bytes; it is aligned to them, as the first one is.
-        unsafe { _mm512_stream_si512(line.as_mut_ptr().cast(), raws) };
-        raws = _mm512_add_epi64(raws, next);
-    }
-    _mm_sfence();
-}
-
-#[cfg(target_arch = "x86_64")]
-fn stream_words(words: &mut [u64], first: u64, step: u64) {
-    use std::arch::x86_64::{_mm_sfence, _mm_stream_si64};
-    let mut raw = first;
-    for word in words {
-        // SAFETY: a word is 8 aligned, writable bytes; SSE2 is part of x86-64.
-        unsafe { _mm_stream_si64((word as *mut u64).cast(), raw as i64) };
-        raw = raw.wrapping_add(step);
-    }
-    // SAFETY: SSE is part of x86-64.
-    unsafe { _mm_sfence() };
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-use plain as stream;
-#[cfg(not(target_arch = "x86_64"))]
-use plain as vector;
 
 #[cfg(test)]
 mod tests {
@@ -223,13 +156,10 @@ mod tests {
             fill(words, 512, limit);
             assert!(words == expected, "{limit:?}");
         }
-        #[cfg(target_arch = "x86_64")]
-        {
-            for way in [stream, vector, stream_words] {
-                words.fill(0);
-                fill_by(words, 512, way);
-                assert!(words == expected);
-            }
+        for stores in Stores::ALL {
+            words.fill(0);
+            fill_by(words, 512, stores);
+            assert!(words == expected, "{stores:?}");
         }
     }
 

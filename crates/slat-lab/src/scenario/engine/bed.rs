@@ -1,0 +1,166 @@
+//! The tables of a guest, built anew before each turn.
+
+use crate::arena::Arena;
+use crate::scenario::limit::TablePages;
+use anyhow::{Context, ensure};
+use slat::{
+    Attributes, Counts, Format, Frame, Gpa, GpaRange, Guard, Hpa, Inactive, PageSize, TableCache,
+    Tables, Vmid,
+};
+use std::sync::atomic::AtomicU64;
+
+/// Where RAM begins.
+const GUEST_BASE: u64 = 1 << 30;
+
+/// Where the guest's memory would stand in the host; none of it is touched.
+const HOST_BASE: u64 = 1 << 40;
+
+/// How much is done at a time where table pages are needed: what their cache is filled for.
+pub const CHUNK: u64 = 1 << 30;
+
+/// Table pages that a chunk may take: 512 of the last level and the one above, and two for the way
+/// there.
+const CHUNK_TABLES: usize = 512 + 1 + 2;
+
+/// A guest of some memory, in one format.
+#[derive(Clone, Copy)]
+pub struct Bed<F> {
+    format: F,
+    memory: u64,
+}
+
+impl<F: Format> Bed<F> {
+    /// A guest of `memory` bytes.
+    pub fn new(format: F, memory: u64) -> Self {
+        Self { format, memory }
+    }
+
+    /// All of its memory.
+    pub fn range(&self) -> GpaRange {
+        self.part(0, self.memory)
+    }
+
+    /// `bytes` of it from `offset` on.
+    pub fn part(&self, offset: u64, bytes: u64) -> GpaRange {
+        GpaRange::new(Gpa(GUEST_BASE + offset), bytes).expect("memory is not empty and not huge")
+    }
+
+    /// The page of that number.
+    pub fn page(&self, number: u64) -> GpaRange {
+        self.part(number << F::PAGE_SHIFT, 1 << F::PAGE_SHIFT)
+    }
+
+    /// Pages of the memory.
+    pub fn pages(&self) -> u64 {
+        self.memory >> F::PAGE_SHIFT
+    }
+
+    /// Words of a bitmap of the pages.
+    pub fn bitmap(&self) -> Vec<u64> {
+        vec![0; self.pages().div_ceil(64) as usize]
+    }
+
+    /// Where `range` stands in the host.
+    pub fn host(range: &GpaRange) -> Hpa {
+        Hpa(range.start().0 - GUEST_BASE + HOST_BASE)
+    }
+
+    /// Empty tables.
+    pub fn empty<'a>(&self, arena: &'a Arena) -> anyhow::Result<Inactive<'a, F, Arena>> {
+        Ok(Inactive::new(self.format, Vmid(1), 40, arena)?)
+    }
+
+    /// Tables that map `bytes` from the start by leaves of at most `leaves`.
+    pub fn mapped<'a>(
+        &self,
+        arena: &'a Arena,
+        bytes: u64,
+        leaves: PageSize,
+        attributes: Attributes,
+    ) -> anyhow::Result<Inactive<'a, F, Arena>> {
+        let mut tables = self.empty(arena)?;
+        let mut storage = storage(CHUNK_TABLES);
+        let mut cache = TableCache::new(arena, &mut storage);
+        for chunk in steps(self.part(0, bytes), CHUNK) {
+            cache.fill(usize::MAX)?;
+            tables.map(chunk, Self::host(&chunk), attributes, leaves, &mut cache)?;
+        }
+        Ok(tables)
+    }
+
+    /// All of the memory mapped by leaves of at most `leaves`, live.
+    pub fn live<'a>(
+        &self,
+        arena: &'a Arena,
+        leaves: PageSize,
+        attributes: Attributes,
+    ) -> anyhow::Result<Tables<'a, F, Arena>> {
+        Ok(self.mapped(arena, self.memory, leaves, attributes)?.activate())
+    }
+
+    /// The slots of the last level.
+    pub fn slots<'t>(
+        &self,
+        tables: &'t Tables<'_, F, Arena>,
+        arena: &'t Arena,
+    ) -> Vec<&'t [AtomicU64]> {
+        use slat::Platform;
+        let pages = TablePages::of(tables, arena, self.range());
+        let slots = |&(hpa, len): &(Hpa, usize)| {
+            let table = arena.slots(hpa).cast::<AtomicU64>();
+            // SAFETY: a table in use has that many slots, each an atomic word, and stays while the
+            // tables are borrowed: nobody retires one here.
+            unsafe { std::slice::from_raw_parts(table.as_ptr().cast_const(), len) }
+        };
+        pages.last().iter().map(slots).collect()
+    }
+
+    /// Looks at pages all over `range`: what they translate to, by what, with which attributes.
+    pub fn check(
+        &self,
+        tables: &Guard<'_, '_, F, Arena>,
+        range: GpaRange,
+        size: PageSize,
+        right: impl Fn(Attributes) -> bool,
+    ) -> anyhow::Result<()> {
+        // An odd number of pages, so that every place in a table is met.
+        for gpa in (range.start().0..range.end().0).step_by(509 << F::PAGE_SHIFT) {
+            let gpa = Gpa(gpa);
+            let found = tables.translate(gpa)?.with_context(|| format!("{gpa} is not mapped"))?;
+            ensure!(found.hpa.0 == gpa.0 - GUEST_BASE + HOST_BASE, "{gpa} moved to {}", found.hpa);
+            ensure!(found.size == size, "{gpa} is in a leaf of {}, not {size}", found.size);
+            ensure!(right(found.attributes), "{gpa} has {:?}", found.attributes);
+        }
+        Ok(())
+    }
+}
+
+/// Storage for a cache of so many table pages.
+pub fn storage(pages: usize) -> Vec<Option<Frame>> {
+    let mut storage = Vec::new();
+    storage.resize_with(pages, || None);
+    storage
+}
+
+/// Storage for the table pages of a chunk.
+pub fn chunk_storage() -> Vec<Option<Frame>> {
+    storage(CHUNK_TABLES)
+}
+
+/// `range` in steps of `step` bytes; the last may be shorter.
+pub fn steps(range: GpaRange, step: u64) -> impl Iterator<Item = GpaRange> {
+    let end = range.end().0;
+    (range.start().0..end)
+        .step_by(step as usize)
+        .map(move |at| GpaRange::new(Gpa(at), step.min(end - at)).expect("a step is not empty"))
+}
+
+/// What a guard counted, with what the platform was asked to invalidate.
+pub fn counted(counts: Counts, invalidations: u64) -> Vec<(&'static str, u64)> {
+    vec![
+        ("slots_read", counts.slots_read),
+        ("slots_written", counts.slots_written),
+        ("tables_built", counts.tables_built),
+        ("invalidations", invalidations),
+    ]
+}

@@ -1,0 +1,304 @@
+//! A contest: entrants that take turns, and the ratios that were asked for.
+
+use crate::arena::Arena;
+use crate::cli::Part;
+use crate::record::Measurement;
+use crate::session::Session;
+use crate::size::Size;
+use anyhow::Context;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// What one turn gave.
+pub struct Sample {
+    /// Usually how long it took.
+    pub seconds: f64,
+    /// Exact counts.
+    pub counts: Vec<(&'static str, u64)>,
+}
+
+impl Sample {
+    /// A time, and nothing that was counted.
+    pub fn time(seconds: f64) -> Self {
+        Self { seconds, counts: Vec::new() }
+    }
+}
+
+/// What a thread's own work takes: the time that it was on a CPU, which is all of it unless others
+/// want the CPU, too.
+pub struct Watch(f64);
+
+impl Watch {
+    /// Starts now.
+    pub fn start() -> Self {
+        Self(Self::now())
+    }
+
+    /// Seconds of work since then.
+    pub fn seconds(&self) -> f64 {
+        Self::now() - self.0
+    }
+
+    fn now() -> f64 {
+        let now = clock_gettime(ClockId::ThreadCPUTime);
+        now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+    }
+}
+
+/// A turn: prepares what it needs in the arena, times, checks. The flag asks for the thorough checks,
+/// which the round that warms up pays for.
+type Turn<'a> = Box<dyn FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + 'a>;
+
+/// Whose work a variant is.
+pub const ENGINE: &str = "engine";
+/// A plain loop's.
+pub const MACHINE: &str = "machine";
+
+struct Entrant<'a> {
+    variant: &'static str,
+    target: &'static str,
+    turn: Turn<'a>,
+}
+
+/// A threshold: a product of variants by another, or a variant's time for each piece of work.
+struct Asked {
+    what: String,
+    of: &'static [&'static str],
+    by: &'static [&'static str],
+    at_most: Option<f64>,
+    unit: &'static str,
+    scale: f64,
+}
+
+/// Entrants, and what is asked of them.
+pub struct Contest<'a> {
+    part: Part,
+    memory: u64,
+    of: &'static str,
+    most_rounds: u32,
+    least_rounds: u32,
+    entrants: Vec<Entrant<'a>>,
+    asked: Vec<Asked>,
+}
+
+impl<'a> Contest<'a> {
+    /// Nobody yet; `of` tells contests of one part and size apart.
+    pub fn new(part: Part, memory: u64, of: &'static str) -> Self {
+        let (entrants, asked) = (Vec::new(), Vec::new());
+        let (least_rounds, most_rounds) = (0, u32::MAX);
+        Self { part, memory, of, most_rounds, least_rounds, entrants, asked }
+    }
+
+    /// One more entrant.
+    pub fn enter(
+        mut self,
+        variant: &'static str,
+        target: &'static str,
+        turn: impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + 'a,
+    ) -> Self {
+        self.entrants.push(Entrant { variant, target, turn: Box::new(turn) });
+        self
+    }
+
+    /// At most `at_most` times as long: the product of the variants `of` by that of `by`.
+    pub fn ask(
+        mut self,
+        what: impl Into<String>,
+        of: &'static [&'static str],
+        by: &'static [&'static str],
+        at_most: f64,
+    ) -> Self {
+        let at_most = Some(at_most);
+        self.asked.push(Asked { what: what.into(), of, by, at_most, unit: "x", scale: 1.0 });
+        self
+    }
+
+    /// A ratio that nothing is asked of, to be seen beside the others.
+    pub fn show(
+        mut self,
+        what: impl Into<String>,
+        of: &'static [&'static str],
+        by: &'static [&'static str],
+    ) -> Self {
+        let at_most = None;
+        self.asked.push(Asked { what: what.into(), of, by, at_most, unit: "x", scale: 1.0 });
+        self
+    }
+
+    /// At most `at_most` nanoseconds for each of `pieces`.
+    pub fn ask_each(
+        mut self,
+        what: impl Into<String>,
+        of: &'static [&'static str],
+        pieces: u64,
+        at_most: f64,
+    ) -> Self {
+        let (scale, at_most) = (1e9 / pieces as f64, Some(at_most));
+        self.asked.push(Asked { what: what.into(), of, by: &[], at_most, unit: "ns", scale });
+        self
+    }
+
+    /// Takes fewer rounds than others: its turns are long.
+    pub fn at_most(mut self, rounds: u32) -> Self {
+        self.most_rounds = rounds;
+        self
+    }
+
+    /// Takes more rounds than others: its turns vary.
+    pub fn rounds_at_least(mut self, rounds: u32) -> Self {
+        self.least_rounds = rounds;
+        self
+    }
+
+    /// The rounds that count, where so many were asked for.
+    pub fn rounds(&self, asked: u32) -> u32 {
+        asked.clamp(self.least_rounds, self.most_rounds)
+    }
+
+    /// What is being measured, for the person waiting.
+    pub fn title(&self) -> String {
+        format!("{}, {}, {}", self.part, Size(self.memory), self.of)
+    }
+
+    /// Takes turns; `None` if Ctrl-C was pressed. One round warms up.
+    pub fn hold(
+        &mut self,
+        arena: &mut Arena,
+        session: &Session,
+        rounds: u32,
+    ) -> anyhow::Result<Option<Vec<Measurement>>> {
+        let mut samples: Vec<Vec<Sample>> = self.entrants.iter().map(|_| Vec::new()).collect();
+        for round in 0..=rounds as usize {
+            // Whoever comes next finds the machine as the one before left it: the first place goes
+            // round, and every other round runs backwards.
+            let mut order: Vec<usize> = (0..self.entrants.len()).collect();
+            order.rotate_left(round % self.entrants.len());
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for place in order {
+                if session.check().is_err() {
+                    return Ok(None);
+                }
+                let entrant = &mut self.entrants[place];
+                let (sample, variant) = ((entrant.turn)(arena, round == 0), entrant.variant);
+                let sample = sample.with_context(|| format!("{}, {variant}", self.title()))?;
+                if round > 0 {
+                    samples[place].push(sample);
+                }
+            }
+            session.step();
+        }
+        let mut results: Vec<Measurement> =
+            self.entrants.iter().zip(&samples).map(|(e, s)| self.raw(e, s)).collect();
+        results.extend(self.asked.iter().map(|asked| self.ratio(asked, &samples)));
+        Ok(Some(results))
+    }
+
+    fn params(&self) -> Map<String, Value> {
+        let params = [
+            ("part", json!(self.part.to_string())),
+            ("memory", json!(self.memory)),
+            ("of", json!(self.of)),
+        ];
+        params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
+    }
+
+    fn raw(&self, entrant: &Entrant, samples: &[Sample]) -> Measurement {
+        Measurement {
+            scenario: "engine".to_owned(),
+            target: entrant.target.to_owned(),
+            variant: entrant.variant.to_owned(),
+            params: self.params(),
+            unit: "s".to_owned(),
+            samples: samples.iter().map(|sample| sample.seconds).collect(),
+            counts: counts(samples),
+        }
+    }
+
+    /// The ratio of each round.
+    fn ratio(&self, asked: &Asked, samples: &[Vec<Sample>]) -> Measurement {
+        let of = |variant: &str, round: usize| {
+            let place = self.entrants.iter().position(|entrant| entrant.variant == variant);
+            samples[place.expect("a contest asks for its own variants")][round].seconds
+        };
+        let product = |variants: &[&str], round| -> f64 {
+            variants.iter().map(|variant| of(variant, round)).product()
+        };
+        let rounds = samples.first().map_or(0, Vec::len);
+        let ratio = |round| product(asked.of, round) / product(asked.by, round) * asked.scale;
+        let mut params = self.params();
+        params.insert("asked".to_owned(), json!(asked.at_most));
+        params.insert("against".to_owned(), json!(asked.by.join(" * ")));
+        params.insert("variants".to_owned(), json!(asked.of.join(" * ")));
+        Measurement {
+            scenario: "engine-asked".to_owned(),
+            target: ENGINE.to_owned(),
+            variant: asked.what.clone(),
+            params,
+            unit: asked.unit.to_owned(),
+            samples: (0..rounds).map(ratio).collect(),
+            counts: BTreeMap::new(),
+        }
+    }
+}
+
+/// Counts that are the same in each sample by their name; others by their first, least and most.
+fn counts(samples: &[Sample]) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    let Some(first) = samples.first() else { return counts };
+    for (index, &(name, count)) in first.counts.iter().enumerate() {
+        let all = || samples.iter().map(|sample| sample.counts[index].1);
+        let (least, most) = (all().min().unwrap_or(count), all().max().unwrap_or(count));
+        if least == most {
+            counts.insert(name.to_owned(), count);
+        } else {
+            for (suffix, count) in [("first", count), ("min", least), ("max", most)] {
+                counts.insert(format!("{name}_{suffix}"), count);
+            }
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat::BreakBeforeMake;
+
+    #[test]
+    fn a_ratio_is_taken_within_each_round() {
+        let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Never).unwrap();
+        let mut time = 0.0;
+        let mut contest = Contest::new(Part::Map, 1 << 30, "test")
+            .enter("one", ENGINE, |_, _| {
+                time += 1.0;
+                Ok(Sample { seconds: 3.0, counts: vec![("pages", 7), ("rounds", time as u64)] })
+            })
+            .enter("two", MACHINE, |_, _| Ok(Sample::time(2.0)))
+            .ask("one by two", &["one"], &["two"], 1.2)
+            .ask_each("one a page", &["one"], 3_000, 5.0);
+        let results = contest.hold(&mut arena, &Session::quiet(), 3).unwrap().unwrap();
+        let samples: Vec<_> = results.iter().map(|m| (&*m.variant, &*m.samples)).collect();
+        assert_eq!(samples[0], ("one", &[3.0; 3][..]));
+        assert_eq!(samples[2], ("one by two", &[1.5; 3][..]));
+        assert_eq!(samples[3], ("one a page", &[1e6; 3][..]));
+        let counts: Vec<_> = results[0].counts.iter().map(|(n, c)| (&**n, *c)).collect();
+        assert_eq!(
+            counts,
+            [("pages", 7), ("rounds_first", 2), ("rounds_max", 4), ("rounds_min", 2)]
+        );
+        assert_eq!(results[2].params["asked"], 1.2);
+    }
+
+    #[test]
+    fn a_contest_that_is_stopped_gives_nothing() {
+        let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Never).unwrap();
+        let mut contest = Contest::new(Part::Map, 1 << 30, "test")
+            .enter("one", ENGINE, |_, _| Ok(Sample::time(1.0)));
+        let session = Session::quiet();
+        session.stop();
+        assert!(contest.hold(&mut arena, &session, 3).unwrap().is_none());
+    }
+}

@@ -1,0 +1,64 @@
+//! Which pages a guest touches: the same ones in each run.
+
+/// A generator of numbers that look random (SplitMix64).
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((u128::from(z ^ z >> 31) * u128::from(bound)) >> 64) as u64
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+}
+
+/// Pages in a run of 32 MiB.
+const RUN: u64 = (32 << 20) / 4096;
+
+/// A hundredth of `pages`, all in runs of 32 MiB, one run after the other.
+pub fn clustered(pages: u64) -> Vec<u64> {
+    let mut numbers = Numbers(1);
+    let mut runs: Vec<u64> = (0..pages / RUN).collect();
+    numbers.shuffle(&mut runs);
+    runs.truncate((pages / 100).div_ceil(RUN) as usize);
+    runs.iter().flat_map(|run| run * RUN..(run + 1) * RUN).collect()
+}
+
+/// A hundredth of `pages`, one of each hundred, in no order.
+pub fn scattered(pages: u64) -> Vec<u64> {
+    let mut numbers = Numbers(2);
+    let mut found: Vec<u64> =
+        (0..pages / 100).map(|hundred| hundred * 100 + numbers.below(100)).collect();
+    numbers.shuffle(&mut found);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn a_hundredth_is_touched_and_no_page_twice() {
+        let pages = 64 << 18;
+        for touched in [clustered(pages), scattered(pages)] {
+            let set: BTreeSet<_> = touched.iter().collect();
+            assert_eq!(set.len(), touched.len());
+            let part = set.len() as f64 / pages as f64;
+            assert!((0.009..0.011).contains(&part), "{part}");
+            assert!(set.last().is_some_and(|page| **page < pages));
+        }
+        let tables =
+            |touched: &[u64]| touched.iter().map(|page| page / 512).collect::<BTreeSet<_>>();
+        assert!(tables(&clustered(pages)).len() < 400);
+        assert!(tables(&scattered(pages)).len() > 32_000);
+    }
+}
