@@ -1,7 +1,11 @@
-//! What a person would otherwise type by hand: set-up, tests and checks of the workspace.
+//! What a person would otherwise type by hand: set-up, tests, benchmarks and checks of the workspace.
 
+mod bench;
 mod e2e;
+mod fuzz;
+mod msrv;
 mod setup;
+mod size;
 mod stages;
 mod test;
 
@@ -14,6 +18,10 @@ const EXAMPLES: &str = "\
 Examples:
   cargo xtask test                   everything; what CI runs
   cargo xtask test formatting clippy
+  cargo xtask bench                  the engine's operations against what is asked of each
+  cargo xtask bench --quick
+  cargo xtask size                   the engine's text, by format and operation
+  cargo xtask fuzz 60                fuzz the operations for a minute
   cargo xtask setup                  install what the tests need, and stop";
 
 /// Set-up, tests and checks of the workspace.
@@ -34,6 +42,23 @@ enum Task {
         /// Only these stages [default: all]
         stages: Vec<Stage>,
     },
+    /// Measure the engine's operations beside the machine's limits, and print what was asked of each
+    /// and what it reached
+    ///
+    /// Builds for release and runs `slat bench engine`. A threshold that is missed is no failure.
+    Bench {
+        /// Arguments of `slat bench engine`: --quick, --only NAME,..., --rounds N, --memory SIZE
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Print the bytes of text that the engine adds to a user without an operating system
+    Size,
+    /// Fuzz the operations against a flat model; needs a nightly toolchain, which it installs
+    Fuzz {
+        /// For how long
+        #[arg(default_value_t = 60)]
+        seconds: u64,
+    },
     /// Install what the tests need and this machine lacks
     Setup,
 }
@@ -41,6 +66,9 @@ enum Task {
 fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Test { stages } => test::run(&stages),
+        Task::Bench { arguments } => bench::run(&arguments),
+        Task::Size => size::run(),
+        Task::Fuzz { seconds } => fuzz::run(seconds),
         Task::Setup => setup::all(),
     };
     match done {

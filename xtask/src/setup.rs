@@ -29,6 +29,61 @@ pub fn component_for(component: &str) -> anyhow::Result<()> {
     bail!("{component} is missing and `rustup component add {component}` did not install it")
 }
 
+/// The target without an operating system that the engine is built for.
+pub const BARE: &str = "aarch64-unknown-none";
+
+/// Whether toolchains and targets can be installed.
+pub fn has_rustup() -> bool {
+    answers(Command::new("rustup").arg("--version"))
+}
+
+/// Installs a toolchain, if it is missing.
+pub fn toolchain(name: &str) -> anyhow::Result<()> {
+    if answers(Command::new("rustup").args(["run", name, "rustc", "--version"])) {
+        return Ok(());
+    }
+    if !has_rustup() {
+        bail!("there is no rustup, which could install Rust {name}");
+    }
+    println!("installing Rust {name}");
+    let install = ["toolchain", "install", name, "--profile", "minimal"];
+    if answers(Command::new("rustup").args(install)) {
+        return Ok(());
+    }
+    bail!("`rustup {}` failed", install.join(" "))
+}
+
+/// Installs the standard library of [`BARE`], if it is missing.
+pub fn bare_target() -> anyhow::Result<()> {
+    let libdir =
+        Command::new("rustc").args(["--print", "target-libdir", "--target", BARE]).output();
+    let libdir = libdir.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    if libdir.is_ok_and(|dir| std::path::Path::new(&dir).is_dir()) {
+        return Ok(());
+    }
+    if !has_rustup() {
+        bail!("there is no rustup, which could install the target {BARE}");
+    }
+    println!("installing the target {BARE}");
+    if answers(Command::new("rustup").args(["target", "add", BARE])) {
+        return Ok(());
+    }
+    bail!("`rustup target add {BARE}` failed")
+}
+
+/// Installs cargo-fuzz, if it is missing.
+pub fn cargo_fuzz() -> anyhow::Result<()> {
+    if answers(Command::new(cargo()).args(["fuzz", "--version"])) {
+        return Ok(());
+    }
+    println!("installing cargo-fuzz");
+    let mut install = Command::new(cargo());
+    if install.args(["install", "--locked", "cargo-fuzz"]).status().is_ok_and(|s| s.success()) {
+        return Ok(());
+    }
+    bail!("`cargo install --locked cargo-fuzz` failed")
+}
+
 /// The cargo that runs this, so that one toolchain does everything.
 pub fn cargo() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())

@@ -1,6 +1,6 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
-use crate::{e2e, in_ci, root, setup, target};
+use crate::{e2e, fuzz, in_ci, msrv, root, setup, target};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use std::process::Command;
@@ -12,6 +12,12 @@ pub enum Stage {
     Formatting,
     /// `cargo clippy`, without warnings
     Clippy,
+    /// The engine with no format, and with each alone
+    Features,
+    /// The engine with the oldest Rust that it promises
+    Msrv,
+    /// The engine, and a user of it, for a machine without an operating system
+    Bare,
     /// Unit, property and command-line tests
     Tests,
     /// The examples in the documentation
@@ -20,6 +26,10 @@ pub enum Stage {
     Docs,
     /// Every interleaving of small concurrent histories, by loom
     Loom,
+    /// Long concurrent histories, and threads that stop for good, by shuttle
+    Shuttle,
+    /// The fuzzed target compiles; `cargo xtask fuzz` runs it
+    Fuzz,
     /// The `slat` command on small sizes, and what it wrote
     EndToEnd,
 }
@@ -41,6 +51,9 @@ impl Stage {
                 "clippy",
                 cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
             ),
+            Self::Features => features(),
+            Self::Msrv => msrv::oldest(),
+            Self::Bare => msrv::bare(),
             Self::Tests => {
                 let kinds = ["--lib", "--bins", "--tests"];
                 let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
@@ -63,6 +76,8 @@ impl Stage {
                 ran(docs.env("RUSTDOCFLAGS", "--deny warnings"))
             }
             Self::Loom => loom(),
+            Self::Shuttle => shuttle(),
+            Self::Fuzz => fuzz::check(),
             Self::EndToEnd => e2e::run(&target().join("end-to-end")).map(Outcome::Ran),
         }
     }
@@ -90,6 +105,29 @@ fn loom() -> anyhow::Result<Outcome> {
         .env("CARGO_TARGET_DIR", target().join("loom")))
 }
 
+/// Each choice of formats compiles without warnings.
+fn features() -> anyhow::Result<Outcome> {
+    for choice in ["", "arm64", "ept"] {
+        let mut clippy = cargo(&["clippy", "--package", "slat", "--no-default-features"]);
+        clippy.args(["--features", choice, "--", "--deny", "warnings"]);
+        match with("clippy", clippy)? {
+            Outcome::Ran(_) => {}
+            skipped => return Ok(skipped),
+        }
+    }
+    Ok(Outcome::Ran(Vec::new()))
+}
+
+fn shuttle() -> anyhow::Result<Outcome> {
+    let mut tests = cargo(&["test", "--package", "slat", "--release", "--test", "shuttle"]);
+    // As for loom; the histories are short, and a build with all optimisations is not.
+    ran(tests
+        .env("RUSTFLAGS", "--cfg shuttle -C debug-assertions")
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+        .env("CARGO_TARGET_DIR", target().join("shuttle")))
+}
+
 /// Cargo, in the workspace.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(setup::cargo());
@@ -98,7 +136,7 @@ pub fn cargo(arguments: &[&str]) -> Command {
 }
 
 /// Runs a command to its end, its output being the stage's.
-fn ran(command: &mut Command) -> anyhow::Result<Outcome> {
+pub fn ran(command: &mut Command) -> anyhow::Result<Outcome> {
     let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
     if !status.success() {
         bail!("{command:?} failed: {status}");

@@ -7,39 +7,31 @@ pub enum Stores {
     Plain,
     /// The widest registers that the CPU has.
     Wide,
-    /// Around the caches, by the widest registers that can, and a fence.
+    /// Around the caches, by the widest registers that can; ordered by [`Stores::fence`]. On x86 a
+    /// locked instruction, such as the exchange that links a table, does so, too.
     Streaming,
-    /// The same; the fence is left to [`Stores::fence`]. On x86 a locked instruction, such as the
-    /// exchange that links a table, drains such stores, too.
-    StreamingUnfenced,
 }
 
 impl Stores {
     /// All of them.
     #[cfg(test)]
-    pub const ALL: [Self; 4] = [Self::Plain, Self::Wide, Self::Streaming, Self::StreamingUnfenced];
+    pub const ALL: [Self; 3] = [Self::Plain, Self::Wide, Self::Streaming];
 
     /// Stores `first`, `first + step`, ... All of it is ordered before later stores, but for
-    /// [`Stores::StreamingUnfenced`].
+    /// [`Stores::Streaming`].
     #[inline]
     pub fn fill(self, words: &mut [u64], first: u64, step: u64) {
         match self {
             Self::Plain => plain(words, first, step),
             Self::Wide => wide(words, first, step),
-            // A fence costs as much as a table: none for nothing.
-            Self::Streaming if words.is_empty() => {}
-            Self::Streaming => {
-                stream(words, first, step);
-                fence();
-            }
-            Self::StreamingUnfenced => stream(words, first, step),
+            Self::Streaming => stream(words, first, step),
         }
     }
 
     /// Orders all that was stored before later stores.
     #[inline]
     pub fn fence(self) {
-        if self == Self::StreamingUnfenced {
+        if self == Self::Streaming {
             fence();
         }
     }

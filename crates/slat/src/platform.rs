@@ -58,8 +58,10 @@ pub unsafe trait Platform {
 
     /// Fills exclusively owned slots with `first`, `first + step`, `first + 2 * step`, ...
     ///
-    /// An implementation may use vector or streaming stores; they must be ordered before any
-    /// later store of the calling thread.
+    /// An implementation may use vector or streaming stores. They must be ordered before the calling
+    /// thread's next atomic read-modify-write with release, which links what was filled, and before
+    /// what follows [`Platform::publish`] (x86: a locked instruction orders streaming stores as
+    /// well, so no fence is needed here).
     #[inline]
     fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
         #[cfg(not(any(loom, shuttle)))]

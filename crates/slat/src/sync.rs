@@ -12,9 +12,21 @@ pub(crate) use modelled::AtomicU64;
 #[cfg(shuttle)]
 pub(crate) use shuttle::sync::atomic::AtomicU64;
 
+/// How slots are loaded and exchanged: in one order that all agree on, which costs no more than
+/// acquire and release where an exchange is a full barrier. Needed by [`agreed`] alone: models hold
+/// everything else to acquire and release.
+#[cfg(not(loom))]
+pub(crate) const LOAD: Ordering = Ordering::SeqCst;
+#[cfg(not(loom))]
+pub(crate) const EXCHANGE: Ordering = Ordering::SeqCst;
+#[cfg(loom)]
+pub(crate) const LOAD: Ordering = Ordering::Acquire;
+#[cfg(loom)]
+pub(crate) const EXCHANGE: Ordering = Ordering::AcqRel;
+
 /// Between a change of one slot and a load of another, where of two threads that do so crosswise
-/// at least one has to see the other's change. Slots are exchanged and loaded in one order that all
-/// agree on (`SeqCst`), which loom knows of fences only.
+/// at least one has to see the other's change: what [`LOAD`] and [`EXCHANGE`] say, as a fence for
+/// loom, which knows no other way.
 #[inline(always)]
 pub(crate) fn agreed() {
     #[cfg(loom)]

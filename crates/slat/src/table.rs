@@ -3,7 +3,7 @@
 use crate::addr::Hpa;
 use crate::format::Format;
 use crate::platform::Platform;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, EXCHANGE, LOAD, Ordering};
 use core::num::NonZeroU64;
 
 /// One descriptor in memory.
@@ -25,7 +25,7 @@ impl Slot {
     /// than acquire, at no cost, for [`agreed`](crate::sync::agreed).
     #[inline(always)]
     pub fn load(&self) -> u64 {
-        self.0.load(Ordering::SeqCst)
+        self.0.load(LOAD)
     }
 
     /// Replaces `old` by `new`, or returns what was found instead.
@@ -34,7 +34,7 @@ impl Slot {
     /// slot sees what its former holder did.
     #[inline(always)]
     pub fn exchange(&self, old: u64, new: u64) -> Result<(), u64> {
-        self.0.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).map(|_| ())
+        self.0.compare_exchange(old, new, EXCHANGE, LOAD).map(|_| ())
     }
 
     /// Replaces the caller's own marker, which nobody else changes.

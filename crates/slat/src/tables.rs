@@ -273,7 +273,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     #[inline(always)]
-    fn lookup_once(&self, gpa: u64) -> (u64, u8, u64) {
+    pub(crate) fn lookup_once(&self, gpa: u64) -> (u64, u8, u64) {
         let slots = self.root_slots();
         match self.geometry.root_level {
             0 => self.lookup_in::<0>(slots, gpa, !0),
@@ -354,15 +354,20 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// What was dropped counts as covered only after the invalidation: who finds it so, and returns,
     /// relies on it.
     pub(crate) fn complete(&self, owed: Owed) {
-        let dropped = self.dropped.load(Ordering::Acquire);
-        if dropped != self.covered.load(Ordering::Acquire) {
-            let removals = self.dropped_removals.load(Ordering::Acquire);
-            self.invalidate_all();
-            raise(&self.covered, dropped);
-            self.removed(removals.saturating_sub(raise(&self.covered_removals, removals)));
+        if self.dropped.load(Ordering::Acquire) != self.covered.load(Ordering::Acquire) {
+            self.complete_all();
         } else if let Some(what) = self.invalidation(&owed) {
             self.platform.invalidate(&what);
         }
+    }
+
+    /// Invalidates all of the guest, and so what somebody dropped before.
+    pub(crate) fn complete_all(&self) {
+        let dropped = self.dropped.load(Ordering::Acquire);
+        let removals = self.dropped_removals.load(Ordering::Acquire);
+        self.invalidate_all();
+        raise(&self.covered, dropped);
+        self.removed(removals.saturating_sub(raise(&self.covered_removals, removals)));
     }
 
     /// Keeps in mind what somebody dropped.

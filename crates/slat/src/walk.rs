@@ -124,17 +124,10 @@ pub(crate) trait Visitor<'t, F: Format> {
         &mut self,
         run: &'t [Slot; RUN],
         raws: &[u64; RUN],
-        mut at: u64,
+        at: u64,
         tally: &mut Tally,
     ) -> usize {
-        for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
-            let entry = Entry { slot, raw, start: at, end: at + (1 << F::PAGE_SHIFT) };
-            at = entry.end;
-            if !matches!(self.visit(0, F::kind(raw, 0), entry, tally), Flow::Next) {
-                return index;
-            }
-        }
-        RUN
+        visit_each(self, run, raws, at, tally)
     }
 
     /// Whether runs of tables may be passed by.
@@ -172,6 +165,25 @@ pub(crate) trait Visitor<'t, F: Format> {
 
     /// Adds what was done to the slots of one table at `level`.
     fn settle(&mut self, level: u8, tally: Tally);
+}
+
+/// Visits each page of a run; returns how many, from its start, are done with.
+#[inline(always)]
+pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
+    visitor: &mut V,
+    run: &'t [Slot; RUN],
+    raws: &[u64; RUN],
+    mut at: u64,
+    tally: &mut Tally,
+) -> usize {
+    for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
+        let entry = Entry { slot, raw, start: at, end: at + (1 << F::PAGE_SHIFT) };
+        at = entry.end;
+        if !matches!(visitor.visit(0, F::kind(raw, 0), entry, tally), Flow::Next) {
+            return index;
+        }
+    }
+    RUN
 }
 
 /// Walks `start..end` from the root, of `slots` at `level`.

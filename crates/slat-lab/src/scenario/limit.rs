@@ -121,7 +121,7 @@ pub fn exchange(words: &[AtomicU64]) -> u64 {
 pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
     match limit {
         Limit::FillBest => {
-            let stream = fill_by(words, table_slots, Stores::StreamingUnfenced);
+            let stream = fill_by(words, table_slots, Stores::Streaming);
             fill_by(words, table_slots, Stores::Wide).min(stream)
         }
         _ => fill_by(words, table_slots, Stores::Plain),

@@ -218,7 +218,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
             | bit(a.software, SW_USER))
     }
 
-    #[inline]
+    #[inline(always)]
     fn decode(&self, raw: u64, _level: u8) -> Attributes {
         Attributes {
             read: raw & S2AP_READ != 0,
@@ -285,7 +285,8 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
     /// writable. A leaf that was writable counts as written.
     #[inline(always)]
     fn write_protected(raw: u64) -> u64 {
-        let remembered = if raw & S2AP_WRITE != 0 { SW_DIRTY } else { 0 };
+        let remembered =
+            (raw & S2AP_WRITE) << (SW_DIRTY.trailing_zeros() - S2AP_WRITE.trailing_zeros());
         raw & !(S2AP_WRITE | DBM) | remembered
     }
 

@@ -255,7 +255,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             | bit(a.software, SW_USER))
     }
 
-    #[inline]
+    #[inline(always)]
     fn decode(&self, raw: u64, _level: u8) -> Attributes {
         let user = if self.split_execute { XU } else { X };
         Attributes {

@@ -13,23 +13,16 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// # Errors
     /// [`Contended`] if the entry stands frozen: it may be about to appear or to vanish.
-    #[inline]
+    #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         if gpa.0 >> self.tables.geometry().address_bits != 0 {
             return Ok(None);
         }
-        let (raw, level, above) = self.tables.lookup(gpa.0);
-        match F::kind(raw, level) {
-            Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
-            Kind::Leaf | Kind::Sealed => {
-                let leaf = self.tables.leaf(raw, level, above, gpa.0);
-                Ok(Some(Translation {
-                    hpa: Hpa(leaf.hpa.0 + (gpa.0 - leaf.gpa.0)),
-                    size: leaf.size,
-                    attributes: leaf.attributes,
-                }))
-            }
-            Kind::Empty | Kind::Reserved | Kind::Table => Ok(None),
+        let found = self.tables.lookup_once(gpa.0);
+        if found.0 & F::MARK == 0 {
+            self.tables.translation(gpa, found)
+        } else {
+            self.tables.translation_marked(gpa)
         }
     }
 
@@ -89,6 +82,34 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
+    #[inline(always)]
+    fn translation(
+        &self,
+        gpa: Gpa,
+        (raw, level, above): (u64, u8, u64),
+    ) -> Result<Option<Translation>, Contended> {
+        match F::kind(raw, level) {
+            Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
+            Kind::Leaf | Kind::Sealed => {
+                let leaf = self.leaf(raw, level, above, gpa.0);
+                Ok(Some(Translation {
+                    hpa: Hpa(leaf.hpa.0 + (gpa.0 - leaf.gpa.0)),
+                    size: leaf.size,
+                    attributes: leaf.attributes,
+                }))
+            }
+            Kind::Empty | Kind::Reserved | Kind::Table => Ok(None),
+        }
+    }
+
+    /// Somebody is changing the entry, or retired its table: looks again.
+    #[cold]
+    #[inline(never)]
+    fn translation_marked(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+        self.translation(gpa, self.lookup(gpa.0))
+    }
+
+    #[inline(always)]
     fn leaf(&self, raw: u64, level: u8, above: u64, gpa: u64) -> Leaf {
         let size = F::size(level);
         let mut attributes = self.format.decode(raw, level);

@@ -75,6 +75,9 @@ impl core::error::Error for ChangeError {}
 
 /// How a slot is changed from the value that was read.
 pub(crate) trait Change {
+    /// Nobody else changes the slot: runs of slots need no branch.
+    const ALONE: bool;
+
     fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64>;
 }
 
@@ -84,6 +87,8 @@ pub(crate) struct Atomically;
 pub(crate) struct Plainly;
 
 impl Change for Atomically {
+    const ALONE: bool = false;
+
     #[inline(always)]
     fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64> {
         slot.exchange(old, new)
@@ -91,6 +96,8 @@ impl Change for Atomically {
 }
 
 impl Change for Plainly {
+    const ALONE: bool = true;
+
     #[inline(always)]
     fn exchange(slot: &Slot, _old: u64, new: u64) -> Result<(), u64> {
         slot.init(new);

@@ -8,12 +8,12 @@
 use super::push_down::push_down;
 use super::{Atomically, Change, ChangeError, Pages};
 use crate::addr::{Gpa, GpaRange, Levels};
-use crate::format::{Access, Format, Kind};
+use crate::format::{Access, Format, Kind, RUN};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::table::Slot;
 use crate::tables::Halted;
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Entry, Flow, Tally, Visitor, visit_each};
 use core::marker::PhantomData;
 
 /// How a leaf is rewritten.
@@ -218,6 +218,25 @@ impl<'t, F: Format, R: Rule<F>, C: Change> Visitor<'t, F> for Rewrite<R, C> {
         }
         tally.change(&entry);
         Flow::Next
+    }
+
+    #[inline(always)]
+    fn visit_run(
+        &mut self,
+        run: &'t [Slot; RUN],
+        raws: &[u64; RUN],
+        at: u64,
+        tally: &mut Tally,
+    ) -> usize {
+        if !C::ALONE || !raws.iter().all(|&raw| F::kind(raw, 0) == Kind::Leaf) {
+            return visit_each(self, run, raws, at, tally);
+        }
+        for (slot, &raw) in run.iter().zip(raws) {
+            let changed = self.rule.change(raw);
+            tally.changed += u64::from(changed != raw);
+            let _ = C::exchange(slot, raw, changed);
+        }
+        RUN
     }
 
     #[inline(always)]

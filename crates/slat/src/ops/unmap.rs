@@ -55,8 +55,9 @@ impl Place {
 /// The storage is the caller's; one place holds neighbours of one kind. The memory behind the leaves
 /// is known to [`Removals::complete`] only, which invalidates first.
 ///
-/// Dropped, it hands over to the guest what it owes, and the memory is leaked. Forgotten, each later
-/// mapping of what it unmapped costs an invalidation where the CPU demands a break.
+/// Dropped, it hands over to the guest what it owes, and the memory is leaked. Forgotten, it stays
+/// under way for ever: each later removal invalidates all of the guest, and each mapping of an
+/// emptied slot that slot, where the CPU demands a break.
 #[derive(Debug)]
 #[must_use = "the memory behind what was unmapped is in it"]
 pub struct Removals<'s, 't, 'p, F: Format, P: Platform> {
@@ -76,9 +77,18 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
 
     /// Invalidates, then hands out what was removed, in the order in which it was.
     ///
+    /// Afterwards nothing in the ranges is reachable, whoever unmapped it: while other removals are
+    /// under way, all of the guest is invalidated.
+    ///
     /// What the iterator is not asked for is leaked.
     pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
-        self.tables.complete(core::mem::replace(&mut self.owed, Owed::NOTHING));
+        let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
+        // What somebody else has taken out, and not invalidated yet, was found empty here.
+        if self.tables.removing.load(Ordering::Acquire) > u64::from(self.counted) {
+            self.tables.complete_all();
+        } else {
+            self.tables.complete(owed);
+        }
         if core::mem::replace(&mut self.counted, false) {
             self.tables.removed(1);
         }
@@ -196,7 +206,7 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
         if let Err(why) = tables.check_change(&range) {
             return Self::halted(range.start(), why.into());
         }
-        if F::REFILL_BREAKS && !core::mem::replace(&mut removals.counted, true) {
+        if !core::mem::replace(&mut removals.counted, true) {
             tables.removing.fetch_add(1, Ordering::AcqRel);
         }
         let (done, why) = (Done::NOTHING, UnmapError::Contended);

@@ -43,13 +43,11 @@ pub fn contests<'a>(memory: u64, large: bool) -> anyhow::Result<Vec<Contest<'a>>
             .enter("split-unbroken", ENGINE, by(BreakBeforeMake::Never, Stores::Plain))
             .enter("split-wide", ENGINE, split(Stores::Wide))
             .enter("split-streaming", ENGINE, split(Stores::Streaming))
-            .enter("split-streaming-unfenced", ENGINE, split(Stores::StreamingUnfenced))
             .enter("fill-plain", MACHINE, fill(Stores::Plain))
             .enter("fill-wide", MACHINE, fill(Stores::Wide))
-            .enter("fill-streaming", MACHINE, fill(Stores::StreamingUnfenced));
+            .enter("fill-streaming", MACHINE, fill(Stores::Streaming));
         let plain = if large { 1.5 } else { 1.3 };
         let contest = contest.ask(format!("split {of}"), &["split"], &["fill-plain"], plain);
-        let unfenced = format!("split {of}, streaming, no fence a table");
         let unbroken = format!("split {of}, no break needed");
         let (what, of) = (format!("split {of}, streaming"), format!("split {of}, wide stores"));
         let streaming: &[&str] = &["split-streaming"];
@@ -59,10 +57,11 @@ pub fn contests<'a>(memory: u64, large: bool) -> anyhow::Result<Vec<Contest<'a>>
             contest.show(what, streaming, &["fill-plain"])
         };
         let contest = contest.show(unbroken, &["split-unbroken"], &["fill-plain"]);
-        contest
-            .show(unfenced, &["split-streaming-unfenced"], &["fill-plain"])
-            .show(of, &["split-wide"], &["fill-plain"])
-            .show("  of the machine: fill, streaming", &["fill-streaming"], &["fill-plain"])
+        contest.show(of, &["split-wide"], &["fill-plain"]).show(
+            "  of the machine: fill, streaming",
+            &["fill-streaming"],
+            &["fill-plain"],
+        )
     };
     let sizes = [("2m", PageSize::SIZE_2M), ("1g", PageSize::SIZE_1G)];
     Ok(sizes.map(contest).into())

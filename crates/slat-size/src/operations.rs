@@ -1,0 +1,141 @@
+//! One function an operation.
+
+use core::ptr::NonNull;
+use slat::*;
+
+#[cfg(feature = "arm64")]
+type F = slat::format::arm64::Arm64K4;
+#[cfg(not(feature = "arm64"))]
+type F = slat::format::ept::Ept1G;
+
+/// A machine of which nothing counts as the engine's text.
+#[derive(Debug)]
+pub struct Machine {
+    grace: Grace<[Seat; 8]>,
+}
+
+// SAFETY: declarations only: the archive is read, never linked into a program.
+unsafe extern "Rust" {
+    safe fn machine_allocate(bytes: usize) -> Option<Frame>;
+    safe fn machine_free(frame: Frame, bytes: usize);
+    safe fn machine_publish();
+    safe fn machine_invalidate(what: &Invalidation);
+    safe fn machine_panic() -> !;
+}
+
+// SAFETY: never run. A machine that is would map frames one to one, as `slots` says.
+unsafe impl Platform for Machine {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        machine_allocate(bytes)
+    }
+
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
+        machine_free(frame, bytes);
+    }
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        // SAFETY: the engine asks for frames only, and no frame is at address 0.
+        unsafe { NonNull::new_unchecked(table.0 as *mut Slot) }
+    }
+
+    fn publish(&self) {
+        machine_publish();
+    }
+
+    fn invalidate(&self, what: &Invalidation) {
+        machine_invalidate(what);
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        if cfg!(feature = "arm64") { BreakBeforeMake::Always } else { BreakBeforeMake::Never }
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    machine_panic()
+}
+
+type On<'t> = Guard<'t, 'static, F, Machine>;
+type Cache<'a> = TableCache<'a, F, Machine>;
+type Changed = Result<u64, Halted<ChangeError>>;
+
+macro_rules! operations {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty { $body:expr })*) => {$(
+        #[unsafe(no_mangle)]
+        pub fn $name($($argument: $type),*) -> $result {
+            $body
+        }
+    )*};
+}
+
+operations! {
+    op_new(format: F, bits: u32, machine: &'static Machine)
+        -> Result<Tables<'static, F, Machine>, NewError> {
+        Tables::new(format, Vmid(1), bits, machine)
+    }
+    op_enter(tables: &'static Tables<'static, F, Machine>, member: &'static mut Member<'static, Machine>)
+        -> Result<On<'static>, Foreign> {
+        tables.enter(member)
+    }
+    op_map(guard: &mut On<'_>, at: GpaRange, hpa: Hpa, how: Attributes, size: PageSize, cache: &mut Cache<'static>)
+        -> Result<u64, Halted<MapError>> {
+        guard.map(at, hpa, how, size, cache)
+    }
+    op_reserve_commit(guard: &mut On<'_>, gpa: Gpa, hpa: Hpa, how: Attributes, size: PageSize, cache: &mut Cache<'static>)
+        -> Option<u64> {
+        guard.reserve(gpa, size, cache).ok()?.commit(hpa, how).ok()?
+    }
+    op_unmap(guard: &mut On<'_>, at: GpaRange, removals: &mut Removals<'_, '_, 'static, F, Machine>)
+        -> Result<u64, Halted<UnmapError>> {
+        guard.unmap(at, removals)
+    }
+    op_write_protect(guard: &mut On<'_>, at: GpaRange) -> Changed {
+        guard.write_protect(at)
+    }
+    op_write_protect_subtrees(guard: &mut On<'_>, at: GpaRange) -> Changed {
+        guard.write_protect_subtrees(at)
+    }
+    op_execute_protect(guard: &mut On<'_>, at: GpaRange) -> Changed {
+        guard.execute_protect(at)
+    }
+    op_relax(guard: &mut On<'_>, at: GpaRange, access: Access) -> Changed {
+        guard.relax(at, access)
+    }
+    op_split(guard: &mut On<'_>, at: GpaRange, size: PageSize, cache: &mut Cache<'static>)
+        -> Result<u64, Halted<SplitError>> {
+        guard.split(at, size, cache)
+    }
+    op_collapse(guard: &mut On<'_>, at: GpaRange, size: PageSize) -> Result<u64, Halted<SplitError>> {
+        guard.collapse(at, size)
+    }
+    op_age(guard: &mut On<'_>, at: GpaRange, ages: &mut Ages<'_>, how: Ageing)
+        -> Result<Aged, Halted<ChangeError>> {
+        guard.age(at, ages, how)
+    }
+    op_harvest(guard: &mut On<'_>, at: GpaRange, bitmap: &mut [u64]) -> Changed {
+        guard.harvest(at, bitmap)
+    }
+    op_clean(guard: &mut On<'_>, at: GpaRange) -> Changed {
+        guard.clean(at)
+    }
+    op_translate(guard: &On<'_>, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+        guard.translate(gpa)
+    }
+    op_flush(guard: &mut On<'_>, at: GpaRange) -> Changed {
+        guard.flush(at)
+    }
+    op_complete(guard: &mut On<'_>) -> () {
+        guard.complete()
+    }
+    op_reclaim(tables: &Tables<'static, F, Machine>) -> usize {
+        tables.reclaim()
+    }
+    op_destroy(tables: Inactive<'static, F, Machine>) -> () {
+        tables.destroy()
+    }
+}

@@ -1,0 +1,480 @@
+//! A guest's tables on the machine, and what may be done to them.
+
+use crate::hardware::Walked;
+use crate::ledger::{self, Expected, Ledger, PAGES, pages};
+use crate::machine::{ALL, BITS, PAGE, World};
+use slat::*;
+
+pub const RAM: Attributes = Attributes::RAM;
+/// Writable, not yet written, not yet accessed: all that hardware can set is unset.
+pub const CLEAN: Attributes = Attributes { dirty: false, accessed: false, ..RAM };
+
+pub fn range(start: u64, end: u64) -> GpaRange {
+    GpaRange::new(Gpa(start), end - start).unwrap()
+}
+
+/// One operation, and how its caller goes on.
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    /// Memory of its own, by one map, or page by page: then it may collapse.
+    Map {
+        at: GpaRange,
+        attributes: Attributes,
+        largest: u64,
+        each: bool,
+        frames: usize,
+    },
+    Unmap {
+        at: GpaRange,
+    },
+    /// The host takes away what is behind a page, then unmaps it.
+    Evict {
+        page: u64,
+    },
+    /// A fault: reserves, asks for the memory, commits.
+    Fault {
+        gpa: u64,
+        largest: u64,
+        frames: usize,
+    },
+    Protect {
+        at: GpaRange,
+        complete: bool,
+    },
+    ProtectSubtrees {
+        at: GpaRange,
+        complete: bool,
+    },
+    Relax {
+        at: GpaRange,
+        access: Access,
+        complete: bool,
+    },
+    Split {
+        at: GpaRange,
+        to: u64,
+        frames: usize,
+        complete: bool,
+    },
+    Collapse {
+        at: GpaRange,
+        to: u64,
+    },
+    Age {
+        at: GpaRange,
+        how: Ageing,
+    },
+    Harvest {
+        at: GpaRange,
+    },
+    Reclaim,
+    Translate {
+        gpa: u64,
+    },
+    /// Not an operation: the guest uses a page.
+    Touch {
+        gpa: u64,
+        write: bool,
+        held: bool,
+    },
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// All was done, or refused for a reason that does not pass.
+    Done,
+    /// Somebody else held an entry for too long.
+    Contended,
+}
+
+pub struct Guest<'w, F: Walked> {
+    pub world: &'w World,
+    pub tables: Tables<'w, F, World>,
+}
+
+/// A reference that another thread of the model may take.
+pub struct Shared<'a, T>(&'a T);
+
+// SAFETY: shuttle's threads are coroutines of one thread, and switch at accesses to its own atomics and
+// locks only, never while a `Cell` or `RefCell` is in use.
+unsafe impl<T> Send for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    pub fn new(value: &'a T) -> Self {
+        Self(value)
+    }
+
+    pub fn get(&self) -> &'a T {
+        self.0
+    }
+}
+
+fn size(bytes: u64) -> PageSize {
+    PageSize::from_bytes(bytes).unwrap()
+}
+
+fn map_end<T>(result: Result<T, Halted<MapError>>) -> End {
+    match result.map_err(|halted| halted.why) {
+        Ok(_) | Err(MapError::Occupied { .. } | MapError::CacheEmpty) => End::Done,
+        Err(MapError::Contended) => End::Contended,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn change_end<T>(result: &Result<T, Halted<ChangeError>>) -> End {
+    match result.as_ref().map_err(|halted| halted.why) {
+        Ok(_) | Err(ChangeError::CutsBlock { .. }) => End::Done,
+        Err(ChangeError::Contended) => End::Contended,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn split_end<T>(result: Result<T, Halted<SplitError>>) -> End {
+    match result.map_err(|halted| halted.why) {
+        Ok(_) | Err(SplitError::CacheEmpty) => End::Done,
+        Err(SplitError::Contended) => End::Contended,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+impl<'w, F: Walked> Guest<'w, F> {
+    /// Empty tables; no CPU runs yet.
+    pub fn new(world: &'w World) -> Self {
+        Self { world, tables: Tables::new(F::default(), Vmid(1), BITS, world).unwrap() }
+    }
+
+    fn ledger(&self) -> &Ledger {
+        &self.world.ledger
+    }
+
+    pub fn perform(&self, member: &mut Member<'w, World>, op: Op) -> End {
+        self.trace(format_args!("begins {op:x?}"));
+        let completes = isize::from(matches!(
+            op,
+            Op::Unmap { .. }
+                | Op::Evict { .. }
+                | Op::Protect { .. }
+                | Op::ProtectSubtrees { .. }
+                | Op::Relax { .. }
+                | Op::Split { .. }
+                | Op::Age { .. }
+                | Op::Harvest { .. }
+        ));
+        let blocks =
+            matches!(op, Op::Map { .. } | Op::Fault { .. } | Op::Collapse { .. }).then_some(1);
+        self.ledger().completes(completes);
+        blocks.into_iter().for_each(|by| self.ledger().makes_blocks(by));
+        let end = self.execute(member, op);
+        self.ledger().completes(-completes);
+        blocks.into_iter().for_each(|by: isize| self.ledger().makes_blocks(-by));
+        self.trace(format_args!("ends {end:?}"));
+        end
+    }
+
+    /// Says what happens, where a schedule is replayed.
+    pub fn trace(&self, what: core::fmt::Arguments<'_>) {
+        if self.world.traced {
+            let thread = shuttle::current::get_current_task();
+            eprintln!("{:>4} {thread:?} {what}", self.world.ledger.tick());
+        }
+    }
+
+    fn execute(&self, member: &mut Member<'w, World>, op: Op) -> End {
+        match op {
+            Op::Map { at, attributes, largest, each, frames } => {
+                self.map(member, at, attributes, largest, each, frames)
+            }
+            Op::Unmap { at } => self.unmap(member, at).0,
+            Op::Evict { page } => self.evict(member, page),
+            Op::Fault { gpa, largest, frames } => self.fault(member, gpa, largest, frames),
+            Op::Protect { at, complete } => self.protect(member, at, complete, false),
+            Op::ProtectSubtrees { at, complete } => self.protect(member, at, complete, true),
+            Op::Relax { at, access, complete } => self.relax(member, at, access, complete),
+            Op::Split { at, to, frames, complete } => self.split(member, at, to, frames, complete),
+            Op::Collapse { at, to } => {
+                let mut guard = self.tables.enter(member).unwrap();
+                split_end(guard.collapse(at, size(to)))
+            }
+            Op::Age { at, how } => self.age(member, at, how),
+            Op::Harvest { at } => self.harvest(member, at),
+            Op::Reclaim => {
+                self.tables.reclaim();
+                End::Done
+            }
+            Op::Translate { gpa } => {
+                let guard = self.tables.enter(member).unwrap();
+                guard.translate(Gpa(gpa)).map_or(End::Contended, |_| End::Done)
+            }
+            Op::Touch { gpa, write, held } => {
+                self.access(gpa, write, held);
+                End::Done
+            }
+        }
+    }
+
+    fn map(
+        &self,
+        member: &mut Member<'w, World>,
+        at: GpaRange,
+        attributes: Attributes,
+        largest: u64,
+        each: bool,
+        frames: usize,
+    ) -> End {
+        let region = self.ledger().fresh();
+        let grant = self.ledger().grants(at);
+        let mut storage = [const { None }; 8];
+        let mut cache = TableCache::new(self.world, &mut storage);
+        cache.fill(frames).unwrap();
+        let mut guard = self.tables.enter(member).unwrap();
+        let step = if each { PAGE } else { at.size() };
+        let mut end = End::Done;
+        for start in (at.start().0..at.end().0).step_by(step as usize) {
+            let piece = range(start, start + step);
+            let hpa = Ledger::hpa(region, start);
+            let result = guard.map(piece, hpa, attributes, size(largest), &mut cache);
+            if map_end(result) == End::Contended {
+                end = End::Contended;
+            }
+        }
+        self.ledger().granted(grant);
+        self.ledger().mapped(region);
+        end
+    }
+
+    /// Also returns whether nobody can reach anything in the range that was there before.
+    fn unmap(&self, member: &mut Member<'w, World>, at: GpaRange) -> (End, bool) {
+        // What it takes out is not there to be protected, and may be written until it completes.
+        let begin = self.ledger().protects();
+        self.ledger().takes();
+        let mut storage = [const { Place::EMPTY }; 8];
+        let mut removals = Removals::new(&self.tables, &mut storage);
+        let mut guard = self.tables.enter(member).unwrap();
+        let result = guard.unmap(at, &mut removals);
+        // What another unmap took out may be reached until that one completes.
+        let alone = ledger::demanded('2') || self.ledger().protects_alone();
+        // The memory may be handed out, and state is complete, only from here on.
+        let removed: Vec<_> = removals.complete().collect();
+        let alone = alone && self.ledger().completes_alone();
+        drop(guard);
+        for leaf in removed {
+            let leaves = range(leaf.gpa.0, leaf.gpa.0 + leaf.bytes);
+            for page in pages(leaves) {
+                self.ledger().report(page, leaf.attributes.accessed, leaf.attributes.dirty);
+            }
+            self.ledger().handed_out(leaf.hpa, leaf.bytes, begin);
+        }
+        self.ledger().took();
+        self.ledger().protected();
+        let whole = result.is_ok() && alone;
+        let end = match result.map_err(|halted| halted.why) {
+            Ok(_) | Err(UnmapError::CutsBlock { .. } | UnmapError::Full) => End::Done,
+            Err(UnmapError::Contended) => End::Contended,
+            Err(error) => panic!("{error}"),
+        };
+        (end, whole)
+    }
+
+    fn evict(&self, member: &mut Member<'w, World>, page: u64) -> End {
+        let old = self.ledger().evict((page / PAGE) as usize);
+        let (end, whole) = self.unmap(member, range(page, page + PAGE));
+        if whole {
+            self.ledger().evicted(old);
+        }
+        end
+    }
+
+    fn fault(&self, member: &mut Member<'w, World>, gpa: u64, largest: u64, frames: usize) -> End {
+        let mut storage = [const { None }; 8];
+        let mut cache = TableCache::new(self.world, &mut storage);
+        cache.fill(frames).unwrap();
+        let mut guard = self.tables.enter(member).unwrap();
+        let reservation = match guard.reserve(Gpa(gpa), size(largest), &mut cache) {
+            Ok(reservation) => reservation,
+            Err(error) => return map_end::<()>(Err(error)),
+        };
+        let at = reservation.range();
+        // The host answers late, by what is true when it is asked.
+        let Some(region) = self.ledger().backing(pages(at)) else { return End::Done };
+        shuttle::thread::yield_now();
+        let grant = self.ledger().grants(at);
+        let hpa = Ledger::hpa(region, at.start().0);
+        reservation.commit(hpa, CLEAN).unwrap();
+        self.ledger().granted(grant);
+        End::Done
+    }
+
+    fn protect(
+        &self,
+        member: &mut Member<'w, World>,
+        at: GpaRange,
+        complete: bool,
+        subtrees: bool,
+    ) -> End {
+        let begin = self.ledger().protects();
+        let mut guard = self.tables.enter(member).unwrap();
+        let result =
+            if subtrees { guard.write_protect_subtrees(at) } else { guard.write_protect(at) };
+        let end = match result {
+            Ok(_) => at.end(),
+            Err(halted) => halted.at,
+        };
+        // What another took and has not invalidated yet is its own to invalidate.
+        let alone = self.ledger().protects_alone();
+        if complete {
+            guard.complete();
+        }
+        drop(guard);
+        if complete && alone && self.ledger().completes_alone() && end > at.start() {
+            self.ledger().promise(pages(range(at.start().0, end.0)), begin);
+        }
+        self.ledger().protected();
+        change_end(&result)
+    }
+
+    fn relax(
+        &self,
+        member: &mut Member<'w, World>,
+        at: GpaRange,
+        access: Access,
+        complete: bool,
+    ) -> End {
+        let grant = (access == Access::Write).then(|| self.ledger().grants(at));
+        let mut guard = self.tables.enter(member).unwrap();
+        let result = guard.relax(at, access);
+        grant.into_iter().for_each(|grant| self.ledger().granted(grant));
+        if complete {
+            guard.complete();
+        }
+        change_end(&result)
+    }
+
+    fn split(
+        &self,
+        member: &mut Member<'w, World>,
+        at: GpaRange,
+        to: u64,
+        frames: usize,
+        complete: bool,
+    ) -> End {
+        let mut storage = [const { None }; 8];
+        let mut cache = TableCache::new(self.world, &mut storage);
+        cache.fill(frames).unwrap();
+        let mut guard = self.tables.enter(member).unwrap();
+        let result = guard.split(at, size(to), &mut cache);
+        if complete {
+            guard.complete();
+        }
+        split_end(result)
+    }
+
+    fn age(&self, member: &mut Member<'w, World>, at: GpaRange, how: Ageing) -> End {
+        if how.clear {
+            self.ledger().takes();
+        }
+        let expected = how.clear.then(|| self.ledger().outstanding(false)).flatten();
+        let blocks = self.ledger().before_blocks();
+        let (mut young, mut unanswered) = ([0], [0]);
+        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        let mut guard = self.tables.enter(member).unwrap();
+        guard.age(at, &mut ages, how).unwrap();
+        drop(guard);
+        let first = pages(at).start;
+        let alone = expected.as_ref().is_some_and(|expected| self.ledger().alone(expected));
+        if how.clear && self.ledger().scanned(blocks, alone) && how.skip != Skip::Hint {
+            let answered = |page: usize| (young[0] | unanswered[0]) >> (page - first) & 1 == 1;
+            self.check(expected.as_ref(), at, answered, "was used, and is said to be old");
+        }
+        if how.clear {
+            // A block that took a table's place behind the scan's back may be answered in part.
+            let told = if ledger::demanded('3') || self.ledger().no_block_since(blocks) {
+                young[0]
+            } else {
+                !0
+            };
+            self.report(at, told, |page| self.ledger().report(page, true, false));
+            self.ledger().took();
+        }
+        End::Done
+    }
+
+    fn harvest(&self, member: &mut Member<'w, World>, at: GpaRange) -> End {
+        self.ledger().takes();
+        let expected = self.ledger().outstanding(true);
+        let mut bitmap = [0];
+        let mut guard = self.tables.enter(member).unwrap();
+        let result = guard.harvest(at, &mut bitmap);
+        drop(guard);
+        if result.is_ok() {
+            let named = |page: usize| bitmap[0] >> (page - pages(at).start) & 1 == 1;
+            self.check(expected.as_ref(), at, named, "was written, and is said to be clean");
+        }
+        self.report(at, bitmap[0], |page| self.ledger().report(page, false, true));
+        self.ledger().took();
+        change_end(&result)
+    }
+
+    fn report(&self, at: GpaRange, bitmap: u64, report: impl Fn(usize)) {
+        let first = pages(at).start;
+        pages(at).filter(|page| bitmap >> (page - first) & 1 == 1).for_each(report);
+    }
+
+    fn check(
+        &self,
+        expected: Option<&Expected>,
+        at: GpaRange,
+        found: impl Fn(usize) -> bool,
+        what: &str,
+    ) {
+        let missed = expected.and_then(|e| self.ledger().missed(e, at, found));
+        if let Some(page) = missed {
+            panic!("page {page} {what}");
+        }
+    }
+
+    /// Nothing stands marked, nothing was forgotten, and every frame comes back.
+    pub fn finish(self) {
+        let world = self.world;
+        world.running.set(false);
+        self.whole(self.tables.root(), self.tables.geometry().root_level, 0);
+        world.ledger.account();
+        let mut member = Member::join(world).unwrap();
+        let all = range(0, ALL);
+        // A block is unmapped as a whole, and the storage has room for each page.
+        assert_eq!(self.unmap(&mut member, all).0, End::Done);
+        while self.tables.reclaim() > 0 {}
+        assert_eq!(world.live(), 1, "tables that are empty and were not given back");
+        drop(member);
+        // SAFETY: CPUs have stopped, and use these tables by `access` only.
+        unsafe { self.tables.deactivate() }.destroy();
+        assert_eq!(world.live(), 0, "frames that were not given back");
+    }
+
+    /// Checks a table and all below it, and reports the state of leaves.
+    fn whole(&self, table: Hpa, level: u8, base: u64) {
+        for index in 0..2 {
+            // SAFETY: the table is linked, and has two slots.
+            let raw = unsafe { self.world.slots(table).add(index).as_ref() }.load();
+            let at = base + ((index as u64) << F::shift(level));
+            let kind = F::kind(raw, level);
+            let marked = raw & (F::MARK | F::RENEWED) != 0;
+            match kind {
+                _ if marked && kind != slat::format::Kind::Reserved => {
+                    panic!("a marker is left at {at:#x}: {raw:#x}")
+                }
+                slat::format::Kind::Table => self.whole(F::table_address(raw), level - 1, at),
+                slat::format::Kind::Leaf => {
+                    let state = self.tables.format().decode(raw, level);
+                    let leaf = range(at, at + (1 << F::shift(level)));
+                    pages(leaf).for_each(|page| {
+                        assert!(page < PAGES);
+                        self.world.ledger.report(page, state.accessed, state.dirty);
+                    });
+                }
+                slat::format::Kind::Empty | slat::format::Kind::Reserved => {}
+                other => panic!("{at:#x} is left {other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! CPUs with a guest on them: they walk the tables, set accessed and dirty by compare-and-swap, and
+//! hold in their TLB and walk cache whatever was not invalidated.
+
+use crate::guest::Guest;
+use crate::machine::World;
+use core::ops::Range;
+use slat::format::tiny::Tiny;
+use slat::format::tiny_ept::TinyEpt;
+use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot};
+
+/// What a CPU makes of the bits of a format, apart from the engine's own view of them.
+pub trait Walked: Format + Default {
+    /// Whether hardware follows the entry to another table.
+    fn links(raw: u64, level: u8) -> bool;
+    /// The linking entry after a walk through it.
+    fn passed(raw: u64) -> u64;
+    /// Whether the linking entry lets writes pass.
+    fn lets_write(raw: u64) -> bool;
+    /// The leaf after an access; `None` if that faults.
+    fn used(raw: u64, write: bool) -> Option<u64>;
+    /// Whether a write through the TLB needs no look at the leaf again.
+    fn written(raw: u64) -> bool;
+}
+
+/// FEAT_HAFDBS: bit 51 makes a leaf without bit 7 writable; hardware sets bit 7.
+impl Walked for Tiny {
+    fn links(raw: u64, level: u8) -> bool {
+        level > 0 && raw & 0b11 == 0b11
+    }
+
+    fn passed(raw: u64) -> u64 {
+        raw
+    }
+
+    fn lets_write(_: u64) -> bool {
+        true
+    }
+
+    fn used(raw: u64, write: bool) -> Option<u64> {
+        let fits = raw & 1 != 0 && raw & 1 << 6 != 0 && (!write || raw & (1 << 7 | 1 << 51) != 0);
+        fits.then_some(raw | 1 << 10 | if write { 1 << 7 } else { 0 })
+    }
+
+    fn written(raw: u64) -> bool {
+        raw & 1 << 7 != 0
+    }
+}
+
+/// Accessed (bit 8) in all levels, dirty (bit 9) in leaves; the right to write (bit 1) is that of
+/// all levels.
+impl Walked for TinyEpt {
+    fn links(raw: u64, level: u8) -> bool {
+        level > 0 && raw & 1 != 0 && raw & 1 << 7 == 0
+    }
+
+    fn passed(raw: u64) -> u64 {
+        raw | 1 << 8
+    }
+
+    fn lets_write(raw: u64) -> bool {
+        raw & 1 << 1 != 0
+    }
+
+    fn used(raw: u64, write: bool) -> Option<u64> {
+        let fits = raw & 1 != 0 && (!write || raw & 1 << 1 != 0);
+        fits.then_some(raw | 1 << 8 | if write { 1 << 9 } else { 0 })
+    }
+
+    fn written(raw: u64) -> bool {
+        raw & (1 << 1 | 1 << 9) == 1 << 1 | 1 << 9
+    }
+}
+
+#[derive(PartialEq)]
+struct Entry {
+    range: Range<u64>,
+    hpa: u64,
+    /// A write goes through without another look at the descriptor.
+    dirty: bool,
+}
+
+#[derive(Clone, PartialEq)]
+struct Walk {
+    range: Range<u64>,
+    level: u8,
+    table: Hpa,
+    /// All tables on the way let writes pass when they were walked.
+    writes: bool,
+}
+
+/// What was walked and not yet invalidated. A CPU may still hold it, or not.
+#[derive(Default)]
+pub struct Tlb {
+    entries: Vec<Entry>,
+    walks: Vec<Walk>,
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl Tlb {
+    pub fn holds_table(&self, table: Hpa) -> bool {
+        self.walks.iter().any(|walk| walk.table == table)
+    }
+
+    /// As sparingly as Arm allows: leaves of another size than the hint says stay, and so do
+    /// walk-cache entries unless tables were named.
+    pub fn invalidate(&mut self, what: &Invalidation) {
+        let range = what.range.map_or(0..u64::MAX, |r| r.start().0..r.end().0);
+        self.entries.retain(|entry| {
+            let size = entry.range.end - entry.range.start;
+            !overlap(&entry.range, &range) || what.leaf.is_some_and(|leaf| leaf.bytes() != size)
+        });
+        self.walks.retain(|walk| !what.tables || !overlap(&walk.range, &range));
+    }
+
+    fn insert<F: Format>(&mut self, bbm: BreakBeforeMake, new: Entry) {
+        for old in self.entries.iter().filter(|old| overlap(&old.range, &new.range)) {
+            let offset = |entry: &Entry| entry.hpa.wrapping_sub(entry.range.start);
+            let moved = offset(old) != offset(&new);
+            assert!(!moved || !F::REFILL_BREAKS, "two addresses for one page in the TLB");
+            let resized = old.range != new.range;
+            assert!(!resized || !bbm.breaks_size_change(), "two sizes for one page in the TLB");
+        }
+        if !self.entries.contains(&new) {
+            self.entries.push(new);
+        }
+    }
+}
+
+impl<F: Walked> Guest<'_, F> {
+    /// The guest touches `gpa`, by a CPU that uses what it `held` or walks all the way; returns
+    /// whether that faults.
+    pub fn access(&self, gpa: u64, write: bool, held: bool) -> bool {
+        let world = self.world;
+        let _bus = world.running.get().then(|| world.bus.read().unwrap());
+        let through = held.then(|| self.through_tlb(gpa, write)).flatten();
+        let walked = through.is_none();
+        let found = through.or_else(|| self.through_tables(gpa, write, held));
+        self.trace(format_args!("uses {gpa:x}, write {write}, held {held}: {found:x?}"));
+        if let Some(hpa) = found {
+            world.ledger.used(gpa, hpa, write, walked);
+        }
+        found.is_none()
+    }
+
+    fn through_tlb(&self, gpa: u64, write: bool) -> Option<u64> {
+        let tlb = self.world.tlb.borrow();
+        let mut hits = tlb.entries.iter().filter(|entry| entry.range.contains(&gpa));
+        let hit = hits.find(|entry| !write || entry.dirty)?;
+        Some(hit.hpa + (gpa - hit.range.start))
+    }
+
+    fn through_tables(&self, gpa: u64, write: bool, held: bool) -> Option<u64> {
+        let world: &World = self.world;
+        let slot = |table: Hpa, level: u8| -> &Slot {
+            let index = (gpa >> F::shift(level)) as usize & 1;
+            // SAFETY: every table of these formats has two slots, which stay allocated for as
+            // long as the world does.
+            unsafe { world.slots(table).add(index).as_ref() }
+        };
+        'walk: loop {
+            let root = Walk {
+                range: 0..u64::MAX,
+                level: self.tables.geometry().root_level,
+                table: self.tables.root(),
+                writes: true,
+            };
+            let cached = {
+                let tlb = world.tlb.borrow();
+                let hits = tlb.walks.iter().filter(|walk| walk.range.contains(&gpa));
+                let fit = hits.filter(|walk| walk.writes || !write);
+                fit.min_by_key(|walk| walk.level).cloned()
+            };
+            let Walk { mut level, mut table, mut writes, .. } =
+                cached.filter(|_| held).unwrap_or(root);
+            let (slot, raw) = loop {
+                let slot = slot(table, level);
+                let raw = slot.load();
+                if !F::links(raw, level) {
+                    break (slot, raw);
+                }
+                let passed = F::passed(raw);
+                if passed != raw && slot.exchange(raw, passed).is_err() {
+                    continue 'walk;
+                }
+                writes &= F::lets_write(raw);
+                let start = gpa & !((1 << F::shift(level)) - 1);
+                let range = start..start + (1 << F::shift(level));
+                (level, table) = (level - 1, F::table_address(raw));
+                let walk = Walk { range, level, table, writes };
+                let walks = &mut world.tlb.borrow_mut().walks;
+                if !walks.contains(&walk) {
+                    walks.push(walk);
+                }
+            };
+            let new = F::used(raw, write).filter(|_| writes || !write)?;
+            // A descriptor that changed since it was read is not updated: the walk begins anew.
+            if new != raw && slot.exchange(raw, new).is_err() {
+                continue;
+            }
+            let start = gpa & !((1 << F::shift(level)) - 1);
+            let range = start..start + (1 << F::shift(level));
+            let hpa = F::leaf_address(raw, level).0;
+            let dirty = writes && F::written(new);
+            let entry = Entry { range, hpa, dirty };
+            world.tlb.borrow_mut().insert::<F>(world.break_before_make(), entry);
+            return Some(hpa + (gpa - start));
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Who used what, who reported it, and what the guest may not do any more.
+//!
+//! Pages are those of the guest, by number. Nothing here is a step: between two accesses to an
+//! atomic a thread runs alone.
+
+use crate::machine::{ALL, PAGE};
+use core::cell::{Cell, RefCell};
+use core::ops::Range;
+use slat::{GpaRange, Hpa};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub const PAGES: usize = (ALL / PAGE) as usize;
+/// Guest memory in host memory: far from the tables.
+const MEMORY: u64 = 0x100_0000;
+
+pub fn pages(range: GpaRange) -> Range<usize> {
+    (range.start().0 / PAGE) as usize..(range.end().0 / PAGE) as usize
+}
+
+/// That software gave the right to write, or is about to.
+struct Grant {
+    pages: Range<usize>,
+    end: usize,
+}
+
+/// What a harvest or a scan found outstanding when it began, if nobody else was reporting.
+pub struct Expected {
+    pages: [bool; PAGES],
+    started: usize,
+}
+
+#[derive(Default)]
+pub struct Ledger {
+    clock: Cell<usize>,
+    /// Used, or written, and not reported since.
+    accessed: RefCell<[bool; PAGES]>,
+    written: RefCell<[bool; PAGES]>,
+    /// Operations that take accessed or dirty state and have not reported it yet; how many began.
+    takers: Cell<usize>,
+    started: Cell<usize>,
+    /// When the last completed write protection of a page began.
+    protected: RefCell<[Option<usize>; PAGES]>,
+    grants: RefCell<Vec<Grant>>,
+    /// Write protections and unmaps that have neither completed nor been handed over.
+    protecting: Cell<usize>,
+    /// Pieces of host memory, each as large as the guest, and when they were mapped last.
+    mapped: RefCell<BTreeMap<u64, usize>>,
+    /// Operations that may invalidate, and those that may put a block where a table was.
+    completing: Cell<usize>,
+    blocks: Cell<usize>,
+    blocks_begun: Cell<usize>,
+    /// A scan was disturbed: marks of tables prove nothing any more.
+    doubtful: Cell<bool>,
+    /// What faults find behind each page.
+    backing: RefCell<[u64; PAGES]>,
+    /// Host pages that were taken from the guest.
+    taken: RefCell<BTreeSet<u64>>,
+}
+
+/// Whether the histories demand one of the things that are numbered at the top of this test: what
+/// the engine promises, and what the environment asks for.
+pub fn demanded(what: char) -> bool {
+    "134".contains(what) || std::env::var("SLAT_STRICT").is_ok_and(|more| more.contains(what))
+}
+
+impl Ledger {
+    /// Counts an operation that may invalidate, in or out.
+    pub fn completes(&self, by: isize) {
+        self.completing.set(self.completing.get().wrapping_add_signed(by));
+    }
+
+    /// Counts an operation that may link a block, in or out.
+    pub fn makes_blocks(&self, by: isize) {
+        self.blocks.set(self.blocks.get().wrapping_add_signed(by));
+        self.blocks_begun.set(self.blocks_begun.get() + 1);
+    }
+
+    /// What to compare with `no_block_since`.
+    pub fn before_blocks(&self) -> Option<usize> {
+        (self.blocks.get() == 0).then(|| self.blocks_begun.get())
+    }
+
+    pub fn no_block_since(&self, before: Option<usize>) -> bool {
+        before == Some(self.blocks_begun.get())
+    }
+
+    /// Whether what a scan leaves out may be held against it: not if it, or one before it, was disturbed.
+    pub fn scanned(&self, before: Option<usize>, alone: bool) -> bool {
+        let undisturbed = demanded('4') || alone && self.no_block_since(before);
+        self.doubtful.set(self.doubtful.get() || !undisturbed);
+        !self.doubtful.get()
+    }
+
+    pub fn tick(&self) -> usize {
+        self.clock.set(self.clock.get() + 1);
+        self.clock.get()
+    }
+
+    /// The guest used a page of the host.
+    pub fn used(&self, gpa: u64, hpa: u64, write: bool, walked: bool) {
+        let page = (gpa / PAGE) as usize;
+        assert!(
+            !self.taken.borrow().contains(&(hpa & !(PAGE - 1))),
+            "the guest reached freed memory"
+        );
+        if write {
+            if let Some(begin) = self.protected.borrow()[page] {
+                let granted = |g: &Grant| g.pages.contains(&page) && g.end > begin;
+                let granted = self.grants.borrow().iter().any(granted);
+                assert!(granted, "the guest wrote to page {page}, which is protected");
+            }
+            self.written.borrow_mut()[page] = true;
+        }
+        // What goes through the TLB marks nothing that is marked already.
+        if walked {
+            self.accessed.borrow_mut()[page] = true;
+        }
+    }
+
+    pub fn report(&self, page: usize, accessed: bool, dirty: bool) {
+        self.accessed.borrow_mut()[page] &= !accessed;
+        self.written.borrow_mut()[page] &= !dirty;
+    }
+
+    /// Everything was reported after it happened.
+    pub fn account(&self) {
+        assert_eq!(*self.accessed.borrow(), [false; PAGES], "pages whose use was forgotten");
+        assert_eq!(*self.written.borrow(), [false; PAGES], "pages whose writes were forgotten");
+    }
+
+    /// Before accessed or dirty state is taken out of the tables.
+    pub fn takes(&self) {
+        self.takers.set(self.takers.get() + 1);
+        self.started.set(self.started.get() + 1);
+    }
+
+    pub fn took(&self) {
+        self.takers.set(self.takers.get() - 1);
+    }
+
+    /// What the calling taker has to find, unless somebody else takes at the same time.
+    pub fn outstanding(&self, write: bool) -> Option<Expected> {
+        let pages = if write { *self.written.borrow() } else { *self.accessed.borrow() };
+        (self.takers.get() == 1).then(|| Expected { pages, started: self.started.get() })
+    }
+
+    /// Whether nobody else took since.
+    pub fn alone(&self, expected: &Expected) -> bool {
+        self.started.get() == expected.started
+    }
+
+    /// The page of `range` that the taker missed, by what it `found`.
+    pub fn missed(
+        &self,
+        expected: &Expected,
+        range: GpaRange,
+        found: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let alone = self.alone(expected);
+        pages(range).find(|&page| alone && expected.pages[page] && !found(page))
+    }
+
+    /// The right to write is about to be given; returns what ends it.
+    pub fn grants(&self, range: GpaRange) -> usize {
+        let mut grants = self.grants.borrow_mut();
+        grants.push(Grant { pages: pages(range), end: usize::MAX });
+        grants.len() - 1
+    }
+
+    pub fn granted(&self, grant: usize) {
+        self.grants.borrow_mut()[grant].end = self.tick();
+    }
+
+    pub fn protects(&self) -> usize {
+        self.protecting.set(self.protecting.get() + 1);
+        self.tick()
+    }
+
+    /// Whether the caller is the only one who owes the invalidation of a protection.
+    pub fn protects_alone(&self) -> bool {
+        self.protecting.get() == 1 && self.completes_alone()
+    }
+
+    /// Whether nobody else may be paying at this moment what somebody handed over.
+    pub fn completes_alone(&self) -> bool {
+        demanded('1') || self.completing.get() <= 1
+    }
+
+    pub fn protected(&self) {
+        self.protecting.set(self.protecting.get() - 1);
+    }
+
+    /// From now on no page can be written that was not given the right after `begin`.
+    pub fn promise(&self, pages: Range<usize>, begin: usize) {
+        for page in pages {
+            let promise = &mut self.protected.borrow_mut()[page];
+            *promise = (*promise).max(Some(begin));
+        }
+    }
+
+    /// Memory that nobody has mapped yet, as large as the guest, of which a map begins.
+    pub fn fresh(&self) -> u64 {
+        let mut mapped = self.mapped.borrow_mut();
+        let region = mapped.len() as u64 + 1;
+        mapped.insert(region, usize::MAX);
+        region
+    }
+
+    /// The map has ended: from now on whoever unmaps the memory has it alone.
+    pub fn mapped(&self, region: u64) {
+        self.mapped.borrow_mut().insert(region, self.tick());
+    }
+
+    pub fn hpa(region: u64, gpa: u64) -> Hpa {
+        Hpa(MEMORY + region * ALL + gpa)
+    }
+
+    /// An unmap that began at `begin` handed out these host pages; the guest has lost them, unless
+    /// they may be mapped by faults, or were being mapped at the time.
+    pub fn handed_out(&self, hpa: Hpa, bytes: u64, begin: usize) {
+        for hpa in (hpa.0..hpa.0 + bytes).step_by(PAGE as usize) {
+            let region = (hpa - MEMORY) / ALL;
+            let last = self.mapped.borrow().get(&region).copied();
+            if last.is_some_and(|last| last < begin) {
+                self.taken.borrow_mut().insert(hpa);
+            }
+        }
+    }
+
+    /// What a fault at a page is to map; `None` if the pages have no memory in common.
+    pub fn backing(&self, pages: Range<usize>) -> Option<u64> {
+        let backing = self.backing.borrow();
+        let region = backing[pages.start];
+        backing[pages].iter().all(|&other| other == region).then_some(region)
+    }
+
+    /// The host takes the memory behind a page away; returns where it was.
+    pub fn evict(&self, page: usize) -> Hpa {
+        let fresh = self.fresh();
+        let old = core::mem::replace(&mut self.backing.borrow_mut()[page], fresh);
+        Self::hpa(old, page as u64 * PAGE)
+    }
+
+    pub fn evicted(&self, hpa: Hpa) {
+        self.taken.borrow_mut().insert(hpa.0);
+    }
+}

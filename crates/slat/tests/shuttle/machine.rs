@@ -1,0 +1,129 @@
+//! The machine under the histories: frames that know whether they are in use, and the accounts of who
+//! used, who reported and who was promised what.
+
+use crate::hardware::Tlb;
+use crate::ledger::Ledger;
+use core::cell::{Cell, RefCell};
+use core::ptr::NonNull;
+use shuttle::sync::RwLock;
+use shuttle::sync::atomic::{AtomicU64, Ordering};
+use slat::*;
+
+pub const PAGE: u64 = 0x1000;
+pub const BLOCK: u64 = 0x2000;
+pub const BIG: u64 = 0x4000;
+/// All guest addresses: three levels of two slots.
+pub const ALL: u64 = 0x8000;
+pub const BITS: u32 = 15;
+
+/// A descriptor that no walker may follow.
+const POISON: u64 = 0xdead_0000_0000 | 0b11;
+
+struct Page {
+    slots: Box<[Slot; 2]>,
+    live: bool,
+}
+
+/// Frames, and what the CPUs hold of them.
+pub struct World {
+    bbm: BreakBeforeMake,
+    grace: Grace<[Seat; 8]>,
+    pages: RefCell<Vec<Page>>,
+    /// Whether frames that were given back are handed out again, the last one first: an address that
+    /// comes back must not be taken for the old one. Otherwise they stay poisoned.
+    reuse: bool,
+    free: RefCell<Vec<u64>>,
+    /// Held by each access of a CPU, and alone by an invalidation: it ends when every access that
+    /// began before it has ended.
+    pub bus: RwLock<()>,
+    /// Whether CPUs run beside the operations. Otherwise an invalidation waits for nobody.
+    pub running: Cell<bool>,
+    step: AtomicU64,
+    pub tlb: RefCell<Tlb>,
+    pub ledger: Ledger,
+    pub traced: bool,
+}
+
+impl World {
+    pub fn new(bbm: BreakBeforeMake, reuse: bool) -> Self {
+        Self {
+            bbm,
+            grace: Grace::new([const { Seat::new() }; 8]),
+            pages: RefCell::default(),
+            reuse,
+            free: RefCell::default(),
+            bus: RwLock::new(()),
+            running: Cell::new(false),
+            step: AtomicU64::new(0),
+            tlb: RefCell::default(),
+            ledger: Ledger::default(),
+            traced: crate::run::replay().is_some() || std::env::var_os("SLAT_TRACE").is_some(),
+        }
+    }
+
+    /// Frames that nobody gave back.
+    pub fn live(&self) -> usize {
+        self.pages.borrow().iter().filter(|page| page.live).count()
+    }
+
+    fn index(hpa: Hpa) -> usize {
+        (hpa.0 / PAGE) as usize - 1
+    }
+}
+
+// SAFETY: slots are boxed, never moved, and not given back to the allocator before the world ends; a
+// frame is handed out again only after it was given back; the grace is a field.
+unsafe impl Platform for World {
+    fn allocate(&self, _bytes: usize) -> Option<Frame> {
+        let mut pages = self.pages.borrow_mut();
+        let hpa = self.free.borrow_mut().pop().unwrap_or_else(|| {
+            let slots = Box::new([Slot::new(POISON), Slot::new(POISON)]);
+            pages.push(Page { slots, live: false });
+            pages.len() as u64 * PAGE
+        });
+        pages[Self::index(Hpa(hpa))].live = true;
+        // SAFETY: nobody's frame, of two slots, which is all that a table of these formats has.
+        unsafe { Frame::from_hpa(Hpa(hpa)) }
+    }
+
+    unsafe fn free(&self, frame: Frame, _bytes: usize) {
+        let hpa = frame.hpa();
+        assert!(!self.tlb.borrow().holds_table(hpa), "a walk cache holds a table given back");
+        let page = &mut self.pages.borrow_mut()[Self::index(hpa)];
+        assert!(page.live, "{hpa} was given back twice");
+        page.live = false;
+        page.slots.iter_mut().for_each(|slot| slot.set(POISON));
+        if self.reuse {
+            self.free.borrow_mut().push(hpa.0);
+        }
+    }
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        let pages = self.pages.borrow();
+        assert!((PAGE..=pages.len() as u64 * PAGE).contains(&table.0), "{table} is no table");
+        let page = &pages[Self::index(table)];
+        assert!(page.live, "{table} is used after it was given back");
+        NonNull::from(&page.slots[0])
+    }
+
+    fn publish(&self) {}
+
+    fn invalidate(&self, what: &Invalidation) {
+        if self.running.get() {
+            let _alone = self.bus.write().unwrap();
+            self.tlb.borrow_mut().invalidate(what);
+        } else {
+            // One step, at which the thread may be stopped.
+            self.step.load(Ordering::SeqCst);
+            self.tlb.borrow_mut().invalidate(what);
+        }
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.bbm
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+}

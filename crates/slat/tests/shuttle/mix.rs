@@ -1,0 +1,148 @@
+//! Several threads, each with a random history of operations, beside CPUs that use the guest.
+
+use crate::guest::{CLEAN, End, Guest, Op, RAM, Shared, range};
+use crate::hardware::Walked;
+use crate::machine::{ALL, BIG, BLOCK, PAGE, World};
+use crate::run::{self, Way};
+use shuttle::rand::RngCore;
+use slat::format::tiny::Tiny;
+use slat::format::tiny_ept::TinyEpt;
+use slat::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// SplitMix64, seeded by shuttle: a schedule that is replayed brings the same histories.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ z >> 31) % end
+    }
+
+    fn coin(&mut self) -> bool {
+        self.below(2) == 1
+    }
+
+    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+
+    fn gpa(&mut self) -> u64 {
+        self.below(ALL / PAGE) * PAGE
+    }
+
+    /// A page, a block, half of the guest or all of it; now and then any pages.
+    fn range(&mut self) -> GpaRange {
+        if self.below(8) == 0 {
+            let (a, b) = (self.gpa(), self.gpa());
+            return range(a.min(b), a.max(b) + PAGE);
+        }
+        let size = self.of(&[PAGE, PAGE, BLOCK, BLOCK, BIG, ALL]);
+        let start = self.gpa() / size * size;
+        range(start, start + size)
+    }
+
+    fn op(&mut self) -> Op {
+        let at = self.range();
+        let (frames, complete) = (self.below(7) as usize, self.below(4) != 0);
+        match self.below(17) {
+            0 | 1 => {
+                let attributes = self.of(&[RAM, CLEAN]);
+                let largest = self.of(&[PAGE, BLOCK, BIG]);
+                Op::Map { at, attributes, largest, each: self.coin(), frames }
+            }
+            2 | 3 => Op::Unmap { at },
+            4 => Op::Evict { page: self.gpa() },
+            5 | 6 => Op::Fault { gpa: self.gpa(), largest: self.of(&[PAGE, BLOCK, BIG]), frames },
+            7 => Op::Protect { at, complete },
+            8 => Op::ProtectSubtrees { at, complete },
+            9 | 10 => {
+                let access =
+                    self.of(&[Access::Read, Access::Write, Access::Write, Access::Execute]);
+                Op::Relax { at, access, complete }
+            }
+            11 => Op::Split { at, to: self.of(&[PAGE, PAGE, BLOCK]), frames, complete },
+            12 | 13 => Op::Collapse { at, to: self.of(&[BLOCK, BIG]) },
+            14 => {
+                let skip = self.of(&[Skip::Nothing, Skip::Hint, Skip::Exact]);
+                let how = Ageing { clear: self.below(4) != 0, skip, fresh: self.coin() };
+                // A scan that cuts a block makes all of it old, and names the pages in its range.
+                let whole = [range(0, ALL), range(0, BIG), range(BIG, ALL)];
+                Op::Age { at: self.of(&whole), how }
+            }
+            15 => Op::Harvest { at },
+            _ => self.of(&[Op::Reclaim, Op::Reclaim, Op::Translate { gpa: at.start().0 }]),
+        }
+    }
+}
+
+/// How often operations ended otherwise than done: without any, the histories prove little.
+static CONTENDED: AtomicUsize = AtomicUsize::new(0);
+
+fn history<F: Walked>(bbm: BreakBeforeMake) {
+    let mut random = Random(shuttle::rand::thread_rng().next_u64());
+    let world = World::new(bbm, random.coin());
+    let guest = Guest::<F>::new(&world);
+    let mut member = Member::join(&world).unwrap();
+    for at in [range(0, BIG), range(BIG, ALL)] {
+        let (attributes, largest) = (random.of(&[RAM, CLEAN]), random.of(&[PAGE, BLOCK, BIG]));
+        let op = Op::Map { at, attributes, largest, each: false, frames: 3 };
+        assert_eq!(guest.perform(&mut member, op), End::Done);
+    }
+    drop(member);
+    world.running.set(true);
+    let threads = 3 + random.below(3);
+    let cpus = 1 + random.below(2);
+    shuttle::thread::scope(|scope| {
+        for seed in 0..threads {
+            let mut random = Random(random.0 ^ seed << 32);
+            let guest = Shared::new(&guest);
+            scope.spawn(move || {
+                let guest = guest.get();
+                let mut member = Member::join(guest.world).unwrap();
+                for _ in 0..2 + random.below(5) {
+                    let op = random.op();
+                    if guest.perform(&mut member, op) == End::Contended {
+                        CONTENDED.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        for seed in 0..cpus {
+            let mut random = Random(random.0 ^ (seed + 16) << 32);
+            let guest = Shared::new(&guest);
+            scope.spawn(move || {
+                for _ in 0..4 + random.below(9) {
+                    guest.get().access(random.gpa(), random.coin(), random.below(4) != 0);
+                }
+            });
+        }
+    });
+    guest.finish();
+}
+
+fn explore<F: Walked>(name: &str, bbm: BreakBeforeMake) {
+    CONTENDED.store(0, Ordering::Relaxed);
+    for way in [Way::Random, Way::Priorities] {
+        run::sample(name, way, 15_000, move || history::<F>(bbm));
+    }
+    eprintln!("  {} operations ended contended", CONTENDED.load(Ordering::Relaxed));
+}
+
+#[test]
+fn mixed_histories_forget_nothing_and_keep_every_promise_where_every_change_breaks() {
+    explore::<Tiny>("Arm, break before make", BreakBeforeMake::Always);
+}
+
+#[test]
+fn mixed_histories_forget_nothing_and_keep_every_promise_where_sizes_change_without_a_break() {
+    explore::<Tiny>("Arm, no break", BreakBeforeMake::Never);
+}
+
+#[test]
+fn mixed_histories_forget_nothing_and_keep_every_promise_where_tables_have_rights() {
+    explore::<TinyEpt>("EPT", BreakBeforeMake::Never);
+}

@@ -1,0 +1,221 @@
+//! One thread is stopped for good at each of its steps, in turn, while another works on the same
+//! entries to its end; then the first goes on.
+
+use crate::guest::{CLEAN, End, Guest, Op, RAM, Shared, range};
+use crate::hardware::Walked;
+use crate::machine::{ALL, BIG, BLOCK, PAGE, World};
+use crate::run;
+use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
+use slat::format::tiny::Tiny;
+use slat::format::tiny_ept::TinyEpt;
+use slat::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+const FIRST: usize = 1;
+const OTHER: usize = 2;
+/// No operation on eight pages takes more steps than this, whoever is stopped.
+const BOUND: usize = 4_000;
+
+/// Runs the first thread for so many steps, one more each time; then the other to its end; then the
+/// first to its own.
+struct Stop {
+    after: usize,
+    taken: usize,
+    others: usize,
+    most: Arc<AtomicUsize>,
+    /// The first thread ended before it was stopped: it has no more steps.
+    ended: bool,
+    other_began: bool,
+}
+
+impl Scheduler for Stop {
+    fn new_execution(&mut self) -> Option<Schedule> {
+        if self.ended {
+            return None;
+        }
+        (self.after, self.taken, self.others) = (self.after + 1, 0, 0);
+        self.other_began = false;
+        Some(Schedule::new(0))
+    }
+
+    fn next_task(&mut self, runnable: &[&Task], _: Option<TaskId>, _: bool) -> Option<TaskId> {
+        let find =
+            |wanted| runnable.iter().map(|task| task.id()).find(|id| usize::from(*id) == wanted);
+        // Both exist once the main thread waits for them.
+        if let Some(main) = find(0) {
+            return Some(main);
+        }
+        if let Some(first) = find(FIRST).filter(|_| self.taken < self.after) {
+            self.taken += 1;
+            return Some(first);
+        }
+        if let Some(other) = find(OTHER) {
+            self.ended |= !self.other_began && self.taken < self.after;
+            self.other_began = true;
+            self.others += 1;
+            self.most.fetch_max(self.others, Relaxed);
+            assert!(self.others <= BOUND, "the other thread does not come to an end");
+            return Some(other);
+        }
+        find(FIRST)
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        0
+    }
+}
+
+/// What is there before: two pages that could be a block, a block, two halves of one, a page alone.
+fn before(guest: &Guest<'_, impl Walked>, first: Op) {
+    let mut member = Member::join(guest.world).unwrap();
+    let map = |start, end, attributes, largest| Op::Map {
+        at: range(start, end),
+        attributes,
+        largest,
+        each: false,
+        frames: 4,
+    };
+    let mut all = vec![
+        map(0, BLOCK, CLEAN, PAGE),
+        map(BLOCK, BIG, RAM, BLOCK),
+        map(BIG, BIG + PAGE, CLEAN, PAGE),
+    ];
+    all.extend([(0, true), (BIG, false)].map(|(gpa, write)| Op::Touch { gpa, write, held: true }));
+    match first {
+        Op::Relax { access: Access::Write, .. } => {
+            all.push(Op::ProtectSubtrees { at: range(0, ALL), complete: true });
+        }
+        // Something to give back.
+        Op::Reclaim => all.push(Op::Unmap { at: range(BIG, ALL) }),
+        _ => {}
+    }
+    for op in all {
+        assert_eq!(guest.perform(&mut member, op), End::Done, "{op:?}");
+    }
+}
+
+fn others() -> Vec<Op> {
+    let all = range(0, ALL);
+    let mut others = operations().into_iter().map(|(_, op)| op).collect::<Vec<_>>();
+    others.extend((0..ALL).step_by(BLOCK as usize).map(|gpa| Op::Translate { gpa }));
+    others.extend([0, BLOCK, BIG].map(|gpa| Op::Touch { gpa, write: true, held: true }));
+    others.extend([
+        Op::Unmap { at: range(0, PAGE) },
+        Op::Split { at: all, to: PAGE, frames: 4, complete: true },
+        Op::Relax { at: range(0, PAGE), access: Access::Write, complete: true },
+        Op::Fault { gpa: PAGE, largest: BIG, frames: 4 },
+    ]);
+    others
+}
+
+/// Each operation that is stopped, by name.
+fn operations() -> Vec<(&'static str, Op)> {
+    let (all, lower) = (range(0, ALL), range(0, BIG));
+    let age = |skip| Op::Age { at: all, how: Ageing { clear: true, skip, fresh: false } };
+    let map = |start, end| Op::Map {
+        at: range(start, end),
+        attributes: RAM,
+        largest: BLOCK,
+        each: false,
+        frames: 4,
+    };
+    vec![
+        ("map a page", map(BIG + PAGE, BIG + BLOCK)),
+        ("map, building a table", map(BIG + PAGE, ALL)),
+        ("unmap", Op::Unmap { at: all }),
+        ("write_protect", Op::Protect { at: all, complete: true }),
+        ("write_protect_subtrees", Op::ProtectSubtrees { at: all, complete: true }),
+        ("relax for a write", Op::Relax { at: lower, access: Access::Write, complete: true }),
+        ("relax for a read", Op::Relax { at: all, access: Access::Read, complete: true }),
+        ("split", Op::Split { at: lower, to: PAGE, frames: 4, complete: true }),
+        ("collapse", Op::Collapse { at: lower, to: BLOCK }),
+        ("age, every leaf", age(Skip::Nothing)),
+        ("age, by a hint", age(Skip::Hint)),
+        ("age, exactly", age(Skip::Exact)),
+        ("harvest", Op::Harvest { at: all }),
+        ("reserve and commit", Op::Fault { gpa: ALL - PAGE, largest: BLOCK, frames: 4 }),
+        ("reclaim", Op::Reclaim),
+    ]
+}
+
+/// Those that stand in nobody's way, wherever they are stopped.
+fn hampers<F: Walked>(name: &str, bbm: BreakBeforeMake) -> bool {
+    match name {
+        // Slots of a table that is being retired.
+        "unmap" => true,
+        // Sealed leaves and, with a break, frozen blocks.
+        "collapse" => true,
+        "split" => bbm.breaks_size_change(),
+        // A table whose protection is being pushed down.
+        "relax for a write" => F::TABLE_WRITE != 0,
+        _ => false,
+    }
+}
+
+fn everywhere<F: Walked>(bbm: BreakBeforeMake) {
+    let most = Arc::new(AtomicUsize::new(0));
+    let mut places = 0;
+    for (name, first) in operations() {
+        let contended = Arc::new(AtomicBool::new(false));
+        for other in others() {
+            let scheduler = Stop {
+                after: 0,
+                taken: 0,
+                others: 0,
+                most: most.clone(),
+                ended: false,
+                other_began: false,
+            };
+            let contended = contended.clone();
+            places += run::explore(scheduler, move || {
+                let world = World::new(bbm, true);
+                let guest = Guest::<F>::new(&world);
+                before(&guest, first);
+                let run = |op: Op| {
+                    let guest = Shared::new(&guest);
+                    move || {
+                        let mut member = Member::join(guest.get().world).unwrap();
+                        guest.get().perform(&mut member, op)
+                    }
+                };
+                let (first, second) = shuttle::thread::scope(|scope| {
+                    let first = scope.spawn(run(first));
+                    let second = scope.spawn(run(other));
+                    let second = second.join().unwrap();
+                    (first.join().unwrap(), second)
+                });
+                // Nobody is in its way any more.
+                assert_eq!(first, End::Done, "the thread that was stopped");
+                contended.fetch_or(second == End::Contended, Relaxed);
+                guest.finish();
+            });
+        }
+        let contended = contended.load(Relaxed);
+        assert_eq!(contended, hampers::<F>(name, bbm), "{name}: whether others were contended");
+        eprintln!(
+            "  {name}: {}",
+            if contended { "others may be contended" } else { "hampers nobody" }
+        );
+    }
+    eprintln!(
+        "{}, {bbm:?}: stopped at {places} places; others took at most {} steps",
+        F::NAME,
+        most.load(Relaxed)
+    );
+}
+
+#[test]
+fn whoever_is_stopped_wherever_the_others_end_where_every_change_breaks() {
+    everywhere::<Tiny>(BreakBeforeMake::Always);
+}
+
+#[test]
+fn whoever_is_stopped_wherever_the_others_end_where_sizes_change_without_a_break() {
+    everywhere::<Tiny>(BreakBeforeMake::Never);
+}
+
+#[test]
+fn whoever_is_stopped_wherever_the_others_end_where_tables_have_rights() {
+    everywhere::<TinyEpt>(BreakBeforeMake::Never);
+}

@@ -1,0 +1,48 @@
+//! Other toolchains and targets: the oldest Rust that the workspace promises, and a machine without
+//! an operating system.
+
+use crate::stages::{Outcome, cargo, ran};
+use crate::{in_ci, setup, target};
+use std::process::Command;
+
+/// The `rust-version` of the workspace, of which any patch release serves.
+const OLDEST: &str = concat!(env!("CARGO_PKG_RUST_VERSION"), ".0");
+
+/// The engine compiles with the oldest Rust.
+pub fn oldest() -> anyhow::Result<Outcome> {
+    needs(setup::toolchain(OLDEST), || {
+        let mut check = Command::new("rustup");
+        check.args(["run", OLDEST, "cargo", "check", "--package", "slat", "--package", "slat-sim"]);
+        // What the calling cargo has set is about its own compiler.
+        for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
+            check.env_remove(name);
+        }
+        ran(check.current_dir(crate::root()).env("CARGO_TARGET_DIR", target().join("msrv")))
+    })
+}
+
+/// The engine, and a user of all of it, compile for a machine without an operating system.
+pub fn bare() -> anyhow::Result<Outcome> {
+    needs(setup::bare_target(), || {
+        for format in ["arm64", "ept"] {
+            let mut build = cargo(&["build", "--target", setup::BARE, "--no-default-features"]);
+            build.args(["--package", "slat-size", "--features", format]);
+            build.env("CARGO_PROFILE_DEV_PANIC", "abort");
+            ran(&mut build)?;
+        }
+        ran(&mut cargo(&["build", "--target", setup::BARE, "--package", "slat"]))
+    })
+}
+
+/// Runs a stage if `there` is what it needs. Without rustup nothing can be installed, so nothing
+/// that could be there is missing.
+fn needs(
+    there: anyhow::Result<()>,
+    stage: impl FnOnce() -> anyhow::Result<Outcome>,
+) -> anyhow::Result<Outcome> {
+    match there {
+        Ok(()) => stage(),
+        Err(error) if in_ci() && setup::has_rustup() => Err(error),
+        Err(error) => Ok(Outcome::Skipped(format!("{error:#}"))),
+    }
+}
