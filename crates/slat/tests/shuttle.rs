@@ -23,8 +23,7 @@
 //! `SHUTTLE_REPLAY='9103f9...' cargo test ... --test shuttle -- --nocapture <name of the test>`.
 //! (The seed inside a schedule also decides the operations, so it is worth nothing after `mix` changes.)
 //!
-//! Four demands were found by these histories, each by a schedule that broke it. The engine meets all
-//! but the second, which `SLAT_STRICT=2` adds:
+//! Four of these demands the engine did not meet at first; schedules found out:
 //! 1. A completion that returns covers what was handed over before, also if another thread is at
 //!    the invalidation of that.
 //! 2. Memory is free once an unmap of its range has completed, also if another unmap, which has not,

@@ -1,7 +1,7 @@
 //! A guest's tables on the machine, and what may be done to them.
 
 use crate::hardware::Walked;
-use crate::ledger::{self, Expected, Ledger, PAGES, pages};
+use crate::ledger::{Expected, Ledger, PAGES, pages};
 use crate::machine::{ALL, BITS, PAGE, World};
 use slat::*;
 
@@ -150,24 +150,7 @@ impl<'w, F: Walked> Guest<'w, F> {
 
     pub fn perform(&self, member: &mut Member<'w, World>, op: Op) -> End {
         self.trace(format_args!("begins {op:x?}"));
-        let completes = isize::from(matches!(
-            op,
-            Op::Unmap { .. }
-                | Op::Evict { .. }
-                | Op::Protect { .. }
-                | Op::ProtectSubtrees { .. }
-                | Op::Relax { .. }
-                | Op::Split { .. }
-                | Op::Age { .. }
-                | Op::Harvest { .. }
-        ));
-        let blocks =
-            matches!(op, Op::Map { .. } | Op::Fault { .. } | Op::Collapse { .. }).then_some(1);
-        self.ledger().completes(completes);
-        blocks.into_iter().for_each(|by| self.ledger().makes_blocks(by));
         let end = self.execute(member, op);
-        self.ledger().completes(-completes);
-        blocks.into_iter().for_each(|by: isize| self.ledger().makes_blocks(-by));
         self.trace(format_args!("ends {end:?}"));
         end
     }
@@ -252,11 +235,8 @@ impl<'w, F: Walked> Guest<'w, F> {
         let mut removals = Removals::new(&self.tables, &mut storage);
         let mut guard = self.tables.enter(member).unwrap();
         let result = guard.unmap(at, &mut removals);
-        // What another unmap took out may be reached until that one completes.
-        let alone = ledger::demanded('2') || self.ledger().protects_alone();
         // The memory may be handed out, and state is complete, only from here on.
         let removed: Vec<_> = removals.complete().collect();
-        let alone = alone && self.ledger().completes_alone();
         drop(guard);
         for leaf in removed {
             let leaves = range(leaf.gpa.0, leaf.gpa.0 + leaf.bytes);
@@ -267,7 +247,7 @@ impl<'w, F: Walked> Guest<'w, F> {
         }
         self.ledger().took();
         self.ledger().protected();
-        let whole = result.is_ok() && alone;
+        let whole = result.is_ok();
         let end = match result.map_err(|halted| halted.why) {
             Ok(_) | Err(UnmapError::CutsBlock { .. } | UnmapError::Full) => End::Done,
             Err(UnmapError::Contended) => End::Contended,
@@ -326,7 +306,7 @@ impl<'w, F: Walked> Guest<'w, F> {
             guard.complete();
         }
         drop(guard);
-        if complete && alone && self.ledger().completes_alone() && end > at.start() {
+        if complete && alone && end > at.start() {
             self.ledger().promise(pages(range(at.start().0, end.0)), begin);
         }
         self.ledger().protected();
@@ -374,26 +354,18 @@ impl<'w, F: Walked> Guest<'w, F> {
             self.ledger().takes();
         }
         let expected = how.clear.then(|| self.ledger().outstanding(false)).flatten();
-        let blocks = self.ledger().before_blocks();
         let (mut young, mut unanswered) = ([0], [0]);
         let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
         let mut guard = self.tables.enter(member).unwrap();
         guard.age(at, &mut ages, how).unwrap();
         drop(guard);
         let first = pages(at).start;
-        let alone = expected.as_ref().is_some_and(|expected| self.ledger().alone(expected));
-        if how.clear && self.ledger().scanned(blocks, alone) && how.skip != Skip::Hint {
+        if how.clear && how.skip != Skip::Hint {
             let answered = |page: usize| (young[0] | unanswered[0]) >> (page - first) & 1 == 1;
             self.check(expected.as_ref(), at, answered, "was used, and is said to be old");
         }
         if how.clear {
-            // A block that took a table's place behind the scan's back may be answered in part.
-            let told = if ledger::demanded('3') || self.ledger().no_block_since(blocks) {
-                young[0]
-            } else {
-                !0
-            };
-            self.report(at, told, |page| self.ledger().report(page, true, false));
+            self.report(at, young[0], |page| self.ledger().report(page, true, false));
             self.ledger().took();
         }
         End::Done

@@ -45,52 +45,13 @@ pub struct Ledger {
     protecting: Cell<usize>,
     /// Pieces of host memory, each as large as the guest, and when they were mapped last.
     mapped: RefCell<BTreeMap<u64, usize>>,
-    /// Operations that may invalidate, and those that may put a block where a table was.
-    completing: Cell<usize>,
-    blocks: Cell<usize>,
-    blocks_begun: Cell<usize>,
-    /// A scan was disturbed: marks of tables prove nothing any more.
-    doubtful: Cell<bool>,
     /// What faults find behind each page.
     backing: RefCell<[u64; PAGES]>,
     /// Host pages that were taken from the guest.
     taken: RefCell<BTreeSet<u64>>,
 }
 
-/// Whether the histories demand one of the things that are numbered at the top of this test: what
-/// the engine promises, and what the environment asks for.
-pub fn demanded(what: char) -> bool {
-    "134".contains(what) || std::env::var("SLAT_STRICT").is_ok_and(|more| more.contains(what))
-}
-
 impl Ledger {
-    /// Counts an operation that may invalidate, in or out.
-    pub fn completes(&self, by: isize) {
-        self.completing.set(self.completing.get().wrapping_add_signed(by));
-    }
-
-    /// Counts an operation that may link a block, in or out.
-    pub fn makes_blocks(&self, by: isize) {
-        self.blocks.set(self.blocks.get().wrapping_add_signed(by));
-        self.blocks_begun.set(self.blocks_begun.get() + 1);
-    }
-
-    /// What to compare with `no_block_since`.
-    pub fn before_blocks(&self) -> Option<usize> {
-        (self.blocks.get() == 0).then(|| self.blocks_begun.get())
-    }
-
-    pub fn no_block_since(&self, before: Option<usize>) -> bool {
-        before == Some(self.blocks_begun.get())
-    }
-
-    /// Whether what a scan leaves out may be held against it: not if it, or one before it, was disturbed.
-    pub fn scanned(&self, before: Option<usize>, alone: bool) -> bool {
-        let undisturbed = demanded('4') || alone && self.no_block_since(before);
-        self.doubtful.set(self.doubtful.get() || !undisturbed);
-        !self.doubtful.get()
-    }
-
     pub fn tick(&self) -> usize {
         self.clock.set(self.clock.get() + 1);
         self.clock.get()
@@ -178,12 +139,7 @@ impl Ledger {
 
     /// Whether the caller is the only one who owes the invalidation of a protection.
     pub fn protects_alone(&self) -> bool {
-        self.protecting.get() == 1 && self.completes_alone()
-    }
-
-    /// Whether nobody else may be paying at this moment what somebody handed over.
-    pub fn completes_alone(&self) -> bool {
-        demanded('1') || self.completing.get() <= 1
+        self.protecting.get() == 1
     }
 
     pub fn protected(&self) {
