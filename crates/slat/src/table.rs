@@ -37,11 +37,12 @@ impl Slot {
         self.0.compare_exchange(old, new, EXCHANGE, LOAD).map(|_| ())
     }
 
-    /// Replaces the caller's own marker, which nobody else changes.
+    /// Replaces the caller's own marker: a slot that is invalid to hardware, and that nobody else
+    /// changes. Release: what was done under the marker precedes what takes its place.
     #[inline(always)]
     pub(crate) fn release(&self, marker: u64, new: u64) {
-        let found = self.0.swap(new, Ordering::AcqRel);
-        debug_assert_eq!(found, marker, "a frozen slot was changed by somebody else");
+        debug_assert_eq!(self.load(), marker, "a frozen slot was changed by somebody else");
+        self.0.store(new, Ordering::Release);
     }
 
     /// Changes the slot by `change` until nobody else does so meanwhile; returns the value that it
@@ -134,6 +135,27 @@ impl Frame {
             core::slice::from_raw_parts_mut(platform.slots(self.hpa()).as_ptr(), 1 << F::INDEX_BITS)
         }
     }
+}
+
+/// Rewrites a run of slots as plain words, unless `change` refuses; returns whether it did.
+///
+/// # Safety
+/// Nobody else, software or hardware, reads or writes the slots meanwhile.
+#[cfg(not(any(loom, shuttle)))]
+#[inline(always)]
+pub(crate) unsafe fn rewrite_run<const N: usize>(
+    run: &[Slot; N],
+    change: impl FnOnce([u64; N]) -> Option<[u64; N]>,
+) -> bool {
+    let words = core::ptr::from_ref(run).cast::<[u64; N]>().cast_mut();
+    // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`: as large and aligned as `u64`, and inside
+    // an `UnsafeCell`, so that it may be written through a shared reference; by the caller's
+    // contract nobody else accesses it.
+    unsafe {
+        let Some(new) = change(words.read()) else { return false };
+        words.write(new);
+    }
+    true
 }
 
 /// The slots of a linked table at `hpa`.

@@ -130,6 +130,13 @@ pub(crate) trait Visitor<'t, F: Format> {
         visit_each(self, run, raws, at, tally)
     }
 
+    /// Does all that there is to do to a run of pages, of which it counts the changes; or nothing.
+    #[cfg(not(any(loom, shuttle)))]
+    #[inline(always)]
+    fn rewrite_run(&mut self, _run: &'t [Slot; RUN], _tally: &mut Tally) -> bool {
+        false
+    }
+
     /// Whether runs of tables may be passed by.
     #[inline(always)]
     fn quiet(&self) -> bool {
@@ -169,7 +176,7 @@ pub(crate) trait Visitor<'t, F: Format> {
 
 /// Visits each page of a run; returns how many, from its start, are done with.
 #[inline(always)]
-pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
+fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
     visitor: &mut V,
     run: &'t [Slot; RUN],
     raws: &[u64; RUN],
@@ -338,6 +345,11 @@ fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
         if !F::all_tables(&raws, LEVEL) || enters && any & V::TABLES_QUIET.unwrap_or(0) != 0 {
             return 0;
         }
+        tally.read += RUN as u64;
+        return RUN;
+    }
+    #[cfg(not(any(loom, shuttle)))]
+    if visitor.rewrite_run(run, tally) {
         tally.read += RUN as u64;
         return RUN;
     }

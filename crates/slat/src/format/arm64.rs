@@ -195,6 +195,11 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
         level > 0 && raws.iter().fold(!0, |all, raw| all & raw) & 0b11 == VALID | TABLE_OR_PAGE
     }
 
+    #[inline(always)]
+    fn all_pages(common: u64) -> bool {
+        common & 0b11 == VALID | TABLE_OR_PAGE
+    }
+
     #[inline]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
         if a.write && !a.dirty && !self.hardware_dirty {

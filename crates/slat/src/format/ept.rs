@@ -223,6 +223,11 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         level > 0 && all & R != 0 && any & BLOCK == 0
     }
 
+    #[inline(always)]
+    fn all_pages(common: u64) -> bool {
+        common & R != 0
+    }
+
     #[inline]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
         if !a.read {

@@ -91,6 +91,9 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
         raws.iter().all(|&raw| Self::kind(raw, level) == Kind::Table)
     }
 
+    /// Whether all slots of a run without a marker are pages, from the bits that they have in common.
+    fn all_pages(common: u64) -> bool;
+
     /// Attribute bits of a leaf, without address and level.
     ///
     /// # Errors

@@ -52,6 +52,10 @@ unsafe impl Format for Tiny {
         Arm64K4::kind(raw, level)
     }
 
+    fn all_pages(common: u64) -> bool {
+        Arm64K4::all_pages(common)
+    }
+
     fn encode(&self, attributes: Attributes) -> Result<u64, AttributeError> {
         self.0.encode(attributes)
     }

@@ -49,6 +49,10 @@ unsafe impl Format for TinyEpt {
         Ept1G::all_tables(raws, level)
     }
 
+    fn all_pages(common: u64) -> bool {
+        Ept1G::all_pages(common)
+    }
+
     fn encode(&self, attributes: Attributes) -> Result<u64, AttributeError> {
         self.0.encode(attributes)
     }

@@ -75,7 +75,7 @@ impl core::error::Error for ChangeError {}
 
 /// How a slot is changed from the value that was read.
 pub(crate) trait Change {
-    /// Nobody else changes the slot: runs of slots need no branch.
+    /// Nobody else, software or hardware, reaches the slots.
     const ALONE: bool;
 
     fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64>;

@@ -11,15 +11,17 @@ use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Access, Format, Kind, RUN};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
-use crate::table::Slot;
+use crate::table::{self, Slot};
 use crate::tables::Halted;
-use crate::walk::{Entry, Flow, Tally, Visitor, visit_each};
+use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
 
 /// How a leaf is rewritten.
 pub(super) trait Rule<F: Format> {
     /// A leaf with none of these bits stays as it is.
     const QUIET: u64 = !0;
+    /// A leaf with any of them changes.
+    const SURE: bool = false;
     /// A CPU may go on using the right that was taken.
     const STALE: bool = true;
     /// A leaf that the range covers in part is refused.
@@ -35,6 +37,7 @@ pub(super) trait Rule<F: Format> {
 struct NoWrite;
 impl<F: Format> Rule<F> for NoWrite {
     const QUIET: u64 = F::WRITE;
+    const SURE: bool = true;
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
@@ -220,23 +223,23 @@ impl<'t, F: Format, R: Rule<F>, C: Change> Visitor<'t, F> for Rewrite<R, C> {
         Flow::Next
     }
 
+    #[cfg(not(any(loom, shuttle)))]
     #[inline(always)]
-    fn visit_run(
-        &mut self,
-        run: &'t [Slot; RUN],
-        raws: &[u64; RUN],
-        at: u64,
-        tally: &mut Tally,
-    ) -> usize {
-        if !C::ALONE || !raws.iter().all(|&raw| F::kind(raw, 0) == Kind::Leaf) {
-            return visit_each(self, run, raws, at, tally);
+    fn rewrite_run(&mut self, run: &'t [Slot; RUN], tally: &mut Tally) -> bool {
+        if !(C::ALONE && R::SURE) {
+            return false;
         }
-        for (slot, &raw) in run.iter().zip(raws) {
-            let changed = self.rule.change(raw);
-            tally.changed += u64::from(changed != raw);
-            let _ = C::exchange(slot, raw, changed);
-        }
-        RUN
+        // SAFETY: `C` says that nobody else reaches the slots.
+        let done = unsafe {
+            table::rewrite_run(run, |raws| {
+                let common = raws.iter().fold(!0, |common, raw| common & raw);
+                let any = raws.iter().fold(0, |any, raw| any | raw);
+                let sure = common & R::QUIET != 0 && any & F::MARK == 0 && F::all_pages(common);
+                sure.then(|| raws.map(|raw| self.rule.change(raw)))
+            })
+        };
+        tally.changed += if done { RUN as u64 } else { 0 };
+        done
     }
 
     #[inline(always)]
