@@ -53,6 +53,15 @@ pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) ageing: AtomicU64,
 }
 
+/// Where a lookup ended. Small, so that it travels in registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Found {
+    pub raw: u64,
+    pub level: u8,
+    /// Whether all tables above let leaves be written.
+    pub writable: bool,
+}
+
 /// What a guest physical address translates to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Translation {
@@ -249,23 +258,23 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.vmid
     }
 
-    /// The first slot from the root that does not link a table, its level, and the bits that all
-    /// tables above have in common.
+    /// The first slot from the root that does not link a table.
     ///
     /// The caller is inside a guard, or nobody reclaims. A retired slot is looked up anew a
     /// bounded number of times.
-    #[inline]
-    pub(crate) fn lookup(&self, gpa: u64) -> (u64, u8, u64) {
+    #[inline(always)]
+    pub(crate) fn lookup(&self, gpa: u64) -> Found {
         let found = self.lookup_once(gpa);
-        if found.0 & F::MARK == 0 { found } else { self.lookup_again(gpa) }
+        if found.raw & F::MARK == 0 { found } else { self.lookup_again(gpa) }
     }
 
     #[cold]
-    fn lookup_again(&self, gpa: u64) -> (u64, u8, u64) {
+    #[inline(never)]
+    fn lookup_again(&self, gpa: u64) -> Found {
         let mut patience = PATIENCE;
         loop {
             let found = self.lookup_once(gpa);
-            if patience == 0 || F::kind(found.0, found.1) != Kind::Retired {
+            if patience == 0 || F::kind(found.raw, found.level) != Kind::Retired {
                 return found;
             }
             patience -= 1;
@@ -273,32 +282,33 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     #[inline(always)]
-    pub(crate) fn lookup_once(&self, gpa: u64) -> (u64, u8, u64) {
+    fn lookup_once(&self, gpa: u64) -> Found {
         let slots = self.root_slots();
         match self.geometry.root_level {
-            0 => self.lookup_in::<0>(slots, gpa, !0),
-            1 => self.lookup_in::<1>(slots, gpa, !0),
-            2 => self.lookup_in::<2>(slots, gpa, !0),
-            3 => self.lookup_in::<3>(slots, gpa, !0),
-            _ => self.lookup_in::<4>(slots, gpa, !0),
+            0 => self.lookup_in::<0>(slots, gpa, true),
+            1 => self.lookup_in::<1>(slots, gpa, true),
+            2 => self.lookup_in::<2>(slots, gpa, true),
+            3 => self.lookup_in::<3>(slots, gpa, true),
+            _ => self.lookup_in::<4>(slots, gpa, true),
         }
     }
 
     /// Compiled for each level, as the walk is.
     #[inline(always)]
-    fn lookup_in<const LEVEL: u8>(&self, slots: &[Slot], gpa: u64, above: u64) -> (u64, u8, u64) {
+    fn lookup_in<const LEVEL: u8>(&self, slots: &[Slot], gpa: u64, writable: bool) -> Found {
         let raw = slots[(gpa >> F::shift(LEVEL)) as usize & (slots.len() - 1)].load();
         if LEVEL == 0 || F::kind(raw, LEVEL) != Kind::Table {
-            return (raw, LEVEL, above);
+            return Found { raw, level: LEVEL, writable };
         }
+        let writable = writable && raw & F::TABLE_WRITE == F::TABLE_WRITE;
         // SAFETY: a linked table has that many slots, and stays allocated for this walk.
         let slots =
             unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
         match LEVEL {
-            4 => self.lookup_in::<3>(slots, gpa, above & raw),
-            3 => self.lookup_in::<2>(slots, gpa, above & raw),
-            2 => self.lookup_in::<1>(slots, gpa, above & raw),
-            _ => self.lookup_in::<0>(slots, gpa, above & raw),
+            4 => self.lookup_in::<3>(slots, gpa, writable),
+            3 => self.lookup_in::<2>(slots, gpa, writable),
+            2 => self.lookup_in::<1>(slots, gpa, writable),
+            _ => self.lookup_in::<0>(slots, gpa, writable),
         }
     }
 

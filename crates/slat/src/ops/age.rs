@@ -170,7 +170,7 @@ impl Scan<'_, '_> {
                 Ok(()) => return,
                 // Lost too often: the page stays without an answer.
                 Err(Gpa(at)) => {
-                    let (_, level, _) = tables.lookup(at);
+                    let level = tables.lookup(at).level;
                     tables.touch_above(at, level);
                     let next = (((at >> F::shift(level)) + 1) << F::shift(level)).min(end);
                     self.unanswered::<F>(at, next);

@@ -5,7 +5,7 @@ use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::format::{Attributes, Execute, Format, Kind, Memory};
 use crate::guard::Guard;
 use crate::platform::{Maintenance, Platform};
-use crate::tables::{Contended, Halted, Tables, Translation};
+use crate::tables::{Contended, Found, Halted, Tables, Translation};
 use core::fmt;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -18,11 +18,18 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if gpa.0 >> self.tables.geometry().address_bits != 0 {
             return Ok(None);
         }
-        let found = self.tables.lookup_once(gpa.0);
-        if found.0 & F::MARK == 0 {
-            self.tables.translation(gpa, found)
-        } else {
-            self.tables.translation_marked(gpa)
+        let found = self.tables.lookup(gpa.0);
+        match F::kind(found.raw, found.level) {
+            Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
+            Kind::Leaf | Kind::Sealed => {
+                let leaf = self.tables.leaf(found, gpa.0);
+                Ok(Some(Translation {
+                    hpa: Hpa(leaf.hpa.0 + (gpa.0 - leaf.gpa.0)),
+                    size: leaf.size,
+                    attributes: leaf.attributes,
+                }))
+            }
+            Kind::Empty | Kind::Reserved | Kind::Table => Ok(None),
         }
     }
 
@@ -32,7 +39,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if gpa.0 >> self.tables.geometry().address_bits != 0 {
             return None;
         }
-        let (raw, level, _) = self.tables.lookup(gpa.0);
+        let Found { raw, level, .. } = self.tables.lookup(gpa.0);
         Some((raw, F::size(level)))
     }
 
@@ -83,37 +90,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
     #[inline(always)]
-    fn translation(
-        &self,
-        gpa: Gpa,
-        (raw, level, above): (u64, u8, u64),
-    ) -> Result<Option<Translation>, Contended> {
-        match F::kind(raw, level) {
-            Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
-            Kind::Leaf | Kind::Sealed => {
-                let leaf = self.leaf(raw, level, above, gpa.0);
-                Ok(Some(Translation {
-                    hpa: Hpa(leaf.hpa.0 + (gpa.0 - leaf.gpa.0)),
-                    size: leaf.size,
-                    attributes: leaf.attributes,
-                }))
-            }
-            Kind::Empty | Kind::Reserved | Kind::Table => Ok(None),
-        }
-    }
-
-    /// Somebody is changing the entry, or retired its table: looks again.
-    #[cold]
-    #[inline(never)]
-    fn translation_marked(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        self.translation(gpa, self.lookup(gpa.0))
-    }
-
-    #[inline(always)]
-    fn leaf(&self, raw: u64, level: u8, above: u64, gpa: u64) -> Leaf {
+    fn leaf(&self, Found { raw, level, writable }: Found, gpa: u64) -> Leaf {
         let size = F::size(level);
         let mut attributes = self.format.decode(raw, level);
-        attributes.write &= above & F::TABLE_WRITE == F::TABLE_WRITE;
+        attributes.write &= writable;
         Leaf {
             gpa: Gpa(gpa & !(size.bytes() - 1)),
             hpa: F::leaf_address(raw, level),
@@ -150,11 +130,12 @@ impl<F: Format, P: Platform> Iterator for Leaves<'_, '_, F, P> {
     fn next(&mut self) -> Option<Self::Item> {
         while self.at < self.end {
             let at = self.at;
-            let (raw, level, above) = self.tables.lookup(at);
+            let found = self.tables.lookup(at);
+            let level = found.level;
             self.at = ((at >> F::shift(level)) + 1) << F::shift(level);
-            match F::kind(raw, level) {
+            match F::kind(found.raw, level) {
                 Kind::Leaf | Kind::Sealed => {
-                    return Some(Ok(self.tables.leaf(raw, level, above, at)));
+                    return Some(Ok(self.tables.leaf(found, at)));
                 }
                 Kind::Frozen | Kind::Retired => return Some(Err(Contended { at: Gpa(at) })),
                 Kind::Empty | Kind::Reserved | Kind::Table => {}

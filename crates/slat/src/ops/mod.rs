@@ -24,7 +24,7 @@ use crate::addr::{GpaRange, PageSize, RangeError};
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::table::Slot;
-use crate::tables::Tables;
+use crate::tables::{Found, Tables};
 use core::fmt;
 
 /// Why the leaves of a range were not changed, or not all of them.
@@ -115,7 +115,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             if edge & (F::size(F::LARGEST_LEAF).bytes() - 1) == 0 {
                 return None;
             }
-            let (raw, level, _) = self.lookup(edge);
+            let Found { raw, level, .. } = self.lookup(edge);
             let leaf = matches!(F::kind(raw, level), Kind::Leaf | Kind::Sealed);
             (leaf && edge & (F::size(level).bytes() - 1) != 0).then(|| F::size(level))
         })
