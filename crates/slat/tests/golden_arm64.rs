@@ -2,13 +2,13 @@
 //! formats, D8.3.2 stage-2 attributes, D8.6.5 memory types, D8.6.6 with FEAT_S2FWB), Linux's
 //! `arch/arm64/include/asm/kvm_pgtable.h` and `memory.h`, and what QEMU's walker was seen to do.
 
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
 mod common;
 
-use common::TestPlatform;
-use common::hardware::{Access, Descriptor, Leaf, Regime};
-use common::world::sizes;
+use common::hardware::arm::{Arm, Descriptor, Leaf};
+use common::hardware::{Access, Hardware};
+use common::{TestPlatform, destroy, unmap};
 use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64, Shareability};
 use slat::{
     Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Format, Gpa, GpaRange, Hpa,
@@ -31,18 +31,21 @@ fn range(start: u64, size: u64) -> GpaRange {
 /// Maps one leaf of `bytes` at `gpa`, and returns its raw descriptor as memory holds it.
 fn one_leaf<const G: u32>(format: Arm64<G>, hpa: u64, bytes: u64, attributes: Attributes) -> u64 {
     let platform = TestPlatform::new(BreakBeforeMake::Always);
-    let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+    let mut tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
     let gpa = bytes;
-    let done = tables.map(range(gpa, bytes), Hpa(hpa), attributes, size(bytes), &mut cache);
-    assert_eq!(done.unwrap().bytes, bytes);
-    let regime = Regime::of(&tables, format.forced_write_back);
+    let mut guard = tables.exclusive();
+    let done = guard.map(range(gpa, bytes), Hpa(hpa), attributes, size(bytes), &mut cache);
+    assert_eq!(done, Ok(bytes));
+    let descriptor = guard.descriptor(Gpa(gpa));
+    drop(guard);
+    let regime = Arm::<G>::of(&tables);
     let raw = regime.slot(&platform, gpa).0.load(Ordering::SeqCst);
-    assert_eq!(tables.descriptor(Gpa(gpa)), Some((raw, size(bytes))));
+    assert_eq!(descriptor, Some((raw, size(bytes))));
     drop(cache);
-    tables.destroy();
+    destroy(tables);
     raw
 }
 
@@ -55,34 +58,39 @@ fn a_writable_clean_leaf_is_the_one_that_qemu_marked_in_hardware() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+    let mut member = platform.join();
+    let mut guard = tables.enter(&mut member).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
     let page = range(0x5000, 0x1000);
-    let done = tables.map(page, Hpa(0x7c20_6000), CLEAN, PageSize::SIZE_4K, &mut cache).unwrap();
-    assert_eq!(done.bytes, 0x1000);
-    let regime = Regime::of(&tables, false);
-    let now = || tables.descriptor(Gpa(0x5000)).unwrap().0;
-    let state = || tables.translate(Gpa(0x5000)).unwrap().unwrap().attributes;
+    let done = guard.map(page, Hpa(0x7c20_6000), CLEAN, PageSize::SIZE_4K, &mut cache);
+    assert_eq!(done, Ok(0x1000));
+    let regime = Arm::<12>::of(&tables);
+    let mut other = platform.join();
+    let look = tables.enter(&mut other).unwrap();
+    let now = || look.descriptor(Gpa(0x5000)).unwrap().0;
+    let state = || look.translate(Gpa(0x5000)).unwrap().unwrap().attributes;
+    let root = regime.root();
     // AF=0, S2AP=01, DBM=1, inner shareable, normal write-back.
     assert_eq!(now(), 0x0008_0000_7c20_637f);
     assert_eq!((state().accessed, state().dirty, state().write), (false, false, true));
     assert_eq!(
-        regime.access(&platform, 0x5000, false),
+        regime.access(&platform, root, 0x5000, false),
         Access::Done { start: 0x5000, end: 0x6000 }
     );
     assert_eq!(now(), 0x0008_0000_7c20_677f);
     assert_eq!((state().accessed, state().dirty), (true, false));
-    assert!(matches!(regime.access(&platform, 0x5000, true), Access::Done { .. }));
+    assert!(matches!(regime.access(&platform, root, 0x5000, true), Access::Done { .. }));
     assert_eq!(now(), 0x0008_0000_7c20_67ff);
     assert_eq!((state().accessed, state().dirty), (true, true));
     // Protected: S2AP[1] and DBM clear, or hardware would make it writable; bit 56 remembers.
-    let done = tables.write_protect(page).unwrap();
+    let done = guard.write_protect(page);
     assert_eq!(now(), 0x0100_0000_7c20_677f);
-    assert_eq!(regime.access(&platform, 0x5000, true), Access::Fault);
-    assert_eq!((done.bytes, state().write, state().dirty), (0x1000, false, true));
-    drop(cache);
-    tables.destroy();
+    assert_eq!(regime.access(&platform, root, 0x5000, true), Access::Fault);
+    assert_eq!((done, state().write, state().dirty), (Ok(0x1000), false, true));
+    drop((cache, guard, look));
+    destroy(tables);
 }
 
 #[test]
@@ -179,32 +187,38 @@ fn leaves_are_the_manuals<const G: u32>() {
         let format = Arm64::<G> { forced_write_back, hardware_dirty, ..Default::default() };
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = Tables::new(format, Vmid(1), 48, &platform).unwrap();
-        let regime = Regime::of(&tables, fwb);
+        let mut member = platform.join();
+        let mut guard = tables.enter(&mut member).unwrap();
+        let regime = Arm::<G>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        for (bytes, attributes) in
-            sizes(G).into_iter().flat_map(|bytes| all_attributes().map(move |a| (bytes, a)))
+        for (bytes, attributes) in Arm::<G>::sizes()
+            .into_iter()
+            .flat_map(|bytes| all_attributes().map(move |a| (bytes, a)))
         {
             let (at, hpa) = (range((1 << 48) - bytes, bytes), (1 << 48) - bytes);
-            let result = tables.map(at, Hpa(hpa), attributes, size(bytes), &mut cache);
+            let result = guard.map(at, Hpa(hpa), attributes, size(bytes), &mut cache);
             if attributes.write && !attributes.dirty && !hd {
                 assert!(result.is_err());
                 continue;
             }
-            assert_eq!(result.unwrap().bytes, bytes);
-            let (slot, level) = regime.slot(&platform, at.start().0);
+            assert_eq!(result, Ok(bytes));
+            let (slot, height) = regime.slot(&platform, at.start().0);
             let expected = Leaf { oa: hpa, ..manual(attributes, fwb, hd, 0b11) };
             let raw = slot.load(Ordering::SeqCst);
-            assert_eq!(regime.decode(raw, level), Descriptor::Leaf(expected), "{raw:#x}");
-            assert_eq!(1 << regime.shift(level), bytes);
-            assert_eq!(tables.translate(at.start()).unwrap().unwrap().attributes, attributes);
+            let found = Arm::<G>::fields(raw, 3 - height);
+            assert_eq!(found, Descriptor::Leaf(expected), "{raw:#x}");
+            assert_eq!(Arm::<G>::size(height), bytes);
+            assert_eq!(guard.translate(at.start()).unwrap().unwrap().attributes, attributes);
             slot.store(0, Ordering::SeqCst);
             // The table above a block must go, too, before a larger one can be mapped.
-            let _ = tables.unmap(at, |_| ()).unwrap();
+            assert_eq!(unmap(&mut guard, at), []);
+            guard.refresh();
+            tables.reclaim();
         }
-        drop(cache);
-        tables.destroy();
+        drop((cache, guard));
+        destroy(tables);
         assert_eq!(platform.live(), 0);
     }
 }
@@ -231,22 +245,23 @@ fn widths_are_the_manuals<const G: u32>(narrowest: u32) {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let result = Tables::new(Arm64::<G>::default(), Vmid(1), bits, &platform);
         assert_eq!(result.is_ok(), (narrowest..=48).contains(&bits), "{bits} bits");
-        let Ok(tables) = result else { continue };
-        let regime = Regime::of(&tables, false);
+        let Ok(mut tables) = result else { continue };
+        let regime = Arm::<G>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
         let (page, top) = (1u64 << G, 1u64 << bits);
         for (gpa, hpa) in [(0, 0), (top - page, (1 << 48) - page)] {
             let at = range(gpa, page);
-            let done = tables.map(at, Hpa(hpa), Attributes::RAM, size(page), &mut cache).unwrap();
-            assert_eq!(done.bytes, page);
+            let ram = Attributes::RAM;
+            let done = tables.exclusive().map(at, Hpa(hpa), ram, size(page), &mut cache);
+            assert_eq!(done, Ok(page));
         }
         let tree = regime.tree(&platform);
         let found: Vec<_> = tree.runs.iter().map(|r| (r.start, r.end, r.leaf.oa)).collect();
         assert_eq!(found, [(0, page, 0), (top - page, top, (1 << 48) - page)]);
         drop(cache);
-        tables.destroy();
+        destroy(tables);
         assert_eq!(platform.live(), 0);
     }
 }
@@ -272,6 +287,14 @@ fn start_levels_are_those_of_vtcr_sl0_with_concatenated_roots() {
     assert_eq!((k64(30), k64(46), k64(47)), ((2, 2), (2, 16 * 8192), (1, 32)));
 }
 
+fn fields<const G: u32>(regime: &Arm<G>, platform: &TestPlatform, gpa: u64) -> Leaf {
+    let (slot, height) = regime.slot(platform, gpa);
+    match Arm::<G>::fields(slot.load(Ordering::SeqCst), 3 - height) {
+        Descriptor::Leaf(leaf) => leaf,
+        other => panic!("{other:?} at {gpa:#x}"),
+    }
+}
+
 /// A block with odd attributes, used by hardware, split in three ways, keeps every bit.
 fn children_keep_everything<const G: u32, W: SplitWalk>(bbm: BreakBeforeMake, large: u64) {
     let format = Arm64::<G> { hardware_dirty: true, ..Default::default() };
@@ -281,44 +304,45 @@ fn children_keep_everything<const G: u32, W: SplitWalk>(bbm: BreakBeforeMake, la
         [(odd, None), (odd, Some(false)), (odd, Some(true)), (read_only, None)]
     {
         let platform = TestPlatform::new(bbm);
-        let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-        let regime = Regime::of(&tables, false);
+        let mut tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+        let regime = Arm::<G>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
         let (block, hpa) = (range(large, large), 8 * large);
-        let done = tables.map(block, Hpa(hpa), attributes, size(large), &mut cache).unwrap();
-        assert_eq!(done.bytes, large);
+        let mut guard = tables.exclusive();
+        let done = guard.map(block, Hpa(hpa), attributes, size(large), &mut cache);
+        assert_eq!(done, Ok(large));
         if let Some(write) = write {
-            assert!(matches!(regime.access(&platform, large + 5, write), Access::Done { .. }));
+            let access = regime.access(&platform, regime.root(), large + 5, write);
+            assert!(matches!(access, Access::Done { .. }));
         }
-        let Descriptor::Leaf(before) = regime.decode(
-            regime.slot(&platform, large).0.load(Ordering::SeqCst),
-            regime.slot(&platform, large).1,
-        ) else {
-            panic!("no leaf")
-        };
+        let before = fields::<G>(&regime, &platform, large);
         assert_eq!((before.af, before.s2ap & 2 != 0), (write.is_some(), write == Some(true)));
         let page = range(large, 1 << G);
-        let done = tables.split_by::<W>(page, size(1 << G), &mut cache).unwrap();
-        let _proof = done.shootdown.complete(&platform);
+        assert_eq!(guard.split_by::<W>(page, size(1 << G), &mut cache, 1), Ok(large));
+        guard.complete();
+        drop(guard);
         let tree = regime.tree(&platform);
         let mut covered = large;
         for run in &tree.runs {
             assert_eq!(run.start, covered);
-            assert_eq!(run.leaf, Leaf { oa: hpa + (run.start - large), ..before });
+            for at in [run.start, run.end - run.size] {
+                let leaf = Leaf { oa: hpa + (at - large), ..before };
+                assert_eq!(fields::<G>(&regime, &platform, at), leaf);
+            }
             covered = run.end;
         }
         assert_eq!((covered, tree.at(large).unwrap().size), (2 * large, 1 << G));
         drop(cache);
-        tables.destroy();
+        destroy(tables);
     }
 }
 
 #[test]
 fn children_of_a_split_block_keep_translation_rights_type_state_and_software_bits() {
     fn each<const G: u32>(bbm: BreakBeforeMake) {
-        for large in sizes(G).into_iter().filter(|&bytes| bytes > 1 << G) {
+        for large in Arm::<G>::sizes().into_iter().filter(|&bytes| bytes > 1 << G) {
             children_keep_everything::<G, EveryEntry>(bbm, large);
             children_keep_everything::<G, Bounded>(bbm, large);
             children_keep_everything::<G, Batched>(bbm, large);

@@ -2,110 +2,15 @@
 //! Page Table Mechanism" (entry formats, "EPT Misconfigurations", "EPT and Memory Typing"), and the
 //! names that Linux gives to bits in `arch/x86/include/asm/vmx.h`.
 
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle)))]
 
+mod common;
+
+use common::hardware::ept::{Cpu, Entry, Page, Rights, XEON};
 use slat::format::ept::{Ept, Ept1G, Ept2M};
 use slat::format::{Access, AttributeError, Format, Kind};
 use slat::{Attributes, Execute, Hpa, Memory};
 use std::collections::BTreeSet;
-
-/// What a CPU has, beyond four levels and 2 MiB pages.
-#[derive(Clone, Copy, Debug)]
-struct Cpu {
-    maxphyaddr: u32,
-    huge_1g: bool,
-    execute_only: bool,
-    mode_based_execute: bool,
-}
-
-const XEON: Cpu =
-    Cpu { maxphyaddr: 46, huge_1g: true, execute_only: false, mode_based_execute: false };
-
-/// What hardware makes of an entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Entry {
-    NotPresent,
-    Table { address: u64, rights: Rights },
-    Page(Page),
-    Misconfiguration(&'static str),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Rights {
-    read: bool,
-    write: bool,
-    execute_kernel: bool,
-    execute_user: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Page {
-    address: u64,
-    size: u64,
-    rights: Rights,
-    memory_type: u64,
-    ignore_pat: bool,
-    accessed: bool,
-    dirty: bool,
-    /// Bits 57, 58, 60, 61 and 63: other features' rights.
-    features: u64,
-}
-
-impl Cpu {
-    /// The SDM's level of an entry: 4 in the PML4, 1 in a page table.
-    fn decode(&self, raw: u64, level: u8) -> Entry {
-        let bit = |n: u32| raw >> n & 1 == 1;
-        let field = |high: u32, low: u32| raw >> low & ((1 << (high - low + 1)) - 1);
-        let mode_based = self.mode_based_execute;
-        if field(2, 0) == 0 && !(mode_based && bit(10)) {
-            return Entry::NotPresent;
-        }
-        if !bit(0) && bit(1) {
-            return Entry::Misconfiguration("writable, not readable");
-        }
-        if !bit(0) && !self.execute_only {
-            return Entry::Misconfiguration("execute-only");
-        }
-        if self.maxphyaddr < 52 && field(51, self.maxphyaddr) != 0 {
-            return Entry::Misconfiguration("address beyond MAXPHYADDR");
-        }
-        let rights = Rights {
-            read: bit(0),
-            write: bit(1),
-            execute_kernel: bit(2),
-            execute_user: bit(if mode_based { 10 } else { 2 }),
-        };
-        let low = match (level, bit(7)) {
-            (1, _) => 12,
-            (2, true) => 21,
-            (3, true) if self.huge_1g => 30,
-            (2 | 3, false) if field(6, 3) != 0 => {
-                return Entry::Misconfiguration("reserved bits 6:3 of a table");
-            }
-            (4, _) if field(7, 3) != 0 => {
-                return Entry::Misconfiguration("reserved bits 7:3 of a PML4E");
-            }
-            (2..=4, false) => return Entry::Table { address: raw & 0xf_ffff_ffff_f000, rights },
-            _ => return Entry::Misconfiguration("bit 7 of a PDPTE without 1 GiB pages"),
-        };
-        if low > 12 && field(low - 1, 12) != 0 {
-            return Entry::Misconfiguration("reserved address bits of a large page");
-        }
-        if matches!(field(5, 3), 2 | 3 | 7) {
-            return Entry::Misconfiguration("reserved memory type");
-        }
-        Entry::Page(Page {
-            address: field(51, low) << low,
-            size: 1 << low,
-            rights,
-            memory_type: field(5, 3),
-            ignore_pat: bit(6),
-            accessed: bit(8),
-            dirty: bit(9),
-            features: raw & (1 << 57 | 1 << 58 | 1 << 60 | 1 << 61 | 1 << 63),
-        })
-    }
-}
 
 #[test]
 fn the_decoder_rejects_what_the_manual_calls_misconfigured() {

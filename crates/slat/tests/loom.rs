@@ -7,21 +7,36 @@
 //! continued after the others ended, from where it says that it stopped: nothing may be lost on the
 //! way. Every model ends with a reclaim, and with all table pages given back.
 //!
-//! Models are exhaustive unless they say `bounded`. Out of reach here: `pass_run` (tables of two
+//! Operations enter without a seat, and reclaim when all threads were joined, where the model is not
+//! about grace: that keeps the number of orders small.
+//!
+//! Models are exhaustive unless they say `bounded` or `at most`. Out of reach here: `pass_run` (tables of two
 //! slots never fill a run), and the ordering of a walker's loads by their address dependency, which
 //! loom does not know; the hardware loads with acquire instead.
 #![cfg(loom)]
 
+#[path = "loom/age.rs"]
+mod age;
+#[path = "loom/collapse.rs"]
+mod collapse;
+#[path = "loom/grace.rs"]
+mod grace;
+#[path = "loom/guest.rs"]
+mod guest;
 #[path = "loom/hardware.rs"]
 mod hardware;
 #[path = "loom/machine.rs"]
 mod machine;
 #[path = "loom/map.rs"]
 mod map;
+#[path = "loom/pairs.rs"]
+mod pairs;
 #[path = "loom/protect.rs"]
 mod protect;
-#[path = "loom/relax.rs"]
-mod relax;
+#[path = "loom/push_down.rs"]
+mod push_down;
+#[path = "loom/reserve.rs"]
+mod reserve;
 #[path = "loom/split.rs"]
 mod split;
 #[path = "loom/unmap.rs"]

@@ -1,7 +1,7 @@
 //! The flat model: which bytes are mapped where, with which attributes. It knows nothing of leaves
 //! and tables.
 
-use super::hardware::{Regime, Tree};
+use super::hardware::Tree;
 use slat::Attributes;
 use std::collections::BTreeMap;
 
@@ -18,9 +18,9 @@ pub struct Flat(pub BTreeMap<u64, Piece>);
 
 impl Flat {
     /// What an independent walk of the tables found.
-    pub fn of(tree: &Tree, regime: &Regime) -> Self {
+    pub fn of(tree: &Tree) -> Self {
         let pieces = tree.runs.iter().map(|run| {
-            let attributes = regime.attributes(&run.leaf);
+            let attributes = run.leaf.attributes();
             (run.start, Piece { end: run.end, hpa: run.leaf.oa, attributes })
         });
         Self(pieces.collect()).merged()

@@ -2,28 +2,49 @@
 //! invalidation names.
 
 use super::TestPlatform;
-use super::hardware::{Leaf, Regime, Run, Tree};
-use slat::{BreakBeforeMake, Invalidation, Vmid};
+use super::hardware::{Hardware, Leaf, Root, Run, Table, Tree};
+use slat::{Attributes, BreakBeforeMake, Execute, Invalidation, Vmid};
 use std::collections::BTreeMap;
 
+/// What the MMU finds in a part of the tables.
+type Look = Box<dyn Fn(&TestPlatform, (u64, u64)) -> Tree>;
+
 pub struct Machine {
-    pub regime: Regime,
     vmid: Vmid,
+    look: Look,
     /// Whether the root is loaded: only then are new translations cached.
     loaded: bool,
     tlb: Vec<Run>,
-    /// Tables that walk caches may point to, and the addresses that they cover.
-    walks: BTreeMap<u64, (u64, u64)>,
+    /// Tables that walk caches may point to, and the addresses that they cover. One that is
+    /// `reached` the MMU has walked through; any may have been fetched.
+    walks: BTreeMap<u64, Table>,
 }
 
-/// A leaf without what a cached translation does not depend on.
+/// A leaf without what a cached translation does not depend on. `dirty` tells whether a write
+/// leaves no trace, `reached` whether the MMU has used the leaf.
 fn cached(run: Run) -> Run {
-    Run { leaf: Leaf { af: true, dbm: false, software: 0, ..run.leaf }, ..run }
+    let Leaf { own, reached, .. } = run.leaf;
+    let own = Attributes {
+        write: run.leaf.attributes().write,
+        dirty: run.leaf.unmarked(),
+        accessed: true,
+        software: false,
+        ..own
+    };
+    let reached = reached && run.leaf.own.accessed;
+    Run { leaf: Leaf { own, above: true, marks: false, reached, ..run.leaf }, ..run }
+}
+
+/// Whether the first rights (writes, without a trace, execution) are among the second.
+fn weaker(old: (bool, bool, Execute), new: (bool, bool, Execute)) -> bool {
+    let execute = old.2 == new.2 || old.2 == Execute::None || new.2 == Execute::All;
+    old.0 <= new.0 && old.1 <= new.1 && execute
 }
 
 impl Machine {
-    pub fn new(regime: Regime, vmid: Vmid) -> Self {
-        Self { regime, vmid, loaded: true, tlb: Vec::new(), walks: BTreeMap::new() }
+    pub fn new<H: Hardware>(hardware: H, vmid: Vmid) -> Self {
+        let look: Look = Box::new(move |memory, (start, end)| hardware.part(memory, start, end));
+        Self { vmid, look, loaded: true, tlb: Vec::new(), walks: BTreeMap::new() }
     }
 
     /// No CPU has the root loaded any more; what is cached stays.
@@ -31,17 +52,30 @@ impl Machine {
         self.loaded = false;
     }
 
-    pub fn observe(&mut self, memory: &TestPlatform) {
+    pub fn observe(&mut self, memory: &TestPlatform, range: (u64, u64)) {
         if !self.loaded {
             return;
         }
-        let tree = self.regime.tree(memory);
+        let tree = (self.look)(memory, range);
         for run in tree.runs.into_iter().map(cached) {
             if !self.tlb.contains(&run) {
                 self.tlb.push(run);
             }
         }
-        self.walks.extend(tree.tables);
+        for (hpa, table) in tree.tables {
+            let known = self.walks.entry(hpa).or_insert(table);
+            known.reached |= table.reached;
+            known.above |= table.above;
+        }
+    }
+
+    /// The lowest table for `gpa` that the MMU has walked through and still knows.
+    pub fn walk<H: Hardware>(&self, gpa: u64) -> Option<Root> {
+        let held = self.walks.iter().filter(|(_, table)| table.reached);
+        let held = held.filter(|(_, table)| table.start <= gpa && gpa < table.end);
+        let (&hpa, table) = held.min_by_key(|(_, table)| table.height)?;
+        let (slots, height) = (1 << H::STRIDE, table.height - 1);
+        Some(Root { table: hpa, slots, height, write: table.above })
     }
 
     pub fn forget(&mut self, what: &Invalidation) {
@@ -58,7 +92,7 @@ impl Machine {
         }
         // A hint names the level of leaves: what a walk cache holds is of another.
         if what.tables && what.leaf.is_none() {
-            self.walks.retain(|_, table| table.1 <= start || end <= table.0);
+            self.walks.retain(|_, table| !table.overlaps(start, end));
         }
     }
 
@@ -71,31 +105,73 @@ impl Machine {
     pub fn check_conflicts(&self, tree: &Tree, bbm: BreakBeforeMake) {
         for old in &self.tlb {
             for new in tree.within(old.start, old.end) {
-                let same =
-                    old.oa(new.start) == new.leaf.oa && old.leaf.mem_attr == new.leaf.mem_attr;
+                let same = old.oa(new.start) == new.leaf.oa && old.leaf.memory == new.leaf.memory;
                 let size = old.size == new.size || bbm != BreakBeforeMake::Always;
                 assert!(same && size, "no break between {old:x?} and {new:x?}");
             }
         }
     }
 
-    /// Everything cached agrees with the tables; a missing right to write is only slow.
+    /// Everything cached agrees with the tables; a right that is missing is only slow.
     pub fn check_fresh(&mut self, tree: &Tree) {
         for old in &self.tlb {
             let mut covered = 0;
             for new in tree.within(old.start, old.end).map(cached) {
-                let weaker = old.leaf.s2ap & !new.leaf.s2ap == 0;
-                let leaf = Leaf { oa: old.oa(new.start), s2ap: new.leaf.s2ap, ..old.leaf };
+                let own = new.leaf.own;
+                let rights = |a: &Attributes| (a.write, a.dirty, a.execute);
+                let like = Attributes {
+                    write: own.write,
+                    dirty: own.dirty,
+                    execute: own.execute,
+                    ..old.leaf.own
+                };
+                let oa = old.oa(new.start);
+                let leaf = Leaf { oa, own: like, reached: new.leaf.reached, ..old.leaf };
                 assert!(
-                    weaker && leaf == new.leaf && old.size == new.size,
+                    weaker(rights(&old.leaf.own), rights(&own))
+                        && leaf == new.leaf
+                        && old.size == new.size,
                     "{old:x?} is stale, now {new:x?}"
                 );
                 covered += new.end - new.start;
             }
             assert_eq!(covered, old.end - old.start, "{old:x?} is stale, partly unmapped");
         }
-        let unlinked = self.walks.keys().find(|table| !tree.tables.contains_key(table));
-        assert_eq!(unlinked, None, "a walk cache holds a table that is unlinked");
-        self.tlb = tree.runs.iter().copied().map(cached).collect();
+        for (hpa, old) in &self.walks {
+            let new = tree.tables.get(hpa);
+            let new = new.unwrap_or_else(|| panic!("a walk cache holds {hpa:#x}, unlinked"));
+            assert!(
+                old.above <= new.above,
+                "a walk cache gives the right to write that {new:x?} has not"
+            );
+        }
+        for run in tree.runs.iter().copied().map(cached) {
+            if !self.tlb.contains(&run) {
+                self.tlb.push(run);
+            }
+        }
+    }
+
+    /// Below a table that is not marked nothing is: neither a leaf nor what is cached.
+    pub fn check_unmarked(&self, tree: &Tree) {
+        for table in tree.tables.values().filter(|table| !table.accessed) {
+            let used = |runs: &[Run]| {
+                let inside = |run: &&Run| run.clip(table.start, table.end).is_some();
+                runs.iter().filter(inside).any(|run| run.leaf.own.accessed && run.leaf.reached)
+            };
+            let leaf = tree.within(table.start, table.end).find(|run| run.leaf.own.accessed);
+            assert_eq!(leaf, None, "accessed below {table:x?}");
+            assert!(!used(&self.tlb), "a TLB holds a leaf below {table:x?}");
+            let below = |held: &&Table| held.reached && held.within(table.start, table.end);
+            assert_eq!(self.walks.values().find(below), None, "a walk cache, below {table:x?}");
+        }
+    }
+
+    /// No TLB would use again, without a trace, what is not marked in this part of the tree.
+    pub fn check_old(&self, tree: &Tree, start: u64, end: u64) {
+        for old in tree.within(start, end).filter(|run| !run.leaf.own.accessed) {
+            let used = |run: &&Run| run.leaf.reached && run.clip(old.start, old.end).is_some();
+            assert_eq!(self.tlb.iter().find(used), None, "a TLB uses {old:x?} without a trace");
+        }
     }
 }

@@ -6,11 +6,17 @@
 
 pub mod flat;
 pub mod hardware;
+pub mod history;
 pub mod machine;
+pub mod space;
+pub mod stage;
 pub mod world;
 
 use machine::Machine;
-use slat::{BreakBeforeMake, Frame, Hpa, Invalidation, Platform, Slot};
+use slat::{
+    BreakBeforeMake, Format, Frame, GpaRange, Grace, Guard, Hpa, Invalidation, Maintenance, Member,
+    Place, Platform, Removed, Seat, Slot, Tables,
+};
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -26,6 +32,37 @@ const POISON: u64 = 0xdead_beef_dead_beef;
 pub enum Event {
     Publish,
     Invalidate(Invalidation),
+    Maintain { hpa: u64, bytes: u64, what: Maintenance },
+}
+
+/// When the machine runs on beside the engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// A new table is filled: what it is to replace is still in use.
+    Fill,
+    /// An invalidation begins, and has not completed.
+    Invalidating,
+    /// An invalidation has completed, and the engine does not know yet.
+    Invalidated,
+    /// Memory is made coherent.
+    Maintain { hpa: u64, bytes: u64 },
+}
+
+/// Gives back tables that no CPU has loaded.
+pub fn destroy<F: Format>(tables: Tables<'_, F, TestPlatform>) {
+    // SAFETY: no test that calls this gave the root to a machine.
+    unsafe { tables.deactivate() }.destroy();
+}
+
+/// Unmaps, completes, and returns what was there.
+pub fn unmap<F: Format>(
+    guard: &mut Guard<'_, '_, F, TestPlatform>,
+    range: GpaRange,
+) -> Vec<Removed> {
+    let mut storage = [const { Place::EMPTY }; 64];
+    let mut removals = guard.removals(&mut storage);
+    guard.unmap(range, &mut removals).unwrap();
+    removals.complete().collect()
 }
 
 struct Memory {
@@ -48,9 +85,7 @@ impl Memory {
     }
 }
 
-/// Called on each fill of a new table: the moment at which hardware changes the block that the
-/// table is to replace.
-type Meanwhile = Box<dyn FnMut(&TestPlatform)>;
+pub type Meanwhile = Box<dyn FnMut(&TestPlatform, Moment)>;
 
 pub struct TestPlatform {
     bbm: BreakBeforeMake,
@@ -61,6 +96,7 @@ pub struct TestPlatform {
     pub events: RefCell<Vec<Event>>,
     pub machine: RefCell<Option<Machine>>,
     meanwhile: RefCell<Option<Meanwhile>>,
+    grace: Grace<[Seat; 4]>,
 }
 
 impl TestPlatform {
@@ -73,6 +109,7 @@ impl TestPlatform {
             events: RefCell::default(),
             machine: RefCell::default(),
             meanwhile: RefCell::default(),
+            grace: Grace::new([const { Seat::new() }; 4]),
         }
     }
 
@@ -90,14 +127,26 @@ impl TestPlatform {
         self.events.take()
     }
 
-    pub fn meanwhile(&self, hook: Option<Meanwhile>) {
-        *self.meanwhile.borrow_mut() = hook;
+    pub fn meanwhile(&self, hook: Option<Meanwhile>) -> Option<Meanwhile> {
+        self.meanwhile.replace(hook)
+    }
+
+    fn pass(&self, moment: Moment) {
+        let hook = self.meanwhile.borrow_mut().take();
+        if let Some(mut hook) = hook {
+            hook(self, moment);
+            *self.meanwhile.borrow_mut() = Some(hook);
+        }
+    }
+
+    pub fn join(&self) -> Member<'_, Self> {
+        Member::join(self).unwrap()
     }
 
     /// Has the MMU look at all of the tables: whatever is valid may be cached from now on.
     pub fn observe(&self) {
         if let Some(machine) = self.machine.borrow_mut().as_mut() {
-            machine.observe(self);
+            machine.observe(self, (0, u64::MAX));
         }
     }
 
@@ -158,26 +207,34 @@ unsafe impl Platform for TestPlatform {
     }
 
     fn invalidate(&self, what: &Invalidation) {
+        self.pass(Moment::Invalidating);
         self.events.borrow_mut().push(Event::Invalidate(*what));
+        let range = what.range.map_or((0, u64::MAX), |range| (range.start().0, range.end().0));
         if let Some(machine) = self.machine.borrow_mut().as_mut() {
             machine.forget(what);
             // vCPUs run on: whatever is valid at this moment is cached again.
-            machine.observe(self);
+            machine.observe(self, range);
         }
+        self.pass(Moment::Invalidated);
     }
 
     fn break_before_make(&self) -> BreakBeforeMake {
         self.bbm
     }
 
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+
+    fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
+        self.pass(Moment::Maintain { hpa: memory.0, bytes });
+        self.events.borrow_mut().push(Event::Maintain { hpa: memory.0, bytes, what });
+    }
+
     fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
         let words = slots.iter_mut().zip((0..).map(|n| first.wrapping_add(step.wrapping_mul(n))));
         words.for_each(|(slot, raw)| slot.set(raw));
-        let hook = self.meanwhile.borrow_mut().take();
-        if let Some(mut hook) = hook {
-            hook(self);
-            *self.meanwhile.borrow_mut() = Some(hook);
-        }
+        self.pass(Moment::Fill);
     }
 }
 

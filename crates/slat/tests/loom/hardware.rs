@@ -1,18 +1,76 @@
 //! A CPU with a guest on it: walks the tables, sets accessed and dirty by compare-and-swap, and
 //! holds in its TLB and walk cache whatever was not invalidated.
 
-use crate::machine::{Guest, World};
+use crate::guest::On;
+use crate::machine::{PAGE, World};
 use core::ops::Range;
 use slat::format::tiny::Tiny;
-use slat::{BreakBeforeMake, Format, Gpa, Hpa, Invalidation, Platform, Slot};
+use slat::format::tiny_ept::TinyEpt;
+use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot};
 use std::vec::Vec;
 
-const VALID: u64 = 1 << 0;
-const TABLE: u64 = 1 << 1;
-const READ: u64 = 1 << 6;
-const WRITE: u64 = 1 << 7;
-const ACCESSED: u64 = 1 << 10;
-const DBM: u64 = 1 << 51;
+/// What a CPU makes of the bits of a format, apart from the engine's own view of them.
+pub trait Walked: Format + Default {
+    /// Whether hardware follows the entry to another table.
+    fn links(raw: u64, level: u8) -> bool;
+    /// The linking entry after a walk through it.
+    fn passed(raw: u64) -> u64;
+    /// Whether the linking entry lets writes pass.
+    fn lets_write(raw: u64) -> bool;
+    /// The leaf after an access; `None` if that faults.
+    fn used(raw: u64, write: bool) -> Option<u64>;
+    /// Whether a write through the TLB needs no look at the leaf again.
+    fn written(raw: u64) -> bool;
+}
+
+/// FEAT_HAFDBS: bit 51 makes a leaf without bit 7 writable; hardware sets bit 7.
+impl Walked for Tiny {
+    fn links(raw: u64, level: u8) -> bool {
+        level > 0 && raw & 0b11 == 0b11
+    }
+
+    fn passed(raw: u64) -> u64 {
+        raw
+    }
+
+    fn lets_write(_: u64) -> bool {
+        true
+    }
+
+    fn used(raw: u64, write: bool) -> Option<u64> {
+        let fits = raw & 1 != 0 && raw & 1 << 6 != 0 && (!write || raw & (1 << 7 | 1 << 51) != 0);
+        fits.then_some(raw | 1 << 10 | if write { 1 << 7 } else { 0 })
+    }
+
+    fn written(raw: u64) -> bool {
+        raw & 1 << 7 != 0
+    }
+}
+
+/// Accessed (bit 8) in all levels, dirty (bit 9) in leaves; the right to write (bit 1) is that of
+/// all levels.
+impl Walked for TinyEpt {
+    fn links(raw: u64, level: u8) -> bool {
+        level > 0 && raw & 1 != 0 && raw & 1 << 7 == 0
+    }
+
+    fn passed(raw: u64) -> u64 {
+        raw | 1 << 8
+    }
+
+    fn lets_write(raw: u64) -> bool {
+        raw & 1 << 1 != 0
+    }
+
+    fn used(raw: u64, write: bool) -> Option<u64> {
+        let fits = raw & 1 != 0 && (!write || raw & 1 << 1 != 0);
+        fits.then_some(raw | 1 << 8 | if write { 1 << 9 } else { 0 })
+    }
+
+    fn written(raw: u64) -> bool {
+        raw & (1 << 1 | 1 << 9) == 1 << 1 | 1 << 9
+    }
+}
 
 struct Entry {
     range: Range<u64>,
@@ -21,10 +79,13 @@ struct Entry {
     dirty: bool,
 }
 
+#[derive(Clone)]
 struct Walk {
     range: Range<u64>,
     level: u8,
     table: Hpa,
+    /// All tables on the way let writes pass when they were walked.
+    writes: bool,
 }
 
 /// What was walked and not yet invalidated. A CPU may still hold it, or not.
@@ -74,7 +135,7 @@ pub enum Use {
     Never,
 }
 
-impl Guest {
+impl<F: Walked> On<F> {
     /// The guest touches `gpa`; `None` if that faults.
     pub fn access(&self, gpa: u64, write: bool, held: Use) -> Option<Hpa> {
         let world = self.world;
@@ -84,9 +145,9 @@ impl Guest {
             self.through_tlb(gpa, write, held).or_else(|| self.through_tables(gpa, write, held))?;
         let taken = world.taken.borrow();
         assert!(!taken.iter().any(|taken| taken.contains(&hpa)), "the guest reached freed memory");
-        let protected = world.protected.borrow();
-        let held_back = protected.iter().any(|range| range.contains(&gpa));
+        let held_back = world.protected.borrow().contains(&(gpa & !(PAGE - 1)));
         assert!(!write || !held_back, "the guest wrote to protected memory");
+        world.used(gpa & !(PAGE - 1), write);
         Some(Hpa(hpa))
     }
 
@@ -104,49 +165,54 @@ impl Guest {
 
     fn through_tables(&self, gpa: u64, write: bool, held: Use) -> Option<u64> {
         let world: &World = self.world;
-        loop {
-            let root = (self.tables().geometry().root_level, self.tables().root());
+        let slot = |table: Hpa, level: u8| -> &'static Slot {
+            let index = (gpa >> F::shift(level)) as usize & 1;
+            // SAFETY: every table of the format has two slots. They may be poisoned by now,
+            // but stay allocated until the model ends.
+            unsafe { world.slots(table).add(index).as_ref() }
+        };
+        'walk: loop {
+            let root = Walk {
+                range: 0..u64::MAX,
+                level: self.tables().geometry().root_level,
+                table: self.tables().root(),
+                writes: true,
+            };
             let cached = {
                 let tlb = world.tlb.borrow();
-                let mut walks: Vec<_> =
-                    tlb.walks.iter().filter(|walk| walk.range.contains(&gpa)).collect();
-                walks.sort_by_key(|walk| walk.level);
-                walks.first().map(|walk| (walk.level, walk.table))
+                let hits = tlb.walks.iter().filter(|walk| walk.range.contains(&gpa));
+                let fit = hits.filter(|walk| walk.writes || !write);
+                fit.min_by_key(|walk| walk.level).cloned()
             };
-            let (mut level, mut table) = cached.filter(|_| held == Use::Always).unwrap_or(root);
+            let Walk { mut level, mut table, mut writes, .. } =
+                cached.filter(|_| held == Use::Always).unwrap_or(root);
             let (slot, raw) = loop {
-                let index = (gpa >> Tiny::shift(level)) as usize & 1;
-                // SAFETY: every table of the format has two slots. They may be poisoned by now,
-                // but stay allocated until the model ends.
-                let slot: &Slot = unsafe { world.slots(table).add(index).as_ref() };
+                let slot = slot(table, level);
                 let raw = slot.load();
-                if level == 0 || raw & (VALID | TABLE) != VALID | TABLE {
+                if !F::links(raw, level) {
                     break (slot, raw);
                 }
-                let start = gpa & !((1 << Tiny::shift(level)) - 1);
-                let range = start..start + (1 << Tiny::shift(level));
-                (level, table) = (level - 1, Tiny::table_address(raw));
-                world.tlb.borrow_mut().walks.push(Walk { range, level, table });
+                let passed = F::passed(raw);
+                if passed != raw && slot.exchange(raw, passed).is_err() {
+                    continue 'walk;
+                }
+                writes &= F::lets_write(raw);
+                let start = gpa & !((1 << F::shift(level)) - 1);
+                let range = start..start + (1 << F::shift(level));
+                (level, table) = (level - 1, F::table_address(raw));
+                world.tlb.borrow_mut().walks.push(Walk { range, level, table, writes });
             };
-            if raw & VALID == 0 || raw & READ == 0 || write && raw & (WRITE | DBM) == 0 {
-                return None;
-            }
-            let new = raw | ACCESSED | if write { WRITE } else { 0 };
+            let new = F::used(raw, write).filter(|_| writes || !write)?;
             // A descriptor that changed since it was read is not updated: the walk begins anew.
             if new != raw && slot.exchange(raw, new).is_err() {
                 continue;
             }
-            let start = gpa & !((1 << Tiny::shift(level)) - 1);
-            let range = start..start + (1 << Tiny::shift(level));
-            let hpa = Tiny::leaf_address(raw, level).0;
-            let dirty = new & WRITE != 0;
+            let start = gpa & !((1 << F::shift(level)) - 1);
+            let range = start..start + (1 << F::shift(level));
+            let hpa = F::leaf_address(raw, level).0;
+            let dirty = writes && F::written(new);
             world.tlb.borrow_mut().insert(world.break_before_make(), Entry { range, hpa, dirty });
             return Some(hpa + (gpa - start));
         }
-    }
-
-    /// What software sees; `None` if it has to try again.
-    pub fn look(&self, gpa: u64) -> Option<Option<Hpa>> {
-        self.tables().translate(Gpa(gpa)).ok().map(|found| found.map(|found| found.hpa))
     }
 }

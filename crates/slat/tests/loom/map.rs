@@ -1,11 +1,10 @@
 //! Map against map, and against those who look on.
 
+use crate::guest::*;
 use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::{Attributes, MapError};
-
-const RAM: Attributes = Attributes::RAM;
+use slat::MapError;
 
 #[test]
 fn two_maps_of_one_page_agree_and_link_one_table() {
@@ -32,9 +31,10 @@ fn of_two_maps_to_different_memory_one_wins_and_the_other_is_told() {
         let guest = Guest::new(14, NEVER);
         let mut here = guest.cache(1);
         let mut there = guest.cache(1);
-        let other = spawn(move || guest.map_to(2 * MEMORY, 0..PAGE, RAM, PAGE, &mut there));
+        let other =
+            spawn(move || guest.inside().map_to(2 * MEMORY, 0..PAGE, RAM, PAGE, &mut there));
         let rests = [guest.map(0..PAGE, RAM, PAGE, &mut here), other.join().unwrap()];
-        let hpa = guest.tables().translate(slat::Gpa(0)).unwrap().expect("one of them").hpa;
+        let hpa = guest.inside().guard.translate(slat::Gpa(0)).unwrap().expect("one of them").hpa;
         for (rest, memory) in rests.into_iter().zip([MEMORY, 2 * MEMORY]) {
             match rest {
                 None => assert_eq!(hpa.0, memory),

@@ -1,11 +1,10 @@
-//! Write-protect against everything else.
+//! Rights: write-protect, and relax as a fault does it, against everything else.
 
+use crate::guest::*;
 use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::Attributes;
-
-const RAM: Attributes = Attributes::RAM;
+use slat::Access;
 
 #[test]
 fn a_write_that_hardware_marked_is_remembered_by_write_protect() {
@@ -46,28 +45,31 @@ fn two_write_protects_leave_nothing_writable_and_forget_no_write() {
     // Three threads on one slot: all orders would take minutes.
     bounded("write_protect || write_protect || hardware", 4, || {
         let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, CLEAN, PAGE);
-        let range = slat::GpaRange::new(slat::Gpa(0), PAGE).unwrap();
+        let range = range(&(0..PAGE));
         let vcpu = spawn(move || guest.write(0));
-        let other = spawn(move || guest.tables().write_protect(range));
-        let here = guest.tables().write_protect(range);
+        let protect = move || {
+            let mut inside = guest.inside();
+            let result = inside.guard.write_protect(range);
+            (result, inside.guard)
+        };
+        let other = spawn(protect);
+        let (here, mut guard) = protect();
         let wrote = vcpu.join().unwrap();
         // Either may have found the page protected already: both shootdowns are needed.
-        let [here, other] = [here, other.join().unwrap()].map(|result| match result {
-            Ok(done) => (done, true),
-            Err(stopped) => (stopped.done, false),
-        });
-        for (done, _) in [&here, &other] {
-            assert!(done.bytes == 0 || done.shootdown.owed().is_some());
+        let (other, mut others) = other.join().unwrap();
+        for (result, guard) in [(&here, &guard), (&other, &others)] {
+            assert!(!result.is_ok_and(|bytes| bytes != 0) || guard.owed().is_some());
         }
-        if here.1 || other.1 {
+        if here.is_ok() || other.is_ok() {
             let (_, state) = guest.leaf(0);
             assert_eq!((state.write, state.dirty), (false, wrote));
+            let owed = u64::from(guard.owed().is_some()) + u64::from(others.owed().is_some());
+            assert_eq!(owed, 1, "one of them did it");
         }
-        let bytes = here.0.bytes + other.0.bytes;
-        assert!(bytes == PAGE || !(here.1 || other.1), "one of them did it");
-        let mut both = here.0;
-        both.merge(other.0);
-        let _ = both.shootdown.complete(guest.world);
+        let mut both = guest.tables().shootdown(&mut guard).unwrap();
+        both.merge(guest.tables().shootdown(&mut others).unwrap());
+        both.complete();
+        drop((guard, others));
         guest.protect_rest(guest.protect(0..PAGE));
         guest.end(0);
     });
@@ -109,10 +111,85 @@ fn write_protect_beside_unmap_brings_nothing_back() {
 fn translate_beside_write_protect_sees_the_page() {
     explore("write_protect || translate", || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
-        let looks = spawn(move || guest.tables().translate(slat::Gpa(0)).unwrap().unwrap());
+        let looks = spawn(move || guest.inside().guard.translate(slat::Gpa(0)).unwrap().unwrap());
         assert!(guest.protect(0..PAGE).is_none());
         let saw = looks.join().unwrap();
         assert_eq!((saw.hpa.0, saw.attributes.dirty), (MEMORY, true));
         guest.end(0);
+    });
+}
+
+#[test]
+fn a_write_fault_beside_write_protect_leaves_the_page_writable_or_protected_and_always_dirty() {
+    explore("relax || write_protect", || {
+        let guest = Guest::new(14, ALWAYS).mapped(0..PAGE, PROTECTED, PAGE);
+        // Not `protect`, after which the machine takes every later write for a fault.
+        let other = spawn(move || guest.inside().guard.write_protect(range(&(0..PAGE))).is_ok());
+        let rest = guest.relax(0..PAGE, Access::Write);
+        let protected = other.join().unwrap();
+        let relaxed = rest.is_none();
+        guest.relax_rest(rest, Access::Write);
+        let (_, state) = guest.leaf(0);
+        assert!(state.accessed && state.dirty, "{state:?}");
+        assert!(state.write || (protected && relaxed), "{state:?}");
+        guest.end(0);
+    });
+}
+
+#[test]
+fn two_faults_on_one_page_leave_it_writable_once() {
+    explore("relax || relax", || {
+        let guest = Guest::new(14, ALWAYS).mapped(0..PAGE, PROTECTED, PAGE);
+        let other = spawn(move || guest.relax(0..PAGE, Access::Read));
+        let rest = guest.relax(0..PAGE, Access::Write);
+        guest.relax_rest(other.join().unwrap(), Access::Read);
+        guest.relax_rest(rest, Access::Write);
+        assert_eq!(guest.leaf(0), (PAGE, RAM));
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_read_fault_beside_a_hardware_write_forgets_neither() {
+    explore("relax || hardware write", || {
+        let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, CLEAN, PAGE);
+        let vcpu = spawn(move || guest.write(0));
+        let rest = guest.relax(0..PAGE, Access::Read);
+        let wrote = vcpu.join().unwrap();
+        guest.relax_rest(rest, Access::Read);
+        let (_, state) = guest.leaf(0);
+        assert_eq!((state.accessed, state.dirty), (true, wrote));
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_block_that_is_split_and_relaxed_is_writable_everywhere() {
+    for bbm in [NEVER, ALWAYS] {
+        explore(&std::format!("relax || split, break {bbm:?}"), move || {
+            let guest = Guest::new(14, bbm).mapped(0..BLOCK, PROTECTED, BLOCK);
+            let mut cache = guest.cache(1);
+            let splits = spawn(move || (guest.split(0..BLOCK, PAGE, &mut cache).1, cache));
+            let rest = guest.relax(0..BLOCK, Access::Write);
+            let (split, mut cache) = splits.join().unwrap();
+            guest.relax_rest(rest, Access::Write);
+            guest.split_rest(split, PAGE, &mut cache);
+            assert_eq!((guest.leaf(0), guest.leaf(PAGE)), ((PAGE, RAM), (PAGE, RAM)));
+            drop(cache);
+            guest.end(0);
+        });
+    }
+}
+
+#[test]
+fn a_fault_beside_unmap_brings_nothing_back() {
+    explore("relax || unmap, retire", || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, PROTECTED, PAGE);
+        let faults = spawn(move || guest.relax(0..PAGE, Access::Write));
+        let result = guest.unmap(0..BLOCK);
+        let removed = guest.unmap_rest(result);
+        guest.relax_rest(faults.join().unwrap(), Access::Write);
+        assert_eq!((guest.at(0), bytes(&removed)), (None, PAGE));
+        guest.end(1);
     });
 }

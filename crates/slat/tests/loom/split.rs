@@ -1,13 +1,12 @@
 //! Split against everything else, with and without break-before-make.
 
+use crate::guest::*;
 use crate::hardware::Use;
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::{Attributes, BreakBeforeMake, ChangeError};
+use slat::{BreakBeforeMake, UnmapError};
 
-const RAM: Attributes = Attributes::RAM;
-
-fn both_ways(name: &str, model: impl Fn(BreakBeforeMake) + Send + Sync + Copy + 'static) {
+pub fn both_ways(name: &str, model: impl Fn(BreakBeforeMake) + Send + Sync + Copy + 'static) {
     explore(&std::format!("{name}, break never"), move || model(NEVER));
     explore(&std::format!("{name}, break always"), move || model(ALWAYS));
 }
@@ -179,7 +178,7 @@ fn a_page_unmapped_out_of_a_fresh_split_is_unreachable_after_its_own_shootdown()
         match rest {
             None => assert_eq!(bytes(&removed), PAGE),
             Some(rest) => assert!(
-                matches!(rest.why, ChangeError::Contended | ChangeError::CutsBlock { .. })
+                matches!(rest.why, UnmapError::Contended | UnmapError::CutsBlock { .. })
                     && removed.is_empty()
             ),
         }

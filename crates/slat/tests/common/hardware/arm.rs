@@ -1,0 +1,210 @@
+//! Arm's stage-2 walk, from the manual (DDI 0487): levels are Arm's (3 is that of pages), bits are
+//! numbers.
+
+use super::{Config, Hardware, Root, TestPlatform};
+use slat::format::AttributeError;
+use slat::format::arm64::{Arm64, Shareability};
+use slat::{Attributes, Execute, Format, Memory, Tables};
+
+/// What VTCR_EL2 and VTTBR_EL2 say, with a granule of `2^G` bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Arm<const G: u32> {
+    /// 64 - T0SZ.
+    pub address_bits: u32,
+    /// From SL0.
+    pub start_level: u32,
+    /// BADDR.
+    pub root: u64,
+    /// HCR_EL2.FWB.
+    pub forced_write_back: bool,
+    /// VTCR_EL2.HD, and FEAT_XNX.
+    pub hardware_dirty: bool,
+    pub split_execute: bool,
+}
+
+/// A leaf's fields under their names in D8.3.1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Leaf {
+    pub oa: u64,
+    pub mem_attr: u64,
+    pub s2ap: u64,
+    pub sh: u64,
+    pub af: bool,
+    pub dbm: bool,
+    pub xn: u64,
+    /// Bits 58:55.
+    pub software: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Descriptor {
+    Invalid,
+    Table(u64),
+    Leaf(Leaf),
+}
+
+fn bits(raw: u64, high: u32, low: u32) -> u64 {
+    raw >> low & ((1 << (high - low + 1)) - 1)
+}
+
+impl<const G: u32> Arm<G> {
+    /// Bits that a slot of `level` covers.
+    pub fn level_shift(level: u32) -> u32 {
+        G + (G - 3) * (3 - level)
+    }
+
+    /// Slots of the concatenated root. `AArch64.S2InconsistentSL` of the manual's pseudocode: at
+    /// least one bit is resolved by the root, at most one stride and four bits of concatenation.
+    pub fn root_slots(&self) -> usize {
+        let (stride, below) = (G - 3, Self::level_shift(self.start_level));
+        assert!(self.address_bits > below, "T0SZ leaves nothing to the start level: always faults");
+        assert!(self.address_bits - below <= stride + 4, "more than 16 concatenated tables");
+        1 << (self.address_bits - below)
+    }
+
+    /// D8.3.1. Without FEAT_LPA and LPA2, reserved bits must be zero; the engine sets neither nT
+    /// nor Contiguous, and no ignored bits but its own 58:55.
+    pub fn fields(raw: u64, level: u32) -> Descriptor {
+        if raw & 1 == 0 {
+            return Descriptor::Invalid;
+        }
+        let shift = if raw & 2 == 0 { Self::level_shift(level) } else { G };
+        if raw & 2 != 0 && level < 3 {
+            assert_eq!(bits(raw, 63, 48), 0, "upper bits of the table descriptor {raw:#x}");
+            assert_eq!(bits(raw, G - 1, 2), 0, "lower bits of the table {raw:#x}");
+            return Descriptor::Table(raw & !3);
+        }
+        assert!(raw & 2 != 0 || level < 3, "0b01 is reserved at level 3: {raw:#x}");
+        let largest = if G == 12 { 1 } else { 2 };
+        assert!(level >= largest, "no block at level {level} of this granule: {raw:#x}");
+        assert_eq!(bits(raw, 11, 11), 0, "FnXS of {raw:#x}");
+        let below = raw & ((1 << shift) - 1);
+        assert_eq!(below >> 12, 0, "RES0, nT or an unaligned address in {raw:#x}");
+        assert_eq!(bits(raw, 50, 48), 0, "RES0 of {raw:#x}");
+        assert_eq!(bits(raw, 52, 52), 0, "Contiguous of {raw:#x}");
+        assert_eq!(bits(raw, 63, 59), 0, "PBHA and bit 63 of {raw:#x}");
+        Descriptor::Leaf(Leaf {
+            oa: bits(raw, 47, shift) << shift,
+            mem_attr: bits(raw, 5, 2),
+            s2ap: bits(raw, 7, 6),
+            sh: bits(raw, 9, 8),
+            af: bits(raw, 10, 10) == 1,
+            dbm: bits(raw, 51, 51) == 1,
+            xn: bits(raw, 54, 53),
+            software: bits(raw, 58, 55),
+        })
+    }
+
+    /// The leaf in the engine's words, by D8.6.5 (D8.6.6 with FWB) and D8.4 for rights.
+    pub fn attributes(&self, leaf: &Leaf) -> Attributes {
+        let memory = match (leaf.mem_attr, self.forced_write_back) {
+            (0b1111, false) | (0b0110, true) => Memory::Normal,
+            (0b0101, _) => Memory::NonCacheable,
+            (0b0001, _) => Memory::Device,
+            (0b0000, _) => Memory::DeviceStrict,
+            (other, fwb) => panic!("MemAttr {other:#b} with FWB={fwb}"),
+        };
+        assert!(self.hardware_dirty || !leaf.dbm, "DBM without HD would not be writable");
+        assert!(leaf.software & 0b0010 == 0 || !leaf.dbm && leaf.s2ap < 2, "written, twice over");
+        Attributes {
+            read: leaf.s2ap & 0b01 != 0,
+            write: leaf.s2ap & 0b10 != 0 || leaf.dbm,
+            execute: [Execute::All, Execute::User, Execute::None, Execute::Kernel]
+                [leaf.xn as usize],
+            memory,
+            accessed: leaf.af,
+            dirty: leaf.s2ap & 0b10 != 0 || leaf.software & 0b0010 != 0,
+            software: leaf.software & 0b0001 != 0,
+        }
+    }
+}
+
+impl<const G: u32> Hardware for Arm<G> {
+    type Format = Arm64<G>;
+    const PAGE: u32 = G;
+    const STRIDE: u32 = G - 3;
+    const SIZES: u32 = if G == 12 { 3 } else { 2 };
+    /// Without FEAT_HAFT, and stage 2 has no hierarchical permissions.
+    const TABLES_COUNT: bool = false;
+    const MARK: u64 = 1 << 58;
+    /// D8.16.1.
+    const REFILL_BREAKS: bool = true;
+
+    fn of(tables: &Tables<'_, Arm64<G>, TestPlatform>) -> Self {
+        assert_eq!(Arm64::<G>::PAGE_SHIFT, G);
+        let (geometry, format) = (tables.geometry(), tables.format());
+        let regime = Self {
+            address_bits: geometry.address_bits,
+            start_level: 3 - u32::from(geometry.root_level),
+            root: tables.root().0,
+            forced_write_back: format.forced_write_back,
+            hardware_dirty: format.hardware_dirty,
+            split_execute: format.split_execute,
+        };
+        assert_eq!(regime.root_slots(), geometry.root_slots, "what software says of the root");
+        assert_eq!(regime.root % (8 * regime.root_slots() as u64).max(64), 0, "VTTBR_EL2.BADDR");
+        regime
+    }
+
+    fn format(config: &Config) -> Arm64<G> {
+        Arm64 {
+            forced_write_back: config.forced_write_back,
+            hardware_dirty: config.hardware_marks,
+            split_execute: config.split_execute,
+            shareability: Shareability::Inner,
+            output_bits: 48,
+        }
+    }
+
+    fn address_bits(&self) -> u32 {
+        self.address_bits
+    }
+
+    fn root(&self) -> Root {
+        let height = 3 - self.start_level;
+        Root { table: self.root, slots: self.root_slots(), height, write: true }
+    }
+
+    fn decode(&self, raw: u64, height: u32) -> super::Descriptor {
+        match Self::fields(raw, 3 - height) {
+            Descriptor::Invalid => super::Descriptor::Invalid,
+            Descriptor::Table(table) => {
+                super::Descriptor::Table { table, accessed: true, write: true }
+            }
+            Descriptor::Leaf(leaf) => super::Descriptor::Leaf(super::Leaf {
+                oa: leaf.oa,
+                memory: leaf.mem_attr | leaf.sh << 4,
+                own: self.attributes(&leaf),
+                above: true,
+                marks: leaf.dbm,
+                reached: true,
+            }),
+        }
+    }
+
+    fn marked(raw: u64) -> bool {
+        raw & Self::MARK != 0
+    }
+
+    /// With VTCR_EL2.HA and HD set (D8.5): AF is set; a write through a leaf with DBM sets S2AP[1].
+    fn used(&self, raw: u64, write: bool) -> u64 {
+        raw | 1 << 10 | if write { 1 << 7 } else { 0 }
+    }
+
+    fn passed(&self, raw: u64) -> u64 {
+        raw
+    }
+
+    fn records_accessed(&self) -> bool {
+        true
+    }
+
+    fn refuses(&self, a: Attributes) -> Vec<AttributeError> {
+        let split = matches!(a.execute, Execute::User | Execute::Kernel);
+        let all = [
+            (a.write && !a.dirty && !self.hardware_dirty, AttributeError::CleanNeedsHardwareDirty),
+            (split && !self.split_execute, AttributeError::ExecuteNeedsSplitRights),
+        ];
+        all.into_iter().filter_map(|(refused, why)| refused.then_some(why)).collect()
+    }
+}

@@ -1,0 +1,376 @@
+//! Hardware that walks tables, written from the manuals and from nothing in the engine. What all
+//! formats share is here; heights count upwards from 0, that of pages.
+
+pub mod arm;
+pub mod ept;
+
+use super::TestPlatform;
+use slat::format::AttributeError;
+use slat::{Attributes, Format, Tables};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a leaf says, in words that all formats share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Leaf {
+    pub oa: u64,
+    /// Memory type, and shareability, as they are encoded.
+    pub memory: u64,
+    /// By the leaf alone.
+    pub own: Attributes,
+    /// Whether the tables above allow writes.
+    pub above: bool,
+    /// Whether hardware marks the first write.
+    pub marks: bool,
+    /// Whether the tables above are marked accessed, where tables are.
+    pub reached: bool,
+}
+
+impl Leaf {
+    /// What holds for the guest: the rights of the whole walk.
+    pub fn attributes(&self) -> Attributes {
+        Attributes { write: self.own.write && self.above, ..self.own }
+    }
+
+    /// Whether a write leaves no trace.
+    pub fn unmarked(&self) -> bool {
+        self.attributes().write && (self.own.dirty || !self.marks)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Descriptor {
+    Invalid,
+    Table {
+        table: u64,
+        accessed: bool,
+        write: bool,
+    },
+    /// `above` and `reached` are true.
+    Leaf(Leaf),
+}
+
+/// Neighbouring leaves of one size and one set of attributes, with contiguous output.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    pub start: u64,
+    pub end: u64,
+    /// Bytes of each leaf.
+    pub size: u64,
+    /// `oa` is that of `start`.
+    pub leaf: Leaf,
+}
+
+impl Run {
+    pub fn oa(&self, gpa: u64) -> u64 {
+        self.leaf.oa + (gpa - self.start)
+    }
+
+    /// The part inside `start..end`, if any.
+    pub fn clip(&self, start: u64, end: u64) -> Option<Self> {
+        let (start, end) = (self.start.max(start), self.end.min(end));
+        let leaf = Leaf { oa: self.oa(start.max(self.start).min(self.end)), ..self.leaf };
+        (start < end).then_some(Self { start, end, leaf, ..*self })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    pub fn leaves(&self) -> u64 {
+        self.bytes() / self.size
+    }
+}
+
+/// Appends a run, or extends the last one.
+pub fn append(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some(last)
+            if last.end == run.start
+                && last.size == run.size
+                && (Leaf { oa: last.oa(run.start), ..last.leaf }) == run.leaf =>
+        {
+            last.end = run.end;
+        }
+        _ => runs.push(run),
+    }
+}
+
+/// A table below the root, by the slot that links it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Table {
+    pub start: u64,
+    pub end: u64,
+    /// Of the slot.
+    pub height: u32,
+    /// By the slot alone.
+    pub accessed: bool,
+    pub write: bool,
+    /// Together with all tables above.
+    pub above: bool,
+    pub reached: bool,
+}
+
+impl Table {
+    pub fn within(&self, start: u64, end: u64) -> bool {
+        start <= self.start && self.end <= end
+    }
+
+    pub fn overlaps(&self, start: u64, end: u64) -> bool {
+        self.start < end && start < self.end
+    }
+}
+
+/// All that the tables say.
+#[derive(Clone, Default, Debug)]
+pub struct Tree {
+    pub runs: Vec<Run>,
+    /// By address.
+    pub tables: BTreeMap<u64, Table>,
+    /// The same by first address and height.
+    links: BTreeMap<(u64, u32), u64>,
+    /// Slots that hold a mark which only an operation under way may have set.
+    pub marks: usize,
+}
+
+impl Tree {
+    pub fn at(&self, gpa: u64) -> Option<&Run> {
+        let index = self.runs.partition_point(|run| run.end <= gpa);
+        self.runs.get(index).filter(|run| run.start <= gpa)
+    }
+
+    pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = Run> {
+        let first = self.runs.partition_point(|run| run.end <= start);
+        let runs = self.runs[first..].iter().take_while(move |run| run.start < end);
+        runs.filter_map(move |run| run.clip(start, end))
+    }
+
+    /// The table whose slot covers `size` bytes from `start`.
+    pub fn table(&self, start: u64, height: u32) -> Option<(u64, Table)> {
+        let hpa = *self.links.get(&(start, height))?;
+        Some((hpa, self.tables[&hpa]))
+    }
+
+    /// The same shape: tables at the same addresses, covering the same.
+    pub fn shape(&self) -> BTreeMap<u64, (u64, u64)> {
+        self.tables.iter().map(|(hpa, table)| (*hpa, (table.start, table.end))).collect()
+    }
+
+    /// Leaves whatever the tables above have been marked with.
+    pub fn plain(&self) -> Vec<Run> {
+        let mut runs = Vec::new();
+        for run in &self.runs {
+            append(&mut runs, Run { leaf: Leaf { reached: true, ..run.leaf }, ..*run });
+        }
+        runs
+    }
+
+    pub fn leaves(&self) -> u64 {
+        self.runs.iter().map(Run::leaves).sum()
+    }
+}
+
+/// What an access did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// The leaf, as it was translated; hardware has set what it sets.
+    Done { start: u64, end: u64 },
+    /// A fault of translation or permission.
+    Fault,
+}
+
+/// A table from which a walk begins: the root, or one that a walk cache holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Root {
+    pub table: u64,
+    pub slots: usize,
+    /// Of its slots.
+    pub height: u32,
+    /// What the walk has found so far.
+    pub write: bool,
+}
+
+/// What a user may configure, in words that fit every format.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    pub forced_write_back: bool,
+    /// Hardware sets the dirty state, and on x86 the accessed state as well.
+    pub hardware_marks: bool,
+    pub split_execute: bool,
+}
+
+/// A kind of MMU, as it is configured for one guest's tables.
+pub trait Hardware: Copy + Debug + 'static {
+    type Format: Format;
+    /// Base-2 logarithms of the bytes of a page, and of the slots of a table below the root.
+    const PAGE: u32;
+    const STRIDE: u32;
+    /// How many sizes a leaf can have.
+    const SIZES: u32;
+    /// Tables have rights, and hardware marks those that it walks through.
+    const TABLES_COUNT: bool;
+    /// Of those that hardware ignores, the bit by which the engine keeps other software out.
+    const MARK: u64;
+    /// Two translations of one address must never be cached, of whatever size.
+    const REFILL_BREAKS: bool;
+
+    fn of(tables: &Tables<'_, Self::Format, TestPlatform>) -> Self;
+
+    fn format(config: &Config) -> Self::Format;
+
+    fn address_bits(&self) -> u32;
+
+    fn root(&self) -> Root;
+
+    fn decode(&self, raw: u64, height: u32) -> Descriptor;
+
+    /// Whether the slot holds a mark of the engine's that none may hold for long.
+    fn marked(raw: u64) -> bool;
+
+    /// The leaf after an access that it allows.
+    fn used(&self, raw: u64, write: bool) -> u64;
+
+    /// The table after a walk through it.
+    fn passed(&self, raw: u64) -> u64;
+
+    /// Whether leaves that are used become marked, or fault.
+    fn records_accessed(&self) -> bool;
+
+    /// Why these attributes cannot be had.
+    fn refuses(&self, attributes: Attributes) -> Vec<AttributeError>;
+
+    /// Base-2 logarithm of the bytes that a slot covers.
+    fn shift(height: u32) -> u32 {
+        Self::PAGE + Self::STRIDE * height
+    }
+
+    fn size(height: u32) -> u64 {
+        1 << Self::shift(height)
+    }
+
+    fn height(size: u64) -> u32 {
+        (size.trailing_zeros() - Self::PAGE) / Self::STRIDE
+    }
+
+    /// Sizes of leaves, largest first.
+    fn sizes() -> Vec<u64> {
+        (0..Self::SIZES).rev().map(Self::size).collect()
+    }
+
+    /// The slot where the walk for `gpa` ends, and its height.
+    fn slot<'p>(&self, memory: &'p TestPlatform, gpa: u64) -> (&'p AtomicU64, u32) {
+        let mut from = self.root();
+        loop {
+            let index = (gpa >> Self::shift(from.height)) as usize % from.slots;
+            let slot = &memory.table(from.table, from.slots)[index];
+            match self.decode(slot.load(Ordering::SeqCst), from.height) {
+                Descriptor::Table { table, .. } => {
+                    (from.table, from.slots) = (table, 1 << Self::STRIDE);
+                }
+                _ => return (slot, from.height),
+            }
+            from.height -= 1;
+        }
+    }
+
+    /// Everything that hardware could translate.
+    fn tree(&self, memory: &TestPlatform) -> Tree {
+        self.part(memory, 0, u64::MAX)
+    }
+
+    /// Everything that overlaps `start..end`.
+    fn part(&self, memory: &TestPlatform, start: u64, end: u64) -> Tree {
+        let mut tree = Tree::default();
+        let whole = Part { base: 0, start, end, reached: true };
+        collect(self, memory, self.root(), whole, &mut tree);
+        tree
+    }
+
+    /// An access of the guest, which begins at the root or at a table that a walk cache holds.
+    fn access(&self, memory: &TestPlatform, from: Root, gpa: u64, write: bool) -> Access {
+        let mut from = from;
+        loop {
+            let shift = Self::shift(from.height);
+            let index = (gpa >> shift) as usize % from.slots;
+            let slot = &memory.table(from.table, from.slots)[index];
+            let raw = slot.load(Ordering::SeqCst);
+            let new = match self.decode(raw, from.height) {
+                Descriptor::Invalid => return Access::Fault,
+                Descriptor::Table { .. } => self.passed(raw),
+                Descriptor::Leaf(leaf) => {
+                    let allowed = if write { leaf.own.write && from.write } else { leaf.own.read };
+                    if !allowed {
+                        return Access::Fault;
+                    }
+                    self.used(raw, write)
+                }
+            };
+            if slot.compare_exchange(raw, new, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+                continue;
+            }
+            match self.decode(new, from.height) {
+                Descriptor::Table { table, write, .. } => {
+                    from = Root {
+                        table,
+                        slots: 1 << Self::STRIDE,
+                        height: from.height - 1,
+                        write: from.write && write,
+                    };
+                }
+                _ => {
+                    let start = gpa >> shift << shift;
+                    return Access::Done { start, end: start + (1 << shift) };
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Part {
+    base: u64,
+    start: u64,
+    end: u64,
+    reached: bool,
+}
+
+fn collect<H: Hardware>(
+    hardware: &H,
+    memory: &TestPlatform,
+    from: Root,
+    part: Part,
+    tree: &mut Tree,
+) {
+    let size = H::size(from.height);
+    let first = (part.start.saturating_sub(part.base) / size) as usize;
+    let slots = memory.table(from.table, from.slots).iter().enumerate().skip(first);
+    for (index, slot) in slots {
+        let start = part.base + index as u64 * size;
+        if start >= part.end {
+            break;
+        }
+        let raw = slot.load(Ordering::SeqCst);
+        if raw == 0 {
+            continue;
+        }
+        tree.marks += usize::from(H::marked(raw));
+        let (end, height) = (start + size, from.height);
+        match hardware.decode(raw, height) {
+            Descriptor::Invalid => {}
+            Descriptor::Leaf(leaf) => {
+                let leaf = Leaf { above: from.write, reached: part.reached, ..leaf };
+                append(&mut tree.runs, Run { start, end, size, leaf });
+            }
+            Descriptor::Table { table, accessed, write } => {
+                let (above, reached) = (from.write && write, part.reached && accessed);
+                let link = Table { start, end, height, accessed, write, above, reached };
+                let twice = tree.tables.insert(table, link);
+                assert_eq!(twice, None, "the table at {table:#x} is linked twice");
+                tree.links.insert((start, height), table);
+                let below = Root { table, slots: 1 << H::STRIDE, height: height - 1, write: above };
+                collect(hardware, memory, below, Part { base: start, reached, ..part }, tree);
+            }
+        }
+    }
+}

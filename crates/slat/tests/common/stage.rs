@@ -1,0 +1,72 @@
+//! Tables, a cache and guards for tests of single calls, on any format.
+
+use super::hardware::Hardware;
+use super::world::{CacheOf, GuardOf, TablesOf, cache};
+use super::{TestPlatform, destroy};
+use slat::{Attributes, BreakBeforeMake, Counts, Gpa, GpaRange, Halted, Hpa, Vmid};
+use std::fmt::{Debug, Display};
+
+pub const K: u64 = 1 << 10;
+pub const M: u64 = 1 << 20;
+pub const G: u64 = 1 << 30;
+pub const RAM: Attributes = Attributes::RAM;
+pub const CLEAN: Attributes = Attributes { accessed: false, dirty: false, ..RAM };
+pub const BBM: [BreakBeforeMake; 3] =
+    [BreakBeforeMake::Always, BreakBeforeMake::ConflictHandled, BreakBeforeMake::Never];
+
+pub fn range(start: u64, size: u64) -> GpaRange {
+    GpaRange::new(Gpa(start), size).unwrap()
+}
+
+/// A guest that is empty, and a cache of so many frames; afterwards no frame is missing.
+pub fn on_stage<H: Hardware>(
+    (format, bits, frames): (H::Format, u32, usize),
+    body: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
+) {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let platform = &platform;
+    let tables = TablesOf::<H>::new(format, Vmid(1), bits, platform).unwrap();
+    let mut storage = Vec::new();
+    let mut member = platform.join();
+    {
+        let mut cache = cache::<H>(platform, &mut storage, frames);
+        let mut guard = tables.enter(&mut member).unwrap();
+        body(&tables, &mut guard, &mut cache);
+    }
+    drop(member);
+    destroy(tables);
+    assert_eq!(platform.live(), 0, "frames leaked");
+}
+
+/// Refused at that address for that reason; returns what it says.
+#[track_caller]
+pub fn refused<R, E: Debug + PartialEq + Display>(
+    result: Result<R, Halted<E>>,
+    at: u64,
+    why: E,
+) -> String {
+    let halted = result.err().expect("accepted");
+    assert_eq!(halted, Halted { at: Gpa(at), why });
+    halted.to_string()
+}
+
+/// A guard whose operations have done nothing but look.
+#[track_caller]
+pub fn idle<H: Hardware>(guard: &GuardOf<'_, '_, H>) {
+    let slots_read = guard.counts().slots_read;
+    assert_eq!(guard.counts(), Counts { slots_read, ..Counts::NONE });
+    assert_eq!(guard.owed(), None);
+}
+
+#[track_caller]
+pub fn says(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{text:?} does not say {word:?}");
+    }
+}
+
+/// What `gpa` translates to, if it is mapped.
+#[track_caller]
+pub fn host<H: Hardware>(guard: &GuardOf<'_, '_, H>, gpa: u64) -> Option<Hpa> {
+    guard.translate(Gpa(gpa)).unwrap().map(|found| found.hpa)
+}

@@ -1,0 +1,153 @@
+//! Ageing scans.
+
+use super::super::hardware::{Hardware, Table, Tree};
+use super::dirty::set;
+use super::{ALL, VMID, World, floor, invalidations};
+use slat::{Aged, Ageing, Ages, ChangeError, GpaRange, Invalidation, Skip};
+
+/// How to scan, and what the bitmaps hold beforehand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Scan {
+    pub how: Ageing,
+    /// In every word of the bitmaps. A hint starts from nothing, as what it adds is to be seen.
+    pub seed: u64,
+    /// Words too few.
+    pub missing: (usize, usize),
+}
+
+impl<H: Hardware> World<'_, H> {
+    pub fn age(&mut self, range: GpaRange, scan: Scan) {
+        let Scan { how, missing, .. } = scan;
+        let skip = if H::TABLES_COUNT { how.skip } else { Skip::Nothing };
+        let seed = if skip == Skip::Hint { 0 } else { scan.seed };
+        let before = self.begin();
+        let was = vec![seed; Self::words(&range, missing.0)];
+        let nobody = vec![0; Self::words(&range, missing.1)];
+        let (mut young, mut unanswered) = (was.clone(), nobody.clone());
+        let pending = self.pending;
+        let out = self.run(|guard| {
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            guard.age(range, &mut ages, how)
+        });
+        assert_eq!(unanswered, nobody, "nobody holds an entry");
+        let (start, end) = (range.start().0, range.end().0);
+        let mut legal = self.bitmap_errors(&before, &range, false, was.len().min(nobody.len()));
+        if legal.is_empty() && !self.hardware.records_accessed() {
+            legal.push(ChangeError::NotRecorded);
+        }
+        if !legal.is_empty() {
+            assert_eq!(young, was);
+            self.refused(&before, &out, start, &legal);
+            return;
+        }
+        let page = |at: u64| ((at - start) >> H::PAGE) as usize;
+        let expected = if skip == Skip::Hint {
+            self.hinted(&before, (start, end), &young, how.clear)
+        } else {
+            let mut expected = was.clone();
+            let mut flat = self.flat.borrow_mut();
+            let used = flat.within(start, end).filter(|(_, piece)| piece.attributes.accessed);
+            let used: Vec<_> = used.map(|(at, piece)| (at, piece.end)).collect();
+            let pages = used.iter().flat_map(|&(at, end)| page(at)..page(end));
+            set(&mut expected, pages);
+            if how.clear {
+                // A block that the range covers in part is tested only.
+                let (from, to) = whole(&before, start, end);
+                if from < to {
+                    let leaves = flat.within(from, to);
+                    leaves.for_each(|(_, piece)| piece.attributes.accessed = false);
+                }
+            }
+            expected
+        };
+        assert!(young == expected, "exactly the pages that were used");
+        let count =
+            |bits: &[u64]| bits.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+        let new = count(&young) - count(&was);
+        assert_eq!(out.result, Ok(Aged { young: new, unanswered: 0 }));
+        assert_eq!(out.owed, None);
+
+        let mut expected = Vec::new();
+        if how.clear && skip == Skip::Exact && self.notes(&before, start, end) {
+            expected.push(Invalidation { range: Some(range), ..ALL });
+        }
+        if how.fresh && how.clear {
+            let range = Some(range);
+            expected.push(Invalidation { vmid: VMID, range, leaf: None, tables: false });
+        }
+        if pending && let Some(first) = expected.first_mut() {
+            *first = ALL;
+        }
+        if skip != Skip::Hint {
+            assert_eq!(invalidations(&out.events), expected, "invalidations inside");
+        }
+        if H::TABLES_COUNT && how.clear {
+            let all = start == 0 && end >> self.hardware.address_bits() != 0;
+            self.doubt = skip == Skip::Hint || self.doubt && !(skip == Skip::Exact && all);
+        }
+        if how.clear && how.fresh && !self.pending {
+            let tree = self.tree();
+            self.machine(|machine| machine.check_old(&tree, start, end));
+        }
+        if skip == Skip::Nothing {
+            let (from, to) = whole(&before, start, end);
+            let old = before.within(from, to.max(from)).filter(|run| run.leaf.own.accessed);
+            let leaves = if how.clear { old.map(|run| run.leaves()).sum() } else { 0 };
+            assert_eq!(out.counts.slots_written, leaves, "a store a leaf");
+        }
+        self.settle(&out.tree);
+    }
+
+    /// Whether an exact scan finds tables that it has to clear.
+    fn notes(&self, before: &Tree, start: u64, end: u64) -> bool {
+        let whole: Vec<_> =
+            before.tables.values().filter(|table| table.within(start, end)).collect();
+        let ruled_out = |hidden: &&&Table| {
+            whole.iter().any(|table| {
+                !table.accessed
+                    && table.height > hidden.height
+                    && hidden.within(table.start, table.end)
+            })
+        };
+        match self.doubt {
+            true => !whole.is_empty(),
+            false => whole.iter().filter(|table| table.accessed).any(|table| !ruled_out(&table)),
+        }
+    }
+
+    /// A hint names no page that was not used, and each that was below marked tables.
+    fn hinted(&self, before: &Tree, range: (u64, u64), young: &[u64], clear: bool) -> Vec<u64> {
+        let (start, end) = range;
+        let page = |at: u64| ((at - start) >> H::PAGE) as usize;
+        let named = |at: u64| young[page(at) / 64] >> (page(at) % 64) & 1 == 1;
+        let mut expected = vec![0; young.len()];
+        let mut flat = self.flat.borrow_mut();
+        for run in before.within(start, end).filter(|run| run.leaf.own.accessed) {
+            let mut at = run.start;
+            while at < run.end {
+                let next = (floor(at, run.size) + run.size).min(run.end);
+                assert!(named(at) || !run.leaf.reached, "{at:#x} was used, and no table denies it");
+                if named(at) {
+                    set(&mut expected, page(at)..page(next));
+                    let base = floor(at, run.size);
+                    if clear && base >= start && base + run.size <= end {
+                        let leaf = flat.within(base, base + run.size);
+                        leaf.for_each(|(_, piece)| piece.attributes.accessed = false);
+                    }
+                }
+                at = next;
+            }
+        }
+        expected
+    }
+}
+
+/// The part of the range that cuts no leaf.
+fn whole(before: &Tree, start: u64, end: u64) -> (u64, u64) {
+    let up = |at: u64| match before.at(at) {
+        Some(run) if !at.is_multiple_of(run.size) => floor(at, run.size) + run.size,
+        _ => at,
+    };
+    let down = |at: u64| before.at(at).map_or(at, |run| floor(at, run.size));
+    (up(start), down(end))
+}

@@ -1,0 +1,398 @@
+//! The engine beside the flat model: each operation is done to both, predicted, and compared by the
+//! independent walker and the lazy TLB.
+
+mod age;
+mod dirty;
+mod look;
+mod reserve;
+mod rights;
+mod shape;
+
+pub use age::Scan;
+pub use reserve::{Between, Commit};
+pub use rights::Rule;
+
+use super::flat::Flat;
+use super::hardware::{Access, Hardware, Root, Run, Tree};
+use super::machine::Machine;
+use super::{Event, Moment, TestPlatform};
+use slat::{
+    Attributes, BreakBeforeMake, ChangeError, Counts, Frame, Gpa, GpaRange, Guard, Halted,
+    Invalidation, LeafSizeError, Member, PageSize, RangeError, TableCache, Tables, Vmid,
+};
+use std::cell::{Cell, RefCell};
+use std::fmt::Debug;
+use std::rc::Rc;
+
+pub const VMID: Vmid = Vmid(0x1234);
+
+/// What a guest has to forget after a shootdown was dropped, or a table unlinked.
+pub const ALL: Invalidation = Invalidation { vmid: VMID, range: None, leaf: None, tables: true };
+
+pub type TablesOf<'p, H> = Tables<'p, <H as Hardware>::Format, TestPlatform>;
+pub type GuardOf<'t, 'p, H> = Guard<'t, 'p, <H as Hardware>::Format, TestPlatform>;
+pub type CacheOf<'a, H> = TableCache<'a, <H as Hardware>::Format, TestPlatform>;
+
+pub struct World<'p, H: Hardware> {
+    pub platform: &'p TestPlatform,
+    pub tables: TablesOf<'p, H>,
+    pub hardware: H,
+    member: Member<'p, TestPlatform>,
+    /// Somebody else's, while nobody uses it.
+    other: Option<Member<'p, TestPlatform>>,
+    bbm: BreakBeforeMake,
+    flat: Rc<RefCell<Flat>>,
+    /// Tables unlinked and not reclaimed yet.
+    retired: usize,
+    /// The next operation drops what it owes.
+    pub drops: bool,
+    /// Somebody dropped what was owed: the TLB may be stale until the next completes.
+    pending: bool,
+    /// Among it were removals.
+    removing: bool,
+    /// Tables may be unmarked while walk caches hold them.
+    doubt: bool,
+}
+
+/// What to map.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapping {
+    pub hpa: u64,
+    pub attributes: Attributes,
+    pub largest: PageSize,
+}
+
+/// How an operation ended, before what it owes is completed.
+struct Outcome<R> {
+    result: R,
+    counts: Counts,
+    owed: Option<Invalidation>,
+    events: Vec<Event>,
+    tree: Tree,
+}
+
+pub fn floor(at: u64, size: u64) -> u64 {
+    at & !(size - 1)
+}
+
+pub fn size(bytes: u64) -> PageSize {
+    PageSize::from_bytes(bytes).unwrap()
+}
+
+pub fn cache<'a, H: Hardware>(
+    platform: &'a TestPlatform,
+    storage: &'a mut Vec<Option<Frame>>,
+    frames: usize,
+) -> CacheOf<'a, H> {
+    storage.resize_with(frames, || None);
+    let mut cache = TableCache::new(platform, storage);
+    cache.fill(frames).unwrap();
+    cache
+}
+
+fn same_but_state(a: Attributes, b: Attributes) -> bool {
+    Attributes { accessed: b.accessed, dirty: b.dirty, ..a } == b
+}
+
+/// The invalidation of these leaves, and of tables that cover these addresses.
+fn owes(
+    leaves: impl IntoIterator<Item = Run>,
+    tables: &[(u64, u64)],
+    bbm: BreakBeforeMake,
+) -> Option<Invalidation> {
+    let leaves: Vec<_> = leaves.into_iter().collect();
+    let all = leaves.iter().map(|run| (run.start, run.end)).chain(tables.iter().copied());
+    let (start, end) = all.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))?;
+    let range = GpaRange::new(Gpa(start), end - start).unwrap();
+    let one = leaves.first().filter(|one| leaves.iter().all(|run| run.size == one.size));
+    let one = one.filter(|_| tables.is_empty() && bbm == BreakBeforeMake::Always);
+    Some(Invalidation {
+        vmid: VMID,
+        range: Some(range),
+        leaf: one.map(|run| size(run.size)),
+        tables: !tables.is_empty(),
+    })
+}
+
+impl<'p, H: Hardware> World<'p, H> {
+    pub fn new(
+        platform: &'p TestPlatform,
+        bbm: BreakBeforeMake,
+        format: H::Format,
+        bits: u32,
+    ) -> Self {
+        Self::adopt(platform, bbm, Tables::new(format, VMID, bits, platform).unwrap())
+    }
+
+    /// With tables that hold nothing.
+    pub fn adopt(
+        platform: &'p TestPlatform,
+        bbm: BreakBeforeMake,
+        tables: TablesOf<'p, H>,
+    ) -> Self {
+        let hardware = H::of(&tables);
+        *platform.machine.borrow_mut() = Some(Machine::new(hardware, VMID));
+        Self {
+            platform,
+            tables,
+            hardware,
+            member: platform.join(),
+            other: Some(platform.join()),
+            bbm,
+            flat: Rc::default(),
+            retired: 0,
+            drops: false,
+            pending: false,
+            removing: false,
+            doubt: false,
+        }
+    }
+
+    pub fn tree(&self) -> Tree {
+        self.hardware.tree(self.platform)
+    }
+
+    /// While the engine works, hardware uses these addresses: one whenever a table is filled, and
+    /// one in each invalidation: before it completes, through a walk cache, or late, when it has
+    /// completed and the engine does not know yet.
+    pub fn meanwhile(&self, accesses: Vec<(u64, bool, bool)>) {
+        let (flat, hardware) = (self.flat.clone(), self.hardware);
+        let mut accesses = accesses.into_iter().peekable();
+        self.platform.meanwhile(Some(Box::new(move |platform, moment| {
+            let through = match (moment, accesses.peek()) {
+                (Moment::Fill, Some(_)) => Through::Root,
+                (Moment::Invalidating, Some((.., false))) => Through::Stale,
+                (Moment::Invalidated, Some((.., true))) => Through::Broken,
+                _ => return,
+            };
+            if let Some((gpa, write, _)) = accesses.next() {
+                access(&hardware, platform, &flat, (gpa, write), through);
+            }
+        })));
+    }
+
+    /// Hardware uses an address: from the root, or from the lowest table that a walk cache holds.
+    pub fn access(&self, gpa: u64, write: bool, lazily: bool) {
+        let through = if lazily && !self.pending { Through::Cache } else { Through::Root };
+        access(&self.hardware, self.platform, &self.flat, (gpa, write), through);
+    }
+
+    fn range_errors(&self, range: &GpaRange) -> Vec<RangeError> {
+        let (start, end, bits) = (range.start().0, range.end().0, self.hardware.address_bits());
+        let mut errors = Vec::new();
+        if !start.is_multiple_of(1 << H::PAGE) || !end.is_multiple_of(1 << H::PAGE) {
+            errors.push(RangeError::Unaligned { range: *range, page: 1 << H::PAGE });
+        }
+        if end > 1 << bits {
+            errors.push(RangeError::BeyondAddressSize { end: Gpa(end), bits });
+        }
+        errors
+    }
+
+    fn leaf_size_error(&self, wanted: PageSize) -> Option<LeafSizeError> {
+        let all = H::sizes();
+        let (smallest, largest) = (size(all[all.len() - 1]), size(all[0]));
+        let error = LeafSizeError { size: wanted, smallest, largest };
+        (!all.contains(&wanted.bytes())).then_some(error)
+    }
+
+    /// The block that an end of the range cuts.
+    fn cuts(&self, before: &Tree, range: &GpaRange) -> Vec<PageSize> {
+        let edges = [range.start().0, range.end().0].into_iter();
+        let cut = |edge: u64| before.at(edge).filter(|run| !edge.is_multiple_of(run.size));
+        edges.filter_map(cut).map(|run| size(run.size)).collect()
+    }
+
+    /// The errors that an operation on the leaves of a range may answer, before it does anything.
+    fn change_errors(&self, before: &Tree, range: &GpaRange, whole: bool) -> Vec<ChangeError> {
+        let mut legal: Vec<_> =
+            self.range_errors(range).into_iter().map(ChangeError::Range).collect();
+        if legal.is_empty() && whole {
+            let cut = self.cuts(before, range).into_iter();
+            legal.extend(cut.map(|size| ChangeError::CutsBlock { size }));
+        }
+        legal
+    }
+
+    /// The same of one that answers by bitmap.
+    fn bitmap_errors(
+        &self,
+        before: &Tree,
+        range: &GpaRange,
+        whole: bool,
+        given: usize,
+    ) -> Vec<ChangeError> {
+        let mut legal = self.change_errors(before, range, whole);
+        let needed = (range.size() >> H::PAGE).div_ceil(64) as usize;
+        if given < needed {
+            legal.push(ChangeError::Bitmap { needed, given });
+        }
+        legal
+    }
+
+    /// A refusal: at that address, nothing done, nothing changed, nothing called.
+    fn refused<R: Debug, E: PartialEq + Debug>(
+        &self,
+        before: &Tree,
+        outcome: &Outcome<Result<R, Halted<E>>>,
+        at: u64,
+        legal: &[E],
+    ) {
+        let halted = match &outcome.result {
+            Ok(done) => panic!("{done:?} at {at:#x}, not refused: {legal:?}"),
+            Err(halted) => halted,
+        };
+        assert!(legal.contains(&halted.why), "{:?} is not of {legal:?}", halted.why);
+        assert_eq!(halted.at, Gpa(at));
+        // A look may have cost a read.
+        let slots_read = outcome.counts.slots_read;
+        assert_eq!(outcome.counts, Counts { slots_read, ..Counts::NONE });
+        assert_eq!(outcome.owed, None);
+        // Who looks into a table may mark it accessed.
+        assert_eq!(outcome.tree.plain(), before.plain());
+        assert_eq!(outcome.tree.shape(), before.shape());
+        let quiet = outcome.events.iter().all(|event| *event == Event::Publish);
+        assert!(quiet, "something was done for nothing: {:?}", outcome.events);
+    }
+
+    pub fn begin(&self) -> Tree {
+        self.platform.observe();
+        self.platform.take_events();
+        self.tree()
+    }
+
+    /// An operation in a guard; then what it owes, completed or dropped.
+    fn run<R>(&mut self, op: impl for<'t> FnOnce(&mut GuardOf<'t, 'p, H>) -> R) -> Outcome<R> {
+        let out = self.run_removing(|_, guard, _| op(guard));
+        let executed = invalidations(&out.events).len() as u64;
+        assert_eq!(out.counts.invalidations, executed, "invalidations inside");
+        out
+    }
+
+    /// The same with removals, which tell whether they were dropped.
+    fn run_removing<R>(
+        &mut self,
+        op: impl for<'t> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &Cell<bool>) -> R,
+    ) -> Outcome<R> {
+        let dropped = Cell::new(false);
+        let platform = self.platform;
+        let mut guard = self.tables.enter(&mut self.member).unwrap();
+        assert_eq!((guard.counts(), guard.owed()), (Counts::NONE, None));
+        let result = op(&self.tables, &mut guard, &dropped);
+        let hook = platform.meanwhile(None);
+        let (counts, owed) = (guard.counts(), guard.owed());
+        let events = platform.take_events();
+        let tree = self.hardware.tree(platform);
+        assert_eq!(tree.marks, 0, "a slot was left marked");
+        let executed = invalidations(&events);
+        let machine = || platform.machine.borrow_mut();
+        // Where an emptied slot may be filled at any time, anything may still be cached.
+        if H::REFILL_BREAKS || !self.pending {
+            machine().as_mut().unwrap().check_conflicts(&tree, self.bbm);
+        }
+
+        if executed.contains(&ALL) {
+            assert!(self.pending, "more was invalidated than was owed");
+            self.pending = false;
+        }
+        if self.drops {
+            drop(guard);
+            assert_eq!(platform.take_events(), []);
+            self.pending |= owed.is_some() || dropped.get();
+        } else {
+            guard.complete();
+            assert_eq!((guard.owed(), guard.counts()), (None, counts));
+            let expected = if self.pending { Some(ALL) } else { owed };
+            assert_eq!(invalidations(&platform.take_events()), Vec::from_iter(expected));
+            self.pending = false;
+        }
+        self.removing = self.pending && (self.removing || dropped.get());
+        if !self.pending {
+            machine().as_mut().unwrap().check_fresh(&tree);
+        }
+        platform.meanwhile(hook);
+        Outcome { result, counts, owed, events, tree }
+    }
+
+    /// What holds after every operation.
+    fn settle(&mut self, tree: &Tree) {
+        assert_eq!(Flat::of(tree), self.flat.borrow().merged());
+        assert_eq!(self.platform.live(), 1 + tree.tables.len() + self.retired, "frames");
+        if H::TABLES_COUNT && self.hardware.records_accessed() && !self.doubt {
+            self.machine(|machine| machine.check_unmarked(tree));
+        }
+    }
+
+    fn machine<R>(&self, use_it: impl FnOnce(&mut Machine) -> R) -> R {
+        use_it(self.platform.machine.borrow_mut().as_mut().unwrap())
+    }
+
+    pub fn destroy(self) {
+        self.platform.meanwhile(None);
+        self.platform.observe();
+        self.machine(Machine::unload);
+        self.platform.take_events();
+        // SAFETY: the machine has just unloaded the root.
+        let inactive = unsafe { self.tables.deactivate() };
+        assert_eq!(self.platform.take_events(), [Event::Invalidate(ALL)]);
+        inactive.destroy();
+        assert_eq!(self.platform.live(), 0, "frames leaked");
+    }
+}
+
+fn invalidations(events: &[Event]) -> Vec<Invalidation> {
+    let only = |event: &Event| match event {
+        Event::Invalidate(what) => Some(*what),
+        _ => None,
+    };
+    events.iter().filter_map(only).collect()
+}
+
+/// Where an access begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Through {
+    Root,
+    /// A walk cache, all of which is up to date.
+    Cache,
+    /// A walk cache that may point to a table that is unlinked.
+    Stale,
+    /// The root, while blocks may stand broken.
+    Broken,
+}
+
+/// Hardware uses an address, and the model knows of it.
+fn access<H: Hardware>(
+    hardware: &H,
+    platform: &TestPlatform,
+    flat: &RefCell<Flat>,
+    (gpa, write): (u64, bool),
+    through: Through,
+) {
+    if gpa >> hardware.address_bits() != 0 {
+        return;
+    }
+    let from: Option<Root> = match through {
+        Through::Cache | Through::Stale => {
+            platform.machine.borrow().as_ref().unwrap().walk::<H>(gpa)
+        }
+        Through::Root | Through::Broken => None,
+    };
+    let mut flat = flat.borrow_mut();
+    let there = flat.at(gpa).map(|(_, attributes)| attributes);
+    let allowed = there.is_some_and(|a| if write { a.write } else { a.read });
+    match hardware.access(platform, from.unwrap_or(hardware.root()), gpa, write) {
+        Access::Fault => {
+            let broken = through == Through::Broken || through == Through::Stale;
+            assert!(!allowed || broken, "{gpa:#x} faults");
+        }
+        Access::Done { start, end } => {
+            assert!(allowed, "{gpa:#x} does not fault");
+            if hardware.records_accessed() {
+                for (_, piece) in flat.within(start, end) {
+                    piece.attributes.accessed = true;
+                    piece.attributes.dirty |= write;
+                }
+            }
+        }
+    }
+}

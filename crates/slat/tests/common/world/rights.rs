@@ -1,0 +1,229 @@
+//! What rewrites leaves: protect, relax, clean, and write protection by subtree.
+
+use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
+use super::{GuardOf, World, owes};
+use slat::{Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Pages, RangeError};
+
+/// What becomes of a leaf.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rule {
+    WriteProtect,
+    ExecuteProtect,
+    Clean,
+    Relax(Access),
+    /// By tables, where they have rights.
+    Subtrees,
+}
+
+impl Rule {
+    fn call<H: Hardware>(
+        self,
+        guard: &mut GuardOf<'_, '_, H>,
+        range: GpaRange,
+    ) -> Result<u64, Halted<ChangeError>> {
+        match self {
+            Self::WriteProtect => guard.write_protect(range),
+            Self::ExecuteProtect => guard.execute_protect(range),
+            Self::Clean => guard.clean(range),
+            Self::Relax(access) => guard.relax(range, access),
+            Self::Subtrees => guard.write_protect_subtrees(range),
+        }
+    }
+
+    /// Whether leaves are to be covered whole.
+    fn whole(self) -> bool {
+        self != Self::Relax(Access::Read)
+    }
+
+    fn of(self, leaf: &Leaf) -> Attributes {
+        let own = leaf.own;
+        match self {
+            Self::WriteProtect | Self::Subtrees => Attributes { write: false, ..own },
+            Self::ExecuteProtect => Attributes { execute: Execute::None, ..own },
+            Self::Clean => Attributes { dirty: own.dirty && own.write && !leaf.marks, ..own },
+            Self::Relax(Access::Read) => Attributes { accessed: true, ..own },
+            Self::Relax(Access::Write) => {
+                Attributes { accessed: true, write: true, dirty: true, ..own }
+            }
+            Self::Relax(Access::Execute) => {
+                Attributes { accessed: true, execute: Execute::All, ..own }
+            }
+        }
+    }
+}
+
+impl<H: Hardware> World<'_, H> {
+    pub fn rewrite(&mut self, range: GpaRange, rule: Rule) {
+        let before = self.begin();
+        let out = self.run(|guard| rule.call::<H>(guard, range));
+        let (start, end) = (range.start().0, range.end().0);
+        let legal = self.change_errors(&before, &range, rule.whole());
+        if !legal.is_empty() {
+            self.refused(&before, &out, start, &legal);
+            return;
+        }
+        // A leaf that the range cuts is made accessed as a whole.
+        let first = before.at(start).map_or(start, |run| super::floor(start, run.size));
+        let last = before.at(end - 1).map_or(end, |run| super::floor(end - 1, run.size) + run.size);
+        if rule == Rule::Subtrees && H::TABLES_COUNT {
+            let (mut bytes, mut written, mut tables) = (0, 0, Vec::new());
+            let leaves = protected(&before, start, end, |table| {
+                if table.write {
+                    (bytes, written) = (bytes + (table.end - table.start), written + 1);
+                    tables.push((table.start, table.end));
+                }
+            });
+            self.expect(&leaves, rule);
+            self.flat_write_protected(start, end);
+            bytes += leaves.iter().map(Run::bytes).sum::<u64>();
+            assert_eq!(out.result, Ok(bytes), "bytes of leaves and tables");
+            let slots = written + leaves.iter().map(Run::leaves).sum::<u64>();
+            assert_eq!(out.counts.slots_written, slots, "a store a table");
+            assert_eq!(out.owed, owes(leaves, &tables, self.bbm));
+        } else {
+            let pushed = if rule == Rule::Relax(Access::Write) {
+                pushes::<H>(&before, start, end)
+            } else {
+                0
+            };
+            let changed = self.changed(&before, first, last, rule);
+            self.expect(&changed, rule);
+            let bytes = changed.iter().map(Run::bytes).sum::<u64>();
+            assert_eq!(out.result, Ok(bytes), "bytes changed");
+            let slots = changed.iter().map(Run::leaves).sum::<u64>();
+            assert_eq!(out.counts.slots_written, pushed + slots, "a store a leaf");
+            let stale = !matches!(rule, Rule::Relax(_));
+            let owed = if stale { owes(changed, &[], self.bbm) } else { None };
+            assert_eq!(out.owed, owed);
+        }
+        assert_eq!(out.tree.shape(), before.shape(), "tables");
+        assert_eq!(out.tree.leaves(), before.leaves(), "sizes");
+        self.settle(&out.tree);
+    }
+
+    /// Exactly the pages that a bitmap names.
+    pub fn pages(&mut self, at: u64, bits: &[u64], clean: bool) {
+        let before = self.begin();
+        let pages = Pages { start: Gpa(at), bits };
+        let out = self.run(|guard| {
+            if clean { guard.clean_pages(&pages) } else { guard.write_protect_pages(&pages) }
+        });
+        let rule = if clean { Rule::Clean } else { Rule::WriteProtect };
+        let mut all = Vec::new();
+        let mut halted = None;
+        for (first, count) in runs(bits) {
+            let (offset, bytes) = ((first as u64) << H::PAGE, (count as u64) << H::PAGE);
+            let past =
+                |start| vec![ChangeError::Range(RangeError::Overflow { start, size: bytes })];
+            let Some(start) = at.checked_add(offset) else {
+                halted = Some((Gpa(at), past(Gpa(at))));
+                break;
+            };
+            let Ok(range) = GpaRange::new(Gpa(start), bytes) else {
+                halted = Some((Gpa(at), past(Gpa(start))));
+                break;
+            };
+            let legal = self.change_errors(&before, &range, true);
+            if !legal.is_empty() {
+                halted = Some((range.start(), legal));
+                break;
+            }
+            all.extend(self.changed(&before, range.start().0, range.end().0, rule));
+        }
+        self.expect(&all, rule);
+        match (out.result, halted) {
+            (Ok(bytes), None) => assert_eq!(bytes, all.iter().map(Run::bytes).sum::<u64>()),
+            (Err(found), Some((at, legal))) => {
+                assert!(found.at == at && legal.contains(&found.why), "{found:?}");
+            }
+            (found, expected) => panic!("{found:?}, not {expected:?}"),
+        }
+        let slots = all.iter().map(Run::leaves).sum::<u64>();
+        assert_eq!(out.counts.slots_written, slots, "a store a leaf");
+        assert_eq!(out.owed, owes(all, &[], self.bbm));
+        self.settle(&out.tree);
+    }
+
+    /// Leaves of `start..end` that the rule changes.
+    fn changed(&self, before: &Tree, start: u64, end: u64, rule: Rule) -> Vec<Run> {
+        let differs = |run: &Run| {
+            // What a table withholds is pushed down to the leaf first.
+            let own = match rule {
+                Rule::Relax(Access::Write) => run.leaf.attributes(),
+                _ => run.leaf.own,
+            };
+            rule.of(&run.leaf) != own
+        };
+        before.within(start, end).filter(differs).collect()
+    }
+
+    /// Has the flat model do the same to these leaves.
+    fn expect(&self, changed: &[Run], rule: Rule) {
+        let mut flat = self.flat.borrow_mut();
+        for run in changed {
+            let new = rule.of(&run.leaf);
+            let write = new.write && (run.leaf.above || rule == Rule::Relax(Access::Write));
+            for (_, piece) in flat.within(run.start, run.end) {
+                piece.attributes = Attributes { write, ..new };
+            }
+        }
+    }
+
+    fn flat_write_protected(&self, start: u64, end: u64) {
+        let mut flat = self.flat.borrow_mut();
+        flat.within(start, end).for_each(|(_, piece)| piece.attributes.write = false);
+    }
+}
+
+/// Visits the highest tables that lie in `start..end` as a whole; returns the leaves beside them that
+/// have the right to write.
+fn protected(tree: &Tree, start: u64, end: u64, mut table: impl FnMut(&Table)) -> Vec<Run> {
+    let inside: Vec<_> =
+        tree.tables.values().filter(|table| table.within(start, end)).copied().collect();
+    let mut highest: Vec<_> = inside
+        .iter()
+        .filter(|t| !inside.iter().any(|u| u.height > t.height && t.within(u.start, u.end)))
+        .copied()
+        .collect();
+    highest.sort_by_key(|table| table.start);
+    highest.iter().for_each(&mut table);
+    let mut leaves = Vec::new();
+    let mut from = start;
+    for (at, next) in highest.iter().map(|t| (t.start, t.end)).chain([(end, end)]) {
+        if from < at {
+            leaves.extend(tree.within(from, at).filter(|run| run.leaf.own.write));
+        }
+        from = next;
+    }
+    leaves
+}
+
+/// Stores that it costs to give the tables above `start..end` the right to write.
+fn pushes<H: Hardware>(tree: &Tree, start: u64, end: u64) -> u64 {
+    let pushed = tree.tables.values().filter(|t| t.overlaps(start, end) && !t.above);
+    pushed
+        .map(|table| {
+            let size = H::size(table.height - 1);
+            let leaves = tree.within(table.start, table.end);
+            let leaves = leaves.filter(|run| run.size == size && run.leaf.own.write);
+            let tables = tree.tables.values().filter(|below| {
+                below.height + 1 == table.height
+                    && below.within(table.start, table.end)
+                    && below.write
+            });
+            2 + leaves.map(|run| run.leaves()).sum::<u64>() + tables.count() as u64
+        })
+        .sum()
+}
+
+/// Maximal runs of set bits.
+fn runs(bits: &[u64]) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for at in (0..bits.len() * 64).filter(|at| bits[at / 64] >> (at % 64) & 1 == 1) {
+        match runs.last_mut() {
+            Some((first, count)) if *first + *count == at => *count += 1,
+            _ => runs.push((at, 1)),
+        }
+    }
+    runs
+}

@@ -1,0 +1,508 @@
+//! What changes the shape of the tables: map, unmap, split, collapse, reclaim.
+
+use super::super::hardware::{Hardware, Leaf, Run, Tree};
+use super::super::{Event, Moment};
+use super::{
+    ALL, Mapping, Outcome, World, cache, floor, invalidations, owes, same_but_state, size,
+};
+use slat::{
+    Attributes, BreakBeforeMake, Execute, Gpa, GpaRange, Halted, Hpa, Maintenance, MapError,
+    Memory, PageSize, Place, Removed, SplitError, SplitWalk, UnmapError,
+};
+use std::collections::BTreeSet;
+use std::marker::PhantomData;
+
+/// What memory needs before the guest sees it.
+pub fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
+    match (attributes.memory, attributes.execute) {
+        (Memory::Device | Memory::DeviceStrict, _) => None,
+        (_, Execute::None) => Some(Maintenance::Data),
+        _ => Some(Maintenance::Instructions),
+    }
+}
+
+impl<H: Hardware> World<'_, H> {
+    pub fn host_error(&self, hpa: u64, bytes: u64) -> Option<MapError> {
+        let bad = !hpa.is_multiple_of(1 << H::PAGE)
+            || hpa.checked_add(bytes).is_none_or(|end| end > 1 << 48);
+        let page = size(1 << H::PAGE);
+        bad.then_some(MapError::HostAddress { hpa: Hpa(hpa), page, bits: 48 })
+    }
+
+    /// Maps; returns where it stopped if the cache ran dry.
+    pub fn map(&mut self, range: GpaRange, what: Mapping, frames: usize) -> Option<u64> {
+        let before = self.begin();
+        let mut storage = Vec::new();
+        let mut cache = cache::<H>(self.platform, &mut storage, frames);
+        let Mapping { hpa, attributes, largest } = what;
+        let (start, end) = (range.start().0, range.end().0);
+        // Memory is made coherent while the guest cannot reach it.
+        let hardware = self.hardware;
+        self.platform.meanwhile(Some(Box::new(move |platform, moment| {
+            if let Moment::Maintain { hpa: memory, bytes } = moment {
+                let at = start.wrapping_add(memory.wrapping_sub(hpa));
+                let there = hardware.part(platform, at, at + bytes).runs;
+                assert_eq!(there, [], "published before it was coherent");
+            }
+        })));
+        let removing = self.removing;
+        let out = self.run(|guard| guard.map(range, Hpa(hpa), attributes, largest, &mut cache));
+        self.platform.meanwhile(None);
+        let left = cache.len();
+        drop(cache);
+
+        let mut legal: Vec<_> =
+            self.range_errors(&range).into_iter().map(MapError::Range).collect();
+        legal.extend(self.host_error(hpa, range.size()));
+        legal.extend(self.leaf_size_error(largest).map(MapError::LeafSize));
+        legal.extend(self.hardware.refuses(attributes).into_iter().map(MapError::Attributes));
+        if !legal.is_empty() {
+            self.refused(&before, &out, start, &legal);
+            return None;
+        }
+        let conflict = before.within(start, end).find(|run| {
+            run.leaf.oa != hpa + (run.start - start) || !same_but_state(run.leaf.own, attributes)
+        });
+        if let Some(run) = conflict {
+            let into = run.start - floor(run.start, run.size);
+            let why = MapError::Occupied { size: size(run.size), hpa: Hpa(run.leaf.oa - into) };
+            self.refused(&before, &out, run.start, &[why]);
+            return None;
+        }
+
+        let (bytes, stopped) = match out.result {
+            Ok(bytes) => (Some(bytes), None),
+            Err(Halted { at, why }) => {
+                assert_eq!((why, left), (MapError::CacheEmpty, 0));
+                assert!(start <= at.0 && at.0 < end && before.at(at.0).is_none(), "{at}");
+                (None, Some(at.0))
+            }
+        };
+        let reached = stopped.unwrap_or(end);
+        self.flat_map(&before, start, reached - start, what);
+        let new = Vec::from_iter(gaps(&before, start, reached));
+        let sum = new.iter().map(|(from, to)| to - from).sum::<u64>();
+        assert!(bytes.is_none_or(|bytes| bytes == sum), "bytes mapped: {bytes:?}, not {sum:#x}");
+        assert_eq!(out.owed, None, "nothing invalid is cached");
+        assert_eq!(out.events.last(), Some(&Event::Publish));
+        let maintained = maintained(&out.events, maintenance(&attributes).as_ref());
+        let expected = new.iter().map(|(from, to)| (hpa + (from - start), hpa + (to - start)));
+        let wanted = maintenance(&attributes).map_or(Vec::new(), |_| expected.collect());
+        assert_eq!(maintained, wanted, "memory made coherent");
+        // What an unmap has not invalidated yet, and nothing else.
+        let refills = H::REFILL_BREAKS && removing;
+        assert!(refills || out.counts.invalidations == 0, "{:?}", out.events);
+        let built = out.counts.tables_built as usize;
+        assert_eq!(out.tree.tables.len() - before.tables.len(), built);
+        assert_eq!(built + left, frames);
+        self.check_largest(&before, &out.tree, (start, end), what, stopped);
+        self.settle(&out.tree);
+        stopped
+    }
+
+    /// Maps in the flat model what is not mapped yet.
+    pub fn flat_map(&self, before: &Tree, start: u64, bytes: u64, what: Mapping) {
+        let mut flat = self.flat.borrow_mut();
+        let end = start + bytes;
+        flat.map(start, end, what.hpa, what.attributes);
+        // Below a table that withholds writes, nothing is writable.
+        for table in before.tables.values().filter(|table| !table.above) {
+            let (from, to) = (table.start.max(start), table.end.min(end));
+            if from < to {
+                flat.within(from, to).for_each(|(_, piece)| piece.attributes.write = false);
+            }
+        }
+    }
+
+    /// New leaves are the largest that the range, alignment, `largest` and the tables that were
+    /// there already allow.
+    fn check_largest(
+        &self,
+        before: &Tree,
+        tree: &Tree,
+        (start, end): (u64, u64),
+        what: Mapping,
+        stopped: Option<u64>,
+    ) {
+        let sizes = H::sizes();
+        let most = H::size(self.hardware.root().height).min(what.largest.bytes());
+        for run in tree.within(start, stopped.unwrap_or(end)) {
+            let new = before.at(run.start).is_none();
+            assert!(!new || run.size <= what.largest.bytes(), "{run:x?} is too large");
+            let Some(&larger) = sizes.iter().rev().find(|&&size| size > run.size) else {
+                continue;
+            };
+            if !new || larger > most {
+                continue;
+            }
+            for base in (floor(run.start, larger)..run.end).step_by(larger as usize) {
+                let inside = base >= start && base + larger <= end;
+                let aligned =
+                    (what.hpa.wrapping_sub(start).wrapping_add(base)).is_multiple_of(larger);
+                let empty = before.within(base, base + larger).next().is_none()
+                    && before.table(base, H::height(larger)).is_none();
+                assert!(
+                    !(inside && aligned && empty && tree.at(base).is_some_and(|r| r.size < larger)),
+                    "{run:x?} could be of {larger:#x}"
+                );
+            }
+        }
+    }
+
+    /// Splits; returns where it stopped if the cache ran dry.
+    pub fn split<W: SplitWalk>(
+        &mut self,
+        range: GpaRange,
+        to: PageSize,
+        frames: usize,
+        together: usize,
+    ) -> Option<u64> {
+        let before = self.begin();
+        let mut storage = Vec::new();
+        let mut cache = cache::<H>(self.platform, &mut storage, frames);
+        let out = self.run(|guard| guard.split_by::<W>(range, to, &mut cache, together));
+        let left = cache.len();
+        drop(cache);
+
+        let (start, end) = (range.start().0, range.end().0);
+        let mut legal: Vec<_> =
+            self.range_errors(&range).into_iter().map(SplitError::Range).collect();
+        legal.extend(self.leaf_size_error(to).map(SplitError::LeafSize));
+        if !legal.is_empty() {
+            self.refused(&before, &out, start, &legal);
+            return None;
+        }
+        let (bytes, stopped) = match out.result {
+            Ok(bytes) => (Some(bytes), None),
+            Err(Halted { at, why }) => {
+                assert_eq!((why, left), (SplitError::CacheEmpty, 0));
+                assert!(start <= at.0 && at.0 < end, "{at}");
+                (None, Some(at.0))
+            }
+        };
+        let tree = &out.tree;
+        let mut split = Vec::new();
+        for run in before.runs.iter().filter(|run| run.size > to.bytes()) {
+            let blocks = (run.start..run.end).step_by(run.size as usize);
+            split.extend(
+                blocks.filter(|&base| tree.at(base).unwrap().size != run.size).map(|base| Run {
+                    start: base,
+                    end: base + run.size,
+                    ..*run
+                }),
+            );
+        }
+        let sum = split.iter().map(Run::bytes).sum::<u64>();
+        assert!(bytes.is_none_or(|bytes| bytes == sum), "bytes split: {bytes:?}, not {sum:#x}");
+        let breaks = self.bbm == BreakBeforeMake::Always;
+        assert_eq!(out.counts.broken, if breaks { split.len() as u64 } else { 0 });
+        if breaks {
+            assert_eq!(out.owed, None, "completed inside");
+            let all = out.counts.invalidations;
+            let most = (split.len() as u64).div_ceil(together.clamp(1, W::MERGED) as u64);
+            assert!(most <= all && all <= split.len() as u64, "{all} for {}", split.len());
+            let seen = split.is_empty() || out.events.last() == Some(&Event::Publish);
+            assert!(seen, "new tables unseen");
+        } else {
+            assert_eq!(out.counts.invalidations, 0);
+            assert_eq!(out.owed, owes(split.iter().copied(), &[], self.bbm));
+        }
+        assert_eq!(before.tables.len() + frames - left, tree.tables.len(), "frames taken");
+        for run in &tree.runs {
+            for at in [run.start, run.end - run.size] {
+                let old = before.at(at).unwrap().size;
+                let wanted = split_size::<H>(old, at, (start, end), to.bytes());
+                match stopped {
+                    Some(stopped) if at + run.size > stopped => {
+                        assert!(wanted <= run.size && run.size <= old, "{run:x?}, was {old:#x}");
+                    }
+                    _ => assert_eq!(run.size, wanted, "{run:x?}, was {old:#x}"),
+                }
+            }
+        }
+        if let Some(at) = stopped {
+            assert!(tree.at(at).unwrap().size > to.bytes(), "{at:#x} is split already");
+        }
+        self.settle(&out.tree);
+        stopped
+    }
+
+    /// Unmaps with room for so many removals; returns where it stopped if that was too little.
+    pub fn unmap(&mut self, range: GpaRange, room: usize) -> Option<u64> {
+        let before = self.begin();
+        let mut storage = Vec::new();
+        storage.resize_with(room, || Place::EMPTY);
+        let (hardware, platform) = (self.hardware, self.platform);
+        let (drops, pending) = (self.drops, self.pending);
+        let out = self.run_removing(|_, guard, dropped| {
+            let mut removals = guard.removals(&mut storage);
+            let result = guard.unmap(range, &mut removals);
+            let full = removals.is_full();
+            let tree = hardware.tree(platform);
+            assert_eq!(invalidations(&platform.events.borrow()), [], "nothing yet");
+            if !matches!(result, Ok(_) | Err(Halted { why: UnmapError::Full, .. })) {
+                return (result, Vec::new(), full);
+            }
+            if drops {
+                dropped.set(tree.runs != before.runs || tree.tables != before.tables);
+                return (result, Vec::new(), full);
+            }
+            let removed: Vec<_> = removals.complete().collect();
+            assert_eq!(removals.complete().next(), None, "handed out twice");
+            (result, removed, full)
+        });
+        let Outcome { result: (result, removed, full), counts, owed, events, tree } = out;
+        let executed = invalidations(&events);
+        let out = Outcome { result, counts, owed, events, tree };
+        let (start, end) = (range.start().0, range.end().0);
+        let legal = self.change_errors(&before, &range, true);
+        if !legal.is_empty() {
+            let legal: Vec<_> = legal.into_iter().map(UnmapError::from).collect();
+            self.refused(&before, &out, start, &legal);
+            return None;
+        }
+        let stopped = match out.result {
+            Ok(_) => None,
+            Err(Halted { at, why }) => {
+                assert!(why == UnmapError::Full && full, "{why}");
+                assert!(start <= at.0 && before.at(at.0).is_some(), "{at}");
+                assert!(room == 0 || start < at.0, "no progress");
+                Some(at.0)
+            }
+        };
+        let reached = stopped.unwrap_or(end);
+        self.flat.borrow_mut().unmap(start, reached);
+        let gone: Vec<_> =
+            if start < reached { before.within(start, reached).collect() } else { Vec::new() };
+        let sum = gone.iter().map(Run::bytes).sum::<u64>();
+        assert!(out.result.is_err() || out.result == Ok(sum), "bytes unmapped");
+        let retired: Vec<_> = before
+            .tables
+            .values()
+            .filter(|table| table.within(start, reached))
+            .map(|table| (table.start, table.end))
+            .collect();
+        self.retired += retired.len();
+        assert_eq!(out.owed, None, "what is owed is in the removals");
+        let slots = retired.len() as u64 * ((1 << H::STRIDE) + 1);
+        let leaves = gone.iter().map(Run::leaves).sum::<u64>();
+        assert_eq!(out.counts.slots_written, leaves + slots);
+        assert_eq!(out.tree.tables.len(), before.tables.len() - retired.len(), "tables left");
+        if drops {
+            assert_eq!(executed, []);
+        } else {
+            let merged = merged(&gone);
+            assert_eq!(removed, merged, "removed, in order");
+            if let Some(at) = stopped {
+                // Stopped for lack of room, and of nothing else.
+                let run = before.at(at).unwrap();
+                let first = run.clip(at, at + run.size).unwrap();
+                assert_eq!(merged_onto(merged, &[first]).len(), room + 1);
+            }
+            let owed = owes(gone, &retired, self.bbm);
+            let expected = if pending { Some(ALL) } else { owed };
+            assert_eq!(executed, Vec::from_iter(expected));
+        }
+        self.settle(&out.tree);
+        stopped
+    }
+
+    /// Turns tables back into blocks.
+    pub fn collapse(&mut self, range: GpaRange, to: PageSize) {
+        let before = self.begin();
+        let out = self.run(|guard| guard.collapse(range, to));
+        let (start, end) = (range.start().0, range.end().0);
+        let mut legal: Vec<_> =
+            self.range_errors(&range).into_iter().map(SplitError::Range).collect();
+        legal.extend(self.leaf_size_error(to).map(SplitError::LeafSize));
+        if !legal.is_empty() {
+            self.refused(&before, &out, start, &legal);
+            return;
+        }
+        let mut gone = BTreeSet::new();
+        let mut blocks = Vec::new();
+        let root = self.hardware.root();
+        let top = H::size(root.height);
+        let most = H::height(to.bytes());
+        for slot in (floor(start, top)..end).step_by(top as usize) {
+            let (gone, blocks) = (&mut gone, &mut blocks);
+            let hardware = PhantomData::<H>;
+            let mut search = Search { tree: &before, start, end, most, gone, blocks, hardware };
+            search.block(slot, root.height);
+        }
+        let bytes: u64 = gone.iter().map(|(_, size)| size).sum();
+        assert_eq!(out.result, Ok(bytes), "bytes collapsed");
+        assert_eq!(out.owed, None, "completed inside");
+        let n = gone.len() as u64;
+        let breaks = self.bbm == BreakBeforeMake::Always;
+        assert_eq!((out.counts.invalidations, out.counts.broken), (n, if breaks { n } else { 0 }));
+        assert_eq!(out.counts.slots_written, n * (2 * (1 << H::STRIDE) + 2));
+        let mut shape = before.shape();
+        let hpas = gone.iter().map(|&(at, size)| before.table(at, H::height(size)).unwrap().0);
+        hpas.for_each(|hpa| _ = shape.remove(&hpa).unwrap());
+        assert_eq!(out.tree.shape(), shape, "tables left");
+        self.retired += gone.len();
+        let mut flat = self.flat.borrow_mut();
+        for &(at, bytes) in &gone {
+            if !blocks.contains(&(at, bytes)) {
+                continue;
+            }
+            let (mut accessed, mut dirty) = (false, false);
+            for (_, piece) in flat.within(at, at + bytes) {
+                accessed |= piece.attributes.accessed;
+                dirty |= piece.attributes.dirty;
+            }
+            for (_, piece) in flat.within(at, at + bytes) {
+                (piece.attributes.accessed, piece.attributes.dirty) = (accessed, dirty);
+            }
+            assert_eq!(out.tree.at(at).unwrap().size, bytes);
+        }
+        drop(flat);
+        self.settle(&out.tree);
+    }
+
+    /// Gives tables back: none while somebody may be in them.
+    pub fn reclaim(&mut self, inside: bool, refreshes: bool) {
+        let before = self.begin();
+        let expected = std::mem::take(&mut self.retired);
+        let mut freed = 0;
+        if inside {
+            let mut guard = self.tables.enter(self.other.as_mut().unwrap()).unwrap();
+            assert_eq!(self.tables.reclaim(), 0, "somebody is inside");
+            assert_eq!(self.platform.live(), 1 + before.tables.len() + expected);
+            if refreshes {
+                guard.refresh();
+                freed = self.tables.reclaim();
+                assert_eq!(freed, expected, "nobody is inside any more");
+            }
+        }
+        freed += self.tables.reclaim();
+        assert_eq!(freed, expected, "tables given back");
+        let events = if expected == 0 { vec![] } else { vec![Event::Invalidate(ALL)] };
+        assert_eq!(self.platform.take_events(), events, "one invalidation for all");
+        let tree = self.tree();
+        assert_eq!(tree.tables, before.tables);
+        if !self.pending {
+            self.machine(|machine| machine.check_fresh(&tree));
+        }
+        self.settle(&tree);
+    }
+}
+
+/// What a collapse makes of a tree.
+struct Search<'a, H> {
+    tree: &'a Tree,
+    start: u64,
+    end: u64,
+    most: u32,
+    /// Tables that become blocks, by address and size; those that remain blocks at the end.
+    gone: &'a mut BTreeSet<(u64, u64)>,
+    blocks: &'a mut Vec<(u64, u64)>,
+    hardware: PhantomData<H>,
+}
+
+impl<H: Hardware> Search<'_, H> {
+    /// The leaf at that slot in the end, if there is one.
+    fn block(&mut self, at: u64, height: u32) -> Option<Leaf> {
+        let size = H::size(height);
+        let Some((_, table)) = self.tree.table(at, height) else {
+            let run = self.tree.at(at).filter(|run| run.size == size)?;
+            return Some(Leaf { oa: run.oa(at), ..run.leaf });
+        };
+        if !table.overlaps(self.start, self.end) {
+            return None;
+        }
+        let eligible =
+            height <= self.most && height < H::SIZES && table.within(self.start, self.end);
+        if !eligible && height == 1 {
+            return None;
+        }
+        let below = H::size(height - 1);
+        let children: Vec<_> =
+            (0..1 << H::STRIDE).map(|index| self.block(at + index * below, height - 1)).collect();
+        let first = children[0]?;
+        let fits = eligible
+            && first.oa.is_multiple_of(size)
+            && children.iter().zip(0..).all(|(child, index)| {
+                child.is_some_and(|leaf| {
+                    leaf.oa == first.oa + index * below
+                        && leaf.memory == first.memory
+                        && same_but_state(leaf.own, first.own)
+                })
+            });
+        if !fits {
+            return None;
+        }
+        self.blocks.retain(|&(inner, _)| !(at..at + size).contains(&inner));
+        self.gone.insert((at, size));
+        self.blocks.push((at, size));
+        let own = Attributes { write: first.own.write && table.write, ..first.own };
+        Some(Leaf { own, ..first })
+    }
+}
+
+/// What is not mapped of `start..end`.
+fn gaps(tree: &Tree, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+    let there = if start < end { Vec::from_iter(tree.within(start, end)) } else { Vec::new() };
+    let mut from = start;
+    let ends = there.into_iter().map(|run| (run.start, run.end)).chain([(end, end)]);
+    ends.filter_map(move |(at, next)| {
+        let gap = (from, at);
+        from = next;
+        (gap.0 < gap.1).then_some(gap)
+    })
+}
+
+/// Memory that was made coherent, neighbours joined.
+pub fn maintained(events: &[Event], wanted: Option<&Maintenance>) -> Vec<(u64, u64)> {
+    let mut pieces: Vec<(u64, u64)> = Vec::new();
+    for event in events {
+        if let Event::Maintain { hpa, bytes, what } = event {
+            assert_eq!(Some(what), wanted);
+            match pieces.last_mut() {
+                Some(last) if last.1 == *hpa => last.1 += bytes,
+                _ => pieces.push((*hpa, hpa + bytes)),
+            }
+        }
+    }
+    pieces
+}
+
+/// Leaves that were removed: neighbours of one size and one kind together.
+fn merged(gone: &[Run]) -> Vec<Removed> {
+    merged_onto(Vec::new(), gone)
+}
+
+fn merged_onto(mut removed: Vec<Removed>, gone: &[Run]) -> Vec<Removed> {
+    for run in gone {
+        let new = Removed {
+            gpa: Gpa(run.start),
+            bytes: run.bytes(),
+            size: size(run.size),
+            hpa: Hpa(run.leaf.oa),
+            attributes: run.leaf.own,
+        };
+        match removed.last_mut() {
+            Some(last)
+                if last.gpa.0 + last.bytes == new.gpa.0
+                    && last.hpa.0 + last.bytes == new.hpa.0
+                    && (last.size, last.attributes) == (new.size, new.attributes) =>
+            {
+                last.bytes += new.bytes;
+            }
+            _ => removed.push(new),
+        }
+    }
+    removed
+}
+
+/// The size that a leaf of `old` bytes around `at` is to have after a split of `start..end`: of
+/// what lies outside, the largest that a table on the path can hold.
+fn split_size<H: Hardware>(old: u64, at: u64, (start, end): (u64, u64), to: u64) -> u64 {
+    let overlaps = |size| floor(at, size) < end && floor(at, size) + size > start;
+    let allowed = |size: &u64| *size <= to || !overlaps(*size);
+    if allowed(&old) {
+        return old;
+    }
+    H::sizes().into_iter().filter(|&size| size < old).find(allowed).unwrap()
+}

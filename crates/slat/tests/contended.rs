@@ -1,0 +1,283 @@
+//! Entries that somebody else holds: everybody says so, touches nothing, and goes on where it can.
+
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+use common::hardware::Hardware;
+use common::hardware::arm::Arm;
+use common::hardware::ept::Ept;
+use common::stage::{K, M, RAM, on_stage, range, refused, says};
+use common::world::{CacheOf, GuardOf, TablesOf};
+use common::{Moment, TestPlatform, destroy};
+use slat::format::arm64::Arm64K4;
+use slat::{
+    Access, Aged, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Contended, Gpa, Hpa,
+    MapError, PageSize, Place, Skip, SplitError, TableCache, Tables, UnmapError, Vmid,
+};
+use std::sync::atomic::Ordering::SeqCst;
+
+fn arm() -> Arm64K4 {
+    Arm64K4 { hardware_dirty: true, ..Default::default() }
+}
+
+fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
+    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
+}
+
+/// Sixteen pages from 2m on, of which the fourth, at 2m + 12k, is held; then as it was.
+fn with_held<H: Hardware>(
+    format: H::Format,
+    sealed: bool,
+    body: impl for<'t, 'p> Fn(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
+) {
+    on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+        let pages = range(2 * M, 64 * K);
+        assert_eq!(guard.map(pages, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(64 * K));
+        let hardware = H::of(tables);
+        let (slot, height) = hardware.slot(guard.platform(), 2 * M + 12 * K);
+        assert_eq!(height, 0);
+        let raw = slot.load(SeqCst);
+        let held = if sealed { raw | H::MARK } else { H::MARK };
+        slot.store(held, SeqCst);
+        body(tables, guard, cache);
+        assert_eq!(slot.swap(raw, SeqCst), held, "somebody else's entry was changed");
+    });
+}
+
+const PAGES: u64 = 64 * K;
+const HELD: u64 = 2 * M + 12 * K;
+
+fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
+    with_held::<H>(format, sealed, |_, guard, cache| {
+        let pages = range(2 * M, PAGES);
+        let before = guard.counts().slots_written;
+        let mut storage = [const { Place::EMPTY }; 16];
+        let mut removals = guard.removals(&mut storage);
+        let result = guard.unmap(range(HELD, 8 * K), &mut removals);
+        let text = refused(result, HELD, UnmapError::Contended);
+        says(&text, &["0x203000", "changed by somebody else"]);
+        assert_eq!(removals.complete().next(), None);
+        // Nothing is mapped before all of it could have been looked at.
+        let page = PageSize::SIZE_4K;
+        let result = guard.map(pages, Hpa(0), RAM, page, cache);
+        let text = refused(result, 2 * M, MapError::Contended);
+        says(&text, &["changed by somebody else"]);
+        refused(guard.map(range(HELD, 4 * K), Hpa(0), RAM, page, cache), HELD, MapError::Contended);
+        let result = guard.split_by::<slat::EveryEntry>(pages, page, cache, 1);
+        assert_eq!(result, Ok(0), "there is nothing to split");
+        assert_eq!(guard.counts().slots_written, before);
+        // Everything before is done.
+        let why = ChangeError::Contended;
+        refused(guard.write_protect(pages), HELD, why);
+        refused(guard.relax(pages, Access::Write), HELD, why);
+        refused(guard.execute_protect(pages), HELD, why);
+        refused(guard.relax(pages, Access::Execute), HELD, why);
+        refused(guard.clean(pages), HELD, why);
+        refused(guard.relax(pages, Access::Write), HELD, why);
+        assert_eq!(guard.counts().slots_written, before + 6 * 3);
+        let mut bits = [0];
+        refused(guard.harvest(pages, &mut bits), HELD, why);
+        assert_eq!(bits, [0b111], "what was harvested is in the bitmap");
+        let owed = guard.owed();
+        assert!(owed.is_none(), "the harvest completed what was owed");
+        guard.relax(range(HELD + 4 * K, 4 * K), Access::Read).unwrap();
+    });
+}
+
+#[test]
+fn an_entry_that_somebody_holds_is_contended_for_everybody_else() {
+    for sealed in [false, true] {
+        everybody_says_so::<Arm<12>>(arm(), sealed);
+        everybody_says_so::<Ept<true>>(ept(), sealed);
+        everybody_says_so::<Ept<false>>(ept(), sealed);
+    }
+}
+
+#[test]
+fn ages_of_a_held_entry_are_unanswered_and_all_others_are_told() {
+    fn ages<H: Hardware>(format: H::Format, sealed: bool) {
+        with_held::<H>(format, sealed, |tables, guard, _| {
+            let pages = range(2 * M, PAGES);
+            for skip in [Skip::Nothing, Skip::Hint, Skip::Exact] {
+                let (mut young, mut unanswered) = ([0], [0]);
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                let how = Ageing { clear: true, skip, fresh: false };
+                let aged = guard.age(pages, &mut ages, how);
+                assert_eq!(aged, Ok(Aged { young: 15, unanswered: 1 }));
+                assert_eq!((young, unanswered), ([0xfff7], [0b1000]));
+                // Without the bit already there, nothing is added.
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                assert_eq!(guard.age(pages, &mut ages, how), Ok(Aged::default()));
+                guard.relax(range(2 * M, 12 * K), Access::Read).unwrap();
+                guard.relax(range(HELD + 4 * K, PAGES - 16 * K), Access::Read).unwrap();
+            }
+            if sealed && H::TABLES_COUNT {
+                // What could not be cleared keeps its tables marked: it is not forgotten.
+                let tree = H::of(tables).tree(guard.platform());
+                assert!(tree.tables.values().all(|table| table.accessed));
+            }
+        });
+    }
+    for sealed in [false, true] {
+        ages::<Arm<12>>(arm(), sealed);
+        ages::<Ept<true>>(ept(), sealed);
+    }
+}
+
+#[test]
+fn who_only_looks_sees_a_sealed_leaf_and_says_where_a_frozen_one_stands() {
+    fn looks<H: Hardware>(format: H::Format, sealed: bool) {
+        with_held::<H>(format, sealed, |_, guard, cache| {
+            let at = Gpa(HELD + 5);
+            let pages = range(2 * M, PAGES);
+            let found = guard.translate(at);
+            let leaves: Vec<_> = guard.leaves(pages).unwrap().collect();
+            let text = guard.dump().to_string();
+            assert_eq!(leaves.len(), 16);
+            if sealed {
+                let found = found.unwrap().unwrap();
+                assert_eq!((found.hpa, found.attributes), (Hpa(12 * K + 5), RAM));
+                assert!(leaves.iter().all(Result::is_ok));
+                assert_eq!(text.lines().count(), 2, "{text}");
+                assert_eq!(guard.flush(pages), Ok(PAGES));
+                let why = MapError::Occupied { size: PageSize::SIZE_4K, hpa: Hpa(12 * K) };
+                refused(guard.reserve(at, PageSize::SIZE_4K, cache), at.0, why);
+            } else {
+                says(&found.unwrap_err().to_string(), &["0x203005", "try again"]);
+                assert_eq!(leaves[3], Err(Contended { at: Gpa(HELD) }));
+                assert_eq!(leaves.iter().filter(|leaf| leaf.is_ok()).count(), 15);
+                says(&text, &["0x203000  being changed"]);
+                assert_eq!(text.lines().count(), 4, "{text}");
+                refused(guard.flush(pages), HELD, ChangeError::Contended);
+                let result = guard.reserve(at, PageSize::SIZE_4K, cache);
+                refused(result, at.0, MapError::Contended);
+            }
+        });
+    }
+    for sealed in [false, true] {
+        looks::<Arm<12>>(arm(), sealed);
+        looks::<Ept<true>>(ept(), sealed);
+    }
+}
+
+#[test]
+fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are() {
+    fn collapses<H: Hardware>(format: H::Format, sealed: bool) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let all = range(0, 6 * M);
+            assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(6 * M));
+            let (slot, _) = H::of(tables).slot(guard.platform(), HELD);
+            let raw = slot.load(SeqCst);
+            slot.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
+            let result = guard.collapse(all, PageSize::SIZE_2M);
+            let text = refused(result, 2 * M, SplitError::Contended);
+            says(&text, &["0x200000", "changed by somebody else"]);
+            let size =
+                |guard: &GuardOf<'_, '_, H>, at| guard.translate(Gpa(at)).unwrap().unwrap().size;
+            let sizes = [0, 2 * M, 4 * M].map(|at| size(guard, at));
+            let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
+            assert_eq!(sizes, [block, page, block]);
+            slot.store(raw, SeqCst);
+            // The seals were taken back: everything can be changed.
+            assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
+            guard.relax(range(2 * M, 2 * M), Access::Write).unwrap();
+            assert_eq!(guard.collapse(all, block), Ok(2 * M));
+            assert_eq!(size(guard, 2 * M), block);
+        });
+    }
+    for sealed in [false, true] {
+        collapses::<Arm<12>>(arm(), sealed);
+        collapses::<Ept<true>>(ept(), sealed);
+    }
+}
+
+#[test]
+fn a_push_down_of_somebody_else_is_waited_for_and_a_new_round_does_not_wait() {
+    on_stage::<Ept<true>>((ept(), 40, 8), |tables, guard, cache| {
+        let block = range(2 * M, 2 * M);
+        assert_eq!(guard.map(block, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(2 * M));
+        assert_eq!(guard.write_protect_subtrees(block), Ok(2 * M));
+        let tree = Ept::<true>::of(tables).tree(guard.platform());
+        let (upper, _) = tree.table(0, 2).unwrap();
+        let slot = &guard.platform().table(upper, 512)[1];
+        let protected = slot.load(SeqCst);
+        assert_eq!(protected & 2, 0, "the table has no right to write");
+        slot.store(protected | 1 << 62, SeqCst);
+        let page = range(2 * M, 4 * K);
+        refused(guard.relax(page, Access::Write), 2 * M, ChangeError::Contended);
+        // A round that begins meanwhile tells who pushes down to begin anew.
+        assert_eq!(guard.write_protect_subtrees(block), Ok(0));
+        assert_eq!(slot.load(SeqCst), protected | 1 << 62 | 1 << 53);
+        // Others pass.
+        let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
+        assert!(!found.attributes.write);
+        assert_eq!(guard.relax(page, Access::Read), Ok(0));
+        slot.store(protected, SeqCst);
+        assert_eq!(guard.relax(page, Access::Write), Ok(4 * K));
+        let writable = |at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.write;
+        assert_eq!([2 * M, 2 * M + 4 * K].map(writable), [true, false]);
+    });
+}
+
+#[test]
+fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
+    fn loses<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+        let hardware = H::of(&tables);
+        let mut member = platform.join();
+        let mut guard = tables.enter(&mut member).unwrap();
+        let mut storage = [const { None }; 4];
+        let mut cache = TableCache::new(&platform, &mut storage);
+        cache.fill(4).unwrap();
+        let all = range(0, 4 * M);
+        assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_2M, &mut cache), Ok(4 * M));
+        drop(cache);
+        let mut cache = TableCache::new(&platform, &mut storage);
+        cache.fill(1).unwrap();
+        // While the first block's table is built, other software freezes that block. The second
+        // block finds the cache dry; the walk goes back to the first, and waits.
+        platform.meanwhile(Some(Box::new(move |platform, moment| {
+            if moment == Moment::Fill {
+                hardware.slot(platform, 0).0.store(H::MARK, SeqCst);
+            }
+        })));
+        let result = guard.split(all, PageSize::SIZE_4K, &mut cache);
+        platform.meanwhile(None);
+        let text = refused(result, 0, SplitError::Contended);
+        says(&text, &["0x0", "changed by somebody else"]);
+        assert_eq!(cache.len(), 1, "the table went back to the cache");
+        hardware.slot(&platform, 0).0.store(0, SeqCst);
+        drop((cache, guard));
+        destroy(tables);
+        assert_eq!(platform.live(), 0);
+    }
+    loses::<Arm<12>>(arm());
+    loses::<Ept<true>>(ept());
+    loses::<Ept<false>>(ept());
+}
+
+/// What hardware sets while a block is built of its pages goes into the block.
+#[test]
+fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block() {
+    fn collapses<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        let platform = TestPlatform::new(bbm);
+        let mut world = common::world::World::<H>::new(&platform, bbm, format, 40);
+        let clean = Attributes { accessed: false, dirty: false, ..RAM };
+        let what = common::world::Mapping { hpa: 0, attributes: clean, largest: PageSize::SIZE_4K };
+        assert_eq!(world.map(range(0, 2 * M), what, 4), None);
+        world.access(0, false, false);
+        world.meanwhile(vec![(2 * M - 1, true, false)]);
+        world.collapse(range(0, 2 * M), PageSize::SIZE_2M);
+        platform.meanwhile(None);
+        let run = world.tree().runs[0];
+        assert_eq!((run.size, run.leaf.own.accessed, run.leaf.own.dirty), (2 * M, true, true));
+        world.destroy();
+    }
+    for bbm in common::stage::BBM {
+        collapses::<Arm<12>>(arm(), bbm);
+        collapses::<Ept<true>>(ept(), bbm);
+        collapses::<Ept<false>>(ept(), bbm);
+    }
+}

@@ -1,0 +1,231 @@
+//! Both ends of both address spaces, on the widest guests and on the smallest.
+
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+use common::hardware::Hardware;
+use common::hardware::arm::Arm;
+use common::hardware::ept::Ept;
+use common::stage::{RAM, host, on_stage, range, refused};
+use common::unmap;
+use common::world::size;
+use slat::format::arm64::Arm64;
+use slat::{Access, Ageing, Ages, ChangeError, Gpa, Hpa, Pages, RangeError, Skip};
+
+fn arm<const G: u32>() -> Arm64<G> {
+    Arm64 { hardware_dirty: true, ..Default::default() }
+}
+
+fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
+    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
+}
+
+/// Everything that can be done to the first and to the last page of a guest.
+fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
+    let page = 1 << H::PAGE;
+    let top = 1u64 << bits;
+    let smallest = size(page);
+    on_stage::<H>((format, bits, 12), |tables, guard, cache| {
+        let ends = [(0, (1 << 48) - page), (top - page, 0)];
+        let ends = if top == page { &ends[1..] } else { &ends[..] };
+        for &(gpa, hpa) in ends {
+            let at = range(gpa, page);
+            // Every size is tried: what does not fit into the guest is not used.
+            let reservation = guard.reserve(Gpa(gpa + 5), size(H::sizes()[0]), cache).unwrap();
+            let reserved = reservation.range();
+            assert!(reserved.start().0 <= gpa && gpa < reserved.end().0 && reserved.end().0 <= top);
+            drop(reservation);
+            assert_eq!(guard.map(at, Hpa(hpa), RAM, size(H::sizes()[0]), cache), Ok(page));
+            // Beyond the space nothing is mapped, whatever the lower bits would find.
+            for beyond in [gpa.wrapping_add(top), gpa.wrapping_add(1 << 63), u64::MAX] {
+                assert_eq!(guard.translate(Gpa(beyond)), Ok(None));
+                assert_eq!(guard.descriptor(Gpa(beyond)), None);
+            }
+            assert_eq!(host::<H>(guard, gpa), Some(Hpa(hpa)));
+            assert_eq!(host::<H>(guard, gpa + page - 1), Some(Hpa(hpa + page - 1)));
+            assert_eq!(guard.leaves(at).unwrap().count(), 1);
+            assert_eq!(guard.flush(at), Ok(page));
+            let mut bits_of = [0];
+            assert_eq!(guard.harvest(at, &mut bits_of), Ok(1));
+            assert_eq!(bits_of, [1]);
+            for skip in [Skip::Nothing, Skip::Exact, Skip::Hint] {
+                let (mut young, mut unanswered) = ([0], [0]);
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                let how = Ageing { clear: true, skip, fresh: true };
+                assert_eq!(guard.age(at, &mut ages, how).unwrap().young, 1);
+                assert_eq!(young, [1]);
+                assert_eq!(guard.relax(at, Access::Read), Ok(page));
+            }
+            assert_eq!(guard.relax(at, Access::Write), Ok(page));
+            let named = Pages { start: Gpa(gpa), bits: &[1] };
+            assert_eq!(guard.clean_pages(&named), Ok(page));
+            assert_eq!(guard.write_protect_pages(&named), Ok(page));
+            assert_eq!(guard.write_protect_subtrees(at), Ok(0));
+            assert_eq!(guard.execute_protect(at), Ok(page));
+            assert_eq!(guard.relax(at, Access::Execute), Ok(page));
+            assert_eq!(guard.split(at, smallest, cache), Ok(0));
+            assert_eq!(guard.collapse(at, smallest), Ok(0));
+        }
+        // All of it at once; in a large guest the walk passes by what is empty.
+        let all = range(0, top);
+        assert_eq!(guard.leaves(all).unwrap().count(), ends.len());
+        assert_eq!(guard.flush(all), Ok(ends.len() as u64 * page));
+        assert_eq!(guard.write_protect(all), Ok(0));
+        assert_eq!(guard.relax(all, Access::Write), Ok(ends.len() as u64 * page));
+        assert!(guard.write_protect_subtrees(all).unwrap() >= ends.len() as u64 * page);
+        assert_eq!(guard.split(all, smallest, cache), Ok(0));
+        assert_eq!(guard.collapse(all, size(H::sizes()[0])), Ok(0));
+        assert_eq!(guard.dump().to_string().lines().count(), 1 + ends.len());
+        let gone = unmap(guard, all);
+        let ends: Vec<_> = ends.iter().map(|&(gpa, hpa)| (Gpa(gpa), Hpa(hpa))).collect();
+        assert_eq!(gone.iter().map(|run| (run.gpa, run.hpa)).collect::<Vec<_>>(), ends);
+        guard.refresh();
+        tables.reclaim();
+        // What remains is the tables that cover more than there is.
+        let hardware = H::of(tables);
+        let tree = hardware.tree(guard.platform());
+        assert!(tree.runs.is_empty());
+        assert!(tree.tables.values().all(|table| table.end > top), "{:x?}", tree.tables);
+    });
+}
+
+#[test]
+fn everything_can_be_done_to_the_first_and_the_last_page() {
+    for bits in [48, 40, 25] {
+        pages_at_both_ends::<Arm<12>>(arm(), bits);
+    }
+    for bits in [48, 41, 26] {
+        pages_at_both_ends::<Arm<14>>(arm(), bits);
+    }
+    for bits in [48, 47, 30] {
+        pages_at_both_ends::<Arm<16>>(arm(), bits);
+    }
+    // The smallest is one page.
+    for bits in [48, 40, 39, 38, 30, 21, 20, 13, 12] {
+        pages_at_both_ends::<Ept<true>>(ept(), bits);
+        pages_at_both_ends::<Ept<false>>(ept(), bits);
+    }
+}
+
+fn blocks_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
+    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::STRIDE));
+    let (top, largest) = (1u64 << bits, size(H::sizes()[0]));
+    on_stage::<H>((format, bits, 16), |_, guard, cache| {
+        for (gpa, hpa) in [(0, (1 << 48) - block), (top - block, 0)] {
+            let all = range(gpa, block);
+            assert_eq!(guard.map(all, Hpa(hpa), RAM, largest, cache), Ok(block));
+            for at in [gpa, gpa + block - 1] {
+                let found = guard.translate(Gpa(at)).unwrap().unwrap();
+                let leaf = (found.hpa, found.size.bytes());
+                assert_eq!(leaf, (Hpa(hpa + (at - gpa)), block));
+            }
+            for end in [range(gpa, page), range(gpa + block - page, page)] {
+                guard.split(end, size(page), cache).unwrap();
+                assert_eq!(guard.write_protect(end), Ok(page));
+            }
+            assert_eq!(guard.relax(all, Access::Write), Ok(2 * page));
+            assert_eq!(guard.collapse(all, size(block)), Ok(block));
+            assert_eq!(guard.leaves(all).unwrap().count(), 1);
+            let bitmap = vec![!0; (block / page / 64) as usize];
+            let named = Pages { start: Gpa(gpa), bits: &bitmap };
+            assert_eq!(guard.write_protect_pages(&named), Ok(block));
+            assert_eq!(unmap(guard, all)[0].bytes, block);
+        }
+    });
+}
+
+#[test]
+fn blocks_at_both_ends_are_split_protected_and_collapsed() {
+    for bits in [48, 40, 25] {
+        blocks_at_both_ends::<Arm<12>>(arm(), bits);
+    }
+    for bits in [48, 26] {
+        blocks_at_both_ends::<Arm<14>>(arm(), bits);
+    }
+    for bits in [48, 30] {
+        blocks_at_both_ends::<Arm<16>>(arm(), bits);
+    }
+    for bits in [48, 39, 22] {
+        blocks_at_both_ends::<Ept<true>>(ept(), bits);
+        blocks_at_both_ends::<Ept<false>>(ept(), bits);
+    }
+}
+
+#[test]
+fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on() {
+    fn bitmaps<H: Hardware>(format: H::Format, bits: u32) {
+        let (page, top) = (1u64 << H::PAGE, 1u64 << bits);
+        on_stage::<H>((format, bits, 12), |_, guard, cache| {
+            let last = range(top - 2 * page, 2 * page);
+            assert_eq!(guard.map(last, Hpa(0), RAM, size(page), cache), Ok(2 * page));
+            let start = Gpa(top - 64 * page);
+            let named = Pages { start, bits: &[1 << 63, 0, 0] };
+            assert_eq!(guard.write_protect_pages(&named), Ok(page));
+            let writable = |guard: &common::world::GuardOf<'_, '_, H>, at| {
+                guard.translate(Gpa(at)).unwrap().unwrap().attributes.write
+            };
+            assert!(writable(guard, top - 2 * page) && !writable(guard, top - page));
+            // The run across the end is refused as a whole, the one before it is done.
+            let across = Pages { start, bits: &[1 << 62, 1] };
+            let end = Gpa(top + page);
+            let why = ChangeError::Range(RangeError::BeyondAddressSize { end, bits });
+            refused(guard.write_protect_pages(&across), top, why);
+            assert!(!writable(guard, top - 2 * page));
+            let across = Pages { start, bits: &[1 << 63, 1] };
+            refused(guard.clean_pages(&across), top - page, why);
+            assert!(guard.translate(Gpa(top - page)).unwrap().unwrap().attributes.dirty);
+            // Addresses that no number holds.
+            let near = !(page - 1);
+            for (start, bit, from) in [(near, 1, near), (near, 2, near), (near - page, 2, near)] {
+                let bitmap = [bit];
+                let named = Pages { start: Gpa(start), bits: &bitmap };
+                let (bad, size) = (if bit == 2 && start == near { near } else { from }, page);
+                let why = RangeError::Overflow { start: Gpa(bad), size };
+                for result in [guard.clean_pages(&named), guard.write_protect_pages(&named)] {
+                    refused(result, start, ChangeError::Range(why));
+                }
+            }
+            // A start inside a page.
+            let odd = Pages { start: Gpa(8), bits: &[1] };
+            let range = range(8, page);
+            let why = ChangeError::Range(RangeError::Unaligned { range, page });
+            refused(guard.clean_pages(&odd), 8, why);
+            // Nothing is named, nothing is refused.
+            let none = Pages { start: Gpa(u64::MAX), bits: &[0; 4] };
+            assert_eq!(guard.clean_pages(&none), Ok(0));
+            assert_eq!(guard.write_protect_pages(&Pages { start, bits: &[] }), Ok(0));
+        });
+    }
+    bitmaps::<Arm<12>>(arm(), 48);
+    bitmaps::<Arm<12>>(arm(), 25);
+    bitmaps::<Arm<14>>(arm(), 48);
+    bitmaps::<Arm<16>>(arm(), 30);
+    bitmaps::<Ept<true>>(ept(), 48);
+    bitmaps::<Ept<false>>(ept(), 20);
+}
+
+#[test]
+fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf() {
+    fn small<H: Hardware>(format: H::Format, bits: u32) {
+        let top = 1 << bits;
+        on_stage::<H>((format, bits, 8), |tables, guard, cache| {
+            let (at, root) = (Gpa(top - 1), H::of(tables).root().height);
+            let reservation = guard.reserve(at, size(H::sizes()[0]), cache).unwrap();
+            let range = reservation.range();
+            let most = top.min(H::size(root));
+            let expected = H::sizes().into_iter().find(|&size| size <= most).unwrap();
+            assert_eq!((range.end().0, range.size()), (top, expected));
+            assert_eq!(reservation.commit(Hpa(0), RAM), Ok(Some(expected)));
+            assert_eq!(host::<H>(guard, top - 1), Some(Hpa(expected - 1)));
+            assert_eq!(unmap(guard, common::stage::range(0, top))[0].bytes, expected);
+        });
+    }
+    for bits in 12..=31 {
+        small::<Ept<true>>(ept(), bits);
+        small::<Ept<false>>(ept(), bits);
+    }
+    for bits in 25..=31 {
+        small::<Arm<12>>(arm(), bits);
+    }
+}

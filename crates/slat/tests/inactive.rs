@@ -1,0 +1,139 @@
+//! Tables that no CPU has loaded: plain stores do what atomic changes do.
+
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+use common::hardware::Hardware;
+use common::hardware::arm::Arm;
+use common::hardware::ept::Ept;
+use common::stage::{CLEAN, G, K, M, RAM, range};
+use common::world::{VMID, cache, size};
+use common::{Event, TestPlatform};
+use proptest::prelude::*;
+use slat::{Access, Attributes, BreakBeforeMake, Hpa, Inactive, PageSize, Tables};
+
+fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
+    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
+}
+
+/// A range, and what to do with it: where, how many pages, the largest leaf, the kind of memory.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    start: u64,
+    pages: u64,
+    largest: usize,
+    kind: usize,
+    frames: usize,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let start = prop_oneof![0..6u64, 510..516u64, 1020..1026u64, Just(0)];
+    let pages = prop_oneof![1..4u64, 500..1100u64, Just(512)];
+    (start, pages, 0..3usize, 0..5usize, prop_oneof![Just(12), 0..3usize]).prop_map(
+        |(start, pages, largest, kind, frames)| Step { start, pages, largest, kind, frames },
+    )
+}
+
+fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut live = Tables::new(format, VMID, 40, &platform).unwrap();
+    let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+    for step in steps {
+        let (mut one, mut two) = (Vec::new(), Vec::new());
+        let mut one = cache::<H>(&platform, &mut one, step.frames);
+        let mut two = cache::<H>(&platform, &mut two, step.frames);
+        let page = 1 << H::PAGE;
+        let at = range(step.start * page, step.pages * page);
+        let largest = size(H::sizes()[step.largest % H::SIZES as usize]);
+        let attributes = [RAM, CLEAN, Attributes { write: false, ..RAM }][step.kind % 3];
+        let mut guard = live.exclusive();
+        if step.kind < 3 {
+            let hpa = Hpa(4 * G + at.start().0);
+            let found = inactive.map(at, hpa, attributes, largest, &mut two);
+            assert_eq!(found, guard.map(at, hpa, attributes, largest, &mut one));
+        } else {
+            assert_eq!(inactive.write_protect(at), guard.write_protect(at));
+            guard.complete();
+            // Nobody can hold what is stale.
+            assert_eq!((inactive.guard().owed(), one.len()), (None, two.len()));
+        }
+        assert_eq!(one.len(), two.len(), "frames taken");
+        drop(guard);
+        let quiet = platform.take_events();
+        let shootdowns = quiet.iter().filter(|event| matches!(event, Event::Invalidate(_)));
+        assert!(shootdowns.count() <= 1, "only that of live tables");
+    }
+    let live_hardware = H::of(&live);
+    let tables = inactive.activate();
+    assert_eq!(platform.take_events(), [Event::Publish], "walkers see what was stored");
+    let (found, expected) = (H::of(&tables).tree(&platform), live_hardware.tree(&platform));
+    assert_eq!(found.runs, expected.runs);
+    let shape = |tree: &common::hardware::Tree| {
+        let mut all: Vec<_> = tree.shape().into_values().collect();
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(shape(&found), shape(&expected));
+    common::destroy(tables);
+    common::destroy(live);
+    assert_eq!(platform.live(), 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn inactive_tables_are_mapped_and_protected_as_live_ones(
+        steps in prop::collection::vec(step(), 1..8)
+    ) {
+        same::<Arm<12>>(
+            slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() }, &steps);
+        same::<Arm<14>>(
+            slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() }, &steps);
+        same::<Ept<true>>(ept(), &steps);
+        same::<Ept<false>>(ept(), &steps);
+    }
+}
+
+#[test]
+fn tables_that_become_inactive_are_changed_and_loaded_again() {
+    fn cycles<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let mut world =
+            common::world::World::<H>::new(&platform, BreakBeforeMake::Always, format, 40);
+        let what = common::world::Mapping { hpa: G, attributes: RAM, largest: PageSize::SIZE_2M };
+        assert_eq!(world.map(range(0, 4 * M), what, 4), None);
+        platform.observe();
+        let common::world::World { tables, .. } = world;
+        platform.machine.borrow_mut().as_mut().unwrap().unload();
+        // SAFETY: the machine has just unloaded the root.
+        let mut inactive = unsafe { tables.deactivate() };
+        platform.take_events();
+        assert_eq!(inactive.write_protect(range(0, 2 * M)), Ok(2 * M));
+        let mut storage = Vec::new();
+        let mut frames = cache::<H>(&platform, &mut storage, 4);
+        // All operations are there; none owes anything.
+        let mut guard = inactive.guard();
+        let page = PageSize::SIZE_4K;
+        assert_eq!(guard.split(range(0, 4 * K), page, &mut frames), Ok(2 * M));
+        assert_eq!(guard.relax(range(0, 4 * K), Access::Write), Ok(4 * K));
+        assert_eq!(common::unmap(&mut guard, range(2 * M, 2 * M)).len(), 1);
+        assert_eq!(guard.write_protect(range(0, 2 * M)), Ok(4 * K));
+        assert_eq!(guard.owed(), None);
+        drop(guard);
+        let moved = range(2 * M, 2 * M);
+        let done = inactive.map(moved, Hpa(8 * G), RAM, PageSize::SIZE_2M, &mut frames);
+        assert_eq!(done, Ok(2 * M));
+        drop(frames);
+        let tables = inactive.activate();
+        let tree = H::of(&tables).tree(&platform);
+        let found: Vec<_> =
+            tree.runs.iter().map(|run| (run.start, run.size, run.leaf.oa)).collect();
+        assert_eq!(found, [(0, 4 * K, G), (2 * M, 2 * M, 8 * G)]);
+        common::destroy(tables);
+        assert_eq!(platform.live(), 0);
+    }
+    cycles::<Arm<12>>(slat::format::arm64::Arm64::default());
+    cycles::<Ept<true>>(ept());
+}

@@ -1,0 +1,106 @@
+//! Ageing by the accessed bits of tables, on Intel, at three levels and beside hints. (The pairs are
+//! in `pairs`.)
+
+use crate::guest::*;
+use crate::hardware::Use;
+use crate::machine::*;
+use loom::thread::spawn;
+use slat::{Ageing, Skip};
+
+const HINT: Ageing = Ageing { clear: true, skip: Skip::Hint, fresh: true };
+const TEST: Ageing = Ageing { clear: false, skip: Skip::Exact, fresh: false };
+
+#[test]
+fn a_page_beside_a_table_that_is_unmapped_during_the_scan_is_not_lost() {
+    bounded("age (exact) || unmap of the neighbour, three levels", 3, || {
+        let guest = X86::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
+        let unmaps = spawn(move || guest.unmap(0..BLOCK));
+        guest.age(0..2 * BIG, EXACT);
+        guest.unmap_rest(unmaps.join().unwrap());
+        // The page is young in this scan, or in the one that settles.
+        guest.settle();
+        let retired = guest.pages() - 1 - guest.linked();
+        guest.end(retired);
+    });
+}
+
+#[test]
+fn a_page_beside_a_table_that_collapses_during_the_scan_is_not_lost() {
+    bounded("age (exact) || collapse of the neighbour, three levels", 2, || {
+        let guest = X86::new(15, NEVER).mapped(0..BLOCK, RAM, PAGE);
+        let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
+        let collapses = spawn(move || guest.collapse(0..BLOCK, BLOCK));
+        guest.age(0..2 * BIG, EXACT);
+        let _ = collapses.join().unwrap();
+        guest.settle();
+        let retired = guest.pages() - 1 - guest.linked();
+        guest.end(retired);
+    });
+}
+
+#[test]
+fn a_hint_hides_nothing_from_a_later_exact_scan() {
+    bounded("age (hint) || age (exact), hardware", 3, || {
+        let guest = X86::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
+        guest.access(0, false, Use::Always);
+        let hints = spawn(move || guest.age(0..BIG, HINT));
+        guest.age(0..BIG, EXACT);
+        guest.access(0, false, Use::Always);
+        hints.join().unwrap();
+        // Through the walk cache, if there is one: the table is not marked.
+        guest.access(0, false, Use::Always);
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_page_used_through_a_walk_cache_after_a_hint_is_young_in_an_exact_scan() {
+    explore("age (hint), hardware through a walk cache", || {
+        let guest = X86::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
+        guest.access(0, false, Use::Always);
+        let vcpu = spawn(move || guest.access(0, false, Use::Always).map(drop));
+        guest.age(0..BIG, HINT);
+        vcpu.join().unwrap();
+        guest.access(0, false, Use::Always);
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn who_only_tests_beside_an_exact_scan_finds_what_that_has_not_yet_reported() {
+    explore("age (exact) || age (test)", || {
+        let guest = X86::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let scans = spawn(move || {
+            let young = guest.age(0..BIG, EXACT).0;
+            (guest.world.tick(), young)
+        });
+        let (young, _) = guest.age(0..BIG, TEST);
+        let tested = guest.world.tick();
+        let (scanned, found) = scans.join().unwrap();
+        assert_eq!(found, [0]);
+        // Old is right once the scan has cleared it, hence not long before its end: the leaf says.
+        assert!(young == [0] || scanned < tested || !guest.leaf(0).1.accessed);
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn two_scans_of_a_page_in_use_find_it_young_each() {
+    explore("age (exact) twice || hardware", || {
+        let guest = X86::new(14, NEVER).running().mapped(0..BLOCK, CLEAN, PAGE);
+        guest.access(0, false, Use::Always);
+        let vcpu = spawn(move || guest.access(PAGE, false, Use::Always).map(drop));
+        guest.age(0..BIG, EXACT);
+        guest.access(0, false, Use::Always);
+        let (young, unanswered) = guest.age(0..BIG, EXACT);
+        vcpu.join().unwrap();
+        assert!(young.contains(&0), "used since the first scan has ended");
+        assert_eq!(unanswered, []);
+        guest.settle();
+        guest.end(0);
+    });
+}

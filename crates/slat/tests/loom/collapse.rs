@@ -1,0 +1,104 @@
+//! Collapse against what would be lost in it: a page unmapped or protected at the same time, and
+//! what hardware writes through a walk cache after the block is there.
+
+use crate::guest::*;
+use crate::hardware::{Use, Walked};
+use crate::machine::*;
+use loom::thread::spawn;
+use slat::format::tiny::Tiny;
+use slat::format::tiny_ept::TinyEpt;
+use slat::{BreakBeforeMake, UnmapError};
+
+fn on_all(name: &str, bound: Option<usize>, models: [fn(BreakBeforeMake); 2]) {
+    let [arm, intel] = models;
+    run(&std::format!("{name}, Arm"), bound, move || arm(NEVER));
+    run(&std::format!("{name}, Arm, break"), bound, move || arm(ALWAYS));
+    run(&std::format!("{name}, Intel"), bound, move || intel(NEVER));
+}
+
+fn unmap_a_page<F: Walked>(bbm: BreakBeforeMake) {
+    let guest = On::<F>::new(14, bbm).mapped(0..BLOCK, RAM, PAGE);
+    let collapses = spawn(move || guest.collapse(0..BLOCK, BLOCK));
+    let (removed, rest) = guest.unmap(0..PAGE);
+    let _ = collapses.join().unwrap();
+    match rest {
+        None => assert_eq!(bytes(&removed), PAGE),
+        Some(Rest { why: UnmapError::Contended | UnmapError::CutsBlock { .. }, .. }) => {
+            assert!(removed.is_empty());
+        }
+        Some(rest) => panic!("{rest:?}"),
+    }
+    assert_eq!(guest.at(0).is_some(), removed.is_empty(), "it came back");
+    guest.leaf(PAGE);
+    let retired = guest.pages() - 1 - guest.linked();
+    guest.end(retired);
+}
+
+#[test]
+fn a_page_that_is_unmapped_while_its_table_collapses_does_not_come_back() {
+    on_all("collapse || unmap of a page", Some(4), [unmap_a_page::<Tiny>, unmap_a_page::<TinyEpt>]);
+}
+
+fn protect_a_page<F: Walked>(bbm: BreakBeforeMake) {
+    let guest = On::<F>::new(14, bbm).running().mapped(0..BLOCK, RAM, PAGE);
+    guest.access(0, true, Use::Always);
+    let collapses = spawn(move || guest.collapse(0..BLOCK, BLOCK));
+    let rest = guest.protect(0..PAGE);
+    // A write to what was protected fails the access.
+    guest.access(0, true, Use::Always);
+    let _ = collapses.join().unwrap();
+    guest.access(0, true, Use::Always);
+    assert_eq!(guest.leaf(0).1.write, rest.is_some());
+    let retired = guest.pages() - 1 - guest.linked();
+    guest.end(retired);
+}
+
+#[test]
+fn a_page_that_is_protected_while_its_table_collapses_is_not_written() {
+    let models = [protect_a_page::<Tiny>, protect_a_page::<TinyEpt>];
+    on_all("collapse || write_protect of a page || hardware", Some(4), models);
+}
+
+fn big<F: Walked>(bbm: BreakBeforeMake) {
+    let guest = On::<F>::new(15, bbm).running().mapped(0..BIG, CLEAN, BLOCK);
+    guest.access(0, false, Use::Always);
+    let vcpu = spawn(move || {
+        // Through the walk cache, into the table that may be unlinked by now.
+        guest.access(BLOCK, true, Use::Always).is_some()
+    });
+    let rest = guest.collapse(0..BIG, BIG);
+    let wrote = vcpu.join().unwrap();
+    assert!(rest.is_none());
+    let (size, state) = guest.leaf(BLOCK);
+    assert_eq!((size, state.accessed, state.dirty), (BIG, true, wrote));
+    assert!(wrote || bbm == ALWAYS, "a fault without a break");
+    guest.settle();
+    guest.end(1);
+}
+
+#[test]
+fn blocks_become_a_larger_block_and_no_write_is_lost() {
+    on_all("collapse of blocks || hardware", None, [big::<Tiny>, big::<TinyEpt>]);
+}
+
+fn both_levels<F: Walked>(bbm: BreakBeforeMake) {
+    let guest = On::<F>::new(15, bbm).running().mapped(0..BIG, CLEAN, PAGE);
+    guest.access(0, false, Use::Always);
+    let vcpu = spawn(move || guest.access(PAGE, true, Use::Always).is_some());
+    let rest = guest.collapse(0..BIG, BIG);
+    let wrote = vcpu.join().unwrap();
+    assert!(rest.is_none());
+    let (size, state) = guest.leaf(PAGE);
+    assert_eq!((size, state.dirty), (BIG, wrote));
+    guest.settle();
+    guest.end(3);
+}
+
+#[test]
+fn three_tables_become_one_block_and_no_write_is_lost() {
+    on_all(
+        "collapse, two levels || hardware",
+        Some(3),
+        [both_levels::<Tiny>, both_levels::<TinyEpt>],
+    );
+}

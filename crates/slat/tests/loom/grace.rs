@@ -1,0 +1,145 @@
+//! Grace: tables that were unlinked are given back when no walker can be in them. (Every operation
+//! beside one that unmaps and reclaims is in `pairs`.)
+
+use crate::guest::*;
+use crate::machine::*;
+use loom::thread::spawn;
+use slat::{Gpa, Member};
+
+/// Unmaps the only page, and reclaims its table.
+fn retire(guest: Guest) -> usize {
+    let result = guest.unmap(0..BLOCK);
+    let removed = guest.unmap_rest(result);
+    assert_eq!(bytes(&removed), PAGE);
+    guest.tables().reclaim()
+}
+
+#[test]
+fn a_walker_that_refreshes_lets_go_of_what_it_saw_and_finds_nothing_freed() {
+    bounded("refresh || unmap, reclaim twice", 3, || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let mut member = guest.member();
+        let walker = spawn(move || {
+            let mut inside = guest.seated(&mut member);
+            inside.look(0);
+            inside.guard.refresh();
+            inside.look(0);
+        });
+        let mut freed = retire(guest);
+        freed += guest.tables().reclaim();
+        walker.join().unwrap();
+        guest.end(1 - freed);
+    });
+}
+
+#[test]
+fn what_a_walker_keeps_is_freed_once_it_has_left() {
+    bounded("look twice || unmap, reclaim twice", 3, || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let mut member = guest.member();
+        let walker = spawn(move || {
+            guest.seated(&mut member).look(0);
+            guest.seated(&mut member).look(0);
+        });
+        let mut freed = retire(guest);
+        freed += guest.tables().reclaim();
+        walker.join().unwrap();
+        guest.end(1 - freed);
+    });
+}
+
+#[test]
+fn a_walker_that_stays_keeps_the_table() {
+    explore("inside || unmap, reclaim", || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let mut member = guest.member();
+        // It has seen the table.
+        let mut inside = guest.seated(&mut member);
+        assert!(inside.look(0).flatten().is_some());
+        let other = spawn(move || retire(guest));
+        inside.look(0);
+        assert_eq!(other.join().unwrap(), 0, "a walker was inside from the beginning");
+        drop(inside);
+        drop(member);
+        guest.end(1);
+    });
+}
+
+#[test]
+fn whoever_takes_over_a_seat_is_seen_as_its_last_owner_was() {
+    bounded("leave || join, look || unmap, reclaim", 3, || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let keep = [guest.member(), guest.member()];
+        let member = guest.member();
+        let leaves = spawn(move || drop(member));
+        let joins = spawn(move || {
+            // All other seats are taken: it has to be that one.
+            if let Ok(mut member) = Member::join(guest.world) {
+                guest.seated(&mut member).look(0);
+            }
+        });
+        let freed = retire(guest);
+        leaves.join().unwrap();
+        joins.join().unwrap();
+        drop(keep);
+        guest.end(1 - freed);
+    });
+}
+
+#[test]
+fn two_who_reclaim_free_each_table_once() {
+    bounded("unmap, reclaim || unmap, reclaim, two tables", 2, || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
+        let mut members = [guest.member(), guest.member()].into_iter();
+        let mut enter = move || members.next().unwrap();
+        let (mut here, mut there) = (enter(), enter());
+        let work = move |member: &mut Member<'static, World>, start: u64| {
+            let mut inside = guest.seated(member);
+            let (removed, rest) = inside.unmap(start..start + BLOCK);
+            assert!(rest.is_none() && bytes(&removed) == PAGE);
+            drop(inside);
+            guest.tables().reclaim()
+        };
+        let other = spawn(move || work(&mut there, BLOCK));
+        let freed = work(&mut here, 0) + other.join().unwrap();
+        drop(here);
+        guest.end(2 - freed);
+    });
+}
+
+#[test]
+fn a_table_that_is_reused_at_once_is_not_taken_for_the_old_one() {
+    bounded("look || unmap, reclaim, map again", 3, || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let mut member = guest.member();
+        let walker = spawn(move || {
+            let mut inside = guest.seated(&mut member);
+            for saw in [inside.look(0), inside.look(PAGE)] {
+                assert!(saw.flatten().is_none_or(|hpa| hpa.0 & !(PAGE - 1) >= MEMORY));
+            }
+        });
+        let freed = retire(guest);
+        let guest = guest.mapped(PAGE..BLOCK, RAM, PAGE);
+        walker.join().unwrap();
+        assert!(guest.inside().guard.translate(Gpa(0)).unwrap().is_none());
+        guest.end(1 - freed);
+    });
+}
+
+#[test]
+fn a_table_that_is_unlinked_while_others_are_reclaimed_waits_for_those_who_are_in_it() {
+    bounded("reclaim || unmap || look", 2, || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
+        let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
+        guest.unmap(0..BLOCK);
+        let mut member = guest.member();
+        let walker = spawn(move || guest.seated(&mut member).look(BLOCK));
+        let reclaims = spawn(move || guest.tables().reclaim());
+        let (removed, rest) = guest.unmap(BLOCK..BIG);
+        walker.join().unwrap();
+        let freed = reclaims.join().unwrap();
+        assert!(rest.is_none() && bytes(&removed) == PAGE);
+        guest.end(2 - freed);
+    });
+}

@@ -1,0 +1,493 @@
+//! One guest, and the operations on its tables with their shootdowns, logged for the accounts that
+//! the models settle at their end.
+
+use crate::hardware::Walked;
+use crate::machine::*;
+use core::ops::Range;
+use slat::format::Kind;
+use slat::format::tiny::Tiny;
+use slat::format::tiny_ept::TinyEpt;
+use slat::*;
+use std::boxed::Box;
+use std::vec::Vec;
+
+/// Table pages for one thread.
+pub struct Cache<F: Format> {
+    pages: Option<TableCache<'static, F, World>>,
+    storage: *mut [Option<Frame>],
+}
+
+impl<F: Format> Cache<F> {
+    pub fn len(&self) -> usize {
+        self.pages.as_ref().unwrap().len()
+    }
+
+    pub fn pages(&mut self) -> &mut TableCache<'static, F, World> {
+        self.pages.as_mut().unwrap()
+    }
+}
+
+impl<F: Format> Drop for Cache<F> {
+    fn drop(&mut self) {
+        self.pages = None;
+        // SAFETY: from `Box::into_raw` in `On::cache`; its only user is gone.
+        drop(unsafe { Box::from_raw(self.storage) });
+    }
+}
+
+/// The part of a range that an operation did not get to, and why.
+#[derive(Debug)]
+#[must_use]
+pub struct Rest<E> {
+    pub range: Range<u64>,
+    pub why: E,
+}
+
+pub type Outcome<E> = Option<Rest<E>>;
+
+pub fn range(range: &Range<u64>) -> GpaRange {
+    GpaRange::new(Gpa(range.start), range.end - range.start).unwrap()
+}
+
+pub fn pages(range: &Range<u64>) -> impl Iterator<Item = u64> + use<> {
+    range.clone().step_by(PAGE as usize)
+}
+
+/// What an operation left undone; and the range that it did.
+fn ended<T, E: core::fmt::Debug>(
+    range: &Range<u64>,
+    result: Result<T, Halted<E>>,
+) -> (Range<u64>, Outcome<E>) {
+    let Err(Halted { at, why }) = result else { return (range.clone(), None) };
+    assert!((range.start..=range.end).contains(&at.0), "stopped outside: {at}");
+    (range.start..at.0, Some(Rest { range: at.0..range.end, why }))
+}
+
+/// One guest of one execution. Copied into its threads.
+pub struct On<F: Format> {
+    pub world: &'static World,
+    tables: *mut Tables<'static, F, World>,
+}
+
+/// With Arm's descriptors.
+pub type Guest = On<Tiny>;
+/// With Intel's: tables have rights and accessed bits.
+pub type X86 = On<TinyEpt>;
+
+impl<F: Format> Clone for On<F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<F: Format> Copy for On<F> {}
+
+/// A thread inside the tables of a guest.
+pub struct In<'m, F: Format> {
+    pub on: On<F>,
+    pub guard: Guard<'m, 'static, F, World>,
+}
+
+impl<F: Walked> On<F> {
+    /// `bits` as for [`Tiny`]: 14 for two levels, 15 for three.
+    pub fn new(bits: u32, bbm: BreakBeforeMake) -> Self {
+        let world = World::new(bbm);
+        let tables = Tables::new(F::default(), Vmid(0), bits, world).unwrap();
+        Self { world, tables: Box::into_raw(Box::new(tables)) }
+    }
+
+    /// The same with a CPU that runs the guest.
+    pub fn running(self) -> Self {
+        self.world.running.set(true);
+        self
+    }
+
+    pub fn tables(&self) -> &'static Tables<'static, F, World> {
+        // SAFETY: leaked in `new`; borrowed exclusively, and freed, after all threads were joined.
+        unsafe { &*self.tables }
+    }
+
+    /// Inside without a seat.
+    pub fn inside(&self) -> In<'static, F> {
+        // SAFETY: models that reclaim beside other threads enter by `seated`; the others reclaim
+        // when all threads were joined.
+        In { on: *self, guard: unsafe { self.tables().enter_unseated() } }
+    }
+
+    pub fn member(&self) -> Member<'static, World> {
+        Member::join(self.world).expect("there are seats for all threads")
+    }
+
+    pub fn seated<'m>(&self, member: &'m mut Member<'static, World>) -> In<'m, F> {
+        In { on: *self, guard: self.tables().enter(member).expect("one platform") }
+    }
+
+    pub fn cache(&self, pages: usize) -> Cache<F> {
+        let storage = Box::into_raw((0..8).map(|_| None).collect::<Vec<_>>().into_boxed_slice());
+        // SAFETY: just leaked; reclaimed after the cache is dropped.
+        let mut cache = TableCache::new(self.world, unsafe { &mut *storage });
+        cache.fill(pages).unwrap();
+        Cache { pages: Some(cache), storage }
+    }
+
+    /// Maps from the main thread, where nothing can be in the way.
+    pub fn mapped(self, at: Range<u64>, attributes: Attributes, size: u64) -> Self {
+        assert!(self.map(at, attributes, size, &mut self.cache(3)).is_none());
+        self
+    }
+
+    /// What stands there, when nobody holds anything any more.
+    pub fn at(&self, gpa: u64) -> Option<Translation> {
+        let found = self.inside().guard.translate(Gpa(gpa)).expect("a marker was left behind");
+        if let Some(found) = found {
+            assert_eq!(found.hpa.0, MEMORY + gpa);
+        }
+        found
+    }
+
+    pub fn leaf(&self, gpa: u64) -> (u64, Attributes) {
+        let found = self.at(gpa).expect("a mapping was lost");
+        (found.size.bytes(), found.attributes)
+    }
+
+    /// Pages that are handed to nobody: in no cache, and not given back.
+    pub fn pages(&self) -> usize {
+        self.world.live()
+    }
+
+    /// Tables linked below the root.
+    pub fn linked(&self) -> usize {
+        fn below<F: Walked>(world: &World, table: Hpa, level: u8) -> usize {
+            let tables = (0..2).filter_map(|index| {
+                // SAFETY: a linked table of two slots.
+                let raw = unsafe { world.slots(table).add(index).as_ref() }.load();
+                (F::kind(raw, level) == Kind::Table && level > 0)
+                    .then(|| 1 + below::<F>(world, F::table_address(raw), level - 1))
+            });
+            tables.sum()
+        }
+        below::<F>(self.world, self.tables().root(), self.tables().geometry().root_level)
+    }
+
+    /// Takes what is left of all uses, as the next scan and the next harvest would find it, and
+    /// settles the accounts. All threads have been joined.
+    pub fn settle(&self) {
+        let all = 0..1 << self.tables().geometry().address_bits;
+        let unanswered = self.inside().age(all.clone(), EXACT).1;
+        assert_eq!(unanswered, [], "nobody else is at work");
+        for gpa in pages(&all) {
+            if let Some(found) = self.at(gpa) {
+                assert!(!found.attributes.accessed, "an exact scan left {gpa:#x} out");
+            }
+        }
+        assert!(self.inside().harvest(all).is_none());
+        self.world.account();
+        self.world.account_rounds();
+    }
+
+    /// Reclaims `retired` tables, then gives everything back. All threads have been joined.
+    pub fn end(self, retired: usize) {
+        assert_eq!(self.tables().reclaim(), retired, "retired tables");
+        self.close();
+    }
+
+    /// Gives everything back.
+    pub fn close(self) {
+        // What is left is still whole.
+        for gpa in pages(&(0..1 << self.tables().geometry().address_bits)) {
+            self.inside().guard.translate(Gpa(gpa)).expect("a marker was left behind");
+        }
+        // SAFETY: all threads were joined, so this is the only reference, and no CPU runs.
+        unsafe { Box::from_raw(self.tables).deactivate() }.destroy();
+        assert_eq!(self.world.live(), 0, "frames were lost");
+        // SAFETY: leaked in `World::new`; the tables, and every cache, are gone.
+        drop(unsafe { Box::from_raw(core::ptr::from_ref(self.world).cast_mut()) });
+    }
+}
+
+pub const EXACT: Ageing = Ageing { clear: true, skip: Skip::Exact, fresh: true };
+
+impl<F: Walked> In<'_, F> {
+    /// Maps to the memory at `MEMORY + gpa`.
+    pub fn map(
+        &mut self,
+        at: Range<u64>,
+        attributes: Attributes,
+        size: u64,
+        cache: &mut Cache<F>,
+    ) -> Outcome<MapError> {
+        self.map_to(MEMORY, at, attributes, size, cache)
+    }
+
+    pub fn map_to(
+        &mut self,
+        memory: u64,
+        at: Range<u64>,
+        attributes: Attributes,
+        size: u64,
+        cache: &mut Cache<F>,
+    ) -> Outcome<MapError> {
+        let size = PageSize::from_bytes(size).unwrap();
+        let world = self.on.world;
+        world
+            .taken
+            .borrow_mut()
+            .retain(|taken| taken.end <= memory + at.start || taken.start >= memory + at.end);
+        let (when, grant) = self.grant(&at);
+        let hpa = Hpa(memory + at.start);
+        let result = self.guard.map(range(&at), hpa, attributes, size, cache.pages());
+        self.granted(grant);
+        if result.is_ok_and(|bytes| bytes == at.end - at.start) && attributes.accessed {
+            self.made_used(when, &at, attributes.dirty);
+        }
+        ended(&at, result).1
+    }
+
+    /// Software has made leaves used, as hardware does.
+    fn made_used(&self, when: usize, at: &Range<u64>, write: bool) {
+        let events = pages(at).map(|page| Event { when, page, write });
+        self.on.world.uses.borrow_mut().extend(events);
+    }
+
+    /// From here on the guest may write.
+    fn grant(&self, at: &Range<u64>) -> (usize, usize) {
+        let world = self.on.world;
+        world.protected.borrow_mut().retain(|page| !at.contains(page));
+        let mut grants = world.grants.borrow_mut();
+        grants.push(Grant { range: at.clone(), end: usize::MAX });
+        (world.tick(), grants.len() - 1)
+    }
+
+    fn granted(&self, grant: usize) {
+        let world = self.on.world;
+        let end = world.tick_logged();
+        world.grants.borrow_mut()[grant].end = end;
+    }
+
+    pub fn split(
+        &mut self,
+        at: Range<u64>,
+        to: u64,
+        cache: &mut Cache<F>,
+    ) -> (Range<u64>, Outcome<SplitError>) {
+        let to = PageSize::from_bytes(to).unwrap();
+        let result = self.guard.split(range(&at), to, cache.pages());
+        self.guard.complete();
+        ended(&at, result)
+    }
+
+    pub fn collapse(&mut self, at: Range<u64>, to: u64) -> Outcome<SplitError> {
+        let result = self.guard.collapse(range(&at), PageSize::from_bytes(to).unwrap());
+        self.guard.complete();
+        ended(&at, result).1
+    }
+
+    /// Afterwards, no CPU can write to what was done, but where somebody grants it meanwhile.
+    pub fn protect(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
+        self.protect_by(at, |guard, range| guard.write_protect(range)).2
+    }
+
+    /// A round of dirty logging: takes the log, then stops all writes.
+    pub fn round(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
+        let (begin, end, rest) =
+            self.protect_by(at, |guard, range| guard.write_protect_subtrees(range));
+        if rest.is_none() {
+            self.on.world.rounds.borrow_mut().push((begin, end));
+        }
+        rest
+    }
+
+    fn protect_by(
+        &mut self,
+        at: Range<u64>,
+        protect: impl FnOnce(
+            &mut Guard<'_, 'static, F, World>,
+            GpaRange,
+        ) -> Result<u64, Halted<ChangeError>>,
+    ) -> (usize, usize, Outcome<ChangeError>) {
+        let world = self.on.world;
+        let begin = world.tick_logged();
+        let result = protect(&mut self.guard, range(&at));
+        self.guard.complete();
+        let (done, rest) = ended(&at, result);
+        let grants = world.grants.borrow();
+        let granted =
+            |page: &u64| grants.iter().any(|grant| grant.end > begin && grant.range.contains(page));
+        world.protected.borrow_mut().extend(pages(&done).filter(|page| !granted(page)));
+        (begin, world.tick(), rest)
+    }
+
+    /// As a fault does it, which reports a write that it answers.
+    pub fn relax(&mut self, at: Range<u64>, access: Access) -> Outcome<ChangeError> {
+        let world = self.on.world;
+        let write = access == Access::Write;
+        let grant = write.then(|| self.grant(&at));
+        let when = world.tick();
+        let result = self.guard.relax(range(&at), access);
+        self.guard.complete();
+        if result.is_ok_and(|bytes| bytes == at.end - at.start) {
+            self.made_used(when, &at, write);
+        }
+        let (done, rest) = ended(&at, result);
+        if let Some((_, grant)) = grant {
+            self.granted(grant);
+            let reports = pages(&done).map(|page| (world.tick(), page));
+            world.faults.borrow_mut().extend(reports);
+        }
+        rest
+    }
+
+    pub fn execute_protect(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
+        let result = self.guard.execute_protect(range(&at));
+        self.guard.complete();
+        ended(&at, result).1
+    }
+
+    /// Afterwards, no CPU can reach the memory that was handed out: leaf by leaf.
+    pub fn unmap(&mut self, at: Range<u64>) -> (Vec<Removed>, Outcome<UnmapError>) {
+        let world = self.on.world;
+        let mut storage = [const { Place::EMPTY }; 4];
+        let mut removals = Removals::new(self.on.tables(), &mut storage);
+        let result = self.guard.unmap(range(&at), &mut removals);
+        let mut removed = Vec::new();
+        for run in removals.complete() {
+            let size = run.size.bytes();
+            removed.extend((0..run.bytes / size).map(|n| Removed {
+                gpa: Gpa(run.gpa.0 + n * size),
+                hpa: Hpa(run.hpa.0 + n * size),
+                bytes: size,
+                ..run
+            }));
+        }
+        let left: u64 = removed.iter().map(|leaf| leaf.bytes).sum();
+        assert!(result.is_err() || result == Ok(left));
+        for leaf in &removed {
+            assert_eq!(leaf.hpa.0, MEMORY + leaf.gpa.0);
+            world.taken.borrow_mut().push(leaf.hpa.0..leaf.hpa.0 + leaf.bytes);
+            for page in pages(&(leaf.gpa.0..leaf.gpa.0 + leaf.bytes)) {
+                let states = [(leaf.attributes.accessed, false), (leaf.attributes.dirty, true)];
+                states.iter().filter(|state| state.0).for_each(|&(_, w)| world.report(page, w));
+            }
+        }
+        (removed, ended(&at, result).1)
+    }
+
+    /// The pages that are young, and those without an answer.
+    pub fn age(&mut self, at: Range<u64>, how: Ageing) -> (Vec<u64>, Vec<u64>) {
+        let (mut young, mut unanswered) = ([0], [0]);
+        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        let aged = self.guard.age(range(&at), &mut ages, how).expect("ageing stops nowhere");
+        assert_eq!(aged.young, u64::from(young[0].count_ones()));
+        let named = |bits: u64| {
+            let set = pages(&at).enumerate().filter(move |(bit, _)| bits >> bit & 1 == 1);
+            set.map(|(_, page)| page).collect::<Vec<_>>()
+        };
+        let (young, unanswered) = (named(young[0]), named(unanswered[0]));
+        young.iter().for_each(|&page| self.on.world.report(page, false));
+        (young, unanswered)
+    }
+
+    /// What it returns is in the caller's log.
+    pub fn harvest(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
+        let mut bitmap = [0];
+        let result = self.guard.harvest(range(&at), &mut bitmap);
+        for (bit, page) in pages(&at).enumerate() {
+            if bitmap[0] >> bit & 1 == 1 {
+                self.on.world.report(page, true);
+            }
+        }
+        ended(&at, result).1
+    }
+
+    /// What software sees; `None` if it has to try again.
+    pub fn look(&mut self, gpa: u64) -> Option<Option<Hpa>> {
+        self.guard.translate(Gpa(gpa)).ok().map(|found| found.map(|found| found.hpa))
+    }
+}
+
+macro_rules! unseated {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        /// Single operations, inside without a seat.
+        impl<F: Walked> On<F> {
+            $(pub fn $name(&self, $($arg: $type),*) -> $result {
+                self.inside().$name($($arg),*)
+            })*
+        }
+    };
+}
+unseated! {
+    fn map(at: Range<u64>, a: Attributes, size: u64, cache: &mut Cache<F>) -> Outcome<MapError>;
+    fn split(at: Range<u64>, to: u64, cache: &mut Cache<F>)
+        -> (Range<u64>, Outcome<SplitError>);
+    fn collapse(at: Range<u64>, to: u64) -> Outcome<SplitError>;
+    fn protect(at: Range<u64>) -> Outcome<ChangeError>;
+    fn round(at: Range<u64>) -> Outcome<ChangeError>;
+    fn relax(at: Range<u64>, access: Access) -> Outcome<ChangeError>;
+    fn unmap(at: Range<u64>) -> (Vec<Removed>, Outcome<UnmapError>);
+    fn age(at: Range<u64>, how: Ageing) -> (Vec<u64>, Vec<u64>);
+    fn look(gpa: u64) -> Option<Option<Hpa>>;
+}
+
+/// Goes on where an operation gave up, now that everybody else has ended.
+impl<F: Walked> On<F> {
+    pub fn map_rest(
+        &self,
+        rest: Outcome<MapError>,
+        a: Attributes,
+        size: u64,
+        cache: &mut Cache<F>,
+    ) {
+        let rest = rest.and_then(|rest| self.map(rest.range, a, size, cache));
+        assert!(rest.is_none(), "{rest:?}");
+    }
+
+    pub fn split_rest(&self, rest: Outcome<SplitError>, to: u64, cache: &mut Cache<F>) {
+        let rest = rest.and_then(|rest| self.split(rest.range, to, cache).1);
+        assert!(rest.is_none(), "{rest:?}");
+    }
+
+    pub fn protect_rest(&self, rest: Outcome<ChangeError>) {
+        let rest = rest.and_then(|rest| self.protect(rest.range));
+        assert!(rest.is_none(), "{rest:?}");
+    }
+
+    pub fn relax_rest(&self, rest: Outcome<ChangeError>, access: Access) {
+        let rest = rest.and_then(|rest| self.relax(rest.range, access));
+        assert!(rest.is_none(), "{rest:?}");
+    }
+
+    pub fn unmap_rest(
+        &self,
+        (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
+    ) -> Vec<Removed> {
+        if let Some(rest) = rest {
+            let (more, rest) = self.unmap(rest.range);
+            assert!(rest.is_none(), "{rest:?}");
+            removed.extend(more);
+        }
+        removed
+    }
+
+    /// As [`On::unmap_rest`], but leaves `beside`, which somebody else may have mapped since.
+    pub fn unmap_rest_unless(
+        &self,
+        (mut removed, rest): (Vec<Removed>, Outcome<UnmapError>),
+        beside: Range<u64>,
+    ) -> Vec<Removed> {
+        let Some(rest) = rest else { return removed };
+        for at in rest.range.step_by(PAGE as usize).filter(|at| !beside.contains(at)) {
+            removed =
+                self.unmap_rest((removed, Some(Rest { range: at..at + PAGE, why: rest.why })));
+        }
+        removed
+    }
+}
+
+/// Bytes handed out, each exactly once.
+pub fn bytes(removed: &[Removed]) -> u64 {
+    let mut leaves: Vec<_> = removed.iter().map(|r| (r.gpa.0, r.size.bytes())).collect();
+    leaves.sort();
+    for pair in leaves.windows(2) {
+        assert!(pair[0].0 + pair[0].1 <= pair[1].0, "handed out twice: {leaves:x?}");
+    }
+    leaves.iter().map(|leaf| leaf.1).sum()
+}

@@ -1,0 +1,394 @@
+//! Every pair of operations on one table of two pages, or on one block, against one set of
+//! properties, on each machine: Arm's descriptors with a break for each change of size and without,
+//! and Intel's.
+//!
+//! A CPU with a lazy TLB and walk cache takes part as an operation of its own. Nothing that it
+//! or software marked as used is lost; what was protected is not written; what was unmapped is not
+//! reached and was handed out once; what is there translates right at every moment, and without a
+//! break never faults. What gave up as contended is done when the others have ended.
+
+use crate::guest::*;
+use crate::hardware::{Use, Walked};
+use crate::machine::*;
+use core::ops::Range;
+use loom::thread::spawn;
+use slat::format::tiny::Tiny;
+use slat::format::tiny_ept::TinyEpt;
+use slat::*;
+use std::vec::Vec;
+
+/// What a thread does to the first 8k of the guest.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Op {
+    /// Maps it as it is, and what lacks.
+    Map,
+    /// A fault on its second page, with the host's page asked for in between.
+    Fault,
+    Unmap,
+    Protect,
+    /// A write fault on its first page.
+    Relax,
+    /// Takes the right to execute.
+    Execute,
+    Split,
+    Collapse,
+    Age,
+    Harvest,
+    /// Write-protects by subtrees.
+    Round,
+    /// A CPU writes to the first page and reads the second.
+    Cpu,
+    Translate,
+    /// Unmaps, and reclaims at once; everybody else has a seat.
+    Retire,
+}
+use Op::*;
+
+/// What is there at first.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Tree {
+    /// A table of two pages.
+    Two,
+    /// A table with the first page.
+    One,
+    /// A block.
+    Block,
+}
+
+const ALL: Range<u64> = 0..BLOCK;
+
+/// What an operation left to do when the others have ended, and what it needs for it.
+enum Left<F: Walked> {
+    Nothing,
+    Map(Outcome<MapError>, Cache<F>),
+    Unmap(Vec<Removed>, Outcome<UnmapError>),
+    Again(Op),
+    Split(Outcome<SplitError>, Cache<F>),
+}
+
+fn perform<F: Walked>(
+    op: Op,
+    inside: &mut In<'_, F>,
+    cache: Option<Cache<F>>,
+    tree: Tree,
+) -> Left<F> {
+    let again = |failed: bool| if failed { Left::Again(op) } else { Left::Nothing };
+    let size = if tree == Tree::Block { BLOCK } else { PAGE };
+    match op {
+        Map => {
+            let mut cache = cache.unwrap();
+            Left::Map(inside.map(ALL, RAM, size, &mut cache), cache)
+        }
+        Fault => {
+            let mut cache = cache.unwrap();
+            let fits = match inside.guard.reserve(Gpa(PAGE), F::size(0), cache.pages()) {
+                Ok(slot) => slot.commit(Hpa(MEMORY + PAGE), RAM).expect("a good address"),
+                Err(Halted { why: MapError::Occupied { .. }, .. }) => Some(0),
+                Err(_) => None,
+            };
+            again(fits.is_none())
+        }
+        Unmap | Retire => {
+            let (removed, rest) = inside.unmap(ALL);
+            if op == Retire {
+                inside.guard.refresh();
+                inside.on.tables().reclaim();
+            }
+            Left::Unmap(removed, rest)
+        }
+        Protect => again(inside.protect(ALL).is_some()),
+        Round => again(inside.round(ALL).is_some()),
+        Execute => again(inside.execute_protect(ALL).is_some()),
+        Relax => {
+            again(inside.relax(if size == PAGE { 0..PAGE } else { ALL }, Access::Write).is_some())
+        }
+        Split => {
+            let mut cache = cache.unwrap();
+            Left::Split(inside.split(ALL, PAGE, &mut cache).1, cache)
+        }
+        Collapse => again(inside.collapse(ALL, BLOCK).is_some()),
+        Age => again(!inside.age(ALL, EXACT).1.is_empty()),
+        Harvest => again(inside.harvest(ALL).is_some()),
+        Cpu => {
+            let first = inside.on.access(0, true, Use::Always);
+            let second = inside.on.access(PAGE, false, Use::Always);
+            assert!(first.is_none_or(|hpa| hpa.0 == MEMORY));
+            assert!(second.is_none_or(|hpa| hpa.0 == MEMORY + PAGE));
+            again(first.is_none() || second.is_none())
+        }
+        Translate => {
+            let saw = inside.look(PAGE);
+            assert!(saw.flatten().is_none_or(|hpa| hpa.0 == MEMORY + PAGE));
+            again(saw.flatten().is_none())
+        }
+    }
+}
+
+/// One execution of two operations.
+fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
+    let either = |op: Op| ops.contains(&op);
+    let both = ops[0] == ops[1];
+    let attributes = if either(Cpu) { CLEAN } else { RAM };
+    let attributes = if either(Relax) && !either(Cpu) { PROTECTED } else { attributes };
+    let mut guest = On::<F>::new(14, bbm);
+    if either(Cpu) {
+        guest = guest.running();
+    }
+    guest = match tree {
+        Tree::Two => guest.mapped(ALL, attributes, PAGE),
+        Tree::One => guest.mapped(0..PAGE, attributes, PAGE),
+        Tree::Block => guest.mapped(ALL, attributes, BLOCK),
+    };
+    if either(Cpu) {
+        guest.access(0, false, Use::Always);
+    }
+    // Tables without the right to write, for those who push that down.
+    if either(Relax) && (either(Round) || both) {
+        assert!(guest.round(ALL).is_none());
+    }
+    let seats = either(Retire);
+    let cache = |op: Op| matches!(op, Map | Fault | Split).then(|| guest.cache(1));
+    let thread =
+        move |op: Op, cache: Option<Cache<F>>, member: Option<Member<'static, World>>| match member
+        {
+            None => perform(op, &mut guest.inside(), cache, tree),
+            Some(mut member) => perform(op, &mut guest.seated(&mut member), cache, tree),
+        };
+    let [mine, others] = ops.map(cache);
+    let [member, seat] = [(); 2].map(|()| seats.then(|| guest.member()));
+    let other = spawn(move || thread(ops[1], others, seat));
+    let here = thread(ops[0], mine, member);
+    let lefts = [here, other.join().unwrap()];
+
+    let unmaps = either(Unmap) || either(Retire);
+    let maps = either(Map) || either(Fault);
+    let mut removed = Vec::new();
+    let mut pages = Vec::new();
+    for left in lefts {
+        match left {
+            Left::Nothing => {}
+            Left::Map(rest, mut cache) => {
+                let size = if tree == Tree::Block { BLOCK } else { PAGE };
+                // Something else may be there now: what a map says to that is another's to prove.
+                if rest.as_ref().is_some_and(|rest| rest.why == MapError::Contended) && !unmaps {
+                    let rest = guest.map(rest.unwrap().range, RAM, size, &mut cache);
+                    assert!(rest.is_none() || attributes != RAM, "{rest:?}");
+                }
+                pages.push(cache);
+            }
+            Left::Split(rest, mut cache) => {
+                if rest.is_some() && !unmaps {
+                    guest.split_rest(rest, PAGE, &mut cache);
+                }
+                pages.push(cache);
+            }
+            Left::Unmap(some, rest) => {
+                removed.extend(some);
+                let rest =
+                    rest.map(|rest| Rest { range: rest.range.start & !(PAGE - 1)..BLOCK, ..rest });
+                if maps {
+                    removed = guest.unmap_rest_unless((removed, rest), 0..BLOCK);
+                } else {
+                    removed = guest.unmap_rest((removed, rest));
+                }
+            }
+            Left::Again(Cpu) => {
+                let may = unmaps || either(Protect) || either(Round) || bbm == ALWAYS;
+                assert!(may || tree == Tree::One, "a fault without a reason");
+            }
+            Left::Again(Translate) => {
+                let may = unmaps || bbm == ALWAYS || tree == Tree::One || either(Collapse);
+                assert!(may, "a page vanished");
+            }
+            Left::Again(Fault) => {
+                assert!(unmaps || either(Map) || either(Collapse) || both || either(Split))
+            }
+            Left::Again(Age) if both || either(Collapse) || bbm == ALWAYS || unmaps => {}
+            Left::Again(Age) => panic!("nobody kept the page from being answered"),
+            Left::Again(_) if unmaps => {}
+            // A block by now, which the page cuts.
+            Left::Again(Relax) if either(Collapse) => {
+                guest.relax_rest(
+                    Some(Rest { range: ALL, why: ChangeError::Contended }),
+                    Access::Write,
+                );
+            }
+            Left::Again(op) => {
+                let left = perform(op, &mut guest.inside(), None, tree);
+                assert!(matches!(left, Left::Nothing), "{op:?} is contended by nobody");
+            }
+        }
+    }
+    judge(guest, tree, ops, &removed);
+    drop(pages);
+    if seats {
+        // Who was in the way has left.
+        let freed = [(); 3].map(|()| guest.tables().reclaim());
+        assert_eq!(freed[2], 0);
+        assert_eq!(guest.pages(), 1 + guest.linked(), "a table was left behind");
+    }
+    let kept = guest.pages() - 1 - guest.linked();
+    guest.end(kept);
+}
+
+/// What must hold when all are done.
+fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed]) {
+    let either = |op: Op| ops.contains(&op);
+    let unmaps = either(Unmap) || either(Retire);
+    bytes(removed);
+    for page in pages(&ALL) {
+        let gone =
+            removed.iter().filter(|leaf| (leaf.gpa.0..leaf.gpa.0 + leaf.bytes).contains(&page));
+        let gone = gone.count();
+        let stands = guest.at(page);
+        let there = tree != Tree::One || page == 0;
+        if !either(Map) && !either(Fault) {
+            assert_eq!(gone, usize::from(unmaps && there), "{page:#x} handed out");
+            assert_eq!(stands.is_some(), there && !unmaps, "{page:#x} stands");
+        } else {
+            // Mapped once more at most, and then either there or handed out.
+            assert!(unmaps || stands.is_some() || page != 0);
+            assert!(!there || gone + usize::from(stands.is_some()) >= 1, "{page:#x} was lost");
+        }
+        let Some(Translation { attributes, size, .. }) = stands else { continue };
+        if (either(Protect) || either(Round)) && !either(Relax) && !either(Map) && !either(Fault) {
+            assert!(!attributes.write, "{page:#x} is writable again");
+        }
+        if either(Execute) && !either(Relax) && !either(Map) && !either(Fault) {
+            assert_eq!(attributes.execute, slat::Execute::None);
+        }
+        if either(Collapse) != either(Split) && !either(Map) && !either(Fault) && !unmaps {
+            let one = if either(Split) { PAGE } else { BLOCK };
+            // Rights that are changed at the same time are told apart.
+            let odd = [Relax, Protect, Round, Execute].into_iter().any(either) || tree == Tree::One;
+            assert!(odd || size.bytes() == one, "{size} at {page:#x}");
+        }
+    }
+    guest.settle();
+}
+
+fn on_all(tree: Tree, ops: [Op; 2], bound: Option<usize>) {
+    let name = |machine: &str| std::format!("{:?} || {:?}, {tree:?}, {machine}", ops[0], ops[1]);
+    run(&name("Arm"), bound, move || model::<Tiny>(NEVER, tree, ops));
+    // Without a change of size nothing breaks.
+    if ops.contains(&Split) || ops.contains(&Collapse) {
+        run(&name("Arm, break"), bound, move || model::<Tiny>(ALWAYS, tree, ops));
+    }
+    run(&name("Intel"), bound, move || model::<TinyEpt>(NEVER, tree, ops));
+}
+
+macro_rules! pairs {
+    ($($name:ident: $tree:ident, $one:ident, $other:ident $(, at most $bound:literal)?;)*) => {$(
+        #[test]
+        fn $name() {
+            let bound = None$(.or(Some($bound)))?;
+            on_all(Tree::$tree, [$one, $other], bound);
+        }
+    )*};
+}
+pairs! {
+    map_and_map: One, Map, Map;
+    map_and_fault: One, Map, Fault;
+    map_and_unmap: One, Map, Unmap, at most 3;
+    map_and_write_protect: One, Map, Protect;
+    map_and_relax: One, Map, Relax;
+    map_and_execute_protect: One, Map, Execute;
+    map_and_split: Block, Map, Split;
+    map_and_collapse: Two, Map, Collapse, at most 3;
+    map_and_age: One, Map, Age, at most 4;
+    map_and_harvest: One, Map, Harvest;
+    map_and_write_protect_subtrees: One, Map, Round;
+    map_and_hardware: One, Map, Cpu;
+    map_and_translate: One, Map, Translate;
+    map_and_reclaim: One, Map, Retire, at most 2;
+    fault_and_fault: One, Fault, Fault;
+    fault_and_unmap: One, Fault, Unmap;
+    fault_and_write_protect: One, Fault, Protect;
+    fault_and_relax: One, Fault, Relax;
+    fault_and_execute_protect: One, Fault, Execute;
+    fault_and_split: Block, Fault, Split;
+    fault_and_collapse: One, Fault, Collapse;
+    fault_and_age: One, Fault, Age;
+    fault_and_harvest: One, Fault, Harvest;
+    fault_and_write_protect_subtrees: One, Fault, Round;
+    fault_and_hardware: One, Fault, Cpu;
+    fault_and_translate: One, Fault, Translate;
+    fault_and_reclaim: One, Fault, Retire, at most 3;
+    unmap_and_unmap: Two, Unmap, Unmap, at most 3;
+    unmap_and_write_protect: Two, Unmap, Protect, at most 4;
+    unmap_and_relax: Two, Unmap, Relax, at most 4;
+    unmap_and_execute_protect: Two, Unmap, Execute, at most 4;
+    unmap_and_split: Block, Unmap, Split;
+    unmap_and_collapse: Two, Unmap, Collapse, at most 4;
+    unmap_and_age: Two, Unmap, Age, at most 3;
+    unmap_and_harvest: Two, Unmap, Harvest, at most 4;
+    unmap_and_write_protect_subtrees: Two, Unmap, Round, at most 4;
+    unmap_and_hardware: Two, Unmap, Cpu, at most 4;
+    unmap_and_translate: Two, Unmap, Translate;
+    unmap_and_reclaim: Two, Unmap, Retire, at most 2;
+    write_protect_and_write_protect: Two, Protect, Protect;
+    write_protect_and_relax: Two, Protect, Relax;
+    write_protect_and_execute_protect: Two, Protect, Execute;
+    write_protect_and_split: Block, Protect, Split;
+    write_protect_and_collapse: Two, Protect, Collapse, at most 4;
+    write_protect_and_age: Two, Protect, Age;
+    write_protect_and_harvest: Two, Protect, Harvest;
+    write_protect_and_write_protect_subtrees: Two, Protect, Round;
+    write_protect_and_hardware: Two, Protect, Cpu;
+    write_protect_and_translate: Two, Protect, Translate;
+    write_protect_and_reclaim: Two, Protect, Retire, at most 3;
+    relax_and_relax: Two, Relax, Relax, at most 4;
+    relax_and_execute_protect: Two, Relax, Execute;
+    relax_and_split: Block, Relax, Split;
+    relax_and_collapse: Two, Relax, Collapse, at most 4;
+    relax_and_age: Two, Relax, Age;
+    relax_and_harvest: Two, Relax, Harvest;
+    relax_and_write_protect_subtrees: Two, Relax, Round;
+    relax_and_hardware: Two, Relax, Cpu;
+    relax_and_translate: Two, Relax, Translate;
+    relax_and_reclaim: Two, Relax, Retire, at most 3;
+    execute_protect_and_execute_protect: Two, Execute, Execute;
+    execute_protect_and_split: Block, Execute, Split;
+    execute_protect_and_collapse: Two, Execute, Collapse, at most 4;
+    execute_protect_and_age: Two, Execute, Age;
+    execute_protect_and_harvest: Two, Execute, Harvest;
+    execute_protect_and_write_protect_subtrees: Two, Execute, Round;
+    execute_protect_and_hardware: Two, Execute, Cpu;
+    execute_protect_and_translate: Two, Execute, Translate;
+    execute_protect_and_reclaim: Two, Execute, Retire, at most 3;
+    split_and_split: Block, Split, Split;
+    split_and_collapse_of_a_table: Two, Split, Collapse;
+    split_and_collapse: Block, Split, Collapse;
+    split_and_age: Block, Split, Age;
+    split_and_harvest: Block, Split, Harvest;
+    split_and_write_protect_subtrees: Block, Split, Round;
+    split_and_hardware: Block, Split, Cpu;
+    split_and_translate: Block, Split, Translate;
+    split_and_reclaim: Block, Split, Retire;
+    collapse_and_collapse: Two, Collapse, Collapse, at most 4;
+    collapse_and_age: Two, Collapse, Age, at most 3;
+    collapse_and_harvest: Two, Collapse, Harvest, at most 4;
+    collapse_and_write_protect_subtrees: Two, Collapse, Round, at most 4;
+    collapse_and_hardware: Two, Collapse, Cpu;
+    collapse_and_translate: Two, Collapse, Translate;
+    collapse_and_reclaim: Two, Collapse, Retire, at most 3;
+    age_and_age: Two, Age, Age;
+    age_and_harvest: Two, Age, Harvest;
+    age_and_write_protect_subtrees: Two, Age, Round;
+    age_and_hardware: Two, Age, Cpu;
+    age_and_translate: Two, Age, Translate;
+    age_and_reclaim: Two, Age, Retire, at most 2;
+    harvest_and_harvest: Two, Harvest, Harvest;
+    harvest_and_write_protect_subtrees: Two, Harvest, Round;
+    harvest_and_hardware: Two, Harvest, Cpu;
+    harvest_and_translate: Two, Harvest, Translate;
+    harvest_and_reclaim: Two, Harvest, Retire, at most 3;
+    write_protect_subtrees_and_write_protect_subtrees: Two, Round, Round;
+    write_protect_subtrees_and_hardware: Two, Round, Cpu;
+    write_protect_subtrees_and_translate: Two, Round, Translate;
+    write_protect_subtrees_and_reclaim: Two, Round, Retire, at most 3;
+    hardware_and_translate: Two, Cpu, Translate;
+    hardware_and_reclaim: Two, Cpu, Retire, at most 3;
+    translate_and_reclaim: Two, Translate, Retire;
+    reclaim_and_reclaim: Two, Retire, Retire, at most 2;
+}

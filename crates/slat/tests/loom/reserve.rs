@@ -1,0 +1,160 @@
+//! A fault that asks the host for a page, against the host taking that page away.
+
+use crate::guest::*;
+use crate::hardware::Walked;
+use crate::machine::*;
+use core::ops::Range;
+use loom::sync::{Arc, Mutex};
+use loom::thread::spawn;
+use slat::format::tiny::Tiny;
+use slat::format::tiny_ept::TinyEpt;
+use slat::{Gpa, Hpa, MapError, PageSize};
+
+const OLD: u64 = MEMORY;
+const NEW: u64 = 2 * MEMORY;
+
+/// What the host has behind the guest's memory.
+type Backing = Arc<Mutex<u64>>;
+
+/// Reserves, asks the backing, commits. Whether it mapped something.
+fn fault<F: Walked>(
+    guest: On<F>,
+    gpa: u64,
+    size: u64,
+    cache: &mut Cache<F>,
+    host: &Backing,
+) -> bool {
+    let mut inside = guest.inside();
+    let size = PageSize::from_bytes(size).unwrap();
+    let Ok(slot) = inside.guard.reserve(Gpa(gpa), size, cache.pages()) else { return false };
+    let start = slot.range().start().0;
+    let memory = *host.lock().unwrap();
+    slot.commit(Hpa(memory + start), RAM).expect("a good address").is_some()
+}
+
+/// Takes the old memory away, for good.
+fn change<F: Walked>(guest: On<F>, at: Range<u64>, host: &Backing) {
+    *host.lock().unwrap() = NEW;
+    let mut at = Some(at);
+    // Until it is done: others are bounded in time.
+    for _ in 0..4 {
+        let Some(rest) = at.take() else { break };
+        at = unmapped(guest, rest);
+    }
+    if at.is_none() {
+        guest.world.taken.borrow_mut().push(OLD..OLD + BIG);
+    }
+}
+
+/// Unmaps, whatever stands there; the range that is left to do.
+fn unmapped<F: Walked>(guest: On<F>, at: Range<u64>) -> Option<Range<u64>> {
+    let mut storage = [const { slat::Place::EMPTY }; 4];
+    let mut removals = slat::Removals::new(guest.tables(), &mut storage);
+    let result = guest.inside().guard.unmap(range(&at), &mut removals);
+    removals.complete().for_each(drop);
+    result.err().map(|halted| halted.at.0..at.end)
+}
+
+/// After the host has finished, nothing translates to the old memory.
+fn finished<F: Walked>(guest: On<F>) {
+    if !guest.world.taken.borrow().is_empty() {
+        for gpa in pages(&(0..BLOCK)) {
+            let found = guest.inside().guard.translate(Gpa(gpa)).expect("a marker was left");
+            assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW + gpa), "{found:?}");
+        }
+    }
+    let retired = guest.pages() - 1 - guest.linked();
+    guest.end(retired);
+}
+
+fn both(name: &str, bound: Option<usize>, size: u64, tables: usize, unmap: Range<u64>) {
+    fn model<F: Walked>(size: u64, tables: usize, unmap: Range<u64>) {
+        let guest = On::<F>::new(14, NEVER);
+        let host = Backing::new(Mutex::new(OLD));
+        let (mut cache, asks) = (guest.cache(tables), host.clone());
+        let faults = spawn(move || fault(guest, 0, size, &mut cache, &asks));
+        change(guest, unmap, &host);
+        let _ = faults.join().unwrap();
+        finished(guest);
+    }
+    let range = unmap.clone();
+    run(&std::format!("{name}, Arm"), bound, move || model::<Tiny>(size, tables, range.clone()));
+    run(&std::format!("{name}, Intel"), bound, move || {
+        model::<TinyEpt>(size, tables, unmap.clone());
+    });
+}
+
+#[test]
+fn a_page_that_the_host_took_away_is_not_mapped_by_a_fault_that_asked_before() {
+    both("fault of a page || host takes the page", None, PAGE, 1, 0..PAGE);
+}
+
+#[test]
+fn nor_when_the_table_around_the_reservation_is_retired() {
+    both("fault of a page || host takes all", None, PAGE, 1, 0..BLOCK);
+}
+
+#[test]
+fn nor_is_a_block() {
+    both("fault of a block || host takes all", None, BLOCK, 0, 0..BLOCK);
+}
+
+#[test]
+fn a_block_that_the_host_took_a_page_of_is_not_mapped() {
+    both("fault of a block || host takes a page of it", None, BLOCK, 0, 0..PAGE);
+}
+
+/// Of a page fault and a block fault one wins, or both map pages.
+fn two_faults<F: Walked>(host_acts: bool) {
+    let guest = On::<F>::new(14, NEVER);
+    let host = Backing::new(Mutex::new(OLD));
+    let (mut page, mut block) = (guest.cache(1), guest.cache(0));
+    let (ask, asks) = (host.clone(), host.clone());
+    let small = spawn(move || (fault(guest, PAGE, PAGE, &mut page, &ask), page));
+    if host_acts {
+        let large = spawn(move || (fault(guest, 0, BLOCK, &mut block, &asks), block));
+        change(guest, 0..BLOCK, &host);
+        drop(large.join().unwrap());
+        drop(small.join().unwrap());
+    } else {
+        let large = fault(guest, 0, BLOCK, &mut block, &asks);
+        let (small, page) = small.join().unwrap();
+        // Both may have lost: a table came between the block and its commit, and somebody else's
+        // slot in the way of the page.
+        let found = guest.at(PAGE).map(|leaf| leaf.size.bytes());
+        assert_eq!(found.is_some(), small || large);
+        drop((page, block));
+    }
+    finished(guest);
+}
+
+#[test]
+fn a_page_fault_and_a_block_fault_leave_one_translation() {
+    explore("page fault || block fault, Arm", || two_faults::<Tiny>(false));
+    explore("page fault || block fault, Intel", || two_faults::<TinyEpt>(false));
+}
+
+#[test]
+fn nor_does_either_of_two_faults_in_one_range_map_what_the_host_took() {
+    bounded("page fault || block fault || host, Arm", 2, || two_faults::<Tiny>(true));
+    bounded("page fault || block fault || host, Intel", 2, || two_faults::<TinyEpt>(true));
+}
+
+#[test]
+fn a_reservation_is_void_once_somebody_has_linked_a_table_or_mapped_there() {
+    explore("fault of a block || map of a page", || {
+        let guest = Guest::new(14, NEVER);
+        let host = Backing::new(Mutex::new(OLD));
+        let (mut mine, mut others) = (guest.cache(0), guest.cache(1));
+        let maps = spawn(move || (guest.map(0..PAGE, RAM, PAGE, &mut others), others));
+        let mapped = fault(guest, 0, BLOCK, &mut mine, &host);
+        let (rest, others) = maps.join().unwrap();
+        match rest {
+            None => assert!(!mapped || guest.leaf(0).0 == BLOCK),
+            // The block was there first: a page of the same memory is in it.
+            Some(rest) => assert!(mapped || rest.why == MapError::Contended, "{rest:?}"),
+        }
+        drop((mine, others));
+        guest.end(0);
+    });
+}

@@ -1,0 +1,327 @@
+//! What is owed: gathered, merged, dropped; and tables that are kept while somebody may be in them.
+
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+use common::hardware::Hardware;
+use common::hardware::arm::Arm;
+use common::hardware::ept::Ept;
+use common::stage::{K, M, RAM, range};
+use common::world::{ALL, TablesOf, VMID, cache};
+use common::{Event, TestPlatform, destroy, unmap};
+use slat::format::arm64::Arm64K4;
+use slat::{Access, BreakBeforeMake, Gpa, Hpa, Invalidation, PageSize, Pages, Place, Tables, Vmid};
+
+fn arm() -> Arm64K4 {
+    Arm64K4 { hardware_dirty: true, ..Default::default() }
+}
+
+fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
+    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
+}
+
+/// A guest with eight blocks and, behind them, as many pages.
+fn guest<H: Hardware>(platform: &TestPlatform, format: H::Format, vmid: Vmid) -> TablesOf<'_, H> {
+    let mut tables = Tables::new(format, vmid, 40, platform).unwrap();
+    let mut storage = Vec::new();
+    let mut cache = cache::<H>(platform, &mut storage, 4);
+    let mut guard = tables.exclusive();
+    let (block, page) = (PageSize::SIZE_2M, PageSize::SIZE_4K);
+    assert_eq!(guard.map(range(0, 16 * M), Hpa(0), RAM, block, &mut cache), Ok(16 * M));
+    let pages = range(16 * M, 32 * K);
+    assert_eq!(guard.map(pages, Hpa(16 * M), RAM, page, &mut cache), Ok(32 * K));
+    drop(guard);
+    drop(cache);
+    platform.take_events();
+    tables
+}
+
+fn one(vmid: Vmid, start: u64, bytes: u64, leaf: Option<PageSize>) -> Invalidation {
+    Invalidation { vmid, range: Some(range(start, bytes)), leaf, tables: false }
+}
+
+#[test]
+fn what_a_guard_owes_is_the_hull_of_all_that_it_did() {
+    fn hull<H: Hardware>(format: H::Format) {
+        for bbm in common::stage::BBM {
+            let platform = TestPlatform::new(bbm);
+            let tables = guest::<H>(&platform, format, VMID);
+            let mut member = platform.join();
+            let mut guard = tables.enter(&mut member).unwrap();
+            let hint = |size| (bbm == BreakBeforeMake::Always).then_some(size);
+            assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
+            let small = one(VMID, 2 * M, 2 * M, hint(PageSize::SIZE_2M));
+            assert_eq!(guard.owed(), Some(small));
+            // Nothing changes, nothing more is owed.
+            assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(2 * M));
+            assert_eq!(guard.write_protect(range(0, 4 * M)), Ok(0));
+            assert_eq!(guard.owed(), Some(one(VMID, 0, 4 * M, hint(PageSize::SIZE_2M))));
+            // A page beside blocks: no hint, and the hull.
+            let page = range(16 * M + 4 * K, 4 * K);
+            assert_eq!(guard.execute_protect(page), Ok(4 * K));
+            let all = one(VMID, 0, 16 * M + 8 * K, None);
+            assert_eq!(guard.owed(), Some(all));
+            let counts = guard.counts();
+            assert_eq!(guard.relax(page, Access::Execute), Ok(4 * K));
+            assert_eq!(guard.owed(), Some(all), "who gives rights owes nothing");
+            guard.complete();
+            let events = platform.take_events();
+            assert_eq!(events.last(), Some(&Event::Invalidate(all)));
+            let others = events.iter().filter(|event| **event != Event::Publish);
+            assert_eq!(others.count(), 1, "{events:?}");
+            assert_eq!(guard.counts().slots_written, counts.slots_written + 1);
+            guard.complete();
+            drop(guard);
+            assert_eq!((tables.reclaim(), platform.take_events()), (0, vec![]));
+            destroy(tables);
+        }
+    }
+    hull::<Arm<12>>(arm());
+    hull::<Ept<true>>(ept());
+}
+
+#[test]
+fn what_a_dropped_guard_owes_is_covered_by_the_next_that_completes() {
+    fn drops<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let tables = guest::<H>(&platform, format, VMID);
+        let (mut first, mut second) = (platform.join(), platform.join());
+        let mut guard = tables.enter(&mut first).unwrap();
+        assert_eq!(guard.write_protect(range(0, 2 * M)), Ok(2 * M));
+        drop(guard);
+        assert_eq!(platform.take_events(), []);
+        // Somebody who owes nothing covers it, once.
+        let mut guard = tables.enter(&mut second).unwrap();
+        guard.complete();
+        guard.complete();
+        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+        // Somebody who owes something executes one invalidation, not two.
+        let mut dropped = tables.enter(&mut first).unwrap();
+        assert_eq!(dropped.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
+        drop(dropped);
+        assert_eq!(guard.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
+        guard.complete();
+        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+        // A guard that has completed, or changed nothing, leaves nothing behind.
+        drop(guard);
+        tables.enter(&mut first).unwrap().complete();
+        assert_eq!(platform.take_events(), []);
+        // A harvest answers for what is dropped as well: it says what is clean.
+        let mut dropped = tables.enter(&mut first).unwrap();
+        assert_eq!(dropped.clean(range(6 * M, 2 * M)), Ok(2 * M));
+        drop(dropped);
+        let mut guard = tables.enter(&mut second).unwrap();
+        assert_eq!(guard.harvest(range(6 * M, 2 * M), &mut [0; 8]), Ok(0));
+        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+        drop(guard);
+        destroy(tables);
+    }
+    drops::<Arm<12>>(arm());
+    drops::<Ept<true>>(ept());
+}
+
+#[test]
+fn removals_that_are_dropped_are_covered_by_the_next_that_completes() {
+    fn drops<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Never);
+        let tables = guest::<H>(&platform, format, VMID);
+        let mut member = platform.join();
+        let mut guard = tables.enter(&mut member).unwrap();
+        let mut storage = [const { Place::EMPTY }; 2];
+        let mut removals = guard.removals(&mut storage);
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
+        assert_eq!(guard.owed(), None, "what is owed is in the removals");
+        guard.complete();
+        assert_eq!(platform.take_events(), []);
+        drop(removals);
+        guard.complete();
+        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+        // Removals cover what others dropped, too, before they hand anything out.
+        let mut other = platform.join();
+        let mut dropped = tables.enter(&mut other).unwrap();
+        assert_eq!(dropped.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
+        drop(dropped);
+        let removed = unmap(&mut guard, range(2 * M, 2 * M));
+        assert_eq!((removed.len(), removed[0].hpa), (1, Hpa(2 * M)));
+        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+        // Those that hold nothing leave nothing behind.
+        let mut removals = guard.removals(&mut storage);
+        assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(0));
+        drop(removals);
+        guard.complete();
+        assert_eq!(platform.take_events(), []);
+        drop(guard);
+        destroy(tables);
+    }
+    drops::<Arm<12>>(arm());
+    drops::<Ept<true>>(ept());
+}
+
+/// Where a CPU must not hold two translations, a slot is filled again behind an invalidation, as
+/// long as there is one to come.
+#[test]
+fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
+    fn refills<H: Hardware>(format: H::Format, breaks: bool) {
+        let platform = TestPlatform::new(BreakBeforeMake::Never);
+        let tables = guest::<H>(&platform, format, VMID);
+        let mut storage = Vec::new();
+        let mut cache = cache::<H>(&platform, &mut storage, 4);
+        let mut member = platform.join();
+        let mut guard = tables.enter(&mut member).unwrap();
+        let block = PageSize::SIZE_2M;
+        let executed = || {
+            let events = platform.take_events().into_iter();
+            let only = events.filter_map(|event| match event {
+                Event::Invalidate(what) => what.range,
+                _ => None,
+            });
+            only.collect::<Vec<_>>()
+        };
+        let mut places = [const { Place::EMPTY }; 2];
+        let mut removals = guard.removals(&mut places);
+        assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(4 * M));
+        assert_eq!(guard.map(range(0, 2 * M), Hpa(64 * M), RAM, block, &mut cache), Ok(2 * M));
+        let first = if breaks { vec![range(0, 2 * M)] } else { vec![] };
+        assert_eq!(executed(), first);
+        // A fault does it when it reserves, or when it fills.
+        let reservation = guard.reserve(Gpa(2 * M), block, &mut cache).unwrap();
+        assert_eq!(reservation.commit(Hpa(66 * M), RAM), Ok(Some(2 * M)));
+        let second = if breaks { vec![range(2 * M, 2 * M)] } else { vec![] };
+        assert_eq!(executed(), second);
+        assert_eq!(guard.counts().invalidations, if breaks { 2 } else { 0 });
+        assert_eq!(removals.complete().count(), 1);
+        assert_eq!(executed(), [range(0, 4 * M)]);
+        // Once it has completed, nothing is invalidated any more.
+        drop(removals);
+        assert_eq!(unmap(&mut guard, range(0, 4 * M)).len(), 1);
+        executed();
+        assert_eq!(guard.map(range(0, 4 * M), Hpa(0), RAM, block, &mut cache), Ok(4 * M));
+        assert_eq!(executed(), []);
+        drop((guard, cache));
+        destroy(tables);
+    }
+    refills::<Arm<12>>(arm(), true);
+    refills::<Ept<true>>(ept(), false);
+}
+
+#[test]
+fn shootdowns_of_one_guest_merge_and_those_of_another_complete_at_once() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let tables = guest::<Arm<12>>(&platform, arm(), VMID);
+    let other = guest::<Arm<12>>(&platform, arm(), Vmid(9));
+    let mut members = [(); 3].map(|()| platform.join());
+    let [one_of, two_of, three_of] = &mut members;
+    let mut first = tables.enter(one_of).unwrap();
+    let mut second = tables.enter(two_of).unwrap();
+    let mut third = other.enter(three_of).unwrap();
+    for (guard, at) in [(&mut first, 0), (&mut second, 12 * M), (&mut third, 4 * M)] {
+        assert_eq!(guard.write_protect(range(at, 2 * M)), Ok(2 * M));
+    }
+    let mut merged = tables.shootdown(&mut first).unwrap();
+    assert_eq!(first.owed(), None);
+    merged.merge(tables.shootdown(&mut second).unwrap());
+    let hull = one(VMID, 0, 14 * M, Some(PageSize::SIZE_2M));
+    assert_eq!(merged.owed(), Some(hull));
+    assert_eq!(platform.take_events(), []);
+    merged.merge(other.shootdown(&mut third).unwrap());
+    let foreign = one(Vmid(9), 4 * M, 2 * M, Some(PageSize::SIZE_2M));
+    assert_eq!(platform.take_events(), [Event::Invalidate(foreign)]);
+    merged.complete();
+    assert_eq!(platform.take_events(), [Event::Invalidate(hull)]);
+    // One that is dropped joins what the guest owes.
+    assert_eq!(first.write_protect(range(4 * M, 2 * M)), Ok(2 * M));
+    drop(tables.shootdown(&mut first).unwrap());
+    second.complete();
+    assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+    drop((first, second, third));
+    destroy(tables);
+    destroy(other);
+    assert_eq!(platform.live(), 0);
+}
+
+#[test]
+fn a_table_is_kept_until_nobody_can_be_in_it() {
+    fn keeps<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Never);
+        let tables = guest::<H>(&platform, format, VMID);
+        let other = guest::<H>(&platform, format, Vmid(9));
+        let [mut a, mut b, mut c] = [(); 3].map(|()| platform.join());
+        let mut early = tables.enter(&mut a).unwrap();
+        let mut guard = tables.enter(&mut b).unwrap();
+        let elsewhere = other.enter(&mut c).unwrap();
+        // The table of pages, while somebody is inside.
+        assert_eq!(unmap(&mut guard, range(16 * M, 2 * M)).len(), 1);
+        let live = platform.live();
+        assert_eq!((tables.reclaim(), platform.live()), (0, live));
+        guard.refresh();
+        assert_eq!(tables.reclaim(), 0, "two are still inside");
+        early.refresh();
+        // One who is in another guest's tables counts: seats are the platform's.
+        assert_eq!(tables.reclaim(), 0);
+        drop(elsewhere);
+        platform.take_events();
+        assert_eq!((tables.reclaim(), platform.live()), (1, live - 1));
+        assert_eq!(platform.take_events(), [], "walk caches were invalidated before");
+        assert_eq!((tables.reclaim(), other.reclaim()), (0, 0));
+        // Who enters after the unlinking, and before the reclaim, is waited for; who enters later is
+        // not.
+        let mut storage = Vec::new();
+        let mut frames = cache::<H>(&platform, &mut storage, 4);
+        let page = range(16 * M, 4 * K);
+        assert_eq!(guard.map(page, Hpa(0), RAM, PageSize::SIZE_4K, &mut frames), Ok(4 * K));
+        assert_eq!(unmap(&mut guard, range(16 * M, 2 * M)).len(), 1);
+        drop((early, guard));
+        let inside = tables.enter(&mut a).unwrap();
+        assert_eq!(tables.reclaim(), 0);
+        let late = tables.enter(&mut b).unwrap();
+        drop(inside);
+        assert_eq!(tables.reclaim(), 1);
+        drop((late, frames));
+        destroy(tables);
+        destroy(other);
+        assert_eq!(platform.live(), 0);
+    }
+    keeps::<Arm<12>>(arm());
+    keeps::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let tables = guest::<Ept<true>>(&platform, ept(), VMID);
+    let mut member = platform.join();
+    let mut guard = tables.enter(&mut member).unwrap();
+    let all = range(0, 1 << 40);
+    // Both slots of the root; the second links nothing.
+    assert_eq!(guard.write_protect_subtrees(all), Ok(1 << 39));
+    assert_eq!(guard.counts().slots_written, 1);
+    let owed = guard.owed().unwrap();
+    assert!(owed.tables && owed.range == Some(range(0, 1 << 39)));
+    assert_eq!(guard.write_protect_subtrees(all), Ok(0));
+    guard.complete();
+    let writable = |at| {
+        let mut other = platform.join();
+        let guard = tables.enter(&mut other).unwrap();
+        guard.translate(Gpa(at)).unwrap().unwrap().attributes.write
+    };
+    // A page: the way down to it is opened, everything beside it stays protected.
+    assert_eq!(guard.relax(range(16 * M + 8 * K, 4 * K), Access::Write), Ok(4 * K));
+    // Three tables marked and opened; below them 1 table, 8 blocks and 1 table, 8 pages; the leaf.
+    assert_eq!(guard.counts().slots_written, 1 + 3 * 2 + 1 + 9 + 8 + 1);
+    let found = [0, 14 * M, 16 * M, 16 * M + 4 * K, 16 * M + 8 * K, 16 * M + 12 * K].map(writable);
+    assert_eq!(found, [false, false, false, false, true, false]);
+    // The next round finds one leaf below open tables.
+    let before = guard.counts().slots_written;
+    assert_eq!(guard.write_protect_subtrees(range(16 * M, 2 * M)), Ok(2 * M));
+    assert_eq!(guard.counts().slots_written, before + 1);
+    assert!(!writable(16 * M + 8 * K));
+    // Cleaning by bitmap touches exactly the pages that it names.
+    let bits = [0b101];
+    let pages = Pages { start: Gpa(16 * M), bits: &bits };
+    assert_eq!(guard.clean_pages(&pages), Ok(8 * K));
+    let dirty = |at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.dirty;
+    assert_eq!([0, 4 * K, 8 * K, 12 * K].map(|at| dirty(16 * M + at)), [false, true, false, true]);
+    drop(guard);
+    destroy(tables);
+}

@@ -1,0 +1,225 @@
+//! Operations that run out of something at any possible step: they say where, and go on from there to
+//! the same end.
+
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+use common::TestPlatform;
+use common::hardware::Hardware;
+use common::hardware::arm::Arm;
+use common::hardware::ept::Ept;
+use common::stage::{BBM, CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused};
+use common::world::{GuardOf, Mapping, World, cache, size};
+use slat::format::arm64::Arm64K4;
+use slat::{
+    Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Gpa, GpaRange, Halted, Hpa,
+    MapError, PageSize, Place, Removed, SplitWalk, UnmapError,
+};
+
+fn arm() -> Arm64K4 {
+    Arm64K4 { hardware_dirty: true, ..Default::default() }
+}
+
+fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
+    slat::format::ept::Ept { output_bits: 48, ..Default::default() }
+}
+
+/// Maps with every number of frames from none to enough; each time what lacks is fetched one by one.
+fn maps_dry<H: Hardware>(format: H::Format, enough: usize, runs: usize) {
+    // Pages at both ends, 2m and 1g blocks between.
+    let at = range(G - 4 * M - 8 * K, 2 * G + 12 * M + 16 * K);
+    let largest = size(H::sizes()[0]);
+    let what = Mapping { hpa: 8 * G - 4 * M - 8 * K, attributes: RAM, largest };
+    let map_all = |frames: usize| {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let mut world = World::<H>::new(&platform, BreakBeforeMake::Always, format, 40);
+        let mut stopped = world.map(at, what, frames);
+        let mut stops = 0;
+        while let Some(from) = stopped {
+            let rest = range(from, at.end().0 - from);
+            let hpa = what.hpa + (from - at.start().0);
+            stopped = world.map(rest, Mapping { hpa, ..what }, 1);
+            assert!(stopped.is_none_or(|next| next >= from), "back from {from:#x}");
+            stops += 1;
+            // A single frame may become a table with nothing in it yet.
+            assert!(stops <= enough, "no progress at {from:#x}");
+        }
+        let runs = world.tree().runs;
+        world.destroy();
+        (runs, stops)
+    };
+    let (expected, stops) = map_all(enough);
+    assert_eq!((expected.len(), stops), (runs, 0));
+    for frames in 0..enough {
+        let (runs, stops) = map_all(frames);
+        assert!(stops > 0, "{frames} are enough");
+        assert_eq!(runs, expected, "with {frames} frames at first");
+    }
+}
+
+#[test]
+fn a_map_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end() {
+    maps_dry::<Arm<12>>(arm(), 4, 5);
+    maps_dry::<Ept<true>>(ept(), 5, 5);
+    // Two tables more, which the huge blocks would not need.
+    maps_dry::<Ept<false>>(ept(), 7, 3);
+}
+
+fn splits_dry<H: Hardware, W: SplitWalk>(format: H::Format, bbm: BreakBeforeMake, every: usize) {
+    let whole = range(G, G);
+    let odd = Attributes { software: true, ..CLEAN };
+    let what = Mapping { hpa: 4 * G, attributes: odd, largest: PageSize::SIZE_1G };
+    // Steps are alike but for the first and the last few.
+    for frames in [0, 1, 2, 3, 512, 513].into_iter().chain((every..512).step_by(every)) {
+        let platform = TestPlatform::new(bbm);
+        let mut world = World::<H>::new(&platform, bbm, format, 36);
+        assert_eq!(world.map(whole, what, 1), None);
+        let stopped = world.split::<W>(whole, PageSize::SIZE_4K, frames, usize::MAX);
+        // One frame replaces the block, each further one splits 2m.
+        let at = match frames {
+            0 => Some(G),
+            513 => None,
+            _ => Some(G + (frames as u64 - 1) * 2 * M),
+        };
+        assert_eq!(stopped, at, "{frames} frames");
+        world.access(G + 2 * M, true, false);
+        world.access(G + 7 * M, false, true);
+        if let Some(at) = at {
+            let rest = range(at, 2 * G - at);
+            assert_eq!(world.split::<W>(rest, PageSize::SIZE_4K, 513 - frames, 3), None);
+        }
+        assert!(world.tree().runs.iter().all(|run| run.size == 4 * K));
+        world.destroy();
+    }
+}
+
+#[test]
+fn a_split_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end() {
+    for bbm in BBM {
+        splits_dry::<Arm<12>, Batched>(arm(), bbm, 171);
+        splits_dry::<Arm<12>, Bounded>(arm(), bbm, 500);
+        splits_dry::<Arm<12>, EveryEntry>(arm(), bbm, 500);
+    }
+    splits_dry::<Ept<true>, Batched>(ept(), BreakBeforeMake::Never, 171);
+    splits_dry::<Ept<true>, EveryEntry>(ept(), BreakBeforeMake::Always, 500);
+}
+
+/// A fault at the bottom of an empty tree, with fewer and fewer frames.
+fn reserves_dry<H: Hardware>(format: H::Format, enough: usize) {
+    for frames in 0..=enough {
+        on_stage::<H>((format, 40, frames), |_, guard, cache| {
+            let at = Gpa(5 * G + 7);
+            let result = guard.reserve(at, PageSize::SIZE_4K, cache);
+            if frames == enough {
+                let reservation = result.unwrap();
+                assert_eq!(reservation.range(), range(5 * G, 4 * K));
+                assert_eq!(reservation.commit(Hpa(4 * K), RAM), Ok(Some(4 * K)));
+                assert_eq!(host::<H>(guard, 5 * G + 7), Some(Hpa(4 * K + 7)));
+                return;
+            }
+            refused(result, at.0, MapError::CacheEmpty);
+            assert_eq!((cache.len(), host::<H>(guard, at.0)), (0, None));
+            // Tables that were built stay, and need not be built again.
+            assert_eq!(guard.counts().tables_built, frames as u64);
+        });
+        let platform = TestPlatform::new(BreakBeforeMake::Never);
+        let tables = common::world::TablesOf::<H>::new(format, slat::Vmid(1), 40, &platform);
+        let (tables, mut member) = (tables.unwrap(), platform.join());
+        let mut guard = tables.enter(&mut member).unwrap();
+        // One at a time.
+        for done in 1..=enough {
+            let mut storage = Vec::new();
+            let mut one = cache::<H>(&platform, &mut storage, 1);
+            let result = guard.reserve(Gpa(0), PageSize::SIZE_4K, &mut one);
+            assert_eq!(result.is_ok(), done == enough);
+        }
+        drop(guard);
+        common::destroy(tables);
+        assert_eq!(platform.live(), 0);
+    }
+}
+
+#[test]
+fn a_fault_that_runs_dry_at_any_step_goes_on_with_what_it_has_built() {
+    reserves_dry::<Arm<12>>(arm(), 2);
+    reserves_dry::<Ept<true>>(ept(), 3);
+    reserves_dry::<Ept<false>>(ept(), 3);
+}
+
+fn unmap_by<H: Hardware>(
+    guard: &mut GuardOf<'_, '_, H>,
+    all: GpaRange,
+    room: usize,
+) -> (Vec<Removed>, usize) {
+    let mut storage = Vec::new();
+    storage.resize_with(room, || Place::EMPTY);
+    let mut removals = guard.removals(&mut storage);
+    let (mut gone, mut stops, mut from) = (Vec::new(), 0, all.start().0);
+    loop {
+        let result = guard.unmap(range(from, all.end().0 - from), &mut removals);
+        let full = removals.is_full();
+        gone.extend(removals.complete());
+        match result {
+            Ok(_) => return (gone, stops),
+            Err(Halted { at, why }) => {
+                assert!(why == UnmapError::Full && full && at.0 > from, "{why} at {at}");
+                (from, stops) = (at.0, stops + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end() {
+    fn fills<H: Hardware>(format: H::Format) {
+        let all = range(0, 6 * M);
+        // Runs: two pages, another two with other rights, a gap, two blocks that continue each
+        // other, one that does not.
+        let mut expected = None;
+        for room in 1..8 {
+            on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+                let data = Attributes { execute: Execute::None, ..RAM };
+                let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
+                let mut map = |at, bytes, hpa, attributes, largest| {
+                    let done = guard.map(range(at, bytes), Hpa(hpa), attributes, largest, cache);
+                    assert_eq!(done, Ok(bytes));
+                };
+                map(0, 8 * K, G, RAM, page);
+                map(8 * K, 8 * K, G + 8 * K, data, page);
+                map(2 * M, 2 * M, 2 * G, RAM, block);
+                map(4 * M, 2 * M, 2 * G + 4 * M, RAM, block);
+                let (gone, stops) = unmap_by::<H>(guard, all, room);
+                assert_eq!(stops, 4usize.div_ceil(room) - 1, "{room} places");
+                let bytes: Vec<_> = gone.iter().map(|run| (run.gpa.0, run.bytes)).collect();
+                let runs = [(0, 8 * K), (8 * K, 8 * K), (2 * M, 2 * M), (4 * M, 2 * M)];
+                assert_eq!(bytes, runs);
+                assert_eq!(expected.get_or_insert(gone.clone()), &gone);
+                assert_eq!(tables.reclaim(), 0, "somebody is inside");
+                guard.refresh();
+                // The table of pages, unless none of the calls covered it.
+                assert_eq!(tables.reclaim(), usize::from(room > 1), "{room} places");
+            });
+        }
+        // One place holds any number of neighbours, and none holds nothing.
+        on_stage::<H>((format, 40, 8), |_, guard, cache| {
+            let done = guard.map(range(0, 4 * M), Hpa(0), RAM, PageSize::SIZE_4K, cache);
+            assert_eq!(done, Ok(4 * M));
+            let mut removals = guard.removals(&mut []);
+            refused(guard.unmap(all, &mut removals), 0, UnmapError::Full);
+            assert_eq!(removals.complete().next(), None);
+            assert_eq!(host::<H>(guard, 0), Some(Hpa(0)));
+            let (gone, stops) = unmap_by::<H>(guard, all, 1);
+            assert_eq!((gone.len(), gone[0].bytes, stops), (1, 4 * M, 0));
+            let before = guard.counts();
+            let mut removals = guard.removals(&mut []);
+            assert_eq!(guard.unmap(all, &mut removals), Ok(0), "nothing needs no room");
+            assert_eq!(removals.complete().next(), None);
+            assert_eq!(guard.counts().slots_written, before.slots_written);
+        });
+        on_stage::<H>((format, 40, 0), |_, guard, _| idle::<H>(guard));
+    }
+    fills::<Arm<12>>(arm());
+    fills::<Ept<true>>(ept());
+    fills::<Ept<false>>(ept());
+}
