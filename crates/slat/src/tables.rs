@@ -413,13 +413,20 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// invalidation has completed.
     #[inline(always)]
     pub(crate) fn break_before_fill(&self, raw: u64, level: u8, base: u64) -> bool {
-        let stale = F::REFILL_BREAKS
+        let stale = self.refill_breaks()
             && F::kind(raw, level) == Kind::Reserved
             && self.removing.load(Ordering::Acquire) != 0;
         if stale {
             self.invalidate_slot(level, base);
         }
         stale
+    }
+
+    /// Whether an emptied slot is filled again only after an invalidation: no CPU may hold two
+    /// translations of an address, or two sizes.
+    #[inline(always)]
+    pub(crate) fn refill_breaks(&self) -> bool {
+        F::REFILL_BREAKS || self.platform.break_before_make().breaks_size_change()
     }
 
     #[cold]

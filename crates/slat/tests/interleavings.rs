@@ -18,10 +18,12 @@ enum Call {
     Maintain(u64),
 }
 
+type Hook = Arc<dyn Fn(Call) + Send + Sync>;
+
 struct Hooked {
     grace: Grace<[Seat; 8]>,
     bbm: BreakBeforeMake,
-    hook: Mutex<Option<Arc<dyn Fn(Call) + Send + Sync>>>,
+    hook: Mutex<Option<Hook>>,
     invalidations: AtomicUsize,
 }
 
@@ -348,7 +350,7 @@ fn pages_past_the_end_of_the_address_space_are_refused() {
     let guest = guest(platform);
     let mut member = Member::join(platform).unwrap();
     let mut guard = guest.enter(&mut member).unwrap();
-    for start in [Gpa(u64::MAX), Gpa(u64::MAX & !4095), Gpa(1 << 63)] {
+    for start in [Gpa(u64::MAX), Gpa(!4095), Gpa(1 << 63)] {
         for bits in [[1], [1 << 63], [u64::MAX]] {
             let pages = Pages { start, bits: &bits };
             let why = guard.write_protect_pages(&pages).unwrap_err().why;

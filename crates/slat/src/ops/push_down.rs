@@ -23,7 +23,7 @@ use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
-use crate::sync::relax;
+use crate::sync::{agreed, relax};
 use crate::table::Slot;
 use crate::tables::Halted;
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
@@ -34,6 +34,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// A table that another thread protected at the same time is owed by that thread.
     /// [`Guard::relax`] for a write pushes the protection down to the tables beside its path.
+    /// Leaves that are mapped below such a table meanwhile get its protection as well.
     /// Until then [`Guard::leaves`] and [`Guard::translate`] show leaves as protected.
     ///
     /// # Errors
@@ -46,6 +47,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if let Err(why) = tables.check_change(&range) {
             return Self::halted(range.start(), why);
         }
+        // Faults that were reported, before marks are looked for: who pushes down goes the other way.
+        agreed();
         let mut visitor = Protect { done: Done::NOTHING, why: ChangeError::Contended };
         let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let Protect { done, why } = visitor;
@@ -141,6 +144,8 @@ pub(super) fn push_down<F: Format>(
         return Flow::Again;
     }
     counts.slots_written += 2;
+    // The mark, before children are looked at.
+    agreed();
     let pushed = children.iter().all(|child| protect_child::<F>(child, level - 1, counts));
     let unmarked = |raw: u64| raw & !(F::MARK | F::RENEWED);
     let _ = entry.slot.update(|raw| {

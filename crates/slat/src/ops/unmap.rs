@@ -36,7 +36,8 @@ pub struct Removed {
     pub size: PageSize,
     /// The memory behind them: the guest cannot reach it any more.
     pub hpa: Hpa,
-    /// Rights, memory type and state at the moment they were taken out. A page that was writable
+    /// Rights (those of the leaves, whatever tables above withheld), memory type and state at the
+    /// moment they were taken out. A page that was writable
     /// may have been written until the invalidation completed, if it was dirty already.
     pub attributes: Attributes,
 }
@@ -187,7 +188,8 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
     /// Unmaps `range` into `removals`; returns the bytes that were mapped. Reservations in the range
     /// are void.
     ///
-    /// What is owed is in the removals, not in the guard.
+    /// What is owed is in the removals, not in the guard. A table goes with the call that covers it
+    /// whole; one that is unmapped in parts stays, empty.
     ///
     /// # Errors
     /// Nothing is done on [`UnmapError::Range`], [`UnmapError::ForeignRemovals`], and on
@@ -292,7 +294,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
 impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
     /// What to leave in slots that are emptied now.
     fn token(&self) -> u64 {
-        if F::REFILL_BREAKS { self.tables.next_token() } else { 0 }
+        if self.tables.refill_breaks() { self.tables.next_token() } else { 0 }
     }
 
     /// Retires the slots of a table that is empty; leaves any other empty where it was, but not as

@@ -213,7 +213,7 @@ fn commit() -> impl Strategy<Value = Commit> {
 
 fn op() -> impl Strategy<Value = Op> {
     let to = 0..5usize;
-    let delta = prop_oneof![6 => Just(0), 1 => Just(1), 1 => Just(2), 1 => 3..7usize];
+    let delta = prop_oneof![5 => Just(0), 3 => Just(1), 2 => Just(2), 1 => 3..7usize];
     let room = prop_oneof![1 => 0..3usize, 4 => Just(64)];
     let together =
         prop_oneof![1 => Just(0usize), 1 => Just(1), 1 => Just(2), 3 => Just(usize::MAX)];
@@ -273,9 +273,9 @@ pub fn history() -> impl Strategy<Value = History> {
         1 => Just(BreakBeforeMake::ConflictHandled),
         1 => Just(BreakBeforeMake::Never)
     ];
-    let step = (op(), prop::bool::weighted(0.12)).prop_map(|(op, drops)| Step { op, drops });
+    let step = (op(), prop::bool::weighted(0.2)).prop_map(|(op, drops)| Step { op, drops });
     let steps = prop::collection::vec(step, 1..32);
-    let config = (any::<bool>(), prop::bool::weighted(0.85), any::<bool>()).prop_map(
+    let config = (any::<bool>(), prop::bool::weighted(0.75), any::<bool>()).prop_map(
         |(forced_write_back, hardware_marks, split_execute)| Config {
             forced_write_back,
             hardware_marks,

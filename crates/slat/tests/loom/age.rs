@@ -12,7 +12,7 @@ const TEST: Ageing = Ageing { clear: false, skip: Skip::Exact, fresh: false };
 
 #[test]
 fn a_page_beside_a_table_that_is_unmapped_during_the_scan_is_not_lost() {
-    bounded("age (exact) || unmap of the neighbour, three levels", 3, || {
+    bounded("age (exact) || unmap of the neighbour, three levels", 2, || {
         let guest = X86::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
         let unmaps = spawn(move || guest.unmap(0..BLOCK));

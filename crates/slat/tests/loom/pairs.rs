@@ -314,7 +314,7 @@ pairs! {
     fault_and_hardware: One, Fault, Cpu;
     fault_and_translate: One, Fault, Translate;
     fault_and_reclaim: One, Fault, Retire, at most 3;
-    unmap_and_unmap: Two, Unmap, Unmap, at most 3;
+    unmap_and_unmap: Two, Unmap, Unmap, at most 2;
     unmap_and_write_protect: Two, Unmap, Protect, at most 4;
     unmap_and_relax: Two, Unmap, Relax, at most 4;
     unmap_and_execute_protect: Two, Unmap, Execute, at most 4;
@@ -390,5 +390,5 @@ pairs! {
     hardware_and_translate: Two, Cpu, Translate;
     hardware_and_reclaim: Two, Cpu, Retire, at most 3;
     translate_and_reclaim: Two, Translate, Retire;
-    reclaim_and_reclaim: Two, Retire, Retire, at most 2;
+    reclaim_and_reclaim: Two, Retire, Retire, at most 1;
 }

@@ -47,7 +47,7 @@ fn a_fault_gives_the_right_to_its_page_alone() {
 
 #[test]
 fn a_round_that_begins_while_a_fault_pushes_down_misses_no_write() {
-    bounded("relax (push-down) || round, then hardware", 5, || {
+    bounded("relax (push-down) || round, then hardware", 4, || {
         let guest = protected();
         let rounds = spawn(move || {
             let rest = guest.round(0..BLOCK);
@@ -100,6 +100,24 @@ fn drop_rest(rest: Outcome<slat::ChangeError>) {
 }
 
 #[test]
+fn a_fault_beside_a_collapse_gives_no_right_to_a_page_that_is_held() {
+    bounded("relax (push-down) || collapse, then hardware", 3, || {
+        let guest = protected();
+        let collapses = spawn(move || guest.collapse(0..BLOCK, BLOCK));
+        let rest = guest.relax(PAGE..BLOCK, Write);
+        let _ = collapses.join().unwrap();
+        // Contended, or a block by now: the fault comes again.
+        let cut = |why| matches!(why, slat::ChangeError::CutsBlock { .. });
+        assert!(rest.is_none_or(|rest| rest.why == slat::ChangeError::Contended || cut(rest.why)));
+        writes(guest);
+        assert!(guest.round(0..BLOCK).is_none());
+        guest.settle();
+        let retired = guest.pages() - 1 - guest.linked();
+        guest.end(retired);
+    });
+}
+
+#[test]
 fn two_rounds_and_a_fault_miss_no_write() {
     bounded("relax (push-down) || round, hardware || round", 2, || {
         let guest = protected();
@@ -119,7 +137,7 @@ fn two_rounds_and_a_fault_miss_no_write() {
 
 #[test]
 fn two_faults_and_a_round_miss_no_write() {
-    bounded("relax || relax || round, then hardware", 2, || {
+    bounded("relax || relax || round, then hardware", 1, || {
         let guest = protected();
         let faults = spawn(move || guest.relax(PAGE..BLOCK, Write));
         let rounds = spawn(move || {

@@ -87,12 +87,12 @@ fn two_unmaps_hand_out_each_leaf_once_and_retire_the_table_once() {
     };
     // Waiting for each other's markers makes for very many orders: all of them would take minutes.
     bounded("unmap || unmap, one page", 3, move || both(PAGE));
-    bounded("unmap || unmap, two pages", 3, move || both(BLOCK));
+    bounded("unmap || unmap, two pages", 2, move || both(BLOCK));
 }
 
 #[test]
 fn two_unmaps_of_neighbouring_tables_retire_both() {
-    bounded("unmap || unmap, two tables on one list", 5, || {
+    bounded("unmap || unmap, two tables on one list", 4, || {
         let guest = Guest::new(14, NEVER).mapped(0..PAGE, RAM, PAGE);
         let guest = guest.mapped(BLOCK..BLOCK + PAGE, RAM, PAGE);
         let other = spawn(move || guest.unmap(BLOCK..BIG));
@@ -107,7 +107,7 @@ fn two_unmaps_of_neighbouring_tables_retire_both() {
 #[test]
 fn two_unmaps_of_one_page_each_hand_it_out_between_them_once() {
     // As above.
-    bounded("unmap || unmap, page and block", 3, || {
+    bounded("unmap || unmap, page and block", 2, || {
         let guest = Guest::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
         let other = spawn(move || guest.unmap(0..BIG));
         let here = guest.unmap(0..BLOCK);
@@ -192,7 +192,7 @@ fn translate_beside_unmap_answers_the_old_or_nothing() {
 
 #[test]
 fn translate_beside_the_retirement_of_two_levels_answers_the_old_or_nothing() {
-    bounded("translate || unmap, three levels, retire", 5, || {
+    bounded("translate || unmap, three levels, retire", 4, || {
         let guest = Guest::new(15, NEVER).mapped(0..PAGE, RAM, PAGE);
         let looks = spawn(move || guest.look(0));
         let result = guest.unmap(0..BIG);

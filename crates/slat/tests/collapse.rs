@@ -1,0 +1,113 @@
+//! Which tables become blocks, and which do not: one leaf that differs in anything is enough.
+
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+use common::TestPlatform;
+use common::hardware::arm::Arm;
+use common::hardware::ept::Ept;
+use common::hardware::{Config, Hardware};
+use common::stage::{BBM, RAM, range};
+use common::world::{Mapping, Rule, World, size};
+use slat::{Access, Attributes, Execute, Memory};
+
+/// What is different about one page of a table.
+#[derive(Clone, Copy, Debug)]
+enum Odd {
+    Nothing,
+    Hole,
+    Elsewhere,
+    Mapped(Attributes),
+    Rewritten(Rule),
+}
+
+const ODD: [(Odd, bool); 11] = [
+    (Odd::Nothing, true),
+    (Odd::Hole, false),
+    (Odd::Elsewhere, false),
+    (Odd::Mapped(Attributes { software: true, ..RAM }), false),
+    (Odd::Mapped(Attributes { memory: Memory::NonCacheable, ..RAM }), false),
+    (Odd::Mapped(Attributes { memory: Memory::Device, ..RAM }), false),
+    (Odd::Mapped(Attributes { execute: Execute::None, ..RAM }), false),
+    (Odd::Rewritten(Rule::WriteProtect), false),
+    (Odd::Rewritten(Rule::ExecuteProtect), false),
+    // State is merged, not compared.
+    (Odd::Rewritten(Rule::Clean), true),
+    (Odd::Rewritten(Rule::Relax(Access::Read)), true),
+];
+
+fn agrees<H: Hardware>(marks: bool) {
+    let config = Config { forced_write_back: false, hardware_marks: marks, split_execute: false };
+    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::STRIDE));
+    let slots = 1 << H::STRIDE;
+    for (which, (odd, fits)) in [0, 1, slots - 1].into_iter().flat_map(|at| ODD.map(|o| (at, o))) {
+        let bbm = BBM[which as usize % 3];
+        let platform = TestPlatform::new(bbm);
+        let mut world = World::<H>::new(&platform, bbm, H::format(&config), 40);
+        let at = range(block + which * page, page);
+        let what = Mapping { hpa: 4 * block, attributes: RAM, largest: size(page) };
+        assert_eq!(world.map(range(block, block), what, 8), None);
+        let hpa = what.hpa + which * page;
+        match odd {
+            Odd::Nothing => {}
+            Odd::Rewritten(rule) => world.rewrite(at, rule),
+            Odd::Hole => assert_eq!(world.unmap(at, 1), None),
+            Odd::Elsewhere | Odd::Mapped(_) => {
+                assert_eq!(world.unmap(at, 1), None);
+                let odd = match odd {
+                    Odd::Mapped(attributes) => Mapping { hpa, attributes, ..what },
+                    _ => Mapping { hpa: hpa + block, ..what },
+                };
+                assert_eq!(world.map(at, odd, 0), None);
+            }
+        }
+        // The model predicts it, too; here it is said in so many words.
+        world.collapse(range(block, block), size(block));
+        let found = world.tree().at(block).map(|run| run.size);
+        assert_eq!(found == Some(block), fits, "{odd:?} at {which}");
+        world.destroy();
+    }
+}
+
+#[test]
+fn a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state() {
+    for marks in [false, true] {
+        agrees::<Arm<12>>(marks);
+        agrees::<Arm<14>>(marks);
+        agrees::<Ept<true>>(marks);
+        agrees::<Ept<false>>(marks);
+    }
+}
+
+#[test]
+fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_as_well() {
+    fn odd<H: Hardware>() {
+        let config = Config { forced_write_back: true, hardware_marks: true, split_execute: true };
+        let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::STRIDE));
+        let platform = TestPlatform::new(BBM[0]);
+        let mut world = World::<H>::new(&platform, BBM[0], H::format(&config), 40);
+        let map = |world: &mut World<'_, H>, at, hpa| {
+            let what = Mapping { hpa, attributes: RAM, largest: size(page) };
+            assert_eq!(world.map(range(at, block), what, 8), None);
+        };
+        map(&mut world, 0, 4 * block + page);
+        map(&mut world, block, 8 * block);
+        world.collapse(range(0, block), size(block));
+        // Ranges that miss a page at either end, and a limit that allows pages only.
+        world.collapse(range(block + page, block - page), size(block));
+        world.collapse(range(block, block - page), size(block));
+        world.collapse(range(0, 2 * block), size(page));
+        assert!(world.tree().runs.iter().all(|run| run.size == page));
+        world.collapse(range(0, 2 * block), size(block));
+        let sizes = [0, block].map(|at| world.tree().at(at).unwrap().size);
+        assert_eq!(sizes, [page, block]);
+        world.reclaim(true, true);
+        world.destroy();
+    }
+    odd::<Arm<12>>();
+    odd::<Arm<14>>();
+    odd::<Arm<16>>();
+    odd::<Ept<true>>();
+    odd::<Ept<false>>();
+}
