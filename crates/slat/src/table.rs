@@ -22,7 +22,7 @@ impl Slot {
     }
 
     /// The present value. Acquire: the table that it may link is seen as it was published. More
-    /// than acquire, at no cost, for [`agreed`](crate::sync::agreed).
+    /// than acquire, at no cost, for `sync::agreed`.
     #[inline(always)]
     pub fn load(&self) -> u64 {
         self.0.load(LOAD)

@@ -130,11 +130,11 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
 
 impl<F: Format, P: Platform> Drop for Removals<'_, '_, '_, F, P> {
     fn drop(&mut self) {
-        self.tables.owe(self.owed);
-        match (self.counted, self.owed.is_nothing()) {
-            (true, false) => self.tables.drop_removals(),
-            (true, true) => self.tables.removed(1),
-            (false, _) => {}
+        if self.counted {
+            match self.owed.is_nothing() {
+                true => self.tables.removed(1),
+                false => self.tables.drop_removals(),
+            }
         }
     }
 }
