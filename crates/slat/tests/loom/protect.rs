@@ -1,10 +1,12 @@
-//! Rights: write-protect, and relax as a fault does it, against everything else.
+//! Rights and dirty state: write-protect, relax as a fault does it, harvest, against everything else.
 
 use crate::guest::*;
-use crate::hardware::Use;
+use crate::hardware::{Use, Walked};
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::Access;
+use slat::format::tiny::Tiny;
+use slat::format::tiny_ept::TinyEpt;
 
 #[test]
 fn a_write_that_hardware_marked_is_remembered_by_write_protect() {
@@ -192,4 +194,23 @@ fn a_fault_beside_unmap_brings_nothing_back() {
         assert_eq!((guest.at(0), bytes(&removed)), (None, PAGE));
         guest.end(1);
     });
+}
+
+fn harvested<F: Walked>() {
+    let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, CLEAN, PAGE);
+    // The TLB holds it as written: a write marks nothing.
+    guest.access(0, true, Use::Always);
+    let vcpu = spawn(move || guest.access(0, true, Use::Always).map(drop));
+    let rest = guest.inside().harvest(0..BLOCK);
+    guest.access(0, true, Use::Always);
+    vcpu.join().unwrap();
+    assert!(rest.is_none_or(|rest| rest.why == slat::ChangeError::Contended));
+    guest.settle();
+    guest.end(0);
+}
+
+#[test]
+fn a_write_after_a_harvest_has_returned_is_in_the_next() {
+    explore("harvest || hardware, lazy TLB, Arm", harvested::<Tiny>);
+    explore("harvest || hardware, lazy TLB, Intel", harvested::<TinyEpt>);
 }
