@@ -162,8 +162,8 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes() {
 /// long as there is one to come.
 #[test]
 fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
-    fn refills<H: Hardware>(format: H::Format, breaks: bool) {
-        let platform = TestPlatform::new(BreakBeforeMake::Never);
+    fn refills<H: Hardware>(format: H::Format, bbm: BreakBeforeMake, breaks: bool) {
+        let platform = TestPlatform::new(bbm);
         let tables = guest::<H>(&platform, format, VMID);
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 4);
@@ -201,8 +201,10 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
         drop((guard, cache));
         destroy(tables);
     }
-    refills::<Arm<12>>(arm(), true);
-    refills::<Ept<true>>(ept(), false);
+    refills::<Arm<12>>(arm(), BreakBeforeMake::Never, true);
+    refills::<Ept<true>>(ept(), BreakBeforeMake::Never, false);
+    // A CPU that must not hold two sizes.
+    refills::<Ept<true>>(ept(), BreakBeforeMake::Always, true);
 }
 
 #[test]

@@ -269,12 +269,18 @@ impl<'p, H: Hardware> World<'p, H> {
         out
     }
 
+    /// Whether an emptied slot is filled only behind an invalidation.
+    pub fn refill_breaks(&self) -> bool {
+        H::REFILL_BREAKS || self.bbm == BreakBeforeMake::Always
+    }
+
     /// The same with removals, which tell whether they were dropped.
     fn run_removing<R>(
         &mut self,
         op: impl for<'t> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &Cell<bool>) -> R,
     ) -> Outcome<R> {
         let dropped = Cell::new(false);
+        let refill_breaks = self.refill_breaks();
         let platform = self.platform;
         let mut guard = self.tables.enter(&mut self.member).unwrap();
         assert_eq!((guard.counts(), guard.owed()), (Counts::NONE, None));
@@ -287,7 +293,7 @@ impl<'p, H: Hardware> World<'p, H> {
         let executed = invalidations(&events);
         let machine = || platform.machine.borrow_mut();
         // Where an emptied slot may be filled at any time, anything may still be cached.
-        if H::REFILL_BREAKS || !self.pending {
+        if refill_breaks || !self.pending {
             machine().as_mut().unwrap().check_conflicts(&tree, self.bbm);
         }
 

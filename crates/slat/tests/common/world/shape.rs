@@ -90,7 +90,7 @@ impl<H: Hardware> World<'_, H> {
         let wanted = maintenance(&attributes).map_or(Vec::new(), |_| expected.collect());
         assert_eq!(maintained, wanted, "memory made coherent");
         // What an unmap has not invalidated yet, and nothing else.
-        let refills = H::REFILL_BREAKS && removing;
+        let refills = self.refill_breaks() && removing;
         assert!(refills || out.counts.invalidations == 0, "{:?}", out.events);
         let built = out.counts.tables_built as usize;
         assert_eq!(out.tree.tables.len() - before.tables.len(), built);
