@@ -10,9 +10,9 @@
 //! Operations enter without a seat, and reclaim when all threads were joined, where the model is not
 //! about grace: that keeps the number of orders small.
 //!
-//! Models are exhaustive unless they say `bounded` or `at most`. Out of reach here: `pass_run` (tables of two
-//! slots never fill a run), and the ordering of a walker's loads by their address dependency, which
-//! loom does not know; the hardware loads with acquire instead.
+//! Models are exhaustive unless they say `bounded` or `at most`. Out of reach here: `pass_run`
+//! (tables of two slots never fill a run), and the ordering of a walker's loads by their address
+//! dependency, which loom does not know; the hardware loads with acquire instead.
 #![cfg(loom)]
 
 #[path = "loom/age.rs"]
