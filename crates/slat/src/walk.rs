@@ -174,6 +174,34 @@ pub(crate) trait Visitor<'t, F: Format> {
     fn settle(&mut self, level: u8, tally: Tally);
 }
 
+/// Changes the pages of a run that `change` names, by an exchange where the value is another;
+/// returns how many slots, from its start, are done with, and which of them were named.
+#[inline(always)]
+pub(crate) fn change_run<F: Format>(
+    run: &[Slot; RUN],
+    raws: &[u64; RUN],
+    at: u64,
+    tally: &mut Tally,
+    change: impl Fn(u64) -> Option<u64>,
+) -> (usize, u64) {
+    let mut named = 0;
+    for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
+        if F::kind(raw, 0) != Kind::Leaf {
+            continue;
+        }
+        let Some(changed) = change(raw) else { continue };
+        if changed != raw {
+            if slot.exchange(raw, changed).is_err() {
+                return (index, named);
+            }
+            let start = at + ((index as u64) << F::PAGE_SHIFT);
+            tally.change(&Entry { slot, raw, start, end: start + (1 << F::PAGE_SHIFT) });
+        }
+        named |= 1 << index;
+    }
+    (RUN, named)
+}
+
 /// Visits each page of a run; returns how many, from its start, are done with.
 #[inline(always)]
 fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(

@@ -30,7 +30,7 @@ use crate::shootdown::Owed;
 use crate::sync::{Ordering, agreed};
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor, links};
+use crate::walk::{Entry, Flow, Tally, Visitor, change_run, links};
 
 /// What an ageing scan does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -255,22 +255,10 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         at: u64,
         tally: &mut Tally,
     ) -> usize {
-        let mut mask = 0u64;
-        let mut passed = RUN;
-        for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
-            if F::kind(raw, 0) != Kind::Leaf || raw & F::ACCESSED == 0 {
-                continue;
-            }
-            if CLEAR {
-                if slot.exchange(raw, raw & !F::ACCESSED).is_err() {
-                    passed = index;
-                    break;
-                }
-                let start = at + ((index as u64) << F::PAGE_SHIFT);
-                tally.change(&Entry { slot, raw, start, end: start + (1 << F::PAGE_SHIFT) });
-            }
-            mask |= 1 << index;
-        }
+        let (passed, mask) = change_run::<F>(run, raws, at, tally, |raw| {
+            let old = if CLEAR { raw & !F::ACCESSED } else { raw };
+            (raw & F::ACCESSED != 0).then_some(old)
+        });
         let first = self.scan.page::<F>(at);
         self.scan.aged.young += or_bits(self.scan.ages.young, first, mask);
         passed

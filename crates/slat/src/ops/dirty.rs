@@ -14,7 +14,7 @@ use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::table::Slot;
 use crate::tables::Halted;
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Entry, Flow, Tally, Visitor, change_run};
 
 struct Clean<F>(F);
 impl<F: Format> Rule<F> for Clean<F> {
@@ -138,23 +138,9 @@ impl<'t, F: Format> Visitor<'t, F> for Harvest<'_, F> {
         at: u64,
         tally: &mut Tally,
     ) -> usize {
-        let mut mask = 0u64;
-        let mut passed = RUN;
-        for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
-            if F::kind(raw, 0) != Kind::Leaf || raw & F::DIRTY == 0 {
-                continue;
-            }
-            let cleaned = self.format.cleaned(raw);
-            if cleaned != raw {
-                if slot.exchange(raw, cleaned).is_err() {
-                    passed = index;
-                    break;
-                }
-                let start = at + ((index as u64) << F::PAGE_SHIFT);
-                tally.change(&Entry { slot, raw, start, end: start + (1 << F::PAGE_SHIFT) });
-            }
-            mask |= 1 << index;
-        }
+        let (passed, mask) = change_run::<F>(run, raws, at, tally, |raw| {
+            (raw & F::DIRTY != 0).then(|| self.format.cleaned(raw))
+        });
         let first = ((at - self.start) >> F::PAGE_SHIFT) as usize;
         self.pages += or_bits(self.bitmap, first, mask);
         passed
