@@ -74,7 +74,7 @@ impl<F: Format> Input<'_, '_, F> {
             Attributes::RAM,
             clean,
             Attributes { write: false, dirty: false, ..Attributes::RAM },
-            Attributes { software: true, execute: Execute::None, ..Attributes::RAM },
+            Attributes { software: Software::A, execute: Execute::None, ..Attributes::RAM },
         ])
     }
 }

@@ -51,6 +51,10 @@ constructors!(const);
 #[cfg(loom)]
 constructors!();
 
+/// A reading of the clock: see [`Grace::moment`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Moment(u64);
+
 /// Who is walking. A platform has one for all of its guests.
 ///
 /// `&Grace<[Seat; N]>` is taken where `&Grace` is wanted.
@@ -61,6 +65,18 @@ pub struct Grace<S: ?Sized = [Seat]> {
 }
 
 impl Grace {
+    /// The moment from which on who enters finds what was published before: for what a user of the
+    /// engine reads inside a guard, and gives up or frees once nobody can have read it earlier.
+    pub fn moment(&self) -> Moment {
+        Moment(self.advance())
+    }
+
+    /// Whether all who were inside any tables at `moment` have left, or
+    /// [refreshed](crate::Guard::refresh) their guards. A caller who is inside waits for himself.
+    pub fn is_past(&self, moment: Moment) -> bool {
+        self.passed(moment.0)
+    }
+
     /// The reading from which on walkers cannot find what was unlinked before.
     pub(crate) fn advance(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::AcqRel) + 1

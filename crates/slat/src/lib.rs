@@ -120,8 +120,8 @@ mod walk;
 pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
-pub use format::{Access, Attributes, Execute, Format, Memory};
-pub use grace::{Grace, Member, NoSeat, Seat};
+pub use format::{Access, Attributes, Execute, Format, Memory, Software};
+pub use grace::{Grace, Member, Moment, NoSeat, Seat};
 pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;
 pub use ops::{

@@ -10,7 +10,7 @@ use common::hardware::ept::Ept;
 use common::hardware::{Config, Hardware};
 use common::stage::{BBM, RAM, range};
 use common::world::{Mapping, Rule, World, size};
-use slat::{Access, Attributes, Execute, Memory};
+use slat::{Access, Attributes, Execute, Memory, Software};
 
 /// What is different about one page of a table.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ const ODD: [(Odd, bool); 11] = [
     (Odd::Nothing, true),
     (Odd::Hole, false),
     (Odd::Elsewhere, false),
-    (Odd::Mapped(Attributes { software: true, ..RAM }), false),
+    (Odd::Mapped(Attributes { software: Software::A, ..RAM }), false),
     (Odd::Mapped(Attributes { memory: Memory::NonCacheable, ..RAM }), false),
     (Odd::Mapped(Attributes { memory: Memory::Device, ..RAM }), false),
     (Odd::Mapped(Attributes { execute: Execute::None, ..RAM }), false),

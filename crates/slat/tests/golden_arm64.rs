@@ -12,7 +12,7 @@ use common::{TestPlatform, destroy, unmap};
 use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64, Shareability};
 use slat::{
     Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Format, Gpa, GpaRange, Hpa,
-    Memory, PageSize, SplitWalk, TableCache, Tables, Vmid,
+    Memory, PageSize, Software, SplitWalk, TableCache, Tables, Vmid,
 };
 use std::sync::atomic::Ordering;
 
@@ -134,7 +134,7 @@ fn each_attribute_is_the_bit_that_linux_names() {
     assert_eq!(execute(plain, Execute::Kernel), 0b11 << 53);
     assert_eq!(execute(no_xnx, Execute::None), 1 << 54);
     // KVM_PTE_LEAF_ATTR_HI_SW is 58:55.
-    assert_eq!(raw(plain, Attributes { software: true, ..ram }), base | 1 << 55);
+    assert_eq!(raw(plain, Attributes { software: Software::A, ..ram }), base | 1 << 55);
     assert_eq!(raw(plain, Attributes { dirty: true, ..read_only }), base & !(1 << 7) | 1 << 56);
     let sh = |shareability| raw(Arm64K4 { shareability, ..plain }, ram) >> 8 & 3;
     let (outer, inner) = (sh(Shareability::Outer), sh(Shareability::Inner));
@@ -162,19 +162,21 @@ fn manual(a: Attributes, fwb: bool, hd: bool, sh: u64) -> Leaf {
             Execute::None => 0b10,
             Execute::Kernel => 0b11,
         },
-        software: u64::from(a.software) + 2 * u64::from(a.dirty && !a.write),
+        software: u64::from(a.software.contains(Software::A))
+            + 4 * u64::from(a.software.contains(Software::B))
+            + 2 * u64::from(a.dirty && !a.write),
     }
 }
 
 fn all_attributes() -> impl Iterator<Item = Attributes> {
     let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
     let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
-    (0..512usize).map(move |n| Attributes {
+    (0..1024usize).map(move |n| Attributes {
         read: n & 1 != 0,
         write: n & 2 != 0,
         accessed: n & 4 != 0,
         dirty: n & 8 != 0,
-        software: n & 16 != 0,
+        software: Software::new(n & 16 != 0, n & 512 != 0),
         execute: executes[n >> 5 & 3],
         memory: memories[n >> 7 & 3],
     })
@@ -298,7 +300,7 @@ fn fields<const G: u32>(regime: &Arm<G>, platform: &TestPlatform, gpa: u64) -> L
 /// A block with odd attributes, used by hardware, split in three ways, keeps every bit.
 fn children_keep_everything<const G: u32, W: SplitWalk>(bbm: BreakBeforeMake, large: u64) {
     let format = Arm64::<G> { hardware_dirty: true, ..Default::default() };
-    let odd = Attributes { software: true, execute: Execute::User, ..CLEAN };
+    let odd = Attributes { software: Software::B, execute: Execute::User, ..CLEAN };
     let read_only = Attributes { write: false, dirty: true, accessed: false, ..odd };
     for (attributes, write) in
         [(odd, None), (odd, Some(false)), (odd, Some(true)), (read_only, None)]

@@ -9,7 +9,7 @@ mod common;
 use common::hardware::ept::{Cpu, Entry, Page, Rights, XEON};
 use slat::format::ept::{Ept, Ept1G, Ept2M};
 use slat::format::{Access, AttributeError, Format, Kind};
-use slat::{Attributes, Execute, Hpa, Memory};
+use slat::{Attributes, Execute, Hpa, Memory, Software};
 use std::collections::BTreeSet;
 
 #[test]
@@ -106,10 +106,11 @@ fn each_attribute_is_the_bit_that_linux_names() {
     assert_eq!(Ept1G::STATUS, 0x300);
     // What software alone uses are different bits of those that hardware ignores in every entry:
     // 56:52, 59, 62 and 11.
-    let user = base ^ raw(Attributes { software: true, ..ram });
-    assert_eq!(user, 1 << 52);
-    let software = [user, Ept1G::MARK, Ept1G::RENEWED, Ept1G::AGEING];
-    assert_eq!(software.iter().fold(0, |all, bit| all | bit).count_ones(), 4);
+    let user = |software| base ^ raw(Attributes { software, ..ram });
+    let (a, b) = (user(Software::A), user(Software::B));
+    assert_eq!((a, b), (1 << 52, 1 << 55));
+    let software = [a, b, Ept1G::MARK, Ept1G::RENEWED, Ept1G::AGEING];
+    assert_eq!(software.iter().fold(0, |all, bit| all | bit).count_ones(), 5);
     let ignored = 0x1f << 52 | 1 << 59 | 1 << 62 | 1 << 11;
     assert!(software.iter().all(|bit| bit.count_ones() == 1 && bit & ignored != 0));
 }
@@ -155,12 +156,12 @@ fn capabilities_are_read_from_the_bits_that_linux_names() {
 fn all_attributes() -> impl Iterator<Item = Attributes> {
     let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
     let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
-    (0..512usize).map(move |n| Attributes {
+    (0..1024usize).map(move |n| Attributes {
         read: n & 1 != 0,
         write: n & 2 != 0,
         accessed: n & 4 != 0,
         dirty: n & 8 != 0,
-        software: n & 16 != 0,
+        software: Software::new(n & 16 != 0, n & 512 != 0),
         execute: executes[n >> 5 & 3],
         memory: memories[n >> 7 & 3],
     })

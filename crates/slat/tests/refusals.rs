@@ -16,8 +16,8 @@ use slat::format::{AttributeError, GeometryError};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, EveryEntry, Execute, Foreign,
     Format, Gpa, GpaRange, Hpa, LeafSizeError, MapError, Member, Memory, NewError, NoSeat,
-    OutOfFrames, PageSize, Pages, Place, RangeError, SplitError, TableCache, Tables, UnmapError,
-    Vmid,
+    OutOfFrames, PageSize, Pages, Place, RangeError, Software, SplitError, TableCache, Tables,
+    UnmapError, Vmid,
 };
 
 const SIZE_512G: PageSize = PageSize::from_bytes(512 * G).unwrap();
@@ -314,7 +314,7 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address() {
                 read_only,
                 Attributes { write: false, dirty: false, ..RAM },
                 Attributes { execute: Execute::None, ..RAM },
-                Attributes { software: true, ..RAM },
+                Attributes { software: Software::A, ..RAM },
                 Attributes { memory: Memory::Device, ..RAM },
             ];
             let unread = (!reads).then_some(Attributes { read: false, ..RAM });

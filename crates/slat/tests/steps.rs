@@ -14,7 +14,7 @@ use common::world::{GuardOf, Mapping, World, cache, size};
 use slat::format::arm64::Arm64K4;
 use slat::{
     Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Gpa, GpaRange, Halted, Hpa,
-    MapError, PageSize, Place, Removed, SplitWalk, UnmapError,
+    MapError, PageSize, Place, Removed, Software, SplitWalk, UnmapError,
 };
 
 fn arm() -> Arm64K4 {
@@ -68,7 +68,7 @@ fn a_map_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_e
 
 fn splits_dry<H: Hardware, W: SplitWalk>(format: H::Format, bbm: BreakBeforeMake, every: usize) {
     let whole = range(G, G);
-    let odd = Attributes { software: true, ..CLEAN };
+    let odd = Attributes { software: Software::A, ..CLEAN };
     let what = Mapping { hpa: 4 * G, attributes: odd, largest: PageSize::SIZE_1G };
     // Steps are alike but for the first and the last few.
     for frames in [0, 1, 2, 3, 512, 513].into_iter().chain((every..512).step_by(every)) {

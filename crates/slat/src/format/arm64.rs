@@ -8,7 +8,8 @@ pub mod id;
 pub mod tlbi;
 
 use super::{
-    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory, RUN,
+    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
+    RUN, Software,
 };
 use crate::addr::Hpa;
 
@@ -74,7 +75,7 @@ const XN_SHIFT: u32 = 53;
 const XN: u64 = 0b11 << XN_SHIFT;
 /// Bits 58:55 are ignored by hardware. Software uses bit 55 for its own, 56 to remember a
 /// written leaf that lost the right to write, 58 as the marker; 57 is kept for the engine.
-const SW_USER: u64 = 1 << 55;
+const SW_USER: [u64; 2] = [1 << 55, 1 << 57];
 const SW_DIRTY: u64 = 1 << 56;
 const MARK: u64 = 1 << 58;
 /// `OA[47:12]`; lower bits are zero for larger granules and blocks.
@@ -140,6 +141,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
     const PAGE_SHIFT: u32 = PAGE_SHIFT;
     const INDEX_BITS: u32 = PAGE_SHIFT - 3;
     const LARGEST_LEAF: u8 = if PAGE_SHIFT == 12 { 2 } else { 1 };
+    const SOFTWARE: [u64; 2] = SW_USER;
     const STATUS: u64 = AF | S2AP_WRITE | SW_DIRTY;
     const MARK: u64 = MARK;
     /// Tables have no write protection that could be pushed down.
@@ -220,7 +222,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
             | (self.shareability as u64) << SH_SHIFT
             | bit(a.accessed, AF)
             | execute << XN_SHIFT
-            | bit(a.software, SW_USER))
+            | a.software.encode(SW_USER))
     }
 
     #[inline(always)]
@@ -242,7 +244,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
             },
             accessed: raw & AF != 0,
             dirty: raw & (S2AP_WRITE | SW_DIRTY) != 0,
-            software: raw & SW_USER != 0,
+            software: Software::decode(raw, SW_USER),
         }
     }
 
@@ -370,7 +372,7 @@ mod tests {
             use Memory::{Device, DeviceStrict, NonCacheable, Normal};
             for memory in [Normal, NonCacheable, Device, DeviceStrict] {
                 for execute in [Execute::All, Execute::User, Execute::None, Execute::Kernel] {
-                    for bits in 0..32u8 {
+                    for bits in 0..64u8 {
                         let on = |i: u8| bits >> i & 1 == 1;
                         let attributes = Attributes {
                             read: on(0),
@@ -379,7 +381,7 @@ mod tests {
                             memory,
                             accessed: on(2),
                             dirty: on(3),
-                            software: on(4),
+                            software: Software::new(on(4), on(5)),
                         };
                         let raw = format.encode(attributes).unwrap();
                         assert_eq!(format.decode(raw, 0), attributes);

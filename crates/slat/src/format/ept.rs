@@ -9,7 +9,8 @@
 //! verification (57).
 
 use super::{
-    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory, RUN,
+    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
+    RUN, Software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -65,7 +66,7 @@ const D: u64 = 1 << 9;
 /// `HPA[51:12]`; bits above MAXPHYADDR are reserved, as are those below a block's size.
 const ADDRESS: u64 = (1 << 52) - (1 << 12);
 /// Hardware ignores bits 56:52, 59, 62 and 11 of leaves and tables alike.
-const SW_USER: u64 = 1 << 52;
+const SW_USER: [u64; 2] = [1 << 52, 1 << 55];
 const SW_RENEWED: u64 = 1 << 53;
 const SW_AGEING: u64 = 1 << 54;
 const MARK: u64 = 1 << 62;
@@ -76,7 +77,7 @@ const RESERVED: u64 = 1 << 4;
 const TOKEN_SHIFT: u32 = 12;
 
 /// What children inherit: all but address, size and the engine's marks.
-const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | SW_USER;
+const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | SW_USER[0] | SW_USER[1];
 
 const UNCACHEABLE: u64 = 0;
 const WRITE_COMBINING: u64 = 1;
@@ -170,6 +171,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 9;
     const LARGEST_LEAF: u8 = if HUGE_1G { 2 } else { 1 };
+    const SOFTWARE: [u64; 2] = SW_USER;
     const STATUS: u64 = A | D;
     const MARK: u64 = MARK;
     const RENEWED: u64 = SW_RENEWED;
@@ -257,7 +259,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             | bit(ignore_pat, IPAT)
             | bit(a.accessed, A)
             | bit(a.dirty, D)
-            | bit(a.software, SW_USER))
+            | a.software.encode(SW_USER))
     }
 
     #[inline(always)]
@@ -280,7 +282,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             },
             accessed: raw & A != 0,
             dirty: raw & D != 0,
-            software: raw & SW_USER != 0,
+            software: Software::decode(raw, SW_USER),
         }
     }
 

@@ -49,6 +49,8 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const INDEX_BITS: u32;
     /// The highest level at which a leaf may stand.
     const LARGEST_LEAF: u8;
+    /// The bits of a leaf that are the engine's user's.
+    const SOFTWARE: [u64; 2];
     /// Bits that hardware may set in a live leaf (accessed, dirty), or that remember them.
     const STATUS: u64;
     /// Keeps other software out of the slot that holds it.
@@ -272,8 +274,8 @@ pub struct Attributes {
     pub accessed: bool,
     /// The leaf was written, or may have been.
     pub dirty: bool,
-    /// A bit for the engine's user; never read by hardware or the engine.
-    pub software: bool,
+    /// For the engine's user; never read by hardware.
+    pub software: Software,
 }
 
 impl Attributes {
@@ -286,8 +288,46 @@ impl Attributes {
         memory: Memory::Normal,
         accessed: true,
         dirty: true,
-        software: false,
+        software: Software::NONE,
     };
+}
+
+/// Two bits of a leaf that are the engine's user's: hardware ignores them, a split passes them on, a
+/// collapse asks that all have the same. [`Guard::relax_where`](crate::Guard::relax_where) reads them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+pub struct Software(u8);
+
+impl Software {
+    /// Neither.
+    pub const NONE: Self = Self(0);
+    /// The first.
+    pub const A: Self = Self(1);
+    /// The second.
+    pub const B: Self = Self(2);
+
+    /// The first if `a`, the second if `b`.
+    pub const fn new(a: bool, b: bool) -> Self {
+        Self(a as u8 | (b as u8) << 1)
+    }
+
+    /// The bits that are in this one or the other.
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether all bits of `other` are in this one.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// As the bits `a` and `b` of a descriptor.
+    pub(crate) const fn encode(self, [a, b]: [u64; 2]) -> u64 {
+        (if self.contains(Self::A) { a } else { 0 }) | (if self.contains(Self::B) { b } else { 0 })
+    }
+
+    pub(crate) const fn decode(raw: u64, [a, b]: [u64; 2]) -> Self {
+        Self::new(raw & a != 0, raw & b != 0)
+    }
 }
 
 /// Who may execute from a leaf.

@@ -23,6 +23,7 @@ unsafe impl Format for Tiny {
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 1;
     const LARGEST_LEAF: u8 = 2;
+    const SOFTWARE: [u64; 2] = Arm64K4::SOFTWARE;
     const STATUS: u64 = Arm64K4::STATUS;
     const MARK: u64 = Arm64K4::MARK;
     const RENEWED: u64 = Arm64K4::RENEWED;

@@ -16,6 +16,7 @@ unsafe impl Format for TinyEpt {
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 1;
     const LARGEST_LEAF: u8 = 2;
+    const SOFTWARE: [u64; 2] = Ept1G::SOFTWARE;
     const STATUS: u64 = Ept1G::STATUS;
     const MARK: u64 = Ept1G::MARK;
     const RENEWED: u64 = Ept1G::RENEWED;

@@ -2,7 +2,7 @@
 
 use super::ChangeError;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
-use crate::format::{Attributes, Execute, Format, Kind, Memory};
+use crate::format::{Attributes, Execute, Format, Kind, Memory, Software};
 use crate::guard::Guard;
 use crate::platform::{Maintenance, Platform};
 use crate::tables::{Contended, Found, Halted, Tables, Translation};
@@ -204,7 +204,7 @@ fn write_run(f: &mut fmt::Formatter<'_>, run: Option<(Leaf, u64)>) -> fmt::Resul
     };
     writeln!(
         f,
-        "{:#014x}..{:#014x} -> {:#014x}  {:>8} x {:<4} {}{}{execute} {}{}{} {:?}",
+        "{:#014x}..{:#014x} -> {:#014x}  {:>8} x {:<4} {}{}{execute} {}{}{}{} {:?}",
         first.gpa.0,
         first.gpa.0 + bytes,
         first.hpa.0,
@@ -214,7 +214,8 @@ fn write_run(f: &mut fmt::Formatter<'_>, run: Option<(Leaf, u64)>) -> fmt::Resul
         flag(attributes.write, 'w'),
         flag(attributes.accessed, 'A'),
         flag(attributes.dirty, 'D'),
-        flag(attributes.software, 'S'),
+        flag(attributes.software.contains(Software::A), 'S'),
+        flag(attributes.software.contains(Software::B), 'T'),
         attributes.memory,
     )
 }

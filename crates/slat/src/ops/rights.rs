@@ -8,7 +8,7 @@
 use super::push_down::push_down;
 use super::{Atomically, Change, ChangeError, Pages};
 use crate::addr::{Gpa, GpaRange, Levels};
-use crate::format::{Access, Format, Kind, RUN};
+use crate::format::{Access, Format, Kind, RUN, Software};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::table::{self, Slot};
@@ -54,9 +54,18 @@ impl<F: Format> Rule<F> for NoExecute {
 }
 
 /// As a fault does it: for a read (a leaf that is not accessed is in no TLB), a write, an execution.
-struct ForRead<F>(F);
-struct ForWrite<F>(F);
-struct ForExecute<F>(F);
+/// Only of a leaf that has all of the bits named.
+struct ForRead<F>(F, u64);
+struct ForWrite<F>(F, u64);
+struct ForExecute<F>(F, u64);
+/// The right to execute, given by nobody's use.
+struct Executable<F>(F, u64);
+
+/// `relaxed`, if the leaf `raw` has all bits of `needed`.
+#[inline(always)]
+fn where_all(raw: u64, needed: u64, relaxed: u64) -> u64 {
+    if raw & needed == needed { relaxed } else { raw }
+}
 
 impl<F: Format> Rule<F> for ForRead<F> {
     const STALE: bool = false;
@@ -65,7 +74,7 @@ impl<F: Format> Rule<F> for ForRead<F> {
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
-        self.0.relaxed(raw, Access::Read)
+        where_all(raw, self.1, self.0.relaxed(raw, Access::Read))
     }
 }
 
@@ -76,7 +85,7 @@ impl<F: Format> Rule<F> for ForWrite<F> {
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
-        self.0.relaxed(raw, Access::Write)
+        where_all(raw, self.1, self.0.relaxed(raw, Access::Write))
     }
 }
 
@@ -86,7 +95,17 @@ impl<F: Format> Rule<F> for ForExecute<F> {
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
-        self.0.relaxed(raw, Access::Execute)
+        where_all(raw, self.1, self.0.relaxed(raw, Access::Execute))
+    }
+}
+
+impl<F: Format> Rule<F> for Executable<F> {
+    const STALE: bool = false;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        let relaxed = self.0.relaxed(raw, Access::Execute) & !F::ACCESSED | raw & F::ACCESSED;
+        where_all(raw, self.1, relaxed)
     }
 }
 
@@ -147,12 +166,43 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// address where it stopped.
     #[inline]
     pub fn relax(&mut self, range: GpaRange, access: Access) -> Result<u64, Halted<ChangeError>> {
-        let format = self.tables.format;
+        self.relax_where(range, access, Software::NONE)
+    }
+
+    /// [`Guard::relax`] of those leaves that have all bits of `software`: where they say what the
+    /// guest may do, the answer cannot be out of date.
+    ///
+    /// # Errors
+    /// Those of [`Guard::relax`].
+    #[inline]
+    pub fn relax_where(
+        &mut self,
+        range: GpaRange,
+        access: Access,
+        software: Software,
+    ) -> Result<u64, Halted<ChangeError>> {
+        let (format, needed) = (self.tables.format, software.encode(F::SOFTWARE));
         match access {
-            Access::Read => self.rewrite::<Atomically, _>(range, ForRead(format)),
-            Access::Write => self.rewrite::<Atomically, _>(range, ForWrite(format)),
-            Access::Execute => self.rewrite::<Atomically, _>(range, ForExecute(format)),
+            Access::Read => self.rewrite::<Atomically, _>(range, ForRead(format, needed)),
+            Access::Write => self.rewrite::<Atomically, _>(range, ForWrite(format, needed)),
+            Access::Execute => self.rewrite::<Atomically, _>(range, ForExecute(format, needed)),
         }
+    }
+
+    /// Gives those leaves that have all bits of `software` the right to execute, without saying that
+    /// anybody used them. Nothing is owed, as for [`Guard::relax`].
+    ///
+    /// # Errors
+    /// Those of [`Guard::write_protect`].
+    pub fn allow_execute(
+        &mut self,
+        range: GpaRange,
+        software: Software,
+    ) -> Result<u64, Halted<ChangeError>> {
+        let needed = software.encode(F::SOFTWARE);
+        let bytes = self.rewrite::<Atomically, _>(range, Executable(self.tables.format, needed))?;
+        self.tables.platform.publish();
+        Ok(bytes)
     }
 
     /// Rewrites each leaf by `rule`.

@@ -3,7 +3,7 @@
 use super::hardware::Config;
 use super::world::{Between, Commit, Rule, Scan};
 use proptest::prelude::*;
-use slat::{Access, Ageing, Attributes, BreakBeforeMake, Execute, Memory, Skip};
+use slat::{Access, Ageing, Attributes, BreakBeforeMake, Execute, Memory, Skip, Software};
 
 /// An address near a place where something can go wrong.
 #[derive(Clone, Copy, Debug)]
@@ -145,14 +145,14 @@ fn attributes() -> impl Strategy<Value = Attributes> {
         Just(Memory::Device),
         Just(Memory::DeviceStrict)
     ];
-    let any = (any::<[bool; 5]>(), execute, memory).prop_map(|(on, execute, memory)| Attributes {
+    let any = (any::<[bool; 6]>(), execute, memory).prop_map(|(on, execute, memory)| Attributes {
         read: on[0],
         write: on[1],
         execute,
         memory,
         accessed: on[2],
         dirty: on[3],
-        software: on[4],
+        software: Software::new(on[4], on[5]),
     });
     let clean = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
     let read_only = Attributes { write: false, dirty: false, ..Attributes::RAM };

@@ -3,7 +3,7 @@
 
 use super::TestPlatform;
 use super::hardware::{Hardware, Leaf, Root, Run, Table, Tree};
-use slat::{Attributes, BreakBeforeMake, Execute, Invalidation, Vmid};
+use slat::{Attributes, BreakBeforeMake, Execute, Invalidation, Software, Vmid};
 use std::collections::BTreeMap;
 
 /// What the MMU finds in a part of the tables.
@@ -28,7 +28,7 @@ fn cached(run: Run) -> Run {
         write: run.leaf.attributes().write,
         dirty: run.leaf.unmarked(),
         accessed: true,
-        software: false,
+        software: Software::NONE,
         ..own
     };
     let reached = reached && run.leaf.own.accessed;

@@ -19,12 +19,12 @@ fn configurations() -> impl Iterator<Item = Ept1G> {
 fn all_attributes() -> impl Iterator<Item = Attributes> {
     let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
     let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
-    (0..512usize).map(move |n| Attributes {
+    (0..1024usize).map(move |n| Attributes {
         read: n & 1 != 0,
         write: n & 2 != 0,
         accessed: n & 4 != 0,
         dirty: n & 8 != 0,
-        software: n & 16 != 0,
+        software: Software::new(n & 16 != 0, n & 512 != 0),
         execute: executes[n >> 5 & 3],
         memory: memories[n >> 7 & 3],
     })

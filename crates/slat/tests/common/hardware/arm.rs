@@ -4,7 +4,7 @@
 use super::{Config, Hardware, Root, TestPlatform};
 use slat::format::AttributeError;
 use slat::format::arm64::{Arm64, Shareability};
-use slat::{Attributes, Execute, Format, Memory, Tables};
+use slat::{Attributes, Execute, Format, Memory, Software, Tables};
 
 /// What VTCR_EL2 and VTTBR_EL2 say, with a granule of `2^G` bytes.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +114,7 @@ impl<const G: u32> Arm<G> {
             memory,
             accessed: leaf.af,
             dirty: leaf.s2ap & 0b10 != 0 || leaf.software & 0b0010 != 0,
-            software: leaf.software & 0b0001 != 0,
+            software: Software::new(leaf.software & 0b0001 != 0, leaf.software & 0b0100 != 0),
         }
     }
 }

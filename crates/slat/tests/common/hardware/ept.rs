@@ -3,7 +3,7 @@
 
 use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
-use slat::{Attributes, Execute, Memory, Tables};
+use slat::{Attributes, Execute, Memory, Software, Tables};
 
 /// What a CPU has, beyond four levels and 2 MiB pages.
 #[derive(Clone, Copy, Debug)]
@@ -195,7 +195,7 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
                         memory,
                         accessed: page.accessed,
                         dirty: page.dirty,
-                        software: bit(52),
+                        software: Software::new(bit(52), bit(55)),
                     },
                     above: true,
                     marks: self.accessed_dirty,

@@ -4,7 +4,7 @@ use super::super::Event;
 use super::super::hardware::{Hardware, Leaf, Run, append};
 use super::shape::maintained;
 use super::{World, floor, size};
-use slat::{ChangeError, Gpa, GpaRange, Halted, Hpa, Maintenance, Memory};
+use slat::{ChangeError, Gpa, GpaRange, Halted, Hpa, Maintenance, Memory, Software};
 
 impl<H: Hardware> World<'_, H> {
     pub fn translate(&mut self, gpa: u64) {
@@ -88,7 +88,8 @@ impl<H: Hardware> World<'_, H> {
                 slat::Execute::Kernel => "k",
             };
             assert_eq!(rights.get(2..), Some(execute), "{line}");
-            let flags = (has(state, 'A'), has(state, 'D'), has(state, 'S'));
+            let software = Software::new(has(state, 'S'), has(state, 'T'));
+            let flags = (has(state, 'A'), has(state, 'D'), software);
             assert_eq!(flags, (own.accessed, own.dirty, own.software), "{line}");
             assert_eq!(memory, format!("{:?}", own.memory));
         }
