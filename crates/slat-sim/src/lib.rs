@@ -10,6 +10,9 @@
 //! The two architectures, [`Arm`] and [`Ept`], are written from their manuals, and share nothing
 //! with the engine's formats.
 //!
+//! Beside it, [`fast`] is a machine for benchmarks and stress: its vCPUs are threads that access real
+//! memory through the tables.
+//!
 //! # What may be lazy, and the switch that models it
 //!
 //! | laziness | Arm | Intel | switch |
@@ -87,6 +90,8 @@
 mod access;
 pub mod arch;
 mod claims;
+#[cfg(target_os = "linux")]
+pub mod fast;
 pub mod firmware;
 mod host;
 mod instruction;

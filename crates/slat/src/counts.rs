@@ -16,12 +16,20 @@ pub struct Counts {
     /// Live slots that stood invalid to hardware until such an invalidation had completed: a vCPU
     /// that uses one meanwhile faults.
     pub broken: u64,
+    /// Bytes of guest memory whose leaves changed.
+    pub bytes_changed: u64,
 }
 
 impl Counts {
     /// Nothing done.
-    pub const NONE: Self =
-        Self { slots_read: 0, slots_written: 0, tables_built: 0, invalidations: 0, broken: 0 };
+    pub const NONE: Self = Self {
+        slots_read: 0,
+        slots_written: 0,
+        tables_built: 0,
+        invalidations: 0,
+        broken: 0,
+        bytes_changed: 0,
+    };
 }
 
 impl AddAssign for Counts {
@@ -31,5 +39,6 @@ impl AddAssign for Counts {
         self.tables_built += other.tables_built;
         self.invalidations += other.invalidations;
         self.broken += other.broken;
+        self.bytes_changed += other.bytes_changed;
     }
 }

@@ -142,6 +142,7 @@ impl Done {
     #[inline]
     pub fn into<F: Format, P: Platform>(self, guard: &mut Guard<'_, '_, F, P>) -> u64 {
         guard.counts += self.counts;
+        guard.counts.bytes_changed += self.bytes;
         guard.owed.merge(self.owed);
         self.bytes
     }

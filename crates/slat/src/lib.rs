@@ -112,7 +112,8 @@ mod inactive;
 mod ops;
 mod platform;
 mod shootdown;
-mod sync;
+#[doc(hidden)]
+pub mod sync;
 mod table;
 mod tables;
 mod walk;

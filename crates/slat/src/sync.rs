@@ -5,12 +5,12 @@
 //! a protocol holds of its order of steps, not of its memory orderings.
 
 #[cfg(not(any(loom, shuttle)))]
-pub(crate) use core::sync::atomic::AtomicU64;
-pub(crate) use core::sync::atomic::Ordering;
+pub use core::sync::atomic::AtomicU64;
+pub use core::sync::atomic::Ordering;
 #[cfg(loom)]
-pub(crate) use modelled::AtomicU64;
+pub use modelled::AtomicU64;
 #[cfg(shuttle)]
-pub(crate) use shuttle::sync::atomic::AtomicU64;
+pub use shuttle::sync::atomic::AtomicU64;
 
 /// How slots are loaded and exchanged: in one order that all agree on, which costs no more than
 /// acquire and release where an exchange is a full barrier. Needed by [`agreed`] alone: models hold
@@ -28,14 +28,14 @@ pub(crate) const EXCHANGE: Ordering = Ordering::AcqRel;
 /// at least one has to see the other's change: what [`LOAD`] and [`EXCHANGE`] say, as a fence for
 /// loom, which knows no other way.
 #[inline(always)]
-pub(crate) fn agreed() {
+pub fn agreed() {
     #[cfg(loom)]
     loom::sync::atomic::fence(Ordering::SeqCst);
 }
 
 /// Lets the holder of a marker make progress. Not under loom: a yield there forces a step of the
 /// holder, and hides that a wait may end in vain. Waits are bounded, so nothing hangs.
-pub(crate) fn relax() {
+pub fn relax() {
     #[cfg(not(any(loom, shuttle)))]
     core::hint::spin_loop();
     #[cfg(shuttle)]
@@ -58,7 +58,7 @@ mod modelled {
     const THREADS: usize = 4;
 
     #[derive(Debug)]
-    pub(crate) struct AtomicU64 {
+    pub struct AtomicU64 {
         value: Atomic,
         companions: [Atomic; THREADS],
     }
@@ -87,7 +87,7 @@ mod modelled {
 
     impl AtomicU64 {
         #[track_caller]
-        pub(crate) fn new(value: u64) -> Self {
+        pub fn new(value: u64) -> Self {
             Self { value: Atomic::new(value), companions: [(); THREADS].map(|()| Atomic::new(0)) }
         }
 
@@ -105,7 +105,7 @@ mod modelled {
         }
 
         #[track_caller]
-        pub(crate) fn load(&self, order: Ordering) -> u64 {
+        pub fn load(&self, order: Ordering) -> u64 {
             let value = self.value.load(order);
             loom::stop_exploring();
             self.companions[current()].fetch_add(1, Ordering::Relaxed);
@@ -116,7 +116,7 @@ mod modelled {
         /// Behind a relaxed read-modify-write: without, loom may take an exchange by another
         /// thread, which came before, for the later of the two.
         #[track_caller]
-        pub(crate) fn store(&self, value: u64, order: Ordering) {
+        pub fn store(&self, value: u64, order: Ordering) {
             self.change(|slot| {
                 slot.fetch_add(0, Ordering::Relaxed);
                 slot.store(value, order);
@@ -124,12 +124,12 @@ mod modelled {
         }
 
         #[track_caller]
-        pub(crate) fn swap(&self, value: u64, order: Ordering) -> u64 {
+        pub fn swap(&self, value: u64, order: Ordering) -> u64 {
             self.change(|slot| slot.swap(value, order))
         }
 
         #[track_caller]
-        pub(crate) fn compare_exchange(
+        pub fn compare_exchange(
             &self,
             old: u64,
             new: u64,
@@ -140,12 +140,22 @@ mod modelled {
         }
 
         #[track_caller]
-        pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
             self.change(|slot| slot.fetch_add(value, order))
         }
 
         #[track_caller]
-        pub(crate) fn with_mut<R>(&mut self, change: impl FnOnce(&mut u64) -> R) -> R {
+        pub fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+            self.change(|slot| slot.fetch_or(value, order))
+        }
+
+        #[track_caller]
+        pub fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+            self.change(|slot| slot.fetch_and(value, order))
+        }
+
+        #[track_caller]
+        pub fn with_mut<R>(&mut self, change: impl FnOnce(&mut u64) -> R) -> R {
             self.value.with_mut(change)
         }
     }

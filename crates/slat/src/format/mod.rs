@@ -325,6 +325,7 @@ impl Software {
         (if self.contains(Self::A) { a } else { 0 }) | (if self.contains(Self::B) { b } else { 0 })
     }
 
+    #[cfg(any(feature = "arm64", feature = "ept"))]
     pub(crate) const fn decode(raw: u64, [a, b]: [u64; 2]) -> Self {
         Self::new(raw & a != 0, raw & b != 0)
     }

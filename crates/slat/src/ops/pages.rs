@@ -14,7 +14,12 @@ pub struct Pages<'b> {
     pub bits: &'b [u64],
 }
 
-impl Pages<'_> {
+impl<'b> Pages<'b> {
+    /// Maximal runs of set bits: where each begins, and how many bits it has.
+    pub fn runs(&self) -> impl Iterator<Item = (usize, usize)> + use<'b> {
+        Runs { bits: self.bits, next: 0 }
+    }
+
     /// Calls `change` for each run of pages, in ascending order, until it fails; returns the sum.
     #[inline]
     pub(super) fn each<F: Format>(
@@ -22,7 +27,7 @@ impl Pages<'_> {
         mut change: impl FnMut(GpaRange) -> Result<u64, Halted<ChangeError>>,
     ) -> Result<u64, Halted<ChangeError>> {
         let mut sum = 0;
-        for (first, pages) in (Runs { bits: self.bits, next: 0 }) {
+        for (first, pages) in self.runs() {
             let refused = |error| Halted { at: self.start, why: ChangeError::Range(error) };
             let (offset, size) = ((first as u64) << F::PAGE_SHIFT, (pages as u64) << F::PAGE_SHIFT);
             let start = self.start.0.checked_add(offset);

@@ -1,0 +1,75 @@
+//! What is behind a guest's memory: the host's side, asked a page at a time.
+
+use core::fmt;
+use slat::{Access, Hpa, Memory, PageSize};
+
+/// An address in the backing's own address space: of the VMM's process, of a file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Hva(pub u64);
+
+impl fmt::Display for Hva {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A range of the backing's addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HvaRange {
+    /// Its first byte.
+    pub start: Hva,
+    /// How many bytes it has.
+    pub bytes: u64,
+}
+
+impl HvaRange {
+    /// Behind its last byte; the last address there is where the sum exceeds 64 bits.
+    pub const fn end(&self) -> Hva {
+        Hva(self.start.0.saturating_add(self.bytes))
+    }
+
+    /// Whether the two have a byte in common.
+    pub const fn overlaps(&self, other: &Self) -> bool {
+        self.start.0 < other.end().0 && other.start.0 < self.end().0
+    }
+}
+
+/// The host's memory behind a guest.
+///
+/// A fault asks while it holds a reservation of the slot it is about to fill, and inside the guest's
+/// tables. So implementations may take locks that [`Worker::invalidate`](crate::Worker::invalidate)
+/// is called under, and must not wait for a change of the guest's slots: what is not there yet is
+/// [`NoPage::NotYet`].
+pub trait Backing {
+    /// The page at `host`, for `access`. With [`Access::Write`] a page that is shared for reading is
+    /// made the guest's own first.
+    ///
+    /// # Errors
+    /// [`NoPage`] says whether to ask again.
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage>;
+}
+
+/// A page of the host's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Page {
+    /// Its address, a multiple of the format's page size.
+    pub hpa: Hpa,
+    /// The largest leaf that it may be part of: all of the aligned block of that size around it is
+    /// there, without gaps and with the same rights.
+    pub block: PageSize,
+    /// It may be written now, without asking again.
+    pub write: bool,
+    /// The guest may execute from it.
+    pub execute: bool,
+    /// Its memory type.
+    pub memory: Memory,
+}
+
+/// Why there is no page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoPage {
+    /// It is being fetched: run the guest again later.
+    NotYet,
+    /// There is none, or not for this access.
+    Never,
+}

@@ -1,0 +1,68 @@
+//! How a guest's memory is managed: decided once, when the guest is made.
+
+use slat::PageSize;
+
+/// How a guest's memory is managed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// vCPUs that the guest may have: their numbers are below it.
+    pub vcpus: u16,
+    /// The largest leaf that a fault maps.
+    pub largest: PageSize,
+    /// How writes are logged in slots that log.
+    pub logging: Logging,
+    /// Where a slot begins to log, every page counts as dirty, and is protected when it is cleared for
+    /// the first time (Linux: `KVM_DIRTY_LOG_INITIALLY_SET`).
+    pub initially_set: bool,
+    /// The size to which blocks are split before their first write, when a slot begins to log or,
+    /// with `initially_set`, when its log is cleared; `None` leaves it to the faults.
+    pub eager_split: Option<PageSize>,
+    /// Entries of each vCPU's dirty ring, a power of two; `None` for no rings.
+    pub ring: Option<u32>,
+    /// Whether huge pages may be executed.
+    pub execute_huge: ExecuteHuge,
+    /// What happens to memory when vCPUs switch their caches.
+    pub caches: crate::CachePolicy,
+}
+
+impl Config {
+    /// Blocks as large as they come, a log by write protection, caches by the default policy.
+    pub const fn new(vcpus: u16, largest: PageSize) -> Self {
+        Self {
+            vcpus,
+            largest,
+            logging: Logging::Protect,
+            initially_set: false,
+            eager_split: None,
+            ring: None,
+            execute_huge: ExecuteHuge::Allowed,
+            caches: crate::CachePolicy::DEFAULT,
+        }
+    }
+}
+
+/// How writes are noticed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Logging {
+    /// By write protection: the first write to a page faults.
+    Protect,
+    /// By hardware's dirty bits, in pages; blocks are write-protected, and split by the first write.
+    Hardware,
+}
+
+/// What an instruction fetch from a huge page does. Pages of one CPU family hang if the size of the
+/// page that they fetch from changes (iTLB multihit, CVE-2018-12207), so Linux maps huge pages
+/// without the right to execute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExecuteHuge {
+    /// Huge pages are executable.
+    Allowed,
+    /// They are not. A fetch splits along its path, and all of the new pages that the guest may
+    /// execute become executable; larger siblings stay as they are.
+    Split,
+    /// They are not. A fetch splits along its path; the page fetched from becomes executable.
+    SplitPage,
+    /// They are not. A fetch unmaps the huge page, and maps the page that was fetched from: Linux
+    /// before 6.2. A baseline.
+    Zap,
+}

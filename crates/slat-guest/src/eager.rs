@@ -1,0 +1,179 @@
+//! Eager split: huge pages of a range become small before the guest writes them.
+
+use crate::backing::Backing;
+use crate::guest::Worker;
+use crate::host::Host;
+use crate::sync::{AtomicU64, Ordering};
+use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, PageSize, SplitError};
+
+/// A range to be split, in chunks that any number of threads take in turn.
+///
+/// It can be stopped between chunks, and resumed by running it again.
+#[derive(Debug)]
+pub struct EagerSplit {
+    range: GpaRange,
+    to: PageSize,
+    chunk: u64,
+    /// Where the next chunk begins.
+    next: AtomicU64,
+}
+
+/// What one run split, and why no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SplitReport {
+    /// Bytes of blocks that were split.
+    pub split: u64,
+    /// Bytes of chunks that were looked at: what was not split there was no larger than asked.
+    pub done: u64,
+    /// Why it ended before the range did.
+    pub stopped: Option<SplitStop>,
+}
+
+/// Why an eager split ended early.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SplitStop {
+    /// The caller said so; running it again goes on from there.
+    Asked,
+    /// The platform has no more table pages; a run goes on from this address.
+    OutOfFrames {
+        /// The first address that is not split.
+        at: Gpa,
+        /// What the platform said.
+        error: OutOfFrames,
+    },
+    /// The guest has no such addresses, or the format no such size.
+    Refused(SplitError),
+}
+
+impl EagerSplit {
+    /// The size of chunks unless somebody chooses: the largest block, whose split in one piece needs
+    /// but one invalidation.
+    pub const CHUNK: u64 = 1 << 30;
+
+    /// All of `range`, to leaves of `to`.
+    pub fn new(range: GpaRange, to: PageSize) -> Self {
+        Self::with_chunk(range, to, Self::CHUNK)
+    }
+
+    /// In chunks of `chunk` bytes (Linux: `KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`), at least a leaf of
+    /// `to`.
+    pub fn with_chunk(range: GpaRange, to: PageSize, chunk: u64) -> Self {
+        let chunk = chunk.max(to.bytes()).next_multiple_of(to.bytes());
+        Self { range, to, chunk, next: AtomicU64::new(range.start().0) }
+    }
+
+    /// Whether all chunks were taken.
+    pub fn is_done(&self) -> bool {
+        self.next.load(Ordering::Acquire) >= self.range.end().0
+    }
+
+    /// Takes chunks, and splits them, until none is left or `stop` says so.
+    pub fn run<F: Format, H: Host, B: Backing>(
+        &self,
+        worker: &mut Worker<'_, '_, F, H, B>,
+        stop: impl Fn() -> bool,
+    ) -> SplitReport {
+        let mut report = SplitReport { split: 0, done: 0, stopped: None };
+        loop {
+            if self.is_done() {
+                break;
+            }
+            if stop() {
+                report.stopped = Some(SplitStop::Asked);
+                break;
+            }
+            let start = self.take();
+            if start >= self.range.end().0 {
+                break;
+            }
+            // Chunks begin at multiples of their size, but the first.
+            let end = (start / self.chunk + 1).saturating_mul(self.chunk).min(self.range.end().0);
+            let chunk = GpaRange::new(Gpa(start), end - start).expect("not empty");
+            match worker.split(chunk, self.to, &mut report.split) {
+                Ok(()) => report.done += end - start,
+                Err(stop) => {
+                    if let SplitStop::OutOfFrames { at, .. } = stop {
+                        report.done += at.0.saturating_sub(start);
+                        // Others may have gone on; what they did is not undone by doing it again.
+                        self.give_back(at.0);
+                    }
+                    report.stopped = Some(stop);
+                    break;
+                }
+            }
+        }
+        worker.guest.counters.split_bytes.add(report.split);
+        report
+    }
+
+    fn take(&self) -> u64 {
+        let mut start = self.next.load(Ordering::Acquire);
+        loop {
+            let end = (start / self.chunk + 1).saturating_mul(self.chunk);
+            let next =
+                self.next.compare_exchange(start, end, Ordering::AcqRel, Ordering::Acquire);
+            match next {
+                Ok(_) => return start,
+                Err(found) => start = found,
+            }
+        }
+    }
+
+    fn give_back(&self, at: u64) {
+        let mut next = self.next.load(Ordering::Acquire);
+        while at < next {
+            match self.next.compare_exchange(next, at, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(found) => next = found,
+            }
+        }
+    }
+}
+
+impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+    /// Splits `range` to leaves of `to`; adds the bytes to `split`. Tables are those that are shared:
+    /// the views of vCPUs hold pages only.
+    pub(crate) fn split(
+        &mut self,
+        range: GpaRange,
+        to: PageSize,
+        split: &mut u64,
+    ) -> Result<(), SplitStop> {
+        let guest = self.guest;
+        let host = guest.tables.platform();
+        let (mut start, end) = (range.start().0, range.end().0);
+        // A path takes a page for each level below the root.
+        let mut needed = 4;
+        while start < end {
+            if let Err(error) = self.top_up(needed) {
+                // What little there is may do.
+                if self.cache.is_empty() || needed == 1 {
+                    return Err(SplitStop::OutOfFrames { at: Gpa(start), error });
+                }
+                needed = 1;
+            }
+            let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
+            let before = start;
+            let result = self.inside(&guest.tables, |guard, cache| {
+                let result = guard.split(rest, to, cache);
+                *split += guard.counts().bytes_changed;
+                result
+            });
+            match result {
+                Ok(_) => return Ok(()),
+                Err(Halted { at, why: SplitError::CacheEmpty }) => {
+                    start = at.0;
+                    if start == before && self.cache.is_empty() {
+                        needed = 1;
+                    }
+                }
+                Err(Halted { at, why: SplitError::Contended }) => {
+                    start = at.0;
+                    host.wait();
+                }
+                Err(Halted { why, .. }) => return Err(SplitStop::Refused(why)),
+            }
+        }
+        Ok(())
+    }
+}

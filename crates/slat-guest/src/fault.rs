@@ -1,0 +1,456 @@
+//! Faults: what a vCPU's access is answered with, without a lock.
+
+use crate::backing::{Backing, HvaRange, NoPage};
+use crate::config::{ExecuteHuge, Logging};
+use crate::guest::Worker;
+use crate::host::Host;
+use crate::slots::Slot;
+use crate::vcpu::Vcpu;
+use slat::{
+    Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, MapError,
+    PageSize, Software, SplitError, Translation,
+};
+
+/// The guest may write the page: its leaf can become writable without asking the backing.
+pub(crate) const MAY_WRITE: Software = Software::A;
+/// The guest may execute from it.
+pub(crate) const MAY_EXECUTE: Software = Software::B;
+
+/// What a fault came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// A leaf of that size was mapped.
+    Mapped(PageSize),
+    /// A leaf of that size became writable.
+    MadeWritable(PageSize),
+    /// A leaf of that size became executable, and in a table whose pages were not, those around it
+    /// that may be.
+    MadeExecutable(PageSize),
+    /// A leaf became accessed.
+    MadeAccessed,
+    /// A block was split along the path to the page, which has the right that was asked for.
+    Split {
+        /// The size of the block.
+        from: PageSize,
+    },
+    /// A block was unmapped and the page mapped: [`ExecuteHuge::Zap`](crate::ExecuteHuge::Zap).
+    Zapped {
+        /// The size of the block.
+        from: PageSize,
+    },
+    /// There was nothing to do: another vCPU had done it.
+    Spurious,
+    /// Somebody was in the way: run the guest; it faults again if need be.
+    Retry(Retry),
+    /// There is no memory for this access: a device's register, or a write to a read-only slot.
+    /// Emulate it, or raise the guest's error.
+    Mmio,
+    /// The vCPU's dirty ring is full: have it harvested and reset, then run the guest.
+    RingFull,
+    /// The access cannot be answered: an error for the guest, or its end.
+    Refused(Refused),
+}
+
+/// Who was in the way of a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Retry {
+    /// Another thread held the entry.
+    Contended,
+    /// The host is taking back the memory.
+    Invalidated,
+    /// The backing is fetching the page.
+    NotYet,
+    /// The slot is being deleted or moved.
+    SlotGoing,
+}
+
+/// Why a fault cannot be answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// The backing has no page there, or not for this access.
+    NoPage,
+    /// The guest may not execute from there.
+    NotExecutable,
+    /// The platform has no table pages.
+    OutOfFrames,
+    /// The backing named memory that the tables cannot hold.
+    Page(MapError),
+}
+
+/// How often a fault begins anew, where others change the same entries.
+const ATTEMPTS: u32 = 8;
+/// Table pages for a path from the root, and for a split along it.
+const PATH: usize = 6;
+
+enum Step {
+    Done(Outcome),
+    /// What was found is there no more.
+    Again,
+    /// Table pages ran out.
+    Dry,
+}
+
+impl From<Outcome> for Step {
+    fn from(outcome: Outcome) -> Self {
+        Self::Done(outcome)
+    }
+}
+
+impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
+    /// Answers the guest's `access` to `gpa`, which its MMU refused.
+    ///
+    /// With a right that was given to a leaf, the calling CPU is made to forget the old one
+    /// ([`Host::forget`]); others fault once more. Whatever the outcome, the guest may be run again,
+    /// but for [`Outcome::Mmio`], [`Outcome::RingFull`] and [`Outcome::Refused`], which say what it takes.
+    pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
+        let host = self.worker.guest.tables.platform();
+        let begin = host.now();
+        let outcome = self.answer(gpa, access);
+        let counters = &self.worker.guest.vcpus[self.id as usize];
+        counters.fault(&outcome, host.now() - begin);
+        outcome
+    }
+
+    fn answer(&mut self, gpa: Gpa, access: Access) -> Outcome {
+        let guest = self.worker.guest;
+        if access == Access::Write && self.ring_is_full() {
+            return Outcome::RingFull;
+        }
+        for _ in 0..ATTEMPTS {
+            // What little is at hand will do, if the platform has no more.
+            if self.worker.top_up(PATH).is_err() && self.worker.cache.is_empty() {
+                return Outcome::Refused(Refused::OutOfFrames);
+            }
+            let (id, tables) = (self.id, guest.space(self.view));
+            let own_view = self.view.is_some();
+            let step = self.worker.inside(tables, |guard, cache| {
+                // SAFETY: inside tables of the guest's platform until the view is used no more; the
+                // fault does not refresh.
+                let view = unsafe { guest.slots.view() };
+                let Some(slot) = view.at(gpa) else { return Outcome::Mmio.into() };
+                if slot.going {
+                    return Outcome::Retry(Retry::SlotGoing).into();
+                }
+                if access == Access::Write && slot.spec.read_only {
+                    return Outcome::Mmio.into();
+                }
+                let mut fault = Fault { guest, guard, cache, slot, gpa, access, id, own_view };
+                fault.step()
+            });
+            match step {
+                Step::Done(outcome) => return outcome,
+                Step::Again => {}
+                Step::Dry if self.worker.cache.fill(crate::guest::TABLE_PAGES).is_ok() => {}
+                Step::Dry => return Outcome::Refused(Refused::OutOfFrames),
+            }
+        }
+        Outcome::Retry(Retry::Contended)
+    }
+}
+
+/// One attempt at a fault, inside the tables.
+struct Fault<'f, 'w, 'p, 'g, 't, F: Format, H: Host, B: Backing> {
+    guest: &'w crate::Guest<'p, F, H, B>,
+    guard: &'g mut Guard<'t, 'p, F, H>,
+    cache: &'g mut slat::TableCache<'w, F, H>,
+    slot: &'f Slot,
+    gpa: Gpa,
+    access: Access,
+    id: u16,
+    own_view: bool,
+}
+
+impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
+    fn step(&mut self) -> Step {
+        let Ok(found) = self.guard.translate(self.gpa) else { return Step::Again };
+        match (found, self.access) {
+            (None, _) => self.map(self.guest.config.largest),
+            (Some(leaf), Access::Read) => self.relax(leaf.size, Software::NONE),
+            (Some(leaf), Access::Write) => self.write(leaf),
+            (Some(leaf), Access::Execute) => self.execute(leaf),
+        }
+    }
+
+    fn page(&self, size: PageSize) -> GpaRange {
+        let start = self.gpa.0 & !(size.bytes() - 1);
+        GpaRange::new(Gpa(start), size.bytes()).expect("a leaf is not empty")
+    }
+
+    fn logs(&self) -> bool {
+        self.slot.log.is_some()
+    }
+
+    /// Says that the pages of `range` were written, after the leaf has become writable.
+    fn written(&self, range: GpaRange) {
+        let Some(log) = &self.slot.log else { return };
+        if self.guest.config.logging == Logging::Hardware {
+            return;
+        }
+        match self.guest.rings.get(self.id as usize) {
+            Some(ring) if range.size() == F::size(0).bytes() => {
+                let page = (range.start().0 - self.slot.spec.gpa.0) >> F::PAGE_SHIFT;
+                if ring.push(self.slot.spec.id, page) {
+                    return;
+                }
+            }
+            _ => {}
+        }
+        log.mark::<F>(&self.slot.spec, range.start().0, range.size());
+    }
+
+    /// Gives the leaf around the address what the access needs, if it has all of `needed`.
+    fn relax(&mut self, size: PageSize, needed: Software) -> Step {
+        let range = self.page(size);
+        match self.guard.relax_where(range, self.access, needed) {
+            Ok(0) => Outcome::Spurious.into(),
+            Ok(_) => {
+                let outcome = match self.access {
+                    Access::Read => Outcome::MadeAccessed,
+                    Access::Write => {
+                        self.written(range);
+                        Outcome::MadeWritable(size)
+                    }
+                    Access::Execute => Outcome::MadeExecutable(size),
+                };
+                self.forget();
+                outcome.into()
+            }
+            Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => Step::Again,
+            Err(_) => Outcome::Retry(Retry::Contended).into(),
+        }
+    }
+
+    fn forget(&self) {
+        self.guard.platform().forget(self.guard.vmid(), self.gpa);
+    }
+
+    fn write(&mut self, leaf: Translation) -> Step {
+        if leaf.attributes.write {
+            // Only its accessed bit can be missing, or the dirty bit that software sets.
+            return match self.relax(leaf.size, MAY_WRITE) {
+                Step::Done(Outcome::MadeWritable(_)) => Outcome::MadeAccessed.into(),
+                step => step,
+            };
+        }
+        if !leaf.attributes.software.contains(MAY_WRITE) {
+            // Shared by the backing for reading: another page takes its place.
+            return self.replace(leaf.size);
+        }
+        if self.logs() && leaf.size > F::size(0) {
+            return match self.split() {
+                Some(step) => step,
+                None => match self.relax(F::size(0), MAY_WRITE) {
+                    Step::Done(Outcome::MadeWritable(_)) => Outcome::Split { from: leaf.size }.into(),
+                    step => step,
+                },
+            };
+        }
+        match self.relax(leaf.size, MAY_WRITE) {
+            // Not writable when it was read, and nothing changed: another leaf by now.
+            Step::Done(Outcome::Spurious) => Step::Again,
+            step => step,
+        }
+    }
+
+    fn execute(&mut self, leaf: Translation) -> Step {
+        if leaf.attributes.execute == Execute::All {
+            return match self.relax(leaf.size, MAY_EXECUTE) {
+                Step::Done(Outcome::MadeExecutable(_)) => Outcome::MadeAccessed.into(),
+                step => step,
+            };
+        }
+        if !leaf.attributes.software.contains(MAY_EXECUTE) {
+            return Outcome::Refused(Refused::NotExecutable).into();
+        }
+        let page = F::size(0);
+        let block = leaf.size > page;
+        match self.guest.config.execute_huge {
+            ExecuteHuge::Allowed => return self.relax(leaf.size, MAY_EXECUTE),
+            ExecuteHuge::Zap if block => {
+                return match self.empty(leaf.size) {
+                    false => Step::Again,
+                    true => match self.map(page) {
+                        Step::Done(Outcome::Mapped(_)) => {
+                            Outcome::Zapped { from: leaf.size }.into()
+                        }
+                        step => step,
+                    },
+                };
+            }
+            ExecuteHuge::Split | ExecuteHuge::SplitPage if block => {
+                if let Some(step) = self.split() {
+                    return step;
+                }
+                if let Some(splits) = &self.slot.splits {
+                    splits.add::<F>(&self.slot.spec, self.gpa.0);
+                }
+            }
+            _ => {}
+        }
+        let granted = match self.guest.config.execute_huge {
+            ExecuteHuge::Split => {
+                let around = self.page(F::size(1));
+                match self.guard.allow_execute(around, MAY_EXECUTE) {
+                    Ok(bytes) => bytes,
+                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
+                    Err(_) => return Outcome::Retry(Retry::Contended).into(),
+                }
+            }
+            _ => 0,
+        };
+        let step = self.relax(page, MAY_EXECUTE);
+        match step {
+            Step::Done(Outcome::MadeExecutable(_) | Outcome::Spurious) if block => {
+                self.forget();
+                Outcome::Split { from: leaf.size }.into()
+            }
+            Step::Done(Outcome::Spurious) if granted != 0 => {
+                self.forget();
+                Outcome::MadeExecutable(page).into()
+            }
+            step => step,
+        }
+    }
+
+    /// Splits along the path to the page; what to do instead, if that failed.
+    fn split(&mut self) -> Option<Step> {
+        let page = self.page(F::size(0));
+        let result = self.guard.split(page, F::size(0), self.cache);
+        self.guest.counters.split_bytes.add(match &result {
+            Ok(bytes) => *bytes,
+            Err(_) => 0,
+        });
+        match result {
+            Ok(_) => None,
+            Err(Halted { why: SplitError::CacheEmpty, .. }) => Some(Step::Dry),
+            Err(_) => Some(Outcome::Retry(Retry::Contended).into()),
+        }
+    }
+
+    /// Another page of the backing's takes the place of a leaf that may not be written.
+    fn replace(&mut self, size: PageSize) -> Step {
+        match self.empty(size) {
+            true => self.map(F::size(0)),
+            false => Step::Again,
+        }
+    }
+
+    /// Unmaps the leaf of `size`, to completion; whether nobody was in the way.
+    fn empty(&mut self, size: PageSize) -> bool {
+        let mut storage = [const { slat::Place::EMPTY }; 1];
+        let range = self.page(size);
+        let mut removals = self.guard.removals(&mut storage);
+        let result = self.guard.unmap(range, &mut removals);
+        let slot = self.slot;
+        for removed in removals.complete() {
+            // What only the leaf knew.
+            if let Some(log) = slot.log.as_ref()
+                && self.guest.config.logging == Logging::Hardware
+                && removed.attributes.dirty
+            {
+                log.mark::<F>(&slot.spec, removed.gpa.0, removed.bytes);
+            }
+        }
+        result.is_ok()
+    }
+
+    /// Maps the page, or as much around it as `largest`, slot and backing allow.
+    fn map(&mut self, largest: PageSize) -> Step {
+        let spec = self.slot.spec;
+        let mut largest = match self.logs() || self.own_view {
+            true => F::size(0),
+            false => fitting::<F>(largest, |bytes| spec.fits(self.gpa.0, bytes)),
+        };
+        let logs = self.logs();
+        let format = *self.guard.format();
+        loop {
+            let reserved = self.guard.reserve(self.gpa, largest, self.cache);
+            let reservation = match reserved {
+                Ok(reservation) => reservation,
+                Err(Halted { why: MapError::Occupied { .. }, .. }) => return Step::Again,
+                Err(Halted { why: MapError::CacheEmpty, .. }) => return Step::Dry,
+                Err(Halted { why: MapError::Contended, .. }) => {
+                    return Outcome::Retry(Retry::Contended).into();
+                }
+                Err(Halted { why, .. }) => return Outcome::Refused(Refused::Page(why)).into(),
+            };
+            let range = reservation.range();
+            let bytes = range.size();
+            let host = HvaRange { start: spec.host_of(range.start().0), bytes };
+            if self.guest.being_invalidated(&host) {
+                return Outcome::Retry(Retry::Invalidated).into();
+            }
+            let at = self.gpa.0 & !(F::size(0).bytes() - 1);
+            let page = match self.guest.backing.page(spec.host_of(at), self.access) {
+                Ok(page) => page,
+                Err(NoPage::NotYet) => return Outcome::Retry(Retry::NotYet).into(),
+                Err(NoPage::Never) => return Outcome::Refused(Refused::NoPage).into(),
+            };
+            if page.block.bytes() < bytes {
+                largest = fitting::<F>(largest, |bytes| bytes <= page.block.bytes());
+                continue;
+            }
+            let write = page.write && !spec.read_only;
+            if self.access == Access::Execute && !page.execute {
+                return Outcome::Refused(Refused::NotExecutable).into();
+            }
+            if self.access == Access::Write && !write {
+                return Outcome::Refused(Refused::NoPage).into();
+            }
+            let written = self.access == Access::Write;
+            let block = bytes > F::size(0).bytes();
+            let protects = logs && self.guest.config.logging == Logging::Protect;
+            let execute = page.execute
+                && !(block && self.guest.config.execute_huge != ExecuteHuge::Allowed);
+            let mut attributes = Attributes {
+                read: true,
+                write: write && (written || !protects),
+                execute: if execute { Execute::All } else { Execute::None },
+                memory: page.memory,
+                accessed: true,
+                dirty: written,
+                software: Software::new(write, page.execute),
+            };
+            // Where hardware does not mark writes, a writable leaf may have been written.
+            if format.encode(attributes).is_err() {
+                attributes.dirty = attributes.write;
+            }
+            let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
+            return match reservation.commit(hpa, attributes) {
+                Ok(Some(_)) if self.access == Access::Execute && !execute => Step::Again,
+                Ok(Some(_)) => {
+                    if written {
+                        self.written(range);
+                    }
+                    Outcome::Mapped(PageSize::from_bytes(bytes).unwrap_or(F::size(0))).into()
+                }
+                Ok(None) => Step::Again,
+                Err(why) => Outcome::Refused(Refused::Page(why)).into(),
+            };
+        }
+    }
+}
+
+/// The largest leaf of the format, at most `largest`, that `fits`.
+fn fitting<F: Format>(largest: PageSize, fits: impl Fn(u64) -> bool) -> PageSize {
+    let sizes = (0..=F::LARGEST_LEAF).rev().map(F::size);
+    let mut sizes = sizes.filter(|&size| size <= largest && fits(size.bytes()));
+    sizes.next().unwrap_or(F::size(0))
+}
+
+impl<F: Format, H: Host, B: Backing> Worker<'_, '_, F, H, B> {
+    /// Says that the host itself wrote `range` of the guest's memory, so that the log has it too; what
+    /// is not in a slot that logs is left out.
+    pub fn mark_written(&mut self, range: GpaRange) {
+        self.look(|view| {
+            for slot in &view.slots {
+                let Some(log) = &slot.log else { continue };
+                let start = range.start().max(slot.spec.gpa);
+                let end = range.end().min(slot.spec.range().end());
+                if start < end {
+                    log.mark::<F>(&slot.spec, start.0, end.0 - start.0);
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,292 @@
+//! One guest's memory, and the threads that work on it.
+
+use crate::backing::Backing;
+use crate::config::{Config, Logging};
+use crate::host::Host;
+use crate::invalidate::Invalidations;
+use crate::recovery::Periods;
+use crate::ring::Ring;
+use crate::slots::{Slots, View};
+use crate::stats::{Counters, Stats, VcpuCounters, vcpu_counters};
+use crate::sync::{AtomicU64, Lock, Ordering};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+use slat::{
+    Attributes, Format, Frame, Gpa, GpaRange, Guard, LeafSizeError, Member, NewError, NoSeat,
+    OutOfFrames, PageSize, TableCache, Tables, Vmid,
+};
+
+/// One guest's memory: slots and tables, and all that a hypervisor does to them.
+///
+/// Any number of threads work on it, each as a [`Worker`], or, if it runs the guest, as a
+/// [`Vcpu`](crate::Vcpu). Faults, ageing, clears of the log and invalidations from the host's side take
+/// no lock; changes of slots take turns.
+#[derive(Debug)]
+pub struct Guest<'p, F: Format, H: Host, B: Backing> {
+    pub(crate) tables: Tables<'p, F, H>,
+    /// Tables of their own for vCPUs whose caches are off; none unless the policy is `Exact`.
+    pub(crate) views: Box<[OwnView<'p, F, H>]>,
+    pub(crate) backing: B,
+    pub(crate) config: Config,
+    pub(crate) slots: Slots,
+    /// Held while slots change.
+    pub(crate) changing: Lock<()>,
+    pub(crate) invalidations: Invalidations,
+    pub(crate) rings: Box<[Ring]>,
+    pub(crate) resetting: Lock<()>,
+    pub(crate) periods: Lock<Periods>,
+    pub(crate) caches: crate::caches::CacheState,
+    pub(crate) vcpus: Box<[VcpuCounters]>,
+    pub(crate) counters: Counters,
+}
+
+/// The tables of one vCPU while its caches are off.
+#[derive(Debug)]
+pub(crate) struct OwnView<'p, F: Format, H: Host> {
+    pub tables: Tables<'p, F, H>,
+    /// Whether they may have leaves. Set before the first: see `Guest::spaces`.
+    pub live: AtomicU64,
+}
+
+/// Why a guest could not be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum GuestError {
+    /// The tables could not be made.
+    Tables(NewError),
+    /// The format has no leaf of a size that the configuration names.
+    LeafSize(LeafSizeError),
+    /// The format, as configured, has no dirty bits that hardware sets.
+    NoHardwareDirty,
+    /// A ring's entries are not a power of two from 128 to 65536.
+    RingSize {
+        /// Asked for.
+        entries: u32,
+    },
+}
+
+impl fmt::Display for GuestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tables(error) => error.fmt(f),
+            Self::LeafSize(error) => error.fmt(f),
+            Self::NoHardwareDirty => f.write_str(
+                "hardware does not mark writes in these tables; log by write protection, or \
+                 configure the format with hardware dirty state",
+            ),
+            Self::RingSize { entries } => write!(
+                f,
+                "a ring of {entries} entries; powers of two from {} to {} are allowed",
+                Ring::MIN,
+                Ring::MAX
+            ),
+        }
+    }
+}
+
+impl core::error::Error for GuestError {}
+
+impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
+    /// A guest without memory, for guest addresses of `address_bits`.
+    ///
+    /// # Errors
+    /// [`GuestError`] says what cannot be.
+    pub fn new(
+        format: F,
+        vmid: Vmid,
+        address_bits: u32,
+        host: &'p H,
+        backing: B,
+        config: Config,
+    ) -> Result<Self, GuestError> {
+        for size in [Some(config.largest), config.eager_split].into_iter().flatten() {
+            F::level_of(size).map_err(GuestError::LeafSize)?;
+        }
+        let clean = Attributes { dirty: false, ..Attributes::RAM };
+        if config.logging == Logging::Hardware && format.encode(clean).is_err() {
+            return Err(GuestError::NoHardwareDirty);
+        }
+        let valid = |entries: &u32| {
+            entries.is_power_of_two() && (Ring::MIN..=Ring::MAX).contains(entries)
+        };
+        if let Some(entries) = config.ring.filter(|entries| !valid(entries)) {
+            return Err(GuestError::RingSize { entries });
+        }
+        let new = || Tables::new(format, vmid, address_bits, host).map_err(GuestError::Tables);
+        let own = if config.caches.needs_views() { config.vcpus } else { 0 };
+        let mut views = Vec::new();
+        for _ in 0..own {
+            views.push(OwnView { tables: new()?, live: AtomicU64::new(0) });
+        }
+        let ring = |_| config.ring.map(Ring::new);
+        Ok(Self {
+            tables: new()?,
+            views: views.into_boxed_slice(),
+            backing,
+            config,
+            slots: Slots::new(),
+            changing: Lock::new(()),
+            invalidations: Invalidations::new(),
+            rings: (0..config.vcpus).filter_map(ring).collect(),
+            resetting: Lock::new(()),
+            periods: Lock::new(Periods::default()),
+            caches: crate::caches::CacheState::new(&config),
+            vcpus: vcpu_counters(config.vcpus),
+            counters: Counters::default(),
+        })
+    }
+
+    /// The tables that vCPUs load, unless their caches are off and the policy gives them a view of
+    /// their own ([`Vcpu::root`](crate::Vcpu::root)).
+    pub const fn tables(&self) -> &Tables<'p, F, H> {
+        &self.tables
+    }
+
+    /// The host's side.
+    pub const fn backing(&self) -> &B {
+        &self.backing
+    }
+
+    /// As it was made.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What it cost so far.
+    pub fn stats(&self) -> Stats {
+        Stats::read(&self.vcpus, &self.counters)
+    }
+
+    /// Gives back all tables.
+    ///
+    /// # Safety
+    /// No CPU has any of the guest's tables loaded.
+    pub unsafe fn destroy(self) {
+        // SAFETY: by this function's contract; threads that work on the guest borrow it.
+        unsafe {
+            self.views.into_iter().for_each(|view| view.tables.deactivate().destroy());
+            self.tables.deactivate().destroy();
+        }
+    }
+
+    /// All tables that may have leaves.
+    ///
+    /// *Invariant*: a vCPU says that its view is live before it maps anything there, and looks for
+    /// what would forbid the mapping after it reserved the slot. Who forbids (a change of slots, an
+    /// invalidation) says so before it looks for live views. One of the two sees the other.
+    pub(crate) fn spaces(&self) -> impl Iterator<Item = &Tables<'p, F, H>> {
+        crate::sync::agreed();
+        let live = |view: &&OwnView<'p, F, H>| view.live.load(Ordering::SeqCst) != 0;
+        let views = self.views.iter().filter(live).map(|view| &view.tables);
+        core::iter::once(&self.tables).chain(views)
+    }
+
+    pub(crate) fn space(&self, view: Option<u16>) -> &Tables<'p, F, H> {
+        match view {
+            None => &self.tables,
+            Some(vcpu) => &self.views[vcpu as usize].tables,
+        }
+    }
+
+    pub(crate) fn page(&self) -> PageSize {
+        F::size(0)
+    }
+
+    /// Waits until all threads that were inside any tables of the host have left.
+    pub(crate) fn wait_for_faults(&self) {
+        let grace = self.tables.platform().grace();
+        let moment = grace.moment();
+        while !grace.is_past(moment) {
+            self.tables.platform().wait();
+        }
+    }
+}
+
+/// Table pages that a worker should have room for: two splits from the largest block, and a map.
+pub const TABLE_PAGES: usize = 64;
+
+/// Room for a worker's table pages.
+pub type TableRoom = [Option<Frame>; TABLE_PAGES];
+
+/// A thread that works on a guest's memory.
+#[derive(Debug)]
+pub struct Worker<'w, 'p, F: Format, H: Host, B: Backing> {
+    pub(crate) guest: &'w Guest<'p, F, H, B>,
+    pub(crate) member: Member<'p, H>,
+    pub(crate) cache: TableCache<'w, F, H>,
+}
+
+impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+    /// Takes a seat among the threads that walk the host's tables.
+    ///
+    /// # Errors
+    /// [`NoSeat`] if all are taken.
+    pub fn new(
+        guest: &'w Guest<'p, F, H, B>,
+        room: &'w mut [Option<Frame>],
+    ) -> Result<Self, NoSeat> {
+        let platform = guest.tables.platform();
+        let member = Member::join(platform)?;
+        Ok(Self { guest, member, cache: TableCache::new(platform, room) })
+    }
+
+    /// The guest.
+    pub const fn guest(&self) -> &'w Guest<'p, F, H, B> {
+        self.guest
+    }
+
+    /// Has at least `pages` table pages at hand, and more while it is about it.
+    pub(crate) fn top_up(&mut self, pages: usize) -> Result<(), OutOfFrames> {
+        if self.cache.len() >= pages {
+            return Ok(());
+        }
+        match self.cache.fill(TABLE_PAGES) {
+            Err(error) if error.at_hand < pages => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Inside `tables`; what happens there is counted.
+    pub(crate) fn inside<R>(
+        &mut self,
+        tables: &'w Tables<'p, F, H>,
+        work: impl FnOnce(&mut Guard<'_, 'p, F, H>, &mut TableCache<'w, F, H>) -> R,
+    ) -> R {
+        let host = tables.platform();
+        let begin = host.now();
+        let mut guard = tables.enter(&mut self.member).expect("the worker joined this platform");
+        let result = work(&mut guard, &mut self.cache);
+        self.guest.counters.engine(guard.counts(), host.now() - begin);
+        result
+    }
+
+    /// What `look` finds among the slots of now.
+    pub(crate) fn look<R>(&mut self, look: impl FnOnce(&View) -> R) -> R {
+        let guest = self.guest;
+        let _inside =
+            guest.tables.enter(&mut self.member).expect("the worker joined this platform");
+        // SAFETY: inside the guest's tables until `look` has returned.
+        look(unsafe { guest.slots.view() })
+    }
+
+    /// Leaves of the guest's tables by size, and their bytes: for statistics.
+    ///
+    /// A walk over all memory; where an entry is being changed its leaf is left out.
+    pub fn leaves_by_size(&mut self) -> Vec<(PageSize, u64)> {
+        let tables = &self.guest.tables;
+        let bits = tables.geometry().address_bits;
+        let mut sizes: Vec<(PageSize, u64)> =
+            (0..=F::LARGEST_LEAF).map(|level| (F::size(level), 0)).collect();
+        let all = GpaRange::new(Gpa(0), 1 << bits).expect("a guest has an address");
+        self.inside(tables, |guard, _| {
+            let leaves = guard.leaves(all).into_iter().flatten();
+            for leaf in leaves.flatten() {
+                if let Some(size) = sizes.iter_mut().find(|(size, _)| *size == leaf.size) {
+                    size.1 += 1;
+                }
+            }
+        });
+        sizes
+    }
+}

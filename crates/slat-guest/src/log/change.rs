@@ -1,0 +1,214 @@
+//! Changes of slots: their rules are in [`View::plan`], their order is here.
+
+use super::{Log, pages};
+use crate::backing::Backing;
+use crate::config::{ExecuteHuge, Logging};
+use crate::eager::EagerSplit;
+use crate::guest::Worker;
+use crate::host::Host;
+use crate::recovery::Splits;
+use crate::slots::{Plan, Slot, SlotChange, SlotError, SlotSpec, View};
+use alloc::sync::Arc;
+use slat::{ChangeError, Format, Gpa, GpaRange, Guard, Halted, PageSize, Tables};
+
+impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+    /// Makes the slot `spec.id` as `spec` says; with no bytes, deletes it.
+    ///
+    /// The rules are those of Linux's `KVM_SET_USER_MEMORY_REGION`. Waits until faults that saw the
+    /// slots as they were have returned. A slot that begins to log: when this returns, every later
+    /// write is in the log. One that is deleted or moved: the guest cannot reach its memory any more.
+    ///
+    /// # Errors
+    /// [`SlotError`]; nothing was done.
+    pub fn set_slot(&mut self, spec: SlotSpec) -> Result<SlotChange, SlotError> {
+        let guest = self.guest;
+        let _turn = guest.changing.lock();
+        let bits = guest.tables.geometry().address_bits;
+        // SAFETY: the lock is held, and `now` is not used after the first `replace`.
+        let now = unsafe { guest.slots.view() };
+        let plan = now.plan(&spec, guest.page(), bits)?;
+        let mut view = now.clone();
+        let change = match plan {
+            Plan::Nothing => SlotChange::Same,
+            Plan::Insert => {
+                view.insert(self.new_slot(spec)?);
+                self.replace(view);
+                SlotChange::Inserted
+            }
+            Plan::Delete => {
+                self.take_away(&mut view, &spec);
+                self.replace(view);
+                SlotChange::Deleted
+            }
+            Plan::Move => {
+                let slot = self.new_slot(spec)?;
+                self.take_away(&mut view, &spec);
+                view.insert(slot);
+                self.replace(view);
+                SlotChange::Moved
+            }
+            Plan::Flags if spec.log_dirty => {
+                let log = self.new_log(&spec)?;
+                let logs = |slot: &mut Slot| (slot.spec, slot.log) = (spec, Some(log));
+                view.slots.iter_mut().find(|slot| slot.spec.id == spec.id).map(logs);
+                self.replace(view);
+                SlotChange::LogOn(self.begin_log(&spec))
+            }
+            Plan::Flags => {
+                let quiet = |slot: &mut Slot| (slot.spec, slot.log) = (spec, None);
+                view.slots.iter_mut().find(|slot| slot.spec.id == spec.id).map(quiet);
+                self.replace(view);
+                SlotChange::LogOff { collapsed: self.end_log(&spec) }
+            }
+        };
+        Ok(change)
+    }
+
+    /// The slots, by guest address.
+    pub fn slots(&mut self) -> alloc::vec::Vec<SlotSpec> {
+        self.look(|view| {
+            view.slots.iter().filter(|slot| !slot.going).map(|slot| slot.spec).collect()
+        })
+    }
+
+    /// The guest's memory vanishes: all slots are deleted. Other threads may go on faulting, ageing
+    /// and reading logs meanwhile.
+    pub fn teardown(&mut self) {
+        for spec in self.slots() {
+            // Deleted by somebody else meanwhile: just as well.
+            let _ = self.set_slot(SlotSpec { bytes: 0, ..spec });
+        }
+    }
+
+    fn new_slot(&self, spec: SlotSpec) -> Result<Slot, SlotError> {
+        let log = if spec.log_dirty { Some(self.new_log(&spec)?) } else { None };
+        let splits = match self.guest.config.execute_huge {
+            ExecuteHuge::Allowed => None,
+            _ => Some(Arc::new(Splits::new::<F>(&spec).ok_or(SlotError::OutOfMemory)?)),
+        };
+        Ok(Slot { spec, going: false, log, splits })
+    }
+
+    fn new_log(&self, spec: &SlotSpec) -> Result<Arc<Log>, SlotError> {
+        let dirty = self.guest.config.initially_set;
+        let log = Log::new(pages(spec, self.guest.page()), dirty);
+        log.map(Arc::new).ok_or(SlotError::OutOfMemory)
+    }
+
+    /// Makes `view` that of all, and waits for faults that saw another.
+    fn replace(&mut self, view: View) {
+        // SAFETY: called with the lock held; the faults are waited for.
+        unsafe { self.guest.slots.replace(view) };
+        self.guest.wait_for_faults();
+    }
+
+    /// No fault maps the slot any more; then it is unmapped, and an invalidation still finds it until
+    /// then; then `view` is without it.
+    fn take_away(&mut self, view: &mut View, spec: &SlotSpec) {
+        let Some(slot) = view.slots.iter_mut().find(|slot| slot.spec.id == spec.id) else { return };
+        slot.going = true;
+        let range = slot.spec.range();
+        self.replace(view.clone());
+        for tables in self.guest.spaces() {
+            self.unmap(tables, range, |_| {});
+        }
+        self.guest.tables.reclaim();
+        view.remove(spec.id);
+    }
+
+    /// All faults log by now; takes from the leaves what was given before.
+    fn begin_log(&mut self, spec: &SlotSpec) -> Option<crate::SplitReport> {
+        let guest = self.guest;
+        if guest.config.initially_set {
+            return None;
+        }
+        let report = guest.config.eager_split.map(|to| {
+            let split = EagerSplit::new(spec.range(), to);
+            split.run(self, || false)
+        });
+        for tables in guest.spaces() {
+            match guest.config.logging {
+                Logging::Protect => self.protect(tables, spec.range()),
+                Logging::Hardware => self.begin_hardware_log(tables, spec.range()),
+            }
+        }
+        report
+    }
+
+    /// Takes the right to write from all of `range`, to completion.
+    pub(crate) fn protect(&mut self, tables: &'w Tables<'p, F, H>, range: GpaRange) {
+        self.until_done(tables, range, |guard, rest| guard.write_protect(rest));
+    }
+
+    fn begin_hardware_log(&mut self, tables: &'w Tables<'p, F, H>, range: GpaRange) {
+        self.until_done(tables, range, |guard, rest| {
+            let mut from = rest;
+            loop {
+                let leaves = guard.leaves(from).map_err(|why| Halted { at: from.start(), why })?;
+                // Whoever changes an entry knows that the slot logs: it does not become a block.
+                let block = leaves.flatten().find(|leaf| leaf.size > F::size(0));
+                let Some(block) = block else { break };
+                let range = GpaRange::new(block.gpa, block.size.bytes());
+                let range = range.expect("a leaf is not empty");
+                guard.write_protect(range)?;
+                let left = rest.end().0.saturating_sub(range.end().0);
+                let Ok(behind) = GpaRange::new(range.end(), left) else { break };
+                from = behind;
+            }
+            guard.clean(rest)
+        });
+    }
+
+    /// Repeats `change` until all of `range` is done and invalidated: entries are held briefly. A
+    /// block that an end of the range cuts through is covered whole.
+    pub(crate) fn until_done(
+        &mut self,
+        tables: &'w Tables<'p, F, H>,
+        range: GpaRange,
+        mut change: impl FnMut(&mut Guard<'_, 'p, F, H>, GpaRange) -> Result<u64, Halted<ChangeError>>,
+    ) {
+        let host = self.guest.tables.platform();
+        self.inside(tables, |guard, _| {
+            let (mut start, mut end) = (range.start().0, range.end().0);
+            while start < end {
+                let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
+                match change(guard, rest) {
+                    Ok(_) => break,
+                    Err(Halted { why: ChangeError::CutsBlock { size }, .. }) => {
+                        start &= !(size.bytes() - 1);
+                        end = end.next_multiple_of(size.bytes());
+                    }
+                    Err(Halted { at, .. }) => {
+                        start = at.0;
+                        host.wait();
+                    }
+                }
+            }
+            guard.complete();
+        });
+    }
+
+    /// No fault logs any more: brings huge pages back in place. Leaves that were protected differ
+    /// from those that were not, so all are, and a block becomes writable as a whole when it is
+    /// written again.
+    fn end_log(&mut self, spec: &SlotSpec) -> u64 {
+        let guest = self.guest;
+        if guest.config.logging == Logging::Protect {
+            self.protect(&guest.tables, spec.range());
+        }
+        self.collapse(spec.range(), guest.config.largest)
+    }
+
+    /// Puts tables in `range` together to blocks of at most `to`, where they can be; returns the bytes.
+    pub(crate) fn collapse(&mut self, range: GpaRange, to: PageSize) -> u64 {
+        let guest = self.guest;
+        let bytes = self.inside(&guest.tables, |guard, _| {
+            // Where somebody holds an entry, the table stays as it is.
+            let _ = guard.collapse(range, to);
+            guard.counts().bytes_changed
+        });
+        guest.counters.collapsed_bytes.add(bytes);
+        guest.tables.reclaim();
+        bytes
+    }
+}

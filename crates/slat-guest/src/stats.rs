@@ -1,0 +1,288 @@
+//! What a guest's memory cost: counters, per vCPU where it was a vCPU that waited.
+
+use crate::fault::Outcome;
+use core::sync::atomic::Ordering;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use slat::Counts;
+
+/// What a fault came to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FaultKind {
+    /// A page or block was mapped.
+    Mapped,
+    /// A leaf became writable.
+    MadeWritable,
+    /// A leaf, or those around it, became executable.
+    MadeExecutable,
+    /// A leaf became accessed.
+    MadeAccessed,
+    /// A block was split.
+    Split,
+    /// A block was unmapped to be mapped in pages.
+    Zapped,
+    /// There was nothing left to do.
+    Spurious,
+    /// Somebody was in the way.
+    Retry,
+    /// No memory: a device's.
+    Mmio,
+    /// The vCPU's ring was full.
+    RingFull,
+    /// It cannot be answered.
+    Refused,
+}
+
+impl FaultKind {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Mapped,
+        Self::MadeWritable,
+        Self::MadeExecutable,
+        Self::MadeAccessed,
+        Self::Split,
+        Self::Zapped,
+        Self::Spurious,
+        Self::Retry,
+        Self::Mmio,
+        Self::RingFull,
+        Self::Refused,
+    ];
+
+    /// A name for reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mapped => "mapped",
+            Self::MadeWritable => "made writable",
+            Self::MadeExecutable => "made executable",
+            Self::MadeAccessed => "made accessed",
+            Self::Split => "split",
+            Self::Zapped => "zapped",
+            Self::Spurious => "spurious",
+            Self::Retry => "retry",
+            Self::Mmio => "mmio",
+            Self::RingFull => "ring full",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl From<&Outcome> for FaultKind {
+    fn from(outcome: &Outcome) -> Self {
+        match outcome {
+            Outcome::Mapped(_) => Self::Mapped,
+            Outcome::MadeWritable(_) => Self::MadeWritable,
+            Outcome::MadeExecutable(_) => Self::MadeExecutable,
+            Outcome::MadeAccessed => Self::MadeAccessed,
+            Outcome::Split { .. } => Self::Split,
+            Outcome::Zapped { .. } => Self::Zapped,
+            Outcome::Spurious => Self::Spurious,
+            Outcome::Retry(_) => Self::Retry,
+            Outcome::Mmio => Self::Mmio,
+            Outcome::RingFull => Self::RingFull,
+            Outcome::Refused(_) => Self::Refused,
+        }
+    }
+}
+
+const KINDS: usize = FaultKind::ALL.len();
+
+/// How often, and how long, in ticks of [`Host::now`](crate::Host::now).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Spent {
+    /// How often.
+    pub count: u64,
+    /// Ticks in all.
+    pub ticks: u64,
+    /// Ticks of the longest.
+    pub longest: u64,
+}
+
+impl Spent {
+    fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.ticks += other.ticks;
+        self.longest = self.longest.max(other.longest);
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SpentCell {
+    count: AtomicCount,
+    ticks: AtomicCount,
+    longest: AtomicCount,
+}
+
+impl SpentCell {
+    pub fn record(&self, ticks: u64) {
+        self.count.add(1);
+        self.ticks.add(ticks);
+        self.longest.raise(ticks);
+    }
+
+    fn read(&self) -> Spent {
+        Spent { count: self.count.get(), ticks: self.ticks.get(), longest: self.longest.get() }
+    }
+}
+
+/// A counter that orders nothing. Not a shared variable of any protocol: models leave it out.
+#[derive(Debug, Default)]
+pub(crate) struct AtomicCount(core::sync::atomic::AtomicU64);
+
+impl AtomicCount {
+    pub fn add(&self, n: u64) {
+        if n != 0 {
+            self.0.fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
+    fn raise(&self, to: u64) {
+        if to > self.get() {
+            self.0.fetch_max(to, Ordering::Relaxed);
+        }
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The faults of one vCPU, on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct VcpuCounters {
+    kinds: [SpentCell; KINDS],
+    /// In cache maintenance and changes of view, outside faults.
+    pub caches: SpentCell,
+}
+
+impl VcpuCounters {
+    pub fn fault(&self, outcome: &Outcome, ticks: u64) {
+        self.kinds[FaultKind::from(outcome) as usize].record(ticks);
+    }
+}
+
+macro_rules! totals {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What the guest's threads did, vCPUs or not.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub $name: AtomicCount,)*
+        }
+
+        /// What the guest's threads did, vCPUs or not, since the guest was made.
+        #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+        #[non_exhaustive]
+        pub struct Totals {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            fn read(&self) -> Totals {
+                Totals { $($name: self.$name.get(),)* }
+            }
+        }
+    };
+}
+
+totals! {
+    /// Slots of tables that were read.
+    slots_read,
+    /// Slots of tables that were written.
+    slots_written,
+    /// Table pages filled and linked.
+    tables_built,
+    /// Invalidations executed.
+    invalidations,
+    /// Live slots that stood broken until an invalidation had completed.
+    broken,
+    /// Ticks of the calls in which slots stood broken: an upper bound of the time they did.
+    broken_ticks,
+    /// Bytes of blocks that were split.
+    split_bytes,
+    /// Bytes of blocks that were put together again.
+    collapsed_bytes,
+    /// Logs read.
+    log_reads,
+    /// Clears of logs.
+    log_clears,
+    /// Pages cleared.
+    log_cleared_pages,
+    /// Entries of rings given back.
+    ring_resets,
+    /// Bytes taken from the guest for the host.
+    invalidated_bytes,
+    /// Pages that ageing could not answer at once, and asked again.
+    ageing_slow,
+    /// Flushes of all memory.
+    flushes,
+    /// Bytes of data cache maintained outside faults.
+    flushed_bytes,
+}
+
+impl Counters {
+    /// Adds what a guard did, in `ticks`.
+    pub fn engine(&self, counts: Counts, ticks: u64) {
+        self.slots_read.add(counts.slots_read);
+        self.slots_written.add(counts.slots_written);
+        self.tables_built.add(counts.tables_built);
+        self.invalidations.add(counts.invalidations);
+        self.broken.add(counts.broken);
+        if counts.broken != 0 {
+            self.broken_ticks.add(ticks);
+        }
+    }
+}
+
+/// What a guest's memory cost so far.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stats {
+    /// Of each vCPU: its faults, each kind at its place in [`FaultKind::ALL`].
+    pub vcpus: Vec<VcpuStats>,
+    /// Of all threads.
+    pub totals: Totals,
+}
+
+/// What one vCPU waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct VcpuStats {
+    /// Its faults by kind, in the order of [`FaultKind::ALL`].
+    pub faults: [Spent; KINDS],
+    /// Cache switches, and what they maintained.
+    pub caches: Spent,
+}
+
+impl VcpuStats {
+    /// Faults of one kind.
+    pub const fn of(&self, kind: FaultKind) -> Spent {
+        self.faults[kind as usize]
+    }
+
+    /// All time that the vCPU waited inside memory management.
+    pub fn stall(&self) -> Spent {
+        let mut all = self.caches;
+        self.faults.iter().for_each(|&spent| all.add(spent));
+        all
+    }
+}
+
+impl Stats {
+    /// Faults of one kind, of all vCPUs.
+    pub fn faults(&self, kind: FaultKind) -> Spent {
+        let mut all = Spent::default();
+        self.vcpus.iter().for_each(|vcpu| all.add(vcpu.of(kind)));
+        all
+    }
+
+    pub(crate) fn read(vcpus: &[VcpuCounters], counters: &Counters) -> Self {
+        let of = |vcpu: &VcpuCounters| VcpuStats {
+            faults: core::array::from_fn(|kind| vcpu.kinds[kind].read()),
+            caches: vcpu.caches.read(),
+        };
+        Self { vcpus: vcpus.iter().map(of).collect(), totals: counters.read() }
+    }
+}
+
+pub(crate) fn vcpu_counters(vcpus: u16) -> Box<[VcpuCounters]> {
+    (0..vcpus).map(|_| VcpuCounters::default()).collect()
+}

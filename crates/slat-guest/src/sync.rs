@@ -1,0 +1,28 @@
+//! What is beside the engine's own shim: a lock for what is rare.
+
+pub(crate) use slat::sync::{AtomicU64, Ordering, agreed};
+
+/// Taken by changes of slots, recovery and resets of rings: never by a fault, a clear or ageing.
+#[derive(Debug)]
+pub(crate) struct Lock<T>(Mutex<T>);
+
+#[cfg(not(loom))]
+use spin::Mutex;
+#[cfg(loom)]
+use loom::sync::Mutex;
+
+impl<T> Lock<T> {
+    pub fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    #[cfg(not(loom))]
+    pub fn lock(&self) -> impl core::ops::DerefMut<Target = T> + '_ {
+        self.0.lock()
+    }
+
+    #[cfg(loom)]
+    pub fn lock(&self) -> impl core::ops::DerefMut<Target = T> + '_ {
+        self.0.lock().expect("a model does not panic under the lock")
+    }
+}

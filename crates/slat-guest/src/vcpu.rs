@@ -1,0 +1,80 @@
+//! A thread that runs a vCPU.
+
+use crate::backing::Backing;
+use crate::guest::{Guest, Worker};
+use crate::host::Host;
+use core::fmt;
+use slat::{Format, Frame, Hpa, NoSeat};
+
+/// A thread that runs one of the guest's vCPUs, and answers its faults.
+#[derive(Debug)]
+pub struct Vcpu<'w, 'p, F: Format, H: Host, B: Backing> {
+    pub(crate) worker: Worker<'w, 'p, F, H, B>,
+    pub(crate) id: u16,
+    /// The view that it runs on, if not on the tables that all share.
+    pub(crate) view: Option<u16>,
+}
+
+/// Why a vCPU could not be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum VcpuError {
+    /// All seats among the threads that walk the host's tables are taken.
+    NoSeat(NoSeat),
+    /// The guest has no vCPU of that number.
+    NoSuchVcpu {
+        /// How many it has.
+        vcpus: u16,
+    },
+}
+
+impl fmt::Display for VcpuError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSeat(error) => error.fmt(f),
+            Self::NoSuchVcpu { vcpus } => write!(f, "the guest has vCPUs 0 to {}", vcpus.saturating_sub(1)),
+        }
+    }
+}
+
+impl core::error::Error for VcpuError {}
+
+impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
+    /// The thread that runs vCPU `id`. One thread at a time does.
+    ///
+    /// # Errors
+    /// [`VcpuError`].
+    pub fn new(
+        guest: &'w Guest<'p, F, H, B>,
+        id: u16,
+        room: &'w mut [Option<Frame>],
+    ) -> Result<Self, VcpuError> {
+        if id >= guest.config.vcpus {
+            return Err(VcpuError::NoSuchVcpu { vcpus: guest.config.vcpus });
+        }
+        let worker = Worker::new(guest, room).map_err(VcpuError::NoSeat)?;
+        Ok(Self { worker, id, view: None })
+    }
+
+    /// Its number.
+    pub const fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// What any thread can do with the guest's memory.
+    pub const fn worker(&mut self) -> &mut Worker<'w, 'p, F, H, B> {
+        &mut self.worker
+    }
+
+    /// The root that its CPU loads before it enters the guest. It changes with the vCPU's caches only,
+    /// under the policy that gives it a view of its own; a CPU that changes roots invalidates its own
+    /// entries of the guest first (Arm: both have one VMID, so CnP is 0, and `tlbi vmalls12e1`,
+    /// `dsb nsh`, `isb` come before the entry).
+    pub fn root(&self) -> Hpa {
+        self.worker.guest.space(self.view).root()
+    }
+
+    pub(crate) fn ring_is_full(&self) -> bool {
+        let ring = self.worker.guest.rings.get(self.id as usize);
+        ring.is_some_and(|ring| ring.is_full())
+    }
+}

@@ -1,0 +1,89 @@
+//! Guest memory as the host sees it.
+
+use super::FastMachine;
+use crate::arch::Arch;
+use rustix::mm::Advice;
+use slat::Hpa;
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl<A: Arch> FastMachine<A> {
+    /// Where guest memory begins: a multiple of 1 GiB.
+    pub const fn memory_base(&self) -> Hpa {
+        Hpa(self.space.memory().start)
+    }
+
+    /// Bytes of guest memory: a multiple of 2 MiB.
+    pub const fn memory_bytes(&self) -> u64 {
+        self.space.memory().end - self.space.memory().start
+    }
+
+    /// A word of guest memory.
+    ///
+    /// # Panics
+    /// It is none.
+    pub fn read_host(&self, hpa: Hpa) -> u64 {
+        self.space.words(hpa.0, 8)[0].load(Relaxed)
+    }
+
+    /// Stores to a word of guest memory.
+    ///
+    /// # Panics
+    /// It is none.
+    pub fn write_host(&self, hpa: Hpa, value: u64) {
+        self.space.words(hpa.0, 8)[0].store(value, Relaxed);
+    }
+
+    /// Copies guest memory from `hpa` on, word by word, whoever writes to it meanwhile.
+    ///
+    /// # Panics
+    /// That is not whole words of guest memory.
+    pub fn copy_out(&self, hpa: Hpa, to: &mut [u8]) {
+        let words = self.space.words(hpa.0, to.len() as u64);
+        for (to, word) in to.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
+        }
+    }
+
+    /// Copies to guest memory from `hpa` on, word by word, whoever reads it meanwhile.
+    ///
+    /// # Panics
+    /// That is not whole words of guest memory.
+    pub fn copy_in(&self, hpa: Hpa, from: &[u8]) {
+        let words = self.space.words(hpa.0, from.len() as u64);
+        for (from, word) in from.as_chunks::<8>().0.iter().zip(words) {
+            word.store(u64::from_ne_bytes(*from), Relaxed);
+        }
+    }
+
+    /// Gives memory back to the host: it reads as zero from now on.
+    ///
+    /// # Errors
+    /// The host's.
+    ///
+    /// # Panics
+    /// That is not whole pages of guest memory.
+    pub fn discard(&self, hpa: Hpa, bytes: u64) -> io::Result<()> {
+        self.space.advise(hpa.0, bytes, Advice::LinuxDontNeed)
+    }
+
+    /// Has the host provide memory now rather than when it is touched.
+    ///
+    /// # Errors
+    /// The host's; kernels before 5.14 cannot.
+    ///
+    /// # Panics
+    /// That is not whole pages of guest memory.
+    pub fn populate(&self, hpa: Hpa, bytes: u64) -> io::Result<()> {
+        self.space.advise(hpa.0, bytes, Advice::LinuxPopulateWrite)
+    }
+
+    /// Asks the host to back guest memory by huge pages, or not to.
+    ///
+    /// # Errors
+    /// The host has none.
+    pub fn set_huge_pages(&self, wanted: bool) -> io::Result<()> {
+        let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+        self.space.advise(self.memory_base().0, self.memory_bytes(), advice)
+    }
+}
