@@ -202,7 +202,11 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
     fn relax(&mut self, size: PageSize, needed: Software) -> Step {
         let range = self.page(size);
         match self.guard.relax_where(range, self.access, needed) {
-            Ok(0) => Outcome::Spurious.into(),
+            Ok(0) => {
+                // What the CPU holds is older than the leaf.
+                self.forget();
+                Outcome::Spurious.into()
+            }
             Ok(_) => {
                 let outcome = match self.access {
                     Access::Read => Outcome::MadeAccessed,
@@ -237,12 +241,18 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
             return self.replace(leaf.size);
         }
         if self.logs() && leaf.size > F::size(0) {
-            return match self.split() {
-                Some(step) => step,
-                None => match self.relax(F::size(0), MAY_WRITE) {
-                    Step::Done(Outcome::MadeWritable(_)) => Outcome::Split { from: leaf.size }.into(),
-                    step => step,
-                },
+            if let Some(step) = self.split() {
+                return step;
+            }
+            // Hardware marks what is written from here on, in pages.
+            if self.guest.config.logging == Logging::Hardware
+                && self.guard.allow_write(self.page(F::size(1)), MAY_WRITE).is_err()
+            {
+                return Outcome::Retry(Retry::Contended).into();
+            }
+            return match self.relax(F::size(0), MAY_WRITE) {
+                Step::Done(Outcome::MadeWritable(_)) => Outcome::Split { from: leaf.size }.into(),
+                step => step,
             };
         }
         match self.relax(leaf.size, MAY_WRITE) {

@@ -6,6 +6,7 @@ use crate::state::{Eye, State};
 use crate::trace::Event;
 use crate::violation::Kind;
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Slot};
+use slat_guest::Host;
 use std::ptr::NonNull;
 
 impl<A: Arch> State<A> {
@@ -111,5 +112,22 @@ unsafe impl<A: Arch> Platform for Machine<A> {
         let words = slots.iter_mut().zip((0..).map(|n| first.wrapping_add(step.wrapping_mul(n))));
         words.for_each(|(slot, raw)| slot.set(raw));
         self.moment(Moment::Fill);
+    }
+}
+
+impl<A: Arch> Host for Machine<A> {
+    /// Goes on with each event.
+    fn now(&self) -> u64 {
+        self.state().tick()
+    }
+
+    fn forget(&self, vmid: slat::Vmid, gpa: slat::Gpa) {
+        let cpu = self.state().issuer().cpu;
+        let page = slat::GpaRange::new(slat::Gpa(gpa.0 & !0xfff), 0x1000);
+        Machine::forget(self, cpu, vmid, page.expect("a page"));
+    }
+
+    fn wait(&self) {
+        std::thread::yield_now();
     }
 }

@@ -4,12 +4,13 @@ use super::{Log, pages};
 use crate::backing::Backing;
 use crate::config::{ExecuteHuge, Logging};
 use crate::eager::EagerSplit;
+use crate::fault::MAY_WRITE;
 use crate::guest::Worker;
 use crate::host::Host;
 use crate::recovery::Splits;
 use crate::slots::{Plan, Slot, SlotChange, SlotError, SlotSpec, View};
 use alloc::sync::Arc;
-use slat::{ChangeError, Format, Gpa, GpaRange, Guard, Halted, PageSize, Tables};
+use slat::{Attributes, ChangeError, Format, Gpa, GpaRange, Guard, Halted, PageSize, Tables};
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Makes the slot `spec.id` as `spec` says; with no bytes, deletes it.
@@ -189,11 +190,16 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 
     /// No fault logs any more: brings huge pages back in place. Leaves that were protected differ
-    /// from those that were not, so all are, and a block becomes writable as a whole when it is
-    /// written again.
+    /// from those that were not: all become writable that may be, or, where hardware would not mark
+    /// the next write, none is, until a block is written again as a whole.
     fn end_log(&mut self, spec: &SlotSpec) -> u64 {
         let guest = self.guest;
-        if guest.config.logging == Logging::Protect {
+        let clean = Attributes { dirty: false, ..Attributes::RAM };
+        if guest.tables.format().encode(clean).is_ok() {
+            self.until_done(&guest.tables, spec.range(), |guard, rest| {
+                guard.allow_write(rest, MAY_WRITE)
+            });
+        } else {
             self.protect(&guest.tables, spec.range());
         }
         self.collapse(spec.range(), guest.config.largest)

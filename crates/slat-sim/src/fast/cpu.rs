@@ -1,6 +1,7 @@
 //! A CPU: windows, walks, and the accesses themselves.
 
 use super::error::{AccessError, Why};
+use super::moment::{Moment, moment};
 use super::tlb::{Found, Tlb};
 use super::window::Door;
 use super::{Barriers, FastMachine};
@@ -101,6 +102,7 @@ impl<'m, A: Arch> FastCpu<'m, A> {
         self.door.set(self.window);
         self.barriers.here();
         let now = self.machine.log.now();
+        moment(Moment::Looked);
         if now != self.seen {
             self.catch_up(now);
         }
@@ -139,6 +141,7 @@ impl<'m, A: Arch> FastCpu<'m, A> {
                 return Err(AccessError { gpa, access, why });
             }
         };
+        moment(Moment::Walked);
         self.tlb.keep(&found);
         Ok(found.hpa)
     }

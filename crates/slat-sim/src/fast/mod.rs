@@ -67,7 +67,10 @@ mod error;
 mod frames;
 mod host;
 mod log;
+mod moment;
 mod space;
+#[cfg(test)]
+mod tests;
 mod tlb;
 mod window;
 

@@ -100,3 +100,57 @@ impl Door {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn until(done: impl Fn() -> bool) {
+        let mut spins = 0;
+        while !done() {
+            spins += 1;
+            if spins % 1024 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+
+    /// A CPU begins a window while the generation moves, over and over, at slightly different times.
+    fn crossing(barriers: Barriers) {
+        const ROUNDS: u64 = 20_000;
+        let (door, generation) = (&Door::default(), &Padded::default());
+        let (start, looked) = (&Padded::default(), &Padded::default());
+        let blind = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 1..=ROUNDS {
+                    until(|| start.0.load(Ordering::Acquire) == round);
+                    (0..round % 61).for_each(|_| std::hint::black_box(()));
+                    door.set(2 * round + 1);
+                    barriers.here();
+                    let saw = generation.0.load(Ordering::Acquire) == round;
+                    looked.0.store(2 * round + u64::from(saw), Ordering::Release);
+                }
+            });
+            (1..=ROUNDS)
+                .filter(|&round| {
+                    start.0.store(round, Ordering::Release);
+                    (0..round % 127).for_each(|_| std::hint::black_box(()));
+                    generation.0.store(round, Ordering::Release);
+                    barriers.everywhere();
+                    let saw = door.window.load(Ordering::Acquire) == 2 * round + 1;
+                    until(|| looked.0.load(Ordering::Acquire) / 2 == round);
+                    !saw && looked.0.load(Ordering::Acquire).is_multiple_of(2)
+                })
+                .count()
+        });
+        assert_eq!(blind, 0, "neither saw the other");
+    }
+
+    #[derive(Default)]
+    #[repr(align(128))]
+    struct Padded(AtomicU64);
+
+    #[test]
+    fn of_a_window_and_an_invalidation_one_sees_the_other() {
+        crossing(Barriers::register());
+        crossing(Barriers::Symmetric);
+    }
+}

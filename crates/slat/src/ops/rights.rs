@@ -58,7 +58,8 @@ impl<F: Format> Rule<F> for NoExecute {
 struct ForRead<F>(F, u64);
 struct ForWrite<F>(F, u64);
 struct ForExecute<F>(F, u64);
-/// The right to execute, given by nobody's use.
+/// A right that is given by nobody's use.
+struct Writable<F>(F, u64);
 struct Executable<F>(F, u64);
 
 /// `relaxed`, if the leaf `raw` has all bits of `needed`.
@@ -96,6 +97,18 @@ impl<F: Format> Rule<F> for ForExecute<F> {
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
         where_all(raw, self.1, self.0.relaxed(raw, Access::Execute))
+    }
+}
+
+impl<F: Format> Rule<F> for Writable<F> {
+    const STALE: bool = false;
+    const WRITES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        let relaxed = self.0.relaxed(raw, Access::Write) & !F::ACCESSED | raw & F::ACCESSED;
+        let clean = raw & F::DIRTY == 0;
+        where_all(raw, self.1, if clean { self.0.cleaned(relaxed) } else { relaxed })
     }
 }
 
@@ -199,10 +212,23 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         software: Software,
     ) -> Result<u64, Halted<ChangeError>> {
-        let needed = software.encode(F::SOFTWARE);
-        let bytes = self.rewrite::<Atomically, _>(range, Executable(self.tables.format, needed))?;
-        self.tables.platform.publish();
-        Ok(bytes)
+        let (format, needed) = (self.tables.format, software.encode(F::SOFTWARE));
+        self.rewrite::<Atomically, _>(range, Executable(format, needed))
+    }
+
+    /// Gives those leaves that have all bits of `software` the right to write, without saying that
+    /// anybody used or wrote them: where hardware marks writes, a clean leaf stays clean until it
+    /// does. Nothing is owed, as for [`Guard::relax`].
+    ///
+    /// # Errors
+    /// Those of [`Guard::write_protect`].
+    pub fn allow_write(
+        &mut self,
+        range: GpaRange,
+        software: Software,
+    ) -> Result<u64, Halted<ChangeError>> {
+        let (format, needed) = (self.tables.format, software.encode(F::SOFTWARE));
+        self.rewrite::<Atomically, _>(range, Writable(format, needed))
     }
 
     /// Rewrites each leaf by `rule`.
@@ -231,7 +257,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let Rewrite { done, why, .. } = visitor;
         let bytes = done.into(self);
         // Who faulted is to find what it waits for.
-        if R::TOUCHES && bytes != 0 {
+        if !R::STALE && bytes != 0 {
             tables.platform.publish();
         }
         match result {

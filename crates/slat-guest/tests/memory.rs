@@ -1,0 +1,21 @@
+//! A guest's memory under the adversarial machine: what each service promises, one by one, and all of
+//! them together.
+
+#[path = "memory/age.rs"]
+mod age;
+#[path = "memory/bed.rs"]
+mod bed;
+#[path = "memory/faults.rs"]
+mod faults;
+#[path = "memory/histories.rs"]
+mod histories;
+#[path = "memory/huge.rs"]
+mod huge;
+#[path = "memory/invalidation.rs"]
+mod invalidation;
+#[path = "memory/log.rs"]
+mod log;
+#[path = "memory/ring.rs"]
+mod ring;
+#[path = "memory/slots.rs"]
+mod slots;

@@ -1,0 +1,312 @@
+//! A machine, a host's memory, and a guest on both.
+
+use slat::format::arm64::{Arm64, Arm64K4};
+use slat::format::ept::Ept1G;
+use slat::{BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
+use slat_guest::*;
+use slat_sim::{Arch, Arm, Ept, Machine};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+pub const VMID: Vmid = Vmid(7);
+pub const BITS: u32 = 39;
+pub const K4: u64 = 4 << 10;
+pub const M2: u64 = 2 << 20;
+pub const G1: u64 = 1 << 30;
+/// Where guests see their memory, and where the host has it: aligned alike to 1 GiB.
+pub const BASE: u64 = 4 * G1;
+pub const HOST: u64 = 0x7000_0000_0000;
+/// Host physical memory that nobody has yet.
+const FIRST_HPA: u64 = 64 * G1;
+
+/// A page of the host's.
+#[derive(Clone, Copy, Debug)]
+pub struct HostPage {
+    pub hpa: u64,
+    pub block: PageSize,
+    pub write: bool,
+    pub execute: bool,
+    pub ready: bool,
+}
+
+#[derive(Debug)]
+pub struct HostState {
+    pages: HashMap<u64, HostPage>,
+    next: u64,
+    /// Faults that asked.
+    pub asked: u64,
+}
+
+/// The host's memory, by its addresses.
+#[derive(Clone, Debug)]
+pub struct Ram(Arc<Mutex<HostState>>);
+
+impl Ram {
+    pub fn new() -> Self {
+        let state = HostState { pages: HashMap::new(), next: FIRST_HPA, asked: 0 };
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, HostState> {
+        self.0.lock().unwrap()
+    }
+
+    /// Memory at `hva`, in blocks of `block`.
+    pub fn populate(&self, hva: u64, bytes: u64, block: PageSize) {
+        let mut state = self.state();
+        let mut at = hva;
+        while at < hva + bytes {
+            let hpa = state.take(block.bytes());
+            let end = (at & !(block.bytes() - 1)) + block.bytes();
+            while at < end.min(hva + bytes) {
+                let hpa = hpa + (at & (block.bytes() - 1));
+                let page = HostPage { hpa, block, write: true, execute: true, ready: true };
+                state.pages.insert(at / K4, page);
+                at += K4;
+            }
+        }
+    }
+
+    pub fn change(&self, hva: u64, change: impl FnOnce(&mut HostPage)) {
+        change(self.state().pages.get_mut(&(hva / K4)).unwrap());
+    }
+
+    pub fn remove(&self, hva: u64) {
+        self.state().pages.remove(&(hva / K4));
+    }
+
+    pub fn get(&self, hva: u64) -> Option<HostPage> {
+        self.state().pages.get(&(hva / K4)).copied()
+    }
+
+    /// Another page for `hva`: where it was, and where it is.
+    pub fn migrate(&self, hva: u64) -> (u64, u64) {
+        let mut state = self.state();
+        let new = state.take(K4);
+        let page = state.pages.get_mut(&(hva / K4)).unwrap();
+        let old = core::mem::replace(&mut page.hpa, new);
+        page.block = PageSize::SIZE_4K;
+        (old, new)
+    }
+}
+
+impl HostState {
+    fn take(&mut self, bytes: u64) -> u64 {
+        let hpa = self.next.next_multiple_of(bytes);
+        self.next = hpa + bytes;
+        hpa
+    }
+}
+
+impl Backing for Ram {
+    fn page(&self, host: Hva, access: slat::Access) -> Result<Page, NoPage> {
+        let mut state = self.state();
+        state.asked += 1;
+        let Some(page) = state.pages.get(&(host.0 / K4)).copied() else { return Err(NoPage::Never) };
+        if !page.ready {
+            return Err(NoPage::NotYet);
+        }
+        if !page.write && access == slat::Access::Write {
+            // A copy of the guest's own.
+            let hpa = state.take(K4);
+            let page = HostPage { hpa, block: PageSize::SIZE_4K, write: true, ..page };
+            state.pages.insert(host.0 / K4, page);
+            return Ok(answer(page));
+        }
+        Ok(answer(page))
+    }
+}
+
+fn answer(page: HostPage) -> Page {
+    Page {
+        hpa: Hpa(page.hpa),
+        block: page.block,
+        write: page.write,
+        execute: page.execute,
+        memory: Memory::Normal,
+    }
+}
+
+/// Everything that the guest may ever have is its own.
+pub fn give_all<A: Arch>(machine: &Machine<A>) {
+    machine.give(Hpa(FIRST_HPA), 1 << 38);
+}
+
+/// The formats and machines that everything is tested on.
+pub trait Case {
+    type F: Format;
+    type A: Arch;
+    const HARDWARE_DIRTY: bool;
+
+    fn format() -> Self::F;
+    fn machine(cpus: usize) -> Machine<Self::A>;
+}
+
+/// Arm without hardware dirty state, which breaks before it makes.
+pub struct ArmPlain;
+/// Arm with hardware dirty state and FEAT_BBM level 3.
+pub struct ArmDirty;
+/// Intel.
+pub struct Intel;
+
+impl Case for ArmPlain {
+    type F = Arm64K4;
+    type A = Arm;
+    const HARDWARE_DIRTY: bool = false;
+
+    fn format() -> Arm64K4 {
+        Arm64::default()
+    }
+
+    fn machine(cpus: usize) -> Machine<Arm> {
+        Machine::new(Arm { hardware_dirty: false, ..Arm::new(12, BITS) }, cpus)
+    }
+}
+
+impl Case for ArmDirty {
+    type F = Arm64K4;
+    type A = Arm;
+    const HARDWARE_DIRTY: bool = true;
+
+    fn format() -> Arm64K4 {
+        Arm64 { hardware_dirty: true, ..Arm64::default() }
+    }
+
+    fn machine(cpus: usize) -> Machine<Arm> {
+        Machine::new(Arm { bbm: 3, ..Arm::new(12, BITS) }, cpus)
+            .declaring(BreakBeforeMake::Never)
+    }
+}
+
+impl Case for Intel {
+    type F = Ept1G;
+    type A = Ept;
+    const HARDWARE_DIRTY: bool = true;
+
+    fn format() -> Ept1G {
+        Ept1G::default()
+    }
+
+    fn machine(cpus: usize) -> Machine<Ept> {
+        Machine::new(Ept::default(), cpus)
+    }
+}
+
+pub type TheGuest<'p, C> = Guest<'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
+pub type TheVcpu<'w, 'p, C> = Vcpu<'w, 'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
+pub type TheWorker<'w, 'p, C> = Worker<'w, 'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
+
+pub fn guest<'p, C: Case>(
+    machine: &'p Machine<C::A>,
+    ram: &Ram,
+    config: Config,
+) -> TheGuest<'p, C> {
+    Guest::new(C::format(), VMID, BITS, machine, ram.clone(), config).unwrap()
+}
+
+pub fn room() -> TableRoom {
+    [const { None::<Frame> }; TABLE_PAGES]
+}
+
+pub fn slot(bytes: u64) -> SlotSpec {
+    SlotSpec {
+        id: SlotId(0),
+        gpa: Gpa(BASE),
+        bytes,
+        host: Hva(HOST),
+        read_only: false,
+        log_dirty: false,
+    }
+}
+
+pub fn logged(bytes: u64) -> SlotSpec {
+    SlotSpec { log_dirty: true, ..slot(bytes) }
+}
+
+pub fn config() -> Config {
+    Config::new(2, PageSize::SIZE_1G)
+}
+
+pub fn range(start: u64, bytes: u64) -> GpaRange {
+    GpaRange::new(Gpa(start), bytes).unwrap()
+}
+
+pub fn host_range(start: u64, bytes: u64) -> HvaRange {
+    HvaRange { start: Hva(start), bytes }
+}
+
+/// The vCPU uses `gpa`, and has its faults answered, until it is done or its VMM has to do something.
+pub fn attempt<C: Case>(
+    machine: &Machine<C::A>,
+    vcpu: &mut TheVcpu<'_, '_, C>,
+    gpa: u64,
+    access: slat::Access,
+) -> Result<(Hpa, Vec<Outcome>), Outcome> {
+    let cpu = machine.cpu(vcpu.id() as usize);
+    machine.here(vcpu.id() as usize);
+    let used = match access {
+        slat::Access::Read => slat_sim::Access::Read,
+        slat::Access::Write => slat_sim::Access::Write,
+        slat::Access::Execute => slat_sim::Access::Execute,
+    };
+    let mut outcomes = Vec::new();
+    for _ in 0..32 {
+        if let Ok(hpa) = cpu.access(gpa, used) {
+            return Ok((hpa, outcomes));
+        }
+        match vcpu.fault(Gpa(gpa & !(K4 - 1)), access) {
+            outcome @ (Outcome::Mmio | Outcome::RingFull | Outcome::Refused(_)) => {
+                return Err(outcome);
+            }
+            outcome @ Outcome::Retry(Retry::NotYet | Retry::Invalidated) => return Err(outcome),
+            outcome => outcomes.push(outcome),
+        }
+    }
+    panic!("no progress at {gpa:#x}: {outcomes:?}")
+}
+
+/// Runs a test's body on every format.
+#[macro_export]
+macro_rules! on_all {
+    ($($(#[$meta:meta])* fn $name:ident<$C:ident: Case>() $body:block)*) => {$(
+        mod $name {
+            #[allow(unused_imports, reason = "bodies differ")]
+            use super::*;
+
+            fn run<$C: Case>() where $C::A: 'static $body
+
+            #[test]
+            fn on_arm() {
+                run::<ArmPlain>();
+            }
+
+            #[test]
+            fn on_arm_with_hardware_dirty_state() {
+                run::<ArmDirty>();
+            }
+
+            #[test]
+            fn on_intel() {
+                run::<Intel>();
+            }
+        }
+    )*};
+}
+
+/// A machine with the guest's slot 0 of `$bytes`, in blocks of `$block`, and its first vCPU.
+#[macro_export]
+macro_rules! with_guest {
+    ($C:ident, $config:expr, $spec:expr, $block:expr => $machine:ident, $ram:ident, $guest:ident, $vcpu:ident) => {
+        let $machine = $C::machine(2);
+        give_all(&$machine);
+        let $ram = Ram::new();
+        let $guest = guest::<$C>(&$machine, &$ram, $config);
+        let mut room = room();
+        #[allow(unused_mut, reason = "tests differ")]
+        let mut $vcpu = Vcpu::new(&$guest, 0, &mut room).unwrap();
+        $machine.cpu(0).load(VMID, $vcpu.root());
+        let spec: SlotSpec = $spec;
+        $ram.populate(spec.host.0, spec.bytes, $block);
+        assert_eq!($vcpu.worker().set_slot(spec), Ok(SlotChange::Inserted));
+    };
+}

@@ -1,0 +1,147 @@
+//! The dirty log: each way of keeping, reading and clearing it.
+
+use crate::bed::*;
+use crate::{on_all, with_guest};
+use slat::{Access, PageSize};
+use slat_guest::*;
+
+/// What logs on this machine.
+fn ways<C: Case>() -> impl Iterator<Item = Config> {
+    let hardware = C::HARDWARE_DIRTY.then_some(Logging::Hardware);
+    let eager = [None, Some(PageSize::SIZE_4K)];
+    [Logging::Protect].into_iter().chain(hardware).flat_map(move |logging| {
+        eager.map(|eager_split| Config { logging, eager_split, ..config() })
+    })
+}
+
+fn pages(bitmap: &[u64]) -> Vec<u64> {
+    let set = |page: &u64| bitmap[*page as usize / 64] >> (page % 64) & 1 == 1;
+    (0..bitmap.len() as u64 * 64).filter(set).collect()
+}
+
+on_all! {
+    fn a_log_names_exactly_the_pages_written_since_they_were_cleared<C: Case>() {
+        for config in ways::<C>() {
+            with_guest!(C, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            for page in 0..2048 {
+                attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+            }
+            let on = vcpu.worker().set_slot(logged(4 * M2)).unwrap();
+            let SlotChange::LogOn(report) = on else { panic!("{on:?}") };
+            let split = report.map(|report| (report.split, report.stopped));
+            assert_eq!(split, config.eager_split.map(|_| (4 * M2, None)));
+            let mut bits = [0; 32];
+            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(0));
+            for page in [3, 700, 701, 2047] {
+                attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+            }
+            attempt::<C>(&machine, &mut vcpu, BASE + 9 * K4, Access::Read).unwrap();
+            for _ in 0..2 {
+                assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(4));
+                assert_eq!(pages(&bits), [3, 700, 701, 2047], "reading clears nothing");
+            }
+            let cleared = vcpu.worker().clear_log(SlotId(0), 0, 64, &[1 << 3 | 1 << 4]).unwrap();
+            assert_eq!((cleared.pages, cleared.whole), (1, 0));
+            let cleared = vcpu.worker().clear_log(SlotId(0), 640, 64, &[1 << 60]).unwrap();
+            assert_eq!(cleared.pages, 1);
+            vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
+            assert_eq!(pages(&bits), [701, 2047]);
+            attempt::<C>(&machine, &mut vcpu, BASE + 3 * K4, Access::Write).unwrap();
+            assert_eq!(vcpu.worker().take_log(SlotId(0), &mut bits), Ok(3));
+            assert_eq!(pages(&bits), [3, 701, 2047]);
+            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(0));
+            assert!(machine.finish().is_empty());
+        }
+    }
+
+    fn a_clear_protects_its_pages_and_no_others<C: Case>() {
+        let config = Config { initially_set: true, ..config() };
+        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        assert_eq!(vcpu.worker().set_slot(logged(M2)), Ok(SlotChange::LogOn(None)));
+        let mut bits = [0; 8];
+        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(512), "initially set");
+        let sparse = [1u64 << 5 | 1 << 50, 0, 1 << 7, 0, 0, 0, 0, 1 << 63];
+        let cleared = vcpu.worker().clear_log(SlotId(0), 0, 512, &sparse).unwrap();
+        assert_eq!((cleared.pages, cleared.split, cleared.whole), (4, M2, 0));
+        let before = guest.stats().faults(FaultKind::MadeWritable).count;
+        for page in 0..512 {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        }
+        assert_eq!(guest.stats().faults(FaultKind::MadeWritable).count - before, 4);
+        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(512));
+        assert!(machine.finish().is_empty());
+    }
+
+    fn a_clear_without_table_pages_protects_more_and_loses_nothing<C: Case>() {
+        let config = Config { initially_set: true, ..config() };
+        with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        vcpu.worker().set_slot(logged(M2)).unwrap();
+        let mut room2 = [];
+        let mut poor = Worker::new(&guest, &mut room2).unwrap();
+        let cleared = poor.clear_log(SlotId(0), 0, 64, &[2]).unwrap();
+        assert_eq!((cleared.pages, cleared.split, cleared.whole), (1, 0, M2));
+        let mut bits = [0; 8];
+        assert_eq!(poor.read_log(SlotId(0), &mut bits), Ok(511));
+        attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Write).unwrap();
+        assert_eq!(poor.read_log(SlotId(0), &mut bits), Ok(512));
+        assert!(machine.finish().is_empty());
+    }
+
+    fn the_end_of_logging_brings_huge_pages_back<C: Case>() {
+        for config in ways::<C>() {
+            with_guest!(C, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            for block in 0..3 {
+                attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
+            }
+            vcpu.worker().set_slot(logged(4 * M2)).unwrap();
+            for page in [1, 600, 601] {
+                attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+            }
+            let off = vcpu.worker().set_slot(slot(4 * M2)).unwrap();
+            let expected = if config.eager_split.is_some() { 3 } else { 2 };
+            assert_eq!(off, SlotChange::LogOff { collapsed: expected * M2 });
+            let sizes = vcpu.worker().leaves_by_size();
+            assert_eq!(sizes[..2], [(PageSize::SIZE_4K, 0), (PageSize::SIZE_2M, 3)]);
+            let before = guest.stats().faults(FaultKind::MadeWritable).count;
+            for page in 0..1536 {
+                attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+            }
+            let faults = guest.stats().faults(FaultKind::MadeWritable).count - before;
+            let expected = if C::HARDWARE_DIRTY { 0 } else { 3 };
+            assert_eq!(faults, expected, "none, or one for each block");
+            assert!(machine.finish().is_empty());
+        }
+    }
+
+    fn bad_requests_are_refused_as_linux_does<C: Case>() {
+        with_guest!(C, config(), logged(M2 + K4), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let worker = vcpu.worker();
+        let mut bits = [0; 9];
+        let errno = |result: Result<Cleared, LogError>| result.map_err(|error| error.errno());
+        assert_eq!(errno(worker.clear_log(SlotId(1), 0, 64, &bits)), Err("ENOENT"));
+        assert_eq!(errno(worker.clear_log(SlotId(0), 1, 64, &bits)), Err("EINVAL"));
+        assert_eq!(errno(worker.clear_log(SlotId(0), 0, 63, &bits)), Err("EINVAL"));
+        assert_eq!(errno(worker.clear_log(SlotId(0), 0, 576, &bits)), Err("EINVAL"));
+        assert_eq!(errno(worker.clear_log(SlotId(0), 64, u64::MAX, &bits)), Err("EINVAL"));
+        assert_eq!(errno(worker.clear_log(SlotId(0), 0, 513, &bits[..8])), Err("EFAULT"));
+        assert!(worker.clear_log(SlotId(0), 0, 513, &bits).is_ok(), "it ends with the slot");
+        assert!(worker.clear_log(SlotId(0), 512, 1, &[u64::MAX]).is_ok(), "bits beyond are harmless");
+        assert_eq!(
+            worker.read_log(SlotId(0), &mut bits[..8]),
+            Err(LogError::Bitmap { needed: 9, given: 8 })
+        );
+        worker.set_slot(slot(M2 + K4)).unwrap();
+        let off = worker.read_log(SlotId(0), &mut bits);
+        assert_eq!(off, Err(LogError::Missing { id: SlotId(0) }));
+    }
+
+    fn what_the_host_writes_is_in_the_log_if_it_says_so<C: Case>() {
+        with_guest!(C, config(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        vcpu.worker().mark_written(range(BASE + 62 * K4, 5 * K4));
+        let mut bits = [0; 8];
+        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(5));
+        assert_eq!(pages(&bits), [62, 63, 64, 65, 66]);
+    }
+}

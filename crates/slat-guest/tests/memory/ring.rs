@@ -1,0 +1,77 @@
+//! Dirty rings.
+
+use crate::bed::*;
+use crate::{on_all, with_guest};
+use slat::{Access, PageSize};
+use slat_guest::*;
+
+const NONE: DirtyPage = DirtyPage { slot: SlotId(u16::MAX), page: u64::MAX };
+
+fn ringed() -> Config {
+    Config { ring: Some(128), ..config() }
+}
+
+on_all! {
+    fn a_ring_names_the_pages_in_the_order_of_their_first_writes<C: Case>() {
+        with_guest!(C, ringed(), logged(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        let written = [700, 3, 2047, 4];
+        for page in [700, 3, 700, 2047, 4, 3] {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        }
+        let mut pages = [NONE; 3];
+        let of = |page| DirtyPage { slot: SlotId(0), page };
+        assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 3);
+        assert_eq!(pages, [of(700), of(3), of(2047)]);
+        assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
+        assert_eq!(pages[0], of(4));
+        assert_eq!(vcpu.worker().reset_rings(), 4);
+        for page in written {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        }
+        assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 3, "each is logged again");
+        assert!(machine.finish().is_empty());
+    }
+
+    fn what_was_not_harvested_is_not_reset<C: Case>() {
+        with_guest!(C, ringed(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        for page in [1, 2, 3] {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        }
+        assert_eq!(vcpu.worker().reset_rings(), 0);
+        let mut pages = [NONE; 8];
+        assert_eq!(vcpu.worker().harvest_ring(0, &mut pages[..2]), 2);
+        assert_eq!(vcpu.worker().reset_rings(), 2);
+        assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
+        assert_eq!(pages[0].page, 3);
+        assert_eq!(vcpu.worker().harvest_ring(1, &mut pages), 0);
+        assert_eq!(vcpu.worker().harvest_ring(9, &mut pages), 0, "no such vCPU");
+    }
+
+    fn a_full_ring_stops_its_vcpu_until_it_was_reset<C: Case>() {
+        with_guest!(C, ringed(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let mut page = 0;
+        let full = loop {
+            let done = attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write);
+            if let Err(outcome) = done {
+                break outcome;
+            }
+            page += 1;
+        };
+        assert_eq!((full, page), (Outcome::RingFull, 64));
+        attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
+        let mut pages = [NONE; 128];
+        assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 64);
+        assert_eq!(vcpu.worker().reset_rings(), 64);
+        attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        assert!(machine.finish().is_empty());
+    }
+
+    fn pages_of_a_slot_that_was_deleted_are_passed_over<C: Case>() {
+        with_guest!(C, ringed(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        let mut pages = [NONE; 8];
+        vcpu.worker().harvest_ring(0, &mut pages);
+        vcpu.worker().set_slot(SlotSpec { bytes: 0, ..slot(M2) }).unwrap();
+        assert_eq!(vcpu.worker().reset_rings(), 1);
+    }
+}

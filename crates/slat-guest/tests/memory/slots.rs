@@ -1,0 +1,123 @@
+//! Slots: their rules, and what happens to memory when they change.
+
+use crate::bed::*;
+use crate::{on_all, with_guest};
+use slat::{Access, Gpa, PageSize};
+use slat_guest::*;
+
+#[test]
+fn slots_follow_the_rules_of_linux() {
+    let machine = Intel::machine(1);
+    let guest = guest::<Intel>(&machine, &Ram::new(), config());
+    let mut room = room();
+    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    let base = slot(16 * M2);
+    let gib = |n: u64| Gpa(n * G1);
+    let errors = [
+        (SlotSpec { gpa: Gpa(BASE + 1), ..base }, "EINVAL"),
+        (SlotSpec { host: Hva(HOST + 0x800), ..base }, "EINVAL"),
+        (SlotSpec { bytes: 0x1800, ..base }, "EINVAL"),
+        (SlotSpec { bytes: 0, ..base }, "EINVAL"),
+        (SlotSpec { gpa: Gpa((1 << BITS) - M2), ..base }, "EINVAL"),
+        (SlotSpec { gpa: Gpa(u64::MAX & !0xfff), ..base }, "EINVAL"),
+        (SlotSpec { host: Hva(u64::MAX & !0xfff), ..base }, "EINVAL"),
+    ];
+    for (spec, errno) in errors {
+        assert_eq!(worker.set_slot(spec).map_err(|error| error.errno()), Err(errno), "{spec:?}");
+    }
+    assert_eq!(worker.set_slot(base), Ok(SlotChange::Inserted));
+    assert_eq!(worker.set_slot(base), Ok(SlotChange::Same));
+    let other = SlotSpec { id: SlotId(1), gpa: Gpa(BASE + 16 * M2), ..base };
+    assert_eq!(worker.set_slot(other), Ok(SlotChange::Inserted));
+    let overlapping = [
+        SlotSpec { id: SlotId(2), gpa: Gpa(BASE + 15 * M2), ..base },
+        SlotSpec { id: SlotId(2), gpa: Gpa(BASE - M2), ..base },
+        SlotSpec { id: SlotId(2), gpa: Gpa(BASE + M2), bytes: M2, ..base },
+        // A move onto another.
+        SlotSpec { gpa: Gpa(BASE + 17 * M2), ..base },
+    ];
+    for spec in overlapping {
+        assert_eq!(worker.set_slot(spec).map_err(|error| error.errno()), Err("EEXIST"));
+    }
+    let differing = [
+        SlotSpec { bytes: 8 * M2, ..base },
+        SlotSpec { host: Hva(HOST + M2), ..base },
+        SlotSpec { read_only: true, ..base },
+    ];
+    for spec in differing {
+        assert_eq!(worker.set_slot(spec), Err(SlotError::Differs { is: base }));
+    }
+    assert_eq!(worker.set_slot(SlotSpec { gpa: gib(9), ..base }), Ok(SlotChange::Moved));
+    assert!(matches!(
+        worker.set_slot(SlotSpec { gpa: gib(9), log_dirty: true, ..base }),
+        Ok(SlotChange::LogOn(None))
+    ));
+    assert_eq!(worker.set_slot(SlotSpec { bytes: 0, ..base }), Ok(SlotChange::Deleted));
+    assert_eq!(worker.slots(), [other]);
+    let missing = SlotError::Missing { id: SlotId(0) };
+    assert_eq!(worker.set_slot(SlotSpec { bytes: 0, ..base }), Err(missing));
+    assert!(missing.to_string().contains("no slot 0"));
+}
+
+on_all! {
+    fn memory_of_a_deleted_slot_is_out_of_the_guests_reach<C: Case>() {
+        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        for page in [0, 1, 700] {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        }
+        machine.cpu(1).load(VMID, vcpu.root());
+        let spec = SlotSpec { bytes: 0, ..slot(4 * M2) };
+        assert_eq!(vcpu.worker().set_slot(spec), Ok(SlotChange::Deleted));
+        for block in 0..4 {
+            machine.take_back(slat::Hpa(ram.get(HOST + block * M2).unwrap().hpa), M2);
+        }
+        let found = attempt::<C>(&machine, &mut vcpu, BASE, Access::Read);
+        assert_eq!(found.map(|_| ()), Err(Outcome::Mmio));
+        assert!(machine.cpu(1).read(BASE).is_err());
+        assert!(machine.finish().is_empty());
+    }
+
+    fn a_slot_that_moves_takes_its_memory_along<C: Case>() {
+        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        let (hpa, _) = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Write).unwrap();
+        let moved = SlotSpec { gpa: Gpa(BASE + G1), ..slot(4 * M2) };
+        assert_eq!(vcpu.worker().set_slot(moved), Ok(SlotChange::Moved));
+        let old = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Read);
+        assert_eq!(old.map(|_| ()), Err(Outcome::Mmio));
+        let (there, _) =
+            attempt::<C>(&machine, &mut vcpu, BASE + G1 + K4, Access::Read).unwrap();
+        assert_eq!(there, hpa);
+        assert!(machine.finish().is_empty());
+    }
+
+    fn teardown_takes_all_slots<C: Case>() {
+        with_guest!(C, config(), slot(2 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let second = SlotSpec { id: SlotId(1), gpa: Gpa(BASE + G1), ..slot(2 * M2) };
+        vcpu.worker().set_slot(second).unwrap();
+        attempt::<C>(&machine, &mut vcpu, BASE + G1, Access::Write).unwrap();
+        vcpu.worker().teardown();
+        assert_eq!(vcpu.worker().slots(), []);
+        assert!(vcpu.worker().leaves_by_size().iter().all(|&(_, count)| count == 0));
+        assert!(machine.finish().is_empty());
+    }
+}
+
+#[test]
+fn a_guest_that_cannot_be_is_refused_with_the_reason() {
+    let machine = ArmPlain::machine(1);
+    let new = |config| {
+        let format = ArmPlain::format();
+        let guest = Guest::new(format, VMID, BITS, &machine, Ram::new(), config);
+        guest.map(|_| ()).map_err(|error| error.to_string())
+    };
+    let hardware = Config { logging: Logging::Hardware, ..config() };
+    assert!(new(hardware).unwrap_err().contains("log by write protection"));
+    let odd = Config { ring: Some(1000), ..config() };
+    assert!(new(odd).unwrap_err().contains("from 128 to 65536"));
+    let size = Config { largest: PageSize::from_bytes(16 << 10).unwrap(), ..config() };
+    assert!(new(size).is_err());
+    let vcpus = guest::<ArmPlain>(&machine, &Ram::new(), config());
+    let mut room = room();
+    let error = Vcpu::new(&vcpus, 2, &mut room).unwrap_err();
+    assert_eq!(error.to_string(), "the guest has vCPUs 0 to 1");
+}
