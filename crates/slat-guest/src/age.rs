@@ -22,7 +22,9 @@ impl fmt::Display for AgeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(error) => error.fmt(f),
-            Self::Unaligned => f.write_str("host addresses to be aged are multiples of the page size"),
+            Self::Unaligned => {
+                f.write_str("host addresses to be aged are multiples of the page size")
+            }
         }
     }
 }
@@ -66,7 +68,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let pages = Pages { start: range.start(), bits: &selected[..words] };
         for (first, count) in pages.runs() {
             let start = Gpa(range.start().0 + ((first as u64) << F::PAGE_SHIFT));
-            let bytes = ((count as u64) << F::PAGE_SHIFT).min(range.end().0.saturating_sub(start.0));
+            let bytes =
+                ((count as u64) << F::PAGE_SHIFT).min(range.end().0.saturating_sub(start.0));
             let Ok(run) = GpaRange::new(start, bytes) else { break };
             let mut found = vec![0; count.div_ceil(64)];
             self.age_run(run, &mut found, how, &mut aged)?;

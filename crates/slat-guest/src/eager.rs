@@ -110,8 +110,7 @@ impl EagerSplit {
         let mut start = self.next.load(Ordering::Acquire);
         loop {
             let end = (start / self.chunk + 1).saturating_mul(self.chunk);
-            let next =
-                self.next.compare_exchange(start, end, Ordering::AcqRel, Ordering::Acquire);
+            let next = self.next.compare_exchange(start, end, Ordering::AcqRel, Ordering::Acquire);
             match next {
                 Ok(_) => return start,
                 Err(found) => start = found,

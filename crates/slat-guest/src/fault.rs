@@ -204,7 +204,7 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
         match self.guard.relax_where(range, self.access, needed) {
             Ok(0) => {
                 // What the CPU holds is older than the leaf.
-                self.forget();
+                self.forget(range);
                 Outcome::Spurious.into()
             }
             Ok(_) => {
@@ -216,7 +216,7 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
                     }
                     Access::Execute => Outcome::MadeExecutable(size),
                 };
-                self.forget();
+                self.forget(range);
                 outcome.into()
             }
             Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => Step::Again,
@@ -224,8 +224,8 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
         }
     }
 
-    fn forget(&self) {
-        self.guard.platform().forget(self.guard.vmid(), self.gpa);
+    fn forget(&self, range: GpaRange) {
+        self.guard.platform().forget(self.guard.vmid(), range);
     }
 
     fn write(&mut self, leaf: Translation) -> Step {
@@ -301,7 +301,11 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
             ExecuteHuge::Split => {
                 let around = self.page(F::size(1));
                 match self.guard.allow_execute(around, MAY_EXECUTE) {
-                    Ok(bytes) => bytes,
+                    Ok(0) => 0,
+                    Ok(bytes) => {
+                        self.forget(around);
+                        bytes
+                    }
                     Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
                     Err(_) => return Outcome::Retry(Retry::Contended).into(),
                 }
@@ -311,13 +315,9 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
         let step = self.relax(page, MAY_EXECUTE);
         match step {
             Step::Done(Outcome::MadeExecutable(_) | Outcome::Spurious) if block => {
-                self.forget();
                 Outcome::Split { from: leaf.size }.into()
             }
-            Step::Done(Outcome::Spurious) if granted != 0 => {
-                self.forget();
-                Outcome::MadeExecutable(page).into()
-            }
+            Step::Done(Outcome::Spurious) if granted != 0 => Outcome::MadeExecutable(page).into(),
             step => step,
         }
     }
@@ -410,8 +410,8 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
             let written = self.access == Access::Write;
             let block = bytes > F::size(0).bytes();
             let protects = logs && self.guest.config.logging == Logging::Protect;
-            let execute = page.execute
-                && !(block && self.guest.config.execute_huge != ExecuteHuge::Allowed);
+            let execute =
+                page.execute && !(block && self.guest.config.execute_huge != ExecuteHuge::Allowed);
             let mut attributes = Attributes {
                 read: true,
                 write: write && (written || !protects),

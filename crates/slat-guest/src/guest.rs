@@ -107,9 +107,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         if config.logging == Logging::Hardware && format.encode(clean).is_err() {
             return Err(GuestError::NoHardwareDirty);
         }
-        let valid = |entries: &u32| {
-            entries.is_power_of_two() && (Ring::MIN..=Ring::MAX).contains(entries)
-        };
+        let valid =
+            |entries: &u32| entries.is_power_of_two() && (Ring::MIN..=Ring::MAX).contains(entries);
         if let Some(entries) = config.ring.filter(|entries| !valid(entries)) {
             return Err(GuestError::RingSize { entries });
         }

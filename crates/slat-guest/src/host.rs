@@ -1,16 +1,17 @@
 //! What a guest's memory asks of the machine beyond what its tables do.
 
-use slat::{Gpa, Platform, Vmid};
+use slat::{GpaRange, Platform, Vmid};
 
 /// The machine, as [`Platform`], with a clock.
 pub trait Host: Platform {
     /// A clock that never goes back, in ticks of its own: what [`Stats`](crate::Stats) are in.
     fn now(&self) -> u64;
 
-    /// Makes the calling CPU forget what it holds of the page at `gpa`, after a fault of its own gave
-    /// a right (Arm: `tlbi ipas2e1`, `dsb nsh`; x86: nothing, the fault has done so). A CPU that
-    /// does not only faults once more.
-    fn forget(&self, _vmid: Vmid, _gpa: Gpa) {}
+    /// Makes the calling CPU forget what it holds of the pages in `range`, after a fault of its own
+    /// gave a right, or found it given (Arm: `tlbi ipas2e1` for each, `dsb nsh`, `tlbi vmalle1`,
+    /// `dsb nsh`, `isb`; x86: nothing, the fault has done so). One that does not, and whose TLB keeps
+    /// what a right is missing in, faults for ever.
+    fn forget(&self, _vmid: Vmid, _range: GpaRange) {}
 
     /// Lets others go on while the caller waits for them.
     fn wait(&self) {

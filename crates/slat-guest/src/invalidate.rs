@@ -17,9 +17,7 @@ use crate::config::Logging;
 use crate::guest::{Guest, Worker};
 use crate::host::Host;
 use crate::sync::{AtomicU64, Ordering, agreed};
-use slat::{
-    Format, Gpa, GpaRange, Halted, Place, Removals, Removed, Tables, UnmapError,
-};
+use slat::{Format, Gpa, GpaRange, Halted, Place, Removals, Removed, Tables, UnmapError};
 
 /// A place that nobody has.
 const FREE: u64 = u64::MAX;
@@ -131,11 +129,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     ///
     /// When this returns the host may take the memory back, or change it. Until the value is dropped
     /// no fault maps any of it. It may be called with locks that [`Backing::page`] takes.
-    pub fn invalidate(
-        &mut self,
-        host: HvaRange,
-        mut taken: impl FnMut(Taken),
-    ) -> Invalidation<'w> {
+    pub fn invalidate(&mut self, host: HvaRange, mut taken: impl FnMut(Taken)) -> Invalidation<'w> {
         let guest = self.guest;
         let invalidations = &guest.invalidations;
         let invalidation = Invalidation { invalidations, place: invalidations.begin(&host) };
@@ -185,7 +179,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             let mut guard = guard.expect("the worker joined this platform");
             let mut removals = Removals::new(tables, &mut storage);
             let result = guard.unmap(rest, &mut removals);
-            bytes += removals.complete().map(|leaves| (removed(leaves), leaves.bytes).1).sum::<u64>();
+            bytes +=
+                removals.complete().map(|leaves| (removed(leaves), leaves.bytes).1).sum::<u64>();
             self.guest.counters.engine(guard.counts(), 0);
             match result {
                 Ok(_) => break,

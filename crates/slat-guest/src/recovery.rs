@@ -87,10 +87,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, '_, F, H, B> {
         let mut recovered = Recovered::default();
         let slots = self.look(|view| {
             let kept = view.slots.iter().filter(|slot| !slot.going);
-            kept.filter_map(|slot| {
-                Some((slot.spec, slot.log.is_some(), slot.splits.clone()?))
-            })
-            .collect::<Vec<_>>()
+            kept.filter_map(|slot| Some((slot.spec, slot.log.is_some(), slot.splits.clone()?)))
+                .collect::<Vec<_>>()
         });
         for (spec, logs, splits) in slots {
             let mut tables = Vec::new();

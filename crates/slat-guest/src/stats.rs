@@ -1,9 +1,9 @@
 //! What a guest's memory cost: counters, per vCPU where it was a vCPU that waited.
 
 use crate::fault::Outcome;
-use core::sync::atomic::Ordering;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
 use slat::Counts;
 
 /// What a fault came to.

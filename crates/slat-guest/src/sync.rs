@@ -6,10 +6,10 @@ pub(crate) use slat::sync::{AtomicU64, Ordering, agreed};
 #[derive(Debug)]
 pub(crate) struct Lock<T>(Mutex<T>);
 
-#[cfg(not(loom))]
-use spin::Mutex;
 #[cfg(loom)]
 use loom::sync::Mutex;
+#[cfg(not(loom))]
+use spin::Mutex;
 
 impl<T> Lock<T> {
     pub fn new(value: T) -> Self {

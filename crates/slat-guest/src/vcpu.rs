@@ -31,7 +31,9 @@ impl fmt::Display for VcpuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoSeat(error) => error.fmt(f),
-            Self::NoSuchVcpu { vcpus } => write!(f, "the guest has vCPUs 0 to {}", vcpus.saturating_sub(1)),
+            Self::NoSuchVcpu { vcpus } => {
+                write!(f, "the guest has vCPUs 0 to {}", vcpus.saturating_sub(1))
+            }
         }
     }
 }

@@ -5,7 +5,9 @@ use crate::machine::{Machine, Moment};
 use crate::state::{Eye, State};
 use crate::trace::Event;
 use crate::violation::Kind;
-use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Slot};
+use slat::{
+    BreakBeforeMake, Frame, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Slot, Vmid,
+};
 use slat_guest::Host;
 use std::ptr::NonNull;
 
@@ -121,10 +123,9 @@ impl<A: Arch> Host for Machine<A> {
         self.state().tick()
     }
 
-    fn forget(&self, vmid: slat::Vmid, gpa: slat::Gpa) {
+    fn forget(&self, vmid: Vmid, range: GpaRange) {
         let cpu = self.state().issuer().cpu;
-        let page = slat::GpaRange::new(slat::Gpa(gpa.0 & !0xfff), 0x1000);
-        Machine::forget(self, cpu, vmid, page.expect("a page"));
+        Machine::forget(self, cpu, vmid, range);
     }
 
     fn wait(&self) {

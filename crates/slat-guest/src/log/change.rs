@@ -10,7 +10,9 @@ use crate::host::Host;
 use crate::recovery::Splits;
 use crate::slots::{Plan, Slot, SlotChange, SlotError, SlotSpec, View};
 use alloc::sync::Arc;
-use slat::{Attributes, ChangeError, Format, Gpa, GpaRange, Guard, Halted, PageSize, Tables};
+use slat::{
+    Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, PageSize, Tables,
+};
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Makes the slot `spec.id` as `spec` says; with no bytes, deletes it.
@@ -208,9 +210,11 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Puts tables in `range` together to blocks of at most `to`, where they can be; returns the bytes.
     pub(crate) fn collapse(&mut self, range: GpaRange, to: PageSize) -> u64 {
         let guest = self.guest;
+        // A huge page that may be executed does not come to be by the back door.
+        let huge = guest.config.execute_huge == ExecuteHuge::Allowed;
         let bytes = self.inside(&guest.tables, |guard, _| {
             // Where somebody holds an entry, the table stays as it is.
-            let _ = guard.collapse(range, to);
+            let _ = guard.collapse_where(range, to, |leaf| leaf.execute == Execute::None || huge);
             guard.counts().bytes_changed
         });
         guest.counters.collapsed_bytes.add(bytes);

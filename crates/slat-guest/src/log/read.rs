@@ -67,20 +67,22 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let host = tables.platform();
         let mut start = range.start();
         let mut tries = 0u32;
-        self.inside(tables, |guard, _| loop {
-            // From a page that a word begins with: bits are added.
-            let first = ((start.0 - range.start().0) >> F::PAGE_SHIFT) / 64;
-            let from = range.start().0 + (first << (F::PAGE_SHIFT + 6));
-            let rest = GpaRange::new(Gpa(from), range.end().0 - from).expect("not empty");
-            let Err(halted) = guard.harvest(rest, &mut bitmap[first as usize..]) else {
-                return Ok(());
-            };
-            start = halted.at;
-            tries += 1;
-            if tries == super::PATIENCE {
-                return Err(LogError::Contended { at: halted.at });
+        self.inside(tables, |guard, _| {
+            loop {
+                // From a page that a word begins with: bits are added.
+                let first = ((start.0 - range.start().0) >> F::PAGE_SHIFT) / 64;
+                let from = range.start().0 + (first << (F::PAGE_SHIFT + 6));
+                let rest = GpaRange::new(Gpa(from), range.end().0 - from).expect("not empty");
+                let Err(halted) = guard.harvest(rest, &mut bitmap[first as usize..]) else {
+                    return Ok(());
+                };
+                start = halted.at;
+                tries += 1;
+                if tries == super::PATIENCE {
+                    return Err(LogError::Contended { at: halted.at });
+                }
+                host.wait();
             }
-            host.wait();
         })
     }
 

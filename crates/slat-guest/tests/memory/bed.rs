@@ -102,7 +102,9 @@ impl Backing for Ram {
     fn page(&self, host: Hva, access: slat::Access) -> Result<Page, NoPage> {
         let mut state = self.state();
         state.asked += 1;
-        let Some(page) = state.pages.get(&(host.0 / K4)).copied() else { return Err(NoPage::Never) };
+        let Some(page) = state.pages.get(&(host.0 / K4)).copied() else {
+            return Err(NoPage::Never);
+        };
         if !page.ready {
             return Err(NoPage::NotYet);
         }
@@ -173,8 +175,7 @@ impl Case for ArmDirty {
     }
 
     fn machine(cpus: usize) -> Machine<Arm> {
-        Machine::new(Arm { bbm: 3, ..Arm::new(12, BITS) }, cpus)
-            .declaring(BreakBeforeMake::Never)
+        Machine::new(Arm { bbm: 3, ..Arm::new(12, BITS) }, cpus).declaring(BreakBeforeMake::Never)
     }
 }
 

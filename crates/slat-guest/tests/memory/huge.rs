@@ -12,7 +12,11 @@ fn never_huge(execute_huge: ExecuteHuge) -> Config {
 }
 
 /// Faults until all pages of the first `bytes` were read and executed.
-fn execute_all<C: Case>(config: Config, bytes: u64, block: PageSize) -> (u64, Vec<(PageSize, u64)>) {
+fn execute_all<C: Case>(
+    config: Config,
+    bytes: u64,
+    block: PageSize,
+) -> (u64, Vec<(PageSize, u64)>) {
     let all = bytes.next_multiple_of(block.bytes());
     with_guest!(C, config, slot(all), block => machine, ram, guest, vcpu);
     for at in (0..all).step_by(block.bytes() as usize) {
@@ -21,8 +25,7 @@ fn execute_all<C: Case>(config: Config, bytes: u64, block: PageSize) -> (u64, Ve
     let mut faults = 0;
     for access in [Access::Execute, Access::Read] {
         for at in (0..bytes).step_by(K4 as usize) {
-            let (_, outcomes) =
-                attempt::<C>(&machine, &mut vcpu, BASE + at, access).unwrap();
+            let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE + at, access).unwrap();
             faults += outcomes.len() as u64;
         }
     }

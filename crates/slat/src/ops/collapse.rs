@@ -16,7 +16,7 @@
 //! invalidation; a table's slots and one more are held.
 
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
-use crate::format::{Format, Kind};
+use crate::format::{Attributes, Format, Kind};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
@@ -42,6 +42,20 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`SplitError::Contended`] somebody held an entry of the table at that address for too long;
     /// what could be done before and behind it is done.
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Halted<SplitError>> {
+        self.collapse_where(range, to, |_| true)
+    }
+
+    /// [`Guard::collapse`] of those tables whose leaves, which agree but for accessed and dirty state,
+    /// are as `fits` wants them. It is asked while a table is sealed: its answer cannot be out of date.
+    ///
+    /// # Errors
+    /// Those of [`Guard::collapse`].
+    pub fn collapse_where(
+        &mut self,
+        range: GpaRange,
+        to: PageSize,
+        fits: impl Fn(&Attributes) -> bool,
+    ) -> Result<u64, Halted<SplitError>> {
         let tables = self.tables;
         let to = match tables.check(&range) {
             Ok(()) => F::level_of(to).map_err(SplitError::LeafSize),
@@ -51,7 +65,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Ok(to) => to,
             Err(why) => return Self::halted(range.start(), why),
         };
-        let mut visitor = Collapse { tables, to, done: Done::NOTHING, contended: None };
+        let mut visitor = Collapse { tables, to, fits, done: Done::NOTHING, contended: None };
         let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let Collapse { done, contended, .. } = visitor;
         let bytes = done.into(self);
@@ -63,9 +77,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-struct Collapse<'t, 'p, F: Format, P: Platform> {
+struct Collapse<'t, 'p, F: Format, P: Platform, W> {
     tables: &'t Tables<'p, F, P>,
     to: u8,
+    /// Which leaves may become a block.
+    fits: W,
     done: Done,
     /// The first table that could not be looked at.
     contended: Option<u64>,
@@ -79,7 +95,9 @@ enum Unfit {
     Held,
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Collapse<'_, '_, F, P> {
+impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
+    for Collapse<'_, '_, F, P, W>
+{
     const LEVELS: Levels = Levels::above(0);
     const TABLES: bool = true;
 
@@ -105,7 +123,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Collapse<'_, '_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Collapse<'_, '_, F, P> {
+impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, W> {
     fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Slot]) -> Result<(), Unfit> {
         // Looked at first without touching: most tables that do not fit show it at once.
         let first = children[0].load();
@@ -146,7 +164,8 @@ impl<F: Format, P: Platform> Collapse<'_, '_, F, P> {
         for (index, child) in children.iter().enumerate() {
             let raw = seal::<F>(child, level - 1).map_err(|unfit| (index, unfit))?;
             first = if index == 0 { raw } else { first };
-            if !continues::<F>(first, raw, level, index) {
+            let fits = || (self.fits)(&self.tables.format.decode(raw, level - 1));
+            if !continues::<F>(first, raw, level, index) || index == 0 && !fits() {
                 return Err((index + 1, Unfit::Differs));
             }
             status |= raw & F::STATUS;

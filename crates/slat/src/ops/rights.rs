@@ -5,6 +5,7 @@
 //! decides. So protection and a fault that meet leave the leaf as the later of them wants it, and
 //! neither forgets that it was written.
 
+use super::map::maintenance;
 use super::push_down::push_down;
 use super::{Atomically, Change, ChangeError, Pages};
 use crate::addr::{Gpa, GpaRange, Levels};
@@ -12,7 +13,7 @@ use crate::format::{Access, Format, Kind, RUN, Software};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::table::{self, Slot};
-use crate::tables::Halted;
+use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
 
@@ -30,6 +31,8 @@ pub(super) trait Rule<F: Format> {
     const TOUCHES: bool = false;
     /// The right to write is given: no table above may withhold it.
     const WRITES: bool = false;
+    /// The right to execute is given: the memory is made coherent for fetches first.
+    const EXECUTES: bool = false;
 
     fn change(&self, raw: u64) -> u64;
 }
@@ -93,6 +96,7 @@ impl<F: Format> Rule<F> for ForWrite<F> {
 impl<F: Format> Rule<F> for ForExecute<F> {
     const STALE: bool = false;
     const TOUCHES: bool = true;
+    const EXECUTES: bool = true;
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
@@ -114,6 +118,7 @@ impl<F: Format> Rule<F> for Writable<F> {
 
 impl<F: Format> Rule<F> for Executable<F> {
     const STALE: bool = false;
+    const EXECUTES: bool = true;
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
@@ -167,7 +172,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// there, and what sets the accessed state where hardware does not. Whether the guest may do
     /// so is for the caller to know. Returns the bytes that changed.
     ///
-    /// Published to walkers, and nothing is owed to other CPUs. One that holds the old rights faults
+    /// Memory that becomes executable is made coherent first ([`Platform::maintain`]). Published to walkers, and nothing is owed to other CPUs. One that holds the old rights faults
     /// once more; the one that faulted has to forget them (Arm: the page, locally; x86: the fault
     /// has done so). A leaf that was not accessed is in no TLB. Who logs writes by faults reports the write after this, not
     /// before: a round that ends in between must find it in the next.
@@ -247,7 +252,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if let Err(why) = refusal {
             return Self::halted(range.start(), why);
         }
-        let mut visitor = Rewrite::<R, C> {
+        let mut visitor = Rewrite::<F, P, R, C> {
+            tables,
             rule,
             done: Done::NOTHING,
             why: ChangeError::Contended,
@@ -267,14 +273,32 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-struct Rewrite<R, C> {
+impl<F: Format, P: Platform, R, C> Rewrite<'_, '_, F, P, R, C> {
+    /// Before `raw` becomes `changed`, which may be executed where `raw` may not.
+    #[cold]
+    fn make_coherent(&self, level: u8, raw: u64, changed: u64) {
+        let format = &self.tables.format;
+        let after = format.decode(changed, level);
+        if format.decode(raw, level).execute != after.execute
+            && let Some(what) = maintenance(&after)
+        {
+            let hpa = F::leaf_address(raw, level);
+            self.tables.platform.maintain(hpa, F::size(level).bytes(), what);
+        }
+    }
+}
+
+struct Rewrite<'p, 't, F: Format, P: Platform, R, C> {
+    tables: &'t Tables<'p, F, P>,
     rule: R,
     done: Done,
     why: ChangeError,
     change: PhantomData<C>,
 }
 
-impl<'t, F: Format, R: Rule<F>, C: Change> Visitor<'t, F> for Rewrite<R, C> {
+impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
+    for Rewrite<'_, '_, F, P, R, C>
+{
     const LEVELS: Levels = Levels::ALL;
     const QUIET: Option<u64> = Some(R::QUIET);
     const TOUCHES: bool = R::TOUCHES;
@@ -291,6 +315,9 @@ impl<'t, F: Format, R: Rule<F>, C: Change> Visitor<'t, F> for Rewrite<R, C> {
         if R::WHOLE && level > 0 && !entry.whole::<F>(level) {
             self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
+        }
+        if R::EXECUTES {
+            self.make_coherent(level, entry.raw, changed);
         }
         if C::exchange(entry.slot, entry.raw, changed).is_err() {
             return Flow::Again;
