@@ -87,3 +87,14 @@ impl<A: Arch> FastMachine<A> {
         self.space.advise(self.memory_base().0, self.memory_bytes(), advice)
     }
 }
+
+impl<A: Arch> slat_guest::Host for FastMachine<A> {
+    /// Nanoseconds since the machine was made.
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    fn wait(&self) {
+        std::thread::yield_now();
+    }
+}

@@ -103,6 +103,7 @@ pub struct FastMachine<A: Arch> {
     break_before_make: BreakBeforeMake,
     grace: Box<Grace<[Seat; SEATS]>>,
     counters: Counters,
+    start: Instant,
 }
 
 /// What the engine asked for, on a cache line of its own.
@@ -146,6 +147,7 @@ impl<A: Arch> FastMachine<A> {
             log: Log::default(),
             break_before_make: arch.break_before_make(),
             grace: Box::new(Grace::<[Seat; SEATS]>::new([const { Seat::new() }; SEATS])),
+            start: Instant::now(),
             counters: Counters::default(),
         })
     }
