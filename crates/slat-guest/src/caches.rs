@@ -1,28 +1,208 @@
 //! What happens to memory when vCPUs switch their caches.
+//!
+//! A vCPU whose caches are off reads and writes memory past them, at the point of coherency; the host,
+//! and vCPUs whose caches are on, use the same memory through the caches. What one side wrote, the other
+//! misses: a dirty line hides it, or comes down on it later; a clean line, fetched ahead of its time,
+//! stays in front of it. With FEAT_S2FWB, and on other architectures, a guest cannot get past the caches,
+//! and nothing of this happens.
+//!
+//! Two rules hold under every policy. What is mapped was maintained before ([`Platform::maintain`] by the
+//! engine), and what is unmapped is maintained after, once the guest cannot reach it: the host may be about
+//! to read it. A page that is mapped nowhere needs nothing.
+//!
+//! [`Platform::maintain`]: slat::Platform::maintain
+
+mod flush;
+mod switch;
+
+pub use flush::Flush;
+pub use switch::CacheSwitch;
 
 use crate::config::Config;
+use crate::sync::{AtomicU64, Lock, Ordering};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 
-/// What a switch of a vCPU's caches does.
+/// What a switch of a vCPU's caches does, where the guest can get past them
+/// ([`Config::forced_write_back`] is `false`).
+///
+/// Which of them lose data, and whose, is in `docs/caches.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CachePolicy {
-    /// Every switch flushes.
+    /// Every switch of every vCPU flushes all of the guest's memory: Linux 7.3.
     Every,
+    /// Switches of vCPU 0 flush, those of others do not. Loses data; a baseline.
+    Vcpu0,
+    /// The first vCPU that switches on flushes, and again the first after one switched off, was reset or
+    /// maintained by set and way, each of which flushes too. Loses data of guests that leave
+    /// maintenance to the hypervisor; a baseline.
+    First,
+    /// A vCPU whose caches are off has tables of its own. Each page is maintained as it is mapped there,
+    /// and once more as the vCPU switches on: just what it used.
+    Exact,
 }
 
 impl CachePolicy {
     /// The cheapest that loses no data.
-    pub const DEFAULT: Self = Self::Every;
+    pub const DEFAULT: Self = Self::Exact;
 
-    pub(crate) const fn needs_views(self) -> bool {
-        false
-    }
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Every, Self::Vcpu0, Self::First, Self::Exact];
 }
+
+/// What became of a vCPU's caches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Event {
+    On,
+    Off,
+    SetWay,
+    Reset,
+}
+
+/// What that takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Work {
+    Nothing,
+    /// All memory is maintained, as of this epoch.
+    All {
+        epoch: u64,
+    },
+    /// What vCPUs have in views of their own is maintained.
+    Views,
+    /// What this vCPU has in its view is maintained, and the view emptied.
+    Leave,
+}
+
+/// In a vCPU's state: its caches are on.
+const ON: u64 = 1 << 0;
+/// The VMM traps its writes of the registers that switch caches.
+const TRAPS: u64 = 1 << 1;
+/// It has run.
+const RAN: u64 = 1 << 2;
 
 #[derive(Debug)]
-pub(crate) struct CacheState;
+pub(crate) struct CacheState {
+    /// `None` where a guest cannot get past the caches.
+    policy: Option<CachePolicy>,
+    /// Each written by the vCPU's own thread.
+    vcpus: Box<[AtomicU64]>,
+    /// How many vCPUs are off, as far as is known: counted before one goes past the caches, and until what
+    /// it wrote was maintained.
+    uncached: AtomicU64,
+    /// Counts what re-arms [`CachePolicy::First`]; and up to where a flush has covered it.
+    epoch: AtomicU64,
+    flushed: AtomicU64,
+    /// Flushes under way, for others to help.
+    pub running: Lock<Vec<Arc<Flush>>>,
+}
 
 impl CacheState {
-    pub fn new(_: &Config) -> Self {
-        Self
+    pub fn new(config: &Config) -> Self {
+        let policy = (!config.forced_write_back).then_some(config.caches);
+        let traps = if policy.is_some() { TRAPS } else { 0 };
+        Self {
+            policy,
+            vcpus: (0..config.vcpus).map(|_| AtomicU64::new(traps)).collect(),
+            uncached: AtomicU64::new(u64::from(config.vcpus)),
+            epoch: AtomicU64::new(1),
+            flushed: AtomicU64::new(0),
+            running: Lock::new(Vec::new()),
+        }
+    }
+
+    /// A guest can get past the caches.
+    pub const fn matters(&self) -> bool {
+        self.policy.is_some()
+    }
+
+    pub fn is_exact(&self) -> bool {
+        self.policy == Some(CachePolicy::Exact)
+    }
+
+    /// The view that a vCPU runs on.
+    pub fn view(&self, id: u16) -> Option<u16> {
+        (self.is_exact() && !self.is_on(id)).then_some(id)
+    }
+
+    fn is(&self, id: u16, bit: u64) -> bool {
+        self.vcpus[id as usize].load(Ordering::Relaxed) & bit != 0
+    }
+
+    fn set(&self, id: u16, bit: u64, to: bool) {
+        let state = &self.vcpus[id as usize];
+        let now = state.load(Ordering::Relaxed);
+        state.store(if to { now | bit } else { now & !bit }, Ordering::Relaxed);
+    }
+
+    pub fn is_on(&self, id: u16) -> bool {
+        self.is(id, ON)
+    }
+
+    pub fn traps(&self, id: u16) -> bool {
+        self.is(id, TRAPS)
+    }
+
+    pub fn set_traps(&self, id: u16, traps: bool) {
+        self.set(id, TRAPS, traps && self.matters());
+    }
+
+    pub fn has_run(&self, id: u16) -> bool {
+        self.is(id, RAN)
+    }
+
+    pub fn runs(&self, id: u16) {
+        self.set(id, RAN, true);
+    }
+
+    /// Whether a vCPU may be past the caches that is known to be.
+    pub fn any_uncached(&self) -> bool {
+        self.matters() && self.uncached.load(Ordering::SeqCst) != 0
+    }
+
+    /// What is before the work: from now on the vCPU may be past the caches.
+    pub fn begin(&self, id: u16, event: Event) {
+        match event {
+            Event::Off | Event::Reset if self.is_on(id) => {
+                self.uncached.fetch_add(1, Ordering::SeqCst);
+                self.set(id, ON, false);
+            }
+            _ => {}
+        }
+        if event != Event::On {
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    pub fn work(&self, id: u16, event: Event) -> Work {
+        use CachePolicy::{Every, Exact, First, Vcpu0};
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        let covered = || self.flushed.load(Ordering::SeqCst) >= epoch;
+        match (self.policy, event) {
+            (None, _) => Work::Nothing,
+            (Some(Vcpu0), Event::On | Event::Off) if id != 0 => Work::Nothing,
+            (Some(First), Event::On) if covered() => Work::Nothing,
+            (Some(Every | Vcpu0 | First), _) => Work::All { epoch },
+            (Some(Exact), Event::On | Event::Reset) => Work::Leave,
+            // The view is empty: what it will be filled with is maintained then.
+            (Some(Exact), Event::Off) => Work::Nothing,
+            (Some(Exact), Event::SetWay) => Work::Views,
+        }
+    }
+
+    /// What is after it.
+    pub fn end(&self, id: u16, event: Event, work: Work) {
+        // A flush as a vCPU switches off precedes what it writes past the caches: it covers nothing.
+        if let (Event::On, Work::All { epoch }) = (event, work) {
+            self.flushed.fetch_max(epoch, Ordering::SeqCst);
+        }
+        if event == Event::On && !self.is_on(id) {
+            self.set(id, ON, true);
+            self.uncached.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.set_traps(id, event != Event::On);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -116,6 +116,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
         if access == Access::Write && self.ring_is_full() {
             return Outcome::RingFull;
         }
+        self.announce();
         for _ in 0..ATTEMPTS {
             // What little is at hand will do, if the platform has no more.
             if self.worker.top_up(PATH).is_err() && self.worker.cache.is_empty() {
@@ -432,6 +433,7 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
                     if written {
                         self.written(range);
                     }
+                    self.guest.count_maintained(bytes, self.own_view, page.memory);
                     Outcome::Mapped(PageSize::from_bytes(bytes).unwrap_or(F::size(0))).into()
                 }
                 Ok(None) => Step::Again,

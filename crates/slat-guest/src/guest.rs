@@ -113,7 +113,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             return Err(GuestError::RingSize { entries });
         }
         let new = || Tables::new(format, vmid, address_bits, host).map_err(GuestError::Tables);
-        let own = if config.caches.needs_views() { config.vcpus } else { 0 };
+        let own = if config.needs_views() { config.vcpus } else { 0 };
         let mut views = Vec::new();
         for _ in 0..own {
             views.push(OwnView { tables: new()?, live: AtomicU64::new(0) });

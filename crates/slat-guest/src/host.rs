@@ -13,6 +13,10 @@ pub trait Host: Platform {
     /// what a right is missing in, faults for ever.
     fn forget(&self, _vmid: Vmid, _range: GpaRange) {}
 
+    /// Makes all CPUs forget the instructions that they hold (Arm without CTR_EL0.DIC: `ic ialluis`, `dsb ish`,
+    /// `isb`; x86: nothing), for a vCPU that begins anew.
+    fn forget_instructions(&self) {}
+
     /// Lets others go on while the caller waits for them.
     fn wait(&self) {
         core::hint::spin_loop();

@@ -17,7 +17,7 @@ use crate::config::Logging;
 use crate::guest::{Guest, Worker};
 use crate::host::Host;
 use crate::sync::{AtomicU64, Ordering, agreed};
-use slat::{Format, Gpa, GpaRange, Halted, Place, Removals, Removed, Tables, UnmapError};
+use slat::{Format, Gpa, GpaRange, Halted, Maintenance, Memory, Place, Removals, Removed, Tables, UnmapError};
 
 /// A place that nobody has.
 const FREE: u64 = u64::MAX;
@@ -163,8 +163,26 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 
     /// Unmaps `range`, and blocks that it cuts through; hands out what was there once nobody can
-    /// reach it. Waits for whoever holds an entry: nobody does for long.
+    /// reach it, and it was maintained: a vCPU may have written it past the caches.
     pub(crate) fn unmap(
+        &mut self,
+        tables: &'w Tables<'p, F, H>,
+        range: GpaRange,
+        mut removed: impl FnMut(Removed),
+    ) -> u64 {
+        let guest = self.guest;
+        self.remove(tables, range, |leaves| {
+            if guest.caches.matters() && leaves.attributes.memory == Memory::Normal {
+                tables.platform().maintain(leaves.hpa, leaves.bytes, Maintenance::Data);
+                guest.counters.flushed_bytes.add(leaves.bytes);
+            }
+            removed(leaves);
+        })
+    }
+
+    /// [`Worker::unmap`] of what is maintained already. Waits for whoever holds an entry: nobody does
+    /// for long.
+    pub(crate) fn remove(
         &mut self,
         tables: &'w Tables<'p, F, H>,
         range: GpaRange,

@@ -25,7 +25,7 @@ mod vcpu;
 
 pub use age::AgeError;
 pub use backing::{Backing, Hva, HvaRange, NoPage, Page};
-pub use caches::CachePolicy;
+pub use caches::{CachePolicy, CacheSwitch, Flush};
 pub use config::{Config, ExecuteHuge, Logging};
 pub use eager::{EagerSplit, SplitReport, SplitStop};
 pub use fault::{Outcome, Refused, Retry};

@@ -218,6 +218,10 @@ totals! {
     flushes,
     /// Bytes of data cache maintained outside faults.
     flushed_bytes,
+    /// Bytes maintained as they were mapped where vCPUs have views of their own.
+    touched_bytes,
+    /// Bytes maintained as they were mapped in the tables that all share.
+    mapped_bytes,
 }
 
 impl Counters {

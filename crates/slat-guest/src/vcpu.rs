@@ -13,6 +13,8 @@ pub struct Vcpu<'w, 'p, F: Format, H: Host, B: Backing> {
     pub(crate) id: u16,
     /// The view that it runs on, if not on the tables that all share.
     pub(crate) view: Option<u16>,
+    /// It has said that it runs, and that its view is live.
+    pub(crate) announced: bool,
 }
 
 /// Why a vCPU could not be made.
@@ -54,7 +56,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
             return Err(VcpuError::NoSuchVcpu { vcpus: guest.config.vcpus });
         }
         let worker = Worker::new(guest, room).map_err(VcpuError::NoSeat)?;
-        Ok(Self { worker, id, view: None })
+        Ok(Self { worker, id, view: guest.caches.view(id), announced: false })
     }
 
     /// Its number.

@@ -1,1 +1,92 @@
-//! To come.
+//! Ageing, by guest and by host addresses.
+
+use crate::bed::*;
+use crate::{on_all, with_guest};
+use slat::{Access, Ageing, Gpa, PageSize, Skip};
+use slat_guest::*;
+
+const CLEAR: Ageing = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
+const TEST: Ageing = Ageing { clear: false, ..CLEAR };
+
+fn pages(bitmap: &[u64]) -> Vec<u64> {
+    let set = |page: &u64| bitmap[*page as usize / 64] >> (page % 64) & 1 == 1;
+    (0..bitmap.len() as u64 * 64).filter(set).collect()
+}
+
+on_all! {
+    fn young_pages_are_those_used_since_they_were_aged<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        for page in 0..512 {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        }
+        let mut young = [0; 8];
+        let aged = vcpu.worker().age(range(BASE, M2), None, &mut young, CLEAR).unwrap();
+        assert_eq!((aged.young, aged.unanswered), (512, 0));
+        for page in [5, 63, 64, 300] {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
+        }
+        for how in [TEST, TEST, CLEAR] {
+            let mut young = [0; 8];
+            vcpu.worker().age(range(BASE, M2), None, &mut young, how).unwrap();
+            assert_eq!(pages(&young), [5, 63, 64, 300]);
+        }
+        let mut young = [0; 8];
+        vcpu.worker().age(range(BASE, M2), None, &mut young, TEST).unwrap();
+        assert_eq!(young, [0; 8]);
+        assert!(machine.finish().is_empty());
+    }
+
+    fn only_the_pages_selected_are_asked_about<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        for page in 0..200 {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        }
+        let start = BASE + 3 * K4;
+        let selected = [1 << 60 | 1 << 61, 0b111, 1 << 63];
+        let mut young = [0; 3];
+        let some = range(start, 192 * K4);
+        vcpu.worker().age(some, Some(&selected), &mut young, CLEAR).unwrap();
+        assert_eq!(pages(&young), [60, 61, 64, 65, 66, 191]);
+        let mut young = [0; 3];
+        vcpu.worker().age(some, None, &mut young, TEST).unwrap();
+        assert_eq!(pages(&young).len(), 192 - 6, "the others were not cleared");
+    }
+
+    fn host_addresses_find_every_slot_that_has_them<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        // The same memory a second time, from its 100th page on.
+        let twin = SlotSpec {
+            id: SlotId(1),
+            gpa: Gpa(BASE + G1 + 7 * K4),
+            host: Hva(HOST + 100 * K4),
+            bytes: 200 * K4,
+            ..slot(M2)
+        };
+        vcpu.worker().set_slot(twin).unwrap();
+        attempt::<C>(&machine, &mut vcpu, BASE + 99 * K4, Access::Read).unwrap();
+        attempt::<C>(&machine, &mut vcpu, BASE + 130 * K4, Access::Read).unwrap();
+        attempt::<C>(&machine, &mut vcpu, BASE + G1 + 57 * K4, Access::Read).unwrap();
+        let mut young = [0; 2];
+        let host = host_range(HOST + 90 * K4, 100 * K4);
+        vcpu.worker().age_host(host, None, &mut young, TEST).unwrap();
+        assert_eq!(pages(&young), [9, 40, 60]);
+        let mut young = [0; 2];
+        let selected = [1 << 60 | 1 << 40 | 1 << 41, 0];
+        vcpu.worker().age_host(host, Some(&selected), &mut young, CLEAR).unwrap();
+        assert_eq!(pages(&young), [40, 60]);
+        let mut young = [0; 2];
+        vcpu.worker().age_host(host, None, &mut young, TEST).unwrap();
+        assert_eq!(pages(&young), [9]);
+    }
+
+    fn bad_requests_say_why<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let worker = vcpu.worker();
+        let short = worker.age(range(BASE, M2), None, &mut [0; 7], TEST).unwrap_err();
+        assert!(short.to_string().contains("7 words"), "{short}");
+        let short = worker.age(range(BASE, M2), Some(&[0; 7]), &mut [0; 8], TEST).unwrap_err();
+        assert!(short.to_string().contains("7 words"), "{short}");
+        let odd = worker.age_host(host_range(HOST + 5, K4), None, &mut [0; 8], TEST);
+        assert_eq!(odd, Err(AgeError::Unaligned));
+    }
+}

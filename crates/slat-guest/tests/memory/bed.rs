@@ -83,10 +83,15 @@ impl Ram {
     pub fn migrate(&self, hva: u64) -> (u64, u64) {
         let mut state = self.state();
         let new = state.take(K4);
+        let block = hva / M2 * 512;
+        // What is around it is no block any more.
+        for page in block..block + 512 {
+            if let Some(page) = state.pages.get_mut(&page) {
+                page.block = PageSize::SIZE_4K;
+            }
+        }
         let page = state.pages.get_mut(&(hva / K4)).unwrap();
-        let old = core::mem::replace(&mut page.hpa, new);
-        page.block = PageSize::SIZE_4K;
-        (old, new)
+        (core::mem::replace(&mut page.hpa, new), new)
     }
 }
 

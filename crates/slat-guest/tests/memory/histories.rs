@@ -1,1 +1,338 @@
-//! To come.
+//! Random histories of everything that happens to a guest's memory, with vCPUs that use it at every
+//! moment that the machine sees. Writers stamp pages; a copy is kept from the log; at the end, copy
+//! and memory are equal.
+
+use crate::bed::*;
+use slat::{Access, Ageing, Gpa, Hpa, PageSize, Skip};
+use slat_guest::*;
+use slat_sim::Machine;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+const BLOCKS: u64 = 3;
+const PAGES: u64 = BLOCKS * 512;
+const BYTES: u64 = BLOCKS * M2;
+
+/// What is in the host's pages, and the next stamp.
+#[derive(Default, Debug)]
+struct Content {
+    pages: HashMap<u64, u64>,
+    stamp: u64,
+}
+
+impl Content {
+    fn write(&mut self, hpa: Hpa) {
+        self.stamp += 1;
+        self.pages.insert(hpa.0 / K4, self.stamp);
+    }
+
+    fn read(&self, hpa: u64) -> u64 {
+        self.pages.get(&(hpa / K4)).copied().unwrap_or(0)
+    }
+}
+
+struct History<'h, 'p, C: Case> {
+    machine: &'p Machine<C::A>,
+    ram: &'h Ram,
+    guest: &'h TheGuest<'p, C>,
+    vcpus: Vec<TheVcpu<'h, 'p, C>>,
+    rng: fastrand::Rng,
+    content: Arc<Mutex<Content>>,
+    /// Of the pages of the slot, as the log let them be copied.
+    copy: HashMap<u64, u64>,
+    logs: bool,
+    tables: u64,
+    cleared: u64,
+}
+
+impl<'h, 'p, C: Case> History<'h, 'p, C> {
+    /// A page near an end of a table, most of the time.
+    fn page(&mut self) -> u64 {
+        match self.rng.u8(..4) {
+            0 => self.rng.u64(..PAGES),
+            _ => (self.rng.u64(..BLOCKS) * 512 + self.rng.u64(..24)).saturating_sub(8),
+        }
+    }
+
+    /// Everything that the vCPUs do unasked.
+    fn disturb(&self) {
+        let (content, seed) = (self.content.clone(), self.rng.clone().u64(..));
+        let mut rng = fastrand::Rng::with_seed(seed);
+        self.machine.meanwhile(move |machine, _| {
+            for cpu in 0..machine.cpus() {
+                let page = (rng.u64(..BLOCKS) * 512 + rng.u64(..24)).saturating_sub(8);
+                let gpa = BASE + page * K4;
+                match rng.u8(..3) {
+                    0 => _ = machine.cpu(cpu).read(gpa),
+                    _ => {
+                        if let Ok(hpa) = machine.cpu(cpu).write(gpa) {
+                            content.lock().unwrap().write(hpa);
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    fn step(&mut self) {
+        match self.rng.u8(..24) {
+            0..12 => self.use_page(),
+            12..15 if self.logs => self.clear(),
+            15 if self.logs => self.take(),
+            16 => self.invalidate(),
+            17 => self.age(),
+            18 => self.split(),
+            19 if self.rng.u8(..4) == 0 => self.toggle(),
+            20 if self.rng.u8(..8) == 0 => self.replace_slot(),
+            21 => _ = self.vcpus[0].worker().recover_huge_pages(),
+            22 if self.logs => self.read(),
+            _ => self.use_page(),
+        }
+        self.guest.tables().reclaim();
+    }
+
+    fn use_page(&mut self) {
+        let (cpu, page) = (self.rng.usize(..2), self.page());
+        let access = [Access::Read, Access::Write, Access::Write, Access::Execute];
+        let access = access[self.rng.usize(..4)];
+        for _ in 0..3 {
+            let vcpu = &mut self.vcpus[cpu];
+            match attempt::<C>(self.machine, vcpu, BASE + page * K4, access) {
+                Ok((hpa, _)) => {
+                    assert_eq!(hpa.0, self.ram.get(HOST + page * K4).unwrap().hpa);
+                    if access == Access::Write {
+                        self.content.lock().unwrap().write(hpa);
+                    }
+                    return;
+                }
+                Err(Outcome::RingFull) => self.reset(),
+                Err(outcome) => panic!("{outcome:?}"),
+            }
+        }
+        panic!("the ring stays full");
+    }
+
+    fn copy_page(&mut self, page: u64) {
+        let hpa = self.ram.get(HOST + page * K4).unwrap().hpa;
+        let content = self.content.lock().unwrap().read(hpa);
+        self.copy.insert(page, content);
+    }
+
+    fn copy_all(&mut self) {
+        (0..PAGES).for_each(|page| self.copy_page(page));
+    }
+
+    fn copy_bits(&mut self, first: u64, bits: &[u64]) {
+        for page in 0..bits.len() as u64 * 64 {
+            if bits[page as usize / 64] >> (page % 64) & 1 == 1 {
+                self.copy_page(first + page);
+            }
+        }
+    }
+
+    fn read(&mut self) {
+        let mut bits = vec![0; PAGES as usize / 64];
+        self.vcpus[0].worker().read_log(SlotId(0), &mut bits).unwrap();
+    }
+
+    /// Reads the log, clears a part of it, copies that.
+    fn clear(&mut self) {
+        let mut bits = vec![0; PAGES as usize / 64];
+        let worker = self.vcpus[0].worker();
+        worker.read_log(SlotId(0), &mut bits).unwrap();
+        let first = self.rng.usize(..bits.len());
+        let words = self.rng.usize(1..=bits.len() - first);
+        let mut some = bits[first..first + words].to_vec();
+        if self.rng.bool() {
+            some.iter_mut().for_each(|word| *word &= self.rng.u64(..));
+        }
+        let (first, count) = (first as u64 * 64, words as u64 * 64);
+        let worker = self.vcpus[0].worker();
+        self.cleared += worker.clear_log(SlotId(0), first, count, &some).unwrap().pages;
+        self.copy_bits(first, &some);
+    }
+
+    fn take(&mut self) {
+        let mut bits = vec![0; PAGES as usize / 64];
+        self.cleared += self.vcpus[0].worker().take_log(SlotId(0), &mut bits).unwrap();
+        self.copy_bits(0, &bits);
+        self.reset();
+    }
+
+    /// Harvests the rings, resets them, copies what was in them.
+    fn reset(&mut self) {
+        let none = DirtyPage { slot: SlotId(9), page: 0 };
+        let mut pages = vec![none; 128];
+        let mut all = Vec::new();
+        for cpu in 0..2 {
+            let count = self.vcpus[0].worker().harvest_ring(cpu, &mut pages);
+            all.extend_from_slice(&pages[..count]);
+        }
+        self.vcpus[0].worker().reset_rings();
+        all.iter().for_each(|page| self.copy_page(page.page));
+    }
+
+    fn invalidate(&mut self) {
+        let page = self.page();
+        let count = self.rng.u64(1..=40).min(PAGES - page);
+        let worker = self.vcpus[0].worker();
+        let mut parts = Vec::new();
+        let held =
+            worker.invalidate(host_range(HOST + page * K4, count * K4), |part| parts.push(part));
+        for page in page..page + count {
+            let (old, new) = self.ram.migrate(HOST + page * K4);
+            let mut content = self.content.lock().unwrap();
+            let stamp = content.read(old);
+            content.pages.insert(new / K4, stamp);
+            drop(content);
+            self.machine.take_back(Hpa(old), K4);
+        }
+        drop(held);
+    }
+
+    fn age(&mut self) {
+        let page = self.page();
+        let count = self.rng.u64(1..=200).min(PAGES - page);
+        let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][self.rng.usize(..3)];
+        let how = Ageing { clear: self.rng.bool(), skip, fresh: self.rng.bool() };
+        let mut young = vec![0; 4];
+        let some = range(BASE + page * K4, count * K4);
+        self.vcpus[0].worker().age(some, None, &mut young, how).unwrap();
+    }
+
+    fn split(&mut self) {
+        let block = self.rng.u64(..BLOCKS);
+        let split = EagerSplit::new(range(BASE + block * M2, M2), PageSize::SIZE_4K);
+        split.run(self.vcpus[0].worker(), || false);
+        self.tables += 1;
+    }
+
+    fn toggle(&mut self) {
+        self.logs = !self.logs;
+        let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
+        self.vcpus[0].worker().set_slot(spec).unwrap();
+        if self.logs {
+            self.begin();
+        }
+    }
+
+    /// A log that begins empty is for what is written after everything was copied.
+    fn begin(&mut self) {
+        match self.guest.config().initially_set {
+            true => self.copy.clear(),
+            false => self.copy_all(),
+        }
+    }
+
+    /// The slot goes, and comes back: with a log of its own.
+    fn replace_slot(&mut self) {
+        let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
+        let worker = self.vcpus[0].worker();
+        let gone = worker.set_slot(SlotSpec { bytes: 0, ..spec });
+        assert_eq!(gone, Ok(SlotChange::Deleted));
+        assert_eq!(worker.set_slot(spec), Ok(SlotChange::Inserted));
+        if self.logs {
+            self.begin();
+        }
+    }
+
+    /// The vCPUs stand still: the last round.
+    fn end(&mut self) {
+        self.machine.undisturbed();
+        if !self.logs {
+            return;
+        }
+        self.take();
+        for page in 0..PAGES {
+            let hpa = self.ram.get(HOST + page * K4).unwrap().hpa;
+            let there = self.content.lock().unwrap().read(hpa);
+            let copied = self.copy.get(&page).copied().unwrap_or(0);
+            assert_eq!(copied, there, "page {page}");
+        }
+    }
+}
+
+fn history<C: Case>(seed: u64)
+where
+    C::A: 'static,
+{
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let hardware = C::HARDWARE_DIRTY && rng.bool();
+    let eager = [None, Some(PageSize::SIZE_4K)];
+    let execute = [ExecuteHuge::Allowed, ExecuteHuge::Split, ExecuteHuge::SplitPage, ExecuteHuge::Zap];
+    let config = Config {
+        logging: if hardware { Logging::Hardware } else { Logging::Protect },
+        initially_set: rng.bool(),
+        eager_split: eager[rng.usize(..2)],
+        ring: (!hardware && rng.u8(..3) == 0).then_some(128),
+        execute_huge: execute[rng.usize(..4)],
+        ..config()
+    };
+    let machine = C::machine(2).random(seed);
+    give_all(&machine);
+    let ram = Ram::new();
+    let backing = [PageSize::SIZE_4K, PageSize::SIZE_2M][usize::from(rng.u8(..4) != 0)];
+    ram.populate(HOST, BYTES, backing);
+    let guest = guest::<C>(&machine, &ram, config);
+    let mut rooms = [room(), room()];
+    let vcpus: Vec<_> = rooms
+        .iter_mut()
+        .zip(0..)
+        .map(|(room, id)| {
+            let vcpu = Vcpu::new(&guest, id, room).unwrap();
+            machine.cpu(id as usize).load(VMID, vcpu.root());
+            vcpu
+        })
+        .collect();
+    let mut history = History::<C> {
+        machine: &machine,
+        ram: &ram,
+        guest: &guest,
+        vcpus,
+        rng,
+        content: Arc::default(),
+        copy: HashMap::new(),
+        logs: false,
+        tables: 0,
+        cleared: 0,
+    };
+    history.vcpus[0].worker().set_slot(slot(BYTES)).unwrap();
+    history.disturb();
+    history.toggle();
+    for _ in 0..60 {
+        history.step();
+    }
+    history.end();
+    let found: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
+    assert_eq!(found, [""; 0], "seed {seed}, {config:?}");
+}
+
+/// `HISTORIES=N` for more, `SEED=N` for one.
+fn histories<C: Case>()
+where
+    C::A: 'static,
+{
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    if let Some(seed) = number("SEED") {
+        return history::<C>(seed);
+    }
+    for seed in 0..number("HISTORIES").unwrap_or(60) {
+        let run = std::panic::catch_unwind(|| history::<C>(seed));
+        assert!(run.is_ok(), "run it again with SEED={seed}");
+    }
+}
+
+#[test]
+fn no_dirty_page_is_missed_on_arm() {
+    histories::<ArmPlain>();
+}
+
+#[test]
+fn no_dirty_page_is_missed_on_arm_with_hardware_dirty_state() {
+    histories::<ArmDirty>();
+}
+
+#[test]
+fn no_dirty_page_is_missed_on_intel() {
+    histories::<Intel>();
+}

@@ -1,1 +1,160 @@
-//! To come.
+//! Invalidation from the host's side, and the faults that race with it.
+
+use crate::bed::*;
+use crate::{on_all, with_guest};
+use slat::{Access, Gpa, Hpa, PageSize};
+use slat_guest::*;
+use slat_sim::Moment;
+use std::sync::{Arc, Mutex};
+
+on_all! {
+    fn what_was_invalidated_is_out_of_reach_and_comes_back_by_faults<C: Case>() {
+        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        for page in 0..4 {
+            attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        }
+        let mut taken = Vec::new();
+        let invalidation =
+            vcpu.worker().invalidate(host_range(HOST + K4, 2 * K4), |part| taken.push(part));
+        let [part] = taken[..] else { panic!("{taken:?}") };
+        assert_eq!((part.gpa, part.host), (Gpa(BASE + K4), host_range(HOST + K4, 2 * K4)));
+        assert!(part.dirty && part.accessed);
+        let (old, new) = ram.migrate(HOST + K4);
+        machine.take_back(Hpa(old), K4);
+        let during = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Read);
+        assert_eq!(during.unwrap_err(), Outcome::Retry(Retry::Invalidated));
+        attempt::<C>(&machine, &mut vcpu, BASE + 5 * K4, Access::Read).expect("another page");
+        drop(invalidation);
+        let (hpa, _) = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Read).unwrap();
+        assert_eq!(hpa, Hpa(new));
+        assert!(machine.finish().is_empty());
+    }
+
+    fn a_block_is_taken_whole<C: Case>() {
+        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Write).unwrap();
+        let mut taken = Vec::new();
+        let page = host_range(HOST + M2 + 9 * K4, K4);
+        drop(vcpu.worker().invalidate(page, |part| taken.push((part.gpa, part.host.bytes))));
+        assert_eq!(taken, [(Gpa(BASE + M2), M2)]);
+        machine.take_back(Hpa(ram.get(HOST + M2).unwrap().hpa), M2);
+        assert!(machine.cpu(0).read(BASE + M2).is_err());
+        assert!(machine.finish().is_empty());
+    }
+
+    fn more_invalidations_than_there_are_places_hold_up_all_faults<C: Case>() {
+        with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let mut begin = |page| vcpu.worker().invalidate(host_range(HOST + page * K4, K4), |_| {});
+        let under_way: Vec<_> = (0..40).map(&mut begin).collect();
+        let held = attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Read);
+        assert_eq!(held.unwrap_err(), Outcome::Retry(Retry::Invalidated));
+        drop(under_way);
+        attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Read).unwrap();
+    }
+
+    /// At each of the moments in which the engine calls the machine during a fault, at 4K and 2M,
+    /// also where a table is linked meanwhile, the host takes the page away, and finishes.
+    fn no_fault_maps_what_the_host_took_away_meanwhile<C: Case>() {
+        for block in [PageSize::SIZE_4K, PageSize::SIZE_2M] {
+            for neighbour in [false, true] {
+                for when in 0..24 {
+                    race::<C>(block, neighbour, when);
+                }
+            }
+        }
+    }
+}
+
+/// The host moves a page while a fault is asking for it: the backing itself is where it happens.
+struct Treacherous<'b> {
+    ram: &'b Ram,
+    then: Mutex<Option<Box<dyn FnOnce() + Send + 'b>>>,
+}
+
+impl Backing for &Treacherous<'_> {
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
+        let page = self.ram.page(host, access);
+        if let Some(then) = self.then.lock().unwrap().take() {
+            then();
+        }
+        page
+    }
+}
+
+#[test]
+fn a_page_that_the_host_takes_between_answer_and_commit_is_not_mapped() {
+    // The invalidation begins, and ends, after the backing has named the page.
+    for block in [PageSize::SIZE_4K, PageSize::SIZE_2M] {
+        for bytes in [K4, M2] {
+            let machine = Intel::machine(1);
+            give_all(&machine);
+            let ram = Ram::new();
+            ram.populate(HOST, 4 * M2, block);
+            let backing = Treacherous { ram: &ram, then: Mutex::new(None) };
+            let guest =
+                Guest::new(Intel::format(), VMID, BITS, &machine, &backing, config()).unwrap();
+            let (mut room, mut room2) = (room(), room());
+            let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+            machine.cpu(0).load(VMID, vcpu.root());
+            vcpu.worker().set_slot(slot(4 * M2)).unwrap();
+            let other = Mutex::new(Worker::new(&guest, &mut room2).unwrap());
+            let (ram, machine) = (&ram, &machine);
+            // SAFETY of the test: the closure runs inside `fault` below, while all of it lives.
+            let then: Box<dyn FnOnce() + Send + '_> = Box::new(|| {
+                let mut other = other.lock().unwrap();
+                let invalidation = other.invalidate(host_range(HOST, bytes), |_| {});
+                for page in (0..bytes.max(block.bytes())).step_by(K4 as usize) {
+                    let (old, _) = ram.migrate(HOST + page);
+                    machine.take_back(Hpa(old), K4);
+                }
+                drop(invalidation);
+            });
+            let then: Box<dyn FnOnce() + Send + 'static> = unsafe { core::mem::transmute(then) };
+            *backing.then.lock().unwrap() = Some(then);
+            let outcome = vcpu.fault(Gpa(BASE), Access::Write);
+            assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_4K), "the second answer");
+            let hpa = machine.cpu(0).write(BASE).unwrap();
+            assert_eq!(hpa.0, ram.get(HOST).unwrap().hpa);
+            assert!(machine.finish().is_empty());
+        }
+    }
+}
+
+fn race<C: Case>(block: PageSize, neighbour: bool, when: u32)
+where
+    C::A: 'static,
+{
+    with_guest!(C, config(), slot(4 * M2), block => machine, ram, guest, vcpu);
+    if neighbour {
+        // The table is there already.
+        ram.change(HOST + 9 * K4, |page| page.block = PageSize::SIZE_4K);
+        attempt::<C>(&machine, &mut vcpu, BASE + 9 * K4, Access::Read).unwrap();
+    }
+    let mut room2 = room();
+    let other = Worker::new(&guest, &mut room2).unwrap();
+    // SAFETY: the hook is taken off the machine before the worker and the memory go.
+    let other: TheWorker<'static, 'static, C> = unsafe { core::mem::transmute(other) };
+    let state = Arc::new(Mutex::new((other, 0)));
+    let (host, shared) = (ram.clone(), state.clone());
+    machine.meanwhile(move |machine, moment| {
+        let Ok(mut state) = shared.try_lock() else { return };
+        state.1 += u32::from(moment != Moment::Table);
+        if state.1 != when + 1 || moment == Moment::Table {
+            return;
+        }
+        let invalidation = state.0.invalidate(host_range(HOST, M2), |_| {});
+        for page in 0..512 {
+            let (old, _) = host.migrate(HOST + page * K4);
+            machine.take_back(Hpa(old), K4);
+        }
+        drop(invalidation);
+    });
+    let done = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write);
+    machine.undisturbed();
+    let (hpa, _) = done.unwrap();
+    let again = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap().0;
+    assert_eq!(again.0, ram.get(HOST).unwrap().hpa, "first {hpa}");
+    drop(Arc::into_inner(state));
+    let found: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
+    assert_eq!(found, [""; 0], "{block} {neighbour} {when}");
+}

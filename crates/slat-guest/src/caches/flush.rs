@@ -1,0 +1,213 @@
+//! Maintaining memory: all of it, by any number of threads, or what the host wrote or is to read.
+
+use crate::backing::Backing;
+use crate::guest::Worker;
+use crate::host::Host;
+use crate::sync::{AtomicU64, Ordering};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::fence;
+use slat::{Contended, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables};
+
+/// A flush of all that the guest has mapped, in chunks that any number of threads take in turn.
+///
+/// What a chunk takes is the platform's business: [`Platform::maintain`](slat::Platform::maintain) is
+/// given leaves, cut at chunks, and knows the size of a cache line.
+#[derive(Debug)]
+pub struct Flush {
+    /// Each with where it begins if all of them are laid end to end.
+    parts: Vec<(u64, GpaRange)>,
+    total: u64,
+    next: AtomicU64,
+    done: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Flush {
+    /// The size of chunks: some milliseconds' worth.
+    pub const CHUNK: u64 = 16 << 20;
+
+    /// All memory that the guest has now. Waits until faults under way have returned: what they are
+    /// about to map was maintained too early.
+    ///
+    /// Of no bytes where the guest cannot get past the caches.
+    pub fn new<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, '_, F, H, B>) -> Self {
+        let mut parts = Vec::new();
+        let mut total = 0;
+        if worker.guest.caches.matters() {
+            worker.guest.wait_for_faults();
+            let ranges = worker.look(|view| {
+                view.slots.iter().map(|slot| slot.spec.range()).collect::<Vec<_>>()
+            });
+            for range in ranges {
+                parts.push((total, range));
+                total += range.size();
+            }
+        }
+        let zero = || AtomicU64::new(0);
+        Self { parts, total, next: zero(), done: zero(), bytes: zero() }
+    }
+
+    /// Whether everything is maintained.
+    pub fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire) >= self.total
+    }
+
+    /// Bytes maintained so far, by all who helped.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Acquire)
+    }
+
+    /// Takes chunks until none is left; returns the bytes that were mapped there. Others may be at
+    /// theirs still: [`Flush::finish`] waits for them.
+    pub fn run<F: Format, H: Host, B: Backing>(
+        &self,
+        worker: &mut Worker<'_, '_, F, H, B>,
+    ) -> u64 {
+        let mut bytes = 0;
+        while self.next.load(Ordering::Acquire) < self.total {
+            let start = self.next.fetch_add(Self::CHUNK, Ordering::AcqRel);
+            let end = (start + Self::CHUNK).min(self.total);
+            let first = self.parts.partition_point(|&(at, range)| at + range.size() <= start);
+            for &(at, range) in self.parts[first..].iter().take_while(|&&(at, _)| at < end) {
+                let from = range.start().0 + start.saturating_sub(at);
+                let to = range.start().0 + (end - at).min(range.size());
+                let piece = GpaRange::new(Gpa(from), to - from).expect("a part is not empty");
+                let tables = &worker.guest.tables;
+                bytes += worker.maintain(tables, piece, Maintenance::Data);
+            }
+            self.done.fetch_add(end.saturating_sub(start), Ordering::AcqRel);
+        }
+        self.bytes.fetch_add(bytes, Ordering::AcqRel);
+        bytes
+    }
+
+    /// Takes chunks, and waits until those of others are done as well.
+    pub fn finish<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, '_, F, H, B>) {
+        self.run(worker);
+        while !self.is_done() {
+            worker.guest.tables.platform().wait();
+        }
+    }
+}
+
+impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+    /// Helps vCPUs that flush at the moment; returns the bytes maintained, 0 if there are none. A VMM
+    /// calls it on cores that have nothing better to do while a switch of caches is under way.
+    pub fn help_flush(&mut self) -> u64 {
+        let running = self.guest.caches.running.lock().clone();
+        running.iter().map(|flush| flush.run(self)).sum()
+    }
+
+    /// Flushes everything; returns the bytes.
+    pub(super) fn flush_all(&mut self) -> u64 {
+        let caches = &self.guest.caches;
+        let flush = Arc::new(Flush::new(self));
+        caches.running.lock().push(flush.clone());
+        flush.finish(self);
+        caches.running.lock().retain(|other| !Arc::ptr_eq(other, &flush));
+        self.guest.counters.flushes.add(1);
+        flush.bytes()
+    }
+
+    /// Says that the host wrote `range` of the guest's memory: marks it in the log, and maintains what
+    /// a vCPU could miss of it; returns the bytes. [`Maintenance::Instructions`] for code, whatever
+    /// the guest's caches do: an image, or pages that a migration brought.
+    ///
+    /// Until it returns, neither the log nor a vCPU whose caches are off need have seen the write. Waits
+    /// for faults under way, if there is such a vCPU; so the caller holds no lock that
+    /// [`Backing::page`] takes. A line of the cache that host and such a vCPU write at the same time, in
+    /// different places, loses one of the two, as on a machine without hypervisor.
+    pub fn host_wrote(&mut self, range: GpaRange, what: Maintenance) -> u64 {
+        self.mark_written(range);
+        // The write is before the look for views, as a view's first mapping is behind its being live.
+        fence(Ordering::SeqCst);
+        self.maintain_for_host(range, what, true)
+    }
+
+    /// Says that the host is about to read `range` of the guest's memory, and maintains what vCPUs past
+    /// the caches may have written there; returns the bytes. To be called between
+    /// [`Worker::clear_log`](Worker::clear_log) and the copy of a migration, for one.
+    pub fn host_reads(&mut self, range: GpaRange) -> u64 {
+        fence(Ordering::SeqCst);
+        self.maintain_for_host(range, Maintenance::Data, false)
+    }
+
+    fn maintain_for_host(&mut self, range: GpaRange, what: Maintenance, wait: bool) -> u64 {
+        let guest = self.guest;
+        let all = what == Maintenance::Instructions;
+        let exact = guest.caches.is_exact();
+        let live = !exact || guest.spaces().nth(1).is_some();
+        if !(all || guest.caches.any_uncached() && live) {
+            return 0;
+        }
+        if wait {
+            // A fault that maintained a page before it was written may not have mapped it yet.
+            guest.wait_for_faults();
+        }
+        let mut bytes = 0;
+        for tables in guest.spaces() {
+            let shared = core::ptr::eq(tables, &guest.tables);
+            if all || !(exact && shared) {
+                bytes += self.maintain(tables, range, what);
+            }
+        }
+        bytes
+    }
+
+    /// Maintains all cacheable leaves in `range`, of those that may be executed instructions as well if
+    /// so asked; returns the bytes. Waits for whoever holds an entry.
+    pub(crate) fn maintain(
+        &mut self,
+        tables: &'w Tables<'p, F, H>,
+        range: GpaRange,
+        what: Maintenance,
+    ) -> u64 {
+        let host = tables.platform();
+        let data = self.guest.caches.matters();
+        let (mut start, end, mut bytes) = (range.start().0, range.end().0, 0);
+        while start < end {
+            let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
+            start = self.inside(tables, |guard, _| {
+                for leaf in guard.leaves(rest).into_iter().flatten() {
+                    let leaf = match leaf {
+                        Ok(leaf) => leaf,
+                        Err(Contended { at }) => return at.0,
+                    };
+                    let code = leaf.attributes.execute != Execute::None;
+                    let what = match what {
+                        Maintenance::Instructions if code => what,
+                        _ if data => Maintenance::Data,
+                        _ => continue,
+                    };
+                    if leaf.attributes.memory != Memory::Normal {
+                        continue;
+                    }
+                    let from = leaf.gpa.0.max(rest.start().0);
+                    let to = (leaf.gpa.0 + leaf.size.bytes()).min(end);
+                    host.maintain(Hpa(leaf.hpa.0 + (from - leaf.gpa.0)), to - from, what);
+                    bytes += to - from;
+                }
+                end
+            });
+            if start < end {
+                host.wait();
+            }
+        }
+        self.guest.counters.flushed_bytes.add(bytes);
+        bytes
+    }
+}
+
+impl<F: Format, H: Host, B: Backing> crate::Guest<'_, F, H, B> {
+    /// Counts what the engine maintained as a fault mapped it.
+    pub(crate) fn count_maintained(&self, bytes: u64, own_view: bool, memory: Memory) {
+        if !self.caches.matters() || memory != Memory::Normal {
+            return;
+        }
+        match own_view {
+            true => self.counters.touched_bytes.add(bytes),
+            false => self.counters.mapped_bytes.add(bytes),
+        }
+    }
+}

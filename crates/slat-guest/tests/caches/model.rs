@@ -1,0 +1,274 @@
+//! Memory at the point of coherency, the caches in front of it as one, and an instruction cache.
+//!
+//! A line may be fetched at any moment, by whoever has it mapped cacheable: the host always has. A dirty
+//! line may be written back at any moment, a clean one vanish. When, says the [`Mood`].
+
+use slat::{
+    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot,
+};
+use slat_guest::{Backing, Host, Hva, NoPage, Page};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub const LINE: u64 = 64;
+/// Where the host has the guest's memory; its virtual and physical addresses are the same.
+pub const RAM: u64 = 1 << 40;
+
+/// When lines are fetched and written back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mood {
+    /// Nothing happens by itself.
+    Lazy,
+    /// Every line that was ever used is fetched whenever it can be; dirty ones stay.
+    Fetch,
+    /// Every line is written back and dropped whenever it can be.
+    Evict,
+    /// Written back at once, and fetched again.
+    Both,
+    /// Each line as a die decides.
+    Random(u64),
+}
+
+impl Mood {
+    pub fn all() -> impl Iterator<Item = Self> {
+        let fixed = [Self::Lazy, Self::Fetch, Self::Evict, Self::Both];
+        fixed.into_iter().chain((1..100).map(Self::Random))
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    memory: BTreeMap<u64, u64>,
+    /// Value, and whether it is dirty.
+    cache: BTreeMap<u64, (u64, bool)>,
+    instructions: BTreeMap<u64, u64>,
+    /// Lines that were ever used.
+    used: BTreeSet<u64>,
+    die: u64,
+    /// Bytes of data maintained: in all, and not at all because it was told so.
+    maintained: u64,
+    skip: bool,
+    skipped: u64,
+}
+
+impl State {
+    fn roll(&mut self) -> u64 {
+        self.die ^= self.die << 13;
+        self.die ^= self.die >> 7;
+        self.die ^= self.die << 17;
+        self.die
+    }
+
+    fn memory(&self, line: u64) -> u64 {
+        self.memory.get(&line).copied().unwrap_or(0)
+    }
+
+    fn fetch(&mut self, line: u64) -> u64 {
+        let value = self.memory(line);
+        self.cache.entry(line).or_insert((value, false)).0
+    }
+
+    fn drop_line(&mut self, line: u64) {
+        if let Some((value, true)) = self.cache.remove(&line) {
+            self.memory.insert(line, value);
+        }
+    }
+}
+
+/// The machine.
+pub struct Machine {
+    grace: Grace<[Seat; 16]>,
+    pub mood: Mood,
+    forced_write_back: bool,
+    state: Mutex<State>,
+    clock: AtomicU64,
+}
+
+impl Machine {
+    pub fn new(mood: Mood, forced_write_back: bool) -> Self {
+        let die = match mood {
+            Mood::Random(seed) => seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            _ => 1,
+        };
+        Self {
+            grace: Grace::new([const { Seat::new() }; 16]),
+            mood,
+            forced_write_back,
+            state: Mutex::new(State { die, ..State::default() }),
+            clock: AtomicU64::new(0),
+        }
+    }
+
+    /// A moment at which lines come and go.
+    pub fn moment(&self) {
+        let mut state = self.state.lock().unwrap();
+        for line in state.used.clone() {
+            match self.mood {
+                Mood::Lazy => {}
+                Mood::Fetch => _ = state.fetch(line),
+                Mood::Evict => state.drop_line(line),
+                Mood::Both => {
+                    state.drop_line(line);
+                    state.fetch(line);
+                }
+                Mood::Random(_) => match state.roll() >> 32 & 7 {
+                    0 | 1 => _ = state.fetch(line),
+                    2 => state.drop_line(line),
+                    3 => {
+                        state.drop_line(line);
+                        state.fetch(line);
+                    }
+                    _ => {}
+                },
+            }
+        }
+    }
+
+    fn at<R>(&self, hpa: u64, access: impl FnOnce(&mut State, u64) -> R) -> R {
+        self.moment();
+        let result = {
+            let mut state = self.state.lock().unwrap();
+            state.used.insert(hpa / LINE);
+            access(&mut state, hpa / LINE)
+        };
+        self.moment();
+        result
+    }
+
+    pub fn read(&self, hpa: u64, cached: bool) -> u64 {
+        self.at(hpa, |state, line| match cached || self.forced_write_back {
+            true => state.fetch(line),
+            false => state.memory(line),
+        })
+    }
+
+    pub fn write(&self, hpa: u64, value: u64, cached: bool) {
+        self.at(hpa, |state, line| match cached || self.forced_write_back {
+            true => _ = state.cache.insert(line, (value, true)),
+            false => _ = state.memory.insert(line, value),
+        });
+    }
+
+    /// An instruction: the instruction cache remembers it until told otherwise.
+    pub fn execute(&self, hpa: u64, cached: bool) -> u64 {
+        let value = self.read(hpa, cached);
+        *self.state.lock().unwrap().instructions.entry(hpa / LINE).or_insert(value)
+    }
+
+    /// The guest's own `dc civac`.
+    pub fn clean(&self, hpa: u64) {
+        self.at(hpa, |state, line| state.drop_line(line));
+    }
+
+    /// From now on nothing is maintained although it is asked for.
+    pub fn skip(&self, skip: bool) {
+        self.state.lock().unwrap().skip = skip;
+    }
+
+    /// Bytes of data maintained.
+    pub fn maintained(&self) -> u64 {
+        self.state.lock().unwrap().maintained
+    }
+
+    pub fn skipped(&self) -> u64 {
+        self.state.lock().unwrap().skipped
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, bytes).expect("the engine asks for powers of two")
+}
+
+// SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose address
+// is the frame's; it stays until `free`. No CPU loads these tables: the test walks them, by the engine.
+// `grace` is a field; nothing unwinds but a failed lock, after a panic elsewhere.
+unsafe impl Platform for Machine {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        // SAFETY: the layout has a size that is not zero; the memory is the frame's alone.
+        unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
+    }
+
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
+        // SAFETY: the frame came from `allocate` with these bytes.
+        unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
+    }
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        NonNull::new(table.0 as *mut Slot).expect("a frame is not at address 0")
+    }
+
+    fn publish(&self) {
+        self.moment();
+    }
+
+    fn invalidate(&self, _what: &Invalidation) {
+        self.moment();
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        BreakBeforeMake::Always
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+
+    fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
+        self.moment();
+        let mut state = self.state.lock().unwrap();
+        if state.skip {
+            state.skipped += bytes;
+            return;
+        }
+        let lines = memory.0 / LINE..(memory.0 + bytes).div_ceil(LINE);
+        if !self.forced_write_back {
+            state.maintained += bytes;
+            let cached = state.cache.range(lines.clone()).map(|(&line, _)| line);
+            cached.collect::<Vec<_>>().into_iter().for_each(|line| state.drop_line(line));
+        }
+        if what == Maintenance::Instructions {
+            state.instructions.retain(|line, _| !lines.contains(line));
+        }
+        drop(state);
+        self.moment();
+    }
+}
+
+impl Host for Machine {
+    fn now(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn forget_instructions(&self) {
+        self.state.lock().unwrap().instructions.clear();
+    }
+
+    fn wait(&self) {
+        std::thread::yield_now();
+    }
+}
+
+/// All memory there is, in blocks of up to 2 MiB; while a page is asked for, something may happen.
+pub struct Ram<'m> {
+    pub machine: &'m Machine,
+    /// Written to the page by the host while it is asked for, once.
+    pub interrupts: Mutex<Option<(u64, u64)>>,
+}
+
+impl Backing for Ram<'_> {
+    fn page(&self, host: Hva, _access: slat::Access) -> Result<Page, NoPage> {
+        if let Some((hpa, value)) = self.interrupts.lock().unwrap().take() {
+            self.machine.write(hpa, value, true);
+        }
+        Ok(Page {
+            hpa: Hpa(host.0),
+            block: slat::PageSize::SIZE_2M,
+            write: true,
+            execute: true,
+            memory: slat::Memory::Normal,
+        })
+    }
+}

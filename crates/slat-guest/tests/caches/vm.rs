@@ -1,0 +1,246 @@
+//! A guest on the machine, and its vCPUs as a VMM runs them.
+
+use crate::model::{Machine, Mood, RAM, Ram};
+use slat::format::arm64::Arm64K4;
+use slat::{Access, Frame, Gpa, GpaRange, Hpa, Maintenance, PageSize, Vmid};
+use slat_guest::{
+    CachePolicy, CacheSwitch, Config, Guest, Hva, HvaRange, Outcome, SlotId, SlotSpec, TABLE_PAGES,
+    Vcpu, Worker,
+};
+
+pub const VCPUS: u16 = 4;
+/// Bytes of the guest's memory, and where it begins for the guest.
+pub const BYTES: u64 = 64 << 20;
+pub const BASE: u64 = 1 << 30;
+
+pub type TestGuest<'m> = Guest<'m, Arm64K4, Machine, Ram<'m>>;
+pub type TestWorker<'w, 'm> = Worker<'w, 'm, Arm64K4, Machine, Ram<'m>>;
+
+/// Who sees to it that what was written past the caches is read through them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Manners {
+    /// The guest maintains each line by its address, as a machine without hypervisor asks for.
+    Cleans,
+    /// The hypervisor; the guest maintains by set and way before it switches off, at most.
+    Relies,
+}
+
+impl Manners {
+    pub const ALL: [Self; 2] = [Self::Cleans, Self::Relies];
+}
+
+pub fn config(policy: CachePolicy) -> Config {
+    let config = Config::new(VCPUS, PageSize::SIZE_2M);
+    Config { forced_write_back: false, caches: policy, ..config }
+}
+
+pub fn slot(bytes: u64, log_dirty: bool) -> SlotSpec {
+    let (id, host) = (SlotId(0), Hva(RAM));
+    SlotSpec { id, gpa: Gpa(BASE), bytes, host, read_only: false, log_dirty }
+}
+
+pub fn room() -> Vec<Option<Frame>> {
+    (0..TABLE_PAGES).map(|_| None).collect()
+}
+
+/// A guest with one slot, for as long as `run` lasts.
+pub fn with_guest<R>(
+    machine: &Machine,
+    config: Config,
+    log_dirty: bool,
+    run: impl FnOnce(&TestGuest<'_>) -> R,
+) -> R {
+    let format = Arm64K4 {
+        hardware_dirty: config.logging == slat_guest::Logging::Hardware,
+        ..Arm64K4::default()
+    };
+    let backing = Ram { machine, interrupts: None.into() };
+    let guest = Guest::new(format, Vmid(1), 40, machine, backing, config).unwrap();
+    let mut room = room();
+    Worker::new(&guest, &mut room).unwrap().set_slot(slot(BYTES, log_dirty)).unwrap();
+    let result = run(&guest);
+    // SAFETY: no CPU ever loads these tables.
+    unsafe { guest.destroy() };
+    result
+}
+
+/// A page by its number, as the guest sees it.
+pub const fn page(number: u64) -> u64 {
+    BASE + number * 4096
+}
+
+pub fn range(gpa: u64, bytes: u64) -> GpaRange {
+    GpaRange::new(Gpa(gpa), bytes).unwrap()
+}
+
+pub fn hpa(gpa: u64) -> u64 {
+    gpa - BASE + RAM
+}
+
+pub fn host_range(gpa: u64, bytes: u64) -> HvaRange {
+    HvaRange { start: Hva(hpa(gpa)), bytes }
+}
+
+/// What was read was not what was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lost;
+
+/// A vCPU, and what it does.
+pub struct Cpu<'w, 'm> {
+    pub vcpu: Vcpu<'w, 'm, Arm64K4, Machine, Ram<'m>>,
+    machine: &'m Machine,
+    manners: Manners,
+    /// Its caches really are on; whether or not anybody was told.
+    on: bool,
+    traps: bool,
+    loaded: Hpa,
+}
+
+impl<'w, 'm> Cpu<'w, 'm> {
+    pub fn new(
+        guest: &'w TestGuest<'m>,
+        id: u16,
+        room: &'w mut [Option<Frame>],
+        manners: Manners,
+    ) -> Self {
+        let vcpu = Vcpu::new(guest, id, room).unwrap();
+        let (loaded, on) = (vcpu.root(), vcpu.is_cached());
+        let machine = guest.tables().platform();
+        Self { vcpu, machine, manners, on, traps: true, loaded }
+    }
+
+    pub const fn manners(&self) -> Manners {
+        self.manners
+    }
+
+    pub fn worker(&mut self) -> &mut TestWorker<'w, 'm> {
+        self.vcpu.worker()
+    }
+
+    /// Where an access ends, after the faults that it takes.
+    fn walk(&mut self, gpa: u64, access: Access) -> u64 {
+        assert_eq!(self.loaded, self.vcpu.root(), "runs on the root that was said to be its own");
+        for _ in 0..8 {
+            let found = self.vcpu.translate(Gpa(gpa)).filter(|leaf| {
+                let rights = leaf.attributes;
+                access != Access::Write || rights.write
+            });
+            if let Some(leaf) = found {
+                return leaf.hpa.0;
+            }
+            let outcome = self.vcpu.fault(Gpa(gpa), access);
+            assert!(!matches!(outcome, Outcome::Refused(_) | Outcome::Mmio), "{outcome:?}");
+        }
+        panic!("{gpa:#x} keeps faulting");
+    }
+
+    /// Sees to the mapping alone.
+    pub fn touch(&mut self, gpa: u64, access: Access) {
+        self.walk(gpa, access);
+    }
+
+    pub fn read(&mut self, gpa: u64) -> u64 {
+        let hpa = self.walk(gpa, Access::Read);
+        self.machine.read(hpa, self.on)
+    }
+
+    pub fn execute(&mut self, gpa: u64) -> u64 {
+        let hpa = self.walk(gpa, Access::Execute);
+        self.machine.execute(hpa, self.on)
+    }
+
+    /// A write; with manners, one past the caches drops the line before and after.
+    pub fn write(&mut self, gpa: u64, value: u64) {
+        let hpa = self.walk(gpa, Access::Write);
+        let cleans = !self.on && self.manners == Manners::Cleans;
+        if cleans {
+            self.machine.clean(hpa);
+        }
+        self.machine.write(hpa, value, self.on);
+        if cleans {
+            self.machine.clean(hpa);
+        }
+    }
+
+    /// Reads what it wants to find.
+    pub fn expect(&mut self, gpa: u64, value: u64) -> Result<(), Lost> {
+        if self.read(gpa) == value { Ok(()) } else { Err(Lost) }
+    }
+
+    fn follow(&mut self, switch: CacheSwitch) {
+        self.traps = switch.trap;
+        if switch.root_changed {
+            assert_ne!(self.loaded, self.vcpu.root());
+            self.loaded = self.vcpu.root();
+        }
+    }
+
+    /// Its caches are on from now.
+    pub fn on(&mut self) {
+        self.on = true;
+        self.toggled();
+    }
+
+    /// Its caches are off from now; `needed` is what it will read past them.
+    pub fn off(&mut self, needed: &[u64]) {
+        match self.manners {
+            Manners::Cleans => needed.iter().for_each(|&gpa| {
+                let hpa = self.walk(gpa, Access::Read);
+                self.machine.clean(hpa);
+            }),
+            Manners::Relies => {
+                let switch = self.vcpu.set_way();
+                self.follow(switch);
+            }
+        }
+        self.on = false;
+        self.toggled();
+    }
+
+    /// The VMM sees it if it traps.
+    fn toggled(&mut self) {
+        self.machine.moment();
+        if self.traps {
+            let switch = self.vcpu.set_caches(self.on);
+            self.follow(switch);
+        }
+        self.machine.moment();
+    }
+
+    /// It was off, or had gone, and is started.
+    pub fn start(&mut self) {
+        self.on = false;
+        let switch = self.vcpu.reset();
+        self.follow(switch);
+    }
+
+    /// The host writes a line of the guest's memory, and says so.
+    pub fn host_writes(&mut self, gpa: u64, value: u64) {
+        self.machine.write(hpa(gpa), value, true);
+        self.worker().host_wrote(range(gpa & !4095, 4096), Maintenance::Data);
+    }
+
+    /// The host reads a line of the guest's memory, after saying so.
+    pub fn host_reads(&mut self, gpa: u64) -> u64 {
+        self.worker().host_reads(range(gpa & !4095, 4096));
+        self.machine.read(hpa(gpa), true)
+    }
+}
+
+/// Runs on a new guest, with three vCPUs.
+pub fn with_cpus<R>(
+    mood: Mood,
+    policy: CachePolicy,
+    manners: Manners,
+    run: impl FnOnce([Cpu<'_, '_>; 3]) -> R,
+) -> R {
+    let machine = Machine::new(mood, false);
+    with_guest(&machine, config(policy), false, |guest| {
+        let (mut a, mut b, mut c) = (room(), room(), room());
+        run([
+            Cpu::new(guest, 0, &mut a, manners),
+            Cpu::new(guest, 1, &mut b, manners),
+            Cpu::new(guest, 2, &mut c, manners),
+        ])
+    })
+}
