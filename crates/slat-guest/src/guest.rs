@@ -13,8 +13,8 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 use slat::{
-    Attributes, Format, Frame, Gpa, GpaRange, Guard, LeafSizeError, Member, NewError, NoSeat,
-    OutOfFrames, PageSize, TableCache, Tables, Vmid,
+    Attributes, Contended, Format, Frame, Gpa, GpaRange, Guard, LeafSizeError, Member, NewError,
+    NoSeat, OutOfFrames, PageSize, TableCache, Tables, Translation, Vmid,
 };
 
 /// One guest's memory: slots and tables, and all that a hypervisor does to them.
@@ -267,6 +267,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             guest.tables.enter(&mut self.member).expect("the worker joined this platform");
         // SAFETY: inside the guest's tables until `look` has returned.
         look(unsafe { guest.slots.view() })
+    }
+
+    /// What `gpa` translates to in the tables that vCPUs share; `None` if nothing is mapped there.
+    ///
+    /// # Errors
+    /// [`Contended`] if the entry is being changed.
+    pub fn translate(&mut self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+        self.inside(&self.guest.tables, |guard, _| guard.translate(gpa))
     }
 
     /// Leaves of the guest's tables by size, and their bytes: for statistics.

@@ -17,7 +17,10 @@ use crate::config::Logging;
 use crate::guest::{Guest, Worker};
 use crate::host::Host;
 use crate::sync::{AtomicU64, Ordering, agreed};
-use slat::{Format, Gpa, GpaRange, Halted, Maintenance, Memory, Place, Removals, Removed, Tables, UnmapError};
+use slat::{
+    Format, Gpa, GpaRange, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
+    UnmapError,
+};
 
 /// A place that nobody has.
 const FREE: u64 = u64::MAX;
@@ -66,10 +69,10 @@ impl Invalidations {
     }
 
     fn end(&self, place: Option<usize>) {
-        self.active.fetch_add(1u64.wrapping_neg(), Ordering::AcqRel);
+        self.active.fetch_sub(1, Ordering::AcqRel);
         match place {
             Some(place) => self.places[place].0.store(FREE, Ordering::Release),
-            None => _ = self.unplaced.fetch_add(1u64.wrapping_neg(), Ordering::AcqRel),
+            None => _ = self.unplaced.fetch_sub(1, Ordering::AcqRel),
         }
     }
 

@@ -1,6 +1,8 @@
 //! A guest's memory under the adversarial machine: what each service promises, one by one, and all of
 //! them together.
 
+#![cfg(not(loom))]
+
 #[path = "memory/age.rs"]
 mod age;
 #[path = "memory/bed.rs"]

@@ -1,5 +1,11 @@
 //! The command line.
 
+mod guest;
+
+pub use guest::{
+    AgeArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs, TablesArgs,
+};
+
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::fmt;
@@ -13,6 +19,7 @@ Examples:
   slat bench split --memory 64G            split the tables of a 64 GiB guest, three ways
   slat bench engine --quick                hold the engine's operations against their limits
   slat bench dirty-log --target kvm -v 2   log the dirty pages of a guest with 2 vCPUs under KVM
+  slat bench execute --vcpus 4             execute from 1g blocks of a guest of the engine's
   slat completions bash > ~/.local/share/bash-completion/completions/slat
 
 Exit codes:
@@ -78,8 +85,14 @@ pub enum Bench {
     Split(SplitArgs),
     /// Hold the engine's operations against the machine's limits (no guest memory needed)
     Engine(EngineArgs),
-    /// Log the dirty pages of a real guest
+    /// Log the dirty pages of a guest, under KVM or of the engine's
     DirtyLog(DirtyLogArgs),
+    /// Execute from huge pages that may not be executed, in a guest of the engine's
+    Execute(ExecuteArgs),
+    /// Look for used pages beside faults, in a guest of the engine's
+    Age(AgeArgs),
+    /// Touch memory for the first time, in a guest of the engine's
+    Populate(PopulateArgs),
 }
 
 /// Where a scenario's results go.
@@ -318,7 +331,10 @@ Examples:
   slat bench dirty-log --target kvm --memory 1G --backing 2m --manual-protect on --initially-set on
       huge pages by THP, split as the log is cleared
   slat bench dirty-log --target kvm --backing hugetlb-2m --clear-chunk 64
-      clear 64 pages a call; the pool is filled beforehand with `sysctl vm.nr_hugepages=128`";
+      clear 64 pages a call; the pool is filled beforehand with `sysctl vm.nr_hugepages=128`
+  slat bench dirty-log --target engine
+      vCPUs as threads that write on while the log is read, in six ways; sparse and parallel clears
+  slat bench dirty-log --target engine --format arm64 --way manual,hardware --backing 2m";
 
 /// The guest, its memory and how its dirty pages are logged.
 #[derive(Clone, Debug, Args)]
@@ -340,11 +356,11 @@ pub struct DirtyLogArgs {
     #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
     pub backing: KvmBacking,
 
-    /// Whether reading the log leaves the pages writable until they are cleared
+    /// Whether reading the log leaves the pages writable until they are cleared (kvm)
     #[arg(long, value_name = "on|off", default_value = "on")]
     pub manual_protect: Switch,
 
-    /// Whether all pages count as dirty at first, so that enabling protects none
+    /// Whether all pages count as dirty at first, so that enabling protects none (kvm)
     #[arg(long, value_name = "on|off", default_value = "off")]
     pub initially_set: Switch,
 
@@ -364,6 +380,18 @@ pub struct DirtyLogArgs {
     #[arg(long, value_name = "1..100", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub write_percent: u8,
 
+    /// Ways to log (engine) [default: all]
+    #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
+    pub way: Vec<LogWay>,
+
+    /// The guest's tables (engine).
+    #[command(flatten)]
+    pub tables: TablesArgs,
+
+    /// 16 MiB, one guest, two rounds (engine): shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
     /// Where the results go.
     #[command(flatten)]
     pub out: OutputArgs,
@@ -374,9 +402,11 @@ pub struct DirtyLogArgs {
 pub enum Target {
     /// The KVM of this host
     Kvm,
+    /// The engine, for vCPUs that are threads
+    Engine,
 }
 
-/// What backs the memory of a guest under KVM.
+/// What backs the memory of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum KvmBacking {
     /// Pages of 4k, huge ones refused
@@ -385,6 +415,9 @@ pub enum KvmBacking {
     /// Transparent huge pages of 2m
     #[value(name = "2m")]
     Transparent2m,
+    /// Blocks of 1g (engine only)
+    #[value(name = "1g")]
+    Block1g,
     /// Pages of 2m from the host's hugetlb pool
     #[value(name = "hugetlb-2m")]
     Hugetlb2m,
@@ -468,7 +501,9 @@ macro_rules! display_as_written {
     )*};
 }
 
-display_as_written!(When, What, Walk, Granule, Part, Target, KvmBacking, Switch);
+display_as_written!(
+    When, What, Walk, Granule, Part, Target, KvmBacking, Switch, GuestFormat, GuestBacking, LogWay
+);
 
 #[cfg(test)]
 mod tests {

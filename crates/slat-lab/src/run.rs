@@ -42,6 +42,15 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Bench { bench: Bench::DirtyLog(args) }) => {
             bench(&args.out, |session| scenario::dirty_log::run(args, session))
         }
+        Some(Command::Bench { bench: Bench::Execute(args) }) => {
+            bench(&args.out, |session| scenario::guest::execute::run(args, session))
+        }
+        Some(Command::Bench { bench: Bench::Age(args) }) => {
+            bench(&args.out, |session| scenario::guest::age::run(args, session))
+        }
+        Some(Command::Bench { bench: Bench::Populate(args) }) => {
+            bench(&args.out, |session| scenario::guest::populate::run(args, session))
+        }
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "slat", &mut script);

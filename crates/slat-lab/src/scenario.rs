@@ -12,5 +12,6 @@
 
 pub mod dirty_log;
 pub mod engine;
+pub mod guest;
 pub(crate) mod limit;
 pub mod split;

@@ -145,6 +145,16 @@ mod modelled {
         }
 
         #[track_caller]
+        pub fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+            self.change(|slot| slot.fetch_sub(value, order))
+        }
+
+        #[track_caller]
+        pub fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
+            self.change(|slot| slot.fetch_max(value, order))
+        }
+
+        #[track_caller]
         pub fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
             self.change(|slot| slot.fetch_or(value, order))
         }

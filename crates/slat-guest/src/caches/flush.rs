@@ -36,9 +36,8 @@ impl Flush {
         let mut total = 0;
         if worker.guest.caches.matters() {
             worker.guest.wait_for_faults();
-            let ranges = worker.look(|view| {
-                view.slots.iter().map(|slot| slot.spec.range()).collect::<Vec<_>>()
-            });
+            let ranges = worker
+                .look(|view| view.slots.iter().map(|slot| slot.spec.range()).collect::<Vec<_>>());
             for range in ranges {
                 parts.push((total, range));
                 total += range.size();
@@ -60,10 +59,7 @@ impl Flush {
 
     /// Takes chunks until none is left; returns the bytes that were mapped there. Others may be at
     /// theirs still: [`Flush::finish`] waits for them.
-    pub fn run<F: Format, H: Host, B: Backing>(
-        &self,
-        worker: &mut Worker<'_, '_, F, H, B>,
-    ) -> u64 {
+    pub fn run<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, '_, F, H, B>) -> u64 {
         let mut bytes = 0;
         while self.next.load(Ordering::Acquire) < self.total {
             let start = self.next.fetch_add(Self::CHUNK, Ordering::AcqRel);

@@ -1,1 +1,152 @@
+//! What is maintained, and by whom.
 
+use crate::model::{Machine, Mood};
+use crate::vm::{BASE, BYTES, Cpu, Manners, config, page, room, with_guest};
+use slat::Access;
+use slat_guest::{CachePolicy, Flush, Worker};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const PAGES: u64 = 37;
+
+#[test]
+fn exact_maintains_what_was_touched_past_the_caches_twice_and_nothing_else() {
+    let machine = Machine::new(Mood::Lazy, false);
+    with_guest(&machine, config(CachePolicy::Exact), false, |guest| {
+        let (mut a, mut b) = (room(), room());
+        let mut first = Cpu::new(guest, 0, &mut a, Manners::Relies);
+        let mut second = Cpu::new(guest, 1, &mut b, Manners::Relies);
+        // One maps all memory in the shared tables, in blocks.
+        first.on();
+        (0..BYTES >> 21).for_each(|block| first.touch(BASE + (block << 21), Access::Write));
+        assert_eq!(machine.maintained(), BYTES);
+        assert_eq!(guest.stats().totals.mapped_bytes, BYTES);
+        for round in 1..4 {
+            let before = machine.maintained();
+            (0..PAGES).for_each(|number| second.write(page(number * 7), round));
+            (0..PAGES).for_each(|number| assert_eq!(second.read(page(number * 7)), round));
+            assert_eq!(machine.maintained() - before, PAGES * 4096);
+            let switch = second.vcpu.set_caches(true);
+            assert!(switch.root_changed && !switch.trap);
+            assert_eq!(switch.maintained, PAGES * 4096);
+            assert_eq!(machine.maintained() - before, 2 * PAGES * 4096);
+            let switch = second.vcpu.set_caches(false);
+            assert!(switch.root_changed && switch.trap);
+            assert_eq!(switch.maintained, 0);
+            let totals = guest.stats().totals;
+            assert_eq!(totals.touched_bytes, round * PAGES * 4096);
+            assert_eq!(totals.flushed_bytes, round * PAGES * 4096);
+            assert_eq!((totals.flushes, totals.mapped_bytes), (0, BYTES));
+        }
+    });
+}
+
+#[test]
+fn a_switch_that_touched_nothing_costs_nothing_under_exact() {
+    let machine = Machine::new(Mood::Lazy, false);
+    with_guest(&machine, config(CachePolicy::Exact), false, |guest| {
+        let mut room = room();
+        let mut cpu = Cpu::new(guest, 0, &mut room, Manners::Relies);
+        for _ in 0..3 {
+            assert_eq!(cpu.vcpu.set_caches(true).maintained, 0);
+            assert_eq!(cpu.vcpu.set_caches(false).maintained, 0);
+        }
+        assert_eq!(machine.maintained(), 0);
+    });
+}
+
+#[test]
+fn every_maintains_all_that_is_mapped_at_each_switch_and_counts_it() {
+    let machine = Machine::new(Mood::Lazy, false);
+    with_guest(&machine, config(CachePolicy::Every), false, |guest| {
+        let mut room = room();
+        let mut cpu = Cpu::new(guest, 3, &mut room, Manners::Relies);
+        (0..4).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
+        for switches in 1..4 {
+            let switch = cpu.vcpu.set_caches(switches % 2 == 1);
+            assert!(!switch.root_changed);
+            assert_eq!(switch.maintained, 8 << 20);
+            // Said twice, it is no switch.
+            assert_eq!(cpu.vcpu.set_caches(switches % 2 == 1).maintained, 0);
+            let stats = guest.stats();
+            assert_eq!(stats.totals.flushes, switches);
+            assert_eq!(stats.totals.flushed_bytes, switches * (8 << 20));
+            let spent = stats.vcpus[3].caches;
+            assert_eq!(spent.count, switches);
+            assert!(spent.ticks >= switches);
+        }
+    });
+}
+
+#[test]
+fn of_set_way_operations_the_first_flushes_until_the_vcpu_switches() {
+    let machine = Machine::new(Mood::Lazy, false);
+    with_guest(&machine, config(CachePolicy::Every), false, |guest| {
+        let mut room = room();
+        let mut cpu = Cpu::new(guest, 1, &mut room, Manners::Relies);
+        cpu.touch(BASE, Access::Write);
+        assert_eq!(cpu.vcpu.set_way().maintained, 0, "off: it is flushed as it switches on");
+        assert!(!cpu.vcpu.set_caches(true).trap);
+        let first = cpu.vcpu.set_way();
+        assert_eq!((first.maintained, first.trap), (2 << 20, true));
+        assert_eq!(cpu.vcpu.set_way().maintained, 0);
+        assert!(!cpu.vcpu.set_caches(true).trap, "on as before: no more traps");
+        assert_eq!(cpu.vcpu.set_way().maintained, 2 << 20);
+    });
+}
+
+#[test]
+fn workers_share_a_flush_and_maintain_each_byte_once() {
+    let machine = Machine::new(Mood::Lazy, false);
+    with_guest(&machine, config(CachePolicy::Every), false, |guest| {
+        let mut space = room();
+        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
+        let before = machine.maintained();
+        let flush = Flush::new(cpu.worker());
+        let bytes: u64 = std::thread::scope(|scope| {
+            let run = || {
+                let mut room = room();
+                let mut worker = Worker::new(guest, &mut room).unwrap();
+                let bytes = flush.run(&mut worker);
+                flush.finish(&mut worker);
+                assert!(flush.is_done());
+                bytes
+            };
+            let helpers = [(); 3].map(|()| scope.spawn(run));
+            helpers.map(|helper| helper.join().unwrap()).into_iter().sum()
+        });
+        assert_eq!((bytes, flush.bytes()), (BYTES, BYTES));
+        assert_eq!(machine.maintained() - before, BYTES);
+    });
+}
+
+#[test]
+fn a_vcpu_that_flushes_is_helped() {
+    let machine = Machine::new(Mood::Lazy, false);
+    with_guest(&machine, config(CachePolicy::Every), false, |guest| {
+        let mut space = room();
+        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
+        let before = machine.maintained();
+        let (stop, mut helped) = (AtomicBool::new(false), 0);
+        std::thread::scope(|scope| {
+            let helper = scope.spawn(|| {
+                let mut room = room();
+                let mut worker = Worker::new(guest, &mut room).unwrap();
+                let mut bytes = 0;
+                while !stop.load(Ordering::Acquire) {
+                    bytes += worker.help_flush();
+                    std::thread::yield_now();
+                }
+                bytes
+            });
+            for on in [true, false].repeat(10) {
+                assert_eq!(cpu.vcpu.set_caches(on).maintained, BYTES);
+            }
+            stop.store(true, Ordering::Release);
+            helped = helper.join().unwrap();
+        });
+        println!("{helped} of {} by the helper", 20 * BYTES);
+        assert_eq!(machine.maintained() - before, 20 * BYTES);
+    });
+}

@@ -3,9 +3,7 @@
 //! A line may be fetched at any moment, by whoever has it mapped cacheable: the host always has. A dirty
 //! line may be written back at any moment, a clean one vanish. When, says the [`Mood`].
 
-use slat::{
-    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot,
-};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot};
 use slat_guest::{Backing, Host, Hva, NoPage, Page};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,6 +83,7 @@ pub struct Machine {
     forced_write_back: bool,
     state: Mutex<State>,
     clock: AtomicU64,
+    after: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Machine {
@@ -99,6 +98,7 @@ impl Machine {
             forced_write_back,
             state: Mutex::new(State { die, ..State::default() }),
             clock: AtomicU64::new(0),
+            after: Mutex::new(None),
         }
     }
 
@@ -128,12 +128,9 @@ impl Machine {
     }
 
     fn at<R>(&self, hpa: u64, access: impl FnOnce(&mut State, u64) -> R) -> R {
+        self.state.lock().unwrap().used.insert(hpa / LINE);
         self.moment();
-        let result = {
-            let mut state = self.state.lock().unwrap();
-            state.used.insert(hpa / LINE);
-            access(&mut state, hpa / LINE)
-        };
+        let result = access(&mut self.state.lock().unwrap(), hpa / LINE);
         self.moment();
         result
     }
@@ -166,6 +163,11 @@ impl Machine {
     /// From now on nothing is maintained although it is asked for.
     pub fn skip(&self, skip: bool) {
         self.state.lock().unwrap().skip = skip;
+    }
+
+    /// Once, when something was maintained.
+    pub fn after_maintenance(&self, run: Box<dyn FnOnce() + Send>) {
+        *self.after.lock().unwrap() = Some(run);
     }
 
     /// Bytes of data maintained.
@@ -234,6 +236,10 @@ unsafe impl Platform for Machine {
         }
         drop(state);
         self.moment();
+        let after = self.after.lock().unwrap().take();
+        if let Some(run) = after {
+            run();
+        }
     }
 }
 

@@ -68,12 +68,11 @@ fn the_documentation_says_what_each_policy_loses() {
 
 #[test]
 fn the_default_is_the_cheapest_policy_that_loses_nothing() {
-    let boots =
-        [Scenario::BootInOrder, Scenario::BootVcpu0Late, Scenario::BootVcpu0Never];
+    let boots = [Scenario::BootInOrder, Scenario::BootVcpu0Late, Scenario::BootVcpu0Never];
     let safe = CachePolicy::ALL.into_iter().filter(|&policy| {
-        let mut cells = Manners::ALL.into_iter().flat_map(|manners| {
-            Scenario::ALL.into_iter().map(move |scenario| (manners, scenario))
-        });
+        let mut cells = Manners::ALL
+            .into_iter()
+            .flat_map(|manners| Scenario::ALL.into_iter().map(move |scenario| (manners, scenario)));
         cells.all(|(manners, scenario)| cell(policy, manners, scenario).0)
     });
     let cost = |policy: CachePolicy| -> u64 {

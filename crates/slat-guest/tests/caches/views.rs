@@ -1,1 +1,335 @@
+//! A view of a vCPU's own, and everything else that happens to memory meanwhile.
 
+use crate::model::{Machine, Mood};
+use crate::vm::{
+    BASE, BYTES, Cpu, Manners, TestGuest, config, host_range, hpa, page, range, room, slot,
+    with_guest,
+};
+use slat::{Access, Ageing, Gpa, Maintenance};
+use slat_guest::{CachePolicy, Config, Logging, Outcome, Retry, SlotId, Worker};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// With a vCPU whose caches are off, on a machine that fetches all that it can, as early as it can.
+fn with_cpu(
+    config: Config,
+    log: bool,
+    run: impl for<'w, 'm> FnOnce(&'m Machine, &'w TestGuest<'m>, Cpu<'w, 'm>),
+) {
+    let machine = Machine::new(Mood::Fetch, false);
+    with_guest(&machine, config, log, |guest| {
+        let mut room = room();
+        run(&machine, guest, Cpu::new(guest, 1, &mut room, Manners::Relies));
+    });
+}
+
+fn exact() -> Config {
+    config(CachePolicy::Exact)
+}
+
+#[test]
+fn the_host_takes_a_page_from_a_view_and_reads_what_was_written_past_the_caches() {
+    with_cpu(exact(), false, |machine, guest, mut cpu| {
+        cpu.write(page(5), 1);
+        let mut room = room();
+        let mut worker = Worker::new(guest, &mut room).unwrap();
+        let mut taken = Vec::new();
+        let invalidation = worker.invalidate(host_range(page(5), 4096), |page| taken.push(page));
+        assert_eq!(taken.len(), 1);
+        assert!(taken[0].dirty && taken[0].accessed && taken[0].gpa == Gpa(page(5)));
+        assert_eq!(machine.read(hpa(page(5)), true), 1, "the host's copy");
+        assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None);
+        let outcome = cpu.vcpu.fault(Gpa(page(5)), Access::Read);
+        assert_eq!(outcome, Outcome::Retry(Retry::Invalidated));
+        // Something else moves in.
+        machine.write(hpa(page(5)), 2, true);
+        drop(invalidation);
+        assert_eq!(cpu.read(page(5)), 2);
+        cpu.write(page(5), 3);
+        cpu.on();
+        assert_eq!(cpu.read(page(5)), 3);
+    });
+}
+
+#[test]
+fn a_page_taken_from_a_view_is_right_once_caches_are_on() {
+    for policy in CachePolicy::ALL {
+        with_cpu(config(policy), false, |_, guest, mut cpu| {
+            cpu.write(page(5), 1);
+            let mut room = room();
+            let mut worker = Worker::new(guest, &mut room).unwrap();
+            drop(worker.invalidate(host_range(page(5), 4096), |_| {}));
+            cpu.on();
+            assert_eq!(cpu.read(page(5)), 1, "{policy:?}");
+        });
+    }
+}
+
+#[test]
+fn a_view_holds_pages_and_is_gone_once_caches_are_on() {
+    with_cpu(exact(), false, |_, guest, mut cpu| {
+        let outcome = cpu.vcpu.fault(Gpa(page(5)), Access::Write);
+        assert_eq!(outcome, Outcome::Mapped(slat::PageSize::SIZE_4K));
+        let mut room = room();
+        let mut other = Cpu::new(guest, 2, &mut room, Manners::Relies);
+        assert_eq!(other.vcpu.translate(Gpa(page(5))), None, "a view of one vCPU");
+        assert_ne!(other.vcpu.root(), cpu.vcpu.root());
+        cpu.on();
+        assert_eq!(cpu.vcpu.root(), guest.tables().root());
+        let outcome = cpu.vcpu.fault(Gpa(page(5)), Access::Write);
+        assert_eq!(outcome, Outcome::Mapped(slat::PageSize::SIZE_2M));
+        cpu.off(&[]);
+        assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None, "empty when it comes back");
+    });
+}
+
+#[test]
+fn a_write_in_a_view_is_in_the_log_and_a_clear_protects_it_there() {
+    for logging in [Logging::Protect, Logging::Hardware] {
+        with_cpu(Config { logging, ..exact() }, true, |_, guest, mut cpu| {
+            let mut room = room();
+            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut bits = vec![0; (BYTES >> 18) as usize];
+            cpu.read(page(4));
+            cpu.write(page(5), 1);
+            assert_eq!(worker.take_log(SlotId(0), &mut bits), Ok(1));
+            assert_eq!(bits[0], 1 << 5);
+            let leaf = cpu.vcpu.translate(Gpa(page(5))).unwrap().attributes;
+            assert!(match logging {
+                Logging::Protect => !leaf.write,
+                Logging::Hardware => !leaf.dirty,
+            });
+            assert_eq!(worker.take_log(SlotId(0), &mut bits), Ok(0));
+            if logging == Logging::Protect {
+                cpu.write(page(5), 2);
+                assert_eq!(worker.take_log(SlotId(0), &mut bits), Ok(1));
+            }
+        });
+    }
+}
+
+#[test]
+fn what_only_a_view_knew_to_be_dirty_is_in_the_log_after_it_is_emptied() {
+    for reset in [false, true] {
+        with_cpu(Config { logging: Logging::Hardware, ..exact() }, true, |_, guest, mut cpu| {
+            let mut room = room();
+            let mut worker = Worker::new(guest, &mut room).unwrap();
+            cpu.write(page(5), 1);
+            match reset {
+                true => cpu.start(),
+                false => cpu.on(),
+            }
+            let mut bits = vec![0; (BYTES >> 18) as usize];
+            assert_eq!(worker.take_log(SlotId(0), &mut bits), Ok(1));
+            assert_eq!(bits[0], 1 << 5);
+        });
+    }
+}
+
+#[test]
+fn a_migration_that_says_what_it_reads_copies_what_was_written_past_the_caches() {
+    for policy in CachePolicy::ALL {
+        with_cpu(config(policy), true, |machine, guest, mut cpu| {
+            let mut room = room();
+            let mut worker = Worker::new(guest, &mut room).unwrap();
+            let mut bits = vec![0; (BYTES >> 18) as usize];
+            cpu.write(page(5), 1);
+            assert_eq!(worker.take_log(SlotId(0), &mut bits), Ok(1));
+            worker.host_reads(range(page(5), 4096));
+            assert_eq!(machine.read(hpa(page(5)), true), 1, "{policy:?}");
+        });
+    }
+}
+
+#[test]
+fn a_page_used_in_a_view_alone_is_young_until_it_is_aged() {
+    with_cpu(exact(), false, |_, guest, mut cpu| {
+        let mut room = room();
+        let mut worker = Worker::new(guest, &mut room).unwrap();
+        cpu.read(page(5));
+        for young in [1 << 5, 0] {
+            let mut bits = [0];
+            worker.age(range(BASE, 64 << 12), None, &mut bits, Ageing::LEAVES).unwrap();
+            assert_eq!(bits[0], young);
+        }
+    });
+}
+
+#[test]
+fn a_slot_that_is_deleted_is_gone_from_views_and_its_memory_is_the_hosts() {
+    with_cpu(exact(), false, |machine, guest, mut cpu| {
+        let mut room = room();
+        let mut worker = Worker::new(guest, &mut room).unwrap();
+        cpu.write(page(5), 1);
+        worker.set_slot(slot(0, false)).unwrap();
+        assert_eq!(cpu.vcpu.translate(Gpa(page(5))), None);
+        assert_eq!(cpu.vcpu.fault(Gpa(page(5)), Access::Read), Outcome::Mmio);
+        assert_eq!(machine.read(hpa(page(5)), true), 1);
+    });
+}
+
+#[test]
+fn without_maintenance_as_a_page_is_touched_or_as_a_view_is_left_data_is_lost() {
+    // Of the host, as it is touched.
+    for skip in [false, true] {
+        let machine = Machine::new(Mood::Lazy, false);
+        with_guest(&machine, exact(), false, |guest| {
+            let mut room = room();
+            let mut cpu = Cpu::new(guest, 1, &mut room, Manners::Relies);
+            machine.write(hpa(page(5)), 7, true);
+            machine.skip(skip);
+            assert_eq!(cpu.read(page(5)) == 7, !skip);
+            assert_eq!(machine.skipped() != 0, skip);
+        });
+    }
+    // Of the guest, as the view is left.
+    for skip in [false, true] {
+        with_cpu(exact(), false, |machine, _, mut cpu| {
+            cpu.write(page(5), 1);
+            machine.skip(skip);
+            cpu.on();
+            machine.skip(false);
+            assert_eq!(machine.read(hpa(page(5)), true) == 1, !skip);
+        });
+    }
+}
+
+#[test]
+fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
+    for policy in CachePolicy::ALL {
+        let machine = Machine::new(Mood::Lazy, false);
+        with_guest(&machine, config(policy), false, |guest| {
+            let mut space = room();
+            let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+            // Before the page is maintained.
+            *guest.backing().interrupts.lock().unwrap() = Some((hpa(page(4)), 1));
+            assert_eq!(cpu.read(page(4)), 1);
+            // Between maintenance and mapping: another thread says so before the page can be found, and
+            // is not told that all is done until the fault has returned.
+            let (maintained, told) = mpsc::channel::<()>();
+            let (done, returned) = mpsc::channel::<()>();
+            machine.after_maintenance(Box::new(move || {
+                maintained.send(()).unwrap();
+                let _ = returned.recv_timeout(Duration::from_millis(200));
+            }));
+            let machine = &machine;
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let mut room = room();
+                    let mut worker = Worker::new(guest, &mut room).unwrap();
+                    told.recv().unwrap();
+                    machine.write(hpa(page(1000)), 2, true);
+                    worker.host_wrote(range(page(1000), 4096), Maintenance::Data);
+                    let _ = done.send(());
+                });
+                cpu.touch(page(1000), Access::Read);
+            });
+            assert_eq!(cpu.read(page(1000)), 2, "{policy:?}");
+        });
+    }
+}
+
+#[test]
+fn maintenance_by_set_and_way_reaches_those_who_wait_past_the_caches() {
+    for policy in CachePolicy::ALL {
+        with_cpu(config(policy), false, |_, guest, mut cpu| {
+            let mut room = room();
+            let mut waits = Cpu::new(guest, 0, &mut room, Manners::Relies);
+            cpu.on();
+            assert_eq!(waits.read(page(5)), 0);
+            cpu.write(page(5), 1);
+            cpu.vcpu.set_way();
+            assert_eq!(waits.read(page(5)), 1, "{policy:?}");
+        });
+    }
+}
+
+#[test]
+fn under_exact_a_vcpu_that_starts_sees_what_another_left_in_the_cache() {
+    for (policy, seen) in [(CachePolicy::Every, 0), (CachePolicy::Exact, 1)] {
+        with_cpu(config(policy), false, |_, guest, mut cpu| {
+            let mut room = room();
+            let mut starts = Cpu::new(guest, 0, &mut room, Manners::Relies);
+            cpu.on();
+            cpu.write(page(5), 1);
+            starts.start();
+            assert_eq!(starts.read(page(5)), seen, "{policy:?}");
+        });
+    }
+}
+
+#[test]
+fn a_vcpu_that_begins_anew_finds_what_the_host_put_there_data_and_instructions() {
+    for policy in CachePolicy::ALL {
+        for (caches, forced) in [(false, false), (true, false), (true, true)] {
+            let machine = Machine::new(Mood::Lazy, forced);
+            let config = Config { forced_write_back: forced, ..config(policy) };
+            with_guest(&machine, config, false, |guest| {
+                let mut room = room();
+                let mut cpu = Cpu::new(guest, 0, &mut room, Manners::Relies);
+                machine.write(hpa(page(5)), 1, true);
+                if caches {
+                    cpu.on();
+                }
+                assert_eq!((cpu.execute(page(5)), cpu.read(page(6))), (1, 0));
+                machine.write(hpa(page(5)), 2, true);
+                machine.write(hpa(page(6)), 3, true);
+                cpu.start();
+                assert!(!cpu.vcpu.is_cached());
+                assert_eq!((cpu.execute(page(5)), cpu.read(page(6))), (2, 3), "{policy:?}");
+            });
+        }
+    }
+}
+
+#[test]
+fn code_that_the_host_wrote_is_executed_once_it_said_so() {
+    for (policy, forced) in [(CachePolicy::Exact, false), (CachePolicy::Exact, true)] {
+        for on in [false, true] {
+            let machine = Machine::new(Mood::Lazy, forced);
+            let config = Config { forced_write_back: forced, ..config(policy) };
+            with_guest(&machine, config, false, |guest| {
+                let mut room = room();
+                let mut cpu = Cpu::new(guest, 0, &mut room, Manners::Relies);
+                if on {
+                    cpu.on();
+                }
+                assert_eq!(cpu.execute(page(5)), 0);
+                machine.write(hpa(page(5)), 2, true);
+                cpu.worker().host_wrote(range(page(5), 4096), Maintenance::Instructions);
+                assert_eq!(cpu.execute(page(5)), 2);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_guest_that_switches_off_untrapped_stays_on_the_shared_tables() {
+    with_cpu(exact(), false, |_, guest, mut cpu| {
+        cpu.on();
+        let root = cpu.vcpu.root();
+        let switch = cpu.vcpu.set_caches(true);
+        assert!(!switch.trap && !switch.root_changed);
+        assert_eq!((root, cpu.vcpu.is_cached()), (guest.tables().root(), true));
+        // Who traps all the same says so, and it is done.
+        let switch = cpu.vcpu.set_caches(false);
+        assert!(switch.trap && switch.root_changed && !cpu.vcpu.is_cached());
+    });
+}
+
+#[test]
+fn the_state_of_caches_is_the_vcpus_not_its_threads() {
+    with_cpu(exact(), false, |_, guest, mut cpu| {
+        cpu.write(page(5), 1);
+        let root = cpu.vcpu.root();
+        drop(cpu);
+        let mut room = room();
+        let mut cpu = Cpu::new(guest, 1, &mut room, Manners::Relies);
+        assert_eq!((cpu.vcpu.root(), cpu.vcpu.is_cached()), (root, false));
+        assert_eq!(cpu.vcpu.set_caches(true).maintained, 4096);
+        drop(cpu);
+        let mut again = crate::vm::room();
+        let cpu = Cpu::new(guest, 1, &mut again, Manners::Relies);
+        assert_eq!((cpu.vcpu.root(), cpu.vcpu.is_cached()), (guest.tables().root(), true));
+    });
+}

@@ -1,6 +1,6 @@
 //! A guest on the machine, and its vCPUs as a VMM runs them.
 
-use crate::model::{Machine, Mood, RAM, Ram};
+use crate::model::{Machine, RAM, Ram};
 use slat::format::arm64::Arm64K4;
 use slat::{Access, Frame, Gpa, GpaRange, Hpa, Maintenance, PageSize, Vmid};
 use slat_guest::{
@@ -89,7 +89,7 @@ pub struct Lost;
 pub struct Cpu<'w, 'm> {
     pub vcpu: Vcpu<'w, 'm, Arm64K4, Machine, Ram<'m>>,
     machine: &'m Machine,
-    manners: Manners,
+    pub manners: Manners,
     /// Its caches really are on; whether or not anybody was told.
     on: bool,
     traps: bool,
@@ -107,10 +107,6 @@ impl<'w, 'm> Cpu<'w, 'm> {
         let (loaded, on) = (vcpu.root(), vcpu.is_cached());
         let machine = guest.tables().platform();
         Self { vcpu, machine, manners, on, traps: true, loaded }
-    }
-
-    pub const fn manners(&self) -> Manners {
-        self.manners
     }
 
     pub fn worker(&mut self) -> &mut TestWorker<'w, 'm> {
@@ -225,22 +221,4 @@ impl<'w, 'm> Cpu<'w, 'm> {
         self.worker().host_reads(range(gpa & !4095, 4096));
         self.machine.read(hpa(gpa), true)
     }
-}
-
-/// Runs on a new guest, with three vCPUs.
-pub fn with_cpus<R>(
-    mood: Mood,
-    policy: CachePolicy,
-    manners: Manners,
-    run: impl FnOnce([Cpu<'_, '_>; 3]) -> R,
-) -> R {
-    let machine = Machine::new(mood, false);
-    with_guest(&machine, config(policy), false, |guest| {
-        let (mut a, mut b, mut c) = (room(), room(), room());
-        run([
-            Cpu::new(guest, 0, &mut a, manners),
-            Cpu::new(guest, 1, &mut b, manners),
-            Cpu::new(guest, 2, &mut c, manners),
-        ])
-    })
 }

@@ -3,7 +3,7 @@
 //! and memory are equal.
 
 use crate::bed::*;
-use slat::{Access, Ageing, Gpa, Hpa, PageSize, Skip};
+use slat::{Access, Ageing, Hpa, PageSize, Skip};
 use slat_guest::*;
 use slat_sim::Machine;
 use std::collections::HashMap;
@@ -259,7 +259,8 @@ where
     let mut rng = fastrand::Rng::with_seed(seed);
     let hardware = C::HARDWARE_DIRTY && rng.bool();
     let eager = [None, Some(PageSize::SIZE_4K)];
-    let execute = [ExecuteHuge::Allowed, ExecuteHuge::Split, ExecuteHuge::SplitPage, ExecuteHuge::Zap];
+    let execute =
+        [ExecuteHuge::Allowed, ExecuteHuge::Split, ExecuteHuge::SplitPage, ExecuteHuge::Zap];
     let config = Config {
         logging: if hardware { Logging::Hardware } else { Logging::Protect },
         initially_set: rng.bool(),

@@ -3,7 +3,8 @@
 use super::output::Output;
 use crate::cli::Granule;
 use crate::cli::{
-    DirtyLogArgs, KvmBacking, MainArgs, OutputArgs, SplitArgs, Switch, Target, Walk, What, When,
+    DirtyLogArgs, GuestFormat, KvmBacking, MainArgs, OutputArgs, SplitArgs, Switch, TablesArgs,
+    Target, Walk, What, When,
 };
 use crate::failure::is_interruption;
 use crate::host::Host;
@@ -95,6 +96,9 @@ impl Plan {
             iterations: 3,
             runs: self.runs,
             write_percent: 100,
+            way: Vec::new(),
+            tables: TablesArgs { format: GuestFormat::Ept, bbm: None },
+            quick: false,
             out: OutputArgs::default(),
         };
         ways.map(guest).into()

@@ -6,7 +6,7 @@
 //! all, so a count that is not the same in all samples is given three times: `_first`, `_min` and
 //! `_max`.
 
-use crate::cli::{DirtyLogArgs, KvmBacking};
+use crate::cli::{DirtyLogArgs, KvmBacking, Target};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::session::Session;
@@ -23,6 +23,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// [`Failure::BadInput`](crate::failure::Failure::BadInput) for values that cannot be right; any
 /// other error for what this host lacks, or for a guest or a log that went wrong.
 pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    if args.target == Target::Engine {
+        return super::guest::dirty_log::run(args, session);
+    }
     let mut guest = Guest::new(args)?;
     session.start(&guest.name(), guest.steps());
     for _ in 0..=args.runs {
@@ -126,6 +129,12 @@ impl<'a> Guest<'a> {
 }
 
 fn config(args: &DirtyLogArgs) -> anyhow::Result<Config> {
+    if !args.way.is_empty() || args.tables.bbm.is_some() || args.quick {
+        return Err(bad_input(
+            "--way, --bbm and --quick are of --target engine; a guest under KVM takes \
+             --manual-protect, --initially-set and a smaller --memory",
+        ));
+    }
     let mode = match (args.manual_protect.is_on(), args.initially_set.is_on()) {
         (false, false) => Mode::Legacy,
         (true, false) => Mode::Manual,
@@ -138,6 +147,11 @@ fn config(args: &DirtyLogArgs) -> anyhow::Result<Config> {
     };
     let page_size = Backing::Small.page_size();
     let backing = match args.backing {
+        KvmBacking::Block1g => {
+            return Err(bad_input(
+                "--backing 1g is of --target engine; KVM has 1g from hugetlb: --backing hugetlb-1g",
+            ));
+        }
         KvmBacking::Small => Backing::Small,
         KvmBacking::Transparent2m => Backing::Thp,
         KvmBacking::Hugetlb2m => Backing::Hugetlb2M,

@@ -8,8 +8,8 @@
 
 mod bed;
 mod beside;
-mod contest;
-mod crew;
+pub(in crate::scenario) mod contest;
+pub(in crate::scenario) mod crew;
 mod faults;
 mod inactive;
 mod leaves;

@@ -1,0 +1,14 @@
+//! Every interleaving of a fault with what happens to the guest's memory meanwhile, on two-slot tables.
+//!
+//! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat-guest --release --test loom`
+//!
+//! TLBs, and hardware that sets bits, are in the engine's models; here a vCPU reads its leaf, uses
+//! it, or faults. Models are bounded in preemptions where they say so.
+#![cfg(loom)]
+
+#[path = "loom/bed.rs"]
+mod bed;
+#[path = "loom/invalidation.rs"]
+mod invalidation;
+#[path = "loom/log.rs"]
+mod log;

@@ -1,0 +1,187 @@
+//! A host with frames and one piece of memory, and a guest on it.
+
+use core::cell::RefCell;
+use core::ptr::NonNull;
+use loom::sync::Mutex;
+use slat::format::tiny::Tiny;
+use slat::{
+    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform,
+    Seat, Slot, Translation, Vmid,
+};
+use slat_guest::*;
+
+pub const PAGE: u64 = 0x1000;
+pub const BLOCK: u64 = 0x2000;
+pub const BITS: u32 = 14;
+pub const OLD: u64 = 0x10_0000;
+pub const NEW: u64 = 0x20_0000;
+pub const HOST: u64 = 0x4000;
+
+/// Frames, never given back to the allocator within a model.
+pub struct World {
+    grace: Grace<[Seat; 3]>,
+    pages: RefCell<Vec<Box<[Slot]>>>,
+    bbm: BreakBeforeMake,
+}
+
+impl World {
+    pub fn new(bbm: BreakBeforeMake) -> &'static Self {
+        let grace = Grace::new([Seat::new(), Seat::new(), Seat::new()]);
+        Box::leak(Box::new(Self { grace, pages: RefCell::default(), bbm }))
+    }
+}
+
+// SAFETY: pages are boxed and stay; the grace is a field.
+unsafe impl Platform for World {
+    fn allocate(&self, _bytes: usize) -> Option<Frame> {
+        let mut pages = self.pages.borrow_mut();
+        pages.push(Box::new([Slot::new(0), Slot::new(0)]));
+        // SAFETY: a new page, of two slots, which is all that a table of these formats has.
+        unsafe { Frame::from_hpa(Hpa(pages.len() as u64 * PAGE)) }
+    }
+
+    unsafe fn free(&self, _frame: Frame, _bytes: usize) {}
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        NonNull::from(&self.pages.borrow()[(table.0 / PAGE) as usize - 1][0])
+    }
+
+    fn publish(&self) {}
+
+    fn invalidate(&self, _what: &Invalidation) {}
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.bbm
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+}
+
+impl Host for World {
+    fn now(&self) -> u64 {
+        0
+    }
+
+    fn wait(&self) {
+        loom::thread::yield_now();
+    }
+}
+
+// SAFETY: loom runs one thread at a time, and switches at its own objects only.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+/// The host's memory: where it is now, in what blocks, and what the guest has written there.
+pub struct Ram {
+    pub at: Mutex<u64>,
+    pub block: u64,
+    pub content: Mutex<[u64; 4]>,
+}
+
+impl Ram {
+    pub fn new(block: u64) -> &'static Self {
+        let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
+        Box::leak(Box::new(Self { at, block, content }))
+    }
+}
+
+impl Backing for &'static Ram {
+    fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
+        let at = *self.at.lock().unwrap();
+        Ok(Page {
+            hpa: Hpa(at + (host.0 - HOST)),
+            block: PageSize::from_bytes(self.block).unwrap(),
+            write: true,
+            execute: true,
+            memory: Memory::Normal,
+        })
+    }
+}
+
+pub type TheGuest = Guest<'static, Tiny, World, &'static Ram>;
+pub type TheVcpu = Vcpu<'static, 'static, Tiny, World, &'static Ram>;
+pub type TheWorker = Worker<'static, 'static, Tiny, World, &'static Ram>;
+
+pub fn config() -> Config {
+    Config::new(1, PageSize::from_bytes(BLOCK).unwrap())
+}
+
+pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {
+    let guest = Guest::new(Tiny::default(), Vmid(1), BITS, world, ram, config).unwrap();
+    Box::leak(Box::new(guest))
+}
+
+pub fn slot(log_dirty: bool) -> SlotSpec {
+    SlotSpec {
+        id: SlotId(0),
+        gpa: Gpa(0),
+        bytes: BLOCK,
+        host: Hva(HOST),
+        read_only: false,
+        log_dirty,
+    }
+}
+
+pub fn worker(guest: &'static TheGuest) -> TheWorker {
+    Worker::new(guest, Box::leak(Box::new([const { None }; 4]))).unwrap()
+}
+
+pub fn vcpu(guest: &'static TheGuest) -> TheVcpu {
+    Vcpu::new(guest, 0, Box::leak(Box::new([const { None }; 4]))).unwrap()
+}
+
+/// A thread's own, handed to it.
+pub struct Sent<T>(pub T);
+// SAFETY: as for `World`.
+unsafe impl<T> Send for Sent<T> {}
+
+impl<T> Sent<T> {
+    pub fn get(self) -> T {
+        self.0
+    }
+}
+
+/// The vCPU writes `gpa`, and has its faults answered; whether it wrote.
+pub fn write(vcpu: &mut TheVcpu, ram: &Ram, gpa: u64, value: u64) -> bool {
+    for _ in 0..3 {
+        {
+            // A write happens while its leaf stands, and before an invalidation completes.
+            let mut content = ram.content.lock().unwrap();
+            if writable(vcpu.worker(), gpa) {
+                content[(gpa / PAGE) as usize] = value;
+                return true;
+            }
+        }
+        vcpu.fault(Gpa(gpa), Access::Write);
+    }
+    false
+}
+
+/// What the guest has at `gpa`.
+pub fn at(worker: &mut TheWorker, gpa: u64) -> Option<Translation> {
+    worker.translate(Gpa(gpa)).ok().flatten()
+}
+
+pub fn writable(worker: &mut TheWorker, gpa: u64) -> bool {
+    at(worker, gpa).is_some_and(|leaf| leaf.attributes.write)
+}
+
+/// Explores a model with at most so many preemptions an execution, and says what that took.
+pub fn bounded(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    use core::sync::atomic::{AtomicUsize, Ordering};
+    let executions = std::sync::Arc::new(AtomicUsize::new(0));
+    let count = executions.clone();
+    let mut builder = loom::model::Builder::new();
+    builder.max_branches = 20_000;
+    builder.preemption_bound = Some(preemptions);
+    let start = std::time::Instant::now();
+    builder.check(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    let (n, seconds) = (executions.load(Ordering::Relaxed), start.elapsed().as_secs_f64());
+    std::eprintln!("| {name} | <= {preemptions} | {n} | {seconds:.2} |");
+}

@@ -1,0 +1,79 @@
+//! A fault, against the host that takes its page away.
+
+use crate::bed::*;
+use loom::thread::spawn;
+use slat::{Access, BreakBeforeMake, Gpa};
+use slat_guest::{Hva, HvaRange};
+
+/// The host takes `bytes` from `HOST` on, moves all of its memory, and finishes.
+fn take(mut worker: TheWorker, ram: &'static Ram, bytes: u64) {
+    let range = HvaRange { start: Hva(HOST), bytes };
+    let invalidation = worker.invalidate(range, |_| {});
+    let found = at(&mut worker, 0);
+    assert!(found.is_none(), "reachable after the invalidation: {found:?}");
+    *ram.at.lock().unwrap() = NEW;
+    let found = at(&mut worker, 0);
+    assert!(found.is_none(), "mapped before the invalidation has ended: {found:?}");
+    drop(invalidation);
+}
+
+/// `before`: a page is mapped already, so that the table is there.
+fn fault_and_host(block: u64, bytes: u64, before: bool) {
+    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(block));
+    let guest = guest(world, ram, config());
+    let mut setup = worker(guest);
+    setup.set_slot(slot(false)).unwrap();
+    let mut faults = vcpu(guest);
+    if before {
+        faults.fault(Gpa(0), Access::Write);
+    }
+    let faults = Sent(faults);
+    let thread = spawn(move || {
+        let mut vcpu = faults.get();
+        vcpu.fault(Gpa(0), Access::Write);
+        Sent(vcpu)
+    });
+    take(setup, ram, bytes);
+    let mut vcpu = thread.join().unwrap().get();
+    let found = at(vcpu.worker(), 0);
+    assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW), "{found:?}");
+}
+
+#[test]
+fn a_page_that_the_host_takes_is_not_mapped_by_a_fault_that_asked_before() {
+    bounded("fault of a page || invalidation", 3, || fault_and_host(PAGE, PAGE, false));
+    bounded("fault on a page that is there || invalidation", 3, || {
+        fault_and_host(PAGE, PAGE, true);
+    });
+}
+
+#[test]
+fn nor_is_a_block_of_which_the_host_takes_a_page() {
+    bounded("fault of a block || invalidation of a page", 3, || {
+        fault_and_host(BLOCK, PAGE, false);
+    });
+    bounded("fault of a block || invalidation of all", 3, || fault_and_host(BLOCK, BLOCK, false));
+}
+
+#[test]
+fn more_invalidations_than_places_forbid_all() {
+    bounded("fault || two invalidations", 2, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let guest = guest(world, ram, config());
+        let mut setup = worker(guest);
+        setup.set_slot(slot(false)).unwrap();
+        let other = HvaRange { start: Hva(HOST + PAGE), bytes: PAGE };
+        let first = setup.invalidate(other, |_| {});
+        let faults = Sent(vcpu(guest));
+        let thread = spawn(move || {
+            let mut vcpu = faults.get();
+            vcpu.fault(Gpa(0), Access::Write);
+            Sent(vcpu)
+        });
+        take(worker(guest), ram, PAGE);
+        drop(first);
+        let mut vcpu = thread.join().unwrap().get();
+        let found = at(vcpu.worker(), 0);
+        assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW), "{found:?}");
+    });
+}

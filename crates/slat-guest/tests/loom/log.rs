@@ -1,0 +1,163 @@
+//! Writes, against a log that is read, cleared, switched on, or harvested from a ring.
+
+use crate::bed::*;
+use loom::thread::spawn;
+use slat::{BreakBeforeMake, Gpa};
+use slat_guest::*;
+
+const ALL: u64 = 0b11;
+
+/// What the log let be copied.
+struct Copy {
+    pages: [u64; 4],
+}
+
+impl Copy {
+    fn take(&mut self, ram: &Ram, bits: u64) {
+        let content = ram.content.lock().unwrap();
+        for page in 0..4 {
+            if bits >> page & 1 == 1 {
+                self.pages[page] = content[page];
+            }
+        }
+    }
+}
+
+/// One round: reads, clears, copies what was cleared.
+fn round(worker: &mut TheWorker, ram: &Ram, copy: &mut Copy) {
+    let mut bits = [0];
+    worker.read_log(SlotId(0), &mut bits).unwrap();
+    worker.clear_log(SlotId(0), 0, 2, &bits).unwrap();
+    copy.take(ram, bits[0]);
+}
+
+fn rounds(config: Config, block: u64, mapped: bool, bbm: BreakBeforeMake) {
+    let (world, ram) = (World::new(bbm), Ram::new(block));
+    let guest = guest(world, ram, config);
+    let mut worker = worker(guest);
+    worker.set_slot(slot(false)).unwrap();
+    let mut writer = vcpu(guest);
+    if mapped {
+        write(&mut writer, ram, 0, 7);
+    }
+    worker.set_slot(slot(true)).unwrap();
+    let mut copy = Copy { pages: *ram.content.lock().unwrap() };
+    let writer = Sent(writer);
+    let thread = spawn(move || {
+        let mut vcpu = writer.get();
+        write(&mut vcpu, ram, 0, 1);
+        write(&mut vcpu, ram, PAGE, 2);
+        Sent(vcpu)
+    });
+    round(&mut worker, ram, &mut copy);
+    drop(thread.join().unwrap());
+    round(&mut worker, ram, &mut copy);
+    assert_eq!(copy.pages, *ram.content.lock().unwrap());
+    let left: Vec<_> = (0..2).filter(|page| writable(&mut worker, page * PAGE)).collect();
+    assert_eq!(left, [0; 0], "cleared pages that the guest may write");
+}
+
+#[test]
+fn a_clear_beside_faults_loses_no_write() {
+    bounded("faults || clear, pages", 2, || {
+        rounds(config(), PAGE, true, BreakBeforeMake::Never);
+    });
+    bounded("faults || clear, a block, initially set", 2, || {
+        let config = Config { initially_set: true, ..config() };
+        rounds(config, BLOCK, true, BreakBeforeMake::Never);
+    });
+    bounded("faults || clear, a block, breaking", 2, || {
+        rounds(config(), BLOCK, true, BreakBeforeMake::Always);
+    });
+}
+
+#[test]
+fn logging_that_begins_beside_faults_loses_no_write() {
+    bounded("fault || log on", 3, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let guest = guest(world, ram, config());
+        let mut worker = worker(guest);
+        worker.set_slot(slot(false)).unwrap();
+        let writer = Sent(vcpu(guest));
+        let thread = spawn(move || {
+            let mut vcpu = writer.get();
+            write(&mut vcpu, ram, 0, 1);
+            write(&mut vcpu, ram, 0, 2);
+            Sent(vcpu)
+        });
+        worker.set_slot(slot(true)).unwrap();
+        let mut copy = Copy { pages: [0; 4] };
+        copy.take(ram, ALL);
+        drop(thread.join().unwrap());
+        round(&mut worker, ram, &mut copy);
+        assert_eq!(copy.pages, *ram.content.lock().unwrap());
+    });
+}
+
+#[test]
+fn a_ring_beside_splits_loses_no_write() {
+    bounded("faults that split || ring reset", 2, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(BLOCK));
+        let guest = guest(world, ram, Config { ring: Some(4), ..config() });
+        let mut worker = worker(guest);
+        worker.set_slot(slot(false)).unwrap();
+        let mut writer = vcpu(guest);
+        write(&mut writer, ram, 0, 7);
+        worker.set_slot(slot(true)).unwrap();
+        let mut copy = Copy { pages: *ram.content.lock().unwrap() };
+        let writer = Sent(writer);
+        let thread = spawn(move || {
+            let mut vcpu = writer.get();
+            write(&mut vcpu, ram, 0, 1);
+            write(&mut vcpu, ram, PAGE, 2);
+            Sent(vcpu)
+        });
+        let mut reset = |worker: &mut TheWorker| {
+            let none = DirtyPage { slot: SlotId(9), page: 0 };
+            let mut pages = [none; 4];
+            let count = worker.harvest_ring(0, &mut pages);
+            worker.reset_rings();
+            let bits = pages[..count].iter().fold(0, |bits, page| bits | 1 << page.page);
+            copy.take(ram, bits);
+        };
+        reset(&mut worker);
+        drop(thread.join().unwrap());
+        reset(&mut worker);
+        assert_eq!(copy.pages, *ram.content.lock().unwrap());
+        assert_eq!(at(&mut worker, 0).map(|leaf| leaf.attributes.write), Some(false));
+    });
+}
+
+#[test]
+fn two_clears_and_a_fault_lose_no_write() {
+    bounded("clear || clear || fault", 1, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let guest = guest(world, ram, config());
+        let mut first = worker(guest);
+        first.set_slot(slot(true)).unwrap();
+        let mut writer = vcpu(guest);
+        write(&mut writer, ram, 0, 1);
+        let mut bits = [0];
+        first.read_log(SlotId(0), &mut bits).unwrap();
+        assert_eq!(bits, [1]);
+        let writer = Sent(writer);
+        let writes = spawn(move || {
+            let mut vcpu = writer.get();
+            write(&mut vcpu, ram, 0, 2);
+            Sent(vcpu)
+        });
+        let second = Sent(worker(guest));
+        let clears = spawn(move || {
+            let mut second = second.get();
+            second.clear_log(SlotId(0), 0, 2, &[1]).unwrap();
+            Sent(second)
+        });
+        first.clear_log(SlotId(0), 0, 2, &[1]).unwrap();
+        drop(clears.join().unwrap());
+        let mut copy = Copy { pages: [0; 4] };
+        copy.take(ram, 1);
+        drop(writes.join().unwrap());
+        round(&mut first, ram, &mut copy);
+        assert_eq!(copy.pages, *ram.content.lock().unwrap());
+    });
+}

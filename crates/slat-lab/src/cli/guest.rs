@@ -1,0 +1,212 @@
+//! The command line of what is measured on a guest of the engine's: threads as vCPUs, real memory.
+
+use super::OutputArgs;
+use crate::failure::bad_input;
+use crate::size::Size;
+use clap::{Args, ValueEnum};
+use slat::PageSize;
+
+/// The tables of the guest.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct TablesArgs {
+    /// Format of the guest's tables
+    #[arg(long, value_name = "FORMAT", default_value = "ept")]
+    pub format: GuestFormat,
+
+    /// How far an Arm CPU lets a live entry change its size: its level of FEAT_BBM [default: 0]
+    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub bbm: Option<u8>,
+}
+
+impl TablesArgs {
+    /// The level of FEAT_BBM.
+    ///
+    /// # Errors
+    /// It was given, and the format has none.
+    pub fn bbm(&self) -> anyhow::Result<u8> {
+        match (self.format, self.bbm) {
+            (GuestFormat::Ept, Some(bbm)) => Err(bad_input(format!(
+                "--bbm {bbm} is of Arm CPUs; take --format arm64 with it, or leave it out"
+            ))),
+            (_, bbm) => Ok(bbm.unwrap_or(0)),
+        }
+    }
+}
+
+/// A format of second-stage tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GuestFormat {
+    /// Intel's extended page tables, with accessed and dirty bits
+    Ept,
+    /// Arm's stage 2, 4k granule, with hardware accessed and dirty state
+    Arm64,
+}
+
+/// The blocks in which the host has the guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum GuestBacking {
+    /// Pages of 4k
+    #[value(name = "4k")]
+    Size4k,
+    /// Blocks of 2m
+    #[value(name = "2m")]
+    Size2m,
+    /// Blocks of 1g
+    #[value(name = "1g")]
+    Size1g,
+}
+
+impl GuestBacking {
+    /// The size of a block.
+    pub const fn size(self) -> PageSize {
+        match self {
+            Self::Size4k => PageSize::SIZE_4K,
+            Self::Size2m => PageSize::SIZE_2M,
+            Self::Size1g => PageSize::SIZE_1G,
+        }
+    }
+}
+
+const EXECUTE_EXAMPLES: &str = "\
+Examples:
+  slat bench execute
+      2 GiB on 1g blocks, 2 vCPUs: write, execute, read, write every page
+  slat bench execute --backing 1g --vcpus 96
+      more vCPUs than CPUs: they take turns
+  slat bench execute --format arm64 --bbm 3 --memory 1g --output execute/";
+
+/// A guest that executes from all of its memory.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXECUTE_EXAMPLES)]
+pub struct ExecuteArgs {
+    /// Its tables.
+    #[command(flatten)]
+    pub tables: TablesArgs,
+
+    /// Blocks in which the host has the guest's memory
+    #[arg(long, short = 's', value_name = "SIZE", default_value = "1g")]
+    pub backing: GuestBacking,
+
+    /// vCPUs; each takes its own share of the memory
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=192))]
+    pub vcpus: u16,
+
+    /// Memory of the guest, a multiple of the backing [default: 2g]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// Guests of each kind that are measured, in turns [default: 7]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+
+    /// One block or 64 MiB, one round: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+const AGE_EXAMPLES: &str = "\
+Examples:
+  slat bench age
+      1 GiB aged over and over beside a vCPU that faults, locked and lock-free
+  slat bench age --format arm64 --vcpus 2 --memory 2g";
+
+/// A scan for used pages beside vCPUs that fault.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = AGE_EXAMPLES)]
+pub struct AgeArgs {
+    /// The guest's tables.
+    #[command(flatten)]
+    pub tables: TablesArgs,
+
+    /// vCPUs that fault beside the scan
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=192))]
+    pub vcpus: u16,
+
+    /// Memory that is aged; the vCPUs map as much again, by pages [default: 1g]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// Samples of each way, in turns [default: 9]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+
+    /// 64 MiB, one round: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+const POPULATE_EXAMPLES: &str = "\
+Examples:
+  slat bench populate
+      faults of 1 and 2 vCPUs on 4k, 2m and 1g blocks, without a lock and with one
+  slat bench populate --vcpus 1,2,4,8 --backing 4k --overlap
+      all vCPUs touch the same memory";
+
+/// First touches.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = POPULATE_EXAMPLES)]
+pub struct PopulateArgs {
+    /// The guest's tables.
+    #[command(flatten)]
+    pub tables: TablesArgs,
+
+    /// Blocks in which the host has the guest's memory
+    #[arg(long, short = 's', value_name = "SIZE,...", value_delimiter = ',', default_value = "4k,2m,1g")]
+    pub backing: Vec<GuestBacking>,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N,...", value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u16).range(1..=192))]
+    pub vcpus: Vec<u16>,
+
+    /// Host memory that is touched, a page a fault; of huge blocks fewer are touched [default: 512m]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// All vCPUs touch all of the memory, in the same order, not each its own share
+    #[arg(long)]
+    pub overlap: bool,
+
+    /// Samples of each way, in turns [default: 9]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+
+    /// 16 MiB, one round: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+/// How a guest of the engine's has its writes logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum LogWay {
+    /// Reading the log protects what was read
+    Legacy,
+    /// Read, then clear what was read
+    Manual,
+    /// The same under a lock that each fault takes for reading: Linux's way
+    ManualLocked,
+    /// All pages count as dirty at first, so that enabling protects none
+    InitiallySet,
+    /// Each vCPU names the pages that it wrote in a ring of 4096
+    Ring,
+    /// By hardware's dirty bits
+    Hardware,
+}
+
+impl LogWay {
+    /// The ways asked for, or all.
+    pub fn all_or(asked: &[Self]) -> Vec<Self> {
+        if asked.is_empty() { Self::value_variants().to_vec() } else { asked.to_vec() }
+    }
+}
