@@ -6,7 +6,6 @@ use crate::config::Logging;
 use crate::host::Host;
 use crate::sync::Ordering;
 use crate::vcpu::Vcpu;
-use alloc::vec::Vec;
 use slat::{Format, Gpa, GpaRange, Maintenance, Translation};
 
 /// What a switch of caches comes to for who runs the vCPU.
@@ -139,7 +138,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
         if view.live.load(Ordering::SeqCst) == 0 {
             return 0;
         }
-        let slots = self.worker.look(|view| view.slots.iter().cloned().collect::<Vec<_>>());
+        let slots = self.worker.look(|view| view.slots.to_vec());
         let mut bytes = 0;
         for slot in slots {
             let range = slot.spec.range();

@@ -4,7 +4,9 @@ use crate::model::{Machine, Mood};
 use crate::vm::{BASE, BYTES, Cpu, Manners, config, page, room, with_guest};
 use slat::Access;
 use slat_guest::{CachePolicy, Flush, Worker};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
 
 const PAGES: u64 = 37;
 
@@ -128,25 +130,50 @@ fn a_vcpu_that_flushes_is_helped() {
         let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
         (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
         let before = machine.maintained();
-        let (stop, mut helped) = (AtomicBool::new(false), 0);
+        let (stop, helped, mut switches) = (AtomicBool::new(false), AtomicU64::new(0), 0);
         std::thread::scope(|scope| {
-            let helper = scope.spawn(|| {
+            scope.spawn(|| {
                 let mut room = room();
                 let mut worker = Worker::new(guest, &mut room).unwrap();
-                let mut bytes = 0;
                 while !stop.load(Ordering::Acquire) {
-                    bytes += worker.help_flush();
-                    std::thread::yield_now();
+                    helped.fetch_add(worker.help_flush(), Ordering::AcqRel);
                 }
-                bytes
             });
-            for on in [true, false].repeat(10) {
-                assert_eq!(cpu.vcpu.set_caches(on).maintained, BYTES);
+            while helped.load(Ordering::Acquire) == 0 && switches < 100_000 {
+                switches += 1;
+                assert_eq!(cpu.vcpu.set_caches(switches % 2 == 1).maintained, BYTES);
             }
             stop.store(true, Ordering::Release);
-            helped = helper.join().unwrap();
         });
-        println!("{helped} of {} by the helper", 20 * BYTES);
-        assert_eq!(machine.maintained() - before, 20 * BYTES);
+        assert_ne!(helped.into_inner(), 0);
+        assert_eq!(machine.maintained() - before, switches * BYTES);
+    });
+}
+
+#[test]
+fn who_finishes_a_flush_waits_for_those_who_help() {
+    let machine = Machine::new(Mood::Lazy, false);
+    with_guest(&machine, config(CachePolicy::Every), false, |guest| {
+        let mut space = room();
+        let mut cpu = Cpu::new(guest, 0, &mut space, Manners::Relies);
+        (0..BYTES >> 21).for_each(|block| cpu.touch(BASE + (block << 21), Access::Write));
+        let flush = Flush::new(cpu.worker());
+        let (begun, helps) = mpsc::channel();
+        let (finished, told) = mpsc::channel();
+        machine.after_maintenance(Box::new(move || {
+            begun.send(()).unwrap();
+            let _ = told.recv_timeout(Duration::from_millis(200));
+        }));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut room = room();
+                flush.run(&mut Worker::new(guest, &mut room).unwrap());
+            });
+            helps.recv().unwrap();
+            flush.finish(cpu.worker());
+            assert!(flush.is_done());
+            let _ = finished.send(());
+        });
+        assert_eq!(flush.bytes(), BYTES);
     });
 }

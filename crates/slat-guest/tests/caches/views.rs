@@ -333,3 +333,35 @@ fn the_state_of_caches_is_the_vcpus_not_its_threads() {
         assert_eq!((cpu.vcpu.root(), cpu.vcpu.is_cached()), (guest.tables().root(), true));
     });
 }
+
+#[test]
+fn a_flush_reaches_what_a_fault_of_another_maps_meanwhile() {
+    for policy in [CachePolicy::Every, CachePolicy::First] {
+        let machine = Machine::new(Mood::Lazy, false);
+        with_guest(&machine, Config { vcpus: 2, ..config(policy) }, false, |guest| {
+            let (mut a, mut b) = (room(), room());
+            let mut faults = Cpu::new(guest, 0, &mut a, Manners::Relies);
+            let mut switches = Cpu::new(guest, 1, &mut b, Manners::Relies);
+            faults.on();
+            switches.on();
+            let (maintained, told) = mpsc::channel();
+            let (done, returned) = mpsc::channel();
+            machine.after_maintenance(Box::new(move || {
+                maintained.send(()).unwrap();
+                let _ = returned.recv_timeout(Duration::from_millis(200));
+            }));
+            std::thread::scope(|scope| {
+                scope.spawn(move || faults.touch(page(5), Access::Read));
+                told.recv().unwrap();
+                // Nobody is past the caches, so the host need not say so.
+                machine.write(hpa(page(5)), 1, true);
+                switches.vcpu.set_way();
+                switches.vcpu.set_caches(false);
+                let _ = done.send(());
+            });
+            assert!(!switches.vcpu.is_cached());
+            let leaf = switches.vcpu.translate(Gpa(page(5))).unwrap();
+            assert_eq!(machine.read(leaf.hpa.0, false), 1, "{policy:?}");
+        });
+    }
+}

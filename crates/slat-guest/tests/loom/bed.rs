@@ -118,7 +118,7 @@ pub fn slot(log_dirty: bool) -> SlotSpec {
     SlotSpec {
         id: SlotId(0),
         gpa: Gpa(0),
-        bytes: BLOCK,
+        bytes: 2 * BLOCK,
         host: Hva(HOST),
         read_only: false,
         log_dirty,

@@ -2,8 +2,8 @@
 
 use crate::bed::*;
 use loom::thread::spawn;
-use slat::{Access, BreakBeforeMake, Gpa};
-use slat_guest::{Hva, HvaRange};
+use slat::{Access, BreakBeforeMake, Gpa, PageSize};
+use slat_guest::{Config, Hva, HvaRange};
 
 /// The host takes `bytes` from `HOST` on, moves all of its memory, and finishes.
 fn take(mut worker: TheWorker, ram: &'static Ram, bytes: u64) {
@@ -41,25 +41,26 @@ fn fault_and_host(block: u64, bytes: u64, before: bool) {
 
 #[test]
 fn a_page_that_the_host_takes_is_not_mapped_by_a_fault_that_asked_before() {
-    bounded("fault of a page || invalidation", 3, || fault_and_host(PAGE, PAGE, false));
-    bounded("fault on a page that is there || invalidation", 3, || {
+    bounded("fault of a page || invalidation", 5, || fault_and_host(PAGE, PAGE, false));
+    bounded("fault on a page that is there || invalidation", 5, || {
         fault_and_host(PAGE, PAGE, true);
     });
 }
 
 #[test]
 fn nor_is_a_block_of_which_the_host_takes_a_page() {
-    bounded("fault of a block || invalidation of a page", 3, || {
+    bounded("fault of a block || invalidation of a page", 5, || {
         fault_and_host(BLOCK, PAGE, false);
     });
-    bounded("fault of a block || invalidation of all", 3, || fault_and_host(BLOCK, BLOCK, false));
+    bounded("fault of a block || invalidation of all", 5, || fault_and_host(BLOCK, BLOCK, false));
 }
 
 #[test]
 fn more_invalidations_than_places_forbid_all() {
-    bounded("fault || two invalidations", 2, || {
+    bounded("fault || two invalidations", 5, || {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
-        let guest = guest(world, ram, config());
+        let page = PageSize::from_bytes(PAGE).unwrap();
+        let guest = guest(world, ram, Config { largest: page, ..config() });
         let mut setup = worker(guest);
         setup.set_slot(slot(false)).unwrap();
         let other = HvaRange { start: Hva(HOST + PAGE), bytes: PAGE };

@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 use loom::thread::spawn;
-use slat::{BreakBeforeMake, Gpa};
+use slat::{Access, BreakBeforeMake, Gpa};
 use slat_guest::*;
 
 const ALL: u64 = 0b11;
@@ -27,7 +27,7 @@ impl Copy {
 fn round(worker: &mut TheWorker, ram: &Ram, copy: &mut Copy) {
     let mut bits = [0];
     worker.read_log(SlotId(0), &mut bits).unwrap();
-    worker.clear_log(SlotId(0), 0, 2, &bits).unwrap();
+    worker.clear_log(SlotId(0), 0, 4, &bits).unwrap();
     copy.take(ram, bits[0]);
 }
 
@@ -59,21 +59,21 @@ fn rounds(config: Config, block: u64, mapped: bool, bbm: BreakBeforeMake) {
 
 #[test]
 fn a_clear_beside_faults_loses_no_write() {
-    bounded("faults || clear, pages", 2, || {
+    bounded("faults || clear, pages", 4, || {
         rounds(config(), PAGE, true, BreakBeforeMake::Never);
     });
-    bounded("faults || clear, a block, initially set", 2, || {
+    bounded("faults || clear, a block, initially set", 4, || {
         let config = Config { initially_set: true, ..config() };
         rounds(config, BLOCK, true, BreakBeforeMake::Never);
     });
-    bounded("faults || clear, a block, breaking", 2, || {
+    bounded("faults || clear, a block, breaking", 4, || {
         rounds(config(), BLOCK, true, BreakBeforeMake::Always);
     });
 }
 
 #[test]
 fn logging_that_begins_beside_faults_loses_no_write() {
-    bounded("fault || log on", 3, || {
+    bounded("fault || log on", 4, || {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = guest(world, ram, config());
         let mut worker = worker(guest);
@@ -96,7 +96,7 @@ fn logging_that_begins_beside_faults_loses_no_write() {
 
 #[test]
 fn a_ring_beside_splits_loses_no_write() {
-    bounded("faults that split || ring reset", 2, || {
+    bounded("faults that split || ring reset", 4, || {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(BLOCK));
         let guest = guest(world, ram, Config { ring: Some(4), ..config() });
         let mut worker = worker(guest);
@@ -129,8 +129,46 @@ fn a_ring_beside_splits_loses_no_write() {
 }
 
 #[test]
+fn a_ring_that_wraps_around_loses_no_write() {
+    bounded("faults || ring reset, two entries", 4, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let guest = guest(world, ram, Config { ring: Some(2), ..config() });
+        let mut worker = worker(guest);
+        worker.set_slot(slot(true)).unwrap();
+        let mut writer = vcpu(guest);
+        assert!(write(&mut writer, ram, 0, 1) && write(&mut writer, ram, PAGE, 2));
+        let none = DirtyPage { slot: SlotId(9), page: 0 };
+        let mut pages = [none; 2];
+        assert_eq!(worker.harvest_ring(0, &mut pages), 2);
+        let writer = Sent(writer);
+        let thread = spawn(move || {
+            let mut vcpu = writer.get();
+            // Its ring is full until the reset is done: only then may it name another page.
+            if let Outcome::MadeWritable(_) | Outcome::Mapped(_) =
+                vcpu.fault(Gpa(2 * PAGE), Access::Write)
+            {
+                write(&mut vcpu, ram, 2 * PAGE, 3);
+            }
+            write(&mut vcpu, ram, 0, 4);
+            Sent(vcpu)
+        });
+        let mut copy = Copy { pages: [0; 4] };
+        let mut collect = |worker: &mut TheWorker, pages: &[DirtyPage]| {
+            worker.reset_rings();
+            copy.take(ram, pages.iter().fold(0, |bits, page| bits | 1 << page.page));
+        };
+        collect(&mut worker, &pages);
+        drop(thread.join().unwrap());
+        let count = worker.harvest_ring(0, &mut pages);
+        collect(&mut worker, &pages[..count]);
+        assert_eq!(copy.pages, *ram.content.lock().unwrap());
+        assert!((0..3).all(|page| !writable(&mut worker, page * PAGE)));
+    });
+}
+
+#[test]
 fn two_clears_and_a_fault_lose_no_write() {
-    bounded("clear || clear || fault", 1, || {
+    bounded("clear || clear || fault", 4, || {
         let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
         let guest = guest(world, ram, config());
         let mut first = worker(guest);
@@ -149,10 +187,10 @@ fn two_clears_and_a_fault_lose_no_write() {
         let second = Sent(worker(guest));
         let clears = spawn(move || {
             let mut second = second.get();
-            second.clear_log(SlotId(0), 0, 2, &[1]).unwrap();
+            second.clear_log(SlotId(0), 0, 4, &[1]).unwrap();
             Sent(second)
         });
-        first.clear_log(SlotId(0), 0, 2, &[1]).unwrap();
+        first.clear_log(SlotId(0), 0, 4, &[1]).unwrap();
         drop(clears.join().unwrap());
         let mut copy = Copy { pages: [0; 4] };
         copy.take(ram, 1);

@@ -73,6 +73,8 @@ Examples:
       2 GiB on 1g blocks, 2 vCPUs: write, execute, read, write every page
   slat bench execute --backing 1g --vcpus 96
       more vCPUs than CPUs: they take turns
+  slat bench execute --exit 1000
+      as if each fault left the guest for a microsecond longer
   slat bench execute --format arm64 --bbm 3 --memory 1g --output execute/";
 
 /// A guest that executes from all of its memory.
@@ -98,6 +100,10 @@ pub struct ExecuteArgs {
     /// Guests of each kind that are measured, in turns [default: 7]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
+
+    /// Nanoseconds that a fault costs on top, as leaving a guest of hardware's does
+    #[arg(long, value_name = "NS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub exit: u32,
 
     /// One block or 64 MiB, one round: shows that it works, gives no figures to quote
     #[arg(long)]

@@ -306,7 +306,7 @@ fn changes(changes: &BTreeMap<String, i64>) -> BTreeMap<String, u64> {
 }
 
 /// The counts of several samples: one number where they agree, first, least and most where not.
-fn merge(samples: impl Iterator<Item = BTreeMap<String, u64>>) -> BTreeMap<String, u64> {
+pub(super) fn merge(samples: impl Iterator<Item = BTreeMap<String, u64>>) -> BTreeMap<String, u64> {
     let samples: Vec<_> = samples.collect();
     let names: BTreeSet<&String> = samples.iter().flat_map(BTreeMap::keys).collect();
     let mut merged = BTreeMap::new();

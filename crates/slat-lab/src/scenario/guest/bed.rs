@@ -1,0 +1,408 @@
+//! A machine, its memory, and guests on it, one after the other.
+
+use super::lock::FairLock;
+use super::times::Times;
+use crate::cli::TablesArgs;
+use crate::failure::bad_input;
+use crate::session::Session;
+use crate::size::Size;
+use anyhow::{Context, bail, ensure};
+use serde_json::{Map, Value, json};
+use slat::{Access, Format, Frame, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
+use slat_guest::{
+    Backing, Config, Guest, Hva, NoPage, Outcome, Page, SlotId, SlotSpec, TABLE_PAGES, TableRoom,
+    Vcpu, Worker,
+};
+use slat_sim::arch::Arch;
+use slat_sim::fast::{AccessError, FastCpu, FastMachine};
+use std::time::{Duration, Instant};
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// Where guests have their memory.
+pub const GUEST_BASE: u64 = 4 << 30;
+/// Where the backing has it; aligned alike.
+const HOST_BASE: u64 = 0x7000_0000_0000;
+/// The one slot.
+pub const SLOT: SlotId = SlotId(0);
+const VMID: Vmid = Vmid(1);
+
+/// Runs `$body` with the format and the architecture that `$tables` asks for.
+macro_rules! on_format {
+    ($tables:expr, |$format:ident, $arch:ident| $body:expr) => {{
+        let tables: &$crate::cli::TablesArgs = $tables;
+        let bbm = tables.bbm()?;
+        match tables.format {
+            $crate::cli::GuestFormat::Ept => {
+                let $format = ::slat::format::ept::Ept1G::default();
+                let $arch = ::slat_sim::Ept::default();
+                $body
+            }
+            $crate::cli::GuestFormat::Arm64 => {
+                let $format = ::slat::format::arm64::Arm64K4 {
+                    hardware_dirty: true,
+                    ..Default::default()
+                };
+                let $arch = ::slat_sim::Arm { bbm, ..::slat_sim::Arm::new(12, 40) };
+                $body
+            }
+        }
+    }};
+}
+pub(super) use on_format;
+
+/// How large a guest is, and what the host has for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Bytes of guest memory.
+    pub memory: u64,
+    /// Bytes of host memory: where it is less, the guest's wraps round.
+    pub host: u64,
+    /// In blocks of that size.
+    pub block: PageSize,
+    pub vcpus: u16,
+    /// The host's memory is there before anything is timed.
+    pub resident: bool,
+}
+
+impl Shape {
+    /// Memory that is all there.
+    ///
+    /// # Errors
+    /// It is no multiple of the blocks.
+    pub fn new(memory: Size, block: PageSize, vcpus: u16) -> anyhow::Result<Self> {
+        let bytes = memory.bytes();
+        if !bytes.is_multiple_of(block.bytes().max(2 << 20)) {
+            let step = Size(block.bytes().max(2 << 20));
+            return Err(bad_input(format!(
+                "--memory {memory} is no multiple of {step}, in which the host has it; take one"
+            )));
+        }
+        Ok(Self { memory: bytes, host: bytes, block, vcpus, resident: true })
+    }
+
+    /// Tables of the whole, full caches of all threads, and what waits to be freed.
+    fn table_bytes(&self) -> u64 {
+        let threads = u64::from(self.vcpus) + 8;
+        3 * (self.memory >> 9) + (self.memory >> 16) + threads * (TABLE_PAGES as u64 + 8) * PAGE
+            + (8 << 20)
+    }
+}
+
+/// What the host has behind the guest: one piece, in blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Ram {
+    base: u64,
+    bytes: u64,
+    block: PageSize,
+}
+
+impl Backing for Ram {
+    fn page(&self, host: Hva, _: Access) -> Result<Page, NoPage> {
+        let offset = host.0.checked_sub(HOST_BASE).ok_or(NoPage::Never)? % self.bytes;
+        let hpa = Hpa(self.base + offset);
+        let (write, execute) = (true, true);
+        Ok(Page { hpa, block: self.block, write, execute, memory: Memory::Normal })
+    }
+}
+
+/// A guest on a machine of the bed's.
+pub type TheGuest<'p, F, A> = Guest<'p, F, FastMachine<A>, Ram>;
+/// A thread that works on its memory.
+pub type TheWorker<'w, 'p, F, A> = Worker<'w, 'p, F, FastMachine<A>, Ram>;
+
+/// A machine with memory, on which guests run one after the other.
+pub struct Bed<F, A: Arch> {
+    format: F,
+    machine: FastMachine<A>,
+    pub shape: Shape,
+    params: Map<String, Value>,
+}
+
+impl<F: Format, A: Arch> Bed<F, A> {
+    /// A machine for guests of `shape`.
+    ///
+    /// # Errors
+    /// Memory is short.
+    pub fn new(
+        format: F,
+        arch: A,
+        tables: &TablesArgs,
+        shape: Shape,
+        session: &Session,
+    ) -> anyhow::Result<Self> {
+        let table_bytes = shape.table_bytes();
+        let available = session.memory_available();
+        let needed = if shape.resident { shape.host + table_bytes } else { table_bytes };
+        if needed > available / 10 * 9 {
+            return Err(bad_input(format!(
+                "a guest of {} takes {} MiB, and this machine has {} MiB free; take a smaller \
+                 --memory",
+                Size(shape.memory),
+                needed >> 20,
+                available >> 20
+            )));
+        }
+        let machine = FastMachine::new(arch, shape.vcpus.into(), shape.host, table_bytes)
+            .context("the host does not map the guest's memory; take a smaller --memory")?;
+        if shape.resident {
+            // Small pages will do.
+            let _ = machine.set_huge_pages(true);
+            if machine.populate(machine.memory_base(), shape.host).is_err() {
+                for at in (0..shape.host).step_by(PAGE as usize) {
+                    machine.write_host(Hpa(machine.memory_base().0 + at), 0);
+                }
+            }
+        } else {
+            let _ = machine.set_huge_pages(false);
+        }
+        let mut params: Map<String, Value> = [
+            ("memory", json!(shape.memory)),
+            ("vcpus", json!(shape.vcpus)),
+            ("backing", json!(Size(shape.block.bytes()).to_string())),
+            ("format", json!(tables.format.to_string())),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into_iter()
+        .collect();
+        if tables.format == crate::cli::GuestFormat::Arm64 {
+            params.insert("bbm".to_owned(), json!(tables.bbm()?));
+        }
+        Ok(Self { format, machine, shape, params })
+    }
+
+    /// What has to be equal for two results to be compared.
+    pub fn params(&self) -> Map<String, Value> {
+        self.params.clone()
+    }
+
+    /// The machine.
+    pub const fn machine(&self) -> &FastMachine<A> {
+        &self.machine
+    }
+
+    /// How a guest here is managed, unless somebody says otherwise.
+    pub const fn config(&self) -> Config {
+        Config::new(self.shape.vcpus, PageSize::SIZE_1G)
+    }
+
+    /// Makes a guest with all of its memory, has `work` work on it, and takes it apart.
+    ///
+    /// # Errors
+    /// Those of `work`; or the guest cannot be made so.
+    pub fn with_guest<R>(
+        &self,
+        config: Config,
+        work: impl FnOnce(&TheGuest<'_, F, A>) -> anyhow::Result<R>,
+    ) -> anyhow::Result<R> {
+        let ram = Ram {
+            base: self.machine.memory_base().0,
+            bytes: self.shape.host,
+            block: self.shape.block,
+        };
+        let bits = self.machine.arch().address_bits();
+        let guest = Guest::new(self.format, VMID, bits, &self.machine, ram, config)
+            .context("the guest cannot be made")?;
+        let result = self.change_slot(&guest, false).and_then(|()| work(&guest));
+        // SAFETY: CPUs are borrowed by runners, and those have ended with `work`: none has loaded
+        // the guest's tables.
+        unsafe { guest.destroy() };
+        result
+    }
+
+    /// Makes the slot, or has it begin or end to log.
+    pub fn change_slot(&self, guest: &TheGuest<'_, F, A>, log: bool) -> anyhow::Result<()> {
+        let mut room = room();
+        let mut worker = Worker::new(guest, &mut room)?;
+        worker.set_slot(self.slot(log)).context("the guest's slot cannot be changed")?;
+        Ok(())
+    }
+
+    /// The slot, as it is asked for.
+    pub const fn slot(&self, log_dirty: bool) -> SlotSpec {
+        SlotSpec {
+            id: SLOT,
+            gpa: Gpa(GUEST_BASE),
+            bytes: self.shape.memory,
+            host: Hva(HOST_BASE),
+            read_only: false,
+            log_dirty,
+        }
+    }
+
+    /// Pages of the guest.
+    pub const fn pages(&self) -> u64 {
+        self.shape.memory / PAGE
+    }
+
+    /// The pages of one of `of` equal shares.
+    pub fn share(&self, number: u64, of: u64) -> std::ops::Range<u64> {
+        let begin = |number: u64| (u128::from(self.pages()) * u128::from(number) / u128::from(of)) as u64;
+        begin(number)..begin(number + 1)
+    }
+
+    /// What the host sees in the first word of a page.
+    pub fn first_word(&self, page: u64) -> u64 {
+        let offset = page * PAGE % self.shape.host;
+        self.machine.read_host(Hpa(self.machine.memory_base().0 + offset))
+    }
+}
+
+/// Where a page begins.
+pub const fn gpa(page: u64) -> u64 {
+    GUEST_BASE + page * PAGE
+}
+
+/// Some pages.
+pub fn range(first: u64, pages: u64) -> GpaRange {
+    GpaRange::new(Gpa(gpa(first)), pages * PAGE).expect("some pages")
+}
+
+/// Room for a thread's table pages.
+pub const fn room() -> TableRoom {
+    [const { None::<Frame> }; TABLE_PAGES]
+}
+
+/// How often an access faults in a row before that is an error.
+const PATIENCE: u32 = 10_000_000;
+
+/// A vCPU and the CPU that it runs on: one thread.
+pub struct Runner<'w, 'p, F: Format, A: Arch> {
+    vcpu: Vcpu<'w, 'p, F, FastMachine<A>, Ram>,
+    cpu: FastCpu<'p, A>,
+    locks: Locks<'w>,
+    /// What each fault costs on top, spun away.
+    pub exit: Duration,
+    /// How long it was held up by each fault: waits for locks and for a full ring included.
+    pub times: Times,
+}
+
+/// What a fault is answered under.
+#[derive(Clone, Copy)]
+pub enum Locks<'l> {
+    /// Nothing.
+    Free,
+    /// A lock, for reading.
+    Shared(&'l FairLock),
+    /// A lock, for writing.
+    Exclusive(&'l FairLock),
+}
+
+impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
+    /// vCPU `id` of the guest, on the CPU of that number.
+    ///
+    /// # Errors
+    /// Either is taken.
+    pub fn new(
+        guest: &'w TheGuest<'p, F, A>,
+        machine: &'p FastMachine<A>,
+        id: u16,
+        room: &'w mut TableRoom,
+        locks: Locks<'w>,
+    ) -> anyhow::Result<Self> {
+        let vcpu = Vcpu::new(guest, id, room)?;
+        let mut cpu = machine.cpu(id.into())?;
+        cpu.load(VMID, vcpu.root());
+        Ok(Self { vcpu, cpu, locks, exit: Duration::ZERO, times: Times::default() })
+    }
+
+    /// What it can do as any thread can.
+    pub const fn worker(&mut self) -> &mut TheWorker<'w, 'p, F, A> {
+        self.vcpu.worker()
+    }
+
+    /// The guest stores a word.
+    ///
+    /// # Errors
+    /// The fault has no answer.
+    #[inline]
+    pub fn write(&mut self, gpa: u64, value: u64) -> anyhow::Result<()> {
+        match self.cpu.write(gpa, value) {
+            Ok(()) => Ok(()),
+            Err(error) => self.insist(error, |cpu| cpu.write(gpa, value)),
+        }
+    }
+
+    /// The guest loads a word.
+    ///
+    /// # Errors
+    /// The fault has no answer.
+    #[inline]
+    pub fn read(&mut self, gpa: u64) -> anyhow::Result<u64> {
+        match self.cpu.read(gpa) {
+            Ok(word) => Ok(word),
+            Err(error) => self.insist(error, |cpu| cpu.read(gpa)),
+        }
+    }
+
+    /// The guest fetches a word as an instruction.
+    ///
+    /// # Errors
+    /// The fault has no answer.
+    #[inline]
+    pub fn execute(&mut self, gpa: u64) -> anyhow::Result<u64> {
+        match self.cpu.execute(gpa) {
+            Ok(word) => Ok(word),
+            Err(error) => self.insist(error, |cpu| cpu.execute(gpa)),
+        }
+    }
+
+    /// Has faults answered until the access succeeds.
+    #[cold]
+    #[inline(never)]
+    fn insist<R>(
+        &mut self,
+        mut error: AccessError,
+        mut access: impl FnMut(&mut FastCpu<'p, A>) -> Result<R, AccessError>,
+    ) -> anyhow::Result<R> {
+        let mut begin = Instant::now();
+        let mut full = false;
+        for _ in 0..PATIENCE {
+            ensure!(error.fault().is_some(), "{error}");
+            if !self.exit.is_zero() {
+                let left = Instant::now();
+                while left.elapsed() < self.exit {
+                    std::hint::spin_loop();
+                }
+            }
+            let outcome = self.answer(&error);
+            match outcome {
+                Outcome::Mmio | Outcome::Refused(_) => {
+                    bail!("the guest's {:?} at {:#x} came to {outcome:?}", error.access, error.gpa)
+                }
+                Outcome::Retry(_) => std::thread::yield_now(),
+                Outcome::RingFull => {
+                    // All of the wait is one.
+                    full = true;
+                    std::thread::yield_now();
+                    continue;
+                }
+                _ => {}
+            }
+            self.times.add(begin.elapsed().as_nanos() as u64);
+            if std::mem::take(&mut full) {
+                self.times.waited_for_room += 1;
+            }
+            match access(&mut self.cpu) {
+                Ok(result) => return Ok(result),
+                Err(again) => error = again,
+            }
+            begin = Instant::now();
+        }
+        bail!("the guest's {:?} at {:#x} faults for ever", error.access, error.gpa)
+    }
+
+    fn answer(&mut self, error: &AccessError) -> Outcome {
+        let access = match error.access {
+            slat_sim::Access::Read => Access::Read,
+            slat_sim::Access::Write => Access::Write,
+            slat_sim::Access::Execute => Access::Execute,
+        };
+        let gpa = Gpa(error.gpa & !(PAGE - 1));
+        match self.locks {
+            Locks::Free => self.vcpu.fault(gpa, access),
+            Locks::Shared(lock) => lock.shared(|| self.vcpu.fault(gpa, access)),
+            Locks::Exclusive(lock) => lock.exclusive(|| self.vcpu.fault(gpa, access)),
+        }
+    }
+}
