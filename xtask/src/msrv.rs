@@ -30,7 +30,15 @@ pub fn bare() -> anyhow::Result<Outcome> {
             build.env("CARGO_PROFILE_DEV_PANIC", "abort");
             ran(&mut build)?;
         }
-        ran(&mut cargo(&["build", "--target", setup::BARE, "--package", "slat"]))
+        ran(&mut cargo(&[
+            "build",
+            "--target",
+            setup::BARE,
+            "--package",
+            "slat",
+            "--package",
+            "slat-guest",
+        ]))
     })
 }
 

@@ -502,7 +502,17 @@ macro_rules! display_as_written {
 }
 
 display_as_written!(
-    When, What, Walk, Granule, Part, Target, KvmBacking, Switch, GuestFormat, GuestBacking, LogWay
+    When,
+    What,
+    Walk,
+    Granule,
+    Part,
+    Target,
+    KvmBacking,
+    Switch,
+    GuestFormat,
+    GuestBacking,
+    LogWay
 );
 
 #[cfg(test)]

@@ -46,10 +46,10 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
             bench(&args.out, |session| scenario::guest::execute::run(args, session))
         }
         Some(Command::Bench { bench: Bench::Age(args) }) => {
-            bench(&args.out, |session| { let _ = (args, session); unreachable!() })
+            bench(&args.out, |session| scenario::guest::age::run(args, session))
         }
         Some(Command::Bench { bench: Bench::Populate(args) }) => {
-            bench(&args.out, |session| { let _ = (args, session); unreachable!() })
+            bench(&args.out, |session| scenario::guest::populate::run(args, session))
         }
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();

@@ -165,7 +165,13 @@ pub struct PopulateArgs {
     pub tables: TablesArgs,
 
     /// Blocks in which the host has the guest's memory
-    #[arg(long, short = 's', value_name = "SIZE,...", value_delimiter = ',', default_value = "4k,2m,1g")]
+    #[arg(
+        long,
+        short = 's',
+        value_name = "SIZE,...",
+        value_delimiter = ',',
+        default_value = "4k,2m,1g"
+    )]
     pub backing: Vec<GuestBacking>,
 
     /// vCPUs

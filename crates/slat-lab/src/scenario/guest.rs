@@ -4,14 +4,14 @@
 //! the same machine. Variants and their baselines take turns, the turn's first place goes round, and
 //! one round warms up.
 
-// pub mod age;
+pub mod age;
 mod bed;
 mod density;
 pub mod dirty_log;
 pub mod execute;
 mod lock;
 mod parallel;
-// pub mod populate;
+pub mod populate;
 mod times;
 mod turns;
 mod vcpus;

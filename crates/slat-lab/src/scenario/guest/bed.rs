@@ -39,10 +39,8 @@ macro_rules! on_format {
                 $body
             }
             $crate::cli::GuestFormat::Arm64 => {
-                let $format = ::slat::format::arm64::Arm64K4 {
-                    hardware_dirty: true,
-                    ..Default::default()
-                };
+                let $format =
+                    ::slat::format::arm64::Arm64K4 { hardware_dirty: true, ..Default::default() };
                 let $arch = ::slat_sim::Arm { bbm, ..::slat_sim::Arm::new(12, 40) };
                 $body
             }
@@ -84,7 +82,9 @@ impl Shape {
     /// Tables of the whole, full caches of all threads, and what waits to be freed.
     fn table_bytes(&self) -> u64 {
         let threads = u64::from(self.vcpus) + 8;
-        3 * (self.memory >> 9) + (self.memory >> 16) + threads * (TABLE_PAGES as u64 + 8) * PAGE
+        3 * (self.memory >> 9)
+            + (self.memory >> 16)
+            + threads * (TABLE_PAGES as u64 + 8) * PAGE
             + (8 << 20)
     }
 }
@@ -237,7 +237,8 @@ impl<F: Format, A: Arch> Bed<F, A> {
 
     /// The pages of one of `of` equal shares.
     pub fn share(&self, number: u64, of: u64) -> std::ops::Range<u64> {
-        let begin = |number: u64| (u128::from(self.pages()) * u128::from(number) / u128::from(of)) as u64;
+        let begin =
+            |number: u64| (u128::from(self.pages()) * u128::from(number) / u128::from(of)) as u64;
         begin(number)..begin(number + 1)
     }
 

@@ -51,9 +51,8 @@ pub fn measure<F: Format, A: Arch>(
         results.push(recorder.figure(variant, target, "clear", "s", seconds, counted));
     }
     for (number, bits) in DENSITIES.iter().enumerate() {
-        let of = |way: usize, figure: fn(&Sample) -> f64| {
-            samples[2 * number + way].iter().map(figure)
-        };
+        let of =
+            |way: usize, figure: fn(&Sample) -> f64| samples[2 * number + way].iter().map(figure);
         if samples[2 * number].is_empty() {
             continue;
         }
@@ -107,7 +106,7 @@ fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, bits: u32, hulls: bool) -> anyhow
     bed.with_guest(bed.config(), |guest| {
         let mut room = room();
         let mut vcpu = Runner::new(guest, bed.machine(), 0, &mut room, Locks::Free)?;
-        let mut write_all = |vcpu: &mut Runner<'_, '_, F, A>| -> anyhow::Result<u64> {
+        let write_all = |vcpu: &mut Runner<'_, '_, F, A>| -> anyhow::Result<u64> {
             let written = |guest: &super::bed::TheGuest<'_, F, A>| {
                 guest.stats().faults(FaultKind::MadeWritable).count
             };

@@ -4,7 +4,7 @@
 //! named. In the end the vCPUs stop, what is left is copied, and memory and copy must be equal: a page
 //! that the log lost is a measurement that failed.
 
-use super::bed::{Bed, Locks, PAGE, Runner, SLOT, Shape, TheGuest, TheWorker, gpa, on_format, room};
+use super::bed::{Bed, Locks, Runner, SLOT, Shape, TheWorker, gpa, on_format, room};
 use super::lock::FairLock;
 use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
@@ -60,7 +60,8 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
         let bed = Bed::new(format, arch, &args.tables, shape, session)?;
         let plan = Plan { ways: &ways, rounds, runs, percent: args.write_percent.into() };
         let mut results = measure(&bed, &plan, session)?;
-        results.extend(density::measure(&bed, runs.max(5).min(if args.quick { 1 } else { 1000 }), session)?);
+        let rounds = if args.quick { 1 } else { runs.max(5) };
+        results.extend(density::measure(&bed, rounds, session)?);
         results
     });
     results.extend(parallel::run(args, memory, session)?);
@@ -181,27 +182,31 @@ fn sample<F: Format, A: Arch>(
                 Ok((runner.times, written))
             }
         };
+        let mut room = room();
+        let mut migration = Migration {
+            bed,
+            worker: Worker::new(guest, &mut room)?,
+            lock: &lock,
+            way,
+            bitmap: vec![0; bed.pages().div_ceil(64) as usize],
+            copy: vec![0; bed.pages() as usize],
+            reads: Vec::new(),
+            clears: Vec::new(),
+            dirty: 0,
+        };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..vcpus).map(|id| scope.spawn(writer(id))).collect();
-            let mut room = room();
-            let mut migration = Migration {
-                bed,
-                guest,
-                worker: Worker::new(guest, &mut room)?,
-                lock: &lock,
-                way,
-                bitmap: vec![0; bed.pages().div_ceil(64) as usize],
-                copy: vec![0; bed.pages() as usize],
-                reads: Vec::new(),
-                clears: Vec::new(),
-                dirty: 0,
-            };
             barrier.wait();
             let before = (guest.stats(), bed.machine().service().invalidations);
             barrier.wait();
             let begin = Instant::now();
             let rounds = migration.rounds(plan.rounds, session);
             over.store(true, Ordering::Relaxed);
+            while way == LogWay::Ring && threads.iter().any(|thread| !thread.is_finished()) {
+                // Somebody may wait for room.
+                migration.harvest();
+                std::thread::yield_now();
+            }
             let mut times = Times::default();
             let mut written = 0;
             for thread in threads {
@@ -272,7 +277,6 @@ fn write<F: Format, A: Arch>(
 /// Who reads the log, and copies.
 struct Migration<'m, 'w, 'p, F: Format, A: Arch> {
     bed: &'p Bed<F, A>,
-    guest: &'w TheGuest<'p, F, A>,
     worker: TheWorker<'w, 'p, F, A>,
     lock: &'m FairLock,
     way: LogWay,
@@ -407,8 +411,6 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
             self.bed.pages(),
             gpa(lost[0])
         );
-        debug_assert_eq!(self.guest.config().vcpus, self.bed.shape.vcpus);
-        debug_assert_eq!(self.bed.pages() * PAGE, self.bed.shape.memory);
         Ok(())
     }
 }

@@ -76,7 +76,11 @@ fn measure<F: Format, A: Arch>(
         }
     }
     let all = |way: usize, figure: fn(&PhaseRun) -> f64| {
-        samples[way].iter().map(move |phases| figure(&phases[EXECUTE])).collect::<Vec<_>>().into_iter()
+        samples[way]
+            .iter()
+            .map(move |phases| figure(&phases[EXECUTE]))
+            .collect::<Vec<_>>()
+            .into_iter()
     };
     let faults = |run: &PhaseRun| run.fault_count() as f64;
     let over = |way| {

@@ -31,7 +31,8 @@ pub fn run(
 ) -> anyhow::Result<Vec<Measurement>> {
     let cpus = cpus()?;
     if cpus.len() < 2 {
-        session.skip("clearing with two threads", "it takes two CPUs, and this process may use one");
+        session
+            .skip("clearing with two threads", "it takes two CPUs, and this process may use one");
         return Ok(Vec::new());
     }
     let guest = if args.quick { memory.bytes() } else { memory.bytes().max(LEAST) };

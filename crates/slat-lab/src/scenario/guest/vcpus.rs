@@ -87,8 +87,9 @@ pub fn run_phases<'p, F: Format, A: Arch>(
                     Ok(runner) if failed.is_none() => work(runner, id, phase),
                     _ => Ok(()),
                 };
-                let times =
-                    runner.as_mut().map_or_else(|_| Times::default(), |r| std::mem::take(&mut r.times));
+                let times = runner
+                    .as_mut()
+                    .map_or_else(|_| Times::default(), |r| std::mem::take(&mut r.times));
                 done.push((begin, Instant::now(), watch.seconds(), times));
                 failed = failed.or(result.err());
                 barrier.wait();

@@ -1,0 +1,303 @@
+//! Threads that run vCPUs over real memory, beside threads that log, invalidate, age, split, recover
+//! and delete. Writers stamp words; a copy is kept from the log; at the end, copy and memory are
+//! equal.
+//!
+//! `ROUNDS=N` for more.
+#![cfg(all(not(loom), target_os = "linux"))]
+
+use slat::format::arm64::{Arm64, Arm64K4};
+use slat::format::ept::Ept1G;
+use slat::{Access, Ageing, Format, Gpa, GpaRange, Hpa, Memory, PageSize, Skip, Vmid};
+use slat_guest::*;
+use slat_sim::fast::FastMachine;
+use slat_sim::{Arch, Arm, Ept};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+const VMID: Vmid = Vmid(3);
+const BASE: u64 = 1 << 32;
+const HOST: u64 = 1 << 40;
+const K4: u64 = 4096;
+const M2: u64 = 2 << 20;
+const BYTES: u64 = 4 * M2;
+const PAGES: u64 = BYTES / K4;
+
+/// Where each page of the guest's memory is: a place of its own, or the one beside it.
+struct Ram {
+    base: u64,
+    block: PageSize,
+    /// Pages that were moved.
+    moved: Vec<AtomicBool>,
+    /// Held by who moves pages, in the invalidation; faults ask under it.
+    moving: RwLock<()>,
+}
+
+impl Ram {
+    fn hpa(&self, page: u64) -> Hpa {
+        let moved = self.moved[page as usize].load(Ordering::Relaxed);
+        Hpa(self.base + page * K4 + if moved { BYTES } else { 0 })
+    }
+}
+
+impl Backing for &Ram {
+    fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
+        let _asks = self.moving.read().unwrap();
+        let page = (host.0 - HOST) / K4;
+        let table = (page / 512 * 512) as usize;
+        let whole = self.moved[table..table + 512].iter().all(|page| !page.load(Ordering::Relaxed));
+        Ok(Page {
+            hpa: self.hpa(page),
+            block: if whole { self.block } else { PageSize::SIZE_4K },
+            write: true,
+            execute: true,
+            memory: Memory::Normal,
+        })
+    }
+}
+
+struct Run<'r, F: Format, A: Arch> {
+    machine: &'r FastMachine<A>,
+    ram: &'r Ram,
+    guest: &'r Guest<'r, F, FastMachine<A>, &'r Ram>,
+    stop: AtomicBool,
+    stamp: AtomicU64,
+    /// Of each page, its first word as it was copied.
+    copy: Vec<AtomicU64>,
+    /// Copies and moves take turns: what is copied stands still.
+    copying: Mutex<()>,
+}
+
+fn room() -> TableRoom {
+    [const { None }; TABLE_PAGES]
+}
+
+fn spec(log_dirty: bool) -> SlotSpec {
+    SlotSpec {
+        id: SlotId(0),
+        gpa: Gpa(BASE),
+        bytes: BYTES,
+        host: Hva(HOST),
+        read_only: false,
+        log_dirty,
+    }
+}
+
+impl<F: Format, A: Arch> Run<'_, F, A> {
+    fn vcpu(&self, id: u16, seed: u64) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut room = room();
+        let mut vcpu = Vcpu::new(self.guest, id, &mut room).unwrap();
+        let mut cpu = self.machine.cpu(id as usize).unwrap();
+        cpu.load(VMID, vcpu.root());
+        while !self.stop.load(Ordering::Relaxed) {
+            let page = rng.u64(..PAGES);
+            let gpa = BASE + page * K4;
+            let access = [Access::Write, Access::Write, Access::Read, Access::Execute];
+            let access = access[rng.usize(..4)];
+            loop {
+                let done = match access {
+                    Access::Write => cpu.write(gpa, self.stamp.fetch_add(1, Ordering::Relaxed)),
+                    Access::Read => cpu.read(gpa).map(drop),
+                    Access::Execute => cpu.execute(gpa).map(drop),
+                };
+                if done.is_ok() || self.stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                match vcpu.fault(Gpa(gpa), access) {
+                    Outcome::RingFull | Outcome::Retry(_) => std::thread::yield_now(),
+                    Outcome::Refused(why) => panic!("{why:?}"),
+                    // While the slot is replaced.
+                    Outcome::Mmio => std::thread::yield_now(),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn copy_pages(&self, pages: impl Iterator<Item = u64>) {
+        let _turn = self.copying.lock().unwrap();
+        for page in pages {
+            let word = self.machine.read_host(self.ram.hpa(page));
+            self.copy[page as usize].store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// One round of a migration.
+    fn round(&self, worker: &mut Worker<'_, '_, F, FastMachine<A>, &Ram>, take: bool) {
+        let mut bits = vec![0; PAGES as usize / 64];
+        if take {
+            worker.take_log(SlotId(0), &mut bits).unwrap();
+        } else {
+            worker.read_log(SlotId(0), &mut bits).unwrap();
+            worker.clear_log(SlotId(0), 0, PAGES, &bits).unwrap();
+        }
+        self.copy_pages(set(&bits));
+        let none = DirtyPage { slot: SlotId(9), page: 0 };
+        for vcpu in 0..2 {
+            let mut pages = vec![none; 256];
+            let count = worker.harvest_ring(vcpu, &mut pages);
+            worker.reset_rings();
+            self.copy_pages(pages[..count].iter().map(|page| page.page));
+        }
+    }
+
+    /// Everything else that happens to the memory.
+    fn disturb(&self, seed: u64) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut room = room();
+        let mut worker = Worker::new(self.guest, &mut room).unwrap();
+        while !self.stop.load(Ordering::Relaxed) {
+            let page = rng.u64(..PAGES);
+            let count = rng.u64(1..=32).min(PAGES - page);
+            match rng.u8(..8) {
+                0 | 1 => self.move_pages(&mut worker, page, count),
+                2 => _ = worker.recover_huge_pages(),
+                3 => {
+                    let table = GpaRange::new(Gpa(BASE + page / 512 * M2), M2).unwrap();
+                    EagerSplit::new(table, PageSize::SIZE_4K).run(&mut worker, || false);
+                }
+                _ => {
+                    let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)];
+                    let how = Ageing { clear: true, skip, fresh: rng.bool() };
+                    let some = GpaRange::new(Gpa(BASE + page * K4), count * K4).unwrap();
+                    worker.age(some, None, &mut [0], how).unwrap();
+                }
+            }
+            self.guest.tables().reclaim();
+        }
+    }
+
+    /// The host puts pages elsewhere, content and all.
+    fn move_pages(
+        &self,
+        worker: &mut Worker<'_, '_, F, FastMachine<A>, &Ram>,
+        first: u64,
+        count: u64,
+    ) {
+        let range = HvaRange { start: Hva(HOST + first * K4), bytes: count * K4 };
+        let _copies = self.copying.lock().unwrap();
+        let invalidation = worker.invalidate(range, |_| {});
+        let asks = self.ram.moving.write().unwrap();
+        let mut content = [0; K4 as usize];
+        for page in first..first + count {
+            let from = self.ram.hpa(page);
+            self.machine.copy_out(from, &mut content);
+            self.ram.moved[page as usize].fetch_xor(true, Ordering::Relaxed);
+            self.machine.copy_in(self.ram.hpa(page), &content);
+            // Whoever still writes there is found out.
+            self.machine.write_host(from, u64::MAX);
+        }
+        drop(asks);
+        drop(invalidation);
+    }
+}
+
+fn set(bits: &[u64]) -> impl Iterator<Item = u64> {
+    let set = |page: &u64| bits[*page as usize / 64] >> (page % 64) & 1 == 1;
+    (0..bits.len() as u64 * 64).filter(set)
+}
+
+fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
+    let machine = FastMachine::new(arch, 2, 2 * BYTES, 64 << 20).unwrap();
+    let ram = Ram {
+        base: machine.memory_base().0,
+        block: PageSize::SIZE_2M,
+        moved: (0..PAGES).map(|_| AtomicBool::new(false)).collect(),
+        moving: RwLock::new(()),
+    };
+    let guest = Guest::new(format, VMID, 39, &machine, &ram, config).unwrap();
+    let run = Run {
+        machine: &machine,
+        ram: &ram,
+        guest: &guest,
+        stop: AtomicBool::new(false),
+        stamp: AtomicU64::new(1),
+        copy: (0..PAGES).map(|_| AtomicU64::new(0)).collect(),
+        copying: Mutex::new(()),
+    };
+    let mut room = room();
+    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    worker.set_slot(spec(false)).unwrap();
+    std::thread::scope(|scope| {
+        let run = &run;
+        let threads = [
+            scope.spawn(move || run.vcpu(0, seed)),
+            scope.spawn(move || run.vcpu(1, seed + 1)),
+            scope.spawn(move || run.disturb(seed + 2)),
+        ];
+        std::thread::sleep(Duration::from_millis(10));
+        worker.set_slot(spec(true)).unwrap();
+        if !config.initially_set {
+            run.copy_pages(0..PAGES);
+        }
+        let end = Instant::now() + Duration::from_millis(150);
+        let mut rounds = 0;
+        while Instant::now() < end {
+            run.round(&mut worker, rounds % 3 == 0);
+            rounds += 1;
+        }
+        run.stop.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        // The vCPUs stand still: the last round.
+        run.round(&mut worker, false);
+        run.round(&mut worker, false);
+    });
+    for page in 0..PAGES {
+        let there = machine.read_host(ram.hpa(page));
+        let copied = run.copy[page as usize].load(Ordering::Relaxed);
+        assert_eq!(copied, there, "page {page}, seed {seed}, {config:?}");
+        assert_ne!(there, u64::MAX, "page {page} was written where it is no more");
+    }
+    let totals = guest.stats().totals;
+    assert!(totals.log_cleared_pages + totals.ring_resets > PAGES, "{totals:?}");
+}
+
+fn configs(hardware: bool) -> Vec<Config> {
+    let config = Config::new(2, PageSize::SIZE_2M);
+    let eager_split = Some(PageSize::SIZE_4K);
+    let mut all = vec![
+        config,
+        Config { eager_split, execute_huge: ExecuteHuge::Split, ..config },
+        Config { initially_set: true, execute_huge: ExecuteHuge::Zap, ..config },
+        Config { ring: Some(128), ..config },
+    ];
+    if hardware {
+        all.push(Config { logging: Logging::Hardware, ..config });
+        all.push(Config { logging: Logging::Hardware, initially_set: true, ..config });
+    }
+    all
+}
+
+fn rounds() -> u64 {
+    std::env::var("ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+#[test]
+fn threads_on_intel_lose_no_write() {
+    for seed in 0..rounds() {
+        configs(true)
+            .into_iter()
+            .for_each(|config| run(Ept1G::default(), Ept::default(), config, seed));
+    }
+}
+
+#[test]
+fn threads_on_arm_lose_no_write() {
+    for seed in 0..rounds() {
+        for config in configs(false) {
+            let arm = Arm { hardware_dirty: false, ..Arm::new(12, 39) };
+            run::<Arm64K4, _>(Arm64::default(), arm, config, seed);
+        }
+    }
+}
+
+#[test]
+fn threads_on_arm_with_hardware_dirty_state_lose_no_write() {
+    for seed in 0..rounds() {
+        for config in configs(true) {
+            let format = Arm64K4 { hardware_dirty: true, ..Arm64::default() };
+            run(format, Arm { bbm: 3, ..Arm::new(12, 39) }, config, seed);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! First touches: how many faults a second, by the size of the backing and the number of vCPUs.
+//!
+//! Each fault is the first touch of a page or block; one word is written. The baselines hold a lock
+//! during each fault: for reading, as Linux does, or alone.
+
+use super::bed::{Bed, GUEST_BASE, Locks, PAGE, Shape, on_format};
+use super::lock::FairLock;
+use super::turns::{Recorder, ratios, take_turns};
+use super::vcpus::{PhaseRun, run_phases};
+use crate::cli::{GuestBacking, PopulateArgs};
+use crate::failure::bad_input;
+use crate::record::Measurement;
+use crate::session::Session;
+use crate::size::Size;
+use anyhow::ensure;
+use slat::Format;
+use slat_sim::arch::Arch;
+
+/// What a fault is answered under.
+const WAYS: [&str; 3] = ["lock-free", "shared-lock", "exclusive-lock"];
+
+/// Blocks that are touched at most, where they are huge: their addresses are many, their memory is one
+/// page each.
+const MOST_2M: u64 = 16384;
+const MOST_1G: u64 = 512;
+
+/// Measures what `args` asks for.
+///
+/// # Errors
+/// Sizes that cannot be right, too little memory, or a guest that went wrong.
+pub fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let memory = args.memory.unwrap_or(Size(if args.quick { 16 << 20 } else { 512 << 20 }));
+    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 9 });
+    if !memory.bytes().is_multiple_of(2 << 20) {
+        return Err(bad_input(format!("--memory {memory} is no multiple of 2m; take one")));
+    }
+    let cases: Vec<(GuestBacking, u16)> = args
+        .backing
+        .iter()
+        .flat_map(|&backing| args.vcpus.iter().map(move |&vcpus| (backing, vcpus)))
+        .collect();
+    session.start("populate", cases.len() as u64 * (u64::from(rounds) + 1));
+    let mut results = Vec::new();
+    for (backing, vcpus) in cases {
+        session.say(&format!("{backing}, {vcpus} vCPUs"));
+        let pages = memory.bytes() / PAGE;
+        let blocks = match backing {
+            GuestBacking::Size4k => pages,
+            GuestBacking::Size2m => pages.min(MOST_2M),
+            GuestBacking::Size1g => pages.min(MOST_1G),
+        };
+        let block = backing.size();
+        let bytes = blocks * block.bytes();
+        let resident = backing == GuestBacking::Size4k;
+        let shape = Shape { memory: bytes, host: bytes, block, vcpus, resident };
+        on_format!(&args.tables, |format, arch| {
+            let bed = Bed::new(format, arch, &args.tables, shape, session)?;
+            results.extend(measure(&bed, blocks, args.overlap, rounds, session)?);
+        });
+        if session.interrupted() {
+            break;
+        }
+    }
+    session.finish();
+    Ok(results)
+}
+
+fn measure<F: Format, A: Arch>(
+    bed: &Bed<F, A>,
+    blocks: u64,
+    overlap: bool,
+    rounds: u32,
+    session: &Session,
+) -> anyhow::Result<Vec<Measurement>> {
+    let samples =
+        take_turns(session, rounds, WAYS.len(), |way, _| sample(bed, blocks, overlap, way))?;
+    if samples[0].is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut params = bed.params();
+    params.insert("overlap".to_owned(), overlap.into());
+    let recorder = Recorder { scenario: "guest-populate", params };
+    let mut results = Vec::new();
+    for (way, samples) in WAYS.iter().zip(&samples) {
+        let target = if *way == "lock-free" { "engine" } else { "baseline" };
+        let counts = || samples.iter().map(PhaseRun::counts);
+        let mut add = |figure: &str, unit: &str, of: fn(&PhaseRun) -> f64| {
+            let values = samples.iter().map(of).collect();
+            results.push(recorder.figure(way, target, figure, unit, values, counts()));
+        };
+        add("all", "s", |run| run.seconds);
+        add("rate", "faults/s", |run| run.fault_count() as f64 / run.seconds);
+        add("p50", "s", |run| run.times.quantile(0.5) as f64 / 1e9);
+        add("p99", "s", |run| run.times.quantile(0.99) as f64 / 1e9);
+        add("longest", "s", |run| run.times.longest as f64 / 1e9);
+    }
+    let time = |way: usize| samples[way].iter().map(|run| run.seconds);
+    let what = format!(
+        "populate, {}, {} vCPU{}",
+        Size(bed.shape.block.bytes()),
+        bed.shape.vcpus,
+        if bed.shape.vcpus == 1 { "" } else { "s" }
+    );
+    results.push(recorder.ratio(what, WAYS[0], WAYS[1], None, ratios(time(0), time(1))));
+    Ok(results)
+}
+
+fn sample<F: Format, A: Arch>(
+    bed: &Bed<F, A>,
+    blocks: u64,
+    overlap: bool,
+    way: usize,
+) -> anyhow::Result<PhaseRun> {
+    let lock = FairLock::default();
+    let locks = [Locks::Free, Locks::Shared(&lock), Locks::Exclusive(&lock)][way];
+    let (vcpus, block) = (u64::from(bed.shape.vcpus), bed.shape.block.bytes());
+    bed.with_guest(bed.config(), |guest| {
+        let mut phases = run_phases(bed, guest, locks, 1, |runner, id, _| {
+            let id = u64::from(id);
+            let mut share = blocks * id / vcpus..blocks * (id + 1) / vcpus;
+            if overlap {
+                share = 0..blocks;
+            }
+            share
+                .into_iter()
+                .try_for_each(|number| runner.write(GUEST_BASE + number * block, number))
+        })?;
+        let run = phases.pop().expect("there is a phase");
+        let mapped = run.counts().get("faults_mapped").copied().unwrap_or(0);
+        ensure!(mapped == blocks, "{mapped} of {blocks} blocks were mapped by faults");
+        Ok(run)
+    })
+}
