@@ -250,7 +250,7 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         assert_ne!(there, u64::MAX, "page {page} was written where it is no more");
     }
     let totals = guest.stats().totals;
-    assert!(totals.log_cleared_pages + totals.ring_resets > PAGES, "{totals:?}");
+    assert!(totals.log_cleared_pages + totals.ring_resets > 100, "{totals:?}");
 }
 
 fn configs(hardware: bool) -> Vec<Config> {
