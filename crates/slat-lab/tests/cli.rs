@@ -33,7 +33,7 @@ fn help_has_examples_and_exit_codes() {
     slat(&["--help"]).assert().success().stdout(
         contains("slat bench split --memory 64G").and(contains("Exit codes")).and(contains("130")),
     );
-    for bench in ["split", "engine", "dirty-log"] {
+    for bench in ["split", "engine", "dirty-log", "execute", "age", "populate"] {
         slat(&["bench", bench, "--help"]).assert().success().stdout(contains("Examples:"));
     }
 }
@@ -173,6 +173,73 @@ fn an_engine_bench_of_something_unknown_or_uneven_is_refused() {
     refused(&["bench", "engine", "--only", "sort"], &["sort", "protect-tables"]);
     refused(&["bench", "engine", "--memory", "1536m"], &["1536m", "multiple of 1g"]);
     refused(&["bench", "engine", "--memory", "1t"], &["1t", "512g"]);
+}
+
+/// The results of a quick run of a scenario on a guest of the engine's.
+fn quick(arguments: &[&str]) -> Vec<serde_json::Value> {
+    let mut command = slat(&["bench"]);
+    command.args(arguments).args(["--quick", "--json"]);
+    let output = command.assert().success().stderr("").get_output().clone();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    report["results"].as_array().unwrap().clone()
+}
+
+/// A count of the one result of that scenario, variant and figure.
+fn count(results: &[serde_json::Value], [scenario, variant, figure, name]: [&str; 4]) -> u64 {
+    let found = results.iter().find(|r| {
+        r["scenario"] == scenario && r["variant"] == variant && r["params"]["figure"] == figure
+    });
+    let counts = &found.unwrap_or_else(|| panic!("no {figure} of {variant}"))["counts"];
+    counts[name].as_u64().unwrap_or_else(|| panic!("no {name} in {counts}"))
+}
+
+#[test]
+fn a_fetch_that_splits_spares_five_hundred_faults() {
+    let results = quick(&["execute", "--backing", "1g"]);
+    let faults = |way| count(&results, ["execute", way, "execute", "faults"]);
+    assert!(faults("split") * 500 <= faults("zap"), "{}, {}", faults("split"), faults("zap"));
+    assert_eq!(count(&results, ["execute", "split", "write", "faults"]), 0);
+    let asked = results.iter().filter(|r| r["scenario"] == "guest-asked");
+    assert!(asked.into_iter().any(|r| r["params"]["asked"] == 0.1));
+}
+
+#[test]
+fn more_vcpus_than_cpus_execute_in_turns() {
+    let results = quick(&["execute", "--backing", "2m", "--vcpus", "96", "--memory", "32m"]);
+    assert_eq!(count(&results, ["execute", "zap", "execute", "faults_zapped"]), 16);
+    assert!(count(&results, ["execute", "split", "execute", "faults"]) < 1000);
+}
+
+#[test]
+fn the_engines_log_loses_no_page() {
+    let results = quick(&["dirty-log", "--target", "engine", "--format", "arm64"]);
+    for way in ["legacy", "manual", "manual-locked", "initially-set", "ring", "hardware"] {
+        assert_eq!(count(&results, ["guest-log", way, "stall", "pages_compared"]), 4096, "{way}");
+    }
+    assert_eq!(count(&results, ["guest-log", "hardware", "stall", "faults"]), 0);
+    assert!(results.iter().any(|r| r["scenario"] == "guest-log-density"));
+}
+
+#[test]
+fn ageing_and_populating_run_in_seconds() {
+    let results = quick(&["age"]);
+    assert!(count(&results, ["guest-age", "locked-64", "p99", "pages_scanned"]) >= 512);
+    let results = quick(&["populate", "--overlap", "--backing", "4k", "--vcpus", "2"]);
+    let mapped = count(&results, ["guest-populate", "lock-free", "all", "faults_mapped"]);
+    assert_eq!(mapped, 4096);
+}
+
+#[test]
+fn guests_that_cannot_be_are_refused() {
+    refused(&["bench", "execute", "--memory", "512m"], &["512m", "1g"]);
+    refused(&["bench", "execute", "--bbm", "1"], &["--bbm 1", "--format arm64"]);
+    refused(&["bench", "execute", "--memory", "1000g"], &["1000g", "smaller --memory"]);
+    refused(&["bench", "age", "--vcpus", "0"], &["0", "192"]);
+    refused(&["bench", "populate", "--backing", "3m"], &["3m", "2m"]);
+    refused(&["bench", "dirty-log", "--way", "ring"], &["--way", "--target engine"]);
+    let engine = ["bench", "dirty-log", "--target", "engine"];
+    refused(&[&engine[..], &["--initially-set", "on"]].concat(), &["--way initially-set"]);
+    refused(&[&engine[..], &["--memory", "3m"]].concat(), &["--memory 3m", "2m"]);
 }
 
 fn send(child: &std::process::Child, signal: Signal) {

@@ -32,6 +32,44 @@ pub(crate) fn short_report() -> Report {
     Report { results, ..report }
 }
 
+/// Results of the engine's guests.
+pub(crate) fn guests() -> Vec<Measurement> {
+    let mut results = Vec::new();
+    let params = |figure: &str| {
+        json!({
+            "memory": 2u64 << 30, "vcpus": 2, "backing": "1g", "format": "ept", "figure": figure,
+        })
+    };
+    let mut add =
+        |scenario, variant, figure, unit: &str, samples: &[f64], counts: &[(&str, u64)]| {
+            let mut one = measurement(scenario, "engine", variant, params(figure), samples);
+            one.unit = unit.to_owned();
+            one.counts = counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+            results.push(one);
+        };
+    for (way, scale, faults) in [("zap", 1.0, 524_288), ("split", 0.1, 1024)] {
+        let faults = [("faults", faults)];
+        add("execute", way, "populate", "s", &[0.003, 0.0031, 0.0029], &[("faults", 2)]);
+        add("execute", way, "execute", "s", &[0.3 * scale, 0.31 * scale, 0.29 * scale], &faults);
+    }
+    add(
+        "guest-log",
+        "manual",
+        "stall",
+        "ms/s",
+        &[3.5, 3.6],
+        &[("faults_max", 77), ("faults_min", 7)],
+    );
+    add("guest-log", "manual", "longest", "s", &[1e-5, 3e-4], &[]);
+    add("guest-log", "ring", "stall", "ms/s", &[9.5, 9.6], &[("waits_for_ring", 5)]);
+    let asked = json!({ "variants": "split", "against": "zap", "asked": 0.002 });
+    results.push(Measurement {
+        unit: "x".to_owned(),
+        ..measurement("guest-asked", "engine", "faults", asked, &[0.001953125; 3])
+    });
+    results
+}
+
 fn host() -> Host {
     let known = |text: &str| Known(Some(text.to_owned()));
     let parameters = [("nx_huge_pages".to_owned(), known("N"))].into();

@@ -97,6 +97,9 @@ fn meaning(report: &Report) -> Markup {
             @if measured("dirty-log") {
                 li { "The guest's code runs in ring 3, so that it runs natively also where KVM has no hardware virtualization. A round of dirtying includes the exits that the host's KVM takes, however it does." }
             }
+            @if measured("guest-asked") || measured("guest-log") {
+                li { "The vCPUs of the engine's guest are threads that walk its tables in software: a fault is a call, not an exit, and an invalidation is a barrier on the threads' CPUs. What hardware adds to each is not in these figures." }
+            }
             @if measured("split") {
                 li { "The engine's tables are real, and no CPU walks them: the invalidations are counted, not waited for. Times are the software's own cost." }
                 li { "The published figures are from " (PUBLISHED_IN) ". They are shown beside ours, not as a target that another machine could meet or miss." }

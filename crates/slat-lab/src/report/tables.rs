@@ -4,6 +4,7 @@
 //! table; one that differs is a column.
 
 pub mod engine;
+pub mod guest;
 pub mod kvm;
 pub mod limit;
 pub mod split;
@@ -42,8 +43,9 @@ pub fn all(results: &[Measurement]) -> Vec<Table> {
         limit::table(results),
         engine::asked(results),
         engine::times(results),
+        guest::asked(results),
     ];
-    tables.into_iter().flatten().collect()
+    tables.into_iter().flatten().chain(guest::figures(results)).collect()
 }
 
 /// Measurements that differ only in their variant (or in what `ignoring` names): one row.
@@ -81,7 +83,8 @@ pub fn rows<'a>(results: &'a [Measurement], scenario: &str, ignoring: &[&str]) -
 }
 
 /// Parameters in the order in which a person asks about them; others follow by name.
-const ORDER: [&str; 16] = [
+const ORDER: [&str; 21] = [
+    "format",
     "memory",
     "vcpus",
     "granule",
@@ -90,6 +93,9 @@ const ORDER: [&str; 16] = [
     "when",
     "what",
     "bbm",
+    "overlap",
+    "bits",
+    "exit_ns",
     "manual_protect",
     "initially_set",
     "clear_chunk",
@@ -98,6 +104,7 @@ const ORDER: [&str; 16] = [
     "runs",
     "bytes",
     "slots",
+    "asked",
 ];
 
 /// The parameters of some rows, parted into those that are equal in all and those that are not.
@@ -146,6 +153,8 @@ fn heading(name: &str) -> String {
         "backing" => "pages".to_owned(),
         "manual_protect" => "manual".to_owned(),
         "bbm" => "BBM level".to_owned(),
+        "bits" => "dirty of 64".to_owned(),
+        "exit_ns" => "exit, ns".to_owned(),
         "write_percent" => "% written".to_owned(),
         _ => name.replace('_', " "),
     }

@@ -6,7 +6,7 @@
 //! all, so a count that is not the same in all samples is given three times: `_first`, `_min` and
 //! `_max`.
 
-use crate::cli::{DirtyLogArgs, KvmBacking, Target};
+use crate::cli::{DirtyLogArgs, GuestFormat, KvmBacking, Target};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::session::Session;
@@ -129,9 +129,10 @@ impl<'a> Guest<'a> {
 }
 
 fn config(args: &DirtyLogArgs) -> anyhow::Result<Config> {
-    if !args.way.is_empty() || args.tables.bbm.is_some() || args.quick {
+    let ept = args.tables.format == GuestFormat::Ept && args.tables.bbm.is_none();
+    if !args.way.is_empty() || !ept || args.quick {
         return Err(bad_input(
-            "--way, --bbm and --quick are of --target engine; a guest under KVM takes \
+            "--way, --format, --bbm and --quick are of --target engine; a guest under KVM takes \
              --manual-protect, --initially-set and a smaller --memory",
         ));
     }

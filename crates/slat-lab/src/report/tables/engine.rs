@@ -6,7 +6,7 @@ use crate::report::numbers::{seconds, three_digits, with_spread};
 use crate::size::Size;
 use crate::stats::Summary;
 
-fn parameter<'a>(measurement: &'a Measurement, name: &str) -> &'a str {
+pub(super) fn parameter<'a>(measurement: &'a Measurement, name: &str) -> &'a str {
     measurement.params.get(name).and_then(|value| value.as_str()).unwrap_or(NOTHING)
 }
 
@@ -16,7 +16,7 @@ fn memory(measurement: &Measurement) -> String {
 }
 
 /// The words of a verdict: the median decides, the spread says how much to believe it.
-fn verdict(summary: &Summary, asked: f64) -> &'static str {
+pub(super) fn verdict(summary: &Summary, asked: f64) -> &'static str {
     let (low, high) = (summary.lower_quartile, summary.upper_quartile);
     match summary.median <= asked {
         true if high <= asked => "met",

@@ -82,7 +82,9 @@ impl Shape {
     /// Tables of the whole, full caches of all threads, and what waits to be freed.
     fn table_bytes(&self) -> u64 {
         let threads = u64::from(self.vcpus) + 8;
-        3 * (self.memory >> 9)
+        // Where not all memory is there, nothing is split.
+        let leaf = if self.resident { PAGE } else { self.block.bytes() };
+        3 * (self.memory / leaf * 8)
             + (self.memory >> 16)
             + threads * (TABLE_PAGES as u64 + 8) * PAGE
             + (8 << 20)

@@ -401,16 +401,109 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
         self.round()?;
         self.reads.truncate(reads);
         self.clears.truncate(clears);
-        let lost = (0..self.bed.pages())
-            .filter(|&page| self.copy[page as usize] != self.bed.first_word(page))
-            .collect::<Vec<_>>();
-        ensure!(
-            lost.is_empty(),
-            "the log lost {} of {} pages, the first at {:#x}: they were written and not named",
-            lost.len(),
-            self.bed.pages(),
-            gpa(lost[0])
-        );
-        Ok(())
+        compare(self.bed, &self.copy)
+    }
+}
+
+/// Whether every page is as it was copied last.
+fn compare<F: Format, A: Arch>(bed: &Bed<F, A>, copy: &[u64]) -> anyhow::Result<()> {
+    let differs = |&page: &u64| copy[page as usize] != bed.first_word(page);
+    let lost: Vec<u64> = (0..bed.pages()).filter(differs).collect();
+    ensure!(
+        lost.is_empty(),
+        "the log lost {} of {} pages, the first at {:#x}: they were written and not named",
+        lost.len(),
+        bed.pages(),
+        gpa(lost[0])
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Bench, Cli, Command};
+    use clap::Parser;
+
+    fn args(more: &[&str]) -> DirtyLogArgs {
+        let base = ["slat", "bench", "dirty-log", "--target", "engine", "--quick"];
+        let cli = Cli::try_parse_from(base.iter().chain(more)).unwrap();
+        match cli.command {
+            Some(Command::Bench { bench: Bench::DirtyLog(args) }) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn results(more: &[&str]) -> Vec<Measurement> {
+        run(&args(more), &mut Session::quiet()).unwrap()
+    }
+
+    fn count(results: &[Measurement], way: &str, name: &str) -> u64 {
+        let of_way = |m: &&Measurement| m.variant == way && m.params["figure"] == "stall";
+        results.iter().find(of_way).unwrap_or_else(|| panic!("no {way}")).counts[name]
+    }
+
+    /// Each sample compares all pages; here it only has to get through.
+    #[test]
+    fn every_way_logs_every_page_in_both_formats_and_on_huge_pages() {
+        for more in [&["--backing", "4k"][..], &["--format", "arm64", "--bbm", "3", "-s", "2m"]] {
+            let results = results(more);
+            for way in LogWay::all_or(&[]) {
+                let way = way.to_string();
+                assert_eq!(count(&results, &way, "pages_compared"), 4096, "{way}");
+                assert!(count(&results, &way, "pages_in_log") > 0, "{way}");
+            }
+            assert_eq!(count(&results, "ring", "in_faults_ns").min(1), 1);
+        }
+    }
+
+    #[test]
+    fn hardware_marks_pages_without_a_fault() {
+        let results = results(&["--way", "hardware,manual"]);
+        assert_eq!(count(&results, "hardware", "faults"), 0);
+        assert!(count(&results, "manual", "faults") > 0);
+    }
+
+    #[test]
+    fn exact_clears_protect_what_was_named_and_hulls_more() {
+        let results = results(&["--way", "manual"]);
+        let protected = |variant: &str, bits: u64| {
+            let found = results.iter().find(|m| {
+                m.scenario == "guest-log-density"
+                    && m.variant == variant
+                    && m.params["bits"] == bits
+            });
+            found.unwrap().counts["protected"]
+        };
+        for bits in [1, 2, 4, 8, 16, 32, 64] {
+            assert_eq!(protected("exact", bits), 64 * bits);
+        }
+        assert_eq!(protected("hull", 1), 64);
+        assert!(protected("hull", 2) > 8 * protected("exact", 2));
+        let parallel = results.iter().filter(|m| m.scenario == "guest-log-parallel");
+        assert!(parallel.into_iter().all(|m| m.counts["pages"] == 4096));
+    }
+
+    #[test]
+    fn a_page_that_the_log_did_not_name_is_an_error() {
+        let shape = Shape::new(Size(2 << 20), slat::PageSize::SIZE_4K, 1).unwrap();
+        let (format, arch) = (slat::format::ept::Ept1G::default(), slat_sim::Ept::default());
+        let (session, args) = (Session::quiet(), args(&[]));
+        let bed = Bed::new(format, arch, &args.tables, shape, &session).unwrap();
+        let copy = vec![0; 512];
+        compare(&bed, &copy).unwrap();
+        bed.machine().write_host(slat::Hpa(bed.machine().memory_base().0 + 3 * 4096), 1);
+        let error = compare(&bed, &copy).unwrap_err().to_string();
+        assert!(error.contains("lost 1 of 512") && error.contains("0x100003000"), "{error}");
+    }
+
+    #[test]
+    fn what_belongs_to_the_other_target_is_refused() {
+        let refusal =
+            |more: &[&str]| run(&args(more), &mut Session::quiet()).unwrap_err().to_string();
+        assert!(refusal(&["--initially-set", "on"]).contains("--way initially-set"));
+        assert!(refusal(&["--manual-protect", "off"]).contains("--way legacy"));
+        assert!(refusal(&["--bbm", "2"]).contains("--format arm64"));
+        assert!(refusal(&["--vcpus", "500"]).contains("192"));
     }
 }

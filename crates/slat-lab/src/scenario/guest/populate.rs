@@ -131,3 +131,34 @@ fn sample<F: Format, A: Arch>(
         Ok(run)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{GuestFormat, OutputArgs, TablesArgs};
+
+    #[test]
+    fn each_block_is_mapped_once_whoever_touches_it() {
+        for (format, overlap) in [(GuestFormat::Ept, false), (GuestFormat::Arm64, true)] {
+            let args = PopulateArgs {
+                tables: TablesArgs { format, bbm: None },
+                backing: vec![GuestBacking::Size4k, GuestBacking::Size2m, GuestBacking::Size1g],
+                vcpus: vec![1, 2],
+                memory: Some(Size(4 << 20)),
+                overlap,
+                rounds: Some(1),
+                quick: true,
+                out: OutputArgs::default(),
+            };
+            let results = run(&args, &mut Session::quiet()).unwrap();
+            let all = results.iter().filter(|m| m.params.get("figure").is_some_and(|f| f == "all"));
+            let mut seen = 0;
+            for result in all {
+                let blocks = if result.params["backing"] == "1g" { 512 } else { 1024 };
+                assert_eq!(result.counts["faults_mapped"], blocks);
+                seen += 1;
+            }
+            assert_eq!(seen, 3 * 2 * WAYS.len());
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! What guests of the engine's pay: thresholds and ratios first, then a table for each scenario.
+
+use super::engine::{parameter, verdict};
+use super::{Labels, NOTHING, Row, Table, rows};
+use crate::record::Measurement;
+use crate::report::numbers::{seconds, thousands, three_digits, with_spread};
+use crate::stats::Summary;
+
+/// One row for each ratio.
+pub fn asked(results: &[Measurement]) -> Option<Table> {
+    let rows: Vec<Vec<String>> = results
+        .iter()
+        .filter(|m| m.scenario == "guest-asked")
+        .filter_map(|m| {
+            let summary = Summary::of(&m.samples)?;
+            let asked = m.params.get("asked").and_then(|asked| asked.as_f64());
+            Some(vec![
+                m.variant.clone(),
+                parameter(m, "variants").to_owned(),
+                parameter(m, "against").to_owned(),
+                asked.map_or_else(|| NOTHING.to_owned(), |asked| format!("{} ×", digits(asked))),
+                format!("{} ×", digits(summary.median)),
+                format!("{}–{}", digits(summary.lower_quartile), digits(summary.upper_quartile)),
+                asked.map_or("", |asked| verdict(&summary, asked)).to_owned(),
+            ])
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        title: "The engine's guests against their baselines".to_owned(),
+        common: String::new(),
+        columns: ["what", "of", "against", "at most", "reached", "half of rounds", ""]
+            .map(str::to_owned)
+            .into(),
+        labels: 3,
+        rows,
+        notes: vec![
+            "Ratios of each round, in which all took turns: their median, and where half of them lie."
+                .to_owned(),
+        ],
+    })
+}
+
+/// Ratios can be far below one.
+fn digits(value: f64) -> String {
+    if value != 0.0 && value.abs() < 0.01 { format!("{value:.5}") } else { three_digits(value) }
+}
+
+/// A count that a table shows: of which figure's measurement, its name, its heading.
+type Count = (&'static str, &'static str, &'static str);
+
+struct Scenario {
+    name: &'static str,
+    title: &'static str,
+    counts: &'static [Count],
+    note: &'static str,
+}
+
+/// The scenarios, in the order of the report.
+const SCENARIOS: [Scenario; 6] = [
+    Scenario {
+        name: "execute",
+        title: "Executing from huge pages that may not be executed",
+        counts: &[("execute", "faults", "faults, execute"), ("read", "faults", "read")],
+        note: "Each phase goes over all pages. zap unmaps a huge page for a fetch, and is the baseline; \
+               split splits it, and frees the new table's pages together; split-page frees one page a \
+               fault; in allowed huge pages may be executed: what the accesses alone take. published: \
+               “KVM: Split huge pages mapped by the TDP MMU on fault” (v2, October 2022), 96 vCPUs \
+               on 1g pages under KVM, another machine.",
+    },
+    Scenario {
+        name: "guest-log",
+        title: "Dirty logging while the vCPUs write on",
+        counts: &[("stall", "faults", "faults"), ("stall", "waits_for_ring", "ring full")],
+        note: "stall: how long a vCPU waited, in each second: its faults, and what they waited for. p99, longest: \
+               of one such wait. Calls: enable, read, clear, disable (nobody writes then). For rings, \
+               read and clear are all harvests and resets of a round. Where threads are more than CPUs, \
+               waits and calls include turns of others. Counts are of one guest. All pages were compared \
+               with the copy that the log kept: none was lost.",
+    },
+    Scenario {
+        name: "guest-log-density",
+        title: "Clearing sparse logs",
+        counts: &[
+            ("clear", "protected", "pages protected"),
+            ("clear", "faults", "write faults after"),
+        ],
+        note: "exact protects the pages that the bitmap names; hull all between the first and the last of each \
+               word, Linux's way. Then the guest writes all pages.",
+    },
+    Scenario {
+        name: "guest-log-parallel",
+        title: "Clearing with two threads",
+        counts: &[("clear", "pages", "pages")],
+        note: "Time of the thread that worked longest; each has half of the pages. cas: a compare-and-swap \
+               of as many slots.",
+    },
+    Scenario {
+        name: "guest-age",
+        title: "Looking for used pages beside faults",
+        counts: &[
+            ("p50", "faults", "faults"),
+            ("p50", "pages_asked_again", "asked again"),
+            ("p50", "pages_unanswered", "unanswered"),
+        ],
+        note: "The number is that of the pages of a call; locked holds a lock during each, which faults take \
+               for reading. p50, p99, longest: of a fault beside the scan; the kernel takes the CPU away \
+               now and then, and the longest shows it.",
+    },
+    Scenario {
+        name: "guest-populate",
+        title: "First touches",
+        counts: &[
+            ("all", "faults", "faults"),
+            ("all", "faults_spurious", "spurious"),
+            ("all", "faults_retry", "retries"),
+        ],
+        note: "Each fault maps a page or block. The locks are held during each fault: shared for reading, \
+               as Linux does.",
+    },
+];
+
+/// Figures of “execute” that were published, for the rows that compare.
+const PUBLISHED: [(&str, &str, &str); 2] =
+    [("published, before", "2.75 s", "2.90 s"), ("published, after", "2.73 s", "112 ms")];
+
+/// A table for each scenario that was measured: a row for each variant, a column for each figure.
+pub fn figures(results: &[Measurement]) -> Vec<Table> {
+    SCENARIOS.iter().filter_map(|scenario| table(results, scenario)).collect()
+}
+
+fn table(results: &[Measurement], scenario: &Scenario) -> Option<Table> {
+    let rows = rows(results, scenario.name, &["figure"]);
+    if rows.is_empty() {
+        return None;
+    }
+    let labels = Labels::of(&rows);
+    let mut figures: Vec<&str> = Vec::new();
+    for m in rows.iter().flat_map(|row| &row.measurements) {
+        let figure = parameter(m, "figure");
+        // Nobody waits for a median; it is in results.json.
+        if scenario.name == "guest-log" && figure == "p50" {
+            continue;
+        }
+        if !figures.contains(&figure) {
+            figures.push(figure);
+        }
+    }
+    let mut columns: Vec<String> = labels.headings().collect();
+    columns.push("way".to_owned());
+    let label_count = columns.len();
+    columns.extend(figures.iter().map(|figure| (*figure).to_owned()));
+    columns.extend(scenario.counts.iter().map(|(_, _, heading)| (*heading).to_owned()));
+    let mut cells = Vec::new();
+    for row in &rows {
+        let mut ways: Vec<&str> = Vec::new();
+        for m in &row.measurements {
+            if !ways.contains(&m.variant.as_str()) {
+                ways.push(&m.variant);
+            }
+        }
+        for way in ways {
+            let mut line = labels.cells(row);
+            line.push(way.to_owned());
+            line.extend(figures.iter().map(|figure| figure_of(row, way, figure)));
+            line.extend(scenario.counts.iter().map(|count| count_of(row, way, count)));
+            cells.push(line);
+        }
+    }
+    let comparable = rows.iter().any(|row| row.param("backing") == Some("1g"));
+    if scenario.name == "execute" && comparable {
+        for (way, populate, execute) in PUBLISHED {
+            let mut line = vec![NOTHING.to_owned(); columns.len()];
+            line[label_count - 1] = way.to_owned();
+            for (figure, value) in [("populate", populate), ("execute", execute)] {
+                if let Some(place) = figures.iter().position(|name| *name == figure) {
+                    line[label_count + place] = value.to_owned();
+                }
+            }
+            cells.push(line);
+        }
+    }
+    Some(Table {
+        title: scenario.title.to_owned(),
+        common: labels.common.clone(),
+        columns,
+        labels: label_count,
+        rows: cells,
+        notes: vec![scenario.note.to_owned()],
+    })
+}
+
+fn find<'a>(row: &Row<'a>, way: &str, figure: &str) -> Option<&'a Measurement> {
+    let mut all = row.measurements.iter();
+    all.find(|m| m.variant == way && parameter(m, "figure") == figure).copied()
+}
+
+fn figure_of(row: &Row, way: &str, figure: &str) -> String {
+    let found = find(row, way, figure).and_then(|m| Some((m, Summary::of(&m.samples)?)));
+    let Some((measurement, summary)) = found else { return NOTHING.to_owned() };
+    match (measurement.unit.as_str(), figure) {
+        // Medians of extremes: the worst of all is the one to show.
+        ("s", "longest") => seconds(summary.max),
+        ("s", _) => with_spread(&summary),
+        ("faults/s", _) => thousands(summary.median.round() as i64),
+        (unit, _) => {
+            let spread = summary.relative_spread() * 100.0;
+            format!("{} {unit} ±{spread:.0}%", three_digits(summary.median))
+        }
+    }
+}
+
+/// A count; the most of it where samples differ.
+fn count_of(row: &Row, way: &str, (figure, name, _): &Count) -> String {
+    let Some(measurement) = find(row, way, figure) else { return NOTHING.to_owned() };
+    let most = format!("{name}_max");
+    let count = measurement.counts.get(*name).or_else(|| measurement.counts.get(&most));
+    count.map_or_else(|| "0".to_owned(), |count| thousands(*count as i64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::fake;
+
+    #[test]
+    fn a_run_reads_like_this() {
+        let report = crate::report::Report { results: fake::guests(), ..fake::report() };
+        insta::assert_snapshot!(crate::report::text::render(&report, 120));
+    }
+
+    #[test]
+    fn what_was_published_stands_beside_1g_only() {
+        let mut results = fake::guests();
+        let shows = |results: &[Measurement]| {
+            let tables = figures(results);
+            tables[0].rows.iter().any(|row| row.iter().any(|cell| cell == "2.90 s"))
+        };
+        assert!(shows(&results));
+        for result in &mut results {
+            result.params.insert("backing".to_owned(), "2m".into());
+        }
+        assert!(!shows(&results));
+    }
+}
