@@ -3,6 +3,7 @@
 use crate::backing::{Backing, HvaRange};
 use crate::guest::Worker;
 use crate::host::Host;
+use crate::slots::View;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
@@ -51,29 +52,41 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         young: &mut [u64],
         how: Ageing,
     ) -> Result<Aged, AgeError> {
-        let words = (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize;
-        if let Some(selected) = selected.filter(|selected| selected.len() < words) {
-            let short = ChangeError::Bitmap { needed: words, given: selected.len() };
-            return Err(AgeError::Refused(short));
+        self.age_if(range, selected, young, how, |_| true)
+    }
+
+    /// [`Worker::age`], if `wanted` by what the slots are when it looks.
+    fn age_if(
+        &mut self,
+        range: GpaRange,
+        selected: Option<&[u64]>,
+        young: &mut [u64],
+        how: Ageing,
+        wanted: impl Fn(&View) -> bool,
+    ) -> Result<Aged, AgeError> {
+        let needed = (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize;
+        let shortest = selected.map_or(young.len(), |selected| selected.len().min(young.len()));
+        if shortest < needed {
+            return Err(AgeError::Refused(ChangeError::Bitmap { needed, given: shortest }));
         }
         let mut aged = Aged::default();
         let Some(selected) = selected else {
-            self.age_run(range, young, how, &mut aged)?;
+            self.age_run(range, young, how, &mut aged, &wanted)?;
             return Ok(aged);
         };
-        let (needed, given) = (words, young.len());
-        if given < needed {
-            return Err(AgeError::Refused(ChangeError::Bitmap { needed, given }));
-        }
-        let pages = Pages { start: range.start(), bits: &selected[..words] };
+        let pages = Pages { start: range.start(), bits: &selected[..needed] };
         for (first, count) in pages.runs() {
-            let start = Gpa(range.start().0 + ((first as u64) << F::PAGE_SHIFT));
-            let bytes =
-                ((count as u64) << F::PAGE_SHIFT).min(range.end().0.saturating_sub(start.0));
-            let Ok(run) = GpaRange::new(start, bytes) else { break };
+            let offset = (first as u64) << F::PAGE_SHIFT;
+            let bytes = ((count as u64) << F::PAGE_SHIFT).min(range.size().saturating_sub(offset));
+            let Ok(run) = GpaRange::new(Gpa(range.start().0 + offset.min(range.size())), bytes)
+            else {
+                break;
+            };
             let mut found = vec![0; count.div_ceil(64)];
-            self.age_run(run, &mut found, how, &mut aged)?;
-            shift_into(young, &found, first);
+            let mut one = Aged::default();
+            self.age_run(run, &mut found, how, &mut one, &wanted)?;
+            aged.unanswered += one.unanswered;
+            aged.young += shift_into(young, &found, first);
         }
         Ok(aged)
     }
@@ -110,10 +123,10 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             let pages = range.size() >> F::PAGE_SHIFT;
             let mut found = vec![0; pages.div_ceil(64) as usize];
             let part = selected.map(|selected| cut(selected, first, pages));
-            let one = self.age(range, part.as_deref(), &mut found, how)?;
-            aged.young += one.young;
+            let there = |view: &View| view.named(spec.id).is_some_and(|slot| slot.spec == spec);
+            let one = self.age_if(range, part.as_deref(), &mut found, how, there)?;
             aged.unanswered += one.unanswered;
-            shift_into(young, &found, first as usize);
+            aged.young += shift_into(young, &found, first as usize);
         }
         Ok(aged)
     }
@@ -125,78 +138,78 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         young: &mut [u64],
         how: Ageing,
         aged: &mut Aged,
+        wanted: &impl Fn(&View) -> bool,
     ) -> Result<(), AgeError> {
         let guest = self.guest;
         let words = (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize;
-        let mut unanswered = vec![0; words];
+        let mut open = vec![0; words];
         for tables in guest.spaces() {
-            unanswered.fill(0);
-            let found = self.inside(tables, |guard, _| {
-                let mut ages = Ages { young: &mut *young, unanswered: &mut unanswered };
-                guard.age(range, &mut ages, how)
-            });
-            let found = found.map_err(|Halted { why, .. }| AgeError::Refused(why))?;
+            open.fill(0);
+            let found = self.age_in(tables, range, young, &mut open, how, wanted)?;
             aged.young += found.young;
-            if found.unanswered != 0 {
-                guest.counters.ageing_slow.add(found.unanswered);
-                self.age_slowly(tables, range, young, &unanswered, how, aged);
+            if found.unanswered == 0 {
+                continue;
+            }
+            guest.counters.ageing_slow.add(found.unanswered);
+            // Run by run, so that a block is asked about as a whole.
+            for (first, count) in (Pages { start: range.start(), bits: &open }).runs() {
+                let at = Gpa(range.start().0 + ((first as u64) << F::PAGE_SHIFT));
+                let run = GpaRange::new(at, (count as u64) << F::PAGE_SHIFT).expect("not empty");
+                let (mut is_young, mut left) = (vec![0; count.div_ceil(64)], count as u64);
+                for _ in 0..SLOW_TRIES {
+                    tables.platform().wait();
+                    let mut open = vec![0; count.div_ceil(64)];
+                    left =
+                        self.age_in(tables, run, &mut is_young, &mut open, how, wanted)?.unanswered;
+                    if left == 0 {
+                        break;
+                    }
+                }
+                aged.unanswered += left;
+                aged.young += shift_into(young, &is_young, first);
             }
         }
         Ok(())
     }
 
-    /// Asks about each page that has no answer until it has one.
-    fn age_slowly(
+    fn age_in(
         &mut self,
         tables: &'w slat::Tables<'p, F, H>,
         range: GpaRange,
         young: &mut [u64],
-        unanswered: &[u64],
+        unanswered: &mut [u64],
         how: Ageing,
-        aged: &mut Aged,
-    ) {
-        let pages = Pages { start: range.start(), bits: unanswered };
-        let asked = pages.runs().flat_map(|(first, count)| first..first + count);
-        for page in asked {
-            let at = Gpa(range.start().0 + ((page as u64) << F::PAGE_SHIFT));
-            let one = GpaRange::new(at, 1 << F::PAGE_SHIFT).expect("a page");
-            let mut tries = 0;
-            loop {
-                let (mut is_young, mut open) = ([0], [0]);
-                let guard = tables.enter(&mut self.member);
-                let mut guard = guard.expect("the worker joined this platform");
-                let mut ages = Ages { young: &mut is_young, unanswered: &mut open };
-                let done = guard.age(one, &mut ages, how).is_ok_and(|one| one.unanswered == 0);
-                if done {
-                    let word = &mut young[page / 64];
-                    let bit = is_young[0] << (page % 64);
-                    aged.young += u64::from(bit & !*word != 0);
-                    *word |= bit;
-                    break;
-                }
-                tries += 1;
-                if tries == SLOW_TRIES {
-                    aged.unanswered += 1;
-                    break;
-                }
-                tables.platform().wait();
+        wanted: &impl Fn(&View) -> bool,
+    ) -> Result<Aged, AgeError> {
+        let guest = self.guest;
+        let found = self.inside(tables, |guard, _| {
+            // SAFETY: inside tables of the guest's platform until `wanted` has returned.
+            if !wanted(unsafe { guest.slots.view() }) {
+                return Ok(Aged::default());
             }
-        }
+            guard.age(range, &mut Ages { young, unanswered }, how)
+        });
+        found.map_err(|Halted { why, .. }| AgeError::Refused(why))
     }
 }
 
-/// Adds `bits` to `to`, from bit `first` on.
-fn shift_into(to: &mut [u64], bits: &[u64], first: usize) {
+/// Adds `bits` to `to`, from bit `first` on; returns how many were not there.
+fn shift_into(to: &mut [u64], bits: &[u64], first: usize) -> u64 {
     let (word, shift) = (first / 64, first % 64);
-    for (index, &bits) in bits.iter().enumerate() {
-        if bits == 0 {
-            continue;
+    let mut new = 0;
+    let mut add = |word: usize, bits: u64| {
+        if bits != 0 {
+            new += u64::from((bits & !to[word]).count_ones());
+            to[word] |= bits;
         }
-        to[word + index] |= bits << shift;
-        if shift != 0 && bits >> (64 - shift) != 0 {
-            to[word + index + 1] |= bits >> (64 - shift);
+    };
+    for (index, &bits) in bits.iter().enumerate() {
+        add(word + index, bits << shift);
+        if shift != 0 {
+            add(word + index + 1, bits >> (64 - shift));
         }
     }
+    new
 }
 
 /// `pages` bits of `bits`, from bit `first` on.
@@ -209,7 +222,7 @@ fn cut(bits: &[u64], first: u64, pages: u64) -> Vec<u64> {
             low | high.map_or(0, |&high| high << (64 - shift))
         })
         .collect();
-    if pages % 64 != 0
+    if !pages.is_multiple_of(64)
         && let Some(last) = part.last_mut()
     {
         *last &= (1 << (pages % 64)) - 1;

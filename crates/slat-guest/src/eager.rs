@@ -58,7 +58,8 @@ impl EagerSplit {
     /// In chunks of `chunk` bytes (Linux: `KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`), at least a leaf of
     /// `to`.
     pub fn with_chunk(range: GpaRange, to: PageSize, chunk: u64) -> Self {
-        let chunk = chunk.max(to.bytes()).next_multiple_of(to.bytes());
+        // No guest's addresses are wider.
+        let chunk = chunk.clamp(to.bytes(), 1 << 52).next_multiple_of(to.bytes());
         Self { range, to, chunk, next: AtomicU64::new(range.start().0) }
     }
 

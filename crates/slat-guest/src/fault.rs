@@ -117,11 +117,10 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
             return Outcome::RingFull;
         }
         self.announce();
+        let mut dry = 0;
         for _ in 0..ATTEMPTS {
             // What little is at hand will do, if the platform has no more.
-            if self.worker.top_up(PATH).is_err() && self.worker.cache.is_empty() {
-                return Outcome::Refused(Refused::OutOfFrames);
-            }
+            let _ = self.worker.top_up(PATH);
             let (id, tables) = (self.id, guest.space(self.view));
             let own_view = self.view.is_some();
             let step = self.worker.inside(tables, |guard, cache| {
@@ -141,8 +140,15 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
             match step {
                 Step::Done(outcome) => return outcome,
                 Step::Again => {}
-                Step::Dry if self.worker.cache.fill(crate::guest::TABLE_PAGES).is_ok() => {}
-                Step::Dry => return Outcome::Refused(Refused::OutOfFrames),
+                Step::Dry => {
+                    let had = self.worker.cache.len();
+                    let _ = self.worker.top_up(PATH);
+                    // With no more than before, what is left may still do for the rest of the path.
+                    dry += u32::from(self.worker.cache.len() <= had);
+                    if dry == 2 || self.worker.cache.is_empty() {
+                        return Outcome::Refused(Refused::OutOfFrames);
+                    }
+                }
             }
         }
         Outcome::Retry(Retry::Contended)
@@ -239,7 +245,7 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
         }
         if !leaf.attributes.software.contains(MAY_WRITE) {
             // Shared by the backing for reading: another page takes its place.
-            return self.replace(leaf.size);
+            return self.replace();
         }
         if self.logs() && leaf.size > F::size(0) {
             if let Some(step) = self.split() {
@@ -326,11 +332,10 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
     /// Splits along the path to the page; what to do instead, if that failed.
     fn split(&mut self) -> Option<Step> {
         let page = self.page(F::size(0));
+        let before = self.guard.counts().bytes_changed;
         let result = self.guard.split(page, F::size(0), self.cache);
-        self.guest.counters.split_bytes.add(match &result {
-            Ok(bytes) => *bytes,
-            Err(_) => 0,
-        });
+        let split = self.guard.counts().bytes_changed - before;
+        self.guest.counters.split_bytes.add(split);
         match result {
             Ok(_) => None,
             Err(Halted { why: SplitError::CacheEmpty, .. }) => Some(Step::Dry),
@@ -339,8 +344,11 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
     }
 
     /// Another page of the backing's takes the place of a leaf that may not be written.
-    fn replace(&mut self, size: PageSize) -> Step {
-        match self.empty(size) {
+    fn replace(&mut self) -> Step {
+        if let Some(step) = self.split() {
+            return step;
+        }
+        match self.empty(F::size(0)) {
             true => self.map(F::size(0)),
             false => Step::Again,
         }
@@ -352,15 +360,8 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
         let range = self.page(size);
         let mut removals = self.guard.removals(&mut storage);
         let result = self.guard.unmap(range, &mut removals);
-        let slot = self.slot;
         for removed in removals.complete() {
-            // What only the leaf knew.
-            if let Some(log) = slot.log.as_ref()
-                && self.guest.config.logging == Logging::Hardware
-                && removed.attributes.dirty
-            {
-                log.mark::<F>(&slot.spec, removed.gpa.0, removed.bytes);
-            }
+            self.guest.keep_dirty(self.slot, &removed);
         }
         result.is_ok()
     }
@@ -397,6 +398,11 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
                 Err(NoPage::NotYet) => return Outcome::Retry(Retry::NotYet).into(),
                 Err(NoPage::Never) => return Outcome::Refused(Refused::NoPage).into(),
             };
+            if page.block < F::size(0)
+                && let Err(error) = F::level_of(page.block)
+            {
+                return Outcome::Refused(Refused::Page(MapError::LeafSize(error))).into();
+            }
             if page.block.bytes() < bytes {
                 largest = fitting::<F>(largest, |bytes| bytes <= page.block.bytes());
                 continue;

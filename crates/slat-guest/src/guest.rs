@@ -242,6 +242,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         }
         match self.cache.fill(TABLE_PAGES) {
             Err(error) if error.at_hand < pages => Err(error),
+            Ok(()) if self.cache.is_empty() => Err(OutOfFrames { wanted: pages, at_hand: 0 }),
             _ => Ok(()),
         }
     }

@@ -16,9 +16,10 @@ use crate::backing::{Backing, Hva, HvaRange};
 use crate::config::Logging;
 use crate::guest::{Guest, Worker};
 use crate::host::Host;
+use crate::slots::Slot;
 use crate::sync::{AtomicU64, Ordering, agreed};
 use slat::{
-    Format, Gpa, GpaRange, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
+    Format, Gpa, GpaRange, Guard, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
     UnmapError,
 };
 
@@ -136,88 +137,116 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let guest = self.guest;
         let invalidations = &guest.invalidations;
         let invalidation = Invalidation { invalidations, place: invalidations.begin(&host) };
+        // Pages are taken whole.
+        let page = F::size(0).bytes();
+        let start = host.start.0 & !(page - 1);
+        let end = host.end().0.checked_next_multiple_of(page).unwrap_or(!(page - 1));
+        let pages = HvaRange { start: Hva(start), bytes: end.saturating_sub(start) };
         for tables in guest.spaces() {
-            let slots = self.look(|view| {
-                let parts = view.slots.iter();
-                parts
-                    .filter_map(|slot| slot.spec.guest_of(&host).map(|range| (slot.clone(), range)))
-                    .collect::<alloc::vec::Vec<_>>()
+            let bytes = self.inside(tables, |guard, _| {
+                // SAFETY: inside tables of the guest's platform until the view is used no more.
+                // What is unmapped is in the log that a reader finds who waits for this guard.
+                let view = unsafe { guest.slots.view() };
+                let mut bytes = 0;
+                for slot in &view.slots {
+                    let Some(range) = slot.spec.guest_of(&pages) else { continue };
+                    bytes += guest.unmap(tables, guard, range, |removed| {
+                        guest.keep_dirty(slot, &removed);
+                        let Removed { gpa, bytes, attributes, .. } = removed;
+                        let host = HvaRange { start: slot.spec.host_of(gpa.0), bytes };
+                        let (dirty, accessed) = (attributes.dirty, attributes.accessed);
+                        taken(Taken { gpa, host, dirty, accessed });
+                    });
+                }
+                bytes
             });
-            for (slot, range) in slots {
-                let bytes = self.unmap(tables, range, |removed| {
-                    let dirty = removed.attributes.dirty;
-                    // Written since the last harvest: the leaf was what knew.
-                    if let Some(log) = slot.log.as_ref().filter(|_| dirty)
-                        && guest.config.logging == Logging::Hardware
-                    {
-                        log.mark::<F>(&slot.spec, removed.gpa.0, removed.bytes);
-                    }
-                    let host = HvaRange {
-                        start: Hva(slot.spec.host.0.wrapping_add(removed.gpa.0 - slot.spec.gpa.0)),
-                        bytes: removed.bytes,
-                    };
-                    let accessed = removed.attributes.accessed;
-                    taken(Taken { gpa: removed.gpa, host, dirty, accessed });
-                });
-                guest.counters.invalidated_bytes.add(bytes);
-            }
+            guest.counters.invalidated_bytes.add(bytes);
+            tables.reclaim();
         }
         invalidation
+    }
+}
+
+impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
+    /// Where the log is in the leaves, what was unmapped takes a part of it along: keeps it.
+    pub(crate) fn keep_dirty(&self, slot: &Slot, removed: &Removed) {
+        if let Some(log) = &slot.log
+            && self.config.logging == Logging::Hardware
+            && removed.attributes.dirty
+        {
+            log.mark::<F>(&slot.spec, removed.gpa.0, removed.bytes);
+        }
     }
 
     /// Unmaps `range`, and blocks that it cuts through; hands out what was there once nobody can
     /// reach it, and it was maintained: a vCPU may have written it past the caches.
     pub(crate) fn unmap(
-        &mut self,
-        tables: &'w Tables<'p, F, H>,
+        &self,
+        tables: &Tables<'p, F, H>,
+        guard: &mut Guard<'_, 'p, F, H>,
         range: GpaRange,
         mut removed: impl FnMut(Removed),
     ) -> u64 {
-        let guest = self.guest;
-        self.remove(tables, range, |leaves| {
-            if guest.caches.matters() && leaves.attributes.memory == Memory::Normal {
+        self.remove(tables, guard, range, |leaves| {
+            if self.caches.matters() && leaves.attributes.memory == Memory::Normal {
                 tables.platform().maintain(leaves.hpa, leaves.bytes, Maintenance::Data);
-                guest.counters.flushed_bytes.add(leaves.bytes);
+                self.counters.flushed_bytes.add(leaves.bytes);
             }
             removed(leaves);
         })
     }
 
-    /// [`Worker::unmap`] of what is maintained already. Waits for whoever holds an entry: nobody does
+    /// [`Guest::unmap`] of what is maintained already. Waits for whoever holds an entry: nobody does
     /// for long.
     pub(crate) fn remove(
-        &mut self,
-        tables: &'w Tables<'p, F, H>,
+        &self,
+        tables: &Tables<'p, F, H>,
+        guard: &mut Guard<'_, 'p, F, H>,
         range: GpaRange,
         mut removed: impl FnMut(Removed),
     ) -> u64 {
-        let host = self.guest.tables.platform();
-        let (mut start, mut end, mut bytes) = (range.start().0, range.end().0, 0);
-        while start < end {
-            let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
+        let (mut rest, mut bytes) = (range, 0);
+        loop {
             let mut storage = [const { Place::EMPTY }; BATCH];
-            let guard = tables.enter(&mut self.member);
-            let mut guard = guard.expect("the worker joined this platform");
             let mut removals = Removals::new(tables, &mut storage);
             let result = guard.unmap(rest, &mut removals);
             bytes +=
                 removals.complete().map(|leaves| (removed(leaves), leaves.bytes).1).sum::<u64>();
-            self.guest.counters.engine(guard.counts(), 0);
-            match result {
-                Ok(_) => break,
-                Err(Halted { why: UnmapError::CutsBlock { size }, .. }) => {
-                    start &= !(size.bytes() - 1);
-                    end = end.next_multiple_of(size.bytes());
+            let at = match result {
+                Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
+                    rest = widened(guard, rest);
+                    continue;
                 }
-                Err(Halted { at, why: UnmapError::Full }) => start = at.0,
-                Err(Halted { at, .. }) => {
-                    start = at.0;
-                    host.wait();
+                Err(Halted { at, why: UnmapError::Full }) => at,
+                Err(Halted { at, why: UnmapError::Contended }) => {
+                    tables.platform().wait();
+                    at
                 }
+                Ok(_) | Err(_) => return bytes,
+            };
+            match GpaRange::new(at, rest.end().0.saturating_sub(at.0)) {
+                Ok(behind) => rest = behind,
+                Err(_) => return bytes,
             }
         }
-        bytes
     }
+}
+
+/// `range`, with the blocks that its ends cut through: of each end on its own, as what is beyond may be
+/// another slot's.
+pub(crate) fn widened<F: Format, H: Host>(
+    guard: &Guard<'_, '_, F, H>,
+    range: GpaRange,
+) -> GpaRange {
+    // An entry that is being changed is looked at again by whoever finds it in the way.
+    let block = |at: Gpa| {
+        let leaf = guard.translate(at).ok().flatten()?;
+        let start = at.0 & !(leaf.size.bytes() - 1);
+        (start != at.0).then_some((start, start + leaf.size.bytes()))
+    };
+    let start = block(range.start()).map_or(range.start().0, |(start, _)| start);
+    let end = block(range.end()).map_or(range.end().0, |(_, end)| end);
+    GpaRange::new(Gpa(start), end - start).unwrap_or(range)
 }
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {

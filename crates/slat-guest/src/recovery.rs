@@ -6,6 +6,7 @@ use crate::host::Host;
 use crate::slots::SlotSpec;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{Execute, Format, Gpa, GpaRange};
 
@@ -99,8 +100,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, '_, F, H, B> {
                     recovered.left += 1;
                     continue;
                 }
-                match self.recover(&spec, gpa) {
-                    0 => recovered.left += 1,
+                match self.recover(&spec, &splits, gpa) {
+                    // Somebody held an entry, or its pages differ: it may fit another time.
+                    0 => {
+                        splits.put_back::<F>(&spec, gpa);
+                        recovered.left += 1;
+                    }
                     bytes => recovered.bytes += bytes,
                 }
             }
@@ -108,7 +113,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, '_, F, H, B> {
         recovered
     }
 
-    fn recover(&mut self, spec: &SlotSpec, gpa: u64) -> u64 {
+    fn recover(&mut self, spec: &SlotSpec, splits: &Arc<Splits>, gpa: u64) -> u64 {
         let guest = self.guest;
         let size = F::size(1);
         let Ok(range) = GpaRange::new(Gpa(gpa), size.bytes()) else { return 0 };
@@ -123,6 +128,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, '_, F, H, B> {
         if executable {
             self.until_done(&guest.tables, range, |guard, rest| guard.execute_protect(rest));
         }
-        self.collapse(range, size)
+        // The slot as it is by then: it may have begun to log, or be another.
+        self.collapse_if(range, size, |view| {
+            let slot = view.named(spec.id).filter(|slot| !slot.going && slot.log.is_none());
+            let theirs = slot.and_then(|slot| slot.splits.as_ref());
+            theirs.is_some_and(|theirs| Arc::ptr_eq(theirs, splits))
+        })
     }
 }

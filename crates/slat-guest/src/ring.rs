@@ -197,14 +197,17 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         // A slot that was deleted meanwhile has no writable page.
         let Some(spec) = slot else { return };
         let start = Gpa(spec.gpa.0 + (batch.start << F::PAGE_SHIFT));
-        if batch.start + 64 - u64::from(batch.bits.leading_zeros()) > spec.bytes >> F::PAGE_SHIFT {
-            return;
-        }
+        // Pages beyond its end are those of a slot that had its name before.
+        let bits = match (spec.bytes >> F::PAGE_SHIFT).saturating_sub(batch.start) {
+            0 => return,
+            pages if pages < 64 => batch.bits & ((1 << pages) - 1),
+            _ => batch.bits,
+        };
         for tables in guest.spaces() {
             self.inside(tables, |guard, cache| {
                 let mut cleared = Cleared::default();
                 let mut clear = Clear { guest, guard, cache, cleared: &mut cleared };
-                while clear.pages(start, &[batch.bits]).is_err() {
+                while clear.pages(start, &[bits]).is_err() {
                     guest.tables.platform().wait();
                 }
             });

@@ -286,7 +286,10 @@ impl Slots {
     /// The caller is inside the guest's tables for as long as it uses the result, without
     /// refreshing; or it holds the lock under which slots are changed.
     pub unsafe fn view(&self) -> &View {
-        let now = self.current.load(Ordering::Acquire) as usize;
+        // One order with the exchanges of slots: a fault that an invalidation does not see in the tables
+        // sees the invalidation, and the invalidation the slot that the fault saw.
+        crate::sync::agreed();
+        let now = self.current.load(Ordering::SeqCst) as usize;
         // SAFETY: the current list is not written: `replace` writes the other. It stays unwritten
         // until the change after the next, which waits for the caller to leave, or for the lock.
         unsafe { &*self.lists[now].get() }
@@ -303,6 +306,6 @@ impl Slots {
         // SAFETY: nobody reads the list that is not current: who did was waited for in the change
         // that made it so, and the lock keeps other changes away.
         unsafe { *self.lists[other].get() = view };
-        self.current.store(other as u64, Ordering::Release);
+        self.current.store(other as u64, Ordering::SeqCst);
     }
 }

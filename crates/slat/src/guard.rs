@@ -1,5 +1,6 @@
 //! A thread inside the tables: operations are its methods.
 
+use crate::addr::{GpaRange, RangeError};
 use crate::counts::Counts;
 use crate::format::{Format, Geometry};
 use crate::grace::Inside;
@@ -80,6 +81,17 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// The invalidation that the guard's operations owe; `None` if they left nothing stale.
     pub fn owed(&self) -> Option<Invalidation> {
         if self.live { self.tables.invalidation(&self.owed) } else { None }
+    }
+
+    /// Owes the invalidation of leaves in `range`, whether or not anything was changed here: what was
+    /// found done may have been done by another thread, whose invalidation has not completed.
+    ///
+    /// # Errors
+    /// [`RangeError`]; nothing is owed.
+    pub fn owe(&mut self, range: GpaRange) -> Result<(), RangeError> {
+        self.tables.check(&range)?;
+        self.owed.any(range.start().0, range.end().0);
+        Ok(())
     }
 
     /// Executes what is owed, and what others dropped, and returns once it has completed on all

@@ -47,6 +47,12 @@ impl Owed {
         self.cover(start, end);
     }
 
+    /// Adds leaves of any size in `start..end`.
+    pub fn any(&mut self, start: u64, end: u64) {
+        self.sizes = u64::MAX;
+        self.cover(start, end);
+    }
+
     /// Adds an unlinked table that covered `start..end`.
     pub fn table(&mut self, start: u64, end: u64) {
         self.tables = true;

@@ -68,8 +68,12 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did() {
             guard.complete();
             let events = platform.take_events();
             assert_eq!(events.last(), Some(&Event::Invalidate(all)));
+            // The page became executable: made coherent before.
+            let maintained =
+                |event: &&Event| matches!(event, Event::Maintain { bytes: 0x1000, .. });
+            assert_eq!(events.iter().filter(maintained).count(), 1, "{events:?}");
             let others = events.iter().filter(|event| **event != Event::Publish);
-            assert_eq!(others.count(), 1, "{events:?}");
+            assert_eq!(others.count(), 2, "{events:?}");
             assert_eq!(guard.counts().slots_written, counts.slots_written + 1);
             guard.complete();
             drop(guard);

@@ -2,7 +2,6 @@
 
 use super::{Event, Work};
 use crate::backing::Backing;
-use crate::config::Logging;
 use crate::host::Host;
 use crate::sync::Ordering;
 use crate::vcpu::Vcpu;
@@ -138,23 +137,19 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
         if view.live.load(Ordering::SeqCst) == 0 {
             return 0;
         }
-        let slots = self.worker.look(|view| view.slots.to_vec());
-        let mut bytes = 0;
-        for slot in slots {
-            let range = slot.spec.range();
-            bytes += self.worker.maintain(&view.tables, range, Maintenance::Data);
-            self.worker.remove(&view.tables, range, |removed| {
-                // What only the leaf knew.
-                if let Some(log) = slot.log.as_ref().filter(|_| removed.attributes.dirty)
-                    && guest.config.logging == Logging::Hardware
-                {
-                    log.mark::<F>(&slot.spec, removed.gpa.0, removed.bytes);
+        let all = GpaRange::new(Gpa(0), 1 << view.tables.geometry().address_bits);
+        let all = all.expect("a guest has an address");
+        let bytes = self.worker.maintain(&view.tables, all, Maintenance::Data);
+        self.worker.inside(&view.tables, |guard, _| {
+            // SAFETY: inside tables of the guest's platform until the slots are used no more. What is
+            // unmapped is in the log that a reader finds who waits for this guard.
+            let slots = unsafe { guest.slots.view() };
+            guest.remove(&view.tables, guard, all, |removed| {
+                if let Some(slot) = slots.at(removed.gpa) {
+                    guest.keep_dirty(slot, &removed);
                 }
             });
-        }
-        // Nothing is left but tables.
-        let all = GpaRange::new(Gpa(0), 1 << view.tables.geometry().address_bits);
-        self.worker.remove(&view.tables, all.expect("a guest has an address"), |_| {});
+        });
         view.tables.reclaim();
         view.live.swap(0, Ordering::SeqCst);
         self.announced = false;

@@ -7,12 +7,11 @@ use crate::eager::EagerSplit;
 use crate::fault::MAY_WRITE;
 use crate::guest::Worker;
 use crate::host::Host;
+use crate::invalidate::widened;
 use crate::recovery::Splits;
 use crate::slots::{Plan, Slot, SlotChange, SlotError, SlotSpec, View};
 use alloc::sync::Arc;
-use slat::{
-    Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, PageSize, Tables,
-};
+use slat::{Attributes, ChangeError, Execute, Format, GpaRange, Guard, Halted, PageSize, Tables};
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Makes the slot `spec.id` as `spec` says; with no bytes, deletes it.
@@ -44,8 +43,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                 SlotChange::Deleted
             }
             Plan::Move => {
-                let slot = self.new_slot(spec)?;
-                self.take_away(&mut view, &spec);
+                let mut slot = self.new_slot(spec)?;
+                let before = self.take_away(&mut view, &spec);
+                // The memory is the same: what was written is still to be told.
+                if spec.log_dirty
+                    && let Some(log) = before
+                {
+                    slot.log = Some(log);
+                }
                 view.insert(slot);
                 self.replace(view);
                 SlotChange::Moved
@@ -106,17 +111,23 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 
     /// No fault maps the slot any more; then it is unmapped, and an invalidation still finds it until
-    /// then; then `view` is without it.
-    fn take_away(&mut self, view: &mut View, spec: &SlotSpec) {
-        let Some(slot) = view.slots.iter_mut().find(|slot| slot.spec.id == spec.id) else { return };
+    /// then; then `view` is without it. Returns its log.
+    fn take_away(&mut self, view: &mut View, spec: &SlotSpec) -> Option<Arc<Log>> {
+        let guest = self.guest;
+        let slot = view.slots.iter_mut().find(|slot| slot.spec.id == spec.id)?;
         slot.going = true;
-        let range = slot.spec.range();
+        let slot = slot.clone();
         self.replace(view.clone());
-        for tables in self.guest.spaces() {
-            self.unmap(tables, range, |_| {});
+        for tables in guest.spaces() {
+            self.inside(tables, |guard, _| {
+                guest.unmap(tables, guard, slot.spec.range(), |removed| {
+                    guest.keep_dirty(&slot, &removed);
+                })
+            });
+            tables.reclaim();
         }
-        self.guest.tables.reclaim();
         view.remove(spec.id);
+        slot.log
     }
 
     /// All faults log by now; takes from the leaves what was given before.
@@ -162,8 +173,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         });
     }
 
-    /// Repeats `change` until all of `range` is done and invalidated: entries are held briefly. A
-    /// block that an end of the range cuts through is covered whole.
+    /// Repeats `change` until all of `range` is done and invalidated, also what another thread has done
+    /// there and not invalidated yet. Entries are held briefly.
     pub(crate) fn until_done(
         &mut self,
         tables: &'w Tables<'p, F, H>,
@@ -172,21 +183,21 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     ) {
         let host = self.guest.tables.platform();
         self.inside(tables, |guard, _| {
-            let (mut start, mut end) = (range.start().0, range.end().0);
-            while start < end {
-                let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
+            let mut rest = range;
+            loop {
                 match change(guard, rest) {
-                    Ok(_) => break,
-                    Err(Halted { why: ChangeError::CutsBlock { size }, .. }) => {
-                        start &= !(size.bytes() - 1);
-                        end = end.next_multiple_of(size.bytes());
+                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
+                        rest = widened(guard, rest);
                     }
-                    Err(Halted { at, .. }) => {
-                        start = at.0;
+                    Err(Halted { at, why: ChangeError::Contended }) => {
+                        let behind = GpaRange::new(at, rest.end().0.saturating_sub(at.0));
+                        rest = behind.unwrap_or(rest);
                         host.wait();
                     }
+                    Ok(_) | Err(_) => break,
                 }
             }
+            let _ = guard.owe(range);
             guard.complete();
         });
     }
@@ -209,10 +220,25 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
 
     /// Puts tables in `range` together to blocks of at most `to`, where they can be; returns the bytes.
     pub(crate) fn collapse(&mut self, range: GpaRange, to: PageSize) -> u64 {
+        self.collapse_if(range, to, |_| true)
+    }
+
+    /// [`Worker::collapse`], if `wanted` by what the slots are then.
+    pub(crate) fn collapse_if(
+        &mut self,
+        range: GpaRange,
+        to: PageSize,
+        wanted: impl FnOnce(&View) -> bool,
+    ) -> u64 {
         let guest = self.guest;
         // A huge page that may be executed does not come to be by the back door.
         let huge = guest.config.execute_huge == ExecuteHuge::Allowed;
         let bytes = self.inside(&guest.tables, |guard, _| {
+            // SAFETY: inside the guest's tables until `wanted` has returned; what it says holds until
+            // this thread has left, as changes of slots wait for it.
+            if !wanted(unsafe { guest.slots.view() }) {
+                return 0;
+            }
             // Where somebody holds an entry, the table stays as it is.
             let _ = guard.collapse_where(range, to, |leaf| leaf.execute == Execute::None || huge);
             guard.counts().bytes_changed

@@ -9,8 +9,9 @@ use crate::backing::Backing;
 use crate::config::Logging;
 use crate::guest::{Guest, TABLE_PAGES, Worker};
 use crate::host::Host;
+use crate::invalidate::widened;
 use crate::slots::{SlotId, SlotSpec};
-use slat::{ChangeError, Format, Gpa, GpaRange, Guard, Halted, Pages, SplitError, TableCache};
+use slat::{Format, Gpa, GpaRange, Guard, Halted, Pages, SplitError, TableCache};
 
 /// What a clear did.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -73,18 +74,27 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let mut result = Ok(());
         for (at, words) in words.chunks(CHUNK).enumerate() {
             let from = from + at * CHUNK;
-            let mut taken = [0; CHUNK];
-            let taken = &mut taken[..words.len()];
-            taken.iter_mut().zip(words).enumerate().for_each(|(at, (taken, &word))| {
-                *taken = log.take(from + at, word);
-            });
-            if taken.iter().all(|&bits| bits == 0) {
-                continue;
-            }
+            let mut bits = [0; CHUNK];
+            let taken = &mut bits[..words.len()];
             let start = Gpa(spec.gpa.0 + ((from as u64) << (F::PAGE_SHIFT + 6)));
+            // Groups that are done in all tables.
+            let mut done = taken.len();
             for tables in guest.spaces() {
                 let shared = core::ptr::eq(tables, &guest.tables);
-                result = self.inside(tables, |guard, cache| {
+                let one = self.inside(tables, |guard, cache| {
+                    // SAFETY: inside tables of the guest's platform until the view is used no more.
+                    // The log stays the slot's until this thread has left.
+                    let view = unsafe { guest.slots.view() };
+                    let now = view.named(spec.id).filter(|slot| !slot.going);
+                    let now = now.and_then(|slot| slot.log.as_ref());
+                    if !now.is_some_and(|now| core::ptr::eq(&raw const **now, log)) {
+                        return Err(LogError::Missing { id: spec.id });
+                    }
+                    if shared {
+                        taken.iter_mut().zip(words).enumerate().for_each(|(at, (taken, &word))| {
+                            *taken = log.take(from + at, word);
+                        });
+                    }
                     let mut call = Clear { guest, guard, cache, cleared: &mut cleared };
                     let result = call.pages(start, taken);
                     match shared {
@@ -97,17 +107,22 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                         }
                         false => guard.complete(),
                     }
-                    result
+                    result.map_err(|at| LogError::Contended { at })
                 });
-                if result.is_err() {
-                    break;
+                match one {
+                    Ok(()) => {}
+                    Err(LogError::Contended { at }) => {
+                        done = done.min(((at.0 - start.0) >> (F::PAGE_SHIFT + 6)) as usize);
+                        result = Err(LogError::Contended { at });
+                    }
+                    // Its bits are in a log that nobody reads any more.
+                    Err(error) => {
+                        result = Err(error);
+                        break;
+                    }
                 }
             }
             // Back into the log, from the group on that is not done.
-            let done = match result {
-                Ok(()) => taken.len(),
-                Err(at) => ((at.0 - start.0) >> (F::PAGE_SHIFT + 6)) as usize,
-            };
             let ones = taken[..done].iter().map(|bits| u64::from(bits.count_ones()));
             cleared.pages += ones.sum::<u64>();
             taken.iter().enumerate().skip(done).for_each(|(at, &bits)| log.add(from + at, bits));
@@ -121,7 +136,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         guest.counters.log_clears.add(1);
         guest.counters.log_cleared_pages.add(cleared.pages);
         guest.counters.split_bytes.add(cleared.split);
-        result.map(|()| cleared).map_err(|at| LogError::Contended { at })
+        result.map(|()| cleared)
     }
 }
 
@@ -159,62 +174,52 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
         let page = 1 << F::PAGE_SHIFT;
         let hull = GpaRange::new(Gpa(start.0 + first * page), (last - first + 1) * page);
         let hull = hull.expect("a page at least");
-        let mut patience = PATIENCE;
-        loop {
-            let split = self.split(hull);
+        // Who protected one of them before may not have completed it.
+        let _ = self.guard.owe(hull);
+        for _ in 0..PATIENCE {
             let pages = Pages { start, bits };
-            let result = match (split, self.guest.config.logging) {
-                (false, _) => self.whole(hull),
-                (true, Logging::Protect) => self.guard.write_protect_pages(&pages),
-                (true, Logging::Hardware) => self.guard.clean_pages(&pages),
+            let result = match (self.split(hull), self.guest.config.logging) {
+                (Err(()), _) => self.whole(hull),
+                (Ok(false), _) => Err(()),
+                (Ok(true), Logging::Protect) => {
+                    self.guard.write_protect_pages(&pages).map(drop).map_err(drop)
+                }
+                (Ok(true), Logging::Hardware) => {
+                    self.guard.clean_pages(&pages).map(drop).map_err(drop)
+                }
             };
             if result.is_ok() {
                 return Ok(());
             }
-            patience -= 1;
-            if patience == 0 {
-                return Err(());
-            }
             self.guest.tables.platform().wait();
         }
+        Err(())
     }
 
-    /// Splits what holds `range`; whether it is split.
-    fn split(&mut self, range: GpaRange) -> bool {
-        for _ in 0..PATIENCE {
-            let before = self.guard.counts().bytes_changed;
-            let result = self.guard.split(range, F::size(0), self.cache);
-            self.cleared.split += self.guard.counts().bytes_changed - before;
-            match result {
-                Ok(_) => return true,
-                Err(Halted { why: SplitError::CacheEmpty, .. }) => {
-                    let _ = self.cache.fill(TABLE_PAGES);
-                    if self.cache.is_empty() {
-                        return false;
-                    }
-                }
-                Err(_) => self.guest.tables.platform().wait(),
+    /// Splits what holds `range`; whether it is split, or an error if table pages are short.
+    fn split(&mut self, range: GpaRange) -> Result<bool, ()> {
+        let before = self.guard.counts().bytes_changed;
+        let mut result = self.guard.split(range, F::size(0), self.cache);
+        while let Err(Halted { why: SplitError::CacheEmpty, .. }) = result {
+            let _ = self.cache.fill(TABLE_PAGES);
+            if self.cache.is_empty() {
+                break;
             }
+            result = self.guard.split(range, F::size(0), self.cache);
         }
-        false
+        self.cleared.split += self.guard.counts().bytes_changed - before;
+        match result {
+            Ok(_) => Ok(true),
+            Err(Halted { why: SplitError::CacheEmpty, .. }) => Err(()),
+            Err(_) => Ok(false),
+        }
     }
 
     /// Protects the blocks that hold `range`.
-    fn whole(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
-        let mut range = range;
-        loop {
-            match self.guard.write_protect(range) {
-                Err(Halted { why: ChangeError::CutsBlock { size }, .. }) => {
-                    let start = range.start().0 & !(size.bytes() - 1);
-                    let end = range.end().0.next_multiple_of(size.bytes());
-                    range = GpaRange::new(Gpa(start), end - start).expect("larger than before");
-                }
-                Ok(bytes) => {
-                    self.cleared.whole += bytes;
-                    return Ok(bytes);
-                }
-                halted => return halted,
-            }
-        }
+    fn whole(&mut self, range: GpaRange) -> Result<(), ()> {
+        let range = widened(self.guard, range);
+        let bytes = self.guard.write_protect(range).map_err(drop)?;
+        self.cleared.whole += bytes;
+        Ok(())
     }
 }

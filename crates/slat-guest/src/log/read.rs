@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::slots::{SlotId, SlotSpec};
 use crate::sync::Ordering;
 use alloc::sync::Arc;
-use slat::{Format, Gpa, GpaRange, Tables};
+use slat::{Format, Tables};
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Copies the log of `id` into `bitmap`, a bit a page; returns how many pages are dirty. Nothing is
@@ -23,16 +23,22 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// gathered is in the log.
     pub fn read_log(&mut self, id: SlotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let (spec, log) = self.logging(id, bitmap.len())?;
+        self.read(&spec, &log, bitmap)
+    }
+
+    fn read(
+        &mut self,
+        spec: &SlotSpec,
+        log: &Arc<Log>,
+        bitmap: &mut [u64],
+    ) -> Result<u64, LogError> {
         let guest = self.guest;
         if guest.config.logging == Logging::Hardware {
-            bitmap[..log.words().len()].fill(0);
             for tables in guest.spaces() {
-                let harvested = self.harvest(tables, spec.range(), bitmap);
-                log.words().iter().zip(&*bitmap).enumerate().for_each(|(word, (_, &bits))| {
-                    log.add(word, bits);
-                });
-                harvested?;
+                self.harvest(tables, spec, log, &mut bitmap[..log.words().len()])?;
             }
+            // What others have taken from leaves is in the log once they have left them.
+            guest.wait_for_faults();
         }
         guest.counters.log_reads.add(1);
         let copy = |(to, from): (&mut u64, &crate::sync::AtomicU64)| {
@@ -50,39 +56,47 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Those of [`Worker::read_log`]; nothing is lost: what could not be protected is in the log
     /// still, as well as in `bitmap`.
     pub fn take_log(&mut self, id: SlotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
-        let dirty = self.read_log(id, bitmap)?;
         let (spec, log) = self.logging(id, bitmap.len())?;
+        let dirty = self.read(&spec, &log, bitmap)?;
         let words = &bitmap[..log.words().len()];
         self.clear_words(&spec, &log, 0, words)?;
         Ok(dirty)
     }
 
-    /// Gathers dirty bits into `bitmap`, again where somebody held an entry.
+    /// Moves dirty bits from the leaves into the log, again where somebody held an entry.
     fn harvest(
         &mut self,
         tables: &'w Tables<'p, F, H>,
-        range: GpaRange,
+        spec: &SlotSpec,
+        log: &Arc<Log>,
         bitmap: &mut [u64],
     ) -> Result<(), LogError> {
-        let host = tables.platform();
-        let mut start = range.start();
-        let mut tries = 0u32;
+        let guest = self.guest;
+        let range = spec.range();
+        bitmap.fill(0);
         self.inside(tables, |guard, _| {
-            loop {
-                // From a page that a word begins with: bits are added.
-                let first = ((start.0 - range.start().0) >> F::PAGE_SHIFT) / 64;
-                let from = range.start().0 + (first << (F::PAGE_SHIFT + 6));
-                let rest = GpaRange::new(Gpa(from), range.end().0 - from).expect("not empty");
-                let Err(halted) = guard.harvest(rest, &mut bitmap[first as usize..]) else {
-                    return Ok(());
-                };
-                start = halted.at;
-                tries += 1;
-                if tries == super::PATIENCE {
-                    return Err(LogError::Contended { at: halted.at });
-                }
-                host.wait();
+            // SAFETY: inside tables of the guest's platform until the view is used no more. The log
+            // stays the slot's until this thread has left.
+            let view = unsafe { guest.slots.view() };
+            let now = view.named(spec.id).filter(|slot| !slot.going);
+            let now = now.and_then(|slot| slot.log.as_ref());
+            if !now.is_some_and(|now| Arc::ptr_eq(now, log)) {
+                return Err(LogError::Missing { id: spec.id });
             }
+            let mut result = Ok(());
+            for _ in 0..super::PATIENCE {
+                // All over: what was found before is in the bitmap, and its leaves are clean.
+                match guard.harvest(range, bitmap) {
+                    Ok(_) => {
+                        result = Ok(());
+                        break;
+                    }
+                    Err(halted) => result = Err(LogError::Contended { at: halted.at }),
+                }
+                tables.platform().wait();
+            }
+            bitmap.iter().enumerate().for_each(|(word, &bits)| log.add(word, bits));
+            result
         })
     }
 

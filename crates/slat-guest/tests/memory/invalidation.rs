@@ -99,7 +99,6 @@ fn a_page_that_the_host_takes_between_answer_and_commit_is_not_mapped() {
             vcpu.worker().set_slot(slot(4 * M2)).unwrap();
             let other = Mutex::new(Worker::new(&guest, &mut room2).unwrap());
             let (ram, machine) = (&ram, &machine);
-            // SAFETY of the test: the closure runs inside `fault` below, while all of it lives.
             let then: Box<dyn FnOnce() + Send + '_> = Box::new(|| {
                 let mut other = other.lock().unwrap();
                 let invalidation = other.invalidate(host_range(HOST, bytes), |_| {});
@@ -109,6 +108,7 @@ fn a_page_that_the_host_takes_between_answer_and_commit_is_not_mapped() {
                 }
                 drop(invalidation);
             });
+            // SAFETY: the closure runs inside `fault` below, while all that it borrows lives.
             let then: Box<dyn FnOnce() + Send + 'static> = unsafe { core::mem::transmute(then) };
             *backing.then.lock().unwrap() = Some(then);
             let outcome = vcpu.fault(Gpa(BASE), Access::Write);

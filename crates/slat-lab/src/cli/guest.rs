@@ -207,7 +207,7 @@ pub enum LogWay {
     /// Read, then clear what was read
     Manual,
     /// The same under a lock that each fault takes for reading: Linux's way
-    ManualLocked,
+    Locked,
     /// All pages count as dirty at first, so that enabling protects none
     InitiallySet,
     /// Each vCPU names the pages that it wrote in a ring of 4096

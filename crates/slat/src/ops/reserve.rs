@@ -101,6 +101,14 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                     let hpa = F::leaf_address(raw, level);
                     return Err(MapError::Occupied { size: F::size(level), hpa });
                 }
+                // Another fault's, or left by an unmap: who commits first has it, and who voids it
+                // changes it. To replace it would make two faults void each other for ever.
+                Kind::Reserved if level <= largest => {
+                    let base = gpa & !((1 << F::shift(level)) - 1);
+                    let broke = tables.break_before_fill(raw, level, base);
+                    self.counts.invalidations += u64::from(broke);
+                    return Ok((slot, raw, level));
+                }
                 Kind::Empty | Kind::Reserved => {
                     self.counts.slots_written += 1;
                     if level <= largest {

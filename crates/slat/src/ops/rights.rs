@@ -31,6 +31,8 @@ pub(super) trait Rule<F: Format> {
     const TOUCHES: bool = false;
     /// The right to write is given: no table above may withhold it.
     const WRITES: bool = false;
+    /// Blocks are refused.
+    const PAGES: bool = false;
     /// The right to execute is given: the memory is made coherent for fetches first.
     const EXECUTES: bool = false;
 
@@ -118,6 +120,7 @@ impl<F: Format> Rule<F> for Writable<F> {
 
 impl<F: Format> Rule<F> for Executable<F> {
     const STALE: bool = false;
+    const PAGES: bool = true;
     const EXECUTES: bool = true;
 
     #[inline(always)]
@@ -207,11 +210,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// Gives those leaves that have all bits of `software` the right to execute, without saying that
+    /// Gives those pages that have all bits of `software` the right to execute, without saying that
     /// anybody used them. Nothing is owed, as for [`Guard::relax`].
     ///
     /// # Errors
-    /// Those of [`Guard::write_protect`].
+    /// Those of [`Guard::write_protect`]; [`ChangeError::CutsBlock`] also at a block that would become
+    /// executable: huge pages that may not be executed stay so, whoever puts pages together meanwhile.
     pub fn allow_execute(
         &mut self,
         range: GpaRange,
@@ -312,7 +316,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         if changed == entry.raw {
             return Flow::Next;
         }
-        if R::WHOLE && level > 0 && !entry.whole::<F>(level) {
+        if level > 0 && (R::PAGES || R::WHOLE && !entry.whole::<F>(level)) {
             self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }

@@ -3,7 +3,7 @@
 use super::engine::{parameter, verdict};
 use super::{Labels, NOTHING, Row, Table, rows};
 use crate::record::Measurement;
-use crate::report::numbers::{seconds, thousands, three_digits, with_spread};
+use crate::report::numbers::{seconds, thousands, three_digits, with_spread, with_wide_spread};
 use crate::stats::Summary;
 
 /// One row for each ratio.
@@ -71,8 +71,9 @@ const SCENARIOS: [Scenario; 6] = [
         name: "guest-log",
         title: "Dirty logging while the vCPUs write on",
         counts: &[("stall", "faults", "faults"), ("stall", "waits_for_ring", "ring full")],
-        note: "stall: how long a vCPU waited, in each second: its faults, and what they waited for. p99, longest: \
-               of one such wait. Calls: enable, read, clear, disable (nobody writes then). For rings, \
+        note: "stall: how long a vCPU waited in each second, of half of the guests: what its faults \
+               took, and what they waited for. in faults: without locks, full rings and the way there, \
+               as the guest counts. p99, longest: of one such wait. Calls: enable, read, clear, disable (nobody writes then). For rings, \
                read and clear are all harvests and resets of a round. Where threads are more than CPUs, \
                waits and calls include turns of others. Counts are of one guest. All pages were compared \
                with the copy that the log kept: none was lost.",
@@ -148,7 +149,7 @@ fn table(results: &[Measurement], scenario: &Scenario) -> Option<Table> {
     let mut columns: Vec<String> = labels.headings().collect();
     columns.push("way".to_owned());
     let label_count = columns.len();
-    columns.extend(figures.iter().map(|figure| (*figure).to_owned()));
+    columns.extend(figures.iter().map(|figure| heading(&rows, figure)));
     columns.extend(scenario.counts.iter().map(|(_, _, heading)| (*heading).to_owned()));
     let mut cells = Vec::new();
     for row in &rows {
@@ -200,13 +201,24 @@ fn figure_of(row: &Row, way: &str, figure: &str) -> String {
     match (measurement.unit.as_str(), figure) {
         // Medians of extremes: the worst of all is the one to show.
         ("s", "longest") => seconds(summary.max),
+        ("s", _) if ["guest-log", "guest-populate"].contains(&measurement.scenario.as_str()) => {
+            with_wide_spread(&summary)
+        }
         ("s", _) => with_spread(&summary),
         ("faults/s", _) => thousands(summary.median.round() as i64),
-        (unit, _) => {
-            let spread = summary.relative_spread() * 100.0;
-            format!("{} {unit} ±{spread:.0}%", three_digits(summary.median))
-        }
+        _ => format!(
+            "{}–{}",
+            three_digits(summary.lower_quartile),
+            three_digits(summary.upper_quartile)
+        ),
     }
+}
+
+/// The name of a figure, with its unit if that is not one of time.
+fn heading(rows: &[Row], figure: &str) -> String {
+    let mut all = rows.iter().flat_map(|row| &row.measurements);
+    let unit = all.find(|m| parameter(m, "figure") == figure).map_or("s", |m| m.unit.as_str());
+    if unit == "s" { figure.to_owned() } else { format!("{figure}, {unit}") }
 }
 
 /// A count; the most of it where samples differ.

@@ -4,8 +4,9 @@
 //! by page. Linux's reclaim takes a lock for a run of at most 64 pages, or for each page; each fault
 //! takes it for reading.
 
-use super::bed::{Bed, Locks, PAGE, Runner, Shape, TheGuest, gpa, on_format, range, room};
+use super::bed::{Bed, PAGE, Shape, TheGuest, gpa, on_format, range, room};
 use super::lock::FairLock;
+use super::runner::{Locks, Runner};
 use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::cli::AgeArgs;

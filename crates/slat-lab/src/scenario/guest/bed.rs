@@ -1,21 +1,17 @@
 //! A machine, its memory, and guests on it, one after the other.
 
-use super::lock::FairLock;
-use super::times::Times;
 use crate::cli::TablesArgs;
 use crate::failure::bad_input;
 use crate::session::Session;
 use crate::size::Size;
-use anyhow::{Context, bail, ensure};
+use anyhow::Context;
 use serde_json::{Map, Value, json};
 use slat::{Access, Format, Frame, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
 use slat_guest::{
-    Backing, Config, Guest, Hva, NoPage, Outcome, Page, SlotId, SlotSpec, TABLE_PAGES, TableRoom,
-    Vcpu, Worker,
+    Backing, Config, Guest, Hva, NoPage, Page, SlotId, SlotSpec, TABLE_PAGES, TableRoom, Worker,
 };
 use slat_sim::arch::Arch;
-use slat_sim::fast::{AccessError, FastCpu, FastMachine};
-use std::time::{Duration, Instant};
+use slat_sim::fast::FastMachine;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -25,7 +21,7 @@ pub const GUEST_BASE: u64 = 4 << 30;
 const HOST_BASE: u64 = 0x7000_0000_0000;
 /// The one slot.
 pub const SLOT: SlotId = SlotId(0);
-const VMID: Vmid = Vmid(1);
+pub const VMID: Vmid = Vmid(1);
 
 /// Runs `$body` with the format and the architecture that `$tables` asks for.
 macro_rules! on_format {
@@ -264,148 +260,4 @@ pub fn range(first: u64, pages: u64) -> GpaRange {
 /// Room for a thread's table pages.
 pub const fn room() -> TableRoom {
     [const { None::<Frame> }; TABLE_PAGES]
-}
-
-/// How often an access faults in a row before that is an error.
-const PATIENCE: u32 = 10_000_000;
-
-/// A vCPU and the CPU that it runs on: one thread.
-pub struct Runner<'w, 'p, F: Format, A: Arch> {
-    vcpu: Vcpu<'w, 'p, F, FastMachine<A>, Ram>,
-    cpu: FastCpu<'p, A>,
-    locks: Locks<'w>,
-    /// What each fault costs on top, spun away.
-    pub exit: Duration,
-    /// How long it was held up by each fault: waits for locks and for a full ring included.
-    pub times: Times,
-}
-
-/// What a fault is answered under.
-#[derive(Clone, Copy)]
-pub enum Locks<'l> {
-    /// Nothing.
-    Free,
-    /// A lock, for reading.
-    Shared(&'l FairLock),
-    /// A lock, for writing.
-    Exclusive(&'l FairLock),
-}
-
-impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
-    /// vCPU `id` of the guest, on the CPU of that number.
-    ///
-    /// # Errors
-    /// Either is taken.
-    pub fn new(
-        guest: &'w TheGuest<'p, F, A>,
-        machine: &'p FastMachine<A>,
-        id: u16,
-        room: &'w mut TableRoom,
-        locks: Locks<'w>,
-    ) -> anyhow::Result<Self> {
-        let vcpu = Vcpu::new(guest, id, room)?;
-        let mut cpu = machine.cpu(id.into())?;
-        cpu.load(VMID, vcpu.root());
-        Ok(Self { vcpu, cpu, locks, exit: Duration::ZERO, times: Times::default() })
-    }
-
-    /// What it can do as any thread can.
-    pub const fn worker(&mut self) -> &mut TheWorker<'w, 'p, F, A> {
-        self.vcpu.worker()
-    }
-
-    /// The guest stores a word.
-    ///
-    /// # Errors
-    /// The fault has no answer.
-    #[inline]
-    pub fn write(&mut self, gpa: u64, value: u64) -> anyhow::Result<()> {
-        match self.cpu.write(gpa, value) {
-            Ok(()) => Ok(()),
-            Err(error) => self.insist(error, |cpu| cpu.write(gpa, value)),
-        }
-    }
-
-    /// The guest loads a word.
-    ///
-    /// # Errors
-    /// The fault has no answer.
-    #[inline]
-    pub fn read(&mut self, gpa: u64) -> anyhow::Result<u64> {
-        match self.cpu.read(gpa) {
-            Ok(word) => Ok(word),
-            Err(error) => self.insist(error, |cpu| cpu.read(gpa)),
-        }
-    }
-
-    /// The guest fetches a word as an instruction.
-    ///
-    /// # Errors
-    /// The fault has no answer.
-    #[inline]
-    pub fn execute(&mut self, gpa: u64) -> anyhow::Result<u64> {
-        match self.cpu.execute(gpa) {
-            Ok(word) => Ok(word),
-            Err(error) => self.insist(error, |cpu| cpu.execute(gpa)),
-        }
-    }
-
-    /// Has faults answered until the access succeeds.
-    #[cold]
-    #[inline(never)]
-    fn insist<R>(
-        &mut self,
-        mut error: AccessError,
-        mut access: impl FnMut(&mut FastCpu<'p, A>) -> Result<R, AccessError>,
-    ) -> anyhow::Result<R> {
-        let mut begin = Instant::now();
-        let mut full = false;
-        for _ in 0..PATIENCE {
-            ensure!(error.fault().is_some(), "{error}");
-            if !self.exit.is_zero() {
-                let left = Instant::now();
-                while left.elapsed() < self.exit {
-                    std::hint::spin_loop();
-                }
-            }
-            let outcome = self.answer(&error);
-            match outcome {
-                Outcome::Mmio | Outcome::Refused(_) => {
-                    bail!("the guest's {:?} at {:#x} came to {outcome:?}", error.access, error.gpa)
-                }
-                Outcome::Retry(_) => std::thread::yield_now(),
-                Outcome::RingFull => {
-                    // All of the wait is one.
-                    full = true;
-                    std::thread::yield_now();
-                    continue;
-                }
-                _ => {}
-            }
-            self.times.add(begin.elapsed().as_nanos() as u64);
-            if std::mem::take(&mut full) {
-                self.times.waited_for_room += 1;
-            }
-            match access(&mut self.cpu) {
-                Ok(result) => return Ok(result),
-                Err(again) => error = again,
-            }
-            begin = Instant::now();
-        }
-        bail!("the guest's {:?} at {:#x} faults for ever", error.access, error.gpa)
-    }
-
-    fn answer(&mut self, error: &AccessError) -> Outcome {
-        let access = match error.access {
-            slat_sim::Access::Read => Access::Read,
-            slat_sim::Access::Write => Access::Write,
-            slat_sim::Access::Execute => Access::Execute,
-        };
-        let gpa = Gpa(error.gpa & !(PAGE - 1));
-        match self.locks {
-            Locks::Free => self.vcpu.fault(gpa, access),
-            Locks::Shared(lock) => lock.shared(|| self.vcpu.fault(gpa, access)),
-            Locks::Exclusive(lock) => lock.exclusive(|| self.vcpu.fault(gpa, access)),
-        }
-    }
 }

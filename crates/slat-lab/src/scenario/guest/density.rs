@@ -3,7 +3,8 @@
 //! All pages are dirty and writable; so many of each word are cleared; then the guest writes all
 //! pages, and faults where it may not. Protecting the hull is what Linux does.
 
-use super::bed::{Bed, Locks, Runner, SLOT, gpa, room};
+use super::bed::{Bed, SLOT, gpa, room};
+use super::runner::{Locks, Runner};
 use super::turns::{Recorder, counts, ratios, take_turns};
 use crate::record::Measurement;
 use crate::session::Session;

@@ -4,8 +4,10 @@
 //! named. In the end the vCPUs stop, what is left is copied, and memory and copy must be equal: a page
 //! that the log lost is a measurement that failed.
 
-use super::bed::{Bed, Locks, Runner, SLOT, Shape, TheWorker, gpa, on_format, room};
+use super::bed::{Bed, Shape, gpa, on_format, room};
 use super::lock::FairLock;
+use super::migration::{Migration, RING};
+use super::runner::{Locks, Runner};
 use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use super::vcpus::faults_between;
@@ -15,20 +17,13 @@ use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::session::Session;
 use crate::size::Size;
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use slat::Format;
-use slat_guest::{Config, DirtyPage, Logging, SlotId, Worker};
+use slat_guest::{Config, Logging, Worker};
 use slat_sim::arch::Arch;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-
-/// How long vCPUs write before each read of the log.
-const DWELL: Duration = Duration::from_millis(20);
-/// How often rings are harvested meanwhile.
-const HARVEST: Duration = Duration::from_micros(200);
-/// Entries of a ring.
-const RING: u32 = 4096;
+use std::time::Instant;
 
 /// Measures the engine's log as `args` asks for.
 ///
@@ -110,7 +105,7 @@ fn measure<F: Format, A: Arch>(
         if samples.is_empty() {
             continue;
         }
-        let target = if *way == LogWay::ManualLocked { "baseline" } else { "engine" };
+        let target = if *way == LogWay::Locked { "baseline" } else { "engine" };
         let mut add = |figure: &str, unit: &str, values: Vec<f64>| {
             let counts = samples.iter().map(|sample| match figure {
                 "stall" => sample.counts.clone(),
@@ -123,6 +118,9 @@ fn measure<F: Format, A: Arch>(
             samples.iter().flat_map(|sample| figure(sample).to_vec()).collect::<Vec<_>>()
         };
         add("stall", "ms/s", samples.iter().map(stall).collect());
+        let in_faults =
+            |sample: &Sample| sample.counts["in_faults_ns"] as f64 / 1e6 / sample.seconds / vcpus;
+        add("in faults", "ms/s", samples.iter().map(in_faults).collect());
         add("p50", "s", each(|s| s.times.quantile(0.5) as f64 / 1e9));
         add("p99", "s", each(|s| s.times.quantile(0.99) as f64 / 1e9));
         add("longest", "s", each(|s| s.times.longest as f64 / 1e9));
@@ -134,12 +132,12 @@ fn measure<F: Format, A: Arch>(
         add("disable", "s", each(|s| s.disable));
     }
     let place = |way| plan.ways.iter().position(|other| *other == way);
-    if let (Some(free), Some(locked)) = (place(LogWay::Manual), place(LogWay::ManualLocked))
+    if let (Some(free), Some(locked)) = (place(LogWay::Manual), place(LogWay::Locked))
         && !samples[free].is_empty()
     {
         let of = |way: usize| samples[way].iter().map(stall);
         let stalls = ratios(of(free), of(locked));
-        results.push(recorder.ratio("stall of vCPUs", "manual", "manual-locked", None, stalls));
+        results.push(recorder.ratio("stall of vCPUs", "manual", "locked", None, stalls));
     }
     Ok(results)
 }
@@ -147,7 +145,7 @@ fn measure<F: Format, A: Arch>(
 fn config<F: Format, A: Arch>(bed: &Bed<F, A>, way: LogWay) -> Config {
     let config = bed.config();
     match way {
-        LogWay::Legacy | LogWay::Manual | LogWay::ManualLocked => config,
+        LogWay::Legacy | LogWay::Manual | LogWay::Locked => config,
         LogWay::InitiallySet => Config { initially_set: true, ..config },
         LogWay::Ring => Config { ring: Some(RING), ..config },
         LogWay::Hardware => Config { logging: Logging::Hardware, ..config },
@@ -161,7 +159,7 @@ fn sample<F: Format, A: Arch>(
     session: &Session,
 ) -> anyhow::Result<Sample> {
     let lock = FairLock::default();
-    let locks = if way == LogWay::ManualLocked { Locks::Shared(&lock) } else { Locks::Free };
+    let locks = if way == LogWay::Locked { Locks::Shared(&lock) } else { Locks::Free };
     let vcpus = bed.shape.vcpus;
     bed.with_guest(config(bed, way), |guest| {
         let (over, barrier) = (&AtomicBool::new(false), &Barrier::new(usize::from(vcpus) + 1));
@@ -274,151 +272,6 @@ fn write<F: Format, A: Arch>(
     }
 }
 
-/// Who reads the log, and copies.
-struct Migration<'m, 'w, 'p, F: Format, A: Arch> {
-    bed: &'p Bed<F, A>,
-    worker: TheWorker<'w, 'p, F, A>,
-    lock: &'m FairLock,
-    way: LogWay,
-    bitmap: Vec<u64>,
-    copy: Vec<u64>,
-    reads: Vec<f64>,
-    clears: Vec<f64>,
-    /// Pages that the log named.
-    dirty: u64,
-}
-
-impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
-    /// Enables the log, copies everything, and goes round; returns how long enabling took.
-    fn rounds(&mut self, rounds: u32, session: &Session) -> anyhow::Result<f64> {
-        let begin = Instant::now();
-        let slot = self.bed.slot(true);
-        match self.way {
-            LogWay::ManualLocked => self.lock.exclusive(|| self.worker.set_slot(slot))?,
-            _ => self.worker.set_slot(slot)?,
-        };
-        let enable = begin.elapsed().as_secs_f64();
-        for page in 0..self.bed.pages() {
-            self.copy[page as usize] = self.bed.first_word(page);
-        }
-        for _ in 0..rounds {
-            if session.interrupted() {
-                break;
-            }
-            match self.way {
-                LogWay::Ring => self.harvest_for(DWELL)?,
-                _ => {
-                    std::thread::sleep(DWELL);
-                    self.round()?;
-                }
-            }
-        }
-        Ok(enable)
-    }
-
-    /// Reads the log, clears it, and copies what it named.
-    fn round(&mut self) -> anyhow::Result<()> {
-        let begin = Instant::now();
-        self.dirty += match self.way {
-            LogWay::Legacy | LogWay::Ring => self.worker.take_log(SLOT, &mut self.bitmap)?,
-            _ => self.worker.read_log(SLOT, &mut self.bitmap)?,
-        };
-        let read = begin.elapsed().as_secs_f64();
-        if self.way != LogWay::Ring {
-            self.reads.push(read);
-        }
-        let pages = self.bed.pages();
-        let begin = Instant::now();
-        match self.way {
-            LogWay::Legacy | LogWay::Ring => {}
-            LogWay::ManualLocked => {
-                let (worker, bitmap) = (&mut self.worker, &self.bitmap);
-                self.lock.exclusive(|| worker.clear_log(SLOT, 0, pages, bitmap))?;
-                self.clears.push(begin.elapsed().as_secs_f64());
-            }
-            _ => {
-                self.worker.clear_log(SLOT, 0, pages, &self.bitmap)?;
-                self.clears.push(begin.elapsed().as_secs_f64());
-            }
-        }
-        for (index, &word) in self.bitmap.iter().enumerate() {
-            let mut bits = word;
-            while bits != 0 {
-                let page = index as u64 * 64 + u64::from(bits.trailing_zeros());
-                self.copy[page as usize] = self.bed.first_word(page);
-                bits &= bits - 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// Harvests all rings over and over; then what did not fit into them is read from the bitmap.
-    fn harvest_for(&mut self, time: Duration) -> anyhow::Result<()> {
-        let begin = Instant::now();
-        let (mut read, mut clear) = (0.0, 0.0);
-        loop {
-            let (harvest, reset, pages) = self.harvest();
-            (read, clear) = (read + harvest, clear + reset);
-            if begin.elapsed() > time {
-                break;
-            }
-            if pages == 0 {
-                std::thread::sleep(HARVEST);
-            }
-        }
-        self.reads.push(read);
-        self.clears.push(clear);
-        self.round()
-    }
-
-    /// Harvests all rings once: seconds of that and of the reset, and how many pages there were.
-    fn harvest(&mut self) -> (f64, f64, usize) {
-        const NONE: DirtyPage = DirtyPage { slot: SlotId(u16::MAX), page: u64::MAX };
-        let begin = Instant::now();
-        let mut pages = vec![NONE; RING as usize * usize::from(self.bed.shape.vcpus)];
-        let mut found = 0;
-        for vcpu in 0..self.bed.shape.vcpus {
-            found += self.worker.harvest_ring(vcpu, &mut pages[found..]);
-        }
-        let harvest = begin.elapsed().as_secs_f64();
-        if found == 0 {
-            return (harvest, 0.0, 0);
-        }
-        let begin = Instant::now();
-        self.worker.reset_rings();
-        let reset = begin.elapsed().as_secs_f64();
-        for page in &pages[..found] {
-            self.copy[page.page as usize] = self.bed.first_word(page.page);
-        }
-        self.dirty += found as u64;
-        (harvest, reset, found)
-    }
-
-    /// Nobody writes any more: copies the rest, and compares.
-    fn finish(&mut self) -> anyhow::Result<()> {
-        let (reads, clears) = (self.reads.len(), self.clears.len());
-        while self.way == LogWay::Ring && self.harvest().2 != 0 {}
-        self.round()?;
-        self.reads.truncate(reads);
-        self.clears.truncate(clears);
-        compare(self.bed, &self.copy)
-    }
-}
-
-/// Whether every page is as it was copied last.
-fn compare<F: Format, A: Arch>(bed: &Bed<F, A>, copy: &[u64]) -> anyhow::Result<()> {
-    let differs = |&page: &u64| copy[page as usize] != bed.first_word(page);
-    let lost: Vec<u64> = (0..bed.pages()).filter(differs).collect();
-    ensure!(
-        lost.is_empty(),
-        "the log lost {} of {} pages, the first at {:#x}: they were written and not named",
-        lost.len(),
-        bed.pages(),
-        gpa(lost[0])
-    );
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -482,19 +335,6 @@ mod tests {
         assert!(protected("hull", 2) > 8 * protected("exact", 2));
         let parallel = results.iter().filter(|m| m.scenario == "guest-log-parallel");
         assert!(parallel.into_iter().all(|m| m.counts["pages"] == 4096));
-    }
-
-    #[test]
-    fn a_page_that_the_log_did_not_name_is_an_error() {
-        let shape = Shape::new(Size(2 << 20), slat::PageSize::SIZE_4K, 1).unwrap();
-        let (format, arch) = (slat::format::ept::Ept1G::default(), slat_sim::Ept::default());
-        let (session, args) = (Session::quiet(), args(&[]));
-        let bed = Bed::new(format, arch, &args.tables, shape, &session).unwrap();
-        let copy = vec![0; 512];
-        compare(&bed, &copy).unwrap();
-        bed.machine().write_host(slat::Hpa(bed.machine().memory_base().0 + 3 * 4096), 1);
-        let error = compare(&bed, &copy).unwrap_err().to_string();
-        assert!(error.contains("lost 1 of 512") && error.contains("0x100003000"), "{error}");
     }
 
     #[test]

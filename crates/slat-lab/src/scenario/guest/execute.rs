@@ -2,7 +2,8 @@
 //!
 //! All pages are written, executed from, read, and written again. Zap is what Linux did before 6.2.
 
-use super::bed::{Bed, Locks, Shape, gpa, on_format};
+use super::bed::{Bed, Shape, gpa, on_format};
+use super::runner::Locks;
 use super::turns::{Recorder, ratios, take_turns};
 use super::vcpus::{PhaseRun, run_phases};
 use crate::cli::ExecuteArgs;

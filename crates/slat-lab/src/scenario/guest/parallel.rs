@@ -1,6 +1,7 @@
 //! Clearing the log with one thread and with two, beside plain compare-and-swaps of as many slots.
 
-use super::bed::{Bed, Locks, Runner, SLOT, Shape, gpa, on_format, room};
+use super::bed::{Bed, SLOT, Shape, gpa, on_format, room};
+use super::runner::{Locks, Runner};
 use super::turns::{Counts, Recorder, counts, take_turns};
 use crate::cli::DirtyLogArgs;
 use crate::record::Measurement;

@@ -3,8 +3,9 @@
 //! Each fault is the first touch of a page or block; one word is written. The baselines hold a lock
 //! during each fault: for reading, as Linux does, or alone.
 
-use super::bed::{Bed, GUEST_BASE, Locks, PAGE, Shape, on_format};
+use super::bed::{Bed, GUEST_BASE, PAGE, Shape, on_format};
 use super::lock::FairLock;
+use super::runner::Locks;
 use super::turns::{Recorder, ratios, take_turns};
 use super::vcpus::{PhaseRun, run_phases};
 use crate::cli::{GuestBacking, PopulateArgs};

@@ -34,7 +34,7 @@ fn bucket(time: u64) -> usize {
 fn top(bucket: usize) -> u64 {
     let shift = (bucket >> STEPS).saturating_sub(1) as u32;
     let head = (bucket - ((shift as usize) << STEPS)) as u64;
-    ((u128::from(head) + 1 << shift) - 1).min(u64::MAX.into()) as u64
+    (((u128::from(head) + 1) << shift) - 1).min(u64::MAX.into()) as u64
 }
 
 impl Times {

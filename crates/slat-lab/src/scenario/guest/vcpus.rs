@@ -1,6 +1,7 @@
 //! All vCPUs of a guest, phase by phase.
 
-use super::bed::{Bed, Locks, Runner, TheGuest, room};
+use super::bed::{Bed, TheGuest, room};
+use super::runner::{Locks, Runner};
 use super::times::Times;
 use super::turns::Counts;
 use crate::scenario::engine::contest::Watch;
