@@ -75,7 +75,7 @@ const SCENARIOS: [Scenario; 6] = [
                took, and what they waited for. in faults: without locks, full rings and the way there, \
                as the guest counts. p99, longest: of one such wait. Calls: enable, read, clear, disable (nobody writes then). For rings, \
                read and clear are all harvests and resets of a round. Where threads are more than CPUs, \
-               waits and calls include turns of others. Counts are of one guest. All pages were compared \
+               waits and calls include turns of others, and a lock costs far more than in a kernel. Counts are of one guest. All pages were compared \
                with the copy that the log kept: none was lost.",
     },
     Scenario {
@@ -116,7 +116,9 @@ const SCENARIOS: [Scenario; 6] = [
             ("all", "faults_retry", "retries"),
         ],
         note: "Each fault maps a page or block. The locks are held during each fault: shared for reading, \
-               as Linux does.",
+               as Linux does. They are spun on: where vCPUs are more than CPUs that nobody else uses, \
+               who holds one may have to wait for a turn, which a kernel avoids, and the rows with a \
+               lock say nothing.",
     },
 ];
 

@@ -104,6 +104,13 @@ fn measure<F: Format, A: Arch>(
         ratios(all(SPLIT, |run| run.seconds), all(ZAP, |run| run.seconds)),
     ));
     results.push(recorder.ratio(
+        "  of it, on CPUs",
+        "split",
+        "zap",
+        None,
+        ratios(all(SPLIT, |run| run.cpu_seconds), all(ZAP, |run| run.cpu_seconds)),
+    ));
+    results.push(recorder.ratio(
         "  of it, in faults",
         "split",
         "zap",

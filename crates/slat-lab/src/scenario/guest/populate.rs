@@ -18,7 +18,7 @@ use slat::Format;
 use slat_sim::arch::Arch;
 
 /// What a fault is answered under.
-const WAYS: [&str; 3] = ["lock-free", "shared-lock", "exclusive-lock"];
+const WAYS: [&str; 3] = ["lock-free", "shared", "exclusive"];
 
 /// Blocks that are touched at most, where they are huge: their addresses are many, their memory is one
 /// page each.

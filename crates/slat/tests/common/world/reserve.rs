@@ -147,7 +147,8 @@ impl<H: Hardware> World<'_, H> {
             assert!(result.is_err_and(|why| legal.contains(&why)), "{result:?}");
             return self.settle(&out.tree);
         }
-        let valid = between == Between::Nothing;
+        // Two faults share a reservation: who commits first has it.
+        let valid = matches!(between, Between::Nothing | Between::Reserves);
         assert_eq!(result, Ok(valid.then_some(bytes)), "void once somebody was there");
         let wanted = maintenance(&attributes);
         let maintained = maintained(&out.events[since..], wanted.as_ref());
