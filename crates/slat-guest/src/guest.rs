@@ -59,6 +59,8 @@ pub enum GuestError {
     LeafSize(LeafSizeError),
     /// The format, as configured, has no dirty bits that hardware sets.
     NoHardwareDirty,
+    /// Rings are filled by faults: they go with [`Logging::Protect`].
+    RingNeedsProtection,
     /// A ring's entries are not a power of two from 128 to 65536.
     RingSize {
         /// Asked for.
@@ -74,6 +76,9 @@ impl fmt::Display for GuestError {
             Self::NoHardwareDirty => f.write_str(
                 "hardware does not mark writes in these tables; log by write protection, or \
                  configure the format with hardware dirty state",
+            ),
+            Self::RingNeedsProtection => f.write_str(
+                "dirty rings are filled by faults; log by write protection, or without rings",
             ),
             Self::RingSize { entries } => write!(
                 f,
@@ -106,6 +111,9 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let clean = Attributes { dirty: false, ..Attributes::RAM };
         if config.logging == Logging::Hardware && format.encode(clean).is_err() {
             return Err(GuestError::NoHardwareDirty);
+        }
+        if config.ring.is_some() && config.logging == Logging::Hardware {
+            return Err(GuestError::RingNeedsProtection);
         }
         let valid =
             |entries: &u32| entries.is_power_of_two() && (Ring::MIN..=Ring::MAX).contains(entries);

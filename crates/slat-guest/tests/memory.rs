@@ -19,6 +19,8 @@ mod huge;
 mod invalidation;
 #[path = "memory/log.rs"]
 mod log;
+#[path = "memory/pairs.rs"]
+mod pairs;
 #[path = "memory/ring.rs"]
 mod ring;
 #[path = "memory/slots.rs"]

@@ -26,21 +26,21 @@ impl Content {
         self.pages.insert(hpa.0 / K4, self.stamp);
     }
 
-    fn read(&self, hpa: u64) -> u64 {
+    pub fn read(&self, hpa: u64) -> u64 {
         self.pages.get(&(hpa / K4)).copied().unwrap_or(0)
     }
 }
 
-struct History<'h, 'p, C: Case> {
-    machine: &'p Machine<C::A>,
+pub struct History<'h, 'p, C: Case> {
+    pub machine: &'p Machine<C::A>,
     ram: &'h Ram,
     guest: &'h TheGuest<'p, C>,
-    vcpus: Vec<TheVcpu<'h, 'p, C>>,
-    rng: fastrand::Rng,
+    pub vcpus: Vec<TheVcpu<'h, 'p, C>>,
+    pub rng: fastrand::Rng,
     content: Arc<Mutex<Content>>,
     /// Of the pages of the slot, as the log let them be copied.
     copy: HashMap<u64, u64>,
-    logs: bool,
+    pub logs: bool,
     tables: u64,
     cleared: u64,
 }
@@ -55,7 +55,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     }
 
     /// Everything that the vCPUs do unasked.
-    fn disturb(&self) {
+    pub fn disturb(&self) {
         let (content, seed) = (self.content.clone(), self.rng.clone().u64(..));
         let mut rng = fastrand::Rng::with_seed(seed);
         self.machine.meanwhile(move |machine, _| {
@@ -91,7 +91,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.guest.tables().reclaim();
     }
 
-    fn use_page(&mut self) {
+    pub fn use_page(&mut self) {
         let (cpu, page) = (self.rng.usize(..2), self.page());
         let access = [Access::Read, Access::Write, Access::Write, Access::Execute];
         let access = access[self.rng.usize(..4)];
@@ -130,13 +130,13 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
-    fn read(&mut self) {
+    pub fn read(&mut self) {
         let mut bits = vec![0; PAGES as usize / 64];
         self.vcpus[0].worker().read_log(SlotId(0), &mut bits).unwrap();
     }
 
     /// Reads the log, clears a part of it, copies that.
-    fn clear(&mut self) {
+    pub fn clear(&mut self) {
         let mut bits = vec![0; PAGES as usize / 64];
         let worker = self.vcpus[0].worker();
         worker.read_log(SlotId(0), &mut bits).unwrap();
@@ -152,7 +152,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.copy_bits(first, &some);
     }
 
-    fn take(&mut self) {
+    pub fn take(&mut self) {
         let mut bits = vec![0; PAGES as usize / 64];
         self.cleared += self.vcpus[0].worker().take_log(SlotId(0), &mut bits).unwrap();
         self.copy_bits(0, &bits);
@@ -160,7 +160,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     }
 
     /// Harvests the rings, resets them, copies what was in them.
-    fn reset(&mut self) {
+    pub fn reset(&mut self) {
         let none = DirtyPage { slot: SlotId(9), page: 0 };
         let mut pages = vec![none; 128];
         let mut all = Vec::new();
@@ -172,7 +172,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         all.iter().for_each(|page| self.copy_page(page.page));
     }
 
-    fn invalidate(&mut self) {
+    pub fn invalidate(&mut self) {
         let page = self.page();
         let count = self.rng.u64(1..=40).min(PAGES - page);
         let worker = self.vcpus[0].worker();
@@ -190,7 +190,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         drop(held);
     }
 
-    fn age(&mut self) {
+    pub fn age(&mut self) {
         let page = self.page();
         let count = self.rng.u64(1..=200).min(PAGES - page);
         let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][self.rng.usize(..3)];
@@ -200,14 +200,14 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         self.vcpus[0].worker().age(some, None, &mut young, how).unwrap();
     }
 
-    fn split(&mut self) {
+    pub fn split(&mut self) {
         let block = self.rng.u64(..BLOCKS);
         let split = EagerSplit::new(range(BASE + block * M2, M2), PageSize::SIZE_4K);
         split.run(self.vcpus[0].worker(), || false);
         self.tables += 1;
     }
 
-    fn toggle(&mut self) {
+    pub fn toggle(&mut self) {
         self.logs = !self.logs;
         let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
         self.vcpus[0].worker().set_slot(spec).unwrap();
@@ -237,7 +237,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     }
 
     /// The vCPUs stand still: the last round.
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         self.machine.undisturbed();
         if !self.logs {
             return;
@@ -269,12 +269,28 @@ where
         execute_huge: execute[rng.usize(..4)],
         ..config()
     };
-    let machine = C::machine(2).random(seed);
-    give_all(&machine);
+    run::<C>(&C::machine(2).random(seed), config, rng, |history| {
+        for _ in 0..60 {
+            history.step();
+        }
+    });
+}
+
+/// A guest that logs, and `steps` with it; in the end no write is lost, and no rule was broken.
+pub fn run<C: Case>(
+    machine: &Machine<C::A>,
+    config: Config,
+    mut rng: fastrand::Rng,
+    steps: impl FnOnce(&mut History<'_, '_, C>),
+) where
+    C::A: 'static,
+{
+    let told = format!("{config:?}");
+    give_all(machine);
     let ram = Ram::new();
     let backing = [PageSize::SIZE_4K, PageSize::SIZE_2M][usize::from(rng.u8(..4) != 0)];
     ram.populate(HOST, BYTES, backing);
-    let guest = guest::<C>(&machine, &ram, config);
+    let guest = guest::<C>(machine, &ram, config);
     let mut rooms = [room(), room()];
     let vcpus: Vec<_> = rooms
         .iter_mut()
@@ -286,7 +302,7 @@ where
         })
         .collect();
     let mut history = History::<C> {
-        machine: &machine,
+        machine,
         ram: &ram,
         guest: &guest,
         vcpus,
@@ -300,12 +316,10 @@ where
     history.vcpus[0].worker().set_slot(slot(BYTES)).unwrap();
     history.disturb();
     history.toggle();
-    for _ in 0..60 {
-        history.step();
-    }
+    steps(&mut history);
     history.end();
     let found: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
-    assert_eq!(found, [""; 0], "seed {seed}, {config:?}");
+    assert_eq!(found, [""; 0], "{told}");
 }
 
 /// `HISTORIES=N` for more, `SEED=N` for one.

@@ -114,6 +114,10 @@ fn a_guest_that_cannot_be_is_refused_with_the_reason() {
     assert!(new(hardware).unwrap_err().contains("log by write protection"));
     let odd = Config { ring: Some(1000), ..config() };
     assert!(new(odd).unwrap_err().contains("from 128 to 65536"));
+    let dirty = Intel::machine(1);
+    let both = Config { ring: Some(128), logging: Logging::Hardware, ..config() };
+    let refused = Guest::new(Intel::format(), VMID, BITS, &dirty, Ram::new(), both);
+    assert_eq!(refused.map(drop).unwrap_err(), GuestError::RingNeedsProtection);
     let size = Config { largest: PageSize::from_bytes(16 << 10).unwrap(), ..config() };
     assert!(new(size).is_err());
     let vcpus = guest::<ArmPlain>(&machine, &Ram::new(), config());
