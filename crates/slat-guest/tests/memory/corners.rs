@@ -2,7 +2,7 @@
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
-use slat::{Access, Gpa, Hpa, Member, PageSize};
+use slat::{Access, Gpa, Hpa, Member, PageSize, Tables};
 use slat_guest::*;
 use slat_sim::{Machine, Moment};
 use std::sync::{Arc, Mutex};
@@ -101,10 +101,11 @@ on_all! {
             split.run(vcpu.worker(), || false);
             let member = Member::join(guest.tables().platform()).unwrap();
             // SAFETY: the hook is taken off the machine before the guest goes.
-            let (tables, member): (
-                &'static slat::Tables<'static, C::F, Machine<C::A>>,
-                Member<'static, Machine<C::A>>,
-            ) =
+            type Parts<C> = (
+                &'static Tables<'static, <C as Case>::F, Machine<<C as Case>::A>>,
+                Member<'static, Machine<<C as Case>::A>>,
+            );
+            let (tables, member): Parts<C> =
                 unsafe { core::mem::transmute((guest.tables(), member)) };
             let state = Arc::new(Mutex::new((member, 0)));
             let shared = state.clone();
