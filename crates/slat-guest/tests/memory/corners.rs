@@ -100,11 +100,11 @@ on_all! {
             let split = EagerSplit::new(range(BASE, M2), PageSize::SIZE_4K);
             split.run(vcpu.worker(), || false);
             let member = Member::join(guest.tables().platform()).unwrap();
-            // SAFETY: the hook is taken off the machine before the guest goes.
             type Parts<C> = (
                 &'static Tables<'static, <C as Case>::F, Machine<<C as Case>::A>>,
                 Member<'static, Machine<<C as Case>::A>>,
             );
+            // SAFETY: the hook is taken off the machine before the guest goes.
             let (tables, member): Parts<C> =
                 unsafe { core::mem::transmute((guest.tables(), member)) };
             let state = Arc::new(Mutex::new((member, 0)));

@@ -107,4 +107,17 @@ on_all! {
         machine.limit(usize::MAX);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
     }
+
+    fn a_cpu_that_holds_an_older_right_gets_on<C: Case>() {
+        with_guest!(C, config(), logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let mut room1 = crate::bed::room();
+        let mut other = Vcpu::new(&guest, 1, &mut room1).unwrap();
+        machine.cpu(1).load(VMID, other.root());
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
+        attempt::<C>(&machine, &mut other, BASE, Access::Read).unwrap();
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        let (_, outcomes) = attempt::<C>(&machine, &mut other, BASE, Access::Write).unwrap();
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Spurious), "{outcomes:?}");
+        assert!(machine.finish().is_empty());
+    }
 }
