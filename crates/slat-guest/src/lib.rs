@@ -1,4 +1,29 @@
 //! One guest's memory: what a hypervisor does with the second-stage tables of [`slat`].
+//!
+//! Slots, faults, dirty logging (by protection, by hardware dirty bits, into rings), eager splits, huge
+//! pages that may not be executed, ageing, invalidation from the host's side, and what happens to
+//! memory when vCPUs switch their caches. Any number of threads work on a [`Guest`]: those that run
+//! its vCPUs as [`Vcpu`], others as [`Worker`]. Faults, clears, ageing and invalidations take no lock.
+//!
+//! A machine is a [`Host`], the engine's [`Platform`](slat::Platform) with a clock; what is behind
+//! the guest's addresses a [`Backing`]. `examples/guest.rs` is a whole user; `docs/guest.md` holds this
+//! beside Linux's KVM.
+//!
+//! # What does not compile
+//! Tables are given back when nobody can be in them: a worker borrows its guest.
+//! ```compile_fail,E0505
+//! # use slat::{Access, Format, Gpa};
+//! # use slat_guest::*;
+//! fn end<'g, F: Format, H: Host, B: Backing>(
+//!     guest: Guest<'_, F, H, B>,
+//!     room: &'g mut TableRoom,
+//! ) {
+//!     let mut vcpu = Vcpu::new(&guest, 0, room).unwrap();
+//!     // SAFETY: no CPU has the tables loaded.
+//!     unsafe { guest.destroy() };
+//!     vcpu.fault(Gpa(0), Access::Read);
+//! }
+//! ```
 #![no_std]
 #![warn(missing_docs)]
 

@@ -1,0 +1,107 @@
+//! A guest's memory on a host: faults, and a migration's rounds.
+
+use slat::format::ept::Ept1G;
+use slat::*;
+use slat_guest::*;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::error::Error;
+use std::ptr::NonNull;
+use std::time::Instant;
+
+/// Table pages from the allocator; a frame's address is that of its memory.
+struct Machine {
+    grace: Grace<[Seat; 4]>,
+    start: Instant,
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, bytes).expect("the engine asks for powers of two")
+}
+
+// SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose
+// address is the frame's; it stays until `free`. No CPU loads these tables. `grace` is a field.
+unsafe impl Platform for Machine {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        // SAFETY: the layout has a size that is not zero; the memory is the frame's alone.
+        unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)) as u64)) }
+    }
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
+        // SAFETY: the frame came from `allocate` with these bytes.
+        unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
+    }
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        NonNull::new(table.0 as *mut Slot).expect("a frame is not at address 0")
+    }
+    fn publish(&self) {}
+    fn invalidate(&self, what: &slat::Invalidation) {
+        println!("  every CPU that runs the guest: INVEPT, for {what:?}");
+    }
+    fn break_before_make(&self) -> BreakBeforeMake {
+        BreakBeforeMake::Never
+    }
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+}
+
+impl Host for Machine {
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+/// Memory in one piece: what the VMM has at 0 is at 8 GiB of the machine.
+struct OnePiece;
+
+impl Backing for OnePiece {
+    fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
+        let (hpa, block) = (Hpa((8 << 30) + host.0), PageSize::SIZE_2M);
+        Ok(Page { hpa, block, write: true, execute: true, memory: Memory::Normal })
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let grace = Grace::new([const { Seat::new() }; 4]);
+    let machine = Machine { grace, start: Instant::now() };
+    let config = Config::new(1, PageSize::SIZE_1G);
+    let guest = Guest::new(Ept1G::default(), Vmid(1), 40, &machine, OnePiece, config)?;
+    let mut room = [const { None }; TABLE_PAGES];
+    let mut vcpu = Vcpu::new(&guest, 0, &mut room)?;
+    println!("the vCPU's CPU loads the root at {}", vcpu.root());
+
+    let ram = SlotSpec {
+        id: SlotId(0),
+        gpa: Gpa(0),
+        bytes: 64 << 20,
+        host: Hva(0),
+        read_only: false,
+        log_dirty: false,
+    };
+    vcpu.worker().set_slot(ram)?;
+    println!("a write at 0x1234: {:?}", vcpu.fault(Gpa(0x1234), Access::Write));
+    println!("a read of a device: {:?}", vcpu.fault(Gpa(0x1000_0000), Access::Read));
+
+    println!("a migration begins: {:?}", {
+        vcpu.worker().set_slot(SlotSpec { log_dirty: true, ..ram })?
+    });
+    println!("a write at 0x5678: {:?}", vcpu.fault(Gpa(0x5678), Access::Write));
+    let mut dirty = [0; 256];
+    let pages = vcpu.worker().read_log(SlotId(0), &mut dirty)?;
+    println!("the log has {pages} page, {:#b}; clear it, then copy it", dirty[0]);
+    println!("{:?}", vcpu.worker().clear_log(SlotId(0), 0, 64, &dirty[..1])?);
+    println!("it ends: {:?}", vcpu.worker().set_slot(ram)?);
+
+    let host = HvaRange { start: Hva(0x5000), bytes: 0x1000 };
+    println!("the host wants a page back");
+    drop(vcpu.worker().invalidate(host, |taken| println!("  {taken:?}")));
+    for kind in FaultKind::ALL {
+        let spent = guest.stats().faults(kind);
+        if spent.count != 0 {
+            println!("{}: {} in {} ns", kind.name(), spent.count, spent.ticks);
+        }
+    }
+    drop(vcpu);
+    // SAFETY: no CPU has ever loaded these tables.
+    unsafe { guest.destroy() };
+    Ok(())
+}
