@@ -106,6 +106,15 @@ operations! {
     op_relax(guard: &mut On<'_>, at: GpaRange, access: Access) -> Changed {
         guard.relax(at, access)
     }
+    op_relax_where(guard: &mut On<'_>, at: GpaRange, access: Access, software: Software) -> Changed {
+        guard.relax_where(at, access, software)
+    }
+    op_allow_write(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
+        guard.allow_write(at, software)
+    }
+    op_allow_execute(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
+        guard.allow_execute(at, software)
+    }
     op_split(guard: &mut On<'_>, at: GpaRange, size: PageSize, cache: &mut Cache<'static>)
         -> Result<u64, Halted<SplitError>> {
         guard.split(at, size, cache)

@@ -1,0 +1,99 @@
+//! Rights that are given where a leaf's own bits say so.
+
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+use common::hardware::Hardware;
+use common::hardware::arm::Arm;
+use common::hardware::ept::Ept;
+use common::stage::{CLEAN, K, M, RAM, on_stage, range, refused};
+use slat::{Access, Attributes, ChangeError, Execute, Gpa, Hpa, PageSize, Software};
+
+const A: Software = Software::A;
+const B: Software = Software::B;
+const READ_ONLY: Attributes = Attributes { write: false, ..CLEAN };
+
+fn formats(mut test: impl FnMut(bool)) {
+    [false, true].into_iter().for_each(&mut test);
+}
+
+fn attributes<H: Hardware>(guard: &common::world::GuardOf<'_, '_, H>, gpa: u64) -> Attributes {
+    guard.translate(Gpa(gpa)).unwrap().unwrap().attributes
+}
+
+fn arm(hardware_dirty: bool) -> slat::format::arm64::Arm64K4 {
+    slat::format::arm64::Arm64K4 { hardware_dirty, ..Default::default() }
+}
+
+fn rights<H: Hardware>(format: H::Format, marks: bool) {
+    on_stage::<H>((format, 40, 8), |_, guard, cache| {
+        let page = PageSize::SIZE_4K;
+        let kinds = [Software::NONE, A, B, A.union(B)];
+        for (at, software) in (0..).zip(kinds) {
+            let how = Attributes { software, execute: Execute::None, dirty: false, ..READ_ONLY };
+            guard.map(range(at * 4 * K, 4 * K), Hpa(at * 4 * K), how, page, cache).unwrap();
+        }
+        let all = range(0, 16 * K);
+        assert_eq!(guard.relax_where(all, Access::Write, A), Ok(8 * K));
+        let written = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K).write);
+        assert_eq!(written, [false, true, false, true]);
+        assert_eq!(guard.relax_where(all, Access::Write, A), Ok(0), "they have it");
+        guard.write_protect(all).unwrap();
+        guard.clean(all).unwrap();
+        guard.complete();
+        assert_eq!(guard.allow_write(all, A.union(B)), Ok(4 * K));
+        let last = attributes::<H>(guard, 12 * K);
+        // A leaf whose writes nobody marks counts as written.
+        assert_eq!((last.write, last.accessed, last.dirty), (true, true, !marks));
+        assert_eq!(guard.allow_execute(all, B), Ok(8 * K));
+        let executable = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K));
+        assert_eq!(executable.map(|a| a.execute == Execute::All), [false, false, true, true]);
+        assert!(!executable[2].accessed, "nobody has used it");
+        assert_eq!(guard.owed(), None, "who gives rights owes nothing");
+    });
+}
+
+#[test]
+fn leaves_get_the_rights_that_their_own_bits_allow() {
+    formats(|marks| rights::<Arm<12>>(arm(marks), marks));
+    rights::<Ept<true>>(Default::default(), true);
+}
+
+fn blocks<H: Hardware>(format: H::Format) {
+    on_stage::<H>((format, 40, 8), |_, guard, cache| {
+        let how = Attributes { software: A.union(B), execute: Execute::None, ..RAM };
+        let (block, size) = (range(2 * M, 2 * M), PageSize::SIZE_2M);
+        guard.map(block, Hpa(2 * M), how, size, cache).unwrap();
+        refused(guard.allow_execute(block, B), 2 * M, ChangeError::CutsBlock { size });
+        assert_eq!(attributes::<H>(guard, 2 * M).execute, Execute::None);
+        guard.split(block, PageSize::SIZE_4K, cache).unwrap();
+        let page = attributes::<H>(guard, 2 * M + 4 * K);
+        assert_eq!(page.software, A.union(B), "children have their block's");
+        // What somebody wants otherwise stays in pages; what fits comes back with its bits.
+        let none = |_: &Attributes| false;
+        assert_eq!(guard.collapse_where(block, size, none), Ok(0));
+        let kept = |leaf: &Attributes| leaf.execute == Execute::None;
+        assert_eq!(guard.collapse_where(block, size, kept), Ok(2 * M));
+        assert_eq!(attributes::<H>(guard, 2 * M).software, A.union(B));
+    });
+}
+
+#[test]
+fn blocks_do_not_become_executable_with_pages_and_keep_their_bits() {
+    blocks::<Arm<12>>(arm(true));
+    blocks::<Ept<true>>(Default::default());
+}
+
+#[test]
+fn what_another_may_owe_can_be_owed_as_well() {
+    on_stage::<Ept<true>>((Default::default(), 40, 4), |_, guard, _| {
+        assert!(guard.owe(range(0, 4 * K + 1)).is_err());
+        assert_eq!(guard.owed(), None);
+        guard.owe(range(8 * K, 4 * K)).unwrap();
+        let owed = guard.owed().unwrap();
+        assert_eq!((owed.range, owed.leaf), (Some(range(8 * K, 4 * K)), None));
+        guard.complete();
+        assert_eq!(guard.owed(), None);
+    });
+}
