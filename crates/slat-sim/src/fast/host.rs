@@ -34,6 +34,14 @@ impl<A: Arch> FastMachine<A> {
         self.space.words(hpa.0, 8)[0].store(value, Relaxed);
     }
 
+    /// Where this process has guest memory: for instructions that change none of it.
+    ///
+    /// # Panics
+    /// That is not whole words of guest memory.
+    pub fn address(&self, hpa: Hpa, bytes: u64) -> *const u8 {
+        self.space.words(hpa.0, bytes).as_ptr().cast()
+    }
+
     /// Copies guest memory from `hpa` on, word by word, whoever writes to it meanwhile.
     ///
     /// # Panics
