@@ -5,6 +5,7 @@ use crate::config::{ExecuteHuge, Logging};
 use crate::guest::Worker;
 use crate::host::Host;
 use crate::slots::Slot;
+use crate::stats::Counters;
 use crate::vcpu::Vcpu;
 use slat::{
     Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, MapError,
@@ -122,7 +123,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
             // What little is at hand will do, if the platform has no more.
             let _ = self.worker.top_up(PATH);
             let (id, tables) = (self.id, guest.space(self.view));
-            let own_view = self.view.is_some();
+            let (own_view, counters) = (self.view.is_some(), self.worker.counters);
             let step = self.worker.inside(tables, |guard, cache| {
                 // SAFETY: inside tables of the guest's platform until the view is used no more; the
                 // fault does not refresh.
@@ -134,8 +135,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
                 if access == Access::Write && slot.spec.read_only {
                     return Outcome::Mmio.into();
                 }
-                let mut fault = Fault { guest, guard, cache, slot, gpa, access, id, own_view };
-                fault.step()
+                Fault { guest, guard, cache, slot, gpa, access, id, own_view, counters }.step()
             });
             match step {
                 Step::Done(outcome) => return outcome,
@@ -165,9 +165,10 @@ struct Fault<'f, 'w, 'p, 'g, 't, F: Format, H: Host, B: Backing> {
     access: Access,
     id: u16,
     own_view: bool,
+    counters: &'w Counters,
 }
 
-impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
+impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H, B> {
     fn step(&mut self) -> Step {
         let Ok(found) = self.guard.translate(self.gpa) else { return Step::Again };
         match (found, self.access) {
@@ -294,13 +295,22 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
                     },
                 };
             }
-            ExecuteHuge::Split | ExecuteHuge::SplitPage if block => {
+            ExecuteHuge::Split if block => match self
+                .split_by(|guard, page, cache| guard.split_to_execute(page, cache, MAY_EXECUTE))
+            {
+                Err(step) => return step,
+                Ok(0) => {}
+                Ok(_) => {
+                    self.split_for_execution();
+                    self.forget(self.page(F::size(1)));
+                    return Outcome::Split { from: leaf.size }.into();
+                }
+            },
+            ExecuteHuge::SplitPage if block => {
                 if let Some(step) = self.split() {
                     return step;
                 }
-                if let Some(splits) = &self.slot.splits {
-                    splits.add::<F>(&self.slot.spec, self.gpa.0);
-                }
+                self.split_for_execution();
             }
             _ => {}
         }
@@ -331,15 +341,34 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
 
     /// Splits along the path to the page; what to do instead, if that failed.
     fn split(&mut self) -> Option<Step> {
+        self.split_by(|guard, page, cache| guard.split(page, F::size(0), cache)).err()
+    }
+
+    /// Recovery is to know of the table that a fetch has made.
+    fn split_for_execution(&self) {
+        if let Some(splits) = &self.slot.splits {
+            splits.add::<F>(&self.slot.spec, self.gpa.0);
+        }
+    }
+
+    /// Splits by `split` along the path to the page; returns the bytes, or what to do instead.
+    fn split_by(
+        &mut self,
+        split: impl FnOnce(
+            &mut Guard<'t, 'p, F, H>,
+            GpaRange,
+            &mut slat::TableCache<'w, F, H>,
+        ) -> Result<u64, Halted<SplitError>>,
+    ) -> Result<u64, Step> {
         let page = self.page(F::size(0));
         let before = self.guard.counts().bytes_changed;
-        let result = self.guard.split(page, F::size(0), self.cache);
+        let result = split(self.guard, page, self.cache);
         let split = self.guard.counts().bytes_changed - before;
-        self.guest.counters.split_bytes.add(split);
+        self.counters.split_bytes.add(split);
         match result {
-            Ok(_) => None,
-            Err(Halted { why: SplitError::CacheEmpty, .. }) => Some(Step::Dry),
-            Err(_) => Some(Outcome::Retry(Retry::Contended).into()),
+            Ok(bytes) => Ok(bytes),
+            Err(Halted { why: SplitError::CacheEmpty, .. }) => Err(Step::Dry),
+            Err(_) => Err(Outcome::Retry(Retry::Contended).into()),
         }
     }
 
@@ -362,6 +391,7 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
         let result = self.guard.unmap(range, &mut removals);
         for removed in removals.complete() {
             self.guest.keep_dirty(self.slot, &removed);
+            self.counters.invalidations.add(1);
         }
         result.is_ok()
     }
@@ -439,7 +469,7 @@ impl<F: Format, H: Host, B: Backing> Fault<'_, '_, '_, '_, '_, F, H, B> {
                     if written {
                         self.written(range);
                     }
-                    self.guest.count_maintained(bytes, self.own_view, page.memory);
+                    self.guest.count_maintained(self.counters, bytes, self.own_view, page.memory);
                     Outcome::Mapped(PageSize::from_bytes(bytes).unwrap_or(F::size(0))).into()
                 }
                 Ok(None) => Step::Again,

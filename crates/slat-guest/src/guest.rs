@@ -222,6 +222,8 @@ pub struct Worker<'w, 'p, F: Format, H: Host, B: Backing> {
     pub(crate) guest: &'w Guest<'p, F, H, B>,
     pub(crate) member: Member<'p, H>,
     pub(crate) cache: TableCache<'w, F, H>,
+    /// A vCPU's own, or those that all others share.
+    pub(crate) counters: &'w Counters,
 }
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
@@ -235,7 +237,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     ) -> Result<Self, NoSeat> {
         let platform = guest.tables.platform();
         let member = Member::join(platform)?;
-        Ok(Self { guest, member, cache: TableCache::new(platform, room) })
+        let cache = TableCache::new(platform, room);
+        Ok(Self { guest, member, cache, counters: &guest.counters })
     }
 
     /// The guest.
@@ -262,10 +265,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         work: impl FnOnce(&mut Guard<'_, 'p, F, H>, &mut TableCache<'w, F, H>) -> R,
     ) -> R {
         let host = tables.platform();
-        let begin = host.now();
+        // Only entries that stand broken are timed.
+        let breaks = host.break_before_make().breaks_size_change();
+        let begin = if breaks { host.now() } else { 0 };
         let mut guard = tables.enter(&mut self.member).expect("the worker joined this platform");
         let result = work(&mut guard, &mut self.cache);
-        self.guest.counters.engine(guard.counts(), host.now() - begin);
+        let counts = guard.counts();
+        let ticks = if counts.broken == 0 { 0 } else { host.now() - begin };
+        self.counters.engine(counts, ticks);
         result
     }
 

@@ -210,8 +210,10 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             let mut storage = [const { Place::EMPTY }; BATCH];
             let mut removals = Removals::new(tables, &mut storage);
             let result = guard.unmap(rest, &mut removals);
+            let before = bytes;
             bytes +=
                 removals.complete().map(|leaves| (removed(leaves), leaves.bytes).1).sum::<u64>();
+            self.counters.invalidations.add(u64::from(bytes != before));
             let at = match result {
                 Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
                     rest = widened(guard, rest);

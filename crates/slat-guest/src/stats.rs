@@ -152,6 +152,8 @@ impl AtomicCount {
 #[repr(align(128))]
 pub(crate) struct VcpuCounters {
     kinds: [SpentCell; KINDS],
+    /// What its thread did.
+    pub totals: Counters,
     /// In cache maintenance and changes of view, outside faults.
     pub caches: SpentCell,
 }
@@ -180,6 +182,12 @@ macro_rules! totals {
         impl Counters {
             fn read(&self) -> Totals {
                 Totals { $($name: self.$name.get(),)* }
+            }
+        }
+
+        impl Totals {
+            fn add(&mut self, other: Self) {
+                $(self.$name += other.$name;)*
             }
         }
     };
@@ -283,7 +291,9 @@ impl Stats {
             faults: core::array::from_fn(|kind| vcpu.kinds[kind].read()),
             caches: vcpu.caches.read(),
         };
-        Self { vcpus: vcpus.iter().map(of).collect(), totals: counters.read() }
+        let mut totals = counters.read();
+        vcpus.iter().for_each(|vcpu| totals.add(vcpu.totals.read()));
+        Self { vcpus: vcpus.iter().map(of).collect(), totals }
     }
 }
 

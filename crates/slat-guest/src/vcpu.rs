@@ -55,7 +55,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
         if id >= guest.config.vcpus {
             return Err(VcpuError::NoSuchVcpu { vcpus: guest.config.vcpus });
         }
-        let worker = Worker::new(guest, room).map_err(VcpuError::NoSeat)?;
+        let mut worker = Worker::new(guest, room).map_err(VcpuError::NoSeat)?;
+        worker.counters = &guest.vcpus[id as usize].totals;
         Ok(Self { worker, id, view: guest.caches.view(id), announced: false })
     }
 

@@ -11,8 +11,9 @@ use crate::walk::{Entry, Flow, Tally, Visitor, walk};
 /// What a subtree is to translate.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    /// Attribute bits of every leaf.
+    /// Attribute bits of blocks, and of pages.
     pub bits: u64,
+    pub page_bits: u64,
     /// What to add to a guest address to get the host's.
     pub delta: u64,
     /// The range whose leaves are to be at most at `largest`.
@@ -33,7 +34,8 @@ pub(crate) enum Outside {
 
 impl Plan {
     fn leaf<F: Format>(&self, level: u8, base: u64) -> u64 {
-        F::leaf(self.bits, level, Hpa(base.wrapping_add(self.delta)))
+        let bits = if level == 0 { self.page_bits } else { self.bits };
+        F::leaf(bits, level, Hpa(base.wrapping_add(self.delta)))
     }
 
     /// Whether a leaf at `level` can hold these addresses.

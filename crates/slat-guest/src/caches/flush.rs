@@ -3,6 +3,7 @@
 use crate::backing::Backing;
 use crate::guest::Worker;
 use crate::host::Host;
+use crate::stats::Counters;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -197,13 +198,19 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
 
 impl<F: Format, H: Host, B: Backing> crate::Guest<'_, F, H, B> {
     /// Counts what the engine maintained as a fault mapped it.
-    pub(crate) fn count_maintained(&self, bytes: u64, own_view: bool, memory: Memory) {
+    pub(crate) fn count_maintained(
+        &self,
+        counters: &Counters,
+        bytes: u64,
+        own_view: bool,
+        memory: Memory,
+    ) {
         if !self.caches.matters() || memory != Memory::Normal {
             return;
         }
         match own_view {
-            true => self.counters.touched_bytes.add(bytes),
-            false => self.counters.mapped_bytes.add(bytes),
+            true => counters.touched_bytes.add(bytes),
+            false => counters.mapped_bytes.add(bytes),
         }
     }
 }

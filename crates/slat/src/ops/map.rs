@@ -247,8 +247,10 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         if !cache.serves(self.platform) {
             return Err(MapError::ForeignCache);
         }
+        let bits = self.format.encode(attributes).map_err(MapError::Attributes)?;
         Ok(Plan {
-            bits: self.format.encode(attributes).map_err(MapError::Attributes)?,
+            bits,
+            page_bits: bits,
             delta: hpa.0.wrapping_sub(range.start().0),
             start: range.start().0,
             end: range.end().0,

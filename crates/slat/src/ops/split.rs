@@ -12,10 +12,11 @@
 //! Without a break a CPU may hold the block and its pages at once until the split's shootdown has
 //! completed; until then no invalidation in the range may be narrowed to one leaf size.
 
-use crate::addr::{Gpa, GpaRange, LeafSizeError, Levels, PageSize, RangeError};
+use super::map::maintenance;
+use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
-use crate::format::{Format, Kind};
+use crate::format::{Access, Format, Kind, Software};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
@@ -164,7 +165,29 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             self.counts.slots_read += read;
             return Ok(0);
         }
-        self.split_walk::<W>(range, to, cache, together)
+        self.split_walk::<W>(range, to, cache, together, None)
+    }
+
+    /// [`Guard::split`] to pages, which get the right to execute if their block has all bits of
+    /// `software`; what stays larger does not. Nobody is said to have used them.
+    ///
+    /// As rights become more in the same step, a CPU that holds the block may go on faulting until it
+    /// forgets it. Memory is made coherent first ([`Platform::maintain`]), and the tables are published.
+    ///
+    /// # Errors
+    /// Those of [`Guard::split`].
+    pub fn split_to_execute(
+        &mut self,
+        range: GpaRange,
+        cache: &mut TableCache<'_, F, P>,
+        software: Software,
+    ) -> Result<u64, Halted<SplitError>> {
+        let needed = software.encode(F::SOFTWARE);
+        let result =
+            self.split_walk::<Batched>(range, F::size(0), cache, Batched::MERGED, Some(needed));
+        // Who faulted is to find what it waits for.
+        self.tables.platform.publish();
+        result
     }
 
     #[inline(never)]
@@ -174,6 +197,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
+        execute: Option<u64>,
     ) -> Result<u64, Halted<SplitError>> {
         if let Err(error) = self.tables.check(&range) {
             return Self::halted(range.start(), SplitError::Range(error));
@@ -182,9 +206,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             return Self::halted(range.start(), SplitError::ForeignCache);
         }
         match F::level_of(to) {
-            Ok(0) => self.split_to::<W, 0>(range, cache, together),
-            Ok(1) => self.split_to::<W, 1>(range, cache, together),
-            Ok(_) => self.split_to::<W, 2>(range, cache, together),
+            Ok(0) => self.split_to::<W, 0>(range, cache, together, execute),
+            Ok(1) => self.split_to::<W, 1>(range, cache, together, None),
+            Ok(_) => self.split_to::<W, 2>(range, cache, together, None),
             Err(error) => Self::halted(range.start(), SplitError::LeafSize(error)),
         }
     }
@@ -195,6 +219,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
+        execute: Option<u64>,
     ) -> Result<u64, Halted<SplitError>> {
         let (start, end) = (range.start().0, range.end().0);
         let tables = self.tables;
@@ -204,6 +229,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             end,
             cache,
             together: together.clamp(1, W::MERGED),
+            execute,
             done: Done::NOTHING,
             waiting: None,
             lost: None,
@@ -284,6 +310,8 @@ struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     cache: &'a mut TableCache<'c, F, P>,
     /// Blocks that may be broken at a time.
     together: usize,
+    /// Pages of blocks that have these bits become executable.
+    execute: Option<u64>,
     done: Done,
     waiting: Option<Waiting<'t>>,
     /// The lowest block that changed while its replacement waited.
@@ -329,8 +357,13 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.why = SplitError::CacheEmpty;
             return Flow::Stop;
         };
+        let bits = F::attribute_bits(entry.raw, level);
         let plan = Plan {
-            bits: F::attribute_bits(entry.raw, level),
+            bits,
+            page_bits: match self.execute {
+                Some(needed) if entry.raw & needed == needed => self.executable(level, entry),
+                _ => bits,
+            },
             delta: F::leaf_address(entry.raw, level).0.wrapping_sub(base),
             start: self.start,
             end: self.end,
@@ -370,6 +403,23 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             None if W::INTO_NEW => Flow::Again,
             None => Flow::Next,
         }
+    }
+
+    /// The attribute bits of a block's pages, which may be executed; their memory is coherent then.
+    #[cold]
+    fn executable(&self, level: u8, entry: &Entry<'_>) -> u64 {
+        let format = &self.tables.format;
+        let raw =
+            format.relaxed(entry.raw, Access::Execute) & !F::ACCESSED | entry.raw & F::ACCESSED;
+        if let Some(what) = maintenance(&format.decode(raw, level)) {
+            // Pages stand in the tables that the range touches.
+            let (base, table) = (entry.base::<F>(level), F::size(1).bytes());
+            let start = (self.start & !(table - 1)).max(base);
+            let end = self.end.next_multiple_of(table).min(base + F::size(level).bytes());
+            let hpa = Hpa(F::leaf_address(entry.raw, level).0 + (start - base));
+            self.tables.platform.maintain(hpa, end - start, what);
+        }
+        F::attribute_bits(raw, level)
     }
 
     /// Adds a replacement to those that wait, and links them when they are enough.
