@@ -127,6 +127,32 @@ on_all! {
         }
     }
 
+    /// A fault while its slot is being unmapped.
+    fn nothing_is_mapped_in_a_slot_that_is_going<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        let mut room2 = room();
+        let other = Vcpu::new(&guest, 1, &mut room2).unwrap();
+        // SAFETY: the hook is taken off the machine before the vCPU and the memory go.
+        let other: TheVcpu<'static, 'static, C> = unsafe { core::mem::transmute(other) };
+        let state = Arc::new(Mutex::new((other, Vec::new())));
+        let shared = state.clone();
+        machine.meanwhile(move |_, moment| {
+            if let Ok(mut state) = shared.try_lock()
+                && moment == Moment::Invalidated
+            {
+                let outcome = state.0.fault(Gpa(BASE + K4), Access::Write);
+                state.1.push(outcome);
+            }
+        });
+        vcpu.worker().set_slot(SlotSpec { bytes: 0, ..slot(0) }).unwrap();
+        machine.undisturbed();
+        let outcomes = core::mem::take(&mut state.lock().unwrap().1);
+        assert!(outcomes.contains(&Outcome::Retry(Retry::SlotGoing)), "{outcomes:?}");
+        assert_eq!(vcpu.worker().translate(Gpa(BASE + K4)), Ok(None));
+        drop(Arc::into_inner(state));
+    }
+
     fn a_slot_that_moves_keeps_its_log<C: Case>() {
         let hardware = if C::HARDWARE_DIRTY { Logging::Hardware } else { Logging::Protect };
         for logging in [Logging::Protect, hardware] {
