@@ -25,7 +25,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 /// What a switch of a vCPU's caches does, where the guest can get past them
-/// ([`Config::forced_write_back`] is `false`).
+/// ([`Format::forces_caches`](slat::Format::forces_caches) is `false`).
 ///
 /// Which of them lose data, and whose, is in `docs/caches.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -98,8 +98,9 @@ pub(crate) struct CacheState {
 }
 
 impl CacheState {
-    pub fn new(config: &Config) -> Self {
-        let policy = (!config.forced_write_back).then_some(config.caches);
+    /// `forced`: the guest uses its caches whatever it does.
+    pub fn new(config: &Config, forced: bool) -> Self {
+        let policy = (!forced).then_some(config.caches);
         let traps = if policy.is_some() { TRAPS } else { 0 };
         Self {
             policy,

@@ -21,16 +21,13 @@ pub struct Config {
     pub ring: Option<u32>,
     /// Whether huge pages may be executed.
     pub execute_huge: ExecuteHuge,
-    /// The guest cannot get past the caches, whatever it does: Arm with FEAT_S2FWB in use, x86, RISC-V.
-    /// `false` on Arm without, or data is lost: then `caches` says what happens.
-    pub forced_write_back: bool,
-    /// What happens to memory when vCPUs switch their caches.
+    /// What happens to memory when vCPUs switch their caches, where the format does not force the
+    /// guest to use them (Arm without FEAT_S2FWB); elsewhere nothing has to.
     pub caches: crate::CachePolicy,
 }
 
 impl Config {
-    /// Blocks as large as they come, a log by write protection, a guest that cannot get past the caches;
-    /// where it can, the default policy.
+    /// Blocks as large as they come, a log by write protection, caches by the default policy.
     pub const fn new(vcpus: u16, largest: PageSize) -> Self {
         Self {
             vcpus,
@@ -40,14 +37,13 @@ impl Config {
             eager_split: None,
             ring: None,
             execute_huge: ExecuteHuge::Allowed,
-            forced_write_back: true,
             caches: crate::CachePolicy::DEFAULT,
         }
     }
 
     /// vCPUs may need tables of their own.
-    pub(crate) fn needs_views(&self) -> bool {
-        !self.forced_write_back && self.caches == crate::CachePolicy::Exact
+    pub(crate) fn needs_views(&self, forced: bool) -> bool {
+        !forced && self.caches == crate::CachePolicy::Exact
     }
 }
 

@@ -121,7 +121,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             return Err(GuestError::RingSize { entries });
         }
         let new = || Tables::new(format, vmid, address_bits, host).map_err(GuestError::Tables);
-        let own = if config.needs_views() { config.vcpus } else { 0 };
+        let own = if config.needs_views(format.forces_caches()) { config.vcpus } else { 0 };
         let mut views = Vec::new();
         for _ in 0..own {
             views.push(OwnView { tables: new()?, live: AtomicU64::new(0) });
@@ -138,7 +138,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Lock::new(()),
             periods: Lock::new(Periods::default()),
-            caches: crate::caches::CacheState::new(&config),
+            caches: crate::caches::CacheState::new(&config, format.forces_caches()),
             vcpus: vcpu_counters(config.vcpus),
             counters: Counters::default(),
         })

@@ -269,6 +269,9 @@ fn configs(hardware: bool) -> Vec<Config> {
     all
 }
 
+/// The guest uses its caches, whatever it does.
+const FORCED: Arm = Arm { forced_write_back: true, ..Arm::new(12, 39) };
+
 fn rounds() -> u64 {
     std::env::var("ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
@@ -286,8 +289,9 @@ fn threads_on_intel_lose_no_write() {
 fn threads_on_arm_lose_no_write() {
     for seed in 0..rounds() {
         for config in configs(false) {
-            let arm = Arm { hardware_dirty: false, ..Arm::new(12, 39) };
-            run::<Arm64K4, _>(Arm64::default(), arm, config, seed);
+            let arm = Arm { hardware_dirty: false, ..FORCED };
+            let format = Arm64 { forced_write_back: true, ..Arm64::default() };
+            run::<Arm64K4, _>(format, arm, config, seed);
         }
     }
 }
@@ -296,8 +300,9 @@ fn threads_on_arm_lose_no_write() {
 fn threads_on_arm_with_hardware_dirty_state_lose_no_write() {
     for seed in 0..rounds() {
         for config in configs(true) {
-            let format = Arm64K4 { hardware_dirty: true, ..Arm64::default() };
-            run(format, Arm { bbm: 3, ..Arm::new(12, 39) }, config, seed);
+            let format =
+                Arm64K4 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() };
+            run(format, Arm { bbm: 3, ..FORCED }, config, seed);
         }
     }
 }

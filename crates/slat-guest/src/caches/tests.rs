@@ -3,7 +3,7 @@ use slat::PageSize;
 
 fn state(policy: CachePolicy) -> CacheState {
     let config = Config::new(3, PageSize::SIZE_2M);
-    CacheState::new(&Config { forced_write_back: false, caches: policy, ..config })
+    CacheState::new(&Config { caches: policy, ..config }, false)
 }
 
 /// What an event takes, and that it was done.
@@ -108,7 +108,7 @@ fn a_vcpu_counts_as_past_the_caches_from_before_a_flush_until_after() {
 fn where_the_guest_cannot_get_past_the_caches_nothing_is_done() {
     let config = Config::new(2, PageSize::SIZE_2M);
     for policy in CachePolicy::ALL {
-        let state = CacheState::new(&Config { caches: policy, ..config });
+        let state = CacheState::new(&Config { caches: policy, ..config }, true);
         assert!(EVENTS.iter().all(|&event| step(&state, 0, event) == Work::Nothing));
         assert!(!state.traps(0) && !state.any_uncached() && state.view(1).is_none());
     }

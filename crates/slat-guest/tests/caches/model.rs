@@ -87,6 +87,10 @@ pub struct Machine {
 }
 
 impl Machine {
+    pub fn forces_caches(&self) -> bool {
+        self.forced_write_back
+    }
+
     pub fn new(mood: Mood, forced_write_back: bool) -> Self {
         let die = match mood {
             Mood::Random(seed) => seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,

@@ -92,8 +92,7 @@ fn no_policy_loses_anything_where_the_guest_cannot_get_past_the_caches() {
         for scenario in Scenario::ALL {
             for mood in Mood::all().take(20) {
                 let machine = Machine::new(mood, true);
-                let config = slat_guest::Config { forced_write_back: true, ..config(policy) };
-                let result = with_guest(&machine, config, false, |guest| {
+                let result = with_guest(&machine, config(policy), false, |guest| {
                     let (mut a, mut b, mut c) = (room(), room(), room());
                     let cpus = [
                         Cpu::new(guest, 0, &mut a, Manners::Relies),

@@ -263,8 +263,7 @@ fn a_vcpu_that_begins_anew_finds_what_the_host_put_there_data_and_instructions()
     for policy in CachePolicy::ALL {
         for (caches, forced) in [(false, false), (true, false), (true, true)] {
             let machine = Machine::new(Mood::Lazy, forced);
-            let config = Config { forced_write_back: forced, ..config(policy) };
-            with_guest(&machine, config, false, |guest| {
+            with_guest(&machine, config(policy), false, |guest| {
                 let mut room = room();
                 let mut cpu = Cpu::new(guest, 0, &mut room, Manners::Relies);
                 machine.write(hpa(page(5)), 1, true);
@@ -287,8 +286,7 @@ fn code_that_the_host_wrote_is_executed_once_it_said_so() {
     for (policy, forced) in [(CachePolicy::Exact, false), (CachePolicy::Exact, true)] {
         for on in [false, true] {
             let machine = Machine::new(Mood::Lazy, forced);
-            let config = Config { forced_write_back: forced, ..config(policy) };
-            with_guest(&machine, config, false, |guest| {
+            with_guest(&machine, config(policy), false, |guest| {
                 let mut room = room();
                 let mut cpu = Cpu::new(guest, 0, &mut room, Manners::Relies);
                 if on {

@@ -31,7 +31,7 @@ impl Manners {
 
 pub fn config(policy: CachePolicy) -> Config {
     let config = Config::new(VCPUS, PageSize::SIZE_2M);
-    Config { forced_write_back: false, caches: policy, ..config }
+    Config { caches: policy, ..config }
 }
 
 pub fn slot(bytes: u64, log_dirty: bool) -> SlotSpec {
@@ -52,6 +52,7 @@ pub fn with_guest<R>(
 ) -> R {
     let format = Arm64K4 {
         hardware_dirty: config.logging == slat_guest::Logging::Hardware,
+        forced_write_back: machine.forces_caches(),
         ..Arm64K4::default()
     };
     let backing = Ram { machine, interrupts: None.into() };

@@ -109,8 +109,14 @@ pub fn config() -> Config {
     Config::new(1, PageSize::from_bytes(BLOCK).unwrap())
 }
 
+/// The guest uses its caches, whatever it does.
+fn tiny() -> Tiny {
+    let Tiny(arm) = Tiny::default();
+    Tiny(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm })
+}
+
 pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {
-    let guest = Guest::new(Tiny::default(), Vmid(1), BITS, world, ram, config).unwrap();
+    let guest = Guest::new(tiny(), Vmid(1), BITS, world, ram, config).unwrap();
     Box::leak(Box::new(guest))
 }
 

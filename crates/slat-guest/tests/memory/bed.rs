@@ -149,10 +149,15 @@ pub trait Case {
     fn machine(cpus: usize) -> Machine<Self::A>;
 }
 
+/// The guest uses its caches, whatever it does.
+const FORCED: Arm = Arm { forced_write_back: true, ..Arm::new(12, BITS) };
+
 /// Arm without hardware dirty state, which breaks before it makes.
 pub struct ArmPlain;
 /// Arm with hardware dirty state and FEAT_BBM level 3.
 pub struct ArmDirty;
+/// Arm without FEAT_S2FWB: vCPUs begin past their caches.
+pub struct ArmUncached;
 /// Intel.
 pub struct Intel;
 
@@ -162,11 +167,11 @@ impl Case for ArmPlain {
     const HARDWARE_DIRTY: bool = false;
 
     fn format() -> Arm64K4 {
-        Arm64::default()
+        Arm64 { forced_write_back: true, ..Arm64::default() }
     }
 
     fn machine(cpus: usize) -> Machine<Arm> {
-        Machine::new(Arm { hardware_dirty: false, ..Arm::new(12, BITS) }, cpus)
+        Machine::new(Arm { hardware_dirty: false, ..FORCED }, cpus)
     }
 }
 
@@ -176,11 +181,29 @@ impl Case for ArmDirty {
     const HARDWARE_DIRTY: bool = true;
 
     fn format() -> Arm64K4 {
+        Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() }
+    }
+
+    fn machine(cpus: usize) -> Machine<Arm> {
+        Machine::new(Arm { bbm: 3, ..FORCED }, cpus).declaring(BreakBeforeMake::Never)
+    }
+}
+
+impl Case for ArmUncached {
+    type F = Arm64K4;
+    type A = Arm;
+    const HARDWARE_DIRTY: bool = true;
+
+    fn format() -> Arm64K4 {
         Arm64 { hardware_dirty: true, ..Arm64::default() }
     }
 
     fn machine(cpus: usize) -> Machine<Arm> {
-        Machine::new(Arm { bbm: 3, ..Arm::new(12, BITS) }, cpus).declaring(BreakBeforeMake::Never)
+        // What the guest's vCPUs do to each other's lines is the guest's affair: not checked here.
+        let lazy = slat_sim::Lazy { data_cache: false, ..slat_sim::Lazy::ALL };
+        Machine::new(Arm { bbm: 3, ..Arm::new(12, BITS) }, cpus)
+            .declaring(BreakBeforeMake::Never)
+            .lazy(lazy)
     }
 }
 

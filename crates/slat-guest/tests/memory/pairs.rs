@@ -4,7 +4,7 @@ use crate::bed::*;
 use crate::histories::{History, run};
 use slat::PageSize;
 use slat_guest::*;
-use slat_sim::{Arm, Barrier, Lazy, Machine, Tlbi};
+use slat_sim::{Barrier, Tlbi};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Service {
@@ -45,7 +45,7 @@ fn configured(mut config: Config, service: Service) -> Config {
         Ring => config.ring = Some(128),
         EagerSplit => config.eager_split = Some(PageSize::SIZE_4K),
         NoExecuteHuge => config.execute_huge = ExecuteHuge::Split,
-        View => (config.forced_write_back, config.caches) = (false, CachePolicy::Exact),
+        View => config.caches = CachePolicy::Exact,
         _ => {}
     }
     config
@@ -67,7 +67,7 @@ fn happens<C: Case>(history: &mut History<'_, '_, C>, service: Service) {
 }
 
 /// vCPU 1 switches its caches; its CPU changes roots.
-fn switch(history: &mut History<'_, '_, ArmDirty>) {
+fn switch(history: &mut History<'_, '_, ArmUncached>) {
     let vcpu = &mut history.vcpus[1];
     let on = !vcpu.is_cached();
     if vcpu.set_caches(on).root_changed {
@@ -84,21 +84,30 @@ fn switch(history: &mut History<'_, '_, ArmDirty>) {
 
 fn pair(one: Service, two: Service, seed: u64) {
     let config = configured(configured(config(), one), two);
-    // What the guest's vCPUs do to each other's lines is the guest's affair: not checked here.
-    let lazy = Lazy { data_cache: false, ..Lazy::ALL };
-    let arm = Arm { bbm: 3, ..Arm::new(12, BITS) };
-    let machine = Machine::new(arm, 2).declaring(slat::BreakBeforeMake::Never).lazy(lazy);
     let rng = fastrand::Rng::with_seed(seed);
-    run::<ArmDirty>(&machine.random(seed), config, rng, |history| {
+    if ![one, two].contains(&View) {
+        let machine = ArmDirty::machine(2).random(seed);
+        return run::<ArmDirty>(&machine, config, rng, |history| {
+            (0..50).for_each(|_| step(history, one, two));
+        });
+    }
+    let machine = ArmUncached::machine(2).random(seed);
+    run::<ArmUncached>(&machine, config, rng, |history| {
         for _ in 0..50 {
             match history.rng.u8(..6) {
-                0 if [one, two].contains(&View) => switch(history),
-                0 | 1 => happens(history, one),
-                2 => happens(history, two),
-                _ => history.use_page(),
+                0 => switch(history),
+                _ => step(history, one, two),
             }
         }
     });
+}
+
+fn step<C: Case>(history: &mut History<'_, '_, C>, one: Service, two: Service) {
+    match history.rng.u8(..6) {
+        0 | 1 => happens(history, one),
+        2 => happens(history, two),
+        _ => history.use_page(),
+    }
 }
 
 #[test]

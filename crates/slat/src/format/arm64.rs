@@ -313,6 +313,10 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
         }
     }
 
+    fn forces_caches(&self) -> bool {
+        self.forced_write_back
+    }
+
     /// Without DBM nobody marks the next write: only what was remembered can go.
     #[inline(always)]
     fn cleaned(&self, raw: u64) -> u64 {

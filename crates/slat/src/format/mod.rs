@@ -147,6 +147,12 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
         true
     }
 
+    /// Whether a guest that switches its caches off uses them all the same (x86; Arm with
+    /// FEAT_S2FWB in use): else what it does past them has to be seen to.
+    fn forces_caches(&self) -> bool {
+        true
+    }
+
     /// The leaf not dirty any more, hardware marking the next write; a leaf whose writes nobody
     /// marks stays dirty.
     fn cleaned(&self, raw: u64) -> u64;

@@ -110,6 +110,10 @@ unsafe impl Format for Tiny {
         self.0.relaxed(raw, access)
     }
 
+    fn forces_caches(&self) -> bool {
+        self.0.forces_caches()
+    }
+
     fn cleaned(&self, raw: u64) -> u64 {
         self.0.cleaned(raw)
     }

@@ -35,9 +35,16 @@ macro_rules! on_format {
                 $body
             }
             $crate::cli::GuestFormat::Arm64 => {
-                let $format =
-                    ::slat::format::arm64::Arm64K4 { hardware_dirty: true, ..Default::default() };
-                let $arch = ::slat_sim::Arm { bbm, ..::slat_sim::Arm::new(12, 40) };
+                let $format = ::slat::format::arm64::Arm64K4 {
+                    hardware_dirty: true,
+                    forced_write_back: true,
+                    ..Default::default()
+                };
+                let $arch = ::slat_sim::Arm {
+                    bbm,
+                    forced_write_back: true,
+                    ..::slat_sim::Arm::new(12, 40)
+                };
                 $body
             }
         }

@@ -213,7 +213,6 @@ fn results(recorder: &Recorder, samples: &[Vec<Boot>], args: &CacheToggleArgs) -
 fn boot(host: &Flushing, args: &CacheToggleArgs, caches: CachePolicy) -> anyhow::Result<Boot> {
     let config = Config {
         caches,
-        forced_write_back: false,
         ..Config::new(args.vcpus, PageSize::SIZE_2M)
     };
     let format: Arm64K4 = Arm64 { hardware_dirty: true, ..Arm64::default() };
