@@ -3,7 +3,8 @@
 mod guest;
 
 pub use guest::{
-    AgeArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs, TablesArgs,
+    AgeArgs, CacheToggleArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs,
+    TablesArgs,
 };
 
 use crate::size::Size;
@@ -18,6 +19,7 @@ Examples:
   slat --quick                             the same on small sizes, in seconds
   slat bench split --memory 64G            split the tables of a 64 GiB guest, three ways
   slat bench engine --quick                hold the engine's operations against their limits
+  slat replay                              each claim that Slat grew from, and what this machine gives
   slat bench dirty-log --target kvm -v 2   log the dirty pages of a guest with 2 vCPUs under KVM
   slat bench execute --vcpus 4             execute from 1g blocks of a guest of the engine's
   slat completions bash > ~/.local/share/bash-completion/completions/slat
@@ -71,6 +73,8 @@ pub enum Command {
         #[command(subcommand)]
         bench: Bench,
     },
+    /// Run the command that shows each published claim here, and print both
+    Replay(ReplayArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell to print it for
@@ -93,6 +97,48 @@ pub enum Bench {
     Age(AgeArgs),
     /// Touch memory for the first time, in a guest of the engine's
     Populate(PopulateArgs),
+    /// Switch the caches of an Arm guest's vCPUs on, and maintain what each policy says
+    CacheToggle(CacheToggleArgs),
+}
+
+const REPLAY_EXAMPLES: &str = "\
+Examples:
+  slat replay
+      all claims, at sizes that take a few minutes
+  slat replay --quick
+      the same on small sizes, in a minute: shows that it works, gives no figures to quote
+  slat replay --only execute,flush-once";
+
+/// Which claims to replay.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = REPLAY_EXAMPLES)]
+pub struct ReplayArgs {
+    /// Only these [default: all]
+    #[arg(long, value_name = "CLAIM,...", value_delimiter = ',')]
+    pub only: Vec<Claim>,
+
+    /// Small sizes: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+/// The discussions that Slat grew from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Claim {
+    /// Walks that leave out levels, as proposed: 1 GiB
+    SkipLevels,
+    /// The same, measured on hardware: twelve cells over three granules
+    SkipLevelsHardware,
+    /// Splitting a huge page in the fault
+    Execute,
+    /// Ageing without a lock
+    Ageing,
+    /// Flushing once as caches come on
+    FlushOnce,
 }
 
 /// Where a scenario's results go.
@@ -216,6 +262,10 @@ pub enum Walk {
     EveryEntry,
     /// The same without the last level: the way of the level-3 skip
     Bounded,
+    /// And without the entries of tables just built: the first form of the same discussion
+    Childless,
+    /// The same, by a flag that is read at each entry
+    Tested,
     /// No per-entry building, no descent into what was just built, invalidations merged
     Batched,
 }

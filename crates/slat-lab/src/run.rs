@@ -51,6 +51,12 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Bench { bench: Bench::Populate(args) }) => {
             bench(&args.out, |session| scenario::guest::populate::run(args, session))
         }
+        Some(Command::Bench { bench: Bench::CacheToggle(args) }) => {
+            bench(&args.out, |session| scenario::guest::cache_toggle::run(args, session))
+        }
+        Some(Command::Replay(args)) => {
+            bench(&args.out, |session| scenario::replay::run(args, session))
+        }
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "slat", &mut script);

@@ -14,4 +14,5 @@ pub mod dirty_log;
 pub mod engine;
 pub mod guest;
 pub(crate) mod limit;
+pub mod replay;
 pub mod split;

@@ -126,8 +126,9 @@ pub use grace::{Grace, Member, Moment, NoSeat, Seat};
 pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;
 pub use ops::{
-    Aged, Ageing, Ages, Batched, Bounded, ChangeError, Dump, EveryEntry, Leaf, Leaves, MapError,
-    Pages, Place, Removals, Removed, Reservation, Skip, SplitError, SplitWalk, UnmapError,
+    Aged, Ageing, Ages, Batched, Bounded, ChangeError, Childless, Dump, EveryEntry, Leaf, Leaves,
+    MapError, Pages, Place, Removals, Removed, Reservation, Skip, SplitError, SplitWalk, Tested,
+    UnmapError,
 };
 pub use platform::{BreakBeforeMake, Maintenance, Platform};
 pub use shootdown::{Invalidation, Shootdown, Vmid};

@@ -86,6 +86,7 @@ fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten() {
         let split = match way {
             0 => World::split::<EveryEntry>,
             1 => World::split::<Bounded>,
+            3 => World::split::<slat::Tested>,
             _ => World::split::<Batched>,
         };
         assert_eq!(split(&mut world, cut, to, 600, usize::MAX), None);

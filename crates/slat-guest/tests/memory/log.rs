@@ -46,6 +46,11 @@ on_all! {
             assert_eq!(cleared.pages, 1);
             vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
             assert_eq!(pages(&bits), [701, 2047]);
+            // Written after it was read, and before it was cleared: copied after that, it is clean.
+            attempt::<C>(&machine, &mut vcpu, BASE + 701 * K4, Access::Write).unwrap();
+            vcpu.worker().clear_log(SlotId(0), 640, 64, &[1 << 61]).unwrap();
+            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1));
+            attempt::<C>(&machine, &mut vcpu, BASE + 701 * K4, Access::Write).unwrap();
             attempt::<C>(&machine, &mut vcpu, BASE + 3 * K4, Access::Write).unwrap();
             assert_eq!(vcpu.worker().take_log(SlotId(0), &mut bits), Ok(3));
             assert_eq!(pages(&bits), [3, 701, 2047]);

@@ -222,3 +222,65 @@ impl LogWay {
         if asked.is_empty() { Self::value_variants().to_vec() } else { asked.to_vec() }
     }
 }
+
+const CACHE_TOGGLE_EXAMPLES: &str = "\
+Examples:
+  slat bench cache-toggle
+      1 GiB, flushed by the CPU's own instruction, and 8 vCPUs that switch their caches on in turn
+  slat bench cache-toggle --count --memory 128g --vcpus 64
+      the guest of \u{201c}flush once\u{201d}, by count: no memory, the walks alone are timed
+  slat bench cache-toggle --threads 2
+      the other cores help to flush";
+
+/// vCPUs of an Arm guest without FEAT_S2FWB that switch their caches on, one after the other.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = CACHE_TOGGLE_EXAMPLES)]
+pub struct CacheToggleArgs {
+    /// Memory of the guest, a multiple of 2m; all of it is used once vCPU 0 has switched [default: 1g]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=192))]
+    pub vcpus: u16,
+
+    /// What vCPU 0 touches before it switches
+    #[arg(long, value_name = "SIZE", default_value = "16m")]
+    pub image: Size,
+
+    /// Pages that each vCPU touches before it switches
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(0..=65536))]
+    pub startup: u32,
+
+    /// Threads that flush
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub threads: u16,
+
+    /// Count the bytes in place of flushing them: the guest needs no memory
+    #[arg(long)]
+    pub count: bool,
+
+    /// Boots by each policy, in turns [default: 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+
+    /// 64 MiB, one round: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+impl CacheToggleArgs {
+    /// Bytes of guest memory.
+    pub fn memory(&self) -> u64 {
+        self.memory.map_or(if self.quick { 64 << 20 } else { 1 << 30 }, |memory| memory.bytes())
+    }
+
+    /// Boots by each policy.
+    pub fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.quick { 1 } else { 5 })
+    }
+}

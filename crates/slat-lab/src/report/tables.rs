@@ -7,6 +7,7 @@ pub mod engine;
 pub mod guest;
 pub mod kvm;
 pub mod limit;
+pub mod replay;
 pub mod split;
 
 use crate::record::Measurement;
@@ -37,6 +38,7 @@ pub struct Table {
 /// pay, what the engine does, what the machine allows.
 pub fn all(results: &[Measurement]) -> Vec<Table> {
     let tables = [
+        replay::claims(results),
         kvm::phases(results),
         split::times(results),
         split::slots(results),

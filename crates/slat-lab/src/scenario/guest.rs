@@ -6,9 +6,11 @@
 
 pub mod age;
 mod bed;
+pub mod cache_toggle;
 mod density;
 pub mod dirty_log;
 pub mod execute;
+mod lines;
 mod lock;
 mod migration;
 mod parallel;

@@ -17,7 +17,7 @@ pub use look::{Dump, Leaf, Leaves};
 pub use map::MapError;
 pub use pages::Pages;
 pub use reserve::Reservation;
-pub use split::{Batched, Bounded, EveryEntry, SplitError, SplitWalk};
+pub use split::{Batched, Bounded, Childless, EveryEntry, SplitError, SplitWalk, Tested};
 pub use unmap::{Place, Removals, Removed, UnmapError};
 
 use crate::addr::{GpaRange, PageSize, RangeError};

@@ -36,6 +36,9 @@ pub trait SplitWalk: sealed::Sealed {
     const PER_ENTRY: bool;
     /// Blocks that may be broken at once and share one invalidation.
     const MERGED: usize;
+    /// Reads at each entry, from memory, whether it is wanted, as a walker does that is compiled once
+    /// for all its users.
+    const TESTED: bool = false;
 }
 
 /// Every entry of the range, new tables included: Linux's `stage2_split_walker`, up to 7.3.
@@ -44,6 +47,12 @@ pub struct EveryEntry;
 /// The same without the last level: the walk of "Optimize S2 page splitting" (May 2026).
 #[derive(Clone, Copy, Debug)]
 pub struct Bounded;
+/// And without the tables that it has just linked: the first form of the same discussion.
+#[derive(Clone, Copy, Debug)]
+pub struct Childless;
+/// The same, what to leave out decided at each entry by a flag: what that costs.
+#[derive(Clone, Copy, Debug)]
+pub struct Tested;
 /// Tables filled by runs, new tables not entered, up to [`Batched::MERGED`] breaks an
 /// invalidation.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +62,8 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for super::EveryEntry {}
     impl Sealed for super::Bounded {}
+    impl Sealed for super::Childless {}
+    impl Sealed for super::Tested {}
     impl Sealed for super::Batched {}
 }
 
@@ -68,6 +79,21 @@ impl SplitWalk for Bounded {
     const INTO_NEW: bool = true;
     const PER_ENTRY: bool = true;
     const MERGED: usize = 1;
+}
+
+impl SplitWalk for Childless {
+    const LAST_LEVEL: bool = false;
+    const INTO_NEW: bool = false;
+    const PER_ENTRY: bool = true;
+    const MERGED: usize = 1;
+}
+
+impl SplitWalk for Tested {
+    const LAST_LEVEL: bool = false;
+    const INTO_NEW: bool = false;
+    const PER_ENTRY: bool = true;
+    const MERGED: usize = 1;
+    const TESTED: bool = true;
 }
 
 impl SplitWalk for Batched {
@@ -230,6 +256,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             cache,
             together: together.clamp(1, W::MERGED),
             execute,
+            unwanted: 0,
             done: Done::NOTHING,
             waiting: None,
             lost: None,
@@ -312,6 +339,8 @@ struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     together: usize,
     /// Pages of blocks that have these bits become executable.
     execute: Option<u64>,
+    /// Levels at which nothing is wanted, for [`SplitWalk::TESTED`].
+    unwanted: u8,
     done: Done,
     waiting: Option<Waiting<'t>>,
     /// The lowest block that changed while its replacement waited.
@@ -329,6 +358,9 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+        if W::TESTED && core::hint::black_box(&self.unwanted) >> level & 1 == 1 {
+            return Flow::Next;
+        }
         match kind {
             Kind::Leaf if level > TARGET => self.block(level, &entry),
             _ => Flow::Next,

@@ -56,7 +56,7 @@ struct Scenario {
 }
 
 /// The scenarios, in the order of the report.
-const SCENARIOS: [Scenario; 6] = [
+const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "execute",
         title: "Executing from huge pages that may not be executed",
@@ -106,6 +106,21 @@ const SCENARIOS: [Scenario; 6] = [
         note: "The number is that of the pages of a call; locked holds a lock during each, which faults take \
                for reading. p50, p99, longest: of a fault beside the scan; the kernel takes the CPU away \
                now and then, and the longest shows it.",
+    },
+    Scenario {
+        name: "cache-toggle",
+        title: "Switching the caches of an Arm guest's vCPUs on",
+        counts: &[
+            ("switches, all vCPUs", "bytes-switching", "bytes, switching"),
+            ("switches, all vCPUs", "bytes-touching", "touching"),
+            ("switches, all vCPUs", "flushes", "flushes"),
+        ],
+        note: "vCPU 0 touches an image past the caches, switches on, uses all memory; each of the others \
+               touches a few pages past them and switches on. Touching: maintained as pages were \
+               mapped for vCPUs past their caches. every is Linux's way, vcpu0 the proposal, \
+               first its reviewer's; those two lose data of guests that rely on the hypervisor. published: \
+               “Optimize cache flush by only flushing on vcpu0” (RFC, April 2025), 64 vCPUs, 128 GiB: \
+               33 s of boot, 5 s with the proposal.",
     },
     Scenario {
         name: "guest-populate",

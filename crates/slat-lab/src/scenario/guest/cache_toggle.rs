@@ -201,9 +201,8 @@ fn results(recorder: &Recorder, samples: &[Vec<Boot>], args: &CacheToggleArgs) -
         Some(2.0),
         exact.iter().map(|bytes| bytes / past).collect(),
     ));
-    let against = |what: fn(&Boot) -> f64| {
-        ratios(of(EXACT, what).into_iter(), of(EVERY, what).into_iter())
-    };
+    let against =
+        |what: fn(&Boot) -> f64| ratios(of(EXACT, what).into_iter(), of(EVERY, what).into_iter());
     results.push(recorder.ratio("bytes maintained", "exact", "every", None, against(maintained)));
     let time = against(|boot| boot.seconds);
     results.push(recorder.ratio("time in switches", "exact", "every", None, time));
@@ -211,10 +210,7 @@ fn results(recorder: &Recorder, samples: &[Vec<Boot>], args: &CacheToggleArgs) -
 }
 
 fn boot(host: &Flushing, args: &CacheToggleArgs, caches: CachePolicy) -> anyhow::Result<Boot> {
-    let config = Config {
-        caches,
-        ..Config::new(args.vcpus, PageSize::SIZE_2M)
-    };
+    let config = Config { caches, ..Config::new(args.vcpus, PageSize::SIZE_2M) };
     let format: Arm64K4 = Arm64 { hardware_dirty: true, ..Arm64::default() };
     let ram = Ram(host.machine.memory_base().0);
     let guest = Guest::new(format, Vmid(1), 40, host, ram, config)?;

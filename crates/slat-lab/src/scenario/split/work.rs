@@ -6,8 +6,9 @@ use crate::cli::{Walk, What, When};
 use crate::scenario::limit::{self, Limit, TablePages};
 use anyhow::{Context, ensure};
 use slat::{
-    Attributes, Batched, Bounded, EveryEntry, Format, Frame, Gpa, GpaRange, Guard, Halted, Hpa,
-    Inactive, Member, PageSize, SplitError, SplitWalk, TableCache, Tables, Vmid,
+    Attributes, Batched, Bounded, Childless, EveryEntry, Format, Frame, Gpa, GpaRange, Guard,
+    Halted, Hpa, Inactive, Member, PageSize, SplitError, SplitWalk, TableCache, Tables, Tested,
+    Vmid,
 };
 use std::time::Instant;
 
@@ -97,6 +98,8 @@ impl<F: Format> Work<F> {
         let run = match walk {
             Walk::EveryEntry => run::<F, EveryEntry>,
             Walk::Bounded => run::<F, Bounded>,
+            Walk::Childless => run::<F, Childless>,
+            Walk::Tested => run::<F, Tested>,
             Walk::Batched => run::<F, Batched>,
         };
         let mut storage: Vec<Option<Frame>> = Vec::new();
