@@ -42,7 +42,12 @@ pub fn asked(results: &[Measurement]) -> Option<Table> {
 
 /// Ratios can be far below one.
 fn digits(value: f64) -> String {
-    if value != 0.0 && value.abs() < 0.01 { format!("{value:.5}") } else { three_digits(value) }
+    match value.abs() {
+        0.0 => three_digits(value),
+        ..0.0001 => format!("{value:.1e}"),
+        ..0.01 => format!("{value:.5}"),
+        _ => three_digits(value),
+    }
 }
 
 /// A count that a table shows: of which figure's measurement, its name, its heading.

@@ -8,43 +8,50 @@ use crate::stats::Summary;
 
 /// One row for each claim.
 pub fn claims(results: &[Measurement]) -> Option<Table> {
-    let rows: Vec<Vec<String>> = results
-        .iter()
-        .filter(|m| m.scenario == "replay")
+    let replayed = || results.iter().filter(|m| m.scenario == "replay");
+    let mut commands: Vec<&str> = Vec::new();
+    let mut whys: Vec<String> = Vec::new();
+    for m in replayed() {
+        let why = format!("{}: {}", parameter(m, "claim"), parameter(m, "why"));
+        if !whys.contains(&why) {
+            whys.push(why);
+        }
+        if !commands.contains(&parameter(m, "command")) {
+            commands.push(parameter(m, "command"));
+        }
+    }
+    let letter = |at: usize| char::from(b'a' + at as u8).to_string();
+    let rows: Vec<Vec<String>> = replayed()
         .filter_map(|m| {
             let summary = Summary::of(&m.samples)?;
-            let of = |name| parameter(m, name).to_owned();
             let (low, high) = (summary.lower_quartile, summary.upper_quartile);
+            let command = parameter(m, "command");
+            let published = parameter(m, "published");
             Some(vec![
-                of("claim"),
+                parameter(m, "claim").to_owned(),
                 m.variant.clone(),
-                of("published"),
+                commands.iter().position(|known| *known == command).map(letter)?,
+                if published.is_empty() { NOTHING } else { published }.to_owned(),
                 figure(&m.unit, summary.median),
                 if low == high {
                     NOTHING.to_owned()
                 } else {
                     format!("{} to {}", figure(&m.unit, low), figure(&m.unit, high))
                 },
-                of("command"),
             ])
         })
         .collect();
-    let mut whys: Vec<String> = Vec::new();
-    for m in results.iter().filter(|m| m.scenario == "replay") {
-        let why = format!("{}: {}", parameter(m, "claim"), parameter(m, "why"));
-        if !whys.contains(&why) {
-            whys.push(why);
-        }
-    }
+    let listed = commands.iter().enumerate();
+    let listed = listed.map(|(at, command)| format!("{}  {command}", letter(at)));
     (!rows.is_empty()).then(|| Table {
         title: "What was published, and what this machine gives".to_owned(),
         common: String::new(),
-        columns: ["claim", "what", "published", "here", "half of rounds", "command"]
+        columns: ["claim", "what", "by", "published", "here", "half of rounds"]
             .map(str::to_owned)
             .into(),
         labels: 3,
         rows,
-        notes: whys,
+        notes: listed.chain(whys).collect(),
     })
 }
 

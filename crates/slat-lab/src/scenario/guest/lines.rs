@@ -32,11 +32,14 @@ pub fn instruction() -> &'static str {
     }
 }
 
-/// CPUID leaf 7, EBX bit 23: flushes that need not wait for each other.
+/// CPUID leaf 7, EBX bit 23: flushes that need not wait for each other. Asked once: CPUID leaves a guest.
 #[cfg(target_arch = "x86_64")]
 fn has_clflushopt() -> bool {
-    let leaves = std::arch::x86_64::__cpuid(0).eax;
-    leaves >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ebx >> 23 & 1 == 1
+    static HAS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *HAS.get_or_init(|| {
+        let leaves = std::arch::x86_64::__cpuid(0).eax;
+        leaves >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ebx >> 23 & 1 == 1
+    })
 }
 
 /// Writes back, and forgets, all lines of `bytes` from `start` on; returns when that is done.
