@@ -306,3 +306,47 @@ fn threads_on_arm_with_hardware_dirty_state_lose_no_write() {
         }
     }
 }
+
+/// Slots come and go beside vCPUs that fault, a scan that ages, and the host that takes pages back.
+#[test]
+fn a_guest_is_torn_down_beside_faults_ageing_and_invalidations() {
+    let machine = FastMachine::new(Ept::default(), 2, 2 * BYTES, 64 << 20).unwrap();
+    let ram = Ram {
+        base: machine.memory_base().0,
+        block: PageSize::SIZE_2M,
+        moved: (0..PAGES).map(|_| AtomicBool::new(false)).collect(),
+        moving: RwLock::new(()),
+    };
+    let config = Config { execute_huge: ExecuteHuge::Split, ..Config::new(2, PageSize::SIZE_2M) };
+    let guest = Guest::new(Ept1G::default(), VMID, 39, &machine, &ram, config).unwrap();
+    let run = Run {
+        machine: &machine,
+        ram: &ram,
+        guest: &guest,
+        stop: AtomicBool::new(false),
+        stamp: AtomicU64::new(1),
+        copy: (0..PAGES).map(|_| AtomicU64::new(0)).collect(),
+        copying: Mutex::new(()),
+    };
+    std::thread::scope(|scope| {
+        let run = &run;
+        let threads = [
+            scope.spawn(move || run.vcpu(0, 1)),
+            scope.spawn(move || run.vcpu(1, 2)),
+            scope.spawn(move || run.disturb(3)),
+        ];
+        let mut room = room();
+        let mut worker = Worker::new(&guest, &mut room).unwrap();
+        for round in 0..40 {
+            assert_eq!(worker.set_slot(spec(round % 2 == 1)), Ok(SlotChange::Inserted));
+            std::thread::sleep(Duration::from_millis(3));
+            worker.teardown();
+            let left: u64 = worker.leaves_by_size().iter().map(|&(_, count)| count).sum();
+            assert_eq!(left, 0, "leaves of a slot that is gone");
+        }
+        run.stop.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    // SAFETY: the CPUs were given back with their threads.
+    unsafe { guest.destroy() };
+}

@@ -92,7 +92,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     }
 
     pub fn use_page(&mut self) {
-        let (cpu, page) = (self.rng.usize(..2), self.page());
+        let (cpu, page) = (self.rng.usize(..self.vcpus.len()), self.page());
         let access = [Access::Read, Access::Write, Access::Write, Access::Execute];
         let access = access[self.rng.usize(..4)];
         for _ in 0..3 {
@@ -164,7 +164,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         let none = DirtyPage { slot: SlotId(9), page: 0 };
         let mut pages = vec![none; 128];
         let mut all = Vec::new();
-        for cpu in 0..2 {
+        for cpu in 0..self.vcpus.len() as u16 {
             let count = self.vcpus[0].worker().harvest_ring(cpu, &mut pages);
             all.extend_from_slice(&pages[..count]);
         }
@@ -269,7 +269,10 @@ where
         execute_huge: execute[rng.usize(..4)],
         ..config()
     };
-    run::<C>(&C::machine(2).random(seed), config, rng, |history| {
+    // Two to four vCPUs.
+    let cpus = 2 + (seed % 3) as usize;
+    let config = Config { vcpus: cpus as u16, ..config };
+    run::<C>(&C::machine(cpus).random(seed), config, rng, |history| {
         for _ in 0..60 {
             history.step();
         }
@@ -291,7 +294,7 @@ pub fn run<C: Case>(
     let backing = [PageSize::SIZE_4K, PageSize::SIZE_2M][usize::from(rng.u8(..4) != 0)];
     ram.populate(HOST, BYTES, backing);
     let guest = guest::<C>(machine, &ram, config);
-    let mut rooms = [room(), room()];
+    let mut rooms: Vec<TableRoom> = (0..machine.cpus()).map(|_| room()).collect();
     let vcpus: Vec<_> = rooms
         .iter_mut()
         .zip(0..)
