@@ -25,7 +25,7 @@ pub(crate) const LOAD: Ordering = Ordering::Acquire;
 pub(crate) const EXCHANGE: Ordering = Ordering::AcqRel;
 
 /// Between a change of one slot and a load of another, where of two threads that do so crosswise
-/// at least one has to see the other's change: what [`LOAD`] and [`EXCHANGE`] say, as a fence for
+/// at least one has to see the other's change: what `LOAD` and `EXCHANGE` say, as a fence for
 /// loom, which knows no other way.
 #[inline(always)]
 pub fn agreed() {
