@@ -135,7 +135,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
                 if access == Access::Write && slot.spec.read_only {
                     return Outcome::Mmio.into();
                 }
-                Fault { guest, guard, cache, slot, gpa, access, id, own_view, counters }.step()
+                Fault { guest, tables, guard, cache, slot, gpa, access, id, own_view, counters }
+                    .step()
             });
             match step {
                 Step::Done(outcome) => return outcome,
@@ -158,6 +159,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
 /// One attempt at a fault, inside the tables.
 struct Fault<'f, 'w, 'p, 'g, 't, F: Format, H: Host, B: Backing> {
     guest: &'w crate::Guest<'p, F, H, B>,
+    tables: &'w slat::Tables<'p, F, H>,
     guard: &'g mut Guard<'t, 'p, F, H>,
     cache: &'g mut slat::TableCache<'w, F, H>,
     slot: &'f Slot,
@@ -285,14 +287,10 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         match self.guest.config.execute_huge {
             ExecuteHuge::Allowed => return self.relax(leaf.size, MAY_EXECUTE),
             ExecuteHuge::Zap if block => {
-                return match self.empty(leaf.size) {
-                    false => Step::Again,
-                    true => match self.map(page) {
-                        Step::Done(Outcome::Mapped(_)) => {
-                            Outcome::Zapped { from: leaf.size }.into()
-                        }
-                        step => step,
-                    },
+                self.empty(leaf.size);
+                return match self.map(page) {
+                    Step::Done(Outcome::Mapped(_)) => Outcome::Zapped { from: leaf.size }.into(),
+                    step => step,
                 };
             }
             ExecuteHuge::Split if block => match self
@@ -377,23 +375,14 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         if let Some(step) = self.split() {
             return step;
         }
-        match self.empty(F::size(0)) {
-            true => self.map(F::size(0)),
-            false => Step::Again,
-        }
+        self.empty(F::size(0));
+        self.map(F::size(0))
     }
 
-    /// Unmaps the leaf of `size`, to completion; whether nobody was in the way.
-    fn empty(&mut self, size: PageSize) -> bool {
-        let mut storage = [const { slat::Place::EMPTY }; 1];
-        let range = self.page(size);
-        let mut removals = self.guard.removals(&mut storage);
-        let result = self.guard.unmap(range, &mut removals);
-        for removed in removals.complete() {
-            self.guest.keep_dirty(self.slot, &removed);
-            self.counters.invalidations.add(1);
-        }
-        result.is_ok()
+    /// Unmaps the leaf of `size`, or what took its place, to completion.
+    fn empty(&mut self, size: PageSize) {
+        let (guest, slot, range) = (self.guest, self.slot, self.page(size));
+        guest.unmap(self.tables, self.guard, range, |removed| guest.keep_dirty(slot, &removed));
     }
 
     /// Maps the page, or as much around it as `largest`, slot and backing allow.

@@ -133,6 +133,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     ///
     /// When this returns the host may take the memory back, or change it. Until the value is dropped
     /// no fault maps any of it. It may be called with locks that [`Backing::page`] takes.
+    ///
+    /// `taken` runs inside the tables: it takes no lock under which somebody changes slots, reads a log
+    /// that hardware keeps, switches caches, or says what the host wrote, which all wait for this.
     pub fn invalidate(&mut self, host: HvaRange, mut taken: impl FnMut(Taken)) -> Invalidation<'w> {
         let guest = self.guest;
         let invalidations = &guest.invalidations;

@@ -118,6 +118,10 @@ impl Log {
 
     /// Says that the pages in `gpa..gpa + bytes` were written.
     pub fn mark<F: Format>(&self, slot: &SlotSpec, gpa: u64, bytes: u64) {
+        debug_assert!(
+            gpa >= slot.gpa.0 && gpa + bytes <= slot.gpa.0 + slot.bytes,
+            "beyond the slot"
+        );
         let first = (gpa - slot.gpa.0) >> F::PAGE_SHIFT;
         let end = (gpa + bytes - slot.gpa.0).div_ceil(1 << F::PAGE_SHIFT);
         let mut page = first;

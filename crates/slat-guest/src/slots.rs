@@ -222,6 +222,13 @@ impl View {
         self.slots.iter().find(|slot| slot.spec.id == id)
     }
 
+    /// Whether the slot is where `spec` has it, and logs into `log`.
+    pub fn logs_into(&self, spec: &SlotSpec, log: &Log) -> bool {
+        let slot = self.named(spec.id).filter(|slot| !slot.going && slot.spec == *spec);
+        let theirs = slot.and_then(|slot| slot.log.as_deref());
+        theirs.is_some_and(|theirs| core::ptr::eq(theirs, log))
+    }
+
     pub fn insert(&mut self, slot: Slot) {
         let at = self.slots.partition_point(|other| other.spec.gpa < slot.spec.gpa);
         self.slots.insert(at, slot);

@@ -154,6 +154,8 @@ pub(crate) struct VcpuCounters {
     kinds: [SpentCell; KINDS],
     /// What its thread did.
     pub totals: Counters,
+    /// Whether there is such a thread.
+    pub taken: core::sync::atomic::AtomicBool,
     /// In cache maintenance and changes of view, outside faults.
     pub caches: SpentCell,
 }

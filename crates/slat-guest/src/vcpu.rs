@@ -4,6 +4,7 @@ use crate::backing::Backing;
 use crate::guest::{Guest, Worker};
 use crate::host::Host;
 use core::fmt;
+use core::sync::atomic::Ordering;
 use slat::{Format, Frame, Hpa, NoSeat};
 
 /// A thread that runs one of the guest's vCPUs, and answers its faults.
@@ -22,6 +23,8 @@ pub struct Vcpu<'w, 'p, F: Format, H: Host, B: Backing> {
 pub enum VcpuError {
     /// All seats among the threads that walk the host's tables are taken.
     NoSeat(NoSeat),
+    /// Another has that number, and was not dropped.
+    Taken,
     /// The guest has no vCPU of that number.
     NoSuchVcpu {
         /// How many it has.
@@ -33,6 +36,9 @@ impl fmt::Display for VcpuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoSeat(error) => error.fmt(f),
+            Self::Taken => {
+                f.write_str("a thread runs the vCPU of that number already; drop it first")
+            }
             Self::NoSuchVcpu { vcpus } => {
                 write!(f, "the guest has vCPUs 0 to {}", vcpus.saturating_sub(1))
             }
@@ -41,6 +47,12 @@ impl fmt::Display for VcpuError {
 }
 
 impl core::error::Error for VcpuError {}
+
+impl<F: Format, H: Host, B: Backing> Drop for Vcpu<'_, '_, F, H, B> {
+    fn drop(&mut self) {
+        self.worker.guest.vcpus[self.id as usize].taken.store(false, Ordering::Release);
+    }
+}
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
     /// The thread that runs vCPU `id`. One thread at a time does.
@@ -57,6 +69,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
         }
         let mut worker = Worker::new(guest, room).map_err(VcpuError::NoSeat)?;
         worker.counters = &guest.vcpus[id as usize].totals;
+        if guest.vcpus[id as usize].taken.swap(true, Ordering::AcqRel) {
+            return Err(VcpuError::Taken);
+        }
         Ok(Self { worker, id, view: guest.caches.view(id), announced: false })
     }
 

@@ -58,6 +58,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
     pub fn reset(&mut self) -> CacheSwitch {
         let guest = self.worker.guest;
         if !guest.caches.has_run(self.id) {
+            // It is about to: what it uses need not fault.
+            guest.caches.runs(self.id);
             return self.unchanged();
         }
         let switch = self.switch(Event::Reset);
@@ -122,6 +124,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
         let guest = self.worker.guest;
         let all = GpaRange::new(Gpa(0), 1 << guest.tables.geometry().address_bits);
         let all = all.expect("a guest has an address");
+        // A fault that maintained a page before the guest did so may not have mapped it yet.
+        guest.wait_for_faults();
         let views = guest.spaces().skip(1);
         views.map(|tables| self.worker.maintain(tables, all, Maintenance::Data)).sum()
     }
@@ -144,11 +148,14 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
             // SAFETY: inside tables of the guest's platform until the slots are used no more. What is
             // unmapped is in the log that a reader finds who waits for this guard.
             let slots = unsafe { guest.slots.view() };
-            guest.remove(&view.tables, guard, all, |removed| {
-                if let Some(slot) = slots.at(removed.gpa) {
+            // Slot by slot: neighbours in two of them would be told as one.
+            for slot in &slots.slots {
+                guest.remove(&view.tables, guard, slot.spec.range(), |removed| {
                     guest.keep_dirty(slot, &removed);
-                }
-            });
+                });
+            }
+            // Nothing is left but tables.
+            guest.remove(&view.tables, guard, all, |_| {});
         });
         view.tables.reclaim();
         view.live.swap(0, Ordering::SeqCst);

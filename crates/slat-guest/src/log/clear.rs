@@ -38,7 +38,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     ///
     /// # Errors
     /// [`LogError`]. Nothing was done but on [`LogError::Contended`], when all pages before the
-    /// address are cleared, and the others dirty as before.
+    /// address are cleared, and the others dirty as before; and on [`LogError::Missing`] of a slot
+    /// that was deleted or moved meanwhile, when pages at the beginning may be cleared.
     pub fn clear_log(
         &mut self,
         id: SlotId,
@@ -85,9 +86,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                     // SAFETY: inside tables of the guest's platform until the view is used no more.
                     // The log stays the slot's until this thread has left.
                     let view = unsafe { guest.slots.view() };
-                    let now = view.named(spec.id).filter(|slot| !slot.going);
-                    let now = now.and_then(|slot| slot.log.as_ref());
-                    if !now.is_some_and(|now| core::ptr::eq(&raw const **now, log)) {
+                    if !view.logs_into(spec, log) {
                         return Err(LogError::Missing { id: spec.id });
                     }
                     if shared {
@@ -115,9 +114,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                         done = done.min(((at.0 - start.0) >> (F::PAGE_SHIFT + 6)) as usize);
                         result = Err(LogError::Contended { at });
                     }
-                    // Its bits are in a log that nobody reads any more.
+                    // It is gone, or somewhere else with the same log.
                     Err(error) => {
-                        result = Err(error);
+                        (result, done) = (Err(error), 0);
                         break;
                     }
                 }

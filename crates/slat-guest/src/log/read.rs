@@ -53,14 +53,19 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// many pages were dirty.
     ///
     /// # Errors
-    /// Those of [`Worker::read_log`]; nothing is lost: what could not be protected is in the log
-    /// still, as well as in `bitmap`.
+    /// Those of [`Worker::read_log`]; nothing is lost: all that was read is in the log still.
     pub fn take_log(&mut self, id: SlotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let (spec, log) = self.logging(id, bitmap.len())?;
         let dirty = self.read(&spec, &log, bitmap)?;
         let words = &bitmap[..log.words().len()];
-        self.clear_words(&spec, &log, 0, words)?;
-        Ok(dirty)
+        match self.clear_words(&spec, &log, 0, words) {
+            Ok(_) => Ok(dirty),
+            Err(error) => {
+                // A page too many is no harm.
+                words.iter().enumerate().for_each(|(word, &bits)| log.add(word, bits));
+                Err(error)
+            }
+        }
     }
 
     /// Moves dirty bits from the leaves into the log, again where somebody held an entry.
@@ -78,9 +83,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             // SAFETY: inside tables of the guest's platform until the view is used no more. The log
             // stays the slot's until this thread has left.
             let view = unsafe { guest.slots.view() };
-            let now = view.named(spec.id).filter(|slot| !slot.going);
-            let now = now.and_then(|slot| slot.log.as_ref());
-            if !now.is_some_and(|now| Arc::ptr_eq(now, log)) {
+            if !view.logs_into(spec, log) {
                 return Err(LogError::Missing { id: spec.id });
             }
             let mut result = Ok(());

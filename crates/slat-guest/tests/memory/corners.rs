@@ -230,3 +230,34 @@ fn memory_in_blocks_smaller_than_a_page_is_refused() {
     let outcome = vcpu.fault(Gpa(BASE), Access::Read);
     assert!(matches!(outcome, Outcome::Refused(Refused::Page(_))), "{outcome:?}");
 }
+
+#[test]
+fn a_view_that_is_emptied_tells_each_slot_what_was_written_in_it() {
+    let config = Config { logging: Logging::Hardware, ..config() };
+    let half = M2 / 2;
+    with_guest!(ArmUncached, config, logged(half), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    ram.populate(HOST, M2, PageSize::SIZE_2M);
+    let behind =
+        SlotSpec { id: SlotId(1), gpa: Gpa(BASE + half), host: Hva(HOST + half), ..logged(half) };
+    vcpu.worker().set_slot(behind).unwrap();
+    for page in [255, 256] {
+        attempt::<ArmUncached>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+    }
+    assert!(vcpu.set_caches(true).root_changed);
+    let mut bits = [0; 4];
+    assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1));
+    assert_eq!(bits, [0, 0, 0, 1 << 63]);
+    assert_eq!(vcpu.worker().read_log(SlotId(1), &mut bits), Ok(1));
+    assert_eq!(bits, [1, 0, 0, 0]);
+}
+
+#[test]
+fn a_vcpu_is_run_by_one_thread_at_a_time() {
+    let machine = Intel::machine(1);
+    let guest = guest::<Intel>(&machine, &Ram::new(), config());
+    let (mut one, mut two) = (room(), room());
+    let first = Vcpu::new(&guest, 0, &mut one).unwrap();
+    assert_eq!(Vcpu::new(&guest, 0, &mut two).err(), Some(VcpuError::Taken));
+    drop(first);
+    assert!(Vcpu::new(&guest, 0, &mut two).is_ok());
+}
