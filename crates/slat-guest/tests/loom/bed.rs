@@ -139,6 +139,12 @@ pub fn vcpu(guest: &'static TheGuest) -> TheVcpu {
     Vcpu::new(guest, 0, Box::leak(Box::new([const { None }; 4]))).unwrap()
 }
 
+/// A guest whose vCPUs begin on views of their own.
+pub fn uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
+    let guest = Guest::new(Tiny::default(), Vmid(1), BITS, world, ram, config()).unwrap();
+    Box::leak(Box::new(guest))
+}
+
 /// A thread's own, handed to it.
 pub struct Sent<T>(pub T);
 // SAFETY: as for `World`.

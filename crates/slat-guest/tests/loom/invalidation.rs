@@ -78,3 +78,23 @@ fn more_invalidations_than_places_forbid_all() {
         assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW), "{found:?}");
     });
 }
+
+#[test]
+fn a_page_that_the_host_takes_is_not_left_in_a_view() {
+    bounded("fault in a view || invalidation", 4, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let guest = uncached(world, ram);
+        let mut setup = worker(guest);
+        setup.set_slot(slot(false)).unwrap();
+        let faults = Sent(vcpu(guest));
+        let thread = spawn(move || {
+            let mut vcpu = faults.get();
+            vcpu.fault(Gpa(0), Access::Write);
+            Sent(vcpu)
+        });
+        take(setup, ram, PAGE);
+        let mut vcpu = thread.join().unwrap().get();
+        let found = vcpu.translate(Gpa(0));
+        assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW), "{found:?}");
+    });
+}
