@@ -181,10 +181,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         how: Ageing,
         wanted: &impl Fn(&View) -> bool,
     ) -> Result<Aged, AgeError> {
-        let guest = self.guest;
-        let found = self.inside(tables, |guard, _| {
-            // SAFETY: inside tables of the guest's platform until `wanted` has returned.
-            if !wanted(unsafe { guest.slots.view() }) {
+        let found = self.with_slots(tables, |view, guard, _| {
+            if !wanted(view) {
                 return Ok(Aged::default());
             }
             guard.age(range, &mut Ages { young, unanswered }, how)

@@ -56,9 +56,8 @@ pub enum Logging {
     Hardware,
 }
 
-/// What an instruction fetch from a huge page does. Pages of one CPU family hang if the size of the
-/// page that they fetch from changes (iTLB multihit, CVE-2018-12207), so Linux maps huge pages
-/// without the right to execute.
+/// What an instruction fetch from a huge page does. Some Intel CPUs hang if the size of a page changes
+/// that they fetch from (CVE-2018-12207), so Linux maps huge pages without the right to execute there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExecuteHuge {
     /// Huge pages are executable.

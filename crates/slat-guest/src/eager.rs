@@ -142,18 +142,12 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let guest = self.guest;
         let host = guest.tables.platform();
         let (mut start, end) = (range.start().0, range.end().0);
-        // A path takes a page for each level below the root.
-        let mut needed = 4;
         while start < end {
-            if let Err(error) = self.top_up(needed) {
-                // What little there is may do.
-                if self.cache.is_empty() || needed == 1 {
-                    return Err(SplitStop::OutOfFrames { at: Gpa(start), error });
-                }
-                needed = 1;
+            // A split that runs dry has used what there was: each round goes on.
+            if let Err(error) = self.top_up(1) {
+                return Err(SplitStop::OutOfFrames { at: Gpa(start), error });
             }
             let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
-            let before = start;
             let result = self.inside(&guest.tables, |guard, cache| {
                 let result = guard.split(rest, to, cache);
                 *split += guard.counts().bytes_changed;
@@ -161,12 +155,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             });
             match result {
                 Ok(_) => return Ok(()),
-                Err(Halted { at, why: SplitError::CacheEmpty }) => {
-                    start = at.0;
-                    if start == before && self.cache.is_empty() {
-                        needed = 1;
-                    }
-                }
+                Err(Halted { at, why: SplitError::CacheEmpty }) => start = at.0,
                 Err(Halted { at, why: SplitError::Contended }) => {
                     start = at.0;
                     host.wait();

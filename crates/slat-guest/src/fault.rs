@@ -118,16 +118,12 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
             return Outcome::RingFull;
         }
         self.announce();
-        let mut dry = 0;
         for _ in 0..ATTEMPTS {
             // What little is at hand will do, if the platform has no more.
             let _ = self.worker.top_up(PATH);
             let (id, tables) = (self.id, guest.space(self.view));
             let (own_view, counters) = (self.view.is_some(), self.worker.counters);
-            let step = self.worker.inside(tables, |guard, cache| {
-                // SAFETY: inside tables of the guest's platform until the view is used no more; the
-                // fault does not refresh.
-                let view = unsafe { guest.slots.view() };
+            let step = self.worker.with_slots(tables, |view, guard, cache| {
                 let Some(slot) = view.at(gpa) else { return Outcome::Mmio.into() };
                 if slot.going {
                     return Outcome::Retry(Retry::SlotGoing).into();
@@ -141,15 +137,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
             match step {
                 Step::Done(outcome) => return outcome,
                 Step::Again => {}
-                Step::Dry => {
-                    let had = self.worker.cache.len();
-                    let _ = self.worker.top_up(PATH);
-                    // With no more than before, what is left may still do for the rest of the path.
-                    dry += u32::from(self.worker.cache.len() <= had);
-                    if dry == 2 || self.worker.cache.is_empty() {
-                        return Outcome::Refused(Refused::OutOfFrames);
-                    }
-                }
+                // Nothing is at hand, and what there was went into the path.
+                Step::Dry if self.worker.top_up(1).is_ok() => {}
+                Step::Dry => return Outcome::Refused(Refused::OutOfFrames),
             }
         }
         Outcome::Retry(Retry::Contended)

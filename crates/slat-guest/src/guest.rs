@@ -4,7 +4,6 @@ use crate::backing::Backing;
 use crate::config::{Config, Logging};
 use crate::host::Host;
 use crate::invalidate::Invalidations;
-use crate::recovery::Periods;
 use crate::ring::Ring;
 use crate::slots::{Slots, View};
 use crate::stats::{Counters, Stats, VcpuCounters, vcpu_counters};
@@ -35,7 +34,8 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) invalidations: Invalidations,
     pub(crate) rings: Box<[Ring]>,
     pub(crate) resetting: Lock<()>,
-    pub(crate) periods: Lock<Periods>,
+    /// Held while huge pages are recovered.
+    pub(crate) recovering: Lock<()>,
     pub(crate) caches: crate::caches::CacheState,
     pub(crate) vcpus: Box<[VcpuCounters]>,
     pub(crate) counters: Counters,
@@ -137,7 +137,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             invalidations: Invalidations::new(),
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Lock::new(()),
-            periods: Lock::new(Periods::default()),
+            recovering: Lock::new(()),
             caches: crate::caches::CacheState::new(&config, format.forces_caches()),
             vcpus: vcpu_counters(config.vcpus),
             counters: Counters::default(),
@@ -276,13 +276,21 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         result
     }
 
+    /// Inside `tables`, with the slots as they are: changes of slots wait until `work` has returned.
+    pub(crate) fn with_slots<R>(
+        &mut self,
+        tables: &'w Tables<'p, F, H>,
+        work: impl FnOnce(&View, &mut Guard<'_, 'p, F, H>, &mut TableCache<'w, F, H>) -> R,
+    ) -> R {
+        let guest = self.guest;
+        // SAFETY: inside tables of the guest's platform until `work`, which cannot keep the view, has
+        // returned; nobody in this crate refreshes a guard.
+        self.inside(tables, |guard, cache| work(unsafe { guest.slots.view() }, guard, cache))
+    }
+
     /// What `look` finds among the slots of now.
     pub(crate) fn look<R>(&mut self, look: impl FnOnce(&View) -> R) -> R {
-        let guest = self.guest;
-        let _inside =
-            guest.tables.enter(&mut self.member).expect("the worker joined this platform");
-        // SAFETY: inside the guest's tables until `look` has returned.
-        look(unsafe { guest.slots.view() })
+        self.with_slots(&self.guest.tables, |view, _, _| look(view))
     }
 
     /// What `gpa` translates to in the tables that vCPUs share; `None` if nothing is mapped there.

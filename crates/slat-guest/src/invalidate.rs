@@ -146,10 +146,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let end = host.end().0.checked_next_multiple_of(page).unwrap_or(!(page - 1));
         let pages = HvaRange { start: Hva(start), bytes: end.saturating_sub(start) };
         for tables in guest.spaces() {
-            let bytes = self.inside(tables, |guard, _| {
-                // SAFETY: inside tables of the guest's platform until the view is used no more.
-                // What is unmapped is in the log that a reader finds who waits for this guard.
-                let view = unsafe { guest.slots.view() };
+            // What is unmapped is in the log that a reader finds who waits for this guard.
+            let bytes = self.with_slots(tables, |view, guard, _| {
                 let mut bytes = 0;
                 for slot in &view.slots {
                     let Some(range) = slot.spec.guest_of(&pages) else { continue };

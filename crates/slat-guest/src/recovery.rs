@@ -54,17 +54,6 @@ impl Splits {
         }
         self.period.fetch_add(1, Ordering::AcqRel);
     }
-
-    /// Keeps a table for a later turn.
-    fn put_back<F: Format>(&self, slot: &SlotSpec, gpa: u64) {
-        self.add::<F>(slot, gpa);
-    }
-}
-
-/// Recovery takes turns.
-#[derive(Debug, Default)]
-pub(crate) struct Periods {
-    turns: u64,
 }
 
 /// What a turn of recovery did.
@@ -83,8 +72,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, '_, F, H, B> {
     /// Called once a period, whose length is the caller's to choose (Linux: an hour for all of them).
     pub fn recover_huge_pages(&mut self) -> Recovered {
         let guest = self.guest;
-        let mut turn = guest.periods.lock();
-        turn.turns += 1;
+        let _turn = guest.recovering.lock();
         let mut recovered = Recovered::default();
         let slots = self.look(|view| {
             let kept = view.slots.iter().filter(|slot| !slot.going);
@@ -96,14 +84,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, '_, F, H, B> {
             splits.turn::<F>(&spec, |gpa| tables.push(gpa));
             for gpa in tables {
                 if logs {
-                    splits.put_back::<F>(&spec, gpa);
+                    splits.add::<F>(&spec, gpa);
                     recovered.left += 1;
                     continue;
                 }
                 match self.recover(&spec, &splits, gpa) {
                     // Somebody held an entry, or its pages differ: it may fit another time.
                     0 => {
-                        splits.put_back::<F>(&spec, gpa);
+                        splits.add::<F>(&spec, gpa);
                         recovered.left += 1;
                     }
                     bytes => recovered.bytes += bytes,

@@ -144,10 +144,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
         let all = GpaRange::new(Gpa(0), 1 << view.tables.geometry().address_bits);
         let all = all.expect("a guest has an address");
         let bytes = self.worker.maintain(&view.tables, all, Maintenance::Data);
-        self.worker.inside(&view.tables, |guard, _| {
-            // SAFETY: inside tables of the guest's platform until the slots are used no more. What is
-            // unmapped is in the log that a reader finds who waits for this guard.
-            let slots = unsafe { guest.slots.view() };
+        // What is unmapped is in the log that a reader finds who waits for this guard.
+        self.worker.with_slots(&view.tables, |slots, guard, _| {
             // Slot by slot: neighbours in two of them would be told as one.
             for slot in &slots.slots {
                 guest.remove(&view.tables, guard, slot.spec.range(), |removed| {

@@ -233,10 +233,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let guest = self.guest;
         // A huge page that may be executed does not come to be by the back door.
         let huge = guest.config.execute_huge == ExecuteHuge::Allowed;
-        let bytes = self.inside(&guest.tables, |guard, _| {
-            // SAFETY: inside the guest's tables until `wanted` has returned; what it says holds until
-            // this thread has left, as changes of slots wait for it.
-            if !wanted(unsafe { guest.slots.view() }) {
+        let bytes = self.with_slots(&guest.tables, |view, guard, _| {
+            if !wanted(view) {
                 return 0;
             }
             // Where somebody holds an entry, the table stays as it is.

@@ -82,10 +82,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             let mut done = taken.len();
             for tables in guest.spaces() {
                 let shared = core::ptr::eq(tables, &guest.tables);
-                let one = self.inside(tables, |guard, cache| {
-                    // SAFETY: inside tables of the guest's platform until the view is used no more.
-                    // The log stays the slot's until this thread has left.
-                    let view = unsafe { guest.slots.view() };
+                let one = self.with_slots(tables, |view, guard, cache| {
                     if !view.logs_into(spec, log) {
                         return Err(LogError::Missing { id: spec.id });
                     }

@@ -76,13 +76,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         log: &Arc<Log>,
         bitmap: &mut [u64],
     ) -> Result<(), LogError> {
-        let guest = self.guest;
         let range = spec.range();
         bitmap.fill(0);
-        self.inside(tables, |guard, _| {
-            // SAFETY: inside tables of the guest's platform until the view is used no more. The log
-            // stays the slot's until this thread has left.
-            let view = unsafe { guest.slots.view() };
+        self.with_slots(tables, |view, guard, _| {
             if !view.logs_into(spec, log) {
                 return Err(LogError::Missing { id: spec.id });
             }

@@ -3,7 +3,7 @@
 use crate::bed::*;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, PageSize};
-use slat_guest::{Config, Hva, HvaRange};
+use slat_guest::{Config, Hva, HvaRange, Vcpu};
 
 /// The host takes `bytes` from `HOST` on, moves all of its memory, and finishes.
 fn take(mut worker: TheWorker, ram: &'static Ram, bytes: u64) {
@@ -53,6 +53,32 @@ fn nor_is_a_block_of_which_the_host_takes_a_page() {
         fault_and_host(BLOCK, PAGE, false);
     });
     bounded("fault of a block || invalidation of all", 5, || fault_and_host(BLOCK, BLOCK, false));
+}
+
+#[test]
+fn nor_by_either_of_two_faults_that_share_a_reservation() {
+    bounded("fault || fault of the same page || invalidation", 2, || {
+        let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+        let page = PageSize::from_bytes(PAGE).unwrap();
+        let guest = guest(world, ram, Config { largest: page, vcpus: 2, ..config() });
+        let mut setup = worker(guest);
+        setup.set_slot(slot(false)).unwrap();
+        let threads = [0, 1].map(|id| {
+            let room = Box::leak(Box::new([const { None }; 4]));
+            let faults = Sent(Vcpu::new(guest, id, room).unwrap());
+            spawn(move || {
+                let mut vcpu = faults.get();
+                vcpu.fault(Gpa(0), Access::Write);
+                Sent(vcpu)
+            })
+        });
+        take(setup, ram, PAGE);
+        for thread in threads {
+            let mut vcpu = thread.join().unwrap().get();
+            let found = at(vcpu.worker(), 0);
+            assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW), "{found:?}");
+        }
+    });
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Writes, against a log that is read, cleared, switched on, or harvested from a ring.
 
 use crate::bed::*;
-use loom::thread::spawn;
+use loom::thread::{JoinHandle, spawn};
 use slat::{Access, BreakBeforeMake, Gpa};
 use slat_guest::*;
 
@@ -23,6 +23,22 @@ impl Copy {
     }
 }
 
+/// A thread that writes these values to these addresses, one after the other.
+fn writes<const N: usize>(
+    writer: TheVcpu,
+    ram: &'static Ram,
+    values: [(u64, u64); N],
+) -> JoinHandle<Sent<TheVcpu>> {
+    let writer = Sent(writer);
+    spawn(move || {
+        let mut vcpu = writer.get();
+        for (gpa, value) in values {
+            write(&mut vcpu, ram, gpa, value);
+        }
+        Sent(vcpu)
+    })
+}
+
 /// One round: reads, clears, copies what was cleared.
 fn round(worker: &mut TheWorker, ram: &Ram, copy: &mut Copy) {
     let mut bits = [0];
@@ -42,13 +58,7 @@ fn rounds(config: Config, block: u64, mapped: bool, bbm: BreakBeforeMake) {
     }
     worker.set_slot(slot(true)).unwrap();
     let mut copy = Copy { pages: *ram.content.lock().unwrap() };
-    let writer = Sent(writer);
-    let thread = spawn(move || {
-        let mut vcpu = writer.get();
-        write(&mut vcpu, ram, 0, 1);
-        write(&mut vcpu, ram, PAGE, 2);
-        Sent(vcpu)
-    });
+    let thread = writes(writer, ram, [(0, 1), (PAGE, 2)]);
     round(&mut worker, ram, &mut copy);
     drop(thread.join().unwrap());
     round(&mut worker, ram, &mut copy);
@@ -78,13 +88,7 @@ fn logging_that_begins_beside_faults_loses_no_write() {
         let guest = guest(world, ram, config());
         let mut worker = worker(guest);
         worker.set_slot(slot(false)).unwrap();
-        let writer = Sent(vcpu(guest));
-        let thread = spawn(move || {
-            let mut vcpu = writer.get();
-            write(&mut vcpu, ram, 0, 1);
-            write(&mut vcpu, ram, 0, 2);
-            Sent(vcpu)
-        });
+        let thread = writes(vcpu(guest), ram, [(0, 1), (0, 2)]);
         worker.set_slot(slot(true)).unwrap();
         let mut copy = Copy { pages: [0; 4] };
         copy.take(ram, ALL);
@@ -105,13 +109,7 @@ fn a_ring_beside_splits_loses_no_write() {
         write(&mut writer, ram, 0, 7);
         worker.set_slot(slot(true)).unwrap();
         let mut copy = Copy { pages: *ram.content.lock().unwrap() };
-        let writer = Sent(writer);
-        let thread = spawn(move || {
-            let mut vcpu = writer.get();
-            write(&mut vcpu, ram, 0, 1);
-            write(&mut vcpu, ram, PAGE, 2);
-            Sent(vcpu)
-        });
+        let thread = writes(writer, ram, [(0, 1), (PAGE, 2)]);
         let mut reset = |worker: &mut TheWorker| {
             let none = DirtyPage { slot: SlotId(9), page: 0 };
             let mut pages = [none; 4];
@@ -178,12 +176,7 @@ fn two_clears_and_a_fault_lose_no_write() {
         let mut bits = [0];
         first.read_log(SlotId(0), &mut bits).unwrap();
         assert_eq!(bits, [1]);
-        let writer = Sent(writer);
-        let writes = spawn(move || {
-            let mut vcpu = writer.get();
-            write(&mut vcpu, ram, 0, 2);
-            Sent(vcpu)
-        });
+        let writes = writes(writer, ram, [(0, 2)]);
         let second = Sent(worker(guest));
         let clears = spawn(move || {
             let mut second = second.get();

@@ -1,12 +1,13 @@
 //! Reserve and commit: a fault that asks the host for a page in between.
 //!
 //! # Protocol
-//! A fault reserves the slot by a token of its own, asks its backing for the page, and maps it by a
-//! compare-and-swap from that very token. [`Guard::unmap`] empties leaves and reservations alike. So
+//! A fault reserves the slot by a token, or finds it reserved, asks its backing for the page, and maps
+//! it by a compare-and-swap from that very token. [`Guard::unmap`] empties leaves and reservations alike. So
 //! a page that the host took away after the fault had asked for it is not mapped: either the
 //! unmap found the reservation, and the commit fails, or it found the leaf. A host that takes memory
 //! away stops handing it out first, then unmaps. A reservation keeps nobody out: whoever maps
-//! there replaces it, and the commit fails as well. One that is given up stays, as empty as before.
+//! there replaces it, and the commit fails as well; of two faults that share one the first to
+//! commit has it. One that is given up stays, as empty as before.
 //!
 //! Tokens are counted per guest and do not come back within 2^48 faults and unmaps.
 
