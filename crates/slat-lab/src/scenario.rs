@@ -10,6 +10,7 @@
 //!   `Ok` with what is complete enough to be read; the caller knows from
 //!   [`Session::interrupted`](crate::session::Session::interrupted) that it is a part.
 
+pub(crate) mod contest;
 pub mod dirty_log;
 pub mod engine;
 pub mod guest;

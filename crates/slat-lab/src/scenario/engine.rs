@@ -8,7 +8,6 @@
 
 mod bed;
 mod beside;
-pub(in crate::scenario) mod contest;
 pub(in crate::scenario) mod crew;
 mod faults;
 mod inactive;
@@ -25,10 +24,11 @@ use crate::arena::Arena;
 use crate::cli::{EngineArgs, Part};
 use crate::failure::bad_input;
 use crate::record::Measurement;
+use crate::scenario::contest::Contest;
 use crate::session::Session;
 use crate::size::Size;
-use contest::Contest;
 use crew::{Pin, cpus};
+use serde_json::json;
 use slat::BreakBeforeMake;
 
 /// What memory must be a multiple of, for the largest blocks.
@@ -69,7 +69,7 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     session.start("engine", contests.iter().map(|c| u64::from(rounds(c)) + 1).sum());
     let mut results = Vec::new();
     for mut contest in contests {
-        session.say(&contest.title());
+        session.say(contest.title());
         let rounds = rounds(&contest);
         match contest.hold(&mut arena, session, rounds)? {
             Some(measured) => results.extend(measured),
@@ -78,6 +78,13 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     }
     session.finish();
     Ok(results)
+}
+
+/// A contest of a part; `of` tells those of one part and size apart.
+fn pose<'a>(part: Part, memory: u64, of: &'static str) -> Contest<'a> {
+    let params = [("part", json!(part.to_string())), ("memory", json!(memory)), ("of", json!(of))];
+    let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
+    Contest::new("engine", format!("{part}, {}, {of}", Size(memory)), params)
 }
 
 /// The memory sizes that are measured.

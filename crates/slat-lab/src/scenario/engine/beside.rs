@@ -5,12 +5,12 @@
 //! and young again by the engine, or only reads their slots.
 
 use super::bed::{Bed, steps};
-use super::contest::{Contest, ENGINE, MACHINE, Sample};
 use super::crew::{Gate, together};
 use super::faults::{map_each, tables_of};
 use crate::arena::Arena;
 use crate::cli::Part;
 use crate::fill::Stores;
+use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample};
 use crate::scenario::limit;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
@@ -47,7 +47,7 @@ enum Beside {
 pub fn contest(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
     let entrant =
         |beside| move |arena: &mut Arena, check: bool| sample(memory, cpus, beside, arena, check);
-    Ok(Contest::new(Part::Beside, memory, "p99 of 64 faults")
+    Ok(super::pose(Part::Beside, memory, "p99 of 64 faults")
         .enter("alone", ENGINE, entrant(Beside::Nobody))
         .enter("beside-reading", ENGINE, entrant(Beside::Reads))
         .enter("beside-ageing", ENGINE, entrant(Beside::Ages))

@@ -1,6 +1,6 @@
 //! Threads that are pinned, begin together, and say how long they were at work.
 
-use super::contest::Watch;
+use crate::scenario::contest::Watch;
 use anyhow::Context;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

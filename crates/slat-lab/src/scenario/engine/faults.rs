@@ -1,11 +1,11 @@
 //! Faults that map one page each, table pages at hand; by one thread and by two.
 
 use super::bed::{Bed, counted, storage};
-use super::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
 use super::crew::{Gate, together};
 use crate::arena::Arena;
 use crate::cli::Part;
 use crate::fill::Stores;
+use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
 use crate::scenario::limit;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
@@ -44,7 +44,7 @@ pub fn map_each<'p>(
 /// One thread maps all pages in ascending order.
 pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
     let bed = Bed::new(Arm64K4::default(), memory);
-    Ok(Contest::new(Part::Map, memory, "4k, one by one")
+    Ok(super::pose(Part::Map, memory, "4k, one by one")
         .enter("map", ENGINE, move |arena, check| {
             arena.reset();
             arena.set_break_before_make(BreakBeforeMake::Always);
@@ -79,7 +79,7 @@ pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
     let cas = move |threads: usize| {
         move |arena: &mut Arena, _: bool| exchange_by(&bed, &cpus[..threads], arena)
     };
-    Ok(Contest::new(Part::MapThreads, memory, "4k, one by one")
+    Ok(super::pose(Part::MapThreads, memory, "4k, one by one")
         .enter("map-1", ENGINE, map(1))
         .enter("map-2", ENGINE, map(2))
         .enter("cas-1", MACHINE, cas(1))

@@ -1,10 +1,10 @@
 //! Tables that no CPU has: mapped and protected by plain stores, beside plain loops.
 
 use super::bed::{Bed, CHUNK, chunk_storage, steps};
-use super::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
 use crate::arena::Arena;
 use crate::cli::Part;
 use crate::fill::Stores;
+use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
 use crate::scenario::limit;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     let bed = Bed::new(Arm64K4::default(), memory);
     let bytes = (memory >> 9) as usize;
-    let protect = Contest::new(Part::Inactive, memory, "write-protect")
+    let protect = super::pose(Part::Inactive, memory, "write-protect")
         .enter("protect", ENGINE, move |arena, check| protect(&bed, arena, check))
         .enter("modify", MACHINE, move |arena, _| modify(&bed, arena))
         .ask("inactive: write-protect", &["protect"], &["modify"], 1.5);
-    let map = Contest::new(Part::Inactive, memory, "map")
+    let map = super::pose(Part::Inactive, memory, "map")
         .enter("map", ENGINE, move |arena, check| map(&bed, bytes, arena, check))
         .enter("fill-plain", MACHINE, move |arena, _| {
             arena.reset();

@@ -1,10 +1,10 @@
 //! Write-protecting and ageing leaf by leaf, beside one atomic exchange or one load a slot.
 
 use super::bed::{Bed, counted};
-use super::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
 use crate::arena::Arena;
 use crate::cli::Part;
 use crate::fill::Stores;
+use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
 use crate::scenario::limit;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
@@ -75,7 +75,7 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
         if again { ("read", limit::read) } else { ("cas", limit::exchange) };
     let mut bits = Bits::of(&bed);
     let mut more = Bits::of(&bed);
-    Contest::new(part, memory, of)
+    super::pose(part, memory, of)
         .enter(name, ENGINE, move |arena, check| {
             ready(arena);
             let arena = &*arena;

@@ -1,11 +1,11 @@
 //! Translating random addresses, beside another crate's tables of as many levels.
 
 use super::bed::Bed;
-use super::contest::{Contest, ENGINE, Sample, Watch};
 use super::scatter::Numbers;
 use crate::arena::Arena;
 use crate::cli::Part;
 use crate::fill::Stores;
+use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
 use crate::session::Session;
 use anyhow::ensure;
 use slat::format::ept::Ept1G;
@@ -25,7 +25,7 @@ pub fn contest<'a>(memory: u64, session: &mut Session) -> anyhow::Result<Contest
         let addresses = addresses.clone();
         move |arena: &mut Arena, _: bool| translate(&bed, &addresses, kept, arena)
     };
-    let contest = Contest::new(Part::Translate, memory, "random")
+    let contest = super::pose(Part::Translate, memory, "random")
         .enter("translate", ENGINE, entrant(true))
         .enter("translate-entering", ENGINE, entrant(false));
     Ok(beside_a_peer(contest, bed, addresses, session))

@@ -1,7 +1,7 @@
 //! Another crate's x86-64 tables: `page_table_multiarch`, on the same memory.
 
-use super::contest::Watch;
 use crate::arena::Arena;
+use crate::scenario::contest::Watch;
 use anyhow::{anyhow, ensure};
 use page_table_multiarch::{MappingFlags, PageSize, PageTable64, PagingHandler, PagingMetaData};
 use slat::GpaRange;

@@ -2,12 +2,12 @@
 //! write and the faults that follow; each beside the same work leaf by leaf.
 
 use super::bed::{Bed, counted};
-use super::contest::{Contest, ENGINE, Sample, Watch};
 use super::scatter::{clustered, scattered};
 use super::touch::touch;
 use crate::arena::Arena;
 use crate::cli::Part;
 use crate::fill::Stores;
+use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
 use anyhow::ensure;
 use slat::format::ept::Ept1G;
 use slat::{
@@ -29,7 +29,7 @@ pub fn age<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
                 age_once(&bed, &touched, skip, ages, arena, check)
             }
         };
-        Contest::new(Part::AgeTables, memory, of)
+        super::pose(Part::AgeTables, memory, of)
             .enter("exact", ENGINE, entrant(Skip::Exact))
             .enter("leaves", ENGINE, entrant(Skip::Nothing))
             .ask(format!("EPT, age by tables, {of}"), &["exact"], &["leaves"], at_most)
@@ -117,7 +117,7 @@ pub fn protect<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
                 round(&bed, &written, subtrees, least, arena, check)
             }
         };
-        Contest::new(Part::ProtectTables, memory, of)
+        super::pose(Part::ProtectTables, memory, of)
             .enter("subtrees", ENGINE, entrant(true, false))
             .enter("leaves", ENGINE, entrant(false, false))
             .enter("subtrees-worst-fault", ENGINE, entrant(true, true))

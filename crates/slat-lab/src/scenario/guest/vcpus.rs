@@ -4,7 +4,7 @@ use super::bed::{Bed, TheGuest, room};
 use super::runner::{Locks, Runner};
 use super::times::Times;
 use super::turns::Counts;
-use crate::scenario::engine::contest::Watch;
+use crate::scenario::contest::Watch;
 use slat::Format;
 use slat_guest::{FaultKind, Stats};
 use slat_sim::arch::Arch;

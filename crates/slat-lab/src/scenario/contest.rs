@@ -1,10 +1,8 @@
 //! A contest: entrants that take turns, and the ratios that were asked for.
 
 use crate::arena::Arena;
-use crate::cli::Part;
 use crate::record::Measurement;
 use crate::session::Session;
-use crate::size::Size;
 use anyhow::Context;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
@@ -56,7 +54,7 @@ pub const ENGINE: &str = "engine";
 pub const MACHINE: &str = "machine";
 
 struct Entrant<'a> {
-    variant: &'static str,
+    variant: String,
     target: &'static str,
     turn: Turn<'a>,
 }
@@ -64,18 +62,25 @@ struct Entrant<'a> {
 /// A threshold: a product of variants by another, or a variant's time for each piece of work.
 struct Asked {
     what: String,
-    of: &'static [&'static str],
-    by: &'static [&'static str],
+    of: Vec<String>,
+    by: Vec<String>,
     at_most: Option<f64>,
     unit: &'static str,
     scale: f64,
 }
 
+impl Asked {
+    fn ratio(what: String, of: &[&str], by: &[&str], at_most: Option<f64>) -> Self {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Self { what, of: names(of), by: names(by), at_most, unit: "x", scale: 1.0 }
+    }
+}
+
 /// Entrants, and what is asked of them.
 pub struct Contest<'a> {
-    part: Part,
-    memory: u64,
-    of: &'static str,
+    scenario: &'static str,
+    title: String,
+    params: Map<String, Value>,
     most_rounds: u32,
     least_rounds: u32,
     entrants: Vec<Entrant<'a>>,
@@ -83,46 +88,34 @@ pub struct Contest<'a> {
 }
 
 impl<'a> Contest<'a> {
-    /// Nobody yet; `of` tells contests of one part and size apart.
-    pub fn new(part: Part, memory: u64, of: &'static str) -> Self {
+    /// Nobody yet. `params` are what all its results have in common, and tell them from those of
+    /// the scenario's other contests; `title` is for the person waiting.
+    pub fn new(scenario: &'static str, title: String, params: Map<String, Value>) -> Self {
         let (entrants, asked) = (Vec::new(), Vec::new());
         let (least_rounds, most_rounds) = (0, u32::MAX);
-        Self { part, memory, of, most_rounds, least_rounds, entrants, asked }
+        Self { scenario, title, params, most_rounds, least_rounds, entrants, asked }
     }
 
     /// One more entrant.
     pub fn enter(
         mut self,
-        variant: &'static str,
+        variant: impl Into<String>,
         target: &'static str,
         turn: impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + 'a,
     ) -> Self {
-        self.entrants.push(Entrant { variant, target, turn: Box::new(turn) });
+        self.entrants.push(Entrant { variant: variant.into(), target, turn: Box::new(turn) });
         self
     }
 
     /// At most `at_most` times as long: the product of the variants `of` by that of `by`.
-    pub fn ask(
-        mut self,
-        what: impl Into<String>,
-        of: &'static [&'static str],
-        by: &'static [&'static str],
-        at_most: f64,
-    ) -> Self {
-        let at_most = Some(at_most);
-        self.asked.push(Asked { what: what.into(), of, by, at_most, unit: "x", scale: 1.0 });
+    pub fn ask(mut self, what: impl Into<String>, of: &[&str], by: &[&str], at_most: f64) -> Self {
+        self.asked.push(Asked::ratio(what.into(), of, by, Some(at_most)));
         self
     }
 
     /// A ratio that nothing is asked of, to be seen beside the others.
-    pub fn show(
-        mut self,
-        what: impl Into<String>,
-        of: &'static [&'static str],
-        by: &'static [&'static str],
-    ) -> Self {
-        let at_most = None;
-        self.asked.push(Asked { what: what.into(), of, by, at_most, unit: "x", scale: 1.0 });
+    pub fn show(mut self, what: impl Into<String>, of: &[&str], by: &[&str]) -> Self {
+        self.asked.push(Asked::ratio(what.into(), of, by, None));
         self
     }
 
@@ -130,12 +123,13 @@ impl<'a> Contest<'a> {
     pub fn ask_each(
         mut self,
         what: impl Into<String>,
-        of: &'static [&'static str],
+        of: &[&str],
         pieces: u64,
         at_most: f64,
     ) -> Self {
-        let (scale, at_most) = (1e9 / pieces as f64, Some(at_most));
-        self.asked.push(Asked { what: what.into(), of, by: &[], at_most, unit: "ns", scale });
+        let scale = 1e9 / pieces as f64;
+        let ratio = Asked::ratio(what.into(), of, &[], Some(at_most));
+        self.asked.push(Asked { unit: "ns", scale, ..ratio });
         self
     }
 
@@ -157,8 +151,8 @@ impl<'a> Contest<'a> {
     }
 
     /// What is being measured, for the person waiting.
-    pub fn title(&self) -> String {
-        format!("{}, {}, {}", self.part, Size(self.memory), self.of)
+    pub fn title(&self) -> &str {
+        &self.title
     }
 
     /// Takes turns; `None` if Ctrl-C was pressed. One round warms up.
@@ -182,8 +176,9 @@ impl<'a> Contest<'a> {
                     return Ok(None);
                 }
                 let entrant = &mut self.entrants[place];
-                let (sample, variant) = ((entrant.turn)(arena, round == 0), entrant.variant);
-                let sample = sample.with_context(|| format!("{}, {variant}", self.title()))?;
+                let sample = (entrant.turn)(arena, round == 0);
+                let sample =
+                    sample.with_context(|| format!("{}, {}", self.title, entrant.variant))?;
                 if round > 0 {
                     samples[place].push(sample);
                 }
@@ -196,21 +191,12 @@ impl<'a> Contest<'a> {
         Ok(Some(results))
     }
 
-    fn params(&self) -> Map<String, Value> {
-        let params = [
-            ("part", json!(self.part.to_string())),
-            ("memory", json!(self.memory)),
-            ("of", json!(self.of)),
-        ];
-        params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
-    }
-
     fn raw(&self, entrant: &Entrant, samples: &[Sample]) -> Measurement {
         Measurement {
-            scenario: "engine".to_owned(),
+            scenario: self.scenario.to_owned(),
             target: entrant.target.to_owned(),
-            variant: entrant.variant.to_owned(),
-            params: self.params(),
+            variant: entrant.variant.clone(),
+            params: self.params.clone(),
             unit: "s".to_owned(),
             samples: samples.iter().map(|sample| sample.seconds).collect(),
             counts: counts(samples),
@@ -223,17 +209,17 @@ impl<'a> Contest<'a> {
             let place = self.entrants.iter().position(|entrant| entrant.variant == variant);
             samples[place.expect("a contest asks for its own variants")][round].seconds
         };
-        let product = |variants: &[&str], round| -> f64 {
+        let product = |variants: &[String], round| -> f64 {
             variants.iter().map(|variant| of(variant, round)).product()
         };
         let rounds = samples.first().map_or(0, Vec::len);
-        let ratio = |round| product(asked.of, round) / product(asked.by, round) * asked.scale;
-        let mut params = self.params();
+        let ratio = |round| product(&asked.of, round) / product(&asked.by, round) * asked.scale;
+        let mut params = self.params.clone();
         params.insert("asked".to_owned(), json!(asked.at_most));
         params.insert("against".to_owned(), json!(asked.by.join(" * ")));
         params.insert("variants".to_owned(), json!(asked.of.join(" * ")));
         Measurement {
-            scenario: "engine-asked".to_owned(),
+            scenario: format!("{}-asked", self.scenario),
             target: ENGINE.to_owned(),
             variant: asked.what.clone(),
             params,
@@ -271,7 +257,7 @@ mod tests {
     fn a_ratio_is_taken_within_each_round() {
         let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Never).unwrap();
         let mut time = 0.0;
-        let mut contest = Contest::new(Part::Map, 1 << 30, "test")
+        let mut contest = Contest::new("test", "a test".to_owned(), Map::new())
             .enter("one", ENGINE, |_, _| {
                 time += 1.0;
                 Ok(Sample { seconds: 3.0, counts: vec![("pages", 7), ("rounds", time as u64)] })
@@ -295,8 +281,9 @@ mod tests {
     #[test]
     fn a_contest_that_is_stopped_gives_nothing() {
         let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Never).unwrap();
-        let mut contest = Contest::new(Part::Map, 1 << 30, "test")
-            .enter("one", ENGINE, |_, _| Ok(Sample::time(1.0)));
+        let mut contest =
+            Contest::new("test", "a test".to_owned(), Map::new())
+                .enter("one", ENGINE, |_, _| Ok(Sample::time(1.0)));
         let session = Session::quiet();
         session.stop();
         assert!(contest.hold(&mut arena, &session, 3).unwrap().is_none());
