@@ -1,0 +1,382 @@
+/*
+ * One guest's tables, kept by the tree's code, at the other end of a pipe.
+ *
+ * A line in, a line out. Numbers are decimal or 0x...; addresses and sizes are bytes.
+ *
+ *   arena BYTES                     memory for tables; first of all
+ *   reset                           empty tables
+ *   build START SIZE PHYS LEAF PROT maps by leaves of LEAF bytes, untimed; PROT: 1 execute, 2 write, 4 read
+ *   warm | cool                     the tables into the caches, or out of them
+ *   map START SIZE PHYS LEAF PROT   a fault for each leaf; table pages are at hand
+ *   unmap START SIZE
+ *   split START SIZE CHUNK          as logging is enabled; topping the cache up is included
+ *   protect START SIZE
+ *   clear START SIZE MASK CHUNK     64 pages at a time, those of MASK; split by CHUNK unless 0
+ *   age START SIZE EACH             test and clear, in one walk or page by page
+ *   relax START SIZE PROT           a permission fault on each page
+ *   young START SIZE                an access fault on each page
+ *   lookup COUNT                    then COUNT addresses of 8 bytes
+ *   flush START SIZE
+ *   leaves START SIZE               prints runs, then a line that ends them
+ *
+ * Answers: "ok SECONDS name=value...", "refused ERRNO" of the tree's own error, "broken WHERE" where
+ * it warned, "error TEXT" for a line that cannot be right.
+ */
+#define _GNU_SOURCE
+#include "callers.h"
+#include "machine.h"
+#include <stdio.h>
+#include <time.h>
+
+#ifndef SLAT_FAULT_FLAGS
+#define SLAT_FAULT_FLAGS KVM_PGTABLE_WALK_SHARED
+#endif
+
+static struct kvm kvm;
+static struct kvm_pgtable tables;
+static struct kvm_mmu_memory_cache cache = { .gfp_zero = __GFP_ZERO };
+static bool by_pages;
+/* S2AP[1] of a leaf descriptor: it may be written. */
+#define S2AP_WRITE (1ULL << 7)
+/* What a lookup found, or how many pages were young. */
+static u64 found;
+
+static bool force_pages(u64 addr, u64 end, enum kvm_pgtable_prot prot)
+{
+	(void)addr, (void)end, (void)prot;
+	return by_pages;
+}
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+	return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+static int reset(void)
+{
+	struct kvm_s2_mmu *mmu = &kvm.arch.mmu;
+
+	free(cache.objects);
+	free(mmu->split_page_cache.objects);
+	memset(&kvm, 0, sizeof(kvm));
+	memset(&tables, 0, sizeof(tables));
+	cache = (struct kvm_mmu_memory_cache){ .gfp_zero = __GFP_ZERO };
+	mmu->split_page_cache.gfp_zero = __GFP_ZERO;
+	machine_reset();
+	int levels = stage2_pgtable_levels(SLAT_IPA_BITS);
+	mmu->vtcr = VTCR_EL2_FLAGS | (64 - SLAT_IPA_BITS) | VTCR_EL2_LVLS_TO_SL0(levels < 2 ? 2 : levels);
+	kvm.arch.vtcr = mmu->vtcr;
+	mmu->arch = &kvm.arch;
+	mmu->pgt = &tables;
+	return __kvm_pgtable_stage2_init(&tables, mmu, &machine_mm_ops, 0, force_pages);
+}
+
+/* PROT of the protocol as the tree's, which numbers its bits as it likes. */
+static enum kvm_pgtable_prot prot_of(u64 prot)
+{
+	return (prot & 1 ? KVM_PGTABLE_PROT_X : 0) | (prot & 2 ? KVM_PGTABLE_PROT_W : 0) |
+	       (prot & 4 ? KVM_PGTABLE_PROT_R : 0);
+}
+
+/* Table pages for so many bytes by leaves of `leaf`, of which there are at hand as many as can be. */
+static int top_up(u64 size, u64 leaf)
+{
+	u64 table = leaf * PTRS_PER_PTE;
+	u64 needed = DIV_ROUND_UP(size, table) + DIV_ROUND_UP(size, table * PTRS_PER_PTE) + 4;
+
+	if (cache.objects)
+		kvm_mmu_free_memory_cache(&cache);
+	return __kvm_mmu_topup_memory_cache(&cache, needed, needed);
+}
+
+static int map_each(u64 start, u64 size, u64 phys, u64 leaf, enum kvm_pgtable_prot prot,
+		    enum kvm_pgtable_walk_flags flags)
+{
+	for (u64 at = 0; at < size; at += leaf) {
+		int ret = kvm_pgtable_stage2_map(&tables, start + at, leaf, phys + at, prot, &cache, flags);
+
+		if (ret && ret != -EAGAIN)
+			return ret;
+	}
+	return 0;
+}
+
+static int build(u64 start, u64 size, u64 phys, u64 leaf, u64 prot)
+{
+	u64 step = leaf == PAGE_SIZE ? PMD_SIZE * 16 : leaf;
+	int ret = top_up(size, leaf);
+
+	by_pages = leaf == PAGE_SIZE;
+	for (u64 at = 0; at < size && !ret; at += step)
+		ret = kvm_pgtable_stage2_map(&tables, start + at, min(step, size - at), phys + at,
+					     prot_of(prot), &cache, 0);
+	by_pages = false;
+	kvm_mmu_free_memory_cache(&cache);
+	return ret;
+}
+
+/* The word of the log that begins there: its pages that `mask` names. */
+static void clear_word(u64 start, u64 mask)
+{
+	struct kvm_memory_slot slot = { .base_gfn = start >> PAGE_SHIFT, .npages = 64 };
+
+	kvm_arch_mmu_enable_log_dirty_pt_masked(&kvm, &slot, 0, mask);
+}
+
+static int clear(u64 start, u64 size, u64 mask, u64 chunk)
+{
+	kvm.manual_protect_and_init_set = chunk != 0;
+	for (u64 at = start; at < start + size; at += 64 * PAGE_SIZE)
+		clear_word(at, mask);
+	return 0;
+}
+
+static int age(u64 start, u64 size, u64 each)
+{
+	u64 step = each ? PAGE_SIZE : size;
+
+	found = 0;
+	for (u64 at = start; at < start + size; at += step)
+		found += kvm_pgtable_stage2_test_clear_young(&tables, at, step, true);
+	return 0;
+}
+
+typedef int relax_old(struct kvm_pgtable *, u64, enum kvm_pgtable_prot);
+typedef int relax_new(struct kvm_pgtable *, u64, enum kvm_pgtable_prot, enum kvm_pgtable_walk_flags);
+
+static int relax(u64 start, u64 size, u64 prot)
+{
+	void *function = (void *)kvm_pgtable_stage2_relax_perms;
+
+	for (u64 at = start; at < start + size; at += PAGE_SIZE) {
+		int ret = __builtin_types_compatible_p(__typeof__(kvm_pgtable_stage2_relax_perms), relax_old) ?
+				  ((relax_old *)function)(&tables, at, prot_of(prot)) :
+				  ((relax_new *)function)(&tables, at, prot_of(prot), SLAT_FAULT_FLAGS);
+
+		if (ret && ret != -EAGAIN)
+			return ret;
+	}
+	return 0;
+}
+
+typedef kvm_pte_t young_old(struct kvm_pgtable *, u64);
+typedef void young_new(struct kvm_pgtable *, u64, enum kvm_pgtable_walk_flags);
+
+static int young(u64 start, u64 size)
+{
+	void *function = (void *)kvm_pgtable_stage2_mkyoung;
+
+	for (u64 at = start; at < start + size; at += PAGE_SIZE) {
+		if (__builtin_types_compatible_p(__typeof__(kvm_pgtable_stage2_mkyoung), young_old))
+			((young_old *)function)(&tables, at);
+		else
+			((young_new *)function)(&tables, at, SLAT_FAULT_FLAGS);
+	}
+	return 0;
+}
+
+/* The level is of a type that differs by tree; its low byte is the same in all. */
+static int lookup(const u64 *addresses, u64 count)
+{
+	kvm_pte_t pte;
+	int level = 0;
+
+	found = 0;
+	for (u64 i = 0; i < count; i++) {
+		int ret = kvm_pgtable_get_leaf(&tables, addresses[i], &pte, (void *)&level);
+
+		if (ret)
+			return ret;
+		u64 offset = kvm_granule_size(level) - 1;
+		found += (kvm_pte_to_phys(pte) & ~offset) + (addresses[i] & offset);
+		found += !!(pte & S2AP_WRITE);
+	}
+	return 0;
+}
+
+/* ---- what stands in the tables, by the manual and not by the tree's own macros ---- */
+
+#define VALID 1ULL
+#define TABLE 2ULL
+#define ADDRESS ((1ULL << 48) - PAGE_SIZE)
+
+/* Leaves whose descriptors ascend by their own size are one run. */
+static struct { u64 start, size, raw, count; } run;
+
+static void end_run(void)
+{
+	if (run.count)
+		printf("%llx %llx %llx %llx\n", run.start, run.size, run.raw, run.count);
+	run.count = 0;
+}
+
+static void leaf(u64 at, u64 size, u64 raw)
+{
+	if (run.count && run.size == size && at == run.start + run.count * size &&
+	    raw == run.raw + run.count * size) {
+		run.count++;
+		return;
+	}
+	end_run();
+	run.start = at, run.size = size, run.raw = raw, run.count = 1;
+}
+
+static void table_leaves(const u64 *table, u64 slots, u64 base, int level, u64 start, u64 end)
+{
+	u64 size = 1ULL << ARM64_HW_PGTABLE_LEVEL_SHIFT(level);
+
+	for (u64 slot = 0; slot < slots; slot++) {
+		u64 at = base + slot * size, raw = table[slot];
+
+		if (at >= end || at + size <= start || !(raw & VALID))
+			continue;
+		if (level == 3 || !(raw & TABLE))
+			leaf(at, size, raw);
+		else
+			table_leaves(machine_table(raw & ADDRESS), PTRS_PER_PTE, at, level + 1, start, end);
+	}
+}
+
+static void leaves(u64 start, u64 size)
+{
+	int level = tables.start_level;
+	u64 slots = 1ULL << (SLAT_IPA_BITS - ARM64_HW_PGTABLE_LEVEL_SHIFT(level));
+
+	table_leaves((const u64 *)tables.pgd, slots, 0, level, start, start + size);
+	end_run();
+	printf("end\n");
+}
+
+/* ---- the pipe ---- */
+
+static u64 *read_addresses(u64 count)
+{
+	u64 *addresses = malloc(count * sizeof(u64));
+
+	if (addresses && fread(addresses, sizeof(u64), count, stdin) != count)
+		exit(4);
+	return addresses;
+}
+
+static void answer(int ret, double seconds)
+{
+	if (ret) {
+		printf("refused %d\n", -ret);
+		return;
+	}
+	struct slat_counts *c = &slat_counts;
+	printf("ok %.9f found=%llu", seconds, found);
+#ifdef SLAT_COUNT
+	/* A visit reads its entry once; it reads it again after a callback. */
+	printf(" visits=%llu callbacks=%llu tlbis=%llu barriers=%llu pages=%llu cache_calls=%llu "
+	       "cache_bytes=%llu",
+	       c->visits, c->loads - c->visits, c->tlbis, c->barriers, c->pages, c->cache_calls,
+	       c->cache_bytes);
+#endif
+	(void)c;
+	printf(" tables=%llu\n", machine_used());
+}
+
+static int timed(const char *what, u64 n[5], const u64 *addresses, double *seconds)
+{
+	struct kvm_s2_mmu *mmu = &kvm.arch.mmu;
+	u64 end = n[0] + n[1], chunk = !strcmp(what, "split") ? n[2] : n[3];
+	int ret = 0;
+
+	if (!strcmp(what, "map"))
+		ret = top_up(n[1], n[3]);
+	if (ret)
+		return ret;
+	mmu->split_page_chunk_size = chunk;
+	memset(&slat_counts, 0, sizeof(slat_counts));
+	double begin = now();
+	switch (what[0] << 8 | what[1]) {
+	case 'm' << 8 | 'a': ret = map_each(n[0], n[1], n[2], n[3], prot_of(n[4]), SLAT_FAULT_FLAGS); break;
+	case 'u' << 8 | 'n': ret = slat_unmap(&kvm, n[0], end); break;
+	case 's' << 8 | 'p': ret = slat_split(&kvm, n[0], end); break;
+	case 'p' << 8 | 'r': slat_protect(&kvm, n[0], end); break;
+	case 'c' << 8 | 'l': ret = clear(n[0], n[1], n[2], n[3]); break;
+	case 'a' << 8 | 'g': ret = age(n[0], n[1], n[2]); break;
+	case 'r' << 8 | 'e': ret = relax(n[0], n[1], n[2]); break;
+	case 'y' << 8 | 'o': ret = young(n[0], n[1]); break;
+	case 'l' << 8 | 'o': ret = lookup(addresses, n[0]); break;
+	case 'f' << 8 | 'l': ret = slat_flush(&kvm, n[0], end); break;
+	}
+	*seconds = now() - begin;
+	if (mmu->split_page_cache.objects)
+		kvm_mmu_free_memory_cache(&mmu->split_page_cache);
+	return ret;
+}
+
+static int numbers_of(const char *what)
+{
+	static const struct { const char *what; int numbers; } known[] = {
+		{ "arena", 1 }, { "reset", 0 },	 { "build", 5 }, { "warm", 0 },	  { "cool", 0 },
+		{ "map", 5 },	{ "unmap", 2 },	 { "split", 3 }, { "protect", 2 }, { "clear", 4 },
+		{ "age", 3 },	{ "relax", 3 },	 { "young", 2 }, { "lookup", 1 },  { "flush", 2 },
+		{ "leaves", 2 },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(known); i++)
+		if (!strcmp(known[i].what, what))
+			return known[i].numbers;
+	return -1;
+}
+
+static void obey(char *line)
+{
+	char *rest, *what = strtok_r(line, " \n", &rest), *word;
+	u64 n[5] = { 0 };
+	int count = 0;
+	double seconds = 0;
+
+	if (!what || numbers_of(what) < 0) {
+		printf("error unknown\n");
+		return;
+	}
+	while (count < 5 && (word = strtok_r(NULL, " \n", &rest)))
+		n[count++] = strtoull(word, NULL, 0);
+	if (count != numbers_of(what)) {
+		printf("error %s takes %d numbers\n", what, numbers_of(what));
+		return;
+	}
+	found = 0;
+	if (!strcmp(what, "arena")) {
+		if (machine_begin(n[0]))
+			answer(0, 0);
+		else
+			printf("error no memory\n");
+	} else if (!strcmp(what, "reset")) {
+		answer(reset(), 0);
+	} else if (!strcmp(what, "build")) {
+		answer(build(n[0], n[1], n[2], n[3], n[4]), 0);
+	} else if (!strcmp(what, "warm")) {
+		machine_warm();
+		answer(0, 0);
+	} else if (!strcmp(what, "cool")) {
+		machine_cool();
+		answer(0, 0);
+	} else if (!strcmp(what, "leaves")) {
+		leaves(n[0], n[1]);
+	} else {
+		u64 *addresses = !strcmp(what, "lookup") ? read_addresses(n[0]) : NULL;
+		int ret = timed(what, n, addresses, &seconds);
+
+		free(addresses);
+		answer(ret, seconds);
+	}
+}
+
+int main(void)
+{
+	char line[256];
+
+	while (fgets(line, sizeof(line), stdin)) {
+		obey(line);
+		fflush(stdout);
+	}
+	return 0;
+}

@@ -1,0 +1,20 @@
+/* Table memory, and the rest of a machine around the tree's code. */
+#ifndef SLAT_MACHINE_H
+#define SLAT_MACHINE_H
+
+#include <asm/kvm_pgtable.h>
+
+/* Maps and touches so many bytes for tables; false if the host refuses. */
+bool machine_begin(u64 bytes);
+/* Takes all table memory back, whatever stands in it. */
+void machine_reset(void);
+/* Brings the tables into the caches, or drives them out. */
+void machine_warm(void);
+void machine_cool(void);
+/* A table by its physical address; NULL outside of the memory. */
+u64 *machine_table(u64 phys);
+/* Bytes of table memory that were handed out since the last reset. */
+u64 machine_used(void);
+extern struct kvm_pgtable_mm_ops machine_mm_ops;
+
+#endif

@@ -1,0 +1,139 @@
+//! Linux's own stage-2 page-table code for arm64, in user space.
+//!
+//! [`Tree`] is a Linux source tree on this machine. Its `arch/arm64/kvm/hyp/pgtable.c` is compiled as
+//! it is, with the callers around it cut out of `mmu.c` and `kvm_main.c`, against a kernel of our own
+//! that has no more than they ask for ([`Workshop`]). The program that comes of it keeps one guest's
+//! tables and obeys a pipe ([`Helper`]). [`Edits`] change a tree's copy before that.
+//!
+//! What such a figure says: the software's own work, atomic instructions included, compiled by this
+//! machine's compiler for this machine's CPU. What it does not say: invalidations, barriers for a walker,
+//! cache maintenance and locks are counted and not executed, and no other CPU is there.
+//!
+//! Nothing of Linux is part of this crate.
+
+mod compile;
+mod cut;
+mod edits;
+mod helper;
+mod tree;
+
+pub use compile::{Build, Workshop};
+pub use edits::Edits;
+pub use helper::{Answer, Helper, Leaf, Op, Prot, Run};
+pub use tree::{Tree, Version};
+
+use std::path::PathBuf;
+
+/// Why a tree's code cannot be used, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no tree, or it lacks what is needed.
+    #[error(
+        "{}: {missing} is missing; give the top folder of a Linux source tree, such as linux-source-6.12 \
+         unpacked",
+        path.display()
+    )]
+    NoTree {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// The file.
+        missing: String,
+    },
+    /// The version is not one that is known to work.
+    #[error(
+        "{}: this is Linux {version}; its page-table code is known from 6.6 to 7.x. Give such a tree, or \
+         allow others by SLAT_ANY_LINUX=1",
+        path.display()
+    )]
+    UnknownVersion {
+        /// The tree.
+        path: PathBuf,
+        /// What its Makefile says.
+        version: String,
+    },
+    /// A function that calls the walks is not in the file where it is expected.
+    #[error(
+        "{}: {file} has no function {function}; is the tree patched there? Its callers are cut out by name",
+        path.display()
+    )]
+    NoFunction {
+        /// The tree.
+        path: PathBuf,
+        /// The file.
+        file: &'static str,
+        /// The function.
+        function: &'static str,
+    },
+    /// No C compiler.
+    #[error("no C compiler: {0} does not run; install gcc or clang, or name one by CC")]
+    NoCompiler(String),
+    /// The tree's code does not compile.
+    #[error("{tree}: {file} does not compile:\n{messages}")]
+    DoesNotCompile {
+        /// The tree.
+        tree: String,
+        /// Which of the files.
+        file: String,
+        /// What the compiler says, its beginning.
+        messages: String,
+    },
+    /// An edit is not known.
+    #[error("no edit is called {name}; {} has {known}", folder.display())]
+    NoEdit {
+        /// The name that was given.
+        name: String,
+        /// Where edits are.
+        folder: PathBuf,
+        /// Their names.
+        known: String,
+    },
+    /// Edits need Coccinelle.
+    #[error("edits need Coccinelle: spatch does not run; install the package coccinelle")]
+    NoCoccinelle,
+    /// An edit found nothing to change.
+    #[error("the edit {edit} does not apply to {tree}: {why}")]
+    DoesNotApply {
+        /// The edit.
+        edit: String,
+        /// The tree.
+        tree: String,
+        /// What is known of the reason.
+        why: String,
+    },
+    /// The helper ended, or did not answer.
+    #[error("{tree}: {what}")]
+    Helper {
+        /// The tree.
+        tree: String,
+        /// What happened.
+        what: String,
+    },
+    /// The tree's own code refused.
+    #[error("{tree}: {operation} was refused with errno {errno}")]
+    Refused {
+        /// The tree.
+        tree: String,
+        /// What was asked.
+        operation: String,
+        /// Linux's error number.
+        errno: i32,
+    },
+    /// Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+    /// The machine around it.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        |source| Self::Io { what, source }
+    }
+}
