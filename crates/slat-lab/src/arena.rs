@@ -5,6 +5,7 @@
 //! anything is timed.
 
 use crate::fill::Stores;
+use crate::scenario::lines;
 use anyhow::Context;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
@@ -130,6 +131,13 @@ impl Arena {
         };
         // One word a cache line.
         black_box(words.iter().step_by(8).fold(0, |sum, word| sum ^ word.load(Relaxed)));
+    }
+
+    /// Drives the first `bytes` of the memory out of the CPU's caches.
+    pub fn cool(&self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        // SAFETY: the memory is mapped, and stays so while the arena does.
+        unsafe { lines::flush(self.start.as_ptr(), bytes, lines::line_bytes()) };
     }
 
     /// The next `bytes` bytes that nobody has, for one frame or a portion of frames.

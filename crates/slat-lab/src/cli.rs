@@ -1,10 +1,16 @@
 //! The command line.
 
+mod engine;
 mod guest;
+mod peers;
 
+pub use engine::{EngineArgs, Part};
 pub use guest::{
     AgeArgs, CacheToggleArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs,
     TablesArgs,
+};
+pub use peers::{
+    Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, WalkKind,
 };
 
 use crate::size::Size;
@@ -67,12 +73,19 @@ pub struct MainArgs {
 /// What `slat` can do beside the main job.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Measure one scenario
+    /// Measure one scenario, or everybody who can do the engine's work
+    #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+    #[command(after_help = BENCH_EXAMPLES)]
     Bench {
         /// Which.
         #[command(subcommand)]
-        bench: Bench,
+        bench: Option<Bench>,
+        /// Or everybody.
+        #[command(flatten)]
+        peers: Box<PeersArgs>,
     },
+    /// Check Linux's tables against the engine's by random histories of operations
+    Check(CheckArgs),
     /// Run the command that shows each published claim here, and print both
     Replay(ReplayArgs),
     /// Print a completion script for a shell
@@ -81,6 +94,13 @@ pub enum Command {
         shell: clap_complete::Shell,
     },
 }
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  slat bench split --backing 2m
+  slat bench --all-peers --linux-tree linux-6.12 --with skip-level3
+      the engine, Linux's own code with and without an edit, other crates, the machine's limits
+  slat bench --all-peers --quick";
 
 /// One scenario.
 #[derive(Debug, Subcommand)]
@@ -161,7 +181,9 @@ Examples:
       the tables of 1 TiB; they take about 2 GiB of this machine's memory
   slat bench split --granule 64k --backing 512m --walk every-entry,bounded
   slat bench split --backing 1g --target-size 2m
-      stop at 2m blocks";
+      stop at 2m blocks
+  slat bench split --target linux-source --linux-tree linux-6.12 --with skip-level3
+      beside Linux's own code, as it is and with the level-3 skip";
 
 /// What to split, when and how.
 #[derive(Clone, Debug, Args)]
@@ -212,6 +234,10 @@ pub struct SplitArgs {
     /// Samples of each variant, taken in turns
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(10..=1000))]
     pub samples: u32,
+
+    /// Linux's tables.
+    #[command(flatten)]
+    pub linux: LinuxArgs,
 
     /// Where the results go.
     #[command(flatten)]
@@ -271,9 +297,10 @@ pub enum Walk {
 }
 
 /// Smallest page of the tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Granule {
     /// 4096 bytes
+    #[default]
     #[value(name = "4k")]
     Size4k,
     /// 16384 bytes
@@ -293,85 +320,6 @@ impl Granule {
             Self::Size64k => 64 << 10,
         }
     }
-}
-
-const ENGINE_EXAMPLES: &str = "\
-Examples:
-  slat bench engine
-      every operation on the tables of 8 GiB and of 64 GiB, three to five minutes
-  slat bench engine --quick
-      the same on 1 GiB, in seconds: shows that it works, gives no figures to quote
-  slat bench engine --only protect,age --rounds 15
-  slat bench engine --only beside --output beside/
-      faults beside ageing, with every sample in beside/results.json";
-
-/// Which operations, on how much memory.
-#[derive(Clone, Debug, Args)]
-#[command(after_help = ENGINE_EXAMPLES)]
-pub struct EngineArgs {
-    /// Memory of the guest; what is also measured small takes an eighth of it [default: 64G]
-    #[arg(long, short = 'b', value_name = "SIZE")]
-    pub memory: Option<Size>,
-
-    /// Only these [default: all]
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
-    pub only: Vec<Part>,
-
-    /// Samples of each variant, taken in turns; the slow ones take fewer [default: 9]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: Option<u32>,
-
-    /// 1 GiB and three rounds unless said otherwise, a few seconds
-    #[arg(long)]
-    pub quick: bool,
-
-    /// Where the results go.
-    #[command(flatten)]
-    pub out: OutputArgs,
-}
-
-impl EngineArgs {
-    /// Memory of the guest.
-    pub fn memory(&self) -> Size {
-        self.memory.unwrap_or(Size(if self.quick { 1 << 30 } else { 64 << 30 }))
-    }
-
-    /// Samples of each variant.
-    pub fn rounds(&self) -> u32 {
-        self.rounds.unwrap_or(if self.quick { 3 } else { 9 })
-    }
-
-    /// Whether the part was asked for.
-    pub fn wants(&self, part: Part) -> bool {
-        self.only.is_empty() || self.only.contains(&part)
-    }
-}
-
-/// A part of `bench engine`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Part {
-    /// Split 2m and 1g blocks, by three kinds of stores
-    Split,
-    /// Split with two threads
-    SplitThreads,
-    /// Write-protect pages, writable or protected already
-    Protect,
-    /// Age pages, young or old
-    Age,
-    /// Age EPT by the accessed bits of its tables
-    AgeTables,
-    /// Write-protect EPT by its tables, and the faults afterwards
-    ProtectTables,
-    /// Map page by page
-    Map,
-    /// Map page by page with two threads
-    MapThreads,
-    /// Translate random addresses
-    Translate,
-    /// Map and protect in tables that no CPU has
-    Inactive,
-    /// How long faults take beside a thread that ages
-    Beside,
 }
 
 const DIRTY_LOG_EXAMPLES: &str = "\
@@ -477,9 +425,10 @@ pub enum KvmBacking {
 }
 
 /// On or off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Switch {
     /// On
+    #[default]
     On,
     /// Off
     Off,
@@ -558,6 +507,9 @@ display_as_written!(
     Granule,
     Part,
     Target,
+    TablesTarget,
+    WalkKind,
+    Caches,
     KvmBacking,
     Switch,
     GuestFormat,

@@ -33,25 +33,31 @@ pub fn main() -> ExitCode {
 fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
     match &cli.command {
         None => main_job(&cli.main, &mut Session::interactive()?),
-        Some(Command::Bench { bench: Bench::Split(args) }) => {
+        Some(Command::Bench { bench: None, peers: args }) => {
+            bench(&args.out, |session| scenario::peers::all(args, session))
+        }
+        Some(Command::Check(args)) => {
+            bench(&args.out, |session| scenario::peers::check::run(args, session))
+        }
+        Some(Command::Bench { bench: Some(Bench::Split(args)), .. }) => {
             bench(&args.out, |session| scenario::split::run(args, session))
         }
-        Some(Command::Bench { bench: Bench::Engine(args) }) => {
+        Some(Command::Bench { bench: Some(Bench::Engine(args)), .. }) => {
             bench(&args.out, |session| scenario::engine::run(args, session))
         }
-        Some(Command::Bench { bench: Bench::DirtyLog(args) }) => {
+        Some(Command::Bench { bench: Some(Bench::DirtyLog(args)), .. }) => {
             bench(&args.out, |session| scenario::dirty_log::run(args, session))
         }
-        Some(Command::Bench { bench: Bench::Execute(args) }) => {
+        Some(Command::Bench { bench: Some(Bench::Execute(args)), .. }) => {
             bench(&args.out, |session| scenario::guest::execute::run(args, session))
         }
-        Some(Command::Bench { bench: Bench::Age(args) }) => {
+        Some(Command::Bench { bench: Some(Bench::Age(args)), .. }) => {
             bench(&args.out, |session| scenario::guest::age::run(args, session))
         }
-        Some(Command::Bench { bench: Bench::Populate(args) }) => {
+        Some(Command::Bench { bench: Some(Bench::Populate(args)), .. }) => {
             bench(&args.out, |session| scenario::guest::populate::run(args, session))
         }
-        Some(Command::Bench { bench: Bench::CacheToggle(args) }) => {
+        Some(Command::Bench { bench: Some(Bench::CacheToggle(args)), .. }) => {
             bench(&args.out, |session| scenario::guest::cache_toggle::run(args, session))
         }
         Some(Command::Replay(args)) => {

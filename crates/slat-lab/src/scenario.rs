@@ -15,5 +15,7 @@ pub mod dirty_log;
 pub mod engine;
 pub mod guest;
 pub(crate) mod limit;
+pub(crate) mod lines;
+pub mod peers;
 pub mod replay;
 pub mod split;

@@ -5,8 +5,9 @@
  *
  *   arena BYTES                     memory for tables; first of all
  *   reset                           empty tables
- *   build START SIZE PHYS LEAF PROT maps by leaves of LEAF bytes, untimed; PROT: 1 execute, 2 write, 4 read
- *   warm | cool                     the tables into the caches, or out of them
+ *   build START SIZE PHYS LEAF PROT maps by leaves of LEAF bytes, 32 MiB a walk where these are pages;
+ *                                   table pages are at hand; PROT: 1 execute, 2 write, 4 read
+ *   warm BYTES | cool BYTES         the first BYTES of table memory into the caches, or out of them
  *   map START SIZE PHYS LEAF PROT   a fault for each leaf; table pages are at hand
  *   unmap START SIZE
  *   split START SIZE CHUNK          as logging is enabled; topping the cache up is included
@@ -87,8 +88,6 @@ static int top_up(u64 size, u64 leaf)
 	u64 table = leaf * PTRS_PER_PTE;
 	u64 needed = DIV_ROUND_UP(size, table) + DIV_ROUND_UP(size, table * PTRS_PER_PTE) + 4;
 
-	if (cache.objects)
-		kvm_mmu_free_memory_cache(&cache);
 	return __kvm_mmu_topup_memory_cache(&cache, needed, needed);
 }
 
@@ -104,17 +103,16 @@ static int map_each(u64 start, u64 size, u64 phys, u64 leaf, enum kvm_pgtable_pr
 	return 0;
 }
 
-static int build(u64 start, u64 size, u64 phys, u64 leaf, u64 prot)
+static int build(u64 start, u64 size, u64 phys, u64 leaf, enum kvm_pgtable_prot prot)
 {
-	u64 step = leaf == PAGE_SIZE ? PMD_SIZE * 16 : leaf;
-	int ret = top_up(size, leaf);
+	u64 step = leaf == PAGE_SIZE ? max(PMD_SIZE, 32UL << 20) : leaf;
+	int ret = 0;
 
 	by_pages = leaf == PAGE_SIZE;
 	for (u64 at = 0; at < size && !ret; at += step)
-		ret = kvm_pgtable_stage2_map(&tables, start + at, min(step, size - at), phys + at,
-					     prot_of(prot), &cache, 0);
+		ret = kvm_pgtable_stage2_map(&tables, start + at, min(step, size - at), phys + at, prot,
+					     &cache, 0);
 	by_pages = false;
-	kvm_mmu_free_memory_cache(&cache);
 	return ret;
 }
 
@@ -286,7 +284,7 @@ static int timed(const char *what, u64 n[5], const u64 *addresses, double *secon
 	u64 end = n[0] + n[1], chunk = !strcmp(what, "split") ? n[2] : n[3];
 	int ret = 0;
 
-	if (!strcmp(what, "map"))
+	if (!strcmp(what, "map") || !strcmp(what, "build"))
 		ret = top_up(n[1], n[3]);
 	if (ret)
 		return ret;
@@ -294,6 +292,7 @@ static int timed(const char *what, u64 n[5], const u64 *addresses, double *secon
 	memset(&slat_counts, 0, sizeof(slat_counts));
 	double begin = now();
 	switch (what[0] << 8 | what[1]) {
+	case 'b' << 8 | 'u': ret = build(n[0], n[1], n[2], n[3], prot_of(n[4])); break;
 	case 'm' << 8 | 'a': ret = map_each(n[0], n[1], n[2], n[3], prot_of(n[4]), SLAT_FAULT_FLAGS); break;
 	case 'u' << 8 | 'n': ret = slat_unmap(&kvm, n[0], end); break;
 	case 's' << 8 | 'p': ret = slat_split(&kvm, n[0], end); break;
@@ -308,13 +307,15 @@ static int timed(const char *what, u64 n[5], const u64 *addresses, double *secon
 	*seconds = now() - begin;
 	if (mmu->split_page_cache.objects)
 		kvm_mmu_free_memory_cache(&mmu->split_page_cache);
+	if (cache.objects)
+		kvm_mmu_free_memory_cache(&cache);
 	return ret;
 }
 
 static int numbers_of(const char *what)
 {
 	static const struct { const char *what; int numbers; } known[] = {
-		{ "arena", 1 }, { "reset", 0 },	 { "build", 5 }, { "warm", 0 },	  { "cool", 0 },
+		{ "arena", 1 }, { "reset", 0 },	 { "build", 5 }, { "warm", 1 },	  { "cool", 1 },
 		{ "map", 5 },	{ "unmap", 2 },	 { "split", 3 }, { "protect", 2 }, { "clear", 4 },
 		{ "age", 3 },	{ "relax", 3 },	 { "young", 2 }, { "lookup", 1 },  { "flush", 2 },
 		{ "leaves", 2 },
@@ -351,13 +352,11 @@ static void obey(char *line)
 			printf("error no memory\n");
 	} else if (!strcmp(what, "reset")) {
 		answer(reset(), 0);
-	} else if (!strcmp(what, "build")) {
-		answer(build(n[0], n[1], n[2], n[3], n[4]), 0);
 	} else if (!strcmp(what, "warm")) {
-		machine_warm();
+		machine_warm(n[0]);
 		answer(0, 0);
 	} else if (!strcmp(what, "cool")) {
-		machine_cool();
+		machine_cool(n[0]);
 		answer(0, 0);
 	} else if (!strcmp(what, "leaves")) {
 		leaves(n[0], n[1]);

@@ -65,13 +65,14 @@ u64 machine_used(void)
 	return used << PAGE_SHIFT;
 }
 
-void machine_warm(void)
+void machine_warm(u64 bytes)
 {
-	u64 bytes = used << PAGE_SHIFT, sum = 0;
+	u64 sum = 0;
 
+	bytes = min(bytes, capacity << PAGE_SHIFT);
 	for (u64 at = 0; at < bytes; at += 64)
 		sum += *(volatile u64 *)(memory + at);
-	for (u64 page = 0; page < used; page++)
+	for (u64 page = 0; page < bytes >> PAGE_SHIFT; page++)
 		sum += *(volatile int *)&pages[page].count;
 }
 
@@ -90,10 +91,11 @@ static void drive_out(const void *start, u64 bytes)
 #endif
 }
 
-void machine_cool(void)
+void machine_cool(u64 bytes)
 {
-	drive_out(memory, used << PAGE_SHIFT);
-	drive_out(pages, used * sizeof(struct page));
+	bytes = min(bytes, capacity << PAGE_SHIFT);
+	drive_out(memory, bytes);
+	drive_out(pages, (bytes >> PAGE_SHIFT) * sizeof(struct page));
 }
 
 u64 *machine_table(u64 phys)

@@ -8,9 +8,9 @@
 bool machine_begin(u64 bytes);
 /* Takes all table memory back, whatever stands in it. */
 void machine_reset(void);
-/* Brings the tables into the caches, or drives them out. */
-void machine_warm(void);
-void machine_cool(void);
+/* Brings the first bytes of the memory into the caches, or drives them out. */
+void machine_warm(u64 bytes);
+void machine_cool(u64 bytes);
 /* A table by its physical address; NULL outside of the memory. */
 u64 *machine_table(u64 phys);
 /* Bytes of table memory that were handed out since the last reset. */

@@ -40,12 +40,12 @@ impl Prot {
 pub enum Op {
     /// Empty tables.
     Reset,
-    /// Maps by leaves of a size, untimed.
+    /// Maps by leaves of a size, as tables that nobody else walks; table pages are at hand.
     Build { start: u64, size: u64, host: u64, leaf: u64, prot: Prot },
-    /// Brings the tables into the caches.
-    Warm,
-    /// Drives the tables out of the caches.
-    Cool,
+    /// Brings the first bytes of table memory into the caches.
+    Warm { bytes: u64 },
+    /// Drives the first bytes of table memory out of the caches.
+    Cool { bytes: u64 },
     /// Maps as a fault does, leaf by leaf; table pages are at hand.
     Map { start: u64, size: u64, host: u64, leaf: u64, prot: Prot },
     /// Unmaps.
@@ -74,8 +74,8 @@ impl fmt::Display for Op {
             Self::Build { start, size, host, leaf, prot } => {
                 write!(f, "build {start} {size} {host} {leaf} {}", prot.bits())
             }
-            Self::Warm => write!(f, "warm"),
-            Self::Cool => write!(f, "cool"),
+            Self::Warm { bytes } => write!(f, "warm {bytes}"),
+            Self::Cool { bytes } => write!(f, "cool {bytes}"),
             Self::Map { start, size, host, leaf, prot } => {
                 write!(f, "map {start} {size} {host} {leaf} {}", prot.bits())
             }
@@ -318,8 +318,8 @@ mod tests {
         let mut helper = Helper::start("tree", &program, 1, stop()).unwrap();
         let text = helper.call(Op::Reset).unwrap_err().to_string();
         assert_eq!(text, "tree: its own check failed in `reset`: x.c:3");
-        let text = helper.call(Op::Warm).unwrap_err().to_string();
-        assert!(text.contains("ended in `warm`: exit status: 3"), "{text}");
+        let text = helper.call(Op::Warm { bytes: 4096 }).unwrap_err().to_string();
+        assert!(text.contains("ended in `warm 4096`: exit status: 3"), "{text}");
     }
 
     #[test]

@@ -132,10 +132,10 @@ fn an_edit_that_does_not_fit_says_so() {
         let text = refusal(&edits, "skip-level3", &twice);
         assert!(text.contains("has it already"), "{text}");
         let folder = tempfile::tempdir().unwrap();
-        let patch = "// leaves: never\n@@\n@@\n-no_such_function();\n";
+        let patch = "// leaves: zebra_crossing\n@@\n@@\n-no_such_function();\n";
         std::fs::write(folder.path().join("mine.cocci"), patch).unwrap();
         let text = refusal(&Edits::new(Some(folder.path())), "mine", tree);
-        assert!(text.contains("not what the edit looks for (no `never`"), "{text}");
+        assert!(text.contains("not what the edit looks for (no `zebra_crossing`"), "{text}");
         let text = refusal(&Edits::new(Some(Path::new("/nonexistent"))), "mine", tree);
         assert!(text.contains("give the folder by --edits"), "{text}");
     }

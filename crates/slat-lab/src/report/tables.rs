@@ -7,6 +7,7 @@ pub mod engine;
 pub mod guest;
 pub mod kvm;
 pub mod limit;
+pub mod peers;
 pub mod replay;
 pub mod split;
 
@@ -46,6 +47,10 @@ pub fn all(results: &[Measurement]) -> Vec<Table> {
         engine::asked(results),
         engine::times(results),
         guest::asked(results),
+        peers::histories(results),
+        peers::counts(results),
+        engine::asked_of_peers(results),
+        peers::ratios(results),
     ];
     tables.into_iter().flatten().chain(guest::figures(results)).collect()
 }
@@ -169,9 +174,10 @@ fn shown(name: &str, value: Option<&Value>) -> String {
         (_, None | Some(Value::Null)) => NOTHING.to_owned(),
         (_, Some(Value::String(text))) => text.clone(),
         (_, Some(Value::Bool(on))) => if *on { "on" } else { "off" }.to_owned(),
-        ("memory" | "granule" | "bytes" | "target_size", Some(Value::Number(number))) => {
-            number.as_u64().map_or_else(|| number.to_string(), |bytes| Size(bytes).to_string())
-        }
+        (
+            "memory" | "granule" | "bytes" | "target_size" | "chunk_size",
+            Some(Value::Number(number)),
+        ) => number.as_u64().map_or_else(|| number.to_string(), |bytes| Size(bytes).to_string()),
         (_, Some(other)) => other.to_string(),
     }
 }

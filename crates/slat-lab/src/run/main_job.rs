@@ -1,10 +1,9 @@
 //! The main job: everything that this machine can run, the host's KVM first, in under two minutes.
 
 use super::output::Output;
-use crate::cli::Granule;
 use crate::cli::{
-    DirtyLogArgs, GuestFormat, KvmBacking, MainArgs, OutputArgs, SplitArgs, Switch, TablesArgs,
-    Target, Walk, What, When,
+    DirtyLogArgs, Granule, GuestFormat, KvmBacking, LinuxArgs, MainArgs, OutputArgs, SplitArgs,
+    Switch, TablesArgs, Target, Walk, What, When,
 };
 use crate::failure::is_interruption;
 use crate::host::Host;
@@ -115,6 +114,7 @@ impl Plan {
             granule: Granule::Size4k,
             bbm: 0,
             samples: self.samples,
+            linux: LinuxArgs::default(),
             out: OutputArgs::default(),
         }
     }

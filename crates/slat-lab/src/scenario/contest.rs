@@ -56,6 +56,7 @@ pub const MACHINE: &str = "machine";
 struct Entrant<'a> {
     variant: String,
     target: &'static str,
+    note: &'static str,
     turn: Turn<'a>,
 }
 
@@ -103,7 +104,12 @@ impl<'a> Contest<'a> {
         target: &'static str,
         turn: impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + 'a,
     ) -> Self {
-        self.entrants.push(Entrant { variant: variant.into(), target, turn: Box::new(turn) });
+        self.entrants.push(Entrant {
+            variant: variant.into(),
+            target,
+            note: "",
+            turn: Box::new(turn),
+        });
         self
     }
 
@@ -130,6 +136,16 @@ impl<'a> Contest<'a> {
         let scale = 1e9 / pieces as f64;
         let ratio = Asked::ratio(what.into(), of, &[], Some(at_most));
         self.asked.push(Asked { unit: "ns", scale, ..ratio });
+        self
+    }
+
+    /// What a reader should know of a variant here.
+    #[cfg(feature = "peers")]
+    pub fn note(mut self, variant: &str, note: &'static str) -> Self {
+        let of = |entrant: &&mut Entrant| entrant.variant == variant;
+        if let Some(entrant) = self.entrants.iter_mut().find(of) {
+            entrant.note = note;
+        }
         self
     }
 
@@ -177,6 +193,10 @@ impl<'a> Contest<'a> {
                 }
                 let entrant = &mut self.entrants[place];
                 let sample = (entrant.turn)(arena, round == 0);
+                // A turn that Ctrl-C broke off is no failure.
+                if sample.is_err() && session.interrupted() {
+                    return Ok(None);
+                }
                 let sample =
                     sample.with_context(|| format!("{}, {}", self.title, entrant.variant))?;
                 if round > 0 {
@@ -192,11 +212,15 @@ impl<'a> Contest<'a> {
     }
 
     fn raw(&self, entrant: &Entrant, samples: &[Sample]) -> Measurement {
+        let mut params = self.params.clone();
+        if !entrant.note.is_empty() {
+            params.insert("note".to_owned(), json!(entrant.note));
+        }
         Measurement {
             scenario: self.scenario.to_owned(),
             target: entrant.target.to_owned(),
             variant: entrant.variant.clone(),
-            params: self.params.clone(),
+            params,
             unit: "s".to_owned(),
             samples: samples.iter().map(|sample| sample.seconds).collect(),
             counts: counts(samples),

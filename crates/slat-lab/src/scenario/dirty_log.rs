@@ -340,7 +340,7 @@ mod tests {
     fn args(options: &[&str]) -> DirtyLogArgs {
         let line = ["slat", "bench", "dirty-log"].iter().chain(options);
         match Cli::try_parse_from(line).expect("a command line that is right").command {
-            Some(Command::Bench { bench: Bench::DirtyLog(args) }) => args,
+            Some(Command::Bench { bench: Some(Bench::DirtyLog(args)), .. }) => args,
             other => panic!("{other:?}"),
         }
     }

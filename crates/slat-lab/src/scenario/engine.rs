@@ -6,25 +6,24 @@
 //! the ratios that were asked for. The thread that enters the tables has joined once; for each call
 //! it enters, does the operation, reads the counts and completes what is owed.
 
-mod bed;
+pub(in crate::scenario) mod bed;
 mod beside;
 pub(in crate::scenario) mod crew;
 mod faults;
 mod inactive;
 mod leaves;
 mod lookup;
-#[cfg(all(feature = "peers", target_arch = "x86_64"))]
-mod peer;
-mod scatter;
+pub(in crate::scenario) mod scatter;
 mod split;
 mod tables;
 mod touch;
 
 use crate::arena::Arena;
-use crate::cli::{EngineArgs, Part};
+use crate::cli::{EngineArgs, Part, TablesTarget};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::scenario::contest::Contest;
+use crate::scenario::peers;
 use crate::session::Session;
 use crate::size::Size;
 use crew::{Pin, cpus};
@@ -43,6 +42,9 @@ const MOST: u64 = 512 << 30;
 /// Sizes that cannot be right, too little memory, or a result that is not what an operation must
 /// leave.
 pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    if args.linux.target == TablesTarget::LinuxSource {
+        return peers::engine(args, session);
+    }
     let memory = args.memory();
     if !memory.bytes().is_multiple_of(STEP) || memory.bytes() > MOST {
         return Err(bad_input(format!(
@@ -77,6 +79,12 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
         }
     }
     session.finish();
+    // What the engine does alone here, and beside others there.
+    let parts = [Part::Unmap, Part::Clear, Part::Relax, Part::Flush];
+    let wanted: Vec<Part> = parts.into_iter().filter(|part| args.wants(*part)).collect();
+    if !wanted.is_empty() && !session.interrupted() {
+        results.extend(peers::alone(args, &wanted, session)?);
+    }
     Ok(results)
 }
 
@@ -180,6 +188,8 @@ mod tests {
             only: only.to_vec(),
             rounds: Some(1),
             quick: true,
+            granule: crate::cli::Granule::Size4k,
+            linux: crate::cli::LinuxArgs::default(),
             out: OutputArgs::default(),
         }
     }

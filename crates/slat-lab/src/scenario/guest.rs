@@ -10,7 +10,6 @@ pub mod cache_toggle;
 mod density;
 pub mod dirty_log;
 pub mod execute;
-mod lines;
 mod lock;
 mod migration;
 mod parallel;

@@ -4,8 +4,8 @@
 
 use super::{guest, split};
 use crate::cli::{
-    AgeArgs, CacheToggleArgs, Claim, ExecuteArgs, Granule, GuestBacking, GuestFormat, OutputArgs,
-    ReplayArgs, SplitArgs, TablesArgs, Walk, What, When,
+    AgeArgs, CacheToggleArgs, Claim, ExecuteArgs, Granule, GuestBacking, GuestFormat, LinuxArgs,
+    OutputArgs, ReplayArgs, SplitArgs, TablesArgs, Walk, What, When,
 };
 use crate::record::Measurement;
 use crate::session::Session;
@@ -331,6 +331,7 @@ fn split_args() -> SplitArgs {
         granule: Granule::Size4k,
         bbm: 0,
         samples: 7,
+        linux: LinuxArgs::default(),
         out: OutputArgs::default(),
     }
 }

@@ -8,7 +8,7 @@
 mod work;
 
 use crate::arena::Arena;
-use crate::cli::{Granule, SplitArgs, Walk, What, When};
+use crate::cli::{Granule, SplitArgs, TablesTarget, Walk, What, When};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::scenario::limit::Limit;
@@ -24,6 +24,9 @@ use work::{WORD, Work};
 /// # Errors
 /// Sizes that cannot be right, too little memory, or a result that is not what a split must leave.
 pub fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    if args.linux.target == TablesTarget::LinuxSource {
+        return super::peers::split(args, session);
+    }
     match args.granule {
         Granule::Size4k => measure(Arm64K4::default(), args, session),
         Granule::Size16k => measure(Arm64K16::default(), args, session),
@@ -266,7 +269,7 @@ fn measurement(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::OutputArgs;
+    use crate::cli::{LinuxArgs, OutputArgs};
 
     fn args() -> SplitArgs {
         SplitArgs {
@@ -279,6 +282,7 @@ mod tests {
             granule: Granule::Size4k,
             bbm: 0,
             samples: 1,
+            linux: LinuxArgs::default(),
             out: OutputArgs::default(),
         }
     }

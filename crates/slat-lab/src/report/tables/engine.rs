@@ -26,11 +26,30 @@ pub(super) fn verdict(summary: &Summary, asked: f64) -> &'static str {
     }
 }
 
-/// One row for each threshold.
+/// One row for each threshold of the engine's operations.
 pub fn asked(results: &[Measurement]) -> Option<Table> {
+    thresholds(
+        results,
+        "engine-asked",
+        "The engine's operations against their limits",
+        "The limits are meant for 8 GiB and 64 GiB.",
+    )
+}
+
+/// One row for each threshold beside others.
+pub fn asked_of_peers(results: &[Measurement]) -> Option<Table> {
+    thresholds(
+        results,
+        "peers-asked",
+        "The engine against each of the others",
+        "Times by theirs, so that less is faster. Thresholds are meant for 8 GiB and 64 GiB.",
+    )
+}
+
+fn thresholds(results: &[Measurement], scenario: &str, title: &str, meant: &str) -> Option<Table> {
     let rows: Vec<Vec<String>> = results
         .iter()
-        .filter(|m| m.scenario == "engine-asked")
+        .filter(|m| m.scenario == scenario)
         .filter_map(|m| {
             let summary = Summary::of(&m.samples)?;
             let asked = m.params.get("asked").and_then(|asked| asked.as_f64());
@@ -43,7 +62,10 @@ pub fn asked(results: &[Measurement]) -> Option<Table> {
                 m.variant.clone(),
                 memory(m),
                 against.to_owned(),
-                asked.map_or_else(|| NOTHING.to_owned(), |asked| format!("{asked} {unit}")),
+                asked.map_or_else(
+                    || NOTHING.to_owned(),
+                    |asked| format!("{} {unit}", three_digits(asked)),
+                ),
                 format!("{} {unit}", three_digits(summary.median)),
                 format!(
                     "{}–{}",
@@ -55,7 +77,7 @@ pub fn asked(results: &[Measurement]) -> Option<Table> {
         })
         .collect();
     (!rows.is_empty()).then(|| Table {
-        title: "The engine's operations against their limits".to_owned(),
+        title: title.to_owned(),
         common: String::new(),
         columns: ["operation", "memory", "against", "at most", "reached", "half of rounds", ""]
             .map(str::to_owned)
@@ -63,10 +85,11 @@ pub fn asked(results: &[Measurement]) -> Option<Table> {
         labels: 3,
         rows,
         notes: vec![
-            "“reached” is the median of the ratios of each round, in which the two took turns; half \
-             of the rounds lie in “half of rounds”. “barely”: one of its ends lies on the other \
-             side. The limits are meant for 8 GiB and 64 GiB."
-                .to_owned(),
+            format!(
+                "“reached” is the median of the ratios of each round, in which the two took turns; half \
+                 of the rounds lie in “half of rounds”. “barely”: one of its ends lies on the other \
+                 side. {meant}"
+            ),
         ],
     })
 }

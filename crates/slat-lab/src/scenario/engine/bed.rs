@@ -35,6 +35,11 @@ impl<F: Format> Bed<F> {
         Self { format, memory }
     }
 
+    /// Its format.
+    pub fn format(&self) -> &F {
+        &self.format
+    }
+
     /// All of its memory.
     pub fn range(&self) -> GpaRange {
         self.part(0, self.memory)

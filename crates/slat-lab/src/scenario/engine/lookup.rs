@@ -6,11 +6,16 @@ use crate::arena::Arena;
 use crate::cli::Part;
 use crate::fill::Stores;
 use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
+#[cfg(feature = "peers")]
+use crate::scenario::peers::crates as peers;
 use crate::session::Session;
 use anyhow::ensure;
 use slat::format::ept::Ept1G;
 use slat::{Attributes, Gpa, Guard, Member, PageSize};
 use std::rc::Rc;
+
+/// The quickest of the crates at it.
+const PEER: &str = "page_table_multiarch";
 
 /// Addresses looked up in one turn.
 const LOOKUPS: usize = 1 << 20;
@@ -31,36 +36,48 @@ pub fn contest<'a>(memory: u64, session: &mut Session) -> anyhow::Result<Contest
     Ok(beside_a_peer(contest, bed, addresses, session))
 }
 
-#[cfg(all(feature = "peers", target_arch = "x86_64"))]
+#[cfg(feature = "peers")]
 fn beside_a_peer<'a>(
     contest: Contest<'a>,
     bed: Bed<Ept1G>,
     addresses: Rc<[u64]>,
-    _session: &mut Session,
+    session: &mut Session,
 ) -> Contest<'a> {
-    use super::peer;
+    let Some(peer) = slat_peers::PEERS.iter().find(|peer| peer.name == PEER) else {
+        session.skip(format!("translate beside {PEER}"), "it is not for this kind of CPU");
+        return contest;
+    };
     let expected = sum(&bed, &addresses);
     contest
-        .enter(peer::NAME, peer::NAME, move |arena, _| {
-            let found = peer::query(arena, bed.range(), bed_host(&bed), &addresses)?;
-            ensure!(found.sum == expected, "the other crate found other addresses");
-            Ok(Sample::time(found.seconds))
+        .enter(PEER, PEER, move |arena, _| {
+            let range = bed.range();
+            let why = |error: String| anyhow::anyhow!("{PEER}: {error}");
+            let mut tables = peers::tables(peer, arena)?;
+            let mapped = tables.map_range(
+                range.start().0,
+                bed_host(&bed),
+                range.size(),
+                slat_peers::Leaf::Page4K,
+            );
+            mapped.map_err(why)?;
+            let watch = Watch::start();
+            let found = tables.lookup_all(&addresses).map_err(why)?;
+            let seconds = watch.seconds();
+            ensure!(found == expected, "the other crate found other addresses");
+            Ok(Sample::time(seconds))
         })
-        .ask("translate", &["translate"], &[peer::NAME], 1.1)
-        .ask("translate, a guard for each", &["translate-entering"], &[peer::NAME], 1.1)
+        .ask("translate", &["translate"], &[PEER], 1.1)
+        .ask("translate, a guard for each", &["translate-entering"], &[PEER], 1.1)
 }
 
-#[cfg(not(all(feature = "peers", target_arch = "x86_64")))]
+#[cfg(not(feature = "peers"))]
 fn beside_a_peer<'a>(
     contest: Contest<'a>,
     _bed: Bed<Ept1G>,
     _addresses: Rc<[u64]>,
     session: &mut Session,
 ) -> Contest<'a> {
-    session.skip(
-        "translate beside page_table_multiarch",
-        "built without the feature `peers`, or not for x86-64",
-    );
+    session.skip(format!("translate beside {PEER}"), "built without the feature `peers`");
     contest
 }
 

@@ -4,11 +4,11 @@
 //! others begins past the caches, touches a few pages, and switches on. What `every` maintains
 //! grows with vCPUs and memory; what `exact` does, with the pages that were touched past the caches.
 
-use super::lines;
 use super::turns::{Recorder, counts, ratios, take_turns};
 use crate::cli::CacheToggleArgs;
 use crate::failure::bad_input;
 use crate::record::Measurement;
+use crate::scenario::lines;
 use crate::session::Session;
 use anyhow::{Context, ensure};
 use serde_json::json;

@@ -282,7 +282,7 @@ mod tests {
         let base = ["slat", "bench", "dirty-log", "--target", "engine", "--quick"];
         let cli = Cli::try_parse_from(base.iter().chain(more)).unwrap();
         match cli.command {
-            Some(Command::Bench { bench: Bench::DirtyLog(args) }) => args,
+            Some(Command::Bench { bench: Some(Bench::DirtyLog(args)), .. }) => args,
             other => panic!("{other:?}"),
         }
     }

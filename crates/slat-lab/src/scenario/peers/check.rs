@@ -1,0 +1,445 @@
+//! Random histories of operations through Linux's tables and the engine's: after each operation the
+//! same addresses are mapped, by leaves of the same sizes, to the same memory, with the same rights.
+//!
+//! What the two are asked is what both define alike: Linux takes a block whole where the engine
+//! refuses to cut it, so ranges are widened to the leaves at their ends; nothing is mapped over what is
+//! there, nor a block where the engine keeps a table that was emptied in parts, in which it would map
+//! by smaller leaves. Linux may think a page young that the engine does not (a split forgets age), never the other
+//! way round; and it protects the hull of a cleared word.
+
+use super::linux::{Trees, build, interrupted};
+use super::{LINUX, checked_trees, leaf_sizes, leaves};
+use crate::arena::Arena;
+use crate::cli::{CheckArgs, Granule, WalkKind};
+use crate::failure::Failure;
+use crate::record::Measurement;
+use crate::scenario::engine::bed::Bed;
+use crate::scenario::engine::scatter::Numbers;
+use crate::session::Session;
+use anyhow::{Context, anyhow, bail, ensure};
+use serde_json::json;
+use slat::format::arm64::Arm64;
+use slat::{
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Member,
+    PageSize, Pages, Place, Removals, TableCache, Tables,
+};
+use slat_linux::{Helper, Leaf, Op as Call, Prot, Run};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// Where the histories take place: the blocks around the first GiB and the second.
+const MEMORY: u64 = 2 << 30;
+
+/// Table memory of each side.
+const TABLES: usize = 32 << 20;
+
+/// An operation that both are asked.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Map { start: u64, size: u64, leaf: u64, write: bool },
+    Unmap { start: u64, size: u64 },
+    Split { start: u64, size: u64 },
+    Protect { start: u64, size: u64 },
+    Clear { start: u64, word: u64 },
+    Age { start: u64, size: u64 },
+    Write { gpa: u64 },
+    Read { gpa: u64 },
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Map { start, size, leaf, write } => {
+                let rights = if *write { "rwx" } else { "rx" };
+                write!(f, "map {start:#x} + {size:#x} by {leaf:#x}, {rights}")
+            }
+            Self::Unmap { start, size } => write!(f, "unmap {start:#x} + {size:#x}"),
+            Self::Split { start, size } => write!(f, "split {start:#x} + {size:#x}"),
+            Self::Protect { start, size } => write!(f, "write-protect {start:#x} + {size:#x}"),
+            Self::Clear { start, word } => write!(f, "clear the word {word:#x} at {start:#x}"),
+            Self::Age { start, size } => write!(f, "age {start:#x} + {size:#x}"),
+            Self::Write { gpa } => write!(f, "write fault at {gpa:#x}"),
+            Self::Read { gpa } => write!(f, "access fault at {gpa:#x}"),
+        }
+    }
+}
+
+/// Runs the histories.
+///
+/// # Errors
+/// No usable tree; or the two differ: the history is in the error.
+pub fn run(args: &CheckArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    match args.granule {
+        Granule::Size4k => by(Arm64::<12>::default(), args, session),
+        Granule::Size16k => by(Arm64::<14>::default(), args, session),
+        Granule::Size64k => by(Arm64::<16>::default(), args, session),
+    }
+}
+
+fn by<const SHIFT: u32>(
+    format: Arm64<SHIFT>,
+    args: &CheckArgs,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Measurement>>
+where
+    Arm64<SHIFT>: Format,
+{
+    let fwb = args.linux.fwb.is_on();
+    let builds: Vec<_> =
+        args.linux.walks.iter().map(|kind| build(SHIFT, fwb, *kind, false)).collect();
+    let mut trees = checked_trees(&args.linux, &builds, TABLES as u64, session)?;
+    let mut arena = Arena::new(TABLES, 1 << SHIFT, BreakBeforeMake::Always)?;
+    let format = Arm64 { forced_write_back: fwb, ..format };
+    let bed = Bed::new(format, MEMORY);
+    let all = trees.len() * builds.len() * args.histories as usize;
+    session.start("histories", all as u64);
+    let mut results = Vec::new();
+    for tree in 0..trees.len() {
+        for (kind, how) in args.linux.walks.iter().zip(&builds) {
+            let name = trees.name(tree).to_owned();
+            session.say(&format!("{name}, {kind}"));
+            let mut tally = Tally::default();
+            for history in 0..args.histories {
+                if session.check().is_err() {
+                    break;
+                }
+                let seed = args.seed.wrapping_add(u64::from(history));
+                let helper = trees.helper(tree, *how)?;
+                let mut steps = Vec::new();
+                let went = one(&bed, &mut arena, helper, seed, args, &mut steps, &mut tally);
+                went.map_err(|error| match error.is::<Failure>() {
+                    true => error,
+                    false => anyhow!("{error:#}\n{}", told(&name, *kind, seed, &steps)),
+                })?;
+                tally.histories += 1;
+                session.step();
+            }
+            results.push(measurement(args, &trees, tree, *kind, &tally));
+        }
+    }
+    session.finish();
+    Ok(results)
+}
+
+/// The history as text, to be read from its end.
+fn told(name: &str, kind: WalkKind, seed: u64, steps: &[Step]) -> String {
+    let last: Vec<String> = steps.iter().map(|step| format!("  {step}")).collect();
+    format!(
+        "this is after the last of these operations, {kind} walks of {name} (--seed {seed} --histories 1 \
+         does them again):\n{}",
+        last.join("\n")
+    )
+}
+
+#[derive(Default)]
+struct Tally {
+    histories: u64,
+    steps: u64,
+    leaves: u64,
+}
+
+fn measurement(
+    args: &CheckArgs,
+    trees: &Trees,
+    tree: usize,
+    kind: WalkKind,
+    tally: &Tally,
+) -> Measurement {
+    let params = [
+        ("granule", json!(args.granule.bytes())),
+        ("walks", json!(kind.to_string())),
+        ("linux", json!(trees.version(tree))),
+        ("seed", json!(args.seed)),
+        ("length", json!(args.length)),
+    ];
+    let counts = [
+        ("histories", tally.histories),
+        ("operations", tally.steps),
+        ("leaves_compared", tally.leaves),
+    ];
+    Measurement {
+        scenario: "peers-check".to_owned(),
+        target: LINUX.to_owned(),
+        variant: trees.name(tree).to_owned(),
+        params: params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect(),
+        unit: "operations".to_owned(),
+        samples: vec![tally.steps as f64],
+        counts: counts.map(|(name, count)| (name.to_owned(), count)).into(),
+    }
+}
+
+fn one<F: Format>(
+    bed: &Bed<F>,
+    arena: &mut Arena,
+    helper: &mut Helper,
+    seed: u64,
+    args: &CheckArgs,
+    steps: &mut Vec<Step>,
+    tally: &mut Tally,
+) -> anyhow::Result<()> {
+    arena.reset();
+    let arena = &*arena;
+    let tables = bed.empty(arena)?.activate();
+    helper.call(Call::Reset).map_err(interrupted)?;
+    let sizes = leaf_sizes(args.granule);
+    let mut numbers = Numbers(seed.wrapping_mul(2).wrapping_add(1));
+    let mut both = Both { bed, arena, tables: &tables, helper, sizes, loose: BTreeSet::new() };
+    let mut member = Member::join(arena)?;
+    for _ in 0..args.length {
+        let Some(step) = both.choose(&mut numbers, &mut member)? else { continue };
+        steps.push(step);
+        both.step(step, &mut member)?;
+        tally.steps += 1;
+        tally.leaves += both.compare()?;
+    }
+    Ok(())
+}
+
+/// The two sides.
+struct Both<'b, 'p, F: Format> {
+    bed: &'b Bed<F>,
+    arena: &'p Arena,
+    tables: &'b Tables<'p, F, Arena>,
+    helper: &'b mut Helper,
+    sizes: &'static [PageSize],
+    /// Pages that Linux protected though nobody asked.
+    loose: BTreeSet<u64>,
+}
+
+impl<'p, F: Format> Both<'_, 'p, F> {
+    fn page(&self) -> u64 {
+        self.sizes[0].bytes()
+    }
+
+    /// A step that both define alike; none where nothing of its kind can be done there.
+    fn choose(
+        &self,
+        numbers: &mut Numbers,
+        member: &mut Member<'p, Arena>,
+    ) -> anyhow::Result<Option<Step>> {
+        let (page, all) = (self.page(), self.bed.range());
+        let block = self.sizes[numbers.below(self.sizes.len() as u64) as usize].bytes();
+        // Around the beginnings of a few blocks, so that operations meet.
+        let base =
+            all.start().0 + numbers.below(2) * (1 << 30) + numbers.below(3) * self.sizes[1].bytes();
+        let at = base + numbers.below(70) * page;
+        let size = (1 + numbers.below(3)) * block;
+        let start = at & !(block - 1);
+        let end = (start + size).min(all.end().0);
+        if start >= end {
+            return Ok(None);
+        }
+        let kind = numbers.below(10);
+        let guard = self.tables.enter(member)?;
+        let whole = widened(&guard, start, end)?;
+        let mapped = guard.translate(Gpa(at))?;
+        let empty = |at| guard.descriptor(Gpa(at)).is_some_and(|(_, size)| size.bytes() >= block);
+        let free =
+            self.found(start, end).is_empty() && (start..end).step_by(block as usize).all(empty);
+        drop(guard);
+        Ok(match kind {
+            0..=2 => free.then_some(Step::Map {
+                start,
+                size: end - start,
+                leaf: block,
+                write: numbers.below(4) > 0,
+            }),
+            3 => Some(Step::Unmap { start: whole.0, size: whole.1 - whole.0 }),
+            4 => Some(Step::Split { start: whole.0, size: whole.1 - whole.0 }),
+            5 => Some(Step::Protect { start: whole.0, size: whole.1 - whole.0 }),
+            6 => {
+                // Where it is pages already: of a block, Linux protects all.
+                let start = at & !(64 * page - 1);
+                let word = numbers.below(u64::MAX) | 1 << numbers.below(64);
+                let pages = self.is_pages(start, start + 64 * page);
+                pages.then_some(Step::Clear { start, word })
+            }
+            7 => Some(Step::Age { start: whole.0, size: whole.1 - whole.0 }),
+            8 => mapped.map(|_| Step::Write { gpa: at & !(page - 1) }),
+            _ => mapped.map(|_| Step::Read { gpa: at & !(page - 1) }),
+        })
+    }
+
+    fn found(&self, start: u64, end: u64) -> Vec<Run> {
+        let range = GpaRange::new(Gpa(start), end - start).expect("it is not empty");
+        leaves::of(self.tables, self.arena, range)
+    }
+
+    fn is_pages(&self, start: u64, end: u64) -> bool {
+        let found = self.found(start, end);
+        found.iter().map(|run| run.count).sum::<u64>() == (end - start) / self.page()
+            && found.iter().all(|run| run.first.size == self.page())
+    }
+
+    fn call(&mut self, what: Call) -> anyhow::Result<slat_linux::Answer> {
+        self.helper.call(what).map_err(interrupted)
+    }
+
+    fn step(&mut self, step: Step, member: &mut Member<'p, Arena>) -> anyhow::Result<()> {
+        let ours = self.ours(step, member)?;
+        let host = Bed::<F>::host(&self.bed.range()).0 - self.bed.range().start().0;
+        let (largest, page) = (self.sizes[self.sizes.len() - 1].bytes(), self.page());
+        match step {
+            Step::Map { start, size, leaf, write } => {
+                let prot = Prot { write, ..Prot::RAM };
+                self.call(Call::Build { start, size, host: start + host, leaf, prot })?;
+            }
+            Step::Unmap { start, size } => {
+                self.call(Call::Unmap { start, size })?;
+            }
+            Step::Split { start, size } => {
+                self.call(Call::Split { start, size, chunk: largest })?;
+            }
+            Step::Protect { start, size } => {
+                self.call(Call::Protect { start, size })?;
+            }
+            Step::Clear { start, word } => {
+                let size = 64 * page;
+                self.call(Call::Clear { start, size, word, chunk: largest })?;
+                let hull = word.trailing_zeros()..64 - word.leading_zeros();
+                let spared = hull.filter(|bit| word >> bit & 1 == 0);
+                self.loose.extend(spared.map(|bit| start + u64::from(bit) * page));
+            }
+            Step::Age { start, size } => {
+                let young = self.call(Call::Age { start, size, each: false })?.found;
+                ensure!(ours == 0 || young > 0, "the engine found young pages, Linux none");
+            }
+            Step::Write { gpa } => {
+                self.call(Call::Relax { start: gpa, size: page, prot: Prot::RAM })?;
+                self.call(Call::Young { start: gpa, size: page })?;
+                self.loose.remove(&gpa);
+            }
+            Step::Read { gpa } => {
+                self.call(Call::Young { start: gpa, size: page })?;
+            }
+        }
+        if let Step::Map { start, size, .. }
+        | Step::Unmap { start, size }
+        | Step::Protect { start, size } = step
+        {
+            self.loose.retain(|page| !(start..start + size).contains(page));
+        }
+        Ok(())
+    }
+
+    /// The engine's side; of ageing, how many pages were young.
+    fn ours(&mut self, step: Step, member: &mut Member<'p, Arena>) -> anyhow::Result<u64> {
+        let mut places = [Place::EMPTY; 4096];
+        let mut removals = Removals::new(self.tables, &mut places);
+        let mut storage = crate::scenario::engine::bed::chunk_storage();
+        let mut cache = TableCache::new(self.arena, &mut storage);
+        let mut guard = self.tables.enter(member)?;
+        let range = |start, size| GpaRange::new(Gpa(start), size);
+        let mut young = 0;
+        match step {
+            Step::Map { start, size, leaf, write } => {
+                let range = range(start, size)?;
+                let leaf = PageSize::from_bytes(leaf).context("a size of the granule")?;
+                let attributes = Attributes { write, ..Attributes::RAM };
+                cache.fill(usize::MAX)?;
+                guard.map(range, Bed::<F>::host(&range), attributes, leaf, &mut cache)?;
+            }
+            Step::Unmap { start, size } => {
+                guard.unmap(range(start, size)?, &mut removals)?;
+            }
+            Step::Split { start, size } => {
+                let (mut at, end) = (start, start + size);
+                while at < end {
+                    let step = (end - at).min(1 << 30);
+                    cache.fill(usize::MAX)?;
+                    guard.split(range(at, step)?, self.sizes[0], &mut cache)?;
+                    at += step;
+                }
+            }
+            Step::Protect { start, size } => {
+                guard.write_protect(range(start, size)?)?;
+            }
+            Step::Clear { start, word } => {
+                guard.write_protect_pages(&Pages { start: Gpa(start), bits: &[word] })?;
+            }
+            Step::Age { start, size } => {
+                let words = (size / self.sizes[0].bytes()).div_ceil(64) as usize;
+                let (mut yes, mut unanswered) = (vec![0; words], vec![0; words]);
+                let mut ages = Ages { young: &mut yes, unanswered: &mut unanswered };
+                young = guard.age(range(start, size)?, &mut ages, Ageing::LEAVES)?.young;
+            }
+            Step::Write { gpa } | Step::Read { gpa } => {
+                let write = matches!(step, Step::Write { .. });
+                let leaf = guard.translate(Gpa(gpa))?.context("it was mapped")?.size.bytes();
+                let access = if write { Access::Write } else { Access::Read };
+                guard.relax(range(gpa & !(leaf - 1), leaf)?, access)?;
+            }
+        }
+        guard.complete();
+        drop(guard);
+        removals.complete().for_each(drop);
+        Ok(young)
+    }
+
+    /// Holds all leaves against each other; returns how many there are.
+    fn compare(&mut self) -> anyhow::Result<u64> {
+        let all = self.bed.range();
+        let ours = self.found(all.start().0, all.end().0);
+        let theirs = self.helper.leaves(all.start().0, all.size()).map_err(interrupted)?;
+        let mut theirs = theirs.iter().flat_map(each);
+        let mut count = 0;
+        for our in ours.iter().flat_map(each) {
+            let Some(their) = theirs.next() else { bail!("only the engine maps {:#x}", our.gpa) };
+            self.same(our, their)?;
+            count += 1;
+        }
+        if let Some(their) = theirs.next() {
+            bail!("only Linux maps {:#x}, by {:#x}", their.gpa, their.raw);
+        }
+        Ok(count)
+    }
+
+    fn same(&self, our: Leaf, their: Leaf) -> anyhow::Result<()> {
+        ensure!(
+            (our.gpa, our.size) == (their.gpa, their.size),
+            "the engine has a leaf of {:#x} bytes at {:#x}, Linux one of {:#x} at {:#x}",
+            our.size,
+            our.gpa,
+            their.size,
+            their.gpa
+        );
+        let mut differing = (our.raw ^ their.raw) & !leaves::SOFTWARE;
+        if their.raw & leaves::ACCESSED != 0 {
+            differing &= !leaves::ACCESSED;
+        }
+        if self.loose.contains(&our.gpa) && their.raw & leaves::WRITE == 0 {
+            differing &= !leaves::WRITE;
+        }
+        ensure!(
+            differing == 0,
+            "{:#x}: the engine's descriptor is {:#x}, Linux's {:#x}",
+            our.gpa,
+            our.raw,
+            their.raw
+        );
+        Ok(())
+    }
+}
+
+fn each(run: &Run) -> impl Iterator<Item = Leaf> + use<> {
+    let Run { first, count } = *run;
+    (0..count).map(move |number| Leaf {
+        gpa: first.gpa + number * first.size,
+        raw: first.raw + number * first.size,
+        ..first
+    })
+}
+
+/// The range, with the whole of the leaves at its ends.
+fn widened<F: Format>(
+    guard: &Guard<'_, '_, F, Arena>,
+    start: u64,
+    end: u64,
+) -> anyhow::Result<(u64, u64)> {
+    let around = |gpa: u64| -> anyhow::Result<(u64, u64)> {
+        let size = guard.translate(Gpa(gpa))?.map_or(1, |found| found.size.bytes());
+        let first = gpa & !(size - 1);
+        Ok((first, first + size))
+    };
+    Ok((start.min(around(start)?.0), end.max(around(end - 1)?.1)))
+}
