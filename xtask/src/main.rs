@@ -4,6 +4,7 @@ mod bench;
 mod e2e;
 mod fuzz;
 mod msrv;
+mod peers;
 mod setup;
 mod size;
 mod stages;
@@ -20,6 +21,7 @@ Examples:
   cargo xtask test formatting clippy
   cargo xtask bench                  the engine's operations against what is asked of each
   cargo xtask bench --quick
+  cargo xtask peers --quick          beside Linux's own code and other crates
   cargo xtask size                   the engine's text, by format and operation
   cargo xtask fuzz 60                fuzz the operations for a minute
   cargo xtask setup                  install what the tests need, and stop";
@@ -51,6 +53,15 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Measure the engine beside Linux's own page-table code and other crates, in one run
+    ///
+    /// Installs Debian's Linux source and Coccinelle, builds for release and runs
+    /// `slat bench --all-peers`.
+    Peers {
+        /// Arguments of `slat bench --all-peers`: --quick, --memory SIZE, --rounds N, --output DIR
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Print the bytes of text that the engine adds to a user without an operating system
     Size,
     /// Fuzz the operations against a flat model; needs a nightly toolchain, which it installs
@@ -67,6 +78,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Test { stages } => test::run(&stages),
         Task::Bench { arguments } => bench::run(&arguments),
+        Task::Peers { arguments } => peers::run(&arguments),
         Task::Size => size::run(),
         Task::Fuzz { seconds } => fuzz::run(seconds),
         Task::Setup => setup::all(),

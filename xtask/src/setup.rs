@@ -84,6 +84,46 @@ pub fn cargo_fuzz() -> anyhow::Result<()> {
     bail!("`cargo install --locked cargo-fuzz` failed")
 }
 
+/// Installs a Debian package, if the command that it brings is missing.
+pub fn package(name: &str, command: &str) -> anyhow::Result<()> {
+    if answers(Command::new(command).arg("--version")) {
+        return Ok(());
+    }
+    install(name)
+}
+
+/// Installs a Debian package.
+pub fn install(name: &str) -> anyhow::Result<()> {
+    println!("installing {name}");
+    let install = || as_root("apt-get", &["install", "--yes", "--no-install-recommends", name]);
+    // The lists may be older than the packages, or not there yet.
+    if install() || (update().is_ok() && install()) {
+        return Ok(());
+    }
+    bail!("{name} is missing and `apt-get install {name}` did not install it")
+}
+
+/// Brings apt's lists up to date.
+pub fn update() -> anyhow::Result<()> {
+    if as_root("apt-get", &["update"]) {
+        return Ok(());
+    }
+    bail!("`apt-get update` failed")
+}
+
+/// Runs a command as root: as it is, or by sudo without a question.
+fn as_root(command: &str, arguments: &[&str]) -> bool {
+    let quiet = |command: &mut Command| {
+        let command = command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+        command.stdout(Stdio::null()).status().is_ok_and(|status| status.success())
+    };
+    let root = Command::new("id").arg("-u").output().is_ok_and(|id| id.stdout.trim_ascii() == b"0");
+    match root {
+        true => quiet(Command::new(command).args(arguments)),
+        false => quiet(Command::new("sudo").args(["--non-interactive", command]).args(arguments)),
+    }
+}
+
 /// The cargo that runs this, so that one toolchain does everything.
 pub fn cargo() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())

@@ -1,6 +1,6 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
-use crate::{e2e, fuzz, in_ci, msrv, root, setup, target};
+use crate::{e2e, fuzz, in_ci, msrv, peers, root, setup, target};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use std::process::Command;
@@ -30,6 +30,8 @@ pub enum Stage {
     Shuttle,
     /// The fuzzed target compiles; `cargo xtask fuzz` runs it
     Fuzz,
+    /// The engine beside Linux's own code and other crates
+    Peers,
     /// The `slat` command on small sizes, and what it wrote
     EndToEnd,
 }
@@ -78,6 +80,7 @@ impl Stage {
             Self::Loom => loom(),
             Self::Shuttle => shuttle(),
             Self::Fuzz => fuzz::check(),
+            Self::Peers => peers::test(),
             Self::EndToEnd => e2e::run(&target().join("end-to-end")).map(Outcome::Ran),
         }
     }

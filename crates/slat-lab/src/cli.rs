@@ -127,7 +127,9 @@ Examples:
       all claims, at sizes that take a few minutes
   slat replay --quick
       the same on small sizes, in a minute: shows that it works, gives no figures to quote
-  slat replay --only execute,flush-once";
+  slat replay --only execute,flush-once
+  slat replay --only skip-levels,skip-levels-hardware --linux-tree linux-6.12
+      on Linux's own code, with the changes as edits to a copy of it";
 
 /// Which claims to replay.
 #[derive(Clone, Debug, Args)]
@@ -136,6 +138,14 @@ pub struct ReplayArgs {
     /// Only these [default: all]
     #[arg(long, value_name = "CLAIM,...", value_delimiter = ',')]
     pub only: Vec<Claim>,
+
+    /// A Linux source tree, 6.6 to 7.x: the claims about Linux's walks are replayed on its own code, too
+    #[arg(long, value_name = "[NAME=]PATH")]
+    pub linux_tree: Option<NamedTree>,
+
+    /// Where edits to it are, NAME.cocci each [default: Slat's own]
+    #[arg(long, value_name = "DIR")]
+    pub edits: Option<PathBuf>,
 
     /// Small sizes: shows that it works, gives no figures to quote
     #[arg(long)]

@@ -88,7 +88,11 @@ fn bench(
     session.finish();
     let report = report(host, results, &mut session);
     show(&report, args.json, output)?;
-    Ok(if report.partial { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    Ok(match report.partial {
+        true => ExitCode::from(130),
+        false if session.failed() => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
 }
 
 /// What was measured, with what a reader has to know beside it.

@@ -15,6 +15,7 @@ pub struct Session {
     bar: ProgressBar,
     on_terminal: bool,
     skipped: Vec<Skipped>,
+    failed: bool,
 }
 
 impl Session {
@@ -43,6 +44,7 @@ impl Session {
             bar: ProgressBar::hidden(),
             on_terminal: false,
             skipped: Vec::new(),
+            failed: false,
         }
     }
 
@@ -114,6 +116,19 @@ impl Session {
     /// Records that something was not measured: what, and why (with what would change that).
     pub fn skip(&mut self, what: impl Into<String>, reason: impl Into<String>) {
         self.skipped.push(Skipped { what: what.into(), reason: reason.into() });
+    }
+
+    /// Records that something failed while the rest goes on: the report has it, and the exit code says so.
+    pub fn fail(&mut self, what: impl Into<String>, reason: impl Into<String>) {
+        let (what, reason) = (what.into(), reason.into());
+        self.note(&format!("slat: {what}: {reason}"));
+        self.skip(what, format!("failed: {reason}"));
+        self.failed = true;
+    }
+
+    /// Whether anything failed.
+    pub fn failed(&self) -> bool {
+        self.failed
     }
 
     /// What has been skipped so far.

@@ -20,6 +20,9 @@ pub struct Chart {
 /// Colours that keep apart for the colour-blind, too (Okabe and Ito).
 const COLOURS: [RGBColor; 4] =
     [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(204, 121, 167)];
+/// More of them, for charts that tell more apart.
+const MORE: [RGBColor; 4] =
+    [RGBColor(86, 180, 233), RGBColor(230, 159, 0), RGBColor(120, 120, 120), RGBColor(0, 0, 0)];
 const WIDTH: u32 = 860;
 const DOT: i32 = 4;
 const FONT: (&str, u32) = ("sans-serif", 13);
@@ -29,7 +32,77 @@ pub fn all(results: &[Measurement]) -> Vec<Chart> {
     let mut charts = Vec::new();
     charts.extend(dirtying(results));
     charts.extend(splitting(results));
+    charts.extend(peers(results));
     charts
+}
+
+/// How many times as long as the engine everybody took: a row for each operation, a dot for each.
+fn peers(results: &[Measurement]) -> Option<Chart> {
+    use super::tables::peers::{gathered, label, ratio};
+    let rows = gathered(results);
+    let mut names: Vec<&str> = Vec::new();
+    let mut strips: Vec<(String, Vec<(usize, f64)>)> = Vec::new();
+    for row in &rows {
+        let Some(base) = row.variant(crate::scenario::peers::SLAT) else { continue };
+        let others = row.measurements.iter().filter(|m| m.target != "engine");
+        let mut dots = Vec::new();
+        for m in others {
+            // The machine is one competitor, whatever loop it runs.
+            let name = if m.target == "machine" { "the machine" } else { &m.variant };
+            let place = names.iter().position(|known| *known == name).unwrap_or(names.len());
+            if place == names.len() {
+                names.push(name);
+            }
+            dots.extend(ratio(m, base).map(|by| (place, by.median)));
+        }
+        strips.push((label(row)?, dots));
+    }
+    let all = || strips.iter().flat_map(|(_, dots)| dots).map(|(_, ratio)| *ratio);
+    let (least, most) = (all().min_by(f64::total_cmp)?, all().max_by(f64::total_cmp)?);
+    let colours: Vec<RGBColor> = COLOURS.into_iter().chain(MORE).collect();
+    let count = strips.len();
+    let svg = svg(90 + 22 * (count + names.len() / 3) as u32, |area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(12)
+            .x_label_area_size(44)
+            .y_label_area_size(330)
+            .build_cartesian_2d(
+                (least.min(1.0) / 1.5..most.max(1.0) * 2.0).log_scale(),
+                (0..count).into_segmented(),
+            )?;
+        let strip = |position: usize| &strips[count - 1 - position];
+        chart
+            .configure_mesh()
+            .max_light_lines(4)
+            .label_style(FONT)
+            .y_labels(count)
+            .x_desc("times as long as the engine; right of 1, the engine is faster")
+            .x_label_formatter(&|ratio| format!("{ratio}"))
+            .y_label_formatter(&|y| match y {
+                SegmentValue::CenterOf(y) if *y < count => strip(*y).0.clone(),
+                _ => String::new(),
+            })
+            .draw()?;
+        for (place, name) in names.iter().enumerate() {
+            let style = colours[place % colours.len()].filled();
+            let dots = (0..count).flat_map(|position| {
+                let of_them = strip(position).1.iter().filter(|(who, _)| *who == place);
+                of_them.map(move |(_, ratio)| (*ratio, SegmentValue::CenterOf(position)))
+            });
+            chart
+                .draw_series(dots.map(|dot| Circle::new(dot, DOT, style)))?
+                .label(*name)
+                .legend(move |(x, y)| Circle::new((x + 8, y), DOT, style));
+        }
+        chart
+            .configure_series_labels()
+            .label_font(FONT)
+            .position(SeriesLabelPosition::LowerRight)
+            .background_style(WHITE.mix(0.9))
+            .border_style(BLACK.mix(0.3))
+            .draw()
+    });
+    Some(Chart { title: "The engine beside others".to_owned(), svg })
 }
 
 /// How long each round of dirtying took: one line for each way of logging.

@@ -2,7 +2,10 @@
 
 use super::Report;
 use super::tables::{self, Table};
-use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Row, Table as Grid, TableStyle};
+use comfy_table::{
+    CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Row, Table as Grid, TableStyle,
+    Width,
+};
 use std::fmt::Write;
 use textwrap::Options;
 
@@ -53,6 +56,14 @@ fn grid(text: &mut String, table: &Table, width: u16) {
         if index >= table.labels {
             column.set_cell_alignment(CellAlignment::Right);
         }
+        // However narrow the terminal is, no word is broken.
+        let cells = table.rows.iter().map(|row| &row[index]).chain([&table.columns[index]]);
+        let words = cells.flat_map(|cell| cell.split_whitespace());
+        let longest = words.map(|word| word.chars().count()).max().unwrap_or(0);
+        let padding = 2;
+        column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(
+            longest as u16 + padding,
+        )));
     }
     for line in grid.lines() {
         let _ = writeln!(text, "{}", line.trim_end());

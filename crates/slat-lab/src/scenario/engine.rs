@@ -198,7 +198,7 @@ mod tests {
         let mut session = Session::quiet();
         let results = run(&args(only), &mut session).unwrap();
         let left_out: Vec<_> = session.skipped().iter().map(|skipped| &skipped.what).collect();
-        assert!(results.len() > 1 || !left_out.is_empty(), "{only:?}");
+        assert!(!results.is_empty() || !left_out.is_empty(), "{only:?}");
         results
     }
 
@@ -214,7 +214,9 @@ mod tests {
     fn every_part_gives_samples_that_are_times() {
         for &part in Part::value_variants() {
             for result in run_only(&[part]) {
-                assert_eq!(result.params["part"], part.to_string());
+                // Those that are measured beside others elsewhere name their operation.
+                let beside = result.scenario.starts_with("peers");
+                assert!(beside || result.params["part"] == part.to_string(), "{result:?}");
                 let rounds = if part == Part::Beside { 10 } else { 1 };
                 assert_eq!(result.samples.len(), rounds, "{result:?}");
                 assert!(result.samples.iter().all(|time| *time > 0.0), "{result:?}");

@@ -281,9 +281,11 @@ impl Run<'_> {
         let mut results = Vec::new();
         for mut contest in contests {
             session.say(contest.title());
-            match contest.hold(&mut arena, session, self.rounds)? {
-                Some(measured) => results.extend(measured),
-                None => break,
+            match contest.hold(&mut arena, session, self.rounds) {
+                Ok(Some(measured)) => results.extend(measured),
+                Ok(None) => break,
+                // One difference must not cost what was measured before, nor what comes after.
+                Err(error) => session.fail(contest.title(), format!("{error:#}")),
             }
         }
         session.finish();

@@ -2,6 +2,8 @@
 //!
 //! The results of the scenarios themselves are kept as well: every sample.
 
+mod linux;
+
 use super::{guest, split};
 use crate::cli::{
     AgeArgs, CacheToggleArgs, Claim, ExecuteArgs, Granule, GuestBacking, GuestFormat, LinuxArgs,
@@ -18,10 +20,10 @@ use std::collections::BTreeMap;
 /// # Errors
 /// Those of the scenarios.
 pub fn run(args: &ReplayArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let mut replay = Replay { quick: args.quick, rows: Vec::new(), results: Vec::new() };
+    let mut replay = Replay { args, quick: args.quick, rows: Vec::new(), results: Vec::new() };
     let wanted = |claim| args.only.is_empty() || args.only.contains(&claim);
-    type Step = fn(&mut Replay, &mut Session) -> anyhow::Result<()>;
-    let steps: [(Claim, Step); 5] = [
+    type Step<'a> = fn(&mut Replay<'a>, &mut Session) -> anyhow::Result<()>;
+    let steps: [(Claim, Step<'_>); 5] = [
         (Claim::SkipLevels, Replay::skip_levels),
         (Claim::SkipLevelsHardware, Replay::skip_levels_hardware),
         (Claim::Execute, Replay::execute),
@@ -38,11 +40,24 @@ pub fn run(args: &ReplayArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     Ok(replay.rows)
 }
 
-struct Replay {
+struct Replay<'a> {
+    args: &'a ReplayArgs,
     quick: bool,
     rows: Vec<Measurement>,
     results: Vec<Measurement>,
 }
+
+/// What was published of each call: by kind of memory, without levels, without levels and children.
+type Cells = [(When, &'static str, [[&'static str; 2]; 3]); 2];
+
+/// Memory of that publication, by kind, and which pages it is in by granule: what THP has, what
+/// hugetlb has.
+const KINDS: [&str; 3] = ["regular pages", "THP", "hugetlb"];
+const GRANULES: [(Granule, [u64; 3]); 3] = [
+    (Granule::Size4k, [4 << 10, 2 << 20, 1 << 30]),
+    (Granule::Size16k, [16 << 10, 32 << 20, 32 << 20]),
+    (Granule::Size64k, [64 << 10, 512 << 20, 512 << 20]),
+];
 
 /// What all rows of a claim have in common.
 struct Told {
@@ -55,7 +70,7 @@ const SKIP: &str = "level-3 skip";
 const SKIP_WHY: &str = "here the entries left out cost a quarter of a nanosecond, not a call each, and next to \
     nothing in a table just built; no invalidation is executed. In the whole call one exchange a page weighs most.";
 
-impl Replay {
+impl Replay<'_> {
     fn row(
         &mut self,
         told: &Told,
@@ -126,20 +141,14 @@ impl Replay {
         let lost = of("tested").iter().zip(of("childless")).map(|(a, b)| a - b).collect();
         let what = "1 GiB, THP: points lost by testing a flag at each entry";
         self.row(&told, what, "about 1 (of a call)", "%", lost);
-        Ok(())
+        linux::skip_levels(self, session)
     }
 
     /// The figures from hardware: twelve cells, each a mean over three granules, of whole calls.
     fn skip_levels_hardware(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let memory = Size(if self.quick { 2 << 30 } else { 16 << 30 });
-        // By granule: pages, what THP has, what hugetlb has.
-        let granules = [
-            (Granule::Size4k, [4 << 10, 2 << 20, 1 << 30]),
-            (Granule::Size16k, [16 << 10, 32 << 20, 32 << 20]),
-            (Granule::Size64k, [64 << 10, 512 << 20, 512 << 20]),
-        ];
         let mut all = Vec::new();
-        for (granule, backings) in granules {
+        for (granule, backings) in GRANULES {
             let args = SplitArgs {
                 memory,
                 granule,
@@ -170,8 +179,7 @@ impl Replay {
             let of = |round: usize| parts.iter().map(|part| part[round]).sum::<f64>() / 3.0;
             (0..rounds).map(of).collect::<Vec<f64>>()
         };
-        let kinds = ["regular pages", "THP", "hugetlb"];
-        let cells = [
+        let cells: Cells = [
             (
                 When::Clear,
                 "clear",
@@ -183,21 +191,21 @@ impl Replay {
                 [["−33.1 %", "−35.0 %"], ["−11.9 %", "−10.7 %"], ["−13.4 %", "−13.2 %"]],
             ),
         ];
-        for (when, name, published) in cells {
-            for (kind, [levels, children]) in published.into_iter().enumerate() {
-                let call = format!("call, {name}, {}", kinds[kind]);
+        for (when, name, published) in &cells {
+            for (kind, [levels, children]) in published.iter().enumerate() {
+                let call = format!("call, {name}, {}", KINDS[kind]);
                 self.row(
                     &told,
                     format!("{call}: levels"),
                     levels,
                     "%",
-                    mean("bounded", kind, when),
+                    mean("bounded", kind, *when),
                 );
                 let children_too = format!("{call}: levels and children");
-                self.row(&told, children_too, children, "%", mean("childless", kind, when));
+                self.row(&told, children_too, children, "%", mean("childless", kind, *when));
             }
         }
-        Ok(())
+        linux::skip_levels_hardware(self, session, &cells)
     }
 
     fn execute(&mut self, session: &mut Session) -> anyhow::Result<()> {
@@ -372,6 +380,8 @@ mod tests {
     fn each_claim_has_its_rows_beside_what_was_published() {
         let args = ReplayArgs {
             only: vec![Claim::SkipLevels, Claim::FlushOnce],
+            linux_tree: None,
+            edits: None,
             quick: true,
             out: OutputArgs::default(),
         };

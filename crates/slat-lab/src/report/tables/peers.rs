@@ -5,6 +5,7 @@ use super::{Labels, NOTHING, Row, Table, rows};
 use crate::record::Measurement;
 use crate::report::numbers::{thousands, three_digits};
 use crate::scenario::peers::{ALLOWED, SLAT};
+use crate::size::Size;
 use crate::stats::Summary;
 
 /// What a crate does not have.
@@ -21,14 +22,29 @@ impl<'m> Column<'m> {
     fn of(m: &'m Measurement) -> Self {
         if m.target == "machine" { Self::Limit } else { Self::Who(&m.variant, &m.target) }
     }
+
+    /// Where a long name is broken is not left to chance.
+    fn heading(&self) -> String {
+        match self {
+            Self::Limit => "the\nmachine".to_owned(),
+            Self::Who(name, _) => {
+                let name = name.replace('+', "\n+").replace(", ", "\n").replace(",skip", "\n,skip");
+                name.replace("level3", "\nlevel3")
+                    .replace("g-pa", "g-\npa")
+                    .replace("ble-ge", "ble-\nge")
+                    .replace("ble_mul", "ble_\nmul")
+                    .replace("64-pa", "64-\npa")
+            }
+        }
+    }
 }
 
 /// Everybody but the engine, in the order of a reader's interest: Linux, crates, the machine.
 fn columns(results: &[Measurement]) -> Vec<Column<'_>> {
     let mut found = Vec::new();
-    for target in ["engine", "linux-source", "crate", "machine"] {
+    for target in ["linux-source", "crate", "machine"] {
         for m in results.iter().filter(|m| m.scenario == "peers" && m.target == target) {
-            if m.variant != SLAT && !found.contains(&Column::of(m)) {
+            if !found.contains(&Column::of(m)) {
                 found.push(Column::of(m));
             }
         }
@@ -36,87 +52,52 @@ fn columns(results: &[Measurement]) -> Vec<Column<'_>> {
     found
 }
 
-/// How many times as long as the engine somebody took, in each round.
-pub fn ratio(row: &Row, m: &Measurement) -> Option<Summary> {
-    let base = row.variant(SLAT)?;
+/// How many times as long as `base` somebody took, in each round.
+pub fn ratio(m: &Measurement, base: &Measurement) -> Option<Summary> {
     let ratios: Vec<f64> = m.samples.iter().zip(&base.samples).map(|(of, by)| of / by).collect();
     Summary::of(&ratios)
 }
 
-fn cell(summary: &Summary) -> String {
-    if summary.count < 2 {
-        return three_digits(summary.median);
+fn with_spread(value: &str, summary: &Summary) -> String {
+    match summary.count {
+        1 => value.to_owned(),
+        _ => format!("{value} ±{:.0}%", summary.relative_spread() * 100.0),
     }
-    format!("{} ±{:.0}%", three_digits(summary.median), summary.relative_spread() * 100.0)
 }
 
-/// What `note`s there are differ within a row.
+/// Operations: what notes there are differ within a row.
 pub fn gathered(results: &[Measurement]) -> Vec<Row<'_>> {
     rows(results, "peers", &["note"])
+}
+
+/// What a row is about: `split, 64g of 2m`.
+pub fn label(row: &Row) -> Option<String> {
+    let memory = Size(row.params.get("memory")?.as_u64()?);
+    Some(format!("{}, {memory} of {}", row.param("operation")?, row.param("backing")?))
 }
 
 /// Rows the operations; the engine's time, and the others' by it.
 pub fn ratios(results: &[Measurement]) -> Option<Table> {
     let all = gathered(results);
-    if all.is_empty() {
+    let who = columns(results);
+    let mut lines = Vec::new();
+    for row in &all {
+        for base in row.measurements.iter().filter(|m| m.target == "engine") {
+            lines.extend(line(row, base, &who));
+        }
+    }
+    if lines.is_empty() {
         return None;
     }
-    let who = columns(results);
-    let mut names = ["operation", "memory", "pages", "slat"].map(str::to_owned).to_vec();
-    names.extend(who.iter().map(|column| {
-        match column {
-            // Where a name is broken is not left to chance.
-            Column::Who(name, _) => name
-                .replace('+', "\n+")
-                .replace(", ", ",\n")
-                .replace(",skip", "\n,skip")
-                .replace("g_", "g\n_")
-                .replace("ble_", "ble\n_"),
-            Column::Limit => "the\nmachine".to_owned(),
-        }
-    }));
-    let mut notes: Vec<String> = Vec::new();
-    let lines: Vec<Vec<String>> = all
-        .iter()
-        .filter_map(|row| {
-            let base = Summary::of(&row.variant(SLAT)?.samples)?;
-            let pieces = row.params.get("pieces")?.as_u64()? as f64;
-            let memory = row.params.get("memory")?.as_u64()?;
-            let backing = row.param("backing")?;
-            let mut line = vec![
-                row.param("operation")?.to_owned(),
-                crate::size::Size(memory).to_string(),
-                backing.to_owned(),
-                format!(
-                    "{} ns ±{:.0}%",
-                    three_digits(base.median / pieces * 1e9),
-                    base.relative_spread() * 100.0
-                ),
-            ];
-            let crates = row.measurements.iter().any(|m| m.target == "crate");
-            for column in &who {
-                let found = row.measurements.iter().find(|m| Column::of(m) == *column);
-                line.push(match (found, column) {
-                    (Some(m), Column::Limit) => {
-                        let ratio = ratio(row, m).map_or_else(String::new, |ratio| cell(&ratio));
-                        format!("{ratio} {}", m.variant)
-                    }
-                    (Some(m), _) => ratio(row, m).map_or_else(String::new, |ratio| cell(&ratio)),
-                    (None, Column::Who(_, "crate")) if !crates => NONE.to_owned(),
-                    (None, Column::Who(_, "crate")) => NOTHING.to_owned(),
-                    (None, _) => NOTHING.to_owned(),
-                });
-            }
-            Some(line)
-        })
-        .collect();
-    notes.push(
+    let mut names = vec!["operation".to_owned(), SLAT.to_owned()];
+    names.extend(who.iter().map(Column::heading));
+    let mut notes = vec![
         "slat: nanoseconds a page (a look-up), ± half of where half of the rounds lie. The others: how many times \
          as long they took, the median of the rounds’ ratios; above 1 the engine is faster. none: the crate \
          has no such operation; –: it has other levels, or was not asked. The machine: a plain loop over the same \
          slots, or that stores the same bytes."
             .to_owned(),
-    );
+    ];
     if results.iter().any(|m| m.scenario == "peers" && m.target == "linux-source") {
         notes.push(
             "Linux’s own code, compiled for user space: the software’s work alone. Invalidations, barriers for a \
@@ -129,10 +110,44 @@ pub fn ratios(results: &[Measurement]) -> Option<Table> {
         title: "The engine beside others".to_owned(),
         common: common(&all),
         columns: names,
-        labels: 3,
+        labels: 1,
         rows: lines,
         notes,
     })
+}
+
+/// One way of the engine's, and everybody by it.
+fn line(row: &Row, base: &Measurement, who: &[Column]) -> Option<Vec<String>> {
+    let summary = Summary::of(&base.samples)?;
+    let pieces = row.params.get("pieces")?.as_u64()? as f64;
+    let way = base.variant.strip_prefix(SLAT).unwrap_or_default();
+    let time = format!("{} ns", three_digits(summary.median / pieces * 1e9));
+    let mut line = vec![format!("{}{way}", label(row)?), with_spread(&time, &summary)];
+    let has_levels = row.measurements.iter().any(|m| m.target == "crate");
+    for column in who {
+        let found = row.measurements.iter().find(|m| Column::of(m) == *column);
+        let by = found.and_then(|m| ratio(m, base));
+        line.push(match (by, column) {
+            (Some(by), Column::Limit) => {
+                let name = found.map_or("", |m| m.variant.split('-').next().unwrap_or_default());
+                format!("{} {name}", three_digits(by.median))
+            }
+            (Some(by), _) => with_spread(&three_digits(by.median), &by),
+            (None, Column::Who(name, "crate")) if lacks(row, name, has_levels) => NONE.to_owned(),
+            (None, _) => NOTHING.to_owned(),
+        });
+    }
+    Some(line)
+}
+
+/// Whether the crate has no such operation, rather than other levels or no part in the row.
+fn lacks(row: &Row, name: &str, asked: bool) -> bool {
+    match asked {
+        false => true,
+        true => {
+            row.param("lack").is_some_and(|lack| lack.split(',').any(|lacking| lacking == name))
+        }
+    }
 }
 
 /// What is said once: only rows beside Linux have all parameters.
@@ -158,7 +173,13 @@ pub fn counts(results: &[Measurement]) -> Option<Table> {
     let mut lines = Vec::new();
     let mut reasons: Vec<&str> = Vec::new();
     for row in &all {
-        for m in row.measurements.iter().filter(|m| m.target == "linux-source") {
+        let beside = |m: &Measurement| {
+            let alone = m.variant.strip_suffix(", shared").and_then(|name| row.variant(name));
+            alone.is_some_and(|alone| alone.counts == m.counts)
+        };
+        // Shared or not, most walks do the same: once is enough.
+        let linux = row.measurements.iter().filter(|m| m.target == "linux-source");
+        for m in linux.filter(|m| !beside(m)) {
             let of = |m: &Measurement, name: &str| {
                 m.counts
                     .get(name)
@@ -173,12 +194,7 @@ pub fn counts(results: &[Measurement]) -> Option<Table> {
                 }
             }
             lines.push(vec![
-                parameter(m, "operation").to_owned(),
-                row.params
-                    .get("memory")
-                    .and_then(|memory| memory.as_u64())
-                    .map_or_else(String::new, |bytes| crate::size::Size(bytes).to_string()),
-                parameter(m, "backing").to_owned(),
+                label(row).unwrap_or_default(),
                 m.variant.clone(),
                 of(m, "visits"),
                 of(m, "callbacks"),
@@ -194,8 +210,6 @@ pub fn counts(results: &[Measurement]) -> Option<Table> {
     }
     let heads = [
         "operation",
-        "memory",
-        "pages",
         "whose",
         "visits",
         "callbacks",
@@ -219,7 +233,7 @@ pub fn counts(results: &[Measurement]) -> Option<Table> {
         title: "What Linux’s walks did".to_owned(),
         common: String::new(),
         columns: heads.map(str::to_owned).into(),
-        labels: 4,
+        labels: 2,
         rows: lines,
         notes,
     })
@@ -251,8 +265,8 @@ pub fn histories(results: &[Measurement]) -> Option<Table> {
         labels: 3,
         rows: lines,
         notes: vec![
-            "After each operation all leaves of both were compared. Linux may think a page young that the engine does \
-             not, and may have protected the pages between two that were cleared."
+            "After each operation all leaves of both were compared. Two things may differ: Linux makes pages young \
+             as it splits them off an old block, and protects the pages between two that are cleared."
                 .to_owned(),
         ],
     })
@@ -290,9 +304,9 @@ mod tests {
             measurement("cas", "machine", "age", &[0.002]),
         ];
         let table = ratios(&all).unwrap();
-        assert_eq!(table.columns[3..], ["slat", "linux-6.12", "the machine"]);
-        assert_eq!(table.rows[0][3..5], ["2.00 ns ±38%", "10.0 ±0%"]);
-        assert_eq!(table.rows[1][4..], ["–", "2.00 cas"]);
+        assert_eq!(table.columns[1..], ["slat", "linux-6.12", "the\nmachine"]);
+        assert_eq!(table.rows[0][1..3], ["2.00 ns ±63%", "10.0 ±0%"]);
+        assert_eq!(table.rows[1][2..], ["–", "2.00 cas"]);
         assert!(table.common.contains("caches warm"), "{}", table.common);
     }
 
@@ -304,7 +318,7 @@ mod tests {
         ];
         let table = counts(&all).unwrap();
         assert_eq!(table.rows.len(), 1);
-        assert_eq!((&*table.rows[0][4], table.rows[0].last().unwrap().as_str()), ("524,800", "3"));
+        assert_eq!((&*table.rows[0][2], table.rows[0].last().unwrap().as_str()), ("524,800", "3"));
         assert!(table.notes[1].contains("makes all pages of a block young"));
         assert!(counts(&all[..1]).is_none() && histories(&all).is_none());
     }

@@ -4,8 +4,8 @@
 //! What the two are asked is what both define alike: Linux takes a block whole where the engine
 //! refuses to cut it, so ranges are widened to the leaves at their ends; nothing is mapped over what is
 //! there, nor a block where the engine keeps a table that was emptied in parts, in which it would map
-//! by smaller leaves. Linux may think a page young that the engine does not (a split forgets age), never the other
-//! way round; and it protects the hull of a cleared word.
+//! by smaller leaves. Two things may differ: Linux makes pages young as it splits them off an old
+//! block, until they age, and it protects the hull of a cleared word.
 
 use super::linux::{Trees, build, interrupted};
 use super::{LINUX, checked_trees, leaf_sizes, leaves};
@@ -183,7 +183,15 @@ fn one<F: Format>(
     helper.call(Call::Reset).map_err(interrupted)?;
     let sizes = leaf_sizes(args.granule);
     let mut numbers = Numbers(seed.wrapping_mul(2).wrapping_add(1));
-    let mut both = Both { bed, arena, tables: &tables, helper, sizes, loose: BTreeSet::new() };
+    let mut both = Both {
+        bed,
+        arena,
+        tables: &tables,
+        helper,
+        sizes,
+        loose: BTreeSet::new(),
+        rejuvenated: Vec::new(),
+    };
     let mut member = Member::join(arena)?;
     for _ in 0..args.length {
         let Some(step) = both.choose(&mut numbers, &mut member)? else { continue };
@@ -204,6 +212,8 @@ struct Both<'b, 'p, F: Format> {
     sizes: &'static [PageSize],
     /// Pages that Linux protected though nobody asked.
     loose: BTreeSet<u64>,
+    /// Old blocks that Linux made young as it split them: where each begins and ends.
+    rejuvenated: Vec<(u64, u64)>,
 }
 
 impl<'p, F: Format> Both<'_, 'p, F> {
@@ -276,6 +286,12 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     }
 
     fn step(&mut self, step: Step, member: &mut Member<'p, Arena>) -> anyhow::Result<()> {
+        if let Step::Split { start, size } = step {
+            let blocks = self.found(start, start + size).into_iter().flat_map(|run| each(&run));
+            let page = self.page();
+            let old = blocks.filter(|leaf| leaf.size > page && leaf.raw & leaves::ACCESSED == 0);
+            self.rejuvenated.extend(old.map(|leaf| (leaf.gpa, leaf.gpa + leaf.size)));
+        }
         let ours = self.ours(step, member)?;
         let host = Bed::<F>::host(&self.bed.range()).0 - self.bed.range().start().0;
         let (largest, page) = (self.sizes[self.sizes.len() - 1].bytes(), self.page());
@@ -303,6 +319,12 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             Step::Age { start, size } => {
                 let young = self.call(Call::Age { start, size, each: false })?.found;
                 ensure!(ours == 0 || young > 0, "the engine found young pages, Linux none");
+                let known =
+                    self.rejuvenated.iter().any(|&(from, to)| from < start + size && to > start);
+                ensure!(
+                    ours > 0 || young == 0 || known,
+                    "Linux found young pages, the engine none"
+                );
             }
             Step::Write { gpa } => {
                 self.call(Call::Relax { start: gpa, size: page, prot: Prot::RAM })?;
@@ -312,6 +334,15 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             Step::Read { gpa } => {
                 self.call(Call::Young { start: gpa, size: page })?;
             }
+        }
+        if let Step::Map { start, size, .. }
+        | Step::Unmap { start, size }
+        | Step::Age { start, size } = step
+        {
+            let all = std::mem::take(&mut self.rejuvenated).into_iter();
+            let left =
+                all.flat_map(|(from, to)| [(from, to.min(start)), (from.max(start + size), to)]);
+            self.rejuvenated = left.filter(|(from, to)| from < to).collect();
         }
         if let Step::Map { start, size, .. }
         | Step::Unmap { start, size }
@@ -404,7 +435,8 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             their.gpa
         );
         let mut differing = (our.raw ^ their.raw) & !leaves::SOFTWARE;
-        if their.raw & leaves::ACCESSED != 0 {
+        let rejuvenated = self.rejuvenated.iter().any(|&(from, to)| (from..to).contains(&our.gpa));
+        if rejuvenated && their.raw & leaves::ACCESSED != 0 {
             differing &= !leaves::ACCESSED;
         }
         if self.loose.contains(&our.gpa) && their.raw & leaves::WRITE == 0 {

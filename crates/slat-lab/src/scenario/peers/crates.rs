@@ -31,12 +31,12 @@ enum Op {
 }
 
 const OPS: [(Op, &str); 6] = [
-    (Op::MapRange, "map, one range"),
-    (Op::MapEach, "map, page by page"),
+    (Op::MapRange, "map a range"),
+    (Op::MapEach, "map page by page"),
     (Op::Protect, "write-protect"),
     (Op::Unmap, "unmap"),
     (Op::Split, "split"),
-    (Op::Lookup, "look up, random"),
+    (Op::Lookup, "look up"),
 ];
 
 const LOOKUPS: usize = 1 << 20;
@@ -85,6 +85,11 @@ fn contest<'a, F: Format + 'a>(
     }
     let memory = bed.range().size();
     let operation = format!("inactive, {levels} levels: {name}");
+    let lacking: Vec<&str> = PEERS
+        .iter()
+        .filter(|peer| peer.levels == levels && !has(peer, op))
+        .map(|peer| peer.name)
+        .collect();
     let pieces = if op == Op::Lookup { LOOKUPS as u64 } else { bed.pages() };
     let leaf = if op == Op::Split { PageSize::SIZE_2M } else { PageSize::SIZE_4K };
     let params = [
@@ -93,6 +98,7 @@ fn contest<'a, F: Format + 'a>(
         ("backing", json!(leaf.to_string())),
         ("granule", json!(4096)),
         ("pieces", json!(pieces)),
+        ("lack", json!(lacking.join(","))),
     ];
     let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
     let mut numbers = Numbers(3);

@@ -252,7 +252,11 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
             }
             Op::AgeYoung => self.whole(member, pages, |guard| age(guard, range, bitmaps)),
             Op::AgeOld => self.whole(member, 0, |guard| age(guard, range, bitmaps)),
-            Op::AgeEach => self.each(member, pages, |guard, page| age(guard, page, bitmaps)),
+            Op::AgeEach => self.each(member, pages, |guard, page| {
+                let (mut young, mut unanswered) = ([0], [0]);
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                Ok(guard.age(page, &mut ages, Ageing::LEAVES)?.young)
+            }),
             Op::Relax => {
                 self.each(member, work.memory, |guard, page| Ok(guard.relax(page, Access::Write)?))
             }

@@ -52,7 +52,7 @@ impl Op {
     /// What results call it.
     pub fn name(self) -> String {
         match self {
-            Self::Map => "map, page by page".to_owned(),
+            Self::Map => "map page by page".to_owned(),
             Self::Unmap => "unmap".to_owned(),
             Self::Split => "split".to_owned(),
             Self::Enable => "protect and split".to_owned(),
@@ -63,11 +63,11 @@ impl Op {
             Self::ClearSplit => "clear the log and split".to_owned(),
             Self::AgeYoung => "age, all young".to_owned(),
             Self::AgeOld => "age, all old".to_owned(),
-            Self::AgeEach => "age, page by page".to_owned(),
-            Self::Relax => "allow writing, page by page".to_owned(),
-            Self::Lookup => "look up, random".to_owned(),
+            Self::AgeEach => "age page by page".to_owned(),
+            Self::Relax => "allow writing page by page".to_owned(),
+            Self::Lookup => "look up".to_owned(),
             Self::Flush => "flush".to_owned(),
-            Self::BuildInactive => "inactive: map".to_owned(),
+            Self::BuildInactive => "inactive: map a range".to_owned(),
             Self::ProtectInactive => "inactive: write-protect".to_owned(),
         }
     }

@@ -1,0 +1,123 @@
+//! `cargo xtask peers`: what other people's code needs, and the one run beside all of it.
+
+use crate::stages::{Outcome, cargo, ran};
+use crate::{in_ci, setup, target};
+use anyhow::{Context, bail, ensure};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What of a Linux tree is compiled, as patterns of tar.
+const PARTS: [&str; 4] =
+    ["*/Makefile", "*/arch/arm64/include/asm/*.h", "*/arch/arm64/kvm/*.c", "*/virt/kvm/kvm_main.c"];
+
+/// The edits of the sources, beside the tree as it is.
+const EDITS: [&str; 2] = ["skip-level3", "skip-level3,skip-children"];
+
+/// Installs what is missing, builds for release, and runs `slat bench --all-peers`.
+pub fn run(arguments: &[String]) -> anyhow::Result<()> {
+    setup::package("coccinelle", "spatch")?;
+    let tree = linux_tree()?;
+    let mut slat =
+        cargo(&["run", "--quiet", "--release", "--package", "slat-lab", "--bin", "slat", "--"]);
+    slat.args(["bench", "--all-peers", "--linux-tree"]).arg(tree);
+    if !arguments.iter().any(|argument| argument == "--with") {
+        slat.args(["--with", EDITS[0]]);
+    }
+    ran(slat.args(arguments)).map(|_| ())
+}
+
+/// The tests that need a tree, and the command on small sizes.
+pub fn test() -> anyhow::Result<Outcome> {
+    let tree = match setup::package("coccinelle", "spatch").and_then(|()| linux_tree()) {
+        Ok(tree) => tree,
+        Err(error) if in_ci() => return Err(error),
+        Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
+    };
+    let mut tests = cargo(&["test", "--package", "slat-linux", "--package", "slat-lab"]);
+    ran(tests.args(["--test", "trees", "--test", "peers"]).env("SLAT_LINUX_TREES", &tree))?;
+    let mut slat = cargo(&["run", "--quiet", "--package", "slat-lab", "--bin", "slat", "--"]);
+    slat.args(["bench", "--all-peers", "--quick", "--rounds", "1", "--linux-tree"]).arg(&tree);
+    for edits in EDITS {
+        slat.args(["--with", edits]);
+    }
+    ran(&mut slat)
+}
+
+/// The parts of Debian's Linux source that are needed, unpacked; the newest package that this machine
+/// has or can have.
+pub fn linux_tree() -> anyhow::Result<PathBuf> {
+    let name = newest_source()?;
+    let packed = Path::new("/usr/src").join(format!("{name}.tar.xz"));
+    let tree = target().join("linux").join(name.trim_start_matches("linux-source-"));
+    if !packed.exists() {
+        setup::install(&name)?;
+    }
+    let stamp = tree.join(".unpacked");
+    let newer = |a: &Path, b: &Path| -> Option<bool> {
+        Some(a.metadata().ok()?.modified().ok()? >= b.metadata().ok()?.modified().ok()?)
+    };
+    if newer(&stamp, &packed) == Some(true) {
+        return Ok(tree);
+    }
+    println!("unpacking {}", packed.display());
+    std::fs::create_dir_all(&tree).context("cannot make a folder for Linux's source")?;
+    let mut tar = Command::new("tar");
+    tar.arg("--extract").arg("--file").arg(&packed).arg("--directory").arg(&tree);
+    tar.args(["--strip-components=1", "--wildcards"]).args(PARTS);
+    ran(&mut tar)?;
+    ensure!(
+        tree.join("arch/arm64/kvm/hyp/pgtable.c").exists(),
+        "{} is no Linux source",
+        packed.display()
+    );
+    std::fs::write(&stamp, "").context("cannot mark the tree as unpacked")?;
+    Ok(tree)
+}
+
+/// The name of the package: of those from 6.6 to 7.x the newest.
+fn newest_source() -> anyhow::Result<String> {
+    let mut known = listed()?;
+    if known.is_empty() {
+        // A fresh machine has no lists yet.
+        setup::update()?;
+        known = listed()?;
+    }
+    let newest = known.into_iter().max().context(
+        "no package linux-source-6.6 to -7.x is known to apt; give a tree to `slat bench --all-peers \
+         --linux-tree PATH` yourself",
+    )?;
+    Ok(format!("linux-source-{}.{}", newest.0, newest.1))
+}
+
+fn listed() -> anyhow::Result<Vec<(u32, u32)>> {
+    let mut search = Command::new("apt-cache");
+    search.args(["search", "--names-only", "^linux-source-[67][.][0-9]+$"]);
+    let output = search.output().context("apt-cache does not run; this needs a Debian system")?;
+    if !output.status.success() {
+        bail!("{search:?} failed: {}", output.status);
+    }
+    Ok(versions(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn versions(text: &str) -> Vec<(u32, u32)> {
+    let version = |line: &str| -> Option<(u32, u32)> {
+        let name = line.split_whitespace().next()?.strip_prefix("linux-source-")?;
+        let (major, minor) = name.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    let known = (6, 6)..(8, 0);
+    text.lines().filter_map(version).filter(|version| known.contains(version)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sources_whose_code_is_known_are_taken() {
+        let text =
+            "linux-source-6.1 - Linux\nlinux-source-6.12 - Linux\nlinux-source-6.6 - x\nother\n";
+        assert_eq!(versions(text), [(6, 12), (6, 6)]);
+        assert_eq!(versions(text).into_iter().max(), Some((6, 12)));
+    }
+}
