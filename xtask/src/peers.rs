@@ -7,8 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What of a Linux tree is compiled, as patterns of tar.
-const PARTS: [&str; 4] =
-    ["*/Makefile", "*/arch/arm64/include/asm/*.h", "*/arch/arm64/kvm/*.c", "*/virt/kvm/kvm_main.c"];
+const PARTS: [&str; 5] = [
+    "*/Makefile",
+    "*/arch/arm64/include/asm/*.h",
+    "*/arch/arm64/kvm/*.c",
+    "*/arch/arm64/kvm/hyp/*.c",
+    "*/virt/kvm/kvm_main.c",
+];
 
 /// The edits of the sources, beside the tree as it is.
 const EDITS: [&str; 2] = ["skip-level3", "skip-level3,skip-children"];
@@ -20,7 +25,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     let mut slat =
         cargo(&["run", "--quiet", "--release", "--package", "slat-lab", "--bin", "slat", "--"]);
     slat.args(["bench", "--all-peers", "--linux-tree"]).arg(tree);
-    if !arguments.iter().any(|argument| argument == "--with") {
+    if !arguments.iter().any(|argument| argument.starts_with("--with")) {
         slat.args(["--with", EDITS[0]]);
     }
     ran(slat.args(arguments)).map(|_| ())
@@ -63,7 +68,7 @@ pub fn linux_tree() -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(&tree).context("cannot make a folder for Linux's source")?;
     let mut tar = Command::new("tar");
     tar.arg("--extract").arg("--file").arg(&packed).arg("--directory").arg(&tree);
-    tar.args(["--strip-components=1", "--wildcards"]).args(PARTS);
+    tar.args(["--strip-components=1", "--wildcards", "--no-wildcards-match-slash"]).args(PARTS);
     ran(&mut tar)?;
     ensure!(
         tree.join("arch/arm64/kvm/hyp/pgtable.c").exists(),

@@ -48,6 +48,8 @@ fn what_cannot_be_used_says_what_to_do() {
     none(slat(&linux).env("CC", "/nonexistent")).code(1).stderr(contains("install gcc or clang"));
     std::fs::write(empty.path().join("Makefile"), "VERSION = 4\nPATCHLEVEL = 19\n").unwrap();
     none(&mut slat(&linux)).code(2).stderr(contains("this is Linux 4.19.0"));
+    let chunk = [&linux[..], &["--linux-tree", "x", "--chunk-size", "3m"]].concat();
+    slat(&chunk).assert().code(2).stderr(contains("--chunk-size 3m is not what KVM takes"));
     let check = ["check", "--linux-tree", "/nonexistent/linux"];
     slat(&check).assert().code(2).stderr(contains("/nonexistent/linux: Makefile is missing"));
     slat(&[&linux[..], &["--linux-tree", "="]].concat())
@@ -183,43 +185,17 @@ fn histories_agree_and_show_a_bug_that_an_edit_brings() {
             .assert()
             .success();
     }
-    // Protects one page less than it was asked to; forgets rights in a split; ages nothing.
-    let bugs = [
-        (
-            "less",
-            "size - PAGE_SIZE",
-            "expression list rest;",
-            "kvm_pgtable_stage2_wrprotect",
-            " stage2_update_leaf_attrs(pgt, addr,\n-size\n+size - PAGE_SIZE\n , rest)",
-        ),
-        (
-            "rights",
-            "prot = KVM_PGTABLE_PROT_R;",
-            "",
-            "stage2_split_walker",
-            " prot = kvm_pgtable_stage2_pte_prot(pte);\n+prot = KVM_PGTABLE_PROT_R;",
-        ),
-        (
-            "age",
-            "false && !stage2_try_set_pte",
-            "",
-            "stage2_age_walker",
-            "-data->mkold\n+false\n && !stage2_try_set_pte(ctx, new)",
-        ),
-    ];
-    let folder = tempfile::tempdir().unwrap();
-    for (name, mark, variables, function, change) in bugs {
-        let rule =
-            format!("@@\n{variables}\n@@\n {function}(...)\n {{\n <...\n{change}\n ...>\n }}\n");
-        let patch = format!("// leaves: {mark}\n{rule}");
-        std::fs::write(folder.path().join(format!("{name}.cocci")), patch).unwrap();
+    // Their first lines say what each does.
+    let bugs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../peers/linux/edits/bugs");
+    for bug in ["less", "rights", "age", "leak"] {
         let mut check = beside(&tree, &histories);
-        check.args(["--with", name, "--edits"]).arg(folder.path());
+        check.args(["--with", bug, "--edits"]).arg(&bugs);
         let output = check.assert().code(1).get_output().stderr.clone();
         let text = String::from_utf8_lossy(&output);
         assert!(
             text.contains("--seed") && text.contains("after the last of these"),
-            "{name}: {text}"
+            "{bug}: {text}"
         );
+        assert!(text.contains(&format!("+{bug}")), "{bug}: {text}");
     }
 }

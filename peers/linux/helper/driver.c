@@ -5,8 +5,9 @@
  *
  *   arena BYTES                     memory for tables; first of all
  *   reset                           empty tables
- *   build START SIZE PHYS LEAF PROT maps by leaves of LEAF bytes, 32 MiB a walk where these are pages;
- *                                   table pages are at hand; PROT: 1 execute, 2 write, 4 read
+ *   build START SIZE PHYS LEAF PROT maps by leaves of LEAF bytes in tables that nobody else walks, 32 MiB
+ *                                   a walk where these are pages; topping the cache up is included;
+ *                                   PROT: 1 execute, 2 write, 4 read
  *   warm BYTES | cool BYTES         the first BYTES of table memory into the caches, or out of them
  *   map START SIZE PHYS LEAF PROT   a fault for each leaf; table pages are at hand
  *   unmap START SIZE
@@ -16,7 +17,8 @@
  *   age START SIZE EACH             test and clear, in one walk or page by page
  *   relax START SIZE PROT           a permission fault on each page
  *   young START SIZE                an access fault on each page
- *   lookup COUNT                    then COUNT addresses of 8 bytes
+ *   addresses COUNT                 then COUNT addresses of 8 bytes, to be looked up
+ *   lookup                          looks them up
  *   flush START SIZE
  *   leaves START SIZE               prints runs, then a line that ends them
  *
@@ -26,8 +28,13 @@
 #define _GNU_SOURCE
 #include "callers.h"
 #include "machine.h"
+#include <signal.h>
 #include <stdio.h>
 #include <time.h>
+
+/* The system's own header asks for kernel headers that `shim` stands in for. */
+int prctl(int option, ...);
+#define PR_SET_PDEATHSIG 1
 
 #ifndef SLAT_FAULT_FLAGS
 #define SLAT_FAULT_FLAGS KVM_PGTABLE_WALK_SHARED
@@ -39,6 +46,7 @@ static struct kvm_mmu_memory_cache cache = { .gfp_zero = __GFP_ZERO };
 static bool by_pages;
 /* S2AP[1] of a leaf descriptor: it may be written. */
 #define S2AP_WRITE (1ULL << 7)
+static u64 *addresses, address_count;
 /* What a lookup found, or how many pages were young. */
 static u64 found;
 
@@ -106,12 +114,17 @@ static int map_each(u64 start, u64 size, u64 phys, u64 leaf, enum kvm_pgtable_pr
 static int build(u64 start, u64 size, u64 phys, u64 leaf, enum kvm_pgtable_prot prot)
 {
 	u64 step = leaf == PAGE_SIZE ? max(PMD_SIZE, 32UL << 20) : leaf;
-	int ret = 0;
+	int ret = 0, needed = DIV_ROUND_UP(step, PMD_SIZE) + 4;
 
 	by_pages = leaf == PAGE_SIZE;
-	for (u64 at = 0; at < size && !ret; at += step)
-		ret = kvm_pgtable_stage2_map(&tables, start + at, min(step, size - at), phys + at, prot,
-					     &cache, 0);
+	for (u64 at = 0; at < size && !ret; at += step) {
+		ret = __kvm_mmu_topup_memory_cache(&cache, needed, needed);
+		if (!ret)
+			ret = kvm_pgtable_stage2_map(&tables, start + at, min(step, size - at), phys + at, prot,
+						     &cache,
+						     KVM_PGTABLE_WALK_SKIP_BBM_TLBI |
+							     KVM_PGTABLE_WALK_SKIP_CMO);
+	}
 	by_pages = false;
 	return ret;
 }
@@ -148,10 +161,13 @@ typedef int relax_new(struct kvm_pgtable *, u64, enum kvm_pgtable_prot, enum kvm
 static int relax(u64 start, u64 size, u64 prot)
 {
 	void *function = (void *)kvm_pgtable_stage2_relax_perms;
+	const bool old = __builtin_types_compatible_p(__typeof__(kvm_pgtable_stage2_relax_perms), relax_old);
+	_Static_assert(__builtin_types_compatible_p(__typeof__(kvm_pgtable_stage2_relax_perms), relax_old) ||
+			       __builtin_types_compatible_p(__typeof__(kvm_pgtable_stage2_relax_perms), relax_new),
+		       "kvm_pgtable_stage2_relax_perms takes what is not known");
 
 	for (u64 at = start; at < start + size; at += PAGE_SIZE) {
-		int ret = __builtin_types_compatible_p(__typeof__(kvm_pgtable_stage2_relax_perms), relax_old) ?
-				  ((relax_old *)function)(&tables, at, prot_of(prot)) :
+		int ret = old ? ((relax_old *)function)(&tables, at, prot_of(prot)) :
 				  ((relax_new *)function)(&tables, at, prot_of(prot), SLAT_FAULT_FLAGS);
 
 		if (ret && ret != -EAGAIN)
@@ -166,9 +182,13 @@ typedef void young_new(struct kvm_pgtable *, u64, enum kvm_pgtable_walk_flags);
 static int young(u64 start, u64 size)
 {
 	void *function = (void *)kvm_pgtable_stage2_mkyoung;
+	const bool old = __builtin_types_compatible_p(__typeof__(kvm_pgtable_stage2_mkyoung), young_old);
+	_Static_assert(__builtin_types_compatible_p(__typeof__(kvm_pgtable_stage2_mkyoung), young_old) ||
+			       __builtin_types_compatible_p(__typeof__(kvm_pgtable_stage2_mkyoung), young_new),
+		       "kvm_pgtable_stage2_mkyoung takes what is not known");
 
 	for (u64 at = start; at < start + size; at += PAGE_SIZE) {
-		if (__builtin_types_compatible_p(__typeof__(kvm_pgtable_stage2_mkyoung), young_old))
+		if (old)
 			((young_old *)function)(&tables, at);
 		else
 			((young_new *)function)(&tables, at, SLAT_FAULT_FLAGS);
@@ -177,13 +197,13 @@ static int young(u64 start, u64 size)
 }
 
 /* The level is of a type that differs by tree; its low byte is the same in all. */
-static int lookup(const u64 *addresses, u64 count)
+static int lookup(void)
 {
 	kvm_pte_t pte;
 	int level = 0;
 
 	found = 0;
-	for (u64 i = 0; i < count; i++) {
+	for (u64 i = 0; i < address_count; i++) {
 		int ret = kvm_pgtable_get_leaf(&tables, addresses[i], &pte, (void *)&level);
 
 		if (ret)
@@ -250,13 +270,16 @@ static void leaves(u64 start, u64 size)
 
 /* ---- the pipe ---- */
 
-static u64 *read_addresses(u64 count)
+static bool read_addresses(u64 count)
 {
-	u64 *addresses = malloc(count * sizeof(u64));
-
-	if (addresses && fread(addresses, sizeof(u64), count, stdin) != count)
+	free(addresses);
+	addresses = malloc(count * sizeof(u64));
+	address_count = count;
+	if (!addresses)
+		return false;
+	if (fread(addresses, sizeof(u64), count, stdin) != count)
 		exit(4);
-	return addresses;
+	return true;
 }
 
 static void answer(int ret, double seconds)
@@ -278,13 +301,13 @@ static void answer(int ret, double seconds)
 	printf(" tables=%llu\n", machine_used());
 }
 
-static int timed(const char *what, u64 n[5], const u64 *addresses, double *seconds)
+static int timed(const char *what, u64 n[5], double *seconds)
 {
 	struct kvm_s2_mmu *mmu = &kvm.arch.mmu;
 	u64 end = n[0] + n[1], chunk = !strcmp(what, "split") ? n[2] : n[3];
 	int ret = 0;
 
-	if (!strcmp(what, "map") || !strcmp(what, "build"))
+	if (!strcmp(what, "map"))
 		ret = top_up(n[1], n[3]);
 	if (ret)
 		return ret;
@@ -301,7 +324,7 @@ static int timed(const char *what, u64 n[5], const u64 *addresses, double *secon
 	case 'a' << 8 | 'g': ret = age(n[0], n[1], n[2]); break;
 	case 'r' << 8 | 'e': ret = relax(n[0], n[1], n[2]); break;
 	case 'y' << 8 | 'o': ret = young(n[0], n[1]); break;
-	case 'l' << 8 | 'o': ret = lookup(addresses, n[0]); break;
+	case 'l' << 8 | 'o': ret = lookup(); break;
 	case 'f' << 8 | 'l': ret = slat_flush(&kvm, n[0], end); break;
 	}
 	*seconds = now() - begin;
@@ -317,8 +340,8 @@ static int numbers_of(const char *what)
 	static const struct { const char *what; int numbers; } known[] = {
 		{ "arena", 1 }, { "reset", 0 },	 { "build", 5 }, { "warm", 1 },	  { "cool", 1 },
 		{ "map", 5 },	{ "unmap", 2 },	 { "split", 3 }, { "protect", 2 }, { "clear", 4 },
-		{ "age", 3 },	{ "relax", 3 },	 { "young", 2 }, { "lookup", 1 },  { "flush", 2 },
-		{ "leaves", 2 },
+		{ "age", 3 },	{ "relax", 3 },	 { "young", 2 }, { "lookup", 0 },  { "flush", 2 },
+		{ "leaves", 2 }, { "addresses", 1 },
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(known); i++)
@@ -347,7 +370,7 @@ static void obey(char *line)
 	found = 0;
 	if (!strcmp(what, "arena")) {
 		if (machine_begin(n[0]))
-			answer(0, 0);
+			printf("ok 0 huge=%llu\n", machine_huge());
 		else
 			printf("error no memory\n");
 	} else if (!strcmp(what, "reset")) {
@@ -358,20 +381,24 @@ static void obey(char *line)
 	} else if (!strcmp(what, "cool")) {
 		machine_cool(n[0]);
 		answer(0, 0);
+	} else if (!strcmp(what, "addresses")) {
+		if (read_addresses(n[0]))
+			answer(0, 0);
+		else
+			printf("error no memory\n");
 	} else if (!strcmp(what, "leaves")) {
 		leaves(n[0], n[1]);
 	} else {
-		u64 *addresses = !strcmp(what, "lookup") ? read_addresses(n[0]) : NULL;
-		int ret = timed(what, n, addresses, &seconds);
-
-		free(addresses);
-		answer(ret, seconds);
+		answer(timed(what, n, &seconds), seconds);
 	}
 }
 
 int main(void)
 {
 	char line[256];
+
+	/* A walk that never ends must not outlive who asked for it. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 
 	while (fgets(line, sizeof(line), stdin)) {
 		obey(line);

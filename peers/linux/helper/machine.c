@@ -21,7 +21,7 @@ struct page {
 
 static char *memory;
 static struct page *pages;
-static u64 capacity, used;
+static u64 capacity, used, taken;
 static int first_free = -1;
 
 struct slat_counts slat_counts;
@@ -50,19 +50,32 @@ bool machine_begin(u64 bytes)
 {
 	capacity = ALIGN(bytes, HUGE_PAGE) >> PAGE_SHIFT;
 	memory = map_memory(capacity << PAGE_SHIFT);
-	pages = map_memory(capacity * sizeof(struct page));
+	pages = map_memory(ALIGN(capacity * sizeof(struct page), HUGE_PAGE));
 	return memory && pages;
 }
 
 void machine_reset(void)
 {
-	used = 0;
+	used = taken = 0;
 	first_free = -1;
 }
 
 u64 machine_used(void)
 {
-	return used << PAGE_SHIFT;
+	return taken << PAGE_SHIFT;
+}
+
+u64 machine_huge(void)
+{
+	FILE *smaps = fopen("/proc/self/smaps_rollup", "r");
+	char line[128];
+	u64 kilobytes = 0;
+
+	while (smaps && fgets(line, sizeof(line), smaps))
+		sscanf(line, "AnonHugePages: %llu", &kilobytes);
+	if (smaps)
+		fclose(smaps);
+	return kilobytes << 10;
 }
 
 void machine_warm(u64 bytes)
@@ -126,6 +139,7 @@ static void *take(u64 count)
 	}
 	for (u64 i = 0; i < count; i++)
 		pages[page + i].count = 1;
+	taken += count;
 	SLAT_ADD(pages, count);
 	return memory + (page << PAGE_SHIFT);
 }
@@ -145,6 +159,7 @@ void free_page(unsigned long address)
 
 	page->next_free = first_free;
 	first_free = page - pages;
+	taken--;
 }
 
 static void *zalloc_page(void *cache)

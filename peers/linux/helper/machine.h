@@ -13,8 +13,10 @@ void machine_warm(u64 bytes);
 void machine_cool(u64 bytes);
 /* A table by its physical address; NULL outside of the memory. */
 u64 *machine_table(u64 phys);
-/* Bytes of table memory that were handed out since the last reset. */
+/* Bytes of table memory that are handed out. */
 u64 machine_used(void);
+/* Bytes of all of this program's memory that huge pages back. */
+u64 machine_huge(void);
 extern struct kvm_pgtable_mm_ops machine_mm_ops;
 
 #endif

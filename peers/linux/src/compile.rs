@@ -32,7 +32,7 @@ const OURS: [(&str, &str); 13] = ours!(
 const UNITS: [&str; 4] = ["walks.c", "callers.c", "machine.c", "driver.c"];
 
 /// As Linux is compiled, where it matters.
-const FLAGS: [&str; 8] = [
+const FLAGS: [&str; 9] = [
     "-O2",
     "-std=gnu11",
     "-fno-strict-aliasing",
@@ -40,6 +40,7 @@ const FLAGS: [&str; 8] = [
     "-fno-delete-null-pointer-checks",
     "-fno-stack-protector",
     "-fno-strict-overflow",
+    "-fno-pie",
     "-w",
 ];
 
@@ -58,12 +59,29 @@ pub struct Build {
     pub count: bool,
 }
 
+/// `CC`, with what may follow it.
+#[derive(Debug)]
+struct Compiler {
+    program: String,
+    arguments: Vec<String>,
+}
+
+impl Compiler {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments);
+        command
+    }
+}
+
 /// A folder in which programs are built; it goes with this value.
 #[derive(Debug)]
 pub struct Workshop {
     folder: TempDir,
-    compiler: String,
-    built: HashMap<(String, Build), PathBuf>,
+    compiler: Compiler,
+    /// Which compiler that is, in its own words.
+    version: String,
+    built: HashMap<(u64, Build), PathBuf>,
 }
 
 impl Workshop {
@@ -72,17 +90,29 @@ impl Workshop {
     /// # Errors
     /// [`Error::NoCompiler`], or the folder cannot be made.
     pub fn new() -> Result<Self, Error> {
-        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-        let answers = Command::new(&compiler).arg("--version").output();
-        if !answers.is_ok_and(|output| output.status.success()) {
-            return Err(Error::NoCompiler(compiler));
-        }
+        let words = std::env::var("CC").unwrap_or_default();
+        let mut words = words.split_whitespace().map(str::to_owned);
+        let compiler = Compiler {
+            program: words.next().unwrap_or_else(|| "cc".to_owned()),
+            arguments: words.collect(),
+        };
+        let output = compiler.command().arg("--version").output();
+        let Some(output) = output.ok().filter(|output| output.status.success()) else {
+            return Err(Error::NoCompiler(compiler.program));
+        };
+        let said = String::from_utf8_lossy(&output.stdout);
+        let version = said.lines().next().unwrap_or_default().to_owned();
         let folder = tempfile::Builder::new().prefix("slat-linux-").tempdir();
         let folder = folder.map_err(Error::io("cannot make a folder to build in"))?;
         for (file, text) in OURS {
             write(&folder.path().join("ours").join(file), text)?;
         }
-        Ok(Self { folder, compiler, built: HashMap::new() })
+        Ok(Self { folder, compiler, version, built: HashMap::new() })
+    }
+
+    /// The compiler, in its own words.
+    pub fn compiler(&self) -> &str {
+        &self.version
     }
 
     /// Where it is.
@@ -95,7 +125,7 @@ impl Workshop {
     /// # Errors
     /// [`Error::DoesNotCompile`], with what the compiler says.
     pub fn build(&mut self, tree: &Tree, how: Build) -> Result<PathBuf, Error> {
-        let key = (tree.name.clone(), how);
+        let key = (tree.id, how);
         if let Some(program) = self.built.get(&key) {
             return Ok(program.clone());
         }
@@ -113,8 +143,8 @@ impl Workshop {
             self.run(tree, unit, &mut command)?;
         }
         let program = folder.join("helper");
-        let mut link = Command::new(&self.compiler);
-        link.args(&objects).arg("-o").arg(&program);
+        let mut link = self.compiler.command();
+        link.arg("-no-pie").args(&objects).arg("-o").arg(&program);
         self.run(tree, "helper", &mut link)?;
         self.built.insert(key, program.clone());
         Ok(program)
@@ -125,8 +155,12 @@ impl Workshop {
     }
 
     fn command(&self, tree: &Tree, how: Build, folder: &Path) -> Command {
-        let mut command = Command::new(&self.compiler);
+        let mut command = self.compiler.command();
         command.args(FLAGS).args(&tree.defines);
+        // What distributions add, and Linux does not.
+        if cfg!(target_arch = "x86_64") {
+            command.arg("-fcf-protection=none");
+        }
         command.arg(format!("-DPAGE_SHIFT={}", how.page_shift));
         command.arg(format!("-DSLAT_IPA_BITS={}", how.address_bits));
         command.arg(format!("-DSLAT_FWB={}", u8::from(how.fwb)));
@@ -140,7 +174,7 @@ impl Workshop {
     }
 
     fn run(&self, tree: &Tree, file: &str, command: &mut Command) -> Result<(), Error> {
-        let output = command.output().map_err(Error::io(self.compiler.clone()))?;
+        let output = command.output().map_err(Error::io(self.compiler.program.clone()))?;
         if output.status.success() {
             return Ok(());
         }

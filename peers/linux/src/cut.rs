@@ -6,6 +6,12 @@ pub fn function<'s>(source: &'s str, name: &str) -> Option<&'s str> {
     items(source).into_iter().find(|item| defines(item, name))
 }
 
+/// The definition of the macro `name`, with the lines that it goes on in.
+pub fn directive<'s>(source: &'s str, name: &str) -> Option<&'s str> {
+    let at = source.find(&format!("#define {name}("))?;
+    Some(&source[at..after_directive(source, at)])
+}
+
 /// Whether an item is a function of that name: the name, parameters, a body.
 fn defines(item: &str, name: &str) -> bool {
     let Some(body) = item.find('{') else { return false };
@@ -121,6 +127,7 @@ int not_two(int x) { return 0; }
     fn what_is_declared_called_or_longer_is_not_the_function() {
         assert_eq!(function(SOURCE, "tw"), None);
         assert_eq!(function(SOURCE, "M"), None);
+        assert!(directive(SOURCE, "M").unwrap().ends_with("while (0)\n"));
         assert_eq!(function("int x = f(1); g(f(2)); int h(void) { f(3); }", "f"), None);
         assert_eq!(function("int f(void) { {", "f"), None);
     }

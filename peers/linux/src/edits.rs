@@ -13,7 +13,7 @@ pub struct Edits {
 
 impl Edits {
     /// The folder that is given, or the one of the source that this was built from: the edits are under
-    /// Linux's licence, so no program contains them.
+    /// Linux's licence, so this crate does not contain them.
     pub fn new(folder: Option<&Path>) -> Self {
         let ours = || Path::new(env!("CARGO_MANIFEST_DIR")).join("edits");
         Self { folder: folder.map_or_else(ours, Path::to_owned) }
@@ -35,7 +35,7 @@ impl Edits {
     /// # Errors
     /// [`Error::NoEdit`], [`Error::NoCoccinelle`], [`Error::DoesNotApply`].
     pub fn apply(&self, names: &[String], tree: &Tree, workshop: &Workshop) -> Result<Tree, Error> {
-        let mut edited = tree.clone();
+        let mut edited = Tree { id: crate::tree::next_id(), ..tree.clone() };
         for name in names {
             let patch = self.folder.join(format!("{name}.cocci"));
             if !self.names().contains(name) {
@@ -79,6 +79,11 @@ fn applied(patch: &Path, name: &str, tree: &Tree, workshop: &Workshop) -> Result
     let marks = std::fs::read_to_string(patch).unwrap_or_default();
     let marks: Vec<&str> =
         marks.lines().filter_map(|line| line.strip_prefix("// leaves: ")).map(str::trim).collect();
+    if marks.is_empty() {
+        return Err(why(
+            "it has no line `// leaves: TEXT`, which says what must come of it".to_owned()
+        ));
+    }
     let lacks = |text: &str| {
         marks.iter().find(|mark| !text.contains(**mark)).map(|mark| (*mark).to_owned())
     };

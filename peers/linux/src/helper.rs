@@ -63,6 +63,9 @@ pub enum Op {
     Relax { start: u64, size: u64, prot: Prot },
     /// An access fault on each page.
     Young { start: u64, size: u64 },
+    /// Looks up the addresses that it was given; `found` is the sum of the host addresses, and one for
+    /// each that may be written.
+    Lookup,
     /// Cleans the caches of what is mapped.
     Flush { start: u64, size: u64 },
 }
@@ -90,6 +93,7 @@ impl fmt::Display for Op {
             }
             Self::Relax { start, size, prot } => write!(f, "relax {start} {size} {}", prot.bits()),
             Self::Young { start, size } => write!(f, "young {start} {size}"),
+            Self::Lookup => write!(f, "lookup"),
             Self::Flush { start, size } => write!(f, "flush {start} {size}"),
         }
     }
@@ -134,6 +138,7 @@ pub struct Helper {
     /// Nothing once the helper is being ended.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
+    huge_bytes: u64,
     stop: Arc<AtomicBool>,
 }
 
@@ -156,8 +161,10 @@ impl Helper {
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let (Some(input), Some(output)) = (input, output) else { unreachable!("both are piped") };
         let output = BufReader::new(output);
-        let mut helper = Self { tree: tree.to_owned(), child, input: Some(input), output, stop };
-        helper.ask(&format!("arena {table_bytes}"), &[])?;
+        let input = Some(input);
+        let mut helper = Self { tree: tree.to_owned(), child, input, output, huge_bytes: 0, stop };
+        let answer = helper.ask(&format!("arena {table_bytes}"), &[])?;
+        helper.huge_bytes = answer.counts.first().map_or(0, |(_, bytes)| *bytes);
         Ok(helper)
     }
 
@@ -170,14 +177,18 @@ impl Helper {
         self.ask(&op.to_string(), &[])
     }
 
-    /// Looks addresses up; `found` is the sum of the host addresses, and one for each that may be
-    /// written.
+    /// Bytes of its memory that huge pages back.
+    pub fn huge_bytes(&self) -> u64 {
+        self.huge_bytes
+    }
+
+    /// Hands over addresses that are to be looked up.
     ///
     /// # Errors
     /// As [`Helper::call`].
-    pub fn lookup(&mut self, addresses: &[u64]) -> Result<Answer, Error> {
+    pub fn addresses(&mut self, addresses: &[u64]) -> Result<(), Error> {
         let bytes: Vec<u8> = addresses.iter().flat_map(|address| address.to_ne_bytes()).collect();
-        self.ask(&format!("lookup {}", addresses.len()), &bytes)
+        self.ask(&format!("addresses {}", addresses.len()), &bytes).map(drop)
     }
 
     /// The leaves of a range, in ascending order.
@@ -220,32 +231,23 @@ impl Helper {
     }
 
     fn say(&mut self, line: &str, bytes: &[u8]) -> Result<(), Error> {
-        let said = match &mut self.input {
-            Some(input) => writeln!(input, "{line}")
-                .and_then(|()| input.write_all(bytes))
-                .and_then(|()| input.flush()),
-            None => return Err(self.broken("it has ended".to_owned())),
-        };
-        said.map_err(|_| self.ended(line))
+        let mut text = format!("{line}\n").into_bytes();
+        text.extend(bytes);
+        // A pipe that can be written to takes so much without waiting.
+        for part in text.chunks(4096) {
+            self.wait(line, PollFlags::OUT)?;
+            let written = self.input.as_mut().map(|input| input.write_all(part));
+            if !matches!(written, Some(Ok(()))) {
+                return Err(self.ended(line));
+            }
+        }
+        Ok(())
     }
 
     /// The next line, waited for while nobody pressed Ctrl-C.
     fn hear(&mut self, asked: &str) -> Result<String, Error> {
-        let begin = Instant::now();
-        while self.output.buffer().is_empty() {
-            if self.stop.load(Ordering::Relaxed) {
-                return Err(Error::Interrupted);
-            }
-            if begin.elapsed() > PATIENCE {
-                let seconds = PATIENCE.as_secs();
-                return Err(self.broken(format!("`{asked}` did not return within {seconds} s")));
-            }
-            let moment = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-            let mut wanted = [PollFd::new(self.output.get_ref(), PollFlags::IN)];
-            // An error or a timeout is looked at by the loop, a hang-up by the read.
-            if poll(&mut wanted, Some(&moment)).unwrap_or(0) > 0 {
-                break;
-            }
+        if self.output.buffer().is_empty() {
+            self.wait(asked, PollFlags::IN)?;
         }
         let mut line = String::new();
         match self.output.read_line(&mut line) {
@@ -254,10 +256,49 @@ impl Helper {
         }
     }
 
+    /// Until the helper listens, or says something. One that takes too long is not asked again: its
+    /// late answer would be taken for another's.
+    fn wait(&mut self, asked: &str, wanted: PollFlags) -> Result<(), Error> {
+        let begin = Instant::now();
+        loop {
+            let Some(input) = &self.input else {
+                return Err(self.broken(format!("`{asked}`: it has ended")));
+            };
+            let moment = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            let mut polled = [match wanted {
+                PollFlags::OUT => PollFd::new(input, wanted),
+                _ => PollFd::new(self.output.get_ref(), wanted),
+            }];
+            // An error is found by the read or write that follows.
+            if poll(&mut polled, Some(&moment)).unwrap_or(1) > 0 {
+                return Ok(());
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                self.input = None;
+                return Err(Error::Interrupted);
+            }
+            if begin.elapsed() > PATIENCE {
+                self.input = None;
+                let seconds = PATIENCE.as_secs();
+                return Err(self.broken(format!("`{asked}` did not return within {seconds} s")));
+            }
+        }
+    }
+
+    /// Its pipes are closed: it has ended, or is about to.
     fn ended(&mut self, asked: &str) -> Error {
         self.input = None;
-        let how =
-            self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+        let begin = Instant::now();
+        let how = loop {
+            match self.child.try_wait() {
+                Ok(None) if begin.elapsed() < Duration::from_secs(1) => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Ok(None) => break "it closed its pipe".to_owned(),
+                Ok(Some(status)) => break status.to_string(),
+                Err(error) => break error.to_string(),
+            }
+        };
         self.broken(format!("the helper ended in `{asked}`: {how}"))
     }
 
@@ -325,7 +366,7 @@ mod tests {
     #[test]
     fn a_walk_that_never_ends_can_be_left() {
         let stop = Arc::new(AtomicBool::new(false));
-        let (_folder, program) = script("read a; echo ok 0; sleep 1000");
+        let (_folder, program) = script("read a; echo ok 0; exec sleep 1000");
         let mut helper = Helper::start("tree", &program, 1, stop.clone()).unwrap();
         stop.store(true, Ordering::Relaxed);
         assert!(matches!(helper.call(Op::Reset), Err(Error::Interrupted)));

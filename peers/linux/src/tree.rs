@@ -3,6 +3,7 @@
 use crate::{Error, cut};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const PGTABLE: &str = "arch/arm64/kvm/hyp/pgtable.c";
 const MMU: &str = "arch/arm64/kvm/mmu.c";
@@ -38,9 +39,9 @@ const CALLERS: [(&str, &[&[&str]]); 2] = [
     ),
 ];
 
-/// A macro of mmu.c that its functions use.
-const APPLY_RESCHED: &str = "#define stage2_apply_range_resched(mmu, addr, end, fn) \
-    stage2_apply_range(mmu, addr, end, fn, true)\n";
+/// A macro of mmu.c that its functions use, and the function that it calls.
+const MACRO: &str = "stage2_apply_range_resched";
+const CALLED: &str = "stage2_apply_range";
 
 /// What a tree's Makefile says it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,6 +63,8 @@ impl fmt::Display for Version {
 /// The parts of a Linux source tree that are compiled, as text.
 #[derive(Clone, Debug)]
 pub struct Tree {
+    /// Tells it from all others of the process, of whatever name.
+    pub(crate) id: u64,
     /// What results call it.
     pub name: String,
     /// Where it is.
@@ -119,14 +122,11 @@ impl Tree {
                     defines.push(format!("-DSLAT_WP_RANGE={name}"));
                 }
                 parts.push(text.to_owned());
+                if name == &CALLED {
+                    parts.extend(cut::directive(&source, MACRO).map(str::to_owned));
+                }
             }
         }
-        // The macro stands after the function that it calls, before those that use it.
-        let after = 1 + parts
-            .iter()
-            .position(|part| cut::function(part, "stage2_apply_range").is_some())
-            .unwrap_or(0);
-        parts.insert(after, APPLY_RESCHED.to_owned());
         let is_mask = u8::from(pgtable.contains("FIELD_PREP(VTCR_EL2_T0SZ"));
         defines.push(format!("-DSLAT_T0SZ_IS_MASK={is_mask}"));
         if headers[0].1.contains("KVM_PGTABLE_WALK_HANDLE_FAULT") {
@@ -136,6 +136,7 @@ impl Tree {
         let name = name
             .map_or_else(|| format!("linux-{}.{}", version.major, version.minor), str::to_owned);
         Ok(Self {
+            id: next_id(),
             name,
             path: path.to_owned(),
             version,
@@ -145,6 +146,11 @@ impl Tree {
             defines,
         })
     }
+}
+
+pub(crate) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 fn version(makefile: &str) -> Option<Version> {

@@ -97,7 +97,8 @@ fn every_granule_and_both_kinds_of_walks_leave_the_same_leaves() {
                 let bytes =
                     flushed.counts.iter().find(|(name, _)| name == "cache_bytes").unwrap().1;
                 assert_eq!(bytes, if fwb { 0 } else { size });
-                let looked = helper.lookup(&[start + 5, start + 2 * page]).unwrap();
+                helper.addresses(&[start + 5, start + 2 * page]).unwrap();
+                let looked = helper.call(Op::Lookup).unwrap();
                 assert_eq!(looked.found, 2 * host + 5 + 2 * page);
                 helper.call(Op::Unmap { start: start + 9 * page, size: page }).unwrap();
                 let mut leaves = helper.leaves(start, size).unwrap();

@@ -29,7 +29,10 @@ pub struct LinuxArgs {
     #[arg(long, value_name = "DIR")]
     pub edits: Option<PathBuf>,
 
-    /// How Linux walks live tables: alone, by plain stores, or shared with others, by compare-and-swap
+    /// How Linux walks live tables: alone, by plain stores; or as if shared, by compare-and-swap
+    ///
+    /// Linux itself shares tables in faults only, and does the rest alone, under a lock. Shared shows what
+    /// its walks would cost without that lock; the engine's never have one.
     #[arg(
         long,
         value_name = "KIND,...",
@@ -107,7 +110,7 @@ impl FromStr for EditSet {
 pub enum WalkKind {
     /// Alone, under its lock: plain stores
     Exclusive,
-    /// Beside other walks: compare-and-swap (KVM_PGTABLE_WALK_SHARED)
+    /// As if beside other walks: compare-and-swap (KVM_PGTABLE_WALK_SHARED)
     Shared,
 }
 
@@ -176,13 +179,49 @@ pub struct CheckArgs {
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub granule: super::Granule,
 
-    /// Linux's tables.
-    #[command(flatten)]
-    pub linux: LinuxArgs,
+    /// A Linux source tree, 6.6 to 7.x; give it once for each, by a name of your own if you like
+    #[arg(long, value_name = "[NAME=]PATH", required = true)]
+    pub linux_tree: Vec<NamedTree>,
+
+    /// Edits to a copy of the first tree, which is checked, too; once for each set of edits
+    #[arg(long, value_name = "EDIT[,EDIT]")]
+    pub with: Vec<EditSet>,
+
+    /// Where edits are, NAME.cocci each [default: Slat's own]
+    #[arg(long, value_name = "DIR")]
+    pub edits: Option<PathBuf>,
+
+    /// How Linux walks live tables
+    #[arg(
+        long,
+        value_name = "KIND,...",
+        value_delimiter = ',',
+        default_value = "exclusive,shared"
+    )]
+    pub walks: Vec<WalkKind>,
+
+    /// Whether stage 2 forces the memory type (FEAT_S2FWB)
+    #[arg(long, value_name = "on|off", default_value_t)]
+    pub fwb: Switch,
 
     /// Where the results go.
     #[command(flatten)]
     pub out: OutputArgs,
+}
+
+impl CheckArgs {
+    /// The trees, as other commands take them.
+    pub fn linux(&self) -> LinuxArgs {
+        LinuxArgs {
+            target: TablesTarget::LinuxSource,
+            linux_tree: self.linux_tree.clone(),
+            with: self.with.clone(),
+            edits: self.edits.clone(),
+            walks: self.walks.clone(),
+            fwb: self.fwb,
+            ..LinuxArgs::default()
+        }
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use crate::arena::Arena;
 use crate::record::Measurement;
 use crate::session::Session;
-use anyhow::Context;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -56,7 +55,7 @@ pub const MACHINE: &str = "machine";
 struct Entrant<'a> {
     variant: String,
     target: &'static str,
-    note: &'static str,
+    note: String,
     turn: Turn<'a>,
 }
 
@@ -84,6 +83,7 @@ pub struct Contest<'a> {
     params: Map<String, Value>,
     most_rounds: u32,
     least_rounds: u32,
+    guests: bool,
     entrants: Vec<Entrant<'a>>,
     asked: Vec<Asked>,
 }
@@ -94,7 +94,7 @@ impl<'a> Contest<'a> {
     pub fn new(scenario: &'static str, title: String, params: Map<String, Value>) -> Self {
         let (entrants, asked) = (Vec::new(), Vec::new());
         let (least_rounds, most_rounds) = (0, u32::MAX);
-        Self { scenario, title, params, most_rounds, least_rounds, entrants, asked }
+        Self { scenario, title, params, most_rounds, least_rounds, guests: false, entrants, asked }
     }
 
     /// One more entrant.
@@ -107,7 +107,7 @@ impl<'a> Contest<'a> {
         self.entrants.push(Entrant {
             variant: variant.into(),
             target,
-            note: "",
+            note: String::new(),
             turn: Box::new(turn),
         });
         self
@@ -139,12 +139,17 @@ impl<'a> Contest<'a> {
         self
     }
 
+    /// The entrants beside the engine are other people's code, which may fail.
+    pub fn with_guests(mut self) -> Self {
+        self.guests = true;
+        self
+    }
+
     /// What a reader should know of a variant here.
-    #[cfg(feature = "peers")]
-    pub fn note(mut self, variant: &str, note: &'static str) -> Self {
+    pub fn note(mut self, variant: &str, note: impl Into<String>) -> Self {
         let of = |entrant: &&mut Entrant| entrant.variant == variant;
         if let Some(entrant) = self.entrants.iter_mut().find(of) {
-            entrant.note = note;
+            entrant.note = note.into();
         }
         self
     }
@@ -175,10 +180,11 @@ impl<'a> Contest<'a> {
     pub fn hold(
         &mut self,
         arena: &mut Arena,
-        session: &Session,
+        session: &mut Session,
         rounds: u32,
     ) -> anyhow::Result<Option<Vec<Measurement>>> {
         let mut samples: Vec<Vec<Sample>> = self.entrants.iter().map(|_| Vec::new()).collect();
+        let mut out = vec![false; self.entrants.len()];
         for round in 0..=rounds as usize {
             // Whoever comes next finds the machine as the one before left it: the first place goes
             // round, and every other round runs backwards.
@@ -191,23 +197,39 @@ impl<'a> Contest<'a> {
                 if session.check().is_err() {
                     return Ok(None);
                 }
+                if out[place] {
+                    continue;
+                }
                 let entrant = &mut self.entrants[place];
                 let sample = (entrant.turn)(arena, round == 0);
                 // A turn that Ctrl-C broke off is no failure.
                 if sample.is_err() && session.interrupted() {
                     return Ok(None);
                 }
-                let sample =
-                    sample.with_context(|| format!("{}, {}", self.title, entrant.variant))?;
-                if round > 0 {
-                    samples[place].push(sample);
+                match sample {
+                    Ok(sample) if round > 0 => samples[place].push(sample),
+                    Ok(_) => {}
+                    // Somebody else's failure is not the engine's: it drops out, the others go on.
+                    Err(error) if self.guests && entrant.target != ENGINE => {
+                        out[place] = true;
+                        let what = format!("{}, {}", self.title, entrant.variant);
+                        session.fail(what, format!("{error:#}"));
+                    }
+                    Err(error) => {
+                        return Err(error.context(format!("{}, {}", self.title, entrant.variant)));
+                    }
                 }
             }
             session.step();
         }
-        let mut results: Vec<Measurement> =
-            self.entrants.iter().zip(&samples).map(|(e, s)| self.raw(e, s)).collect();
-        results.extend(self.asked.iter().map(|asked| self.ratio(asked, &samples)));
+        let stayed = |variant: &String| {
+            self.entrants.iter().zip(&out).any(|(e, out)| e.variant == *variant && !out)
+        };
+        let there = self.entrants.iter().zip(&samples).zip(&out).filter(|(_, out)| !**out);
+        let mut results: Vec<Measurement> = there.map(|((e, s), _)| self.raw(e, s)).collect();
+        let asked = self.asked.iter();
+        let asked = asked.filter(|asked| asked.of.iter().chain(&asked.by).all(stayed));
+        results.extend(asked.map(|asked| self.ratio(asked, &samples)));
         Ok(Some(results))
     }
 
@@ -236,7 +258,7 @@ impl<'a> Contest<'a> {
         let product = |variants: &[String], round| -> f64 {
             variants.iter().map(|variant| of(variant, round)).product()
         };
-        let rounds = samples.first().map_or(0, Vec::len);
+        let rounds = samples.iter().map(Vec::len).max().unwrap_or(0);
         let ratio = |round| product(&asked.of, round) / product(&asked.by, round) * asked.scale;
         let mut params = self.params.clone();
         params.insert("asked".to_owned(), json!(asked.at_most));
@@ -289,7 +311,7 @@ mod tests {
             .enter("two", MACHINE, |_, _| Ok(Sample::time(2.0)))
             .ask("one by two", &["one"], &["two"], 1.2)
             .ask_each("one a page", &["one"], 3_000, 5.0);
-        let results = contest.hold(&mut arena, &Session::quiet(), 3).unwrap().unwrap();
+        let results = contest.hold(&mut arena, &mut Session::quiet(), 3).unwrap().unwrap();
         let samples: Vec<_> = results.iter().map(|m| (&*m.variant, &*m.samples)).collect();
         assert_eq!(samples[0], ("one", &[3.0; 3][..]));
         assert_eq!(samples[2], ("one by two", &[1.5; 3][..]));
@@ -303,13 +325,35 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_that_fails_drops_out_and_the_others_stay() {
+        let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Never).unwrap();
+        let mut turns = 0;
+        let mut contest = Contest::new("test", "a test".to_owned(), Map::new())
+            .with_guests()
+            .enter("one", ENGINE, |_, _| Ok(Sample::time(1.0)))
+            .enter("guest", "crate", |_, _| {
+                turns += 1;
+                anyhow::ensure!(turns < 3, "no more");
+                Ok(Sample::time(1.0))
+            })
+            .enter("other", "crate", |_, _| Ok(Sample::time(2.0)))
+            .ask("one by guest", &["one"], &["guest"], 1.0)
+            .ask("one by other", &["one"], &["other"], 1.0);
+        let mut session = Session::quiet();
+        let results = contest.hold(&mut arena, &mut session, 3).unwrap().unwrap();
+        let names: Vec<_> = results.iter().map(|m| (&*m.variant, m.samples.len())).collect();
+        assert_eq!(names, [("one", 3), ("other", 3), ("one by other", 3)]);
+        assert!(session.failed() && session.skipped()[0].what == "a test, guest");
+    }
+
+    #[test]
     fn a_contest_that_is_stopped_gives_nothing() {
         let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Never).unwrap();
         let mut contest =
             Contest::new("test", "a test".to_owned(), Map::new())
                 .enter("one", ENGINE, |_, _| Ok(Sample::time(1.0)));
-        let session = Session::quiet();
+        let mut session = Session::quiet();
         session.stop();
-        assert!(contest.hold(&mut arena, &session, 3).unwrap().is_none());
+        assert!(contest.hold(&mut arena, &mut session, 3).unwrap().is_none());
     }
 }

@@ -3,11 +3,11 @@
 //! Each limit runs in the same rounds as what is held against it, on the same warm memory.
 
 use crate::fill::Stores;
+use crate::scenario::contest::Watch;
 use slat::format::Kind;
 use slat::{Format, GpaRange, Hpa, Platform, Slot, Tables};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 /// A thing that a plain loop does to table memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,14 +89,14 @@ impl TablePages {
     /// The tables that were found still stand in `platform`, or others at the same places.
     pub unsafe fn sample<P: Platform>(&self, platform: &P, limit: Limit) -> (f64, u64) {
         let pages = if limit == Limit::ReadUpper { &self.upper } else { &self.last };
-        let begin = Instant::now();
+        let watch = Watch::start();
         for &(hpa, len) in pages {
             let table = platform.slots(hpa).cast::<AtomicU64>();
             // SAFETY: the caller's contract; a `Slot` is one atomic word.
             let words = unsafe { std::slice::from_raw_parts(table.as_ptr(), len) };
             black_box(if limit == Limit::Cas { exchange(words) } else { read(words) });
         }
-        let seconds = begin.elapsed().as_secs_f64();
+        let seconds = watch.seconds();
         (seconds, pages.iter().map(|&(_, len)| len as u64).sum())
     }
 }
@@ -130,14 +130,14 @@ pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
 
 /// [`fill`] by one kind of stores.
 pub fn fill_by(words: &mut [u64], table_slots: usize, stores: Stores) -> f64 {
-    let begin = Instant::now();
+    let watch = Watch::start();
     for (index, table) in words.chunks_exact_mut(table_slots).enumerate() {
         stores.fill(table, (index as u64) << 21 | 0x7ff, 1 << 12);
     }
     stores.fence();
     // Before the clock is read: what is stored must not be put off past it.
     black_box(words);
-    begin.elapsed().as_secs_f64()
+    watch.seconds()
 }
 
 #[cfg(test)]

@@ -238,7 +238,15 @@ impl Run<'_> {
         Arm64<SHIFT>: Format,
     {
         let largest = leaf_sizes(self.granule).last().map_or(STEP, |size| size.bytes());
-        let chunk = self.linux.chunk_size.map_or(largest, Size::bytes);
+        let chunk = match self.linux.chunk_size {
+            Some(chunk) => leaf(self.granule, chunk).map(|size| size.bytes()).map_err(|_| {
+                bad_input(format!(
+                    "--chunk-size {chunk} is not what KVM takes with a granule of {}: a block of the granule's",
+                    self.granule
+                ))
+            })?,
+            None => largest,
+        };
         let setting = Setting { chunk, fwb: self.linux.fwb.is_on(), caches: self.linux.caches };
         let Some(table_bytes) = works.iter().map(Work::table_bytes).max() else {
             return Ok(Vec::new());
@@ -247,7 +255,8 @@ impl Run<'_> {
         let builds: Vec<Build> =
             kinds.iter().map(|kind| linux::build(SHIFT, setting.fwb, *kind, false)).collect();
         let trees = self.linux.linux_tree.len() + self.linux.with.len();
-        let needed = table_bytes * (1 + (trees * (kinds.len() + 1)) as u64);
+        // One for each kind of walks, one that counts or flushes; a page of tables has 64 bytes beside it.
+        let needed = table_bytes * (1 + (trees * (kinds.len() + 1)) as u64) / 60 * 61;
         let available = session.memory_available();
         if needed > available / 10 * 9 {
             return Err(bad_input(format!(
@@ -265,7 +274,7 @@ impl Run<'_> {
         let mut contests = Vec::new();
         for &work in works {
             let mut format = format;
-            format.forced_write_back = setting.fwb && work.op != Op::Flush;
+            format.forced_write_back = work.fwb(&setting);
             let bed = Bed::new(format, work.memory);
             contests.push(
                 self.contest(&Turns { bed, work, setting, left: Rc::default() }, trees.as_ref()),
@@ -275,6 +284,7 @@ impl Run<'_> {
         if self.everybody {
             contests.extend(crates::contests(
                 works.iter().map(|work| work.memory).min().unwrap_or(STEP),
+                setting.caches,
             ));
         }
         session.start("peers", contests.len() as u64 * u64::from(self.rounds + 1));
@@ -293,10 +303,13 @@ impl Run<'_> {
     }
 
     fn kinds(&self) -> Vec<WalkKind> {
-        match self.linux.target {
+        let mut kinds = match self.linux.target {
             TablesTarget::Engine => Vec::new(),
             TablesTarget::LinuxSource => self.linux.walks.clone(),
-        }
+        };
+        kinds.sort_by_key(|kind| *kind as u8);
+        kinds.dedup();
+        kinds
     }
 
     /// The trees, where any are wanted.
@@ -311,7 +324,10 @@ impl Run<'_> {
         }
         let opened = checked_trees(self.linux, builds, table_bytes, session);
         match opened {
-            Ok(trees) => Ok(Some(Rc::new(RefCell::new(trees)))),
+            Ok(mut trees) => {
+                trees.start(builds)?;
+                Ok(Some(Rc::new(RefCell::new(trees))))
+            }
             // Everybody else still runs.
             Err(error) if self.everybody && session.check().is_ok() => {
                 session.skip("Linux's tables", format!("{error:#}"));
@@ -328,6 +344,7 @@ impl Run<'_> {
     ) -> Contest<'a> {
         let work = turns.work;
         let mut contest = Contest::new("peers", work.title(), work.params(&turns.setting))
+            .with_guests()
             // First of all in the round that warms up: the others are held against what it leaves.
             .enter(SLAT, ENGINE, turns.clone().turn(Stores::Plain));
         let streams = work.op == Op::Split && !work.is_split_already();
@@ -344,23 +361,25 @@ impl Run<'_> {
                     continue;
                 }
                 let mut shared = None;
-                for kind in self.kinds() {
-                    if self.everybody && edited && kind == WalkKind::Shared {
-                        continue;
-                    }
+                let kinds = self.kinds();
+                for &kind in &kinds {
+                    let alone = kinds.contains(&WalkKind::Exclusive);
                     let variant = match kind {
                         WalkKind::Exclusive => name.clone(),
-                        WalkKind::Shared if work.op.changes_live_leaves() && work.op != Op::Map => {
+                        WalkKind::Shared if self.everybody && edited => continue,
+                        WalkKind::Shared if work.op.differs_if_shared() => {
                             format!("{name}, shared")
                         }
-                        // A fault shares in both; what changes nothing is one.
-                        WalkKind::Shared => continue,
+                        // It is the same walk: once is enough.
+                        WalkKind::Shared if alone => continue,
+                        WalkKind::Shared => name.clone(),
                     };
-                    if kind == WalkKind::Shared {
+                    if kind == WalkKind::Shared && variant != name {
                         shared = Some(variant.clone());
                     }
                     let linux = LinuxTurns::beside(turns, trees, tree, kind);
-                    contest = contest.enter(variant, LINUX, linux.turn());
+                    contest = contest.enter(&*variant, LINUX, linux.turn());
+                    contest = contest.note(&variant, trees.borrow().compiler());
                 }
                 first.get_or_insert((name, shared));
             }

@@ -1,7 +1,7 @@
 /*
  * What arch/arm64/kvm/hyp/pgtable.c and the callers around it expect of a kernel, for user space.
  *
- * Written from the interfaces that those files use and from the Arm manual's registers. Hardware is
+ * Written from the interfaces that those files use and from the Arm manual. Hardware is
  * absent: invalidations, barriers for the walker of a CPU, cache maintenance and locks do nothing, or
  * are counted where SLAT_COUNT is set. What stays is the software's own work, atomics included.
  */
@@ -205,22 +205,26 @@ static inline u32 id_aa64mmfr0_parange_to_phys_shift(int parange)
 #if PAGE_SHIFT == 12
 #define CONFIG_ARM64_4K_PAGES 1
 #define SLAT_TG0 0ULL
-#define VTCR_EL2_TGRAN_SL0_BASE 2UL
+#define SLAT_SL0_OF_0 2
 #elif PAGE_SHIFT == 14
 #define CONFIG_ARM64_16K_PAGES 1
 #define SLAT_TG0 (2ULL << 14)
-#define VTCR_EL2_TGRAN_SL0_BASE 3UL
+#define SLAT_SL0_OF_0 3
 #else
 #define CONFIG_ARM64_64K_PAGES 1
 #define SLAT_TG0 (1ULL << 14)
-#define VTCR_EL2_TGRAN_SL0_BASE 3UL
+#define SLAT_SL0_OF_0 3
 #endif
 #define CONFIG_ARM64_HW_AFDBM 1
 #define VTCR_EL2_FLAGS (VTCR_EL2_RES1 | SLAT_INNER_WRITE_BACK | SLAT_TG0)
-#define VTCR_EL2_LVLS_TO_SL0(levels) \
-	((VTCR_EL2_TGRAN_SL0_BASE - (4 - (u64)(levels))) << VTCR_EL2_SL0_SHIFT)
-#define VTCR_EL2_SL0_TO_LVLS(sl0) ((sl0) + 4 - VTCR_EL2_TGRAN_SL0_BASE)
-#define VTCR_EL2_LVLS(vtcr) VTCR_EL2_SL0_TO_LVLS(FIELD_GET(VTCR_EL2_SL0, (vtcr)))
+/*
+ * SL0 says the level at which hardware starts, by what its 0 means less the level: with the 4K granule
+ * 0 is level 2, with the others level 3. The last level is 3.
+ */
+#define VTCR_EL2_TGRAN_SL0_BASE SLAT_SL0_OF_0
+#define SLAT_SL0(start_level) ((u64)(SLAT_SL0_OF_0 - (start_level)) << VTCR_EL2_SL0_SHIFT)
+#define VTCR_EL2_LVLS_TO_SL0(levels) SLAT_SL0(4 - (int)(levels))
+#define VTCR_EL2_LVLS(vtcr) (4 - (SLAT_SL0_OF_0 - (int)FIELD_GET(VTCR_EL2_SL0, vtcr)))
 #define VTCR_EL2_IPA(vtcr) (64 - ((vtcr) & VTCR_EL2_T0SZ_MASK))
 
 /* ---- translation tables ---- */

@@ -102,7 +102,8 @@ pub fn ratios(results: &[Measurement]) -> Option<Table> {
         notes.push(
             "Linux’s own code, compiled for user space: the software’s work alone. Invalidations, barriers for a \
              CPU’s walker, cache maintenance and locks are counted, not executed, on either side; no other CPU is there. \
-             shared: its live entries change by compare-and-swap."
+             shared: as if its walks of live tables were shared with others, by compare-and-swap; Linux itself does that in \
+             faults only. Look-ups: the engine’s are made within one guard."
                 .to_owned(),
         );
     }
@@ -222,7 +223,7 @@ pub fn counts(results: &[Measurement]) -> Option<Table> {
         "differ",
     ];
     let mut notes = vec![
-        "visits: entries that Linux’s walk looked at; callbacks: calls of its visitor. TLBIs: requests of invalidation, \
+        "visits: entries that Linux’s walk looked at; callbacks: calls of its visitor on the way down. TLBIs: requests of invalidation, \
          whose own barriers are not counted. tables: pages allocated. Then the slots that the engine read, and its \
          invalidations. leaves: compared with the engine’s, descriptor by descriptor; differ: of those, the ones that \
          differ as they may."

@@ -36,25 +36,55 @@ const TABLES: usize = 32 << 20;
 /// An operation that both are asked.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Map { start: u64, size: u64, leaf: u64, write: bool },
-    Unmap { start: u64, size: u64 },
-    Split { start: u64, size: u64 },
-    Protect { start: u64, size: u64 },
-    Clear { start: u64, word: u64 },
-    Age { start: u64, size: u64 },
-    Write { gpa: u64 },
-    Read { gpa: u64 },
+    /// By a fault, leaf by leaf, or as one walk.
+    Map {
+        start: u64,
+        size: u64,
+        leaf: u64,
+        write: bool,
+        fault: bool,
+    },
+    Unmap {
+        start: u64,
+        size: u64,
+    },
+    Split {
+        start: u64,
+        size: u64,
+        chunk: u64,
+    },
+    Protect {
+        start: u64,
+        size: u64,
+    },
+    Clear {
+        start: u64,
+        word: u64,
+    },
+    Age {
+        start: u64,
+        size: u64,
+    },
+    Write {
+        gpa: u64,
+    },
+    Read {
+        gpa: u64,
+    },
 }
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Map { start, size, leaf, write } => {
+            Self::Map { start, size, leaf, write, fault } => {
                 let rights = if *write { "rwx" } else { "rx" };
-                write!(f, "map {start:#x} + {size:#x} by {leaf:#x}, {rights}")
+                let how = if *fault { "faults" } else { "a walk" };
+                write!(f, "map {start:#x} + {size:#x} by {leaf:#x}, {rights}, by {how}")
             }
             Self::Unmap { start, size } => write!(f, "unmap {start:#x} + {size:#x}"),
-            Self::Split { start, size } => write!(f, "split {start:#x} + {size:#x}"),
+            Self::Split { start, size, chunk } => {
+                write!(f, "split {start:#x} + {size:#x} by chunks of {chunk:#x}")
+            }
             Self::Protect { start, size } => write!(f, "write-protect {start:#x} + {size:#x}"),
             Self::Clear { start, word } => write!(f, "clear the word {word:#x} at {start:#x}"),
             Self::Age { start, size } => write!(f, "age {start:#x} + {size:#x}"),
@@ -84,10 +114,10 @@ fn by<const SHIFT: u32>(
 where
     Arm64<SHIFT>: Format,
 {
-    let fwb = args.linux.fwb.is_on();
-    let builds: Vec<_> =
-        args.linux.walks.iter().map(|kind| build(SHIFT, fwb, *kind, false)).collect();
-    let mut trees = checked_trees(&args.linux, &builds, TABLES as u64, session)?;
+    let linux = args.linux();
+    let fwb = linux.fwb.is_on();
+    let builds: Vec<_> = linux.walks.iter().map(|kind| build(SHIFT, fwb, *kind, false)).collect();
+    let mut trees = checked_trees(&linux, &builds, TABLES as u64, session)?;
     let mut arena = Arena::new(TABLES, 1 << SHIFT, BreakBeforeMake::Always)?;
     let format = Arm64 { forced_write_back: fwb, ..format };
     let bed = Bed::new(format, MEMORY);
@@ -95,7 +125,7 @@ where
     session.start("histories", all as u64);
     let mut results = Vec::new();
     for tree in 0..trees.len() {
-        for (kind, how) in args.linux.walks.iter().zip(&builds) {
+        for (kind, how) in linux.walks.iter().zip(&builds) {
             let name = trees.name(tree).to_owned();
             session.say(&format!("{name}, {kind}"));
             let mut tally = Tally::default();
@@ -109,7 +139,7 @@ where
                 let went = one(&bed, &mut arena, helper, seed, args, &mut steps, &mut tally);
                 went.map_err(|error| match error.is::<Failure>() {
                     true => error,
-                    false => anyhow!("{error:#}\n{}", told(&name, *kind, seed, &steps)),
+                    false => anyhow!("{error:#}\n{}", told(args, &name, *kind, seed, &steps)),
                 })?;
                 tally.histories += 1;
                 session.step();
@@ -121,13 +151,16 @@ where
     Ok(results)
 }
 
-/// The history as text, to be read from its end.
-fn told(name: &str, kind: WalkKind, seed: u64, steps: &[Step]) -> String {
-    let last: Vec<String> = steps.iter().map(|step| format!("  {step}")).collect();
+/// The history as text, to be read from its end, and what does it again.
+fn told(args: &CheckArgs, name: &str, kind: WalkKind, seed: u64, steps: &[Step]) -> String {
+    let steps: Vec<String> = steps.iter().map(|step| format!("  {step}")).collect();
     format!(
-        "this is after the last of these operations, {kind} walks of {name} (--seed {seed} --histories 1 \
-         does them again):\n{}",
-        last.join("\n")
+        "this is after the last of these operations, {kind} walks of {name}; `slat check --seed {seed} --histories 1 \
+         --length {} --granule {} --walks {kind} --fwb {}`, with the same trees and edits, does them again:\n{}",
+        args.length,
+        args.granule,
+        args.fwb,
+        steps.join("\n")
     )
 }
 
@@ -193,14 +226,18 @@ fn one<F: Format>(
         rejuvenated: Vec::new(),
     };
     let mut member = Member::join(arena)?;
-    for _ in 0..args.length {
+    // What is drawn cannot always be done.
+    for _ in 0..args.length * 16 {
+        if steps.len() == args.length as usize {
+            break;
+        }
         let Some(step) = both.choose(&mut numbers, &mut member)? else { continue };
         steps.push(step);
         both.step(step, &mut member)?;
         tally.steps += 1;
         tally.leaves += both.compare()?;
     }
-    Ok(())
+    both.end()
 }
 
 /// The two sides.
@@ -228,46 +265,78 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         member: &mut Member<'p, Arena>,
     ) -> anyhow::Result<Option<Step>> {
         let (page, all) = (self.page(), self.bed.range());
-        let block = self.sizes[numbers.below(self.sizes.len() as u64) as usize].bytes();
-        // Around the beginnings of a few blocks, so that operations meet.
-        let base =
-            all.start().0 + numbers.below(2) * (1 << 30) + numbers.below(3) * self.sizes[1].bytes();
-        let at = base + numbers.below(70) * page;
-        let size = (1 + numbers.below(3)) * block;
-        let start = at & !(block - 1);
-        let end = (start + size).min(all.end().0);
+        let mut one_of =
+            |sizes: &[PageSize]| sizes[numbers.below(sizes.len() as u64) as usize].bytes();
+        let (block, chunk) = (one_of(self.sizes), one_of(&self.sizes[1..]));
+        // Around the beginnings of a few blocks, from either side, so that operations meet, and what
+        // begins in one table ends in another.
+        let middle = self.sizes[1].bytes();
+        let mut near = || {
+            let block = all.start().0 + numbers.below(2) * (1 << 30) + numbers.below(4) * middle;
+            let at = block + numbers.below(80) * page;
+            at.saturating_sub(numbers.below(2) * 40 * page).max(all.start().0)
+        };
+        let (at, other) = (near(), near());
+        let kind = numbers.below(12);
+        let (start, end) = if kind < 4 || numbers.below(2) == 0 {
+            let start = at & !(block - 1);
+            (start, (start + (1 + numbers.below(3)) * block).min(all.end().0))
+        } else {
+            (at.min(other), at.max(other) + page)
+        };
         if start >= end {
             return Ok(None);
         }
-        let kind = numbers.below(10);
         let guard = self.tables.enter(member)?;
-        let whole = widened(&guard, start, end)?;
+        let (from, to) = widened(&guard, start, end)?;
+        let (start_whole, size) = (from, to - from);
         let mapped = guard.translate(Gpa(at))?;
         let empty = |at| guard.descriptor(Gpa(at)).is_some_and(|(_, size)| size.bytes() >= block);
         let free =
-            self.found(start, end).is_empty() && (start..end).step_by(block as usize).all(empty);
-        drop(guard);
+            || self.found(start, end).is_empty() && (start..end).step_by(block as usize).all(empty);
         Ok(match kind {
-            0..=2 => free.then_some(Step::Map {
+            0..=3 => free().then(|| Step::Map {
                 start,
                 size: end - start,
                 leaf: block,
                 write: numbers.below(4) > 0,
+                fault: numbers.below(2) == 0,
             }),
-            3 => Some(Step::Unmap { start: whole.0, size: whole.1 - whole.0 }),
-            4 => Some(Step::Split { start: whole.0, size: whole.1 - whole.0 }),
-            5 => Some(Step::Protect { start: whole.0, size: whole.1 - whole.0 }),
-            6 => {
+            4 => Some(Step::Unmap { start: start_whole, size }),
+            5 | 6 => Some(Step::Split { start: start_whole, size, chunk }),
+            7 => Some(Step::Protect { start: start_whole, size }),
+            8 => {
                 // Where it is pages already: of a block, Linux protects all.
                 let start = at & !(64 * page - 1);
-                let word = numbers.below(u64::MAX) | 1 << numbers.below(64);
-                let pages = self.is_pages(start, start + 64 * page);
-                pages.then_some(Step::Clear { start, word })
+                let bit = |numbers: &mut Numbers| 1u64 << numbers.below(64);
+                let word = match numbers.below(4) {
+                    0 => bit(numbers),
+                    1 => bit(numbers) | bit(numbers) | bit(numbers),
+                    2 => u64::MAX,
+                    _ => numbers.below(u64::MAX) | bit(numbers),
+                };
+                self.is_pages(start, start + 64 * page).then_some(Step::Clear { start, word })
             }
-            7 => Some(Step::Age { start: whole.0, size: whole.1 - whole.0 }),
-            8 => mapped.map(|_| Step::Write { gpa: at & !(page - 1) }),
+            9 => Some(Step::Age { start: start_whole, size }),
+            10 => mapped.map(|_| Step::Write { gpa: at & !(page - 1) }),
             _ => mapped.map(|_| Step::Read { gpa: at & !(page - 1) }),
         })
+    }
+
+    /// Unmaps all that is left: Linux's counts of references must give all tables back.
+    fn end(&mut self) -> anyhow::Result<()> {
+        let all = self.bed.range();
+        let left = self.call(Call::Unmap { start: all.start().0, size: all.size() })?;
+        let empty = self.call(Call::Reset)?;
+        let tables = |answer: &slat_linux::Answer| {
+            answer.counts.iter().find(|(name, _)| name == "tables").map_or(0, |(_, bytes)| *bytes)
+        };
+        ensure!(
+            tables(&left) == tables(&empty),
+            "all is unmapped, and {} bytes of tables stay allocated",
+            tables(&left) - tables(&empty)
+        );
+        Ok(())
     }
 
     fn found(&self, start: u64, end: u64) -> Vec<Run> {
@@ -286,7 +355,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     }
 
     fn step(&mut self, step: Step, member: &mut Member<'p, Arena>) -> anyhow::Result<()> {
-        if let Step::Split { start, size } = step {
+        if let Step::Split { start, size, .. } = step {
             let blocks = self.found(start, start + size).into_iter().flat_map(|run| each(&run));
             let page = self.page();
             let old = blocks.filter(|leaf| leaf.size > page && leaf.raw & leaves::ACCESSED == 0);
@@ -296,15 +365,18 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         let host = Bed::<F>::host(&self.bed.range()).0 - self.bed.range().start().0;
         let (largest, page) = (self.sizes[self.sizes.len() - 1].bytes(), self.page());
         match step {
-            Step::Map { start, size, leaf, write } => {
-                let prot = Prot { write, ..Prot::RAM };
-                self.call(Call::Build { start, size, host: start + host, leaf, prot })?;
+            Step::Map { start, size, leaf, write, fault } => {
+                let (prot, host) = (Prot { write, ..Prot::RAM }, start + host);
+                self.call(match fault {
+                    true => Call::Map { start, size, host, leaf, prot },
+                    false => Call::Build { start, size, host, leaf, prot },
+                })?;
             }
             Step::Unmap { start, size } => {
                 self.call(Call::Unmap { start, size })?;
             }
-            Step::Split { start, size } => {
-                self.call(Call::Split { start, size, chunk: largest })?;
+            Step::Split { start, size, chunk } => {
+                self.call(Call::Split { start, size, chunk })?;
             }
             Step::Protect { start, size } => {
                 self.call(Call::Protect { start, size })?;
@@ -363,7 +435,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         let range = |start, size| GpaRange::new(Gpa(start), size);
         let mut young = 0;
         match step {
-            Step::Map { start, size, leaf, write } => {
+            Step::Map { start, size, leaf, write, .. } => {
                 let range = range(start, size)?;
                 let leaf = PageSize::from_bytes(leaf).context("a size of the granule")?;
                 let attributes = Attributes { write, ..Attributes::RAM };
@@ -373,7 +445,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             Step::Unmap { start, size } => {
                 guard.unmap(range(start, size)?, &mut removals)?;
             }
-            Step::Split { start, size } => {
+            Step::Split { start, size, .. } => {
                 let (mut at, end) = (start, start + size);
                 while at < end {
                     let step = (end - at).min(1 << 30);
@@ -434,7 +506,10 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             their.size,
             their.gpa
         );
-        let mut differing = (our.raw ^ their.raw) & !leaves::SOFTWARE;
+        let mut differing = our.raw ^ their.raw;
+        if their.raw & leaves::SOFTWARE == 0 {
+            differing &= !leaves::SOFTWARE;
+        }
         let rejuvenated = self.rejuvenated.iter().any(|&(from, to)| (from..to).contains(&our.gpa));
         if rejuvenated && their.raw & leaves::ACCESSED != 0 {
             differing &= !leaves::ACCESSED;

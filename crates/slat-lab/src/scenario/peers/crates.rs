@@ -1,7 +1,9 @@
 //! Crates of the field beside the engine's inactive tables of as many levels: no CPU has any of them.
 
+use super::ours::temper;
 use super::{CRATE, SLAT};
 use crate::arena::Arena;
+use crate::cli::Caches;
 use crate::fill::Stores;
 use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
 use crate::scenario::engine::bed::{Bed, CHUNK, chunk_storage, steps, storage};
@@ -45,11 +47,11 @@ const LOOKUPS: usize = 1 << 20;
 const AT_MOST: f64 = 1.1;
 
 /// For each operation, the crates with as many levels as a format of the engine's.
-pub fn contests<'a>(memory: u64) -> Vec<Contest<'a>> {
+pub fn contests<'a>(memory: u64, caches: Caches) -> Vec<Contest<'a>> {
     let mut contests = Vec::new();
     for (op, name) in OPS {
-        contests.extend(contest(Bed::new(Arm64K4::default(), memory), 40, 3, op, name));
-        contests.extend(contest(Bed::new(Ept1G::default(), memory), 48, 4, op, name));
+        contests.extend(contest(Bed::new(Arm64K4::default(), memory), 40, 3, op, name, caches));
+        contests.extend(contest(Bed::new(Ept1G::default(), memory), 48, 4, op, name, caches));
     }
     contests
 }
@@ -77,6 +79,7 @@ fn contest<'a, F: Format + 'a>(
     levels: u32,
     op: Op,
     name: &str,
+    caches: Caches,
 ) -> Option<Contest<'a>> {
     let peers: Vec<&'static Peer> =
         PEERS.iter().filter(|peer| peer.levels == levels && has(peer, op)).collect();
@@ -98,13 +101,21 @@ fn contest<'a, F: Format + 'a>(
         ("backing", json!(leaf.to_string())),
         ("granule", json!(4096)),
         ("pieces", json!(pieces)),
+        ("caches", json!(caches.to_string())),
         ("lack", json!(lacking.join(","))),
     ];
     let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
     let mut numbers = Numbers(3);
     let start = bed.range().start().0;
     let addresses: Rc<[u64]> = (0..LOOKUPS).map(|_| start + numbers.below(memory)).collect();
-    let ours = Ours { bed, address_bits, op, addresses: addresses.clone() };
+    let ours = Ours {
+        bed,
+        address_bits,
+        op,
+        caches,
+        sum: expected(&bed, &addresses),
+        addresses: addresses.clone(),
+    };
     let title = format!("{operation}, {}", Size(memory));
     let mut contest = Contest::new("peers", title, params).enter(
         SLAT,
@@ -113,13 +124,15 @@ fn contest<'a, F: Format + 'a>(
     );
     for peer in peers {
         let variant = peer.name;
-        let addresses = addresses.clone();
+        let (addresses, sum) = (addresses.clone(), expected(&bed, &addresses));
         contest = contest.enter(variant, CRATE, move |arena: &mut Arena, check| {
-            theirs(peer, &bed, op, &addresses, arena, check)
+            theirs(peer, &bed, op, (&addresses, sum), caches, arena, check)
         });
         contest = contest.ask(&*operation, &[SLAT], &[variant], AT_MOST);
         // Why it may be slower stands with the results.
-        contest = contest.note(variant, if each(peer, op) { "a call for each page" } else { "" });
+        let way = if each(peer, op) { "a call for each page. " } else { "" };
+        contest =
+            contest.note(variant, format!("{way}{} {}: {}", peer.name, peer.version, peer.notes));
     }
     Some(contest)
 }
@@ -129,7 +142,9 @@ struct Ours<F> {
     bed: Bed<F>,
     address_bits: u32,
     op: Op,
+    caches: Caches,
     addresses: Rc<[u64]>,
+    sum: u64,
 }
 
 impl<F: Format> Ours<F> {
@@ -148,7 +163,7 @@ impl<F: Format> Ours<F> {
         if *op == Op::MapEach {
             each_cache.fill(usize::MAX)?;
         }
-        arena.warm((bed.pages() * 8) as usize + (4 << 20));
+        temper(arena, bed.pages() * 8 + (4 << 20), self.caches);
         let leaf = if *op == Op::Split { PageSize::SIZE_2M } else { PageSize::SIZE_4K };
         let mut seconds = 0.0;
         if *op == Op::MapEach {
@@ -198,7 +213,7 @@ impl<F: Format> Ours<F> {
                         sum = sum.wrapping_add(found.hpa.0).wrapping_add(write);
                     }
                 }
-                ensure!(black_box(sum) == expected(bed, &self.addresses), "other addresses");
+                ensure!(black_box(sum) == self.sum, "other addresses");
                 all.size()
             }
         };
@@ -237,12 +252,13 @@ fn theirs<F: Format>(
     peer: &Peer,
     bed: &Bed<F>,
     op: Op,
-    addresses: &[u64],
+    (addresses, expected): (&[u64], u64),
+    caches: Caches,
     arena: &mut Arena,
     check: bool,
 ) -> anyhow::Result<Sample> {
     let why = |error: String| anyhow!("{}: {error}", peer.name);
-    arena.warm((bed.pages() * 8) as usize + (4 << 20));
+    temper(arena, bed.pages() * 8 + (4 << 20), caches);
     let mut tables = tables(peer, arena)?;
     let (gpa, bytes) = (bed.range().start().0, bed.range().size());
     let hpa = Bed::<F>::host(&bed.range()).0;
@@ -262,7 +278,7 @@ fn theirs<F: Format>(
         Op::Split => tables.split(gpa, bytes).map_err(why)?,
         Op::Lookup => {
             let sum = tables.lookup_all(addresses).map_err(why)?;
-            ensure!(black_box(sum) == expected(bed, addresses), "{}: other addresses", peer.name);
+            ensure!(black_box(sum) == expected, "{}: other addresses", peer.name);
         }
     }
     if !matches!(op, Op::MapRange | Op::MapEach) {

@@ -1,5 +1,6 @@
 //! Linux's side of an operation: trees, their programs, and what comes of them.
 
+use super::SLAT;
 use super::leaves::{self, ALLOWED};
 use super::ours::{Left, Turns};
 use super::work::{Op, Setting, Work};
@@ -20,6 +21,10 @@ use std::sync::atomic::AtomicBool;
 
 /// Bits of guest addresses, as in the engine's beds.
 const ADDRESS_BITS: u32 = 40;
+
+/// What else results name.
+const RESERVED: [&str; 8] =
+    [SLAT, "machine", "fill-plain", "fill-best", "read", "read-upper", "cas", "none"];
 
 /// The trees of a run, and their programs.
 pub struct Trees {
@@ -83,8 +88,10 @@ impl Trees {
         session: &mut Session,
     ) -> anyhow::Result<()> {
         let compiled = tree.and_then(|mut tree| {
+            let taken =
+                |name: &str| name.is_empty() || RESERVED.contains(&name) || name.contains(", ");
             // Two trees of one version would be one row.
-            while self.trees.iter().any(|other| other.name == tree.name) {
+            while taken(&tree.name) || self.trees.iter().any(|other| other.name == tree.name) {
                 tree.name.push('\'');
             }
             for &build in builds {
@@ -120,6 +127,26 @@ impl Trees {
     /// Whether it is an edited copy.
     pub fn is_edited(&self, tree: usize) -> bool {
         self.edited[tree]
+    }
+
+    /// Starts a program of each tree, so that all ask for huge pages at about the same time.
+    pub fn start(&mut self, builds: &[Build]) -> anyhow::Result<()> {
+        for tree in 0..self.len() {
+            for &build in builds {
+                self.helper(tree, build)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The compiler, in its own words.
+    pub fn compiler(&self) -> &str {
+        self.workshop.compiler()
+    }
+
+    /// Ends a program: one that failed may answer late, and to the wrong question.
+    pub fn end(&mut self, tree: usize, build: Build) {
+        self.running.remove(&(tree, build));
     }
 
     /// The running program of a tree.
@@ -194,33 +221,56 @@ impl LinuxTurns {
     pub fn turn(self) -> impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> {
         let mut counts = Vec::new();
         move |_, check| {
-            let page_shift = self.work.page.bytes().trailing_zeros();
-            // Only a CPU without FWB flushes.
-            let fwb = self.setting.fwb && self.work.op != Op::Flush;
-            let build = |count| build(page_shift, fwb, self.kind, count);
-            let mut trees = self.trees.borrow_mut();
-            let name = trees.name(self.tree).to_owned();
             if check {
-                let counting = self.once(trees.helper(self.tree, build(true))?)?;
-                counts = known(&counting);
-                // What is not asked again need not stay.
-                trees.running.remove(&(self.tree, build(true)));
+                counts = self.counted()?;
             }
-            let helper = trees.helper(self.tree, build(false))?;
-            let answer = self.once(helper)?;
-            if check {
-                let leaves =
-                    helper.leaves(self.range.start().0, self.range.size()).map_err(interrupted)?;
-                let ours = self.left.borrow();
-                let compared = leaves::compare(&ours, &leaves, self.work.op, &name)
-                    .context("the leaves of the engine and of Linux differ")?;
-                counts.push(("leaves_compared", compared.leaves));
-                let differing =
-                    ALLOWED.iter().zip(compared.differing).filter(|(_, seen)| *seen > 0);
-                counts.extend(differing.map(|(allowed, seen)| (allowed.name, seen)));
-            }
+            let result = self.with(false, |turns, helper, name| {
+                let answer = turns.once(helper)?;
+                let counts = if check { turns.compared(helper, name)? } else { Vec::new() };
+                Ok((answer, counts))
+            });
+            let (answer, compared) = result?;
+            counts.extend(compared);
             Ok(Sample { seconds: answer.seconds, counts: counts.clone() })
         }
+    }
+
+    /// Does it with the program that counts or with that which does not. Whatever goes wrong ends it.
+    fn with<T>(
+        &self,
+        count: bool,
+        what: impl FnOnce(&Self, &mut Helper, &str) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let page_shift = self.work.page.bytes().trailing_zeros();
+        let build = build(page_shift, self.work.fwb(&self.setting), self.kind, count);
+        let mut trees = self.trees.borrow_mut();
+        let name = trees.name(self.tree).to_owned();
+        let result = what(self, trees.helper(self.tree, build)?, &name);
+        // What is not asked again need not stay, either.
+        if count || result.is_err() || self.work.op == Op::Flush {
+            trees.end(self.tree, build);
+        }
+        result
+    }
+
+    fn counted(&self) -> anyhow::Result<Vec<(&'static str, u64)>> {
+        self.with(true, |turns, helper, _| Ok(known(&turns.once(helper)?)))
+    }
+
+    /// Holds what it left behind against the engine's.
+    fn compared(
+        &self,
+        helper: &mut Helper,
+        name: &str,
+    ) -> anyhow::Result<Vec<(&'static str, u64)>> {
+        let leaves = helper.leaves(self.range.start().0, self.range.size()).map_err(interrupted)?;
+        let compared = leaves::compare(&self.left.borrow(), &leaves, self.work.op, name)
+            .context("the leaves of the engine and of Linux differ")?;
+        let mut counts = vec![("leaves_compared", compared.leaves)];
+        let differing = ALLOWED.iter().zip(compared.differing).filter(|(_, seen)| *seen > 0);
+        counts.extend(differing.map(|(allowed, seen)| (allowed.name, seen)));
+        counts.push(("table_memory_in_huge_pages", helper.huge_bytes()));
+        Ok(counts)
     }
 
     fn once(&self, helper: &mut Helper) -> anyhow::Result<Answer> {
@@ -242,6 +292,10 @@ impl LinuxTurns {
             }
             _ => {}
         }
+        if op == Op::Lookup {
+            helper.addresses(&self.addresses).map_err(interrupted)?;
+        }
+        let mut call = |what| helper.call(what).map_err(interrupted);
         let bytes = self.work.table_bytes();
         call(match self.setting.caches {
             Caches::Warm => Call::Warm { bytes },
@@ -271,13 +325,10 @@ impl LinuxTurns {
             Op::AgeEach => Call::Age { start, size, each: true },
             Op::Relax => Call::Relax { start, size, prot: Prot::RAM },
             Op::Flush => Call::Flush { start, size },
-            Op::Lookup => {
-                let answer = helper.lookup(&self.addresses).map_err(interrupted)?;
-                ensure!(answer.found == self.sum, "Linux found other addresses");
-                return Ok(answer);
-            }
+            Op::Lookup => Call::Lookup,
         };
         let mut answer = call(what)?;
+        ensure!(op != Op::Lookup || answer.found == self.sum, "Linux found other addresses");
         answer.seconds += before.seconds;
         for ((_, count), (_, more)) in answer.counts.iter_mut().zip(&before.counts) {
             *count += more;

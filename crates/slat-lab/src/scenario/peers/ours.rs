@@ -11,8 +11,8 @@ use crate::scenario::engine::scatter::Numbers;
 use crate::scenario::limit::{self, Limit};
 use anyhow::ensure;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Counts, Format, Guard, Member, Pages, Place,
-    Removals, TableCache, Tables,
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, Counts, Format, GpaRange, Guard, Halted,
+    Member, PageSize, Pages, Place, Removals, SplitError, TableCache, Tables,
 };
 use slat_linux::Run;
 use std::cell::RefCell;
@@ -87,9 +87,9 @@ impl<F: Format> Turns<F> {
         let mut member = Member::join(arena)?;
         self.prepare(&tables, &mut member, bitmaps)?;
         let caches = self.setting.caches;
-        temper(arena, self.work.table_bytes(), caches);
         bitmaps.young.fill(0);
         bitmaps.unanswered.fill(0);
+        temper(arena, self.work.table_bytes(), caches);
         let before = arena.invalidations();
         let mut doer = Doer { turns: self, arena, tables: &tables, counts: Counts::NONE };
         let seconds = doer.timed(&mut member, bitmaps, addresses)?;
@@ -201,7 +201,7 @@ fn ready(arena: &mut Arena) {
     arena.set_stores(Stores::Plain);
 }
 
-fn temper(arena: &Arena, bytes: u64, caches: Caches) {
+pub fn temper(arena: &Arena, bytes: u64, caches: Caches) {
     match caches {
         Caches::Warm => arena.warm(bytes as usize),
         Caches::Cold => arena.cool(bytes as usize),
@@ -210,13 +210,37 @@ fn temper(arena: &Arena, bytes: u64, caches: Caches) {
 
 fn age<F: Format>(
     guard: &mut Guard<'_, '_, F, Arena>,
-    range: slat::GpaRange,
+    range: GpaRange,
     bitmaps: &mut Bitmaps,
 ) -> anyhow::Result<u64> {
     let mut ages = Ages { young: &mut bitmaps.young, unanswered: &mut bitmaps.unanswered };
     let aged = guard.age(range, &mut ages, Ageing::LEAVES)?;
     ensure!(aged.unanswered == 0, "{} pages without an answer", aged.unanswered);
     Ok(aged.young)
+}
+
+/// As any caller can: table pages are taken once it is known that some are needed, and are topped up
+/// once some are in use.
+fn split_chunk<F: Format>(
+    guard: &mut Guard<'_, '_, F, Arena>,
+    chunk: GpaRange,
+    page: PageSize,
+    cache: &mut TableCache<'_, F, Arena>,
+) -> anyhow::Result<()> {
+    if !cache.is_empty() {
+        cache.fill(usize::MAX)?;
+    }
+    let mut rest = chunk;
+    loop {
+        match guard.split(rest, page, cache) {
+            Ok(_) => return Ok(()),
+            Err(Halted { at, why: SplitError::CacheEmpty }) => {
+                rest = GpaRange::new(at, chunk.end().0 - at.0)?;
+                cache.fill(usize::MAX)?;
+            }
+            Err(halted) => return Err(halted.into()),
+        }
+    }
 }
 
 /// The timed part.
@@ -262,8 +286,8 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
             }
             Op::Flush => self.whole(member, work.memory, |guard| Ok(guard.flush(range)?)),
             Op::Lookup => {
-                let guard = self.tables.enter(member)?;
                 let watch = Watch::start();
+                let guard = self.tables.enter(member)?;
                 let mut sum = 0u64;
                 for &gpa in addresses {
                     if let Some(found) = guard.translate(slat::Gpa(gpa))? {
@@ -303,7 +327,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         &mut self,
         member: &mut Member<'p, Arena>,
         expected: u64,
-        mut call: impl FnMut(&mut Guard<'_, 'p, F, Arena>, slat::GpaRange) -> anyhow::Result<u64>,
+        mut call: impl FnMut(&mut Guard<'_, 'p, F, Arena>, GpaRange) -> anyhow::Result<u64>,
     ) -> anyhow::Result<f64> {
         let Turns { bed, work, .. } = self.turns;
         let watch = Watch::start();
@@ -362,12 +386,8 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
             guard.complete();
         }
         for chunk in steps(bed.range(), CHUNK) {
-            // Where all is split, no table page is needed: then none is taken.
-            if !cache.is_empty() || !work.is_split_already() {
-                cache.fill(usize::MAX)?;
-            }
             let mut guard = self.tables.enter(member)?;
-            guard.split(chunk, work.page, &mut cache)?;
+            split_chunk(&mut guard, chunk, work.page, &mut cache)?;
             self.counts += guard.counts();
             guard.complete();
         }
@@ -386,11 +406,8 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         let mut cache = TableCache::new(self.arena, &mut storage);
         let watch = Watch::start();
         for (chunk, bits) in steps(bed.range(), CHUNK).zip(bitmaps.named.chunks(words)) {
-            if !cache.is_empty() || !work.is_split_already() {
-                cache.fill(usize::MAX)?;
-            }
             let mut guard = self.tables.enter(member)?;
-            guard.split(chunk, work.page, &mut cache)?;
+            split_chunk(&mut guard, chunk, work.page, &mut cache)?;
             guard.write_protect_pages(&Pages { start: chunk.start(), bits })?;
             self.counts += guard.counts();
             guard.complete();

@@ -72,9 +72,19 @@ impl Op {
         }
     }
 
-    /// Whether it changes live entries that others might walk: who shares them, exchanges.
-    pub fn changes_live_leaves(self) -> bool {
-        !matches!(self, Self::Lookup | Self::Flush | Self::BuildInactive | Self::ProtectInactive)
+    /// Whether Linux's walk is another one where it shares the tables. Faults share them always;
+    /// unmapping stores, shared or not; and what changes nothing needs no exchange.
+    pub fn differs_if_shared(self) -> bool {
+        self.splits()
+            || matches!(
+                self,
+                Self::Protect
+                    | Self::ProtectAgain
+                    | Self::Clear(_)
+                    | Self::AgeYoung
+                    | Self::AgeOld
+                    | Self::AgeEach
+            )
     }
 
     /// Whether it splits.
@@ -105,6 +115,11 @@ impl Work {
         }
     }
 
+    /// Whether stage 2 forces the memory type: only a CPU without that flushes.
+    pub fn fwb(&self, setting: &Setting) -> bool {
+        setting.fwb && self.op != Op::Flush
+    }
+
     /// Whether it splits and finds nothing to split.
     pub fn is_split_already(&self) -> bool {
         self.op.splits() && self.leaf == self.page
@@ -124,7 +139,7 @@ impl Work {
             ("granule", json!(self.page.bytes())),
             ("pieces", json!(self.pieces())),
             ("chunk_size", json!(setting.chunk)),
-            ("fwb", json!(setting.fwb)),
+            ("fwb", json!(self.fwb(setting))),
             ("caches", json!(setting.caches.to_string())),
         ];
         params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()

@@ -3,6 +3,7 @@
 use super::{Case, Cost, Sample};
 use crate::arena::Arena;
 use crate::cli::{Walk, What, When};
+use crate::scenario::contest::Watch;
 use crate::scenario::limit::{self, Limit, TablePages};
 use anyhow::{Context, ensure};
 use slat::{
@@ -10,7 +11,6 @@ use slat::{
     Halted, Hpa, Inactive, Member, PageSize, SplitError, SplitWalk, TableCache, Tables, Tested,
     Vmid,
 };
-use std::time::Instant;
 
 /// Where RAM begins, as on arm64's `virt` machines.
 const GUEST_BASE: u64 = 1 << 30;
@@ -107,11 +107,11 @@ impl<F: Format> Work<F> {
         let mut cache = TableCache::new(arena, &mut storage);
         let before = arena.invalidations();
         let mut member = Member::join(&*arena)?;
-        let begin = Instant::now();
+        let watch = Watch::start();
         let mut guard = tables.enter(&mut member)?;
         run(&mut guard, self.slot()?, self.target, case, &mut cache)?;
         guard.complete();
-        let seconds = begin.elapsed().as_secs_f64();
+        let seconds = watch.seconds();
         let invalidations = arena.invalidations() - before;
         let counts = guard.counts();
         drop(cache);
