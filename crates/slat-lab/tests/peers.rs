@@ -114,6 +114,7 @@ fn every_operation_runs_on_every_granule_and_leaves_what_the_engine_does() {
         ] {
             let found = of(&report, operation, &name);
             assert_eq!(found.len(), 1, "{granule} {operation}");
+            assert!(found[0]["samples"][0].as_f64().unwrap() > 0.0, "{granule} {operation}");
             let counts = &found[0]["counts"];
             assert!(counts["visits"].as_u64().unwrap() > 0, "{granule} {operation}: {counts}");
             let all_gone = operation == "unmap";

@@ -274,6 +274,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         level -= 1;
     }
     let result = match level {
+        0 if end - start == 1 << F::PAGE_SHIFT => page::<F, P, V>(platform, slots, start, visitor),
         0 => table::<F, P, V, 0>(platform, slots, start, end, visitor),
         1 => table::<F, P, V, 1>(platform, slots, start, end, visitor),
         2 => table::<F, P, V, 2>(platform, slots, start, end, visitor),
@@ -311,6 +312,22 @@ pub(crate) fn touch_all<F: Format>(above: &[Option<(&Slot, u64)>; 4]) {
 #[inline(always)]
 pub(crate) fn links<F: Format>(raw: u64, level: u8, table: u64) -> bool {
     F::kind(raw, level) == Kind::Table && F::table_address(raw) == F::table_address(table)
+}
+
+/// One page of a table: what a fault concerns.
+#[inline(always)]
+fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
+    platform: &'t P,
+    slots: &'t [Slot],
+    start: u64,
+    visitor: &mut V,
+) -> Result<(), End> {
+    let slot = &slots[(start >> F::PAGE_SHIFT) as usize & (slots.len() - 1)];
+    let mut tally = Tally::NONE;
+    let end = start + (1 << F::PAGE_SHIFT);
+    let result = one::<F, P, V, 0>(platform, slot, start, end, visitor, &mut tally);
+    visitor.settle(0, tally);
+    result
 }
 
 #[inline]

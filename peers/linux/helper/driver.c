@@ -389,7 +389,9 @@ static void obey(char *line)
 	} else if (!strcmp(what, "leaves")) {
 		leaves(n[0], n[1]);
 	} else {
-		answer(timed(what, n, &seconds), seconds);
+		int ret = timed(what, n, &seconds);
+
+		answer(ret, seconds);
 	}
 }
 

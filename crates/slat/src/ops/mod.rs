@@ -11,6 +11,7 @@ mod reserve;
 mod rights;
 mod split;
 mod unmap;
+mod vacate;
 
 pub use age::{Aged, Ageing, Ages, Skip};
 pub use look::{Dump, Leaf, Leaves};

@@ -248,7 +248,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         rule: R,
     ) -> Result<u64, Halted<ChangeError>> {
         let tables = self.tables;
-        let refusal = if R::WHOLE {
+        // One page cannot be half done: the walk itself finds the block that it would cut.
+        let refusal = if R::WHOLE && range.size() > 1 << F::PAGE_SHIFT {
             tables.check_change(&range)
         } else {
             tables.check(&range).map_err(ChangeError::Range)
@@ -313,12 +314,13 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
             return Flow::Next;
         }
         let changed = self.rule.change(entry.raw);
-        if changed == entry.raw {
-            return Flow::Next;
-        }
-        if level > 0 && (R::PAGES || R::WHOLE && !entry.whole::<F>(level)) {
+        let cuts = R::WHOLE && !entry.whole::<F>(level) || R::PAGES && changed != entry.raw;
+        if level > 0 && cuts {
             self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
+        }
+        if changed == entry.raw {
+            return Flow::Next;
         }
         if R::EXECUTES {
             self.make_coherent(level, entry.raw, changed);

@@ -111,6 +111,22 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
         continues.then_some(last)
     }
 
+    /// Whether memory at `hpa` follows what was removed last.
+    #[inline(always)]
+    fn follows(&self, hpa: Hpa) -> bool {
+        let last = self.storage[..self.len].last().and_then(|place| place.0.as_ref());
+        last.is_some_and(|last| last.hpa.0 + last.bytes == hpa.0)
+    }
+
+    /// Adds a leaf that continues what was removed last.
+    #[inline(always)]
+    fn extend(&mut self, entry: &Entry<'_>, size: PageSize) {
+        self.owed.leaves(entry.start, entry.end, size);
+        if let Some(last) = self.storage[..self.len].last_mut().and_then(|place| place.0.as_mut()) {
+            last.bytes += entry.end - entry.start;
+        }
+    }
+
     fn fits(&mut self, new: &Removed) -> bool {
         !self.is_full() || self.continued(new).is_some()
     }
@@ -212,7 +228,7 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
             tables.removing.fetch_add(1, Ordering::AcqRel);
         }
         let (done, why) = (Done::NOTHING, UnmapError::Contended);
-        let mut visitor = Unmap { tables, removals, empty: 0, done, why };
+        let mut visitor = Unmap { tables, removals, empty: 0, next: (0, 0, 0), done, why };
         visitor.empty = visitor.token();
         let result = tables.walk(range.start().0, range.end().0, &mut visitor);
         let Unmap { done, why, .. } = visitor;
@@ -229,6 +245,8 @@ struct Unmap<'t, 'r, 's, 'o, 'p, F: Format, P: Platform> {
     removals: &'r mut Removals<'s, 'o, 'p, F, P>,
     /// What is left in a slot that was emptied.
     empty: u64,
+    /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
+    next: (u64, u64, u8),
     done: Done,
     why: UnmapError,
 }
@@ -247,6 +265,18 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
             self.why = UnmapError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
+        // The next of a run, as most are: it differs from the last by its address alone.
+        if (entry.raw, entry.start, level) == self.next
+            && self.removals.follows(F::leaf_address(entry.raw, level))
+        {
+            if entry.slot.exchange(entry.raw, self.empty).is_err() {
+                return Flow::Again;
+            }
+            tally.change(&entry);
+            self.removals.extend(&entry, F::size(level));
+            self.next = (entry.raw.wrapping_add(F::size(level).bytes()), entry.end, level);
+            return Flow::Next;
+        }
         let removed = Removed {
             gpa: Gpa(entry.start),
             bytes: entry.end - entry.start,
@@ -263,6 +293,11 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
         }
         tally.change(&entry);
         self.removals.push(removed);
+        let bytes = F::size(level).bytes();
+        self.next = match entry.whole::<F>(level) {
+            true => (entry.raw.wrapping_add(bytes), entry.end, level),
+            false => (0, 0, 0),
+        };
         Flow::Next
     }
 

@@ -13,9 +13,7 @@ use anyhow::{anyhow, ensure};
 use serde_json::json;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
-use slat::{
-    Attributes, BreakBeforeMake, Format, Gpa, Inactive, PageSize, Place, Removals, TableCache, Vmid,
-};
+use slat::{Attributes, BreakBeforeMake, Format, Gpa, Inactive, PageSize, TableCache, Vmid};
 use slat_peers::{Leaf, Memory, PEERS, Peer, Tables, Way};
 use std::hint::black_box;
 use std::ptr::NonNull;
@@ -189,11 +187,9 @@ impl<F: Format> Ours<F> {
             Op::MapRange | Op::MapEach => all.size(),
             Op::Protect => tables.write_protect(all)?,
             Op::Unmap => {
-                let mut places = [Place::EMPTY; 64];
-                let guard = &mut tables.guard();
-                let mut removals: Removals<'_, '_, '_, F, Arena> = guard.removals(&mut places);
-                let bytes = guard.unmap(all, &mut removals)?;
-                removals.complete().for_each(drop);
+                let mut handed = 0;
+                let bytes = tables.unmap(all, |removed| handed += removed.bytes)?;
+                ensure!(handed == bytes, "{handed} of {bytes} bytes were handed out");
                 bytes
             }
             Op::Split => {

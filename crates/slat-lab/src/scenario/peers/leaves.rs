@@ -181,7 +181,7 @@ mod tests {
     fn leaves_are_compared_one_by_one_whatever_runs_they_are_in() {
         let whole = [run(0, 0x8000_03ff, 4)];
         let parts =
-            [run(0, 0x8000_07ff, 1), run(PAGE, 0x8000_13ff, 2), run(3 * PAGE, 0x8000_37ff, 1)];
+            [run(0, 0x8000_03ff, 1), run(PAGE, 0x8000_17ff, 2), run(3 * PAGE, 0x8000_33ff, 1)];
         let compared = compare(&whole, &parts, Op::Split, "linux").unwrap();
         assert_eq!((compared.leaves, compared.differing), (4, [0, 2, 0]));
         let text = compare(&whole, &parts, Op::Protect, "linux").unwrap_err().to_string();

@@ -329,6 +329,7 @@ impl LinuxTurns {
         };
         let mut answer = call(what)?;
         ensure!(op != Op::Lookup || answer.found == self.sum, "Linux found other addresses");
+        ensure!(answer.seconds > 0.0, "Linux took no time at all: nothing was measured");
         answer.seconds += before.seconds;
         for ((_, count), (_, more)) in answer.counts.iter_mut().zip(&before.counts) {
             *count += more;

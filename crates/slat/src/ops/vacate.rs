@@ -1,0 +1,131 @@
+//! Unmapping where no CPU has the tables and nobody else is in them: what is there is handed out, tables
+//! that are covered whole are given back at once, and nothing is owed.
+
+use super::{Change, ChangeError, Plainly};
+use crate::addr::{Gpa, GpaRange, Hpa};
+
+use crate::format::{Format, Kind};
+use crate::inactive::Inactive;
+use crate::ops::Removed;
+use crate::platform::Platform;
+use crate::table::{self, Frame, Slot};
+use crate::tables::{Halted, Tables};
+
+impl<F: Format, P: Platform> Inactive<'_, F, P> {
+    /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns the
+    /// bytes that were mapped. Reservations in the range are void. Tables that the range covers whole
+    /// are given back; one that is emptied in parts stays.
+    ///
+    /// # Errors
+    /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
+    pub fn unmap(
+        &mut self,
+        range: GpaRange,
+        mut removed: impl FnMut(Removed),
+    ) -> Result<u64, Halted<ChangeError>> {
+        let tables = &self.0;
+        if let Err(why) = tables.check_change(&range) {
+            return Err(Halted { at: range.start(), why });
+        }
+        let mut vacate = Vacate { tables, run: None, bytes: 0, removed: &mut removed };
+        let (start, end) = (range.start().0, range.end().0);
+        vacate.table(tables.root_slots(), tables.geometry().root_level, start, end, false);
+        vacate.finish();
+        Ok(vacate.bytes)
+    }
+}
+
+/// Leaves whose descriptors follow each other.
+struct Run {
+    first: Removed,
+    /// What the next leaf of the run would be.
+    raw: u64,
+    gpa: u64,
+    level: u8,
+}
+
+struct Vacate<'t, 'p, 'r, F: Format, P: Platform> {
+    tables: &'t Tables<'p, F, P>,
+    run: Option<Run>,
+    bytes: u64,
+    removed: &'r mut dyn FnMut(Removed),
+}
+
+impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
+    /// Empties the part of a table from `start` to `end`; of one that goes, no slot need be stored.
+    fn table(&mut self, slots: &[Slot], level: u8, start: u64, end: u64, goes: bool) {
+        let shift = F::shift(level);
+        let (first, last) = (start >> shift, (end - 1) >> shift);
+        let mask = slots.len() as u64 - 1;
+        for number in first..=last {
+            let slot = &slots[(number & mask) as usize];
+            let raw = slot.load();
+            let (from, to) = (start.max(number << shift), end.min((number + 1) << shift));
+            match F::kind(raw, level) {
+                Kind::Empty => continue,
+                Kind::Leaf => self.leaf(raw, level, from),
+                Kind::Table if level > 0 => {
+                    let whole = to - from == 1 << shift;
+                    self.child(F::table_address(raw), level - 1, from, to, whole);
+                    if !whole {
+                        continue;
+                    }
+                }
+                // A reservation; marks are gone when their owner's borrow of the tables is.
+                _ => {}
+            }
+            if !goes {
+                let _ = Plainly::exchange(slot, raw, 0);
+            }
+        }
+    }
+
+    fn child(&mut self, hpa: Hpa, level: u8, start: u64, end: u64, whole: bool) {
+        let platform = self.tables.platform;
+        // SAFETY: a linked table has that many slots, and stays until it is freed below.
+        let slots = unsafe { table::slots(platform, hpa, 1 << F::INDEX_BITS) };
+        self.table(slots, level, start, end, whole);
+        if !whole {
+            return;
+        }
+        // SAFETY: nobody else is in the tables, and no CPU has them: `Inactive` was borrowed mutably;
+        // its slot is emptied, or goes with the table around it. All tables below the root came from
+        // caches, which allocate pages; all that this one linked were freed just before.
+        unsafe {
+            if let Some(frame) = Frame::from_hpa(hpa) {
+                platform.free(frame, 1 << F::PAGE_SHIFT);
+            }
+        }
+    }
+
+    #[inline]
+    fn leaf(&mut self, raw: u64, level: u8, gpa: u64) {
+        let size = F::size(level);
+        self.bytes += size.bytes();
+        if let Some(run) = &mut self.run
+            && (run.raw, run.gpa, run.level) == (raw, gpa, level)
+            && F::leaf_address(raw, level).0 == run.first.hpa.0 + run.first.bytes
+        {
+            run.first.bytes += size.bytes();
+            run.raw = raw.wrapping_add(size.bytes());
+            run.gpa += size.bytes();
+            return;
+        }
+        self.finish();
+        let first = Removed {
+            gpa: Gpa(gpa),
+            bytes: size.bytes(),
+            size,
+            hpa: F::leaf_address(raw, level),
+            attributes: self.tables.format().decode(raw, level),
+        };
+        let (raw, gpa) = (raw.wrapping_add(size.bytes()), gpa + size.bytes());
+        self.run = Some(Run { first, raw, gpa, level });
+    }
+
+    fn finish(&mut self) {
+        if let Some(run) = self.run.take() {
+            (self.removed)(run.first);
+        }
+    }
+}
