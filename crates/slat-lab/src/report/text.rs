@@ -58,8 +58,13 @@ fn grid(text: &mut String, table: &Table, width: u16) {
         }
         // However narrow the terminal is, no word is broken.
         let cells = table.rows.iter().map(|row| &row[index]).chain([&table.columns[index]]);
-        let words = cells.flat_map(|cell| cell.split_whitespace());
-        let longest = words.map(|word| word.chars().count()).max().unwrap_or(0);
+        let words = cells.flat_map(|cell| cell.split([' ', '\n']));
+        let mut longest = words.map(|word| word.chars().count()).max().unwrap_or(0);
+        if index == 0 && table.labels == 1 {
+            // A single label is a sentence: it may take a few lines, not ten.
+            let whole = table.rows.iter().map(|row| row[0].chars().count()).max().unwrap_or(0);
+            longest = longest.max(whole.min(30));
+        }
         let padding = 2;
         column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(
             longest as u16 + padding,

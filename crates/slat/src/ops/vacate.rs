@@ -57,10 +57,19 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
         let shift = F::shift(level);
         let (first, last) = (start >> shift, (end - 1) >> shift);
         let mask = slots.len() as u64 - 1;
-        for number in first..=last {
+        let mut number = first;
+        while number <= last {
+            if level == 0 && goes {
+                let rest = &slots[(number & mask) as usize..=(last & mask) as usize];
+                number += self.more(rest, number << shift);
+                if number > last {
+                    break;
+                }
+            }
             let slot = &slots[(number & mask) as usize];
             let raw = slot.load();
             let (from, to) = (start.max(number << shift), end.min((number + 1) << shift));
+            number += 1;
             match F::kind(raw, level) {
                 Kind::Empty => continue,
                 Kind::Leaf => self.leaf(raw, level, from),
@@ -96,6 +105,31 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
                 platform.free(frame, 1 << F::PAGE_SHIFT);
             }
         }
+    }
+
+    /// How many pages, from the first on, go on where the run ends: at the speed of loads.
+    fn more(&mut self, pages: &[Slot], gpa: u64) -> u64 {
+        let Some(run) = &mut self.run else { return 0 };
+        if (run.gpa, run.level) != (gpa, 0) {
+            return 0;
+        }
+        let page = 1 << F::PAGE_SHIFT;
+        let raw = |number: u64| run.raw.wrapping_add(number * page);
+        let same = pages.iter().zip(0..).take_while(|(slot, number)| slot.load() == raw(*number));
+        let count = same.count() as u64;
+        // Descriptors count upwards as their addresses do, unless a field of theirs ends.
+        let last = raw(count.wrapping_sub(1));
+        if count == 0
+            || F::kind(last, 0) != Kind::Leaf
+            || F::leaf_address(last, 0).0 != run.first.hpa.0 + run.first.bytes + (count - 1) * page
+        {
+            return 0;
+        }
+        let bytes = count * page;
+        (run.raw, run.gpa) = (run.raw.wrapping_add(bytes), run.gpa + bytes);
+        run.first.bytes += bytes;
+        self.bytes += bytes;
+        count
     }
 
     #[inline]

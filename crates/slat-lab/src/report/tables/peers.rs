@@ -61,7 +61,7 @@ pub fn ratio(m: &Measurement, base: &Measurement) -> Option<Summary> {
 fn with_spread(value: &str, summary: &Summary) -> String {
     match summary.count {
         1 => value.to_owned(),
-        _ => format!("{value} ±{:.0}%", summary.relative_spread() * 100.0),
+        _ => format!("{value}\u{a0}±{:.0}%", summary.relative_spread() * 100.0),
     }
 }
 
@@ -89,10 +89,10 @@ pub fn ratios(results: &[Measurement]) -> Option<Table> {
     if lines.is_empty() {
         return None;
     }
-    let mut names = vec!["operation".to_owned(), SLAT.to_owned()];
+    let mut names = vec!["operation".to_owned(), format!("{SLAT},\nns")];
     names.extend(who.iter().map(Column::heading));
     let mut notes = vec![
-        "slat: nanoseconds a page (a look-up), ± half of where half of the rounds lie. The others: how many times \
+        "slat: nanoseconds a page (or look-up), ± half of where half of the rounds lie. The others: how many times \
          as long they took, the median of the rounds’ ratios; above 1 the engine is faster. none: the crate \
          has no such operation; –: it has other levels, or was not asked. The machine: a plain loop over the same \
          slots, or that stores the same bytes."
@@ -122,7 +122,7 @@ fn line(row: &Row, base: &Measurement, who: &[Column]) -> Option<Vec<String>> {
     let summary = Summary::of(&base.samples)?;
     let pieces = row.params.get("pieces")?.as_u64()? as f64;
     let way = base.variant.strip_prefix(SLAT).unwrap_or_default();
-    let time = format!("{} ns", three_digits(summary.median / pieces * 1e9));
+    let time = three_digits(summary.median / pieces * 1e9);
     let mut line = vec![format!("{}{way}", label(row)?), with_spread(&time, &summary)];
     let has_levels = row.measurements.iter().any(|m| m.target == "crate");
     for column in who {
@@ -131,7 +131,7 @@ fn line(row: &Row, base: &Measurement, who: &[Column]) -> Option<Vec<String>> {
         line.push(match (by, column) {
             (Some(by), Column::Limit) => {
                 let name = found.map_or("", |m| m.variant.split('-').next().unwrap_or_default());
-                format!("{} {name}", three_digits(by.median))
+                format!("{}\u{a0}{name}", three_digits(by.median))
             }
             (Some(by), _) => with_spread(&three_digits(by.median), &by),
             (None, Column::Who(name, "crate")) if lacks(row, name, has_levels) => NONE.to_owned(),
@@ -305,9 +305,9 @@ mod tests {
             measurement("cas", "machine", "age", &[0.002]),
         ];
         let table = ratios(&all).unwrap();
-        assert_eq!(table.columns[1..], ["slat", "linux-6.12", "the\nmachine"]);
-        assert_eq!(table.rows[0][1..3], ["2.00 ns ±63%", "10.0 ±0%"]);
-        assert_eq!(table.rows[1][2..], ["–", "2.00 cas"]);
+        assert_eq!(table.columns[1..], ["slat,\nns", "linux-6.12", "the\nmachine"]);
+        assert_eq!(table.rows[0][1..3], ["2.00\u{a0}±63%", "10.0\u{a0}±0%"]);
+        assert_eq!(table.rows[1][2..], ["–", "2.00\u{a0}cas"]);
         assert!(table.common.contains("caches warm"), "{}", table.common);
     }
 
