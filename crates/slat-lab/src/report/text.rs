@@ -63,7 +63,7 @@ fn grid(text: &mut String, table: &Table, width: u16) {
         if index == 0 && table.labels == 1 {
             // A single label is a sentence: it may take a few lines, not ten.
             let whole = table.rows.iter().map(|row| row[0].chars().count()).max().unwrap_or(0);
-            longest = longest.max(whole.min(30));
+            longest = longest.max(whole.min(42));
         }
         let padding = 2;
         column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(

@@ -70,10 +70,16 @@ pub fn gathered(results: &[Measurement]) -> Vec<Row<'_>> {
     rows(results, "peers", &["note"])
 }
 
-/// What a row is about: `split, 64g of 2m`.
+/// What a row is about: `split, 64g of 2m`. Most operations find pages.
 pub fn label(row: &Row) -> Option<String> {
     let memory = Size(row.params.get("memory")?.as_u64()?);
-    Some(format!("{}, {memory} of {}", row.param("operation")?, row.param("backing")?))
+    let (operation, backing) = (row.param("operation")?, row.param("backing")?);
+    let pages = row.params.get("granule")?.as_u64()?;
+    let of = match Size(pages).to_string() == backing && !operation.contains("split") {
+        true => String::new(),
+        false => format!(" of {backing}"),
+    };
+    Some(format!("{operation}, {memory}{of}"))
 }
 
 /// Rows the operations; the engine's time, and the others' by it.
