@@ -1,9 +1,11 @@
 //! The command line.
 
+mod compare;
 mod engine;
 mod guest;
 mod peers;
 
+pub use compare::{CompareArgs, Format};
 pub use engine::{EngineArgs, Part};
 pub use guest::{
     AgeArgs, CacheToggleArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs,
@@ -28,6 +30,7 @@ Examples:
   slat replay                              each claim that Slat grew from, and what this machine gives
   slat bench dirty-log --target kvm -v 2   log the dirty pages of a guest with 2 vCPUs under KVM
   slat bench execute --vcpus 4             execute from 1g blocks of a guest of the engine's
+  slat compare before/ after/              hold two runs against each other
   slat completions bash > ~/.local/share/bash-completion/completions/slat
 
 Exit codes:
@@ -86,6 +89,8 @@ pub enum Command {
     },
     /// Check Linux's tables against the engine's by random histories of operations
     Check(CheckArgs),
+    /// Hold two runs against each other: faster, slower, or no difference shown
+    Compare(CompareArgs),
     /// Run the command that shows each published claim here, and print both
     Replay(ReplayArgs),
     /// Print a completion script for a shell
@@ -520,6 +525,7 @@ display_as_written!(
     TablesTarget,
     WalkKind,
     Caches,
+    Format,
     KvmBacking,
     Switch,
     GuestFormat,

@@ -6,9 +6,11 @@
 
 mod arena;
 pub mod cli;
+pub mod compare;
 pub mod failure;
 mod fill;
 pub mod host;
+mod random;
 pub mod record;
 pub mod report;
 pub mod run;

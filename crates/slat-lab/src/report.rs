@@ -1,8 +1,10 @@
 //! What a run leaves behind, for a person and for a program.
 
 pub mod charts;
+pub mod comparison;
 pub mod html;
 pub mod json;
+pub mod markdown;
 pub mod numbers;
 pub mod tables;
 pub mod text;
@@ -22,6 +24,8 @@ pub struct Report {
     /// Whether Ctrl-C ended the run before it was complete.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
+    /// The version of this program.
+    pub tool: &'static str,
     /// Where it ran.
     pub host: Host,
     /// The command line that does it again.

@@ -5,11 +5,12 @@ mod output;
 
 pub use main_job::main_job;
 
-use crate::cli::{Bench, Cli, Command, OutputArgs};
+use crate::cli::{Bench, Cli, Command, CompareArgs, Format, OutputArgs};
+use crate::compare::{self, Run, Verdict};
 use crate::failure;
 use crate::host::Host;
 use crate::record::Measurement;
-use crate::report::{Report, SCHEMA};
+use crate::report::{Report, SCHEMA, comparison, markdown, text};
 use crate::scenario;
 use crate::session::Session;
 use clap::{CommandFactory, Parser};
@@ -60,6 +61,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Bench { bench: Some(Bench::CacheToggle(args)), .. }) => {
             bench(&args.out, |session| scenario::guest::cache_toggle::run(args, session))
         }
+        Some(Command::Compare(args)) => compare(args),
         Some(Command::Replay(args)) => {
             bench(&args.out, |session| scenario::replay::run(args, session))
         }
@@ -95,6 +97,24 @@ fn bench(
     })
 }
 
+/// Holds two runs against each other.
+fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
+    let (first, second) = (Run::read(&args.first)?, Run::read(&args.second)?);
+    let comparison = compare::compare(&first, &second, args.threshold / 100.0);
+    let tables = comparison::tables(&comparison, args.only_differences);
+    output::print(&match args.format {
+        Format::Json => serde_json::to_string_pretty(&comparison)? + "\n",
+        Format::Markdown => tables.iter().map(markdown::table).collect(),
+        Format::Text => {
+            let mut text = String::new();
+            tables.iter().for_each(|table| text::grid(&mut text, table, output::width()));
+            text
+        }
+    })?;
+    let slower = comparison.pairs.iter().any(|pair| pair.verdict == Verdict::Slower);
+    Ok(if slower && args.fail_if_slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
 /// What was measured, with what a reader has to know beside it.
 fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Report {
     if session.interrupted() {
@@ -106,6 +126,7 @@ fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Repor
     Report {
         schema: SCHEMA,
         partial: session.interrupted(),
+        tool: env!("CARGO_PKG_VERSION"),
         host,
         command: command(std::env::args()),
         results,

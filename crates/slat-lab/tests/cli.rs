@@ -317,3 +317,43 @@ fn an_early_end_costs_no_earlier_report_and_leaves_no_file() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(std::fs::read_to_string(&results).unwrap(), "an earlier run");
 }
+
+#[test]
+fn two_runs_are_compared_and_what_cannot_be_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let split = ["bench", "split", "-b", "1g", "--what", "split", "--when", "enable"];
+    for (name, backing) in [("one", "2m"), ("two", "1g")] {
+        let options = ["--samples", "10", "--backing", backing, "--output", &at(name)];
+        slat(&[&split[..], &options].concat()).assert().success();
+    }
+    // What the command line chose is a variable; the counts say how the two differ.
+    slat(&["compare", &at("one"), &at("two")]).assert().success().stdout(
+        contains("parameter backing")
+            .and(contains("slots_read"))
+            .and(contains("0 not comparable"))
+            .and(contains("split: batched")),
+    );
+    slat(&["compare", &at("one"), &at("one"), "--fail-if-slower", "--format", "markdown"])
+        .assert()
+        .success()
+        .stdout(contains("### The second run by the first").and(contains("no difference shown")));
+    let output = slat(&["compare", &at("one"), &at("two"), "--format", "json"]).output().unwrap();
+    let comparison: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(comparison["alone"], serde_json::json!([0, 0]));
+    // Another machine: times are not comparable.
+    let file = std::path::Path::new(&at("two")).join("results.json");
+    let mut report: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    report["host"]["cpu"]["model"] = "another".into();
+    std::fs::write(&file, report.to_string()).unwrap();
+    slat(&["compare", &at("one"), &at("two")])
+        .assert()
+        .success()
+        .stdout(contains("The machines differ: times are not comparable").and(contains("another")));
+    report["schema"] = 7.into();
+    std::fs::write(&file, report.to_string()).unwrap();
+    refused(&["compare", &at("one"), &at("two")], &["its schema is 7, not 1", "results.json"]);
+    refused(&["compare", &at("three"), &at("one")], &["give the results.json of a run"]);
+    refused(&["compare", &at("one"), &at("one"), "--threshold", "x"], &["write a percentage"]);
+}

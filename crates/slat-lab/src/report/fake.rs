@@ -13,6 +13,7 @@ pub(crate) fn report() -> Report {
     Report {
         schema: SCHEMA,
         partial: false,
+        tool: "0.1.0",
         host: host(),
         command: ["slat", "--output", "a b"].map(str::to_owned).to_vec(),
         results,

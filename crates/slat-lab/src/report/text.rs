@@ -40,7 +40,8 @@ fn header(text: &mut String, report: &Report, width: u16) {
     }
 }
 
-fn grid(text: &mut String, table: &Table, width: u16) {
+/// One table, in lines of at most `width` columns where it can be made to fit.
+pub fn grid(text: &mut String, table: &Table, width: u16) {
     text.push('\n');
     text.push_str(&table.title);
     text.push('\n');
@@ -52,23 +53,16 @@ fn grid(text: &mut String, table: &Table, width: u16) {
     for row in &table.rows {
         grid.add_row(row);
     }
+    let needed: usize =
+        (0..table.columns.len()).map(|index| widest(table, index, &['\n']) + 2).sum();
+    let crowded = needed > usize::from(width);
     for (index, column) in grid.column_iter_mut().enumerate() {
         if index >= table.labels {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        // However narrow the terminal is, no word is broken.
-        let cells = table.rows.iter().map(|row| &row[index]).chain([&table.columns[index]]);
-        let words = cells.flat_map(|cell| cell.split([' ', '\n']));
-        let mut longest = words.map(|word| word.chars().count()).max().unwrap_or(0);
-        if index == 0 && table.labels == 1 {
-            // A single label is a sentence: it may take a few lines, not ten.
-            let whole = table.rows.iter().map(|row| row[0].chars().count()).max().unwrap_or(0);
-            longest = longest.max(whole.min(42));
+        if crowded && let Some(constraint) = constraint(table, index) {
+            column.set_constraint(constraint);
         }
-        let padding = 2;
-        column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(
-            longest as u16 + padding,
-        )));
     }
     for line in grid.lines() {
         let _ = writeln!(text, "{}", line.trim_end());
@@ -76,6 +70,23 @@ fn grid(text: &mut String, table: &Table, width: u16) {
     for note in &table.notes {
         wrap(text, note, "  ", width);
     }
+}
+
+/// The longest piece of a column's cells, broken at some characters.
+fn widest(table: &Table, index: usize, at: &[char]) -> usize {
+    let cells = table.rows.iter().map(|row| &row[index]).chain([&table.columns[index]]);
+    cells.flat_map(|cell| cell.split(at)).map(|piece| piece.chars().count()).max().unwrap_or(0)
+}
+
+/// However narrow the terminal is, no word is broken; a single label is a sentence, which may take a
+/// few lines, not ten.
+fn constraint(table: &Table, index: usize) -> Option<ColumnConstraint> {
+    let mut least = widest(table, index, &[' ', '\n']);
+    if index == 0 && table.labels == 1 {
+        least = least.max(widest(table, 0, &['\n']).min(42));
+    }
+    let padding = 2;
+    Some(ColumnConstraint::LowerBoundary(Width::Fixed(u16::try_from(least + padding).ok()?)))
 }
 
 fn skipped(text: &mut String, report: &Report, width: u16) {

@@ -13,7 +13,7 @@ mod faults;
 mod inactive;
 mod leaves;
 mod lookup;
-pub(in crate::scenario) mod scatter;
+mod scatter;
 mod split;
 mod tables;
 mod touch;

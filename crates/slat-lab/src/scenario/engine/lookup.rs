@@ -1,10 +1,10 @@
 //! Translating random addresses, beside another crate's tables of as many levels.
 
 use super::bed::Bed;
-use super::scatter::Numbers;
 use crate::arena::Arena;
 use crate::cli::Part;
 use crate::fill::Stores;
+use crate::random::Numbers;
 use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
 #[cfg(feature = "peers")]
 use crate::scenario::peers::crates as peers;

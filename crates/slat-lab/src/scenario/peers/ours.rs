@@ -5,9 +5,9 @@ use super::work::{LOOKUPS, Op, Setting, Work};
 use crate::arena::Arena;
 use crate::cli::Caches;
 use crate::fill::Stores;
+use crate::random::Numbers;
 use crate::scenario::contest::{Sample, Watch};
 use crate::scenario::engine::bed::{Bed, CHUNK, chunk_storage, counted, steps, storage};
-use crate::scenario::engine::scatter::Numbers;
 use crate::scenario::limit::{self, Limit};
 use anyhow::ensure;
 use slat::{

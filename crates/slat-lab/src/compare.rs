@@ -1,0 +1,360 @@
+//! Two runs held against each other: which results are of the same thing, whether they differ, and
+//! what else differs between the runs.
+
+pub mod ranks;
+
+use crate::failure::bad_input;
+use crate::record::Measurement;
+use crate::report::SCHEMA;
+use crate::stats::Summary;
+use anyhow::Context;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// With fewer samples no order of them is rare enough to say anything.
+pub const LEAST: usize = 5;
+
+/// How seldom a difference may be shown where there is none, of a pair. Not of all pairs together: with
+/// the few samples that a run has, a whole report could then never show any.
+const LEVEL: f64 = 0.01;
+
+/// A run, as its file has it.
+#[derive(Clone, Debug)]
+pub struct Run {
+    host: Value,
+    tool: Value,
+    command: Vec<String>,
+    results: Vec<Measurement>,
+}
+
+impl Run {
+    /// Reads `results.json`, or the one in a directory.
+    ///
+    /// # Errors
+    /// There is none, it is no report, or one of another schema.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let file = if path.is_dir() { path.join("results.json") } else { path.to_owned() };
+        let name = file.display().to_string();
+        let refused =
+            |why: String| bad_input(format!("{name}: {why}; give the results.json of a run"));
+        let text = std::fs::read_to_string(&file).map_err(|error| refused(error.to_string()))?;
+        let mut report: Value =
+            serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
+        if report["schema"] != SCHEMA {
+            return Err(refused(format!("its schema is {}, not {SCHEMA}", report["schema"])));
+        }
+        let results: Result<Vec<Measurement>, _> = serde_json::from_value(report["results"].take());
+        let command = serde_json::from_value(report["command"].take());
+        Ok(Self {
+            host: report["host"].take(),
+            tool: report["tool"].take(),
+            command: command.with_context(|| format!("{name}: command"))?,
+            results: results
+                .with_context(|| format!("{name}: results"))?
+                .into_iter()
+                // What was made of other results is not compared beside them.
+                .filter(|m| !m.scenario.ends_with("-asked") && m.scenario != "replay")
+                .collect(),
+        })
+    }
+}
+
+/// What is said of a pair of results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The second takes less, by more than the threshold.
+    Faster,
+    /// The second takes more, by more than the threshold.
+    Slower,
+    /// Neither was shown.
+    NoDifferenceShown,
+    /// Samples are too few, or the machines differ.
+    NotComparable,
+}
+
+/// Results of one thing in both runs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Pair {
+    /// Scenario, target and variant.
+    pub what: [String; 3],
+    /// Parameters in common.
+    pub params: Map<String, Value>,
+    /// Unit of the samples.
+    pub unit: String,
+    /// Median of each, and how many samples there are.
+    pub medians: [f64; 2],
+    /// Samples of each.
+    pub samples: [usize; 2],
+    /// Half the interquartile range by the median, of each.
+    pub spreads: [f64; 2],
+    /// The second median by the first.
+    pub ratio: f64,
+    /// Where that ratio lies, nineteen times of twenty.
+    pub interval: Option<(f64, f64)>,
+    /// The probability of such ranks if nothing differed.
+    pub p: f64,
+    /// What is said of it.
+    pub verdict: Verdict,
+    /// Counts that differ: both values, if both runs have it.
+    pub counts: BTreeMap<String, [Option<u64>; 2]>,
+}
+
+/// A comparison.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// The least change that counts, as a part of one.
+    pub threshold: f64,
+    /// What of the machine differs: times cannot be compared then, counts can.
+    pub machines_differ: Vec<[String; 3]>,
+    /// What else differs between the runs: name, first, second.
+    pub variables: Vec<[String; 3]>,
+    /// Results of both.
+    pub pairs: Vec<Pair>,
+    /// Results that only one of the runs has: of the first, of the second.
+    pub alone: [usize; 2],
+}
+
+/// What of the host is the machine itself.
+const MACHINE: [&str; 6] = [
+    "/cpu/model",
+    "/cpu/architecture",
+    "/cpu/usable",
+    "/memory/total",
+    "/virtualisation/hypervisor",
+    "/virtualisation/product",
+];
+
+/// Compares two runs.
+pub fn compare(first: &Run, second: &Run, threshold: f64) -> Comparison {
+    let machines_differ: Vec<[String; 3]> = MACHINE
+        .iter()
+        .filter_map(|path| {
+            let (a, b) = (first.host.pointer(path), second.host.pointer(path));
+            (a != b).then(|| [path[1..].replace('/', " "), shown(a), shown(b)])
+        })
+        .collect();
+    let mut variables = host_variables(first, second);
+    let common = |run: &Run| constants(&run.results);
+    let (a, b) = (common(first), common(second));
+    let differing: BTreeSet<String> = a
+        .keys()
+        .filter(|name| b.get(*name).is_some_and(|value| *value != a[*name]))
+        .cloned()
+        .collect();
+    variables.extend(
+        differing
+            .iter()
+            .map(|name| [format!("parameter {name}"), shown(a.get(name)), shown(b.get(name))]),
+    );
+    let mut left: Vec<&Measurement> = second.results.iter().collect();
+    let mut pairs = Vec::new();
+    let mut alone = 0;
+    for one in &first.results {
+        let same = |other: &&Measurement| key(one, &differing) == key(other, &differing);
+        match left.iter().position(same) {
+            Some(place) => pairs.push(pair(one, left.swap_remove(place), &differing)),
+            None => alone += 1,
+        }
+    }
+    if machines_differ.is_empty() {
+        pairs.iter_mut().for_each(|pair| pair.verdict = judged(pair, threshold));
+    }
+    Comparison { threshold, machines_differ, variables, pairs, alone: [alone, left.len()] }
+}
+
+/// What results must have in common to be of one thing.
+fn key<'m>(
+    m: &'m Measurement,
+    ignoring: &BTreeSet<String>,
+) -> (&'m str, &'m str, &'m str, &'m str, Map<String, Value>) {
+    let mut params = m.params.clone();
+    params.retain(|name, _| !ignoring.contains(name) && name != "note");
+    (&m.scenario, &m.target, &m.variant, &m.unit, params)
+}
+
+/// Parameters that all results of a run that have them agree on: what its command line chose.
+fn constants(results: &[Measurement]) -> BTreeMap<String, Value> {
+    let mut values: BTreeMap<String, Option<Value>> = BTreeMap::new();
+    for (name, value) in results.iter().flat_map(|m| &m.params) {
+        values
+            .entry(name.clone())
+            .and_modify(|known| {
+                if known.as_ref() != Some(value) {
+                    *known = None;
+                }
+            })
+            .or_insert_with(|| Some(value.clone()));
+    }
+    values.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// Kernel, parameters of its modules, choices of the host, the tool, the command line.
+fn host_variables(first: &Run, second: &Run) -> Vec<[String; 3]> {
+    let mut found = Vec::new();
+    let mut say = |name: &str, a: Option<&Value>, b: Option<&Value>| {
+        if a != b {
+            found.push([name.to_owned(), shown(a), shown(b)]);
+        }
+    };
+    say("tool", Some(&first.tool), Some(&second.tool));
+    for path in [
+        "/kernel/release",
+        "/kernel/version",
+        "/cpu/microcode",
+        "/cpu/governor",
+        "/cpu/smt",
+        "/kvm/device",
+        "/thp",
+        "/hugetlb",
+        "/aslr",
+        "/numa_nodes",
+    ] {
+        say(&path[1..].replace('/', " "), first.host.pointer(path), second.host.pointer(path));
+    }
+    let none = Map::new();
+    let modules = |run: &'_ Run| {
+        run.host.pointer("/kvm/parameters").and_then(Value::as_object).unwrap_or(&none).clone()
+    };
+    let (a, b) = (modules(first), modules(second));
+    for module in a.keys().chain(b.keys()).collect::<BTreeSet<_>>() {
+        let of = |modules: &Map<String, Value>| {
+            modules.get(module).and_then(Value::as_object).cloned().unwrap_or_default()
+        };
+        let (a, b) = (of(&a), of(&b));
+        for name in a.keys().chain(b.keys()).collect::<BTreeSet<_>>() {
+            say(&format!("{module}.{name}"), a.get(name), b.get(name));
+        }
+    }
+    if first.command != second.command {
+        found.push(["command".to_owned(), first.command.join(" "), second.command.join(" ")]);
+    }
+    found
+}
+
+fn shown(value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => "–".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    }
+}
+
+fn pair(a: &Measurement, b: &Measurement, ignoring: &BTreeSet<String>) -> Pair {
+    let (one, two) = (Summary::of(&a.samples), Summary::of(&b.samples));
+    let median = |summary: Option<Summary>| summary.map_or(f64::NAN, |summary| summary.median);
+    let spread =
+        |summary: Option<Summary>| summary.map_or(0.0, |summary| summary.relative_spread());
+    let (_, _, _, _, params) = key(a, ignoring);
+    let names: BTreeSet<&String> = a.counts.keys().chain(b.counts.keys()).collect();
+    let counts = names.into_iter().filter_map(|name| {
+        let both = [a.counts.get(name).copied(), b.counts.get(name).copied()];
+        (both[0] != both[1]).then(|| (name.clone(), both))
+    });
+    Pair {
+        what: [a.scenario.clone(), a.target.clone(), a.variant.clone()],
+        params,
+        unit: a.unit.clone(),
+        medians: [median(one), median(two)],
+        samples: [a.samples.len(), b.samples.len()],
+        spreads: [spread(one), spread(two)],
+        ratio: median(two) / median(one),
+        interval: ranks::ratio_interval(&a.samples, &b.samples),
+        p: ranks::mann_whitney(&a.samples, &b.samples),
+        verdict: Verdict::NotComparable,
+        counts: counts.collect(),
+    }
+}
+
+/// What is said of a pair of one machine's.
+fn judged(pair: &Pair, threshold: f64) -> Verdict {
+    if pair.samples.iter().any(|samples| *samples < LEAST) {
+        return Verdict::NotComparable;
+    }
+    match pair.ratio - 1.0 {
+        _ if pair.p > LEVEL => Verdict::NoDifferenceShown,
+        change if change > threshold => Verdict::Slower,
+        change if change < -threshold => Verdict::Faster,
+        _ => Verdict::NoDifferenceShown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn run(cpu: &str, results: &[(&str, Value, Vec<f64>)]) -> Run {
+        let results = results.iter().map(|(variant, params, samples)| Measurement {
+            scenario: "split".to_owned(),
+            target: "engine".to_owned(),
+            variant: (*variant).to_owned(),
+            params: params.as_object().unwrap().clone(),
+            unit: "s".to_owned(),
+            samples: samples.clone(),
+            counts: [("slots_read".to_owned(), samples.len() as u64)].into(),
+        });
+        let host = json!({
+            "cpu": { "model": cpu }, "kernel": { "release": cpu.len() },
+            "kvm": { "parameters": { "kvm": { "eager": "Y" } } },
+        });
+        Run {
+            host,
+            tool: json!("0.1.0"),
+            command: vec![cpu.to_owned()],
+            results: results.collect(),
+        }
+    }
+
+    fn around(middle: f64) -> Vec<f64> {
+        (0..12).map(|i| middle * (1.0 + f64::from(i) / 1000.0)).collect()
+    }
+
+    #[test]
+    fn verdicts_need_ranks_that_differ_and_a_change_that_matters() {
+        let of = |a: f64, b: f64| {
+            let one = |middle| run("cpu", &[("x", json!({}), around(middle))]);
+            compare(&one(a), &one(b), 0.05).pairs[0].verdict
+        };
+        assert_eq!(of(1.0, 1.5), Verdict::Slower);
+        assert_eq!(of(1.0, 0.5), Verdict::Faster);
+        assert_eq!(of(1.0, 1.0), Verdict::NoDifferenceShown);
+        // It differs, and does not matter.
+        assert_eq!(of(1.0, 1.03), Verdict::NoDifferenceShown);
+        let few = |middle| run("cpu", &[("x", json!({}), vec![middle; 4])]);
+        assert_eq!(compare(&few(1.0), &few(9.0), 0.05).pairs[0].verdict, Verdict::NotComparable);
+    }
+
+    #[test]
+    fn the_machine_must_be_the_same_and_counts_are_compared_all_the_same() {
+        let of = |cpu: &str, n: usize| run(cpu, &[("x", json!({}), around(1.0)[..n].to_vec())]);
+        let comparison = compare(&of("one", 12), &of("three", 10), 0.05);
+        assert_eq!(comparison.machines_differ, [["cpu model", "one", "three"].map(str::to_owned)]);
+        assert_eq!(comparison.pairs[0].verdict, Verdict::NotComparable);
+        assert_eq!(comparison.pairs[0].counts["slots_read"], [Some(12), Some(10)]);
+        let names: Vec<&str> = comparison.variables.iter().map(|v| &*v[0]).collect();
+        assert_eq!(names, ["kernel release", "command"]);
+    }
+
+    #[test]
+    fn a_parameter_that_a_whole_run_has_otherwise_is_a_variable() {
+        let of = |backing: &str, other: &str| {
+            let params = |when: &str| json!({ "backing": backing, "when": when });
+            run(
+                "cpu",
+                &[
+                    ("x", params("a"), around(1.0)),
+                    ("x", params("b"), around(2.0)),
+                    (other, json!({}), around(1.0)),
+                ],
+            )
+        };
+        let comparison = compare(&of("4k", "y"), &of("2m", "z"), 0.05);
+        assert_eq!(comparison.variables[0], ["parameter backing", "4k", "2m"].map(str::to_owned));
+        assert_eq!((comparison.pairs.len(), comparison.alone), (2, [1, 1]));
+        assert_eq!(comparison.pairs[1].params["when"], "b");
+        assert!(comparison.pairs.iter().all(|pair| pair.verdict == Verdict::NoDifferenceShown));
+    }
+}

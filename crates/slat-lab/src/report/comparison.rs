@@ -1,0 +1,171 @@
+//! A comparison as tables.
+
+use super::numbers::{seconds, thousands, three_digits};
+use super::tables::{NOTHING, Table};
+use crate::compare::{Comparison, LEAST, Pair, Verdict};
+use serde_json::{Map, Value};
+
+/// What is compared, what differs beside it, and counts that differ.
+pub fn tables(comparison: &Comparison, only_differences: bool) -> Vec<Table> {
+    [
+        machines(comparison),
+        variables(comparison),
+        Some(pairs(comparison, only_differences)),
+        counts(comparison),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn words(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Faster => "faster",
+        Verdict::Slower => "slower",
+        Verdict::NoDifferenceShown => "no difference shown",
+        Verdict::NotComparable => "not comparable",
+    }
+}
+
+/// Parameters that all pairs have in common are said once.
+fn constants(comparison: &Comparison) -> Map<String, Value> {
+    let mut pairs = comparison.pairs.iter();
+    let mut common = pairs.next().map_or_else(Map::new, |pair| pair.params.clone());
+    pairs.for_each(|pair| common.retain(|name, value| pair.params.get(name) == Some(value)));
+    common
+}
+
+fn listed<'p>(params: impl Iterator<Item = (&'p String, &'p Value)>) -> String {
+    let words = params.filter(|(_, value)| !value.is_null()).map(|(name, value)| match value {
+        Value::String(text) => format!("{} {text}", name.replace('_', " ")),
+        other => format!("{} {other}", name.replace('_', " ")),
+    });
+    words.collect::<Vec<_>>().join(", ")
+}
+
+/// A pair's name, without what all have in common.
+fn name(pair: &Pair, constants: &Map<String, Value>) -> String {
+    let [scenario, _, variant] = &pair.what;
+    let params = listed(pair.params.iter().filter(|(name, _)| !constants.contains_key(*name)));
+    match params.is_empty() {
+        true => format!("{scenario}: {variant}"),
+        false => format!("{scenario}: {variant}; {params}"),
+    }
+}
+
+fn value(pair: &Pair, which: usize) -> String {
+    let (median, spread) = (pair.medians[which], pair.spreads[which] * 100.0);
+    let text = if pair.unit == "s" {
+        seconds(median)
+    } else {
+        format!("{} {}", three_digits(median), pair.unit)
+    };
+    if pair.samples[which] < 2 { text } else { format!("{text} ±{spread:.0}%") }
+}
+
+fn percent(ratio: f64) -> String {
+    let change = (ratio - 1.0) * 100.0;
+    let sign = if change < 0.0 { '−' } else { '+' };
+    format!("{sign}{:.1} %", change.abs())
+}
+
+fn pairs(comparison: &Comparison, only_differences: bool) -> Table {
+    let differs = |pair: &&Pair| {
+        !only_differences || matches!(pair.verdict, Verdict::Faster | Verdict::Slower)
+    };
+    let constants = constants(comparison);
+    let rows = comparison.pairs.iter().filter(differs).map(|pair| {
+        let interval = pair.interval.map_or_else(
+            || NOTHING.to_owned(),
+            |(low, high)| format!("{} to {}", percent(low), percent(high)),
+        );
+        vec![
+            name(pair, &constants),
+            value(pair, 0),
+            value(pair, 1),
+            percent(pair.ratio),
+            interval,
+            format!("{} + {}", pair.samples[0], pair.samples[1]),
+            words(pair.verdict).to_owned(),
+        ]
+    });
+    let of = |verdict| comparison.pairs.iter().filter(|pair| pair.verdict == verdict).count();
+    let [first, second] = comparison.alone;
+    let mut notes = vec![format!(
+        "{} faster, {} slower, {} without a difference shown, {} not comparable; {first} results of the first run and \
+         {second} of the second have no counterpart.",
+        of(Verdict::Faster),
+        of(Verdict::Slower),
+        of(Verdict::NoDifferenceShown),
+        of(Verdict::NotComparable)
+    )];
+    notes.push(format!(
+        "The second run by the first, by medians ± half of where half of the samples lie. A difference is shown where the \
+         medians differ by more than {} % and a rank test (Mann and Whitney) would find as much in one of a hundred pairs \
+         without any: so of a hundred rows one may be wrong. 95 %: where the ratio of the medians lies, by resampling. Fewer \
+         than {LEAST} samples show nothing.",
+        three_digits(comparison.threshold * 100.0)
+    ));
+    Table {
+        title: "The second run by the first".to_owned(),
+        common: listed(constants.iter()),
+        columns: ["what", "first", "second", "change", "95 %", "samples", ""]
+            .map(str::to_owned)
+            .into(),
+        labels: 1,
+        rows: rows.collect(),
+        notes,
+    }
+}
+
+fn list(title: &str, rows: &[[String; 3]], note: &str) -> Option<Table> {
+    (!rows.is_empty()).then(|| Table {
+        title: title.to_owned(),
+        common: String::new(),
+        columns: ["", "first", "second"].map(str::to_owned).into(),
+        labels: 3,
+        rows: rows.iter().map(|row| row.to_vec()).collect(),
+        notes: vec![note.to_owned()],
+    })
+}
+
+fn machines(comparison: &Comparison) -> Option<Table> {
+    list(
+        "The machines differ: times are not comparable",
+        &comparison.machines_differ,
+        "Counts are compared all the same: they are exact on every machine.",
+    )
+}
+
+fn variables(comparison: &Comparison) -> Option<Table> {
+    list(
+        "What else differs between the runs",
+        &comparison.variables,
+        "Any of it may be the reason for a difference below.",
+    )
+}
+
+fn counts(comparison: &Comparison) -> Option<Table> {
+    let text = |count: Option<u64>| {
+        count.map_or_else(|| NOTHING.to_owned(), |count| thousands(count as i64))
+    };
+    let constants = &constants(comparison);
+    let rows: Vec<Vec<String>> = comparison
+        .pairs
+        .iter()
+        .flat_map(|pair| {
+            let row = move |(count, [a, b]): (&String, &[Option<u64>; 2])| {
+                vec![name(pair, constants), count.clone(), text(*a), text(*b)]
+            };
+            pair.counts.iter().map(row)
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        title: "Counts that differ".to_owned(),
+        common: String::new(),
+        columns: ["what", "count", "first", "second"].map(str::to_owned).into(),
+        labels: 2,
+        rows,
+        notes: Vec::new(),
+    })
+}

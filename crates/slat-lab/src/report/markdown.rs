@@ -1,0 +1,47 @@
+//! Tables as Markdown, to be pasted into a mail or an issue.
+
+use super::tables::Table;
+use std::fmt::Write;
+
+/// A table with its title before and its notes behind it.
+pub fn table(table: &Table) -> String {
+    let mut text = format!("### {}\n\n", table.title);
+    if !table.common.is_empty() {
+        let _ = writeln!(text, "{}\n", table.common);
+    }
+    let cell = |cell: &String| cell.replace('|', "\\|").replace('\n', " ");
+    let line = |cells: &[String]| {
+        format!("| {} |\n", cells.iter().map(cell).collect::<Vec<_>>().join(" | "))
+    };
+    text += &line(&table.columns);
+    let rules =
+        (0..table.columns.len()).map(|column| if column < table.labels { "---" } else { "---:" });
+    let _ = writeln!(text, "| {} |", rules.collect::<Vec<_>>().join(" | "));
+    for row in &table.rows {
+        text += &line(row);
+    }
+    for note in &table.notes {
+        let _ = write!(text, "\n{note}\n");
+    }
+    text + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_stand_left_figures_right_and_bars_are_escaped() {
+        let table = table(&Table {
+            title: "T".to_owned(),
+            common: "all of it".to_owned(),
+            columns: vec!["a\nb".to_owned(), "n".to_owned()],
+            labels: 1,
+            rows: vec![vec!["x|y".to_owned(), "1".to_owned()]],
+            notes: vec!["why".to_owned()],
+        });
+        let expected =
+            "### T\n\nall of it\n\n| a b | n |\n| --- | ---: |\n| x\\|y | 1 |\n\nwhy\n\n";
+        assert_eq!(table, expected);
+    }
+}
