@@ -330,7 +330,7 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
     // What the command line chose is a variable; the counts say how the two differ.
     slat(&["compare", &at("one"), &at("two")]).assert().success().stdout(
         contains("parameter backing")
-            .and(contains("slots_read"))
+            .and(contains("parameter slots"))
             .and(contains("0 not comparable"))
             .and(contains("split: batched")),
     );
