@@ -38,7 +38,8 @@ pub fn test() -> anyhow::Result<Outcome> {
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     };
-    let mut tests = cargo(&["test", "--package", "slat-linux", "--package", "slat-lab"]);
+    // All of the workspace, as the other tests are built: nothing is compiled anew.
+    let mut tests = cargo(&["test", "--workspace"]);
     ran(tests.args(["--test", "trees", "--test", "peers"]).env("SLAT_LINUX_TREES", &tree))?;
     let mut slat = cargo(&["run", "--quiet", "--package", "slat-lab", "--bin", "slat", "--"]);
     slat.args(["bench", "--all-peers", "--quick", "--rounds", "1", "--linux-tree"]).arg(&tree);

@@ -5,7 +5,7 @@ mod engine;
 mod guest;
 mod peers;
 
-pub use compare::{CompareArgs, Format};
+pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
 pub use engine::{EngineArgs, Part};
 pub use guest::{
     AgeArgs, CacheToggleArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs,
@@ -91,6 +91,10 @@ pub enum Command {
     Check(CheckArgs),
     /// Hold two runs against each other: faster, slower, or no difference shown
     Compare(CompareArgs),
+    /// Run two command lines in turns, each in processes of its own, and compare them
+    Ab(AbArgs),
+    /// Compare the machine with itself: how far two runs of one command line differ
+    Noise(NoiseArgs),
     /// Run the command that shows each published claim here, and print both
     Replay(ReplayArgs),
     /// Print a completion script for a shell

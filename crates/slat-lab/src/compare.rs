@@ -6,7 +6,7 @@ pub mod ranks;
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::report::SCHEMA;
-use crate::stats::Summary;
+use crate::stats::{Summary, median};
 use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -58,6 +58,30 @@ impl Run {
                 .filter(|m| !m.scenario.ends_with("-asked") && m.scenario != "replay")
                 .collect(),
         })
+    }
+}
+
+impl Run {
+    /// Processes of one command line as one run, whose samples are each process's median: two samples of
+    /// one process have more in common than two processes.
+    pub fn of_processes(runs: Vec<Self>, words: &[String]) -> Self {
+        let mut runs = runs.into_iter();
+        let Some(mut all) = runs.next() else {
+            let (host, tool, command, results) = (Value::Null, Value::Null, Vec::new(), Vec::new());
+            return Self { host, tool, command, results };
+        };
+        all.command = words.to_vec();
+        for m in &mut all.results {
+            m.samples = median(&m.samples).into_iter().collect();
+        }
+        let none = BTreeSet::new();
+        for run in runs {
+            for m in &mut all.results {
+                let same = run.results.iter().find(|other| key(m, &none) == key(other, &none));
+                m.samples.extend(same.and_then(|other| median(&other.samples)));
+            }
+        }
+        all
     }
 }
 

@@ -4,6 +4,7 @@
 //! how it meets the person in front of it (progress, Ctrl-C, what had to be skipped); [`report`]
 //! turns what was measured into a table, `results.json` and `report.html`.
 
+pub mod alternate;
 mod arena;
 pub mod cli;
 pub mod compare;

@@ -5,9 +5,10 @@ mod output;
 
 pub use main_job::main_job;
 
-use crate::cli::{Bench, Cli, Command, CompareArgs, Format, OutputArgs};
-use crate::compare::{self, Run, Verdict};
-use crate::failure;
+use crate::alternate;
+use crate::cli::{Bench, Cli, Command, CompareArgs, Format, OutputArgs, Repeat};
+use crate::compare::{self, Comparison, Run, Verdict};
+use crate::failure::{self, bad_input};
 use crate::host::Host;
 use crate::record::Measurement;
 use crate::report::{Report, SCHEMA, comparison, markdown, text};
@@ -62,6 +63,10 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
             bench(&args.out, |session| scenario::guest::cache_toggle::run(args, session))
         }
         Some(Command::Compare(args)) => compare(args),
+        Some(Command::Ab(args)) => {
+            alternate(&words(&args.first)?, &words(&args.second)?, &args.how)
+        }
+        Some(Command::Noise(args)) => alternate(&args.words, &args.words, &args.how),
         Some(Command::Replay(args)) => {
             bench(&args.out, |session| scenario::replay::run(args, session))
         }
@@ -101,18 +106,40 @@ fn bench(
 fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let (first, second) = (Run::read(&args.first)?, Run::read(&args.second)?);
     let comparison = compare::compare(&first, &second, args.threshold / 100.0);
-    let tables = comparison::tables(&comparison, args.only_differences);
-    output::print(&match args.format {
-        Format::Json => serde_json::to_string_pretty(&comparison)? + "\n",
+    show_comparison(&comparison, args.only_differences, args.format)?;
+    let slower = comparison.pairs.iter().any(|pair| pair.verdict == Verdict::Slower);
+    Ok(if slower && args.fail_if_slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn show_comparison(
+    comparison: &Comparison,
+    only_differences: bool,
+    format: Format,
+) -> anyhow::Result<()> {
+    let tables = comparison::tables(comparison, only_differences);
+    output::print(&match format {
+        Format::Json => serde_json::to_string_pretty(comparison)? + "\n",
         Format::Markdown => tables.iter().map(markdown::table).collect(),
         Format::Text => {
             let mut text = String::new();
             tables.iter().for_each(|table| text::grid(&mut text, table, output::width()));
             text
         }
-    })?;
-    let slower = comparison.pairs.iter().any(|pair| pair.verdict == Verdict::Slower);
-    Ok(if slower && args.fail_if_slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    })
+}
+
+/// Runs two command lines in turns, and compares them.
+fn alternate(first: &[String], second: &[String], how: &Repeat) -> anyhow::Result<ExitCode> {
+    let mut session = Session::interactive()?;
+    let (first, second) = alternate::alternate(first, second, how.pairs, &mut session)?;
+    let comparison = compare::compare(&first, &second, how.threshold / 100.0);
+    show_comparison(&comparison, false, how.format)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The words of a command line, by the shell's rules.
+fn words(text: &str) -> anyhow::Result<Vec<String>> {
+    shlex::split(text).ok_or_else(|| bad_input(format!("`{text}`: a quote is not closed")))
 }
 
 /// What was measured, with what a reader has to know beside it.

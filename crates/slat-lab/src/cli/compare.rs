@@ -45,6 +45,63 @@ pub struct CompareArgs {
     pub fail_if_slower: bool,
 }
 
+const AB_EXAMPLES: &str = "\
+Examples:
+  slat ab --first 'bench dirty-log --backing 4k' --second 'bench dirty-log --backing 2m'
+  slat ab --first 'bench split --backing 2m' --second 'bench split --backing 1g' --pairs 5";
+
+/// Two command lines, in processes of their own, in turns.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = AB_EXAMPLES)]
+pub struct AbArgs {
+    /// The words of the first
+    #[arg(long, value_name = "WORDS")]
+    pub first: String,
+
+    /// The words of the second
+    #[arg(long, value_name = "WORDS")]
+    pub second: String,
+
+    /// How it is repeated and printed.
+    #[command(flatten)]
+    pub how: Repeat,
+}
+
+const NOISE_EXAMPLES: &str = "\
+Examples:
+  slat noise -- bench split --backing 2m --what split
+      what this machine makes of one command line, in fourteen processes
+  slat noise --pairs 5 -- bench dirty-log";
+
+/// One command line against itself.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = NOISE_EXAMPLES)]
+pub struct NoiseArgs {
+    /// How it is repeated and printed.
+    #[command(flatten)]
+    pub how: Repeat,
+
+    /// Its words
+    #[arg(last = true, required = true, value_name = "WORDS")]
+    pub words: Vec<String>,
+}
+
+/// How command lines are repeated, and what comes of it printed.
+#[derive(Clone, Debug, Args)]
+pub struct Repeat {
+    /// How often the order A, B, B, A is gone through, after one run of each that warms up
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub pairs: u32,
+
+    /// The least change of a median that counts, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent)]
+    pub threshold: f64,
+
+    /// How it is printed
+    #[arg(long, value_name = "FORMAT", default_value_t)]
+    pub format: Format,
+}
+
 /// How a comparison is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {

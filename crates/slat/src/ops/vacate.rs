@@ -117,12 +117,11 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
         let raw = |number: u64| run.raw.wrapping_add(number * page);
         let same = pages.iter().zip(0..).take_while(|(slot, number)| slot.load() == raw(*number));
         let count = same.count() as u64;
+        let Some(before) = count.checked_sub(1) else { return 0 };
         // Descriptors count upwards as their addresses do, unless a field of theirs ends.
-        let last = raw(count.wrapping_sub(1));
-        if count == 0
-            || F::kind(last, 0) != Kind::Leaf
-            || F::leaf_address(last, 0).0 != run.first.hpa.0 + run.first.bytes + (count - 1) * page
-        {
+        let last = raw(before);
+        let follows = run.first.hpa.0 + run.first.bytes + before * page;
+        if F::kind(last, 0) != Kind::Leaf || F::leaf_address(last, 0).0 != follows {
             return 0;
         }
         let bytes = count * page;
