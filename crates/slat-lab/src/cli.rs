@@ -31,6 +31,7 @@ Examples:
   slat bench dirty-log --target kvm -v 2   log the dirty pages of a guest with 2 vCPUs under KVM
   slat bench execute --vcpus 4             execute from 1g blocks of a guest of the engine's
   slat compare before/ after/              hold two runs against each other
+  slat noise -- bench split                the machine against itself
   slat completions bash > ~/.local/share/bash-completion/completions/slat
 
 Exit codes:

@@ -337,7 +337,7 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
     slat(&["compare", &at("one"), &at("one"), "--fail-if-slower", "--format", "markdown"])
         .assert()
         .success()
-        .stdout(contains("### The second run by the first").and(contains("no difference shown")));
+        .stdout(contains("### The second run by the first").and(contains("difference\u{a0}shown")));
     let output = slat(&["compare", &at("one"), &at("two"), "--format", "json"]).output().unwrap();
     let comparison: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(comparison["alone"], serde_json::json!([0, 0]));
@@ -356,4 +356,29 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
     refused(&["compare", &at("one"), &at("two")], &["its schema is 7, not 1", "results.json"]);
     refused(&["compare", &at("three"), &at("one")], &["give the results.json of a run"]);
     refused(&["compare", &at("one"), &at("one"), "--threshold", "x"], &["write a percentage"]);
+}
+
+#[test]
+fn two_commands_run_in_turns_and_one_against_itself() {
+    let split = "bench split -b 1g --backing 1g --what split --when enable --samples 10";
+    let again = format!("{split} --walk 'bounded'");
+    slat(&["ab", "--pairs", "1", "--first", split, "--second", &again]).assert().success().stdout(
+        contains("What else differs between the runs")
+            .and(contains("--walk bounded"))
+            .and(contains("split: bounded"))
+            .and(contains("2 + 2")),
+    );
+    let words: Vec<&str> = split.split(' ').collect();
+    let noise = [&["noise", "--pairs", "3", "--format", "json", "--"][..], &words].concat();
+    let output = slat(&noise).output().unwrap();
+    let comparison: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(comparison["variables"], serde_json::json!([]));
+    assert_eq!(comparison["pairs"][0]["samples"], serde_json::json!([6, 6]));
+    refused(&["noise", "--", "compare", "x"], &["nothing to measure", "bench split"]);
+    refused(&["ab", "--first", split, "--second", "bench 'x"], &["a quote is not closed"]);
+    refused(&["noise", "--", "bench", "split", "--json"], &["leave out --output and --json"]);
+    slat(&["noise", "--", "bench", "split", "-b", "3m"])
+        .assert()
+        .code(1)
+        .stderr(contains("is not a whole number of"));
 }

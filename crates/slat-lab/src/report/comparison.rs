@@ -22,8 +22,8 @@ fn words(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Faster => "faster",
         Verdict::Slower => "slower",
-        Verdict::NoDifferenceShown => "no difference shown",
-        Verdict::NotComparable => "not comparable",
+        Verdict::NoDifferenceShown => "no\u{a0}difference\u{a0}shown",
+        Verdict::NotComparable => "not\u{a0}comparable",
     }
 }
 
