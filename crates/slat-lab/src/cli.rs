@@ -12,7 +12,7 @@ pub use guest::{
     TablesArgs,
 };
 pub use peers::{
-    Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, WalkKind,
+    Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
 
 use crate::size::Size;

@@ -6,19 +6,14 @@ use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Whose tables are measured, and how Linux's are built and walked.
+/// Linux trees, and how they walk.
 #[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Linux's own tables")]
-pub struct LinuxArgs {
-    /// Beside the engine's tables, those of Linux's own code, compiled from a source tree
-    #[arg(long, value_name = "TARGET", default_value_t)]
-    pub target: TablesTarget,
-
+pub struct TreesArgs {
     /// A Linux source tree, 6.6 to 7.x; give it once for each, by a name of your own if you like
     #[arg(long, value_name = "[NAME=]PATH")]
     pub linux_tree: Vec<NamedTree>,
 
-    /// Edits to a copy of the first tree, which is measured beside it; once for each set of edits
+    /// Edits to a copy of the first tree, which stands beside it; once for each set of edits
     ///
     /// skip-level3: a split does not visit entries of the last level. skip-children: nor those of tables
     /// that it just built. They need Coccinelle (spatch).
@@ -41,13 +36,26 @@ pub struct LinuxArgs {
     )]
     pub walks: Vec<WalkKind>,
 
-    /// How much Linux splits at a time (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) [default: the largest block]
-    #[arg(long, value_name = "SIZE")]
-    pub chunk_size: Option<Size>,
-
     /// Whether stage 2 forces the memory type (FEAT_S2FWB); without, Linux maintains caches as it maps
     #[arg(long, value_name = "on|off", default_value_t)]
     pub fwb: Switch,
+}
+
+/// Whose tables are measured, and how Linux's are built and walked.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Linux's own tables")]
+pub struct LinuxArgs {
+    /// Beside the engine's tables, those of Linux's own code, compiled from a source tree
+    #[arg(long, value_name = "TARGET", default_value_t)]
+    pub target: TablesTarget,
+
+    /// Its trees.
+    #[command(flatten)]
+    pub trees: TreesArgs,
+
+    /// How much Linux splits at a time (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) [default: the largest block]
+    #[arg(long, value_name = "SIZE")]
+    pub chunk_size: Option<Size>,
 
     /// Whether the tables are in the CPU's caches before each operation, as far as they fit
     #[arg(long, value_name = "warm|cold", default_value_t)]
@@ -179,49 +187,13 @@ pub struct CheckArgs {
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub granule: super::Granule,
 
-    /// A Linux source tree, 6.6 to 7.x; give it once for each, by a name of your own if you like
-    #[arg(long, value_name = "[NAME=]PATH", required = true)]
-    pub linux_tree: Vec<NamedTree>,
-
-    /// Edits to a copy of the first tree, which is checked, too; once for each set of edits
-    #[arg(long, value_name = "EDIT[,EDIT]")]
-    pub with: Vec<EditSet>,
-
-    /// Where edits are, NAME.cocci each [default: Slat's own]
-    #[arg(long, value_name = "DIR")]
-    pub edits: Option<PathBuf>,
-
-    /// How Linux walks live tables
-    #[arg(
-        long,
-        value_name = "KIND,...",
-        value_delimiter = ',',
-        default_value = "exclusive,shared"
-    )]
-    pub walks: Vec<WalkKind>,
-
-    /// Whether stage 2 forces the memory type (FEAT_S2FWB)
-    #[arg(long, value_name = "on|off", default_value_t)]
-    pub fwb: Switch,
+    /// Linux's trees.
+    #[command(flatten)]
+    pub trees: TreesArgs,
 
     /// Where the results go.
     #[command(flatten)]
     pub out: OutputArgs,
-}
-
-impl CheckArgs {
-    /// The trees, as other commands take them.
-    pub fn linux(&self) -> LinuxArgs {
-        LinuxArgs {
-            target: TablesTarget::LinuxSource,
-            linux_tree: self.linux_tree.clone(),
-            with: self.with.clone(),
-            edits: self.edits.clone(),
-            walks: self.walks.clone(),
-            fwb: self.fwb,
-            ..LinuxArgs::default()
-        }
-    }
 }
 
 #[cfg(test)]

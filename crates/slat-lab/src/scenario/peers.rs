@@ -15,7 +15,8 @@ mod work;
 
 use crate::arena::Arena;
 use crate::cli::{
-    EngineArgs, Granule, LinuxArgs, Part, PeersArgs, SplitArgs, TablesTarget, WalkKind, What, When,
+    EngineArgs, Granule, LinuxArgs, Part, PeersArgs, SplitArgs, TablesTarget, TreesArgs, WalkKind,
+    What, When,
 };
 use crate::failure::bad_input;
 use crate::fill::Stores;
@@ -137,7 +138,7 @@ pub fn all(args: &PeersArgs, session: &mut Session) -> anyhow::Result<Vec<Measur
         parts.flat_map(|part| works_of(*part, Granule::Size4k, memory)).collect();
     let rounds = args.rounds.unwrap_or(if args.quick { 3 } else { 7 });
     let linux = LinuxArgs { target: TablesTarget::LinuxSource, ..args.linux.clone() };
-    if linux.linux_tree.is_empty() {
+    if linux.trees.linux_tree.is_empty() {
         session
             .skip("Linux's tables", "no tree was given; --linux-tree PATH, or `cargo xtask peers`");
     }
@@ -247,14 +248,15 @@ impl Run<'_> {
             })?,
             None => largest,
         };
-        let setting = Setting { chunk, fwb: self.linux.fwb.is_on(), caches: self.linux.caches };
+        let setting =
+            Setting { chunk, fwb: self.linux.trees.fwb.is_on(), caches: self.linux.caches };
         let Some(table_bytes) = works.iter().map(Work::table_bytes).max() else {
             return Ok(Vec::new());
         };
         let kinds = self.kinds();
         let builds: Vec<Build> =
             kinds.iter().map(|kind| linux::build(SHIFT, setting.fwb, *kind, false)).collect();
-        let trees = self.linux.linux_tree.len() + self.linux.with.len();
+        let trees = self.linux.trees.linux_tree.len() + self.linux.trees.with.len();
         // One for each kind of walks, one that counts or flushes; a page of tables has 64 bytes beside it.
         let needed = table_bytes * (1 + (trees * (kinds.len() + 1)) as u64) / 60 * 61;
         let available = session.memory_available();
@@ -305,7 +307,7 @@ impl Run<'_> {
     fn kinds(&self) -> Vec<WalkKind> {
         let mut kinds = match self.linux.target {
             TablesTarget::Engine => Vec::new(),
-            TablesTarget::LinuxSource => self.linux.walks.clone(),
+            TablesTarget::LinuxSource => self.linux.trees.walks.clone(),
         };
         kinds.sort_by_key(|kind| *kind as u8);
         kinds.dedup();
@@ -319,10 +321,10 @@ impl Run<'_> {
         table_bytes: u64,
         session: &mut Session,
     ) -> anyhow::Result<Option<Rc<RefCell<Trees>>>> {
-        if builds.is_empty() || (self.everybody && self.linux.linux_tree.is_empty()) {
+        if builds.is_empty() || (self.everybody && self.linux.trees.linux_tree.is_empty()) {
             return Ok(None);
         }
-        let opened = checked_trees(self.linux, builds, table_bytes, session);
+        let opened = checked_trees(&self.linux.trees, builds, table_bytes, session);
         match opened {
             Ok(mut trees) => {
                 trees.start(builds)?;
@@ -405,7 +407,7 @@ impl Run<'_> {
 /// # Errors
 /// None was given, or none can be used; Ctrl-C.
 fn checked_trees(
-    args: &LinuxArgs,
+    args: &TreesArgs,
     builds: &[Build],
     table_bytes: u64,
     session: &mut Session,

@@ -175,9 +175,7 @@ impl Replay<'_> {
             let parts =
                 all.iter().map(|(results, backings)| changes(results, walk, backings[kind], when));
             let parts: Vec<Vec<f64>> = parts.collect();
-            let rounds = parts.iter().map(Vec::len).min().unwrap_or(0);
-            let of = |round: usize| parts.iter().map(|part| part[round]).sum::<f64>() / 3.0;
-            (0..rounds).map(of).collect::<Vec<f64>>()
+            self::mean(&parts)
         };
         let cells: Cells = [
             (
@@ -366,6 +364,13 @@ fn changes(results: &[Measurement], walk: &str, backing: u64, when: When) -> Vec
         results.iter().find(fits).map_or(Vec::new(), |m| m.samples.clone())
     };
     quotients(&of(walk), &of("every-entry")).iter().map(|ratio| (ratio - 1.0) * 100.0).collect()
+}
+
+/// The mean over granules, round by round.
+fn mean(parts: &[Vec<f64>]) -> Vec<f64> {
+    let rounds = parts.iter().map(Vec::len).min().unwrap_or(0);
+    let of = |round: usize| parts.iter().map(|part| part[round]).sum::<f64>();
+    (0..rounds).map(|round| of(round) / parts.len() as f64).collect()
 }
 
 fn quotients(of: &[f64], by: &[f64]) -> Vec<f64> {

@@ -114,10 +114,10 @@ fn by<const SHIFT: u32>(
 where
     Arm64<SHIFT>: Format,
 {
-    let linux = args.linux();
-    let fwb = linux.fwb.is_on();
-    let builds: Vec<_> = linux.walks.iter().map(|kind| build(SHIFT, fwb, *kind, false)).collect();
-    let mut trees = checked_trees(&linux, &builds, TABLES as u64, session)?;
+    let fwb = args.trees.fwb.is_on();
+    let builds: Vec<_> =
+        args.trees.walks.iter().map(|kind| build(SHIFT, fwb, *kind, false)).collect();
+    let mut trees = checked_trees(&args.trees, &builds, TABLES as u64, session)?;
     let mut arena = Arena::new(TABLES, 1 << SHIFT, BreakBeforeMake::Always)?;
     let format = Arm64 { forced_write_back: fwb, ..format };
     let bed = Bed::new(format, MEMORY);
@@ -125,7 +125,7 @@ where
     session.start("histories", all as u64);
     let mut results = Vec::new();
     for tree in 0..trees.len() {
-        for (kind, how) in linux.walks.iter().zip(&builds) {
+        for (kind, how) in args.trees.walks.iter().zip(&builds) {
             let name = trees.name(tree).to_owned();
             session.say(&format!("{name}, {kind}"));
             let mut tally = Tally::default();
@@ -159,7 +159,7 @@ fn told(args: &CheckArgs, name: &str, kind: WalkKind, seed: u64, steps: &[Step])
          --length {} --granule {} --walks {kind} --fwb {}`, with the same trees and edits, does them again:\n{}",
         args.length,
         args.granule,
-        args.fwb,
+        args.trees.fwb,
         steps.join("\n")
     )
 }

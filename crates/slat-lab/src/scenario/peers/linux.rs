@@ -5,7 +5,7 @@ use super::leaves::{self, ALLOWED};
 use super::ours::{Left, Turns};
 use super::work::{Op, Setting, Work};
 use crate::arena::Arena;
-use crate::cli::{Caches, LinuxArgs, WalkKind};
+use crate::cli::{Caches, TreesArgs, WalkKind};
 use crate::failure::Failure;
 use crate::scenario::contest::Sample;
 use crate::scenario::engine::bed::Bed;
@@ -44,7 +44,7 @@ impl Trees {
     /// # Errors
     /// Ctrl-C, or no folder to build in.
     pub fn open(
-        args: &LinuxArgs,
+        args: &TreesArgs,
         builds: &[Build],
         table_bytes: u64,
         session: &mut Session,

@@ -1,8 +1,8 @@
 //! The claims about Linux's walks, on Linux's own code: as it is, and with each change as an edit to a
 //! copy of it.
 
-use super::{Cells, GRANULES, KINDS, Replay, SKIP, Told, quotients, split_args};
-use crate::cli::{EditSet, LinuxArgs, SplitArgs, TablesTarget, WalkKind, What, When};
+use super::{Cells, GRANULES, KINDS, Replay, SKIP, Told, mean, quotients, split_args};
+use crate::cli::{EditSet, LinuxArgs, SplitArgs, TablesTarget, TreesArgs, WalkKind, What, When};
 use crate::record::Measurement;
 use crate::scenario::peers;
 use crate::session::Session;
@@ -22,14 +22,14 @@ fn measured(
 ) -> anyhow::Result<Vec<Measurement>> {
     let Some(tree) = replay.args.linux_tree.clone() else { return Ok(Vec::new()) };
     let set = |names: &str| EditSet(names.split(',').map(str::to_owned).collect());
-    let linux = LinuxArgs {
-        target: TablesTarget::LinuxSource,
+    let trees = TreesArgs {
         linux_tree: vec![tree],
         with: vec![set(LEVELS), set(BOTH)],
         edits: replay.args.edits.clone(),
         walks: vec![WalkKind::Exclusive],
-        ..LinuxArgs::default()
+        ..TreesArgs::default()
     };
+    let linux = LinuxArgs { target: TablesTarget::LinuxSource, trees, ..LinuxArgs::default() };
     let results = peers::split(&SplitArgs { linux, ..args }, session)?;
     replay.results.extend(results.iter().cloned());
     Ok(results)
@@ -125,9 +125,7 @@ pub fn skip_levels_hardware(
                     .iter()
                     .map(|(results, backings)| changes(results, operation, backings[kind], edit))
                     .collect();
-                let rounds = parts.iter().map(Vec::len).min().unwrap_or(0);
-                let of = |round: usize| parts.iter().map(|part| part[round]).sum::<f64>() / 3.0;
-                let samples = (0..rounds).map(of).collect();
+                let samples = mean(&parts);
                 let row = format!("Linux, call, {name}, {}: {what}", KINDS[kind]);
                 replay.row(&told, row, published, "%", samples);
             }
