@@ -70,8 +70,12 @@ pub struct MainArgs {
     pub quick: bool,
 
     /// Print results.json on stdout in place of the table
-    #[arg(long)]
+    #[arg(long, conflicts_with = "markdown")]
     pub json: bool,
+
+    /// Print Markdown in place of the table, to paste into a mail or an issue
+    #[arg(long)]
+    pub markdown: bool,
 }
 
 /// What `slat` can do beside the main job.
@@ -189,8 +193,28 @@ pub struct OutputArgs {
     pub output: Option<PathBuf>,
 
     /// Print results.json on stdout in place of the table
-    #[arg(long)]
+    #[arg(long, conflicts_with = "markdown")]
     pub json: bool,
+
+    /// Print Markdown in place of the table, to paste into a mail or an issue
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+impl OutputArgs {
+    /// How results are printed.
+    pub fn format(&self) -> Format {
+        format(self.json, self.markdown)
+    }
+}
+
+/// How results are printed where these were asked for.
+pub fn format(json: bool, markdown: bool) -> Format {
+    match (json, markdown) {
+        (true, _) => Format::Json,
+        (_, true) => Format::Markdown,
+        _ => Format::Text,
+    }
 }
 
 const SPLIT_EXAMPLES: &str = "\

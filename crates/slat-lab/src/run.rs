@@ -11,7 +11,7 @@ use crate::compare::{self, Comparison, Run, Verdict};
 use crate::failure::{self, bad_input};
 use crate::host::Host;
 use crate::record::Measurement;
-use crate::report::{Report, SCHEMA, comparison, markdown, text};
+use crate::report::{Report, SCHEMA, comparison, json, markdown, text};
 use crate::scenario;
 use crate::session::Session;
 use clap::{CommandFactory, Parser};
@@ -94,7 +94,7 @@ fn bench(
     };
     session.finish();
     let report = report(host, results, &mut session);
-    show(&report, args.json, output)?;
+    show(&report, args.format(), output)?;
     Ok(match report.partial {
         true => ExitCode::from(130),
         false if session.failed() => ExitCode::FAILURE,
@@ -162,17 +162,17 @@ fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Repor
 }
 
 /// Prints the report and writes its files.
-fn show(report: &Report, json: bool, output: Option<Output>) -> anyhow::Result<()> {
+fn show(report: &Report, format: Format, output: Option<Output>) -> anyhow::Result<()> {
     // Ctrl-C a moment after the start must not cost the report of an earlier run.
     let nothing = report.partial && report.results.is_empty();
     let output = output.filter(|output| !(nothing && output.has_results()));
     // The files first: a pipe that closes early must not cost them.
     let written = output.map(|output| output.write(report)).transpose();
-    if json {
-        output::print(&crate::report::json::render(report)?)?;
-    } else {
-        output::print(&crate::report::text::render(report, output::width()))?;
-    }
+    output::print(&match format {
+        Format::Json => json::render(report)?,
+        Format::Markdown => markdown::render(report),
+        Format::Text => text::render(report, output::width()),
+    })?;
     // A disk that is full must not cost the table, either.
     if let Some(directory) = written? {
         eprintln!(

@@ -1,7 +1,26 @@
 //! Tables as Markdown, to be pasted into a mail or an issue.
 
-use super::tables::Table;
+use super::tables::{self, Table};
+use super::{Report, text};
 use std::fmt::Write;
+
+/// The whole report: where it was taken and by which command, so that others can do it again.
+pub fn render(report: &Report) -> String {
+    let words = report.command.iter().map(String::as_str);
+    let command = shlex::try_join(words).unwrap_or_else(|_| report.command.join(" "));
+    let mut markdown = format!("`{command}` (slat {})\n\n{}\n\n", report.tool, text::host(report));
+    if report.partial {
+        markdown += "**Interrupted**: this is a part of what was asked for.\n\n";
+    }
+    markdown.extend(tables::all(&report.results).iter().map(table));
+    if !report.skipped.is_empty() {
+        markdown += "### Not measured\n\n";
+    }
+    for skipped in &report.skipped {
+        let _ = writeln!(markdown, "- {}: {}", skipped.what, skipped.reason);
+    }
+    markdown
+}
 
 /// A table with its title before and its notes behind it.
 pub fn table(table: &Table) -> String {
@@ -29,6 +48,18 @@ pub fn table(table: &Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_report_begins_with_the_command_and_the_machine() {
+        let report = Report { partial: true, ..crate::report::fake::report() };
+        let text = render(&report);
+        let mut lines = text.lines();
+        assert!(
+            lines.next().unwrap().starts_with("`slat") && lines.nth(1).unwrap().contains("CPUs")
+        );
+        assert!(text.contains("**Interrupted**") && text.contains("### Not measured\n\n- "));
+        assert!(text.contains("| --- |") && !text.contains("───"));
+    }
 
     #[test]
     fn labels_stand_left_figures_right_and_bars_are_escaped() {

@@ -23,18 +23,22 @@ pub fn render(report: &Report, width: u16) -> String {
     text
 }
 
-fn header(text: &mut String, report: &Report, width: u16) {
+/// The machine, and what that means for times.
+pub fn host(report: &Report) -> String {
     let host = &report.host;
     let below = match host.virtualisation.hypervisor.0 {
         Some(true) => ", itself a guest",
         Some(false) => ", not a guest",
         None => "",
     };
-    let line = format!(
+    format!(
         "{}, {} CPUs, Linux {}{below}; times are this machine's, compare them within one run only.",
         host.cpu.model, host.cpu.usable, host.kernel.release
-    );
-    wrap(text, &line, "", width);
+    )
+}
+
+fn header(text: &mut String, report: &Report, width: u16) {
+    wrap(text, &host(report), "", width);
     if report.partial {
         text.push_str("\nINTERRUPTED: this is a part of what was asked for.\n");
     }

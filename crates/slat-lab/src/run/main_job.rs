@@ -174,7 +174,7 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
     };
     let report = super::report(host, results, session);
     session.note("");
-    super::show(&report, args.json, Some(output))?;
+    super::show(&report, crate::cli::format(args.json, args.markdown), Some(output))?;
     Ok(match () {
         () if report.partial => ExitCode::from(130),
         () if failed || report.results.is_empty() => ExitCode::from(1),
@@ -248,7 +248,7 @@ mod tests {
     fn below_4_gib_free_the_job_shrinks_and_says_so() {
         let plan = Plan::new(false, 3 << 30, 2);
         assert!(plan.shrunk && plan.memory() < 256 << 20, "{plan:?}");
-        let args = MainArgs { output: "out".into(), quick: false, json: false };
+        let args = MainArgs { output: "out".into(), quick: false, json: false, markdown: false };
         let text = plan.announce(&args, 3 << 30);
         assert!(
             text.contains("only 3 GiB of memory are free, the full size wants 4 GiB"),

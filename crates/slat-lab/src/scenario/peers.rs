@@ -414,7 +414,7 @@ fn checked_trees(
 ) -> anyhow::Result<Trees> {
     if args.linux_tree.is_empty() {
         return Err(bad_input(
-            "--target linux-source needs a tree: --linux-tree PATH, the top folder of Linux's source (Debian's \
+            "this needs a tree: --linux-tree PATH, the top folder of Linux's source (Debian's \
              package linux-source-6.12 has one)",
         ));
     }
