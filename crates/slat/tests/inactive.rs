@@ -107,6 +107,49 @@ proptest! {
 }
 
 #[test]
+fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
+    fn apart<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let mut live = Tables::new(format, VMID, 40, &platform).unwrap();
+        let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+        let page = 1 << H::PAGE;
+        let mut guard = live.exclusive();
+        // Holes in the guest, none in memory; two that follow in both; one that does in the guest alone.
+        for (gpa, hpa) in [(0, 0), (2, 1), (5, 7), (6, 8), (8, 9), (9, 30)] {
+            let (mut one, mut two) = (Vec::new(), Vec::new());
+            let mut one = cache::<H>(&platform, &mut one, 4);
+            let mut two = cache::<H>(&platform, &mut two, 4);
+            let (at, hpa) = (range(gpa * page, page), Hpa(4 * G + hpa * page));
+            let leaf = size(H::sizes()[0]);
+            assert_eq!(guard.map(at, hpa, RAM, leaf, &mut one), Ok(page));
+            assert_eq!(inactive.map(at, hpa, RAM, leaf, &mut two), Ok(page));
+        }
+        for whole in [false, true] {
+            // In part of the table, and with it.
+            let at = if whole { range(0, 512 * page * 512) } else { range(0, 3 * page) };
+            let mut taken = Vec::new();
+            let bytes = inactive.unmap(at, |removed| taken.push(removed)).unwrap();
+            let found = common::unmap(&mut guard, at);
+            assert_eq!(taken, found);
+            let runs: Vec<_> = taken.iter().map(|r| (r.gpa.0 / page, r.bytes / page)).collect();
+            let expected = if whole { vec![(5, 2), (8, 1), (9, 1)] } else { vec![(0, 1), (2, 1)] };
+            assert_eq!(
+                (runs, bytes),
+                (expected.clone(), expected.iter().map(|r| r.1).sum::<u64>() * page)
+            );
+        }
+        guard.complete();
+        drop(guard);
+        common::destroy(live);
+        inactive.destroy();
+        assert_eq!(platform.live(), 0);
+    }
+    apart::<Arm<12>>(slat::format::arm64::Arm64::default());
+    apart::<Arm<14>>(slat::format::arm64::Arm64::default());
+    apart::<Ept<true>>(ept());
+}
+
+#[test]
 fn tables_that_become_inactive_are_changed_and_loaded_again() {
     fn cycles<H: Hardware>(format: H::Format) {
         let platform = TestPlatform::new(BreakBeforeMake::Always);

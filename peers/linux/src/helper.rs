@@ -343,6 +343,10 @@ mod tests {
         assert_eq!(parsed("1.0 visits"), None);
     }
 
+    /// A program that is being written cannot be executed, nor while another test's child, forked at
+    /// that moment, still has it open.
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     fn script(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("program");
@@ -354,6 +358,7 @@ mod tests {
 
     #[test]
     fn a_helper_that_ends_or_warns_is_an_error_that_says_where() {
+        let _one = ONE.lock();
         let stop = || Arc::new(AtomicBool::new(false));
         let (_folder, program) = script("read a; echo ok 0; read b; echo broken x.c:3; exit 3");
         let mut helper = Helper::start("tree", &program, 1, stop()).unwrap();
@@ -365,6 +370,7 @@ mod tests {
 
     #[test]
     fn a_walk_that_never_ends_can_be_left() {
+        let _one = ONE.lock();
         let stop = Arc::new(AtomicBool::new(false));
         let (_folder, program) = script("read a; echo ok 0; exec sleep 1000");
         let mut helper = Helper::start("tree", &program, 1, stop.clone()).unwrap();

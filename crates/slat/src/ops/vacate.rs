@@ -121,7 +121,7 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
         // Descriptors count upwards as their addresses do, unless a field of theirs ends.
         let last = raw(before);
         let follows = run.first.hpa.0 + run.first.bytes + before * page;
-        if F::kind(last, 0) != Kind::Leaf || F::leaf_address(last, 0).0 != follows {
+        if F::leaf_address(last, 0).0 != follows {
             return 0;
         }
         let bytes = count * page;
