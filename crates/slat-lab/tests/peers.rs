@@ -178,7 +178,7 @@ fn trees_and_edits_are_compared_in_one_run_and_what_fails_is_left_out() {
 #[test]
 fn histories_agree_and_show_a_bug_that_an_edit_brings() {
     let Some(tree) = tree() else { return };
-    let histories = ["check", "--histories", "20"];
+    let histories = ["check", "--histories", "12"];
     for granule in ["4k", "16k", "64k"] {
         let mut check = beside(&tree, &histories);
         check

@@ -161,7 +161,7 @@ pub fn compare(ours: &[Run], theirs: &[Run], after: Op, whose: &str) -> anyhow::
 }
 
 /// What is left of a run after `count` of its leaves.
-fn rest(run: Run, count: u64) -> Option<Run> {
+pub fn rest(run: Run, count: u64) -> Option<Run> {
     let ahead = count * run.first.size;
     let first = Leaf { gpa: run.first.gpa + ahead, raw: run.first.raw + ahead, ..run.first };
     (run.count > count).then(|| Run { first, count: run.count - count })
