@@ -294,11 +294,7 @@ impl SplitArgs {
         if !self.backing.is_empty() {
             return self.backing.clone();
         }
-        match self.granule {
-            Granule::Size4k => vec![Size(4 << 10), Size(2 << 20), Size(1 << 30)],
-            Granule::Size16k => vec![Size(16 << 10), Size(32 << 20)],
-            Granule::Size64k => vec![Size(64 << 10), Size(512 << 20)],
-        }
+        self.granule.leaf_sizes().to_vec()
     }
 
     /// The size to split down to.
@@ -358,10 +354,15 @@ pub enum Granule {
 impl Granule {
     /// Bytes of the smallest page.
     pub const fn bytes(self) -> u64 {
+        self.leaf_sizes()[0].0
+    }
+
+    /// Sizes of its pages and blocks, the smallest first.
+    pub const fn leaf_sizes(self) -> &'static [Size] {
         match self {
-            Self::Size4k => 4 << 10,
-            Self::Size16k => 16 << 10,
-            Self::Size64k => 64 << 10,
+            Self::Size4k => &[Size(4 << 10), Size(2 << 20), Size(1 << 30)],
+            Self::Size16k => &[Size(16 << 10), Size(32 << 20)],
+            Self::Size64k => &[Size(64 << 10), Size(512 << 20)],
         }
     }
 }

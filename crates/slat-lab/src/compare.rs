@@ -59,9 +59,7 @@ impl Run {
                 .collect(),
         })
     }
-}
 
-impl Run {
     /// Processes of one command line as one run, whose samples are each process's median: two samples of
     /// one process have more in common than two processes.
     pub fn of_processes(runs: Vec<Self>, words: &[String]) -> Self {

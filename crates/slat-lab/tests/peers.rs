@@ -50,6 +50,12 @@ fn what_cannot_be_used_says_what_to_do() {
     none(&mut slat(&linux)).code(2).stderr(contains("this is Linux 4.19.0"));
     let chunk = [&linux[..], &["--linux-tree", "x", "--chunk-size", "3m"]].concat();
     slat(&chunk).assert().code(2).stderr(contains("--chunk-size 3m is not what KVM takes"));
+    // What would be ignored is refused.
+    let ignored = ["bench", "split", "-b", "1g", "--linux-tree", "x"];
+    slat(&ignored).assert().code(2).stderr(contains("need --target linux-source"));
+    let ignored = ["bench", "engine", "--quick", "--granule", "16k"];
+    slat(&ignored).assert().code(2).stderr(contains("need --target linux-source"));
+    slat(&["bench", "--quick"]).assert().code(2).stderr(contains("--all-peers"));
     let check = ["check", "--linux-tree", "/nonexistent/linux"];
     slat(&check).assert().code(2).stderr(contains("/nonexistent/linux: Makefile is missing"));
     slat(&[&linux[..], &["--linux-tree", "="]].concat())
@@ -171,6 +177,13 @@ fn trees_and_edits_are_compared_in_one_run_and_what_fails_is_left_out() {
     assert_eq!(from_1g["params"]["backing"], "1g");
     // A chunk of 2m splits a block of 1g twice: to 2m, then each.
     assert_eq!(from_1g["counts"]["tlbis"], 513);
+    // Trees are compared with each other, too.
+    let asked = report["results"].as_array().unwrap().iter();
+    let between = |name: &str| {
+        let of = |r: &&Value| r["params"]["variants"] == name && r["params"]["against"] == "before";
+        asked.clone().filter(|r| r["scenario"] == "peers-asked").filter(of).count()
+    };
+    assert_eq!((between("after"), between("before+skip-level3")), (9, 9));
     let skipped = report["skipped"].to_string();
     assert!(skipped.contains("no edit is called nothing") && skipped.contains("gone"), "{skipped}");
 }

@@ -3,7 +3,7 @@
  *
  * A line in, a line out. Numbers are decimal or 0x...; addresses and sizes are bytes.
  *
- *   arena BYTES                     memory for tables; first of all
+ *   arena BYTES                     memory for tables; first of all; finds the bytes in huge pages
  *   reset                           empty tables
  *   build START SIZE PHYS LEAF PROT maps by leaves of LEAF bytes in tables that nobody else walks, 32 MiB
  *                                   a walk where these are pages; topping the cache up is included;
@@ -22,7 +22,7 @@
  *   flush START SIZE
  *   leaves START SIZE               prints runs, then a line that ends them
  *
- * Answers: "ok SECONDS name=value...", "refused ERRNO" of the tree's own error, "broken WHERE" where
+ * Answers: "ok SECONDS found=NUMBER name=value...", "refused ERRNO" of the tree's own error, or of no memory, "broken WHERE" where
  * it warned, "error TEXT" for a line that cannot be right.
  */
 #define _GNU_SOURCE
@@ -47,7 +47,7 @@ static bool by_pages;
 /* S2AP[1] of a leaf descriptor: it may be written. */
 #define S2AP_WRITE (1ULL << 7)
 static u64 *addresses, address_count;
-/* What a lookup found, or how many pages were young. */
+/* What a command found. */
 static u64 found;
 
 static bool force_pages(u64 addr, u64 end, enum kvm_pgtable_prot prot)
@@ -301,32 +301,62 @@ static void answer(int ret, double seconds)
 	printf(" tables=%llu\n", machine_used());
 }
 
-static int timed(const char *what, u64 n[5], double *seconds)
+/* An operation, by its numbers; what it may refuse is the tree's. */
+static int do_build(const u64 *n) { return build(n[0], n[1], n[2], n[3], prot_of(n[4])); }
+static int do_map(const u64 *n) { return map_each(n[0], n[1], n[2], n[3], prot_of(n[4]), SLAT_FAULT_FLAGS); }
+static int do_unmap(const u64 *n) { return slat_unmap(&kvm, n[0], n[0] + n[1]); }
+static int do_split(const u64 *n) { return slat_split(&kvm, n[0], n[0] + n[1]); }
+static int do_protect(const u64 *n) { return slat_protect(&kvm, n[0], n[0] + n[1]), 0; }
+static int do_clear(const u64 *n) { return clear(n[0], n[1], n[2], n[3]); }
+static int do_age(const u64 *n) { return age(n[0], n[1], n[2]); }
+static int do_relax(const u64 *n) { return relax(n[0], n[1], n[2]); }
+static int do_young(const u64 *n) { return young(n[0], n[1]); }
+static int do_lookup(const u64 *n) { return (void)n, lookup(); }
+static int do_flush(const u64 *n) { return slat_flush(&kvm, n[0], n[0] + n[1]); }
+
+static int do_reset(const u64 *n) { return (void)n, reset(); }
+static int do_warm(const u64 *n) { return machine_warm(n[0]), 0; }
+static int do_cool(const u64 *n) { return machine_cool(n[0]), 0; }
+/* It finds how many bytes huge pages back. */
+static int do_arena(const u64 *n)
+{
+	if (!machine_begin(n[0]))
+		return -ENOMEM;
+	found = machine_huge();
+	return 0;
+}
+static int do_addresses(const u64 *n) { return read_addresses(n[0]) ? 0 : -ENOMEM; }
+
+static const struct command {
+	const char *name;
+	int numbers;
+	int (*function)(const u64 *n);
+	bool is_timed;
+	/* Which of the numbers is the chunk of splits, or -1. */
+	int chunk;
+} commands[] = {
+	{ "arena", 1, do_arena },	  { "reset", 0, do_reset },
+	{ "warm", 1, do_warm },		  { "cool", 1, do_cool },
+	{ "addresses", 1, do_addresses }, { "leaves", 2, NULL },
+	{ "build", 5, do_build, true, -1 },   { "map", 5, do_map, true, -1 },
+	{ "unmap", 2, do_unmap, true, -1 },   { "split", 3, do_split, true, 2 },
+	{ "protect", 2, do_protect, true, -1 }, { "clear", 4, do_clear, true, 3 },
+	{ "age", 3, do_age, true, -1 },	      { "relax", 3, do_relax, true, -1 },
+	{ "young", 2, do_young, true, -1 },   { "lookup", 0, do_lookup, true, -1 },
+	{ "flush", 2, do_flush, true, -1 },
+};
+
+static int timed(const struct command *command, const u64 *n, double *seconds)
 {
 	struct kvm_s2_mmu *mmu = &kvm.arch.mmu;
-	u64 end = n[0] + n[1], chunk = !strcmp(what, "split") ? n[2] : n[3];
-	int ret = 0;
+	int ret = command->function == do_map ? top_up(n[1], n[3]) : 0;
 
-	if (!strcmp(what, "map"))
-		ret = top_up(n[1], n[3]);
 	if (ret)
 		return ret;
-	mmu->split_page_chunk_size = chunk;
+	mmu->split_page_chunk_size = command->chunk < 0 ? 0 : n[command->chunk];
 	memset(&slat_counts, 0, sizeof(slat_counts));
 	double begin = now();
-	switch (what[0] << 8 | what[1]) {
-	case 'b' << 8 | 'u': ret = build(n[0], n[1], n[2], n[3], prot_of(n[4])); break;
-	case 'm' << 8 | 'a': ret = map_each(n[0], n[1], n[2], n[3], prot_of(n[4]), SLAT_FAULT_FLAGS); break;
-	case 'u' << 8 | 'n': ret = slat_unmap(&kvm, n[0], end); break;
-	case 's' << 8 | 'p': ret = slat_split(&kvm, n[0], end); break;
-	case 'p' << 8 | 'r': slat_protect(&kvm, n[0], end); break;
-	case 'c' << 8 | 'l': ret = clear(n[0], n[1], n[2], n[3]); break;
-	case 'a' << 8 | 'g': ret = age(n[0], n[1], n[2]); break;
-	case 'r' << 8 | 'e': ret = relax(n[0], n[1], n[2]); break;
-	case 'y' << 8 | 'o': ret = young(n[0], n[1]); break;
-	case 'l' << 8 | 'o': ret = lookup(); break;
-	case 'f' << 8 | 'l': ret = slat_flush(&kvm, n[0], end); break;
-	}
+	ret = command->function(n);
 	*seconds = now() - begin;
 	if (mmu->split_page_cache.objects)
 		kvm_mmu_free_memory_cache(&mmu->split_page_cache);
@@ -335,64 +365,31 @@ static int timed(const char *what, u64 n[5], double *seconds)
 	return ret;
 }
 
-static int numbers_of(const char *what)
-{
-	static const struct { const char *what; int numbers; } known[] = {
-		{ "arena", 1 }, { "reset", 0 },	 { "build", 5 }, { "warm", 1 },	  { "cool", 1 },
-		{ "map", 5 },	{ "unmap", 2 },	 { "split", 3 }, { "protect", 2 }, { "clear", 4 },
-		{ "age", 3 },	{ "relax", 3 },	 { "young", 2 }, { "lookup", 0 },  { "flush", 2 },
-		{ "leaves", 2 }, { "addresses", 1 },
-	};
-
-	for (size_t i = 0; i < ARRAY_SIZE(known); i++)
-		if (!strcmp(known[i].what, what))
-			return known[i].numbers;
-	return -1;
-}
-
 static void obey(char *line)
 {
-	char *rest, *what = strtok_r(line, " \n", &rest), *word;
+	char *rest, *name = strtok_r(line, " \n", &rest), *word;
+	const struct command *command = NULL;
 	u64 n[5] = { 0 };
 	int count = 0;
 	double seconds = 0;
 
-	if (!what || numbers_of(what) < 0) {
-		printf("error unknown\n");
-		return;
-	}
+	for (size_t i = 0; name && i < ARRAY_SIZE(commands); i++)
+		if (!strcmp(commands[i].name, name))
+			command = &commands[i];
 	while (count < 5 && (word = strtok_r(NULL, " \n", &rest)))
 		n[count++] = strtoull(word, NULL, 0);
-	if (count != numbers_of(what)) {
-		printf("error %s takes %d numbers\n", what, numbers_of(what));
+	if (!command || count != command->numbers) {
+		printf("error no such command\n");
 		return;
 	}
 	found = 0;
-	if (!strcmp(what, "arena")) {
-		if (machine_begin(n[0]))
-			printf("ok 0 huge=%llu\n", machine_huge());
-		else
-			printf("error no memory\n");
-	} else if (!strcmp(what, "reset")) {
-		answer(reset(), 0);
-	} else if (!strcmp(what, "warm")) {
-		machine_warm(n[0]);
-		answer(0, 0);
-	} else if (!strcmp(what, "cool")) {
-		machine_cool(n[0]);
-		answer(0, 0);
-	} else if (!strcmp(what, "addresses")) {
-		if (read_addresses(n[0]))
-			answer(0, 0);
-		else
-			printf("error no memory\n");
-	} else if (!strcmp(what, "leaves")) {
+	if (!command->function) {
 		leaves(n[0], n[1]);
-	} else {
-		int ret = timed(what, n, &seconds);
-
-		answer(ret, seconds);
+		return;
 	}
+	int ret = command->is_timed ? timed(command, n, &seconds) : command->function(n);
+
+	answer(ret, seconds);
 }
 
 int main(void)

@@ -164,7 +164,7 @@ impl Helper {
         let input = Some(input);
         let mut helper = Self { tree: tree.to_owned(), child, input, output, huge_bytes: 0, stop };
         let answer = helper.ask(&format!("arena {table_bytes}"), &[])?;
-        helper.huge_bytes = answer.counts.first().map_or(0, |(_, bytes)| *bytes);
+        helper.huge_bytes = answer.found;
         Ok(helper)
     }
 

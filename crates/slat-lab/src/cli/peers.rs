@@ -1,6 +1,7 @@
 //! The command line of other people's tables: Linux's, and crates of the field.
 
 use super::{OutputArgs, Switch};
+use crate::failure::bad_input;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -60,6 +61,28 @@ pub struct LinuxArgs {
     /// Whether the tables are in the CPU's caches before each operation, as far as they fit
     #[arg(long, value_name = "warm|cold", default_value_t)]
     pub caches: Caches,
+}
+
+impl LinuxArgs {
+    /// Refuses options that would be ignored.
+    ///
+    /// # Errors
+    /// Linux's tables are not asked for, and something about them is.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let Self { target, trees, chunk_size, caches } = self;
+        let about = !trees.linux_tree.is_empty()
+            || !trees.with.is_empty()
+            || trees.edits.is_some()
+            || chunk_size.is_some()
+            || *caches != Caches::Warm
+            || trees.fwb != Switch::On;
+        match (target, about) {
+            (TablesTarget::Engine, true) => {
+                Err(bad_input("options about Linux's own tables need --target linux-source"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Whose tables are measured.
@@ -136,7 +159,7 @@ pub enum Caches {
 #[derive(Clone, Debug, Args)]
 pub struct PeersArgs {
     /// Hold the engine against everybody: Linux's trees, other crates, the machine's limits
-    #[arg(long)]
+    #[arg(long, required = true)]
     pub all_peers: bool,
 
     /// Memory of the guest; most operations take an eighth of it [default: 64G]

@@ -19,7 +19,7 @@ mod tables;
 mod touch;
 
 use crate::arena::Arena;
-use crate::cli::{EngineArgs, Part, TablesTarget};
+use crate::cli::{EngineArgs, Granule, Part, TablesTarget};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::scenario::contest::Contest;
@@ -31,7 +31,7 @@ use serde_json::json;
 use slat::BreakBeforeMake;
 
 /// What memory must be a multiple of, for the largest blocks.
-const STEP: u64 = 1 << 30;
+pub(in crate::scenario) const STEP: u64 = 1 << 30;
 
 /// The most that fits into 40 bits of guest addresses above where memory begins.
 const MOST: u64 = 512 << 30;
@@ -42,16 +42,17 @@ const MOST: u64 = 512 << 30;
 /// Sizes that cannot be right, too little memory, or a result that is not what an operation must
 /// leave.
 pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    args.linux.check()?;
     if args.linux.target == TablesTarget::LinuxSource {
         return peers::engine(args, session);
     }
-    let memory = args.memory();
-    if !memory.bytes().is_multiple_of(STEP) || memory.bytes() > MOST {
+    if args.granule != Granule::Size4k {
         return Err(bad_input(format!(
-            "--memory {memory} is not a number of 1g blocks up to {}; take a multiple of 1g",
-            Size(MOST)
+            "--granule {}: the limits are those of 4k tables; other granules need --target linux-source",
+            args.granule
         )));
     }
+    let memory = whole_blocks(args.memory())?;
     let sizes = Sizes::of(memory);
     let bytes = table_bytes(memory);
     let available = session.memory_available();
@@ -79,6 +80,7 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
         }
     }
     session.finish();
+    drop(arena);
     // What the engine does alone here, and beside others there.
     let parts = [Part::Unmap, Part::Clear, Part::Relax, Part::Flush];
     let wanted: Vec<Part> = parts.into_iter().filter(|part| args.wants(*part)).collect();
@@ -93,6 +95,20 @@ fn pose<'a>(part: Part, memory: u64, of: &'static str) -> Contest<'a> {
     let params = [("part", json!(part.to_string())), ("memory", json!(memory)), ("of", json!(of))];
     let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
     Contest::new("engine", format!("{part}, {}, {of}", Size(memory)), params)
+}
+
+/// Refuses memory that the largest blocks do not fill, or that guest addresses do not reach.
+///
+/// # Errors
+/// Says what would do.
+pub(in crate::scenario) fn whole_blocks(memory: Size) -> anyhow::Result<Size> {
+    if !memory.bytes().is_multiple_of(STEP) || memory.bytes() > MOST {
+        return Err(bad_input(format!(
+            "--memory {memory} is not a number of 1g blocks up to {}; take a multiple of 1g",
+            Size(MOST)
+        )));
+    }
+    Ok(memory)
 }
 
 /// The memory sizes that are measured.
@@ -188,7 +204,7 @@ mod tests {
             only: only.to_vec(),
             rounds: Some(1),
             quick: true,
-            granule: crate::cli::Granule::Size4k,
+            granule: Granule::Size4k,
             linux: crate::cli::LinuxArgs::default(),
             out: OutputArgs::default(),
         }

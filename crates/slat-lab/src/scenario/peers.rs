@@ -24,6 +24,7 @@ use crate::record::Measurement;
 use crate::scenario::contest::{Contest, ENGINE, MACHINE};
 use crate::scenario::engine::bed::Bed;
 use crate::scenario::engine::crew::{Pin, cpus};
+use crate::scenario::engine::{STEP, whole_blocks};
 use crate::session::Session;
 use crate::size::Size;
 pub use leaves::ALLOWED;
@@ -47,19 +48,12 @@ pub const SLAT: &str = "slat";
 /// The same, where it fills tables around the caches.
 const STREAMING: &str = "slat, streaming";
 
-/// What memory must be a multiple of, for the largest blocks.
-const STEP: u64 = 1 << 30;
-
-/// The most that fits into the guest addresses above where memory begins.
-const MOST: u64 = 512 << 30;
-
 /// `bench split` beside Linux.
 ///
 /// # Errors
 /// Values that cannot be right, no usable tree, a measurement that failed.
 pub fn split(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let (memory, page) = (checked(args.memory)?, PageSize::from_bytes(args.granule.bytes()));
-    let page = page.ok_or_else(|| bad_input("no such granule"))?;
+    let (memory, page) = (whole_blocks(args.memory)?.bytes(), leaf_sizes(args.granule)[0]);
     if args.target_size() != Size(page.bytes()) || args.bbm != 0 {
         return Err(bad_input(
             "Linux splits down to pages, and always breaks: leave out --target-size and --bbm beside \
@@ -95,7 +89,7 @@ pub fn split(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
 /// # Errors
 /// As [`split`].
 pub fn engine(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let memory = checked(args.memory())?;
+    let memory = whole_blocks(args.memory())?.bytes();
     for part in &args.only {
         if works_of(*part, args.granule, memory).is_empty() {
             session.skip(part.to_string(), "Linux has nothing like it, or not with one thread");
@@ -118,7 +112,7 @@ pub fn alone(
     parts: &[Part],
     session: &mut Session,
 ) -> anyhow::Result<Vec<Measurement>> {
-    let memory = checked(args.memory())?;
+    let memory = whole_blocks(args.memory())?.bytes();
     let works: Vec<Work> =
         parts.iter().flat_map(|part| works_of(*part, Granule::Size4k, memory)).collect();
     let linux = LinuxArgs::default();
@@ -132,7 +126,7 @@ pub fn alone(
 /// As [`split`].
 pub fn all(args: &PeersArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = args.memory.unwrap_or(Size(if args.quick { 1 << 30 } else { 64 << 30 }));
-    let memory = checked(memory)?;
+    let memory = whole_blocks(memory)?.bytes();
     let parts = <Part as clap::ValueEnum>::value_variants().iter();
     let works: Vec<Work> =
         parts.flat_map(|part| works_of(*part, Granule::Size4k, memory)).collect();
@@ -146,25 +140,9 @@ pub fn all(args: &PeersArgs, session: &mut Session) -> anyhow::Result<Vec<Measur
         .measure(&works, session)
 }
 
-fn checked(memory: Size) -> anyhow::Result<u64> {
-    if !memory.bytes().is_multiple_of(STEP) || memory.bytes() > MOST {
-        return Err(bad_input(format!(
-            "--memory {memory} is not a number of 1g blocks up to {}; take a multiple of 1g",
-            Size(MOST)
-        )));
-    }
-    Ok(memory.bytes())
-}
-
 /// Sizes of leaves, the smallest first.
-fn leaf_sizes(granule: Granule) -> &'static [PageSize] {
-    const SIZES: [&[u64]; 3] =
-        [&[4 << 10, 2 << 20, 1 << 30], &[16 << 10, 32 << 20], &[64 << 10, 512 << 20]];
-    fn sizes(bytes: &[u64]) -> Vec<PageSize> {
-        bytes.iter().filter_map(|bytes| PageSize::from_bytes(*bytes)).collect()
-    }
-    static ALL: std::sync::OnceLock<[Vec<PageSize>; 3]> = std::sync::OnceLock::new();
-    &ALL.get_or_init(|| SIZES.map(sizes))[granule as usize]
+fn leaf_sizes(granule: Granule) -> Vec<PageSize> {
+    granule.leaf_sizes().iter().filter_map(|size| PageSize::from_bytes(size.bytes())).collect()
 }
 
 fn leaf(granule: Granule, backing: Size) -> anyhow::Result<PageSize> {
@@ -257,8 +235,9 @@ impl Run<'_> {
         let builds: Vec<Build> =
             kinds.iter().map(|kind| linux::build(SHIFT, setting.fwb, *kind, false)).collect();
         let trees = self.linux.trees.linux_tree.len() + self.linux.trees.with.len();
-        // One for each kind of walks, one that counts or flushes; a page of tables has 64 bytes beside it.
-        let needed = table_bytes * (1 + (trees * (kinds.len() + 1)) as u64) / 60 * 61;
+        // One for each kind of walks, one that flushes, one that counts; a page of tables has 64 bytes
+        // beside it.
+        let needed = table_bytes * (1 + (trees * (kinds.len() + 2)) as u64) / 60 * 61;
         let available = session.memory_available();
         if needed > available / 10 * 9 {
             return Err(bad_input(format!(
@@ -382,6 +361,13 @@ impl Run<'_> {
                     let linux = LinuxTurns::beside(turns, trees, tree, kind);
                     contest = contest.enter(&*variant, LINUX, linux.turn());
                     contest = contest.note(&variant, trees.borrow().compiler());
+                }
+                if let Some((before, _)) = &first
+                    && *before != name
+                    && kinds.contains(&WalkKind::Exclusive)
+                {
+                    let what = format!("{}, {} pages: {name}", work.op.name(), work.leaf);
+                    contest = contest.show(what, &[&name], &[before]);
                 }
                 first.get_or_insert((name, shared));
             }

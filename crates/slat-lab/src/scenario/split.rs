@@ -24,6 +24,7 @@ use work::{WORD, Work};
 /// # Errors
 /// Sizes that cannot be right, too little memory, or a result that is not what a split must leave.
 pub fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    args.linux.check()?;
     if args.linux.target == TablesTarget::LinuxSource {
         return super::peers::split(args, session);
     }

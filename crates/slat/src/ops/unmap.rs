@@ -294,10 +294,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
         tally.change(&entry);
         self.removals.push(removed);
         let bytes = F::size(level).bytes();
-        self.next = match entry.whole::<F>(level) {
-            true => (entry.raw.wrapping_add(bytes), entry.end, level),
-            false => (0, 0, 0),
-        };
+        self.next = (entry.raw.wrapping_add(bytes), entry.end, level);
         Flow::Next
     }
 

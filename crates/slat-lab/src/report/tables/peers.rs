@@ -23,20 +23,37 @@ impl<'m> Column<'m> {
         if m.target == "machine" { Self::Limit } else { Self::Who(&m.variant, &m.target) }
     }
 
-    /// Where a long name is broken is not left to chance.
     fn heading(&self) -> String {
         match self {
             Self::Limit => "the\nmachine".to_owned(),
-            Self::Who(name, _) => {
-                let name = name.replace('+', "\n+").replace(", ", "\n").replace(",skip", "\n,skip");
-                name.replace("level3", "\nlevel3")
-                    .replace("g-pa", "g-\npa")
-                    .replace("ble-ge", "ble-\nge")
-                    .replace("ble_mul", "ble_\nmul")
-                    .replace("64-pa", "64-\npa")
-            }
+            Self::Who(name, _) => broken(name),
         }
     }
+}
+
+/// A name in lines of about a figure's width, broken where its parts end.
+fn broken(name: &str) -> String {
+    const WIDTH: usize = 11;
+    let (mut lines, mut rest) = (vec![String::new()], name);
+    while !rest.is_empty() {
+        let ends = |(at, c): (usize, char)| match c {
+            '-' | '_' | ' ' => Some(at + 1),
+            '+' | ',' if at > 0 => Some(at),
+            _ => None,
+        };
+        let end = rest.char_indices().find_map(ends).unwrap_or(rest.len());
+        let (part, after) = rest.split_at(end);
+        rest = after;
+        let begins = part.starts_with('+') || part.starts_with(',');
+        match lines.last_mut() {
+            Some(line) if !begins && line.chars().count() + part.chars().count() <= WIDTH => {
+                line.push_str(part);
+            }
+            _ => lines.push(part.to_owned()),
+        }
+    }
+    lines.retain(|line| !line.is_empty());
+    lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join("\n")
 }
 
 /// Everybody but the engine, in the order of a reader's interest: Linux, crates, the machine.
@@ -149,29 +166,19 @@ fn line(row: &Row, base: &Measurement, who: &[Column]) -> Option<Vec<String>> {
 
 /// Whether the crate has no such operation, rather than other levels or no part in the row.
 fn lacks(row: &Row, name: &str, asked: bool) -> bool {
-    match asked {
-        false => true,
-        true => {
-            row.param("lack").is_some_and(|lack| lack.split(',').any(|lacking| lacking == name))
-        }
-    }
+    let lacking = row.param("lack").unwrap_or_default();
+    !asked || lacking.split(',').any(|lacking| lacking == name)
 }
 
 /// What is said once: only rows beside Linux have all parameters.
 fn common(all: &[Row]) -> String {
-    let arm: Vec<Row> = all
-        .iter()
-        .filter(|row| row.params.contains_key("fwb"))
-        .map(|row| Row { params: row.params.clone(), measurements: Vec::new() })
-        .collect();
-    let mut labels = Vec::new();
-    for row in arm {
-        let mut params = row.params;
-        params
-            .retain(|name, _| ["granule", "chunk_size", "fwb", "caches"].contains(&name.as_str()));
-        labels.push(Row { params, measurements: Vec::new() });
-    }
-    Labels::of(&labels).common
+    let said = ["granule", "chunk_size", "fwb", "caches"];
+    let beside_linux = all.iter().filter(|row| row.params.contains_key("fwb")).map(|row| {
+        let mut params = row.params.clone();
+        params.retain(|name, _| said.contains(&name.as_str()));
+        Row { params, measurements: Vec::new() }
+    });
+    Labels::of(&beside_linux.collect::<Vec<_>>()).common
 }
 
 /// What Linux counted, and what the engine did.
@@ -315,6 +322,14 @@ mod tests {
         assert_eq!(table.rows[0][1..3], ["2.00\u{a0}±63%", "10.0\u{a0}±0%"]);
         assert_eq!(table.rows[1][2..], ["–", "2.00\u{a0}cas"]);
         assert!(table.common.contains("caches warm"), "{}", table.common);
+    }
+
+    #[test]
+    fn long_names_are_broken_where_their_parts_end() {
+        assert_eq!(broken("linux-6.12"), "linux-6.12");
+        assert_eq!(broken("page_table_multiarch"), "page_table_\nmultiarch");
+        assert_eq!(broken("linux-6.12+skip-level3"), "linux-6.12\n+skip-\nlevel3");
+        assert_eq!(broken("aarch64-paging"), "aarch64-\npaging");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The tables of a guest, built anew before each turn.
 
 use crate::arena::Arena;
+use crate::random::Numbers;
 use crate::scenario::limit::TablePages;
 use anyhow::{Context, ensure};
 use slat::{
-    Attributes, Counts, Format, Frame, Gpa, GpaRange, Guard, Hpa, Inactive, PageSize, TableCache,
-    Tables, Vmid,
+    Attributes, Counts, Format, Frame, Gpa, GpaRange, Guard, Halted, Hpa, Inactive, PageSize,
+    SplitError, SplitWalk, TableCache, Tables, Vmid,
 };
 use std::sync::atomic::AtomicU64;
 
@@ -103,6 +104,20 @@ impl<F: Format> Bed<F> {
         Ok(self.mapped(arena, self.memory, leaves, attributes)?.activate())
     }
 
+    /// Random addresses of the memory: the same ones each time.
+    pub fn addresses(&self, count: usize) -> Vec<u64> {
+        let mut numbers = Numbers(3);
+        let start = self.range().start().0;
+        (0..count).map(|_| start + numbers.below(self.memory)).collect()
+    }
+
+    /// What [`look_up`] must find at `addresses`: the sum of what they translate to, and one for each,
+    /// which may be written.
+    pub fn sum(&self, addresses: &[u64]) -> u64 {
+        let delta = HOST_BASE - GUEST_BASE;
+        addresses.iter().fold(0, |sum, gpa| sum.wrapping_add(gpa + delta).wrapping_add(1))
+    }
+
     /// The slots of the last level.
     pub fn slots<'t>(
         &self,
@@ -137,6 +152,46 @@ impl<F: Format> Bed<F> {
             ensure!(right(found.attributes), "{gpa} has {:?}", found.attributes);
         }
         Ok(())
+    }
+}
+
+/// Looks all addresses up; the sum of what they translate to, and one for each that may be written.
+#[inline]
+pub fn look_up<F: Format>(
+    guard: &Guard<'_, '_, F, Arena>,
+    addresses: &[u64],
+) -> anyhow::Result<u64> {
+    let mut sum = 0u64;
+    for &gpa in addresses {
+        if let Some(found) = guard.translate(Gpa(gpa))? {
+            sum = sum.wrapping_add(found.hpa.0).wrapping_add(found.attributes.write.into());
+        }
+    }
+    Ok(sum)
+}
+
+/// Splits `range`, as any caller can: table pages are taken once it is known that some are needed, and
+/// are topped up once some are in use.
+#[inline]
+pub fn split_range<F: Format, W: SplitWalk>(
+    guard: &mut Guard<'_, '_, F, Arena>,
+    range: GpaRange,
+    target: PageSize,
+    cache: &mut TableCache<'_, F, Arena>,
+) -> anyhow::Result<()> {
+    if !cache.is_empty() {
+        cache.fill(usize::MAX)?;
+    }
+    let mut rest = range;
+    loop {
+        match guard.split_by::<W>(rest, target, cache, W::MERGED) {
+            Ok(_) => return Ok(()),
+            Err(Halted { at, why: SplitError::CacheEmpty }) => {
+                rest = GpaRange::new(at, rest.end().0 - at.0)?;
+                cache.fill(usize::MAX)?;
+            }
+            Err(halted) => return Err(halted.into()),
+        }
     }
 }
 

@@ -1,17 +1,16 @@
 //! Translating random addresses, beside another crate's tables of as many levels.
 
-use super::bed::Bed;
+use super::bed::{Bed, look_up};
 use crate::arena::Arena;
 use crate::cli::Part;
 use crate::fill::Stores;
-use crate::random::Numbers;
 use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
 #[cfg(feature = "peers")]
 use crate::scenario::peers::crates as peers;
 use crate::session::Session;
 use anyhow::ensure;
 use slat::format::ept::Ept1G;
-use slat::{Attributes, Gpa, Guard, Member, PageSize};
+use slat::{Attributes, Member, PageSize};
 use std::rc::Rc;
 
 /// The quickest of the crates at it.
@@ -23,9 +22,7 @@ const LOOKUPS: usize = 1 << 20;
 /// By one guard that is kept, by a guard for each address, and by the other crate.
 pub fn contest<'a>(memory: u64, session: &mut Session) -> anyhow::Result<Contest<'a>> {
     let bed = Bed::new(Ept1G::default(), memory);
-    let mut numbers = Numbers(3);
-    let start = bed.range().start().0;
-    let addresses: Rc<[u64]> = (0..LOOKUPS).map(|_| start + numbers.below(memory)).collect();
+    let addresses: Rc<[u64]> = bed.addresses(LOOKUPS).into();
     let entrant = |kept| {
         let addresses = addresses.clone();
         move |arena: &mut Arena, _: bool| translate(&bed, &addresses, kept, arena)
@@ -47,7 +44,7 @@ fn beside_a_peer<'a>(
         session.skip(format!("translate beside {PEER}"), "it is not for this kind of CPU");
         return contest;
     };
-    let expected = sum(&bed, &addresses);
+    let expected = bed.sum(&addresses);
     contest
         .enter(PEER, PEER, move |arena, _| {
             let range = bed.range();
@@ -55,7 +52,7 @@ fn beside_a_peer<'a>(
             let mut tables = peers::tables(peer, arena)?;
             let mapped = tables.map_range(
                 range.start().0,
-                bed_host(&bed),
+                Bed::<Ept1G>::host(&range).0,
                 range.size(),
                 slat_peers::Leaf::Page4K,
             );
@@ -81,16 +78,6 @@ fn beside_a_peer<'a>(
     contest
 }
 
-fn bed_host(bed: &Bed<Ept1G>) -> u64 {
-    Bed::<Ept1G>::host(&bed.range()).0
-}
-
-/// What the addresses translate to, and one for each that may be written.
-fn sum(bed: &Bed<Ept1G>, addresses: &[u64]) -> u64 {
-    let delta = bed_host(bed) - bed.range().start().0;
-    addresses.iter().fold(0, |sum, gpa| sum.wrapping_add(gpa + delta).wrapping_add(1))
-}
-
 fn translate(
     bed: &Bed<Ept1G>,
     addresses: &[u64],
@@ -102,28 +89,18 @@ fn translate(
     let arena = &*arena;
     let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
     let mut member = Member::join(arena)?;
-    let mut found = 0;
     let watch = Watch::start();
-    if kept {
-        let guard = tables.enter(&mut member)?;
-        for &gpa in addresses {
-            found = one(&guard, gpa, found)?;
-        }
+    let found = if kept {
+        look_up(&tables.enter(&mut member)?, addresses)?
     } else {
-        for &gpa in addresses {
+        let mut found = 0u64;
+        for gpa in addresses {
             let guard = tables.enter(&mut member)?;
-            found = one(&guard, gpa, found)?;
+            found = found.wrapping_add(look_up(&guard, std::slice::from_ref(gpa))?);
         }
-    }
+        found
+    };
     let seconds = watch.seconds();
-    ensure!(found == sum(bed, addresses), "addresses translate to others");
+    ensure!(found == bed.sum(addresses), "addresses translate to others");
     Ok(Sample::time(seconds))
-}
-
-#[inline(always)]
-fn one(guard: &Guard<'_, '_, Ept1G, Arena>, gpa: u64, sum: u64) -> anyhow::Result<u64> {
-    Ok(match guard.translate(Gpa(gpa))? {
-        Some(found) => sum.wrapping_add(found.hpa.0).wrapping_add(found.attributes.write.into()),
-        None => sum,
-    })
 }

@@ -214,7 +214,7 @@ fn one<F: Format>(
     let arena = &*arena;
     let tables = bed.empty(arena)?.activate();
     helper.call(Call::Reset).map_err(interrupted)?;
-    let sizes = leaf_sizes(args.granule);
+    let sizes = &leaf_sizes(args.granule);
     let mut numbers = Numbers(seed.wrapping_mul(2).wrapping_add(1));
     let mut both = Both {
         bed,
@@ -246,7 +246,7 @@ struct Both<'b, 'p, F: Format> {
     arena: &'p Arena,
     tables: &'b Tables<'p, F, Arena>,
     helper: &'b mut Helper,
-    sizes: &'static [PageSize],
+    sizes: &'b [PageSize],
     /// Pages that Linux protected though nobody asked.
     loose: BTreeSet<u64>,
     /// Old blocks that Linux made young as it split them: where each begins and ends.

@@ -1,19 +1,19 @@
 //! Crates of the field beside the engine's inactive tables of as many levels: no CPU has any of them.
 
 use super::ours::temper;
+use super::work::LOOKUPS;
 use super::{CRATE, SLAT};
 use crate::arena::Arena;
 use crate::cli::Caches;
 use crate::fill::Stores;
-use crate::random::Numbers;
 use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
-use crate::scenario::engine::bed::{Bed, CHUNK, chunk_storage, steps, storage};
+use crate::scenario::engine::bed::{Bed, CHUNK, chunk_storage, look_up, steps, storage};
 use crate::size::Size;
 use anyhow::{anyhow, ensure};
 use serde_json::json;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
-use slat::{Attributes, BreakBeforeMake, Format, Gpa, Inactive, PageSize, TableCache, Vmid};
+use slat::{Attributes, BreakBeforeMake, Format, Inactive, PageSize, TableCache, Vmid};
 use slat_peers::{Leaf, Memory, PEERS, Peer, Tables, Way};
 use std::hint::black_box;
 use std::ptr::NonNull;
@@ -38,8 +38,6 @@ const OPS: [(Op, &str); 6] = [
     (Op::Split, "split"),
     (Op::Lookup, "look up"),
 ];
-
-const LOOKUPS: usize = 1 << 20;
 
 /// At most a tenth slower than a crate: what is asked.
 const AT_MOST: f64 = 1.1;
@@ -103,15 +101,13 @@ fn contest<'a, F: Format + 'a>(
         ("lack", json!(lacking.join(","))),
     ];
     let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
-    let mut numbers = Numbers(3);
-    let start = bed.range().start().0;
-    let addresses: Rc<[u64]> = (0..LOOKUPS).map(|_| start + numbers.below(memory)).collect();
+    let addresses: Rc<[u64]> = bed.addresses(LOOKUPS).into();
     let ours = Ours {
         bed,
         address_bits,
         op,
         caches,
-        sum: expected(&bed, &addresses),
+        sum: bed.sum(&addresses),
         addresses: addresses.clone(),
     };
     let title = format!("{operation}, {}", Size(memory));
@@ -122,7 +118,7 @@ fn contest<'a, F: Format + 'a>(
     );
     for peer in peers {
         let variant = peer.name;
-        let (addresses, sum) = (addresses.clone(), expected(&bed, &addresses));
+        let (addresses, sum) = (addresses.clone(), bed.sum(&addresses));
         contest = contest.enter(variant, CRATE, move |arena: &mut Arena, check| {
             theirs(peer, &bed, op, (&addresses, sum), caches, arena, check)
         });
@@ -201,14 +197,7 @@ impl<F: Format> Ours<F> {
                 split
             }
             Op::Lookup => {
-                let guard = tables.guard();
-                let mut sum = 0u64;
-                for &gpa in &*self.addresses {
-                    if let Some(found) = guard.translate(Gpa(gpa))? {
-                        let write = found.attributes.write.into();
-                        sum = sum.wrapping_add(found.hpa.0).wrapping_add(write);
-                    }
-                }
+                let sum = look_up(&tables.guard(), &self.addresses)?;
                 ensure!(black_box(sum) == self.sum, "other addresses");
                 all.size()
             }
@@ -224,12 +213,6 @@ impl<F: Format> Ours<F> {
         }
         Ok(Sample::time(seconds))
     }
-}
-
-fn expected<F: Format>(bed: &Bed<F>, addresses: &[u64]) -> u64 {
-    let range = bed.range();
-    let delta = Bed::<F>::host(&range).0 - range.start().0;
-    addresses.iter().fold(0, |sum, gpa| sum.wrapping_add(gpa + delta).wrapping_add(1))
 }
 
 /// A crate's empty tables, in all of the arena's memory.

@@ -202,7 +202,7 @@ impl LinuxTurns {
         kind: WalkKind,
     ) -> Self {
         let range = turns.bed.range();
-        let addresses = if turns.work.op == Op::Lookup { turns.addresses() } else { Vec::new() };
+        let addresses = turns.addresses();
         Self {
             trees: trees.clone(),
             tree,
@@ -212,7 +212,7 @@ impl LinuxTurns {
             range,
             host: Bed::<F>::host(&range).0,
             left: turns.left.clone(),
-            sum: turns.sum(&addresses),
+            sum: turns.bed.sum(&addresses),
             addresses,
         }
     }
@@ -247,7 +247,7 @@ impl LinuxTurns {
         let name = trees.name(self.tree).to_owned();
         let result = what(self, trees.helper(self.tree, build)?, &name);
         // What is not asked again need not stay, either.
-        if count || result.is_err() || self.work.op == Op::Flush {
+        if count || result.is_err() {
             trees.end(self.tree, build);
         }
         result

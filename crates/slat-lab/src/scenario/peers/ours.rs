@@ -5,14 +5,15 @@ use super::work::{LOOKUPS, Op, Setting, Work};
 use crate::arena::Arena;
 use crate::cli::Caches;
 use crate::fill::Stores;
-use crate::random::Numbers;
 use crate::scenario::contest::{Sample, Watch};
-use crate::scenario::engine::bed::{Bed, CHUNK, chunk_storage, counted, steps, storage};
+use crate::scenario::engine::bed::{
+    Bed, CHUNK, chunk_storage, counted, look_up, split_range, steps, storage,
+};
 use crate::scenario::limit::{self, Limit};
 use anyhow::ensure;
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Counts, Format, GpaRange, Guard, Halted,
-    Member, PageSize, Pages, Place, Removals, SplitError, TableCache, Tables,
+    Access, Ageing, Ages, Attributes, Batched, BreakBeforeMake, Counts, Format, GpaRange, Guard,
+    Member, Pages, Place, Removals, TableCache, Tables,
 };
 use slat_linux::Run;
 use std::cell::RefCell;
@@ -40,18 +41,9 @@ struct Bitmaps {
 }
 
 impl<F: Format> Turns<F> {
-    /// The addresses that everybody looks up.
+    /// The addresses that everybody looks up, if that is what is done.
     pub fn addresses(&self) -> Vec<u64> {
-        let mut numbers = Numbers(3);
-        let start = self.bed.range().start().0;
-        (0..LOOKUPS).map(|_| start + numbers.below(self.work.memory)).collect()
-    }
-
-    /// What they translate to, and one for each, which may be written.
-    pub fn sum(&self, addresses: &[u64]) -> u64 {
-        let range = self.bed.range();
-        let delta = Bed::<F>::host(&range).0 - range.start().0;
-        addresses.iter().fold(0, |sum, gpa| sum.wrapping_add(gpa + delta).wrapping_add(1))
+        if self.work.op == Op::Lookup { self.bed.addresses(LOOKUPS) } else { Vec::new() }
     }
 
     /// A turn, by that kind of stores where tables are filled.
@@ -61,7 +53,7 @@ impl<F: Format> Turns<F> {
         named.fill(word);
         let mut bitmaps =
             Bitmaps { young: self.bed.bitmap(), unanswered: self.bed.bitmap(), named };
-        let addresses = if self.work.op == Op::Lookup { self.addresses() } else { Vec::new() };
+        let addresses = self.addresses();
         move |arena, check| self.once(stores, &mut bitmaps, &addresses, arena, check)
     }
 
@@ -201,6 +193,7 @@ fn ready(arena: &mut Arena) {
     arena.set_stores(Stores::Plain);
 }
 
+/// Puts the first bytes of table memory where they are to be when an operation begins.
 pub fn temper(arena: &Arena, bytes: u64, caches: Caches) {
     match caches {
         Caches::Warm => arena.warm(bytes as usize),
@@ -217,30 +210,6 @@ fn age<F: Format>(
     let aged = guard.age(range, &mut ages, Ageing::LEAVES)?;
     ensure!(aged.unanswered == 0, "{} pages without an answer", aged.unanswered);
     Ok(aged.young)
-}
-
-/// As any caller can: table pages are taken once it is known that some are needed, and are topped up
-/// once some are in use.
-fn split_chunk<F: Format>(
-    guard: &mut Guard<'_, '_, F, Arena>,
-    chunk: GpaRange,
-    page: PageSize,
-    cache: &mut TableCache<'_, F, Arena>,
-) -> anyhow::Result<()> {
-    if !cache.is_empty() {
-        cache.fill(usize::MAX)?;
-    }
-    let mut rest = chunk;
-    loop {
-        match guard.split(rest, page, cache) {
-            Ok(_) => return Ok(()),
-            Err(Halted { at, why: SplitError::CacheEmpty }) => {
-                rest = GpaRange::new(at, chunk.end().0 - at.0)?;
-                cache.fill(usize::MAX)?;
-            }
-            Err(halted) => return Err(halted.into()),
-        }
-    }
 }
 
 /// The timed part.
@@ -288,16 +257,9 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
             Op::Lookup => {
                 let watch = Watch::start();
                 let guard = self.tables.enter(member)?;
-                let mut sum = 0u64;
-                for &gpa in addresses {
-                    if let Some(found) = guard.translate(slat::Gpa(gpa))? {
-                        sum = sum
-                            .wrapping_add(found.hpa.0)
-                            .wrapping_add(found.attributes.write.into());
-                    }
-                }
+                let sum = black_box(look_up(&guard, addresses)?);
                 let seconds = watch.seconds();
-                ensure!(black_box(sum) == self.turns.sum(addresses), "other addresses were found");
+                ensure!(sum == bed.sum(addresses), "other addresses were found");
                 Ok(seconds)
             }
             Op::BuildInactive | Op::ProtectInactive => unreachable!("these have no live tables"),
@@ -387,7 +349,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         }
         for chunk in steps(bed.range(), CHUNK) {
             let mut guard = self.tables.enter(member)?;
-            split_chunk(&mut guard, chunk, work.page, &mut cache)?;
+            split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
             self.counts += guard.counts();
             guard.complete();
         }
@@ -407,7 +369,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
         let watch = Watch::start();
         for (chunk, bits) in steps(bed.range(), CHUNK).zip(bitmaps.named.chunks(words)) {
             let mut guard = self.tables.enter(member)?;
-            split_chunk(&mut guard, chunk, work.page, &mut cache)?;
+            split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
             guard.write_protect_pages(&Pages { start: chunk.start(), bits })?;
             self.counts += guard.counts();
             guard.complete();

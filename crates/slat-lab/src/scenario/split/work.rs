@@ -4,12 +4,12 @@ use super::{Case, Cost, Sample};
 use crate::arena::Arena;
 use crate::cli::{Walk, What, When};
 use crate::scenario::contest::Watch;
+use crate::scenario::engine::bed::{split_range, steps};
 use crate::scenario::limit::{self, Limit, TablePages};
 use anyhow::{Context, ensure};
 use slat::{
-    Attributes, Batched, Bounded, Childless, EveryEntry, Format, Frame, Gpa, GpaRange, Guard,
-    Halted, Hpa, Inactive, Member, PageSize, SplitError, SplitWalk, TableCache, Tables, Tested,
-    Vmid,
+    Attributes, Batched, Bounded, Childless, EveryEntry, Format, Frame, Gpa, GpaRange, Guard, Hpa,
+    Inactive, Member, PageSize, SplitWalk, TableCache, Tables, Tested, Vmid,
 };
 
 /// Where RAM begins, as on arm64's `virt` machines.
@@ -183,12 +183,12 @@ fn run<F: Format, W: SplitWalk>(
                 guard.complete();
             }
             for chunk in steps(slot, CHUNK) {
-                split::<F, W>(guard, chunk, target, cache)?;
+                split_range::<F, W>(guard, chunk, target, cache)?;
             }
         }
         When::Clear => {
             for word in steps(slot, WORD << F::PAGE_SHIFT) {
-                split::<F, W>(guard, word, target, cache)?;
+                split_range::<F, W>(guard, word, target, cache)?;
                 // After the split, so that no page is protected that was not asked for.
                 if case.what == What::Call {
                     guard.write_protect(word)?;
@@ -197,37 +197,4 @@ fn run<F: Format, W: SplitWalk>(
         }
     }
     Ok(())
-}
-
-/// Splits `range`. Table pages are topped up once they are in use, and not before it is known that
-/// any are needed.
-#[inline]
-fn split<F: Format, W: SplitWalk>(
-    guard: &mut Guard<'_, '_, F, Arena>,
-    range: GpaRange,
-    target: PageSize,
-    cache: &mut Cache<'_, F>,
-) -> anyhow::Result<()> {
-    if !cache.is_empty() {
-        cache.fill(usize::MAX)?;
-    }
-    let mut rest = range;
-    loop {
-        match guard.split_by::<W>(rest, target, cache, W::MERGED) {
-            Ok(_) => return Ok(()),
-            Err(Halted { at, why: SplitError::CacheEmpty }) => {
-                rest = GpaRange::new(at, rest.end().0 - at.0)?;
-                cache.fill(usize::MAX)?;
-            }
-            Err(halted) => return Err(halted.into()),
-        }
-    }
-}
-
-/// `range` in steps of `step` bytes; the last may be shorter.
-fn steps(range: GpaRange, step: u64) -> impl Iterator<Item = GpaRange> {
-    let end = range.end().0;
-    (range.start().0..end)
-        .step_by(step as usize)
-        .map(move |at| GpaRange::new(Gpa(at), step.min(end - at)).expect("a step is not empty"))
 }
