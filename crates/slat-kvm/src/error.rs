@@ -18,7 +18,7 @@ pub enum Error {
     )]
     KvmPermission,
     /// The crate has no guest code for this architecture.
-    #[error("guests are not supported on {0} yet; supported: x86_64")]
+    #[error("guests are not supported on {0} yet; supported: x86_64 and aarch64")]
     UnsupportedArch(&'static str),
     /// The kernel's KVM lacks something that was asked for.
     #[error("this host's KVM lacks {capability}, which {needed_for} needs")]
@@ -70,6 +70,31 @@ pub enum Error {
          echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
     )]
     NoTransparentHugePages,
+    /// The kernel does not tell user space which pages were used.
+    #[error(
+        "this host has nothing that tells which pages were used: {}",
+        if *denied {
+            "run as root to use /sys/kernel/mm/page_idle or /sys/kernel/debug/lru_gen"
+        } else {
+            "it needs a kernel with CONFIG_IDLE_PAGE_TRACKING, or with CONFIG_LRU_GEN and debugfs \
+             (mount -t debugfs none /sys/kernel/debug)"
+        }
+    )]
+    NoAccessTracking {
+        /// It is there, for others.
+        denied: bool,
+    },
+    /// Memory beyond a limit has no place.
+    #[error(
+        "{needed} MiB beyond the limit have to be swapped, and {free} MiB of swap are free: \
+         swapon more, or raise --limit"
+    )]
+    NotEnoughSwap {
+        /// MiB that have to be swapped.
+        needed: u64,
+        /// MiB of swap that nobody uses.
+        free: u64,
+    },
     /// The kernel refused a call.
     #[error("{call}: {answer}")]
     Os {
@@ -88,15 +113,31 @@ pub enum Error {
         /// Where it stood.
         registers: String,
     },
-    /// A vCPU reported the end of a pass without having done it.
-    #[error("vCPU {vcpu} reports {found} of its pass, expected {expected}")]
-    PassIncomplete {
+    /// A vCPU left its work without having done it.
+    #[error("vCPU {vcpu} left {left} of {asked} steps undone after {steps}, unasked")]
+    WorkIncomplete {
         /// Which vCPU.
         vcpu: usize,
-        /// What its registers say.
-        found: String,
-        /// What they should say.
-        expected: String,
+        /// Steps that it was to do.
+        asked: u64,
+        /// Steps that it says it did.
+        steps: u64,
+        /// Steps that it says are left.
+        left: u64,
+    },
+    /// The guest read what it had not written.
+    #[error("{pages} times a page held another page's contents when the guest read it")]
+    Misread {
+        /// How many reads.
+        pages: u64,
+    },
+    /// A ring names a page of a slot that is not logged.
+    #[error("a dirty ring names page {page} of memslot {slot}, which is not logged")]
+    WrongRing {
+        /// The slot, as KVM counts.
+        slot: u32,
+        /// Counted from the start of the slot.
+        page: u64,
     },
     /// A page was written and the log does not have it: a guest migrated with it is corrupt.
     #[error(
@@ -129,6 +170,16 @@ pub enum Error {
         /// As the host sees it.
         found: u64,
         /// As the guest wrote it.
+        expected: u64,
+    },
+    /// The migrated memory is not the guest's.
+    #[error("page {page} was migrated as {found:#x}, the guest has {expected:#x}")]
+    NotCopied {
+        /// Counted from the start of the memory.
+        page: u64,
+        /// In the copy.
+        found: u64,
+        /// In the guest.
         expected: u64,
     },
     /// A vCPU's thread panicked, which is a bug of this program.
@@ -187,10 +238,13 @@ impl Error {
         matches!(
             self,
             Error::GuestStopped { .. }
-                | Error::PassIncomplete { .. }
+                | Error::WorkIncomplete { .. }
+                | Error::Misread { .. }
+                | Error::WrongRing { .. }
                 | Error::PagesMissing { .. }
                 | Error::NotInitiallySet { .. }
                 | Error::WrongStamp { .. }
+                | Error::NotCopied { .. }
                 | Error::ThreadPanicked
         )
     }

@@ -1,107 +1,143 @@
-//! A guest: test memory in a memslot of its own, and vCPUs that write to it.
+//! A guest: test memory in memslots of its own, and vCPUs that touch it.
 //!
-//! The code and the guest's own page tables lie in another memslot, which is never logged, so
-//! that everything in the log is a write of the pass.
+//! The code, the guest's own page tables and what it tells the host lie in another memslot, which is
+//! never logged, so that everything in the log is a write of the work.
 
-use crate::arch::{self, Progress, Registers, Stretch};
+use crate::arch::{self, MEMORY_GPA};
 use crate::bitmap::DirtyBitmap;
+use crate::boot::Boot;
+use crate::mailbox::{Mailbox, word};
 use crate::memory::{Backing, HostMemory};
+use crate::mode::Mode;
+use crate::ring::{Gate, Ring};
+use crate::stall::{Histogram, STALL_FACTOR};
 use crate::stats::Stats;
-use crate::write_pass::{PAGES_PER_RUN, WritePass};
+pub use crate::vcpu::{Part, Vcpu};
 use crate::{Error, HostKvm, ioctl, probe};
 use kvm_bindings::{
-    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
-    KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES, kvm_enable_cap,
-    kvm_userspace_memory_region,
+    KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_LOG_DIRTY_PAGES,
+    kvm_enable_cap, kvm_userspace_memory_region,
 };
-use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_ioctls::VmFd;
 use rustix::fd::BorrowedFd;
-use std::fmt;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 
 const BOOT_SLOT: u32 = 0;
-const MEMORY_SLOT: u32 = 1;
+const FIRST_SLOT: u32 = 1;
 
-/// Who clears the dirty log, and what it starts with (api.rst,
-/// `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// `KVM_GET_DIRTY_LOG` clears the log and protects the pages, all in one call.
-    Legacy,
-    /// `KVM_GET_DIRTY_LOG` only copies; `KVM_CLEAR_DIRTY_LOG` clears and protects, in pieces.
-    Manual,
-    /// The same, and the log starts full with nothing protected: the first clear protects.
-    ManualInitiallySet,
+/// What guest to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// The host's pages behind it.
+    pub backing: Backing,
+    /// vCPUs.
+    pub vcpus: usize,
+    /// Whether each vCPU touches all of the memory, and not its own share of it.
+    pub overlap: bool,
+    /// Memslots, which share the memory evenly.
+    pub slots: u32,
+    /// How dirty pages are told.
+    pub mode: Mode,
+    /// Bytes by which huge pages are split as logging protects them, on Arm; none: in the fault.
+    pub eager_split: Option<u64>,
+    /// Whether the host's rule of no-execute huge pages holds for this guest, if there is one.
+    pub nx_huge_pages: bool,
 }
 
-impl Mode {
-    /// All there are.
-    pub const ALL: [Mode; 3] = [Mode::Legacy, Mode::Manual, Mode::ManualInitiallySet];
-
-    /// Whether the log is cleared by a call of its own.
-    pub fn is_manual(self) -> bool {
-        self != Mode::Legacy
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            memory: 64 << 20,
+            backing: Backing::Small,
+            vcpus: 1,
+            overlap: false,
+            slots: 1,
+            mode: Mode::Manual,
+            eager_split: None,
+            nx_huge_pages: true,
+        }
     }
+}
 
-    /// Checks that the host's KVM has it.
+impl Shape {
+    /// Checks what can be checked without a guest: the values by themselves, the capabilities of
+    /// `host`, and the memory of the machine as it is now.
     ///
     /// # Errors
-    /// [`Error::MissingCapability`] if not.
-    pub fn check(self, host: &HostKvm) -> Result<(), Error> {
-        let missing =
-            |capability, needed_for| Err(Error::MissingCapability { capability, needed_for });
-        if self.is_manual() && !host.manual_protect {
-            return missing("KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2", "manual protect");
+    /// [`Error::Invalid`], [`Error::MissingCapability`], or what [`Backing::check`] finds.
+    pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
+        self.check_values(host)?;
+        self.backing.check(self.memory)
+    }
+
+    fn check_values(&self, host: &HostKvm) -> Result<(), Error> {
+        let (vcpus, max) = (self.vcpus, host.max_vcpus);
+        if vcpus == 0 || vcpus > max {
+            let rule = format!("must be 1 to {max} on this host");
+            return Err(Error::invalid("vCPUs", vcpus, rule));
         }
-        if self == Mode::ManualInitiallySet && !host.initially_set {
-            return missing("KVM_DIRTY_LOG_INITIALLY_SET", "a log that starts full");
+        check_share(self.memory, self.backing, if self.overlap { 1 } else { vcpus })?;
+        self.check_slots(host)?;
+        self.mode.check(host)?;
+        if let Some(chunk) = self.eager_split
+            && host.eager_split_sizes & chunk == 0
+        {
+            let needed_for = "splitting huge pages ahead of faults by a chunk of that size";
+            let capability = "KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE (of that size)";
+            return Err(Error::MissingCapability { capability, needed_for });
+        }
+        Ok(())
+    }
+
+    fn check_slots(&self, host: &HostKvm) -> Result<(), Error> {
+        let slots = u64::from(self.slots);
+        let max = host.max_memslots.saturating_sub(1);
+        if slots == 0 || self.slots as usize > max {
+            let rule = format!("must be 1 to {max} on this host");
+            return Err(Error::invalid("memslots", slots, rule));
+        }
+        // Each slot's log is whole words of the whole log, and huge pages do not cross slots.
+        let unit = self.backing.page_size().max(64 * Backing::Small.page_size());
+        if slots > 1 && !self.memory.is_multiple_of(slots * unit) {
+            let rule = format!("must share the memory in multiples of {unit} bytes");
+            return Err(Error::invalid("memslots", slots, rule));
         }
         Ok(())
     }
 }
 
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Mode::Legacy => "legacy",
-            Mode::Manual => "manual",
-            Mode::ManualInitiallySet => "manual, initially set",
-        })
-    }
-}
-
 /// The VM and its memory. vCPUs keep it alive, so that no vCPU can outlive its memory.
 #[derive(Debug)]
-struct Machine {
+pub(crate) struct Machine {
     // Dropped in this order: the VM before the memory it maps.
     vm: VmFd,
     memory: HostMemory,
-    _boot: HostMemory,
+    boot: Boot,
+    pub gate: Gate,
+    pub page_size: u64,
+}
+
+impl Machine {
+    pub fn mailbox(&self, vcpu: usize) -> Mailbox<'_> {
+        self.boot.mailbox(vcpu).expect("the boot memory was made for all vCPUs")
+    }
 }
 
 /// A guest, without its vCPUs, which run on threads of their own.
 #[derive(Debug)]
 pub struct Guest {
     machine: Arc<Machine>,
-    page_size: u64,
+    parts: Vec<Part>,
+    slots: u32,
+    mode: Mode,
+    rings: Mutex<Vec<Ring>>,
+    ticks_per_second: f64,
     vm_stats: Option<Stats>,
     vcpu_stats: Vec<Stats>,
-}
-
-/// One vCPU of a [`Guest`], with its part of the memory.
-#[derive(Debug)]
-pub struct Vcpu {
-    // Dropped in this order: the vCPU before the machine.
-    fd: VcpuFd,
-    _machine: Arc<Machine>,
-    index: usize,
-    pages: u64,
-    first_gpa: u64,
-    page_size: u64,
-    registers: Registers,
-    pass: Option<WritePass>,
 }
 
 fn borrow(fd: &impl AsRawFd) -> BorrowedFd<'_> {
@@ -111,88 +147,186 @@ fn borrow(fd: &impl AsRawFd) -> BorrowedFd<'_> {
 }
 
 impl Guest {
-    /// Makes a guest with `bytes` of memory, not yet populated, shared out evenly to `vcpus`.
+    /// Makes a guest whose memory is not yet populated.
     ///
     /// # Errors
     /// What the host lacks ([`Error::NoKvm`] and others), [`Error::Invalid`] for what cannot be,
     /// [`Error::Os`] for what the kernel refuses.
-    pub fn new(
-        bytes: u64,
-        backing: Backing,
-        vcpus: usize,
-        mode: Mode,
-    ) -> Result<(Guest, Vec<Vcpu>), Error> {
+    pub fn new(shape: &Shape) -> Result<(Guest, Vec<Vcpu>), Error> {
         let kvm = probe::open()?;
         let host = probe::describe(&kvm);
-        arch::check(&kvm, bytes)?;
-        check_vcpus(vcpus, host.max_vcpus)?;
-        check_share(bytes, backing, vcpus)?;
-        mode.check(&host)?;
+        arch::check(&kvm, shape.memory)?;
+        shape.check_values(&host)?;
         let vm = kvm.create_vm().map_err(Error::os("KVM_CREATE_VM"))?;
-        enable(&vm, mode)?;
+        enable(&vm, shape)?;
         arch::set_up_vm(&vm)?;
 
-        let boot = HostMemory::new(arch::boot_bytes(bytes), Backing::Small)?;
-        arch::write_boot(&boot, bytes)
-            .ok_or_else(|| Error::os("boot memory")(rustix::io::Errno::NOSPC))?;
-        let memory = HostMemory::new(bytes, backing)?;
-        let machine = Arc::new(Machine { vm, memory, _boot: boot });
-        set_slot(&machine.vm, BOOT_SLOT, 0, &machine._boot, 0)?;
-        set_slot(&machine.vm, MEMORY_SLOT, arch::MEMORY_GPA, &machine.memory, 0)?;
-
+        let boot = Boot::new(shape.memory, shape.vcpus)?;
+        let memory = HostMemory::new(shape.memory, shape.backing)?;
         let page_size = rustix::param::page_size() as u64;
-        let pages = bytes / page_size / vcpus as u64;
-        let mut made = Vec::with_capacity(vcpus);
-        let mut vcpu_stats = Vec::new();
-        for index in 0..vcpus {
+        let machine = Arc::new(Machine { vm, memory, boot, gate: Gate::default(), page_size });
+        set_slot(
+            &machine.vm,
+            BOOT_SLOT,
+            0,
+            machine.boot.memory(),
+            0..machine.boot.memory().len(),
+            0,
+        )?;
+
+        let pages = shape.memory / page_size;
+        let share = if shape.overlap { pages } else { pages / shape.vcpus as u64 };
+        let (mut vcpus, mut parts) = (Vec::new(), Vec::new());
+        let (mut vcpu_stats, mut rings) = (Vec::new(), Vec::new());
+        let mut ticks = 0.0;
+        for index in 0..shape.vcpus {
             let fd = machine.vm.create_vcpu(index as u64).map_err(Error::os("KVM_CREATE_VCPU"))?;
-            arch::set_up_vcpu(&kvm, &fd)?;
+            arch::set_up_vcpu(&kvm, &machine.vm, &fd, machine.boot.mailbox_gpa(index))?;
             if host.binary_stats {
                 // SAFETY: a vCPU.
                 vcpu_stats.push(unsafe { Stats::open(borrow(&fd)) }?);
             }
-            made.push(Vcpu {
-                fd,
-                _machine: Arc::clone(&machine),
-                index,
-                pages,
-                first_gpa: arch::MEMORY_GPA + index as u64 * pages * page_size,
-                page_size,
-                registers: Registers::at_entry(),
-                pass: None,
-            });
+            if let Mode::Ring { entries } = shape.mode {
+                // SAFETY: a vCPU of a VM whose rings were made so large by `enable`.
+                rings.push(unsafe { Ring::map(borrow(&fd), entries) }?);
+            }
+            ticks = arch::ticks_per_second(&fd)?;
+            let first = if shape.overlap { 0 } else { index as u64 * share };
+            let part = Part { first, pages: share };
+            let machine = Arc::clone(&machine);
+            // Steps of all vCPUs have numbers of their own, and none is 0.
+            let mailbox = machine.mailbox(index);
+            word!(mailbox, position).store((index as u64 + 1) << 40, Relaxed);
+            word!(mailbox, threshold).store(u64::MAX, Relaxed);
+            vcpus.push(Vcpu { fd, machine, index, part, ticks_per_second: ticks });
+            parts.push(part);
         }
         // SAFETY: a VM.
         let vm_stats = host.binary_stats.then(|| unsafe { Stats::open(borrow(&machine.vm)) });
-        let vm_stats = vm_stats.transpose()?;
-        Ok((Guest { machine, page_size, vm_stats, vcpu_stats }, made))
+        let guest = Guest {
+            machine,
+            parts,
+            slots: shape.slots,
+            mode: shape.mode,
+            rings: Mutex::new(rings),
+            ticks_per_second: ticks,
+            vm_stats: vm_stats.transpose()?,
+            vcpu_stats,
+        };
+        guest.set_slots(0)?;
+        Ok((guest, vcpus))
     }
 
-    /// The memory in the logged slot, as the host sees it.
+    /// The memory, as the host sees it.
     pub fn memory(&self) -> &HostMemory {
         &self.machine.memory
     }
 
-    /// Pages of the logged slot.
+    /// Bytes of a page of the log.
+    pub fn page_size(&self) -> u64 {
+        self.machine.page_size
+    }
+
+    /// Pages of the memory.
     pub fn pages(&self) -> u64 {
-        self.memory().len() / self.page_size
+        self.memory().len() / self.page_size()
     }
 
-    /// Guest physical address of a page of the logged slot.
+    /// Guest physical address of a page of the memory.
     pub fn gpa(&self, page: u64) -> u64 {
-        arch::MEMORY_GPA + page * self.page_size
+        MEMORY_GPA + page * self.page_size()
     }
 
-    /// Checks that a page, as the host sees it, holds what `pass` wrote to it.
+    /// Each vCPU's part.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Steps that a vCPU has done since it was made; the numbers of different vCPUs differ.
+    pub fn position(&self, vcpu: usize) -> u64 {
+        self.machine.mailbox(vcpu).position()
+    }
+
+    /// Ticks a second of the vCPUs' clock.
+    pub fn ticks_per_second(&self) -> f64 {
+        self.ticks_per_second
+    }
+
+    /// The number of the step that wrote a page, as the host sees it, or 0 if none did.
     ///
     /// # Errors
-    /// [`Error::WrongStamp`] if not, or if there is no such page.
-    pub fn check_stamp(&self, page: u64, pass: WritePass) -> Result<(), Error> {
-        let expected = pass.stamp(self.gpa(page));
-        match page.checked_mul(self.page_size).and_then(|offset| self.memory().read(offset)) {
-            Some(found) if found == expected => Ok(()),
-            found => Err(Error::WrongStamp { page, found: found.unwrap_or(0), expected }),
+    /// [`Error::WrongStamp`] if the page holds another one's stamp, or if there is no such page.
+    pub fn written_by(&self, page: u64) -> Result<u64, Error> {
+        let at = page.checked_mul(self.page_size());
+        let words = at.and_then(|at| Some((self.memory().read(at)?, self.memory().read(at + 8)?)));
+        match words {
+            Some((0, 0)) => Ok(0),
+            Some((step, gpa)) if gpa == self.gpa(page) => Ok(step),
+            other => {
+                let found = other.map_or(0, |it| it.1);
+                Err(Error::WrongStamp { page, found, expected: self.gpa(page) })
+            }
         }
+    }
+
+    /// Checks that a page, as the host sees it, holds what step `step` wrote to it.
+    ///
+    /// # Errors
+    /// [`Error::WrongStamp`] if not.
+    pub fn check_stamp(&self, page: u64, step: u64) -> Result<(), Error> {
+        match self.written_by(page)? {
+            found if found == step => Ok(()),
+            found => Err(Error::WrongStamp { page, found, expected: step }),
+        }
+    }
+
+    /// Pages that held another page's stamp when a vCPU read them.
+    pub fn misread(&self) -> u64 {
+        let mailboxes = (0..self.parts.len()).map(|vcpu| self.machine.mailbox(vcpu));
+        mailboxes.map(|mailbox| word!(mailbox, wrong).load(Relaxed)).sum()
+    }
+
+    /// Asks a vCPU to stop after the step that it is at.
+    pub fn ask_to_stop(&self, vcpu: usize) {
+        self.machine.mailbox(vcpu).ask_to_stop(true);
+    }
+
+    /// Takes [`Guest::ask_to_stop`] back.
+    pub fn go_on(&self, vcpu: usize) {
+        self.machine.mailbox(vcpu).ask_to_stop(false);
+    }
+
+    /// Lets vCPUs go that wait for their ring to be emptied; they stop with [`Error::Stopped`].
+    pub fn give_up(&self) {
+        (0..self.parts.len()).for_each(|vcpu| self.ask_to_stop(vcpu));
+        self.machine.gate.close();
+    }
+
+    /// Times between a vCPU's accesses since it was made, in ticks.
+    pub fn times(&self, vcpu: usize) -> Histogram {
+        self.machine.mailbox(vcpu).histogram()
+    }
+
+    /// From now on, what takes longer than five times `warm` ticks is a stall.
+    pub fn set_warm(&self, vcpu: usize, warm: u64) {
+        let mailbox = self.machine.mailbox(vcpu);
+        word!(mailbox, threshold).store(warm.saturating_mul(STALL_FACTOR), Relaxed);
+    }
+
+    /// Stalls of a vCPU since it was made: how many, and their ticks.
+    pub fn stalls(&self, vcpu: usize) -> (u64, u64) {
+        let mailbox = self.machine.mailbox(vcpu);
+        (word!(mailbox, stalls).load(Relaxed), word!(mailbox, stall_ticks).load(Relaxed))
+    }
+
+    /// Ticks that passed unseen while a vCPU had nothing to do, since it was made.
+    pub fn idle(&self, vcpu: usize) -> u64 {
+        word!(self.machine.mailbox(vcpu), idle_ticks).load(Relaxed)
+    }
+
+    /// The longest stall since this was asked last, in ticks. The vCPU stands still.
+    pub fn take_longest(&self, vcpu: usize) -> u64 {
+        word!(self.machine.mailbox(vcpu), longest).swap(0, Relaxed)
     }
 
     /// Counters of the VM, where the kernel has them.
@@ -205,14 +339,12 @@ impl Guest {
         &self.vcpu_stats
     }
 
-    /// Starts logging: sets `KVM_MEM_LOG_DIRTY_PAGES` on the slot.
+    /// Starts logging: sets `KVM_MEM_LOG_DIRTY_PAGES` on all slots.
     ///
     /// # Errors
     /// [`Error::Os`].
     pub fn start_log(&self) -> Result<(), Error> {
-        let machine = &self.machine;
-        let flags = KVM_MEM_LOG_DIRTY_PAGES;
-        set_slot(&machine.vm, MEMORY_SLOT, arch::MEMORY_GPA, &machine.memory, flags)
+        self.set_slots(KVM_MEM_LOG_DIRTY_PAGES)
     }
 
     /// Stops logging.
@@ -220,142 +352,130 @@ impl Guest {
     /// # Errors
     /// [`Error::Os`].
     pub fn stop_log(&self) -> Result<(), Error> {
-        let machine = &self.machine;
-        set_slot(&machine.vm, MEMORY_SLOT, arch::MEMORY_GPA, &machine.memory, 0)
+        self.set_slots(0)
     }
 
-    /// `KVM_GET_DIRTY_LOG`.
+    fn set_slots(&self, flags: u32) -> Result<(), Error> {
+        let machine = &self.machine;
+        let bytes = machine.memory.len() / u64::from(self.slots);
+        (0..self.slots).try_for_each(|slot| {
+            let from = u64::from(slot) * bytes;
+            let range = from..from + bytes;
+            set_slot(
+                &machine.vm,
+                FIRST_SLOT + slot,
+                MEMORY_GPA + from,
+                &machine.memory,
+                range,
+                flags,
+            )
+        })
+    }
+
+    /// Takes all memory out of the guest, and puts it back: nothing is mapped afterwards.
     ///
     /// # Errors
-    /// [`Error::Os`]; [`Error::Invalid`] if the bitmap is not of the slot's size.
-    pub fn get_dirty_log(&self, log: &mut DirtyBitmap) -> Result<(), Error> {
-        if log.pages() != self.pages() {
-            let rule = format!("must be that of the slot, {} pages", self.pages());
-            return Err(Error::invalid("size of the dirty log", log.pages(), rule));
+    /// [`Error::Os`].
+    pub fn unmap_all(&self) -> Result<(), Error> {
+        for slot in FIRST_SLOT..FIRST_SLOT + self.slots {
+            set_slot(&self.machine.vm, slot, MEMORY_GPA, &self.machine.memory, 0..0, 0)?;
         }
-        // SAFETY: a VM, and a bitmap of the slot's size.
-        unsafe { ioctl::get_dirty_log(borrow(&self.machine.vm), MEMORY_SLOT, log) }
-            .map_err(Error::os("KVM_GET_DIRTY_LOG"))
+        self.set_slots(0)
     }
 
-    /// `KVM_CLEAR_DIRTY_LOG` for `pages` pages from `first` on.
+    /// `KVM_GET_DIRTY_LOG` of each slot.
+    ///
+    /// # Errors
+    /// [`Error::Os`]; [`Error::Invalid`] if the bitmap is not of the memory's size.
+    pub fn get_dirty_log(&self, log: &mut DirtyBitmap) -> Result<(), Error> {
+        self.check_log_size(log)?;
+        let pages = self.pages() / u64::from(self.slots);
+        for slot in 0..self.slots {
+            let first = u64::from(slot) * pages;
+            // SAFETY: a VM, and a slot of so many pages.
+            unsafe {
+                ioctl::get_dirty_log(borrow(&self.machine.vm), FIRST_SLOT + slot, first, pages, log)
+            }
+            .map_err(Error::os("KVM_GET_DIRTY_LOG"))?;
+        }
+        Ok(())
+    }
+
+    fn check_log_size(&self, log: &DirtyBitmap) -> Result<(), Error> {
+        if log.pages() != self.pages() {
+            let rule = format!("must be that of the memory, {} pages", self.pages());
+            return Err(Error::invalid("size of the dirty log", log.pages(), rule));
+        }
+        Ok(())
+    }
+
+    /// `KVM_CLEAR_DIRTY_LOG` for `pages` pages from `first` on, which lie in one slot.
     ///
     /// # Errors
     /// [`Error::Os`]: `EINVAL` if `first` is no multiple of 64, or if `pages` is none and does
     /// not end the slot.
     pub fn clear_dirty_log(&self, log: &DirtyBitmap, first: u64, pages: u32) -> Result<(), Error> {
+        let each = self.pages() / u64::from(self.slots);
+        let slot = (first / each) as u32;
+        let vm = borrow(&self.machine.vm);
         // SAFETY: a VM.
-        unsafe { ioctl::clear_dirty_log(borrow(&self.machine.vm), MEMORY_SLOT, first, pages, log) }
+        unsafe { ioctl::clear_dirty_log(vm, FIRST_SLOT + slot, first % each, first, pages, log) }
             .map_err(Error::os("KVM_CLEAR_DIRTY_LOG"))
     }
-}
 
-impl Vcpu {
-    /// Which one, from 0.
-    pub fn index(&self) -> usize {
-        self.index
+    /// Pages of one slot, which no clear may cross.
+    pub fn slot_pages(&self) -> u64 {
+        self.pages() / u64::from(self.slots)
     }
 
-    /// Pages of its part.
-    pub fn pages(&self) -> u64 {
-        self.pages
+    /// How dirty pages are told.
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
-    /// First page of its part, counted from the start of the slot.
-    pub fn first_page(&self) -> u64 {
-        self.index as u64 * self.pages
-    }
-
-    /// Sets the registers for a pass, ahead of [`Vcpu::run`] and outside of what is timed.
+    /// Takes what is in the dirty rings into `log`, has KVM reset them (`KVM_RESET_DIRTY_RINGS`),
+    /// and lets vCPUs go on that stopped at a full ring. Answers with the entries taken.
     ///
     /// # Errors
-    /// [`Error::Os`].
-    pub fn load(&mut self, pass: WritePass) -> Result<(), Error> {
-        self.pass = Some(pass);
-        self.registers.set(self.stretch(pass, 0));
-        self.registers.store(&self.fd)
-    }
-
-    /// Runs the pass that was loaded; answers with the number of pages written.
-    ///
-    /// # Errors
-    /// [`Error::Stopped`] if `stop` is seen, at the latest after [`PAGES_PER_RUN`] pages;
-    /// [`Error::GuestStopped`] or [`Error::PassIncomplete`] if the guest did not do its work.
-    pub fn run(&mut self, stop: &AtomicBool) -> Result<u64, Error> {
-        let Some(pass) = self.pass.take() else { return Ok(0) };
-        let mut start = 0;
-        loop {
-            let stretch = self.stretch(pass, start);
-            self.run_stretch(stop)?;
-            self.registers.fetch(&self.fd)?;
-            let expected = Progress {
-                gpa: stretch.gpa + stretch.pages * self.page_size,
-                left: 0,
-                written: pass.written(start, stretch.pages),
-            };
-            let found = self.registers.progress();
-            if found != expected {
-                let vcpu = self.index;
-                let [found, expected] = [found, expected].map(|it| format!("{it:x?}"));
-                return Err(Error::PassIncomplete { vcpu, found, expected });
-            }
-            start += stretch.pages;
-            if start == self.pages {
-                return Ok(pass.written(0, self.pages));
-            }
-            if stop.load(Ordering::Relaxed) {
-                return Err(Error::Stopped);
-            }
-            self.registers.set(self.stretch(pass, start));
-            self.registers.store(&self.fd)?;
-        }
-    }
-
-    fn stretch(&self, pass: WritePass, start: u64) -> Stretch {
-        Stretch {
-            gpa: self.first_gpa + start * self.page_size,
-            pages: (self.pages - start).min(PAGES_PER_RUN),
-            share: pass.share(),
-            accumulator: pass.accumulator(start),
-            tag: pass.tag(),
-        }
-    }
-
-    fn run_stretch(&mut self, stop: &AtomicBool) -> Result<(), Error> {
-        loop {
-            match self.fd.run() {
-                Ok(exit) if arch::is_end_of_stretch(&exit) => return Ok(()),
-                Ok(exit) => {
-                    let exit = format!("{exit:?}");
-                    let registers = match self.registers.fetch(&self.fd) {
-                        Ok(()) => format!("{:x?}", self.registers),
-                        Err(error) => error.to_string(),
-                    };
-                    return Err(Error::GuestStopped { vcpu: self.index, exit, registers });
+    /// [`Error::Os`]; [`Error::Invalid`] if the bitmap is not of the memory's size;
+    /// [`Error::WrongRing`] if an entry names what is not logged.
+    pub fn harvest(&self, log: &mut DirtyBitmap) -> Result<u64, Error> {
+        self.check_log_size(log)?;
+        let each = self.slot_pages();
+        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut taken, mut wrong) = (0, None);
+        for ring in rings.iter_mut() {
+            taken += ring.harvest(|slot, page| {
+                let of_ours = (FIRST_SLOT..FIRST_SLOT + self.slots).contains(&slot) && page < each;
+                if of_ours {
+                    log.insert(u64::from(slot - FIRST_SLOT) * each + page);
+                } else {
+                    wrong = Some(Error::WrongRing { slot, page });
                 }
-                // A signal came: it may be the one that sets `stop`.
-                Err(error) => match rustix::io::Errno::from_raw_os_error(error.errno()) {
-                    rustix::io::Errno::INTR | rustix::io::Errno::AGAIN => {
-                        if stop.load(Ordering::Relaxed) {
-                            return Err(Error::Stopped);
-                        }
-                    }
-                    error => return Err(Error::os("KVM_RUN")(error)),
-                },
-            }
+            });
         }
+        if taken > 0 {
+            // SAFETY: a VM with rings.
+            unsafe { ioctl::reset_dirty_rings(borrow(&self.machine.vm)) }
+                .map_err(Error::os("KVM_RESET_DIRTY_RINGS"))?;
+            self.machine.gate.reset();
+        }
+        wrong.map_or(Ok(taken), Err)
     }
-}
 
-pub(crate) fn check_vcpus(vcpus: usize, max: usize) -> Result<(), Error> {
-    if vcpus == 0 || vcpus > max {
-        return Err(Error::invalid("vCPUs", vcpus, format!("must be 1 to {max} on this host")));
+    /// Waits until a ring is full or a vCPU has finished its work, or for a time.
+    pub fn wait_for_full_ring(&self, at_most: std::time::Duration) {
+        self.machine.gate.wait_for_full(at_most);
     }
-    Ok(())
+
+    /// How often a vCPU stopped because its ring was full.
+    pub fn full_rings(&self) -> u64 {
+        self.machine.gate.stops()
+    }
 }
 
 /// Checks that each vCPU gets the same whole number of the backing's pages.
-pub(crate) fn check_share(bytes: u64, backing: Backing, vcpus: usize) -> Result<(), Error> {
+fn check_share(bytes: u64, backing: Backing, vcpus: usize) -> Result<(), Error> {
     /// `KVM_MEM_MAX_NR_PAGES`, the most that a memslot can have.
     const MAX_PAGES: u64 = (1 << 31) - 1;
     let unit = backing.page_size().saturating_mul(vcpus as u64);
@@ -371,30 +491,42 @@ pub(crate) fn check_share(bytes: u64, backing: Backing, vcpus: usize) -> Result<
     Ok(())
 }
 
-/// Chooses the mode, which KVM takes before the first slot is logged.
-fn enable(vm: &VmFd, mode: Mode) -> Result<(), Error> {
-    let flags = match mode {
-        Mode::Legacy => return Ok(()),
-        Mode::Manual => KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
-        Mode::ManualInitiallySet => {
-            KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET
-        }
+/// Sets what KVM takes before the first slot or vCPU is there.
+fn enable(vm: &VmFd, shape: &Shape) -> Result<(), Error> {
+    let cap = |cap: u32, first: u64, call: &'static str| {
+        let args = [first, 0, 0, 0];
+        vm.enable_cap(&kvm_enable_cap { cap, args, ..Default::default() }).map_err(Error::os(call))
     };
-    let cap = KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2;
-    let args = [flags.into(), 0, 0, 0];
-    vm.enable_cap(&kvm_enable_cap { cap, args, ..Default::default() })
-        .map_err(Error::os("KVM_ENABLE_CAP of KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2"))
+    if let Some((number, argument, call)) = shape.mode.capability() {
+        cap(number, argument, call)?;
+    }
+    if let Some(chunk) = shape.eager_split {
+        let call = "KVM_ENABLE_CAP of KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE";
+        cap(KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, chunk, call)?;
+    }
+    if !shape.nx_huge_pages {
+        let call = "KVM_ENABLE_CAP of KVM_CAP_VM_DISABLE_NX_HUGE_PAGES (it wants CAP_SYS_BOOT)";
+        cap(KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, 0, call)?;
+    }
+    Ok(())
 }
 
-fn set_slot(vm: &VmFd, slot: u32, gpa: u64, memory: &HostMemory, flags: u32) -> Result<(), Error> {
+fn set_slot(
+    vm: &VmFd,
+    slot: u32,
+    gpa: u64,
+    memory: &HostMemory,
+    range: std::ops::Range<u64>,
+    flags: u32,
+) -> Result<(), Error> {
     let region = kvm_userspace_memory_region {
         slot,
         flags,
         guest_phys_addr: gpa,
-        memory_size: memory.len(),
-        userspace_addr: memory.host_address(),
+        memory_size: range.end - range.start,
+        userspace_addr: memory.host_address() + range.start,
     };
-    // SAFETY: both slots are backed by mappings of `Machine`, of just this size, which
+    // SAFETY: slots are backed by mappings of `Machine`, of which `range` is a part and which
     // this process only accesses atomically. They are unmapped after the VM and all vCPUs are closed.
     unsafe { vm.set_user_memory_region(region) }.map_err(Error::os("KVM_SET_USER_MEMORY_REGION"))
 }
@@ -413,9 +545,16 @@ mod tests {
     }
 
     #[test]
-    fn too_many_vcpus_are_refused_with_the_limit() {
-        assert!(check_vcpus(0, 8).is_err());
-        assert!(check_vcpus(8, 8).is_ok());
-        assert!(check_vcpus(9, 8).unwrap_err().to_string().contains("1 to 8"));
+    fn what_the_host_cannot_do_is_refused_with_the_limit() {
+        let host = HostKvm { max_vcpus: 8, max_memslots: 9, ..HostKvm::default() };
+        let legacy = Shape { mode: Mode::Legacy, ..Shape::default() };
+        let message = |shape: Shape| shape.check_values(&host).unwrap_err().to_string();
+        assert!(legacy.check_values(&host).is_ok());
+        assert!(message(Shape { vcpus: 9, ..legacy.clone() }).contains("1 to 8"));
+        assert!(message(Shape { slots: 9, ..legacy.clone() }).contains("1 to 8"));
+        assert!(message(Shape { slots: 3, ..legacy.clone() }).contains("multiples of"));
+        let split = Shape { eager_split: Some(2 << 20), ..legacy };
+        assert!(message(split).contains("EAGER_SPLIT"));
+        assert!(message(Shape::default()).contains("MANUAL_DIRTY_LOG_PROTECT2"));
     }
 }

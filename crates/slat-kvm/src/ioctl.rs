@@ -1,6 +1,6 @@
 //! The ioctls that kvm-ioctls lacks, or that it cannot do without an allocation a call.
 //!
-//! All three are declared as changing user memory. For `KVM_GET_DIRTY_LOG` that is not a
+//! Those with an argument are declared as changing user memory. For `KVM_GET_DIRTY_LOG` that is not a
 //! formality: its request code says `_IOW`, as if only the kernel read, and the kernel writes
 //! through a pointer inside the argument. A compiler told otherwise may keep the old bitmap.
 
@@ -11,12 +11,14 @@ use kvm_bindings::{
 };
 use rustix::fd::{AsFd, FromRawFd, OwnedFd};
 use rustix::io;
-use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
+use rustix::ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, ioctl, opcode};
 use std::ffi::c_void;
+use std::ops::Range;
 
 const GROUP: u8 = KVMIO as u8;
 const GET_DIRTY_LOG: Opcode = opcode::write::<kvm_dirty_log>(GROUP, 0x42);
 const CLEAR_DIRTY_LOG: Opcode = opcode::read_write::<kvm_clear_dirty_log>(GROUP, 0xc0);
+const RESET_DIRTY_RINGS: Opcode = opcode::none(GROUP, 0xc7);
 const GET_STATS_FD: Opcode = opcode::none(GROUP, 0xce);
 
 /// An ioctl whose argument is a `T` and whose answer is 0 or an error.
@@ -73,27 +75,41 @@ unsafe impl Ioctl for GetStatsFd {
     }
 }
 
-/// Fetches the dirty log of a slot of as many pages as `log` has (api.rst,
-/// `KVM_GET_DIRTY_LOG`).
+/// Fetches the dirty log of a slot of `pages` pages into the bits from `at` on (api.rst,
+/// `KVM_GET_DIRTY_LOG`). `EINVAL` if the bitmap does not hold that many, or if `at` is no multiple
+/// of 64.
 ///
 /// # Safety
-/// `vm` is a KVM VM, and `slot` has at most `log.pages()` pages of the host's page size: the
-/// kernel writes a bit for each of them.
+/// `vm` is a KVM VM, and `slot` has at most `pages` pages of the host's page size: the kernel
+/// writes a bit for each of them.
 pub(crate) unsafe fn get_dirty_log(
     vm: impl AsFd,
     slot: u32,
+    at: u64,
+    pages: u64,
     log: &mut DirtyBitmap,
 ) -> io::Result<()> {
-    let dirty_bitmap = log.words_mut().as_mut_ptr().cast();
+    let words = words(at, pages, log.words().len())?;
+    let dirty_bitmap = log.words_mut()[words].as_mut_ptr().cast();
     let argument =
         kvm_dirty_log { slot, padding1: 0, __bindgen_anon_1: GetBitmap { dirty_bitmap } };
     // SAFETY: the kernel writes whole 64-bit words for all pages of the slot, and by the
-    // contract of this function those are no more than `log` has. It is exclusively borrowed.
+    // contract of this function those are no more than the words cut out above. They are
+    // exclusively borrowed.
     unsafe { ioctl(vm, Plain::<GET_DIRTY_LOG, _>(argument)) }
 }
 
-/// Clears, in the kernel, the bits that are set in `log` for `pages` pages from `first` on, and
-/// write-protects those pages again (api.rst, `KVM_CLEAR_DIRTY_LOG`).
+/// The words of a bitmap of `len` words for `pages` pages from bit `at` on.
+fn words(at: u64, pages: u64, len: usize) -> io::Result<Range<usize>> {
+    let end = (at / 64).checked_add(pages.div_ceil(64)).ok_or(io::Errno::INVAL)?;
+    match usize::try_from(end) {
+        Ok(end) if at.is_multiple_of(64) && end <= len => Ok((at / 64) as usize..end),
+        _ => Err(io::Errno::INVAL),
+    }
+}
+
+/// Clears, in the kernel, `pages` pages from `first` of the slot on whose bits are set in `log`
+/// from bit `at` on, and write-protects those pages again (api.rst, `KVM_CLEAR_DIRTY_LOG`).
 ///
 /// The kernel wants `first` to be a multiple of 64, and `pages` too unless it ends the slot.
 ///
@@ -103,23 +119,30 @@ pub(crate) unsafe fn clear_dirty_log(
     vm: impl AsFd,
     slot: u32,
     first: u64,
+    at: u64,
     pages: u32,
     log: &DirtyBitmap,
 ) -> io::Result<()> {
-    let start = usize::try_from(first / 64).map_err(|_| io::Errno::INVAL)?;
-    let words = log.words().get(start..).ok_or(io::Errno::INVAL)?;
-    if (words.len() as u64) < u64::from(pages).div_ceil(64) {
-        return Err(io::Errno::INVAL);
-    }
+    let words = &log.words()[words(at, pages.into(), log.words().len())?];
     let argument = kvm_clear_dirty_log {
         slot,
         num_pages: pages,
         first_page: first,
         __bindgen_anon_1: ClearBitmap { dirty_bitmap: words.as_ptr().cast_mut().cast() },
     };
-    // SAFETY: the kernel reads one bit for each of `pages` pages, in whole words, which the check
-    // above found in `words`; it never writes the bitmap, so that a shared borrow will do.
+    // SAFETY: the kernel reads one bit for each of `pages` pages, in whole words, which were cut
+    // out above; it never writes the bitmap, so that a shared borrow will do.
     unsafe { ioctl(vm, Plain::<CLEAR_DIRTY_LOG, _>(argument)) }
+}
+
+/// Takes back what was harvested from the dirty rings of all vCPUs, and write-protects those pages
+/// again (api.rst, `KVM_RESET_DIRTY_RINGS`).
+///
+/// # Safety
+/// `vm` is a KVM VM.
+pub(crate) unsafe fn reset_dirty_rings(vm: impl AsFd) -> io::Result<()> {
+    // SAFETY: the call takes no argument and its answer, a count, is dropped.
+    unsafe { ioctl(vm, NoArg::<RESET_DIRTY_RINGS>::new()) }
 }
 
 /// Opens the binary statistics of a VM or a vCPU (api.rst, `KVM_GET_STATS_FD`).
@@ -139,6 +162,7 @@ mod tests {
     fn request_codes_are_those_of_the_kernels_header() {
         assert_eq!(GET_DIRTY_LOG, 0x4010_ae42);
         assert_eq!(CLEAR_DIRTY_LOG, 0xc018_aec0);
+        assert_eq!(RESET_DIRTY_RINGS, 0xaec7);
         assert_eq!(GET_STATS_FD, 0xaece);
     }
 
@@ -149,11 +173,13 @@ mod tests {
         let clear = |first, pages| {
             // SAFETY: not a VM, on purpose: /dev/null answers any ioctl with ENOTTY and reads
             // nothing, so that the contract's reason, the bitmap, is not in danger.
-            unsafe { clear_dirty_log(&null, 0, first, pages, &log) }
+            unsafe { clear_dirty_log(&null, 0, 0, first, pages, &log) }
         };
         assert_eq!(clear(0, 129), Err(io::Errno::INVAL));
         assert_eq!(clear(64, 65), Err(io::Errno::INVAL));
         assert_eq!(clear(192, 0), Err(io::Errno::INVAL));
+        assert_eq!(clear(1, 64), Err(io::Errno::INVAL));
+        assert_eq!(clear(u64::MAX & !63, u32::MAX), Err(io::Errno::INVAL));
         assert_eq!(clear(64, 64), Err(io::Errno::NOTTY));
     }
 }

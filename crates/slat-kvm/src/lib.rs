@@ -5,8 +5,10 @@
 //! is in question and the kernel's own counters, so that each time that is measured has beside
 //! it the faults, exits and zapped pages that explain it.
 //!
-//! - [`dirty_log`] runs and times the phases of dirty logging.
-//! - [`guest`] is the guest itself, for anything else one may want to time.
+//! - [`scenario`] has what a guest can be put through: dirty logging, execution, a migration, ...
+//! - [`guest`] is the guest itself, for anything else one may want to time, and [`work`] what its
+//!   vCPUs can be told to do.
+//! - [`stall`] is what their own clocks show.
 //! - [`probe()`] says what the host's KVM can do; it changes nothing and needs no guest.
 //!
 //! The guest's code runs in ring 3. On VMX and SVM that is guest code like any other; on a KVM
@@ -15,17 +17,31 @@
 
 mod arch;
 pub mod bitmap;
-pub mod dirty_log;
+mod boot;
+pub mod cgroup;
+mod crew;
 mod error;
 pub mod guest;
 pub mod hugetlb;
+pub mod idle;
 mod ioctl;
+mod mailbox;
 pub mod meminfo;
 pub mod memory;
+mod meter;
+mod mode;
+pub mod phase;
 pub mod probe;
+mod ring;
+pub mod scenario;
+mod stage;
+pub mod stall;
 pub mod stats;
-pub mod write_pass;
+mod vcpu;
+pub mod work;
 
 pub use error::{Advice, Error};
 pub use memory::Backing;
+pub use mode::Mode;
 pub use probe::{HostKvm, probe};
+pub use stage::{Event, Setting};

@@ -1,7 +1,8 @@
 //! Memory of the host that becomes memory of a guest.
 
 use crate::{Error, hugetlb, meminfo};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
@@ -21,35 +22,51 @@ pub enum Backing {
     Hugetlb2M,
     /// 1 GiB pages of the kernel's pool.
     Hugetlb1G,
+    /// Shared memory without a name.
+    Shmem,
+    /// A memfd, mapped shared.
+    Memfd,
+    /// The same, of 2 MiB pages of the kernel's pool.
+    MemfdHugetlb2M,
 }
 
 impl Backing {
     /// All there are.
-    pub const ALL: [Backing; 4] =
-        [Backing::Small, Backing::Thp, Backing::Hugetlb2M, Backing::Hugetlb1G];
+    pub const ALL: [Backing; 7] = [
+        Backing::Small,
+        Backing::Thp,
+        Backing::Hugetlb2M,
+        Backing::Hugetlb1G,
+        Backing::Shmem,
+        Backing::Memfd,
+        Backing::MemfdHugetlb2M,
+    ];
 
     /// Bytes of one page.
     pub fn page_size(self) -> u64 {
         match self {
-            Backing::Small => rustix::param::page_size() as u64,
-            Backing::Thp | Backing::Hugetlb2M => SIZE_2M,
+            Backing::Small | Backing::Shmem | Backing::Memfd => rustix::param::page_size() as u64,
+            Backing::Thp | Backing::Hugetlb2M | Backing::MemfdHugetlb2M => SIZE_2M,
             Backing::Hugetlb1G => SIZE_1G,
         }
     }
 
-    /// Name for reports and command lines: `4k`, `2m`, `hugetlb-2m`, `hugetlb-1g`.
+    /// Name for reports and command lines: `4k`, `2m`, `hugetlb-2m`, ...
     pub fn name(self) -> &'static str {
         match self {
             Backing::Small => "4k",
             Backing::Thp => "2m",
             Backing::Hugetlb2M => "hugetlb-2m",
             Backing::Hugetlb1G => "hugetlb-1g",
+            Backing::Shmem => "shmem",
+            Backing::Memfd => "memfd",
+            Backing::MemfdHugetlb2M => "memfd-hugetlb-2m",
         }
     }
 
     /// Whether the pages come from a pool of the kernel and not from free memory.
     fn is_hugetlb(self) -> bool {
-        matches!(self, Backing::Hugetlb2M | Backing::Hugetlb1G)
+        matches!(self, Backing::Hugetlb2M | Backing::Hugetlb1G | Backing::MemfdHugetlb2M)
     }
 
     /// Checks that `bytes` of it can be had.
@@ -88,7 +105,7 @@ pub(crate) fn size_name(bytes: u64) -> String {
     }
 }
 
-/// A private anonymous mapping, unmapped when dropped.
+/// A mapping of its own, unmapped when dropped.
 ///
 /// A guest may write to it at any time, so all access to it is by atomic loads and stores
 /// of single words.
@@ -118,21 +135,14 @@ impl HostMemory {
         let flags = match backing {
             Backing::Hugetlb2M => MapFlags::HUGETLB | MapFlags::HUGE_2MB,
             Backing::Hugetlb1G => MapFlags::HUGETLB | MapFlags::HUGE_1GB,
-            Backing::Small | Backing::Thp => MapFlags::NORESERVE,
+            Backing::Small | Backing::Thp | Backing::Shmem | Backing::Memfd => MapFlags::NORESERVE,
+            // What a memfd has is said as it is made.
+            Backing::MemfdHugetlb2M => MapFlags::empty(),
         };
         let total = len
             .checked_add(spare)
             .ok_or_else(|| Error::invalid("memory", bytes, "must fit the address space"))?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let mapped = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                total,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | flags,
-            )
-        }
-        .map_err(Error::os("mmap of guest memory"))?;
+        let mapped = map(total, backing, flags)?;
         let head = if spare == 0 { 0 } else { mapped.addr().wrapping_neg() % align };
         let tail = spare - head;
         let start = mapped.wrapping_byte_add(head);
@@ -149,7 +159,7 @@ impl HostMemory {
         let advice = match backing {
             Backing::Small => Some(Advice::LinuxNoHugepage),
             Backing::Thp => Some(Advice::LinuxHugepage),
-            Backing::Hugetlb2M | Backing::Hugetlb1G => None,
+            _ => None,
         };
         if let Some(advice) = advice {
             // SAFETY: the range is this mapping, and neither advice changes its contents.
@@ -190,7 +200,8 @@ impl HostMemory {
         Some(())
     }
 
-    fn word(&self, offset: u64) -> Option<&AtomicU64> {
+    /// The word at `offset`, if there is one and it is aligned.
+    pub(crate) fn word(&self, offset: u64) -> Option<&AtomicU64> {
         let end = offset.checked_add(8)?;
         if !offset.is_multiple_of(8) || end > self.len() {
             return None;
@@ -226,6 +237,28 @@ impl Drop for HostMemory {
     }
 }
 
+/// Makes the mapping. Failing, it has made none.
+fn map(bytes: usize, backing: Backing, flags: MapFlags) -> Result<*mut c_void, Error> {
+    let (any, access) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+    let huge = match backing {
+        Backing::Memfd => MemfdFlags::empty(),
+        Backing::MemfdHugetlb2M => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        _ => {
+            let shared =
+                if backing == Backing::Shmem { MapFlags::SHARED } else { MapFlags::PRIVATE };
+            // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+            return unsafe { mmap_anonymous(any, bytes, access, shared | flags) }
+                .map_err(Error::os("mmap of guest memory"));
+        }
+    };
+    let file =
+        memfd_create(c"slat", MemfdFlags::CLOEXEC | huge).map_err(Error::os("memfd_create"))?;
+    ftruncate(&file, bytes as u64).map_err(Error::os("ftruncate of a memfd"))?;
+    // SAFETY: as above. The mapping keeps the file, which nobody else has and nobody cuts short.
+    unsafe { mmap(any, bytes, access, MapFlags::SHARED | flags, &file, 0) }
+        .map_err(Error::os("mmap of guest memory"))
+}
+
 /// Sum of `AnonHugePages` of the mappings that lie within `start..end`.
 fn anon_huge_bytes(smaps: &str, start: u64, end: u64) -> u64 {
     let mut inside = false;
@@ -248,7 +281,7 @@ mod tests {
 
     #[test]
     fn memory_is_aligned_readable_and_bounded() {
-        for backing in [Backing::Small, Backing::Thp] {
+        for backing in [Backing::Small, Backing::Thp, Backing::Shmem, Backing::Memfd] {
             let memory = HostMemory::new(4 << 20, backing).unwrap();
             assert_eq!(memory.host_address() % backing.page_size(), 0);
             let last = memory.len() - 8;

@@ -2,8 +2,8 @@
 
 use crate::Error;
 use kvm_bindings::{
-    KVM_CAP_BINARY_STATS_FD, KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL,
-    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
+    KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES, KVM_CAP_BINARY_STATS_FD, KVM_CAP_DIRTY_LOG_RING,
+    KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
     KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
 };
 use kvm_ioctls::Kvm;
@@ -15,7 +15,7 @@ use std::path::Path;
 const API_VERSION: i32 = 12;
 
 /// The host's KVM.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostKvm {
     /// `KVM_GET_API_VERSION`.
     pub api_version: i32,
@@ -31,6 +31,9 @@ pub struct HostKvm {
     pub initially_set: bool,
     /// Bytes of the largest dirty ring, 0 without.
     pub dirty_ring_bytes: u64,
+    /// Sizes by which huge pages can be split ahead of faults, added up; 0 without, and on x86,
+    /// where a module parameter decides.
+    pub eager_split_sizes: u64,
     /// Statistics of VMs and vCPUs in binary form.
     pub binary_stats: bool,
     /// Module parameters that decide how second-level tables behave, as sysfs shows them.
@@ -86,6 +89,7 @@ pub(crate) fn describe(kvm: &Kvm) -> HostKvm {
         manual_protect: manual & KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE != 0,
         initially_set: manual & KVM_DIRTY_LOG_INITIALLY_SET != 0,
         dirty_ring_bytes: ring.into(),
+        eager_split_sizes: capability(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES).into(),
         binary_stats: capability(KVM_CAP_BINARY_STATS_FD) != 0,
         parameters: parameters(module),
     }

@@ -4,14 +4,11 @@ mod common;
 
 use common::kvm_or_skip;
 use slat_kvm::bitmap::{DirtyBitmap, Missing};
-use slat_kvm::dirty_log::Mode;
-use slat_kvm::guest::{Guest, Vcpu};
-use slat_kvm::write_pass::{PAGES_PER_RUN, WritePass};
-use slat_kvm::{Backing, Error};
-use std::sync::atomic::AtomicBool;
+use slat_kvm::guest::{Guest, Shape, Vcpu};
+use slat_kvm::work::{Order, Touch, Work};
+use slat_kvm::{Error, Mode};
 
 const MEMORY: u64 = 8 << 20;
-static GO_ON: AtomicBool = AtomicBool::new(false);
 
 fn guest(mode: Mode) -> Option<(Guest, Vec<Vcpu>)> {
     let host = kvm_or_skip()?;
@@ -19,12 +16,17 @@ fn guest(mode: Mode) -> Option<(Guest, Vec<Vcpu>)> {
         eprintln!("skipped: {error}");
         return None;
     }
-    Some(Guest::new(MEMORY, Backing::Small, 2, mode).unwrap())
+    let shape = Shape { memory: MEMORY, vcpus: 2, mode, ..Shape::default() };
+    Some(Guest::new(&shape).unwrap())
 }
 
-fn write(vcpu: &mut Vcpu, pass: WritePass) -> u64 {
-    vcpu.load(pass).unwrap();
-    vcpu.run(&GO_ON).unwrap()
+fn write_share(share: u8) -> Work {
+    Work { share, round: 1, ..Work::each_page(Touch::Write) }
+}
+
+fn perform(vcpu: &mut Vcpu, work: Work) -> u64 {
+    vcpu.load(&work).unwrap();
+    vcpu.run().unwrap()
 }
 
 fn get(guest: &Guest) -> DirtyBitmap {
@@ -33,11 +35,13 @@ fn get(guest: &Guest) -> DirtyBitmap {
     log
 }
 
-fn written(vcpus: &[Vcpu], pass: WritePass, pages: u64) -> DirtyBitmap {
+fn written(vcpus: &[Vcpu], work: Work, pages: u64) -> DirtyBitmap {
     let mut written = DirtyBitmap::new(pages);
     for vcpu in vcpus {
-        for page in (0..vcpu.pages()).filter(|&page| pass.writes(page)) {
-            written.insert(vcpu.first_page() + page);
+        let part = vcpu.part();
+        let steps = work.steps(vcpu.index(), part.pages).take(part.pages as usize);
+        for (page, _) in steps.filter(|step| step.1 == Touch::Write) {
+            written.insert(part.first + page);
         }
     }
     written
@@ -46,9 +50,9 @@ fn written(vcpus: &[Vcpu], pass: WritePass, pages: u64) -> DirtyBitmap {
 #[test]
 fn a_get_clears_the_log_in_legacy_mode() {
     let Some((guest, mut vcpus)) = guest(Mode::Legacy) else { return };
-    let pass = WritePass::new(1, 40).unwrap();
+    let pass = write_share(40);
     guest.start_log().unwrap();
-    vcpus.iter_mut().for_each(|vcpu| assert!(write(vcpu, pass) > 0));
+    vcpus.iter_mut().for_each(|vcpu| assert!(perform(vcpu, pass) > 0));
     assert_eq!(get(&guest), written(&vcpus, pass, guest.pages()));
     assert_eq!(get(&guest).count(), 0);
 }
@@ -56,9 +60,9 @@ fn a_get_clears_the_log_in_legacy_mode() {
 #[test]
 fn only_a_clear_clears_in_manual_mode_and_only_its_pages() {
     let Some((guest, mut vcpus)) = guest(Mode::Manual) else { return };
-    let pass = WritePass::new(1, 40).unwrap();
+    let pass = write_share(40);
     guest.start_log().unwrap();
-    vcpus.iter_mut().for_each(|vcpu| assert!(write(vcpu, pass) > 0));
+    vcpus.iter_mut().for_each(|vcpu| assert!(perform(vcpu, pass) > 0));
     let log = get(&guest);
     assert_eq!(log, written(&vcpus, pass, guest.pages()));
     assert_eq!(get(&guest), log, "a second get finds the same");
@@ -78,8 +82,8 @@ fn a_log_can_start_full_and_then_holds_what_is_written() {
     let log = get(&guest);
     assert_eq!(log.count(), guest.pages());
     guest.clear_dirty_log(&log, 0, guest.pages() as u32).unwrap();
-    let pass = WritePass::new(1, 7).unwrap();
-    vcpus.iter_mut().for_each(|vcpu| assert!(write(vcpu, pass) > 0));
+    let pass = write_share(7);
+    vcpus.iter_mut().for_each(|vcpu| assert!(perform(vcpu, pass) > 0));
     assert_eq!(get(&guest), written(&vcpus, pass, guest.pages()));
 }
 
@@ -107,49 +111,137 @@ fn a_bitmap_of_another_size_never_reaches_the_kernel() {
 #[test]
 fn pages_missing_from_a_real_log_are_found() {
     let Some((guest, mut vcpus)) = guest(Mode::Manual) else { return };
-    let pass = WritePass::new(1, 100).unwrap();
+    let pass = write_share(100);
     guest.start_log().unwrap();
-    write(&mut vcpus[0], pass);
+    perform(&mut vcpus[0], pass);
     let log = get(&guest);
     assert!(log.check(&written(&vcpus[..1], pass, guest.pages())).is_ok());
     let all = written(&vcpus, pass, guest.pages());
-    let lost = Missing { first: vcpus[1].first_page(), count: vcpus[1].pages() };
+    let lost = Missing { first: vcpus[1].part().first, count: vcpus[1].part().pages };
     assert_eq!(log.check(&all), Err(lost));
 }
 
 #[test]
 fn a_page_that_lost_its_stamp_is_found() {
     let Some((guest, mut vcpus)) = guest(Mode::Manual) else { return };
-    let [first, second] = [1, 2].map(|round| WritePass::new(round, 100).unwrap());
-    vcpus.iter_mut().for_each(|vcpu| assert!(write(vcpu, first) > 0));
-    let pages = guest.pages();
-    (0..pages).for_each(|page| guest.check_stamp(page, first).unwrap());
-    assert!(matches!(guest.check_stamp(3, second), Err(Error::WrongStamp { page: 3, .. })));
-    assert!(guest.check_stamp(pages, first).is_err());
-    guest.memory().write(5 * 4096, 0).unwrap();
-    assert!(matches!(guest.check_stamp(5, first), Err(Error::WrongStamp { page: 5, .. })));
-    guest.check_stamp(6, first).unwrap();
+    let first = guest.position(0);
+    let half = guest.pages() / 2;
+    assert_eq!(perform(&mut vcpus[0], write_share(100)), half);
+    (0..half).for_each(|page| guest.check_stamp(page, first + page).unwrap());
+    (half..2 * half).for_each(|page| assert_eq!(guest.written_by(page).unwrap(), 0));
+    assert!(matches!(guest.check_stamp(3, first + 2), Err(Error::WrongStamp { page: 3, .. })));
+    assert!(guest.check_stamp(2 * half, first).is_err());
+    let page = guest.page_size();
+    guest.memory().write(5 * page, 0).unwrap();
+    assert!(matches!(guest.check_stamp(5, first + 5), Err(Error::WrongStamp { page: 5, .. })));
+    guest.check_stamp(6, first + 6).unwrap();
+    // The guest sees it, too, when it reads.
+    guest.memory().write(7 * page + 8, 7).unwrap();
+    assert_eq!(guest.misread(), 0);
+    perform(&mut vcpus[0], Work::each_page(Touch::Read));
+    assert_eq!(guest.misread(), 1);
 }
 
 #[test]
-fn a_vcpu_stops_in_the_middle_of_its_pass() {
-    if kvm_or_skip().is_none() {
-        return;
+fn the_guest_touches_what_the_model_says_in_any_order() {
+    let Some((guest, mut vcpus)) = guest(Mode::Manual) else { return };
+    let orders = [
+        Order::Sequential,
+        Order::Random { seed: 9 },
+        Order::Hot { seed: 10, percent: 5, share: 70 },
+    ];
+    for order in orders {
+        let work = Work { order, round: 5, ..write_share(60) };
+        for vcpu in &mut vcpus {
+            let (first, part) = (guest.position(vcpu.index()), vcpu.part());
+            let mut last = vec![None; part.pages as usize];
+            let steps = work.steps(vcpu.index(), part.pages).take(part.pages as usize);
+            for (number, (page, touch)) in (first..).zip(steps) {
+                if touch == Touch::Write {
+                    last[page as usize] = Some(number);
+                }
+            }
+            assert_eq!(perform(vcpu, work), part.pages);
+            for (page, number) in (part.first..).zip(last) {
+                let found = guest.written_by(page).unwrap();
+                match number {
+                    Some(number) => assert_eq!(found, number, "page {page}, {order:?}"),
+                    None => assert!(found < first, "page {page}, {order:?}: {found}"),
+                }
+            }
+        }
     }
-    let bytes = 2 * PAGES_PER_RUN * 4096;
-    let (guest, mut vcpus) = Guest::new(bytes, Backing::Thp, 1, Mode::Legacy).unwrap();
-    let pass = WritePass::new(1, 100).unwrap();
-    vcpus[0].load(pass).unwrap();
-    let stopped = vcpus[0].run(&AtomicBool::new(true));
-    assert!(matches!(stopped, Err(Error::Stopped)), "{stopped:?}");
-    assert!(guest.check_stamp(guest.pages() - 1, pass).is_err());
-    assert_eq!(write(&mut vcpus[0], pass), guest.pages(), "and can run again");
-    guest.check_stamp(guest.pages() - 1, pass).unwrap();
+}
+
+#[test]
+fn return_instructions_that_the_guest_wrote_can_be_called() {
+    let Some((guest, mut vcpus)) = guest(Mode::Manual) else { return };
+    for vcpu in &mut vcpus {
+        assert_eq!(perform(vcpu, write_share(100)), guest.pages() / 2);
+        assert_eq!(perform(vcpu, Work::each_page(Touch::Execute)), guest.pages() / 2);
+    }
+}
+
+#[test]
+fn memory_that_was_taken_away_and_put_back_is_as_it_was() {
+    let Some((guest, mut vcpus)) = guest(Mode::Manual) else { return };
+    let first = guest.position(1);
+    perform(&mut vcpus[1], write_share(100));
+    guest.unmap_all().unwrap();
+    perform(&mut vcpus[1], Work::each_page(Touch::Read));
+    assert_eq!(guest.misread(), 0);
+    let part = vcpus[1].part();
+    (0..part.pages).for_each(|page| guest.check_stamp(part.first + page, first + page).unwrap());
+}
+
+#[test]
+fn endless_work_is_stopped_and_goes_on_where_it_was() {
+    let Some((guest, vcpus)) = guest(Mode::Legacy) else { return };
+    let mut vcpus = vcpus;
+    let vcpu = &mut vcpus[0];
+    vcpu.load(&Work { endless: true, ..write_share(100) }).unwrap();
+    let first = guest.position(0);
+    let half = guest.pages() / 2;
+    let mut total = 0;
+    for _ in 0..3 {
+        total += std::thread::scope(|scope| {
+            let before = guest.position(0);
+            let run = scope.spawn(|| vcpu.run().unwrap());
+            while guest.position(0) < before + half + 10 {
+                std::thread::yield_now();
+            }
+            guest.ask_to_stop(0);
+            run.join().unwrap()
+        });
+        assert_eq!(guest.position(0), first + total);
+        let last = guest.position(0) - 1;
+        guest.check_stamp((last - first) % half, last).unwrap();
+        guest.go_on(0);
+    }
+}
+
+#[test]
+fn a_vcpu_keeps_its_pace() {
+    let Some((guest, mut vcpus)) = guest(Mode::Legacy) else { return };
+    let part = vcpus[0].part();
+    // 2048 steps at 20,000 a second are a tenth of a second: never less, whatever the host does.
+    let start = std::time::Instant::now();
+    perform(&mut vcpus[0], Work { per_second: Some(20_000.0), ..write_share(100) });
+    let least = (part.pages - 2) as f64 / 20_000.0;
+    assert!(start.elapsed().as_secs_f64() > 0.99 * least, "{:?}", start.elapsed());
+    assert_eq!(guest.times(0).count(), part.pages);
+}
+
+#[test]
+fn a_loaded_work_that_cannot_be_is_refused() {
+    let Some((_guest, mut vcpus)) = guest(Mode::Legacy) else { return };
+    assert!(matches!(vcpus[0].load(&write_share(0)), Err(Error::Invalid { .. })));
 }
 
 #[test]
 fn vcpus_keep_their_memory_when_the_guest_is_dropped() {
     let Some((guest, mut vcpus)) = guest(Mode::Legacy) else { return };
+    let pages = guest.pages();
     drop(guest);
-    assert_eq!(write(&mut vcpus[1], WritePass::new(1, 100).unwrap()), MEMORY / 4096 / 2);
+    assert_eq!(perform(&mut vcpus[1], write_share(100)), pages / 2);
 }

@@ -3,19 +3,28 @@
 mod common;
 
 use common::kvm_or_skip;
-use slat_kvm::dirty_log::{Config, Event, Mode, Phase, Report, run};
-use slat_kvm::{Backing, Error, HostKvm, hugetlb};
+use slat_kvm::guest::Shape;
+use slat_kvm::phase::Phase;
+use slat_kvm::scenario::dirty_log::{Config, Report, run};
+use slat_kvm::work::{Order, Touch, Work};
+use slat_kvm::{Backing, Error, Event, HostKvm, Mode, Setting, hugetlb};
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-const SMALL: Config = Config {
-    memory: 32 << 20,
-    vcpus: 2,
-    iterations: 3,
-    backing: Backing::Small,
-    mode: Mode::Legacy,
-    clear_chunk: None,
-    write_share: 100,
-};
+const MEMORY: u64 = 32 << 20;
+
+fn shape(mode: Mode, backing: Backing) -> Shape {
+    Shape { memory: MEMORY, vcpus: 2, mode, backing, ..Shape::default() }
+}
+
+fn config(shape: Shape, share: u8) -> Config {
+    let work = Work { share, ..Work::each_page(Touch::Write) };
+    Config { shape, iterations: 3, work, ..Config::default() }
+}
+
+fn run_telling(config: &Config, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Report, Error> {
+    run(config, Setting { stop: &AtomicBool::new(false), pin: &[], on_event })
+}
 
 /// Runs what the host can do: nothing if it lacks a mode or has no huge pages to give.
 fn run_if_possible(host: &HostKvm, config: &Config) -> Option<Report> {
@@ -23,13 +32,14 @@ fn run_if_possible(host: &HostKvm, config: &Config) -> Option<Report> {
         eprintln!("skipped: {config:?}: {error}");
         return None;
     }
-    Some(run(config, &AtomicBool::new(false), &mut |_| {}).unwrap())
+    Some(run_telling(config, &mut |_| {}).unwrap())
 }
 
 fn check(config: &Config, report: &Report) {
-    let pages = config.memory / 4096;
-    let manual = config.mode.is_manual();
-    let mut expected = vec![(Phase::Populate, None), (Phase::Enable, None)];
+    let shape = &config.shape;
+    let pages = shape.memory / rustix::param::page_size() as u64;
+    let manual = shape.mode.is_manual();
+    let mut expected = vec![(Phase::Populate, None), (Phase::Warm, None), (Phase::Enable, None)];
     for round in (1..=config.iterations).map(Some) {
         expected.extend([(Phase::Dirty, round), (Phase::Get, round)]);
         expected.extend(manual.then_some((Phase::Clear, round)));
@@ -43,17 +53,31 @@ fn check(config: &Config, report: &Report) {
     assert_eq!(report.left_in_log, 0, "left in the log after it was cleared: {config:?}");
     assert_eq!(report.excess(), 0, "pages in the log that nobody wrote: {config:?}");
 
-    let share = u64::from(config.write_share);
+    let share = u64::from(config.work.share);
     for (dirty, get) in report.of(Phase::Dirty).zip(report.of(Phase::Get)) {
         let log = get.log.expect("a get has a tally");
-        assert_eq!(dirty.vcpus.len(), config.vcpus);
-        assert_eq!(log.written, dirty.vcpus.iter().map(|vcpu| vcpu.pages).sum::<u64>());
-        assert!(log.written.abs_diff(pages * share / 100) <= config.vcpus as u64);
-        let starts_full = config.mode == Mode::ManualInitiallySet && get.iteration == Some(1);
+        assert_eq!(dirty.vcpus.len(), shape.vcpus);
+        for vcpu in &dirty.vcpus {
+            let each = if shape.overlap { pages } else { pages / shape.vcpus as u64 };
+            assert_eq!(vcpu.pages, each);
+            let stalls = vcpu.stalls.expect("what is usual is known");
+            match config.work.miss {
+                Touch::Skip => assert!(stalls.accesses.abs_diff(each * share / 100) <= 1),
+                _ => assert_eq!(stalls.accesses, each),
+            }
+            assert!(stalls.warm > 0.0 && stalls.longest >= stalls.p50, "{stalls:?}");
+        }
+        let starts_full = shape.mode == Mode::ManualInitiallySet && get.iteration == Some(1);
         assert_eq!(log.in_log, if starts_full { pages } else { log.written });
+        if config.work.order == Order::Sequential {
+            let written = pages * share / 100;
+            assert!(log.written.abs_diff(written) <= shape.vcpus as u64);
+        }
     }
-    let chunks = config.clear_chunk.map_or(1, |chunk| pages.div_ceil(chunk));
-    assert!(report.of(Phase::Clear).all(|clear| clear.calls == chunks));
+    let chunks =
+        config.clear_chunk.map_or(1, |chunk| (pages / u64::from(shape.slots)).div_ceil(chunk));
+    let calls = chunks * u64::from(shape.slots);
+    assert!(report.of(Phase::Clear).all(|clear| clear.calls == calls));
 }
 
 #[test]
@@ -61,8 +85,8 @@ fn every_mode_logs_exactly_what_was_written() {
     let Some(host) = kvm_or_skip() else { return };
     for mode in Mode::ALL {
         for backing in [Backing::Small, Backing::Thp] {
-            for write_share in [100, 30] {
-                let config = Config { mode, backing, write_share, ..SMALL };
+            for share in [100, 30] {
+                let config = config(shape(mode, backing), share);
                 let Some(report) = run_if_possible(&host, &config) else { continue };
                 check(&config, &report);
             }
@@ -71,10 +95,41 @@ fn every_mode_logs_exactly_what_was_written() {
 }
 
 #[test]
+fn any_order_over_several_slots_by_overlapping_vcpus_is_logged_exactly() {
+    let Some(host) = kvm_or_skip() else { return };
+    let orders = [Order::Random { seed: 3 }, Order::Hot { seed: 4, percent: 10, share: 90 }];
+    for mode in Mode::ALL {
+        for order in orders {
+            for (overlap, miss) in [(false, Touch::Read), (true, Touch::Skip)] {
+                let shape = Shape { slots: 4, overlap, ..shape(mode, Backing::Small) };
+                let mut config = config(shape, 40);
+                config.work = Work { order, miss, ..config.work };
+                let Some(report) = run_if_possible(&host, &config) else { continue };
+                check(&config, &report);
+            }
+        }
+    }
+}
+
+#[test]
+fn vcpus_stop_at_a_full_ring_and_lose_nothing() {
+    let Some(host) = kvm_or_skip() else { return };
+    // 4096 pages for each vCPU, in each of three rounds, and nobody looks unless a ring is full.
+    let config = Config {
+        ring_interval: Duration::from_secs(60),
+        ..config(shape(Mode::Ring { entries: 1024 }, Backing::Small), 100)
+    };
+    let Some(report) = run_if_possible(&host, &config) else { return };
+    check(&config, &report);
+    assert!(report.full_rings >= 2 * 3, "{}", report.full_rings);
+}
+
+#[test]
 fn hugetlb_memory_is_logged_where_the_host_has_any() {
     let Some(host) = kvm_or_skip() else { return };
     for (backing, memory) in [(Backing::Hugetlb2M, 32 << 20), (Backing::Hugetlb1G, 2 << 30)] {
-        let config = Config { backing, memory, mode: Mode::Manual, write_share: 50, ..SMALL };
+        let shape = Shape { memory, ..shape(Mode::Manual, backing) };
+        let config = config(shape, 50);
         let Some(report) = run_if_possible(&host, &config) else { continue };
         check(&config, &report);
     }
@@ -84,9 +139,10 @@ fn hugetlb_memory_is_logged_where_the_host_has_any() {
 fn the_log_is_cleared_in_chunks_of_any_allowed_size() {
     let Some(host) = kvm_or_skip() else { return };
     // 8232 pages: the last chunk is none of 64 pages.
-    let memory = SMALL.memory + 40 * 4096;
+    let memory = MEMORY + 40 * rustix::param::page_size() as u64;
     for chunk in [64, 4096, 1 << 40] {
-        let config = Config { mode: Mode::Manual, memory, clear_chunk: Some(chunk), ..SMALL };
+        let shape = Shape { memory, ..shape(Mode::Manual, Backing::Small) };
+        let config = Config { clear_chunk: Some(chunk), ..config(shape, 100) };
         let Some(report) = run_if_possible(&host, &config) else { continue };
         check(&config, &report);
     }
@@ -99,7 +155,8 @@ fn guest_code_runs_natively_and_kernel_counters_say_so() {
         eprintln!("skipped: this KVM has no binary statistics");
         return;
     }
-    let Some(report) = run_if_possible(&host, &SMALL) else { return };
+    let config = config(shape(Mode::Legacy, Backing::Small), 100);
+    let Some(report) = run_if_possible(&host, &config) else { return };
     for dirty in report.of(Phase::Dirty) {
         for vcpu in &dirty.vcpus {
             let count = |name: &str| vcpu.counters.get(name).copied().unwrap_or(0);
@@ -118,18 +175,18 @@ fn guest_code_runs_natively_and_kernel_counters_say_so() {
 #[test]
 fn huge_pages_are_split_by_logging() {
     let Some(host) = kvm_or_skip() else { return };
-    let config = Config { backing: Backing::Thp, mode: Mode::Legacy, ..SMALL };
+    let config = config(shape(Mode::Legacy, Backing::Thp), 100);
     let Some(report) = run_if_possible(&host, &config) else { return };
     let mapped = |phase| report.of(phase).next().and_then(|run| run.mapped);
     let (Some(before), Some(after)) = (mapped(Phase::Populate), mapped(Phase::Dirty)) else {
         eprintln!("skipped: this KVM does not count mapped pages");
         return;
     };
-    if report.transparent_huge_bytes != Some(config.memory) {
+    if report.transparent_huge_bytes != Some(MEMORY) {
         eprintln!("skipped: the kernel found {:?} of huge pages", report.transparent_huge_bytes);
         return;
     }
-    assert_eq!(before.size_2m, config.memory >> 21);
+    assert_eq!(before.size_2m, MEMORY >> 21);
     assert_eq!(after.size_2m, 0);
     assert!(after.size_4k >= report.pages);
 }
@@ -140,7 +197,8 @@ fn each_end_of_a_phase_is_told_once_and_in_order() {
         return;
     }
     let mut told = Vec::new();
-    let report = run(&SMALL, &AtomicBool::new(false), &mut |event| match event {
+    let config = config(shape(Mode::Legacy, Backing::Small), 100);
+    let report = run_telling(&config, &mut |event| match event {
         Event::Begin { phase, iteration } => told.push((phase, iteration, false)),
         Event::End(run) => {
             assert_eq!(run.log.is_some(), run.phase == Phase::Get);
@@ -166,8 +224,8 @@ fn more_huge_pages_than_are_free_is_an_error_with_a_number() {
     let free = hugetlb::available().into_iter().find(|pool| pool.page_size == 2 << 20);
     let needed = free.map_or(0, |pool| pool.free) + 2;
     let memory = needed.next_multiple_of(2) * (2 << 20);
-    let config = Config { memory, backing, ..SMALL };
-    match run(&config, &AtomicBool::new(false), &mut |_| {}) {
+    let config = config(Shape { memory, ..shape(Mode::Legacy, backing) }, 100);
+    match run_telling(&config, &mut |_| {}) {
         Err(Error::NoHugePages { needed, .. }) => assert_eq!(needed, memory >> 21),
         other => panic!("{other:?}"),
     }

@@ -4,8 +4,9 @@
 mod common;
 
 use common::kvm_or_skip;
-use slat_kvm::dirty_log::{Config, Event, Mode, run};
-use slat_kvm::{Backing, Error};
+use slat_kvm::guest::Shape;
+use slat_kvm::scenario::dirty_log::{Config, run};
+use slat_kvm::{Error, Event, Mode, Setting};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const MEMORY: u64 = 64 << 20;
@@ -27,29 +28,24 @@ fn stopping_anywhere_leaves_no_thread_no_descriptor_and_no_memory() {
     if kvm_or_skip().is_none() {
         return;
     }
-    let config = Config {
-        memory: MEMORY,
-        vcpus: 2,
-        iterations: 2,
-        backing: Backing::Small,
-        mode: Mode::Legacy,
-        ..Config::default()
-    };
+    let shape = Shape { memory: MEMORY, vcpus: 2, mode: Mode::Legacy, ..Shape::default() };
+    let config = Config { shape, iterations: 2, ..Config::default() };
     let before = (entries("/proc/self/task"), entries("/proc/self/fd"));
     let resident_before = resident();
     // Events until the end: begin and end of eight phases, then the check of the stamps.
-    let all = 2 * (1 + 1 + 2 * 2 + 1) + 1;
+    let all = 2 * (2 + 1 + 2 * 2 + 1) + 1;
     for stop_at in 0..=all {
         let stop = AtomicBool::new(stop_at == 0);
         let mut events = 0;
-        let result = run(&config, &stop, &mut |event| {
+        let on_event = &mut |event: Event<'_>| {
             events += 1;
             let last = matches!(event, Event::Checking);
             assert_eq!(last, events == all, "event {events}: {event:?}");
             if events == stop_at {
                 stop.store(true, Ordering::Relaxed);
             }
-        });
+        };
+        let result = run(&config, Setting { stop: &stop, pin: &[], on_event });
         assert!(matches!(result, Err(Error::Stopped)), "stopped at {stop_at}: {result:?}");
         assert!(events <= stop_at + 1, "went on to event {events} after {stop_at}");
         assert_eq!((entries("/proc/self/task"), entries("/proc/self/fd")), before);

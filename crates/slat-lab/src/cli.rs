@@ -3,6 +3,7 @@
 mod compare;
 mod engine;
 mod guest;
+mod kvm;
 mod peers;
 
 pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
@@ -10,6 +11,10 @@ pub use engine::{EngineArgs, Part};
 pub use guest::{
     AgeArgs, CacheToggleArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs,
     TablesArgs,
+};
+pub use kvm::{
+    ClearChunk, DirtyLogArgs, HotSet, KvmArgs, KvmBacking, KvmWay, LogArgs, MemoryStressArgs,
+    MigrateArgs, Others, Rate, Switch, Target, TuneArgs, TuneWhat,
 };
 pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
@@ -19,7 +24,6 @@ use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -30,6 +34,9 @@ Examples:
   slat replay                              each claim that Slat grew from, and what this machine gives
   slat bench dirty-log --target kvm -v 2   log the dirty pages of a guest with 2 vCPUs under KVM
   slat bench execute --vcpus 4             execute from 1g blocks of a guest of the engine's
+  slat bench migrate --dirty-rate 200MiB/s --link 10Gbit/s
+                                           migrate a running guest, in each way of logging
+  slat tune dirty-log                      which way of logging stalls a guest least here
   slat compare before/ after/              hold two runs against each other
   slat noise -- bench split                the machine against itself
   slat completions bash > ~/.local/share/bash-completion/completions/slat
@@ -100,6 +107,13 @@ pub enum Command {
     Ab(AbArgs),
     /// Compare the machine with itself: how far two runs of one command line differ
     Noise(NoiseArgs),
+    /// Find the setting that costs guests on this host the least
+    #[command(arg_required_else_help = true)]
+    Tune {
+        /// Of what.
+        #[command(subcommand)]
+        what: TuneWhat,
+    },
     /// Run the command that shows each published claim here, and print both
     Replay(ReplayArgs),
     /// Print a completion script for a shell
@@ -125,12 +139,16 @@ pub enum Bench {
     Engine(EngineArgs),
     /// Log the dirty pages of a guest, under KVM or of the engine's
     DirtyLog(DirtyLogArgs),
-    /// Execute from huge pages that may not be executed, in a guest of the engine's
+    /// Execute from huge pages that may not be executed, under KVM or in a guest of the engine's
     Execute(ExecuteArgs),
-    /// Look for used pages beside faults, in a guest of the engine's
+    /// Look for used pages, in a guest under KVM, or beside faults in one of the engine's
     Age(AgeArgs),
-    /// Touch memory for the first time, in a guest of the engine's
+    /// Touch memory for the first time, under KVM or in a guest of the engine's
     Populate(PopulateArgs),
+    /// Fill a guest's memory under KVM, take it away, fill it again, and move on to swap if asked
+    MemoryStress(MemoryStressArgs),
+    /// Migrate a running guest under KVM into a second memory, for each way of logging
+    Migrate(MigrateArgs),
     /// Switch the caches of an Arm guest's vCPUs on, and maintain what each policy says
     CacheToggle(CacheToggleArgs),
 }
@@ -367,172 +385,6 @@ impl Granule {
     }
 }
 
-const DIRTY_LOG_EXAMPLES: &str = "\
-Examples:
-  slat bench dirty-log --target kvm
-      256 MiB on 4k pages, 2 vCPUs, 3 rounds of dirtying
-  slat bench dirty-log --target kvm --memory 1G --backing 2m --manual-protect on --initially-set on
-      huge pages by THP, split as the log is cleared
-  slat bench dirty-log --target kvm --backing hugetlb-2m --clear-chunk 64
-      clear 64 pages a call; the pool is filled beforehand with `sysctl vm.nr_hugepages=128`
-  slat bench dirty-log --target engine
-      vCPUs as threads that write on while the log is read, in six ways; sparse and parallel clears
-  slat bench dirty-log --target engine --format arm64 --way manual,hardware --backing 2m";
-
-/// The guest, its memory and how its dirty pages are logged.
-#[derive(Clone, Debug, Args)]
-#[command(after_help = DIRTY_LOG_EXAMPLES)]
-pub struct DirtyLogArgs {
-    /// Who keeps the guest's tables
-    #[arg(long, value_name = "TARGET", default_value = "kvm")]
-    pub target: Target,
-
-    /// Memory that the vCPUs write to, all of them together
-    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
-    pub memory: Size,
-
-    /// vCPUs; each writes to its own share of the memory
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub vcpus: u32,
-
-    /// What backs the guest's memory
-    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
-    pub backing: KvmBacking,
-
-    /// Whether reading the log leaves the pages writable until they are cleared (kvm)
-    #[arg(long, value_name = "on|off", default_value = "on")]
-    pub manual_protect: Switch,
-
-    /// Whether all pages count as dirty at first, so that enabling protects none (kvm)
-    #[arg(long, value_name = "on|off", default_value = "off")]
-    pub initially_set: Switch,
-
-    /// Pages (64) or bytes (256k) cleared a call, a multiple of 64 pages [default: all at once]
-    #[arg(long, value_name = "PAGES|SIZE")]
-    pub clear_chunk: Option<ClearChunk>,
-
-    /// Rounds of dirtying, reading and clearing the log
-    #[arg(long, short = 'i', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub iterations: u32,
-
-    /// Guests that are measured, one after the other; one more warms the host's memory up
-    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub runs: u32,
-
-    /// How many of a hundred pages a round writes to
-    #[arg(long, value_name = "1..100", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
-    pub write_percent: u8,
-
-    /// Ways to log (engine) [default: all]
-    #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
-    pub way: Vec<LogWay>,
-
-    /// The guest's tables (engine).
-    #[command(flatten)]
-    pub tables: TablesArgs,
-
-    /// 16 MiB, one guest, two rounds (engine): shows that it works, gives no figures to quote
-    #[arg(long)]
-    pub quick: bool,
-
-    /// Where the results go.
-    #[command(flatten)]
-    pub out: OutputArgs,
-}
-
-/// Who keeps a guest's tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Target {
-    /// The KVM of this host
-    Kvm,
-    /// The engine, for vCPUs that are threads
-    Engine,
-}
-
-/// What backs the memory of a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum KvmBacking {
-    /// Pages of 4k, huge ones refused
-    #[value(name = "4k")]
-    Small,
-    /// Transparent huge pages of 2m
-    #[value(name = "2m")]
-    Transparent2m,
-    /// Blocks of 1g (engine only)
-    #[value(name = "1g")]
-    Block1g,
-    /// Pages of 2m from the host's hugetlb pool
-    #[value(name = "hugetlb-2m")]
-    Hugetlb2m,
-    /// Pages of 1g from the host's hugetlb pool
-    #[value(name = "hugetlb-1g")]
-    Hugetlb1g,
-}
-
-/// On or off.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Switch {
-    /// On
-    #[default]
-    On,
-    /// Off
-    Off,
-}
-
-impl Switch {
-    /// Whether it is on.
-    pub const fn is_on(self) -> bool {
-        matches!(self, Self::On)
-    }
-}
-
-/// How much of the log one call clears.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClearChunk {
-    /// A number of pages
-    Pages(u64),
-    /// A number of bytes
-    Bytes(Size),
-}
-
-impl ClearChunk {
-    /// The chunk in pages of `page_size` bytes, if it is a multiple of 64 of them, as KVM demands.
-    pub fn pages(self, page_size: u64) -> anyhow::Result<u64> {
-        let (pages, rest) = match self {
-            Self::Pages(pages) => (pages, 0),
-            Self::Bytes(size) => (size.bytes() / page_size, size.bytes() % page_size),
-        };
-        if pages == 0 || rest != 0 || !pages.is_multiple_of(64) {
-            return Err(crate::failure::bad_input(format!(
-                "--clear-chunk {self} is not a multiple of 64 pages; KVM clears 64 pages ({}) at least",
-                Size(64 * page_size)
-            )));
-        }
-        Ok(pages)
-    }
-}
-
-impl FromStr for ClearChunk {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse::<u64>() {
-            Ok(0) => Err("clearing no pages a call would never end; 64 is the least".into()),
-            Ok(pages) => Ok(Self::Pages(pages)),
-            Err(_) => text.parse().map(Self::Bytes),
-        }
-    }
-}
-
-impl fmt::Display for ClearChunk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pages(pages) => write!(f, "{pages}"),
-            Self::Bytes(size) => write!(f, "{size}"),
-        }
-    }
-}
-
 /// Prints the name that is written on the command line, which is also the one in `results.json`.
 macro_rules! display_as_written {
     ($($name:ty),*) => {$(
@@ -557,6 +409,8 @@ display_as_written!(
     Caches,
     Format,
     KvmBacking,
+    KvmWay,
+    Others,
     Switch,
     GuestFormat,
     GuestBacking,

@@ -6,7 +6,7 @@ mod output;
 pub use main_job::main_job;
 
 use crate::alternate;
-use crate::cli::{Bench, Cli, Command, CompareArgs, Format, OutputArgs, Repeat};
+use crate::cli::{Bench, Cli, Command, CompareArgs, Format, OutputArgs, Repeat, Target, TuneWhat};
 use crate::compare::{self, Comparison, Run, Verdict};
 use crate::failure::{self, bad_input};
 use crate::host::Host;
@@ -48,19 +48,37 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
             bench(&args.out, |session| scenario::engine::run(args, session))
         }
         Some(Command::Bench { bench: Some(Bench::DirtyLog(args)), .. }) => {
-            bench(&args.out, |session| scenario::dirty_log::run(args, session))
+            bench(&args.out, |session| scenario::kvm::dirty_log::run(args, session))
         }
         Some(Command::Bench { bench: Some(Bench::Execute(args)), .. }) => {
-            bench(&args.out, |session| scenario::guest::execute::run(args, session))
+            bench(&args.out, |session| match args.target {
+                Target::Kvm => scenario::kvm::touch::execute(args, session),
+                Target::Engine => scenario::guest::execute::run(args, session),
+            })
         }
         Some(Command::Bench { bench: Some(Bench::Age(args)), .. }) => {
-            bench(&args.out, |session| scenario::guest::age::run(args, session))
+            bench(&args.out, |session| match args.target {
+                Target::Kvm => scenario::kvm::touch::age(args, session),
+                Target::Engine => scenario::guest::age::run(args, session),
+            })
         }
         Some(Command::Bench { bench: Some(Bench::Populate(args)), .. }) => {
-            bench(&args.out, |session| scenario::guest::populate::run(args, session))
+            bench(&args.out, |session| match args.target {
+                Target::Kvm => scenario::kvm::touch::populate(args, session),
+                Target::Engine => scenario::guest::populate::run(args, session),
+            })
         }
         Some(Command::Bench { bench: Some(Bench::CacheToggle(args)), .. }) => {
             bench(&args.out, |session| scenario::guest::cache_toggle::run(args, session))
+        }
+        Some(Command::Bench { bench: Some(Bench::MemoryStress(args)), .. }) => {
+            bench(&args.out, |session| scenario::kvm::touch::memory_stress(args, session))
+        }
+        Some(Command::Bench { bench: Some(Bench::Migrate(args)), .. }) => {
+            bench(&args.out, |session| scenario::kvm::migrate::run(args, session))
+        }
+        Some(Command::Tune { what: TuneWhat::DirtyLog(args) }) => {
+            bench(&args.out, |session| scenario::kvm::tune::dirty_log(args, session))
         }
         Some(Command::Compare(args)) => compare(args),
         Some(Command::Ab(args)) => {

@@ -11,9 +11,9 @@
 //!   [`Session::interrupted`](crate::session::Session::interrupted) that it is a part.
 
 pub(crate) mod contest;
-pub mod dirty_log;
 pub mod engine;
 pub mod guest;
+pub mod kvm;
 pub(crate) mod limit;
 pub(crate) mod lines;
 pub mod peers;

@@ -1,40 +1,74 @@
-//! What differs between architectures: the guest's code, its registers, its own page tables.
+//! What differs between architectures: the guest's code, its registers, bits of its own tables.
 //!
 //! Each has the same items; the rest of the crate names none of them.
+
+/// The code that `global_asm!` has put between its labels, and where its pieces are.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! pieces {
+    () => {
+        unsafe extern "C" {
+            static slat_guest_start: u8;
+            static slat_guest_sequential: u8;
+            static slat_guest_random: u8;
+            static slat_guest_hot: u8;
+            static slat_guest_write: u8;
+            static slat_guest_read: u8;
+            static slat_guest_execute: u8;
+            static slat_guest_skip: u8;
+            static slat_guest_end: u8;
+        }
+
+        /// The guest's code. It is position-independent and enters at its start.
+        pub(crate) fn code() -> &'static [u8] {
+            let start = &raw const slat_guest_start;
+            let len = (&raw const slat_guest_end).addr() - start.addr();
+            // SAFETY: both labels are of one section, which the assembler laid out above, start
+            // before end; it is read-only memory of the program, there for as long as it runs.
+            unsafe { std::slice::from_raw_parts(start, len) }
+        }
+
+        /// Bytes from the start of the code to a piece of it.
+        pub(crate) fn offset(piece: super::Piece) -> u64 {
+            let label = match piece {
+                super::Piece::Sequential => &raw const slat_guest_sequential,
+                super::Piece::Random => &raw const slat_guest_random,
+                super::Piece::Hot => &raw const slat_guest_hot,
+                super::Piece::Write => &raw const slat_guest_write,
+                super::Piece::Read => &raw const slat_guest_read,
+                super::Piece::Execute => &raw const slat_guest_execute,
+                super::Piece::Skip => &raw const slat_guest_skip,
+            };
+            (label.addr() - (&raw const slat_guest_start).addr()) as u64
+        }
+    };
+}
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::*;
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod unsupported;
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) use unsupported::*;
 
-/// A stretch of pages that the guest's code walks between two exits.
-#[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no guest code reads it"))]
-pub(crate) struct Stretch {
-    /// Address of the first page.
-    pub gpa: u64,
-    /// Pages to walk.
-    pub pages: u64,
-    /// Per cent of them that are written.
-    pub share: u64,
-    /// The share's accumulator before the first page.
-    pub accumulator: u64,
-    /// Added to a page's address to make its stamp.
-    pub tag: u64,
-}
+/// Where the test memory starts: above the holes that chipsets and KVM itself use below 4 GiB,
+/// and aligned for 1 GiB pages.
+pub(crate) const MEMORY_GPA: u64 = 1 << 32;
 
-/// How far the guest's code came, by its registers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Progress {
-    /// Address after the last page walked.
-    pub gpa: u64,
-    /// Pages still to walk.
-    pub left: u64,
-    /// Pages written since the stretch was set.
-    pub written: u64,
+/// A piece of the guest's code that a [`Work`](crate::work::Work) is put together from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Piece {
+    Sequential,
+    Random,
+    Hot,
+    Write,
+    Read,
+    Execute,
+    Skip,
 }

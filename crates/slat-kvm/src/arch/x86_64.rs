@@ -5,74 +5,221 @@
 //! that `out` in ring 3 leaves the guest without a fault of its own. There is no IDT, because
 //! nothing faults in the guest: what faults is the second level, which the guest does not see.
 //!
-//! Guest addresses are mapped one to one with 2 MiB pages (1 GiB ones need a CPUID bit that not
-//! every host gives). Accessed and dirty bits of the guest's own tables are set beforehand, so
-//! that no walk has to set them: on a KVM with shadow page tables that would be one more fault.
+//! Accessed and dirty bits of the guest's own tables are set beforehand, so that no walk has to
+//! set them: on a KVM with shadow page tables that would be one more fault.
 //!
 //! Sources: Intel SDM, volume 3, "Segment Descriptors", "4-Level Paging and 5-Level Paging" and
 //! "Checks on the Guest State Area" (what VMX wants of all this); volume 1, "I/O Privilege Level";
 //! api.rst, `KVM_SET_SREGS`.
 
-use super::{Progress, Stretch};
-use crate::write_pass::WHOLE;
-use crate::{Error, memory::HostMemory};
+use super::MEMORY_GPA;
+use crate::Error;
+use crate::boot::{CODE_GPA, ROOT_GPA};
+use crate::mailbox::{self, Words};
+use crate::work;
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
-
-/// Where the test memory starts: above the holes that chipsets and KVM itself use below 4 GiB,
-/// and aligned for 1 GiB pages.
-pub(crate) const MEMORY_GPA: u64 = 1 << 32;
-
-/// Where the code is. Page 0 stays empty, so that a jump through a null pointer shows.
-const CODE_GPA: u64 = 0x1000;
-/// The guest's own tables: root, then the third level, then the second.
-const ROOT_GPA: u64 = 0x2000;
-const TABLES_GPA: u64 = 0x3000;
-
-const PAGE: u64 = 4096;
-const SIZE_2M: u64 = 2 << 20;
-const SIZE_1G: u64 = 1 << 30;
-const SIZE_512G: u64 = 512 << 30;
+use std::arch::global_asm;
+use std::mem::offset_of;
 
 /// Present, writable, user, accessed.
-const TABLE: u64 = 0x27;
+pub(crate) const TABLE: u64 = 0x27;
 /// The same, dirty, and a page rather than a table.
-const PAGE_2M: u64 = 0xe7;
+pub(crate) const PAGE_2M: u64 = 0xe7;
+/// No device is needed: the guest leaves by a port.
+pub(crate) const DEVICE: Option<(u64, u64)> = None;
+/// The boot slot ends below the holes under 4 GiB, and within the gigabyte that its table maps.
+pub(crate) const BOOT_LIMIT: u64 = 1 << 30;
+/// Eight `ret`.
+pub(crate) const RETURNS: u64 = 0xc3c3_c3c3_c3c3_c3c3;
 
-/// Port by which the guest says that a stretch is done. Any would do.
+/// Port by which the guest says that it leaves. Any would do.
 const DONE_PORT: u16 = 0x5a;
 
-/// Walks the pages of a stretch. Registers are those of [`Registers::set`].
-///
-/// ```text
-/// walk: 4d 01 c2     add  r10, r8        ; accumulator += share
-///       4d 39 ca     cmp  r10, r9        ; one whole reached?
-///       72 0d        jb   next
-///       4d 29 ca     sub  r10, r9
-///       48 8d 0c 38  lea  rcx, [rax+rdi] ; stamp = tag + address
-///       48 89 0f     mov  [rdi], rcx     ; the write that is measured
-///       49 ff c4     inc  r12            ; pages written
-/// next: 48 01 df     add  rdi, rbx       ; page after page
-///       48 ff ce     dec  rsi
-///       75 e3        jnz  walk
-///       e6 5a        out  0x5a, al       ; exit to the host, which sets the next stretch
-///       eb df        jmp  walk
-/// ```
-#[rustfmt::skip]
-const CODE: [u8; 33] = [
-    0x4d, 0x01, 0xc2,
-    0x4d, 0x39, 0xca,
-    0x72, 0x0d,
-    0x4d, 0x29, 0xca,
-    0x48, 0x8d, 0x0c, 0x38,
-    0x48, 0x89, 0x0f,
-    0x49, 0xff, 0xc4,
-    0x48, 0x01, 0xdf,
-    0x48, 0xff, 0xce,
-    0x75, 0xe3,
-    0xe6, DONE_PORT as u8,
-    0xeb, 0xdf,
-];
+// rsi steps left, rbx base, r15 pages, r9 index, r14 random, r8 share, r10 accumulator,
+// r12 position, r13 clock at the last access, rbp when the next step is due, r11 mailbox.
+// rdi is the page's address.
+global_asm!(
+    ".pushsection .rodata.slat_guest, \"a\", @progbits",
+    ".macro SLAT_CLOCK",
+    "rdtsc",
+    "shl rdx, 32",
+    "or rax, rdx",
+    ".endm",
+    ".macro SLAT_ADVANCE",
+    "movabs rcx, {multiplier}",
+    "imul r14, rcx",
+    "movabs rcx, {increment}",
+    "add r14, rcx",
+    "mov rax, r14",
+    ".endm",
+    ".balign 16",
+    "slat_guest_start:",
+    "mov rsi, [r11 + {left}]",
+    "mov rbx, [r11 + {base}]",
+    "mov r15, [r11 + {pages}]",
+    "mov r9, [r11 + {index}]",
+    "mov r14, [r11 + {random}]",
+    "mov r8, [r11 + {share}]",
+    "mov r10, [r11 + {accumulator}]",
+    "mov r12, [r11 + {position}]",
+    "SLAT_CLOCK",
+    "mov r13, rax",
+    "mov rbp, rax",
+    ".Lslat_step:",
+    "jmp [r11 + {next}]",
+    // Which page.
+    "slat_guest_sequential:",
+    "mov rdi, r9",
+    "inc r9",
+    "cmp r9, r15",
+    "jb .Lslat_page",
+    "xor r9d, r9d",
+    "jmp .Lslat_page",
+    "slat_guest_random:",
+    "SLAT_ADVANCE",
+    "mul r15",
+    "mov rdi, rdx",
+    "jmp .Lslat_page",
+    "slat_guest_hot:",
+    "SLAT_ADVANCE",
+    "mov ecx, {whole}",
+    "mul rcx",
+    "mov rdi, r15",
+    "cmp rdx, [r11 + {hot_share}]",
+    "jae .Lslat_cold",
+    "mov rdi, [r11 + {hot_pages}]",
+    ".Lslat_cold:",
+    "SLAT_ADVANCE",
+    "mul rdi",
+    "mov rdi, rdx",
+    ".Lslat_page:",
+    "mov ecx, [r11 + {shift}]",
+    "shl rdi, cl",
+    "add rdi, rbx",
+    "add r10, r8",
+    "cmp r10, {whole}",
+    "jb .Lslat_miss",
+    "sub r10, {whole}",
+    "jmp [r11 + {hit}]",
+    ".Lslat_miss:",
+    "jmp [r11 + {miss}]",
+    // What is done to it: this is what is measured.
+    "slat_guest_write:",
+    "mov [rdi], r12",
+    "mov [rdi + 8], rdi",
+    "mov rax, [r11 + {returns}]",
+    "mov [rdi + 16], rax",
+    "jmp .Lslat_done",
+    "slat_guest_execute:",
+    "lea rax, [rdi + 16]",
+    "call rax",
+    "jmp .Lslat_done",
+    "slat_guest_read:",
+    "mov rax, [rdi + 8]",
+    "cmp rax, rdi",
+    "je .Lslat_done",
+    "test rax, rax",
+    "jz .Lslat_done",
+    "inc qword ptr [r11 + {wrong}]",
+    // How long since the access before.
+    ".Lslat_done:",
+    "SLAT_CLOCK",
+    "mov rcx, rax",
+    "sub rax, r13",
+    "mov r13, rcx",
+    // Clocks of two CPUs may differ: nothing took less than no time.
+    "jae .Lslat_forward",
+    "xor eax, eax",
+    ".Lslat_forward:",
+    "cmp rax, [r11 + {threshold}]",
+    "jbe .Lslat_count",
+    "inc qword ptr [r11 + {stalls}]",
+    "add [r11 + {stall_ticks}], rax",
+    "cmp rax, [r11 + {longest}]",
+    "jbe .Lslat_count",
+    "mov [r11 + {longest}], rax",
+    ".Lslat_count:",
+    "or rax, 1",
+    "bsr rcx, rax",
+    "sub ecx, 3",
+    "jb .Lslat_bucket",
+    "shr rax, cl",
+    "and eax, 7",
+    "lea rax, [rax + rcx * 8 + 8]",
+    ".Lslat_bucket:",
+    "inc qword ptr [r11 + rax * 8 + {histogram}]",
+    // When the next is due. One that is late is due at once, and the others move with it.
+    "mov rax, [r11 + {period}]",
+    "test rax, rax",
+    "jz slat_guest_skip",
+    "add rbp, rax",
+    "cmp rbp, r13",
+    "ja .Lslat_wait",
+    "mov rbp, r13",
+    "jmp slat_guest_skip",
+    ".Lslat_wait:",
+    "pause",
+    "SLAT_CLOCK",
+    "mov rcx, rax",
+    "sub rcx, r13",
+    "mov r13, rax",
+    "jb .Lslat_spun",
+    "cmp rcx, [r11 + {threshold}]",
+    "jbe .Lslat_spun",
+    "add [r11 + {idle_ticks}], rcx",
+    ".Lslat_spun:",
+    "cmp qword ptr [r11 + {stop}], 0",
+    "jne slat_guest_skip",
+    "cmp rax, rbp",
+    "jb .Lslat_wait",
+    "slat_guest_skip:",
+    "inc r12",
+    "mov [r11 + {position}], r12",
+    "dec rsi",
+    "jz .Lslat_leave",
+    "cmp qword ptr [r11 + {stop}], 0",
+    "je .Lslat_step",
+    ".Lslat_leave:",
+    "mov [r11 + {left}], rsi",
+    "mov [r11 + {index}], r9",
+    "mov [r11 + {random}], r14",
+    "mov [r11 + {accumulator}], r10",
+    "out {port}, al",
+    "jmp slat_guest_start",
+    "slat_guest_end:",
+    ".popsection",
+    left = const offset_of!(Words, left),
+    base = const offset_of!(Words, base),
+    pages = const offset_of!(Words, pages),
+    shift = const offset_of!(Words, shift),
+    index = const offset_of!(Words, index),
+    random = const offset_of!(Words, random),
+    share = const offset_of!(Words, share),
+    accumulator = const offset_of!(Words, accumulator),
+    next = const offset_of!(Words, next),
+    hit = const offset_of!(Words, hit),
+    miss = const offset_of!(Words, miss),
+    hot_pages = const offset_of!(Words, hot_pages),
+    hot_share = const offset_of!(Words, hot_share),
+    period = const offset_of!(Words, period),
+    threshold = const offset_of!(Words, threshold),
+    returns = const offset_of!(Words, returns),
+    stop = const offset_of!(Words, stop),
+    position = const offset_of!(Words, position),
+    stalls = const offset_of!(Words, stalls),
+    stall_ticks = const offset_of!(Words, stall_ticks),
+    longest = const offset_of!(Words, longest),
+    idle_ticks = const offset_of!(Words, idle_ticks),
+    wrong = const offset_of!(Words, wrong),
+    histogram = const mailbox::HISTOGRAM,
+    whole = const work::WHOLE,
+    multiplier = const work::MULTIPLIER,
+    increment = const work::INCREMENT,
+    port = const DONE_PORT,
+);
+
+pieces!();
 
 /// Checks that `bytes` of test memory lie within the guest's physical addresses.
 pub(crate) fn check(kvm: &Kvm, bytes: u64) -> Result<(), Error> {
@@ -92,60 +239,6 @@ pub(crate) fn check(kvm: &Kvm, bytes: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// The guest's own tables for the code and for `bytes` of test memory.
-struct Tables {
-    /// 512 GiB each.
-    thirds: u64,
-    /// 1 GiB each: one for the code, then those of the test memory.
-    seconds: u64,
-}
-
-impl Tables {
-    fn new(bytes: u64) -> Self {
-        let end = MEMORY_GPA + bytes;
-        Self { thirds: end.div_ceil(SIZE_512G), seconds: 1 + bytes.div_ceil(SIZE_1G) }
-    }
-
-    fn third(&self, index: u64) -> u64 {
-        TABLES_GPA + index * PAGE
-    }
-
-    fn second(&self, index: u64) -> u64 {
-        TABLES_GPA + (self.thirds + index) * PAGE
-    }
-}
-
-/// Bytes of memory for the code and the guest's own tables.
-pub(crate) fn boot_bytes(bytes: u64) -> u64 {
-    let tables = Tables::new(bytes);
-    tables.second(tables.seconds)
-}
-
-/// Writes the code and the guest's own tables. Nothing if `boot` is too small for them.
-pub(crate) fn write_boot(boot: &HostMemory, bytes: u64) -> Option<()> {
-    for (index, chunk) in CODE.chunks(8).enumerate() {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        boot.write(CODE_GPA + index as u64 * 8, u64::from_le_bytes(word))?;
-    }
-    let tables = Tables::new(bytes);
-    for third in 0..tables.thirds {
-        boot.write(ROOT_GPA + third * 8, tables.third(third) | TABLE)?;
-    }
-    boot.write(tables.third(0), tables.second(0) | TABLE)?;
-    boot.write(tables.second(0), PAGE_2M)?;
-    for second in 1..tables.seconds {
-        let gpa = MEMORY_GPA + (second - 1) * SIZE_1G;
-        let third = tables.third(gpa / SIZE_512G);
-        boot.write(third + gpa % SIZE_512G / SIZE_1G * 8, tables.second(second) | TABLE)?;
-        let pages = (MEMORY_GPA + bytes - gpa).min(SIZE_1G).div_ceil(SIZE_2M);
-        for page in 0..pages {
-            boot.write(tables.second(second) + page * 8, (gpa + page * SIZE_2M) | PAGE_2M)?;
-        }
-    }
-    Some(())
-}
-
 /// What a VM needs before its first vCPU.
 pub(crate) fn set_up_vm(vm: &VmFd) -> Result<(), Error> {
     // Intel's CPUs need three pages for a task state segment, anywhere below 4 GiB and outside
@@ -153,8 +246,8 @@ pub(crate) fn set_up_vm(vm: &VmFd) -> Result<(), Error> {
     vm.set_tss_address(0xfffb_d000).map_err(Error::os("KVM_SET_TSS_ADDR"))
 }
 
-/// Puts a vCPU into long mode, ring 3.
-pub(crate) fn set_up_vcpu(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), Error> {
+/// Puts a vCPU into long mode, ring 3, at the start of its code.
+pub(crate) fn set_up_vcpu(kvm: &Kvm, _vm: &VmFd, vcpu: &VcpuFd, mailbox: u64) -> Result<(), Error> {
     let cpuid = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(Error::os("KVM_GET_SUPPORTED_CPUID"))?;
@@ -186,107 +279,33 @@ pub(crate) fn set_up_vcpu(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), Error> {
     sregs.cr0 = 0x8005_0033; // PG, AM, WP, NE, ET, MP, PE
     sregs.cr4 = 1 << 5; // PAE
     sregs.efer = 1 << 8 | 1 << 10; // LME, LMA
-    vcpu.set_sregs(&sregs).map_err(Error::os("KVM_SET_SREGS"))
+    vcpu.set_sregs(&sregs).map_err(Error::os("KVM_SET_SREGS"))?;
+    let registers = kvm_regs {
+        rip: CODE_GPA,
+        // Bit 1 is always set; IOPL is 3; interrupts are off.
+        rflags: 0x3002,
+        r11: mailbox,
+        rsp: mailbox + mailbox::STACK,
+        ..Default::default()
+    };
+    vcpu.set_regs(&registers).map_err(Error::os("KVM_SET_REGS"))
 }
 
-/// Whether the guest's code says that its stretch is done.
-pub(crate) fn is_end_of_stretch(exit: &VcpuExit<'_>) -> bool {
+/// Whether the guest's code says that it leaves. Entered again, it starts from its mailbox.
+pub(crate) fn is_done(exit: &VcpuExit<'_>) -> bool {
     matches!(exit, VcpuExit::IoOut(DONE_PORT, _))
 }
 
-/// A vCPU's general registers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Registers(kvm_regs);
-
-impl Registers {
-    /// Those of a vCPU about to run its first stretch.
-    pub(crate) fn at_entry() -> Self {
-        // Bit 1 is always set; IOPL is 3; interrupts are off.
-        Self(kvm_regs { rip: CODE_GPA, rflags: 0x3002, ..Default::default() })
-    }
-
-    /// Sets a stretch. The instruction pointer stays where it is: after an `out` exit only KVM
-    /// knows whether the instruction is finished (api.rst, "The kvm_run structure"), and from either
-    /// place the code goes on to the start of the walk.
-    pub(crate) fn set(&mut self, stretch: Stretch) {
-        self.0.rdi = stretch.gpa;
-        self.0.rsi = stretch.pages;
-        self.0.rbx = PAGE;
-        self.0.r8 = stretch.share;
-        self.0.r9 = WHOLE;
-        self.0.r10 = stretch.accumulator;
-        self.0.r12 = 0;
-        self.0.rax = stretch.tag;
-    }
-
-    /// Gives them to the vCPU.
-    pub(crate) fn store(&self, vcpu: &VcpuFd) -> Result<(), Error> {
-        vcpu.set_regs(&self.0).map_err(Error::os("KVM_SET_REGS"))
-    }
-
-    /// Takes them from the vCPU.
-    pub(crate) fn fetch(&mut self, vcpu: &VcpuFd) -> Result<(), Error> {
-        self.0 = vcpu.get_regs().map_err(Error::os("KVM_GET_REGS"))?;
-        Ok(())
-    }
-
-    /// How far the code came.
-    pub(crate) fn progress(&self) -> Progress {
-        Progress { gpa: self.0.rdi, left: self.0.rsi, written: self.0.r12 }
-    }
+/// Ticks a second of the clock that the guest's code reads.
+pub(crate) fn ticks_per_second(vcpu: &VcpuFd) -> Result<f64, Error> {
+    let khz = vcpu.get_tsc_khz().map_err(Error::os("KVM_GET_TSC_KHZ"))?;
+    Ok(f64::from(khz) * 1e3)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::memory::Backing;
-
-    /// Walks the guest's tables as its MMU does.
-    fn translate(boot: &HostMemory, gva: u64) -> Option<u64> {
-        let mut table = ROOT_GPA;
-        for shift in [39, 30, 21] {
-            let entry = boot.read(table + (gva >> shift & 511) * 8)?;
-            if entry & 7 != 7 {
-                return None;
-            }
-            let address = entry & 0x000f_ffff_ffff_f000;
-            if shift == 21 {
-                assert_eq!(entry & 0xe0, 0xe0, "a dirty, accessed 2 MiB page");
-                return Some(address + gva % SIZE_2M);
-            }
-            assert_eq!(entry & 0xa0, 0x20, "an accessed table");
-            table = address;
-        }
-        None
-    }
-
-    #[test]
-    fn test_memory_is_mapped_one_to_one_and_nothing_else() {
-        for bytes in [4096, 64 << 20, SIZE_1G, SIZE_1G + SIZE_2M, 600 << 30] {
-            let boot = HostMemory::new(boot_bytes(bytes), Backing::Small).unwrap();
-            write_boot(&boot, bytes).unwrap();
-            let end = MEMORY_GPA + bytes;
-            for gpa in [CODE_GPA, MEMORY_GPA, MEMORY_GPA + bytes / 2, end - 1] {
-                assert_eq!(translate(&boot, gpa), Some(gpa), "{bytes:#x} {gpa:#x}");
-            }
-            assert_eq!(translate(&boot, SIZE_2M), None);
-            assert_eq!(translate(&boot, MEMORY_GPA - 1), None);
-            assert_eq!(translate(&boot, end.next_multiple_of(SIZE_2M)), None);
-        }
-    }
-
-    #[test]
-    fn boot_memory_that_is_too_small_is_noticed() {
-        let boot = HostMemory::new(boot_bytes(SIZE_1G) - PAGE, Backing::Small).unwrap();
-        assert_eq!(write_boot(&boot, SIZE_1G), None);
-    }
-
-    #[test]
-    fn jumps_of_the_code_land_on_instructions() {
-        let target = |at: usize| at as i64 + 2 + i64::from(CODE[at + 1] as i8);
-        assert_eq!(CODE[6], 0x72);
-        assert_eq!(target(6), 0x15);
-        assert_eq!([CODE[27], CODE[31]], [0x75, 0xeb]);
-        assert_eq!([target(27), target(31)], [0, 0]);
+/// A vCPU's general registers, for an error's text.
+pub(crate) fn describe(vcpu: &VcpuFd) -> String {
+    match vcpu.get_regs() {
+        Ok(registers) => format!("{registers:x?}"),
+        Err(error) => error.to_string(),
     }
 }

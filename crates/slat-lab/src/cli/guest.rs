@@ -1,6 +1,7 @@
-//! The command line of what is measured on a guest of the engine's: threads as vCPUs, real memory.
+//! The command line of what is measured on a guest of the engine's, threads as vCPUs, or under KVM.
 
 use super::OutputArgs;
+use super::kvm::{KvmArgs, KvmBacking, Target};
 use crate::failure::bad_input;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
@@ -75,19 +76,29 @@ Examples:
       more vCPUs than CPUs: they take turns
   slat bench execute --exit 1000
       as if each fault left the guest for a microsecond longer
-  slat bench execute --format arm64 --bbm 3 --memory 1g --output execute/";
+  slat bench execute --format arm64 --bbm 3 --memory 1g --output execute/
+  slat bench execute --target kvm --backing 1g --vcpus 8
+      the same on real KVM: no-execute huge pages as the host has them set";
 
 /// A guest that executes from all of its memory.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXECUTE_EXAMPLES)]
 pub struct ExecuteArgs {
+    /// Who keeps the guest's tables
+    #[arg(long, value_name = "TARGET", default_value = "engine")]
+    pub target: Target,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
     /// Its tables.
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// Blocks in which the host has the guest's memory
-    #[arg(long, short = 's', value_name = "SIZE", default_value = "1g")]
-    pub backing: GuestBacking,
+    /// What backs the guest's memory [default: 1g, under KVM 2m]
+    #[arg(long, short = 's', value_name = "BACKING")]
+    pub backing: Option<KvmBacking>,
 
     /// vCPUs; each takes its own share of the memory
     #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=192))]
@@ -118,12 +129,22 @@ const AGE_EXAMPLES: &str = "\
 Examples:
   slat bench age
       1 GiB aged over and over beside a vCPU that faults, locked and lock-free
-  slat bench age --format arm64 --vcpus 2 --memory 2g";
+  slat bench age --format arm64 --vcpus 2 --memory 2g
+  slat bench age --target kvm
+      a guest under KVM, aged by the kernel's idle page tracking (needs root)";
 
 /// A scan for used pages beside vCPUs that fault.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = AGE_EXAMPLES)]
 pub struct AgeArgs {
+    /// Who keeps the guest's tables
+    #[arg(long, value_name = "TARGET", default_value = "engine")]
+    pub target: Target,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
     /// The guest's tables.
     #[command(flatten)]
     pub tables: TablesArgs,
@@ -131,6 +152,10 @@ pub struct AgeArgs {
     /// vCPUs that fault beside the scan
     #[arg(long, short = 'v', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=192))]
     pub vcpus: u16,
+
+    /// What backs the guest's memory (kvm) [default: 4k]
+    #[arg(long, short = 's', value_name = "BACKING")]
+    pub backing: Option<KvmBacking>,
 
     /// Memory that is aged; the vCPUs map as much again, by pages [default: 1g]
     #[arg(long, short = 'b', value_name = "SIZE")]
@@ -154,25 +179,29 @@ Examples:
   slat bench populate
       faults of 1 and 2 vCPUs on 4k, 2m and 1g blocks, without a lock and with one
   slat bench populate --vcpus 1,2,4,8 --backing 4k --overlap
-      all vCPUs touch the same memory";
+      all vCPUs touch the same memory
+  slat bench populate --target kvm --backing 4k,2m,shmem
+      real memory, by KVM's faults";
 
 /// First touches.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = POPULATE_EXAMPLES)]
 pub struct PopulateArgs {
+    /// Who keeps the guest's tables
+    #[arg(long, value_name = "TARGET", default_value = "engine")]
+    pub target: Target,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
     /// The guest's tables.
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// Blocks in which the host has the guest's memory
-    #[arg(
-        long,
-        short = 's',
-        value_name = "SIZE,...",
-        value_delimiter = ',',
-        default_value = "4k,2m,1g"
-    )]
-    pub backing: Vec<GuestBacking>,
+    /// What backs the guest's memory [default: 4k,2m,1g, under KVM 4k,2m]
+    #[arg(long, short = 's', value_name = "BACKING,...", value_delimiter = ',')]
+    pub backing: Vec<KvmBacking>,
 
     /// vCPUs
     #[arg(long, short = 'v', value_name = "N,...", value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u16).range(1..=192))]

@@ -10,6 +10,7 @@ pub mod limit;
 pub mod peers;
 pub mod replay;
 pub mod split;
+pub mod stalls;
 
 use crate::record::Measurement;
 use crate::size::Size;
@@ -38,9 +39,9 @@ pub struct Table {
 /// All tables that the results fill, in the order a reader wants them: what guests on this host
 /// pay, what the engine does, what the machine allows.
 pub fn all(results: &[Measurement]) -> Vec<Table> {
+    let guests = stalls::live(results).into_iter().chain(stalls::stalls(results));
+    let guests = guests.chain(kvm::phases(results)).chain(stalls::touches(results));
     let tables = [
-        replay::claims(results),
-        kvm::phases(results),
         split::times(results),
         split::slots(results),
         limit::table(results),
@@ -52,7 +53,10 @@ pub fn all(results: &[Measurement]) -> Vec<Table> {
         engine::asked_of_peers(results),
         peers::ratios(results),
     ];
-    tables.into_iter().flatten().chain(guest::figures(results)).collect()
+    let claims = replay::claims(results);
+    let of_engine: Vec<_> = results.iter().filter(|m| m.target != "kvm").cloned().collect();
+    let engine = tables.into_iter().flatten().chain(guest::figures(&of_engine));
+    claims.into_iter().chain(guests).chain(engine).collect()
 }
 
 /// Measurements that differ only in their variant (or in what `ignoring` names): one row.
@@ -90,13 +94,14 @@ pub fn rows<'a>(results: &'a [Measurement], scenario: &str, ignoring: &[&str]) -
 }
 
 /// Parameters in the order in which a person asks about them; others follow by name.
-const ORDER: [&str; 21] = [
+const ORDER: [&str; 22] = [
     "format",
     "memory",
     "vcpus",
     "granule",
     "backing",
     "target_size",
+    "way",
     "when",
     "what",
     "bbm",
@@ -156,6 +161,8 @@ impl Labels {
 fn heading(name: &str) -> String {
     match name {
         "vcpu" => "vCPU".to_owned(),
+        "max_downtime_ms" => "max downtime, ms".to_owned(),
+        "interval_ms" => "interval, ms".to_owned(),
         "vcpus" => "vCPUs".to_owned(),
         "backing" => "pages".to_owned(),
         "manual_protect" => "manual".to_owned(),
@@ -175,9 +182,12 @@ fn shown(name: &str, value: Option<&Value>) -> String {
         (_, Some(Value::String(text))) => text.clone(),
         (_, Some(Value::Bool(on))) => if *on { "on" } else { "off" }.to_owned(),
         (
-            "memory" | "granule" | "bytes" | "target_size" | "chunk_size",
+            "memory" | "granule" | "bytes" | "target_size" | "chunk_size" | "limit" | "eager_split",
             Some(Value::Number(number)),
         ) => number.as_u64().map_or_else(|| number.to_string(), |bytes| Size(bytes).to_string()),
+        ("link" | "dirty_rate", Some(Value::Number(number))) => {
+            crate::cli::Rate(number.as_f64().unwrap_or(0.0)).to_string()
+        }
         (_, Some(other)) => other.to_string(),
     }
 }

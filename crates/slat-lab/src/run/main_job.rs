@@ -2,15 +2,15 @@
 
 use super::output::Output;
 use crate::cli::{
-    DirtyLogArgs, Granule, GuestFormat, KvmBacking, LinuxArgs, MainArgs, OutputArgs, SplitArgs,
-    Switch, TablesArgs, Target, Walk, What, When,
+    DirtyLogArgs, Granule, GuestFormat, KvmArgs, KvmBacking, LinuxArgs, LogArgs, MainArgs,
+    OutputArgs, SplitArgs, Switch, TablesArgs, Target, Walk, What, When,
 };
 use crate::failure::is_interruption;
 use crate::host::Host;
 use crate::record::Measurement;
 use crate::report::numbers::bytes;
 use crate::scenario;
-use crate::scenario::dirty_log::Guest;
+use crate::scenario::kvm::dirty_log::Guest;
 use crate::session::Session;
 use crate::size::Size;
 use std::process::ExitCode;
@@ -91,10 +91,13 @@ impl Plan {
             backing,
             manual_protect,
             initially_set,
-            clear_chunk: None,
+            dirty_ring_size: None,
+            log: LogArgs::default(),
+            duration: None,
+            interval: None,
             iterations: 3,
             runs: self.runs,
-            write_percent: 100,
+            kvm: KvmArgs::default(),
             way: Vec::new(),
             tables: TablesArgs { format: GuestFormat::Ept, bbm: None },
             quick: false,

@@ -6,8 +6,8 @@ mod linux;
 
 use super::{guest, split};
 use crate::cli::{
-    AgeArgs, CacheToggleArgs, Claim, ExecuteArgs, Granule, GuestBacking, GuestFormat, LinuxArgs,
-    OutputArgs, ReplayArgs, SplitArgs, TablesArgs, Walk, What, When,
+    AgeArgs, CacheToggleArgs, Claim, ExecuteArgs, Granule, GuestFormat, KvmArgs, KvmBacking,
+    LinuxArgs, OutputArgs, ReplayArgs, SplitArgs, TablesArgs, Target, Walk, What, When,
 };
 use crate::record::Measurement;
 use crate::session::Session;
@@ -208,8 +208,10 @@ impl Replay<'_> {
 
     fn execute(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let args = ExecuteArgs {
+            target: Target::Engine,
+            kvm: KvmArgs::default(),
             tables: EPT,
-            backing: GuestBacking::Size1g,
+            backing: Some(KvmBacking::Block1g),
             vcpus: 2,
             memory: Some(Size(if self.quick { 1 << 30 } else { 2 << 30 })),
             rounds: Some(if self.quick { 1 } else { 7 }),
@@ -239,6 +241,9 @@ impl Replay<'_> {
 
     fn ageing(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let args = AgeArgs {
+            target: Target::Engine,
+            kvm: KvmArgs::default(),
+            backing: None,
             tables: EPT,
             vcpus: 1,
             memory: None,

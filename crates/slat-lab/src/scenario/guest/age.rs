@@ -10,6 +10,7 @@ use super::runner::{Locks, Runner};
 use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::cli::AgeArgs;
+use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::scenario::engine::crew::{Pin, cpus};
 use crate::session::Session;
@@ -48,6 +49,10 @@ const LOCKED_64: usize = 3;
 /// # Errors
 /// Sizes that cannot be right, too little memory, or pages that were not found.
 pub fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    args.kvm.refuse()?;
+    if args.backing.is_some() {
+        return Err(bad_input("--backing is of --target kvm; the engine ages all sizes of leaves"));
+    }
     let memory = args.memory.unwrap_or(Size(if args.quick { 64 << 20 } else { 1 << 30 }));
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 9 });
     let half = Shape::new(memory, PageSize::SIZE_4K, args.vcpus)?;
@@ -283,13 +288,16 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{GuestFormat, OutputArgs, TablesArgs};
+    use crate::cli::{GuestFormat, KvmArgs, OutputArgs, TablesArgs, Target};
 
     /// Each sample checks that all pages were found young; here it only has to get through.
     #[test]
     fn every_way_finds_all_pages_in_both_formats() {
         for format in [GuestFormat::Ept, GuestFormat::Arm64] {
             let args = AgeArgs {
+                target: Target::Engine,
+                kvm: KvmArgs::default(),
+                backing: None,
                 tables: TablesArgs { format, bbm: None },
                 vcpus: 2,
                 memory: Some(Size(8 << 20)),

@@ -12,7 +12,7 @@ use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use super::vcpus::faults_between;
 use super::{density, parallel};
-use crate::cli::{DirtyLogArgs, GuestBacking, KvmBacking, LogWay};
+use crate::cli::{DirtyLogArgs, LogWay};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::session::Session;
@@ -30,17 +30,14 @@ use std::time::Instant;
 /// # Errors
 /// Values that cannot be right, too little memory, or a page that a log lost.
 pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    if !args.manual_protect.is_on() || args.initially_set.is_on() || args.clear_chunk.is_some() {
+    if !args.manual_protect.is_on() || args.initially_set.is_on() || args.log.clear_chunk.is_some()
+    {
         return Err(bad_input(
             "--manual-protect, --initially-set and --clear-chunk are of --target kvm; with --target \
              engine take --way legacy, --way manual or --way initially-set",
         ));
     }
-    let backing = match args.backing {
-        KvmBacking::Small => GuestBacking::Size4k,
-        KvmBacking::Transparent2m | KvmBacking::Hugetlb2m => GuestBacking::Size2m,
-        KvmBacking::Block1g | KvmBacking::Hugetlb1g => GuestBacking::Size1g,
-    };
+    let backing = args.backing.in_engine()?;
     let vcpus = u16::try_from(args.vcpus).ok().filter(|&vcpus| vcpus <= 192);
     let vcpus = vcpus.ok_or_else(|| {
         bad_input(format!("--vcpus {}: a guest of the engine's has at most 192", args.vcpus))
@@ -53,7 +50,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     let ways = LogWay::all_or(&args.way);
     let mut results = on_format!(&args.tables, |format, arch| {
         let bed = Bed::new(format, arch, &args.tables, shape, session)?;
-        let plan = Plan { ways: &ways, rounds, runs, percent: args.write_percent.into() };
+        let plan = Plan { ways: &ways, rounds, runs, percent: args.log.write_percent.into() };
         let mut results = measure(&bed, &plan, session)?;
         let rounds = if args.quick { 1 } else { runs.max(5) };
         results.extend(density::measure(&bed, rounds, session)?);

@@ -6,7 +6,7 @@ use super::bed::{Bed, Shape, gpa, on_format};
 use super::runner::Locks;
 use super::turns::{Recorder, ratios, take_turns};
 use super::vcpus::{PhaseRun, run_phases};
-use crate::cli::ExecuteArgs;
+use crate::cli::{ExecuteArgs, KvmBacking};
 use crate::record::Measurement;
 use crate::session::Session;
 use crate::size::Size;
@@ -37,10 +37,12 @@ const EXECUTE: usize = 1;
 /// # Errors
 /// Sizes that cannot be right, too little memory, or a guest that went wrong.
 pub fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let small = args.backing.size().bytes().max(64 << 20);
+    args.kvm.refuse()?;
+    let backing = args.backing.unwrap_or(KvmBacking::Block1g).in_engine()?;
+    let small = backing.size().bytes().max(64 << 20);
     let memory = args.memory.unwrap_or(Size(if args.quick { small } else { 2 << 30 }));
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 7 });
-    let shape = Shape::new(memory, args.backing.size(), args.vcpus)?;
+    let shape = Shape::new(memory, backing.size(), args.vcpus)?;
     let exit = Duration::from_nanos(args.exit.into());
     on_format!(&args.tables, |format, arch| {
         let bed = Bed::new(format, arch, &args.tables, shape, session)?;
@@ -157,12 +159,14 @@ fn sample<F: Format, A: Arch>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{GuestBacking, GuestFormat, OutputArgs, TablesArgs};
+    use crate::cli::{GuestFormat, KvmArgs, OutputArgs, TablesArgs, Target};
 
-    fn args(format: GuestFormat, backing: GuestBacking, memory: u64) -> ExecuteArgs {
+    fn args(format: GuestFormat, backing: KvmBacking, memory: u64) -> ExecuteArgs {
         ExecuteArgs {
+            target: Target::Engine,
+            kvm: KvmArgs::default(),
             tables: TablesArgs { format, bbm: None },
-            backing,
+            backing: Some(backing),
             vcpus: 2,
             memory: Some(Size(memory)),
             rounds: Some(1),
@@ -180,7 +184,7 @@ mod tests {
     #[test]
     fn a_split_faults_once_a_table_and_a_zap_once_a_page() {
         for format in [GuestFormat::Ept, GuestFormat::Arm64] {
-            let args = args(format, GuestBacking::Size2m, 16 << 20);
+            let args = args(format, KvmBacking::Transparent2m, 16 << 20);
             let results = run(&args, &mut Session::quiet()).unwrap();
             assert_eq!(faults(&results, "zap", "execute"), 4096);
             assert_eq!(faults(&results, "split", "execute"), 8);
@@ -191,7 +195,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_whole_blocks_is_refused() {
-        let args = args(GuestFormat::Ept, GuestBacking::Size1g, 512 << 20);
+        let args = args(GuestFormat::Ept, KvmBacking::Block1g, 512 << 20);
         let error = run(&args, &mut Session::quiet()).unwrap_err().to_string();
         assert!(error.contains("--memory 512m") && error.contains("1g"), "{error}");
     }

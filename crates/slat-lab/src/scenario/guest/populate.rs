@@ -14,6 +14,7 @@ use crate::record::Measurement;
 use crate::session::Session;
 use crate::size::Size;
 use anyhow::ensure;
+use clap::ValueEnum;
 use slat::Format;
 use slat_sim::arch::Arch;
 
@@ -35,8 +36,12 @@ pub fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     if !memory.bytes().is_multiple_of(2 << 20) {
         return Err(bad_input(format!("--memory {memory} is no multiple of 2m; take one")));
     }
-    let cases: Vec<(GuestBacking, u16)> = args
-        .backing
+    args.kvm.refuse()?;
+    let backings: Vec<GuestBacking> = match &args.backing[..] {
+        [] => GuestBacking::value_variants().to_vec(),
+        given => given.iter().map(|it| it.in_engine()).collect::<anyhow::Result<_>>()?,
+    };
+    let cases: Vec<(GuestBacking, u16)> = backings
         .iter()
         .flat_map(|&backing| args.vcpus.iter().map(move |&vcpus| (backing, vcpus)))
         .collect();
@@ -136,14 +141,16 @@ fn sample<F: Format, A: Arch>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{GuestFormat, OutputArgs, TablesArgs};
+    use crate::cli::{GuestFormat, KvmArgs, OutputArgs, TablesArgs, Target};
 
     #[test]
     fn each_block_is_mapped_once_whoever_touches_it() {
         for (format, overlap) in [(GuestFormat::Ept, false), (GuestFormat::Arm64, true)] {
             let args = PopulateArgs {
+                target: Target::Engine,
+                kvm: KvmArgs::default(),
                 tables: TablesArgs { format, bbm: None },
-                backing: vec![GuestBacking::Size4k, GuestBacking::Size2m, GuestBacking::Size1g],
+                backing: Vec::new(),
                 vcpus: vec![1, 2],
                 memory: Some(Size(4 << 20)),
                 overlap,

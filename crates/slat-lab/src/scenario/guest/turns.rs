@@ -80,7 +80,7 @@ impl Recorder {
             params,
             unit: unit.to_owned(),
             samples,
-            counts: crate::scenario::dirty_log::merge(counts),
+            counts: crate::scenario::kvm::merge(counts),
         }
     }
 

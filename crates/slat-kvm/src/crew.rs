@@ -1,16 +1,22 @@
 //! The vCPUs' threads, started and stopped together.
 //!
-//! Each pass has two steps. In the first, every thread sets its vCPU's registers; in the second
-//! they all run. The threads sleep in between, and while the host's phases are timed.
+//! Each piece of work has two steps. In the first, every thread tells its vCPU what to do; in the
+//! second they all run. The threads sleep in between, and while the host's phases are timed.
 
 use crate::Error;
-use crate::guest::Vcpu;
-use crate::write_pass::WritePass;
+use crate::guest::Guest;
+use crate::stall;
+use crate::vcpu::Vcpu;
+use crate::work::Work;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How often the one who waits for vCPUs looks whether to stop them.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What the threads are to do, and how far they are.
 #[derive(Debug, Clone, Copy)]
@@ -25,36 +31,42 @@ struct Order {
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Rest,
-    Load(WritePass),
+    Pin,
+    Load(Work),
     Run,
     Leave,
 }
 
-/// What one vCPU did in a pass.
+/// What one vCPU did.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Done {
-    pub pages: u64,
+pub(crate) struct Done {
+    pub steps: u64,
     pub start: Instant,
     pub end: Instant,
+    /// Seconds that its thread waited for a CPU.
+    pub waited: Option<f64>,
 }
 
 type Outcome = Result<Option<Done>, Error>;
 
 /// What the crew and its threads share. It outlives the threads' scope.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(crate) struct Board {
     order: Mutex<Order>,
     changed: Condvar,
     /// One a vCPU.
     outcomes: Vec<Mutex<Outcome>>,
+    /// The CPU of each vCPU's thread, over and over; none: wherever the scheduler puts it.
+    pin: Vec<usize>,
 }
 
 impl Board {
-    pub(super) fn new(vcpus: usize) -> Self {
+    pub fn new(vcpus: usize, pin: &[usize]) -> Self {
         Self {
             order: Mutex::new(Order { number: 0, step: Step::Rest, finished: 0 }),
             changed: Condvar::new(),
             outcomes: (0..vcpus).map(|_| Mutex::new(Ok(None))).collect(),
+            pin: pin.to_vec(),
         }
     }
 
@@ -76,11 +88,10 @@ impl Board {
         }
     }
 
-    fn issue(&self, step: Step) -> MutexGuard<'_, Order> {
+    fn issue(&self, step: Step) {
         let mut order = lock(&self.order);
         *order = Order { number: order.number + 1, step, finished: 0 };
         self.changed.notify_all();
-        order
     }
 }
 
@@ -89,47 +100,66 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The threads, which leave when it is dropped.
+/// The threads, which leave when it is dropped, whatever their vCPUs are at.
 #[derive(Debug)]
-pub(super) struct Crew<'env> {
+pub(crate) struct Crew<'env> {
     board: &'env Board,
+    guest: &'env Guest,
+    stop: &'env AtomicBool,
     size: usize,
 }
 
 impl<'env> Crew<'env> {
     /// Starts a thread for each vCPU.
-    pub(super) fn start<'scope>(
+    pub fn start<'scope>(
         scope: &'scope Scope<'scope, 'env>,
         board: &'env Board,
+        guest: &'env Guest,
         vcpus: &'env mut [Vcpu],
         stop: &'env AtomicBool,
     ) -> Result<Self, Error> {
         // Made first, so that an early return makes the threads that did start leave.
-        let mut crew = Self { board, size: 0 };
+        let mut crew = Self { board, guest, stop, size: 0 };
         for (vcpu, outcome) in vcpus.iter_mut().zip(&board.outcomes) {
             Builder::new()
                 .name(format!("vcpu{}", vcpu.index()))
-                .spawn_scoped(scope, move || work(board, vcpu, outcome, stop))
+                .spawn_scoped(scope, move || work(board, vcpu, outcome))
                 .map_err(Error::os::<io::Error>("start of a vCPU's thread"))?;
             crew.size += 1;
+        }
+        if !board.pin.is_empty() {
+            crew.step(Step::Pin)?;
         }
         Ok(crew)
     }
 
-    /// Sets all vCPUs' registers for a pass, ahead of what is timed.
-    pub(super) fn load(&mut self, pass: WritePass) -> Result<(), Error> {
-        self.step(Step::Load(pass)).map(drop)
+    /// Tells all vCPUs what to do, ahead of what is timed.
+    pub fn load(&self, work: Work) -> Result<(), Error> {
+        self.step(Step::Load(work)).map(drop)
     }
 
-    /// Runs the pass on all vCPUs at once.
-    pub(super) fn run(&mut self) -> Result<Vec<Done>, Error> {
-        self.step(Step::Run)
+    /// Lets all vCPUs run at once.
+    pub fn go(&self) {
+        self.board.issue(Step::Run);
     }
 
-    fn step(&mut self, step: Step) -> Result<Vec<Done>, Error> {
-        let mut order = self.board.issue(step);
+    /// Whether all have finished.
+    pub fn has_finished(&self) -> bool {
+        lock(&self.board.order).finished >= self.size
+    }
+
+    /// Waits until all have finished what they were told.
+    ///
+    /// # Errors
+    /// What went wrong for any of them; [`Error::Stopped`] if the caller wants to stop.
+    pub fn wait(&self) -> Result<Vec<Done>, Error> {
+        let mut order = lock(&self.board.order);
         while order.finished < self.size {
-            order = self.board.changed.wait(order).unwrap_or_else(PoisonError::into_inner);
+            let waited = self.board.changed.wait_timeout(order, PATIENCE);
+            order = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if self.stop.load(Ordering::Relaxed) {
+                self.guest.give_up();
+            }
         }
         drop(order);
         let outcomes = self.board.outcomes.iter();
@@ -138,13 +168,24 @@ impl<'env> Crew<'env> {
         let (stopped, mut rest): (Vec<_>, Vec<_>) =
             outcomes.partition(|outcome| matches!(outcome, Err(Error::Stopped)));
         rest.extend(stopped);
-        rest.into_iter().filter_map(Result::transpose).collect()
+        let done: Result<Vec<_>, _> = rest.into_iter().filter_map(Result::transpose).collect();
+        match self.stop.load(Ordering::Relaxed) {
+            true => done.and(Err(Error::Stopped)),
+            false => done,
+        }
+    }
+
+    fn step(&self, step: Step) -> Result<Vec<Done>, Error> {
+        self.board.issue(step);
+        self.wait()
     }
 }
 
 impl Drop for Crew<'_> {
     fn drop(&mut self) {
-        drop(self.board.issue(Step::Leave));
+        // Whoever leaves early, with an error, leaves vCPUs running.
+        self.guest.give_up();
+        self.board.issue(Step::Leave);
     }
 }
 
@@ -163,7 +204,7 @@ impl Drop for Finish<'_> {
 }
 
 /// A thread's life.
-fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>, stop: &AtomicBool) {
+fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>) {
     let mut seen = 0;
     loop {
         let order = board.next(seen);
@@ -175,39 +216,34 @@ fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>, stop: &AtomicB
         let mut finish = Finish { board, outcome, result: Err(Error::ThreadPanicked) };
         finish.result = match order.step {
             Step::Rest | Step::Leave => Ok(None),
-            Step::Load(pass) => vcpu.load(pass).map(|()| None),
-            Step::Run => {
-                let start = Instant::now();
-                let pages = vcpu.run(stop);
-                let end = Instant::now();
-                pages.map(|pages| Some(Done { pages, start, end }))
-            }
+            Step::Pin => pin(board.pin[vcpu.index() % board.pin.len()]).map(|()| None),
+            Step::Load(work) => vcpu.load(&work).map(|()| None),
+            Step::Run => run(vcpu).map(Some),
         };
+        drop(finish);
+        vcpu.finish();
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn run(vcpu: &mut Vcpu) -> Result<Done, Error> {
+    let waited = stall::waited();
+    let start = Instant::now();
+    let steps = vcpu.run()?;
+    let end = Instant::now();
+    let waited = stall::waited().zip(waited).map(|(after, before)| after - before);
+    Ok(Done { steps, start, end, waited })
+}
 
-    #[test]
-    fn a_thread_that_panics_is_not_waited_for() {
-        let board = Board::new(1);
-        let mut crew = Crew { board: &board, size: 1 };
-        let result = std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
-                let _ = board.next(0);
-                let _finish = Finish {
-                    board: &board,
-                    outcome: &board.outcomes[0],
-                    result: Err(Error::ThreadPanicked),
-                };
-                std::panic::resume_unwind(Box::new(()));
-            });
-            let result = crew.run();
-            assert!(thread.join().is_err());
-            result
-        });
-        assert!(matches!(result, Err(Error::ThreadPanicked)), "{result:?}");
+fn pin(cpu: usize) -> Result<(), Error> {
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(Error::invalid("CPU to pin to", cpu, "is beyond what the kernel knows"));
     }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).map_err(|answer| match answer {
+        rustix::io::Errno::INVAL => {
+            Error::invalid("CPU to pin to", cpu, "is not one that this process may run on")
+        }
+        other => Error::os("sched_setaffinity")(other),
+    })
 }

@@ -1,0 +1,194 @@
+//! What lies in the guest's first memslot, which is never logged: its code, its own tables, and a
+//! mailbox for each vCPU.
+//!
+//! Guest addresses are mapped one to one with 2 MiB pages (1 GiB ones need a bit of x86's CPUID that
+//! not every host gives). The tables have the same shape on each architecture, four levels of 512
+//! entries of 8 bytes; the bits of the entries are the architecture's.
+
+use crate::arch::{self, MEMORY_GPA, Piece};
+use crate::mailbox::{self, Mailbox};
+use crate::memory::{Backing, HostMemory};
+use crate::{Error, work::Touch};
+
+/// Where the code is. Page 0 stays empty, so that a jump through a null pointer shows.
+pub(crate) const CODE_GPA: u64 = 0x1000;
+/// The guest's own tables: root, then the third level, then the second.
+pub(crate) const ROOT_GPA: u64 = 0x4000;
+const TABLES_GPA: u64 = 0x5000;
+
+const PAGE: u64 = 4096;
+const SIZE_2M: u64 = 2 << 20;
+const SIZE_1G: u64 = 1 << 30;
+const SIZE_512G: u64 = 512 << 30;
+
+/// The places in the slot.
+#[derive(Debug)]
+pub(crate) struct Boot {
+    memory: HostMemory,
+    /// First mailbox.
+    mailboxes: u64,
+}
+
+/// How many tables the guest has for `bytes` of test memory.
+struct Tables {
+    /// 512 GiB each.
+    thirds: u64,
+    /// 1 GiB each: one for the boot slot, then those of the test memory.
+    seconds: u64,
+}
+
+impl Tables {
+    fn new(bytes: u64) -> Self {
+        let end = MEMORY_GPA + bytes;
+        Self { thirds: end.div_ceil(SIZE_512G), seconds: 1 + bytes.div_ceil(SIZE_1G) }
+    }
+
+    fn third(&self, index: u64) -> u64 {
+        TABLES_GPA + index * PAGE
+    }
+
+    fn second(&self, index: u64) -> u64 {
+        TABLES_GPA + (self.thirds + index) * PAGE
+    }
+
+    fn end(&self) -> u64 {
+        self.second(self.seconds)
+    }
+}
+
+impl Boot {
+    /// Makes the memory of the slot for `bytes` of test memory and so many vCPUs, and writes it.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if there is no memory for it; [`Error::Invalid`] if there are too many vCPUs
+    /// for the 1 GiB in which the slot lies.
+    pub fn new(bytes: u64, vcpus: usize) -> Result<Self, Error> {
+        let mailboxes = Tables::new(bytes).end();
+        let len = mailboxes + vcpus as u64 * mailbox::STRIDE;
+        if len > arch::BOOT_LIMIT {
+            return Err(Error::invalid("vCPUs", vcpus, "have no room for their mailboxes"));
+        }
+        let len = len.next_multiple_of(Backing::Small.page_size());
+        let memory = HostMemory::new(len, Backing::Small)?;
+        let boot = Self { memory, mailboxes };
+        boot.write(bytes).ok_or_else(|| Error::os("boot memory")(rustix::io::Errno::NOSPC))?;
+        Ok(boot)
+    }
+
+    /// The memory behind the slot.
+    pub fn memory(&self) -> &HostMemory {
+        &self.memory
+    }
+
+    /// Guest address of a vCPU's mailbox.
+    pub fn mailbox_gpa(&self, vcpu: usize) -> u64 {
+        self.mailboxes + vcpu as u64 * mailbox::STRIDE
+    }
+
+    /// A vCPU's mailbox.
+    pub fn mailbox(&self, vcpu: usize) -> Option<Mailbox<'_>> {
+        Mailbox::new(&self.memory, self.mailbox_gpa(vcpu))
+    }
+
+    fn write(&self, bytes: u64) -> Option<()> {
+        for (index, chunk) in arch::code().chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.memory.write(CODE_GPA + index as u64 * 8, u64::from_le_bytes(word))?;
+        }
+        let tables = Tables::new(bytes);
+        for third in 0..tables.thirds {
+            self.memory.write(ROOT_GPA + third * 8, tables.third(third) | arch::TABLE)?;
+        }
+        self.memory.write(tables.third(0), tables.second(0) | arch::TABLE)?;
+        for page in 0..self.memory.len().div_ceil(SIZE_2M) {
+            self.memory.write(tables.second(0) + page * 8, page * SIZE_2M | arch::PAGE_2M)?;
+        }
+        if let Some((gpa, entry)) = arch::DEVICE {
+            self.memory.write(tables.second(0) + gpa / SIZE_2M * 8, entry)?;
+        }
+        for second in 1..tables.seconds {
+            let gpa = MEMORY_GPA + (second - 1) * SIZE_1G;
+            let third = tables.third(gpa / SIZE_512G);
+            let entry = tables.second(second) | arch::TABLE;
+            self.memory.write(third + gpa % SIZE_512G / SIZE_1G * 8, entry)?;
+            let pages = (MEMORY_GPA + bytes - gpa).min(SIZE_1G).div_ceil(SIZE_2M);
+            for page in 0..pages {
+                let entry = (gpa + page * SIZE_2M) | arch::PAGE_2M;
+                self.memory.write(tables.second(second) + page * 8, entry)?;
+            }
+        }
+        Some(())
+    }
+}
+
+/// Guest address of a piece of the code.
+pub(crate) fn piece(piece: Piece) -> u64 {
+    CODE_GPA + arch::offset(piece)
+}
+
+/// The piece of code that touches a page so.
+pub(crate) fn touching(touch: Touch) -> u64 {
+    piece(match touch {
+        Touch::Write => Piece::Write,
+        Touch::Read => Piece::Read,
+        Touch::Execute => Piece::Execute,
+        Touch::Skip => Piece::Skip,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+
+    /// Walks the guest's tables as its MMU does.
+    fn translate(memory: &HostMemory, gva: u64) -> Option<u64> {
+        let mut table = ROOT_GPA;
+        for shift in [39, 30, 21] {
+            let entry = memory.read(table + (gva >> shift & 511) * 8)?;
+            let expected = if shift == 21 { arch::PAGE_2M } else { arch::TABLE };
+            if entry & !ADDRESS != expected & !ADDRESS {
+                return None;
+            }
+            table = entry & ADDRESS;
+        }
+        Some(table + gva % SIZE_2M)
+    }
+
+    #[test]
+    fn test_memory_is_mapped_one_to_one_and_nothing_else() {
+        for bytes in [4096, 64 << 20, SIZE_1G, SIZE_1G + SIZE_2M, 600 << 30] {
+            let boot = Boot::new(bytes, 3).unwrap();
+            let end = MEMORY_GPA + bytes;
+            let last = boot.mailbox_gpa(2) + mailbox::STRIDE - 8;
+            for gpa in [CODE_GPA, last, MEMORY_GPA, MEMORY_GPA + bytes / 2, end - 1] {
+                assert_eq!(translate(boot.memory(), gpa), Some(gpa), "{bytes:#x} {gpa:#x}");
+            }
+            let after_boot = boot.memory().len().next_multiple_of(SIZE_2M);
+            assert_eq!(translate(boot.memory(), after_boot), None);
+            assert_eq!(translate(boot.memory(), MEMORY_GPA - 1), None);
+            assert_eq!(translate(boot.memory(), end.next_multiple_of(SIZE_2M)), None);
+            assert!(boot.mailbox(2).is_some());
+            assert!(boot.mailbox(2 + 1000).is_none());
+        }
+    }
+
+    #[test]
+    fn the_code_has_room_and_its_pieces_lie_in_it() {
+        let code = arch::code();
+        assert!(!code.is_empty() && CODE_GPA + code.len() as u64 <= ROOT_GPA);
+        use Piece::*;
+        let mut offsets = [Sequential, Random, Hot, Write, Read, Execute, Skip].map(arch::offset);
+        assert!(offsets.iter().all(|&offset| offset > 0 && offset < code.len() as u64));
+        offsets.sort_unstable();
+        assert!(offsets.windows(2).all(|pair| pair[0] < pair[1]), "{offsets:?}");
+    }
+
+    #[test]
+    fn as_many_vcpus_as_kvm_has_fit() {
+        assert!(Boot::new(64 << 20, 4096).is_ok());
+        assert!(Boot::new(64 << 20, 1 << 20).is_err());
+    }
+}

@@ -1,0 +1,115 @@
+//! A cgroup of one's own with a limit to its memory, for as long as a run takes.
+//!
+//! What does not fit is swapped, so there has to be swap: without it the kernel would end a process,
+//! and likely this one. Both versions of cgroups are served (admin-guide/cgroup-v2.rst,
+//! `memory.max`; cgroup-v1/memory.rst, `memory.limit_in_bytes`).
+
+use crate::Error;
+use std::path::{Path, PathBuf};
+
+/// The process is in a cgroup of its own until this is dropped.
+#[derive(Debug)]
+pub struct MemoryLimit {
+    home: PathBuf,
+    own: PathBuf,
+}
+
+impl MemoryLimit {
+    /// Makes a cgroup whose memory is limited to `bytes`, and moves this process into it.
+    ///
+    /// # Errors
+    /// [`Error::NotEnoughSwap`] if what is beyond the limit has no place; [`Error::Os`] without root
+    /// or without cgroups.
+    pub fn new(bytes: u64, needed: u64) -> Result<Self, Error> {
+        let swap = free_swap(&std::fs::read_to_string("/proc/swaps").unwrap_or_default());
+        // The tool itself needs some, too.
+        let beyond = (needed + (64 << 20)).saturating_sub(bytes);
+        if swap < beyond {
+            return Err(Error::NotEnoughSwap { needed: beyond >> 20, free: swap >> 20 });
+        }
+        let Place { home, parent, file } = place()?;
+        let own = parent.join(format!("slat-{}", std::process::id()));
+        std::fs::create_dir(&own).map_err(Error::os("mkdir of a cgroup (needs root)"))?;
+        // From here on it is taken away again.
+        let limit = Self { home, own };
+        std::fs::write(limit.own.join(file), bytes.to_string())
+            .map_err(Error::os("write of a cgroup's memory limit"))?;
+        limit.join(&limit.own)?;
+        Ok(limit)
+    }
+
+    fn join(&self, group: &Path) -> Result<(), Error> {
+        std::fs::write(group.join("cgroup.procs"), std::process::id().to_string())
+            .map_err(Error::os("write of cgroup.procs"))
+    }
+}
+
+impl Drop for MemoryLimit {
+    fn drop(&mut self) {
+        // Failing leaves an empty group, or the process in one; neither can be said from here.
+        let _ = self.join(&self.home.clone());
+        let _ = std::fs::remove_dir(&self.own);
+    }
+}
+
+/// Where a cgroup can be made.
+struct Place {
+    /// This process's own.
+    home: PathBuf,
+    parent: PathBuf,
+    /// The limit's.
+    file: &'static str,
+}
+
+fn place() -> Result<Place, Error> {
+    let text =
+        std::fs::read_to_string("/proc/self/cgroup").map_err(Error::os("/proc/self/cgroup"))?;
+    let path = crate::idle::own_group(&text).trim_start_matches('/');
+    // Inside of a container the path may be that of the host: the mount is then the group.
+    let home = |mount: &Path| {
+        let homes = [mount.join(path), mount.to_path_buf()];
+        homes.into_iter().find(|home| home.join("cgroup.procs").exists())
+    };
+    let first = Path::new("/sys/fs/cgroup/memory");
+    if let Some(home) = home(first).filter(|home| home.join("memory.limit_in_bytes").exists()) {
+        return Ok(Place { parent: home.clone(), home, file: "memory.limit_in_bytes" });
+    }
+    // A group of version 2 that has processes gives its children no controllers, save the root.
+    let root = Path::new("/sys/fs/cgroup");
+    match home(root).filter(|_| root.join("cgroup.controllers").exists()) {
+        Some(home) => {
+            // Often it has been done; if it cannot be, the limit's file will be missing.
+            let _ = std::fs::write(root.join("cgroup.subtree_control"), "+memory");
+            Ok(Place { parent: root.into(), home, file: "memory.max" })
+        }
+        None => Err(Error::os("cgroups of memory")(rustix::io::Errno::NOENT)),
+    }
+}
+
+/// Bytes free in all swap areas (`/proc/swaps`: name, type, size and use in KiB, priority).
+fn free_swap(text: &str) -> u64 {
+    let free = text.lines().skip(1).filter_map(|line| {
+        let mut words = line.split_whitespace().skip(2);
+        let (size, used) = (words.next()?.parse::<u64>().ok()?, words.next()?.parse::<u64>().ok()?);
+        Some(size.saturating_sub(used) << 10)
+    });
+    free.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_swap_is_summed_over_areas() {
+        let text =
+            "Filename Type Size Used Priority\n/dev/a partition 1024 24 -2\n/b file 10 10 -3\n";
+        assert_eq!((free_swap(text), free_swap("")), (1000 << 10, 0));
+    }
+
+    #[test]
+    fn a_limit_that_swap_cannot_take_up_is_refused_before_anything_is_made() {
+        let result = MemoryLimit::new(1 << 20, 1 << 60);
+        assert!(matches!(result, Err(Error::NotEnoughSwap { .. })), "{result:?}");
+    }
+}

@@ -1,0 +1,233 @@
+//! Which pages were used: by what the kernel offers to user space.
+//!
+//! - Idle page tracking marks single pages, by their frame, and clears the accessed bits of all who
+//!   map them, KVM among them (Documentation/admin-guide/mm/idle_page_tracking.rst).
+//! - The multi-generational LRU ages all of a cgroup's memory at once (multigen_lru.rst, "Working
+//!   set estimation"); whether that looks into KVM's tables depends on the kernel.
+//!
+//! Both need root.
+
+use crate::Error;
+use crate::memory::HostMemory;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+const BITMAP: &str = "sys/kernel/mm/page_idle/bitmap";
+const LRU_GEN: &str = "sys/kernel/debug/lru_gen";
+/// A page is there, and bits of an entry that are its frame (pagemap.rst).
+const PRESENT: u64 = 1 << 63;
+const FRAME: u64 = (1 << 55) - 1;
+
+/// A way to learn which pages were used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tracking {
+    /// `/sys/kernel/mm/page_idle/bitmap`.
+    IdlePages,
+    /// `/sys/kernel/debug/lru_gen`.
+    Generations,
+}
+
+impl Tracking {
+    /// What this host has, the more exact first.
+    ///
+    /// # Errors
+    /// [`Error::NoAccessTracking`].
+    pub fn of_host() -> Result<Self, Error> {
+        Self::below(Path::new("/"))
+    }
+
+    fn below(root: &Path) -> Result<Self, Error> {
+        let writable = |path| OpenOptions::new().write(true).open(root.join(path)).is_ok();
+        match (writable(BITMAP), writable(LRU_GEN)) {
+            (true, _) => Ok(Self::IdlePages),
+            (_, true) => Ok(Self::Generations),
+            _ => {
+                let exists = |path| root.join(path).exists();
+                let denied = exists(BITMAP) || exists(LRU_GEN);
+                Err(Error::NoAccessTracking { denied })
+            }
+        }
+    }
+}
+
+impl fmt::Display for Tracking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tracking::IdlePages => "page_idle",
+            Tracking::Generations => "lru_gen",
+        })
+    }
+}
+
+/// Marks the pages of one memory.
+#[derive(Debug)]
+pub(crate) enum Marker {
+    IdlePages { bitmap: File, words: BTreeMap<u64, u64> },
+    Generations { path: PathBuf, group: u64 },
+}
+
+impl Marker {
+    /// Finds the frames of `memory`, which is populated and stays where it is, or the cgroup.
+    pub fn new(tracking: Tracking, memory: &HostMemory) -> Result<Self, Error> {
+        match tracking {
+            Tracking::IdlePages => {
+                let bitmap =
+                    OpenOptions::new().read(true).write(true).open(Path::new("/").join(BITMAP));
+                let bitmap = bitmap.map_err(Error::os("open of page_idle/bitmap"))?;
+                Ok(Self::IdlePages { bitmap, words: frames(memory)? })
+            }
+            Tracking::Generations => {
+                let path = Path::new("/").join(LRU_GEN);
+                let text = std::fs::read_to_string(&path).map_err(Error::os("read of lru_gen"))?;
+                let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+                let group = group(&text, own_group(&own)).ok_or_else(|| {
+                    Error::invalid("/sys/kernel/debug/lru_gen", "empty", "must list this cgroup")
+                })?;
+                Ok(Self::Generations { path, group })
+            }
+        }
+    }
+
+    /// Marks all pages as not used.
+    pub fn mark(&self) -> Result<(), Error> {
+        match self {
+            Self::IdlePages { bitmap, words } => words.iter().try_for_each(|(word, bits)| {
+                bitmap
+                    .write_all_at(&bits.to_ne_bytes(), word * 8)
+                    .map_err(Error::os("write of page_idle/bitmap"))
+            }),
+            Self::Generations { path, group } => {
+                let text = std::fs::read_to_string(path).map_err(Error::os("read of lru_gen"))?;
+                for (node, newest) in generations(&text, *group) {
+                    // Swap may be used, and every page is looked at.
+                    let command = format!("+ {group} {node} {newest} 1 1");
+                    std::fs::write(path, command).map_err(Error::os("write of lru_gen"))?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// How many pages are still marked, where the kernel tells.
+    pub fn idle(&self) -> Result<Option<u64>, Error> {
+        let Self::IdlePages { bitmap, words } = self else { return Ok(None) };
+        let mut idle = 0;
+        for (word, bits) in words {
+            let mut bytes = [0; 8];
+            bitmap
+                .read_exact_at(&mut bytes, word * 8)
+                .map_err(Error::os("read of page_idle/bitmap"))?;
+            idle += u64::from((u64::from_ne_bytes(bytes) & bits).count_ones());
+        }
+        Ok(Some(idle))
+    }
+}
+
+/// The words of the bitmap, by their number, and the bits of the memory's pages in them.
+fn frames(memory: &HostMemory) -> Result<BTreeMap<u64, u64>, Error> {
+    let page = rustix::param::page_size() as u64;
+    let map = File::open("/proc/self/pagemap").map_err(Error::os("open of pagemap"))?;
+    let mut words = BTreeMap::new();
+    let mut entries = vec![0; 8 << 10];
+    let mut at = memory.host_address() / page;
+    let end = at + memory.len() / page;
+    while at < end {
+        let count = (end - at).min(1 << 10) as usize;
+        let bytes = &mut entries[..count * 8];
+        map.read_exact_at(bytes, at * 8).map_err(Error::os("read of pagemap"))?;
+        for entry in bytes.as_chunks::<8>().0 {
+            let entry = u64::from_ne_bytes(*entry);
+            if entry & PRESENT != 0 {
+                let frame = entry & FRAME;
+                *words.entry(frame / 64).or_default() |= 1 << (frame % 64);
+            }
+        }
+        at += count as u64;
+    }
+    Ok(words)
+}
+
+/// The path of this process's cgroup that has its memory: that of version 2, or of `memory`.
+pub(crate) fn own_group(text: &str) -> &str {
+    let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    let memory = lines().find(|(names, _)| names.split(',').any(|name| name == "memory"));
+    memory.or_else(|| lines().find(|(names, _)| names.is_empty())).map_or("/", |(_, path)| path)
+}
+
+/// The number of a cgroup, by its path.
+fn group(text: &str, path: &str) -> Option<u64> {
+    let mut groups = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next()? == "memcg").then_some(())?;
+        Some((words.next()?.parse().ok()?, words.next().unwrap_or("/")))
+    });
+    groups.find(|(_, of)| *of == path).map(|(number, _)| number)
+}
+
+/// The newest generation of a cgroup on each node.
+fn generations(text: &str, group: u64) -> Vec<(u64, u64)> {
+    let (mut inside, mut found) = (false, Vec::<(u64, u64)>::new());
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["memcg", number, ..] => inside = number.parse() == Ok(group),
+            ["node", number] if inside => found.push((number.parse().unwrap_or(0), 0)),
+            [generation, ..] if inside => {
+                if let (Some(last), Ok(number)) = (found.last_mut(), generation.parse()) {
+                    last.1 = last.1.max(number);
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "memcg     1 /\n node     0\n          0      1234          5           6\n          \
+        1       234          5           6 \nmemcg    42 /a/b\n node     0\n          7      1 0 0\n          \
+        10      1 0 0\n node     1\n          3      1 0 0\n";
+
+    #[test]
+    fn a_cgroups_generations_are_found_by_its_path() {
+        assert_eq!(
+            (group(TEXT, "/"), group(TEXT, "/a/b"), group(TEXT, "/c")),
+            (Some(1), Some(42), None)
+        );
+        assert_eq!(generations(TEXT, 42), [(0, 10), (1, 3)]);
+        assert_eq!(generations(TEXT, 1), [(0, 1)]);
+    }
+
+    #[test]
+    fn the_memory_controllers_cgroup_is_this_processs() {
+        assert_eq!(own_group("0::/user.slice/x\n"), "/user.slice/x");
+        assert_eq!(own_group("5:cpu,cpuacct:/c\n3:memory:/m\n0::/u\n"), "/m");
+        assert_eq!(own_group(""), "/");
+    }
+
+    #[test]
+    fn a_host_without_either_is_told_from_one_that_wants_root() {
+        let root = std::env::temp_dir().join(format!("slat-idle-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("sys/kernel/mm/page_idle")).unwrap();
+        assert!(matches!(Tracking::below(&root), Err(Error::NoAccessTracking { denied: false })));
+        std::fs::write(root.join(BITMAP), []).unwrap();
+        assert_eq!(Tracking::below(&root).unwrap(), Tracking::IdlePages);
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn frames_of_a_memory_are_found_where_the_kernel_shows_them() {
+        let memory = HostMemory::new(1 << 20, crate::Backing::Small).unwrap();
+        (0..256).for_each(|page| memory.write(page * 4096, 1).unwrap());
+        let words = frames(&memory).unwrap();
+        let pages: u32 = words.values().map(|bits| bits.count_ones()).sum();
+        // Without CAP_SYS_ADMIN all frames are shown as 0.
+        assert!(pages == 256 || words.keys().eq([&0]), "{words:?}");
+    }
+}

@@ -1,0 +1,125 @@
+//! What is read before and after a phase: the kernel's counters, the vCPUs' clocks.
+
+use crate::Error;
+use crate::guest::Guest;
+use crate::phase::MappedPages;
+use crate::stall::{Histogram, Stalls, Sums, stolen};
+use crate::stats::{Changes, Reading};
+
+/// What one vCPU's mailbox says.
+#[derive(Debug, Clone)]
+struct Clock {
+    times: Histogram,
+    stalls: u64,
+    ticks: u64,
+    idle: u64,
+}
+
+/// Readings before and after a phase.
+#[derive(Debug)]
+pub(crate) struct Meter<'a> {
+    guest: &'a Guest,
+    /// Usual ticks between two accesses of each vCPU, once that is known.
+    warm: Vec<u64>,
+    vm: [Reading; 2],
+    vcpus: Vec<[Reading; 2]>,
+    clocks: [Vec<Clock>; 2],
+    stolen: [f64; 2],
+}
+
+impl<'a> Meter<'a> {
+    pub fn new(guest: &'a Guest) -> Self {
+        let vcpus = guest.vcpu_stats().iter();
+        Self {
+            guest,
+            warm: Vec::new(),
+            vm: Default::default(),
+            vcpus: vcpus.map(|_| Default::default()).collect(),
+            clocks: Default::default(),
+            stolen: Default::default(),
+        }
+    }
+
+    fn read(&mut self, when: usize) -> Result<(), Error> {
+        if let Some(stats) = self.guest.vm_stats() {
+            stats.read(&mut self.vm[when])?;
+        }
+        for (stats, readings) in self.guest.vcpu_stats().iter().zip(&mut self.vcpus) {
+            stats.read(&mut readings[when])?;
+        }
+        let clock = |vcpu| {
+            let (stalls, ticks) = self.guest.stalls(vcpu);
+            Clock { times: self.guest.times(vcpu), stalls, ticks, idle: self.guest.idle(vcpu) }
+        };
+        self.clocks[when] = (0..self.guest.parts().len()).map(clock).collect();
+        self.stolen[when] = stolen()?;
+        Ok(())
+    }
+
+    /// Takes the readings before a phase.
+    pub fn before(&mut self) -> Result<(), Error> {
+        self.read(0)?;
+        (0..self.guest.parts().len()).for_each(|vcpu| {
+            self.guest.take_longest(vcpu);
+        });
+        Ok(())
+    }
+
+    /// Takes those after it.
+    pub fn after(&mut self) -> Result<(), Error> {
+        self.read(1)
+    }
+
+    /// From now on the last phase is what is usual: stalls are held against its median.
+    pub fn set_warm(&mut self) {
+        let median = |vcpu: usize| self.times(vcpu).quantile(0.5, 0).unwrap_or(1).max(1);
+        self.warm = (0..self.guest.parts().len()).map(median).collect();
+        for (vcpu, &ticks) in self.warm.iter().enumerate() {
+            self.guest.set_warm(vcpu, ticks);
+        }
+    }
+
+    fn times(&self, vcpu: usize) -> Histogram {
+        let [before, after] = &self.clocks;
+        after[vcpu].times.since(&before[vcpu].times)
+    }
+
+    /// What a vCPU's clock showed, if it is known what is usual.
+    pub fn stalls(&self, vcpu: usize) -> Option<Stalls> {
+        let warm = *self.warm.get(vcpu)?;
+        let [before, after] = [0, 1].map(|when| &self.clocks[when][vcpu]);
+        let longest = self.guest.take_longest(vcpu);
+        let sums = Sums {
+            stalls: after.stalls - before.stalls,
+            ticks: after.ticks - before.ticks,
+            idle: after.idle - before.idle,
+            longest,
+        };
+        Some(Stalls::new(&self.times(vcpu), sums, warm, self.guest.ticks_per_second()))
+    }
+
+    /// Seconds that the host's CPUs stood still for the machine below.
+    pub fn stolen(&self) -> f64 {
+        self.stolen[1] - self.stolen[0]
+    }
+
+    pub fn vm_changes(&self) -> Changes {
+        let [before, after] = &self.vm;
+        self.guest.vm_stats().map(|stats| stats.changes(before, after)).unwrap_or_default()
+    }
+
+    pub fn vcpu_changes(&self, index: usize) -> Changes {
+        let stats = self.guest.vcpu_stats().get(index).zip(self.vcpus.get(index));
+        stats.map(|(stats, [before, after])| stats.changes(before, after)).unwrap_or_default()
+    }
+
+    pub fn mapped(&self) -> Option<MappedPages> {
+        let stats = self.guest.vm_stats()?;
+        let value = |name| stats.value(&self.vm[1], name);
+        Some(MappedPages {
+            size_4k: value("pages_4k")?,
+            size_2m: value("pages_2m")?,
+            size_1g: value("pages_1g")?,
+        })
+    }
+}

@@ -1,0 +1,122 @@
+//! How KVM tells which pages a guest wrote.
+
+use crate::{Error, HostKvm};
+use kvm_bindings::{
+    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+    KVM_DIRTY_LOG_INITIALLY_SET, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, kvm_dirty_gfn,
+};
+use std::fmt;
+
+/// Who clears the dirty log, and what it starts with (api.rst,
+/// `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`, `KVM_CAP_DIRTY_LOG_RING`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// `KVM_GET_DIRTY_LOG` clears the log and protects the pages, all in one call.
+    Legacy,
+    /// `KVM_GET_DIRTY_LOG` only copies; `KVM_CLEAR_DIRTY_LOG` clears and protects, in pieces.
+    Manual,
+    /// The same, and the log starts full with nothing protected: the first clear protects.
+    ManualInitiallySet,
+    /// Each vCPU names the pages that it wrote in a ring.
+    Ring {
+        /// Entries of each ring: a power of two.
+        entries: u32,
+    },
+}
+
+impl Mode {
+    /// A ring of the size that api.rst recommends at least.
+    pub const RING: Mode = Mode::Ring { entries: 4096 };
+
+    /// One of each kind.
+    pub const ALL: [Mode; 4] = [Mode::Legacy, Mode::Manual, Mode::ManualInitiallySet, Mode::RING];
+
+    /// Whether the log is cleared by a call of its own.
+    pub fn is_manual(self) -> bool {
+        matches!(self, Mode::Manual | Mode::ManualInitiallySet)
+    }
+
+    /// Whether there is a ring and no log.
+    pub fn is_ring(self) -> bool {
+        matches!(self, Mode::Ring { .. })
+    }
+
+    /// Checks that the host's KVM has it.
+    ///
+    /// # Errors
+    /// [`Error::MissingCapability`] if not; [`Error::Invalid`] for a ring of a size that cannot be.
+    pub fn check(self, host: &HostKvm) -> Result<(), Error> {
+        let missing =
+            |capability, needed_for| Err(Error::MissingCapability { capability, needed_for });
+        if self.is_manual() && !host.manual_protect {
+            return missing("KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2", "manual protect");
+        }
+        if self == Mode::ManualInitiallySet && !host.initially_set {
+            return missing("KVM_DIRTY_LOG_INITIALLY_SET", "a log that starts full");
+        }
+        let Mode::Ring { entries } = self else { return Ok(()) };
+        if host.dirty_ring_bytes == 0 {
+            return missing("KVM_CAP_DIRTY_LOG_RING", "a dirty ring");
+        }
+        let size = size_of::<kvm_dirty_gfn>() as u64;
+        let (least, most) = (1024, host.dirty_ring_bytes / size);
+        if !entries.is_power_of_two() || !(least..=most).contains(&u64::from(entries)) {
+            let rule = format!("must be a power of two from {least} to {most} on this host");
+            return Err(Error::invalid("entries of the dirty ring", entries, rule));
+        }
+        Ok(())
+    }
+
+    /// The capability that switches it on, its argument, and the call's name.
+    pub(crate) fn capability(self) -> Option<(u32, u64, &'static str)> {
+        let manual = |flags: u32| {
+            let call = "KVM_ENABLE_CAP of KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2";
+            Some((KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, u64::from(flags), call))
+        };
+        match self {
+            Mode::Legacy => None,
+            Mode::Manual => manual(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE),
+            Mode::ManualInitiallySet => {
+                manual(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET)
+            }
+            Mode::Ring { entries } => {
+                let bytes = u64::from(entries) * size_of::<kvm_dirty_gfn>() as u64;
+                let call = "KVM_ENABLE_CAP of KVM_CAP_DIRTY_LOG_RING";
+                // Only x86 orders its stores so that the older form is right, and there both are.
+                let number = match cfg!(target_arch = "x86_64") {
+                    true => KVM_CAP_DIRTY_LOG_RING,
+                    false => KVM_CAP_DIRTY_LOG_RING_ACQ_REL,
+                };
+                Some((number, bytes, call))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mode::Legacy => f.write_str("legacy"),
+            Mode::Manual => f.write_str("manual"),
+            Mode::ManualInitiallySet => f.write_str("manual, initially set"),
+            Mode::Ring { entries } => write!(f, "ring of {entries}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_has_a_power_of_two_of_entries_that_the_host_allows() {
+        let host = HostKvm { dirty_ring_bytes: 1 << 20, ..HostKvm::default() };
+        assert!(Mode::RING.check(&host).is_ok());
+        for entries in [0, 512, 4095, 1 << 17] {
+            let error = Mode::Ring { entries }.check(&host).unwrap_err().to_string();
+            assert!(error.contains("1024 to 65536"), "{error}");
+        }
+        let error = Mode::RING.check(&HostKvm::default()).unwrap_err().to_string();
+        assert!(error.contains("KVM_CAP_DIRTY_LOG_RING"), "{error}");
+    }
+}

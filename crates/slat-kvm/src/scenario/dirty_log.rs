@@ -1,0 +1,335 @@
+//! The cost of dirty logging, phase by phase.
+//!
+//! The phases are those of Linux's `dirty_log_perf_test`, so that figures can be held against
+//! those that kernel developers quote:
+//!
+//! | phase | what is timed |
+//! |---|---|
+//! | populate | every vCPU writes each of its pages for the first time, logging off |
+//! | warm | every vCPU does what it does in a round, logging off: what an access usually takes |
+//! | enable | `KVM_SET_USER_MEMORY_REGION` with `KVM_MEM_LOG_DIRTY_PAGES` |
+//! | dirty | every vCPU writes its share of its pages, logging on |
+//! | get | `KVM_GET_DIRTY_LOG` of all slots; with rings, taking what is left in them |
+//! | clear | `KVM_CLEAR_DIRTY_LOG` over all slots, in chunks; only with manual protect |
+//! | disable | `KVM_SET_USER_MEMORY_REGION` without the flag |
+//!
+//! dirty, get and clear are repeated. vCPUs stand still while the host's phases run: this
+//! measures the calls and the faults, each by itself, and not a migration ([`live`](super::live)).
+//! With rings, the host empties them while the vCPUs write, and a vCPU whose ring is full waits.
+//!
+//! populate includes the host's own first touch of its pages, as it does in `dirty_log_perf_test`.
+//! Where the host is itself a guest, memory that it never used before costs a fault of the machine
+//! below, too: the first run after a boot can take ten times as long as the next.
+//!
+//! Every log that is fetched is held against the pages that the guest wrote, and at the end each
+//! page against the stamp it must carry. A fast log that loses pages is an error.
+
+use super::harvest::{check_chunk, clear};
+use crate::bitmap::{DirtyBitmap, Missing, Tally};
+use crate::guest::{Guest, Shape};
+use crate::phase::{Phase, PhaseRun};
+use crate::stage::{Setting, Stage, perform};
+use crate::work::{Touch, Work};
+use crate::{Backing, Error, HostKvm, Mode};
+use std::time::Duration;
+
+/// What to run. [`Default`] is a short run that any host can do.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// The guest.
+    pub shape: Shape,
+    /// Rounds of dirty, get, clear.
+    pub iterations: u32,
+    /// Pages of one `KVM_CLEAR_DIRTY_LOG`: a multiple of 64, or none for a whole slot.
+    pub clear_chunk: Option<u64>,
+    /// How often rings are emptied beside vCPUs that write, unless one is full before.
+    pub ring_interval: Duration,
+    /// What a vCPU does in a round; where a share is written, others in each round.
+    pub work: Work,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            shape: Shape::default(),
+            iterations: 2,
+            clear_chunk: None,
+            ring_interval: Duration::from_millis(10),
+            work: Work::each_page(Touch::Write),
+        }
+    }
+}
+
+impl Config {
+    /// Checks what can be checked without a guest.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], and what [`Shape::check`] finds.
+    pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
+        self.work.check()?;
+        if self.iterations == 0 {
+            return Err(Error::invalid("iterations", 0, "must be at least 1"));
+        }
+        check_chunk(self.clear_chunk, self.shape.mode)?;
+        self.shape.check(host)
+    }
+}
+
+/// What a run found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// What was run.
+    pub config: Config,
+    /// Pages of the memory, of the size that the log counts in.
+    pub pages: u64,
+    /// Every phase, in the order of the run.
+    pub phases: Vec<PhaseRun>,
+    /// Bytes of the memory in transparent huge pages after `populate`, if the kernel says so.
+    /// With [`Backing::Thp`], less than all of it is a different workload.
+    pub transparent_huge_bytes: Option<u64>,
+    /// Pages still in the log after the last round cleared it. Nobody writes then: each is one
+    /// that the clear left behind.
+    pub left_in_log: u64,
+    /// Pages whose stamp was found in the host's memory at the end: all of them.
+    pub stamps_checked: u64,
+    /// How often a vCPU stopped because its ring was full.
+    pub full_rings: u64,
+}
+
+impl Report {
+    /// All occurrences of a phase, in order.
+    pub fn of(&self, phase: Phase) -> impl Iterator<Item = &PhaseRun> {
+        self.phases.iter().filter(move |run| run.phase == phase)
+    }
+
+    /// Sum of pages in the fetched logs that nobody had written. A log that starts full is not
+    /// counted.
+    pub fn excess(&self) -> u64 {
+        let starts_full = self.config.shape.mode == Mode::ManualInitiallySet;
+        self.of(Phase::Get)
+            .skip(usize::from(starts_full))
+            .filter_map(|run| run.log)
+            .map(|log| log.excess)
+            .sum()
+    }
+}
+
+/// Runs a guest and times the phases of dirty logging.
+///
+/// # Errors
+/// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::PagesMissing`],
+/// [`Error::NotInitiallySet`] or [`Error::WrongStamp`] if the host's KVM is wrong; any other
+/// [`Error`] that the guest or the kernel gives cause for.
+pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
+    config.check(&crate::probe()?)?;
+    let (report, phases) = perform(&config.shape, setting, |stage| {
+        let pages = stage.guest.pages();
+        Run {
+            config,
+            log: DirtyBitmap::new(pages),
+            written: DirtyBitmap::new(pages),
+            stamps: vec![0; pages as usize],
+        }
+        .all(stage)
+    })?;
+    Ok(Report { phases, ..report })
+}
+
+struct Run<'a> {
+    config: &'a Config,
+    /// The log as fetched.
+    log: DirtyBitmap,
+    /// The pages written in the round.
+    written: DirtyBitmap,
+    /// The step that wrote each page last.
+    stamps: Vec<u64>,
+}
+
+impl Run<'_> {
+    fn all(mut self, stage: &mut Stage<'_>) -> Result<Report, Error> {
+        let guest = stage.guest;
+        self.expect(guest, Work::each_page(Touch::Write));
+        let warm = Work { round: 0, ..self.config.work };
+        stage.populate_with(warm, |guest| self.expect(guest, warm))?;
+        let transparent_huge_bytes = match self.config.shape.backing {
+            Backing::Thp | Backing::Small => guest.memory().transparent_huge_bytes(),
+            _ => None,
+        };
+        stage.calls(Phase::Enable, None, |guest, calls| calls.time(|| guest.start_log()))?;
+        for iteration in 1..=self.config.iterations {
+            self.round(stage, iteration)?;
+        }
+        // Before logging ends: what the last clear left behind. Not timed.
+        self.log.reset();
+        match guest.mode().is_ring() {
+            true => drop(guest.harvest(&mut self.log)?),
+            false => guest.get_dirty_log(&mut self.log)?,
+        }
+        let left_in_log = self.log.count();
+        stage.calls(Phase::Disable, None, |guest, calls| calls.time(|| guest.stop_log()))?;
+        stage.checking()?;
+        let stamps_checked = self.check_stamps(stage)?;
+        Ok(Report {
+            config: self.config.clone(),
+            pages: guest.pages(),
+            phases: Vec::new(),
+            transparent_huge_bytes,
+            left_in_log,
+            stamps_checked,
+            full_rings: guest.full_rings(),
+        })
+    }
+
+    fn round(&mut self, stage: &mut Stage<'_>, iteration: u32) -> Result<(), Error> {
+        let work = Work { round: iteration, ..self.config.work };
+        let round = Some(iteration);
+        self.expect(stage.guest, work);
+        // Zeros, so that a bit that the kernel does not write is a page that is missing.
+        self.log.reset();
+        let (log, interval) = (&mut self.log, self.config.ring_interval);
+        if stage.guest.mode().is_ring() {
+            stage.vcpus_beside(Phase::Dirty, round, work, |guest, calls| {
+                guest.wait_for_full_ring(interval);
+                calls.time(|| guest.harvest(log))?;
+                Ok(true)
+            })?;
+            stage.calls(Phase::Get, round, |guest, calls| {
+                calls.time(|| guest.harvest(log)).map(drop)
+            })?;
+        } else {
+            stage.vcpus(Phase::Dirty, round, work)?;
+            stage
+                .calls(Phase::Get, round, |guest, calls| calls.time(|| guest.get_dirty_log(log)))?;
+        }
+        let tally = self.check_log(iteration)?;
+        stage.checked(tally);
+        if stage.guest.mode().is_manual() {
+            let chunk = self.config.clear_chunk;
+            stage
+                .calls(Phase::Clear, round, |guest, calls| clear(guest, &self.log, chunk, calls))?;
+        }
+        Ok(())
+    }
+
+    /// Notes what the work will write, ahead of it: the model of the guest's code, run here.
+    fn expect(&mut self, guest: &Guest, work: Work) {
+        self.written.reset();
+        for (vcpu, part) in guest.parts().iter().enumerate() {
+            let steps = work.steps(vcpu, part.pages).take(part.pages as usize);
+            for (number, (page, touch)) in (guest.position(vcpu)..).zip(steps) {
+                if touch == Touch::Write {
+                    self.written.insert(part.first + page);
+                    self.stamps[(part.first + page) as usize] = number;
+                }
+            }
+        }
+    }
+
+    /// Holds the log against the pages that the round wrote.
+    fn check_log(&mut self, iteration: u32) -> Result<Tally, Error> {
+        let tally = self.log.check(&self.written).map_err(|Missing { first, count }| {
+            Error::PagesMissing { iteration, first, missing: count }
+        })?;
+        let starts_full = self.config.shape.mode == Mode::ManualInitiallySet && iteration == 1;
+        if starts_full && tally.in_log != self.log.pages() {
+            return Err(Error::NotInitiallySet { set: tally.in_log, pages: self.log.pages() });
+        }
+        Ok(tally)
+    }
+
+    /// Looks for each page's stamp in the memory as the host sees it.
+    fn check_stamps(&self, stage: &Stage<'_>) -> Result<u64, Error> {
+        for (page, &step) in (0..).zip(&self.stamps) {
+            if page % 4096 == 0 {
+                stage.go_on()?;
+            }
+            // Of two vCPUs on one page, nobody knows which came last.
+            match self.config.shape.overlap {
+                true => drop(stage.guest.written_by(page)?),
+                false => stage.guest.check_stamp(page, step)?,
+            }
+        }
+        match stage.guest.misread() {
+            0 => Ok(self.stamps.len() as u64),
+            pages => Err(Error::Misread { pages }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> HostKvm {
+        HostKvm { max_vcpus: 4, max_memslots: 8, manual_protect: true, ..HostKvm::default() }
+    }
+
+    fn message(config: Config) -> String {
+        config.check(&host()).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn the_default_can_be_run() {
+        Config::default().check(&host()).unwrap();
+    }
+
+    #[test]
+    fn a_chunk_is_a_multiple_of_64_and_needs_manual_protect() {
+        for chunk in [0, 1, 63, 65] {
+            let config = Config { clear_chunk: Some(chunk), ..Config::default() };
+            assert!(message(config).contains("multiple of 64"));
+        }
+        let legacy = Shape { mode: Mode::Legacy, ..Shape::default() };
+        let legacy = Config { clear_chunk: Some(64), shape: legacy, ..Config::default() };
+        assert!(message(legacy).contains("needs manual protect"));
+        let good = Config { clear_chunk: Some(64), ..Config::default() };
+        good.check(&host()).unwrap();
+    }
+
+    #[test]
+    fn values_that_measure_nothing_are_refused() {
+        assert!(message(Config { iterations: 0, ..Config::default() }).contains("at least 1"));
+        let work = Work { share: 0, ..Work::each_page(Touch::Write) };
+        assert!(message(Config { work, ..Config::default() }).contains("1 to 100"));
+        let shape = Shape { memory: 4095, ..Shape::default() };
+        assert!(message(Config { shape, ..Config::default() }).contains("multiple"));
+    }
+
+    #[test]
+    fn more_memory_than_the_machine_has_is_refused() {
+        let shape = Shape { memory: 1 << 42, ..Shape::default() };
+        let config = Config { shape, ..Config::default() };
+        assert!(matches!(config.check(&host()), Err(Error::NotEnoughMemory { .. })));
+    }
+
+    fn get(iteration: u32, excess: u64) -> PhaseRun {
+        PhaseRun {
+            phase: Phase::Get,
+            iteration: Some(iteration),
+            seconds: 0.0,
+            calls: 1,
+            longest_call_seconds: 0.0,
+            call_seconds: 0.0,
+            vcpus: Vec::new(),
+            log: Some(Tally { in_log: 9, written: 9 - excess, excess }),
+            vm: Default::default(),
+            mapped: None,
+            stolen: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_log_that_starts_full_has_no_excess_in_its_first_round() {
+        let report = |mode| Report {
+            config: Config { shape: Shape { mode, ..Shape::default() }, ..Config::default() },
+            pages: 9,
+            phases: vec![get(1, 5), get(2, 2), get(3, 1)],
+            transparent_huge_bytes: None,
+            left_in_log: 0,
+            stamps_checked: 9,
+            full_rings: 0,
+        };
+        assert_eq!(report(Mode::Manual).excess(), 8);
+        assert_eq!(report(Mode::ManualInitiallySet).excess(), 3);
+    }
+}

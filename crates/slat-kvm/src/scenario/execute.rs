@@ -1,0 +1,32 @@
+//! Executing from all of the guest's memory: what no-execute huge pages cost.
+//!
+//! The workload is that of the proposed `execute_perf_test`: memory is filled with return
+//! instructions, by writes, so that huge pages are mapped first; then every vCPU calls one in each
+//! page. On a host that maps huge pages no-execute, each first call from one splits it.
+
+use crate::Error;
+use crate::guest::Shape;
+use crate::phase::{Phase, PhaseRun};
+use crate::stage::{Setting, perform};
+use crate::work::{Touch, Work};
+
+/// Writes, then executes `iterations` times, then reads and writes again.
+///
+/// # Errors
+/// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] or any other [`Error`] that
+/// the guest or the kernel gives cause for.
+pub fn run(shape: &Shape, iterations: u32, setting: Setting<'_>) -> Result<Vec<PhaseRun>, Error> {
+    let ((), phases) = perform(shape, setting, |stage| {
+        stage.populate(Work::each_page(Touch::Read))?;
+        for iteration in (1..=iterations).map(Some) {
+            stage.vcpus(Phase::Execute, iteration, Work::each_page(Touch::Execute))?;
+        }
+        stage.vcpus(Phase::Read, None, Work::each_page(Touch::Read))?;
+        stage.vcpus(Phase::Write, None, Work::each_page(Touch::Write))?;
+        match stage.guest.misread() {
+            0 => Ok(()),
+            pages => Err(Error::Misread { pages }),
+        }
+    })?;
+    Ok(phases)
+}

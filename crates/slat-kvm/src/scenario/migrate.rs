@@ -1,0 +1,315 @@
+//! A live migration, into a second memory of the same machine.
+//!
+//! Pre-copy as VMMs do it: all pages are copied while the guest runs, then those that the log
+//! names, over and over, until what is left can be copied within the downtime that is allowed;
+//! then the vCPUs stop and the rest is copied. The link is a limit on the bytes a second; the copy
+//! itself is made, and at the end the two memories are held against each other, word by word.
+
+use super::harvest::{Harvester, check_chunk};
+use super::live::{CallTimes, Sample, Verified, baseline, check_reads, sampled, wait};
+use crate::bitmap::DirtyBitmap;
+use crate::guest::{Guest, Shape};
+use crate::memory::HostMemory;
+use crate::phase::{Phase, PhaseRun};
+use crate::stage::{Calls, Setting, perform};
+use crate::work::Work;
+use crate::{Backing, Error, HostKvm, Mode, meminfo};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// The vCPUs of a ring's guest are looked at so often while pages are copied.
+const RING_INTERVAL: Duration = Duration::from_millis(10);
+/// Pages copied between two looks at the clock.
+const BURST: u64 = 64;
+
+/// What to run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// The guest.
+    pub shape: Shape,
+    /// What its vCPUs do, again and again.
+    pub work: Work,
+    /// Bytes a second that can be copied.
+    pub link: f64,
+    /// How long the vCPUs may stand still at the end.
+    pub max_downtime: Duration,
+    /// After so many rounds they are stopped in any case.
+    pub max_rounds: u32,
+    /// How long the vCPUs run before, to know their pace.
+    pub baseline: Duration,
+    /// Pages of one `KVM_CLEAR_DIRTY_LOG`: a multiple of 64, or none for a whole slot.
+    pub clear_chunk: Option<u64>,
+}
+
+impl Config {
+    /// Checks what can be checked without a guest.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NotEnoughMemory`] for both memories, and what [`Shape::check`]
+    /// finds.
+    pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
+        self.work.check()?;
+        check_chunk(self.clear_chunk, self.shape.mode)?;
+        if !(self.link.is_finite() && self.link > 0.0) {
+            return Err(Error::invalid("bytes a second of the link", self.link, "must be above 0"));
+        }
+        if self.max_rounds == 0 {
+            return Err(Error::invalid("rounds", 0, "must be at least 1"));
+        }
+        self.shape.check(host)?;
+        let second = match self.shape.backing.page_size() > Backing::Small.page_size() {
+            // Those of a pool are not of what is available.
+            true => self.shape.memory,
+            false => self.shape.memory * 2,
+        };
+        meminfo::check(second)
+    }
+}
+
+/// One round of copying, beside vCPUs that run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pass {
+    /// Pages copied.
+    pub pages: u64,
+    /// How long that took, the calls for the log included.
+    pub seconds: f64,
+    /// How long the last pages would have taken when it began.
+    pub expected_downtime: f64,
+}
+
+/// What a migration was like.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// What was run.
+    pub config: Config,
+    /// The phases.
+    pub phases: Vec<PhaseRun>,
+    /// Steps a second of all vCPUs before.
+    pub baseline: f64,
+    /// And over time, during the migration.
+    pub samples: Vec<Sample>,
+    /// The rounds; the first copies everything.
+    pub passes: Vec<Pass>,
+    /// Whether what was left came to fit into the downtime.
+    pub converged: bool,
+    /// From the beginning to the end of the downtime, in seconds.
+    pub seconds: f64,
+    /// From the stop of the vCPUs until the last page was copied.
+    pub downtime: f64,
+    /// Pages copied meanwhile.
+    pub downtime_pages: u64,
+    /// Bytes copied, all in all.
+    pub bytes: u64,
+    /// Switching logging on.
+    pub enable: CallTimes,
+    /// Fetching the log.
+    pub get: CallTimes,
+    /// Clearing it.
+    pub clear: CallTimes,
+    /// The logs, held against what was written.
+    pub verified: Verified,
+    /// Pages whose copy was held against the original: all of them.
+    pub compared: u64,
+    /// How often a vCPU stopped because its ring was full.
+    pub full_rings: u64,
+}
+
+/// Migrates a guest.
+///
+/// # Errors
+/// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::NotCopied`], [`Error::PagesMissing`]
+/// or [`Error::Misread`] if the host's KVM is wrong; any other [`Error`] that the guest or the
+/// kernel gives cause for.
+pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
+    config.check(&crate::probe()?)?;
+    let copy = HostMemory::new(config.shape.memory, Backing::Small)?;
+    let (report, phases) = perform(&config.shape, setting, |stage| {
+        let (work, baseline) = baseline(stage, config.work, config.baseline)?;
+        let stop = stage.stop();
+        let guest = stage.guest;
+        let harvester = Harvester::new(guest, config.clear_chunk);
+        let mover = Mover {
+            config,
+            guest,
+            copy: &copy,
+            stop,
+            harvester,
+            enable: Calls::default(),
+            passes: Vec::new(),
+            bytes: 0,
+            begin: Instant::now(),
+            pending: DirtyBitmap::new(guest.pages()),
+        };
+        let outcome = stage.live(
+            Phase::Run,
+            work,
+            |guest| {
+                let mut mover = mover;
+                let (converged, samples) = sampled(guest, || mover.precopy())?;
+                Ok((mover, converged, samples, Instant::now()))
+            },
+            |_, (mut mover, converged, samples, stopped)| {
+                let pages = mover.last_pages()?;
+                Ok((mover, converged, samples, stopped.elapsed(), pages))
+            },
+        )?;
+        let (mover, converged, samples, downtime, downtime_pages) = outcome;
+        let seconds = mover.begin.elapsed().as_secs_f64();
+        stage.guest.stop_log()?;
+        stage.checking()?;
+        let verified = mover.harvester.verify(&work)?;
+        let compared = compare(stage.guest, &copy, stop)?;
+        check_reads(stage.guest)?;
+        Ok(Report {
+            config: config.clone(),
+            phases: Vec::new(),
+            baseline,
+            samples,
+            passes: mover.passes,
+            converged,
+            seconds,
+            downtime: downtime.as_secs_f64(),
+            downtime_pages,
+            bytes: mover.bytes,
+            enable: mover.enable.into(),
+            get: mover.harvester.get.into(),
+            clear: mover.harvester.clear.into(),
+            verified,
+            compared,
+            full_rings: stage.guest.full_rings(),
+        })
+    })?;
+    Ok(Report { phases, ..report })
+}
+
+/// Who copies.
+struct Mover<'a> {
+    config: &'a Config,
+    guest: &'a Guest,
+    copy: &'a HostMemory,
+    stop: &'a AtomicBool,
+    harvester: Harvester<'a>,
+    enable: Calls,
+    passes: Vec<Pass>,
+    bytes: u64,
+    begin: Instant,
+    /// Named by a log and not yet copied.
+    pending: DirtyBitmap,
+}
+
+impl Mover<'_> {
+    /// Copies until the rest fits into the downtime; answers with whether it does.
+    fn precopy(&mut self) -> Result<bool, Error> {
+        self.begin = Instant::now();
+        self.harvester.start_log(&mut self.enable)?;
+        self.pending.words_mut().fill(u64::MAX);
+        if self.guest.mode() == Mode::ManualInitiallySet {
+            // Nothing is protected before the first clear.
+            self.fetch()?;
+        }
+        let mut expected = f64::INFINITY;
+        for _ in 0..self.config.max_rounds {
+            let begin = Instant::now();
+            let pages = self.copy_pending(true)?;
+            self.fetch()?;
+            let seconds = begin.elapsed().as_secs_f64();
+            self.passes.push(Pass { pages, seconds, expected_downtime: expected });
+            let left = self.pending.count() * self.guest.page_size();
+            expected = left as f64 / self.config.link + self.harvester.get.last.as_secs_f64();
+            if expected <= self.config.max_downtime.as_secs_f64() {
+                return Ok(true);
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The vCPUs stand still: fetches the log a last time and copies all that is left.
+    fn last_pages(&mut self) -> Result<u64, Error> {
+        self.fetch()?;
+        self.copy_pending(false)
+    }
+
+    fn fetch(&mut self) -> Result<(), Error> {
+        self.harvester.round()?;
+        self.pend();
+        Ok(())
+    }
+
+    /// What the last log names is to be copied.
+    fn pend(&mut self) {
+        let Some(log) = self.harvester.last() else { return };
+        let words = self.pending.words_mut().iter_mut().zip(log.words());
+        words.for_each(|(pending, log)| *pending |= log);
+    }
+
+    /// Copies what is pending, no faster than the link.
+    fn copy_pending(&mut self, running: bool) -> Result<u64, Error> {
+        let page_size = self.guest.page_size();
+        let all = std::mem::replace(&mut self.pending, DirtyBitmap::new(self.guest.pages()));
+        let begin = Instant::now();
+        let (mut copied, mut looked) = (0u64, Instant::now());
+        for page in (0..self.guest.pages()).filter(|&page| all.contains(page)) {
+            copy_page(self.guest.memory(), self.copy, page, page_size);
+            copied += 1;
+            if copied.is_multiple_of(BURST) {
+                let due =
+                    begin + Duration::from_secs_f64((copied * page_size) as f64 / self.config.link);
+                loop {
+                    let left = due.saturating_duration_since(Instant::now());
+                    // Rings are emptied while pages are copied: a vCPU must not wait for a round.
+                    if running && self.guest.mode().is_ring() && looked.elapsed() >= RING_INTERVAL {
+                        self.fetch()?;
+                        looked = Instant::now();
+                    }
+                    if self.stop.load(Ordering::Relaxed) {
+                        return Err(Error::Stopped);
+                    }
+                    if left.is_zero() {
+                        break;
+                    }
+                    wait(self.guest, left.min(RING_INTERVAL));
+                    if self.guest.mode().is_ring() && running {
+                        looked -= RING_INTERVAL;
+                    }
+                }
+            }
+        }
+        // The last burst, too, takes its time.
+        let due = begin + Duration::from_secs_f64((copied * page_size) as f64 / self.config.link);
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        self.bytes += copied * page_size;
+        Ok(copied)
+    }
+}
+
+fn copy_page(from: &HostMemory, to: &HostMemory, page: u64, page_size: u64) {
+    for at in (page * page_size..(page + 1) * page_size).step_by(8) {
+        if let Some(word) = from.read(at) {
+            to.write(at, word);
+        }
+    }
+}
+
+/// Holds both memories against each other.
+fn compare(guest: &Guest, copy: &HostMemory, stop: &AtomicBool) -> Result<u64, Error> {
+    let page_size = guest.page_size();
+    for page in 0..guest.pages() {
+        if page % 4096 == 0 && stop.load(Ordering::Relaxed) {
+            return Err(Error::Stopped);
+        }
+        for at in (page * page_size..(page + 1) * page_size).step_by(8) {
+            let (original, copied) = (guest.memory().read(at), copy.read(at));
+            if original != copied {
+                return Err(Error::NotCopied {
+                    page,
+                    found: copied.unwrap_or(0),
+                    expected: original.unwrap_or(0),
+                });
+            }
+        }
+    }
+    Ok(guest.pages())
+}

@@ -1,0 +1,275 @@
+//! A guest with its threads, and the phases that a scenario puts it through.
+//!
+//! What is timed is the vCPUs' work or the host's calls, one or the other, unless a scenario lets
+//! both run. Counters are read before and after; nothing is printed in between.
+
+use crate::Error;
+use crate::crew::{Board, Crew, Done};
+use crate::guest::{Guest, Shape};
+use crate::meter::Meter;
+use crate::phase::{Phase, PhaseRun, VcpuRun};
+use crate::probe::probe;
+use crate::work::{Touch, Work};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Something that the caller may want to show. Told between phases, never during one.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A phase is about to begin.
+    Begin {
+        /// Which phase.
+        phase: Phase,
+        /// Which round, from 1, if it is in one.
+        iteration: Option<u32>,
+    },
+    /// A phase is over.
+    End(&'a PhaseRun),
+    /// What the guest wrote is about to be checked.
+    Checking,
+}
+
+/// How a scenario is run: what may stop it, who is told, on which CPUs.
+pub struct Setting<'a> {
+    /// Looked at between phases, and every 50 ms while vCPUs run.
+    pub stop: &'a AtomicBool,
+    /// The CPU of each vCPU's thread, over and over; empty: wherever the scheduler puts them.
+    pub pin: &'a [usize],
+    /// Who is told.
+    pub on_event: &'a mut dyn FnMut(Event<'_>),
+}
+
+/// Times of the ioctls of a phase.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Calls {
+    pub count: u64,
+    pub total: Duration,
+    pub longest: Duration,
+    pub last: Duration,
+}
+
+impl Calls {
+    /// Times one ioctl.
+    pub fn time<T>(&mut self, call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let start = Instant::now();
+        let result = call();
+        let took = start.elapsed();
+        self.count += 1;
+        self.total += took;
+        self.longest = self.longest.max(took);
+        self.last = took;
+        result
+    }
+}
+
+/// A guest on its threads.
+pub(crate) struct Stage<'a> {
+    pub guest: &'a Guest,
+    crew: Crew<'a>,
+    stop: &'a AtomicBool,
+    on_event: &'a mut dyn FnMut(Event<'_>),
+    meter: Meter<'a>,
+    phases: Vec<PhaseRun>,
+}
+
+/// Makes a guest and puts it through what `script` says.
+///
+/// When the call returns, for whatever reason, all threads have left and the guest and its memory
+/// are gone.
+pub(crate) fn perform<T>(
+    shape: &Shape,
+    setting: Setting<'_>,
+    script: impl FnOnce(&mut Stage<'_>) -> Result<T, Error>,
+) -> Result<(T, Vec<PhaseRun>), Error> {
+    shape.check(&probe()?)?;
+    let (guest, mut vcpus) = Guest::new(shape)?;
+    let board = Board::new(vcpus.len(), setting.pin);
+    std::thread::scope(|scope| {
+        let crew = Crew::start(scope, &board, &guest, &mut vcpus, setting.stop)?;
+        let mut stage = Stage {
+            guest: &guest,
+            crew,
+            stop: setting.stop,
+            on_event: setting.on_event,
+            meter: Meter::new(&guest),
+            phases: Vec::new(),
+        };
+        let result = script(&mut stage)?;
+        Ok((result, stage.phases))
+    })
+}
+
+impl<'a> Stage<'a> {
+    /// Whether to go on.
+    pub fn go_on(&self) -> Result<(), Error> {
+        if self.stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
+    }
+
+    /// A phase of the vCPUs.
+    pub fn vcpus(&mut self, phase: Phase, round: Option<u32>, work: Work) -> Result<(), Error> {
+        self.vcpus_beside(phase, round, work, |_, _| Ok(false))
+    }
+
+    /// A phase of the vCPUs, with calls of the host beside them: `beside` is called over and over
+    /// until they have finished, or until it says that it has nothing to do.
+    pub fn vcpus_beside(
+        &mut self,
+        phase: Phase,
+        round: Option<u32>,
+        work: Work,
+        mut beside: impl FnMut(&Guest, &mut Calls) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        self.begin(phase, round)?;
+        self.crew.load(work)?;
+        self.meter.before()?;
+        self.crew.go();
+        let mut calls = Calls::default();
+        while !self.crew.has_finished() && beside(self.guest, &mut calls)? {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        let done = self.crew.wait()?;
+        self.meter.after()?;
+        let (total, vcpus) = self.vcpu_runs(&done);
+        self.end(phase, round, total, calls, vcpus);
+        Ok(())
+    }
+
+    /// Populates the memory, and finds out by `warm` what an access usually takes.
+    pub fn populate(&mut self, warm: Work) -> Result<(), Error> {
+        self.populate_with(warm, |_| ())
+    }
+
+    /// The same, and `before` is called between the two.
+    pub fn populate_with(&mut self, warm: Work, before: impl FnOnce(&Guest)) -> Result<(), Error> {
+        self.vcpus(Phase::Populate, None, Work::each_page(Touch::Write))?;
+        before(self.guest);
+        self.vcpus(Phase::Warm, None, warm)?;
+        self.set_warm();
+        Ok(())
+    }
+
+    /// From now on the last phase is what is usual.
+    pub fn set_warm(&mut self) {
+        self.meter.set_warm();
+    }
+
+    /// What stops all of it.
+    pub fn stop(&self) -> &'a AtomicBool {
+        self.stop
+    }
+
+    /// The phase that ended last.
+    pub fn last_phase(&self) -> Option<&PhaseRun> {
+        self.phases.last()
+    }
+
+    /// Lets the vCPUs run on with `beside` beside them; then stops them, and calls `stopped` at
+    /// once with what that returned.
+    pub fn live<T, U>(
+        &mut self,
+        phase: Phase,
+        work: Work,
+        beside: impl FnOnce(&'a Guest) -> Result<T, Error>,
+        stopped: impl FnOnce(&'a Guest, T) -> Result<U, Error>,
+    ) -> Result<U, Error> {
+        self.begin(phase, None)?;
+        self.crew.load(work)?;
+        self.meter.before()?;
+        self.crew.go();
+        let result = beside(self.guest)?;
+        (0..self.guest.parts().len()).for_each(|vcpu| self.guest.ask_to_stop(vcpu));
+        let done = self.crew.wait()?;
+        let result = stopped(self.guest, result)?;
+        self.meter.after()?;
+        let (total, vcpus) = self.vcpu_runs(&done);
+        self.end(phase, None, total, Calls::default(), vcpus);
+        Ok(result)
+    }
+
+    fn vcpu_runs(&self, done: &[Done]) -> (Duration, Vec<VcpuRun>) {
+        let start = done.iter().map(|done| done.start).min();
+        let end = done.iter().map(|done| done.end).max();
+        let total = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
+        let runs = done.iter().enumerate().map(|(index, done)| VcpuRun {
+            pages: done.steps,
+            seconds: (done.end - done.start).as_secs_f64(),
+            counters: self.meter.vcpu_changes(index),
+            stalls: self.meter.stalls(index),
+            waited: done.waited,
+        });
+        (total, runs.collect())
+    }
+
+    /// A phase of the host.
+    pub fn calls(
+        &mut self,
+        phase: Phase,
+        round: Option<u32>,
+        work: impl FnOnce(&Guest, &mut Calls) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.begin(phase, round)?;
+        self.meter.before()?;
+        let mut calls = Calls::default();
+        work(self.guest, &mut calls)?;
+        self.meter.after()?;
+        self.end(phase, round, calls.total, calls, Vec::new());
+        Ok(())
+    }
+
+    fn begin(&mut self, phase: Phase, iteration: Option<u32>) -> Result<(), Error> {
+        self.go_on()?;
+        (self.on_event)(Event::Begin { phase, iteration });
+        self.go_on()
+    }
+
+    fn end(
+        &mut self,
+        phase: Phase,
+        iteration: Option<u32>,
+        total: Duration,
+        calls: Calls,
+        vcpus: Vec<VcpuRun>,
+    ) {
+        self.phases.push(PhaseRun {
+            phase,
+            iteration,
+            seconds: total.as_secs_f64(),
+            calls: calls.count,
+            longest_call_seconds: calls.longest.as_secs_f64(),
+            call_seconds: calls.total.as_secs_f64(),
+            vcpus,
+            log: None,
+            vm: self.meter.vm_changes(),
+            mapped: self.meter.mapped(),
+            stolen: self.meter.stolen(),
+        });
+        // The end of a get is told when its log has been checked.
+        if phase != Phase::Get {
+            self.tell_end();
+        }
+    }
+
+    /// Tells that the last phase has ended.
+    fn tell_end(&mut self) {
+        if let Some(run) = self.phases.last() {
+            (self.on_event)(Event::End(run));
+        }
+    }
+
+    /// The log that the last phase fetched has been checked.
+    pub fn checked(&mut self, tally: crate::bitmap::Tally) {
+        if let Some(run) = self.phases.last_mut() {
+            run.log = Some(tally);
+        }
+        self.tell_end();
+    }
+
+    /// Tells that what the guest wrote is about to be checked.
+    pub fn checking(&mut self) -> Result<(), Error> {
+        (self.on_event)(Event::Checking);
+        self.go_on()
+    }
+}

@@ -1,0 +1,134 @@
+//! One vCPU: given work, run until the work is done or it is asked to stop.
+
+use crate::arch::{self, MEMORY_GPA};
+use crate::boot;
+use crate::guest::Machine;
+use crate::mailbox::{Mailbox, word};
+use crate::work::{Order, Work};
+use crate::{Error, arch::Piece};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// `KVM_EXIT_DIRTY_RING_FULL`.
+const RING_FULL: u32 = kvm_bindings::KVM_EXIT_DIRTY_RING_FULL;
+
+/// A part of the memory: first page, and how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Counted from the start of the memory.
+    pub first: u64,
+    /// How many.
+    pub pages: u64,
+}
+
+/// One vCPU of a [`Guest`](crate::guest::Guest), with its part of the memory.
+#[derive(Debug)]
+pub struct Vcpu {
+    // Dropped in this order: the vCPU before the machine.
+    pub(crate) fd: VcpuFd,
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) index: usize,
+    pub(crate) part: Part,
+    pub(crate) ticks_per_second: f64,
+}
+
+impl Vcpu {
+    /// Which one, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Its part of the memory.
+    pub fn part(&self) -> Part {
+        self.part
+    }
+
+    /// Wakes the one who waits for full rings: this vCPU's will not be, now.
+    pub(crate) fn finish(&self) {
+        self.machine.gate.finish();
+    }
+
+    fn mailbox(&self) -> Mailbox<'_> {
+        self.machine.mailbox(self.index)
+    }
+
+    /// Says what to do, ahead of [`Vcpu::run`] and outside of what is timed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the work cannot be.
+    pub fn load(&mut self, work: &Work) -> Result<(), Error> {
+        work.check()?;
+        let mailbox = self.mailbox();
+        let page_size = self.machine.page_size;
+        let next = boot::piece(match work.order {
+            Order::Sequential => Piece::Sequential,
+            Order::Random { .. } => Piece::Random,
+            Order::Hot { .. } => Piece::Hot,
+        });
+        let hot_share = match work.order {
+            Order::Hot { share, .. } => u64::from(share),
+            _ => 0,
+        };
+        let left = if work.endless { u64::MAX } else { self.part.pages };
+        let period = work.per_second.map_or(0, |pace| (self.ticks_per_second / pace) as u64);
+        word!(mailbox, left).store(left, Relaxed);
+        word!(mailbox, base).store(MEMORY_GPA + self.part.first * page_size, Relaxed);
+        word!(mailbox, pages).store(self.part.pages, Relaxed);
+        word!(mailbox, shift).store(page_size.trailing_zeros().into(), Relaxed);
+        word!(mailbox, index).store(0, Relaxed);
+        word!(mailbox, random).store(work.seed(self.index), Relaxed);
+        word!(mailbox, share).store(work.share.into(), Relaxed);
+        word!(mailbox, accumulator).store(work.accumulator(), Relaxed);
+        word!(mailbox, next).store(next, Relaxed);
+        word!(mailbox, hit).store(boot::touching(work.hit), Relaxed);
+        word!(mailbox, miss).store(boot::touching(work.miss), Relaxed);
+        word!(mailbox, hot_pages).store(work.hot_pages(self.part.pages), Relaxed);
+        word!(mailbox, hot_share).store(hot_share, Relaxed);
+        word!(mailbox, period).store(period, Relaxed);
+        word!(mailbox, returns).store(arch::RETURNS, Relaxed);
+        mailbox.ask_to_stop(false);
+        Ok(())
+    }
+
+    /// Runs until the work that was loaded is done, or the vCPU was asked to stop; answers with the
+    /// steps that it took. Run again, it goes on where it stopped.
+    ///
+    /// # Errors
+    /// [`Error::GuestStopped`] if the guest left its code, [`Error::WorkIncomplete`] if it left
+    /// without having done its work, [`Error::Stopped`] if its ring is full and nobody will empty
+    /// it, [`Error::Os`].
+    pub fn run(&mut self) -> Result<u64, Error> {
+        let before = self.mailbox().position();
+        let asked = word!(self.mailbox(), left).load(Relaxed);
+        loop {
+            match self.fd.run() {
+                Ok(exit) if arch::is_done(&exit) => break,
+                Ok(VcpuExit::Unsupported(RING_FULL)) => {
+                    if !self.machine.gate.wait_for_reset() {
+                        return Err(Error::Stopped);
+                    }
+                }
+                Ok(exit) => {
+                    let exit = format!("{exit:?}");
+                    let registers = arch::describe(&self.fd);
+                    return Err(Error::GuestStopped { vcpu: self.index, exit, registers });
+                }
+                // A signal came; the guest goes on where it was.
+                Err(error) => match Errno::from_raw_os_error(error.errno()) {
+                    Errno::INTR | Errno::AGAIN => {}
+                    error => return Err(Error::os("KVM_RUN")(error)),
+                },
+            }
+        }
+        let mailbox = self.mailbox();
+        let steps = mailbox.position().wrapping_sub(before);
+        let left = word!(mailbox, left).load(Relaxed);
+        let stopped = word!(mailbox, stop).load(Relaxed) != 0;
+        if asked.wrapping_sub(steps) != left || (left != 0 && !stopped) {
+            return Err(Error::WorkIncomplete { vcpu: self.index, asked, steps, left });
+        }
+        Ok(steps)
+    }
+}

@@ -1,0 +1,607 @@
+//! The command line of what is measured on guests under the host's KVM.
+//!
+//! Options carry the names of Linux's KVM selftests where those have them.
+
+use super::OutputArgs;
+use super::guest::{GuestBacking, LogWay, TablesArgs};
+use crate::failure::bad_input;
+use crate::size::Size;
+use clap::{Args, Subcommand, ValueEnum};
+use slat_kvm::Backing;
+use std::fmt;
+use std::str::FromStr;
+
+/// What only guests under KVM have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub struct KvmArgs {
+    /// CPUs for the vCPUs' threads, one each, over and over (kvm) [default: left to the scheduler]
+    #[arg(long, short = 'c', value_name = "CPU,...", value_delimiter = ',')]
+    pub pin: Vec<usize>,
+
+    /// Memslots that share the memory (kvm) [default: 1]
+    #[arg(long, short = 'x', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32767))]
+    pub slots: Option<u32>,
+
+    /// Let guests execute from huge pages although the host says no (kvm; needs CAP_SYS_BOOT)
+    #[arg(long)]
+    pub disable_nx_huge_pages: bool,
+}
+
+impl KvmArgs {
+    /// Refuses what was given, where it would be ignored.
+    ///
+    /// # Errors
+    /// Anything was given.
+    pub fn refuse(&self) -> anyhow::Result<()> {
+        if *self == Self::default() {
+            return Ok(());
+        }
+        Err(bad_input(
+            "--pin, --slots and --disable-nx-huge-pages are of guests under KVM: add --target kvm",
+        ))
+    }
+}
+
+/// How dirty pages are logged, and what the vCPUs do meanwhile.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct LogArgs {
+    /// Pages (64) or bytes (256k) cleared a call, a multiple of 64 pages [default: all at once]
+    #[arg(long, value_name = "PAGES|SIZE")]
+    pub clear_chunk: Option<ClearChunk>,
+
+    /// Split huge pages as logging protects them, by chunks of this size (kvm, Arm)
+    #[arg(long, value_name = "SIZE")]
+    pub eager_split: Option<Size>,
+
+    /// How many of a hundred steps write; see --others
+    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub write_percent: u8,
+
+    /// What is done to pages that are not written (kvm)
+    #[arg(long, value_name = "read|skip", default_value = "skip")]
+    pub others: Others,
+
+    /// Pages in random order, some more than once (kvm)
+    #[arg(long, short = 'a')]
+    pub random_access: bool,
+
+    /// Most steps go to a part of the pages: 10:90 is 90 % of them to the first 10 % (kvm)
+    #[arg(long, value_name = "PAGES:STEPS", conflicts_with = "random_access")]
+    pub hot_set: Option<HotSet>,
+
+    /// Bytes that all vCPUs touch a second, a page a step: 200MiB/s (kvm) [default: all they can]
+    #[arg(long, value_name = "RATE")]
+    pub dirty_rate: Option<Rate>,
+
+    /// Every vCPU touches all of the memory, not its share (kvm)
+    #[arg(long)]
+    pub overlap: bool,
+}
+
+impl Default for LogArgs {
+    fn default() -> Self {
+        Self {
+            clear_chunk: None,
+            eager_split: None,
+            write_percent: 100,
+            others: Others::Skip,
+            random_access: false,
+            hot_set: None,
+            dirty_rate: None,
+            overlap: false,
+        }
+    }
+}
+
+const DIRTY_LOG_EXAMPLES: &str = "\
+Examples:
+  slat bench dirty-log --target kvm
+      256 MiB on 4k pages, 2 vCPUs, 3 rounds of dirtying
+  slat bench dirty-log --target kvm --memory 1G --backing 2m --manual-protect on --initially-set on
+      huge pages by THP, split as the log is cleared
+  slat bench dirty-log --target kvm --backing hugetlb-2m --clear-chunk 64
+      clear 64 pages a call; the pool is filled beforehand with `sysctl vm.nr_hugepages=128`
+  slat bench dirty-log --dirty-ring-size 4096 --write-percent 10 --others read
+      by rings; a guest that mostly reads
+  slat bench dirty-log --duration 5 --dirty-rate 100MiB/s --hot-set 10:90
+      vCPUs that run on for 5 seconds while the log is fetched every 100 ms
+  slat bench dirty-log --target engine
+      vCPUs as threads that write on while the log is read, in six ways; sparse and parallel clears
+  slat bench dirty-log --target engine --format arm64 --way manual,hardware --backing 2m";
+
+/// The guest, its memory and how its dirty pages are logged.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = DIRTY_LOG_EXAMPLES)]
+pub struct DirtyLogArgs {
+    /// Who keeps the guest's tables
+    #[arg(long, value_name = "TARGET", default_value = "kvm")]
+    pub target: Target,
+
+    /// Memory that the vCPUs write to, all of them together
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs; each writes to its own share of the memory
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Whether reading the log leaves the pages writable until they are cleared (kvm)
+    #[arg(long, value_name = "on|off", default_value = "on")]
+    pub manual_protect: Switch,
+
+    /// Whether all pages count as dirty at first, so that enabling protects none (kvm)
+    #[arg(long, value_name = "on|off", default_value = "off")]
+    pub initially_set: Switch,
+
+    /// Entries of each vCPU's dirty ring, in place of a log: a power of two (kvm)
+    #[arg(long, value_name = "N", conflicts_with_all = ["manual_protect", "initially_set", "clear_chunk"])]
+    pub dirty_ring_size: Option<u32>,
+
+    /// The log and the work.
+    #[command(flatten)]
+    pub log: LogArgs,
+
+    /// Seconds for which vCPUs run on beside a log that is fetched, in place of rounds (kvm)
+    #[arg(long, value_name = "SECONDS", conflicts_with = "iterations", value_parser = seconds)]
+    pub duration: Option<f64>,
+
+    /// Milliseconds from one fetch of the log to the next, with --duration [default: 100]
+    #[arg(long, value_name = "MS", requires = "duration", value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub interval: Option<u32>,
+
+    /// Rounds of dirtying, reading and clearing the log
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub iterations: u32,
+
+    /// Guests that are measured, one after the other; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// Ways to log (engine) [default: all]
+    #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
+    pub way: Vec<LogWay>,
+
+    /// The guest's tables (engine).
+    #[command(flatten)]
+    pub tables: TablesArgs,
+
+    /// 16 MiB, one guest, two rounds (engine): shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+const MEMORY_STRESS_EXAMPLES: &str = "\
+Examples:
+  slat bench memory-stress
+      512 MiB: fill, write again, take it away, fill again, read
+  slat bench memory-stress --memory 1g --limit 512m
+      under a memory limit of a cgroup of its own: what does not fit is swapped (needs root and swap)
+  slat bench memory-stress --backing 2m --vcpus 8 --slots 16";
+
+/// Filling memory over and over.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = MEMORY_STRESS_EXAMPLES)]
+pub struct MemoryStressArgs {
+    /// Memory of the guest
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "512M")]
+    pub memory: Size,
+
+    /// vCPUs; each fills its own share of the memory
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Times that memory is written, taken away and filled again
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub iterations: u32,
+
+    /// Guests that are measured, one after the other; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
+    /// Memory that a cgroup made for the run allows; the rest is swapped (needs root and swap)
+    #[arg(long, value_name = "SIZE")]
+    pub limit: Option<Size>,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+const MIGRATE_EXAMPLES: &str = "\
+Examples:
+  slat bench migrate
+      256 MiB dirtied at 100 MiB/s, over 10 Gbit/s, 300 ms of downtime allowed, in each way of logging
+  slat bench migrate --dirty-rate 500MiB/s --link 10Gbit/s --max-downtime 300
+  slat bench migrate --way ring --dirty-ring-size 8192 --hot-set 10:90 --backing 2m";
+
+/// A migration into a second memory.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = MIGRATE_EXAMPLES)]
+pub struct MigrateArgs {
+    /// Memory of the guest; the second takes as much again
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Ways to log [default: all that this host has]
+    #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
+    pub way: Vec<KvmWay>,
+
+    /// Entries of each vCPU's dirty ring: a power of two
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub dirty_ring_size: u32,
+
+    /// The log and the work.
+    #[command(flatten)]
+    pub log: LogArgs,
+
+    /// What the link carries: 10Gbit/s, 1GiB/s
+    #[arg(long, value_name = "RATE", default_value = "10Gbit/s")]
+    pub link: Rate,
+
+    /// Milliseconds that the guest may stand still at the end
+    #[arg(long, value_name = "MS", default_value = "300", value_parser = milliseconds)]
+    pub max_downtime: u32,
+
+    /// Rounds after which the guest is stopped in any case
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub max_rounds: u32,
+
+    /// Guests that are migrated in each way, in turns; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+/// What to tune.
+#[derive(Clone, Debug, Subcommand)]
+pub enum TuneWhat {
+    /// Run each way of logging dirty pages that this host has, and say which stalls a guest least
+    DirtyLog(TuneArgs),
+}
+
+const TUNE_EXAMPLES: &str = "\
+Examples:
+  slat tune dirty-log
+      256 MiB at 50 MiB/s a second for 2 seconds, each way in turns
+  slat tune dirty-log --memory 1G --vcpus 4 --backing 2m --dirty-rate 200MiB/s --duration 5";
+
+/// A guest to tune for.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = TUNE_EXAMPLES)]
+pub struct TuneArgs {
+    /// Memory of the guest
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Bytes that all vCPUs write a second
+    #[arg(long, value_name = "RATE", default_value = "50MiB/s")]
+    pub dirty_rate: Rate,
+
+    /// Most writes go to a part of the pages: 10:90 is 90 % of them to the first 10 %
+    #[arg(long, value_name = "PAGES:STEPS")]
+    pub hot_set: Option<HotSet>,
+
+    /// Seconds that each guest runs with its log fetched
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    pub duration: f64,
+
+    /// Milliseconds from one fetch of the log to the next
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub interval: u32,
+
+    /// Guests that are measured in each way, in turns; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+/// A way of logging under KVM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum KvmWay {
+    /// Reading the log protects what was read
+    Legacy,
+    /// Read, then clear what was read
+    Manual,
+    /// The same; all pages count as dirty at first, so that enabling protects none
+    InitiallySet,
+    /// Each vCPU names the pages that it wrote in a ring
+    Ring,
+}
+
+/// What is done to pages that are not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Others {
+    /// They are read, and held against what was written
+    Read,
+    /// Nothing
+    Skip,
+}
+
+/// Bytes a second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate(pub f64);
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no rate; write it as 500MiB/s, 1GiB/s or 10Gbit/s");
+        let amount = text.strip_suffix("/s").ok_or_else(wrong)?;
+        let bits = ["Tbit", "Gbit", "Mbit", "kbit"].into_iter().zip([1e12, 1e9, 1e6, 1e3]);
+        let mut bits = bits.filter_map(|(unit, factor)| Some((amount.strip_suffix(unit)?, factor)));
+        let rate = match bits.next() {
+            Some((number, factor)) => {
+                number.trim().parse::<f64>().map_err(|_| wrong())? * factor / 8.0
+            }
+            None => amount.parse::<Size>().map_err(|_| wrong())?.bytes() as f64,
+        };
+        if rate.is_finite() && rate > 0.0 { Ok(Self(rate)) } else { Err(wrong()) }
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{:.0} MiB/s", self.0 / f64::from(1 << 20)))
+    }
+}
+
+/// Pages that most steps go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HotSet {
+    /// How many of a hundred pages.
+    pub pages: u8,
+    /// How many of a hundred steps.
+    pub steps: u8,
+}
+
+impl FromStr for HotSet {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let percent = |text: &str| text.parse().ok().filter(|share| (1..=100).contains(share));
+        let both = text.split_once(':').and_then(|(pages, steps)| {
+            Some(Self { pages: percent(pages)?, steps: percent(steps)? })
+        });
+        both.ok_or_else(|| {
+            format!("`{text}` is no hot set; 10:90 sends 90 % of the steps to 10 % of the pages")
+        })
+    }
+}
+
+impl fmt::Display for HotSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.pages, self.steps)
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('s').unwrap_or(text).parse::<f64>();
+    let within = number.ok().filter(|number| (0.05..=86_400.0).contains(number));
+    within.ok_or_else(|| format!("`{text}` is not 0.05 to 86400 seconds"))
+}
+
+fn milliseconds(text: &str) -> Result<u32, String> {
+    let number = text.strip_suffix("ms").unwrap_or(text).parse::<u32>();
+    let within = number.ok().filter(|number| (1..=3_600_000).contains(number));
+    within.ok_or_else(|| format!("`{text}` is not 1 to 3600000 milliseconds"))
+}
+
+/// Who keeps a guest's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Target {
+    /// The KVM of this host
+    Kvm,
+    /// The engine, for vCPUs that are threads
+    Engine,
+}
+
+/// What backs the memory of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum KvmBacking {
+    /// Pages of 4k, huge ones refused
+    #[value(name = "4k", alias = "anonymous")]
+    Small,
+    /// Transparent huge pages of 2m
+    #[value(name = "2m", alias = "anonymous_thp")]
+    Transparent2m,
+    /// Blocks of 1g; under KVM those of the host's hugetlb pool
+    #[value(name = "1g")]
+    Block1g,
+    /// Pages of 2m from the host's hugetlb pool
+    #[value(name = "hugetlb-2m", alias = "anonymous_hugetlb_2mb")]
+    Hugetlb2m,
+    /// Pages of 1g from the host's hugetlb pool
+    #[value(name = "hugetlb-1g", alias = "anonymous_hugetlb_1gb")]
+    Hugetlb1g,
+    /// Shared memory without a name
+    #[value(name = "shmem")]
+    Shmem,
+    /// A memfd, mapped shared, as VMMs do that give the memory to other processes
+    #[value(name = "memfd")]
+    Memfd,
+    /// A memfd of 2m pages from the host's hugetlb pool
+    #[value(name = "memfd-hugetlb-2m", alias = "shared_hugetlb")]
+    MemfdHugetlb2m,
+}
+
+impl KvmBacking {
+    /// The block in which the engine's guest has its memory.
+    ///
+    /// # Errors
+    /// There is none: what lies behind the memory is the host's matter.
+    pub fn in_engine(self) -> anyhow::Result<GuestBacking> {
+        match self {
+            Self::Small => Ok(GuestBacking::Size4k),
+            Self::Transparent2m | Self::Hugetlb2m => Ok(GuestBacking::Size2m),
+            Self::Block1g | Self::Hugetlb1g => Ok(GuestBacking::Size1g),
+            Self::Shmem | Self::Memfd | Self::MemfdHugetlb2m => Err(bad_input(format!(
+                "--backing {self} is of --target kvm; the engine has 4k, 2m and 1g"
+            ))),
+        }
+    }
+
+    /// The host's pages behind the memory of a guest under KVM.
+    pub fn in_kvm(self) -> Backing {
+        match self {
+            Self::Small => Backing::Small,
+            Self::Transparent2m => Backing::Thp,
+            Self::Hugetlb2m => Backing::Hugetlb2M,
+            Self::Block1g | Self::Hugetlb1g => Backing::Hugetlb1G,
+            Self::Shmem => Backing::Shmem,
+            Self::Memfd => Backing::Memfd,
+            Self::MemfdHugetlb2m => Backing::MemfdHugetlb2M,
+        }
+    }
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Switch {
+    /// On
+    #[default]
+    On,
+    /// Off
+    Off,
+}
+
+impl Switch {
+    /// Whether it is on.
+    pub const fn is_on(self) -> bool {
+        matches!(self, Self::On)
+    }
+}
+
+/// How much of the log one call clears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClearChunk {
+    /// A number of pages
+    Pages(u64),
+    /// A number of bytes
+    Bytes(Size),
+}
+
+impl ClearChunk {
+    /// The chunk in pages of `page_size` bytes, if it is a multiple of 64 of them, as KVM demands.
+    pub fn pages(self, page_size: u64) -> anyhow::Result<u64> {
+        let (pages, rest) = match self {
+            Self::Pages(pages) => (pages, 0),
+            Self::Bytes(size) => (size.bytes() / page_size, size.bytes() % page_size),
+        };
+        if pages == 0 || rest != 0 || !pages.is_multiple_of(64) {
+            return Err(bad_input(format!(
+                "--clear-chunk {self} is not a multiple of 64 pages; KVM clears 64 pages ({}) at least",
+                Size(64 * page_size)
+            )));
+        }
+        Ok(pages)
+    }
+}
+
+impl FromStr for ClearChunk {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse::<u64>() {
+            Ok(0) => Err("clearing no pages a call would never end; 64 is the least".into()),
+            Ok(pages) => Ok(Self::Pages(pages)),
+            Err(_) => text.parse().map(Self::Bytes),
+        }
+    }
+}
+
+impl fmt::Display for ClearChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pages(pages) => write!(f, "{pages}"),
+            Self::Bytes(size) => write!(f, "{size}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_read_in_bytes_and_in_bits() {
+        assert_eq!("500MiB/s".parse::<Rate>().unwrap().0, 500.0 * 1_048_576.0);
+        assert_eq!("10Gbit/s".parse::<Rate>().unwrap().0, 1.25e9);
+        assert_eq!("1.5 Mbit/s".parse::<Rate>().unwrap().0, 187_500.0);
+        for text in ["500MiB", "0/s", "fast/s", "-1Gbit/s", "/s", "Gbit/s", "1e999Gbit/s"] {
+            let error = text.parse::<Rate>().unwrap_err();
+            assert!(error.contains("500MiB/s"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_hot_set_is_two_shares() {
+        assert_eq!("10:90".parse(), Ok(HotSet { pages: 10, steps: 90 }));
+        for text in ["10", "0:90", "10:101", "a:b", "10:90:1"] {
+            assert!(text.parse::<HotSet>().unwrap_err().contains("10:90"), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_have_bounds_and_may_have_their_unit() {
+        assert_eq!((seconds("2"), milliseconds("300ms")), (Ok(2.0), Ok(300)));
+        assert!(seconds("0").is_err() && seconds("x").is_err() && seconds("inf").is_err());
+        assert!(milliseconds("0").is_err());
+    }
+
+    #[test]
+    fn options_of_kvm_alone_are_refused_elsewhere() {
+        assert!(KvmArgs::default().refuse().is_ok());
+        let pinned = KvmArgs { pin: vec![1], ..KvmArgs::default() };
+        assert!(pinned.refuse().unwrap_err().to_string().contains("--target kvm"));
+    }
+}

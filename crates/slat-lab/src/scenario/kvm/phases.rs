@@ -1,0 +1,228 @@
+//! Phases of a guest as measurements.
+//!
+//! Counts come from KVM: those of the VM, of the dirty log and the sums over vCPUs with the phase,
+//! those of a vCPU with its part. Rounds differ, the first from the others above all, so a count
+//! that is not the same in all samples is given three times: `_first`, `_min` and `_max`. Counts
+//! that end in `_ns` are times that say where a phase went, over all vCPUs, and medians.
+
+use super::{measurement, stalls};
+use crate::record::Measurement;
+use crate::stats::median;
+use serde_json::{Map, Value};
+use slat_kvm::phase::{Phase, PhaseRun, VcpuRun};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// All phases of the runs, in the order in which runs have them.
+pub fn measurements(
+    scenario: &str,
+    params: &Map<String, Value>,
+    phases: &[PhaseRun],
+) -> Vec<Measurement> {
+    let mut results = Vec::new();
+    for phase in Phase::ALL {
+        let runs: Vec<&PhaseRun> = phases.iter().filter(|run| run.phase == *phase).collect();
+        let Some(first) = runs.first() else { continue };
+        let name = phase.name();
+        let seconds = runs.iter().map(|run| run.seconds).collect();
+        let mut whole = measurement(scenario, name, params.clone(), "s", seconds);
+        whole.counts = merge(runs.iter().map(|run| counts(run)));
+        results.push(whole);
+        results.extend(stalls::measurements(scenario, params, &runs));
+        if runs.iter().any(|run| run.calls > 1) {
+            let longest = runs.iter().map(|run| run.longest_call_seconds).collect();
+            let name = format!("{name}-longest-call");
+            results.push(measurement(scenario, &name, params.clone(), "s", longest));
+        }
+        for vcpu in 0..first.vcpus.len() {
+            let parts: Vec<_> = runs.iter().filter_map(|run| run.vcpus.get(vcpu)).collect();
+            let mut params = params.clone();
+            params.insert("vcpu".to_owned(), vcpu.into());
+            let seconds = parts.iter().map(|part| part.seconds).collect();
+            let mut part = measurement(scenario, name, params, "s", seconds);
+            part.counts = merge(parts.iter().map(|part| vcpu_counts(part)));
+            // Rounds of a share differ by a page at most; whoever divides wants one number.
+            let pages = parts.iter().map(|part| part.pages).sum::<u64>();
+            part.counts.insert("pages".to_owned(), pages / (parts.len() as u64).max(1));
+            results.push(part);
+        }
+    }
+    results
+}
+
+/// The counts of one occurrence of a phase.
+fn counts(run: &PhaseRun) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for vcpu in &run.vcpus {
+        for (name, count) in vcpu_counts(vcpu) {
+            *counts.entry(name).or_default() += count;
+        }
+    }
+    counts.extend(changes(&run.vm));
+    let mut add = |name: &str, count| {
+        counts.insert(name.to_owned(), count);
+    };
+    if run.calls != 0 {
+        add("ioctls", run.calls);
+    }
+    if let Some(log) = run.log {
+        add("pages_in_log", log.in_log);
+        add("pages_written", log.written);
+        add("pages_in_excess", log.excess);
+    }
+    if !run.vcpus.is_empty() {
+        add("pages", run.vcpus.iter().map(|vcpu| vcpu.pages).sum());
+        // Where every vCPU knows what is usual: what its time went into.
+        let stalls: Vec<_> = run.vcpus.iter().filter_map(|vcpu| vcpu.stalls).collect();
+        if stalls.len() == run.vcpus.len() {
+            let sum = |of: &dyn Fn(&VcpuRun) -> f64| nanoseconds(run.vcpus.iter().map(of).sum());
+            add("accesses", stalls.iter().map(|stalls| stalls.accesses).sum());
+            add("stalls", stalls.iter().map(|stalls| stalls.stalls).sum());
+            add("vcpu_ns", sum(&|vcpu| vcpu.seconds));
+            add("waited_ns", sum(&|vcpu| vcpu.waited.unwrap_or(0.0)));
+            let of_stalls = |of: fn(&slat_kvm::stall::Stalls) -> f64| {
+                nanoseconds(stalls.iter().map(of).sum::<f64>())
+            };
+            add("stalled_ns", of_stalls(|stalls| stalls.seconds));
+            add("usual_ns", of_stalls(|stalls| stalls.accesses as f64 * stalls.warm));
+            let middles: Vec<f64> = stalls.iter().map(|stalls| stalls.p50).collect();
+            add("stall_p50_ns", nanoseconds(median(&middles).unwrap_or(0.0)));
+        }
+    }
+    if run.calls != 0 {
+        add("calls_ns", nanoseconds(run.call_seconds));
+    }
+    if let Some(mapped) = run.mapped {
+        add("mapped_4k", mapped.size_4k);
+        add("mapped_2m", mapped.size_2m);
+        add("mapped_1g", mapped.size_1g);
+    }
+    counts
+}
+
+fn nanoseconds(seconds: f64) -> u64 {
+    (seconds * 1e9) as u64
+}
+
+fn vcpu_counts(vcpu: &VcpuRun) -> BTreeMap<String, u64> {
+    changes(&vcpu.counters)
+}
+
+/// Changes of KVM's counters as counts, without those of mapped pages, which are given whole.
+fn changes(changes: &BTreeMap<String, i64>) -> BTreeMap<String, u64> {
+    let changes = changes.iter().filter(|(name, _)| !name.starts_with("pages_"));
+    let count = |(name, change): (&String, &i64)| {
+        let name = if *change < 0 { format!("{name}_less") } else { name.clone() };
+        (name, change.unsigned_abs())
+    };
+    changes.map(count).collect()
+}
+
+/// The counts of several samples: one number where they agree, first, least and most where not; of
+/// times the median.
+pub fn merge(samples: impl Iterator<Item = BTreeMap<String, u64>>) -> BTreeMap<String, u64> {
+    let samples: Vec<_> = samples.collect();
+    let names: BTreeSet<&String> = samples.iter().flat_map(BTreeMap::keys).collect();
+    let mut merged = BTreeMap::new();
+    for name in names {
+        // KVM's counters are given where they changed.
+        let counts = || samples.iter().map(|sample| sample.get(name).copied().unwrap_or(0));
+        let (Some(first), Some(min), Some(max)) = (counts().next(), counts().min(), counts().max())
+        else {
+            continue;
+        };
+        if name.ends_with("_ns") {
+            let all: Vec<f64> = counts().map(|count| count as f64).collect();
+            merged.insert(name.clone(), median(&all).unwrap_or(0.0) as u64);
+        } else if min == max {
+            merged.insert(name.clone(), first);
+        } else {
+            let three = [("first", first), ("min", min), ("max", max)];
+            merged.extend(three.map(|(which, count)| (format!("{name}_{which}"), count)));
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_kvm::bitmap::Tally;
+    use slat_kvm::phase::MappedPages;
+
+    fn dirty(round: u32, seconds: f64, flushes: i64) -> PhaseRun {
+        let counters = [("exits".to_owned(), 7)].into();
+        let vcpu = VcpuRun { pages: 64, seconds, counters, stalls: None, waited: None };
+        PhaseRun {
+            phase: Phase::Dirty,
+            iteration: Some(round),
+            seconds,
+            calls: 0,
+            longest_call_seconds: 0.0,
+            call_seconds: 0.0,
+            vcpus: vec![vcpu; 2],
+            log: None,
+            vm: [("remote_tlb_flush".to_owned(), flushes), ("pages_2m".to_owned(), -1)].into(),
+            mapped: Some(MappedPages { size_4k: 129, size_2m: 0, size_1g: 0 }),
+            stolen: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_phase_keeps_every_sample_and_each_vcpu_has_its_own() {
+        let runs = [dirty(1, 0.5, 32), dirty(2, 0.25, 0)];
+        let results = measurements("dirty-log", &Map::new(), &runs);
+        assert_eq!(results.len(), 3);
+        assert!(results.iter().all(|m| m.variant == "dirty" && m.samples == [0.5, 0.25]));
+        let whole = &results[0].counts;
+        let expected = [
+            ("exits", 14),
+            ("mapped_1g", 0),
+            ("mapped_2m", 0),
+            ("mapped_4k", 129),
+            ("pages", 128),
+            ("remote_tlb_flush_first", 32),
+            ("remote_tlb_flush_max", 32),
+            ("remote_tlb_flush_min", 0),
+        ];
+        assert_eq!(*whole, expected.map(|(name, count)| (name.to_owned(), count)).into());
+        assert_eq!(results[2].params["vcpu"], 1);
+        assert_eq!(results[2].counts["pages"], 64);
+        assert_eq!(results[2].counts["exits"], 7);
+    }
+
+    #[test]
+    fn a_clear_in_pieces_tells_its_longest_call() {
+        let clear = PhaseRun {
+            phase: Phase::Clear,
+            calls: 8,
+            longest_call_seconds: 0.125,
+            vcpus: Vec::new(),
+            ..dirty(1, 0.5, 1)
+        };
+        let results = measurements("dirty-log", &Map::new(), &[clear]);
+        assert_eq!(results.len(), 2);
+        assert_eq!(results[0].counts["ioctls"], 8);
+        assert_eq!(results[1].variant, "clear-longest-call");
+        assert_eq!(results[1].samples, [0.125]);
+    }
+
+    #[test]
+    fn a_log_says_what_was_in_it() {
+        let get = PhaseRun {
+            phase: Phase::Get,
+            log: Some(Tally { in_log: 9, written: 8, excess: 1 }),
+            vcpus: Vec::new(),
+            ..dirty(1, 0.5, 1)
+        };
+        let results = measurements("dirty-log", &Map::new(), &[get]);
+        assert_eq!(results[0].counts["pages_in_log"], 9);
+        assert_eq!(results[0].counts["pages_in_excess"], 1);
+    }
+
+    #[test]
+    fn times_among_the_counts_are_medians() {
+        let sample = |ns| [("vcpu_ns".to_owned(), ns)].into();
+        let merged = merge([sample(3), sample(100), sample(5)].into_iter());
+        assert_eq!(merged, [("vcpu_ns".to_owned(), 5)].into());
+    }
+}
