@@ -20,19 +20,8 @@ pub fn alternate(
     pairs: u32,
     session: &mut Session,
 ) -> anyhow::Result<(Run, Run)> {
-    for words in [first, second] {
-        let known = ["bench", "replay"];
-        if !words.first().is_some_and(|word| known.contains(&word.as_str())) {
-            return Err(bad_input(format!(
-                "`{}` is nothing to measure; give the words of a `bench`, such as: bench split --backing 2m",
-                words.join(" ")
-            )));
-        }
-        if words.iter().any(|word| word == "-o" || word.starts_with("--output") || word == "--json")
-        {
-            return Err(bad_input("leave out --output and --json: all results are gathered here"));
-        }
-    }
+    check(first)?;
+    check(second)?;
     let folder = tempfile::tempdir().context("cannot make a folder for results")?;
     let order = [first, second]
         .into_iter()
@@ -54,6 +43,31 @@ pub fn alternate(
     }
     session.finish();
     Ok((Run::of_processes(of_first, first), Run::of_processes(of_second, second)))
+}
+
+/// Runs one command line in a process of its own.
+///
+/// # Errors
+/// The process fails; Ctrl-C.
+pub fn once(words: &[String], session: &Session) -> anyhow::Result<Run> {
+    check(words)?;
+    let folder = tempfile::tempdir().context("cannot make a folder for results")?;
+    one(words, folder.path(), session)
+}
+
+/// Words that measure, and leave their results to be gathered.
+fn check(words: &[String]) -> anyhow::Result<()> {
+    let known = ["bench", "replay"];
+    if !words.first().is_some_and(|word| known.contains(&word.as_str())) {
+        return Err(bad_input(format!(
+            "`{}` is nothing to measure; give the words of a `bench`, such as: bench split --backing 2m",
+            words.join(" ")
+        )));
+    }
+    if words.iter().any(|word| word == "-o" || word.starts_with("--output") || word == "--json") {
+        return Err(bad_input("leave out --output and --json: all results are gathered here"));
+    }
+    Ok(())
 }
 
 fn one(words: &[String], output: &Path, session: &Session) -> anyhow::Result<Run> {

@@ -2,12 +2,14 @@
 
 mod compare;
 mod engine;
+mod explain;
 mod guest;
 mod kvm;
 mod peers;
 
 pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
 pub use engine::{EngineArgs, Part};
+pub use explain::ExplainArgs;
 pub use guest::{
     AgeArgs, CacheToggleArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs,
     TablesArgs,
@@ -36,6 +38,7 @@ Examples:
   slat bench execute --vcpus 4             execute from 1g blocks of a guest of the engine's
   slat bench migrate --dirty-rate 200MiB/s --link 10Gbit/s
                                            migrate a running guest, in each way of logging
+  slat explain slat-report/                where the time of its guests went
   slat tune dirty-log                      which way of logging stalls a guest least here
   slat compare before/ after/              hold two runs against each other
   slat noise -- bench split                the machine against itself
@@ -107,6 +110,9 @@ pub enum Command {
     Ab(AbArgs),
     /// Compare the machine with itself: how far two runs of one command line differ
     Noise(NoiseArgs),
+    /// Say where the time of a run's guests went: faults, calls, waiting, and what is left
+    #[command(arg_required_else_help = true)]
+    Explain(ExplainArgs),
     /// Find the setting that costs guests on this host the least
     #[command(arg_required_else_help = true)]
     Tune {

@@ -56,8 +56,15 @@ impl Run {
                 .into_iter()
                 // What was made of other results is not compared beside them.
                 .filter(|m| !m.scenario.ends_with("-asked") && m.scenario != "replay")
+                // Nor what is a course over time, and no sample beside others.
+                .filter(|m| !["pace", "pass"].contains(&m.variant.as_str()))
                 .collect(),
         })
+    }
+
+    /// What was measured, without what was made of other results.
+    pub fn results(&self) -> &[Measurement] {
+        &self.results
     }
 
     /// Processes of one command line as one run, whose samples are each process's median: two samples of
@@ -273,7 +280,8 @@ fn pair(a: &Measurement, b: &Measurement, ignoring: &BTreeSet<String>) -> Pair {
     let names: BTreeSet<&String> = a.counts.keys().chain(b.counts.keys()).collect();
     let counts = names.into_iter().filter_map(|name| {
         let both = [a.counts.get(name).copied(), b.counts.get(name).copied()];
-        (both[0] != both[1]).then(|| (name.clone(), both))
+        // Times among them are medians, which never agree.
+        (both[0] != both[1] && !name.ends_with("_ns")).then(|| (name.clone(), both))
     });
     Pair {
         what: [a.scenario.clone(), a.target.clone(), a.variant.clone()],
@@ -295,7 +303,14 @@ fn judged(pair: &Pair, threshold: f64) -> Verdict {
     if pair.samples.iter().any(|samples| *samples < LEAST) {
         return Verdict::NotComparable;
     }
-    match pair.ratio - 1.0 {
+    // What can be 0 or less, as a stall or a loss can, has no ratio: any change counts.
+    let change = match pair.medians {
+        [a, b] if a <= 0.0 && b > a => f64::INFINITY,
+        [a, b] if a <= 0.0 && b < a => f64::NEG_INFINITY,
+        [a, b] if a <= 0.0 && a == b => 0.0,
+        _ => pair.ratio - 1.0,
+    };
+    match change {
         _ if pair.p > LEVEL => Verdict::NoDifferenceShown,
         change if change > threshold => Verdict::Slower,
         change if change < -threshold => Verdict::Faster,

@@ -6,8 +6,11 @@ mod output;
 pub use main_job::main_job;
 
 use crate::alternate;
-use crate::cli::{Bench, Cli, Command, CompareArgs, Format, OutputArgs, Repeat, Target, TuneWhat};
+use crate::cli::{
+    Bench, Cli, Command, CompareArgs, ExplainArgs, Format, OutputArgs, Repeat, Target, TuneWhat,
+};
 use crate::compare::{self, Comparison, Run, Verdict};
+use crate::explain;
 use crate::failure::{self, bad_input};
 use crate::host::Host;
 use crate::record::Measurement;
@@ -77,6 +80,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Bench { bench: Some(Bench::Migrate(args)), .. }) => {
             bench(&args.out, |session| scenario::kvm::migrate::run(args, session))
         }
+        Some(Command::Explain(args)) => explain(args),
         Some(Command::Tune { what: TuneWhat::DirtyLog(args) }) => {
             bench(&args.out, |session| scenario::kvm::tune::dirty_log(args, session))
         }
@@ -144,6 +148,31 @@ fn show_comparison(
             text
         }
     })
+}
+
+/// Takes a run's phases apart.
+fn explain(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
+    let run = match &args.run {
+        Some(path) => Run::read(path)?,
+        None => alternate::once(&args.words, &Session::interactive()?)?,
+    };
+    let explained = explain::explain(run.results());
+    if explained.is_empty() {
+        anyhow::bail!(
+            "no guest under KVM is in it whose time is known; try: slat explain -- bench dirty-log"
+        );
+    }
+    let table = explain::table(&explained);
+    output::print(&match args.format {
+        Format::Json => serde_json::to_string_pretty(&explained)? + "\n",
+        Format::Markdown => markdown::table(&table),
+        Format::Text => {
+            let mut text = String::new();
+            text::grid(&mut text, &table, output::width());
+            text
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs two command lines in turns, and compares them.

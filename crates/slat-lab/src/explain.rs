@@ -1,0 +1,231 @@
+//! Where the time of a guest's phases went, from counters: faults by kind times their cost, calls
+//! times theirs, and what is left unexplained.
+//!
+//! A vCPU's time in a phase is taken apart into
+//!
+//! - its accesses, each at the usual time of warm memory;
+//! - its faults, each at the median of its stalls (the guest's clock), by the kernel's count of them;
+//! - what its thread waited for a CPU, by the scheduler's count;
+//! - the rest. It is printed, whatever its sign: faults that took longer than the median, exits that
+//!   are no faults, pauses of a paced guest, the machine below.
+//!
+//! Nothing here is measured twice: a cost that does not fit the count shows in the rest.
+
+use crate::record::Measurement;
+use crate::report::numbers::{seconds, thousands};
+use crate::report::tables::{Labels, NOTHING, Row, Table};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// Kinds of faults, as the kernel's statistics have them on x86.
+const KINDS: [(&str, &str); 4] = [
+    ("pf_fixed", "mapped"),
+    ("pf_fast", "without the lock"),
+    ("pf_emulate", "emulated"),
+    ("pf_spurious", "spurious"),
+];
+
+/// One phase, taken apart. Times are seconds of all vCPUs together.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explained {
+    /// Scenario and phase.
+    pub what: [String; 2],
+    /// The guest.
+    pub params: Map<String, Value>,
+    /// What is explained: time of the vCPUs, or of the calls.
+    pub total: f64,
+    /// Accesses at the usual time.
+    pub usual: f64,
+    /// Faults, or exits where the kernel counts no faults.
+    pub faults: f64,
+    /// Their kinds, where the kernel tells.
+    pub kinds: Vec<(String, f64)>,
+    /// What a fault cost: the median.
+    pub fault: f64,
+    /// Waiting for a CPU.
+    pub waited: f64,
+    /// Calls, and what one took on average.
+    pub calls: f64,
+    /// See there.
+    pub call: f64,
+    /// What is left.
+    pub unexplained: f64,
+}
+
+/// Takes apart every phase that has what it takes.
+pub fn explain(results: &[Measurement]) -> Vec<Explained> {
+    let of_guests = results.iter().filter(|m| m.target == "kvm" && !m.params.contains_key("vcpu"));
+    of_guests.filter_map(one).collect()
+}
+
+fn one(m: &Measurement) -> Option<Explained> {
+    let ns = |name: &str| m.counts.get(name).map(|ns| *ns as f64 / 1e9);
+    let empty = Explained {
+        what: [m.scenario.clone(), m.variant.clone()],
+        params: m.params.clone(),
+        total: 0.0,
+        usual: 0.0,
+        faults: 0.0,
+        kinds: Vec::new(),
+        fault: 0.0,
+        waited: 0.0,
+        calls: count(m, "ioctls").unwrap_or(0.0),
+        call: 0.0,
+        unexplained: 0.0,
+    };
+    let calls = |calls: f64| ns("calls_ns").map_or(0.0, |all| all / calls.max(1.0));
+    let Some(total) = ns("vcpu_ns") else {
+        // A phase of the host: calls, and nothing else.
+        let total = ns("calls_ns").filter(|_| empty.calls > 0.0)?;
+        return Some(Explained { total, call: calls(empty.calls), ..empty });
+    };
+    let kinds: Vec<_> = KINDS
+        .iter()
+        .filter_map(|(name, kind)| Some(((*kind).to_owned(), count(m, name)?)))
+        .collect();
+    let faults = count(m, "pf_taken").or_else(|| count(m, "exits")).unwrap_or(0.0);
+    let (usual, fault) = (ns("usual_ns")?, ns("stall_p50_ns")?);
+    let waited = ns("waited_ns")?;
+    let unexplained = total - usual - faults * fault - waited;
+    let call = calls(empty.calls);
+    Some(Explained { total, usual, faults, kinds, fault, waited, call, unexplained, ..empty })
+}
+
+/// A count; where samples differ, the middle between the least and the most.
+fn count(m: &Measurement, name: &str) -> Option<f64> {
+    let of = |name: &str| m.counts.get(name).map(|count| *count as f64);
+    of(name).or_else(|| Some((of(&format!("{name}_min"))? + of(&format!("{name}_max"))?) / 2.0))
+}
+
+/// The table of what was taken apart.
+pub fn table(explained: &[Explained]) -> Table {
+    let rows: Vec<Row> = explained
+        .iter()
+        .map(|it| Row { params: it.params.clone(), measurements: Vec::new() })
+        .collect();
+    let labels = Labels::of(&rows);
+    let mut columns: Vec<String> = ["scenario", "phase"].map(str::to_owned).into();
+    columns.splice(0..0, labels.headings());
+    let label_count = columns.len();
+    let headings = [
+        "time",
+        "as usual",
+        "faults",
+        "a fault",
+        "all faults",
+        "waited",
+        "calls",
+        "a call",
+        "unexplained",
+    ];
+    columns.extend(headings.map(str::to_owned));
+    let cells = explained.iter().zip(&rows).map(|(it, row)| {
+        let shown = |value: f64| if value == 0.0 { NOTHING.to_owned() } else { seconds(value) };
+        let number = |count: f64| match count {
+            0.0 => NOTHING.to_owned(),
+            count => thousands(count.round() as i64),
+        };
+        let part = if it.total > 0.0 { it.unexplained / it.total * 100.0 } else { 0.0 };
+        let kinds = it.kinds.iter().filter(|(_, count)| *count > 0.0);
+        let kinds: Vec<_> =
+            kinds.map(|(kind, count)| format!("{} {kind}", number(*count))).collect();
+        let faults = match kinds.is_empty() {
+            true => number(it.faults),
+            false => format!("{} ({})", number(it.faults), kinds.join(", ")),
+        };
+        let mut cells = labels.cells(row);
+        cells.extend(it.what.clone());
+        cells.extend([
+            seconds(it.total),
+            shown(it.usual),
+            faults,
+            shown(it.fault),
+            shown(it.faults * it.fault),
+            shown(it.waited),
+            number(it.calls),
+            shown(it.call),
+            format!("{part:.0} %"),
+        ]);
+        cells
+    });
+    let cells = cells.collect();
+    Table {
+        title: "Where the time went".to_owned(),
+        common: labels.common.clone(),
+        columns,
+        labels: label_count,
+        rows: cells,
+        notes: vec![
+            "Time of all vCPUs of a phase, or of the host's calls. As usual: accesses at the time \
+             that one takes on warm memory. A fault: the median stall by the guest's own clock, times \
+             the kernel's count of faults (of exits where it counts no faults). Unexplained is what is \
+             left: below 0 if most faults were quicker than the median of the stalls."
+                .to_owned(),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phase(variant: &str, counts: &[(&str, u64)]) -> Measurement {
+        Measurement {
+            scenario: "dirty-log".to_owned(),
+            target: "kvm".to_owned(),
+            variant: variant.to_owned(),
+            params: Map::new(),
+            unit: "s".to_owned(),
+            samples: vec![1.0],
+            counts: counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
+        }
+    }
+
+    fn dirty() -> Measurement {
+        phase(
+            "dirty",
+            &[
+                ("vcpu_ns", 1_000_000_000),
+                ("usual_ns", 100_000_000),
+                ("stall_p50_ns", 10_000),
+                ("pf_taken_min", 49_000),
+                ("pf_taken_max", 51_000),
+                ("pf_fast", 40_000),
+                ("waited_ns", 300_000_000),
+            ],
+        )
+    }
+
+    #[test]
+    fn what_counters_do_not_explain_is_left_over() {
+        let explained = explain(&[dirty()]);
+        assert_eq!(explained.len(), 1);
+        let it = &explained[0];
+        assert_eq!(it.faults, 50_000.0);
+        assert_eq!(it.kinds, [("without the lock".to_owned(), 40_000.0)]);
+        assert!((it.unexplained - 0.1).abs() < 1e-9, "{it:?}");
+    }
+
+    #[test]
+    fn a_phase_of_the_host_is_its_calls() {
+        let clear = phase("clear", &[("ioctls", 8), ("calls_ns", 8_000)]);
+        let it = &explain(&[clear])[0];
+        assert_eq!((it.calls, it.unexplained), (8.0, 0.0));
+        assert!((it.call - 1e-6).abs() < 1e-15 && (it.total - 8e-6).abs() < 1e-12, "{it:?}");
+    }
+
+    #[test]
+    fn phases_without_counters_are_left_out() {
+        let engine = Measurement { target: "engine".to_owned(), ..dirty() };
+        assert!(explain(&[engine, phase("populate", &[("pages", 1)])]).is_empty());
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_phase() {
+        let table =
+            table(&explain(&[dirty(), phase("clear", &[("ioctls", 8), ("calls_ns", 8_000)])]));
+        assert_eq!(table.rows.len(), 2);
+        assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
+        assert_eq!(table.rows[0].last().unwrap(), "10 %");
+    }
+}
