@@ -2,16 +2,19 @@
 
 mod bench;
 mod e2e;
+mod emulators;
 mod fuzz;
 mod msrv;
 mod peers;
 mod setup;
 mod size;
 mod stages;
+mod static_build;
 mod test;
 
 use clap::{Parser, Subcommand};
 use stages::Stage;
+use static_build::Arch;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -23,6 +26,7 @@ Examples:
   cargo xtask bench --quick
   cargo xtask peers --quick          beside Linux's own code and other crates
   cargo xtask size                   the engine's text, by format and operation
+  cargo xtask static --arch x86_64 --arch aarch64    programs for `slat emulate`
   cargo xtask fuzz 60                fuzz the operations for a minute
   cargo xtask setup                  install what the tests need, and stop";
 
@@ -64,6 +68,14 @@ enum Task {
     },
     /// Print the bytes of text that the engine adds to a user without an operating system
     Size,
+    /// Build `slat` without anything that it needs of a system, for `slat emulate`
+    ///
+    /// The programs are target/static/slat-ARCH. Needs rustup, which installs what each target needs.
+    Static {
+        /// For which architecture, again and again [default: this machine's]
+        #[arg(long)]
+        arch: Vec<Arch>,
+    },
     /// Fuzz the operations against a flat model; needs a nightly toolchain, which it installs
     Fuzz {
         /// For how long
@@ -80,6 +92,7 @@ fn main() -> ExitCode {
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Peers { arguments } => peers::run(&arguments),
         Task::Size => size::run(),
+        Task::Static { arch } => static_build::run(&arch),
         Task::Fuzz { seconds } => fuzz::run(seconds),
         Task::Setup => setup::all(),
     };

@@ -23,7 +23,7 @@ pub fn oldest() -> anyhow::Result<Outcome> {
 
 /// The engine, and a user of all of it, compile for a machine without an operating system.
 pub fn bare() -> anyhow::Result<Outcome> {
-    needs(setup::bare_target(), || {
+    needs(setup::target(setup::BARE), || {
         for format in ["arm64", "ept"] {
             let mut build = cargo(&["build", "--target", setup::BARE, "--no-default-features"]);
             build.args(["--package", "slat-size", "--features", format]);

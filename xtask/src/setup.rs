@@ -53,22 +53,22 @@ pub fn toolchain(name: &str) -> anyhow::Result<()> {
     bail!("`rustup {}` failed", install.join(" "))
 }
 
-/// Installs the standard library of [`BARE`], if it is missing.
-pub fn bare_target() -> anyhow::Result<()> {
+/// Installs the standard library of a target, if it is missing.
+pub fn target(name: &str) -> anyhow::Result<()> {
     let libdir =
-        Command::new("rustc").args(["--print", "target-libdir", "--target", BARE]).output();
+        Command::new("rustc").args(["--print", "target-libdir", "--target", name]).output();
     let libdir = libdir.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     if libdir.is_ok_and(|dir| std::path::Path::new(&dir).is_dir()) {
         return Ok(());
     }
     if !has_rustup() {
-        bail!("there is no rustup, which could install the target {BARE}");
+        bail!("there is no rustup, which could install the target {name}");
     }
-    println!("installing the target {BARE}");
-    if answers(Command::new("rustup").args(["target", "add", BARE])) {
+    println!("installing the target {name}");
+    if answers(Command::new("rustup").args(["target", "add", name])) {
         return Ok(());
     }
-    bail!("`rustup target add {BARE}` failed")
+    bail!("`rustup target add {name}` failed")
 }
 
 /// Installs cargo-fuzz, if it is missing.

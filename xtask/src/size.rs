@@ -20,7 +20,7 @@ type Sizes = (BTreeMap<String, u64>, u64);
 
 /// Builds for each format and level of optimisation, and prints a table.
 pub fn run() -> anyhow::Result<()> {
-    setup::bare_target()?;
+    setup::target(setup::BARE)?;
     let mut columns = Vec::new();
     for (feature, name) in FORMATS {
         for level in LEVELS {

@@ -1,6 +1,6 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
-use crate::{e2e, fuzz, in_ci, msrv, peers, root, setup, target};
+use crate::{e2e, emulators, fuzz, in_ci, msrv, peers, root, setup, target};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use std::process::Command;
@@ -32,6 +32,8 @@ pub enum Stage {
     Fuzz,
     /// The engine beside Linux's own code and other crates
     Peers,
+    /// The same program in emulated machines: x86-64 with nested paging, arm64 with a stage 2
+    Emulators,
     /// The `slat` command on small sizes, and what it wrote
     EndToEnd,
 }
@@ -81,6 +83,7 @@ impl Stage {
             Self::Shuttle => shuttle(),
             Self::Fuzz => fuzz::check(),
             Self::Peers => peers::test(),
+            Self::Emulators => emulators::test(),
             Self::EndToEnd => e2e::run(&target().join("end-to-end")).map(Outcome::Ran),
         }
     }

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod compare;
+mod emulate;
 mod engine;
 mod explain;
 mod guest;
@@ -8,6 +9,7 @@ mod kvm;
 mod peers;
 
 pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
+pub use emulate::{Architecture, EmulateArgs, KernelChoice, ModuleParam};
 pub use engine::{EngineArgs, Part};
 pub use explain::ExplainArgs;
 pub use guest::{
@@ -42,12 +44,15 @@ Examples:
   slat tune dirty-log                      which way of logging stalls a guest least here
   slat compare before/ after/              hold two runs against each other
   slat noise -- bench split                the machine against itself
+  slat emulate --kernel debian-6.1 -- bench dirty-log --memory 64M
+                                           the same in an emulated machine: exact counts
   slat completions bash > ~/.local/share/bash-completion/completions/slat
 
 Exit codes:
   0    all that was asked for was measured, or skipped with the reason shown
   1    a measurement failed, or cannot be done on this host
   2    the command line or its values cannot be right
+  3    an emulated machine gave no report
   130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
 
 /// What memory management costs guests, measured from user space.
@@ -122,6 +127,8 @@ pub enum Command {
     },
     /// Run the command that shows each published claim here, and print both
     Replay(ReplayArgs),
+    /// Run in an emulated machine: another kernel or architecture, with a real TDP MMU or stage 2
+    Emulate(EmulateArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell to print it for
@@ -404,6 +411,7 @@ macro_rules! display_as_written {
 }
 
 display_as_written!(
+    Architecture,
     When,
     What,
     Walk,

@@ -9,6 +9,9 @@ pub enum Failure {
     /// be right.
     #[error("{0}")]
     BadInput(String),
+    /// An emulated machine ended, or was ended, without a report; the text has what it last said.
+    #[error("{0}")]
+    NoReport(String),
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -19,10 +22,16 @@ pub fn bad_input(message: impl Into<String>) -> anyhow::Error {
     Failure::BadInput(message.into()).into()
 }
 
+/// A [`Failure::NoReport`] as the error that `slat emulate` returns.
+pub fn no_report(message: impl Into<String>) -> anyhow::Error {
+    Failure::NoReport(message.into()).into()
+}
+
 /// The exit code that `--help` documents for this error.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<Failure>() {
         Some(Failure::BadInput(_)) => ExitCode::from(2),
+        Some(Failure::NoReport(_)) => ExitCode::from(3),
         Some(Failure::Interrupted) => ExitCode::from(130),
         None => ExitCode::from(1),
     }

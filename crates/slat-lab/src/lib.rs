@@ -9,6 +9,7 @@ mod arena;
 pub mod cli;
 pub mod compare;
 pub mod explain;
+pub mod emulate;
 pub mod failure;
 mod fill;
 pub mod host;

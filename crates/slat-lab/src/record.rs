@@ -23,6 +23,13 @@ pub struct Measurement {
     pub counts: BTreeMap<String, u64>,
 }
 
+impl Measurement {
+    /// Whether the samples are times, or ratios of times.
+    pub fn is_timed(&self) -> bool {
+        ["s", "ns", "x"].contains(&&*self.unit)
+    }
+}
+
 /// Something that could not be measured here, and why.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Skipped {

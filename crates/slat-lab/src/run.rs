@@ -1,5 +1,6 @@
 //! Runs commands: from the command line to the exit code.
 
+mod emulate;
 mod main_job;
 mod output;
 
@@ -24,6 +25,9 @@ use std::process::ExitCode;
 
 /// The `slat` command.
 pub fn main() -> ExitCode {
+    if crate::emulate::init::is_first_process() {
+        crate::emulate::init::main();
+    }
     // A wrong command line ends here, with exit code 2.
     let cli = Cli::parse();
     match execute(&cli) {
@@ -89,6 +93,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
             alternate(&words(&args.first)?, &words(&args.second)?, &args.how)
         }
         Some(Command::Noise(args)) => alternate(&args.words, &args.words, &args.how),
+        Some(Command::Emulate(args)) => emulate::emulate(args),
         Some(Command::Replay(args)) => {
             bench(&args.out, |session| scenario::replay::run(args, session))
         }

@@ -3,6 +3,7 @@
 //! One rule serves all of them: a parameter that every row has in common is said once, above the
 //! table; one that differs is a column.
 
+pub mod counts;
 pub mod engine;
 pub mod guest;
 pub mod kvm;

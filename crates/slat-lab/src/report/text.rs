@@ -2,6 +2,7 @@
 
 use super::Report;
 use super::tables::{self, Table};
+use crate::record::Skipped;
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Row, Table as Grid, TableStyle,
     Width,
@@ -19,7 +20,7 @@ pub fn render(report: &Report, width: u16) -> String {
     for table in tables::all(&report.results) {
         grid(&mut text, &table, width);
     }
-    skipped(&mut text, report, width);
+    skipped(&mut text, &report.skipped, width);
     text
 }
 
@@ -93,12 +94,13 @@ fn constraint(table: &Table, index: usize) -> Option<ColumnConstraint> {
     Some(ColumnConstraint::LowerBoundary(Width::Fixed(u16::try_from(least + padding).ok()?)))
 }
 
-fn skipped(text: &mut String, report: &Report, width: u16) {
-    if report.skipped.is_empty() {
+/// What was left out, and why.
+pub fn skipped(text: &mut String, skipped: &[Skipped], width: u16) {
+    if skipped.is_empty() {
         return;
     }
     text.push_str("\nNot measured\n");
-    for skipped in &report.skipped {
+    for skipped in skipped {
         wrap(text, &format!("{}: {}", skipped.what, skipped.reason), "  ", width);
     }
 }

@@ -67,7 +67,7 @@ impl Output {
 }
 
 /// A new file in `directory`, under a name that nobody reads, gone when dropped.
-fn temporary(directory: &Path) -> io::Result<NamedTempFile> {
+pub(super) fn temporary(directory: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     let _ = builder.prefix(".slat-");
     #[cfg(unix)]

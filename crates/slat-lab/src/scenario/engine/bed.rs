@@ -37,6 +37,7 @@ impl<F: Format> Bed<F> {
     }
 
     /// Its format.
+    #[cfg(feature = "peers")]
     pub fn format(&self) -> &F {
         &self.format
     }

@@ -1,0 +1,194 @@
+//! `slat` in an emulated machine: another kernel, another architecture, or second-stage translation
+//! that this machine does not have, and the report of what was counted there.
+//!
+//! The machine is QEMU without acceleration, a kernel, and an initial file system that holds nothing
+//! but `slat` itself: it is the first process ([`init`]) and the command. Nothing is installed and
+//! nothing needs root.
+
+mod binary;
+pub mod init;
+mod initramfs;
+mod job;
+mod kernel;
+mod machine;
+mod modules;
+mod report;
+
+pub use report::{Emulated, Emulator};
+
+use crate::cli::{Architecture, Bench, Cli, Command, EmulateArgs, OutputArgs};
+use crate::failure::{bad_input, no_report};
+use crate::session::Session;
+use anyhow::Context;
+use clap::Parser;
+use job::{Answer, Job, LoadModule};
+use kernel::Kernel;
+use machine::Machine;
+use modules::Module;
+
+/// What came of a command in an emulated machine.
+#[derive(Debug)]
+pub struct Run {
+    /// All that the console said.
+    pub console: String,
+    /// How the command ended and what it reported; or why it did not.
+    pub end: anyhow::Result<Ended>,
+}
+
+/// A command that ran to its end.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit code.
+    pub exit_code: u8,
+    /// What it said on stderr.
+    pub stderr: String,
+    /// Its report, if it wrote one.
+    pub report: Option<Emulated>,
+}
+
+/// Runs a command in the machine that `args` describes.
+///
+/// # Errors
+/// [`Failure::BadInput`](crate::failure::Failure::BadInput) for what cannot be right,
+/// [`Failure::Interrupted`](crate::failure::Failure::Interrupted), or whatever is missing. What
+/// happened once the machine ran is in [`Run::end`].
+pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
+    check_command(&args.command)?;
+    let arch = args.arch.or_else(Architecture::of_this_machine).ok_or_else(|| {
+        bad_input("this machine's own architecture cannot be emulated; name one by --arch")
+    })?;
+    let program = binary::choose(args.binary.as_deref(), arch)?;
+    let emulator = Emulator::new(arch, args, machine::version(arch)?);
+    session.start(&format!("emulate {arch}"), 2);
+    let kernel = Kernel::find(&args.kernel, args.modules.as_deref(), arch, session)?;
+    session.step();
+    let mut modules = kernel.kvm_modules(arch)?;
+    let mut append = modules::give(&args.module_param, &mut modules);
+    append.extend(args.append.clone());
+    let initramfs = initramfs(&program, &modules, args, arch)?;
+    session.say("running it");
+    let machine = Machine {
+        arch,
+        cpus: args.cpus,
+        memory: args.memory,
+        kernel: &kernel.image,
+        initramfs: &initramfs,
+        append: &append.join(" "),
+        time_limit: args.time_limit,
+    };
+    let outcome = machine.run(session);
+    session.finish();
+    let outcome = outcome?;
+    let end = outcome.answer.and_then(|answer| ended(answer, emulator));
+    Ok(Run { console: outcome.console, end })
+}
+
+/// Everything that the machine has.
+fn initramfs(
+    program: &[u8],
+    modules: &[Module],
+    args: &EmulateArgs,
+    arch: Architecture,
+) -> anyhow::Result<Vec<u8>> {
+    let mut archive = initramfs::Archive::new()?;
+    archive.program(&init::PROGRAM[1..], program)?;
+    archive.link(&init::NAME[1..], init::PROGRAM)?;
+    let mut load = Vec::new();
+    for Module { name, image, params } in modules {
+        let path = format!("modules/{name}.ko");
+        archive.file(&path, image)?;
+        load.push(LoadModule {
+            name: name.clone(),
+            path: format!("/{path}"),
+            params: params.clone(),
+        });
+    }
+    let command = args.command.clone();
+    let job = Job { modules: load, command, port: arch.port().to_owned() };
+    archive.file(&job::PATH[1..], &serde_json::to_vec(&job)?)?;
+    archive.finish()
+}
+
+fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
+    let Answer { error, exit_code, stderr, report } = answer;
+    if let Some(error) = error {
+        return Err(no_report(format!("in the machine: {error}")));
+    }
+    let Some(exit_code) = exit_code.and_then(|code| u8::try_from(code).ok()) else {
+        return Err(no_report(format!("in the machine a signal ended the command\n{stderr}")));
+    };
+    let report = report.map(|text| Emulated::read(&text, emulator)).transpose();
+    let report = report.context("the report that came from the machine is none")?;
+    Ok(Ended { exit_code, stderr, report })
+}
+
+/// Finds out whether the words are a command that reports, before a machine is started for it.
+fn check_command(words: &[String]) -> anyhow::Result<()> {
+    let line = std::iter::once("slat").chain(words.iter().map(String::as_str));
+    let cli = Cli::try_parse_from(line)
+        .map_err(|error| bad_input(format!("the command for the machine:\n{}", error.render())))?;
+    let own = match output(&cli) {
+        Some(own) => own,
+        None => {
+            return Err(bad_input(format!(
+                "`slat {}` measures nothing; in a machine run `bench`, `check` or `replay`",
+                words.join(" ")
+            )));
+        }
+    };
+    if own.output.is_some() || own.json || own.markdown {
+        return Err(bad_input(
+            "the report comes out of the machine by itself: give --output FILE and --json before `--`",
+        ));
+    }
+    Ok(())
+}
+
+/// Where a command that reports writes to.
+fn output(cli: &Cli) -> Option<&OutputArgs> {
+    Some(match cli.command.as_ref()? {
+        Command::Bench { bench: None, peers } => &peers.out,
+        Command::Bench { bench: Some(bench), .. } => match bench {
+            Bench::Split(args) => &args.out,
+            Bench::Engine(args) => &args.out,
+            Bench::DirtyLog(args) => &args.out,
+            Bench::Execute(args) => &args.out,
+            Bench::Age(args) => &args.out,
+            Bench::Populate(args) => &args.out,
+            Bench::CacheToggle(args) => &args.out,
+        },
+        Command::Check(args) => &args.out,
+        Command::Replay(args) => &args.out,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::Failure;
+
+    fn refusal(words: &str) -> String {
+        let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+        let error = check_command(&words).unwrap_err();
+        assert!(matches!(error.downcast_ref(), Some(Failure::BadInput(_))), "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn commands_that_report_are_taken() {
+        for words in ["bench dirty-log --memory 64M", "check --histories 3", "replay --quick"] {
+            let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+            check_command(&words).unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        }
+    }
+
+    #[test]
+    fn a_command_that_is_wrong_or_reports_nothing_is_refused_before_a_machine_starts() {
+        assert!(refusal("bench dirty-log --memory lots").contains("64G"));
+        assert!(refusal("bensh").contains("bench"));
+        assert!(refusal("completions bash").contains("measures nothing"));
+        assert!(refusal("emulate -- check").contains("measures nothing"));
+        assert!(refusal("check -o there").contains("before `--`"));
+    }
+}

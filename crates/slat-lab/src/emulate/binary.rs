@@ -1,0 +1,134 @@
+//! Which program runs in the machine: it has to be static, for there is nothing else.
+
+use crate::cli::Architecture;
+use crate::failure::bad_input;
+use anyhow::Context;
+use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64, PT_INTERP};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, elf};
+use std::path::{Path, PathBuf};
+
+/// What an executable is, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kind {
+    machine: elf::Machine,
+    is_static: bool,
+}
+
+/// The program that the machine runs: the one asked for, this one, or the one beside it.
+///
+/// # Errors
+/// [`Failure::BadInput`](crate::failure::Failure::BadInput) if there is none that could run there.
+pub fn choose(asked: Option<&Path>, arch: Architecture) -> anyhow::Result<Vec<u8>> {
+    if let Some(path) = asked {
+        let bytes = read(path)?;
+        return fits(&bytes, arch).map(|()| bytes).map_err(|why| refused(path, &why, arch));
+    }
+    let own = std::env::current_exe().context("cannot find out where this program is")?;
+    let beside = own.with_file_name(format!("slat-{arch}"));
+    let candidates: [PathBuf; 2] = [own.clone(), beside];
+    for path in &candidates {
+        if let Ok(bytes) = std::fs::read(path)
+            && fits(&bytes, arch).is_ok()
+        {
+            return Ok(bytes);
+        }
+    }
+    let why = fits(&read(&own)?, arch).err().unwrap_or_default();
+    Err(refused(&own, &why, arch))
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| bad_input(format!("--binary {}: {error}", path.display())))
+}
+
+fn refused(path: &Path, why: &str, arch: Architecture) -> anyhow::Error {
+    bad_input(format!(
+        "{} {why}; the machine needs a static slat for {arch}: build one with \
+         `cargo xtask static --arch {arch}` and give it by `--binary target/static/slat-{arch}`",
+        path.display()
+    ))
+}
+
+/// Why a program could not run in a machine that has nothing but it, if so.
+fn fits(bytes: &[u8], arch: Architecture) -> Result<(), String> {
+    let kind = kind(bytes).ok_or("is no ELF executable of 64 bits")?;
+    let machine = match arch {
+        Architecture::X86_64 => EM_X86_64,
+        Architecture::Aarch64 => EM_AARCH64,
+    };
+    match kind {
+        Kind { machine: other, .. } if other != machine => Err(format!("is not for {arch}")),
+        Kind { is_static: false, .. } => Err("is not static".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+fn kind(bytes: &[u8]) -> Option<Kind> {
+    let header = FileHeader64::<Endianness>::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let kind = header.e_type(endian);
+    if kind != elf::ET_EXEC && kind != elf::ET_DYN {
+        return None;
+    }
+    // A program that names an interpreter has itself put together by it, from shared libraries.
+    let segments = header.program_headers(endian, bytes).ok()?;
+    let is_static = segments.iter().all(|segment| segment.p_type(endian) != PT_INTERP);
+    Some(Kind { machine: header.e_machine(endian), is_static })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The least that is an executable: a header, and one segment of a kind.
+    pub fn executable(machine: u16, segment: u32) -> Vec<u8> {
+        let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
+        bytes.resize(16, 0);
+        bytes.extend(2u16.to_le_bytes()); // ET_EXEC
+        bytes.extend(machine.to_le_bytes());
+        bytes.extend(1u32.to_le_bytes());
+        bytes.extend(0u64.to_le_bytes()); // entry
+        bytes.extend(64u64.to_le_bytes()); // program headers
+        bytes.extend(0u64.to_le_bytes()); // section headers
+        bytes.extend(0u32.to_le_bytes()); // flags
+        for half in [64u16, 56, 1, 64, 0, 0] {
+            bytes.extend(half.to_le_bytes());
+        }
+        bytes.extend(segment.to_le_bytes());
+        bytes.resize(64 + 56, 0);
+        bytes
+    }
+
+    const LOAD: u32 = 1;
+    const INTERP: u32 = 3;
+    const X86: u16 = 62;
+    const ARM: u16 = 183;
+
+    #[test]
+    fn a_static_program_of_the_architecture_fits() {
+        assert_eq!(fits(&executable(X86, LOAD), Architecture::X86_64), Ok(()));
+        assert_eq!(fits(&executable(ARM, LOAD), Architecture::Aarch64), Ok(()));
+    }
+
+    #[test]
+    fn others_do_not_and_are_told_why() {
+        let why = |bytes: &[u8], arch| fits(bytes, arch).unwrap_err();
+        assert_eq!(why(&executable(ARM, LOAD), Architecture::X86_64), "is not for x86_64");
+        assert_eq!(why(&executable(ARM, INTERP), Architecture::Aarch64), "is not static");
+        assert!(why(b"#!/bin/sh\n", Architecture::X86_64).contains("no ELF"));
+        assert!(why(&[], Architecture::X86_64).contains("no ELF"));
+        let mut object = executable(X86, LOAD);
+        object[16] = 1; // ET_REL
+        assert!(why(&object, Architecture::X86_64).contains("no ELF"));
+    }
+
+    #[test]
+    fn the_way_to_a_right_one_is_in_the_refusal() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("slat");
+        std::fs::write(&path, executable(X86, INTERP)).unwrap();
+        let error = choose(Some(&path), Architecture::X86_64).unwrap_err().to_string();
+        assert!(error.contains("not static") && error.contains("cargo xtask static"), "{error}");
+    }
+}

@@ -1,0 +1,124 @@
+//! The same command on machines that this one is not: booted, run, and its counts checked.
+
+use crate::stages::{Outcome, cargo, ran};
+use crate::static_build::{self, Arch};
+use crate::{in_ci, setup, target};
+use anyhow::{Context, ensure};
+use serde_json::Value;
+use std::fs;
+use std::process::Command;
+
+/// Memory of the guest inside the x86 machine, in MiB.
+const GUEST_MIB: u64 = 16;
+
+/// Blocks of 2 MiB in a GiB.
+const BLOCKS: u64 = 512;
+
+/// Boots a machine of each architecture, each with a small command, and checks what came home.
+pub fn test() -> anyhow::Result<Outcome> {
+    let arches = [Arch::X86_64, Arch::Aarch64];
+    let there = || -> anyhow::Result<()> {
+        setup::package("qemu-system-x86", "qemu-system-x86_64")?;
+        setup::package("qemu-system-arm", "qemu-system-aarch64")?;
+        static_build::build(&arches, true)
+    };
+    match there() {
+        Ok(()) => {}
+        Err(error) if in_ci() => return Err(error),
+        Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
+    }
+    // All of the workspace, as the other tests are built: nothing is compiled anew.
+    let mut tests = cargo(&["test", "--workspace", "--test", "emulate"]);
+    ran(tests.env("SLAT_REQUIRE_QEMU", "1"))?;
+    let memory = format!("{GUEST_MIB}m");
+    let dirty_log = ["bench", "dirty-log", "--memory", &memory, "--backing", "2m"];
+    let options = ["--manual-protect", "on", "--initially-set", "on", "--runs", "1"];
+    let words = [&dirty_log[..], &options, &["--iterations", "2"]].concat();
+    for kernel in ["debian-6.1", "debian-6.12"] {
+        let report = emulate(Arch::X86_64, kernel, &words);
+        report.and_then(|report| nested_paging(&report)).context(kernel)?;
+    }
+    let words = ["bench", "split", "--memory", "1g", "--backing", "2m", "--when", "enable"];
+    let words = [&words[..], &["--what", "split", "--samples", "10"]].concat();
+    let report = emulate(Arch::Aarch64, "debian-6.12", &words);
+    report.and_then(|report| splits(&report)).context("debian-6.12")?;
+    Ok(Outcome::Ran(Vec::new()))
+}
+
+/// Runs `slat` in a machine and returns its report.
+fn emulate(arch: Arch, kernel: &str, words: &[&str]) -> anyhow::Result<Value> {
+    println!("{} with {kernel}: slat {}", arch.name(), words.join(" "));
+    let output = target().join("emulators").join(format!("{}-{kernel}.json", arch.name()));
+    let console = output.with_extension("console");
+    fs::create_dir_all(target().join("emulators")).context("cannot make a folder for reports")?;
+    // The x86 program is this machine's, or one that its kernel runs; it takes Arm's from beside it.
+    let own = if cfg!(target_arch = "aarch64") { Arch::Aarch64 } else { Arch::X86_64 };
+    let mut slat = Command::new(own.program());
+    slat.args(["emulate", "--arch", arch.name(), "--kernel", kernel, "--json", "--output"]);
+    slat.arg(&output).arg("--console").arg(&console).arg("--").args(words);
+    let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;
+    ensure!(
+        done.status.success(),
+        "{slat:?} failed: {}\n{}",
+        done.status,
+        String::from_utf8_lossy(&done.stderr)
+    );
+    let text = fs::read_to_string(&output).context("there is no report")?;
+    ensure!(text.as_bytes() == done.stdout, "the report on stdout is not that in the file");
+    let report: Value = serde_json::from_str(&text).context("the report is not JSON")?;
+    ensure!(report["host"]["cpu"]["architecture"] == arch.name(), "it is not of {}", arch.name());
+    let release = report["host"]["kernel"]["release"].as_str().unwrap_or_default();
+    let version = kernel.trim_start_matches("debian-");
+    ensure!(release.starts_with(&format!("{version}.")), "it is of Linux {release}, not {version}");
+    ensure!(report["host"]["kvm"]["device"] == "usable", "{}", report["host"]["kvm"]["device"]);
+    let timed = results(&report).iter().any(|r| r["unit"] == "s" && r["samples"][0].is_number());
+    ensure!(!timed, "there is a time in the report");
+    let emulator = |skipped: &Value| skipped["what"] == "emulator";
+    ensure!(
+        report["skipped"].as_array().is_some_and(|list| list.iter().any(emulator)),
+        "the report does not say that it is an emulator's"
+    );
+    Ok(report)
+}
+
+/// The guest's memory is on 2 MiB pages by the TDP MMU, and on 4 KiB pages once the log was cleared.
+fn nested_paging(report: &Value) -> anyhow::Result<()> {
+    let parameters = &report["host"]["kvm"]["parameters"];
+    ensure!(parameters["kvm"]["tdp_mmu"] == "Y", "tdp_mmu is {}", parameters["kvm"]["tdp_mmu"]);
+    let npt = &parameters["kvm_amd"]["npt"];
+    ensure!(npt == "Y" || npt == "1", "npt is {npt}");
+    let huge = count(report, "populate", "mapped_2m")?;
+    let small = count(report, "populate", "mapped_4k")?;
+    ensure!(huge == GUEST_MIB / 2, "{huge} pages of 2 MiB for {GUEST_MIB} MiB");
+    ensure!(count(report, "clear", "mapped_2m")? == 0, "2 MiB pages are left in a cleared log");
+    // What is small from the start is the guest's own code and tables.
+    let split = count(report, "clear", "mapped_4k")? - small;
+    ensure!(split == huge * 512, "{split} pages of 4 KiB came from {huge} of 2 MiB");
+    Ok(())
+}
+
+/// A GiB of 2 MiB blocks is split by a table a block, on Arm as on any machine.
+fn splits(report: &Value) -> anyhow::Result<()> {
+    for walk in ["every-entry", "bounded", "batched"] {
+        let tables = count(report, walk, "tables_built")?;
+        ensure!(tables == BLOCKS, "{walk}: {tables} tables for {BLOCKS} blocks");
+        // The entries of a table, and the block: broken, then made a table.
+        let written = count(report, walk, "slots_written")?;
+        ensure!(written == BLOCKS * (512 + 2), "{walk}: {written} slots written");
+    }
+    let read = |walk| count(report, walk, "slots_read");
+    let (every, bounded, batched) = (read("every-entry")?, read("bounded")?, read("batched")?);
+    ensure!(every > bounded && bounded > batched, "slots read: {every}, {bounded}, {batched}");
+    Ok(())
+}
+
+fn results(report: &Value) -> &[Value] {
+    report["results"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A count of the whole of a phase.
+fn count(report: &Value, variant: &str, name: &str) -> anyhow::Result<u64> {
+    let whole = |r: &&Value| r["variant"] == variant && r["params"]["vcpu"].is_null();
+    let counted = results(report).iter().find(whole).map(|result| &result["counts"][name]);
+    counted.and_then(Value::as_u64).with_context(|| format!("no count {name} of {variant}"))
+}
