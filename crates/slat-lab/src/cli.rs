@@ -1,11 +1,13 @@
 //! The command line.
 
 mod compare;
+mod doctor;
 mod engine;
 mod guest;
 mod peers;
 
 pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
+pub use doctor::{DoctorArgs, DoctorScenario};
 pub use engine::{EngineArgs, Part};
 pub use guest::{
     AgeArgs, CacheToggleArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs,
@@ -25,6 +27,7 @@ const AFTER_HELP: &str = "\
 Examples:
   slat                                     measure this host, write slat-report/
   slat --quick                             the same on small sizes, in seconds
+  slat doctor                              what this host can measure, and what would change the rest
   slat bench split --memory 64G            split the tables of a 64 GiB guest, three ways
   slat bench engine --quick                hold the engine's operations against their limits
   slat replay                              each claim that Slat grew from, and what this machine gives
@@ -38,6 +41,7 @@ Exit codes:
   0    all that was asked for was measured, or skipped with the reason shown
   1    a measurement failed, or cannot be done on this host
   2    the command line or its values cannot be right
+  3    slat doctor --for: this host cannot run that scenario
   130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
 
 /// What memory management costs guests, measured from user space.
@@ -94,6 +98,8 @@ pub enum Command {
     },
     /// Check Linux's tables against the engine's by random histories of operations
     Check(CheckArgs),
+    /// Say what this host can measure, what not and why, and the commands that would change it
+    Doctor(DoctorArgs),
     /// Hold two runs against each other: faster, slower, or no difference shown
     Compare(CompareArgs),
     /// Run two command lines in turns, each in processes of its own, and compare them
@@ -556,6 +562,7 @@ display_as_written!(
     WalkKind,
     Caches,
     Format,
+    DoctorScenario,
     KvmBacking,
     Switch,
     GuestFormat,

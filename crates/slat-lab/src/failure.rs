@@ -9,6 +9,9 @@ pub enum Failure {
     /// be right.
     #[error("{0}")]
     BadInput(String),
+    /// The host lacks what a scenario cannot do without; the text says what, and what would change it.
+    #[error("{0}")]
+    CannotRun(String),
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -23,6 +26,7 @@ pub fn bad_input(message: impl Into<String>) -> anyhow::Error {
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<Failure>() {
         Some(Failure::BadInput(_)) => ExitCode::from(2),
+        Some(Failure::CannotRun(_)) => ExitCode::from(3),
         Some(Failure::Interrupted) => ExitCode::from(130),
         None => ExitCode::from(1),
     }

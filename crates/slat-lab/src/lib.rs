@@ -8,6 +8,7 @@ pub mod alternate;
 mod arena;
 pub mod cli;
 pub mod compare;
+pub mod doctor;
 pub mod failure;
 mod fill;
 pub mod host;

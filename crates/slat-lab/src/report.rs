@@ -2,6 +2,7 @@
 
 pub mod charts;
 pub mod comparison;
+pub mod doctor;
 pub mod html;
 pub mod json;
 pub mod markdown;

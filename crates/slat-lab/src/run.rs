@@ -1,5 +1,6 @@
 //! Runs commands: from the command line to the exit code.
 
+mod doctor;
 mod main_job;
 mod output;
 
@@ -62,6 +63,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Bench { bench: Some(Bench::CacheToggle(args)), .. }) => {
             bench(&args.out, |session| scenario::guest::cache_toggle::run(args, session))
         }
+        Some(Command::Doctor(args)) => doctor::doctor(args),
         Some(Command::Compare(args)) => compare(args),
         Some(Command::Ab(args)) => {
             alternate(&words(&args.first)?, &words(&args.second)?, &args.how)

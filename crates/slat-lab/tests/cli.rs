@@ -382,3 +382,19 @@ fn two_commands_run_in_turns_and_one_against_itself() {
         .code(1)
         .stderr(contains("is not a whole number of"));
 }
+
+#[test]
+fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
+    // No program is in a folder that does not exist, whatever is installed.
+    slat(&["doctor", "--for", "emulate"])
+        .env("PATH", "/nonexistent")
+        .assert()
+        .code(3)
+        .stdout(contains("missing  dpkg-deb").and(contains("tdp_mmu").not()))
+        .stderr(contains("cannot run emulate").and(contains("qemu-system-aarch64")));
+    slat(&["doctor"]).assert().success().stdout(contains("tdp_mmu").and(contains("What can run")));
+    let output = slat(&["doctor", "--format", "json"]).output().unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["scenarios"].as_array().unwrap().len(), 7);
+    refused(&["doctor", "--for", "sorting"], &["sorting", "dirty-log"]);
+}
