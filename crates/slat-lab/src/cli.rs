@@ -4,6 +4,7 @@ mod compare;
 mod doctor;
 mod engine;
 mod guest;
+mod output;
 mod peers;
 
 pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
@@ -13,6 +14,7 @@ pub use guest::{
     AgeArgs, CacheToggleArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs,
     TablesArgs,
 };
+pub use output::{OutputArgs, ReportFormat, format};
 pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
@@ -189,38 +191,6 @@ pub enum Claim {
     Ageing,
     /// Flushing once as caches come on
     FlushOnce,
-}
-
-/// Where a scenario's results go.
-#[derive(Clone, Debug, Default, Args)]
-pub struct OutputArgs {
-    /// Write results.json and report.html to this directory, too
-    #[arg(long, short, value_name = "DIR")]
-    pub output: Option<PathBuf>,
-
-    /// Print results.json on stdout in place of the table
-    #[arg(long, conflicts_with = "markdown")]
-    pub json: bool,
-
-    /// Print Markdown in place of the table, to paste into a mail or an issue
-    #[arg(long)]
-    pub markdown: bool,
-}
-
-impl OutputArgs {
-    /// How results are printed.
-    pub fn format(&self) -> Format {
-        format(self.json, self.markdown)
-    }
-}
-
-/// How results are printed where these were asked for.
-pub fn format(json: bool, markdown: bool) -> Format {
-    match (json, markdown) {
-        (true, _) => Format::Json,
-        (_, true) => Format::Markdown,
-        _ => Format::Text,
-    }
 }
 
 const SPLIT_EXAMPLES: &str = "\
@@ -562,6 +532,7 @@ display_as_written!(
     WalkKind,
     Caches,
     Format,
+    ReportFormat,
     DoctorScenario,
     KvmBacking,
     Switch,

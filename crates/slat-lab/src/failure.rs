@@ -36,3 +36,8 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
 pub fn is_interruption(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(Failure::Interrupted))
 }
+
+/// Whether the error says that what was asked for cannot be right.
+pub fn is_bad_input(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(Failure::BadInput(_)))
+}

@@ -30,4 +30,7 @@ pub struct Skipped {
     pub what: String,
     /// Why it was not, and what would change that.
     pub reason: String,
+    /// Whether it was tried and failed, as opposed to left out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub failed: bool,
 }

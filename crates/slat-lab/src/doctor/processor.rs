@@ -117,7 +117,7 @@ fn paging(evidence: &Evidence) -> Finding {
 }
 
 fn module(evidence: &Evidence) -> &str {
-    let named = |kvm: &'_ HostKvm| !kvm.module.is_empty();
+    let named = |kvm: &HostKvm| !kvm.module.is_empty();
     match &evidence.kvm {
         Ok(kvm) if named(kvm) => &kvm.module,
         _ => "KVM",
