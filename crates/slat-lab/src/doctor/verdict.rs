@@ -50,7 +50,7 @@ fn needs(scenario: DoctorScenario) -> &'static [&'static [&'static str]] {
 pub fn verdict(findings: &[Finding], scenario: DoctorScenario) -> Verdict {
     let named = |name: &str| findings.iter().find(|finding| finding.name == name);
     let is_there = |name: &&str| named(name).is_some_and(|f| f.status != Status::Missing);
-    let unmet = needs(scenario).iter().filter(|any| !any.iter().any(|name| is_there(name)));
+    let unmet = needs(scenario).iter().filter(|any| !any.iter().any(is_there));
     let lacks: Vec<Vec<&'static str>> = unmet.map(|any| any.to_vec()).collect();
     let matters = findings.iter().filter(|finding| finding.matters_for(scenario));
     let limited = matters.filter(|finding| finding.status != Status::Ok).map(|f| f.name);
