@@ -49,6 +49,8 @@ where
     R: AsRangedCoord<Value = f64>,
     R::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
+    // Between the many lines of a logarithmic scale there is no room for more.
+    let light = if ticks > 10 { 1 } else { 4 };
     let count = strips.len();
     let longest = strips.iter().map(|strip| strip.label.chars().count()).max().unwrap_or(0);
     let mut chart = ChartBuilder::on(area)
@@ -61,7 +63,7 @@ where
     chart
         .configure_mesh()
         .disable_y_mesh()
-        .max_light_lines(4)
+        .max_light_lines(light)
         .label_style(FONT)
         .y_labels(count)
         .x_labels(ticks)
