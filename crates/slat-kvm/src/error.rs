@@ -249,6 +249,20 @@ impl Error {
         )
     }
 
+    /// Whether the host lacks something that another would have.
+    pub fn is_lack(&self) -> bool {
+        self.is_kvm_unusable()
+            || matches!(
+                self,
+                Error::MissingCapability { .. }
+                    | Error::NotEnoughMemory { .. }
+                    | Error::NoHugePages { .. }
+                    | Error::NoTransparentHugePages
+                    | Error::NoAccessTracking { .. }
+                    | Error::NotEnoughSwap { .. }
+            )
+    }
+
     /// Whether the error says that KVM cannot be used here at all, as opposed to wrongly.
     pub fn is_kvm_unusable(&self) -> bool {
         matches!(self, Error::NoKvm | Error::KvmPermission | Error::UnsupportedArch(_))

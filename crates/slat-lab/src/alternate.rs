@@ -64,8 +64,12 @@ fn check(words: &[String]) -> anyhow::Result<()> {
             words.join(" ")
         )));
     }
-    if words.iter().any(|word| word == "-o" || word.starts_with("--output") || word == "--json") {
-        return Err(bad_input("leave out --output and --json: all results are gathered here"));
+    let printed = ["--output", "--report", "--json", "--markdown"];
+    let is_printed = |word: &String| printed.iter().any(|option| word.starts_with(option));
+    if words.iter().any(|word| word == "-o" || is_printed(word)) {
+        return Err(bad_input(
+            "leave out --output and --json, --markdown and --report: all results are gathered here",
+        ));
     }
     Ok(())
 }

@@ -1,14 +1,18 @@
 //! The command line.
 
 mod compare;
+mod doctor;
 mod emulate;
 mod engine;
 mod explain;
 mod guest;
 mod kvm;
+
+mod output;
 mod peers;
 
 pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
+pub use doctor::{DoctorArgs, DoctorScenario};
 pub use emulate::{Architecture, EmulateArgs, KernelChoice, ModuleParam};
 pub use engine::{EngineArgs, Part};
 pub use explain::ExplainArgs;
@@ -20,6 +24,7 @@ pub use kvm::{
     ClearChunk, DirtyLogArgs, HotSet, KvmArgs, KvmBacking, KvmWay, LogArgs, MemoryStressArgs,
     MigrateArgs, Others, Rate, Switch, Target, TuneArgs, TuneWhat,
 };
+pub use output::{OutputArgs, ReportFormat, format};
 pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
@@ -33,6 +38,7 @@ const AFTER_HELP: &str = "\
 Examples:
   slat                                     measure this host, write slat-report/
   slat --quick                             the same on small sizes, in seconds
+  slat doctor                              what this host can measure, and what would change the rest
   slat bench split --memory 64G            split the tables of a 64 GiB guest, three ways
   slat bench engine --quick                hold the engine's operations against their limits
   slat replay                              each claim that Slat grew from, and what this machine gives
@@ -53,6 +59,7 @@ Exit codes:
   1    a measurement failed, or cannot be done on this host
   2    the command line or its values cannot be right
   3    an emulated machine gave no report
+  4    slat doctor --for: this host cannot run that scenario
   130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
 
 /// What memory management costs guests, measured from user space.
@@ -84,6 +91,10 @@ pub struct MainArgs {
     #[arg(long)]
     pub quick: bool,
 
+    /// How the report is printed on stdout [default: text]
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "markdown"])]
+    pub report: Option<ReportFormat>,
+
     /// Print results.json on stdout in place of the table
     #[arg(long, conflicts_with = "markdown")]
     pub json: bool,
@@ -109,6 +120,8 @@ pub enum Command {
     },
     /// Check Linux's tables against the engine's by random histories of operations
     Check(CheckArgs),
+    /// Say what this host can measure, what not and why, and the commands that would change it
+    Doctor(DoctorArgs),
     /// Hold two runs against each other: faster, slower, or no difference shown
     Compare(CompareArgs),
     /// Run two command lines in turns, each in processes of its own, and compare them
@@ -214,38 +227,6 @@ pub enum Claim {
     Ageing,
     /// Flushing once as caches come on
     FlushOnce,
-}
-
-/// Where a scenario's results go.
-#[derive(Clone, Debug, Default, Args)]
-pub struct OutputArgs {
-    /// Write results.json and report.html to this directory, too
-    #[arg(long, short, value_name = "DIR")]
-    pub output: Option<PathBuf>,
-
-    /// Print results.json on stdout in place of the table
-    #[arg(long, conflicts_with = "markdown")]
-    pub json: bool,
-
-    /// Print Markdown in place of the table, to paste into a mail or an issue
-    #[arg(long)]
-    pub markdown: bool,
-}
-
-impl OutputArgs {
-    /// How results are printed.
-    pub fn format(&self) -> Format {
-        format(self.json, self.markdown)
-    }
-}
-
-/// How results are printed where these were asked for.
-pub fn format(json: bool, markdown: bool) -> Format {
-    match (json, markdown) {
-        (true, _) => Format::Json,
-        (_, true) => Format::Markdown,
-        _ => Format::Text,
-    }
 }
 
 const SPLIT_EXAMPLES: &str = "\
@@ -422,6 +403,8 @@ display_as_written!(
     WalkKind,
     Caches,
     Format,
+    ReportFormat,
+    DoctorScenario,
     KvmBacking,
     KvmWay,
     Others,

@@ -16,7 +16,7 @@ mod report;
 
 pub use report::{Emulated, Emulator};
 
-use crate::cli::{Architecture, Bench, Cli, Command, EmulateArgs, OutputArgs};
+use crate::cli::{Architecture, Bench, Cli, Command, EmulateArgs, OutputArgs, TuneWhat};
 use crate::failure::{bad_input, no_report};
 use crate::session::Session;
 use anyhow::Context;
@@ -156,8 +156,11 @@ fn output(cli: &Cli) -> Option<&OutputArgs> {
             Bench::Age(args) => &args.out,
             Bench::Populate(args) => &args.out,
             Bench::CacheToggle(args) => &args.out,
+            Bench::MemoryStress(args) => &args.out,
+            Bench::Migrate(args) => &args.out,
         },
         Command::Check(args) => &args.out,
+        Command::Tune { what: TuneWhat::DirtyLog(args) } => &args.out,
         Command::Replay(args) => &args.out,
         _ => return None,
     })

@@ -12,6 +12,9 @@ pub enum Failure {
     /// An emulated machine ended, or was ended, without a report; the text has what it last said.
     #[error("{0}")]
     NoReport(String),
+    /// The host lacks what a scenario cannot do without; the text says what, and what would change it.
+    #[error("{0}")]
+    CannotRun(String),
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -32,6 +35,7 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<Failure>() {
         Some(Failure::BadInput(_)) => ExitCode::from(2),
         Some(Failure::NoReport(_)) => ExitCode::from(3),
+        Some(Failure::CannotRun(_)) => ExitCode::from(4),
         Some(Failure::Interrupted) => ExitCode::from(130),
         None => ExitCode::from(1),
     }
@@ -40,4 +44,9 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
 /// Whether the error only says that Ctrl-C was pressed.
 pub fn is_interruption(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(Failure::Interrupted))
+}
+
+/// Whether the error says that what was asked for cannot be right.
+pub fn is_bad_input(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(Failure::BadInput(_)))
 }

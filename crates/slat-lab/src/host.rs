@@ -133,7 +133,7 @@ impl Host {
     }
 
     /// Reads a host whose files are below `root`.
-    fn read_below(root: &Path) -> Self {
+    pub(crate) fn read_below(root: &Path) -> Self {
         let files = Files(root);
         let cpuinfo = files.text("proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| Known(cpuinfo_field(&cpuinfo, name));
@@ -189,10 +189,10 @@ pub fn memory_available() -> u64 {
 }
 
 /// The files that a host describes itself by.
-struct Files<'a>(&'a Path);
+pub(crate) struct Files<'a>(pub(crate) &'a Path);
 
 impl Files<'_> {
-    fn text(&self, path: &str) -> Option<String> {
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
         let text = fs::read_to_string(self.0.join(path)).ok()?;
         let text = text.trim();
         (!text.is_empty()).then(|| text.to_owned())
@@ -202,12 +202,12 @@ impl Files<'_> {
         Known(self.text(path))
     }
 
-    fn number(&self, path: &str) -> Option<u64> {
+    pub(crate) fn number(&self, path: &str) -> Option<u64> {
         self.text(path)?.parse().ok()
     }
 
     /// The word in brackets of `always [madvise] never`.
-    fn choice(&self, path: &str) -> Known<String> {
+    pub(crate) fn choice(&self, path: &str) -> Known<String> {
         let chosen = self.text(path).and_then(|text| {
             let (_, rest) = text.split_once('[')?;
             rest.split_once(']').map(|(word, _)| word.to_owned())
@@ -216,7 +216,7 @@ impl Files<'_> {
     }
 
     /// Names in a directory, in an order that does not change from run to run.
-    fn names(&self, path: &str) -> Vec<String> {
+    pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.0.join(path)).into_iter().flatten().flatten();
         let mut names: Vec<_> =
             entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -289,7 +289,7 @@ impl Files<'_> {
     }
 }
 
-fn cpuinfo_field(cpuinfo: &str, name: &str) -> Option<String> {
+pub(crate) fn cpuinfo_field(cpuinfo: &str, name: &str) -> Option<String> {
     let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
     lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned())
 }
@@ -302,11 +302,11 @@ fn kvm_device(path: &Path) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A host made of files.
-    fn fake(files: &[(&str, &str)]) -> tempfile::TempDir {
+    pub(crate) fn fake(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join(path);

@@ -24,9 +24,9 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Whether the samples are times, or ratios of times.
+    /// Whether the samples are times, ratios of times, or hang on how fast things went.
     pub fn is_timed(&self) -> bool {
-        ["s", "ns", "x"].contains(&&*self.unit)
+        ["s", "ns", "x", "ms/s", "%", "rounds", "MiB"].contains(&&*self.unit)
     }
 }
 
@@ -37,4 +37,7 @@ pub struct Skipped {
     pub what: String,
     /// Why it was not, and what would change that.
     pub reason: String,
+    /// Whether it was tried and failed, as opposed to left out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub failed: bool,
 }

@@ -2,8 +2,11 @@
 
 pub mod charts;
 pub mod comparison;
+pub mod csv;
+pub mod doctor;
 pub mod html;
 pub mod json;
+pub mod ktap;
 pub mod markdown;
 pub mod numbers;
 pub mod tables;

@@ -1,5 +1,6 @@
 //! Runs commands: from the command line to the exit code.
 
+mod doctor;
 mod emulate;
 mod main_job;
 mod output;
@@ -8,14 +9,15 @@ pub use main_job::main_job;
 
 use crate::alternate;
 use crate::cli::{
-    Bench, Cli, Command, CompareArgs, ExplainArgs, Format, OutputArgs, Repeat, Target, TuneWhat,
+    Bench, Cli, Command, CompareArgs, ExplainArgs, Format, OutputArgs, Repeat, ReportFormat,
+    Target, TuneWhat,
 };
 use crate::compare::{self, Comparison, Run, Verdict};
 use crate::explain;
 use crate::failure::{self, bad_input};
 use crate::host::Host;
 use crate::record::Measurement;
-use crate::report::{Report, SCHEMA, comparison, json, markdown, text};
+use crate::report::{Report, SCHEMA, comparison, csv, json, ktap, markdown, text};
 use crate::scenario;
 use crate::session::Session;
 use clap::{CommandFactory, Parser};
@@ -88,6 +90,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Tune { what: TuneWhat::DirtyLog(args) }) => {
             bench(&args.out, |session| scenario::kvm::tune::dirty_log(args, session))
         }
+        Some(Command::Doctor(args)) => doctor::doctor(args),
         Some(Command::Compare(args)) => compare(args),
         Some(Command::Ab(args)) => {
             alternate(&words(&args.first)?, &words(&args.second)?, &args.how)
@@ -117,6 +120,10 @@ fn bench(
     let mut session = Session::interactive()?;
     let results = match scenario(&mut session) {
         Err(error) if failure::is_interruption(&error) => Vec::new(),
+        Err(error) if args.format() == ReportFormat::Ktap && !failure::is_bad_input(&error) => {
+            session.finish();
+            return test_failed(host, error, &mut session);
+        }
         results => results?,
     };
     session.finish();
@@ -127,6 +134,26 @@ fn bench(
         false if session.failed() => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     })
+}
+
+/// A test that could not run is a result, too, for whoever reads test results only.
+fn test_failed(
+    host: Host,
+    error: anyhow::Error,
+    session: &mut Session,
+) -> anyhow::Result<ExitCode> {
+    let words: Vec<_> =
+        std::env::args().skip(1).take_while(|word| !word.starts_with('-')).collect();
+    let (what, reason) = (words.join(" "), format!("{error:#}"));
+    match error.downcast_ref().is_some_and(slat_kvm::Error::is_lack) {
+        true => {
+            session.note(&format!("slat: {reason}"));
+            session.skip(what, reason);
+        }
+        false => session.fail(what, reason),
+    }
+    show(&report(host, Vec::new(), session), ReportFormat::Ktap, None)?;
+    Ok(failure::exit_code(&error))
 }
 
 /// Holds two runs against each other.
@@ -214,17 +241,25 @@ fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Repor
 }
 
 /// Prints the report and writes its files.
-fn show(report: &Report, format: Format, output: Option<Output>) -> anyhow::Result<()> {
+fn show(report: &Report, format: ReportFormat, output: Option<Output>) -> anyhow::Result<()> {
     // Ctrl-C a moment after the start must not cost the report of an earlier run.
     let nothing = report.partial && report.results.is_empty();
     let output = output.filter(|output| !(nothing && output.has_results()));
     // The files first: a pipe that closes early must not cost them.
     let written = output.map(|output| output.write(report)).transpose();
     output::print(&match format {
-        Format::Json => json::render(report)?,
-        Format::Markdown => markdown::render(report),
-        Format::Text => text::render(report, output::width()),
+        ReportFormat::Json => json::render(report)?,
+        ReportFormat::Markdown => markdown::render(report),
+        ReportFormat::Text => text::render(report, output::width()),
+        ReportFormat::Csv => csv::render(report)?,
+        ReportFormat::Ktap => ktap::render(report),
     })?;
+    // Rows have no place for what is not there.
+    if format == ReportFormat::Csv {
+        let lines =
+            report.skipped.iter().map(|s| format!("not measured: {}: {}", s.what, s.reason));
+        lines.for_each(|line| eprintln!("{line}"));
+    }
     // A disk that is full must not cost the table, either.
     if let Some(directory) = written? {
         eprintln!(

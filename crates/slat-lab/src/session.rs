@@ -115,14 +115,15 @@ impl Session {
 
     /// Records that something was not measured: what, and why (with what would change that).
     pub fn skip(&mut self, what: impl Into<String>, reason: impl Into<String>) {
-        self.skipped.push(Skipped { what: what.into(), reason: reason.into() });
+        let (what, reason) = (what.into(), reason.into());
+        self.skipped.push(Skipped { what, reason, failed: false });
     }
 
     /// Records that something failed while the rest goes on: the report has it, and the exit code says so.
     pub fn fail(&mut self, what: impl Into<String>, reason: impl Into<String>) {
         let (what, reason) = (what.into(), reason.into());
         self.note(&format!("slat: {what}: {reason}"));
-        self.skip(what, format!("failed: {reason}"));
+        self.skipped.push(Skipped { what, reason: format!("failed: {reason}"), failed: true });
         self.failed = true;
     }
 

@@ -382,3 +382,40 @@ fn two_commands_run_in_turns_and_one_against_itself() {
         .code(1)
         .stderr(contains("is not a whole number of"));
 }
+
+#[test]
+fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
+    // No program is in a folder that does not exist, whatever is installed.
+    slat(&["doctor", "--for", "emulate"])
+        .env("PATH", "/nonexistent")
+        .assert()
+        .code(3)
+        .stdout(contains("missing  dpkg-deb").and(contains("tdp_mmu").not()))
+        .stderr(contains("cannot run emulate").and(contains("qemu-system-aarch64")));
+    slat(&["doctor"]).assert().success().stdout(contains("tdp_mmu").and(contains("What can run")));
+    let output = slat(&["doctor", "--format", "json"]).output().unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["scenarios"].as_array().unwrap().len(), 7);
+    refused(&["doctor", "--for", "sorting"], &["sorting", "dirty-log"]);
+}
+
+#[test]
+fn a_report_is_printed_as_csv_or_as_ktap() {
+    let split = ["bench", "split", "-b", "1g", "--backing", "1g", "--when", "enable"];
+    let rest = ["--what", "split", "--samples", "10", "--report"];
+    let output = slat(&[&split[..], &rest, &["csv"]].concat()).output().unwrap();
+    let mut reader = csv::Reader::from_reader(&output.stdout[..]);
+    let value = reader.headers().unwrap().iter().position(|name| name == "value").unwrap();
+    let rows: Vec<_> = reader.records().map(Result::unwrap).collect();
+    let of = |variant| rows.iter().filter(|row| &row[2] == variant && &row[0] == "split").count();
+    // Ten samples and four counts.
+    assert_eq!((of("bounded"), of("batched")), (14, 14));
+    assert!(rows.iter().all(|row| row[value].parse::<f64>().is_ok()));
+    slat(&[&split[..], &rest, &["ktap"]].concat()).assert().success().stdout(
+        predicates::str::starts_with("KTAP version 1\n1..").and(contains("ok 1 - split engine")),
+    );
+    refused(&[&split[..], &rest, &["csv", "--json"]].concat(), &["--report", "--json"]);
+    refused(&["noise", "--", "bench", "split", "--report", "csv"], &["leave out", "--report"]);
+    // What can be right nowhere is no test that failed.
+    refused(&["bench", "dirty-log", "--clear-chunk", "65", "--report", "ktap"], &["65"]);
+}

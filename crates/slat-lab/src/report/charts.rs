@@ -1,10 +1,15 @@
 //! Charts as SVG text that needs nothing from anywhere else.
 
-use super::numbers::seconds;
+pub mod distributions;
+mod ecdf;
+mod strips;
+
+use super::numbers::{seconds, three_digits};
 use super::tables::{Row, rows};
 use crate::record::Measurement;
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use strips::Strip;
 
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -21,6 +26,8 @@ pub struct Chart {
 const COLOURS: [RGBColor; 4] =
     [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(204, 121, 167)];
 /// More of them, for charts that tell more apart.
+///
+/// The page's style gives each of these, black and white another colour where the reader's screen is dark.
 const MORE: [RGBColor; 4] =
     [RGBColor(86, 180, 233), RGBColor(230, 159, 0), RGBColor(120, 120, 120), RGBColor(0, 0, 0)];
 const WIDTH: u32 = 860;
@@ -59,7 +66,6 @@ fn peers(results: &[Measurement]) -> Option<Chart> {
     }
     let all = || strips.iter().flat_map(|(_, dots)| dots).map(|(_, ratio)| *ratio);
     let (least, most) = (all().min_by(f64::total_cmp)?, all().max_by(f64::total_cmp)?);
-    let colours: Vec<RGBColor> = COLOURS.into_iter().chain(MORE).collect();
     let count = strips.len();
     let svg = svg(90 + 22 * (count + names.len() / 3) as u32, |area| {
         let mut chart = ChartBuilder::on(area)
@@ -84,7 +90,7 @@ fn peers(results: &[Measurement]) -> Option<Chart> {
             })
             .draw()?;
         for (place, name) in names.iter().enumerate() {
-            let style = colours[place % colours.len()].filled();
+            let style = colour(place).filled();
             let dots = (0..count).flat_map(|position| {
                 let of_them = strip(position).1.iter().filter(|(who, _)| *who == place);
                 of_them.map(move |(_, ratio)| (*ratio, SegmentValue::CenterOf(position)))
@@ -145,12 +151,14 @@ fn dirtying(results: &[Measurement]) -> Option<Chart> {
             .y_label_formatter(&|y| seconds(*y))
             .draw()?;
         for (index, (name, samples)) in lines.iter().enumerate() {
-            let colour = COLOURS[index % COLOURS.len()];
+            let colour = colour(index);
             let points = || samples.iter().enumerate().map(|(n, time)| (n as f64 + 1.0, *time));
-            chart
-                .draw_series(LineSeries::new(points(), colour.stroke_width(2)))?
-                .label(name)
-                .legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
+            let line = chart.draw_series(LineSeries::new(points(), colour.stroke_width(2)))?;
+            // One way of logging alone has nothing to be told from, and no name.
+            if lines.len() > 1 {
+                line.label(name)
+                    .legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
+            }
             chart.draw_series(points().map(|point| Circle::new(point, DOT, colour.filled())))?;
         }
         chart
@@ -166,7 +174,7 @@ fn dirtying(results: &[Measurement]) -> Option<Chart> {
 /// Every sample of every split as a dot on a logarithmic scale: a chart for each `when` and `what`.
 fn splitting(results: &[Measurement]) -> Vec<Chart> {
     let rows = rows(results, "split", &[]);
-    let mut groups: Vec<(String, Vec<(String, &Measurement)>)> = Vec::new();
+    let mut groups: Vec<(String, Vec<Strip>)> = Vec::new();
     for row in &rows {
         let name = |key: &str| row.param(key).unwrap_or("?").to_owned();
         let title = match (row.param("when"), row.param("what")) {
@@ -176,67 +184,31 @@ fn splitting(results: &[Measurement]) -> Vec<Chart> {
             (Some("clear"), Some("call")) => "64 pages at a time: the whole call",
             _ => "Splits",
         };
-        let strips =
-            row.measurements.iter().map(|m| (format!("{} {}", name("backing"), m.variant), *m));
+        let strips = row.measurements.iter().map(|m| Strip {
+            label: format!("{} {}", name("backing"), m.variant),
+            family: &m.variant,
+            samples: &m.samples,
+        });
         match groups.iter_mut().find(|(known, _)| known == title) {
             Some((_, known)) => known.extend(strips),
             None => groups.push((title.to_owned(), strips.collect())),
         }
     }
-    groups
-        .into_iter()
-        .filter_map(|(title, strips)| Some(Chart { svg: strip_chart(&strips)?, title }))
-        .collect()
+    let chart = |(title, strips): (String, Vec<Strip>)| {
+        Some(Chart { svg: strips::svg(&strips, "s")?, title })
+    };
+    groups.into_iter().filter_map(chart).collect()
 }
 
-fn strip_chart(strips: &[(String, &Measurement)]) -> Option<String> {
-    let times = || strips.iter().flat_map(|(_, m)| &m.samples).copied().filter(|time| *time > 0.0);
-    let fastest = times().min_by(f64::total_cmp)?;
-    let slowest = times().max_by(f64::total_cmp)?;
-    let count = strips.len();
-    Some(svg(70 + 26 * count as u32, |area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(12)
-            .x_label_area_size(30)
-            .y_label_area_size(150)
-            .build_cartesian_2d(
-                (fastest / 1.5..slowest * 1.5).log_scale(),
-                (0..count).into_segmented(),
-            )?;
-        // The first strip on top, as in the tables; the axis counts upwards.
-        let strip = |position: usize| &strips[count - 1 - position];
-        chart
-            .configure_mesh()
-            .disable_y_mesh()
-            .max_light_lines(4)
-            .label_style(FONT)
-            .y_labels(count)
-            .x_label_formatter(&|time| tick(*time))
-            .y_label_formatter(&|y| match y {
-                SegmentValue::CenterOf(y) if *y < count => strip(*y).0.clone(),
-                _ => String::new(),
-            })
-            .draw()?;
-        for position in 0..count {
-            let measurement = strip(position).1;
-            let walks = ["every-entry", "bounded", "batched"];
-            let colour = walks.iter().position(|walk| *walk == measurement.variant).unwrap_or(3);
-            let style = COLOURS[colour].mix(0.6).filled();
-            let samples = measurement.samples.iter().filter(|time| **time > 0.0);
-            chart
-                .draw_series(samples.map(|time| {
-                    Circle::new((*time, SegmentValue::CenterOf(position)), DOT, style)
-                }))?;
-        }
-        Ok(())
-    }))
+/// The colour of the `place`-th of several things.
+fn colour(place: usize) -> RGBColor {
+    let all = COLOURS.len() + MORE.len();
+    *COLOURS.iter().chain(&MORE).nth(place % all).unwrap_or(&BLACK)
 }
 
-/// The label of a tick on the logarithmic scale. Only 1, 2 and 5 of each decade get one: between the
-/// others there is no room for text.
-fn tick(time: f64) -> String {
-    let leading = format!("{time:e}").chars().next();
-    if matches!(leading, Some('1' | '2' | '5')) { seconds(time) } else { String::new() }
+/// A figure as its unit wants it.
+fn figure(value: f64, unit: &str) -> String {
+    if unit == "s" { seconds(value) } else { three_digits(value) }
 }
 
 /// Draws on a fresh sheet. What cannot be drawn leaves the sheet unfinished: a report without one

@@ -6,20 +6,8 @@ use crate::report::tables::split::PUBLISHED_IN;
 use crate::size::Size;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-const STYLE: &str = "
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 68rem;
-       margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.2rem; margin: 2.5rem 0 .3rem; }
-p.common, p.note, p.lead { color: #555; margin: .3rem 0; } p.note { font-size: .85rem; }
-p.warning { background: #fff3cd; padding: .5rem 1rem; }
-div.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .6rem 0; font-size: .9rem; }
-th, td { padding: .25rem .7rem; text-align: right; white-space: nowrap; vertical-align: top; border-bottom: 1px solid #ddd; }
-th { border-bottom: 2px solid #888; font-weight: 600; vertical-align: bottom; }
-.label { text-align: left; } table.host td { text-align: left; white-space: normal; }
-pre { background: #f4f4f4; padding: .6rem 1rem; overflow-x: auto; }
-svg { max-width: 100%; height: auto; } figure { margin: 1rem 0; } figcaption { font-weight: 600; }
-";
+/// Charts are drawn in the colours of a light page; a dark one replaces each of them.
+const STYLE: &str = include_str!("page.css");
 
 /// The report as a page.
 pub fn render(report: &Report) -> String {
@@ -40,6 +28,7 @@ pub fn render(report: &Report) -> String {
                 }
                 @for table in tables::all(&report.results) { (table_section(&table)) }
                 (chart_section(report))
+                (distributions(report))
                 @if let Some(table) = tables::kvm::vcpus(&report.results) { (table_section(&table)) }
                 (meaning(report))
                 h2 { "Run it again" }
@@ -70,14 +59,39 @@ fn table_section(table: &tables::Table) -> Markup {
     }
 }
 
+/// How charts of samples are read.
+const DOTS: &str = "Each dot is one sample. Bars behind dots reach from the lower to the upper \
+                    quartile, with a mark at the median. Where values spread far, the scale is logarithmic.";
+
 fn chart_section(report: &Report) -> Markup {
     let charts = charts::all(&report.results);
     html! {
         @if !charts.is_empty() {
             h2 { "Every sample" }
-            p.common { "Each dot is one sample; the scale of the splits is logarithmic." }
+            p.common { (DOTS) }
             @for chart in charts {
                 figure { figcaption { (chart.title) } (PreEscaped(chart.svg)) }
+            }
+        }
+    }
+}
+
+/// How the samples of everything else spread, to be opened where somebody doubts a figure.
+fn distributions(report: &Report) -> Markup {
+    let scenarios = charts::distributions::all(&report.results);
+    html! {
+        @if !scenarios.is_empty() {
+            h2 { "Distributions" }
+            p.common {
+                (DOTS) " Of many samples there is a line: the part of them that does not exceed a value."
+            }
+            @for scenario in &scenarios {
+                details open[scenarios.len() == 1] {
+                    summary { (scenario.name) " (" (scenario.charts.len()) ")" }
+                    @for chart in &scenario.charts {
+                        figure { figcaption { (chart.title) } (PreEscaped(&chart.svg)) }
+                    }
+                }
             }
         }
     }
@@ -196,6 +210,34 @@ mod tests {
         let legend = rounds.clone().count();
         let dots: usize = splits.chain(rounds).map(|m| m.samples.len()).sum();
         assert_eq!(page.matches("<circle").count(), dots + legend);
+    }
+
+    #[test]
+    fn every_colour_of_a_chart_has_another_on_a_dark_page_or_reads_on_both() {
+        let mut report = fake::report();
+        report.results.extend(fake::guests());
+        report.results.iter_mut().for_each(|m| m.samples = vec![0.5, 0.6, 0.7, 0.8, 0.9]);
+        let page = render(&report);
+        // Light blue and orange, the two that need no other.
+        let both = ["#56B4E9", "#E69F00"];
+        let colours = page.split("<svg").skip(1).flat_map(|svg| {
+            let pieces = ["fill=\"#", "stroke=\"#"].map(|key| svg.split(key).skip(1));
+            pieces.into_iter().flatten().map(|piece| format!("#{}", &piece[..6]))
+        });
+        for colour in colours {
+            let replaced = STYLE.contains(&format!("[fill=\"{colour}\"]"));
+            assert!(replaced || both.contains(&&*colour), "{colour}");
+        }
+    }
+
+    #[test]
+    fn distributions_are_closed_where_there_are_many() {
+        let mut report = Report { results: fake::guests(), ..fake::report() };
+        report.results.iter_mut().for_each(|m| m.samples = vec![0.5; 7]);
+        let page = render(&report);
+        assert_eq!(page.matches("<details>").count(), 2);
+        report.results.retain(|m| m.scenario == "execute");
+        assert_eq!(render(&report).matches("<details open>").count(), 1);
     }
 
     #[test]

@@ -120,6 +120,9 @@ const ORDER: [&str; 22] = [
     "asked",
 ];
 
+/// Parameters that are prose about a result, and would make its name long without telling it apart.
+pub(super) const PROSE: [&str; 5] = ["note", "why", "command", "published", "lack"];
+
 /// The parameters of some rows, parted into those that are equal in all and those that are not.
 pub struct Labels {
     /// What is said once, above the table.
@@ -159,7 +162,7 @@ impl Labels {
 }
 
 /// What a parameter is called above a column.
-fn heading(name: &str) -> String {
+pub(super) fn heading(name: &str) -> String {
     match name {
         "vcpu" => "vCPU".to_owned(),
         "max_downtime_ms" => "max downtime, ms".to_owned(),
@@ -176,7 +179,7 @@ fn heading(name: &str) -> String {
 }
 
 /// A parameter's value as it would be written on the command line.
-fn shown(name: &str, value: Option<&Value>) -> String {
+pub(super) fn shown(name: &str, value: Option<&Value>) -> String {
     match (name, value) {
         ("clear_chunk", Some(Value::Null)) => "all at once".to_owned(),
         (_, None | Some(Value::Null)) => NOTHING.to_owned(),

@@ -171,13 +171,14 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
         }
         Err(error) if is_interruption(&error) => wrong,
         Err(error) => {
-            session.skip("splitting in the engine", format!("{error:#}"));
+            session.fail("splitting in the engine", format!("{error:#}"));
             true
         }
     };
     let report = super::report(host, results, session);
     session.note("");
-    super::show(&report, crate::cli::format(args.json, args.markdown), Some(output))?;
+    let format = args.report.unwrap_or_else(|| crate::cli::format(args.json, args.markdown));
+    super::show(&report, format, Some(output))?;
     Ok(match () {
         () if report.partial => ExitCode::from(130),
         () if failed || report.results.is_empty() => ExitCode::from(1),
@@ -251,7 +252,13 @@ mod tests {
     fn below_4_gib_free_the_job_shrinks_and_says_so() {
         let plan = Plan::new(false, 3 << 30, 2);
         assert!(plan.shrunk && plan.memory() < 256 << 20, "{plan:?}");
-        let args = MainArgs { output: "out".into(), quick: false, json: false, markdown: false };
+        let args = MainArgs {
+            output: "out".into(),
+            quick: false,
+            report: None,
+            json: false,
+            markdown: false,
+        };
         let text = plan.announce(&args, 3 << 30);
         assert!(
             text.contains("only 3 GiB of memory are free, the full size wants 4 GiB"),

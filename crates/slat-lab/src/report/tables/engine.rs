@@ -16,7 +16,7 @@ fn memory(measurement: &Measurement) -> String {
 }
 
 /// The words of a verdict: the median decides, the spread says how much to believe it.
-pub(super) fn verdict(summary: &Summary, asked: f64) -> &'static str {
+pub(in crate::report) fn verdict(summary: &Summary, asked: f64) -> &'static str {
     let (low, high) = (summary.lower_quartile, summary.upper_quartile);
     match summary.median <= asked {
         true if high <= asked => "met",

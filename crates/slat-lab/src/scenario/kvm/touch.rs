@@ -116,7 +116,7 @@ pub fn populate(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Ve
         match case.measure(session, populate::run) {
             Ok(measured) => results.extend(measured),
             // The others may be possible.
-            Err(error) if cases.len() > 1 && is_lack(&error) => {
+            Err(error) if cases.len() > 1 && error.downcast_ref().is_some_and(Error::is_lack) => {
                 session.skip(case.name(), format!("{error:#}"));
             }
             Err(error) => return Err(error),
@@ -124,13 +124,6 @@ pub fn populate(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Ve
     }
     session.finish();
     Ok(results)
-}
-
-/// Whether the error is of this host or its memory, and not of what came out.
-fn is_lack(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref()
-        .is_some_and(|error: &Error| !error.is_wrong_result() && !error.is_kvm_unusable())
 }
 
 /// Execution from all of memory.

@@ -1,0 +1,84 @@
+//! The command line of where results go, and how they are printed.
+
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Where a scenario's results go.
+#[derive(Clone, Debug, Default, Args)]
+pub struct OutputArgs {
+    /// Write results.json and report.html to this directory, too
+    #[arg(long, short, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+
+    /// How the report is printed on stdout [default: text]
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "markdown"])]
+    pub report: Option<ReportFormat>,
+
+    /// Print results.json on stdout in place of the table, as --report json does
+    #[arg(long, conflicts_with = "markdown")]
+    pub json: bool,
+
+    /// Print Markdown in place of the table, as --report markdown does
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+impl OutputArgs {
+    /// How results are printed.
+    pub fn format(&self) -> ReportFormat {
+        self.report.unwrap_or_else(|| format(self.json, self.markdown))
+    }
+}
+
+/// How results are printed where these were asked for.
+pub fn format(json: bool, markdown: bool) -> ReportFormat {
+    match (json, markdown) {
+        (true, _) => ReportFormat::Json,
+        (_, true) => ReportFormat::Markdown,
+        _ => ReportFormat::Text,
+    }
+}
+
+/// How a report is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ReportFormat {
+    /// Tables
+    #[default]
+    Text,
+    /// results.json
+    Json,
+    /// Tables to paste into a mail or an issue
+    Markdown,
+    /// A row for each sample and each count, for spreadsheets and data frames
+    Csv,
+    /// A test for each measurement, for kernel CI (KTAP version 1)
+    Ktap,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Bench, Cli, Command};
+    use clap::Parser;
+
+    fn parsed(words: &str) -> Result<ReportFormat, clap::Error> {
+        let words = format!("slat bench populate {words}");
+        let cli = Cli::try_parse_from(words.split_whitespace())?;
+        let Some(Command::Bench { bench: Some(Bench::Populate(args)), .. }) = cli.command else {
+            panic!("{words}")
+        };
+        Ok(args.out.format())
+    }
+
+    #[test]
+    fn the_older_flags_mean_what_they_meant_and_contradict_the_newer() {
+        assert_eq!(parsed("").unwrap(), ReportFormat::Text);
+        assert_eq!(parsed("--json").unwrap(), ReportFormat::Json);
+        assert_eq!(parsed("--markdown").unwrap(), ReportFormat::Markdown);
+        // The format of the guest's tables is another matter.
+        assert_eq!(parsed("--format arm64 --report ktap").unwrap(), ReportFormat::Ktap);
+        for words in ["--json --report csv", "--markdown --report json", "--report yaml"] {
+            assert!(parsed(words).is_err(), "{words}");
+        }
+    }
+}

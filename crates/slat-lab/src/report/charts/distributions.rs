@@ -1,0 +1,165 @@
+//! How the samples of each measurement spread, scenario by scenario.
+
+use super::strips::{self, Strip};
+use super::{Chart, ecdf};
+use crate::compare::LEAST;
+use crate::record::Measurement;
+use crate::report::tables::{Labels, NOTHING, PROSE, Row, heading, shown};
+
+/// From so many samples on, dots lie on each other, and a line says more.
+const MANY: usize = 50;
+/// More lines than this cannot be told apart.
+const LINES: usize = 8;
+/// More strips than this are two charts.
+const STRIPS: usize = 40;
+
+/// Parameters that follow from others, or from what was measured.
+const DERIVED: [&str; 2] = ["bytes", "slots"];
+
+/// The charts of one scenario.
+pub struct Scenario {
+    /// Which.
+    pub name: String,
+    /// Its charts.
+    pub charts: Vec<Chart>,
+}
+
+/// The distributions of each scenario's measurements. Splits have theirs among the charts of their own, and
+/// what was made of other measurements has none.
+pub fn all(results: &[Measurement]) -> Vec<Scenario> {
+    let mut topics: Vec<(Topic, Vec<&Measurement>)> = Vec::new();
+    let is_raw = |m: &&Measurement| {
+        !m.scenario.ends_with("-asked") && !["split", "replay"].contains(&&*m.scenario)
+    };
+    for m in results.iter().filter(is_raw) {
+        let topic = Topic::of(m);
+        match topics.iter_mut().find(|(known, _)| *known == topic) {
+            Some((_, measurements)) => measurements.push(m),
+            None => topics.push((topic, vec![m])),
+        }
+    }
+    let mut scenarios: Vec<Scenario> = Vec::new();
+    for (topic, measurements) in &topics {
+        let charts = charts(topic, measurements);
+        match scenarios.iter_mut().find(|known| known.name == topic.scenario) {
+            Some(known) => known.charts.extend(charts),
+            None => scenarios.push(Scenario { name: topic.scenario.to_owned(), charts }),
+        }
+    }
+    scenarios.retain(|scenario| !scenario.charts.is_empty());
+    scenarios
+}
+
+/// What the measurements of a chart have in common.
+#[derive(PartialEq)]
+struct Topic<'a> {
+    scenario: &'a str,
+    unit: &'a str,
+    /// The operation, the figure or the phase.
+    name: &'a str,
+    /// Whether that is the variant.
+    is_phase: bool,
+}
+
+impl<'a> Topic<'a> {
+    fn of(m: &'a Measurement) -> Self {
+        let named = ["operation", "part", "figure"].into_iter();
+        let name = named.filter_map(|name| m.params.get(name)?.as_str()).next();
+        // Under KVM a variant is a phase, and the parameters are the ways.
+        let is_phase = name.is_none() && m.target == "kvm";
+        let name = name.unwrap_or(if is_phase { &m.variant } else { "" });
+        Self { scenario: &m.scenario, unit: &m.unit, name, is_phase }
+    }
+
+    fn title(&self) -> String {
+        match (self.name, self.unit) {
+            ("", "s") => self.scenario.to_owned(),
+            (name, "s") => name.to_owned(),
+            ("", unit) => unit.to_owned(),
+            (name, unit) => format!("{name}, {unit}"),
+        }
+    }
+}
+
+fn charts(topic: &Topic, measurements: &[&Measurement]) -> Vec<Chart> {
+    let rows: Vec<Row> = measurements
+        .iter()
+        .map(|&m| {
+            let mut params = m.params.clone();
+            params.retain(|name, _| !PROSE.contains(&&**name) && !DERIVED.contains(&&**name));
+            Row { params, measurements: vec![m] }
+        })
+        .collect();
+    let differing = Labels::of(&rows).differing;
+    let labels: Vec<String> = rows.iter().map(|row| label(topic, row, &differing)).collect();
+    let strips: Vec<Strip> = measurements
+        .iter()
+        .zip(&labels)
+        .map(|(m, label)| Strip {
+            label: label.clone(),
+            family: if topic.is_phase { label } else { &m.variant },
+            samples: &m.samples,
+        })
+        .collect();
+    let most = strips.iter().map(|strip| strip.samples.len()).max().unwrap_or(0);
+    if most < LEAST {
+        return Vec::new();
+    }
+    let drawn = match most > MANY && strips.len() <= LINES {
+        true => vec![ecdf::svg(&strips, topic.unit)],
+        false => strips.chunks(STRIPS).map(|strips| strips::svg(strips, topic.unit)).collect(),
+    };
+    drawn.into_iter().flatten().map(|svg| Chart { title: topic.title(), svg }).collect()
+}
+
+/// What tells a measurement from the others of its chart.
+fn label(topic: &Topic, row: &Row, differing: &[String]) -> String {
+    let variant = row.measurements.iter().map(|m| &m.variant);
+    let own = variant.clone().filter(|_| !topic.is_phase).cloned();
+    let words = differing.iter().filter_map(|name| {
+        let value = shown(name, row.params.get(name));
+        (value != NOTHING).then(|| format!("{} {value}", heading(name)))
+    });
+    let label = own.chain(words).collect::<Vec<_>>().join(", ");
+    if label.is_empty() { variant.cloned().collect() } else { label }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::fake;
+
+    #[test]
+    fn a_phase_of_a_guest_under_kvm_is_a_chart_whose_strips_are_the_ways() {
+        let mut results = fake::report().results;
+        results.retain(|m| m.scenario == "dirty-log");
+        // Three rounds are no distribution.
+        assert!(all(&results).is_empty());
+        results.iter_mut().for_each(|m| m.samples = [0.1, 0.2, 0.3, 0.4, 0.5].to_vec());
+        let scenarios = all(&results);
+        assert_eq!(scenarios.len(), 1);
+        let titles: Vec<_> = scenarios[0].charts.iter().map(|chart| &*chart.title).collect();
+        assert_eq!(titles, ["populate", "enable", "dirty", "get", "disable", "clear"]);
+        assert!(scenarios[0].charts[0].svg.contains("pages 2m, manual on"));
+    }
+
+    #[test]
+    fn many_samples_are_a_line_and_few_are_dots() {
+        let mut results = fake::guests();
+        results.retain(|m| m.scenario == "execute" && m.params["figure"] == "execute");
+        let svg = |results: &[Measurement]| all(results)[0].charts[0].svg.clone();
+        results.iter_mut().for_each(|m| m.samples = vec![0.5; 7]);
+        assert_eq!(svg(&results).matches("<circle").count(), 14);
+        results[0].samples = (1..=60).map(f64::from).collect();
+        assert!(svg(&results).contains("100 %") && svg(&results).matches("<circle").count() == 2);
+    }
+
+    #[test]
+    fn splits_and_ratios_are_not_drawn_again() {
+        let mut results = fake::report().results;
+        results.extend(fake::guests());
+        results.retain(|m| m.scenario == "split" || m.scenario == "guest-asked");
+        results.iter_mut().for_each(|m| m.samples = vec![0.5; 7]);
+        assert!(all(&results).is_empty());
+    }
+}

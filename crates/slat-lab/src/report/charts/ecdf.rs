@@ -1,0 +1,98 @@
+//! Many samples: the part of them that does not exceed a value, a line for each measurement.
+
+use super::strips::Strip;
+use super::{DOT, FONT, colour, figure};
+use plotters::prelude::*;
+
+/// Points of a line; more would not be seen.
+const POINTS: usize = 400;
+
+/// The empirical distribution functions of a few measurements. Nothing without samples to draw.
+pub(super) fn svg(strips: &[Strip], unit: &str) -> Option<String> {
+    let lines: Vec<(&str, Vec<(f64, f64)>)> =
+        strips.iter().map(|strip| (&*strip.label, steps(strip.samples))).collect();
+    let all = || lines.iter().flat_map(|(_, points)| points).map(|(value, _)| *value);
+    let (least, most) = (all().min_by(f64::total_cmp)?, all().max_by(f64::total_cmp)?);
+    // A long tail would leave nothing of the rest; logarithms of what is not positive are none.
+    let is_wide = least > 0.0 && most / least > 8.0;
+    let to = |value: f64| if is_wide { value.log10() } else { value };
+    let back = |value: f64| if is_wide { 10f64.powf(value) } else { value };
+    let (low, high) = (to(least), to(most));
+    let room = (high - low).max(high.abs() * 1e-3).max(f64::MIN_POSITIVE) / 20.0;
+    Some(super::svg(300, |area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(12)
+            .x_label_area_size(30)
+            .y_label_area_size(50)
+            .build_cartesian_2d(low - room..high + room, 0.0..1.02)?;
+        chart
+            .configure_mesh()
+            .max_light_lines(0)
+            .label_style(FONT)
+            .x_labels(8)
+            .x_label_formatter(&|value| figure(back(*value), unit))
+            .y_label_formatter(&|part| format!("{:.0} %", part * 100.0))
+            .draw()?;
+        for (place, (name, points)) in lines.iter().enumerate() {
+            let colour = colour(place);
+            let path = points.iter().map(|(value, part)| (to(*value), *part));
+            chart
+                .draw_series(LineSeries::new(path, colour.stroke_width(2)))?
+                .label(*name)
+                .legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
+        }
+        chart
+            .configure_series_labels()
+            .label_font(FONT)
+            .position(SeriesLabelPosition::LowerRight)
+            .background_style(WHITE.mix(0.8))
+            .draw()
+    }))
+}
+
+/// The corners of a line: each value, the part of all that is below, and the part that is not above.
+fn steps(samples: &[f64]) -> Vec<(f64, f64)> {
+    let mut sorted: Vec<f64> = samples.iter().copied().filter(|s| s.is_finite()).collect();
+    sorted.sort_by(f64::total_cmp);
+    let count = sorted.len();
+    let stride = count.div_ceil(POINTS).max(1);
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    for (place, value) in sorted.iter().enumerate() {
+        // The extremes stay, whatever is left out between them.
+        if place % stride != 0 && place + 1 != count {
+            continue;
+        }
+        let before = points.last().map_or(0.0, |(_, part)| *part);
+        points.extend([(*value, before), (*value, (place + 1) as f64 / count as f64)]);
+    }
+    points
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_rises_from_none_to_all_at_the_values_themselves() {
+        let points = steps(&[3.0, 1.0, f64::INFINITY, 2.0, 2.0]);
+        assert_eq!((points[0], points[1]), ((1.0, 0.0), (1.0, 0.25)));
+        assert_eq!(points.last(), Some(&(3.0, 1.0)));
+        assert!(points.windows(2).all(|two| two[0].0 <= two[1].0 && two[0].1 <= two[1].1));
+    }
+
+    #[test]
+    fn of_many_samples_few_points_are_drawn_and_both_extremes_are_among_them() {
+        let samples: Vec<f64> = (0..10_000).map(f64::from).collect();
+        let points = steps(&samples);
+        assert!(points.len() <= 2 * POINTS + 2, "{}", points.len());
+        assert_eq!((points[0].0, points.last()), (0.0, Some(&(9999.0, 1.0))));
+    }
+
+    #[test]
+    fn a_distribution_of_nothing_is_not_drawn() {
+        let strip = |samples| Strip { label: "a".to_owned(), family: "a", samples };
+        assert!(svg(&[strip(&[][..])], "s").is_none());
+        let svg = svg(&[strip(&[1e-6, 2e-6, 1.0]), strip(&[1e-6])], "s").unwrap();
+        assert!(svg.matches("<polyline").count() >= 2 && svg.contains("100 %"), "{svg}");
+    }
+}
