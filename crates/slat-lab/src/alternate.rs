@@ -2,12 +2,12 @@
 //! does over minutes then weighs on both alike, and what differs between two processes of one
 //! command line shows.
 
+use crate::child;
 use crate::compare::Run;
-use crate::failure::{Failure, bad_input};
+use crate::failure::Failure;
 use crate::session::Session;
 use anyhow::{Context, bail};
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 /// Runs both, `pairs` times twice each, after one run of each that warms up. A process is one sample of
 /// each of its results: the median.
@@ -21,17 +21,7 @@ pub fn alternate(
     session: &mut Session,
 ) -> anyhow::Result<(Run, Run)> {
     for words in [first, second] {
-        let known = ["bench", "replay"];
-        if !words.first().is_some_and(|word| known.contains(&word.as_str())) {
-            return Err(bad_input(format!(
-                "`{}` is nothing to measure; give the words of a `bench`, such as: bench split --backing 2m",
-                words.join(" ")
-            )));
-        }
-        if words.iter().any(|word| word == "-o" || word.starts_with("--output") || word == "--json")
-        {
-            return Err(bad_input("leave out --output and --json: all results are gathered here"));
-        }
+        child::check_words(words)?;
     }
     let folder = tempfile::tempdir().context("cannot make a folder for results")?;
     let order = [first, second]
@@ -57,16 +47,14 @@ pub fn alternate(
 }
 
 fn one(words: &[String], output: &Path, session: &Session) -> anyhow::Result<Run> {
-    let slat = std::env::current_exe().context("cannot find this program")?;
-    let mut command = Command::new(slat);
-    command.args(words).arg("--output").arg(output).stdin(Stdio::null()).stdout(Stdio::null());
-    let done = command.output().context("cannot start this program again")?;
+    let mut all = words.to_vec();
+    all.extend(["--output".to_owned(), output.display().to_string()]);
+    let ended = child::run(&all, None, session)?;
     if session.interrupted() {
         return Err(Failure::Interrupted.into());
     }
-    if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        bail!("`slat {}` failed ({}): {}", words.join(" "), done.status, said.trim());
+    if !ended.status.success() {
+        bail!("`slat {}` failed ({}): {}", words.join(" "), ended.status, ended.stderr.trim());
     }
     Run::read(output)
 }

@@ -4,6 +4,7 @@ mod compare;
 mod engine;
 mod guest;
 mod peers;
+mod plan;
 
 pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
 pub use engine::{EngineArgs, Part};
@@ -14,6 +15,7 @@ pub use guest::{
 pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
+pub use plan::{MergeArgs, PlanArgs};
 
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -32,6 +34,7 @@ Examples:
   slat bench execute --vcpus 4             execute from 1g blocks of a guest of the engine's
   slat compare before/ after/              hold two runs against each other
   slat noise -- bench split                the machine against itself
+  slat plan plan.toml --cell 1/5           a fifth of a matrix of settings
   slat completions bash > ~/.local/share/bash-completion/completions/slat
 
 Exit codes:
@@ -100,6 +103,10 @@ pub enum Command {
     Ab(AbArgs),
     /// Compare the machine with itself: how far two runs of one command line differ
     Noise(NoiseArgs),
+    /// Measure a matrix of settings, cell by cell, on one host or on many
+    Plan(PlanArgs),
+    /// Gather the reports of a plan's cells, and of many hosts
+    Merge(MergeArgs),
     /// Run the command that shows each published claim here, and print both
     Replay(ReplayArgs),
     /// Print a completion script for a shell

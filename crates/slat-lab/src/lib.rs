@@ -6,11 +6,14 @@
 
 pub mod alternate;
 mod arena;
+mod child;
 pub mod cli;
 pub mod compare;
 pub mod failure;
 mod fill;
 pub mod host;
+pub mod merge;
+pub mod plan;
 mod random;
 pub mod record;
 pub mod report;

@@ -1,7 +1,8 @@
 //! Runs commands: from the command line to the exit code.
 
 mod main_job;
-mod output;
+pub(crate) mod output;
+mod plan_job;
 
 pub use main_job::main_job;
 
@@ -67,6 +68,8 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
             alternate(&words(&args.first)?, &words(&args.second)?, &args.how)
         }
         Some(Command::Noise(args)) => alternate(&args.words, &args.words, &args.how),
+        Some(Command::Plan(args)) => plan_job::plan(args),
+        Some(Command::Merge(args)) => plan_job::merge(args),
         Some(Command::Replay(args)) => {
             bench(&args.out, |session| scenario::replay::run(args, session))
         }
@@ -153,7 +156,7 @@ fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Repor
     Report {
         schema: SCHEMA,
         partial: session.interrupted(),
-        tool: env!("CARGO_PKG_VERSION"),
+        tool: env!("CARGO_PKG_VERSION").into(),
         host,
         command: command(std::env::args()),
         results,
