@@ -5,6 +5,7 @@ mod engine;
 mod guest;
 mod peers;
 mod plan;
+mod show;
 
 pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
 pub use engine::{EngineArgs, Part};
@@ -16,6 +17,7 @@ pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
 pub use plan::{MergeArgs, PlanArgs};
+pub use show::ShowArgs;
 
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -107,6 +109,8 @@ pub enum Command {
     Plan(PlanArgs),
     /// Gather the reports of a plan's cells, and of many hosts
     Merge(MergeArgs),
+    /// Draw second-stage tables: leaf sizes, rights, what was used and written
+    Show(ShowArgs),
     /// Run the command that shows each published claim here, and print both
     Replay(ReplayArgs),
     /// Print a completion script for a shell

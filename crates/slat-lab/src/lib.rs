@@ -20,6 +20,7 @@ pub mod report;
 pub mod run;
 pub mod scenario;
 pub mod session;
+pub mod show;
 pub mod size;
 pub mod stats;
 

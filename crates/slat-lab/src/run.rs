@@ -3,6 +3,7 @@
 mod main_job;
 pub(crate) mod output;
 mod plan_job;
+mod show_job;
 
 pub use main_job::main_job;
 
@@ -70,6 +71,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Noise(args)) => alternate(&args.words, &args.words, &args.how),
         Some(Command::Plan(args)) => plan_job::plan(args),
         Some(Command::Merge(args)) => plan_job::merge(args),
+        Some(Command::Show(args)) => show_job::show(args),
         Some(Command::Replay(args)) => {
             bench(&args.out, |session| scenario::replay::run(args, session))
         }
