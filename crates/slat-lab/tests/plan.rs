@@ -275,3 +275,22 @@ fn reports_of_two_hosts_are_merged_into_two_and_one_table() {
     let table: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
     assert!(table["bad"][0]["file"].as_str().unwrap().ends_with("cell-002.json"), "{table}");
 }
+
+#[test]
+fn the_array_job_measures_its_share() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/slurm");
+    let assert = slat().args(["plan", "--list"]).arg(examples.join("plan.toml")).assert().success();
+    let cells = String::from_utf8_lossy(&assert.get_output().stdout).lines().count();
+    assert_eq!(cells, 2 * (8 - 2), "two repeats, without what is excluded");
+    let bed = Bed::new(QUICK);
+    let job = |share: &[(&str, &str)]| {
+        let mut command = Command::new("sh");
+        command.current_dir(bed.0.path()).arg(examples.join("job.sh"));
+        command.env("SLAT", env!("CARGO_BIN_EXE_slat")).envs(share.iter().copied());
+        command.assert().success();
+    };
+    job(&[("SLURM_ARRAY_TASK_ID", "2"), ("SLURM_ARRAY_TASK_COUNT", "2")]);
+    assert_eq!(bed.names("results"), ["cell-002.json", "cell-004.json"]);
+    job(&[]);
+    assert_eq!(bed.names("results").len(), 4);
+}
