@@ -2,12 +2,12 @@
 //! does over minutes then weighs on both alike, and what differs between two processes of one
 //! command line shows.
 
+use crate::child;
 use crate::compare::Run;
-use crate::failure::{Failure, bad_input};
+use crate::failure::Failure;
 use crate::session::Session;
 use anyhow::{Context, bail};
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 /// Runs both, `pairs` times twice each, after one run of each that warms up. A process is one sample of
 /// each of its results: the median.
@@ -20,8 +20,9 @@ pub fn alternate(
     pairs: u32,
     session: &mut Session,
 ) -> anyhow::Result<(Run, Run)> {
-    check(first)?;
-    check(second)?;
+    for words in [first, second] {
+        child::check_words(words)?;
+    }
     let folder = tempfile::tempdir().context("cannot make a folder for results")?;
     let order = [first, second]
         .into_iter()
@@ -50,41 +51,20 @@ pub fn alternate(
 /// # Errors
 /// The process fails; Ctrl-C.
 pub fn once(words: &[String], session: &Session) -> anyhow::Result<Run> {
-    check(words)?;
+    child::check_words(words)?;
     let folder = tempfile::tempdir().context("cannot make a folder for results")?;
     one(words, folder.path(), session)
 }
 
-/// Words that measure, and leave their results to be gathered.
-fn check(words: &[String]) -> anyhow::Result<()> {
-    let known = ["bench", "replay"];
-    if !words.first().is_some_and(|word| known.contains(&word.as_str())) {
-        return Err(bad_input(format!(
-            "`{}` is nothing to measure; give the words of a `bench`, such as: bench split --backing 2m",
-            words.join(" ")
-        )));
-    }
-    let printed = ["--output", "--report", "--json", "--markdown"];
-    let is_printed = |word: &String| printed.iter().any(|option| word.starts_with(option));
-    if words.iter().any(|word| word == "-o" || is_printed(word)) {
-        return Err(bad_input(
-            "leave out --output and --json, --markdown and --report: all results are gathered here",
-        ));
-    }
-    Ok(())
-}
-
 fn one(words: &[String], output: &Path, session: &Session) -> anyhow::Result<Run> {
-    let slat = std::env::current_exe().context("cannot find this program")?;
-    let mut command = Command::new(slat);
-    command.args(words).arg("--output").arg(output).stdin(Stdio::null()).stdout(Stdio::null());
-    let done = command.output().context("cannot start this program again")?;
+    let mut all = words.to_vec();
+    all.extend(["--output".to_owned(), output.display().to_string()]);
+    let ended = child::run(&all, None, session)?;
     if session.interrupted() {
         return Err(Failure::Interrupted.into());
     }
-    if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        bail!("`slat {}` failed ({}): {}", words.join(" "), done.status, said.trim());
+    if !ended.status.success() {
+        bail!("`slat {}` failed ({}): {}", words.join(" "), ended.status, ended.stderr.trim());
     }
     Run::read(output)
 }

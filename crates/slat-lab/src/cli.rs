@@ -10,6 +10,8 @@ mod kvm;
 
 mod output;
 mod peers;
+mod plan;
+mod show;
 
 pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
 pub use doctor::{DoctorArgs, DoctorScenario};
@@ -28,6 +30,8 @@ pub use output::{OutputArgs, ReportFormat, format};
 pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
+pub use plan::{MergeArgs, PlanArgs};
+pub use show::ShowArgs;
 
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -52,6 +56,7 @@ Examples:
   slat noise -- bench split                the machine against itself
   slat emulate --kernel debian-6.1 -- bench dirty-log --memory 64M
                                            the same in an emulated machine: exact counts
+  slat plan plan.toml --cell 1/5           a fifth of a matrix of settings
   slat completions bash > ~/.local/share/bash-completion/completions/slat
 
 Exit codes:
@@ -138,6 +143,12 @@ pub enum Command {
         #[command(subcommand)]
         what: TuneWhat,
     },
+    /// Measure a matrix of settings, cell by cell, on one host or on many
+    Plan(PlanArgs),
+    /// Gather the reports of a plan's cells, and of many hosts
+    Merge(MergeArgs),
+    /// Draw second-stage tables: leaf sizes, rights, what was used and written
+    Show(ShowArgs),
     /// Run the command that shows each published claim here, and print both
     Replay(ReplayArgs),
     /// Run in an emulated machine: another kernel or architecture, with a real TDP MMU or stage 2

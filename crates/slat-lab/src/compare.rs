@@ -37,14 +37,7 @@ impl Run {
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_owned() };
         let name = file.display().to_string();
-        let refused =
-            |why: String| bad_input(format!("{name}: {why}; give the results.json of a run"));
-        let text = std::fs::read_to_string(&file).map_err(|error| refused(error.to_string()))?;
-        let mut report: Value =
-            serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
-        if report["schema"] != SCHEMA {
-            return Err(refused(format!("its schema is {}, not {SCHEMA}", report["schema"])));
-        }
+        let mut report = read_report(&file)?;
         let results: Result<Vec<Measurement>, _> = serde_json::from_value(report["results"].take());
         let command = serde_json::from_value(report["command"].take());
         Ok(Self {
@@ -87,6 +80,30 @@ impl Run {
             }
         }
         all
+    }
+}
+
+/// A report as its file has it.
+///
+/// # Errors
+/// There is none, it is no report, or one of another schema; the text names the file.
+pub fn read_report(file: &Path) -> anyhow::Result<Value> {
+    let refused = |why: String| {
+        bad_input(format!("{}: {why}; give the results.json of a run", file.display()))
+    };
+    let text = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
+    parse_report(&text).map_err(refused)
+}
+
+/// The text of a report, or why it is none.
+///
+/// # Errors
+/// It is no JSON, or of another schema.
+pub fn parse_report(text: &[u8]) -> Result<Value, String> {
+    let report: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    match &report["schema"] {
+        schema if *schema == SCHEMA => Ok(report),
+        schema => Err(format!("its schema is {schema}, not {SCHEMA}")),
     }
 }
 
@@ -230,6 +247,7 @@ fn host_variables(first: &Run, second: &Run) -> Vec<[String; 3]> {
     };
     say("tool", Some(&first.tool), Some(&second.tool));
     for path in [
+        "/name",
         "/kernel/release",
         "/kernel/version",
         "/cpu/microcode",

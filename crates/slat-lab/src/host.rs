@@ -2,21 +2,27 @@
 //!
 //! Reads files only. Needs no root and changes nothing.
 
-use serde::{Serialize, Serializer};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// What is said in place of a value that is not known.
+const NOT_AVAILABLE: &str = "not available";
+
 /// A value that the host may or may not tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known<T>(pub Option<T>);
 
 impl<T: fmt::Display> fmt::Display for Known<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Some(value) => value.fmt(f),
-            None => f.pad("not available"),
+            None => f.pad(NOT_AVAILABLE),
         }
     }
 }
@@ -25,14 +31,27 @@ impl<T: Serialize> Serialize for Known<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match &self.0 {
             Some(value) => value.serialize(serializer),
-            None => serializer.serialize_str("not available"),
+            None => serializer.serialize_str(NOT_AVAILABLE),
         }
     }
 }
 
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Known<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::String(text) if text == NOT_AVAILABLE => Ok(Self(None)),
+            value => serde_json::from_value(value).map(|value| Self(Some(value))),
+        }
+        .map_err(D::Error::custom)
+    }
+}
+
 /// The host of a run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Host {
+    /// What it calls itself.
+    #[serde(default)]
+    pub name: Known<String>,
     /// Processors.
     pub cpu: Cpu,
     /// The kernel that runs here.
@@ -54,12 +73,12 @@ pub struct Host {
 }
 
 /// Processors.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cpu {
     /// What `/proc/cpuinfo` calls the first.
     pub model: Known<String>,
     /// The architecture that this program was compiled for.
-    pub architecture: &'static str,
+    pub architecture: Cow<'static, str>,
     /// How many this process may run on.
     pub usable: usize,
     /// Revision of the microcode.
@@ -71,7 +90,7 @@ pub struct Cpu {
 }
 
 /// The kernel.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kernel {
     /// As `uname -r` has it.
     pub release: Known<String>,
@@ -80,7 +99,7 @@ pub struct Kernel {
 }
 
 /// Whether the host is itself a guest; its times are then those of two hypervisors.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Virtualisation {
     /// Whether the processor says that a hypervisor is below.
     pub hypervisor: Known<bool>,
@@ -89,7 +108,7 @@ pub struct Virtualisation {
 }
 
 /// Main memory in bytes.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
     /// All of it.
     pub total: Known<u64>,
@@ -98,7 +117,7 @@ pub struct Memory {
 }
 
 /// The host's KVM.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kvm {
     /// `usable`, or why it is not.
     pub device: String,
@@ -107,7 +126,7 @@ pub struct Kvm {
 }
 
 /// Transparent huge pages: the choice made, of those that the kernel offers.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Thp {
     /// For which mappings.
     pub enabled: Known<String>,
@@ -116,7 +135,7 @@ pub struct Thp {
 }
 
 /// A pool of huge pages.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HugePool {
     /// Bytes of a page.
     pub page_size: u64,
@@ -141,9 +160,10 @@ impl Host {
         let product: Vec<_> =
             [dmi("sys_vendor"), dmi("product_name")].into_iter().flatten().collect();
         Self {
+            name: files.known("proc/sys/kernel/hostname"),
             cpu: Cpu {
                 model: Known(field("model name").0.or_else(|| field("CPU part").0)),
-                architecture: std::env::consts::ARCH,
+                architecture: std::env::consts::ARCH.into(),
                 usable: std::thread::available_parallelism().map_or(1, Into::into),
                 microcode: field("microcode"),
                 governor: files.known("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
@@ -324,6 +344,7 @@ pub(crate) mod tests {
         assert_eq!(json["cpu"]["model"], "not available");
         assert_eq!(json["memory"]["total"], "not available");
         assert_eq!(json["numa_nodes"], "not available");
+        assert_eq!(serde_json::from_value::<Host>(json).unwrap(), host);
         assert!(host.kvm.device.starts_with("cannot be opened"), "{}", host.kvm.device);
     }
 
@@ -348,6 +369,8 @@ pub(crate) mod tests {
             ("dev/kvm", ""),
         ]);
         let host = Host::read_below(root.path());
+        let json = serde_json::to_value(&host).unwrap();
+        assert_eq!(serde_json::from_value::<Host>(json).unwrap(), host);
         assert_eq!(host.cpu.model.to_string(), "A CPU");
         assert_eq!(host.virtualisation.hypervisor, Known(Some(true)));
         assert_eq!(host.memory.available, Known(Some(512 << 10)));

@@ -6,6 +6,7 @@
 
 pub mod alternate;
 mod arena;
+mod child;
 pub mod cli;
 pub mod compare;
 pub mod doctor;
@@ -14,12 +15,15 @@ pub mod explain;
 pub mod failure;
 mod fill;
 pub mod host;
+pub mod merge;
+pub mod plan;
 mod random;
 pub mod record;
 pub mod report;
 pub mod run;
 pub mod scenario;
 pub mod session;
+pub mod show;
 pub mod size;
 pub mod stats;
 

@@ -3,7 +3,9 @@
 mod doctor;
 mod emulate;
 mod main_job;
-mod output;
+pub(crate) mod output;
+mod plan_job;
+mod show_job;
 
 pub use main_job::main_job;
 
@@ -97,6 +99,9 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         }
         Some(Command::Noise(args)) => alternate(&args.words, &args.words, &args.how),
         Some(Command::Emulate(args)) => emulate::emulate(args),
+        Some(Command::Plan(args)) => plan_job::plan(args),
+        Some(Command::Merge(args)) => plan_job::merge(args),
+        Some(Command::Show(args)) => show_job::show(args),
         Some(Command::Replay(args)) => {
             bench(&args.out, |session| scenario::replay::run(args, session))
         }
@@ -232,7 +237,7 @@ fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Repor
     Report {
         schema: SCHEMA,
         partial: session.interrupted(),
-        tool: env!("CARGO_PKG_VERSION"),
+        tool: env!("CARGO_PKG_VERSION").into(),
         host,
         command: command(std::env::args()),
         results,

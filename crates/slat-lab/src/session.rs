@@ -1,5 +1,6 @@
 //! How a scenario meets the person in front of it: progress, Ctrl-C, what had to be skipped.
 
+use crate::child;
 use crate::failure::Failure;
 use crate::host;
 use crate::record::Skipped;
@@ -30,6 +31,7 @@ impl Session {
         ctrlc::set_handler(move || {
             // The second one means it: whatever hangs, the person gets the prompt back.
             if stop.swap(true, Ordering::Relaxed) {
+                child::abandon();
                 std::process::exit(130);
             }
         })

@@ -376,7 +376,7 @@ fn two_commands_run_in_turns_and_one_against_itself() {
     assert_eq!(comparison["pairs"][0]["samples"], serde_json::json!([6, 6]));
     refused(&["noise", "--", "compare", "x"], &["nothing to measure", "bench split"]);
     refused(&["ab", "--first", split, "--second", "bench 'x"], &["a quote is not closed"]);
-    refused(&["noise", "--", "bench", "split", "--json"], &["leave out --output and --json"]);
+    refused(&["noise", "--", "bench", "split", "--json"], &["leave out --output, --json"]);
     slat(&["noise", "--", "bench", "split", "-b", "3m"])
         .assert()
         .code(1)

@@ -35,7 +35,7 @@ impl FakeHost {
         let programs = vec!["/usr/bin".into()];
         let mut evidence = Evidence::below(self.root.path().to_owned(), (self.kvm)(), programs);
         // What is known of this process and not of the host's files.
-        evidence.host.cpu.architecture = "x86_64";
+        evidence.host.cpu.architecture = "x86_64".into();
         evidence.host.cpu.usable = self.cpus;
         evidence
     }

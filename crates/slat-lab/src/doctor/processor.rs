@@ -20,7 +20,7 @@ fn guest_code(evidence: &Evidence) -> Finding {
         "The guest's program is machine code, written for each architecture.",
     );
     let found = format!("{}, {}", cpu.architecture, cpu.model);
-    match cpu.architecture {
+    match &*cpu.architecture {
         "x86_64" | "aarch64" => subject.ok(found),
         _ => subject.missing(
             found,

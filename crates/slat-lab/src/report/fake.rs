@@ -13,7 +13,7 @@ pub(crate) fn report() -> Report {
     Report {
         schema: SCHEMA,
         partial: false,
-        tool: "0.1.0",
+        tool: "0.1.0".into(),
         host: host(),
         command: ["slat", "--output", "a b"].map(str::to_owned).to_vec(),
         results,
@@ -76,9 +76,10 @@ fn host() -> Host {
     let known = |text: &str| Known(Some(text.to_owned()));
     let parameters = [("nx_huge_pages".to_owned(), known("N"))].into();
     Host {
+        name: known("example"),
         cpu: Cpu {
             model: known("Example CPU <5>"),
-            architecture: "x86_64",
+            architecture: "x86_64".into(),
             usable: 2,
             microcode: known("0x1"),
             governor: Known(None),

@@ -136,8 +136,9 @@ fn host_section(report: &Report) -> Markup {
         None => host.virtualisation.hypervisor.to_string(),
     };
     let mut lines = vec![
+        ("name".to_owned(), host.name.to_string()),
         ("CPU".to_owned(), host.cpu.model.to_string()),
-        ("architecture".to_owned(), host.cpu.architecture.to_owned()),
+        ("architecture".to_owned(), host.cpu.architecture.to_string()),
         ("CPUs usable".to_owned(), host.cpu.usable.to_string()),
         ("microcode".to_owned(), host.cpu.microcode.to_string()),
         ("frequency governor".to_owned(), host.cpu.governor.to_string()),

@@ -95,7 +95,8 @@ pub fn rows<'a>(results: &'a [Measurement], scenario: &str, ignoring: &[&str]) -
 }
 
 /// Parameters in the order in which a person asks about them; others follow by name.
-const ORDER: [&str; 22] = [
+const ORDER: [&str; 23] = [
+    "host",
     "format",
     "memory",
     "vcpus",

@@ -23,13 +23,7 @@ pub struct Output {
 impl Output {
     /// Makes the directory, and finds out whether files can be made in it.
     pub fn prepare(directory: &Path) -> anyhow::Result<Self> {
-        let refuse = |error: io::Error| {
-            bad_input(format!(
-                "--output {}: cannot write there ({error}); name a directory that can be written to",
-                directory.display()
-            ))
-        };
-        fs::create_dir_all(directory).map_err(refuse)?;
+        writable(directory)?;
         for name in [RESULTS, PAGE] {
             let path = directory.join(name);
             if path.is_dir() {
@@ -39,7 +33,6 @@ impl Output {
                 )));
             }
         }
-        drop(temporary(directory).map_err(refuse)?);
         Ok(Self { directory: directory.to_owned() })
     }
 
@@ -64,6 +57,35 @@ impl Output {
         let _ = page.persist(directory.join(PAGE)).with_context(failed)?;
         Ok(directory)
     }
+}
+
+/// Makes the directory, and finds out whether files can be made in it.
+///
+/// # Errors
+/// They cannot.
+pub fn writable(directory: &Path) -> anyhow::Result<()> {
+    let made = fs::create_dir_all(directory).and_then(|()| temporary(directory).map(drop));
+    made.map_err(|error| {
+        bad_input(format!(
+            "--output {}: cannot write there ({error}); name a directory that can be written to",
+            directory.display()
+        ))
+    })
+}
+
+/// Writes a file that is there complete or not at all, whoever kills this process, or the machine.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_whole(path: &Path, text: &[u8]) -> anyhow::Result<()> {
+    let write = || -> io::Result<()> {
+        let mut file = temporary(path.parent().unwrap_or(Path::new(".")))?;
+        file.write_all(text)?;
+        file.as_file().sync_all()?;
+        let _ = file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// A new file in `directory`, under a name that nobody reads, gone when dropped.

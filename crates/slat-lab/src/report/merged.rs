@@ -1,0 +1,195 @@
+//! What many hosts measured, in one table: a row for each setting on each host.
+
+use super::numbers::{three_digits, with_wide_spread};
+use super::tables::{self, Labels, NOTHING, Table};
+use crate::merge::Gathered;
+use crate::merge::files::Left;
+use crate::record::Measurement;
+use crate::stats::Summary;
+use serde_json::{Value, json};
+
+/// The hosts, what each of them measured, and what is missing.
+pub fn tables(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Vec<Table> {
+    let mut all = vec![hosts_table(hosts)];
+    all.extend(measured(&named(hosts)));
+    all.extend(left("Cells that failed", failed));
+    all.extend(left("Files that are no report", bad));
+    all
+}
+
+fn hosts_table(hosts: &[Gathered]) -> Table {
+    let row = |host: &Gathered| {
+        let report = &host.report;
+        vec![
+            host.name.clone(),
+            report.host.cpu.model.to_string(),
+            report.host.cpu.usable.to_string(),
+            report.host.kernel.release.to_string(),
+            report.tool.to_string(),
+            host.files.len().to_string(),
+        ]
+    };
+    let notes = hosts.iter().filter(|host| !host.differs.is_empty());
+    let notes = notes.map(|host| {
+        format!("{} is not the first host of that name: {}.", host.name, host.differs.join("; "))
+    });
+    Table {
+        title: "Hosts".to_owned(),
+        common: String::new(),
+        columns: ["host", "CPU", "CPUs", "kernel", "slat", "reports"].map(str::to_owned).into(),
+        labels: 2,
+        rows: hosts.iter().map(row).collect(),
+        notes: notes.collect(),
+    }
+}
+
+/// All measurements with the host among their parameters; those of one thing beside each other.
+/// What was made of other results stays in each host's report, and so do the parts of a whole.
+fn named(hosts: &[Gathered]) -> Vec<Measurement> {
+    let mut all: Vec<(&Measurement, Vec<Measurement>)> = Vec::new();
+    for host in hosts {
+        let whole = |m: &&Measurement| {
+            let made = m.scenario.ends_with("-asked") || m.scenario == "replay";
+            !made && !m.params.contains_key("vcpu")
+        };
+        for m in host.report.results.iter().filter(whole) {
+            let mut one = m.clone();
+            let _ = one.params.insert("host".to_owned(), host.name.clone().into());
+            let same = |(first, _): &&mut (&Measurement, Vec<Measurement>)| {
+                (&first.scenario, &first.target, &first.variant, &first.unit, &first.params)
+                    == (&m.scenario, &m.target, &m.variant, &m.unit, &m.params)
+            };
+            match all.iter_mut().find(same) {
+                Some((_, list)) => list.push(one),
+                None => all.push((m, vec![one])),
+            }
+        }
+    }
+    all.into_iter().flat_map(|(_, list)| list).collect()
+}
+
+/// A table for each scenario and target: settings and hosts down, variants across.
+fn measured(results: &[Measurement]) -> Vec<Table> {
+    let mut kinds: Vec<(&str, &str)> = Vec::new();
+    for m in results {
+        if !kinds.contains(&(&m.scenario, &m.target)) {
+            kinds.push((&m.scenario, &m.target));
+        }
+    }
+    kinds.into_iter().map(|(scenario, target)| table(results, scenario, target)).collect()
+}
+
+fn table(results: &[Measurement], scenario: &str, target: &str) -> Table {
+    let own: Vec<Measurement> =
+        results.iter().filter(|m| m.scenario == scenario && m.target == target).cloned().collect();
+    let rows = tables::rows(&own, scenario, &[]);
+    let labels = Labels::of(&rows);
+    let mut variants: Vec<&str> = Vec::new();
+    for m in &own {
+        if !variants.contains(&&*m.variant) {
+            variants.push(&m.variant);
+        }
+    }
+    let mut columns: Vec<String> = labels.headings().collect();
+    let count = columns.len();
+    columns.extend(variants.iter().map(|variant| (*variant).to_owned()));
+    let row = |row: &tables::Row| {
+        let mut cells = labels.cells(row);
+        cells.extend(variants.iter().map(|variant| value(row.variant(variant))));
+        cells
+    };
+    Table {
+        title: format!("{scenario} ({target})"),
+        common: labels.common.clone(),
+        columns,
+        labels: count,
+        rows: rows.iter().map(row).collect(),
+        notes: vec![
+            "Medians, ± half of where half of the samples lie where that is much, the least and the most where it \
+             is more; table.json has how many samples. Times of different hosts are those of different machines."
+                .to_owned(),
+        ],
+    }
+}
+
+fn value(m: Option<&Measurement>) -> String {
+    let Some((m, summary)) = m.and_then(|m| Some((m, Summary::of(&m.samples)?))) else {
+        return NOTHING.to_owned();
+    };
+    match &*m.unit {
+        "s" => with_wide_spread(&summary),
+        unit => format!("{} {unit}", three_digits(summary.median)),
+    }
+}
+
+fn left(title: &str, files: &[Left]) -> Option<Table> {
+    let row = |left: &Left| vec![left.file.display().to_string(), left.reason.clone()];
+    (!files.is_empty()).then(|| Table {
+        title: title.to_owned(),
+        common: String::new(),
+        columns: ["file", "why"].map(str::to_owned).into(),
+        labels: 2,
+        rows: files.iter().map(row).collect(),
+        notes: Vec::new(),
+    })
+}
+
+/// The same for programs.
+pub fn value_of(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Value {
+    let rows = named(hosts).into_iter().filter_map(|mut m| {
+        let summary = Summary::of(&m.samples)?;
+        Some(json!({
+            "host": m.params.remove("host"),
+            "scenario": m.scenario, "target": m.target, "variant": m.variant, "params": m.params,
+            "unit": m.unit, "samples": summary.count, "median": summary.median,
+            "min": summary.min, "lower_quartile": summary.lower_quartile,
+            "upper_quartile": summary.upper_quartile, "max": summary.max, "counts": m.counts,
+        }))
+    });
+    let host = |host: &Gathered| {
+        json!({
+            "name": host.name, "differs": host.differs, "files": host.files,
+            "slat": host.report.tool, "cpu": host.report.host.cpu.model,
+            "kernel": host.report.host.kernel.release, "partial": host.report.partial,
+        })
+    };
+    json!({
+        "hosts": hosts.iter().map(host).collect::<Vec<_>>(),
+        "rows": rows.collect::<Vec<_>>(),
+        "failed": failed,
+        "bad": bad,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Known;
+    use crate::report::{fake, text};
+
+    #[test]
+    fn a_row_is_a_setting_on_a_host() {
+        let report = |host: &str, scale: f64| {
+            let mut report = fake::report();
+            report.host.name = Known(Some(host.to_owned()));
+            report.results.retain(|m| m.scenario == "split" || m.scenario == "limit");
+            report.results.retain(|m| m.params.get("backing").is_none_or(|size| size != "4k"));
+            for m in &mut report.results {
+                m.samples.iter_mut().for_each(|sample| *sample *= scale);
+            }
+            (std::path::PathBuf::from(host), report)
+        };
+        let hosts = crate::merge::merge(vec![report("one", 1.0), report("two", 2.0)], false, &[]);
+        let failed = [Left { file: "cell-007.failed.json".into(), reason: "no memory".to_owned() }];
+        let mut shown = String::new();
+        for table in tables(&hosts, &[], &failed) {
+            text::grid(&mut shown, &table, 140);
+        }
+        insta::assert_snapshot!(shown);
+        let value = value_of(&hosts, &[], &failed);
+        assert_eq!(value["hosts"][1]["name"], "two");
+        assert_eq!(value["rows"][0]["host"], "one");
+        assert_eq!(value["rows"][1]["host"], "two");
+        assert_eq!(value["rows"][0]["params"], value["rows"][1]["params"]);
+    }
+}
