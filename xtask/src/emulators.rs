@@ -38,6 +38,8 @@ pub fn test() -> anyhow::Result<Outcome> {
         let report = emulate(Arch::X86_64, kernel, &words);
         report.and_then(|report| nested_paging(&report)).context(kernel)?;
     }
+    split_on_fault()?;
+    arm_guests()?;
     let words = ["bench", "split", "--memory", "1g", "--backing", "2m", "--when", "enable"];
     let words = [&words[..], &["--what", "split", "--samples", "10"]].concat();
     let report = emulate(Arch::Aarch64, "debian-6.12", &words);
@@ -45,8 +47,62 @@ pub fn test() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-/// Runs `slat` in a machine and returns its report.
+/// Executing from huge pages that may not be executed: Linux before 6.2 takes the huge page away, and
+/// each page faults; since then it splits it in the fault.
+fn split_on_fault() -> anyhow::Result<()> {
+    let memory = format!("{GUEST_MIB}m");
+    let words = ["bench", "execute", "--target", "kvm", "--memory", &memory, "--rounds", "1"];
+    let (pages, blocks) = (GUEST_MIB * 256, GUEST_MIB / 2);
+    for (kernel, faults) in
+        [("debian-6.1", pages..=pages + 16), ("debian-6.12", blocks..=blocks + 16)]
+    {
+        let report =
+            emulate_with(Arch::X86_64, kernel, &["--module-param", "kvm.nx_huge_pages=1"], &words)?;
+        let first = count(&report, "execute", "pf_taken_first")?;
+        ensure!(faults.contains(&first), "{kernel}: {first} faults, not {faults:?}");
+        let split = count(&report, "execute", "nx_lpage_splits_first")?;
+        ensure!(split == blocks, "{kernel}: {split} huge pages were split, not {blocks}");
+    }
+    Ok(())
+}
+
+/// Guests on a real stage 2: each way of logging, and what splitting ahead of faults saves.
+fn arm_guests() -> anyhow::Result<()> {
+    let memory = format!("{GUEST_MIB}m");
+    let pages = GUEST_MIB * 256;
+    let guest = ["bench", "dirty-log", "--memory", &memory, "--backing", "2m", "--runs", "1"];
+    let reads = ["--write-percent", "10", "--others", "read", "--iterations", "1"];
+    let exits = |more: &[&str]| {
+        let words = [&guest[..], &reads, more].concat();
+        let report = emulate(Arch::Aarch64, "debian-6.12", &words)?;
+        ensure!(count(&report, "get", "pages_in_excess")? == 0, "{words:?}: excess");
+        count(&report, "dirty", "exits")
+    };
+    // Logging takes blocks apart: without splitting ahead each page faults, read or written.
+    let (lazy, eager) = (exits(&[])?, exits(&["--eager-split", "2m"])?);
+    ensure!(lazy >= pages, "{lazy} exits of {pages} pages");
+    ensure!(eager < pages / 5, "{eager} exits of {pages} pages, split ahead");
+    let ring = [&guest[..], &["--iterations", "2", "--dirty-ring-size", "1024"]].concat();
+    let report = emulate(Arch::Aarch64, "debian-6.12", &ring)?;
+    ensure!(count(&report, "get", "pages_written")? == pages, "a ring lost pages");
+    let migrate = ["bench", "migrate", "--memory", "4m", "--runs", "1", "--dirty-rate", "1MiB/s"];
+    let migrate = [&migrate[..], &["--link", "1Gbit/s"]].concat();
+    let report = emulate(Arch::Aarch64, "debian-6.12", &migrate)?;
+    ensure!(count(&report, "run", "pages_compared")? == 1024, "not all of the memory was compared");
+    Ok(())
+}
+
 fn emulate(arch: Arch, kernel: &str, words: &[&str]) -> anyhow::Result<Value> {
+    emulate_with(arch, kernel, &[], words)
+}
+
+/// Runs `slat` in a machine and returns its report.
+fn emulate_with(
+    arch: Arch,
+    kernel: &str,
+    options: &[&str],
+    words: &[&str],
+) -> anyhow::Result<Value> {
     println!("{} with {kernel}: slat {}", arch.name(), words.join(" "));
     let output = target().join("emulators").join(format!("{}-{kernel}.json", arch.name()));
     let console = output.with_extension("console");
@@ -55,7 +111,7 @@ fn emulate(arch: Arch, kernel: &str, words: &[&str]) -> anyhow::Result<Value> {
     let own = if cfg!(target_arch = "aarch64") { Arch::Aarch64 } else { Arch::X86_64 };
     let mut slat = Command::new(own.program());
     slat.args(["emulate", "--arch", arch.name(), "--kernel", kernel, "--json", "--output"]);
-    slat.arg(&output).arg("--console").arg(&console).arg("--").args(words);
+    slat.arg(&output).arg("--console").arg(&console).args(options).arg("--").args(words);
     let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;
     ensure!(
         done.status.success(),

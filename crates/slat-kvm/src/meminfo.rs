@@ -31,6 +31,11 @@ pub fn check(bytes: u64) -> Result<(), Error> {
     Ok(())
 }
 
+/// Bytes of second-level tables of all guests on the host (`SecPageTables`, since Linux 6.1).
+pub(crate) fn second_level_tables() -> Option<u64> {
+    field(&std::fs::read_to_string("/proc/meminfo").ok()?, "SecPageTables")
+}
+
 /// Value in bytes of a line such as `MemAvailable:   1234 kB`.
 pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.split(':').next() == Some(name))?;

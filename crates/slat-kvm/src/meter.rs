@@ -113,6 +113,11 @@ impl<'a> Meter<'a> {
         stats.map(|(stats, [before, after])| stats.changes(before, after)).unwrap_or_default()
     }
 
+    /// Bytes of all second-level tables on the host, where the kernel counts them.
+    pub fn tables(&self) -> Option<u64> {
+        crate::meminfo::second_level_tables()
+    }
+
     pub fn mapped(&self) -> Option<MappedPages> {
         let stats = self.guest.vm_stats()?;
         let value = |name| stats.value(&self.vm[1], name);

@@ -93,6 +93,9 @@ pub struct PhaseRun {
     pub vm: Changes,
     /// What is mapped after it, where the kernel counts that.
     pub mapped: Option<MappedPages>,
+    /// Bytes of second-level tables after it, all guests' of the host (`SecPageTables`), where the
+    /// kernel counts them.
+    pub tables: Option<u64>,
     /// Seconds that all of the host's CPUs stood still for a machine below it (steal).
     pub stolen: f64,
 }

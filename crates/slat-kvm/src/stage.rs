@@ -244,6 +244,7 @@ impl<'a> Stage<'a> {
             log: None,
             vm: self.meter.vm_changes(),
             mapped: self.meter.mapped(),
+            tables: self.meter.tables(),
             stolen: self.meter.stolen(),
         });
         // The end of a get is told when its log has been checked.

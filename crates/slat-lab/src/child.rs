@@ -70,7 +70,7 @@ pub fn check_words(words: &[String]) -> anyhow::Result<()> {
     }
     if without_output(words).len() != words.len() {
         return Err(bad_input(
-            "leave out --output, --json and --markdown: all results are gathered here",
+            "leave out --output, --json, --markdown and --report: all results are gathered here",
         ));
     }
     Ok(())
@@ -82,9 +82,9 @@ pub fn without_output(words: &[String]) -> Vec<String> {
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
-            "-o" | "--output" => drop(words.next()),
+            "-o" | "--output" | "--report" => drop(words.next()),
             "--json" | "--markdown" => {}
-            word if word.starts_with("--output=") => {}
+            word if word.starts_with("--output=") || word.starts_with("--report=") => {}
             word if word.starts_with("-o") && !word.starts_with("--") => {}
             word => left.push(word.to_owned()),
         }

@@ -65,6 +65,7 @@ Exit codes:
   2    the command line or its values cannot be right
   3    an emulated machine gave no report
   4    slat doctor --for: this host cannot run that scenario
+  5    --time-limit came first; what was measured until then has been written
   130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
 
 /// What memory management costs guests, measured from user space.

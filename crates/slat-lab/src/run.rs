@@ -123,6 +123,7 @@ fn bench(
     let output = args.output.as_deref().map(Output::prepare).transpose()?;
     let host = Host::read();
     let mut session = Session::interactive()?;
+    args.time_limit.into_iter().for_each(|time| session.limit(time));
     let results = match scenario(&mut session) {
         Err(error) if failure::is_interruption(&error) => Vec::new(),
         Err(error) if args.format() == ReportFormat::Ktap && !failure::is_bad_input(&error) => {
@@ -135,6 +136,7 @@ fn bench(
     let report = report(host, results, &mut session);
     show(&report, args.format(), output)?;
     Ok(match report.partial {
+        true if session.out_of_time() => ExitCode::from(5),
         true => ExitCode::from(130),
         false if session.failed() => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
@@ -231,7 +233,10 @@ fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Repor
     if session.interrupted() {
         session.skip(
             "the rest of this run",
-            "interrupted by Ctrl-C or a signal to end; what is here is a part",
+            match session.out_of_time() {
+                true => "the time limit came first; what is here is a part",
+                false => "interrupted by Ctrl-C or a signal to end; what is here is a part",
+            },
         );
     }
     Report {

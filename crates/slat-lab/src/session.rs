@@ -9,10 +9,12 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// One run of the command.
 pub struct Session {
     stop: Arc<AtomicBool>,
+    out_of_time: Arc<AtomicBool>,
     bar: ProgressBar,
     on_terminal: bool,
     skipped: Vec<Skipped>,
@@ -43,6 +45,7 @@ impl Session {
     pub fn quiet() -> Self {
         Self {
             stop: Arc::default(),
+            out_of_time: Arc::default(),
             bar: ProgressBar::hidden(),
             on_terminal: false,
             skipped: Vec::new(),
@@ -57,7 +60,7 @@ impl Session {
             return;
         }
         let style = ProgressStyle::with_template(
-            "{prefix:.bold}  {bar:24} {pos}/{len}  {elapsed}  {wide_msg:.dim}",
+            "{prefix:.bold}  {bar:24} {pos}/{len}  {elapsed}, about {eta} left  {wide_msg:.dim}",
         );
         let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
         self.bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
@@ -100,7 +103,36 @@ impl Session {
         if self.interrupted() { Err(Failure::Interrupted) } else { Ok(()) }
     }
 
-    /// Whether Ctrl-C was pressed.
+    /// From now on there is this much time; then the run is stopped as Ctrl-C stops it.
+    pub fn limit(&self, time: Duration) {
+        let (stop, out_of_time) = (self.stop.clone(), self.out_of_time.clone());
+        // Whoever is done earlier takes the thread down with the process.
+        std::thread::spawn(move || {
+            std::thread::sleep(time);
+            if !stop.swap(true, Ordering::Relaxed) {
+                out_of_time.store(true, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Whether it was the time limit that stopped the run.
+    pub fn out_of_time(&self) -> bool {
+        self.out_of_time.load(Ordering::Relaxed)
+    }
+
+    /// Tells the person waiting what the run takes from a host that may carry others' guests.
+    pub fn announce(&self, memory: u64, threads: usize) {
+        if self.on_terminal {
+            let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get());
+            self.note(&format!(
+                "Takes up to {} of memory and {} of {cpus} CPUs; Ctrl-C stops and keeps what was measured.",
+                crate::report::numbers::bytes(memory),
+                threads.min(cpus)
+            ));
+        }
+    }
+
+    /// Whether Ctrl-C was pressed, or the time is up.
     pub fn interrupted(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -157,6 +189,20 @@ mod tests {
         session.stop();
         assert!(matches!(session.check(), Err(Failure::Interrupted)));
         assert!(session.interrupted() && flag.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_time_limit_stops_and_is_told_from_ctrl_c() {
+        let session = Session::quiet();
+        session.limit(Duration::from_millis(1));
+        while !session.interrupted() || !session.out_of_time() {
+            std::thread::yield_now();
+        }
+        let stopped = Session::quiet();
+        stopped.stop();
+        stopped.limit(Duration::ZERO);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!stopped.out_of_time());
     }
 
     #[test]

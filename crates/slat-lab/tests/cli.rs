@@ -33,8 +33,13 @@ fn help_has_examples_and_exit_codes() {
     slat(&["--help"]).assert().success().stdout(
         contains("slat bench split --memory 64G").and(contains("Exit codes")).and(contains("130")),
     );
-    for bench in ["split", "engine", "dirty-log", "execute", "age", "populate"] {
+    for bench in
+        ["split", "engine", "dirty-log", "execute", "age", "populate", "memory-stress", "migrate"]
+    {
         slat(&["bench", bench, "--help"]).assert().success().stdout(contains("Examples:"));
+    }
+    for words in [&["explain", "--help"][..], &["tune", "dirty-log", "--help"]] {
+        slat(words).assert().success().stdout(contains("Examples:"));
     }
 }
 
@@ -389,7 +394,7 @@ fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
     slat(&["doctor", "--for", "emulate"])
         .env("PATH", "/nonexistent")
         .assert()
-        .code(3)
+        .code(4)
         .stdout(contains("missing  dpkg-deb").and(contains("tdp_mmu").not()))
         .stderr(contains("cannot run emulate").and(contains("qemu-system-aarch64")));
     slat(&["doctor"]).assert().success().stdout(contains("tdp_mmu").and(contains("What can run")));
@@ -418,4 +423,107 @@ fn a_report_is_printed_as_csv_or_as_ktap() {
     refused(&["noise", "--", "bench", "split", "--report", "csv"], &["leave out", "--report"]);
     // What can be right nowhere is no test that failed.
     refused(&["bench", "dirty-log", "--clear-chunk", "65", "--report", "ktap"], &["65"]);
+}
+
+#[test]
+fn rates_hot_sets_and_rings_that_cannot_be_are_refused() {
+    refused(&["bench", "migrate", "--link", "10Gbit"], &["10Gbit", "500MiB/s"]);
+    refused(&["bench", "dirty-log", "--hot-set", "10"], &["hot set", "10:90"]);
+    refused(&["bench", "dirty-log", "--duration", "0"], &["0.05"]);
+    refused(&["bench", "dirty-log", "--interval", "5"], &["--duration"]);
+    refused(&["bench", "execute", "--pin", "0"], &["--target kvm"]);
+    refused(&["bench", "populate", "--backing", "memfd"], &["memfd", "--target kvm"]);
+    refused(&["bench", "execute", "--target", "kvm", "--quick"], &["--quick", "engine"]);
+    if kvm_is_usable() {
+        let ring = ["bench", "dirty-log", "--memory", "8m", "--dirty-ring-size", "1000"];
+        refused(&ring, &["power of two"]);
+        let cpu = ["bench", "dirty-log", "--memory", "8m", "--pin", "4095"];
+        refused(&cpu, &["CPU to pin to", "4095"]);
+    }
+}
+
+/// The report on stdout.
+fn report(words: &[&str]) -> serde_json::Value {
+    let done = slat(words).arg("--json").assert().success();
+    serde_json::from_slice(&done.get_output().stdout).expect("a report is JSON")
+}
+
+fn named<'a>(report: &'a serde_json::Value, variant: &str) -> Vec<&'a serde_json::Value> {
+    let results = report["results"].as_array().expect("results");
+    results.iter().filter(|m| m["variant"] == variant && m["params"]["vcpu"].is_null()).collect()
+}
+
+#[test]
+fn a_guest_is_migrated_in_each_way_that_the_host_has() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let words = ["bench", "migrate", "--memory", "8m", "--runs", "1", "--dirty-rate", "4MiB/s"];
+    let report = report(&[&words[..], &["--link", "1Gbit/s"]].concat());
+    let ways = named(&report, "downtime").len();
+    assert!(ways >= 1, "{report}");
+    for run in named(&report, "run") {
+        assert_eq!(run["counts"]["pages_compared"], 2048);
+        assert_eq!(run["counts"]["pages_in_excess"], 0);
+    }
+    assert_eq!(named(&report, "run-stall-p99").len(), ways);
+}
+
+#[test]
+fn a_run_is_explained_and_one_without_guests_is_not() {
+    if kvm_is_usable() {
+        let words = ["explain", "--format", "json", "--", "bench", "dirty-log", "--memory", "8m"];
+        let done = slat(&words).args(["--runs", "1", "--iterations", "1"]).assert().success();
+        let explained: serde_json::Value =
+            serde_json::from_slice(&done.get_output().stdout).expect("JSON");
+        let phases: Vec<_> =
+            explained.as_array().unwrap().iter().map(|it| it["what"][1].clone()).collect();
+        for phase in ["dirty", "get", "clear"] {
+            assert!(phases.contains(&phase.into()), "{phases:?}");
+        }
+    }
+    let engine = ["explain", "--", "bench", "execute", "--quick", "--memory", "64m", "-s", "2m"];
+    slat(&engine).assert().code(1).stderr(contains("slat explain -- bench dirty-log"));
+}
+
+#[test]
+fn tuning_says_what_to_set() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let words = ["tune", "dirty-log", "--memory", "8m", "--runs", "1", "--duration", "0.2"];
+    let said = contains("Least stall:").and(contains("QEMU:")).and(contains("others:"));
+    slat(&words).assert().success().stderr(said);
+}
+
+#[test]
+fn a_time_limit_keeps_what_was_measured_and_has_its_own_exit_code() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let words = ["bench", "dirty-log", "--memory", "8m", "--runs", "1000", "--time-limit", "3s"];
+    let done = slat(&words).arg("--json").assert().code(5);
+    let report: serde_json::Value =
+        serde_json::from_slice(&done.get_output().stdout).expect("a report is JSON");
+    assert_eq!(report["partial"], true);
+    assert!(!named(&report, "dirty").is_empty());
+    assert!(report["skipped"][0]["reason"].as_str().unwrap().contains("time limit"), "{report}");
+}
+
+#[test]
+fn all_of_memory_is_touched_under_kvm() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let small = ["--memory", "8m", "--target", "kvm", "--rounds", "1"];
+    let populate =
+        report(&[&["bench", "populate", "-v", "1", "-s", "4k,shmem"][..], &small].concat());
+    assert_eq!(named(&populate, "populate").len(), 2);
+    let execute = report(&[&["bench", "execute", "-s", "4k"][..], &small].concat());
+    assert_eq!(named(&execute, "execute")[0]["counts"]["pages"], 2048);
+    let stress = ["bench", "memory-stress", "--memory", "8m", "-r", "1", "-x", "2", "-i", "1"];
+    let stress = report(&stress);
+    for phase in ["populate", "write", "reset", "refill", "read"] {
+        assert_eq!(named(&stress, phase).len(), 1, "{phase}");
+    }
 }

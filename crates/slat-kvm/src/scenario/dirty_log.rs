@@ -314,6 +314,7 @@ mod tests {
             log: Some(Tally { in_log: 9, written: 9 - excess, excess }),
             vm: Default::default(),
             mapped: None,
+            tables: None,
             stolen: 0.0,
         }
     }

@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Where a scenario's results go.
 #[derive(Clone, Debug, Default, Args)]
@@ -21,6 +22,10 @@ pub struct OutputArgs {
     /// Print Markdown in place of the table, as --report markdown does
     #[arg(long)]
     pub markdown: bool,
+
+    /// Stop after this time (90s, 5m), as Ctrl-C does, with exit code 5
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub time_limit: Option<Duration>,
 }
 
 impl OutputArgs {

@@ -25,6 +25,11 @@ impl Emulator {
     }
 }
 
+/// Whether a count says how fast things went: a time, or how many took long.
+fn hangs_on_time(name: &str) -> bool {
+    name.ends_with("_ns") || name.split('_').next() == Some("stalls")
+}
+
 /// A report from an emulated machine.
 #[derive(Clone, Debug)]
 pub struct Emulated {
@@ -51,7 +56,7 @@ impl Emulated {
             m.samples.clear();
         }
         // Times that stand among the counts.
-        results.iter_mut().for_each(|m| m.counts.retain(|name, _| !name.ends_with("_ns")));
+        results.iter_mut().for_each(|m| m.counts.retain(|name, _| !hangs_on_time(name)));
         results.retain(|m| !m.samples.is_empty() || !m.counts.is_empty());
         if timed > 0 {
             skipped.push(Skipped {

@@ -26,6 +26,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
         return super::live::run(args, session);
     }
     let mut guest = Guest::new(args)?;
+    session.announce(args.memory.bytes(), args.vcpus as usize);
     session.start(&guest.name(), guest.steps());
     for _ in 0..=args.runs {
         guest.run(session)?;

@@ -37,6 +37,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     params.insert("duration".to_owned(), duration.into());
     params.insert("interval_ms".to_owned(), interval.into());
     let mut guest = Live::new(config, params, args.kvm.pin.clone());
+    session.announce(args.memory.bytes(), args.vcpus as usize + 2);
     session.start(&guest.name(), u64::from(args.runs + 1) * PHASES);
     for _ in 0..=args.runs {
         guest.run(session)?;

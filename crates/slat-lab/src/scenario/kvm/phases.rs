@@ -91,6 +91,9 @@ fn counts(run: &PhaseRun) -> BTreeMap<String, u64> {
     if run.calls != 0 {
         add("calls_ns", nanoseconds(run.call_seconds));
     }
+    if let Some(tables) = run.tables {
+        add("second_level_tables_bytes", tables);
+    }
     if let Some(mapped) = run.mapped {
         add("mapped_4k", mapped.size_4k);
         add("mapped_2m", mapped.size_2m);
@@ -163,6 +166,7 @@ mod tests {
             log: None,
             vm: [("remote_tlb_flush".to_owned(), flushes), ("pages_2m".to_owned(), -1)].into(),
             mapped: Some(MappedPages { size_4k: 129, size_2m: 0, size_1g: 0 }),
+            tables: None,
             stolen: 0.0,
         }
     }

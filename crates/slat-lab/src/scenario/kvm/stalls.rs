@@ -86,6 +86,7 @@ mod tests {
             log: None,
             vm: Default::default(),
             mapped: None,
+            tables: None,
             stolen: 0.0,
         }
     }

@@ -49,6 +49,7 @@ impl<'a> Runs<'a> {
         mut run: impl FnMut(&Shape, Setting<'_>) -> Result<Vec<PhaseRun>, Error>,
     ) -> anyhow::Result<Vec<Measurement>> {
         let name = self.name();
+        session.announce(self.shape.memory, self.shape.vcpus);
         let mut all = Vec::new();
         for number in 0..=self.runs {
             if session.interrupted() {

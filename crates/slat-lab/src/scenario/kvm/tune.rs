@@ -135,6 +135,7 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
     if guests.is_empty() {
         bail!("this host's KVM cannot log dirty pages");
     }
+    session.announce(args.memory.bytes(), args.vcpus as usize + 2);
     session.start("tune dirty-log", guests.len() as u64 * u64::from(args.runs + 1) * PHASES);
     for run in 0..=args.runs as usize {
         let mut order: Vec<usize> = (0..guests.len()).collect();
