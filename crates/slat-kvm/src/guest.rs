@@ -84,7 +84,7 @@ impl Shape {
         self.check_slots(host)?;
         self.mode.check(host)?;
         if let Some(chunk) = self.eager_split
-            && host.eager_split_sizes & chunk == 0
+            && (!chunk.is_power_of_two() || host.eager_split_sizes & chunk == 0)
         {
             let needed_for = "splitting huge pages ahead of faults by a chunk of that size";
             let capability = "KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE (of that size)";
@@ -454,18 +454,31 @@ impl Guest {
                 }
             });
         }
-        if taken > 0 {
+        let mut left = taken;
+        while left > 0 {
             // SAFETY: a VM with rings.
-            unsafe { ioctl::reset_dirty_rings(borrow(&self.machine.vm)) }
+            let reset = unsafe { ioctl::reset_dirty_rings(borrow(&self.machine.vm)) }
                 .map_err(Error::os("KVM_RESET_DIRTY_RINGS"))?;
-            self.machine.gate.reset();
+            // A signal ends the call early; 0 would be entries that KVM does not know of.
+            if reset == 0 {
+                break;
+            }
+            left = left.saturating_sub(reset);
         }
+        // Even if nothing was taken: a vCPU may have come here after the fetch that emptied its ring.
+        self.machine.gate.reset();
         wrong.map_or(Ok(taken), Err)
     }
 
-    /// Waits until a ring is full or a vCPU has finished its work, or for a time.
-    pub fn wait_for_full_ring(&self, at_most: std::time::Duration) {
-        self.machine.gate.wait_for_full(at_most);
+    /// Waits until a ring is full or a vCPU has finished its work, or for a time; says whether one is
+    /// full.
+    pub fn wait_for_full_ring(&self, at_most: std::time::Duration) -> bool {
+        self.machine.gate.wait_for_full(at_most)
+    }
+
+    /// Whether a vCPU waits at its full ring.
+    pub fn has_full_ring(&self) -> bool {
+        self.machine.gate.has_full()
     }
 
     /// How often a vCPU stopped because its ring was full.

@@ -11,7 +11,7 @@ use kvm_bindings::{
 };
 use rustix::fd::{AsFd, FromRawFd, OwnedFd};
 use rustix::io;
-use rustix::ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, ioctl, opcode};
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 use std::ffi::c_void;
 use std::ops::Range;
 
@@ -72,6 +72,32 @@ unsafe impl Ioctl for GetStatsFd {
         // SAFETY: by the contract of this function the call succeeded, so `out` is an open
         // descriptor; the kernel just made it, so nobody else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(out) })
+    }
+}
+
+/// `KVM_RESET_DIRTY_RINGS`: no argument, answers with a count.
+struct ResetDirtyRings;
+
+// SAFETY:
+// - the call takes no argument, and a null pointer is passed;
+// - the output is the return value, a number, and no pointer is followed;
+// - the request code is the kernel's number;
+// - the call resets entries of the rings, which are accessed by atomics alone;
+// - it is declared mutating.
+unsafe impl Ioctl for ResetDirtyRings {
+    type Output = u64;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        RESET_DIRTY_RINGS
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::null_mut()
+    }
+
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> io::Result<u64> {
+        u64::try_from(out).map_err(|_| io::Errno::INVAL)
     }
 }
 
@@ -136,13 +162,13 @@ pub(crate) unsafe fn clear_dirty_log(
 }
 
 /// Takes back what was harvested from the dirty rings of all vCPUs, and write-protects those pages
-/// again (api.rst, `KVM_RESET_DIRTY_RINGS`).
+/// again (api.rst, `KVM_RESET_DIRTY_RINGS`). Answers with how many entries; a signal ends it early.
 ///
 /// # Safety
 /// `vm` is a KVM VM.
-pub(crate) unsafe fn reset_dirty_rings(vm: impl AsFd) -> io::Result<()> {
-    // SAFETY: the call takes no argument and its answer, a count, is dropped.
-    unsafe { ioctl(vm, NoArg::<RESET_DIRTY_RINGS>::new()) }
+pub(crate) unsafe fn reset_dirty_rings(vm: impl AsFd) -> io::Result<u64> {
+    // SAFETY: the call takes no argument, and by the contract of this function `vm` knows it.
+    unsafe { ioctl(vm, ResetDirtyRings) }
 }
 
 /// Opens the binary statistics of a VM or a vCPU (api.rst, `KVM_GET_STATS_FD`).

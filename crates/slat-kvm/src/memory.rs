@@ -65,7 +65,7 @@ impl Backing {
     }
 
     /// Whether the pages come from a pool of the kernel and not from free memory.
-    fn is_hugetlb(self) -> bool {
+    pub(crate) fn is_hugetlb(self) -> bool {
         matches!(self, Backing::Hugetlb2M | Backing::Hugetlb1G | Backing::MemfdHugetlb2M)
     }
 

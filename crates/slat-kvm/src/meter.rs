@@ -98,7 +98,7 @@ impl<'a> Meter<'a> {
         Some(Stalls::new(&self.times(vcpu), sums, warm, self.guest.ticks_per_second()))
     }
 
-    /// Seconds that the host's CPUs stood still for the machine below.
+    /// Seconds that each of the host's CPUs stood still for the machine below, on average.
     pub fn stolen(&self) -> f64 {
         self.stolen[1] - self.stolen[0]
     }

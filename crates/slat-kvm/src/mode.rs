@@ -59,7 +59,9 @@ impl Mode {
             return missing("KVM_CAP_DIRTY_LOG_RING", "a dirty ring");
         }
         let size = size_of::<kvm_dirty_gfn>() as u64;
-        let (least, most) = (1024, host.dirty_ring_bytes / size);
+        // A page at least, and more than KVM keeps free for a vCPU's exit.
+        let least = (rustix::param::page_size() as u64 / size).max(1024);
+        let most = host.dirty_ring_bytes / size;
         if !entries.is_power_of_two() || !(least..=most).contains(&u64::from(entries)) {
             let rule = format!("must be a power of two from {least} to {most} on this host");
             return Err(Error::invalid("entries of the dirty ring", entries, rule));

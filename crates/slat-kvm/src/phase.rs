@@ -96,7 +96,7 @@ pub struct PhaseRun {
     /// Bytes of second-level tables after it, all guests' of the host (`SecPageTables`), where the
     /// kernel counts them.
     pub tables: Option<u64>,
-    /// Seconds that all of the host's CPUs stood still for a machine below it (steal).
+    /// Seconds that each of the host's CPUs stood still for a machine below it, on average (steal).
     pub stolen: f64,
 }
 

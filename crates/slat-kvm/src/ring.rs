@@ -142,13 +142,19 @@ impl Gate {
     }
 
     /// Waits until a vCPU's ring is full or a vCPU's thread has finished its work, or for a time.
-    pub fn wait_for_full(&self, at_most: Duration) {
+    pub fn wait_for_full(&self, at_most: Duration) -> bool {
         let mut state = self.lock();
         if state.waiting == 0 && !state.finished {
             let waited = self.changed.wait_timeout(state, at_most);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         state.finished = false;
+        state.waiting > 0
+    }
+
+    /// Whether a vCPU waits.
+    pub fn has_full(&self) -> bool {
+        self.lock().waiting > 0
     }
 
     /// A vCPU's thread has finished its work: whoever waits for full rings looks again.

@@ -166,21 +166,27 @@ impl<'a> Stage<'a> {
         self.phases.last()
     }
 
-    /// Lets the vCPUs run on with `beside` beside them; then stops them, and calls `stopped` at
-    /// once with what that returned.
+    /// Lets the vCPUs run on with `beside` beside them; then asks them to stop, calls `stopping` until
+    /// they have or until it has nothing to do, and at once `stopped` with what `beside` returned.
     pub fn live<T, U>(
         &mut self,
         phase: Phase,
         work: Work,
         beside: impl FnOnce(&'a Guest) -> Result<T, Error>,
+        mut stopping: impl FnMut(&'a Guest, &mut T) -> Result<bool, Error>,
         stopped: impl FnOnce(&'a Guest, T) -> Result<U, Error>,
     ) -> Result<U, Error> {
         self.begin(phase, None)?;
         self.crew.load(work)?;
         self.meter.before()?;
         self.crew.go();
-        let result = beside(self.guest)?;
+        let mut result = beside(self.guest)?;
         (0..self.guest.parts().len()).for_each(|vcpu| self.guest.ask_to_stop(vcpu));
+        while !self.crew.has_finished() && stopping(self.guest, &mut result)? {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+        }
         let done = self.crew.wait()?;
         let result = stopped(self.guest, result)?;
         self.meter.after()?;

@@ -112,7 +112,10 @@ impl Stalls {
         let seconds = |ticks: u64| ticks.saturating_sub(warm) as f64 / ticks_per_second;
         // A bucket's end may be beyond the longest that there was.
         let quantile = |share| {
-            times.quantile(share, warm * STALL_FACTOR).map_or(0.0, |it| seconds(it.min(longest)))
+            // Stalls that are all in the threshold's own bucket are hardly longer than that.
+            let least = if stalls > 0 { Some(warm * STALL_FACTOR) } else { None };
+            let it = times.quantile(share, warm * STALL_FACTOR).or(least);
+            it.map_or(0.0, |it| seconds(it.min(longest)))
         };
         Self {
             accesses: times.count(),
@@ -136,7 +139,7 @@ pub(crate) fn waited() -> Option<f64> {
     Some(nanoseconds as f64 / 1e9)
 }
 
-/// Seconds that all of this host's CPUs stood still for the machine below it (`steal` of
+/// Seconds that each of this host's CPUs stood still for the machine below it, on average (`steal` of
 /// `/proc/stat`; a tick is a hundredth of a second).
 ///
 /// # Errors
@@ -144,7 +147,8 @@ pub(crate) fn waited() -> Option<f64> {
 pub fn stolen() -> Result<f64, Error> {
     let text = std::fs::read_to_string("/proc/stat").map_err(Error::os("/proc/stat"))?;
     let ticks = text.lines().next().and_then(|line| line.split_whitespace().nth(8)?.parse().ok());
-    Ok(ticks.map_or(0.0, |ticks: u64| ticks as f64 / 100.0))
+    let cpus = text.lines().skip(1).take_while(|line| line.starts_with("cpu")).count().max(1);
+    Ok(ticks.map_or(0.0, |ticks: u64| ticks as f64 / 100.0 / cpus as f64))
 }
 
 #[cfg(test)]

@@ -102,6 +102,9 @@ impl Vcpu {
     pub fn run(&mut self) -> Result<u64, Error> {
         let before = self.mailbox().position();
         let asked = word!(self.mailbox(), left).load(Relaxed);
+        if asked == 0 {
+            return Ok(0);
+        }
         loop {
             match self.fd.run() {
                 Ok(exit) if arch::is_done(&exit) => break,

@@ -131,7 +131,6 @@ global_asm!(
     "ldr x12, [x10, #8]",
     "cmp x12, x10",
     "b.eq .Lslat_done",
-    "cbz x12, .Lslat_done",
     "SLAT_COUNT #{wrong}",
     // How long since the access before.
     ".Lslat_done:",
@@ -193,6 +192,8 @@ global_asm!(
     "add x8, x8, #1",
     "add x12, x0, #{position}",
     "stlr x8, [x12]",
+    // What the next step writes is not seen before it.
+    "dmb ishst",
     "subs x1, x1, #1",
     "b.eq .Lslat_leave",
     "ldr x12, [x0, #{stop}]",

@@ -119,8 +119,6 @@ global_asm!(
     "mov rax, [rdi + 8]",
     "cmp rax, rdi",
     "je .Lslat_done",
-    "test rax, rax",
-    "jz .Lslat_done",
     "inc qword ptr [r11 + {wrong}]",
     // How long since the access before.
     ".Lslat_done:",

@@ -17,6 +17,8 @@ use crate::work::{Touch, Work};
 pub struct Report {
     /// The phases.
     pub phases: Vec<PhaseRun>,
+    /// Pages that could be marked, where the kernel tells.
+    pub marked: Option<u64>,
     /// Pages still marked after the guest had written to all, where the kernel tells: the fewer,
     /// the more of its accesses the host learnt of.
     pub idle_after_writes: Option<u64>,
@@ -36,16 +38,18 @@ pub fn run(shape: &Shape, tracking: Tracking, setting: Setting<'_>) -> Result<Re
         stage.vcpus(Phase::Write, None, write)?;
         stage.vcpus(Phase::Read, None, read)?;
         let marker = Marker::new(tracking, stage.guest.memory())?;
-        let mut idle = [None; 2];
+        let (mut idle, mut marked) = ([None; 2], None);
         let idle_phases = [(Phase::WriteIdle, write), (Phase::ReadIdle, read)];
         for (round, (phase, work)) in (1..).zip(idle_phases) {
             stage.calls(Phase::MarkIdle, Some(round), |_, calls| calls.time(|| marker.mark()))?;
+            // Pages that cannot be marked (of huge pages, all but the first) would look used.
+            marked = marker.idle()?;
             stage.vcpus(phase, None, work)?;
             idle[round as usize - 1] = marker.idle()?;
         }
         check_reads(stage.guest)?;
         let [idle_after_writes, idle_after_reads] = idle;
-        Ok(Report { phases: Vec::new(), idle_after_writes, idle_after_reads })
+        Ok(Report { phases: Vec::new(), marked, idle_after_writes, idle_after_reads })
     })?;
     Ok(Report { phases, ..report })
 }

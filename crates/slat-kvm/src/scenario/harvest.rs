@@ -5,42 +5,102 @@
 //! later is then in the next log.
 
 use crate::bitmap::DirtyBitmap;
-use crate::guest::Guest;
+use crate::guest::{Guest, Shape};
 use crate::stage::Calls;
 use crate::work::{Steps, Touch, Work};
 use crate::{Error, Mode};
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// One fetch of the log, beside vCPUs that may run.
 #[derive(Debug)]
-pub(crate) struct Round {
-    pub log: DirtyBitmap,
+struct Round {
+    log: Log,
     /// Each vCPU's position before it was fetched.
     before: Vec<u64>,
     /// And after its pages were protected again.
     after: Vec<u64>,
 }
 
+/// A log that is kept.
+#[derive(Debug)]
+enum Log {
+    Bits(DirtyBitmap),
+    /// Of rings, which are emptied often and hold little each time; in order.
+    Pages(Vec<u64>),
+    /// There was no more room.
+    Dropped,
+}
+
+impl Log {
+    fn contains(&self, page: u64) -> bool {
+        match self {
+            Log::Bits(bits) => bits.contains(page),
+            Log::Pages(pages) => pages.binary_search(&page).is_ok(),
+            Log::Dropped => false,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Log::Bits(bits) => bits.words().len() as u64 * 8,
+            Log::Pages(pages) => pages.len() as u64 * 8,
+            Log::Dropped => 0,
+        }
+    }
+
+    /// Pages of it that are not in `may`.
+    fn excess(&self, may: &DirtyBitmap) -> u64 {
+        match self {
+            Log::Bits(bits) => {
+                let words = bits.words().iter().zip(may.words());
+                words.map(|(log, may)| u64::from((log & !may).count_ones())).sum()
+            }
+            Log::Pages(pages) => pages.iter().filter(|&&page| !may.contains(page)).count() as u64,
+            Log::Dropped => 0,
+        }
+    }
+}
+
+/// The most that kept logs may take. Rounds beyond it are not held against the model.
+pub(crate) const LOGS: u64 = 1 << 30;
+
 /// Who fetches.
 #[derive(Debug)]
 pub(crate) struct Harvester<'a> {
     guest: &'a Guest,
     clear_chunk: Option<u64>,
+    /// A page may be told later than the first fetch after its write: by a CPU that buffers dirty
+    /// pages (Intel's PML: the get kicks vCPUs and does not wait for them), or by a vCPU that has made
+    /// a page writable, and marks it after another has written to it.
+    late: bool,
     pub get: Calls,
     pub clear: Calls,
+    /// What the last round took in calls.
+    pub last_round: Duration,
+    /// Fetches, and pages that they named.
+    pub fetches: u64,
+    pub named: u64,
+    /// The log fetched last.
+    last: DirtyBitmap,
+    kept: u64,
     /// Positions when the work was given, and when logging was on.
     given: Vec<u64>,
     enabled: Vec<u64>,
-    pub rounds: Vec<Round>,
+    rounds: Vec<Round>,
 }
 
 /// What was found when the logs were held against the model of the work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Verified {
+    /// Rounds whose logs could be kept until they were looked at: all, save of very long runs.
+    pub rounds: u64,
     /// Writes that were each found in a log.
     pub writes: u64,
     /// Pages in a log that nobody had written since the one before; those of a log that starts
-    /// full are not counted.
+    /// full are not counted, nor any where pages may be told late.
     pub excess: u64,
 }
 
@@ -50,16 +110,24 @@ fn positions(guest: &Guest) -> Vec<u64> {
 
 impl<'a> Harvester<'a> {
     /// Begins before the vCPUs run.
-    pub fn new(guest: &'a Guest, clear_chunk: Option<u64>) -> Self {
-        Self {
+    pub fn new(guest: &'a Guest, shape: &Shape, clear_chunk: Option<u64>) -> Result<Self, Error> {
+        let host = crate::probe()?;
+        let buffered = host.parameters.get("pml").is_some_and(|pml| pml == "Y" || pml == "1");
+        Ok(Self {
             guest,
             clear_chunk,
+            late: buffered || shape.overlap,
+            last_round: Duration::ZERO,
+            fetches: 0,
+            named: 0,
+            last: DirtyBitmap::new(guest.pages()),
+            kept: 0,
             get: Calls::default(),
             clear: Calls::default(),
             given: positions(guest),
             enabled: Vec::new(),
             rounds: Vec::new(),
-        }
+        })
     }
 
     /// Starts logging.
@@ -72,31 +140,46 @@ impl<'a> Harvester<'a> {
     /// Fetches the log and protects its pages again; answers with how many are in it.
     pub fn round(&mut self) -> Result<u64, Error> {
         let guest = self.guest;
-        let mut log = DirtyBitmap::new(guest.pages());
+        let ring = guest.mode().is_ring();
+        let log = &mut self.last;
+        log.reset();
+        let calls = self.get.total + self.clear.total;
         let before = positions(guest);
-        if guest.mode().is_ring() {
-            self.get.time(|| guest.harvest(&mut log))?;
+        if ring {
+            self.get.time(|| guest.harvest(log))?;
         } else {
-            self.get.time(|| guest.get_dirty_log(&mut log))?;
+            self.get.time(|| guest.get_dirty_log(log))?;
         }
         if guest.mode().is_manual() {
-            clear(guest, &log, self.clear_chunk, &mut self.clear)?;
+            clear(guest, log, self.clear_chunk, &mut self.clear)?;
         }
+        let after = positions(guest);
+        self.last_round = self.get.total + self.clear.total - calls;
         let pages = log.count();
-        self.rounds.push(Round { log, before, after: positions(guest) });
+        self.fetches += 1;
+        self.named += pages;
+        let kept = match ring {
+            true if pages == 0 => Log::Pages(Vec::new()),
+            true => Log::Pages((0..log.pages()).filter(|&page| log.contains(page)).collect()),
+            false => Log::Bits(log.clone()),
+        };
+        self.kept += kept.bytes();
+        let log = if self.kept > LOGS { Log::Dropped } else { kept };
+        self.rounds.push(Round { log, before, after });
         Ok(pages)
     }
 
     /// The log fetched last.
-    pub fn last(&self) -> Option<&DirtyBitmap> {
-        self.rounds.last().map(|round| &round.log)
+    pub fn last(&self) -> &DirtyBitmap {
+        &self.last
     }
 
     /// Holds all logs against what the guest wrote. The last was fetched after the vCPUs stopped.
     ///
     /// # Errors
-    /// [`Error::PagesMissing`] if a page was written and is not in the log that must have it.
-    pub fn verify(&self, work: &Work) -> Result<Verified, Error> {
+    /// [`Error::PagesMissing`] if a page was written and is not in the log that must have it;
+    /// [`Error::Stopped`].
+    pub fn verify(&self, work: &Work, stop: &AtomicBool) -> Result<Verified, Error> {
         let mut verified = Verified::default();
         let mut vcpus: Vec<_> = self
             .guest
@@ -113,48 +196,62 @@ impl<'a> Harvester<'a> {
         // Writes that were not over when a log was fetched: in that one, or in one until they were.
         let mut open: Vec<Open> = Vec::new();
         for (index, round) in self.rounds.iter().enumerate() {
+            if let Log::Dropped = round.log {
+                return Ok(verified);
+            }
+            verified.rounds += 1;
             may.reset();
             let last = index + 1 == self.rounds.len();
+            let mut judge = |write: &Open, may: &mut DirtyBitmap| {
+                may.insert(write.page);
+                let over = write.number < round.before[write.vcpu];
+                // Before logging was on for certain, a write may be in the log.
+                if over && write.number > self.enabled[write.vcpu] {
+                    verified.writes += 1;
+                    if !self.is_named(write.page, write.since..index + 1) {
+                        let iteration = write.since as u32 + 1;
+                        let first = write.page;
+                        return Err(Error::PagesMissing { iteration, first, missing: 1 });
+                    }
+                }
+                Ok(over)
+            };
+            let mut still_open = Vec::new();
+            for write in open.drain(..) {
+                if !judge(&write, &mut may)? {
+                    still_open.push(write);
+                }
+            }
             for (vcpu, steps) in vcpus.iter_mut().enumerate() {
                 // The step at a position may have been under way.
                 let end = if last { round.after[vcpu] } else { round.after[vcpu] + 1 };
                 while let Some((number, page)) = steps.next_write(end) {
-                    open.push(Open { vcpu, number, page, since: index });
-                }
-            }
-            let mut missing = None;
-            open.retain(|write| {
-                may.insert(write.page);
-                let over = write.number < round.before[write.vcpu];
-                // Before logging was on for certain, a write may be in the log.
-                let must = write.number > self.enabled[write.vcpu];
-                if over && must {
-                    verified.writes += 1;
-                    if !self.is_named(write.page, write.since..index + 1) {
-                        missing.get_or_insert((write.since, write.page));
+                    if number % (1 << 20) == 0 && stop.load(Relaxed) {
+                        return Err(Error::Stopped);
+                    }
+                    let write = Open { vcpu, number, page, since: index };
+                    if !judge(&write, &mut may)? {
+                        still_open.push(write);
                     }
                 }
-                !over
-            });
-            if let Some((round, first)) = missing {
-                let iteration = round as u32 + 1;
-                return Err(Error::PagesMissing { iteration, first, missing: 1 });
             }
-            // With rings, a CPU that buffers dirty pages (Intel's PML) tells them late.
-            let exact = !self.guest.mode().is_ring();
-            if exact && (index > 0 || self.guest.mode() != Mode::ManualInitiallySet) {
-                let words = round.log.words().iter().zip(may.words());
-                verified.excess +=
-                    words.map(|(log, may)| u64::from((log & !may).count_ones())).sum::<u64>();
+            open = still_open;
+            let starts_full = index == 0 && self.guest.mode() == Mode::ManualInitiallySet;
+            if !self.late && !starts_full {
+                verified.excess += round.log.excess(&may);
             }
         }
         Ok(verified)
     }
 
-    /// Whether a page is in one of these logs; of rings, in one of these or later ones.
+    /// Whether a page is in one of these logs; or in a later one, where it may be told late.
     fn is_named(&self, page: u64, rounds: Range<usize>) -> bool {
-        let end = if self.guest.mode().is_ring() { self.rounds.len() } else { rounds.end };
-        self.rounds[rounds.start..end].iter().any(|round| round.log.contains(page))
+        let end = if self.late { self.rounds.len() } else { rounds.end };
+        self.rounds[rounds.start..end].iter().any(|round| match round.log {
+            // What it held is no longer known.
+            Log::Dropped => self.late,
+            ref log => log.contains(page),
+        })
     }
 }
 

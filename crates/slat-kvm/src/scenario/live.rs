@@ -8,7 +8,7 @@
 //!
 //! Each log is held against the model of what the vCPUs wrote, step by step ([`Verified`]).
 
-use super::harvest::{Harvester, check_chunk};
+use super::harvest::{Harvester, LOGS, check_chunk};
 use crate::guest::{Guest, Shape};
 use crate::phase::{Phase, PhaseRun};
 use crate::stage::{Calls, Setting, Stage, perform};
@@ -21,8 +21,8 @@ pub use super::harvest::Verified;
 
 /// How often the vCPUs' positions and stalls are looked at.
 const SAMPLE: Duration = Duration::from_millis(100);
-/// The most that kept logs may take.
-const LOGS: u64 = 1 << 30;
+/// How long nobody looks whether to stop, at most.
+const NAP: Duration = Duration::from_millis(50);
 
 /// What to run.
 #[derive(Debug, Clone, PartialEq)]
@@ -133,7 +133,7 @@ pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
         let (work, baseline) = baseline(stage, config.work, config.duration)?;
         let stop = stage.stop();
         let (interval, duration) = (config.interval, config.duration);
-        let harvester = Harvester::new(stage.guest, config.clear_chunk);
+        let harvester = Harvester::new(stage.guest, &config.shape, config.clear_chunk)?;
         let mut enable = Calls::default();
         let (harvester, samples) = stage.live(
             Phase::Run,
@@ -144,13 +144,14 @@ pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
                     harvester.start_log(&mut enable)?;
                     let end = Instant::now() + duration;
                     while Instant::now() < end && !stop.load(Ordering::Relaxed) {
-                        wait(guest, interval.min(end.saturating_duration_since(Instant::now())));
+                        wait(guest, end.min(Instant::now() + interval), stop);
                         harvester.round()?;
                     }
                     Ok(())
                 })?;
                 Ok((harvester, samples.1))
             },
+            |guest, (harvester, _)| keep_emptying(guest, || harvester.round()),
             |_, (mut harvester, samples)| {
                 harvester.round()?;
                 Ok((harvester, samples))
@@ -158,15 +159,15 @@ pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
         )?;
         stage.guest.stop_log()?;
         stage.checking()?;
-        let verified = harvester.verify(&work)?;
+        let verified = harvester.verify(&work, stop)?;
         check_reads(stage.guest)?;
         Ok(Report {
             config: config.clone(),
             phases: Vec::new(),
             baseline,
             samples,
-            rounds: harvester.rounds.len() as u64,
-            named: harvester.rounds.iter().map(|round| round.log.count()).sum(),
+            rounds: harvester.fetches,
+            named: harvester.named,
             enable: enable.into(),
             get: harvester.get.into(),
             clear: harvester.clear.into(),
@@ -193,10 +194,11 @@ pub(super) fn baseline(
         |_| {
             let end = Instant::now() + duration;
             while Instant::now() < end && !stop.load(Ordering::Relaxed) {
-                std::thread::sleep(SAMPLE.min(end.saturating_duration_since(Instant::now())));
+                std::thread::sleep(NAP.min(end.saturating_duration_since(Instant::now())));
             }
             Ok(())
         },
+        |_, ()| Ok(false),
         |_, ()| Ok(()),
     )?;
     stage.set_warm();
@@ -205,13 +207,31 @@ pub(super) fn baseline(
     Ok((work, steps as f64 / run.seconds.max(f64::MIN_POSITIVE)))
 }
 
-/// Lets vCPUs run for a time; with rings, until one is full.
-pub(super) fn wait(guest: &Guest, time: Duration) {
-    if guest.mode().is_ring() {
-        guest.wait_for_full_ring(time);
-    } else {
-        std::thread::sleep(time);
+/// Lets vCPUs run until a time, or until all is to stop; with rings, until one is full.
+pub(super) fn wait(guest: &Guest, until: Instant, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        if !guest.mode().is_ring() {
+            std::thread::sleep(left.min(NAP));
+        } else if guest.wait_for_full_ring(left.min(NAP)) {
+            return;
+        }
     }
+}
+
+/// vCPUs were asked to stop: one that waits at a full ring does not see it before there is room.
+pub(super) fn keep_emptying(
+    guest: &Guest,
+    fetch: impl FnOnce() -> Result<u64, Error>,
+) -> Result<bool, Error> {
+    if guest.mode().is_ring() {
+        guest.wait_for_full_ring(Duration::from_millis(1));
+        fetch()?;
+    }
+    Ok(guest.mode().is_ring())
 }
 
 /// A page that a vCPU read must hold what was written to it.
@@ -233,12 +253,25 @@ pub(super) fn sampled<T>(
             .name("sampler".into())
             .spawn_scoped(scope, || samples(guest, &over))
             .map_err(Error::os::<std::io::Error>("start of a thread"))?;
+        let end = End { over: &over, sampler: sampler.thread() };
         let result = work();
-        over.store(true, Ordering::Relaxed);
-        sampler.thread().unpark();
+        drop(end);
         let samples = sampler.join().map_err(|_| Error::ThreadPanicked)?;
         Ok((result?, samples))
     })
+}
+
+/// Ends the sampler, be it by a panic of who works beside it.
+struct End<'a> {
+    over: &'a AtomicBool,
+    sampler: &'a std::thread::Thread,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.sampler.unpark();
+    }
 }
 
 fn samples(guest: &Guest, over: &AtomicBool) -> Vec<Sample> {

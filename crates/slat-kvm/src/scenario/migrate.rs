@@ -6,7 +6,9 @@
 //! itself is made, and at the end the two memories are held against each other, word by word.
 
 use super::harvest::{Harvester, check_chunk};
-use super::live::{CallTimes, Sample, Verified, baseline, check_reads, sampled, wait};
+use super::live::{
+    CallTimes, Sample, Verified, baseline, check_reads, keep_emptying, sampled, wait,
+};
 use crate::bitmap::DirtyBitmap;
 use crate::guest::{Guest, Shape};
 use crate::memory::HostMemory;
@@ -50,14 +52,15 @@ impl Config {
     pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
         self.work.check()?;
         check_chunk(self.clear_chunk, self.shape.mode)?;
-        if !(self.link.is_finite() && self.link > 0.0) {
-            return Err(Error::invalid("bytes a second of the link", self.link, "must be above 0"));
+        if !(self.link.is_finite() && self.link >= 1.0) {
+            let rule = "must be at least 1";
+            return Err(Error::invalid("bytes a second of the link", self.link, rule));
         }
         if self.max_rounds == 0 {
             return Err(Error::invalid("rounds", 0, "must be at least 1"));
         }
         self.shape.check(host)?;
-        let second = match self.shape.backing.page_size() > Backing::Small.page_size() {
+        let second = match self.shape.backing.is_hugetlb() {
             // Those of a pool are not of what is available.
             true => self.shape.memory,
             false => self.shape.memory * 2,
@@ -127,7 +130,7 @@ pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
         let (work, baseline) = baseline(stage, config.work, config.baseline)?;
         let stop = stage.stop();
         let guest = stage.guest;
-        let harvester = Harvester::new(guest, config.clear_chunk);
+        let harvester = Harvester::new(guest, &config.shape, config.clear_chunk)?;
         let mover = Mover {
             config,
             guest,
@@ -148,16 +151,17 @@ pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
                 let (converged, samples) = sampled(guest, || mover.precopy())?;
                 Ok((mover, converged, samples, Instant::now()))
             },
+            |guest, (mover, ..)| keep_emptying(guest, || mover.fetch()),
             |_, (mut mover, converged, samples, stopped)| {
                 let pages = mover.last_pages()?;
-                Ok((mover, converged, samples, stopped.elapsed(), pages))
+                let seconds = mover.begin.elapsed().as_secs_f64();
+                Ok((mover, converged, samples, stopped.elapsed(), seconds, pages))
             },
         )?;
-        let (mover, converged, samples, downtime, downtime_pages) = outcome;
-        let seconds = mover.begin.elapsed().as_secs_f64();
+        let (mover, converged, samples, downtime, seconds, downtime_pages) = outcome;
         stage.guest.stop_log()?;
         stage.checking()?;
-        let verified = mover.harvester.verify(&work)?;
+        let verified = mover.harvester.verify(&work, stop)?;
         let compared = compare(stage.guest, &copy, stop)?;
         check_reads(stage.guest)?;
         Ok(Report {
@@ -211,11 +215,15 @@ impl Mover<'_> {
         for _ in 0..self.config.max_rounds {
             let begin = Instant::now();
             let pages = self.copy_pending(true)?;
+            let copying = begin.elapsed();
             self.fetch()?;
             let seconds = begin.elapsed().as_secs_f64();
             self.passes.push(Pass { pages, seconds, expected_downtime: expected });
             let left = self.pending.count() * self.guest.page_size();
-            expected = left as f64 / self.config.link + self.harvester.get.last.as_secs_f64();
+            // As fast as the last pass was, the link or who copies; and the log once more.
+            let rate = (pages * self.guest.page_size()) as f64 / copying.as_secs_f64().max(1e-9);
+            let rate = if pages == 0 { self.config.link } else { rate.min(self.config.link) };
+            expected = left as f64 / rate + self.harvester.last_round.as_secs_f64();
             if expected <= self.config.max_downtime.as_secs_f64() {
                 return Ok(true);
             }
@@ -232,17 +240,12 @@ impl Mover<'_> {
         self.copy_pending(false)
     }
 
-    fn fetch(&mut self) -> Result<(), Error> {
-        self.harvester.round()?;
-        self.pend();
-        Ok(())
-    }
-
-    /// What the last log names is to be copied.
-    fn pend(&mut self) {
-        let Some(log) = self.harvester.last() else { return };
-        let words = self.pending.words_mut().iter_mut().zip(log.words());
+    /// Fetches the log; what it names is to be copied.
+    fn fetch(&mut self) -> Result<u64, Error> {
+        let named = self.harvester.round()?;
+        let words = self.pending.words_mut().iter_mut().zip(self.harvester.last().words());
         words.for_each(|(pending, log)| *pending |= log);
+        Ok(named)
     }
 
     /// Copies what is pending, no faster than the link.
@@ -250,38 +253,45 @@ impl Mover<'_> {
         let page_size = self.guest.page_size();
         let all = std::mem::replace(&mut self.pending, DirtyBitmap::new(self.guest.pages()));
         let begin = Instant::now();
-        let (mut copied, mut looked) = (0u64, Instant::now());
+        let mut copied = 0;
+        let mut look = begin + RING_INTERVAL;
         for page in (0..self.guest.pages()).filter(|&page| all.contains(page)) {
             copy_page(self.guest.memory(), self.copy, page, page_size);
             copied += 1;
-            if copied.is_multiple_of(BURST) {
-                let due =
-                    begin + Duration::from_secs_f64((copied * page_size) as f64 / self.config.link);
-                loop {
-                    let left = due.saturating_duration_since(Instant::now());
-                    // Rings are emptied while pages are copied: a vCPU must not wait for a round.
-                    if running && self.guest.mode().is_ring() && looked.elapsed() >= RING_INTERVAL {
-                        self.fetch()?;
-                        looked = Instant::now();
-                    }
-                    if self.stop.load(Ordering::Relaxed) {
-                        return Err(Error::Stopped);
-                    }
-                    if left.is_zero() {
-                        break;
-                    }
-                    wait(self.guest, left.min(RING_INTERVAL));
-                    if self.guest.mode().is_ring() && running {
-                        looked -= RING_INTERVAL;
-                    }
-                }
+            if copied % BURST == 0 {
+                self.keep_to_the_link(begin, copied * page_size, running, &mut look)?;
             }
         }
         // The last burst, too, takes its time.
-        let due = begin + Duration::from_secs_f64((copied * page_size) as f64 / self.config.link);
-        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        self.keep_to_the_link(begin, copied * page_size, running, &mut look)?;
         self.bytes += copied * page_size;
         Ok(copied)
+    }
+
+    /// Waits until so many bytes can have gone since `begin`. Rings are emptied meanwhile: a vCPU must
+    /// not wait for a round.
+    fn keep_to_the_link(
+        &mut self,
+        begin: Instant,
+        bytes: u64,
+        running: bool,
+        look: &mut Instant,
+    ) -> Result<(), Error> {
+        let due = begin + Duration::from_secs_f64((bytes as f64 / self.config.link).min(1e9));
+        loop {
+            let rings = running && self.guest.mode().is_ring();
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            if rings && (Instant::now() >= *look || self.guest.has_full_ring()) {
+                self.fetch()?;
+                *look = Instant::now() + RING_INTERVAL;
+            }
+            if Instant::now() >= due {
+                return Ok(());
+            }
+            wait(self.guest, if rings { due.min(*look) } else { due }, self.stop);
+        }
     }
 }
 

@@ -297,7 +297,7 @@ pub enum TuneWhat {
 const TUNE_EXAMPLES: &str = "\
 Examples:
   slat tune dirty-log
-      256 MiB at 50 MiB/s a second for 2 seconds, each way in turns
+      256 MiB dirtied at 50 MiB/s for 2 seconds, each way in turns
   slat tune dirty-log --memory 1G --vcpus 4 --backing 2m --dirty-rate 200MiB/s --duration 5";
 
 /// A guest to tune for.
@@ -333,7 +333,7 @@ pub struct TuneArgs {
     pub interval: u32,
 
     /// Guests that are measured in each way, in turns; one more warms the host's memory up
-    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
 
     /// What only KVM has.
@@ -385,7 +385,7 @@ impl FromStr for Rate {
             }
             None => amount.parse::<Size>().map_err(|_| wrong())?.bytes() as f64,
         };
-        if rate.is_finite() && rate > 0.0 { Ok(Self(rate)) } else { Err(wrong()) }
+        if rate.is_finite() && rate >= 1.0 { Ok(Self(rate)) } else { Err(wrong()) }
     }
 }
 

@@ -163,19 +163,14 @@ pub(super) fn loss(samples: &[Sample], baseline: f64) -> f64 {
 
 /// The same of the second that lost most.
 pub(super) fn worst(samples: &[Sample], baseline: f64) -> f64 {
-    let mut worst = f64::NEG_INFINITY;
-    let mut rest = samples;
-    while !rest.is_empty() {
-        let begin = rest[0].at - rest[0].seconds;
-        let end = rest.iter().position(|it| it.at - begin >= 1.0).map_or(rest.len(), |it| it + 1);
-        let (second, next) = rest.split_at(end);
-        // A rest of less than half a second says little.
-        if next.len() > 4 || worst == f64::NEG_INFINITY || second.len() > 4 {
-            worst = worst.max(loss(second, baseline));
-        }
-        rest = next;
-    }
-    if worst.is_finite() { worst } else { 0.0 }
+    let from = |first: usize| {
+        let begin = samples[first].at - samples[first].seconds;
+        // The clock of floating point: ten tenths may be a little less than one.
+        let last = samples[first..].iter().position(|it| it.at - begin > 0.999)?;
+        Some(loss(&samples[first..=first + last], baseline))
+    };
+    // A run of less than a second is one.
+    (0..samples.len()).filter_map(from).reduce(f64::max).unwrap_or_else(|| loss(samples, baseline))
 }
 
 /// The middle of a figure of the runs' stalls, by its place in [`FIGURES`](super::stalls::FIGURES).
@@ -219,5 +214,9 @@ mod tests {
         steps[12..20].fill(0);
         assert!((worst(&samples(&steps), 100.0) - 80.0).abs() < 1e-6);
         assert!((worst(&samples(&[10; 3]), 100.0)).abs() < 1e-6);
+        // Across the boundary of two seconds, too.
+        let mut steps = [10; 20];
+        steps[5..15].fill(0);
+        assert!((worst(&samples(&steps), 100.0) - 100.0).abs() < 1e-6);
     }
 }

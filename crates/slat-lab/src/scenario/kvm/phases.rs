@@ -3,7 +3,8 @@
 //! Counts come from KVM: those of the VM, of the dirty log and the sums over vCPUs with the phase,
 //! those of a vCPU with its part. Rounds differ, the first from the others above all, so a count
 //! that is not the same in all samples is given three times: `_first`, `_min` and `_max`. Counts
-//! that end in `_ns` are times that say where a phase went, over all vCPUs, and medians.
+//! that end in `_ns` are times that say where a phase went, over all vCPUs, those of the occurrence whose
+//! time is the middle one; `_typical` are counts of the same.
 
 use super::{measurement, stalls};
 use crate::record::Measurement;
@@ -25,7 +26,9 @@ pub fn measurements(
         let name = phase.name();
         let seconds = runs.iter().map(|run| run.seconds).collect();
         let mut whole = measurement(scenario, name, params.clone(), "s", seconds);
-        whole.counts = merge(runs.iter().map(|run| counts(run)));
+        let each: Vec<_> = runs.iter().map(|run| counts(run)).collect();
+        whole.counts = merge(each.iter().cloned());
+        whole.counts.extend(typical(&each));
         results.push(whole);
         results.extend(stalls::measurements(scenario, params, &runs));
         if runs.iter().any(|run| run.calls > 1) {
@@ -48,6 +51,27 @@ pub fn measurements(
     }
     results
 }
+
+/// Of the occurrence whose time is the middle one: its times, and the counts that explain them, under
+/// names that end in `_typical`.
+fn typical(each: &[BTreeMap<String, u64>]) -> BTreeMap<String, u64> {
+    let time = |counts: &BTreeMap<String, u64>| {
+        counts.get("vcpu_ns").or_else(|| counts.get("calls_ns")).copied().unwrap_or(0)
+    };
+    let mut order: Vec<_> = each.iter().collect();
+    order.sort_by_key(|counts| time(counts));
+    let Some(middle) = order.get((order.len().max(1) - 1) / 2).filter(|it| time(it) > 0) else {
+        return BTreeMap::new();
+    };
+    let times = middle.iter().filter(|(name, _)| name.ends_with("_ns"));
+    let times = times.map(|(name, ns)| (name.clone(), *ns));
+    let explain = EXPLAINING.into_iter().filter_map(|name| Some((name, middle.get(name)?)));
+    times.chain(explain.map(|(name, count)| (format!("{name}_typical"), *count))).collect()
+}
+
+/// Counts that explain a phase's time.
+const EXPLAINING: [&str; 7] =
+    ["exits", "ioctls", "pf_emulate", "pf_fast", "pf_fixed", "pf_spurious", "pf_taken"];
 
 /// The counts of one occurrence of a phase.
 fn counts(run: &PhaseRun) -> BTreeMap<String, u64> {

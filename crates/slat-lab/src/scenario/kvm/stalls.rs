@@ -40,8 +40,7 @@ pub fn measurements(
 
 /// In the order of [`FIGURES`].
 pub fn figures(run: &PhaseRun) -> Option<[f64; 7]> {
-    let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get()) as f64;
-    let stolen = run.stolen / cpus;
+    let stolen = run.stolen;
     let worst = |of: &dyn Fn(&VcpuRun, Stalls) -> f64| {
         let each = run.vcpus.iter().filter_map(|vcpu| Some(of(vcpu, vcpu.stalls?)));
         each.reduce(f64::max)

@@ -160,20 +160,23 @@ pub fn age(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurem
     let tracking = Tracking::of_host()?;
     guests.params.insert("tracking".to_owned(), tracking.to_string().into());
     session.start(&guests.name(), u64::from(runs + 1) * 8);
-    let mut idle: [Vec<u64>; 2] = Default::default();
+    let (mut idle, mut marked): ([Vec<u64>; 2], Vec<u64>) = Default::default();
     let results = guests.measure(session, |shape, setting| {
         let report = age::run(shape, tracking, setting)?;
+        marked.extend(report.marked);
         idle[0].extend(report.idle_after_writes);
         idle[1].extend(report.idle_after_reads);
         Ok(report.phases)
     });
     session.finish();
     let mut results = results?;
-    for (phase, idle) in ["write-idle", "read-idle"].into_iter().zip(idle) {
+    let told = [("write-idle", "idle_after"), ("read-idle", "idle_after"), ("mark-idle", "marked")];
+    let [writes, reads] = idle;
+    for ((phase, name), idle) in told.into_iter().zip([writes, reads, marked]) {
         let whole = |m: &&mut Measurement| m.variant == phase && !m.params.contains_key("vcpu");
         // The first run only warms up.
         let samples = idle.into_iter().skip(1);
-        let counts = samples.map(|idle| BTreeMap::from([("idle_after".to_owned(), idle)]));
+        let counts = samples.map(|idle| BTreeMap::from([(name.to_owned(), idle)]));
         if let Some(whole) = results.iter_mut().find(whole) {
             whole.counts.extend(phases::merge(counts));
         }

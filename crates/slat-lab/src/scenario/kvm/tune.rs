@@ -7,7 +7,7 @@
 use super::live::{Live, middle, stall};
 use super::{Asked, Pattern};
 use crate::cli::{Others, TuneArgs};
-use crate::compare::ranks;
+use crate::compare::{LEAST, ranks};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::session::Session;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Phases of a run.
 const PHASES: u64 = 4;
-/// The least share of an accident that is taken for none.
+/// How seldom an accident may be taken for a difference, in all comparisons together.
 const SIGNIFICANT: f64 = 0.05;
 
 /// A way of logging, and how it is asked for.
@@ -208,9 +208,13 @@ fn advice(ranked: &[(&Way, Vec<f64>, f64)]) -> String {
         best.qemu(),
         best.ioctls()
     );
-    let close = |(_, others, _): &&(&Way, Vec<f64>, f64)| {
-        ranks::mann_whitney(stalls, others) >= SIGNIFICANT
-    };
+    if stalls.len() < LEAST {
+        return text + "\nSo few runs show no difference between ways: take --runs 5 or more.";
+    }
+    // Whoever came first is held against all others: each comparison has its part of the accidents.
+    let level = SIGNIFICANT / (ranked.len() - 1).max(1) as f64;
+    let close =
+        |(_, others, _): &&(&Way, Vec<f64>, f64)| ranks::mann_whitney(stalls, others) >= level;
     let alike: Vec<_> = ranked[1..].iter().filter(close).map(|(way, ..)| &*way.name).collect();
     if !alike.is_empty() {
         text += &format!(
@@ -258,6 +262,8 @@ mod tests {
         assert!(text.starts_with("Least stall: a") && text.contains("No difference"), "{text}");
         let text = advice(&[(&a, far(1.0), 0.1), (&b, far(100.0), 0.1)]);
         assert!(!text.contains("No difference"), "{text}");
+        let few = [(&a, vec![1.0; 3], 0.1), (&b, vec![9.0; 3], 0.1)];
+        assert!(advice(&few).contains("--runs 5"));
         assert!(advice(&[]).contains("nothing can be recommended"));
     }
 }
