@@ -15,8 +15,9 @@ use crate::stats::Stats;
 pub use crate::vcpu::{Part, Vcpu};
 use crate::{Error, HostKvm, ioctl, probe};
 use kvm_bindings::{
-    KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_LOG_DIRTY_PAGES,
-    kvm_enable_cap, kvm_userspace_memory_region,
+    KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP,
+    KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_LOG_DIRTY_PAGES, kvm_enable_cap,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::VmFd;
 use rustix::fd::BorrowedFd;
@@ -512,6 +513,13 @@ fn enable(vm: &VmFd, shape: &Shape) -> Result<(), Error> {
     };
     if let Some((number, argument, call)) = shape.mode.capability() {
         cap(number, argument, call)?;
+    }
+    // Where KVM can dirty pages without a vCPU, slots keep a bitmap beside the rings. On arm64 a slot
+    // without one is not taken for logged when a fault maps it (`memslot_is_logging`): a huge page
+    // becomes writable as a whole, and names one page.
+    let bitmap = KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP;
+    if shape.mode.is_ring() && vm.check_extension_raw(bitmap.into()) > 0 {
+        cap(bitmap, 0, "KVM_ENABLE_CAP of KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP")?;
     }
     if let Some(chunk) = shape.eager_split {
         let call = "KVM_ENABLE_CAP of KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE";
