@@ -85,6 +85,11 @@ fn arm_guests() -> anyhow::Result<()> {
     let ring = [&guest[..], &["--iterations", "2", "--dirty-ring-size", "1024"]].concat();
     let report = emulate(Arch::Aarch64, "debian-6.12", &ring)?;
     ensure!(count(&report, "get", "pages_written")? == pages, "a ring lost pages");
+    // Both edges of each vCPU, on a CPU that has no FEAT_S2FWB; none are trapped on one that has it.
+    let boot = ["bench", "boot-caches", "--memory", "4m", "--vcpus", "8", "--runs", "1"];
+    let report = emulate_with(Arch::Aarch64, "debian-6.12", &["--cpu", "cortex-a76"], &boot)?;
+    let toggles = count(&report, "toggle", "cache_toggles")?;
+    ensure!(toggles == 16, "8 vCPUs switched their caches {toggles} times");
     let migrate = ["bench", "migrate", "--memory", "4m", "--runs", "1", "--dirty-rate", "1MiB/s"];
     let migrate = [&migrate[..], &["--link", "1Gbit/s"]].concat();
     let report = emulate(Arch::Aarch64, "debian-6.12", &migrate)?;

@@ -134,6 +134,7 @@ pub(crate) fn touching(touch: Touch) -> u64 {
         Touch::Read => Piece::Read,
         Touch::Execute => Piece::Execute,
         Touch::Skip => Piece::Skip,
+        Touch::ToggleCaches => Piece::Toggle,
     })
 }
 

@@ -37,6 +37,7 @@ pub mod scenario;
 mod stage;
 pub mod stall;
 pub mod stats;
+mod trace;
 mod vcpu;
 pub mod work;
 

@@ -56,6 +56,8 @@ phases! {
     Reset = "reset",
     /// Writes after that.
     Refill = "refill",
+    /// Each vCPU switches its caches off and on again.
+    Toggle = "toggle",
     /// vCPUs run on, nothing else happens.
     Baseline = "baseline",
     /// vCPUs run on while the log is harvested, or the guest is migrated.

@@ -71,7 +71,11 @@ impl Vcpu {
             Order::Hot { share, .. } => u64::from(share),
             _ => 0,
         };
-        let left = if work.endless { u64::MAX } else { self.part.pages };
+        let left = match work {
+            Work { endless: true, .. } => u64::MAX,
+            Work { once: true, .. } => 1,
+            _ => self.part.pages,
+        };
         let period = work.per_second.map_or(0, |pace| (self.ticks_per_second / pace) as u64);
         word!(mailbox, left).store(left, Relaxed);
         word!(mailbox, base).store(MEMORY_GPA + self.part.first * page_size, Relaxed);

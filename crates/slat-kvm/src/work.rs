@@ -21,6 +21,9 @@ pub enum Touch {
     Execute,
     /// Nothing is.
     Skip,
+    /// The vCPU switches its MMU and caches off and on again (Arm), which has nothing to do with the
+    /// page: without FEAT_S2FWB, KVM maintains all of the guest's memory at both edges.
+    ToggleCaches,
 }
 
 /// In which order pages are touched.
@@ -59,6 +62,8 @@ pub struct Work {
     pub round: u32,
     /// How many steps: one for each page of its part, or until it is stopped.
     pub endless: bool,
+    /// One step alone.
+    pub once: bool,
     /// Steps a second, at most; a step that comes late is not made up for.
     pub per_second: Option<f64>,
 }
@@ -73,6 +78,7 @@ impl Work {
             share: WHOLE as u8,
             round: 0,
             endless: false,
+            once: false,
             per_second: None,
         }
     }
@@ -87,6 +93,12 @@ impl Work {
             _ => Err(Error::invalid(name, share, "must be 1 to 100 per cent")),
         };
         within("write share", self.share)?;
+        let toggles = [self.hit, self.miss].contains(&Touch::ToggleCaches);
+        if toggles && !cfg!(target_arch = "aarch64") {
+            let (capability, needed_for) =
+                ("caches that a guest can switch (Arm)", "toggling them");
+            return Err(Error::MissingCapability { capability, needed_for });
+        }
         if let Order::Hot { percent, share, .. } = self.order {
             within("size of the hot set", percent)?;
             within("share of the hot set", share)?;

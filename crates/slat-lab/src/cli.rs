@@ -23,8 +23,8 @@ pub use guest::{
     TablesArgs,
 };
 pub use kvm::{
-    ClearChunk, DirtyLogArgs, HotSet, KvmArgs, KvmBacking, KvmWay, LogArgs, MemoryStressArgs,
-    MigrateArgs, Others, Rate, Switch, Target, TuneArgs, TuneWhat,
+    BootCachesArgs, ClearChunk, DirtyLogArgs, HotSet, KvmArgs, KvmBacking, KvmWay, LogArgs,
+    MemoryStressArgs, MigrateArgs, Others, Rate, Switch, Target, TuneArgs, TuneWhat,
 };
 pub use output::{OutputArgs, ReportFormat, format};
 pub use peers::{
@@ -185,6 +185,8 @@ pub enum Bench {
     Populate(PopulateArgs),
     /// Fill a guest's memory under KVM, take it away, fill it again, and move on to swap if asked
     MemoryStress(MemoryStressArgs),
+    /// Have each vCPU of an Arm guest under KVM switch its caches, as at boot
+    BootCaches(BootCachesArgs),
     /// Migrate a running guest under KVM into a second memory, for each way of logging
     Migrate(MigrateArgs),
     /// Switch the caches of an Arm guest's vCPUs on, and maintain what each policy says

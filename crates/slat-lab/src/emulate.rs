@@ -74,6 +74,7 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
         kernel: &kernel.image,
         initramfs: &initramfs,
         append: &append.join(" "),
+        cpu: args.cpu.as_deref(),
         time_limit: args.time_limit,
     };
     let outcome = machine.run(session);
@@ -158,6 +159,7 @@ fn output(cli: &Cli) -> Option<&OutputArgs> {
             Bench::CacheToggle(args) => &args.out,
             Bench::MemoryStress(args) => &args.out,
             Bench::Migrate(args) => &args.out,
+            Bench::BootCaches(args) => &args.out,
         },
         Command::Check(args) => &args.out,
         Command::Tune { what: TuneWhat::DirtyLog(args) } => &args.out,

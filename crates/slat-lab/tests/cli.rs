@@ -33,9 +33,17 @@ fn help_has_examples_and_exit_codes() {
     slat(&["--help"]).assert().success().stdout(
         contains("slat bench split --memory 64G").and(contains("Exit codes")).and(contains("130")),
     );
-    for bench in
-        ["split", "engine", "dirty-log", "execute", "age", "populate", "memory-stress", "migrate"]
-    {
+    for bench in [
+        "split",
+        "engine",
+        "dirty-log",
+        "execute",
+        "age",
+        "populate",
+        "memory-stress",
+        "migrate",
+        "boot-caches",
+    ] {
         slat(&["bench", bench, "--help"]).assert().success().stdout(contains("Examples:"));
     }
     for words in [&["explain", "--help"][..], &["tune", "dirty-log", "--help"]] {
@@ -433,6 +441,9 @@ fn rates_hot_sets_and_rings_that_cannot_be_are_refused() {
     refused(&["bench", "dirty-log", "--interval", "5"], &["--duration"]);
     refused(&["bench", "execute", "--pin", "0"], &["--target kvm"]);
     refused(&["bench", "populate", "--backing", "memfd"], &["memfd", "--target kvm"]);
+    if cfg!(target_arch = "x86_64") && kvm_is_usable() {
+        slat(&["bench", "boot-caches"]).assert().code(1).stderr(contains("(Arm)"));
+    }
     refused(&["bench", "execute", "--target", "kvm", "--quick"], &["--quick", "engine"]);
     if kvm_is_usable() {
         let ring = ["bench", "dirty-log", "--memory", "8m", "--dirty-ring-size", "1000"];

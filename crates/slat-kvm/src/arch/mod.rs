@@ -15,6 +15,7 @@ macro_rules! pieces {
             static slat_guest_read: u8;
             static slat_guest_execute: u8;
             static slat_guest_skip: u8;
+            static slat_guest_toggle: u8;
             static slat_guest_end: u8;
         }
 
@@ -37,6 +38,7 @@ macro_rules! pieces {
                 super::Piece::Read => &raw const slat_guest_read,
                 super::Piece::Execute => &raw const slat_guest_execute,
                 super::Piece::Skip => &raw const slat_guest_skip,
+                super::Piece::Toggle => &raw const slat_guest_toggle,
             };
             (label.addr() - (&raw const slat_guest_start).addr()) as u64
         }
@@ -71,4 +73,5 @@ pub(crate) enum Piece {
     Read,
     Execute,
     Skip,
+    Toggle,
 }

@@ -4,6 +4,7 @@
 //! wrote it, and a log that lost a page, or a memory that is not what was written, is an error.
 
 pub mod age;
+pub mod boot_caches;
 pub mod dirty_log;
 pub mod execute;
 mod harvest;

@@ -69,6 +69,10 @@ pub struct EmulateArgs {
     #[arg(long, value_name = "WORDS")]
     pub append: Option<String>,
 
+    /// The machine's CPU, as QEMU names it: cortex-a76 has no FEAT_S2FWB [default: all that QEMU has]
+    #[arg(long, value_name = "MODEL")]
+    pub cpu: Option<String>,
+
     /// How long the machine may take: 90s, 10m
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
     pub time_limit: Duration,

@@ -227,6 +227,42 @@ pub struct MemoryStressArgs {
     pub out: OutputArgs,
 }
 
+const BOOT_CACHES_EXAMPLES: &str = "\
+Examples:
+  slat bench boot-caches --vcpus 8 --memory 1g
+      on an arm64 host whose CPU has no FEAT_S2FWB; as root, KVM's own count of the edges, too
+  slat emulate --arch aarch64 --cpu cortex-a76 -- bench boot-caches --vcpus 16 --memory 16m
+      on an emulated one: counts";
+
+/// vCPUs that switch their caches.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = BOOT_CACHES_EXAMPLES)]
+pub struct BootCachesArgs {
+    /// Memory of the guest, all of it mapped
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs, which switch all at once
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Guests that are measured, one after the other; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
 const MIGRATE_EXAMPLES: &str = "\
 Examples:
   slat bench migrate

@@ -38,6 +38,8 @@ pub struct Machine<'a> {
     pub initramfs: &'a [u8],
     /// Words for the kernel's command line.
     pub append: &'a str,
+    /// The model of its CPU, if not the one that has all.
+    pub cpu: Option<&'a str>,
     /// How long it may take.
     pub time_limit: Duration,
 }
@@ -165,6 +167,10 @@ impl Machine<'_> {
             |id: &str, name: &str| format!("file,id={id},path={}", path(name).replace(',', ",,"));
         let mut command = Command::new(program);
         command.args(["-accel", "tcg"]).args(self.arch.options());
+        // Of two models the last holds.
+        if let Some(cpu) = self.cpu {
+            command.args(["-cpu", cpu]);
+        }
         command.args(["-smp", &self.cpus.to_string()]);
         command.args(["-m", &format!("{}k", self.memory.bytes() >> 10)]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
@@ -286,6 +292,7 @@ mod tests {
             kernel: Path::new("Image"),
             initramfs: &[],
             append: "hugepages=4",
+            cpu: Some("cortex-a76"),
             time_limit: Duration::from_secs(1),
         };
         let command = machine.command("qemu", Path::new("/t,mp"));
@@ -296,6 +303,7 @@ mod tests {
         assert_eq!((after("-smp"), after("-m")), (Some("3"), Some("524288k")));
         assert_eq!(after("-chardev"), Some("file,id=console,path=/t,,mp/console"));
         assert!(after("-machine").unwrap().contains("virtualization=on"));
+        assert!(words.windows(2).any(|pair| pair == ["-cpu", "cortex-a76"]));
         assert!(after("-append").unwrap().ends_with("panic=-1 hugepages=4"));
     }
 }

@@ -7,8 +7,16 @@ use crate::report::numbers::{seconds, three_digits};
 use crate::stats::Summary;
 
 /// Scenarios of guests under KVM, in the order of their tables.
-const SCENARIOS: [&str; 7] =
-    ["migrate", "dirty-log-live", "dirty-log", "populate", "execute", "age", "memory-stress"];
+const SCENARIOS: [&str; 8] = [
+    "migrate",
+    "dirty-log-live",
+    "dirty-log",
+    "populate",
+    "execute",
+    "age",
+    "memory-stress",
+    "boot-caches",
+];
 
 /// Figures of a stall: end of the variant, heading.
 const FIGURES: [(&str, &str); 7] = [
@@ -22,8 +30,8 @@ const FIGURES: [(&str, &str); 7] = [
 ];
 
 /// Phases whose stalls are shown: those in which something is done to the guest.
-const STALLED: [&str; 7] =
-    ["run", "dirty", "execute", "refill", "write", "write-idle", "read-idle"];
+const STALLED: [&str; 8] =
+    ["run", "dirty", "execute", "refill", "write", "write-idle", "read-idle", "toggle"];
 
 /// Results of guests under KVM alone.
 fn under_kvm(results: &[Measurement]) -> Vec<Measurement> {
@@ -166,6 +174,11 @@ pub fn touches(results: &[Measurement]) -> Vec<Table> {
                 ("write-idle", "write to idle"),
                 ("read-idle", "read idle"),
             ],
+        ),
+        of(
+            "boot-caches",
+            "Caches switched off and on (KVM)",
+            &[("populate", "populate"), ("toggle", "switch")],
         ),
         of(
             "memory-stress",

@@ -2,8 +2,8 @@
 
 use super::{Asked, observe, phases};
 use crate::cli::{
-    AgeArgs, ExecuteArgs, GuestFormat, KvmArgs, KvmBacking, MemoryStressArgs, PopulateArgs,
-    TablesArgs,
+    AgeArgs, BootCachesArgs, ExecuteArgs, GuestFormat, KvmArgs, KvmBacking, MemoryStressArgs,
+    PopulateArgs, TablesArgs,
 };
 use crate::failure::bad_input;
 use crate::record::Measurement;
@@ -14,7 +14,7 @@ use slat_kvm::cgroup::MemoryLimit;
 use slat_kvm::guest::Shape;
 use slat_kvm::idle::Tracking;
 use slat_kvm::phase::PhaseRun;
-use slat_kvm::scenario::{age, execute, memory_stress, populate};
+use slat_kvm::scenario::{age, boot_caches, execute, memory_stress, populate};
 use slat_kvm::{Error, Mode, Setting};
 use std::collections::BTreeMap;
 
@@ -180,6 +180,33 @@ pub fn age(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurem
         if let Some(whole) = results.iter_mut().find(whole) {
             whole.counts.extend(phases::merge(counts));
         }
+    }
+    Ok(results)
+}
+
+/// vCPUs that switch their caches off and on.
+///
+/// # Errors
+/// Values that cannot be right, what this host lacks, or a guest that went wrong.
+pub fn boot_caches(
+    args: &BootCachesArgs,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Measurement>> {
+    let asked = asked(args.memory, args.vcpus, args.backing, false, &args.kvm);
+    let guests = Runs::new("boot-caches", &asked, args.runs)?;
+    session.start(&guests.name(), u64::from(args.runs + 1) * 4);
+    let mut toggles = Vec::new();
+    let results = guests.measure(session, |shape, setting| {
+        let report = boot_caches::run(shape, setting)?;
+        toggles.extend(report.toggles);
+        Ok(report.phases)
+    });
+    session.finish();
+    let mut results = results?;
+    let samples = toggles.into_iter().skip(1);
+    let counts = samples.map(|toggles| BTreeMap::from([("cache_toggles".to_owned(), toggles)]));
+    if let Some(whole) = results.iter_mut().find(|m| m.variant == "toggle") {
+        whole.counts.extend(phases::merge(counts));
     }
     Ok(results)
 }

@@ -1,0 +1,61 @@
+//! Events of the kernel's, counted by its tracer (Documentation/trace/events.rst), where it may be used.
+//!
+//! In an instance of its own, so that whoever else traces is not disturbed. Needs root.
+
+use std::path::{Path, PathBuf};
+
+/// Counts events until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Events {
+    instance: PathBuf,
+}
+
+impl Events {
+    /// Begins to count. Nothing if this process may not, or if the kernel does not know the events.
+    pub fn start(events: &[&str]) -> Option<Self> {
+        let roots = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+        let root = roots.into_iter().map(Path::new).find(|root| root.join("instances").exists())?;
+        let instance = root.join("instances").join(format!("slat-{}", std::process::id()));
+        std::fs::create_dir(&instance).ok()?;
+        // From here on it is taken away again.
+        let this = Self { instance };
+        for event in events {
+            let file = this.instance.join("events").join(event).join("enable");
+            std::fs::write(file, "1").ok()?;
+        }
+        Some(this)
+    }
+
+    /// How often an event came.
+    pub fn count(&self, event: &str) -> Option<u64> {
+        let text = std::fs::read_to_string(self.instance.join("trace")).ok()?;
+        Some(count(&text, event))
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        // Failing leaves an instance that nobody reads; it goes with the next boot.
+        let _ = std::fs::remove_dir(&self.instance);
+    }
+}
+
+fn count(text: &str, event: &str) -> u64 {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let name = |line: &&str| line.split(": ").nth(1) == Some(event);
+    lines.filter(name).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_counted_by_their_name() {
+        let text = "# tracer: nop\n#\n\
+            vcpu0-142 [001] .....  1.5: kvm_toggle_cache: VCPU op: was on, now off\n\
+            vcpu1-143 [000] d.h2.  1.6: kvm_toggle_cache: VCPU op: was off, now on\n\
+            vcpu1-143 [000] d.h2.  1.7: kvm_set_way_flush: S/W flush\n";
+        assert_eq!((count(text, "kvm_toggle_cache"), count(text, "kvm_entry")), (2, 0));
+    }
+}
