@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn the_configuration_names_no_file_of_the_systems() {
         let folder = tempfile::tempdir().unwrap();
-        let mirror = Mirror { uri: "https://a.example/debian".into(), signed_by: None };
+        let mirror = Mirror { uri: "https://a.example/archive".into(), signed_by: None };
         let stop = AtomicBool::new(false);
         let request = Request {
             suite: "bookworm",

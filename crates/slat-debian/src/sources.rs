@@ -159,32 +159,32 @@ mod tests {
 
     #[test]
     fn a_line_of_debians_archive_is_the_mirror_and_others_are_passed_over() {
-        let text = "# deb https://old.example/debian bookworm main\n\
+        let text = "# deb https://old.example/archive bookworm main\n\
                     deb cdrom:[Debian 12]/ bookworm main\n\
-                    deb-src https://source.example/debian bookworm main\n\
-                    deb https://containers.example/debian bookworm stable\n\
-                    deb https://safe.example/debian-security bookworm-security main\n\
-                    deb [arch=amd64 signed-by=/keys/d.gpg] https://a.example/debian bookworm main # own\n";
+                    deb-src https://source.example/archive bookworm main\n\
+                    deb https://containers.example/archive bookworm stable\n\
+                    deb https://safe.example/archive-security bookworm-security main\n\
+                    deb [arch=amd64 signed-by=/keys/d.gpg] https://a.example/archive bookworm main # own\n";
         let mirror = machine(&[("sources.list", text)]).unwrap();
-        assert_eq!(mirror.uri, "https://a.example/debian");
+        assert_eq!(mirror.uri, "https://a.example/archive");
         assert_eq!(mirror.signed_by.as_deref(), Some("/keys/d.gpg"));
     }
 
     #[test]
     fn a_stanza_of_debians_archive_is_the_mirror() {
-        let text = "Types: deb\nURIs: https://off.example/debian\nSuites: trixie\nComponents: main\n\
-                    Enabled: no\n\n# own\nTypes: deb deb-src\nURIs: https://b.example/debian\n\
+        let text = "Types: deb\nURIs: https://off.example/archive\nSuites: trixie\nComponents: main\n\
+                    Enabled: no\n\n# own\nTypes: deb deb-src\nURIs: https://b.example/archive\n\
                     Suites: trixie trixie-updates\nComponents: main contrib\n\
                     Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n";
         let files = [("sources.list", "# moved\n"), ("sources.list.d/debian.sources", text)];
         let mirror = machine(&files).unwrap();
-        assert_eq!(mirror.uri, "https://b.example/debian");
+        assert_eq!(mirror.uri, "https://b.example/archive");
         assert!(mirror.signed_by.unwrap().ends_with("keyring.gpg"));
     }
 
     #[test]
     fn a_key_inside_the_sources_goes_along_as_it_is() {
-        let text = "Types: deb\nURIs: https://c.example/debian\nSuites: sid\nComponents: main\n\
+        let text = "Types: deb\nURIs: https://c.example/archive\nSuites: sid\nComponents: main\n\
                     Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQINBF\n";
         let mirror = machine(&[("sources.list.d/c.sources", text)]).unwrap();
         let source = mirror.source("bookworm");

@@ -12,6 +12,7 @@ mod output;
 mod peers;
 mod plan;
 mod show;
+mod values;
 
 pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
 pub use doctor::{DoctorArgs, DoctorScenario};
@@ -23,8 +24,8 @@ pub use guest::{
     TablesArgs,
 };
 pub use kvm::{
-    BootCachesArgs, ClearChunk, DirtyLogArgs, HotSet, KvmArgs, KvmBacking, KvmWay, LogArgs,
-    MemoryStressArgs, MigrateArgs, Others, Rate, Switch, Target, TuneArgs, TuneWhat,
+    BootCachesArgs, DirtyLogArgs, KvmArgs, LogArgs, MemoryStressArgs, MigrateArgs, TuneArgs,
+    TuneWhat,
 };
 pub use output::{OutputArgs, ReportFormat, format};
 pub use peers::{
@@ -32,6 +33,8 @@ pub use peers::{
 };
 pub use plan::{MergeArgs, PlanArgs};
 pub use show::ShowArgs;
+
+pub use values::{ClearChunk, HotSet, KvmBacking, KvmWay, Others, Rate, Switch, Target};
 
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};

@@ -1,7 +1,8 @@
 //! The command line of what is measured on a guest of the engine's, threads as vCPUs, or under KVM.
 
 use super::OutputArgs;
-use super::kvm::{KvmArgs, KvmBacking, Target};
+use super::kvm::KvmArgs;
+use super::values::{KvmBacking, Target};
 use crate::failure::bad_input;
 use crate::size::Size;
 use clap::{Args, ValueEnum};

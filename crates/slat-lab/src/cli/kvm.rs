@@ -3,13 +3,11 @@
 //! Options carry the names of Linux's KVM selftests where those have them.
 
 use super::OutputArgs;
-use super::guest::{GuestBacking, LogWay, TablesArgs};
+use super::guest::{LogWay, TablesArgs};
+use super::values::{ClearChunk, HotSet, KvmBacking, KvmWay, Others, Rate, Switch, Target};
 use crate::failure::bad_input;
 use crate::size::Size;
-use clap::{Args, Subcommand, ValueEnum};
-use slat_kvm::Backing;
-use std::fmt;
-use std::str::FromStr;
+use clap::{Args, Subcommand};
 
 /// What only guests under KVM have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
@@ -381,85 +379,6 @@ pub struct TuneArgs {
     pub out: OutputArgs,
 }
 
-/// A way of logging under KVM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum KvmWay {
-    /// Reading the log protects what was read
-    Legacy,
-    /// Read, then clear what was read
-    Manual,
-    /// The same; all pages count as dirty at first, so that enabling protects none
-    InitiallySet,
-    /// Each vCPU names the pages that it wrote in a ring
-    Ring,
-}
-
-/// What is done to pages that are not written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Others {
-    /// They are read, and held against what was written
-    Read,
-    /// Nothing
-    Skip,
-}
-
-/// Bytes a second.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rate(pub f64);
-
-impl FromStr for Rate {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no rate; write it as 500MiB/s, 1GiB/s or 10Gbit/s");
-        let amount = text.strip_suffix("/s").ok_or_else(wrong)?;
-        let bits = ["Tbit", "Gbit", "Mbit", "kbit"].into_iter().zip([1e12, 1e9, 1e6, 1e3]);
-        let mut bits = bits.filter_map(|(unit, factor)| Some((amount.strip_suffix(unit)?, factor)));
-        let rate = match bits.next() {
-            Some((number, factor)) => {
-                number.trim().parse::<f64>().map_err(|_| wrong())? * factor / 8.0
-            }
-            None => amount.parse::<Size>().map_err(|_| wrong())?.bytes() as f64,
-        };
-        if rate.is_finite() && rate >= 1.0 { Ok(Self(rate)) } else { Err(wrong()) }
-    }
-}
-
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("{:.0} MiB/s", self.0 / f64::from(1 << 20)))
-    }
-}
-
-/// Pages that most steps go to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HotSet {
-    /// How many of a hundred pages.
-    pub pages: u8,
-    /// How many of a hundred steps.
-    pub steps: u8,
-}
-
-impl FromStr for HotSet {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let percent = |text: &str| text.parse().ok().filter(|share| (1..=100).contains(share));
-        let both = text.split_once(':').and_then(|(pages, steps)| {
-            Some(Self { pages: percent(pages)?, steps: percent(steps)? })
-        });
-        both.ok_or_else(|| {
-            format!("`{text}` is no hot set; 10:90 sends 90 % of the steps to 10 % of the pages")
-        })
-    }
-}
-
-impl fmt::Display for HotSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.pages, self.steps)
-    }
-}
-
 fn seconds(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('s').unwrap_or(text).parse::<f64>();
     let within = number.ok().filter(|number| (0.05..=86_400.0).contains(number));
@@ -472,160 +391,9 @@ fn milliseconds(text: &str) -> Result<u32, String> {
     within.ok_or_else(|| format!("`{text}` is not 1 to 3600000 milliseconds"))
 }
 
-/// Who keeps a guest's tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Target {
-    /// The KVM of this host
-    Kvm,
-    /// The engine, for vCPUs that are threads
-    Engine,
-}
-
-/// What backs the memory of a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum KvmBacking {
-    /// Pages of 4k, huge ones refused
-    #[value(name = "4k", alias = "anonymous")]
-    Small,
-    /// Transparent huge pages of 2m
-    #[value(name = "2m", alias = "anonymous_thp")]
-    Transparent2m,
-    /// Blocks of 1g; under KVM those of the host's hugetlb pool
-    #[value(name = "1g")]
-    Block1g,
-    /// Pages of 2m from the host's hugetlb pool
-    #[value(name = "hugetlb-2m", alias = "anonymous_hugetlb_2mb")]
-    Hugetlb2m,
-    /// Pages of 1g from the host's hugetlb pool
-    #[value(name = "hugetlb-1g", alias = "anonymous_hugetlb_1gb")]
-    Hugetlb1g,
-    /// Shared memory without a name
-    #[value(name = "shmem")]
-    Shmem,
-    /// A memfd, mapped shared, as VMMs do that give the memory to other processes
-    #[value(name = "memfd")]
-    Memfd,
-    /// A memfd of 2m pages from the host's hugetlb pool
-    #[value(name = "memfd-hugetlb-2m", alias = "shared_hugetlb")]
-    MemfdHugetlb2m,
-}
-
-impl KvmBacking {
-    /// The block in which the engine's guest has its memory.
-    ///
-    /// # Errors
-    /// There is none: what lies behind the memory is the host's matter.
-    pub fn in_engine(self) -> anyhow::Result<GuestBacking> {
-        match self {
-            Self::Small => Ok(GuestBacking::Size4k),
-            Self::Transparent2m | Self::Hugetlb2m => Ok(GuestBacking::Size2m),
-            Self::Block1g | Self::Hugetlb1g => Ok(GuestBacking::Size1g),
-            Self::Shmem | Self::Memfd | Self::MemfdHugetlb2m => Err(bad_input(format!(
-                "--backing {self} is of --target kvm; the engine has 4k, 2m and 1g"
-            ))),
-        }
-    }
-
-    /// The host's pages behind the memory of a guest under KVM.
-    pub fn in_kvm(self) -> Backing {
-        match self {
-            Self::Small => Backing::Small,
-            Self::Transparent2m => Backing::Thp,
-            Self::Hugetlb2m => Backing::Hugetlb2M,
-            Self::Block1g | Self::Hugetlb1g => Backing::Hugetlb1G,
-            Self::Shmem => Backing::Shmem,
-            Self::Memfd => Backing::Memfd,
-            Self::MemfdHugetlb2m => Backing::MemfdHugetlb2M,
-        }
-    }
-}
-
-/// On or off.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Switch {
-    /// On
-    #[default]
-    On,
-    /// Off
-    Off,
-}
-
-impl Switch {
-    /// Whether it is on.
-    pub const fn is_on(self) -> bool {
-        matches!(self, Self::On)
-    }
-}
-
-/// How much of the log one call clears.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClearChunk {
-    /// A number of pages
-    Pages(u64),
-    /// A number of bytes
-    Bytes(Size),
-}
-
-impl ClearChunk {
-    /// The chunk in pages of `page_size` bytes, if it is a multiple of 64 of them, as KVM demands.
-    pub fn pages(self, page_size: u64) -> anyhow::Result<u64> {
-        let (pages, rest) = match self {
-            Self::Pages(pages) => (pages, 0),
-            Self::Bytes(size) => (size.bytes() / page_size, size.bytes() % page_size),
-        };
-        if pages == 0 || rest != 0 || !pages.is_multiple_of(64) {
-            return Err(bad_input(format!(
-                "--clear-chunk {self} is not a multiple of 64 pages; KVM clears 64 pages ({}) at least",
-                Size(64 * page_size)
-            )));
-        }
-        Ok(pages)
-    }
-}
-
-impl FromStr for ClearChunk {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse::<u64>() {
-            Ok(0) => Err("clearing no pages a call would never end; 64 is the least".into()),
-            Ok(pages) => Ok(Self::Pages(pages)),
-            Err(_) => text.parse().map(Self::Bytes),
-        }
-    }
-}
-
-impl fmt::Display for ClearChunk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pages(pages) => write!(f, "{pages}"),
-            Self::Bytes(size) => write!(f, "{size}"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_rate_is_read_in_bytes_and_in_bits() {
-        assert_eq!("500MiB/s".parse::<Rate>().unwrap().0, 500.0 * 1_048_576.0);
-        assert_eq!("10Gbit/s".parse::<Rate>().unwrap().0, 1.25e9);
-        assert_eq!("1.5 Mbit/s".parse::<Rate>().unwrap().0, 187_500.0);
-        for text in ["500MiB", "0/s", "fast/s", "-1Gbit/s", "/s", "Gbit/s", "1e999Gbit/s"] {
-            let error = text.parse::<Rate>().unwrap_err();
-            assert!(error.contains("500MiB/s"), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_hot_set_is_two_shares() {
-        assert_eq!("10:90".parse(), Ok(HotSet { pages: 10, steps: 90 }));
-        for text in ["10", "0:90", "10:101", "a:b", "10:90:1"] {
-            assert!(text.parse::<HotSet>().unwrap_err().contains("10:90"), "{text}");
-        }
-    }
 
     #[test]
     fn times_have_bounds_and_may_have_their_unit() {
