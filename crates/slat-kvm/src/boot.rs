@@ -102,7 +102,7 @@ impl Boot {
         }
         self.memory.write(tables.third(0), tables.second(0) | arch::TABLE)?;
         for page in 0..self.memory.len().div_ceil(SIZE_2M) {
-            self.memory.write(tables.second(0) + page * 8, page * SIZE_2M | arch::PAGE_2M)?;
+            self.memory.write(tables.second(0) + page * 8, (page * SIZE_2M) | arch::PAGE_2M)?;
         }
         if let Some((gpa, entry)) = arch::DEVICE {
             self.memory.write(tables.second(0) + gpa / SIZE_2M * 8, entry)?;

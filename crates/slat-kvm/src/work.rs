@@ -158,7 +158,7 @@ pub(crate) const INCREMENT: u64 = 1_442_695_040_888_963_407;
 
 /// A number below `below`, from the upper bits of the state: the lower ones repeat soon.
 fn draw(state: u64, below: u64) -> u64 {
-    (u128::from(state) * u128::from(below) >> 64) as u64
+    ((u128::from(state) * u128::from(below)) >> 64) as u64
 }
 
 /// The pages that a vCPU touches, counted from the first of its part, and what it does to each.
