@@ -3,7 +3,7 @@
 //! The guest's code reads its clock after each access. The time since the access before is counted
 //! in a histogram; one that is above a threshold, five times what is usual on warm memory, is a
 //! stall: whatever KVM and the host did in between, the guest could do nothing. What of it was not
-//! KVM's but the host's scheduler's is known per thread ([`waited`]) and shown beside it.
+//! KVM's but the host's scheduler's is known per thread (`schedstat`) and shown beside it.
 
 use crate::Error;
 

@@ -2,7 +2,7 @@
 //!
 //! Each phase is a measurement with a sample for each time it came; each vCPU's part in a phase is
 //! another, with the parameter `vcpu`. How long vCPUs stood still, by their own clocks, is told of
-//! the vCPU that had it worst (see [`stalls`]).
+//! the vCPU that had it worst.
 
 pub mod dirty_log;
 pub mod live;
