@@ -72,6 +72,78 @@ pub(crate) fn guests() -> Vec<Measurement> {
     results
 }
 
+/// Results of guests under KVM: a migration that did not converge and one that did, execution, logging.
+pub(crate) fn kvm() -> Vec<Measurement> {
+    let mut results = Vec::new();
+    let mut add = |scenario, params: &Value, figures: &[(&str, &str, f64)]| {
+        for (variant, unit, median) in figures {
+            let samples = [median * 0.99, *median, median * 1.02];
+            let mut one = measurement(scenario, "kvm", variant, params.clone(), &samples);
+            one.unit = (*unit).to_owned();
+            results.push(one);
+        }
+    };
+    let stall = |phase: &str, scale: f64| {
+        let figures = [
+            ("stall", "ms/s", 40.0 * scale),
+            ("stall-p50", "s", 9e-6),
+            ("stall-p95", "s", 12e-6),
+            ("stall-p99", "s", 21e-6 * scale),
+            ("stall-max", "s", 4e-3),
+            ("waited", "ms/s", 3.0),
+            ("stolen", "ms/s", 0.0),
+        ];
+        figures.map(|(name, unit, median)| (format!("{phase}-{name}"), unit, median))
+    };
+    for (way, scale, clear) in [("legacy", 1.0, 0.0), ("manual", 0.9, 4e-4)] {
+        let params = json!({
+            "memory": 256u64 << 20, "vcpus": 2, "backing": "4k", "way": way, "dirty_rate": 524_288_000,
+            "link": 1_250_000_000u64, "max_downtime_ms": 300,
+        });
+        let mut figures = vec![
+            ("run", "s", 0.4 * scale),
+            ("total", "s", 0.5 * scale),
+            ("rounds", "rounds", 3.0),
+            ("copied", "MiB", 372.0 * scale),
+            ("downtime", "s", 0.1 * scale),
+            ("loss", "%", 35.0 * scale),
+            ("loss-worst", "%", 60.0 * scale),
+            ("get-longest-call", "s", 6e-4),
+        ];
+        if clear > 0.0 {
+            figures.push(("clear-longest-call", "s", clear));
+        }
+        add("migrate", &params, &figures);
+        let stalls = stall("run", scale);
+        let stalls: Vec<_> = stalls.iter().map(|(name, unit, it)| (&**name, *unit, *it)).collect();
+        add("migrate", &params, &stalls);
+    }
+    let params = json!({ "memory": 256u64 << 20, "vcpus": 2, "backing": "2m" });
+    add(
+        "execute",
+        &params,
+        &[("populate", "s", 0.01), ("execute", "s", 0.002), ("read", "s", 6e-4)],
+    );
+    let stalls = stall("execute", 0.5);
+    let stalls: Vec<_> = stalls.iter().map(|(name, unit, it)| (&**name, *unit, *it)).collect();
+    add("execute", &params, &stalls);
+    for m in results.iter_mut().filter(|m| m.variant == "run" || m.variant == "execute") {
+        let converged = u64::from(m.params.get("way").is_none_or(|way| way == "manual"));
+        let counts = [
+            ("converged", converged),
+            ("vcpu_ns", 800_000_000),
+            ("usual_ns", 30_000_000),
+            ("stall_p50_ns", 9_000),
+            ("waited_ns", 5_000_000),
+            ("pf_taken_typical", 80_000),
+            ("pf_fixed_typical", 79_000),
+            ("pf_fast_typical", 1_000),
+        ];
+        m.counts = counts.map(|(name, count)| (name.to_owned(), count)).into();
+    }
+    results
+}
+
 fn host() -> Host {
     let known = |text: &str| Known(Some(text.to_owned()));
     let parameters = [("nx_huge_pages".to_owned(), known("N"))].into();

@@ -235,3 +235,29 @@ fn columns(
         notes: vec![note.to_owned()],
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{fake, text};
+
+    #[test]
+    fn guests_under_kvm_are_told_by_what_they_lost_then_by_stalls_then_by_times() {
+        let results = fake::kvm();
+        let mut printed = String::new();
+        let tables = live(&results).into_iter().chain(stalls(&results)).chain(touches(&results));
+        tables.for_each(|table| text::grid(&mut printed, &table, 120));
+        let explained = crate::explain::table(&crate::explain::explain(&results));
+        text::grid(&mut printed, &explained, 120);
+        insta::assert_snapshot!(printed);
+    }
+
+    #[test]
+    fn what_is_not_of_kvm_has_no_place_here() {
+        let engine = fake::kvm().into_iter().map(|m| Measurement { target: "engine".into(), ..m });
+        let engine: Vec<_> = engine.collect();
+        assert!(
+            live(&engine).is_empty() && stalls(&engine).is_empty() && touches(&engine).is_empty()
+        );
+    }
+}
