@@ -27,7 +27,7 @@ pub use kvm::{
     BootCachesArgs, DirtyLogArgs, KvmArgs, LogArgs, MemoryStressArgs, MigrateArgs, TuneArgs,
     TuneWhat,
 };
-pub use output::{OutputArgs, ReportFormat, format};
+pub use output::{OutputArgs, PrintArgs, ReportFormat};
 pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
@@ -100,17 +100,9 @@ pub struct MainArgs {
     #[arg(long)]
     pub quick: bool,
 
-    /// How the report is printed on stdout [default: text]
-    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "markdown"])]
-    pub report: Option<ReportFormat>,
-
-    /// Print results.json on stdout in place of the table
-    #[arg(long, conflicts_with = "markdown")]
-    pub json: bool,
-
-    /// Print Markdown in place of the table, to paste into a mail or an issue
-    #[arg(long)]
-    pub markdown: bool,
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: PrintArgs,
 }
 
 /// What `slat` can do beside the main job.

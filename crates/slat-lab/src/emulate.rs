@@ -137,7 +137,7 @@ fn check_command(words: &[String]) -> anyhow::Result<()> {
             )));
         }
     };
-    if own.output.is_some() || own.json || own.markdown {
+    if own.output.is_some() || own.print.is_given() {
         return Err(bad_input(
             "the report comes out of the machine by itself: give --output FILE and --json before `--`",
         ));

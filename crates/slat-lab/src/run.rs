@@ -129,7 +129,9 @@ fn bench(
     args.time_limit.into_iter().for_each(|time| session.limit(time));
     let results = match scenario(&mut session) {
         Err(error) if failure::is_interruption(&error) => Vec::new(),
-        Err(error) if args.format() == ReportFormat::Ktap && !failure::is_bad_input(&error) => {
+        Err(error)
+            if args.print.format() == ReportFormat::Ktap && !failure::is_bad_input(&error) =>
+        {
             session.finish();
             return test_failed(host, error, &mut session);
         }
@@ -137,7 +139,7 @@ fn bench(
     };
     session.finish();
     let report = report(host, results, &mut session);
-    show(&report, args.format(), output)?;
+    show(&report, args.print.format(), output)?;
     Ok(match report.partial {
         true if session.out_of_time() => ExitCode::from(5),
         true => ExitCode::from(130),

@@ -13,14 +13,13 @@
 use super::MEMORY_GPA;
 use crate::Error;
 use crate::boot::{CODE_GPA, ROOT_GPA};
-use crate::mailbox::{self, Words};
-use crate::work;
+use crate::mailbox;
 use kvm_bindings::{
     KVM_ARM_VCPU_PSCI_0_2, KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_ARM64_SYSREG, KVM_REG_SIZE_U64,
     kvm_regs, kvm_vcpu_init, user_pt_regs,
 };
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
-use std::arch::{asm, global_asm};
+use std::arch::asm;
 use std::mem::offset_of;
 
 /// A table.
@@ -40,7 +39,7 @@ const DEVICE_GPA: u64 = (1 << 30) - (2 << 20);
 // x0 mailbox, x1 steps left, x2 base, x3 pages, x4 index, x5 random, x6 share, x7 accumulator,
 // x8 position, x9 clock at the last access, x11 when the next step is due, x17 CTR_EL0,
 // x18 and x19 the generator's numbers, x20 device. x10 is the page's address.
-global_asm!(
+guest_asm!(
     ".pushsection .rodata.slat_guest, \"a\", %progbits",
     // The counter may be read ahead of what stands before it.
     ".macro SLAT_CLOCK register",
@@ -232,35 +231,8 @@ global_asm!(
     ".balign 128",
     ".endr",
     "slat_guest_end:",
-    ".popsection",
-    left = const offset_of!(Words, left),
-    base = const offset_of!(Words, base),
-    pages = const offset_of!(Words, pages),
-    shift = const offset_of!(Words, shift),
-    index = const offset_of!(Words, index),
-    random = const offset_of!(Words, random),
-    share = const offset_of!(Words, share),
-    accumulator = const offset_of!(Words, accumulator),
-    next = const offset_of!(Words, next),
-    hit = const offset_of!(Words, hit),
-    miss = const offset_of!(Words, miss),
-    hot_pages = const offset_of!(Words, hot_pages),
-    hot_share = const offset_of!(Words, hot_share),
-    period = const offset_of!(Words, period),
-    threshold = const offset_of!(Words, threshold),
-    returns = const offset_of!(Words, returns),
-    stop = const offset_of!(Words, stop),
-    position = const offset_of!(Words, position),
-    stalls = const offset_of!(Words, stalls),
-    stall_ticks = const offset_of!(Words, stall_ticks),
-    longest = const offset_of!(Words, longest),
-    idle_ticks = const offset_of!(Words, idle_ticks),
-    wrong = const offset_of!(Words, wrong),
-    histogram = const mailbox::HISTOGRAM,
-    whole = const work::WHOLE,
-    multiplier = const work::MULTIPLIER,
-    increment = const work::INCREMENT,
-    device = const DEVICE_GPA,
+    ".popsection";
+    device = DEVICE_GPA,
 );
 
 pieces!();

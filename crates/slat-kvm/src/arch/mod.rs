@@ -2,6 +2,45 @@
 //!
 //! Each has the same items; the rest of the crate names none of them.
 
+/// The guest's code, with the offsets of its mailbox and the numbers of its orders by name, and what
+/// else an architecture's needs.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! guest_asm {
+    ($($line:literal),*; $($name:ident = $value:expr,)*) => {
+        std::arch::global_asm!(
+            $($line,)*
+            left = const std::mem::offset_of!($crate::mailbox::Words, left),
+            base = const std::mem::offset_of!($crate::mailbox::Words, base),
+            pages = const std::mem::offset_of!($crate::mailbox::Words, pages),
+            shift = const std::mem::offset_of!($crate::mailbox::Words, shift),
+            index = const std::mem::offset_of!($crate::mailbox::Words, index),
+            random = const std::mem::offset_of!($crate::mailbox::Words, random),
+            share = const std::mem::offset_of!($crate::mailbox::Words, share),
+            accumulator = const std::mem::offset_of!($crate::mailbox::Words, accumulator),
+            next = const std::mem::offset_of!($crate::mailbox::Words, next),
+            hit = const std::mem::offset_of!($crate::mailbox::Words, hit),
+            miss = const std::mem::offset_of!($crate::mailbox::Words, miss),
+            hot_pages = const std::mem::offset_of!($crate::mailbox::Words, hot_pages),
+            hot_share = const std::mem::offset_of!($crate::mailbox::Words, hot_share),
+            period = const std::mem::offset_of!($crate::mailbox::Words, period),
+            threshold = const std::mem::offset_of!($crate::mailbox::Words, threshold),
+            returns = const std::mem::offset_of!($crate::mailbox::Words, returns),
+            stop = const std::mem::offset_of!($crate::mailbox::Words, stop),
+            position = const std::mem::offset_of!($crate::mailbox::Words, position),
+            stalls = const std::mem::offset_of!($crate::mailbox::Words, stalls),
+            stall_ticks = const std::mem::offset_of!($crate::mailbox::Words, stall_ticks),
+            longest = const std::mem::offset_of!($crate::mailbox::Words, longest),
+            idle_ticks = const std::mem::offset_of!($crate::mailbox::Words, idle_ticks),
+            wrong = const std::mem::offset_of!($crate::mailbox::Words, wrong),
+            histogram = const $crate::mailbox::HISTOGRAM,
+            whole = const $crate::work::WHOLE,
+            multiplier = const $crate::work::MULTIPLIER,
+            increment = const $crate::work::INCREMENT,
+            $($name = const $value,)*
+        );
+    };
+}
+
 /// The code that `global_asm!` has put between its labels, and where its pieces are.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! pieces {

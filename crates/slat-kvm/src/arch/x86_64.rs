@@ -15,12 +15,9 @@
 use super::MEMORY_GPA;
 use crate::Error;
 use crate::boot::{CODE_GPA, ROOT_GPA};
-use crate::mailbox::{self, Words};
-use crate::work;
+use crate::mailbox;
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
-use std::arch::global_asm;
-use std::mem::offset_of;
 
 /// Present, writable, user, accessed.
 pub(crate) const TABLE: u64 = 0x27;
@@ -39,7 +36,7 @@ const DONE_PORT: u16 = 0x5a;
 // rsi steps left, rbx base, r15 pages, r9 index, r14 random, r8 share, r10 accumulator,
 // r12 position, r13 clock at the last access, rbp when the next step is due, r11 mailbox.
 // rdi is the page's address.
-global_asm!(
+guest_asm!(
     ".pushsection .rodata.slat_guest, \"a\", @progbits",
     ".macro SLAT_CLOCK",
     "rdtsc",
@@ -188,35 +185,8 @@ global_asm!(
     "out {port}, al",
     "jmp slat_guest_start",
     "slat_guest_end:",
-    ".popsection",
-    left = const offset_of!(Words, left),
-    base = const offset_of!(Words, base),
-    pages = const offset_of!(Words, pages),
-    shift = const offset_of!(Words, shift),
-    index = const offset_of!(Words, index),
-    random = const offset_of!(Words, random),
-    share = const offset_of!(Words, share),
-    accumulator = const offset_of!(Words, accumulator),
-    next = const offset_of!(Words, next),
-    hit = const offset_of!(Words, hit),
-    miss = const offset_of!(Words, miss),
-    hot_pages = const offset_of!(Words, hot_pages),
-    hot_share = const offset_of!(Words, hot_share),
-    period = const offset_of!(Words, period),
-    threshold = const offset_of!(Words, threshold),
-    returns = const offset_of!(Words, returns),
-    stop = const offset_of!(Words, stop),
-    position = const offset_of!(Words, position),
-    stalls = const offset_of!(Words, stalls),
-    stall_ticks = const offset_of!(Words, stall_ticks),
-    longest = const offset_of!(Words, longest),
-    idle_ticks = const offset_of!(Words, idle_ticks),
-    wrong = const offset_of!(Words, wrong),
-    histogram = const mailbox::HISTOGRAM,
-    whole = const work::WHOLE,
-    multiplier = const work::MULTIPLIER,
-    increment = const work::INCREMENT,
-    port = const DONE_PORT,
+    ".popsection";
+    port = DONE_PORT,
 );
 
 pieces!();

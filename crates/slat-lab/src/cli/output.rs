@@ -11,6 +11,18 @@ pub struct OutputArgs {
     #[arg(long, short, value_name = "DIR")]
     pub output: Option<PathBuf>,
 
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: PrintArgs,
+
+    /// Stop after this time (90s, 5m), as Ctrl-C does, with exit code 5
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub time_limit: Option<Duration>,
+}
+
+/// How a report is printed on stdout.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct PrintArgs {
     /// How the report is printed on stdout [default: text]
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "markdown"])]
     pub report: Option<ReportFormat>,
@@ -22,25 +34,22 @@ pub struct OutputArgs {
     /// Print Markdown in place of the table, as --report markdown does
     #[arg(long)]
     pub markdown: bool,
-
-    /// Stop after this time (90s, 5m), as Ctrl-C does, with exit code 5
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    pub time_limit: Option<Duration>,
 }
 
-impl OutputArgs {
-    /// How results are printed.
-    pub fn format(&self) -> ReportFormat {
-        self.report.unwrap_or_else(|| format(self.json, self.markdown))
+impl PrintArgs {
+    /// The format that was asked for.
+    pub fn format(self) -> ReportFormat {
+        match self {
+            Self { report: Some(format), .. } => format,
+            Self { json: true, .. } => ReportFormat::Json,
+            Self { markdown: true, .. } => ReportFormat::Markdown,
+            _ => ReportFormat::Text,
+        }
     }
-}
 
-/// How results are printed where these were asked for.
-pub fn format(json: bool, markdown: bool) -> ReportFormat {
-    match (json, markdown) {
-        (true, _) => ReportFormat::Json,
-        (_, true) => ReportFormat::Markdown,
-        _ => ReportFormat::Text,
+    /// Whether any was asked for.
+    pub fn is_given(self) -> bool {
+        self.report.is_some() || self.json || self.markdown
     }
 }
 
@@ -72,7 +81,7 @@ mod tests {
         let Some(Command::Bench { bench: Some(Bench::Populate(args)), .. }) = cli.command else {
             panic!("{words}")
         };
-        Ok(args.out.format())
+        Ok(args.out.print.format())
     }
 
     #[test]

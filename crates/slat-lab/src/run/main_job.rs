@@ -177,8 +177,7 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
     };
     let report = super::report(host, results, session);
     session.note("");
-    let format = args.report.unwrap_or_else(|| crate::cli::format(args.json, args.markdown));
-    super::show(&report, format, Some(output))?;
+    super::show(&report, args.print.format(), Some(output))?;
     Ok(match () {
         () if report.partial => ExitCode::from(130),
         () if failed || report.results.is_empty() => ExitCode::from(1),
@@ -255,9 +254,7 @@ mod tests {
         let args = MainArgs {
             output: "out".into(),
             quick: false,
-            report: None,
-            json: false,
-            markdown: false,
+            print: crate::cli::PrintArgs::default(),
         };
         let text = plan.announce(&args, 3 << 30);
         assert!(
