@@ -231,9 +231,11 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         if !config.initially_set {
             run.copy_pages(0..PAGES);
         }
-        let end = Instant::now() + Duration::from_millis(150);
+        let start = Instant::now();
         let mut rounds = 0;
-        while Instant::now() < end {
+        while start.elapsed() < Duration::from_millis(150)
+            || (!enough(&guest) && start.elapsed() < Duration::from_secs(60))
+        {
             run.round(&mut worker, rounds % 3 == 0);
             rounds += 1;
         }
@@ -249,8 +251,13 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         assert_eq!(copied, there, "page {page}, seed {seed}, {config:?}");
         assert_ne!(there, u64::MAX, "page {page} was written where it is no more");
     }
+    assert!(enough(&guest), "{:?}", guest.stats().totals);
+}
+
+/// Whether so much was logged that the comparison says something, however slow the machine.
+fn enough<F: Format, H: Host, B: Backing>(guest: &Guest<'_, F, H, B>) -> bool {
     let totals = guest.stats().totals;
-    assert!(totals.log_cleared_pages + totals.ring_resets > 100, "{totals:?}");
+    totals.log_cleared_pages + totals.ring_resets > 100
 }
 
 fn configs(hardware: bool) -> Vec<Config> {
