@@ -49,6 +49,19 @@ pub enum Error {
         /// MiB that the kernel says can be had.
         available: u64,
     },
+    /// What the guest's memory is bound to cannot hold it.
+    #[error(
+        "the guest needs {needed} MiB, and NUMA nodes {nodes} can give {available} MiB: ask for less, \
+         or name more nodes"
+    )]
+    NotEnoughOnNodes {
+        /// MiB needed.
+        needed: u64,
+        /// MiB that the nodes can give.
+        available: u64,
+        /// The nodes.
+        nodes: String,
+    },
     /// The pool of huge pages is too small, or there is none of that size.
     #[error(
         "{needed} huge pages of {size} are needed, and {free} are free: {advice}",
@@ -256,6 +269,7 @@ impl Error {
                 self,
                 Error::MissingCapability { .. }
                     | Error::NotEnoughMemory { .. }
+                    | Error::NotEnoughOnNodes { .. }
                     | Error::NoHugePages { .. }
                     | Error::NoTransparentHugePages
                     | Error::NoAccessTracking { .. }

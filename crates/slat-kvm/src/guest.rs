@@ -9,18 +9,20 @@ use crate::boot::Boot;
 use crate::mailbox::{Mailbox, word};
 use crate::memory::{Backing, HostMemory};
 use crate::mode::Mode;
+use crate::probe::{self, SLOT_ZAP_QUIRK};
 use crate::ring::{Gate, Ring};
 use crate::stall::{Histogram, STALL_FACTOR};
 use crate::stats::Stats;
 pub use crate::vcpu::{Part, Vcpu};
-use crate::{Error, HostKvm, ioctl, probe};
+use crate::{Error, HostKvm, ioctl, numa};
 use kvm_bindings::{
     KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP,
-    KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_LOG_DIRTY_PAGES, kvm_enable_cap,
-    kvm_userspace_memory_region,
+    KVM_CAP_DISABLE_QUIRKS2, KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_LOG_DIRTY_PAGES,
+    kvm_enable_cap, kvm_userspace_memory_region,
 };
 use kvm_ioctls::VmFd;
 use rustix::fd::BorrowedFd;
+use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,6 +49,11 @@ pub struct Shape {
     pub eager_split: Option<u64>,
     /// Whether the host's rule of no-execute huge pages holds for this guest, if there is one.
     pub nx_huge_pages: bool,
+    /// Whether a slot that goes or moves takes all second-level tables with it, on x86, where a VM
+    /// can say no (`KVM_X86_QUIRK_SLOT_ZAP_ALL`).
+    pub slot_zap_all: bool,
+    /// NUMA nodes of the host that its memory is bound to; none: as the kernel places it.
+    pub nodes: Vec<u32>,
 }
 
 impl Default for Shape {
@@ -60,6 +67,8 @@ impl Default for Shape {
             mode: Mode::Manual,
             eager_split: None,
             nx_huge_pages: true,
+            slot_zap_all: true,
+            nodes: Vec::new(),
         }
     }
 }
@@ -72,6 +81,7 @@ impl Shape {
     /// [`Error::Invalid`], [`Error::MissingCapability`], or what [`Backing::check`] finds.
     pub fn check(&self, host: &HostKvm) -> Result<(), Error> {
         self.check_values(host)?;
+        numa::check(&self.nodes, self.memory, self.backing)?;
         self.backing.check(self.memory)
     }
 
@@ -90,6 +100,13 @@ impl Shape {
             let needed_for = "splitting huge pages ahead of faults by a chunk of that size";
             let capability = "KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE (of that size)";
             return Err(Error::MissingCapability { capability, needed_for });
+        }
+        if !self.slot_zap_all && !host.slot_zap_quirk {
+            let needed_for = "slots that go without all second-level tables (x86, Linux 6.12)";
+            return Err(Error::MissingCapability {
+                capability: "KVM_X86_QUIRK_SLOT_ZAP_ALL",
+                needed_for,
+            });
         }
         Ok(())
     }
@@ -135,6 +152,7 @@ pub struct Guest {
     parts: Vec<Part>,
     slots: u32,
     mode: Mode,
+    is_bound: bool,
     rings: Mutex<Vec<Ring>>,
     ticks_per_second: f64,
     vm_stats: Option<Stats>,
@@ -164,6 +182,7 @@ impl Guest {
 
         let boot = Boot::new(shape.memory, shape.vcpus)?;
         let memory = HostMemory::new(shape.memory, shape.backing)?;
+        numa::bind(&memory, &shape.nodes)?;
         let page_size = rustix::param::page_size() as u64;
         let machine = Arc::new(Machine { vm, memory, boot, gate: Gate::default(), page_size });
         set_slot(
@@ -209,6 +228,7 @@ impl Guest {
             parts,
             slots: shape.slots,
             mode: shape.mode,
+            is_bound: !shape.nodes.is_empty(),
             rings: Mutex::new(rings),
             ticks_per_second: ticks,
             vm_stats: vm_stats.transpose()?,
@@ -221,6 +241,14 @@ impl Guest {
     /// The memory, as the host sees it.
     pub fn memory(&self) -> &HostMemory {
         &self.machine.memory
+    }
+
+    /// Bytes of the memory on each NUMA node, if it is bound to some and the kernel tells.
+    pub fn placement(&self) -> BTreeMap<u32, u64> {
+        match self.is_bound {
+            true => numa::placement(self.memory()).unwrap_or_default(),
+            false => BTreeMap::new(),
+        }
     }
 
     /// Bytes of a page of the log.
@@ -384,6 +412,23 @@ impl Guest {
         self.set_slots(0)
     }
 
+    /// Adds a slot behind the guest's memory that no vCPU touches, moves it to another place, or
+    /// deletes it (`None`). Its pages are the first of the memory's.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the memory has less than `bytes` bytes; [`Error::Os`].
+    pub fn place_spare(&self, bytes: u64, place: Option<u64>) -> Result<(), Error> {
+        const GIB: u64 = 1 << 30;
+        let memory = &self.machine.memory;
+        if bytes > memory.len() {
+            return Err(Error::invalid("slot", bytes, "must be at most the guest's memory"));
+        }
+        let behind = (MEMORY_GPA + memory.len()).next_multiple_of(GIB);
+        let gpa = behind + place.unwrap_or(0) * bytes.next_multiple_of(GIB);
+        let range = 0..place.map_or(0, |_| bytes);
+        set_slot(&self.machine.vm, FIRST_SLOT + self.slots, gpa, memory, range, 0)
+    }
+
     /// `KVM_GET_DIRTY_LOG` of each slot.
     ///
     /// # Errors
@@ -524,6 +569,10 @@ fn enable(vm: &VmFd, shape: &Shape) -> Result<(), Error> {
     if let Some(chunk) = shape.eager_split {
         let call = "KVM_ENABLE_CAP of KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE";
         cap(KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, chunk, call)?;
+    }
+    if !shape.slot_zap_all {
+        let call = "KVM_ENABLE_CAP of KVM_CAP_DISABLE_QUIRKS2";
+        cap(KVM_CAP_DISABLE_QUIRKS2, SLOT_ZAP_QUIRK.into(), call)?;
     }
     if !shape.nx_huge_pages {
         let call = "KVM_ENABLE_CAP of KVM_CAP_VM_DISABLE_NX_HUGE_PAGES (it wants CAP_SYS_BOOT)";

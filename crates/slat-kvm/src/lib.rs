@@ -30,6 +30,7 @@ pub mod meminfo;
 pub mod memory;
 mod meter;
 mod mode;
+pub mod numa;
 pub mod phase;
 pub mod probe;
 mod ring;

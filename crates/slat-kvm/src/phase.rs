@@ -98,6 +98,8 @@ pub struct PhaseRun {
     /// Bytes of second-level tables after it, all guests' of the host (`SecPageTables`), where the
     /// kernel counts them.
     pub tables: Option<u64>,
+    /// Bytes of the guest's memory on each NUMA node after it, where it is bound to some.
+    pub nodes: std::collections::BTreeMap<u32, u64>,
     /// Seconds that each of the host's CPUs stood still for a machine below it, on average (steal).
     pub stolen: f64,
 }

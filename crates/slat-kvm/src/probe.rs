@@ -3,8 +3,8 @@
 use crate::Error;
 use kvm_bindings::{
     KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES, KVM_CAP_BINARY_STATS_FD, KVM_CAP_DIRTY_LOG_RING,
-    KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
-    KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
+    KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_DISABLE_QUIRKS2, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+    KVM_DIRTY_LOG_INITIALLY_SET, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
 };
 use kvm_ioctls::Kvm;
 use std::collections::BTreeMap;
@@ -13,6 +13,9 @@ use std::path::Path;
 
 /// The one version of KVM's API that exists (api.rst, `KVM_GET_API_VERSION`).
 const API_VERSION: i32 = 12;
+
+/// `KVM_X86_QUIRK_SLOT_ZAP_ALL`, which the headers of other architectures do not have.
+pub(crate) const SLOT_ZAP_QUIRK: u32 = 1 << 7;
 
 /// The host's KVM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,6 +37,8 @@ pub struct HostKvm {
     /// Sizes by which huge pages can be split ahead of faults, added up; 0 without, and on x86,
     /// where a module parameter decides.
     pub eager_split_sizes: u64,
+    /// A VM can give up that a slot which goes takes all second-level tables with it (x86).
+    pub slot_zap_quirk: bool,
     /// Statistics of VMs and vCPUs in binary form.
     pub binary_stats: bool,
     /// Module parameters that decide how second-level tables behave, as sysfs shows them.
@@ -90,6 +95,8 @@ pub(crate) fn describe(kvm: &Kvm) -> HostKvm {
         initially_set: manual & KVM_DIRTY_LOG_INITIALLY_SET != 0,
         dirty_ring_bytes: ring.into(),
         eager_split_sizes: capability(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES).into(),
+        slot_zap_quirk: cfg!(target_arch = "x86_64")
+            && capability(KVM_CAP_DISABLE_QUIRKS2) & SLOT_ZAP_QUIRK != 0,
         binary_stats: capability(KVM_CAP_BINARY_STATS_FD) != 0,
         parameters: parameters(module),
     }

@@ -251,6 +251,10 @@ impl<'a> Stage<'a> {
             vm: self.meter.vm_changes(),
             mapped: self.meter.mapped(),
             tables: self.meter.tables(),
+            nodes: match phase {
+                Phase::Populate => self.guest.placement(),
+                _ => Default::default(),
+            },
             stolen: self.meter.stolen(),
         });
         // The end of a get is told when its log has been checked.

@@ -5,7 +5,7 @@ mod common;
 use common::kvm_or_skip;
 use slat_kvm::guest::Shape;
 use slat_kvm::phase::Phase;
-use slat_kvm::scenario::{live, memory_stress, migrate};
+use slat_kvm::scenario::{live, memory_stress, memslot, migrate, populate};
 use slat_kvm::work::{Order, Touch, Work};
 use slat_kvm::{Backing, Error, HostKvm, Mode, Setting};
 use std::sync::atomic::AtomicBool;
@@ -132,6 +132,71 @@ fn intervals_that_cannot_be_are_refused() {
     let shape = Shape { memory: 1 << 36, ..config.shape.clone() };
     let many = live::Config { shape, interval: Duration::from_millis(1), ..config };
     assert!(refused(many).contains("more logs than can be kept"));
+}
+
+#[test]
+fn slots_come_move_and_go_beside_vcpus_whose_memory_stays_as_written() {
+    let Some(host) = kvm_or_skip() else { return };
+    for (slot_zap_all, slots, overlap, work) in
+        [(true, 1, false, 0), (true, 4, true, 1), (false, 2, false, 2)]
+    {
+        let config = memslot::Config {
+            shape: Shape { slots, overlap, slot_zap_all, ..shape(Mode::Legacy) },
+            work: works()[work],
+            slot: MEMORY / 2,
+            iterations: 10,
+            delay: Duration::from_millis(2),
+        };
+        if skip_unless(&host, config.check(&host)) {
+            continue;
+        }
+        let setting = Setting { stop: &GO_ON, pin: &[], on_event: &mut |_| {} };
+        let report = memslot::run(&config, setting).unwrap();
+        for calls in [report.add, report.shift, report.delete] {
+            assert_eq!(calls.count, 10);
+            assert!(calls.longest > 0.0 && calls.longest <= calls.seconds, "{calls:?}");
+        }
+        let phases: Vec<_> = report.phases.iter().map(|run| run.phase).collect();
+        let run = [Phase::Populate, Phase::Warm, Phase::Baseline, Phase::Run, Phase::Read];
+        assert_eq!(phases, run);
+        assert!(report.phases[3].vcpus.iter().all(|vcpu| vcpu.pages > 100));
+    }
+}
+
+#[test]
+fn slots_that_cannot_be_are_refused() {
+    let Some(host) = kvm_or_skip() else { return };
+    let config = memslot::Config {
+        shape: shape(Mode::Legacy),
+        work: works()[0],
+        slot: MEMORY,
+        iterations: 1,
+        delay: Duration::ZERO,
+    };
+    assert!(config.check(&host).is_ok());
+    let refused = |config: memslot::Config| config.check(&host).unwrap_err().to_string();
+    for slot in [0, 4095, 2 * MEMORY] {
+        assert!(refused(memslot::Config { slot, ..config.clone() }).contains("slot"));
+    }
+    assert!(refused(memslot::Config { iterations: 0, ..config.clone() }).contains("above 0"));
+    let shape = Shape { slots: host.max_memslots as u32 - 1, ..config.shape.clone() };
+    assert!(refused(memslot::Config { shape, ..config }).contains("free"));
+}
+
+#[test]
+fn a_guests_memory_lies_on_the_nodes_that_it_is_bound_to() {
+    let Some(host) = kvm_or_skip() else { return };
+    for node in slat_kvm::numa::nodes() {
+        let shape = Shape { nodes: vec![node], ..shape(Mode::Legacy) };
+        if skip_unless(&host, shape.check(&host)) {
+            continue;
+        }
+        let pin = slat_kvm::numa::cpus(node).unwrap_or_default();
+        let setting = Setting { stop: &GO_ON, pin: &pin, on_event: &mut |_| {} };
+        let phases = populate::run(&shape, setting).unwrap();
+        // Where the kernel tells, all of it.
+        assert!(phases[0].nodes.iter().all(|it| it == (&node, &MEMORY)), "{:?}", phases[0].nodes);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use slat_kvm::guest::Shape;
 use slat_kvm::scenario::dirty_log::{Config, run};
 use slat_kvm::{Error, Event, Mode, Setting};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const MEMORY: u64 = 64 << 20;
 
@@ -48,6 +49,11 @@ fn stopping_anywhere_leaves_no_thread_no_descriptor_and_no_memory() {
         let result = run(&config, Setting { stop: &stop, pin: &[], on_event });
         assert!(matches!(result, Err(Error::Stopped)), "stopped at {stop_at}: {result:?}");
         assert!(events <= stop_at + 1, "went on to event {events} after {stop_at}");
+        // A thread that was joined leaves its folder of /proc a little later.
+        let patience = Instant::now() + Duration::from_secs(10);
+        while entries("/proc/self/task") > before.0 && Instant::now() < patience {
+            std::thread::yield_now();
+        }
         assert_eq!((entries("/proc/self/task"), entries("/proc/self/fd")), before);
         assert!(resident() < resident_before + (MEMORY >> 11), "guest memory is still there");
     }

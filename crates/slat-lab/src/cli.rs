@@ -24,8 +24,8 @@ pub use guest::{
     TablesArgs,
 };
 pub use kvm::{
-    BootCachesArgs, DirtyLogArgs, KvmArgs, LogArgs, MemoryStressArgs, MigrateArgs, TuneArgs,
-    TuneWhat,
+    BootCachesArgs, DirtyLogArgs, KvmArgs, LogArgs, MemoryStressArgs, MemslotArgs, MigrateArgs,
+    TuneArgs, TuneWhat,
 };
 pub use output::{OutputArgs, PrintArgs, ReportFormat};
 pub use peers::{
@@ -180,6 +180,8 @@ pub enum Bench {
     Populate(PopulateArgs),
     /// Fill a guest's memory under KVM, take it away, fill it again, and move on to swap if asked
     MemoryStress(MemoryStressArgs),
+    /// Add, move and delete a memslot beside the running vCPUs of a guest under KVM
+    Memslot(MemslotArgs),
     /// Have each vCPU of an Arm guest under KVM switch its caches, as at boot
     BootCaches(BootCachesArgs),
     /// Migrate a running guest under KVM into a second memory, for each way of logging

@@ -23,9 +23,11 @@ use crate::cli::DoctorScenario::{self, *};
 use serde::Serialize;
 
 /// Scenarios that run a guest under the host's KVM.
-const GUESTS: &[DoctorScenario] = &[Populate, DirtyLog, Execute, Age, MemoryStress, Migrate];
+const GUESTS: &[DoctorScenario] =
+    &[Populate, DirtyLog, Execute, Age, MemoryStress, Memslot, BootCaches, Migrate];
 /// All of them.
-const ALL: &[DoctorScenario] = &[Populate, DirtyLog, Execute, Age, MemoryStress, Migrate, Emulate];
+const ALL: &[DoctorScenario] =
+    &[Populate, DirtyLog, Execute, Age, MemoryStress, Memslot, BootCaches, Migrate, Emulate];
 
 /// How the host stands in one matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

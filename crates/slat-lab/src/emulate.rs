@@ -54,6 +54,13 @@ pub struct Ended {
 /// happened once the machine ran is in [`Run::end`].
 pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
     check_command(&args.command)?;
+    let nodes = args.numa_nodes;
+    if nodes > args.cpus || !args.memory.bytes().is_multiple_of(u64::from(nodes) << 20) {
+        return Err(bad_input(format!(
+            "{nodes} NUMA nodes do not share {} CPUs and {} of memory in whole MiB",
+            args.cpus, args.memory
+        )));
+    }
     let arch = args.arch.or_else(Architecture::of_this_machine).ok_or_else(|| {
         bad_input("this machine's own architecture cannot be emulated; name one by --arch")
     })?;
@@ -71,6 +78,7 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
         arch,
         cpus: args.cpus,
         memory: args.memory,
+        numa_nodes: args.numa_nodes,
         kernel: &kernel.image,
         initramfs: &initramfs,
         append: &append.join(" "),
@@ -158,6 +166,7 @@ fn output(cli: &Cli) -> Option<&OutputArgs> {
             Bench::Populate(args) => &args.out,
             Bench::CacheToggle(args) => &args.out,
             Bench::MemoryStress(args) => &args.out,
+            Bench::Memslot(args) => &args.out,
             Bench::Migrate(args) => &args.out,
             Bench::BootCaches(args) => &args.out,
         },

@@ -85,6 +85,9 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Bench { bench: Some(Bench::MemoryStress(args)), .. }) => {
             bench(&args.out, |session| scenario::kvm::touch::memory_stress(args, session))
         }
+        Some(Command::Bench { bench: Some(Bench::Memslot(args)), .. }) => {
+            bench(&args.out, |session| scenario::kvm::memslot::run(args, session))
+        }
         Some(Command::Bench { bench: Some(Bench::BootCaches(args)), .. }) => {
             bench(&args.out, |session| scenario::kvm::touch::boot_caches(args, session))
         }

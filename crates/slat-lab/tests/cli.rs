@@ -41,6 +41,7 @@ fn help_has_examples_and_exit_codes() {
         "age",
         "populate",
         "memory-stress",
+        "memslot",
         "migrate",
         "boot-caches",
     ] {
@@ -536,5 +537,27 @@ fn all_of_memory_is_touched_under_kvm() {
     let stress = report(&stress);
     for phase in ["populate", "write", "reset", "refill", "read"] {
         assert_eq!(named(&stress, phase).len(), 1, "{phase}");
+    }
+}
+
+#[test]
+fn slots_come_and_go_beside_vcpus_and_memory_lies_where_it_is_bound() {
+    refused(&["bench", "populate", "--memory-node", "0"], &["--target kvm"]);
+    refused(&["bench", "memslot", "--cpu-node", "0", "--pin", "0"], &["--pin"]);
+    if !kvm_is_usable() {
+        return;
+    }
+    refused(&["bench", "memslot", "--memory", "8m"], &["slot", "at most the guest's memory"]);
+    refused(&["bench", "memslot", "--memory-node", "4000"], &["4000", "nodes that have"]);
+    refused(&["bench", "memslot", "--cpu-node", "4000"], &["4000", "nodes that have"]);
+    let small = ["bench", "memslot", "--memory", "8m", "--slot-size", "4m", "-r", "1", "-i", "4"];
+    let numa = std::path::Path::new("/proc/self/numa_maps").exists();
+    let bound = ["--memory-node", "0", "--cpu-node", "0"];
+    let report = report(&[&small[..], if numa { &bound } else { &[] }].concat());
+    for variant in ["add", "move", "delete", "add-longest-call", "loss", "run-stall"] {
+        assert_eq!(named(&report, variant).len(), 1, "{variant}");
+    }
+    if numa {
+        assert_eq!(named(&report, "populate")[0]["counts"]["bytes_on_node0"], 8 << 20);
     }
 }

@@ -322,6 +322,7 @@ mod tests {
             vm: Default::default(),
             mapped: None,
             tables: None,
+            nodes: Default::default(),
             stolen: 0.0,
         }
     }

@@ -4,14 +4,14 @@
 //! legacy mode, after the clear with manual protect, after the reset with rings. A write that comes
 //! later is then in the next log.
 
+use super::writes::{Writes, positions};
 use crate::bitmap::DirtyBitmap;
 use crate::guest::{Guest, Shape};
 use crate::stage::Calls;
-use crate::work::{Steps, Touch, Work};
+use crate::work::Work;
 use crate::{Error, Mode};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// One fetch of the log, beside vCPUs that may run.
@@ -104,10 +104,6 @@ pub struct Verified {
     pub excess: u64,
 }
 
-fn positions(guest: &Guest) -> Vec<u64> {
-    (0..guest.parts().len()).map(|vcpu| guest.position(vcpu)).collect()
-}
-
 impl<'a> Harvester<'a> {
     /// Begins before the vCPUs run.
     pub fn new(guest: &'a Guest, shape: &Shape, clear_chunk: Option<u64>) -> Result<Self, Error> {
@@ -181,17 +177,7 @@ impl<'a> Harvester<'a> {
     /// [`Error::Stopped`].
     pub fn verify(&self, work: &Work, stop: &AtomicBool) -> Result<Verified, Error> {
         let mut verified = Verified::default();
-        let mut vcpus: Vec<_> = self
-            .guest
-            .parts()
-            .iter()
-            .enumerate()
-            .map(|(vcpu, part)| Numbered {
-                number: self.given[vcpu],
-                first: part.first,
-                steps: work.steps(vcpu, part.pages),
-            })
-            .collect();
+        let mut vcpus = Writes::of(self.guest, work, &self.given);
         let mut may = DirtyBitmap::new(self.guest.pages());
         // Writes that were not over when a log was fetched: in that one, or in one until they were.
         let mut open: Vec<Open> = Vec::new();
@@ -225,10 +211,7 @@ impl<'a> Harvester<'a> {
             for (vcpu, steps) in vcpus.iter_mut().enumerate() {
                 // The step at a position may have been under way.
                 let end = if last { round.after[vcpu] } else { round.after[vcpu] + 1 };
-                while let Some((number, page)) = steps.next_write(end) {
-                    if number % (1 << 20) == 0 && stop.load(Relaxed) {
-                        return Err(Error::Stopped);
-                    }
+                while let Some((number, page)) = steps.next(end, stop)? {
                     let write = Open { vcpu, number, page, since: index };
                     if !judge(&write, &mut may)? {
                         still_open.push(write);
@@ -261,28 +244,6 @@ struct Open {
     number: u64,
     page: u64,
     since: usize,
-}
-
-/// A vCPU's steps, with their numbers.
-struct Numbered {
-    number: u64,
-    first: u64,
-    steps: Steps,
-}
-
-impl Numbered {
-    /// The next write of those below a number.
-    fn next_write(&mut self, end: u64) -> Option<(u64, u64)> {
-        while self.number < end {
-            let number = self.number;
-            let (page, touch) = self.steps.next()?;
-            self.number += 1;
-            if touch == Touch::Write {
-                return Some((number, self.first + page));
-            }
-        }
-        None
-    }
 }
 
 /// Clears what is in `log`, slot by slot and chunk by chunk.

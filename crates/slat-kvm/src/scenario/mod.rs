@@ -10,5 +10,7 @@ pub mod execute;
 mod harvest;
 pub mod live;
 pub mod memory_stress;
+pub mod memslot;
 pub mod migrate;
 pub mod populate;
+mod writes;

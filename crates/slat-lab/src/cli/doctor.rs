@@ -45,6 +45,10 @@ pub enum DoctorScenario {
     Age,
     /// Fill a guest's memory, take it away, fill it again
     MemoryStress,
+    /// Add, move and delete a memslot beside running vCPUs
+    Memslot,
+    /// Have the vCPUs of an Arm guest switch their caches
+    BootCaches,
     /// Copy a guest's memory while it runs
     Migrate,
     /// Measure in a machine emulated by QEMU

@@ -50,6 +50,10 @@ pub struct EmulateArgs {
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub memory: Size,
 
+    /// NUMA nodes of the machine, which share its CPUs and its memory evenly
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub numa_nodes: u32,
+
     /// The static slat of that architecture to run there
     ///
     /// [default: this program if it is static and of that architecture, or slat-ARCH beside it;

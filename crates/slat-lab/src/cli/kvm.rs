@@ -23,6 +23,14 @@ pub struct KvmArgs {
     /// Let guests execute from huge pages although the host says no (kvm; needs CAP_SYS_BOOT)
     #[arg(long)]
     pub disable_nx_huge_pages: bool,
+
+    /// NUMA nodes that the guest's memory is bound to (kvm) [default: left to the kernel]
+    #[arg(long, value_name = "NODE,...", value_delimiter = ',')]
+    pub memory_node: Vec<u32>,
+
+    /// NUMA node on whose CPUs the vCPUs' threads are pinned, one each (kvm)
+    #[arg(long, value_name = "NODE", conflicts_with = "pin")]
+    pub cpu_node: Option<u32>,
 }
 
 impl KvmArgs {
@@ -35,8 +43,20 @@ impl KvmArgs {
             return Ok(());
         }
         Err(bad_input(
-            "--pin, --slots and --disable-nx-huge-pages are of guests under KVM: add --target kvm",
+            "--pin, --slots, --disable-nx-huge-pages, --memory-node and --cpu-node are of guests under \
+             KVM: add --target kvm",
         ))
+    }
+
+    /// CPUs of the vCPUs' threads, one each, over and over.
+    ///
+    /// # Errors
+    /// A NUMA node that has no CPU.
+    pub fn cpus(&self) -> anyhow::Result<Vec<usize>> {
+        match self.cpu_node {
+            Some(node) => slat_kvm::numa::cpus(node).map_err(|error| bad_input(error.to_string())),
+            None => Ok(self.pin.clone()),
+        }
     }
 }
 
@@ -215,6 +235,68 @@ pub struct MemoryStressArgs {
     /// Memory that a cgroup made for the run allows; the rest is swapped (needs root and swap)
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<Size>,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+const MEMSLOT_EXAMPLES: &str = "\
+Examples:
+  slat bench memslot
+      64 MiB come, move and go beside two vCPUs, a change every 10 ms
+  slat bench memslot --memory 4G --slot-size 1G --backing 2m --delay 100000
+      memory that is plugged, into a guest with huge pages, ten times a second
+  slat bench memslot --disable-slot-zap-all
+      on x86 since Linux 6.12, a VM that gave up that each deletion unmaps everything";
+
+/// Slots that come, move and go.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = MEMSLOT_EXAMPLES)]
+pub struct MemslotArgs {
+    /// Memory that the vCPUs write to, all of them together
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs; each writes to its own share of the memory
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Size of the slot, of which no vCPU touches anything; at most the memory
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    pub slot_size: Size,
+
+    /// Microseconds from the end of each change to the next
+    #[arg(long, short = 'd', value_name = "US", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(0..=60_000_000))]
+    pub delay: u32,
+
+    /// Times that the slot is added, moved and deleted
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub iterations: u32,
+
+    /// Bytes that all vCPUs write a second, a page a step: 200MiB/s [default: all they can]
+    #[arg(long, value_name = "RATE")]
+    pub dirty_rate: Option<Rate>,
+
+    /// Every vCPU touches all of the memory, not its share
+    #[arg(long)]
+    pub overlap: bool,
+
+    /// Give up KVM_X86_QUIRK_SLOT_ZAP_ALL: unmap a slot that goes and nothing else (x86, Linux 6.12)
+    #[arg(long, short = 'q')]
+    pub disable_slot_zap_all: bool,
+
+    /// Guests that are measured, one after the other; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
 
     /// What only KVM has.
     #[command(flatten)]

@@ -3,7 +3,7 @@
 use super::Group::Kvm;
 use super::processor::no_assistance;
 use super::{Change, Evidence, Finding, GUESTS, Subject};
-use crate::cli::DoctorScenario::{self, DirtyLog, Execute, MemoryStress, Migrate};
+use crate::cli::DoctorScenario::{self, DirtyLog, Execute, MemoryStress, Memslot, Migrate};
 use crate::size::Size;
 use slat_kvm::{Error, HostKvm};
 
@@ -22,6 +22,7 @@ pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
         eager_split(evidence),
         nx_huge_pages(evidence),
         pml(evidence),
+        slot_zap(evidence),
     ]
 }
 
@@ -74,11 +75,29 @@ fn capacity(evidence: &Evidence) -> Finding {
     let subject = Subject::new(
         Kvm,
         "vCPUs and memslots",
-        &[DirtyLog, MemoryStress, Migrate],
+        &[DirtyLog, MemoryStress, Memslot, Migrate],
         "They bound --vcpus, and the slots that a guest's memory can be cut into.",
     );
     with_kvm(evidence, subject, |subject, kvm| {
         subject.ok(format!("at most {} vCPUs, {} memslots", kvm.max_vcpus, kvm.max_memslots))
+    })
+}
+
+fn slot_zap(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Kvm,
+        "slots that go alone",
+        &[Memslot],
+        "A VM that gives up KVM_X86_QUIRK_SLOT_ZAP_ALL keeps its other mappings when a slot moves or goes.",
+    );
+    let x86 = evidence.host.cpu.architecture == "x86_64";
+    with_kvm(evidence, subject, |subject, kvm| match kvm.slot_zap_quirk {
+        true => subject.ok("a VM can choose (--disable-slot-zap-all)"),
+        false if x86 => subject.limited(
+            "each slot that moves or goes takes all mappings with it",
+            Change::nothing("a newer kernel has it: 6.12"),
+        ),
+        false => subject.ok("always so on this architecture"),
     })
 }
 

@@ -2,7 +2,9 @@
 
 use super::Group::Memory;
 use super::{ALL, Change, Evidence, Finding, GUESTS, Subject};
-use crate::cli::DoctorScenario::{self, DirtyLog, Execute, MemoryStress, Migrate, Populate};
+use crate::cli::DoctorScenario::{
+    self, DirtyLog, Execute, MemoryStress, Memslot, Migrate, Populate,
+};
 use crate::report::numbers::bytes;
 
 /// Below this much, guests of the default size leave the host too little to be undisturbed.
@@ -11,7 +13,7 @@ const COMFORTABLE: u64 = 4 << 30;
 /// Pages of a pool that back a guest of the default size.
 const DEFAULT_GUEST: u64 = 256 << 20;
 
-const BACKED: &[DoctorScenario] = &[Populate, DirtyLog, Execute, MemoryStress, Migrate];
+const BACKED: &[DoctorScenario] = &[Populate, DirtyLog, Execute, MemoryStress, Memslot, Migrate];
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
     vec![
@@ -103,7 +105,7 @@ fn nodes(evidence: &Evidence) -> Finding {
         (Some(1), _) => subject.ok("one node"),
         (Some(nodes), Some(0)) => subject.limited(
             format!("{nodes} nodes, balancing off"),
-            Change::command("numactl --cpunodebind=0 --membind=0 slat bench …"),
+            Change::command("slat bench … --cpu-node 0 --memory-node 0"),
         ),
         (Some(nodes), Some(_)) => subject.limited(
             format!("{nodes} nodes, balancing on"),
@@ -111,7 +113,7 @@ fn nodes(evidence: &Evidence) -> Finding {
         ),
         (Some(nodes), None) => subject.limited(
             format!("{nodes} nodes"),
-            Change::command("numactl --cpunodebind=0 --membind=0 slat bench …"),
+            Change::command("slat bench … --cpu-node 0 --memory-node 0"),
         ),
         (None, _) => subject.ok("this kernel knows no nodes"),
     }

@@ -2,13 +2,45 @@
 
 use super::Group::Processor;
 use super::{ALL, Change, Evidence, Finding, GUESTS, Subject};
+use crate::cli::DoctorScenario::BootCaches;
 use slat_kvm::HostKvm;
 
 /// The architecture that guests have code for.
 pub(super) const GUEST_CODE: &str = "guest code";
 
+/// Whether a guest's switching its caches off and on costs KVM anything.
+pub(super) const CACHES: &str = "caches that guests switch";
+
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
-    vec![guest_code(evidence), below(evidence), assistance(evidence), paging(evidence)]
+    vec![
+        guest_code(evidence),
+        below(evidence),
+        assistance(evidence),
+        paging(evidence),
+        caches(evidence),
+    ]
+}
+
+fn caches(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Processor,
+        CACHES,
+        &[BootCaches],
+        "KVM maintains all of a guest's memory each time one of its vCPUs switches its caches, on an \
+         Arm CPU without FEAT_S2FWB.",
+    );
+    match &*evidence.host.cpu.architecture {
+        // FEAT_S2FWB is not told to user space.
+        "aarch64" => {
+            subject.ok("yes, unless this CPU has FEAT_S2FWB: then it costs next to nothing")
+        }
+        _ => subject.missing(
+            "of Arm only",
+            Change::command(
+                "slat emulate --arch aarch64 --cpu cortex-a76 -- bench boot-caches --memory 16m",
+            ),
+        ),
+    }
 }
 
 fn guest_code(evidence: &Evidence) -> Finding {

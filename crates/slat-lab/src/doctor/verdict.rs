@@ -38,7 +38,9 @@ fn needs(scenario: DoctorScenario) -> &'static [&'static [&'static str]] {
         | DoctorScenario::DirtyLog
         | DoctorScenario::Execute
         | DoctorScenario::MemoryStress
+        | DoctorScenario::Memslot
         | DoctorScenario::Migrate => &[GUEST, DEVICE],
+        DoctorScenario::BootCaches => &[&[processor::CACHES], GUEST, DEVICE],
         DoctorScenario::Age => &[GUEST, DEVICE, &[tracking::PAGE_IDLE, tracking::MGLRU]],
         DoctorScenario::Emulate => &[&[tools::QEMU_X86, tools::QEMU_ARM], &[tools::DPKG_DEB]],
     }

@@ -32,6 +32,8 @@ pub struct Machine<'a> {
     pub cpus: u32,
     /// Its memory.
     pub memory: Size,
+    /// Its NUMA nodes, which share both.
+    pub numa_nodes: u32,
     /// Its kernel.
     pub kernel: &'a Path,
     /// What the kernel unpacks.
@@ -173,6 +175,9 @@ impl Machine<'_> {
         }
         command.args(["-smp", &self.cpus.to_string()]);
         command.args(["-m", &format!("{}k", self.memory.bytes() >> 10)]);
+        if self.numa_nodes > 1 {
+            command.args((0..self.numa_nodes).flat_map(|node| self.node(node)));
+        }
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         command.args(["-chardev", &line("console", "console"), "-serial", "chardev:console"]);
         command.args(["-chardev", &line("answer", "answer")]).args(self.arch.second_line());
@@ -181,6 +186,19 @@ impl Machine<'_> {
         let append = format!("{} panic=-1 {}", self.arch.console(), self.append);
         command.args(["-append", append.trim_end()]);
         command
+    }
+
+    /// Options for a node with its share of the CPUs and of the memory.
+    fn node(&self, node: u32) -> [String; 4] {
+        let share = self.memory.bytes() / u64::from(self.numa_nodes) >> 10;
+        let from = |node: u32| node * self.cpus / self.numa_nodes;
+        let (first, last) = (from(node), from(node + 1) - 1);
+        [
+            "-object".to_owned(),
+            format!("memory-backend-ram,id=node{node},size={share}k"),
+            "-numa".to_owned(),
+            format!("node,nodeid={node},memdev=node{node},cpus={first}-{last}"),
+        ]
     }
 
     fn watch(
@@ -288,6 +306,7 @@ mod tests {
         let machine = Machine {
             arch: Architecture::Aarch64,
             cpus: 3,
+            numa_nodes: 2,
             memory: Size(512 << 20),
             kernel: Path::new("Image"),
             initramfs: &[],
@@ -304,6 +323,10 @@ mod tests {
         assert_eq!(after("-chardev"), Some("file,id=console,path=/t,,mp/console"));
         assert!(after("-machine").unwrap().contains("virtualization=on"));
         assert!(words.windows(2).any(|pair| pair == ["-cpu", "cortex-a76"]));
+        let nodes = words.iter().filter(|word| word.starts_with("node,"));
+        let nodes: Vec<_> = nodes.map(|word| word.rsplit('=').next().unwrap()).collect();
+        assert_eq!(nodes, ["0-0", "1-2"]);
+        assert!(after("-object").unwrap().ends_with("size=262144k"));
         assert!(after("-append").unwrap().ends_with("panic=-1 hugepages=4"));
     }
 }

@@ -127,6 +127,25 @@ pub(crate) fn kvm() -> Vec<Measurement> {
     let stalls = stall("execute", 0.5);
     let stalls: Vec<_> = stalls.iter().map(|(name, unit, it)| (&**name, *unit, *it)).collect();
     add("execute", &params, &stalls);
+    let params = json!({ "memory": 256u64 << 20, "vcpus": 2, "slot_size": 64u64 << 20 });
+    add(
+        "memslot",
+        &params,
+        &[
+            ("loss", "%", 60.0),
+            ("loss-worst", "%", 62.0),
+            ("faults", "faults", 65_536.0),
+            ("add", "s", 9e-6),
+            ("add-longest-call", "s", 5e-5),
+            ("move", "s", 3e-5),
+            ("move-longest-call", "s", 4e-3),
+            ("delete", "s", 3e-5),
+            ("delete-longest-call", "s", 5e-3),
+        ],
+    );
+    let stalls = stall("run", 2.0);
+    let stalls: Vec<_> = stalls.iter().map(|(name, unit, it)| (&**name, *unit, *it)).collect();
+    add("memslot", &params, &stalls);
     for m in results.iter_mut().filter(|m| m.variant == "run" || m.variant == "execute") {
         let converged = u64::from(m.params.get("way").is_none_or(|way| way == "manual"));
         let counts = [

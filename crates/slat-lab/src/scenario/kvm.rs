@@ -6,6 +6,7 @@
 
 pub mod dirty_log;
 pub mod live;
+pub mod memslot;
 pub mod migrate;
 mod phases;
 mod stalls;
@@ -63,6 +64,8 @@ impl Asked<'_> {
             mode: self.mode,
             eager_split: self.eager_split.map(Size::bytes),
             nx_huge_pages: !self.kvm.disable_nx_huge_pages,
+            slot_zap_all: true,
+            nodes: self.kvm.memory_node.clone(),
         })
     }
 
@@ -76,6 +79,9 @@ impl Asked<'_> {
         params.add_if(self.kvm.slots.is_some_and(|slots| slots > 1), "slots", self.kvm.slots);
         params.add_if(!self.kvm.pin.is_empty(), "pin", json!(self.kvm.pin).to_string());
         params.add_if(self.kvm.disable_nx_huge_pages, "nx_huge_pages", "off");
+        let nodes = &self.kvm.memory_node;
+        params.add_if(!nodes.is_empty(), "memory_node", json!(nodes).to_string());
+        params.add_if(self.kvm.cpu_node.is_some(), "cpu_node", self.kvm.cpu_node);
         if let Some(chunk) = self.eager_split {
             params.add("eager_split", chunk.bytes());
         }

@@ -7,9 +7,10 @@ use crate::report::numbers::{seconds, three_digits};
 use crate::stats::Summary;
 
 /// Scenarios of guests under KVM, in the order of their tables.
-const SCENARIOS: [&str; 8] = [
+const SCENARIOS: [&str; 9] = [
     "migrate",
     "dirty-log-live",
+    "memslot",
     "dirty-log",
     "populate",
     "execute",
@@ -118,6 +119,17 @@ pub fn live(results: &[Measurement]) -> Vec<Table> {
         ("clear", "a clear"),
         ("clear-longest-call", "longest clear"),
     ];
+    let memslot = [
+        ("loss", "guest lost"),
+        ("loss-worst", "worst second"),
+        ("faults", "faults"),
+        ("add", "add"),
+        ("add-longest-call", "longest"),
+        ("move", "move"),
+        ("move-longest-call", "longest"),
+        ("delete", "delete"),
+        ("delete-longest-call", "longest"),
+    ];
     let lost = "“guest lost” is what is missing of the pace that the vCPUs kept with logging off.";
     let tables = [
         columns(
@@ -139,6 +151,15 @@ pub fn live(results: &[Measurement]) -> Vec<Table> {
             &live,
             false,
             &format!("Every log was held against what the vCPUs wrote; {lost}"),
+        ),
+        columns(
+            &results,
+            "memslot",
+            "A memslot that comes, moves and goes beside running vCPUs (KVM)",
+            &memslot,
+            false,
+            "No vCPU touches the slot. “guest lost” is what is missing of the pace that the vCPUs \
+             kept before; “faults” are theirs for each move and deletion.",
         ),
     ];
     tables.into_iter().flatten().collect()

@@ -42,6 +42,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
 pub struct Guest<'a> {
     args: &'a DirtyLogArgs,
     config: Config,
+    pin: Vec<usize>,
     warm: bool,
     phases: Vec<PhaseRun>,
     last: Option<Report>,
@@ -55,7 +56,8 @@ impl<'a> Guest<'a> {
     /// [`Failure::BadInput`](crate::failure::Failure::BadInput) for values that cannot be right.
     pub fn new(args: &'a DirtyLogArgs) -> anyhow::Result<Self> {
         let config = config(args)?;
-        Ok(Self { args, config, warm: false, phases: Vec::new(), last: None })
+        let pin = args.kvm.cpus()?;
+        Ok(Self { args, config, pin, warm: false, phases: Vec::new(), last: None })
     }
 
     /// What is measured, for the person waiting.
@@ -78,7 +80,7 @@ impl<'a> Guest<'a> {
     pub fn run(&mut self, session: &Session) -> anyhow::Result<()> {
         let mut phases = Vec::new();
         let name = self.name();
-        let report = observe(session, &name, &self.args.kvm.pin, &mut phases, |setting| {
+        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
             dirty_log::run(&self.config, setting)
         })?;
         if self.warm {

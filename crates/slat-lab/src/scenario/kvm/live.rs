@@ -36,7 +36,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     let mut params = log_params(args, clear_chunk)?;
     params.insert("duration".to_owned(), duration.into());
     params.insert("interval_ms".to_owned(), interval.into());
-    let mut guest = Live::new(config, params, args.kvm.pin.clone());
+    let mut guest = Live::new(config, params, args.kvm.cpus()?);
     session.announce(args.memory.bytes(), args.vcpus as usize + 2);
     session.start(&guest.name(), u64::from(args.runs + 1) * PHASES);
     for _ in 0..=args.runs {
@@ -116,20 +116,34 @@ impl Live {
         for (name, of) in
             [("enable", enable as fn(&Report) -> CallTimes), ("get", get), ("clear", clear)]
         {
-            let calls: Vec<CallTimes> = reports().map(of).collect();
-            if calls.iter().all(|calls| calls.count == 0) {
-                continue;
-            }
-            let mean = |calls: &CallTimes| calls.seconds / calls.count.max(1) as f64;
-            add(name, "s", calls.iter().map(mean).collect());
-            let longest = calls.iter().map(|calls| calls.longest).collect();
-            add(&format!("{name}-longest-call"), "s", longest);
+            let each: Vec<CallTimes> = reports().map(of).collect();
+            results.extend(calls(SCENARIO, &self.params, name, &each));
         }
         if let Some(last) = self.reports.last() {
-            add("pace", "%", pace(&last.samples, last.baseline));
+            let pace = pace(&last.samples, last.baseline);
+            results.push(measurement(SCENARIO, "pace", self.params.clone(), "%", pace));
         }
         results
     }
+}
+
+/// Calls of one kind: their mean, and the longest of each run. Nothing if there were none.
+pub(super) fn calls(
+    scenario: &str,
+    params: &Map<String, Value>,
+    name: &str,
+    runs: &[CallTimes],
+) -> Vec<Measurement> {
+    if runs.iter().all(|calls| calls.count == 0) {
+        return Vec::new();
+    }
+    let mean = runs.iter().map(|calls| calls.seconds / calls.count.max(1) as f64).collect();
+    let longest = runs.iter().map(|calls| calls.longest).collect();
+    let longest_call = format!("{name}-longest-call");
+    vec![
+        measurement(scenario, name, params.clone(), "s", mean),
+        measurement(scenario, &longest_call, params.clone(), "s", longest),
+    ]
 }
 
 fn enable(report: &Report) -> CallTimes {

@@ -65,6 +65,7 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     if guests.is_empty() {
         bail!("this host's KVM has no way of logging dirty pages that was asked for");
     }
+    let pin = args.kvm.cpus()?;
     session.announce(2 * args.memory.bytes(), args.vcpus as usize + 2);
     session.start("migrate", guests.len() as u64 * u64::from(args.runs + 1) * PHASES);
     for run in 0..=args.runs {
@@ -77,7 +78,7 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
             if session.interrupted() {
                 break;
             }
-            guests[place].run(&args.kvm.pin, run > 0, session)?;
+            guests[place].run(&pin, run > 0, session)?;
         }
     }
     session.finish();

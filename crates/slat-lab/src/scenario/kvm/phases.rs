@@ -123,6 +123,9 @@ fn counts(run: &PhaseRun) -> BTreeMap<String, u64> {
         add("mapped_2m", mapped.size_2m);
         add("mapped_1g", mapped.size_1g);
     }
+    for (node, bytes) in &run.nodes {
+        add(&format!("bytes_on_node{node}"), *bytes);
+    }
     counts
 }
 
@@ -191,6 +194,7 @@ mod tests {
             vm: [("remote_tlb_flush".to_owned(), flushes), ("pages_2m".to_owned(), -1)].into(),
             mapped: Some(MappedPages { size_4k: 129, size_2m: 0, size_1g: 0 }),
             tables: None,
+            nodes: Default::default(),
             stolen: 0.0,
         }
     }

@@ -86,6 +86,7 @@ mod tests {
             vm: Default::default(),
             mapped: None,
             tables: None,
+            nodes: Default::default(),
             stolen: 0.0,
         }
     }

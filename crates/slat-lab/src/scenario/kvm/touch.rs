@@ -22,28 +22,29 @@ use std::collections::BTreeMap;
 const RUNS: u32 = 3;
 
 /// One guest, several times.
-struct Runs<'a> {
+pub(super) struct Runs {
     scenario: &'static str,
-    shape: Shape,
-    params: Map<String, Value>,
-    pin: &'a [usize],
+    pub shape: Shape,
+    pub params: Map<String, Value>,
+    pin: Vec<usize>,
     runs: u32,
 }
 
-impl<'a> Runs<'a> {
-    fn new(scenario: &'static str, asked: &Asked<'a>, runs: u32) -> anyhow::Result<Self> {
+impl Runs {
+    pub fn new(scenario: &'static str, asked: &Asked<'_>, runs: u32) -> anyhow::Result<Self> {
         let mut params = asked.params();
         params.insert("runs".to_owned(), runs.into());
-        Ok(Self { scenario, shape: asked.shape()?, params, pin: &asked.kvm.pin, runs })
+        Ok(Self { scenario, shape: asked.shape()?, params, pin: asked.kvm.cpus()?, runs })
     }
 
-    fn name(&self) -> String {
+    /// What is measured, for the person waiting.
+    pub fn name(&self) -> String {
         let Shape { memory, backing, vcpus, .. } = &self.shape;
         format!("{}, {} on {backing}, {vcpus} vCPUs", self.scenario, Size(*memory))
     }
 
     /// Runs the guest once more than is asked for; the first warms the host's memory up.
-    fn measure(
+    pub fn measure(
         &self,
         session: &Session,
         mut run: impl FnMut(&Shape, Setting<'_>) -> Result<Vec<PhaseRun>, Error>,
@@ -56,7 +57,7 @@ impl<'a> Runs<'a> {
                 break;
             }
             let mut phases = Vec::new();
-            observe(session, &name, self.pin, &mut phases, |setting| run(&self.shape, setting))?;
+            observe(session, &name, &self.pin, &mut phases, |setting| run(&self.shape, setting))?;
             if number > 0 {
                 all.extend(phases);
             }
@@ -66,7 +67,7 @@ impl<'a> Runs<'a> {
 }
 
 /// A guest that is not logged.
-fn asked<'a>(
+pub(super) fn asked<'a>(
     memory: Size,
     vcpus: u32,
     backing: KvmBacking,

@@ -191,7 +191,7 @@ fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
         interval: Duration::from_millis(args.interval.into()),
         clear_chunk: way.chunk,
     };
-    Ok(Live::new(config, params, args.kvm.pin.clone()))
+    Ok(Live::new(config, params, args.kvm.cpus()?))
 }
 
 /// What to set, from the ways in the order of their stalls.

@@ -1,15 +1,11 @@
 //! Both ends of both address spaces, on the widest guests and on the smallest.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::hardware::Hardware;
-use common::hardware::arm::Arm;
-use common::hardware::ept::Ept;
-use common::stage::{RAM, host, on_stage, range, refused};
-use common::unmap;
-use common::world::size;
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{RAM, host, on_stage, range, refused};
+use crate::common::unmap;
+use crate::common::world::size;
 use slat::format::arm64::Arm64;
 use slat::{Access, Ageing, Ages, ChangeError, Gpa, Hpa, Pages, RangeError, Skip};
 
@@ -162,7 +158,7 @@ fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on() {
             let start = Gpa(top - 64 * page);
             let named = Pages { start, bits: &[1 << 63, 0, 0] };
             assert_eq!(guard.write_protect_pages(&named), Ok(page));
-            let writable = |guard: &common::world::GuardOf<'_, '_, H>, at| {
+            let writable = |guard: &crate::common::world::GuardOf<'_, '_, H>, at| {
                 guard.translate(Gpa(at)).unwrap().unwrap().attributes.write
             };
             assert!(writable(guard, top - 2 * page) && !writable(guard, top - page));
@@ -218,7 +214,7 @@ fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf() {
             assert_eq!((range.end().0, range.size()), (top, expected));
             assert_eq!(reservation.commit(Hpa(0), RAM), Ok(Some(expected)));
             assert_eq!(host::<H>(guard, top - 1), Some(Hpa(expected - 1)));
-            assert_eq!(unmap(guard, common::stage::range(0, top))[0].bytes, expected);
+            assert_eq!(unmap(guard, crate::common::stage::range(0, top))[0].bytes, expected);
         });
     }
     for bits in 12..=31 {

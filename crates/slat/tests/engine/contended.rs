@@ -1,15 +1,11 @@
 //! Entries that somebody else holds: everybody says so, touches nothing, and goes on where it can.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::hardware::Hardware;
-use common::hardware::arm::Arm;
-use common::hardware::ept::Ept;
-use common::stage::{K, M, RAM, on_stage, range, refused, says};
-use common::world::{CacheOf, GuardOf, TablesOf};
-use common::{Moment, TestPlatform, destroy};
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{K, M, RAM, on_stage, range, refused, says};
+use crate::common::world::{CacheOf, GuardOf, TablesOf};
+use crate::common::{Moment, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
 use slat::{
     Access, Aged, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Contended, Gpa, Hpa,
@@ -263,9 +259,10 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
 fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block() {
     fn collapses<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
         let platform = TestPlatform::new(bbm);
-        let mut world = common::world::World::<H>::new(&platform, bbm, format, 40);
+        let mut world = crate::common::world::World::<H>::new(&platform, bbm, format, 40);
         let clean = Attributes { accessed: false, dirty: false, ..RAM };
-        let what = common::world::Mapping { hpa: 0, attributes: clean, largest: PageSize::SIZE_4K };
+        let what =
+            crate::common::world::Mapping { hpa: 0, attributes: clean, largest: PageSize::SIZE_4K };
         assert_eq!(world.map(range(0, 2 * M), what, 4), None);
         world.access(0, false, false);
         world.meanwhile(vec![(2 * M - 1, true, false)]);
@@ -275,7 +272,7 @@ fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block() {
         assert_eq!((run.size, run.leaf.own.accessed, run.leaf.own.dirty), (2 * M, true, true));
         world.destroy();
     }
-    for bbm in common::stage::BBM {
+    for bbm in crate::common::stage::BBM {
         collapses::<Arm<12>>(arm(), bbm);
         collapses::<Ept<true>>(ept(), bbm);
         collapses::<Ept<false>>(ept(), bbm);

@@ -1,15 +1,11 @@
 //! Every documented refusal of every public call: what it says, and that nothing was done.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::hardware::Hardware;
-use common::hardware::arm::Arm;
-use common::hardware::ept::Ept;
-use common::stage::{CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused, says};
-use common::world::{CacheOf, GuardOf};
-use common::{TestPlatform, destroy, unmap};
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused, says};
+use crate::common::world::{CacheOf, GuardOf};
+use crate::common::{TestPlatform, destroy, unmap};
 use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64};
 use slat::format::ept::{Ept1G, Ept2M};
 use slat::format::{AttributeError, GeometryError};

@@ -4,17 +4,13 @@
 //!
 //! `PROPTEST_CASES` sets how many histories a format gets.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::TestPlatform;
-use common::hardware::Hardware;
-use common::hardware::arm::Arm;
-use common::hardware::ept::Ept;
-use common::history::history;
-use common::space::Space;
-use common::world::{Mapping, World};
+use crate::common::TestPlatform;
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::history::history;
+use crate::common::space::Space;
+use crate::common::world::{Mapping, World};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use slat::format::arm64::Arm64;

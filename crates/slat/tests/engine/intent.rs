@@ -1,13 +1,9 @@
 //! Rights that are given where a leaf's own bits say so.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::hardware::Hardware;
-use common::hardware::arm::Arm;
-use common::hardware::ept::Ept;
-use common::stage::{CLEAN, K, M, RAM, on_stage, range, refused};
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused};
 use slat::{Access, Attributes, ChangeError, Execute, Gpa, Hpa, PageSize, Software};
 
 const A: Software = Software::A;
@@ -18,7 +14,10 @@ fn formats(mut test: impl FnMut(bool)) {
     [false, true].into_iter().for_each(&mut test);
 }
 
-fn attributes<H: Hardware>(guard: &common::world::GuardOf<'_, '_, H>, gpa: u64) -> Attributes {
+fn attributes<H: Hardware>(
+    guard: &crate::common::world::GuardOf<'_, '_, H>,
+    gpa: u64,
+) -> Attributes {
     guard.translate(Gpa(gpa)).unwrap().unwrap().attributes
 }
 

@@ -2,11 +2,7 @@
 //! Page Table Mechanism" (entry formats, "EPT Misconfigurations", "EPT and Memory Typing"), and the
 //! names that Linux gives to bits in `arch/x86/include/asm/vmx.h`.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::hardware::ept::{Cpu, Entry, Page, Rights, XEON};
+use crate::common::hardware::ept::{Cpu, Entry, Page, Rights, XEON};
 use slat::format::ept::{Ept, Ept1G, Ept2M};
 use slat::format::{Access, AttributeError, Format, Kind};
 use slat::{Attributes, Execute, Hpa, Memory, Software};

@@ -1,15 +1,11 @@
 //! What is owed: gathered, merged, dropped; and tables that are kept while somebody may be in them.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::hardware::Hardware;
-use common::hardware::arm::Arm;
-use common::hardware::ept::Ept;
-use common::stage::{K, M, RAM, range};
-use common::world::{ALL, TablesOf, VMID, cache};
-use common::{Event, TestPlatform, destroy, unmap};
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{K, M, RAM, range};
+use crate::common::world::{ALL, TablesOf, VMID, cache};
+use crate::common::{Event, TestPlatform, destroy, unmap};
 use slat::format::arm64::Arm64K4;
 use slat::{Access, BreakBeforeMake, Gpa, Hpa, Invalidation, PageSize, Pages, Place, Tables, Vmid};
 
@@ -44,7 +40,7 @@ fn one(vmid: Vmid, start: u64, bytes: u64, leaf: Option<PageSize>) -> Invalidati
 #[test]
 fn what_a_guard_owes_is_the_hull_of_all_that_it_did() {
     fn hull<H: Hardware>(format: H::Format) {
-        for bbm in common::stage::BBM {
+        for bbm in crate::common::stage::BBM {
             let platform = TestPlatform::new(bbm);
             let tables = guest::<H>(&platform, format, VMID);
             let mut member = platform.join();

@@ -1,16 +1,12 @@
 //! Operations that run out of something at any possible step: they say where, and go on from there to
 //! the same end.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::TestPlatform;
-use common::hardware::Hardware;
-use common::hardware::arm::Arm;
-use common::hardware::ept::Ept;
-use common::stage::{BBM, CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused};
-use common::world::{GuardOf, Mapping, World, cache, size};
+use crate::common::TestPlatform;
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused};
+use crate::common::world::{GuardOf, Mapping, World, cache, size};
 use slat::format::arm64::Arm64K4;
 use slat::{
     Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Gpa, GpaRange, Halted, Hpa,
@@ -124,7 +120,7 @@ fn reserves_dry<H: Hardware>(format: H::Format, enough: usize) {
             assert_eq!(guard.counts().tables_built, frames as u64);
         });
         let platform = TestPlatform::new(BreakBeforeMake::Never);
-        let tables = common::world::TablesOf::<H>::new(format, slat::Vmid(1), 40, &platform);
+        let tables = crate::common::world::TablesOf::<H>::new(format, slat::Vmid(1), 40, &platform);
         let (tables, mut member) = (tables.unwrap(), platform.join());
         let mut guard = tables.enter(&mut member).unwrap();
         // One at a time.
@@ -135,7 +131,7 @@ fn reserves_dry<H: Hardware>(format: H::Format, enough: usize) {
             assert_eq!(result.is_ok(), done == enough);
         }
         drop(guard);
-        common::destroy(tables);
+        crate::common::destroy(tables);
         assert_eq!(platform.live(), 0);
     }
 }

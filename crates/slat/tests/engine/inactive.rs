@@ -1,15 +1,11 @@
 //! Tables that no CPU has loaded: plain stores do what atomic changes do.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::hardware::Hardware;
-use common::hardware::arm::Arm;
-use common::hardware::ept::Ept;
-use common::stage::{CLEAN, G, K, M, RAM, range};
-use common::world::{VMID, cache, size};
-use common::{Event, TestPlatform};
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{CLEAN, G, K, M, RAM, range};
+use crate::common::world::{VMID, cache, size};
+use crate::common::{Event, TestPlatform};
 use proptest::prelude::*;
 use slat::{Access, Attributes, BreakBeforeMake, Hpa, Inactive, PageSize, Tables};
 
@@ -79,14 +75,14 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
     assert_eq!(platform.take_events(), [Event::Publish], "walkers see what was stored");
     let (found, expected) = (H::of(&tables).tree(&platform), live_hardware.tree(&platform));
     assert_eq!(found.runs, expected.runs);
-    let shape = |tree: &common::hardware::Tree| {
+    let shape = |tree: &crate::common::hardware::Tree| {
         let mut all: Vec<_> = tree.shape().into_values().collect();
         all.sort_unstable();
         all
     };
     assert_eq!(shape(&found), shape(&expected));
-    common::destroy(tables);
-    common::destroy(live);
+    crate::common::destroy(tables);
+    crate::common::destroy(live);
     assert_eq!(platform.live(), 0);
 }
 
@@ -129,7 +125,7 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
             let at = if whole { range(0, 512 * page * 512) } else { range(0, 3 * page) };
             let mut taken = Vec::new();
             let bytes = inactive.unmap(at, |removed| taken.push(removed)).unwrap();
-            let found = common::unmap(&mut guard, at);
+            let found = crate::common::unmap(&mut guard, at);
             assert_eq!(taken, found);
             let runs: Vec<_> = taken.iter().map(|r| (r.gpa.0 / page, r.bytes / page)).collect();
             let expected = if whole { vec![(5, 2), (8, 1), (9, 1)] } else { vec![(0, 1), (2, 1)] };
@@ -140,7 +136,7 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
         }
         guard.complete();
         drop(guard);
-        common::destroy(live);
+        crate::common::destroy(live);
         inactive.destroy();
         assert_eq!(platform.live(), 0);
     }
@@ -154,11 +150,12 @@ fn tables_that_become_inactive_are_changed_and_loaded_again() {
     fn cycles<H: Hardware>(format: H::Format) {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let mut world =
-            common::world::World::<H>::new(&platform, BreakBeforeMake::Always, format, 40);
-        let what = common::world::Mapping { hpa: G, attributes: RAM, largest: PageSize::SIZE_2M };
+            crate::common::world::World::<H>::new(&platform, BreakBeforeMake::Always, format, 40);
+        let what =
+            crate::common::world::Mapping { hpa: G, attributes: RAM, largest: PageSize::SIZE_2M };
         assert_eq!(world.map(range(0, 4 * M), what, 4), None);
         platform.observe();
-        let common::world::World { tables, .. } = world;
+        let crate::common::world::World { tables, .. } = world;
         platform.machine.borrow_mut().as_mut().unwrap().unload();
         // SAFETY: the machine has just unloaded the root.
         let mut inactive = unsafe { tables.deactivate() };
@@ -171,7 +168,7 @@ fn tables_that_become_inactive_are_changed_and_loaded_again() {
         let page = PageSize::SIZE_4K;
         assert_eq!(guard.split(range(0, 4 * K), page, &mut frames), Ok(2 * M));
         assert_eq!(guard.relax(range(0, 4 * K), Access::Write), Ok(4 * K));
-        assert_eq!(common::unmap(&mut guard, range(2 * M, 2 * M)).len(), 1);
+        assert_eq!(crate::common::unmap(&mut guard, range(2 * M, 2 * M)).len(), 1);
         assert_eq!(guard.write_protect(range(0, 2 * M)), Ok(4 * K));
         assert_eq!(guard.owed(), None);
         drop(guard);
@@ -184,7 +181,7 @@ fn tables_that_become_inactive_are_changed_and_loaded_again() {
         let found: Vec<_> =
             tree.runs.iter().map(|run| (run.start, run.size, run.leaf.oa)).collect();
         assert_eq!(found, [(0, 4 * K, G), (2 * M, 2 * M, 8 * G)]);
-        common::destroy(tables);
+        crate::common::destroy(tables);
         assert_eq!(platform.live(), 0);
     }
     cycles::<Arm<12>>(slat::format::arm64::Arm64::default());

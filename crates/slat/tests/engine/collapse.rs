@@ -1,15 +1,11 @@
 //! Which tables become blocks, and which do not: one leaf that differs in anything is enough.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::TestPlatform;
-use common::hardware::arm::Arm;
-use common::hardware::ept::Ept;
-use common::hardware::{Config, Hardware};
-use common::stage::{BBM, RAM, range};
-use common::world::{Mapping, Rule, World, size};
+use crate::common::TestPlatform;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::hardware::{Config, Hardware};
+use crate::common::stage::{BBM, RAM, range};
+use crate::common::world::{Mapping, Rule, World, size};
 use slat::{Access, Attributes, Execute, Memory, Software};
 
 /// What is different about one page of a table.

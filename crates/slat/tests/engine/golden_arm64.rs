@@ -2,13 +2,9 @@
 //! formats, D8.3.2 stage-2 attributes, D8.6.5 memory types, D8.6.6 with FEAT_S2FWB), Linux's
 //! `arch/arm64/include/asm/kvm_pgtable.h` and `memory.h`, and what QEMU's walker was seen to do.
 
-#![cfg(not(any(loom, shuttle)))]
-
-mod common;
-
-use common::hardware::arm::{Arm, Descriptor, Leaf};
-use common::hardware::{Access, Hardware};
-use common::{TestPlatform, destroy, unmap};
+use crate::common::hardware::arm::{Arm, Descriptor, Leaf};
+use crate::common::hardware::{Access, Hardware};
+use crate::common::{TestPlatform, destroy, unmap};
 use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64, Shareability};
 use slat::{
     Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Execute, Format, Gpa, GpaRange, Hpa,

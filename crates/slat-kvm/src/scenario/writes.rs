@@ -1,0 +1,81 @@
+//! Which step of a work wrote which page, from the model of it.
+
+use crate::Error;
+use crate::guest::Guest;
+use crate::work::{Steps, Touch, Work};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The vCPUs' positions.
+pub(crate) fn positions(guest: &Guest) -> Vec<u64> {
+    (0..guest.parts().len()).map(|vcpu| guest.position(vcpu)).collect()
+}
+
+/// A vCPU's writes, with the numbers of their steps.
+pub(crate) struct Writes {
+    number: u64,
+    first: u64,
+    steps: Steps,
+}
+
+impl Writes {
+    /// Those of all vCPUs, whose positions were `given` when they got the work.
+    pub fn of(guest: &Guest, work: &Work, given: &[u64]) -> Vec<Self> {
+        let parts = guest.parts().iter().zip(given).enumerate();
+        let writes = parts.map(|(vcpu, (part, &number))| Self {
+            number,
+            first: part.first,
+            steps: work.steps(vcpu, part.pages),
+        });
+        writes.collect()
+    }
+
+    /// The next of those whose step is below `end`: its step and its page.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`].
+    pub fn next(&mut self, end: u64, stop: &AtomicBool) -> Result<Option<(u64, u64)>, Error> {
+        while self.number < end {
+            let number = self.number;
+            if number % (1 << 20) == 0 && stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            let Some((page, touch)) = self.steps.next() else { break };
+            self.number += 1;
+            if touch == Touch::Write {
+                return Ok(Some((number, self.first + page)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Holds the memory against the last write of each page, the vCPUs standing still. Where vCPUs overlap,
+/// nobody can say whose was the last: then only that each page holds a stamp of its own.
+///
+/// # Errors
+/// [`Error::WrongStamp`] if a page holds something else; [`Error::Stopped`].
+pub(crate) fn check_last(
+    guest: &Guest,
+    work: &Work,
+    given: &[u64],
+    stop: &AtomicBool,
+) -> Result<(), Error> {
+    let alone = guest.parts().windows(2).all(|pair| pair[0].first != pair[1].first);
+    let mut last = vec![0; guest.pages() as usize];
+    for (vcpu, writes) in Writes::of(guest, work, given).iter_mut().enumerate() {
+        let end = guest.position(vcpu);
+        while let Some((number, page)) = writes.next(end, stop)? {
+            last[page as usize] = number;
+        }
+    }
+    for (page, &number) in (0..).zip(&last) {
+        if page % 4096 == 0 && stop.load(Ordering::Relaxed) {
+            return Err(Error::Stopped);
+        }
+        match number {
+            number if alone && number != 0 => guest.check_stamp(page, number)?,
+            _ => drop(guest.written_by(page)?),
+        }
+    }
+    Ok(())
+}

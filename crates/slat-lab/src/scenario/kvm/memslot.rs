@@ -1,0 +1,104 @@
+//! Memslots that come, move and go beside running vCPUs.
+
+use super::live::{calls, loss, pace, worst};
+use super::touch::{Runs, asked};
+use super::{Pattern, measurement};
+use crate::cli::{MemslotArgs, Others};
+use crate::record::Measurement;
+use crate::session::Session;
+use serde_json::{Map, Value};
+use slat_kvm::phase::{Phase, VcpuRun};
+use slat_kvm::scenario::live::CallTimes;
+use slat_kvm::scenario::memslot::{self, Config, Report};
+use std::time::Duration;
+
+/// Name of the scenario in results.
+const SCENARIO: &str = "memslot";
+/// Phases of a run.
+const PHASES: u64 = 5;
+
+/// Measures what `args` asks for.
+///
+/// # Errors
+/// Values that cannot be right, what this host lacks, or a guest that went wrong.
+pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let asked = asked(args.memory, args.vcpus, args.backing, args.overlap, &args.kvm);
+    let mut guests = Runs::new(SCENARIO, &asked, args.runs)?;
+    guests.shape.slot_zap_all = !args.disable_slot_zap_all;
+    let pattern = Pattern {
+        write_percent: 100,
+        others: Others::Skip,
+        random: false,
+        hot_set: None,
+        dirty_rate: args.dirty_rate,
+    };
+    let mut add = |name: &str, value: Value| guests.params.insert(name.to_owned(), value);
+    add("slot_size", args.slot_size.bytes().into());
+    add("delay_us", args.delay.into());
+    add("iterations", args.iterations.into());
+    if args.disable_slot_zap_all {
+        add("slot_zap_all", "off".into());
+    }
+    pattern.add_to(&mut guests.params);
+    let work = pattern.work(args.vcpus);
+    session.start(&guests.name(), u64::from(args.runs + 1) * PHASES);
+    let mut reports = Vec::new();
+    let results = guests.measure(session, |shape, setting| {
+        let config = Config {
+            shape: shape.clone(),
+            work,
+            slot: args.slot_size.bytes(),
+            iterations: args.iterations,
+            delay: Duration::from_micros(args.delay.into()),
+        };
+        let report = memslot::run(&config, setting)?;
+        let phases = report.phases.clone();
+        reports.push(report);
+        Ok(phases)
+    });
+    session.finish();
+    let mut results = results?;
+    // The first run only warms up.
+    results.extend(figures(&guests.params, reports.get(1..).unwrap_or_default()));
+    Ok(results)
+}
+
+/// Faults of all vCPUs for each move and deletion, where KVM counts them.
+fn faults(report: &Report) -> Option<f64> {
+    let run = report.phases.iter().find(|run| run.phase == Phase::Run)?;
+    // A counter is given where it changed.
+    let counted = report.phases.iter().flat_map(|run| &run.vcpus).any(|vcpu| has(vcpu).is_some());
+    let faults: i64 = run.vcpus.iter().filter_map(has).sum();
+    let changes = report.shift.count + report.delete.count;
+    counted.then(|| faults as f64 / changes.max(1) as f64)
+}
+
+fn has(vcpu: &VcpuRun) -> Option<i64> {
+    vcpu.counters.get("pf_taken").copied()
+}
+
+fn figures(params: &Map<String, Value>, reports: &[Report]) -> Vec<Measurement> {
+    let Some(last) = reports.last() else { return Vec::new() };
+    let of_each = |name: &str, unit: &str, of: &dyn Fn(&Report) -> f64| {
+        measurement(SCENARIO, name, params.clone(), unit, reports.iter().map(of).collect())
+    };
+    let mut results = vec![
+        of_each("loss", "%", &|report| loss(&report.samples, report.baseline)),
+        of_each("loss-worst", "%", &|report| worst(&report.samples, report.baseline)),
+    ];
+    if let Some(faults) = reports.iter().map(faults).collect() {
+        results.push(measurement(SCENARIO, "faults", params.clone(), "faults", faults));
+    }
+    let kinds: [(&str, fn(&Report) -> CallTimes); 3] = [
+        ("add", |report| report.add),
+        ("move", |report| report.shift),
+        ("delete", |report| report.delete),
+    ];
+    for (name, of) in kinds {
+        let each: Vec<_> = reports.iter().map(of).collect();
+        results.extend(calls(SCENARIO, params, name, &each));
+    }
+    let pace = pace(&last.samples, last.baseline);
+    results.push(measurement(SCENARIO, "pace", params.clone(), "%", pace));
+    results
+}

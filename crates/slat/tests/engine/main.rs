@@ -1,0 +1,18 @@
+//! Tests of the engine that need no scheduler of their own: one program, for in each of several the
+//! same operations would be compiled again, for the same formats and machines.
+#![cfg(not(any(loom, shuttle)))]
+
+mod common;
+
+mod collapse;
+mod contended;
+mod edges;
+mod golden_arm64;
+mod golden_ept;
+mod inactive;
+mod intent;
+mod interleavings;
+mod model;
+mod obligations;
+mod refusals;
+mod steps;
