@@ -51,6 +51,7 @@ fn kvm(module: &str, max_vcpus: usize, dirty_ring_bytes: u64) -> HostKvm {
         initially_set: true,
         dirty_ring_bytes,
         eager_split_sizes: 0,
+        slot_zap_quirk: true,
         binary_stats: true,
         parameters: BTreeMap::new(),
     }

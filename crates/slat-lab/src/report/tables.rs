@@ -167,6 +167,7 @@ pub(super) fn heading(name: &str) -> String {
     match name {
         "vcpu" => "vCPU".to_owned(),
         "max_downtime_ms" => "max downtime, ms".to_owned(),
+        "delay_us" => "delay, µs".to_owned(),
         "interval_ms" => "interval, ms".to_owned(),
         "vcpus" => "vCPUs".to_owned(),
         "backing" => "pages".to_owned(),
@@ -187,7 +188,8 @@ pub(super) fn shown(name: &str, value: Option<&Value>) -> String {
         (_, Some(Value::String(text))) => text.clone(),
         (_, Some(Value::Bool(on))) => if *on { "on" } else { "off" }.to_owned(),
         (
-            "memory" | "granule" | "bytes" | "target_size" | "chunk_size" | "limit" | "eager_split",
+            "memory" | "granule" | "bytes" | "target_size" | "chunk_size" | "slot_size" | "limit"
+            | "eager_split",
             Some(Value::Number(number)),
         ) => number.as_u64().map_or_else(|| number.to_string(), |bytes| Size(bytes).to_string()),
         ("link" | "dirty_rate", Some(Value::Number(number))) => {
