@@ -14,15 +14,17 @@ const GUEST_MIB: u64 = 16;
 /// Blocks of 2 MiB in a GiB.
 const BLOCKS: u64 = 512;
 
-/// Boots a machine of each architecture, each with a small command, and checks what came home.
-pub fn test() -> anyhow::Result<Outcome> {
+/// Installs the emulators.
+pub fn install() -> anyhow::Result<()> {
+    setup::package("qemu-system-x86", "qemu-system-x86_64")?;
+    setup::package("qemu-system-arm", "qemu-system-aarch64")
+}
+
+/// Boots a machine of each architecture, each with a small command, and checks what came home; with
+/// larger guests if it is to be long.
+pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let arches = [Arch::X86_64, Arch::Aarch64];
-    let there = || -> anyhow::Result<()> {
-        setup::package("qemu-system-x86", "qemu-system-x86_64")?;
-        setup::package("qemu-system-arm", "qemu-system-aarch64")?;
-        static_build::build(&arches, true)
-    };
-    match there() {
+    match install().and_then(|()| static_build::build(&arches, true)) {
         Ok(()) => {}
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
@@ -39,9 +41,11 @@ pub fn test() -> anyhow::Result<Outcome> {
         report.and_then(|report| nested_paging(&report)).context(kernel)?;
     }
     split_on_fault()?;
-    arm_guests()?;
+    slots_that_go()?;
+    arm_guests(long)?;
     let words = ["bench", "split", "--memory", "1g", "--backing", "2m", "--when", "enable"];
-    let words = [&words[..], &["--what", "split", "--samples", "10"]].concat();
+    let words =
+        [&words[..], &["--what", "split", "--samples", if long { "10" } else { "2" }]].concat();
     let report = emulate(Arch::Aarch64, "debian-6.12", &words);
     report.and_then(|report| splits(&report)).context("debian-6.12")?;
     Ok(Outcome::Ran(Vec::new()))
@@ -66,8 +70,27 @@ fn split_on_fault() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A slot that moves or goes takes all of an x86 guest's mappings with it, unless the VM gave that up;
+/// and a guest's memory lies on the NUMA node that it is bound to.
+fn slots_that_go() -> anyhow::Result<()> {
+    let words = ["bench", "memslot", "--memory", "4m", "--slot-size", "2m", "--runs", "1"];
+    let words = [&words[..], &["--iterations", "4", "--memory-node", "1"]].concat();
+    let emulate = |more: &[&str]| {
+        let words = [&words, more].concat();
+        emulate_with(Arch::X86_64, "debian-6.12", &["--numa-nodes", "2"], &words)
+    };
+    let report = emulate(&[])?;
+    let on_node = count(&report, "populate", "bytes_on_node1")?;
+    ensure!(on_node == 4 << 20, "{on_node} bytes of 4 MiB on the node that they were bound to");
+    let taken = |report: &Value| count(report, "run", "pf_taken").unwrap_or(0);
+    ensure!(taken(&report) >= 1024, "{} faults after all mappings went", taken(&report));
+    let alone = emulate(&["--disable-slot-zap-all"])?;
+    ensure!(taken(&alone) < 64, "{} faults after slots went alone", taken(&alone));
+    Ok(())
+}
+
 /// Guests on a real stage 2: each way of logging, and what splitting ahead of faults saves.
-fn arm_guests() -> anyhow::Result<()> {
+fn arm_guests(long: bool) -> anyhow::Result<()> {
     let memory = format!("{GUEST_MIB}m");
     let pages = GUEST_MIB * 256;
     let guest = ["bench", "dirty-log", "--memory", &memory, "--backing", "2m", "--runs", "1"];
@@ -91,7 +114,8 @@ fn arm_guests() -> anyhow::Result<()> {
     let toggles = count(&report, "toggle", "cache_toggles")?;
     ensure!(toggles == 16, "8 vCPUs switched their caches {toggles} times");
     let migrate = ["bench", "migrate", "--memory", "4m", "--runs", "1", "--dirty-rate", "1MiB/s"];
-    let migrate = [&migrate[..], &["--link", "1Gbit/s"]].concat();
+    let way: &[&str] = if long { &[] } else { &["--way", "manual"] };
+    let migrate = [&migrate[..], &["--link", "1Gbit/s"], way].concat();
     let report = emulate(Arch::Aarch64, "debian-6.12", &migrate)?;
     ensure!(count(&report, "run", "pages_compared")? == 1024, "not all of the memory was compared");
     Ok(())

@@ -22,6 +22,7 @@ const EXAMPLES: &str = "\
 Examples:
   cargo xtask test                   everything; what CI runs
   cargo xtask test formatting clippy
+  cargo xtask test --long            with longer histories, more interleavings, and what else takes hours
   cargo xtask bench                  the engine's operations against what is asked of each
   cargo xtask bench --quick
   cargo xtask peers --quick          beside Linux's own code and other crates
@@ -47,6 +48,9 @@ enum Task {
     Test {
         /// Only these stages [default: all]
         stages: Vec<Stage>,
+        /// Longer histories, every interleaving within each model's own bound, larger guests
+        #[arg(long)]
+        long: bool,
     },
     /// Measure the engine's operations beside the machine's limits, and print what was asked of each
     /// and what it reached
@@ -88,7 +92,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().task {
-        Task::Test { stages } => test::run(&stages),
+        Task::Test { stages, long } => test::run(&stages, long),
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Peers { arguments } => peers::run(&arguments),
         Task::Size => size::run(),

@@ -31,16 +31,29 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     ran(slat.args(arguments)).map(|_| ())
 }
 
-/// The tests that need a tree, and the command on small sizes.
-pub fn test() -> anyhow::Result<Outcome> {
-    let tree = match setup::package("coccinelle", "spatch").and_then(|()| linux_tree()) {
+/// Installs what edits a tree, and the tree.
+pub fn tree() -> anyhow::Result<PathBuf> {
+    setup::package("coccinelle", "spatch").and_then(|()| linux_tree())
+}
+
+/// The tests that need a tree; if they are to be long, with more histories, on all granules, and the whole
+/// command.
+pub fn test(long: bool) -> anyhow::Result<Outcome> {
+    let tree = match tree() {
         Ok(tree) => tree,
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     };
     // All of the workspace, as the other tests are built: nothing is compiled anew.
     let mut tests = cargo(&["test", "--workspace"]);
-    ran(tests.args(["--test", "trees", "--test", "peers"]).env("SLAT_LINUX_TREES", &tree))?;
+    if long {
+        tests.envs([("HISTORIES", "120"), ("ROUNDS", "20")]);
+    }
+    let ran_tests =
+        ran(tests.args(["--test", "trees", "--test", "peers"]).env("SLAT_LINUX_TREES", &tree))?;
+    if !long {
+        return Ok(ran_tests);
+    }
     let mut slat = cargo(&["run", "--quiet", "--package", "slat-lab", "--bin", "slat", "--"]);
     slat.args(["bench", "--all-peers", "--quick", "--rounds", "1", "--linux-tree"]).arg(&tree);
     for edits in EDITS {

@@ -47,8 +47,8 @@ pub enum Outcome {
 }
 
 impl Stage {
-    /// Runs the stage.
-    pub fn run(self) -> anyhow::Result<Outcome> {
+    /// Runs the stage, to its depth if it is to be `long`.
+    pub fn run(self, long: bool) -> anyhow::Result<Outcome> {
         match self {
             Self::Formatting => with("rustfmt", cargo(&["fmt", "--all", "--check"])),
             Self::Clippy => with(
@@ -62,6 +62,13 @@ impl Stage {
                 let kinds = ["--lib", "--bins", "--tests"];
                 let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
                 tests.args(kinds);
+                if long {
+                    tests.envs([
+                        ("HISTORIES", "240"),
+                        ("ROUNDS", "20"),
+                        ("PROPTEST_CASES", "4096"),
+                    ]);
+                }
                 // Where a guest can run, no test may do without it; where none can, nothing that
                 // could be installed is missing.
                 let left_out = match slat_kvm::probe() {
@@ -79,11 +86,12 @@ impl Stage {
                 let mut docs = cargo(&["doc", "--workspace", "--no-deps"]);
                 ran(docs.env("RUSTDOCFLAGS", "--deny warnings"))
             }
-            Self::Loom => loom(),
-            Self::Shuttle => shuttle(),
+            Self::Loom => loom(long),
+            Self::Shuttle => shuttle(long),
+            Self::Fuzz if long => fuzz::run(600).map(|()| Outcome::Ran(Vec::new())),
             Self::Fuzz => fuzz::check(),
-            Self::Peers => peers::test(),
-            Self::Emulators => emulators::test(),
+            Self::Peers => peers::test(long),
+            Self::Emulators => emulators::test(long),
             Self::EndToEnd => e2e::run(&target().join("end-to-end")).map(Outcome::Ran),
         }
     }
@@ -99,13 +107,15 @@ fn with(component: &str, mut command: Command) -> anyhow::Result<Outcome> {
     }
 }
 
-fn loom() -> anyhow::Result<Outcome> {
+fn loom(long: bool) -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--package", "slat", "--package", "slat-guest"]);
-    tests.args(["--release", "--test", "loom"]);
+    tests.args(["--profile", "explore", "--test", "loom"]);
+    if !long {
+        // Two preemptions find most of what there is to find; the models' own bounds take minutes.
+        tests.env("LOOM_MAX_PREEMPTIONS", "2");
+    }
     // A folder of its own: other flags would otherwise rebuild everything, each time in turn.
-    ran(tests
-        .env("RUSTFLAGS", "--cfg loom -C debug-assertions")
-        .env("CARGO_TARGET_DIR", target().join("loom")))
+    ran(tests.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target().join("loom")))
 }
 
 /// Each choice of formats compiles without warnings.
@@ -121,14 +131,14 @@ fn features() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
-fn shuttle() -> anyhow::Result<Outcome> {
-    let mut tests = cargo(&["test", "--package", "slat", "--release", "--test", "shuttle"]);
-    // As for loom; the histories are short, and a build with all optimisations is not.
-    ran(tests
-        .env("RUSTFLAGS", "--cfg shuttle -C debug-assertions")
-        .env("CARGO_PROFILE_RELEASE_LTO", "off")
-        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
-        .env("CARGO_TARGET_DIR", target().join("shuttle")))
+fn shuttle(long: bool) -> anyhow::Result<Outcome> {
+    let mut tests = cargo(&["test", "--package", "slat", "--profile", "explore"]);
+    tests.args(["--test", "shuttle"]);
+    if long {
+        tests.env("SHUTTLE_ITERATIONS", "20000");
+    }
+    // As for loom.
+    ran(tests.env("RUSTFLAGS", "--cfg shuttle").env("CARGO_TARGET_DIR", target().join("shuttle")))
 }
 
 /// Cargo, in the workspace.

@@ -1,9 +1,10 @@
 //! `cargo xtask test`: every stage, and one summary at the end whatever happened.
 
-use crate::in_ci;
 use crate::stages::{Outcome, Stage};
+use crate::{emulators, in_ci, peers};
 use anyhow::bail;
 use clap::ValueEnum;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// What may be skipped anywhere, by words of the reason: what no package brings. Any other skip fails in
@@ -21,9 +22,26 @@ fn is_expected(skip: &str) -> bool {
     EXPECTED.iter().any(|words| skip.contains(words))
 }
 
+/// What the last stages install and unpack, while the first ones compile. What fails is said by the stage
+/// that needs it, which asks for it again.
+fn fetch(stages: &[Stage]) -> Option<JoinHandle<()>> {
+    let needed = [Stage::Peers, Stage::Emulators].map(|stage| stages.contains(&stage));
+    let fetch = move || {
+        if needed[0] {
+            _ = peers::tree();
+        }
+        if needed[1] {
+            _ = emulators::install();
+        }
+    };
+    needed.contains(&true).then(|| std::thread::spawn(fetch))
+}
+
 /// Runs the stages, all of them unless some are named.
-pub fn run(chosen: &[Stage]) -> anyhow::Result<()> {
+pub fn run(chosen: &[Stage], long: bool) -> anyhow::Result<()> {
     let stages = if chosen.is_empty() { Stage::value_variants() } else { chosen };
+    let mut fetching = fetch(stages);
+    let start = Instant::now();
     let mut summary = Vec::new();
     let mut skipped = Vec::new();
     let mut failed = Vec::new();
@@ -31,7 +49,12 @@ pub fn run(chosen: &[Stage]) -> anyhow::Result<()> {
         let name = name(*stage);
         println!("\n== {name} ({} of {})", index + 1, stages.len());
         let begin = Instant::now();
-        let word = match stage.run() {
+        if matches!(stage, Stage::Peers | Stage::Emulators)
+            && let Some(fetching) = fetching.take()
+        {
+            _ = fetching.join();
+        }
+        let word = match stage.run(long) {
             Ok(Outcome::Ran(left_out)) => {
                 skipped.extend(left_out.into_iter().map(|what| format!("{name}: {what}")));
                 "passed"
@@ -48,6 +71,7 @@ pub fn run(chosen: &[Stage]) -> anyhow::Result<()> {
         };
         summary.push(format!("{name:<12} {:>7.1} s  {word}", begin.elapsed().as_secs_f64()));
     }
+    summary.push(format!("{:<12} {:>7.1} s", "all", start.elapsed().as_secs_f64()));
     println!("\n{}", summary.join("\n"));
     if !skipped.is_empty() {
         println!("\nSkipped:\n  {}", skipped.join("\n  "));
@@ -62,6 +86,9 @@ pub fn run(chosen: &[Stage]) -> anyhow::Result<()> {
         bail!("failed: {}", failed.join(", "));
     }
     println!("\n{} stages, none failed.", stages.len());
+    if !long {
+        println!("Longer histories and more interleavings: cargo xtask test --long");
+    }
     Ok(())
 }
 

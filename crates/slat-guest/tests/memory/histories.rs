@@ -325,16 +325,24 @@ pub fn run<C: Case>(
     assert_eq!(found, [""; 0], "{told}");
 }
 
-/// `HISTORIES=N` for more, `SEED=N` for one.
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// How many histories are run: `HISTORIES=N` for more.
+pub fn count() -> u64 {
+    number("HISTORIES").unwrap_or(20)
+}
+
+/// `SEED=N` for one.
 fn histories<C: Case>()
 where
     C::A: 'static,
 {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     if let Some(seed) = number("SEED") {
         return history::<C>(seed);
     }
-    for seed in 0..number("HISTORIES").unwrap_or(60) {
+    for seed in 0..count() {
         let run = std::panic::catch_unwind(|| history::<C>(seed));
         assert!(run.is_ok(), "run it again with SEED={seed}");
     }

@@ -1,7 +1,7 @@
 //! Every pair of services, at work on one guest at once.
 
 use crate::bed::*;
-use crate::histories::{History, run};
+use crate::histories::{History, count, run};
 use slat::PageSize;
 use slat_guest::*;
 use slat_sim::{Barrier, Tlbi};
@@ -119,7 +119,7 @@ fn every_two_services_work_together() {
             if [one, two] == [HardwareLog, Ring] {
                 continue;
             }
-            for seed in 0..4 {
+            for seed in 0..count().div_ceil(10) {
                 let done = std::panic::catch_unwind(|| pair(one, two, seed));
                 assert!(done.is_ok(), "{one:?} with {two:?}, seed {seed}");
             }

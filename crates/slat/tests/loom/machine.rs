@@ -216,12 +216,17 @@ pub fn bounded(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 
     run(name, Some(preemptions), model);
 }
 
+/// The tighter of two bounds: `LOOM_MAX_PREEMPTIONS` asks for less, never for more.
+fn least(asked: Option<usize>, own: Option<usize>) -> Option<usize> {
+    asked.into_iter().chain(own).min()
+}
+
 pub fn run(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let executions = Arc::new(AtomicUsize::new(0));
     let count = executions.clone();
     let mut builder = loom::model::Builder::new();
     builder.max_branches = 20_000;
-    builder.preemption_bound = builder.preemption_bound.or(preemptions);
+    builder.preemption_bound = least(builder.preemption_bound, preemptions);
     let start = std::time::Instant::now();
     builder.check(move || {
         count.fetch_add(1, Ordering::Relaxed);
