@@ -147,7 +147,7 @@ fn placed(maps: &str, range: std::ops::Range<u64>) -> BTreeMap<u32, u64> {
         let page = words.iter().find(|word| word.0 == "kernelpagesize_kB").map_or(4, |word| word.1);
         for (name, pages) in words {
             if let Some(node) = name.strip_prefix('N').and_then(|node| node.parse().ok()) {
-                *bytes.entry(node).or_default() += pages * page << 10;
+                *bytes.entry(node).or_default() += (pages * page) << 10;
             }
         }
     }

@@ -36,7 +36,7 @@ impl Writes {
     pub fn next(&mut self, end: u64, stop: &AtomicBool) -> Result<Option<(u64, u64)>, Error> {
         while self.number < end {
             let number = self.number;
-            if number % (1 << 20) == 0 && stop.load(Ordering::Relaxed) {
+            if number.is_multiple_of(1 << 20) && stop.load(Ordering::Relaxed) {
                 return Err(Error::Stopped);
             }
             let Some((page, touch)) = self.steps.next() else { break };
@@ -69,7 +69,7 @@ pub(crate) fn check_last(
         }
     }
     for (page, &number) in (0..).zip(&last) {
-        if page % 4096 == 0 && stop.load(Ordering::Relaxed) {
+        if page.is_multiple_of(4096) && stop.load(Ordering::Relaxed) {
             return Err(Error::Stopped);
         }
         match number {

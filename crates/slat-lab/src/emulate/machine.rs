@@ -190,7 +190,7 @@ impl Machine<'_> {
 
     /// Options for a node with its share of the CPUs and of the memory.
     fn node(&self, node: u32) -> [String; 4] {
-        let share = self.memory.bytes() / u64::from(self.numa_nodes) >> 10;
+        let share = (self.memory.bytes() / u64::from(self.numa_nodes)) >> 10;
         let from = |node: u32| node * self.cpus / self.numa_nodes;
         let (first, last) = (from(node), from(node + 1) - 1);
         [
