@@ -32,6 +32,17 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     // All of the workspace, as the other tests are built: nothing is compiled anew.
     let mut tests = cargo(&["test", "--workspace", "--test", "emulate"]);
     ran(tests.env("SLAT_REQUIRE_QEMU", "1"))?;
+    // A machine boots on one CPU.
+    let (x86, arm) = std::thread::scope(|scope| {
+        let x86 = scope.spawn(x86_guests);
+        (arm_guests(long), x86.join())
+    });
+    x86.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(arm)?;
+    Ok(Outcome::Ran(Vec::new()))
+}
+
+/// Guests on nested paging: the log on two kernels, and what differs between them.
+fn x86_guests() -> anyhow::Result<()> {
     let memory = format!("{GUEST_MIB}m");
     let dirty_log = ["bench", "dirty-log", "--memory", &memory, "--backing", "2m"];
     let options = ["--manual-protect", "on", "--initially-set", "on", "--runs", "1"];
@@ -41,14 +52,7 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
         report.and_then(|report| nested_paging(&report)).context(kernel)?;
     }
     split_on_fault()?;
-    slots_that_go()?;
-    arm_guests(long)?;
-    let words = ["bench", "split", "--memory", "1g", "--backing", "2m", "--when", "enable"];
-    let words =
-        [&words[..], &["--what", "split", "--samples", if long { "10" } else { "2" }]].concat();
-    let report = emulate(Arch::Aarch64, "debian-6.12", &words);
-    report.and_then(|report| splits(&report)).context("debian-6.12")?;
-    Ok(Outcome::Ran(Vec::new()))
+    slots_that_go()
 }
 
 /// Executing from huge pages that may not be executed: Linux before 6.2 takes the huge page away, and
@@ -118,7 +122,10 @@ fn arm_guests(long: bool) -> anyhow::Result<()> {
     let migrate = [&migrate[..], &["--link", "1Gbit/s"], way].concat();
     let report = emulate(Arch::Aarch64, "debian-6.12", &migrate)?;
     ensure!(count(&report, "run", "pages_compared")? == 1024, "not all of the memory was compared");
-    Ok(())
+    let words = ["bench", "split", "--memory", "1g", "--backing", "2m", "--when", "enable"];
+    let samples = if long { "10" } else { "2" };
+    let words = [&words[..], &["--what", "split", "--samples", samples]].concat();
+    splits(&emulate(Arch::Aarch64, "debian-6.12", &words)?)
 }
 
 fn emulate(arch: Arch, kernel: &str, words: &[&str]) -> anyhow::Result<Value> {

@@ -374,7 +374,7 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
 
 #[test]
 fn two_commands_run_in_turns_and_one_against_itself() {
-    let split = "bench split -b 1g --backing 1g --what split --when enable --samples 10";
+    let split = "bench split -b 64m --backing 2m --what split --when enable --samples 10";
     let again = format!("{split} --walk 'bounded'");
     slat(&["ab", "--pairs", "1", "--first", split, "--second", &again]).assert().success().stdout(
         contains("What else differs between the runs")

@@ -305,7 +305,12 @@ mod tests {
     #[test]
     fn each_walk_reads_as_many_slots_of_a_gib_as_its_way_says() {
         // 4 GiB, for tables of three levels.
-        let args = SplitArgs { memory: Size(4 << 30), ..args() };
+        let args = SplitArgs {
+            memory: Size(4 << 30),
+            when: vec![When::Enable],
+            what: vec![What::Split],
+            ..args()
+        };
         let results = run(&args, &mut Session::quiet()).unwrap();
         let reads = |backing, variant| reads(&results, backing, variant) / 4;
         // Linux's own visits of 1 GiB: 262,657 already split, 524,801 and 525,313 from blocks.
