@@ -68,7 +68,7 @@ pub(crate) fn check_last(
             last[page as usize] = number;
         }
     }
-    for (page, &number) in (0..).zip(&last) {
+    for (page, &number) in (0u64..).zip(&last) {
         if page.is_multiple_of(4096) && stop.load(Ordering::Relaxed) {
             return Err(Error::Stopped);
         }
