@@ -33,7 +33,7 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--workspace", "--test", "emulate"]);
     ran(tests.env("SLAT_REQUIRE_QEMU", "1"))?;
     // A machine boots on one CPU.
-    let (x86, arm) = std::thread::scope(|scope| {
+    let (arm, x86) = std::thread::scope(|scope| {
         let x86 = scope.spawn(x86_guests);
         (arm_guests(long), x86.join())
     });
