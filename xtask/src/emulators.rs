@@ -11,8 +11,8 @@ use std::process::Command;
 /// Memory of the guest inside the x86 machine, in MiB.
 const GUEST_MIB: u64 = 16;
 
-/// Blocks of 2 MiB in a GiB.
-const BLOCKS: u64 = 512;
+/// Blocks of 2 MiB that are split.
+const BLOCKS: u64 = 64;
 
 /// Installs the emulators.
 pub fn install() -> anyhow::Result<()> {
@@ -122,9 +122,8 @@ fn arm_guests(long: bool) -> anyhow::Result<()> {
     let migrate = [&migrate[..], &["--link", "1Gbit/s"], way].concat();
     let report = emulate(Arch::Aarch64, "debian-6.12", &migrate)?;
     ensure!(count(&report, "run", "pages_compared")? == 1024, "not all of the memory was compared");
-    let words = ["bench", "split", "--memory", "1g", "--backing", "2m", "--when", "enable"];
-    let samples = if long { "10" } else { "2" };
-    let words = [&words[..], &["--what", "split", "--samples", samples]].concat();
+    let words = ["bench", "split", "--memory", "128m", "--backing", "2m", "--when", "enable"];
+    let words = [&words[..], &["--what", "split", "--samples", "10"]].concat();
     splits(&emulate(Arch::Aarch64, "debian-6.12", &words)?)
 }
 
