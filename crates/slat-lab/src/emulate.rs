@@ -2,7 +2,7 @@
 //! that this machine does not have, and the report of what was counted there.
 //!
 //! The machine is QEMU without acceleration, a kernel, and an initial file system that holds nothing
-//! but `slat` itself: it is the first process ([`init`]) and the command. Nothing is installed and
+//! but `slat` itself, and the libraries that it needs: it is the first process ([`init`]) and the command. Nothing is installed and
 //! nothing needs root.
 
 mod binary;
@@ -20,6 +20,7 @@ use crate::cli::{Architecture, Bench, Cli, Command, EmulateArgs, OutputArgs, Tun
 use crate::failure::{bad_input, no_report};
 use crate::session::Session;
 use anyhow::Context;
+use binary::Program;
 use clap::Parser;
 use job::{Answer, Job, LoadModule};
 use kernel::Kernel;
@@ -94,13 +95,16 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
 
 /// Everything that the machine has.
 fn initramfs(
-    program: &[u8],
+    program: &Program,
     modules: &[Module],
     args: &EmulateArgs,
     arch: Architecture,
 ) -> anyhow::Result<Vec<u8>> {
     let mut archive = initramfs::Archive::new()?;
-    archive.program(&init::PROGRAM[1..], program)?;
+    archive.program(&init::PROGRAM[1..], &program.bytes)?;
+    for (path, bytes) in &program.libraries {
+        archive.library(path, bytes)?;
+    }
     archive.link(&init::NAME[1..], init::PROGRAM)?;
     let mut load = Vec::new();
     for Module { name, image, params } in modules {

@@ -54,10 +54,10 @@ pub struct EmulateArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
     pub numa_nodes: u32,
 
-    /// The static slat of that architecture to run there
+    /// The slat of that architecture to run there; a static one unless it is of this machine's own
     ///
-    /// [default: this program if it is static and of that architecture, or slat-ARCH beside it;
-    /// `cargo xtask static` builds them]
+    /// [default: this program, with its shared libraries, if it is of that architecture, or slat-ARCH
+    /// beside it; `cargo xtask static` builds them]
     #[arg(long, value_name = "PATH")]
     pub binary: Option<PathBuf>,
 

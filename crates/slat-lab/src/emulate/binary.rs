@@ -1,37 +1,63 @@
-//! Which program runs in the machine: it has to be static, for there is nothing else.
+//! Which program runs in the machine, where there is nothing else: a static one, or one of this machine
+//! with the shared libraries that it has here.
 
 use crate::cli::Architecture;
 use crate::failure::bad_input;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, elf};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// What an executable is, as far as it matters here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Kind {
     machine: elf::Machine,
-    is_static: bool,
+    /// Who puts it together from shared libraries; nobody if it is static.
+    interpreter: Option<PathBuf>,
+}
+
+/// A program for the machine.
+#[derive(Debug)]
+pub struct Program {
+    /// The executable.
+    pub bytes: Vec<u8>,
+    /// What has to be there for it to start, each at its place; nothing if it is static.
+    pub libraries: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl Program {
+    fn new(path: &Path, bytes: Vec<u8>, interpreter: Option<&Path>) -> anyhow::Result<Self> {
+        let paths = interpreter.map(|interpreter| libraries(path, interpreter)).transpose()?;
+        let libraries = paths.unwrap_or_default().into_iter().map(|path| {
+            let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+            Ok((path, bytes))
+        });
+        Ok(Self { bytes, libraries: libraries.collect::<anyhow::Result<_>>()? })
+    }
 }
 
 /// The program that the machine runs: the one asked for, this one, or the one beside it.
 ///
 /// # Errors
 /// [`Failure::BadInput`](crate::failure::Failure::BadInput) if there is none that could run there.
-pub fn choose(asked: Option<&Path>, arch: Architecture) -> anyhow::Result<Vec<u8>> {
+pub fn choose(asked: Option<&Path>, arch: Architecture) -> anyhow::Result<Program> {
     if let Some(path) = asked {
         let bytes = read(path)?;
-        return fits(&bytes, arch).map(|()| bytes).map_err(|why| refused(path, &why, arch));
+        let interpreter = fits(&bytes, arch).map_err(|why| refused(path, &why, arch))?;
+        return Program::new(path, bytes, interpreter.as_deref());
     }
     let own = std::env::current_exe().context("cannot find out where this program is")?;
     let beside = own.with_file_name(format!("slat-{arch}"));
     let candidates: [PathBuf; 2] = [own.clone(), beside];
     for path in &candidates {
         if let Ok(bytes) = std::fs::read(path)
-            && fits(&bytes, arch).is_ok()
+            && let Ok(interpreter) = fits(&bytes, arch)
         {
-            return Ok(bytes);
+            return Program::new(path, bytes, interpreter.as_deref());
         }
     }
     let why = fits(&read(&own)?, arch).err().unwrap_or_default();
@@ -44,14 +70,40 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
 
 fn refused(path: &Path, why: &str, arch: Architecture) -> anyhow::Error {
     bad_input(format!(
-        "{} {why}; the machine needs a static slat for {arch}: build one with \
+        "{} {why}; the machine needs a slat for {arch}, static unless it is this machine's own: build one with \
          `cargo xtask static --arch {arch}` and give it by `--binary target/static/slat-{arch}`",
         path.display()
     ))
 }
 
-/// Why a program could not run in a machine that has nothing but it, if so.
-fn fits(bytes: &[u8], arch: Architecture) -> Result<(), String> {
+/// The shared libraries of a program, and what loads them, as that says itself (`ld.so --list`).
+fn libraries(program: &Path, interpreter: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let output = Command::new(interpreter).arg("--list").arg(program).output();
+    let output = output.with_context(|| interpreter.display().to_string())?;
+    ensure!(
+        output.status.success(),
+        "{} --list {} failed: {}",
+        interpreter.display(),
+        program.display(),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let mut paths = listed(&String::from_utf8_lossy(&output.stdout));
+    paths.retain(|path| path != interpreter);
+    paths.push(interpreter.to_owned());
+    Ok(paths)
+}
+
+/// The files of such a list: `libc.so.6 => /lib/libc.so.6 (0x7f00)`, `/lib64/ld.so.2 (0x7f00)`.
+fn listed(text: &str) -> Vec<PathBuf> {
+    let path = |line: &str| {
+        let place = line.split_once("=>").map_or(line, |(_, place)| place);
+        place.split_whitespace().next().map(PathBuf::from)
+    };
+    text.lines().filter_map(path).filter(|path| path.is_absolute()).collect()
+}
+
+/// Who has to start a program in the machine, if anybody; or why it could not run there.
+fn fits(bytes: &[u8], arch: Architecture) -> Result<Option<PathBuf>, String> {
     let kind = kind(bytes).ok_or("is no ELF executable of 64 bits")?;
     let machine = match arch {
         Architecture::X86_64 => EM_X86_64,
@@ -59,8 +111,10 @@ fn fits(bytes: &[u8], arch: Architecture) -> Result<(), String> {
     };
     match kind {
         Kind { machine: other, .. } if other != machine => Err(format!("is not for {arch}")),
-        Kind { is_static: false, .. } => Err("is not static".to_owned()),
-        _ => Ok(()),
+        Kind { interpreter: Some(_), .. } if Architecture::of_this_machine() != Some(arch) => {
+            Err("is not static".to_owned())
+        }
+        Kind { interpreter, .. } => Ok(interpreter),
     }
 }
 
@@ -73,8 +127,15 @@ fn kind(bytes: &[u8]) -> Option<Kind> {
     }
     // A program that names an interpreter has itself put together by it, from shared libraries.
     let segments = header.program_headers(endian, bytes).ok()?;
-    let is_static = segments.iter().all(|segment| segment.p_type(endian) != PT_INTERP);
-    Some(Kind { machine: header.e_machine(endian), is_static })
+    let named = segments.iter().find(|segment| segment.p_type(endian) == PT_INTERP);
+    let interpreter = match named {
+        Some(segment) => {
+            let name = segment.interpreter(endian, bytes).ok()??;
+            Some(PathBuf::from(OsStr::from_bytes(name)))
+        }
+        None => None,
+    };
+    Some(Kind { machine: header.e_machine(endian), interpreter })
 }
 
 #[cfg(test)]
@@ -107,15 +168,17 @@ pub(super) mod tests {
 
     #[test]
     fn a_static_program_of_the_architecture_fits() {
-        assert_eq!(fits(&executable(X86, LOAD), Architecture::X86_64), Ok(()));
-        assert_eq!(fits(&executable(ARM, LOAD), Architecture::Aarch64), Ok(()));
+        assert_eq!(fits(&executable(X86, LOAD), Architecture::X86_64), Ok(None));
+        assert_eq!(fits(&executable(ARM, LOAD), Architecture::Aarch64), Ok(None));
     }
 
     #[test]
     fn others_do_not_and_are_told_why() {
         let why = |bytes: &[u8], arch| fits(bytes, arch).unwrap_err();
         assert_eq!(why(&executable(ARM, LOAD), Architecture::X86_64), "is not for x86_64");
-        assert_eq!(why(&executable(ARM, INTERP), Architecture::Aarch64), "is not static");
+        if Architecture::of_this_machine() != Some(Architecture::Aarch64) {
+            assert_eq!(why(&executable(ARM, INTERP), Architecture::Aarch64), "is not static");
+        }
         assert!(why(b"#!/bin/sh\n", Architecture::X86_64).contains("no ELF"));
         assert!(why(&[], Architecture::X86_64).contains("no ELF"));
         let mut object = executable(X86, LOAD);

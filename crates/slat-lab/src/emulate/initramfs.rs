@@ -3,7 +3,9 @@
 
 use anyhow::Context;
 use cpio::newc::{Builder, trailer};
+use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
@@ -16,6 +18,8 @@ pub struct Archive {
     bytes: Vec<u8>,
     /// Two files of one inode would be taken for one.
     inode: u32,
+    /// Folders that are there.
+    folders: BTreeSet<PathBuf>,
 }
 
 impl Archive {
@@ -24,7 +28,7 @@ impl Archive {
     /// # Errors
     /// None in practice: it is written to memory.
     pub fn new() -> anyhow::Result<Self> {
-        let mut archive = Self { bytes: Vec::new(), inode: 0 };
+        let mut archive = Self { bytes: Vec::new(), inode: 0, folders: BTreeSet::new() };
         for name in ["dev", "proc", "sys", "tmp", "modules"] {
             archive.add(name, DIRECTORY, (0, 0), &[])?;
         }
@@ -47,6 +51,21 @@ impl Archive {
     /// It is larger than the format allows.
     pub fn file(&mut self, name: &str, contents: &[u8]) -> anyhow::Result<()> {
         self.add(name, FILE, (0, 0), contents)
+    }
+
+    /// Adds a shared library, or what loads it, at its absolute path, and the folders on the way.
+    ///
+    /// # Errors
+    /// It is larger than the format allows, or its path is none that the format takes.
+    pub fn library(&mut self, path: &Path, contents: &[u8]) -> anyhow::Result<()> {
+        let name = path.strip_prefix("/").with_context(|| path.display().to_string())?;
+        let folders: Vec<_> = name.ancestors().skip(1).collect();
+        for folder in folders.into_iter().rev().filter(|it| !it.as_os_str().is_empty()) {
+            if self.folders.insert(folder.to_owned()) {
+                self.add(&folder.to_string_lossy(), DIRECTORY, (0, 0), &[])?;
+            }
+        }
+        self.program(&name.to_string_lossy(), contents)
     }
 
     /// Adds a symbolic link.

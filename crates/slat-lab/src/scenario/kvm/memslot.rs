@@ -63,6 +63,9 @@ pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     Ok(results)
 }
 
+/// The calls of one kind in a run.
+type Times = fn(&Report) -> CallTimes;
+
 /// Faults of all vCPUs for each move and deletion, where KVM counts them.
 fn faults(report: &Report) -> Option<f64> {
     let run = report.phases.iter().find(|run| run.phase == Phase::Run)?;
@@ -89,7 +92,7 @@ fn figures(params: &Map<String, Value>, reports: &[Report]) -> Vec<Measurement> 
     if let Some(faults) = reports.iter().map(faults).collect() {
         results.push(measurement(SCENARIO, "faults", params.clone(), "faults", faults));
     }
-    let kinds: [(&str, fn(&Report) -> CallTimes); 3] = [
+    let kinds: [(&str, Times); 3] = [
         ("add", |report| report.add),
         ("move", |report| report.shift),
         ("delete", |report| report.delete),
