@@ -198,9 +198,9 @@ mod tests {
     use crate::cli::OutputArgs;
     use clap::ValueEnum;
 
-    fn args(only: &[Part], memory: u64) -> EngineArgs {
+    fn args(only: &[Part]) -> EngineArgs {
         EngineArgs {
-            memory: Some(Size(memory)),
+            memory: Some(Size(1 << 30)),
             only: only.to_vec(),
             rounds: Some(1),
             quick: true,
@@ -211,12 +211,8 @@ mod tests {
     }
 
     fn run_only(only: &[Part]) -> Vec<Measurement> {
-        run_with(only, 1 << 30)
-    }
-
-    fn run_with(only: &[Part], memory: u64) -> Vec<Measurement> {
         let mut session = Session::quiet();
-        let results = run(&args(only, memory), &mut session).unwrap();
+        let results = run(&args(only), &mut session).unwrap();
         let left_out: Vec<_> = session.skipped().iter().map(|skipped| &skipped.what).collect();
         assert!(!results.is_empty() || !left_out.is_empty(), "{only:?}");
         results
@@ -233,7 +229,7 @@ mod tests {
     #[test]
     fn every_part_gives_samples_that_are_times() {
         for &part in Part::value_variants() {
-            for result in run_with(&[part], 128 << 20) {
+            for result in run_only(&[part]) {
                 // Those that are measured beside others elsewhere name their operation.
                 let beside = result.scenario.starts_with("peers");
                 assert!(beside || result.params["part"] == part.to_string(), "{result:?}");
@@ -285,6 +281,6 @@ mod tests {
     fn a_session_that_is_stopped_returns_what_it_has() {
         let mut session = Session::quiet();
         session.stop();
-        assert!(run(&args(&[Part::Protect], 1 << 30), &mut session).unwrap().is_empty());
+        assert!(run(&args(&[Part::Protect]), &mut session).unwrap().is_empty());
     }
 }
