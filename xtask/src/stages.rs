@@ -18,6 +18,8 @@ pub enum Stage {
     Msrv,
     /// The engine, and a user of it, for a machine without an operating system
     Bare,
+    /// What the tests are compiles
+    Build,
     /// Unit, property and command-line tests
     Tests,
     /// The examples in the documentation
@@ -26,7 +28,7 @@ pub enum Stage {
     Docs,
     /// Every interleaving of small concurrent histories, by loom
     Loom,
-    /// Long concurrent histories, and threads that stop for good, by shuttle
+    /// Long concurrent histories, and threads that stop for good, by shuttle; with --long
     Shuttle,
     /// The fuzzed target compiles; `cargo xtask fuzz` runs it
     Fuzz,
@@ -46,7 +48,16 @@ pub enum Outcome {
     Skipped(String),
 }
 
+/// The tests that are programs.
+const TESTS: [&str; 5] = ["test", "--workspace", "--lib", "--bins", "--tests"];
+
 impl Stage {
+    /// The stages of a run that names none: all, or all that fit into its time.
+    pub fn all(long: bool) -> Vec<Self> {
+        let all = Self::value_variants().iter().copied();
+        all.filter(|stage| long || *stage != Self::Shuttle).collect()
+    }
+
     /// Runs the stage, to its depth if it is to be `long`.
     pub fn run(self, long: bool) -> anyhow::Result<Outcome> {
         match self {
@@ -58,10 +69,9 @@ impl Stage {
             Self::Features => features(),
             Self::Msrv => msrv::oldest(),
             Self::Bare => msrv::bare(),
+            Self::Build => ran(&mut cargo(&[&TESTS[..], &["--no-run"]].concat())),
             Self::Tests => {
-                let kinds = ["--lib", "--bins", "--tests"];
-                let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-                tests.args(kinds);
+                let mut tests = cargo(&[&TESTS[..], &["--no-fail-fast"]].concat());
                 if long {
                     tests.envs([
                         ("HISTORIES", "240"),

@@ -1,9 +1,12 @@
 //! `cargo xtask test`: every stage, and one summary at the end whatever happened.
 
 use crate::stages::{Outcome, Stage};
-use crate::{emulators, in_ci, peers};
-use anyhow::bail;
+use crate::{emulators, in_ci, peers, target};
+use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -20,6 +23,40 @@ const EXPECTED: [&str; 3] = [
 
 fn is_expected(skip: &str) -> bool {
     EXPECTED.iter().any(|words| skip.contains(words))
+}
+
+/// A stage that runs beside another, which waits more than it computes; what it printed comes at its end.
+struct Beside {
+    stage: Stage,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Beside {
+    fn start(stage: Stage, long: bool) -> anyhow::Result<Self> {
+        let log = target().join(format!("{}.log", name(stage)));
+        let file = File::create(&log).with_context(|| log.display().to_string())?;
+        let mut xtask = Command::new(std::env::current_exe().context("where is xtask?")?);
+        xtask.args(["test", &name(stage)]).args(long.then_some("--long"));
+        xtask.stderr(file.try_clone().context("a second handle of a log")?).stdout(file);
+        let child = xtask.spawn().context("xtask does not start")?;
+        Ok(Self { stage, child, log })
+    }
+
+    fn end(mut self) -> anyhow::Result<Outcome> {
+        let status = self.child.wait().context("xtask is gone")?;
+        print!("{}", std::fs::read_to_string(&self.log).unwrap_or_default());
+        ensure!(status.success(), "{status}");
+        Ok(Outcome::Ran(Vec::new()))
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // Nothing is left behind by a run that ended before its turn came.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
 }
 
 /// What the last stages install and unpack, while the first ones compile. What fails is said by the stage
@@ -39,8 +76,10 @@ fn fetch(stages: &[Stage]) -> Option<JoinHandle<()>> {
 
 /// Runs the stages, all of them unless some are named.
 pub fn run(chosen: &[Stage], long: bool) -> anyhow::Result<()> {
-    let stages = if chosen.is_empty() { Stage::value_variants() } else { chosen };
-    let mut fetching = fetch(stages);
+    let stages = if chosen.is_empty() { Stage::all(long) } else { chosen.to_vec() };
+    let mut fetching = fetch(&stages);
+    let both = [Stage::Tests, Stage::Loom].iter().all(|stage| stages.contains(stage));
+    let mut beside = None;
     let start = Instant::now();
     let mut summary = Vec::new();
     let mut skipped = Vec::new();
@@ -49,12 +88,19 @@ pub fn run(chosen: &[Stage], long: bool) -> anyhow::Result<()> {
         let name = name(*stage);
         println!("\n== {name} ({} of {})", index + 1, stages.len());
         let begin = Instant::now();
+        if *stage == Stage::Tests && both {
+            beside = Some(Beside::start(Stage::Loom, long)?);
+        }
         if matches!(stage, Stage::Peers | Stage::Emulators)
             && let Some(fetching) = fetching.take()
         {
             _ = fetching.join();
         }
-        let word = match stage.run(long) {
+        let done = match beside.take_if(|beside| beside.stage == *stage) {
+            Some(beside) => beside.end(),
+            None => stage.run(long),
+        };
+        let word = match done {
             Ok(Outcome::Ran(left_out)) => {
                 skipped.extend(left_out.into_iter().map(|what| format!("{name}: {what}")));
                 "passed"
