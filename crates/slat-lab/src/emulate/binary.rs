@@ -157,9 +157,16 @@ pub(super) mod tests {
             bytes.extend(half.to_le_bytes());
         }
         bytes.extend(segment.to_le_bytes());
-        bytes.resize(64 + 56, 0);
+        bytes.extend(0u32.to_le_bytes()); // flags
+        // It has the name behind the headers, which only matters if it is to name an interpreter.
+        for word in [64 + 56, 0, 0, NAME.len() as u64, NAME.len() as u64, 1] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(NAME);
         bytes
     }
+
+    const NAME: &[u8] = b"/lib/ld.so\0";
 
     const LOAD: u32 = 1;
     const INTERP: u32 = 3;
@@ -176,9 +183,8 @@ pub(super) mod tests {
     fn others_do_not_and_are_told_why() {
         let why = |bytes: &[u8], arch| fits(bytes, arch).unwrap_err();
         assert_eq!(why(&executable(ARM, LOAD), Architecture::X86_64), "is not for x86_64");
-        if Architecture::of_this_machine() != Some(Architecture::Aarch64) {
-            assert_eq!(why(&executable(ARM, INTERP), Architecture::Aarch64), "is not static");
-        }
+        let (machine, other) = foreign();
+        assert_eq!(why(&executable(machine, INTERP), other), "is not static");
         assert!(why(b"#!/bin/sh\n", Architecture::X86_64).contains("no ELF"));
         assert!(why(&[], Architecture::X86_64).contains("no ELF"));
         let mut object = executable(X86, LOAD);
@@ -190,8 +196,34 @@ pub(super) mod tests {
     fn the_way_to_a_right_one_is_in_the_refusal() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("slat");
-        std::fs::write(&path, executable(X86, INTERP)).unwrap();
-        let error = choose(Some(&path), Architecture::X86_64).unwrap_err().to_string();
+        let (machine, other) = foreign();
+        std::fs::write(&path, executable(machine, INTERP)).unwrap();
+        let error = choose(Some(&path), other).unwrap_err().to_string();
         assert!(error.contains("not static") && error.contains("cargo xtask static"), "{error}");
+    }
+
+    /// An architecture that this machine is not of.
+    fn foreign() -> (u16, Architecture) {
+        match Architecture::of_this_machine() {
+            Some(Architecture::Aarch64) => (X86, Architecture::X86_64),
+            _ => (ARM, Architecture::Aarch64),
+        }
+    }
+
+    #[test]
+    fn a_program_of_this_machine_comes_with_its_libraries() {
+        let Some(own) = Architecture::of_this_machine() else { return };
+        let program = choose(Some(&std::env::current_exe().unwrap()), own).unwrap();
+        let names: Vec<_> = program.libraries.iter().map(|(path, _)| path).collect();
+        assert_eq!(names.is_empty(), cfg!(target_feature = "crt-static"), "{names:?}");
+        assert!(program.libraries.iter().all(|(_, bytes)| bytes.starts_with(b"\x7fELF")));
+    }
+
+    #[test]
+    fn a_list_of_libraries_names_files_and_what_the_kernel_brings() {
+        let text = "\tlinux-vdso.so.1 (0x7ffd)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x7f0)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x7f1)\n";
+        let expected = ["/lib/x/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
+        assert_eq!(listed(text), expected.map(PathBuf::from));
     }
 }
