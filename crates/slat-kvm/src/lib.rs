@@ -35,6 +35,7 @@ pub mod phase;
 pub mod probe;
 mod ring;
 pub mod scenario;
+mod shape;
 mod stage;
 pub mod stall;
 pub mod stats;
