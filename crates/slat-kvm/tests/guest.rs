@@ -245,3 +245,19 @@ fn vcpus_keep_their_memory_when_the_guest_is_dropped() {
     drop(guest);
     assert_eq!(perform(&mut vcpus[1], write_share(100)), pages / 2);
 }
+
+#[test]
+fn a_spare_slot_is_there_until_it_is_deleted_and_no_longer() {
+    let Some((guest, _vcpus)) = guest(Mode::Legacy) else { return };
+    // KVM deletes no slot that is not there.
+    assert!(matches!(guest.place_spare(MEMORY, None), Err(Error::Os { .. })));
+    for _ in 0..2 {
+        guest.place_spare(MEMORY / 2, Some(0)).unwrap();
+        guest.place_spare(MEMORY / 2, Some(1)).unwrap();
+        // What moves keeps its size.
+        assert!(matches!(guest.place_spare(MEMORY, Some(1)), Err(Error::Os { .. })));
+        guest.place_spare(MEMORY / 2, None).unwrap();
+        assert!(matches!(guest.place_spare(MEMORY / 2, None), Err(Error::Os { .. })));
+    }
+    assert!(matches!(guest.place_spare(2 * MEMORY, Some(0)), Err(Error::Invalid { .. })));
+}
