@@ -121,7 +121,7 @@ fn loom(long: bool) -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--package", "slat", "--package", "slat-guest"]);
     tests.args(["--profile", "explore", "--test", "loom"]);
     if !long {
-        // Two preemptions find most of what there is to find; the models' own bounds take minutes.
+        // The models' own bounds take minutes.
         tests.env("LOOM_MAX_PREEMPTIONS", "2");
     }
     // A folder of its own: other flags would otherwise rebuild everything, each time in turn.
