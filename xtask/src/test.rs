@@ -51,14 +51,6 @@ impl Beside {
     }
 }
 
-impl Drop for Beside {
-    fn drop(&mut self) {
-        // Nothing is left behind by a run that ended before its turn came.
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
-}
-
 /// What the last stages install and unpack, while the first ones compile. What fails is said by the stage
 /// that needs it, which asks for it again.
 fn fetch(stages: &[Stage]) -> Option<JoinHandle<()>> {

@@ -327,7 +327,10 @@ impl Guest {
             return Err(Error::invalid("slot", bytes, "must be at most the guest's memory"));
         }
         let behind = (MEMORY_GPA + memory.len()).next_multiple_of(GIB);
-        let gpa = behind + place.unwrap_or(0) * bytes.next_multiple_of(GIB);
+        let offset = place.unwrap_or(0).checked_mul(bytes.next_multiple_of(GIB));
+        let gpa = offset.and_then(|offset| behind.checked_add(offset)).ok_or_else(|| {
+            Error::invalid("place of a slot", place.unwrap_or(0), "must fit the address space")
+        })?;
         let range = 0..place.map_or(0, |_| bytes);
         set_slot(&self.machine.vm, FIRST_SLOT + self.slots, gpa, memory, range, 0)
     }

@@ -259,5 +259,8 @@ fn a_spare_slot_is_there_until_it_is_deleted_and_no_longer() {
         guest.place_spare(MEMORY / 2, None).unwrap();
         assert!(matches!(guest.place_spare(MEMORY / 2, None), Err(Error::Os { .. })));
     }
-    assert!(matches!(guest.place_spare(2 * MEMORY, Some(0)), Err(Error::Invalid { .. })));
+    for (bytes, place) in [(2 * MEMORY, 0), (MEMORY, u64::MAX)] {
+        let refused = guest.place_spare(bytes, Some(place));
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+    }
 }
