@@ -25,6 +25,16 @@ fn other() -> Arch {
     if cfg!(target_arch = "aarch64") { Arch::X86_64 } else { Arch::Aarch64 }
 }
 
+/// Builds what runs in a machine of the other architecture; skipped where it cannot be, as are the
+/// machines.
+pub fn build() -> anyhow::Result<Outcome> {
+    match static_build::build(&[other()], true) {
+        Err(error) if in_ci() => Err(error),
+        Err(error) => Ok(Outcome::Skipped(format!("{error:#}"))),
+        Ok(()) => Ok(Outcome::Ran(Vec::new())),
+    }
+}
+
 /// Boots a machine of each architecture, each with a small command, and checks what came home; with
 /// larger guests if it is to be long.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {

@@ -26,6 +26,8 @@ pub enum Stage {
     Doctests,
     /// The documentation itself, without warnings
     Docs,
+    /// `slat` for emulated machines of the other architecture
+    Static,
     /// Every interleaving of small concurrent histories, by loom
     Loom,
     /// Long concurrent histories, and threads that stop for good, by shuttle; with --long
@@ -96,6 +98,7 @@ impl Stage {
                 let mut docs = cargo(&["doc", "--workspace", "--no-deps"]);
                 ran(docs.env("RUSTDOCFLAGS", "--deny warnings"))
             }
+            Self::Static => emulators::build(),
             Self::Loom => loom(long),
             Self::Shuttle => shuttle(long),
             Self::Fuzz if long => fuzz::run(600).map(|()| Outcome::Ran(Vec::new())),

@@ -6,7 +6,8 @@ use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::Command;
+use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -25,30 +26,49 @@ fn is_expected(skip: &str) -> bool {
     EXPECTED.iter().any(|words| skip.contains(words))
 }
 
-/// A stage that runs beside another, which waits more than it computes; what it printed comes at its end.
+/// Stages that run beside the first ones, one after the other: no stage keeps two CPUs busy all the
+/// time. What they printed comes at their place in the order.
 struct Beside {
-    stage: Stage,
-    child: Child,
-    log: PathBuf,
+    stages: Vec<Stage>,
+    done: Receiver<anyhow::Result<()>>,
 }
 
 impl Beside {
-    fn start(stage: Stage, long: bool) -> anyhow::Result<Self> {
-        let log = target().join(format!("{}.log", name(stage)));
-        let file = File::create(&log).with_context(|| log.display().to_string())?;
-        let mut xtask = Command::new(std::env::current_exe().context("where is xtask?")?);
-        xtask.args(["test", &name(stage)]).args(long.then_some("--long"));
-        xtask.stderr(file.try_clone().context("a second handle of a log")?).stdout(file);
-        let child = xtask.spawn().context("xtask does not start")?;
-        Ok(Self { stage, child, log })
+    /// Those of the stages that build what the others do not, if there is anything to run them beside.
+    fn start(stages: &[Stage], long: bool) -> Self {
+        let chosen = |stage: &Stage| stages.contains(stage);
+        let mut beside = vec![Stage::Static, Stage::Loom];
+        beside.retain(|stage| chosen(stage) && chosen(&Stage::Tests));
+        let (ended, done) = std::sync::mpsc::channel();
+        let run = beside.clone();
+        std::thread::spawn(move || {
+            run.into_iter().try_for_each(|stage| ended.send(logged(stage, long)).ok())
+        });
+        Self { stages: beside, done }
     }
 
-    fn end(mut self) -> anyhow::Result<Outcome> {
-        let status = self.child.wait().context("xtask is gone")?;
-        print!("{}", std::fs::read_to_string(&self.log).unwrap_or_default());
-        ensure!(status.success(), "{status}");
-        Ok(Outcome::Ran(Vec::new()))
+    /// Waits for one of them.
+    fn end(&self, stage: Stage) -> anyhow::Result<Outcome> {
+        let done = self.done.recv().context("it did not run")?;
+        print!("{}", std::fs::read_to_string(log(stage)).unwrap_or_default());
+        done.map(|()| Outcome::Ran(Vec::new()))
     }
+}
+
+fn log(stage: Stage) -> PathBuf {
+    target().join(format!("{}.log", name(stage)))
+}
+
+/// Runs a stage as a process, its output into its log.
+fn logged(stage: Stage, long: bool) -> anyhow::Result<()> {
+    let log = log(stage);
+    let file = File::create(&log).with_context(|| log.display().to_string())?;
+    let mut xtask = Command::new(std::env::current_exe().context("where is xtask?")?);
+    xtask.args(["test", &name(stage)]).args(long.then_some("--long"));
+    xtask.stderr(file.try_clone().context("a second handle of a log")?).stdout(file);
+    let status = xtask.status().context("xtask does not start")?;
+    ensure!(status.success(), "{status}");
+    Ok(())
 }
 
 /// What the last stages install and unpack, while the first ones compile. What fails is said by the stage
@@ -70,8 +90,7 @@ fn fetch(stages: &[Stage]) -> Option<JoinHandle<()>> {
 pub fn run(chosen: &[Stage], long: bool) -> anyhow::Result<()> {
     let stages = if chosen.is_empty() { Stage::all(long) } else { chosen.to_vec() };
     let mut fetching = fetch(&stages);
-    let both = [Stage::Tests, Stage::Loom].iter().all(|stage| stages.contains(stage));
-    let mut beside = None;
+    let beside = Beside::start(&stages, long);
     let start = Instant::now();
     let mut summary = Vec::new();
     let mut skipped = Vec::new();
@@ -80,17 +99,14 @@ pub fn run(chosen: &[Stage], long: bool) -> anyhow::Result<()> {
         let name = name(*stage);
         println!("\n== {name} ({} of {})", index + 1, stages.len());
         let begin = Instant::now();
-        if *stage == Stage::Tests && both {
-            beside = Some(Beside::start(Stage::Loom, long)?);
-        }
         if matches!(stage, Stage::Peers | Stage::Emulators)
             && let Some(fetching) = fetching.take()
         {
             _ = fetching.join();
         }
-        let done = match beside.take_if(|beside| beside.stage == *stage) {
-            Some(beside) => beside.end(),
-            None => stage.run(long),
+        let done = match beside.stages.contains(stage) {
+            true => beside.end(*stage),
+            false => stage.run(long),
         };
         let word = match done {
             Ok(Outcome::Ran(left_out)) => {

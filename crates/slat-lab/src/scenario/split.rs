@@ -327,11 +327,18 @@ mod tests {
 
     #[test]
     fn every_granule_and_every_level_of_bbm_splits_to_what_it_should() {
-        for (granule, memory) in
-            [(Granule::Size4k, 1 << 30), (Granule::Size16k, 64 << 20), (Granule::Size64k, 1 << 30)]
-        {
+        let cases = [
+            (Granule::Size4k, 64 << 20, Some(2 << 20)),
+            (Granule::Size4k, 1 << 30, Some(1 << 30)),
+            (Granule::Size16k, 64 << 20, None),
+            (Granule::Size64k, 1 << 30, None),
+        ];
+        for (granule, memory, backing) in cases {
             for bbm in 0..=3 {
-                let args = SplitArgs { granule, memory: Size(memory), bbm, ..args() };
+                let backing = backing.map(Size).into_iter().collect();
+                let what = if memory == 1 << 30 { vec![What::Split] } else { args().what };
+                let args =
+                    SplitArgs { granule, memory: Size(memory), backing, what, bbm, ..args() };
                 // `work` checks each result, and that it has as many samples as asked for.
                 assert!(!run(&args, &mut Session::quiet()).unwrap().is_empty());
             }
