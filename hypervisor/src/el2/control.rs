@@ -1,0 +1,30 @@
+//! The control page: how the guest's program and the manager talk. Nothing is mapped there, so each
+//! access leaves the guest, and is emulated.
+
+use super::cpu::Registers;
+use super::guest::Control;
+use core::sync::atomic::Ordering;
+use slat_hypervisor::layout::{CONTROL, CONTROL_DECLARE, CONTROL_EVENT, CONTROL_SIZE};
+use slat_hypervisor::syndrome::Abort;
+
+/// Does what a load or store of the guest's asks for. Registers that are not there read as zero, and
+/// ignore what is written.
+pub fn access(control: &Control, abort: &Abort, gpa: u64, registers: &mut Registers) {
+    let Some(data) = abort.data else { return };
+    let register = gpa - CONTROL.base;
+    if abort.write {
+        let value = registers.get(data.register) & u64::from(u32::MAX);
+        match register {
+            CONTROL_EVENT => control.event.store(value, Ordering::Release),
+            CONTROL_DECLARE => control.declared.store(value, Ordering::Release),
+            _ => {}
+        }
+        return;
+    }
+    let value = match register {
+        CONTROL_EVENT => control.stop.load(Ordering::Acquire).into(),
+        CONTROL_SIZE => control.size.load(Ordering::Acquire),
+        _ => 0,
+    };
+    registers.set(data.register, value);
+}

@@ -1,0 +1,221 @@
+//! The guest: its memory, and what each vCPU starts with.
+
+use super::memory::{GUEST, Machine};
+use super::platform::{El2, id_registers};
+use super::{devicetree, report::say};
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use slat::format::arm64::Arm64K4;
+use slat::format::arm64::id::IdRegisters;
+use slat::{Format, Gpa, PageSize, Vmid};
+use slat_guest::{CachePolicy, Config, Guest, Hva, SlotId, SlotSpec, TABLE_PAGES, Worker};
+use slat_hypervisor::layout::*;
+use slat_hypervisor::options::{Caches, ExecuteHuge, Logging, Options};
+use spin::Mutex;
+
+/// The guest's memory.
+pub type Memory = Guest<'static, Arm64K4, El2, Machine>;
+
+/// The slot of the guest's RAM; devices have those behind it.
+pub const RAM_SLOT: SlotId = SlotId(0);
+
+/// Everything, for all CPUs.
+pub struct Hypervisor {
+    pub options: Options<'static>,
+    pub machine: &'static El2,
+    pub id: IdRegisters,
+    pub memory: Memory,
+    pub vtcr: u64,
+    /// Where each vCPU starts when it is switched on.
+    pub vcpus: Box<[Start]>,
+    /// What the guest's program has said: see `layout::CONTROL_EVENT`.
+    pub control: Control,
+    /// Why the guest is over.
+    pub end: Mutex<Option<String>>,
+    pub ended: AtomicBool,
+}
+
+/// Where a vCPU starts.
+#[derive(Default)]
+pub struct Start {
+    entry: AtomicU64,
+    context: AtomicU64,
+}
+
+impl Start {
+    /// Entry and context, exchanged.
+    pub fn replace(&self, entry: u64, context: u64) -> (u64, u64) {
+        let before = (&self.entry, &self.context);
+        (before.0.swap(entry, Ordering::AcqRel), before.1.swap(context, Ordering::AcqRel))
+    }
+
+    pub fn restore(&self, (entry, context): (u64, u64)) {
+        self.replace(entry, context);
+    }
+
+    pub fn get(&self) -> (u64, u64) {
+        (self.entry.load(Ordering::Acquire), self.context.load(Ordering::Acquire))
+    }
+}
+
+/// The registers of the control page.
+#[derive(Default)]
+pub struct Control {
+    pub event: AtomicU64,
+    pub declared: AtomicU64,
+    pub stop: AtomicBool,
+    pub size: AtomicU64,
+}
+
+/// Set once, by the boot CPU, before it starts another.
+static THE: AtomicU64 = AtomicU64::new(0);
+
+/// The hypervisor, on CPUs other than the first.
+pub fn the() -> &'static Hypervisor {
+    let at = THE.load(Ordering::Acquire) as *const Hypervisor;
+    // SAFETY: other CPUs are started after `Hypervisor::new` has stored the address of what it leaked.
+    unsafe { at.as_ref() }.expect("the boot CPU has made it")
+}
+
+impl Hypervisor {
+    /// The guest that the command line asks for, ready to start.
+    ///
+    /// # Errors
+    /// What cannot be, in words.
+    pub fn new() -> Result<&'static Self, String> {
+        // SAFETY: QEMU puts the device tree of the machine there, for a program that leaves the place free.
+        let tree = unsafe { fdt::Fdt::from_ptr(RAM as *const u8) };
+        let tree = tree.map_err(|error| format!("no device tree at {RAM:#x}: {error:?}"))?;
+        let options = Options::parse(tree.chosen().bootargs().unwrap_or_default());
+        let options = options.map_err(|error| format!("{error}"))?;
+        let there: usize = tree.memory().regions().filter_map(|region| region.size).sum();
+        let needed = machine_ram(options.memory);
+        if (there as u64) < needed {
+            return Err(format!(
+                "the machine has {there:#x} bytes of RAM; a guest of {:#x} takes {needed:#x}",
+                options.memory
+            ));
+        }
+        let id = id_registers();
+        let machine: &'static El2 = Box::leak(Box::new(El2::new(&id, options.fault)));
+        let format = id.format::<12>().map_err(|error| format!("{error}"))?;
+        let format = Arm64K4 {
+            hardware_dirty: options.logging == Logging::Hardware && format.hardware_dirty,
+            ..format
+        };
+        // As wide as the CPU has it, or as RAM and devices need.
+        let bits = format.output_bits().min(id.address_bits());
+        let guest = Guest::new(
+            format,
+            Vmid(1),
+            bits,
+            machine,
+            Machine::new(options.memory),
+            config(&options)?,
+        );
+        let memory = guest.map_err(|error| format!("{error}"))?;
+        let vtcr = id.vtcr(&format, &memory.tables().geometry());
+        let vtcr = vtcr.map_err(|error| format!("{error}"))?;
+        slots(&memory, &options).map_err(|error| format!("{error}"))?;
+        devicetree::write(&options).map_err(|error| format!("the guest's device tree: {error}"))?;
+        let vcpus: Box<[Start]> = (0..options.vcpus).map(|_| Start::default()).collect();
+        vcpus[options.first as usize].replace(GUEST_RAM + KERNEL, GUEST_RAM + DEVICE_TREE);
+        say!(
+            "a guest of {} vCPUs and {} MiB, {bits}-bit addresses, leaves up to {} KiB; break-before-make: \
+             {:?}, FWB: {}, TLBI by range: {}, hardware dirty state: {}",
+            options.vcpus,
+            options.memory >> 20,
+            options.largest >> 10,
+            id.break_before_make(true),
+            format.forced_write_back,
+            id.range_instructions(),
+            format.hardware_dirty,
+        );
+        let hypervisor = Box::leak(Box::new(Self {
+            options,
+            machine,
+            id,
+            memory,
+            vtcr,
+            vcpus,
+            control: Control::default(),
+            end: Mutex::new(None),
+            ended: AtomicBool::new(false),
+        }));
+        THE.store(hypervisor as *const Self as u64, Ordering::Release);
+        Ok(hypervisor)
+    }
+
+    /// Whether the guest is over.
+    pub fn ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Lets others go on: what a vCPU faulted on is not there yet.
+    pub fn pause(&self) {
+        super::cpu::relax();
+    }
+
+    /// Says that the guest is over, and why; the manager does the rest.
+    pub fn end(&self, why: String) {
+        self.end.lock().get_or_insert(why);
+        self.ended.store(true, Ordering::Release);
+    }
+}
+
+fn config(options: &Options<'_>) -> Result<Config, String> {
+    let largest = PageSize::from_bytes(options.largest);
+    let largest = largest.ok_or_else(|| format!("leaves of {:#x} bytes", options.largest))?;
+    // The manager is a vCPU more: it maps ahead of the guest.
+    let mut config = Config::new(options.vcpus as u16 + 1, largest);
+    config.logging = match options.logging {
+        Logging::Protect => slat_guest::Logging::Protect,
+        Logging::Hardware => slat_guest::Logging::Hardware,
+    };
+    config.eager_split = Some(PageSize::SIZE_4K);
+    config.execute_huge = match options.execute {
+        ExecuteHuge::Allowed => slat_guest::ExecuteHuge::Allowed,
+        ExecuteHuge::Split => slat_guest::ExecuteHuge::Split,
+        ExecuteHuge::SplitPage => slat_guest::ExecuteHuge::SplitPage,
+        ExecuteHuge::Zap => slat_guest::ExecuteHuge::Zap,
+    };
+    config.caches = match options.caches {
+        Caches::Exact => CachePolicy::Exact,
+        Caches::Every => CachePolicy::Every,
+        Caches::First => CachePolicy::First,
+        Caches::Vcpu0 => CachePolicy::Vcpu0,
+    };
+    Ok(config)
+}
+
+/// The guest's RAM, as its slot.
+pub fn ram(options: &Options<'_>) -> SlotSpec {
+    SlotSpec {
+        id: RAM_SLOT,
+        gpa: Gpa(GUEST_RAM),
+        bytes: options.memory,
+        host: GUEST,
+        read_only: false,
+        log_dirty: false,
+    }
+}
+
+fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::SlotError> {
+    let mut room = [const { None }; TABLE_PAGES];
+    let mut worker = Worker::new(memory, &mut room).expect("nobody has a seat yet");
+    worker.set_slot(ram(options))?;
+    let devices = [DISTRIBUTOR, redistributors(options.vcpus), UART];
+    for (number, device) in devices.into_iter().enumerate() {
+        worker.set_slot(SlotSpec {
+            id: SlotId(1 + number as u16),
+            gpa: Gpa(device.base),
+            bytes: device.bytes,
+            host: Hva(device.base),
+            read_only: false,
+            log_dirty: false,
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! The manager: the CPU that stays with the hypervisor, and works on the guest's memory while the guest
+//! runs.
+
+use super::guest::{Hypervisor, Memory};
+use super::report::{record, say};
+use super::{cpu, psci, vcpu};
+use aarch64_cpu::registers::*;
+use alloc::string::String;
+use alloc::vec::Vec;
+use serde_json::{Map, Value, json};
+use slat_guest::{FaultKind, TABLE_PAGES, Vcpu};
+use slat_hypervisor::options::Job;
+
+/// A thread of the manager's: a vCPU that never runs, but can map.
+pub type Thread<'w> = Vcpu<
+    'w,
+    'static,
+    slat::format::arm64::Arm64K4,
+    super::platform::El2,
+    super::memory::Machine,
+>;
+
+/// Does the job, waits for the guest's end, reports, and switches the machine off.
+pub fn run(hypervisor: &'static Hypervisor) -> ! {
+    // Invalidations act on the VMID that is loaded.
+    HCR_EL2.write(HCR_EL2::VM::Enable + HCR_EL2::RW::EL1IsAarch64);
+    vcpu::load(hypervisor, &hypervisor.memory, hypervisor.memory.tables().root());
+    let mut room = [const { None }; TABLE_PAGES];
+    match Vcpu::new(&hypervisor.memory, hypervisor.options.vcpus as u16, &mut room) {
+        Ok(mut thread) => {
+            let done = match hypervisor.options.job {
+                Job::Boot => Ok(()),
+                Job::Migrate => Ok(()),
+                Job::Age => Ok(()),
+            };
+            if let Err(why) = done {
+                hypervisor.end(why);
+            }
+            wait_for_end(hypervisor);
+            let leaves = thread.worker().leaves_by_size();
+            report(&hypervisor.memory, hypervisor, &leaves);
+        }
+        Err(error) => say!("the manager cannot work: {error}"),
+    }
+    psci::system_off()
+}
+
+fn wait_for_end(hypervisor: &Hypervisor) {
+    let limit = cpu::now() + hypervisor.options.seconds * cpu::frequency();
+    while !hypervisor.ended() {
+        if cpu::now() > limit {
+            hypervisor.end(alloc::format!("it took more than {} s", hypervisor.options.seconds));
+        }
+        cpu::relax();
+    }
+}
+
+fn report(memory: &Memory, hypervisor: &Hypervisor, leaves: &[(slat::PageSize, u64)]) {
+    let stats = memory.stats();
+    let why = hypervisor.end.lock().clone().unwrap_or_default();
+    say!("the guest is over: {why}");
+    let mut faults = Map::new();
+    for kind in FaultKind::ALL {
+        let spent = stats.faults(kind);
+        if spent.count != 0 {
+            let each: Vec<u64> = stats.vcpus.iter().map(|vcpu| vcpu.of(kind).count).collect();
+            say!("  {:<16} {:>8}  {:?}, {} ticks", kind.name(), spent.count, each, spent.ticks);
+            faults.insert(kind.name().into(), json!(each));
+        }
+    }
+    let leaves: Map<String, Value> =
+        leaves.iter().map(|(size, count)| (alloc::format!("{size}"), json!(count))).collect();
+    let totals = stats.totals;
+    say!("  leaves: {}", Value::Object(leaves.clone()));
+    say!("  {totals:?}");
+    record(&json!({
+        "record": "end",
+        "why": why,
+        "event": hypervisor.control.event.load(core::sync::atomic::Ordering::Acquire),
+        "faults": faults,
+        "leaves": leaves,
+        "invalidations": totals.invalidations,
+        "broken": totals.broken,
+        "tables_built": totals.tables_built,
+        "flushes": totals.flushes,
+        "flushed_bytes": totals.flushed_bytes,
+        "touched_bytes": totals.touched_bytes,
+        "mapped_bytes": totals.mapped_bytes,
+        "split_bytes": totals.split_bytes,
+        "collapsed_bytes": totals.collapsed_bytes,
+    }));
+}

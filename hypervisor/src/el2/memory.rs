@@ -1,0 +1,98 @@
+//! The machine's memory: the hypervisor's own, and what is behind the guest.
+
+use buddy_system_allocator::LockedHeap;
+use core::sync::atomic::{AtomicU64, Ordering};
+use slat::{Access, Hpa, Memory, PageSize};
+use slat_guest::{Backing, Hva, NoPage, Page};
+use slat_hypervisor::layout::{HOME, RAM};
+
+/// A buddy allocator gives blocks aligned to their size, as tables want them.
+#[global_allocator]
+static HEAP: LockedHeap<33> = LockedHeap::empty();
+
+/// Where the heap starts: behind the program, which `link.ld` puts at 2 MiB.
+const HEAP_START: u64 = RAM + (32 << 20);
+const HEAP_BYTES: u64 = 256 << 20;
+
+/// The stacks of all CPUs, 64 KiB each, by number.
+#[unsafe(no_mangle)]
+static mut STACKS: [[u128; 4096]; 8] = [[0; 4096]; 8];
+
+/// The hypervisor's own table, walked by EL2: 512 GiB, each GiB a block at its own address. The first
+/// is for devices.
+#[unsafe(no_mangle)]
+static IDENTITY: Table = Table({
+    const VALID: u64 = 1 << 0;
+    const NORMAL: u64 = 1 << 2;
+    const WRITABLE: u64 = 1 << 6;
+    const INNER_SHAREABLE: u64 = 0b11 << 8;
+    const ACCESSED: u64 = 1 << 10;
+    const NEVER_EXECUTE: u64 = 1 << 54;
+    let mut table = [0; 512];
+    table[0] = VALID | WRITABLE | ACCESSED | NEVER_EXECUTE;
+    let mut gib = 1;
+    while gib < 512 {
+        table[gib] = (gib as u64) << 30 | VALID | NORMAL | WRITABLE | INNER_SHAREABLE | ACCESSED;
+        gib += 1;
+    }
+    table
+});
+
+#[repr(align(4096))]
+struct Table([u64; 512]);
+
+/// Gives the heap its memory.
+pub fn init() {
+    // SAFETY: the boot CPU calls this once, before anything is allocated. The range is RAM of the machine
+    // that holds nothing else: the program ends below, the guest's memory starts above.
+    unsafe { HEAP.lock().init(HEAP_START as usize, HEAP_BYTES as usize) }
+}
+
+/// The guest's RAM in the backing's addresses; what is below are addresses of devices.
+pub const GUEST: Hva = Hva(1 << 40);
+
+/// What is behind the guest's addresses: devices, where they are, and RAM, which can move.
+#[derive(Debug)]
+pub struct Machine {
+    /// Where the guest's RAM is.
+    home: AtomicU64,
+    bytes: u64,
+}
+
+impl Machine {
+    pub const fn new(bytes: u64) -> Self {
+        Self { home: AtomicU64::new(HOME), bytes }
+    }
+
+    /// Where the guest's RAM is.
+    pub fn home(&self) -> u64 {
+        self.home.load(Ordering::Acquire)
+    }
+
+    /// It is somewhere else from now on: who calls this holds an invalidation of all of it.
+    pub fn move_to(&self, home: u64) {
+        self.home.store(home, Ordering::Release);
+    }
+}
+
+impl Backing for Machine {
+    fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
+        match host.0.checked_sub(GUEST.0) {
+            Some(offset) if offset < self.bytes => Ok(Page {
+                hpa: Hpa(self.home() + offset),
+                block: PageSize::SIZE_1G,
+                write: true,
+                execute: true,
+                memory: Memory::Normal,
+            }),
+            Some(_) => Err(NoPage::Never),
+            None => Ok(Page {
+                hpa: Hpa(host.0),
+                block: PageSize::SIZE_4K,
+                write: true,
+                execute: false,
+                memory: Memory::Device,
+            }),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What the engine asks of the machine: TLB invalidation, barriers, cache maintenance, table pages. All
+//! of it that is special about EL2 is here.
+
+use super::cpu;
+use alloc::alloc::{alloc, dealloc};
+use core::alloc::Layout;
+use core::arch::asm;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, Ordering};
+use slat::format::arm64::id::{Granule, IdRegisters};
+use slat::format::arm64::tlbi::{Instruction, Scope, Tlbi};
+use slat::{
+    BreakBeforeMake, Frame, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
+};
+use slat_guest::Host;
+use slat_hypervisor::options::Fault;
+
+/// Threads that walk tables: a vCPU each, and the manager.
+const SEATS: usize = 8;
+
+/// The machine under the guest's tables.
+#[derive(Debug)]
+pub struct El2 {
+    grace: Grace<[Seat; SEATS]>,
+    tlbi: Tlbi,
+    break_before_make: BreakBeforeMake,
+    /// FEAT_S2FWB: nothing gets past the data caches.
+    forced_write_back: bool,
+    fault: Fault,
+    /// The manager is clearing the log: for [`Fault::KeepDirty`].
+    pub clearing: AtomicBool,
+}
+
+/// The ID registers of this CPU. Those of QEMU's `virt` machine are all the same.
+pub fn id_registers() -> IdRegisters {
+    IdRegisters {
+        mmfr0: cpu::read!("id_aa64mmfr0_el1"),
+        mmfr1: cpu::read!("id_aa64mmfr1_el1"),
+        mmfr2: cpu::read!("id_aa64mmfr2_el1"),
+        isar0: cpu::read!("id_aa64isar0_el1"),
+    }
+}
+
+impl El2 {
+    /// The machine as its ID registers have it, and a fault on purpose.
+    pub fn new(id: &IdRegisters, fault: Fault) -> Self {
+        let tlbi = id.tlbi(Granule::K4);
+        Self {
+            grace: Grace::new([const { Seat::new() }; SEATS]),
+            tlbi: if fault == Fault::Local { Tlbi { scope: Scope::Local, ..tlbi } } else { tlbi },
+            // `vcpu` handles conflicts.
+            break_before_make: match fault {
+                Fault::NoBreak => BreakBeforeMake::Never,
+                _ => id.break_before_make(true),
+            },
+            forced_write_back: id.forced_write_back(),
+            fault,
+            clearing: AtomicBool::new(false),
+        }
+    }
+
+    /// Forgets all that this CPU holds of the guest: before it loads another root for the same VMID, and
+    /// after a TLB conflict.
+    pub fn forget_all(&self, vmid: Vmid) {
+        let all = Invalidation { vmid, range: None, leaf: None, tables: true };
+        Tlbi { scope: Scope::Local, ..self.tlbi }.sequence(&all).for_each(execute);
+    }
+}
+
+/// Executes one instruction of a sequence. The guest's VTTBR_EL2 is loaded on every CPU that gets here, so
+/// the VMID is the right one.
+fn execute(instruction: Instruction) {
+    macro_rules! plain {
+        ($text:literal) => {
+            // SAFETY: a barrier, or an invalidation of the guest's translations: it removes what is
+            // cached, and changes nothing else.
+            unsafe { asm!($text, options(nostack)) }
+        };
+    }
+    macro_rules! with {
+        ($text:literal, $operand:expr) => {
+            // SAFETY: as above.
+            unsafe { asm!(concat!($text, ", {}"), in(reg) $operand, options(nostack)) }
+        };
+    }
+    match instruction {
+        Instruction::DsbIshst => plain!("dsb ishst"),
+        Instruction::DsbIsh => plain!("dsb ish"),
+        Instruction::DsbNshst => plain!("dsb nshst"),
+        Instruction::DsbNsh => plain!("dsb nsh"),
+        Instruction::Isb => plain!("isb"),
+        Instruction::Ipas2e1is(x) => with!("tlbi ipas2e1is", x),
+        Instruction::Ipas2le1is(x) => with!("tlbi ipas2le1is", x),
+        // RIPAS2E1IS, RIPAS2LE1IS, and those without IS: assemblers know them with FEAT_TLBIRANGE only.
+        Instruction::Ripas2e1is(x) => with!("sys #4, c8, c0, #2", x),
+        Instruction::Ripas2le1is(x) => with!("sys #4, c8, c0, #6", x),
+        Instruction::Vmalle1is => plain!("tlbi vmalle1is"),
+        Instruction::Vmalls12e1is => plain!("tlbi vmalls12e1is"),
+        Instruction::Ipas2e1(x) => with!("tlbi ipas2e1", x),
+        Instruction::Ipas2le1(x) => with!("tlbi ipas2le1", x),
+        Instruction::Ripas2e1(x) => with!("sys #4, c8, c4, #2", x),
+        Instruction::Ripas2le1(x) => with!("sys #4, c8, c4, #6", x),
+        Instruction::Vmalle1 => plain!("tlbi vmalle1"),
+        Instruction::Vmalls12e1 => plain!("tlbi vmalls12e1"),
+    }
+}
+
+/// Whether a deliberate fault leaves the instruction out.
+fn left_out(fault: Fault, instruction: Instruction) -> bool {
+    use Instruction::*;
+    match fault {
+        Fault::NoTlbi => !matches!(instruction, DsbIshst | DsbIsh | DsbNshst | DsbNsh | Isb),
+        Fault::NoStage1 => matches!(instruction, Vmalle1 | Vmalle1is),
+        Fault::NoStage2 => matches!(
+            instruction,
+            Ipas2e1is(_) | Ipas2le1is(_) | Ripas2e1is(_) | Ripas2le1is(_) | Ipas2e1(_) | Ipas2le1(_)
+                | Ripas2e1(_) | Ripas2le1(_)
+        ),
+        Fault::NoBarrier => matches!(instruction, DsbIsh | DsbNsh | Isb),
+        _ => false,
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, bytes).expect("the engine asks for powers of two")
+}
+
+// SAFETY:
+// 1. The buddy allocator returns blocks of that size and alignment, nobody else's until `dealloc`.
+// 2. EL2 maps all RAM at its own address, writable, for good: the address is the pointer.
+// 3. The sequence is the one for this CPU's features, on all CPUs of the inner shareable domain, and ends
+//    with the barrier that waits for it; a deliberate fault breaks this promise on purpose.
+// 4. Both are fields that nobody changes.
+// 5. `fill` is the one that is provided.
+// 6. Nothing here panics but on sizes that are no powers of two, which the engine does not ask for.
+unsafe impl Platform for El2 {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        // SAFETY: the size is not 0. Alignment and ownership are those of `Frame::from_hpa`'s contract.
+        unsafe { Frame::from_hpa(Hpa(alloc(layout(bytes)) as u64)) }
+    }
+
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
+        // SAFETY: the frame is from `allocate`, with that size, and nobody reaches it any more.
+        unsafe { dealloc(frame.hpa().0 as *mut u8, layout(bytes)) }
+    }
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        NonNull::new(table.0 as *mut Slot).expect("no table is at address 0")
+    }
+
+    fn publish(&self) {
+        // An entry that was invalid is in no TLB: only the store has to be seen by walks. No ISB, since
+        // this CPU returns to the guest by an exception return before it uses the entry.
+        aarch64_cpu::asm::barrier::dsb(aarch64_cpu::asm::barrier::ISHST);
+    }
+
+    fn invalidate(&self, what: &Invalidation) {
+        if self.fault == Fault::KeepDirty && self.clearing.load(Ordering::Relaxed) {
+            return;
+        }
+        let loaded = cpu::read!("vttbr_el2");
+        if self.fault == Fault::WrongVmid {
+            cpu::write!("vttbr_el2", loaded ^ 1 << 49);
+            cpu::isb();
+        }
+        let sequence = self.tlbi.sequence(what);
+        sequence.filter(|&instruction| !left_out(self.fault, instruction)).for_each(execute);
+        if self.fault == Fault::WrongVmid {
+            cpu::write!("vttbr_el2", loaded);
+            cpu::isb();
+        }
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.break_before_make
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+
+    /// By address, through EL2's own mapping: caches are maintained by physical address wherever the
+    /// line is.
+    fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
+        if self.fault == Fault::NoMaintenance {
+            return;
+        }
+        let ctr = cpu::read!("ctr_el0");
+        let lines = |log2_words: u64| (memory.0..memory.0 + bytes).step_by(4 << log2_words);
+        if !self.forced_write_back {
+            // SAFETY: cleans and invalidates; the memory's content, seen from anywhere, stays.
+            lines(ctr >> 16 & 0xf).for_each(|line| unsafe {
+                asm!("dc civac, {}", in(reg) line, options(nostack));
+            });
+        }
+        let instructions = what == Maintenance::Instructions && ctr >> 29 & 1 == 0;
+        // SAFETY: waits; forgets instructions, which are fetched again.
+        unsafe {
+            asm!("dsb ish", options(nostack));
+            if instructions {
+                // By address would not reach aliases in a VIPT cache.
+                asm!("ic ialluis", "dsb ish", "isb", options(nostack));
+            }
+        }
+    }
+}
+
+impl Host for El2 {
+    fn now(&self) -> u64 {
+        cpu::now()
+    }
+
+    fn forget(&self, vmid: Vmid, range: GpaRange) {
+        let what = Invalidation { vmid, range: Some(range), leaf: None, tables: false };
+        Tlbi { scope: Scope::Local, ..self.tlbi }.sequence(&what).for_each(execute);
+    }
+
+    fn forget_instructions(&self) {
+        // SAFETY: instructions are fetched again.
+        unsafe { asm!("ic ialluis", "dsb ish", "isb", options(nostack)) }
+    }
+
+    fn wait(&self) {
+        cpu::relax();
+    }
+}

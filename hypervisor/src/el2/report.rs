@@ -1,0 +1,35 @@
+//! What the hypervisor says: lines of text for people, lines of JSON for the report. They go to the
+//! emulator by semihosting, which leaves the serial line to the guest; on hardware it would be a
+//! second line.
+
+use alloc::ffi::CString;
+use alloc::format;
+use core::arch::asm;
+use core::fmt;
+use spin::Mutex;
+
+/// One line at a time.
+static LINE: Mutex<()> = Mutex::new(());
+
+/// Prints a line.
+pub fn line(arguments: fmt::Arguments<'_>) {
+    // Formatted before the lock: an argument may have something to say.
+    let text = format!("{arguments}\n").replace('\0', "");
+    let Ok(text) = CString::new(text) else { return };
+    let _turn = LINE.lock();
+    // SAFETY: HLT 0xf000 is semihosting's call; operation 4, SYS_WRITE0, reads the string at x1 up to its
+    // zero and changes x0 only. QEMU is started with semihosting on.
+    unsafe {
+        asm!("hlt #0xf000", inout("x0") 4u64 => _, in("x1") text.as_ptr(), options(nostack));
+    }
+}
+
+macro_rules! say {
+    ($($arguments:tt)*) => { $crate::el2::report::line(format_args!($($arguments)*)) };
+}
+pub(crate) use say;
+
+/// Prints a value as a line of JSON.
+pub fn record(value: &serde_json::Value) {
+    say!("{value}");
+}

@@ -1,0 +1,288 @@
+//! A vCPU: it runs until something needs an answer.
+
+use super::cpu::{self, Left, Registers, read, write};
+use super::guest::{Hypervisor, Memory};
+use super::inject::{self, Told};
+use super::psci::{self, Answer};
+use super::report::say;
+use super::{control, sysreg};
+use aarch64_cpu::registers::*;
+use alloc::format;
+use slat::format::arm64::Arm64K4;
+use slat::{Access, Gpa};
+use slat_guest::{CacheSwitch, Outcome, TABLE_PAGES, Vcpu};
+use slat_hypervisor::layout::CONTROL;
+use slat_hypervisor::syndrome::{self, Abort, Exit, Kind};
+
+/// What this CPU's thread works with.
+type Thread<'w> = Vcpu<'w, 'static, Arm64K4, super::platform::El2, super::memory::Machine>;
+
+/// EL1 on its own stack, all interrupts masked: as PSCI starts a CPU.
+const START_STATE: u64 = 0b1111 << 6 | 0b0101;
+
+/// How often a vCPU may fault at the same place without anything changing.
+const PATIENCE: u32 = 10_000;
+
+/// Runs vCPU `id` on this CPU, until it is switched off.
+pub fn run(hypervisor: &'static Hypervisor, id: u64) -> ! {
+    let why = {
+        let mut room = [const { None }; TABLE_PAGES];
+        match Vcpu::new(&hypervisor.memory, id as u16, &mut room) {
+            Ok(vcpu) => Running::new(hypervisor, vcpu).run(),
+            Err(error) => Some(format!("vCPU {id} cannot run: {error}")),
+        }
+    };
+    if let Some(why) = why {
+        hypervisor.end(why);
+    }
+    psci::cpu_off()
+}
+
+struct Running<'w> {
+    hypervisor: &'static Hypervisor,
+    vcpu: Thread<'w>,
+    registers: Registers,
+    /// Where it faulted last, and how often in a row.
+    stuck: (u64, u64, u32),
+}
+
+/// Whether the guest goes on.
+enum Next {
+    Run,
+    Off,
+    End(alloc::string::String),
+}
+
+impl<'w> Running<'w> {
+    /// At its first instruction.
+    fn new(hypervisor: &'static Hypervisor, mut vcpu: Thread<'w>) -> Self {
+        let (entry, context) = hypervisor.vcpus[vcpu.id() as usize].get();
+        cpu::open_to_guest();
+        cpu::reset_el1();
+        write!("elr_el2", entry);
+        write!("spsr_el2", START_STATE);
+        let mut registers = Registers { x: [0; 31] };
+        registers.x[0] = context;
+        let switch = vcpu.reset();
+        let mut running = Self { hypervisor, vcpu, registers, stuck: (0, 0, 0) };
+        running.load_root();
+        running.trap(switch.trap);
+        running
+    }
+
+    /// Loads the root of the tables that this vCPU is to run on. Under `exact` it has one of its own while
+    /// its caches are off; both have the same VMID, so what the other left is forgotten first.
+    fn load_root(&mut self) {
+        load(self.hypervisor, &self.hypervisor.memory, self.vcpu.root());
+    }
+
+    /// Whether writes of the registers that switch caches leave the guest.
+    fn trap(&self, caches: bool) {
+        let forced = self.hypervisor.memory.tables().format().forced_write_back;
+        HCR_EL2.write(
+            HCR_EL2::VM::Enable
+                + HCR_EL2::SWIO::SET
+                + HCR_EL2::TSC::EnableTrapEl1SmcToEl2
+                + HCR_EL2::RW::EL1IsAarch64
+                + HCR_EL2::APK::DisableTrapPointerAuthKeyRegsToEl2
+                + HCR_EL2::API::DisableTrapPointerAuthInstToEl2
+                + HCR_EL2::TSW.val(u64::from(!forced))
+                + HCR_EL2::TVM.val(caches.into())
+                + HCR_EL2::FWB.val(forced.into()),
+        );
+        cpu::isb();
+    }
+
+    /// Until it is switched off, or the guest is over: why.
+    fn run(mut self) -> Option<alloc::string::String> {
+        loop {
+            if self.hypervisor.ended() {
+                return None;
+            }
+            // SAFETY: the tables map what `guest::slots` and the backing name: the guest's memory, and
+            // the devices that it is given. ELR_EL2 and SPSR_EL2 are where the guest left, or begins.
+            let left = unsafe { cpu::run(&mut self.registers) };
+            let next = match left {
+                Left::Synchronous => self.synchronous(),
+                left => Next::End(format!("vCPU {} left by {left:?}", self.vcpu.id())),
+            };
+            match next {
+                Next::Run => {}
+                Next::Off => return None,
+                Next::End(why) => {
+                    self.dump();
+                    return Some(why);
+                }
+            }
+        }
+    }
+
+    fn synchronous(&mut self) -> Next {
+        match syndrome::decode(read!("esr_el2")) {
+            Exit::Abort(abort) => self.abort(abort),
+            Exit::Call { smc, immediate } => {
+                if smc {
+                    skip();
+                }
+                self.call(immediate)
+            }
+            Exit::System(system) => {
+                let value = self.registers.get(system.register);
+                let switch = match sysreg::emulate(system, value) {
+                    sysreg::Done::Written => None,
+                    sysreg::Done::Caches(on) => Some(self.vcpu.set_caches(on)),
+                    sysreg::Done::SetWay => Some(self.vcpu.set_way()),
+                    sysreg::Done::Unknown => {
+                        inject::take(Told::Undefined);
+                        return Next::Run;
+                    }
+                };
+                if let Some(switch) = switch {
+                    self.switched(switch);
+                }
+                skip();
+                Next::Run
+            }
+            Exit::Other { class } => Next::End(format!(
+                "vCPU {} left for a reason that nobody asked for: exception class {class:#x}",
+                self.vcpu.id()
+            )),
+        }
+    }
+
+    fn switched(&mut self, switch: CacheSwitch) {
+        if switch.root_changed {
+            self.load_root();
+        }
+        self.trap(switch.trap);
+    }
+
+    fn call(&mut self, immediate: u16) -> Next {
+        // Immediates other than 0 are not the SMC Calling Convention's: nobody has defined them here.
+        let answer = match immediate {
+            0 => psci::call(self.hypervisor, &self.registers.x),
+            _ => Answer::Value(smccc::psci::error::NOT_SUPPORTED.into()),
+        };
+        match answer {
+            Answer::Value(value) => {
+                self.registers.x[0] = value as u64;
+                Next::Run
+            }
+            Answer::Off => Next::Off,
+            Answer::End(why) => {
+                self.hypervisor.end(why.into());
+                Next::Off
+            }
+        }
+    }
+
+    fn abort(&mut self, abort: Abort) -> Next {
+        let far = read!("far_el2");
+        match abort.kind {
+            Kind::TlbConflict => {
+                self.hypervisor.machine.forget_all(self.hypervisor.memory.tables().vmid());
+                return Next::Run;
+            }
+            Kind::Other(_) => {
+                inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
+                return Next::Run;
+            }
+            Kind::Translation | Kind::AccessFlag | Kind::Permission => {}
+        }
+        // A walk that a change of the guest's tables has overtaken is done anew.
+        let Some(gpa) = address(&abort, far) else { return Next::Run };
+        let access = match abort {
+            Abort { fetch: true, .. } => Access::Execute,
+            // Cache maintenance is reported as a write, and needs the right to read; DC IVAC, which needs
+            // the right to write, says so by a permission fault.
+            Abort { maintenance: true, kind, .. } if kind != Kind::Permission => Access::Read,
+            Abort { write: true, .. } => Access::Write,
+            _ => Access::Read,
+        };
+        let outcome = self.vcpu.fault(Gpa(gpa), access);
+        match outcome {
+            Outcome::Retry(_) | Outcome::RingFull => {
+                self.hypervisor.pause();
+                Next::Run
+            }
+            Outcome::Mmio if CONTROL.contains(gpa) && abort.data.is_some() => {
+                control::access(&self.hypervisor.control, &abort, gpa, &mut self.registers);
+                skip();
+                Next::Run
+            }
+            Outcome::Mmio | Outcome::Refused(slat_guest::Refused::NoPage | slat_guest::Refused::NotExecutable) => {
+                inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
+                self.moved_on(far, gpa, access)
+            }
+            Outcome::Refused(why) => {
+                Next::End(format!("vCPU {}: {access:?} at {gpa:#x}: {why:?}", self.vcpu.id()))
+            }
+            _ => self.moved_on(far, gpa, access),
+        }
+    }
+
+    /// A guest that faults at one place for ever is stopped: its tables and the hypervisor's disagree, or
+    /// its handler faults itself.
+    fn moved_on(&mut self, far: u64, gpa: u64, access: Access) -> Next {
+        let (at, page, times) = self.stuck;
+        let same = at == far && page == gpa;
+        self.stuck = (far, gpa, if same { times + 1 } else { 0 });
+        if self.stuck.2 < PATIENCE {
+            return Next::Run;
+        }
+        Next::End(format!(
+            "vCPU {} faults for ever: {access:?} at {gpa:#x} (virtual {far:#x})",
+            self.vcpu.id()
+        ))
+    }
+
+    fn dump(&self) {
+        let x = &self.registers.x;
+        for (row, four) in x.chunks(4).enumerate() {
+            let row = row * 4;
+            say!("  x{row:<2} {four:018x?}");
+        }
+        say!(
+            "  pc {:#x}, pstate {:#x}, SCTLR_EL1 {:#x}, ESR_EL2 {:#x}, FAR_EL2 {:#x}, HPFAR_EL2 {:#x}",
+            read!("elr_el2"),
+            read!("spsr_el2"),
+            read!("sctlr_el1"),
+            read!("esr_el2"),
+            read!("far_el2"),
+            read!("hpfar_el2"),
+        );
+    }
+}
+
+/// Loads the guest's tables on this CPU, which forgets what it held of them.
+pub fn load(hypervisor: &Hypervisor, memory: &Memory, root: slat::Hpa) {
+    let vmid = memory.tables().vmid();
+    let vttbr = hypervisor.id.vttbr(root, vmid).expect("a root below 1 TiB, and VMID 1");
+    write!("vtcr_el2", hypervisor.vtcr);
+    write!("vttbr_el2", vttbr);
+    cpu::isb();
+    hypervisor.machine.forget_all(vmid);
+}
+
+/// The guest goes on behind the instruction that left.
+fn skip() {
+    write!("elr_el2", read!("elr_el2") + 4);
+}
+
+/// The guest physical address of an abort. HPFAR_EL2 has it, unless a right was missing for the access
+/// itself: then the guest's own walk finds it once more.
+fn address(abort: &Abort, far: u64) -> Option<u64> {
+    const PAGE: u64 = 0xfff;
+    if abort.kind != Kind::Permission || abort.stage1_walk {
+        return Some((read!("hpfar_el2") & !0xf) << 8 | far & PAGE);
+    }
+    let before = read!("par_el1");
+    // SAFETY: asks the guest's stage 1 for a translation; the answer goes to PAR_EL1, which is put back.
+    unsafe {
+        core::arch::asm!("at s1e1r, {}", in(reg) far, options(nostack));
+    }
+    cpu::isb();
+    let found = read!("par_el1");
+    write!("par_el1", before);
+    (found & 1 == 0).then_some(found & 0x000f_ffff_ffff_f000 | far & PAGE)
+}
