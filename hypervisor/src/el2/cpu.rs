@@ -101,11 +101,6 @@ pub fn relax() {
     unsafe { asm!("yield", options(nomem, nostack)) }
 }
 
-/// This CPU's number: Aff0, which QEMU counts from 0.
-pub fn number() -> u64 {
-    MPIDR_EL1.get() & 0xff
-}
-
 /// ESR, ELR and FAR of an exception that EL2 itself took.
 pub fn own_exception() -> (u64, u64, u64) {
     (read!("esr_el2"), read!("elr_el2"), read!("far_el2"))

@@ -3,10 +3,12 @@
 
 use super::guest::{Hypervisor, Memory};
 use super::report::{record, say};
-use super::{cpu, psci, vcpu};
+use super::{age, cpu, migrate, psci, vcpu};
 use aarch64_cpu::registers::*;
+use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
 use serde_json::{Map, Value, json};
 use slat_guest::{FaultKind, TABLE_PAGES, Vcpu};
 use slat_hypervisor::options::Job;
@@ -30,8 +32,8 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
         Ok(mut thread) => {
             let done = match hypervisor.options.job {
                 Job::Boot => Ok(()),
-                Job::Migrate => Ok(()),
-                Job::Age => Ok(()),
+                Job::Migrate => migrate::run(hypervisor, &mut thread),
+                Job::Age => age::run(hypervisor, &mut thread),
             };
             if let Err(why) = done {
                 hypervisor.end(why);
@@ -45,11 +47,39 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
     psci::system_off()
 }
 
+/// Lets the guest run for so many milliseconds, or to its end.
+pub fn sleep(hypervisor: &Hypervisor, milliseconds: u64) {
+    let until = cpu::now() + milliseconds * cpu::frequency() / 1000;
+    while cpu::now() < until && !hypervisor.ended() {
+        cpu::relax();
+    }
+}
+
+/// Waits until the guest's program has said `event`.
+///
+/// # Errors
+/// It said that it failed, the guest is over, or its time is.
+pub fn wait_for(hypervisor: &Hypervisor, event: u64) -> Result<(), String> {
+    let limit = cpu::now() + hypervisor.options.seconds * cpu::frequency();
+    loop {
+        match hypervisor.control.event.load(Ordering::Acquire) {
+            3 => return Err("the guest's program says that it failed".into()),
+            said if said >= event => return Ok(()),
+            _ if hypervisor.ended() => return Err("the guest was over before its program".into()),
+            _ if cpu::now() > limit => {
+                let seconds = hypervisor.options.seconds;
+                return Err(format!("no event {event} of the guest's program within {seconds} s"));
+            }
+            _ => cpu::relax(),
+        }
+    }
+}
+
 fn wait_for_end(hypervisor: &Hypervisor) {
     let limit = cpu::now() + hypervisor.options.seconds * cpu::frequency();
     while !hypervisor.ended() {
         if cpu::now() > limit {
-            hypervisor.end(alloc::format!("it took more than {} s", hypervisor.options.seconds));
+            hypervisor.end(format!("it took more than {} s", hypervisor.options.seconds));
         }
         cpu::relax();
     }
@@ -69,14 +99,14 @@ fn report(memory: &Memory, hypervisor: &Hypervisor, leaves: &[(slat::PageSize, u
         }
     }
     let leaves: Map<String, Value> =
-        leaves.iter().map(|(size, count)| (alloc::format!("{size}"), json!(count))).collect();
+        leaves.iter().map(|(size, count)| (format!("{size}"), json!(count))).collect();
     let totals = stats.totals;
     say!("  leaves: {}", Value::Object(leaves.clone()));
     say!("  {totals:?}");
     record(&json!({
         "record": "end",
         "why": why,
-        "event": hypervisor.control.event.load(core::sync::atomic::Ordering::Acquire),
+        "event": hypervisor.control.event.load(Ordering::Acquire),
         "faults": faults,
         "leaves": leaves,
         "invalidations": totals.invalidations,

@@ -1,5 +1,6 @@
 //! The hypervisor proper: from the first instruction to the guest's end.
 
+mod age;
 mod control;
 mod cpu;
 mod devicetree;
@@ -7,6 +8,7 @@ mod guest;
 mod inject;
 mod manager;
 mod memory;
+mod migrate;
 mod platform;
 mod psci;
 mod report;

@@ -1,0 +1,197 @@
+//! Live migration in place: the guest's memory is copied to another region of the machine while the guest
+//! runs, round by round; then the guest is switched to the copy, and runs on.
+//!
+//! Who stops the vCPUs is the memory itself. The host takes all of it back ([`Worker::invalidate`]), as
+//! a host does that moves a page: from then on no vCPU gets anything from RAM, and each faults until the
+//! memory is back, at its new place. One that waits for an interrupt just goes on waiting.
+//!
+//! [`Worker::invalidate`]: slat_guest::Worker::invalidate
+
+use super::guest::{Hypervisor, RAM_SLOT, ram};
+use super::manager::{Thread, sleep, wait_for};
+use super::memory::GUEST;
+use super::report::{record, say};
+use super::cpu;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use alloc::{format, vec};
+use core::arch::asm;
+use core::sync::atomic::Ordering;
+use serde_json::json;
+use slat::{Access, Gpa, GpaRange, Hpa, Maintenance, Platform};
+use slat_guest::{HvaRange, SlotChange, SlotSpec};
+use slat_hypervisor::layout::{GUEST_RAM, away};
+
+const PAGE: u64 = 4096;
+/// Rounds at most: a guest that writes faster than it is copied never converges.
+const ROUNDS: usize = 8;
+/// Pages that may be left for the time in which the guest stands still.
+const FEW: u64 = 64;
+/// What the old memory is filled with after the switch, so that who still uses it is noticed.
+const GONE: u64 = 0xdead_dead_dead_dead;
+/// How long the guest runs before, between rounds, and after, in milliseconds.
+const RUNS: u64 = 100;
+
+/// Migrates the guest, which writes to its memory all the time, and has it check what it wrote.
+///
+/// # Errors
+/// What went wrong: the copies differ, the guest found something else than it wrote, or it never began.
+pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
+    wait_for(hypervisor, 1)?;
+    sleep(hypervisor, RUNS);
+    let options = &hypervisor.options;
+    let (home, away) = (hypervisor.memory.backing().home(), away(options.memory));
+    let all = GpaRange::new(Gpa(GUEST_RAM), options.memory).map_err(|error| error.to_string())?;
+    let pages = options.memory / PAGE;
+
+    let begin = cpu::now();
+    let logging = SlotSpec { log_dirty: true, ..ram(options) };
+    let change = thread.worker().set_slot(logging).map_err(|error| error.to_string())?;
+    let SlotChange::LogOn(Some(split)) = change else { return Err(format!("{change:?}")) };
+    let split_ticks = cpu::now() - begin;
+    say!("logs by {:?}: {} KiB split ahead, {split_ticks} ticks", options.logging, split.split >> 10);
+
+    let mut bitmap = vec![0; pages.div_ceil(64) as usize];
+    let mut rounds = Vec::new();
+    let mut faults = vec![faults_of(hypervisor)];
+    let whole = Run { first: 0, pages };
+    whole.copy(home, away);
+    rounds.push(pages);
+    for round in 1..=ROUNDS {
+        let dirty = thread.worker().read_log(RAM_SLOT, &mut bitmap).map_err(|e| e.to_string())?;
+        hypervisor.machine.clearing.store(true, Ordering::Relaxed);
+        let cleared = thread.worker().clear_log(RAM_SLOT, 0, pages, &bitmap);
+        hypervisor.machine.clearing.store(false, Ordering::Relaxed);
+        cleared.map_err(|error| error.to_string())?;
+        // Those vCPUs that are past the caches have written past them.
+        thread.worker().host_reads(all);
+        runs(&bitmap, |run| run.copy(home, away));
+        say!("round {round}: {dirty} pages");
+        rounds.push(dirty);
+        faults.push(faults_of(hypervisor));
+        if dirty <= FEW {
+            break;
+        }
+        sleep(hypervisor, RUNS);
+    }
+
+    // From here on no vCPU reaches its memory.
+    let stop = cpu::now();
+    let invalidation =
+        thread.worker().invalidate(HvaRange { start: GUEST, bytes: options.memory }, |_| {});
+    let left = thread.worker().read_log(RAM_SLOT, &mut bitmap).map_err(|e| e.to_string())?;
+    runs(&bitmap, |run| run.copy(home, away));
+    // What is to be executed was written as data.
+    hypervisor.machine.maintain(Hpa(away), options.memory, Maintenance::Instructions);
+    hypervisor.memory.backing().move_to(away);
+    let downtime = cpu::now() - stop;
+    let equal = whole.compare(home, away);
+    if equal.is_ok() {
+        whole.fill(home, GONE);
+    }
+    drop(invalidation);
+    equal?;
+    say!("switched: {left} pages were left, downtime {downtime} ticks of {} Hz", cpu::frequency());
+
+    // The guest runs on, on pages: all are mapped ahead of its faults, to become blocks again.
+    for page in 0..pages {
+        thread.fault(Gpa(GUEST_RAM + page * PAGE), Access::Read);
+    }
+    let change = thread.worker().set_slot(ram(options)).map_err(|error| error.to_string())?;
+    let SlotChange::LogOff { collapsed } = change else { return Err(format!("{change:?}")) };
+    say!("recovered {} KiB of huge pages", collapsed >> 10);
+    faults.push(faults_of(hypervisor));
+    sleep(hypervisor, RUNS);
+    hypervisor.control.stop.store(true, Ordering::Release);
+    wait_for(hypervisor, 2)?;
+    record(&json!({
+        "record": "migration",
+        "frequency": cpu::frequency(),
+        "pages": pages,
+        "split_bytes": split.split,
+        "split_ticks": split_ticks,
+        "rounds": rounds,
+        "left": left,
+        "downtime_ticks": downtime,
+        "collapsed_bytes": collapsed,
+        // Of each vCPU, before the first round and after each, and once huge pages were recovered.
+        "faults": faults,
+    }));
+    Ok(())
+}
+
+/// All stage-2 faults of each vCPU so far.
+fn faults_of(hypervisor: &Hypervisor) -> Vec<u64> {
+    let stats = hypervisor.memory.stats();
+    let all = |vcpu: &slat_guest::VcpuStats| vcpu.faults.iter().map(|spent| spent.count).sum();
+    stats.vcpus[..hypervisor.options.vcpus as usize].iter().map(all).collect()
+}
+
+/// Pages beside each other.
+struct Run {
+    first: u64,
+    pages: u64,
+}
+
+impl Run {
+    /// Copies them from one region to the other.
+    fn copy(&self, from: u64, to: u64) {
+        let (offset, bytes) = (self.first * PAGE, self.pages * PAGE);
+        // SAFETY: both are RAM that EL2 maps, `bytes` long, and apart. The guest may write to the first
+        // meanwhile, which is no memory of this program's; what it writes is copied again.
+        unsafe {
+            asm!(
+                "2:",
+                "ldp {a}, {b}, [{from}], #16",
+                "ldp {c}, {d}, [{from}], #16",
+                "stp {a}, {b}, [{to}], #16",
+                "stp {c}, {d}, [{to}], #16",
+                "subs {bytes}, {bytes}, #32",
+                "b.ne 2b",
+                from = inout(reg) from + offset => _,
+                to = inout(reg) to + offset => _,
+                bytes = inout(reg) bytes => _,
+                a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// Whether both regions have the same in them.
+    fn compare(&self, one: u64, other: u64) -> Result<(), String> {
+        let words = (self.pages * PAGE / 8) as usize;
+        // SAFETY: RAM that EL2 maps at its own address, aligned, initialised by the machine; no vCPU has it
+        // mapped while the caller holds the invalidation, so nobody writes.
+        let [one, other] = [one, other]
+            .map(|start| unsafe { core::slice::from_raw_parts(start as *const u64, words) });
+        match one.iter().zip(other).position(|(a, b)| a != b) {
+            None => Ok(()),
+            Some(word) => Err(format!(
+                "the copy differs at {:#x}: {:#x} there, {:#x} here",
+                GUEST_RAM + word as u64 * 8,
+                one[word],
+                other[word]
+            )),
+        }
+    }
+
+    /// Fills them.
+    fn fill(&self, start: u64, with: u64) {
+        let words = (self.pages * PAGE / 8) as usize;
+        // SAFETY: as above, and the guest's memory is elsewhere by now.
+        unsafe { core::slice::from_raw_parts_mut(start as *mut u64, words) }.fill(with);
+    }
+}
+
+/// Hands out the pages of a bitmap, run by run.
+fn runs(bitmap: &[u64], mut each: impl FnMut(Run)) {
+    for (word, &bits) in bitmap.iter().enumerate() {
+        let mut bits = bits;
+        while bits != 0 {
+            let first = bits.trailing_zeros();
+            let pages = (bits >> first).trailing_ones();
+            each(Run { first: word as u64 * 64 + u64::from(first), pages: pages.into() });
+            bits &= !(u64::MAX >> (64 - pages) << first);
+        }
+    }
+}
