@@ -4,6 +4,7 @@ mod bench;
 mod e2e;
 mod emulators;
 mod fuzz;
+mod hypervisor;
 mod msrv;
 mod peers;
 mod setup;
@@ -80,6 +81,21 @@ enum Task {
         #[arg(long)]
         arch: Vec<Arch>,
     },
+    /// Write what a guest of the hypervisor boots to DIR: `initrd`, and a link to its kernel, `Image`
+    ///
+    /// `slat.work=` on the kernel's command line says what the guest does: `write,64,5`, `touch,64`,
+    /// `execute,16`, `poke,0xb000000`, `hotplug`, `kexec`.
+    #[command(hide = true)]
+    Guest {
+        /// The folder, which is made
+        dir: PathBuf,
+        /// debian-6.1 or debian-6.12
+        #[arg(long, default_value = "debian-6.12")]
+        kernel: String,
+        /// With the kernel and a small initial file system in it, to be booted by the guest
+        #[arg(long)]
+        kexec: bool,
+    },
     /// Fuzz the operations against a flat model; needs a nightly toolchain, which it installs
     Fuzz {
         /// For how long
@@ -97,6 +113,7 @@ fn main() -> ExitCode {
         Task::Peers { arguments } => peers::run(&arguments),
         Task::Size => size::run(),
         Task::Static { arch } => static_build::run(&arch),
+        Task::Guest { dir, kernel, kexec } => hypervisor::image_to(&dir, &kernel, kexec),
         Task::Fuzz { seconds } => fuzz::run(seconds),
         Task::Setup => setup::all(),
     };

@@ -7,6 +7,9 @@ use clap::ValueEnum;
 use std::fs;
 use std::path::PathBuf;
 
+/// musl comes with the target, and Rust's own linker knows every architecture: no cross compiler.
+const FLAGS: &str = "-C linker=rust-lld -C link-self-contained=yes -C target-feature=+crt-static";
+
 /// An architecture that machines are emulated of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Arch {
@@ -58,21 +61,16 @@ pub fn build(arches: &[Arch], quickly: bool) -> anyhow::Result<()> {
     for target in &targets {
         setup::target(target)?;
     }
-    let folder = target().join("static-build");
+    let folder = folder();
     let mut build = cargo(&["build", "--package", "slat-lab", "--bin", "slat"]);
     build.args(["--profile", "emulated"]);
     for target in &targets {
         build.args(["--target", target]);
     }
-    // musl comes with the target, and Rust's own linker knows every architecture: no cross compiler.
-    build.env(
-        "RUSTFLAGS",
-        "-C linker=rust-lld -C link-self-contained=yes -C target-feature=+crt-static",
-    );
+    build.env("RUSTFLAGS", FLAGS);
     if quickly {
         build.arg("--no-default-features").env("CARGO_PROFILE_EMULATED_OPT_LEVEL", "0");
     }
-    // A folder of its own: other flags would otherwise rebuild everything, each time in turn.
     build.env("CARGO_TARGET_DIR", &folder);
     let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
     ensure!(status.success(), "{build:?} failed: {status}");
@@ -83,4 +81,20 @@ pub fn build(arches: &[Arch], quickly: bool) -> anyhow::Result<()> {
         copied.with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     }
     Ok(())
+}
+
+/// Builds the work of the hypervisor's guests, quickly, and says where it is.
+pub fn work() -> anyhow::Result<PathBuf> {
+    let name = format!("{}-unknown-linux-musl", Arch::Aarch64.name());
+    setup::target(&name)?;
+    let mut build = cargo(&["build", "--quiet", "--package", "slat-work", "--target", &name]);
+    build.env("RUSTFLAGS", FLAGS).env("CARGO_TARGET_DIR", folder());
+    let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
+    ensure!(status.success(), "{build:?} failed: {status}");
+    Ok(folder().join(name).join("debug/slat-work"))
+}
+
+/// A folder of its own: other flags would otherwise rebuild everything, each time in turn.
+fn folder() -> PathBuf {
+    target().join("static-build")
 }

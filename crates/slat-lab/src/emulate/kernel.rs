@@ -4,9 +4,7 @@ use super::modules::{Module, Tree};
 use crate::cli::{Architecture, KernelChoice};
 use crate::failure::bad_input;
 use crate::session::Session;
-use anyhow::{Context, bail, ensure};
-use slat_debian::{Archive, Request};
-use std::fs;
+use slat_debian::{Kernel as Debian, Teller};
 use std::path::{Path, PathBuf};
 
 /// A kernel on this machine's disk.
@@ -59,18 +57,9 @@ impl Kernel {
 
 /// One of Debian's kernels: where it is kept, or else fetched to.
 fn debian(choice: &KernelChoice, arch: Architecture, session: &Session) -> anyhow::Result<Kernel> {
-    let kernels = cache_folder()?.join("slat/kernels");
-    let kept = kernels.join(format!("{choice}-{arch}"));
-    if kept.is_dir() {
-        return unpacked(&kept);
-    }
-    let failed = || format!("cannot write to {}", kernels.display());
-    fs::create_dir_all(&kernels).with_context(failed)?;
-    // Beside its place, so that it gets there whole or not at all.
-    let folder = tempfile::Builder::new().prefix(".fetching-").tempdir_in(&kernels);
-    let folder = folder.with_context(failed)?;
-    let tree = folder.path().join("tree");
-    fetch(choice, arch, folder.path(), &tree, session).map_err(|error| {
+    let tell = Teller { say: &|what| session.say(what), note: &|line| session.note(line) };
+    let kept = Debian::kept(&choice.to_string(), &arch.to_string(), &session.stop_flag(), tell);
+    let Debian { image, modules } = kept.map_err(|error| {
         if session.interrupted() {
             return crate::failure::Failure::Interrupted.into();
         }
@@ -79,79 +68,7 @@ fn debian(choice: &KernelChoice, arch: Architecture, session: &Session) -> anyho
              --kernel PATH --modules DIR"
         ))
     })?;
-    unpacked(&tree)?;
-    // Somebody else may have been faster.
-    if let Err(error) = fs::rename(&tree, &kept)
-        && !kept.is_dir()
-    {
-        return Err(error).with_context(failed);
-    }
-    unpacked(&kept)
-}
-
-fn fetch(
-    choice: &KernelChoice,
-    arch: Architecture,
-    folder: &Path,
-    tree: &Path,
-    session: &Session,
-) -> anyhow::Result<()> {
-    let suite = match choice {
-        KernelChoice::Debian6_12 => "bookworm-backports",
-        _ => "bookworm",
-    };
-    let architecture = match arch {
-        Architecture::X86_64 => "amd64",
-        Architecture::Aarch64 => "arm64",
-    };
-    let stop = session.stop_flag();
-    session.say(&format!("fetching the list of packages of Debian's {suite}"));
-    let archive = Archive::open(Request { suite, architecture, folder, stop: &stop })?;
-    let name = format!("linux-image-cloud-{architecture}");
-    let image = archive.depends(&name)?;
-    let image = image.into_iter().find(|name| name.starts_with("linux-image-"));
-    let image = image.with_context(|| format!("{name} of {suite} stands for no kernel"))?;
-    let version = format!("linux-image-{}.", choice.to_string().trim_start_matches("debian-"));
-    ensure!(image.starts_with(&version), "{suite} has {image} now, and no {choice}");
-    session.note(&format!("fetching {image} for {architecture}, about 30 MB"));
-    session.say(&format!("fetching {image}"));
-    archive.unpack(&image, tree)
-}
-
-/// A kernel in the folder that its package was unpacked to.
-fn unpacked(folder: &Path) -> anyhow::Result<Kernel> {
-    let only = |folder: &Path, prefix: &str| -> anyhow::Result<Option<PathBuf>> {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
-        let mut found: Vec<PathBuf> = entries
-            .map(|entry| entry.path())
-            .filter(|path| name(path).is_some_and(|name| name.starts_with(prefix)))
-            .collect();
-        if found.len() > 1 {
-            bail!("there is more than one kernel in {}", folder.display());
-        }
-        Ok(found.pop())
-    };
-    let image = only(&folder.join("boot"), "vmlinuz-")?.with_context(|| {
-        format!("there is no kernel in {}; remove it to fetch it anew", folder.display())
-    })?;
-    // Packages of newer suites have it below usr.
-    let mut modules = only(&folder.join("lib/modules"), "")?;
-    if modules.is_none() {
-        modules = only(&folder.join("usr/lib/modules"), "")?;
-    }
     Ok(Kernel { image, modules })
-}
-
-/// Where this user's programs keep what they can fetch again (XDG Base Directory Specification).
-fn cache_folder() -> anyhow::Result<PathBuf> {
-    let absolute = |name: &str| {
-        let path = PathBuf::from(std::env::var_os(name)?);
-        path.is_absolute().then_some(path)
-    };
-    absolute("XDG_CACHE_HOME")
-        .or_else(|| Some(absolute("HOME")?.join(".cache")))
-        .context("neither XDG_CACHE_HOME nor HOME says where a kernel could be kept")
 }
 
 #[cfg(test)]
@@ -164,20 +81,5 @@ mod tests {
         let session = Session::quiet();
         let error = Kernel::find(&choice, None, Architecture::X86_64, &session).unwrap_err();
         assert!(error.to_string().contains("debian-6.12"), "{error}");
-    }
-
-    #[test]
-    fn a_package_of_either_layout_has_its_kernel_and_its_modules_found() {
-        for lib in ["lib", "usr/lib"] {
-            let folder = tempfile::tempdir().unwrap();
-            let modules = folder.path().join(lib).join("modules/6.1.0");
-            fs::create_dir_all(&modules).unwrap();
-            fs::create_dir(folder.path().join("boot")).unwrap();
-            assert!(unpacked(folder.path()).unwrap_err().to_string().contains("remove it"));
-            let image = folder.path().join("boot/vmlinuz-6.1.0");
-            fs::write(&image, "").unwrap();
-            let kernel = unpacked(folder.path()).unwrap();
-            assert_eq!((kernel.image, kernel.modules), (image, Some(modules)));
-        }
     }
 }

@@ -1,0 +1,121 @@
+//! Debian's cloud kernels, fetched once and kept.
+
+use crate::{Archive, Request, kept};
+use anyhow::{Context, bail, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+/// A kernel on this machine's disk.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The image that a machine boots.
+    pub image: PathBuf,
+    /// Its modules, if it has any.
+    pub modules: Option<PathBuf>,
+}
+
+/// How the person waiting is told what is fetched.
+#[derive(Clone, Copy)]
+pub struct Teller<'a> {
+    /// What is being done.
+    pub say: &'a dyn Fn(&str),
+    /// What is worth a line of its own.
+    pub note: &'a dyn Fn(&str),
+}
+
+impl Kernel {
+    /// The cloud kernel `debian-6.1` or `debian-6.12` of a machine by the name of QEMU's and Rust's:
+    /// where it is kept, or else fetched to.
+    ///
+    /// # Errors
+    /// There is no such kernel, it cannot be fetched, or the cache cannot be written to.
+    pub fn kept(
+        version: &str,
+        machine: &str,
+        stop: &AtomicBool,
+        tell: Teller,
+    ) -> anyhow::Result<Self> {
+        let suite = match version {
+            "debian-6.1" => "bookworm",
+            "debian-6.12" => "bookworm-backports",
+            _ => bail!("there is no kernel {version}; there are debian-6.1 and debian-6.12"),
+        };
+        let architecture = match machine {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            _ => bail!("no kernel is fetched for {machine}; there are x86_64 and aarch64"),
+        };
+        let name = format!("kernels/{version}-{machine}");
+        let kept = kept(&name, |folder, tree| {
+            (tell.say)(&format!("fetching the list of packages of Debian's {suite}"));
+            let archive = Archive::open(Request { suite, architecture, folder, stop })?;
+            let name = format!("linux-image-cloud-{architecture}");
+            let image = archive.depends(&name)?;
+            let image = image.into_iter().find(|name| name.starts_with("linux-image-"));
+            let image = image.with_context(|| format!("{name} of {suite} stands for no kernel"))?;
+            let prefix = format!("linux-image-{}.", version.trim_start_matches("debian-"));
+            ensure!(image.starts_with(&prefix), "{suite} has {image} now, and no {version}");
+            (tell.note)(&format!("fetching {image} for {machine}, about 30 MB"));
+            (tell.say)(&format!("fetching {image}"));
+            archive.unpack(&image, tree)?;
+            unpacked(tree).map(drop)
+        })?;
+        unpacked(&kept)
+    }
+}
+
+/// A kernel in the folder that its package was unpacked to.
+fn unpacked(folder: &Path) -> anyhow::Result<Kernel> {
+    let only = |folder: &Path, prefix: &str| -> anyhow::Result<Option<PathBuf>> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
+        let mut found: Vec<PathBuf> = entries
+            .map(|entry| entry.path())
+            .filter(|path| name(path).is_some_and(|name| name.starts_with(prefix)))
+            .collect();
+        if found.len() > 1 {
+            bail!("there is more than one kernel in {}", folder.display());
+        }
+        Ok(found.pop())
+    };
+    let image = only(&folder.join("boot"), "vmlinuz-")?.with_context(|| {
+        format!("there is no kernel in {}; remove it to fetch it anew", folder.display())
+    })?;
+    // Packages of newer suites have it below usr.
+    let mut modules = only(&folder.join("lib/modules"), "")?;
+    if modules.is_none() {
+        modules = only(&folder.join("usr/lib/modules"), "")?;
+    }
+    Ok(Kernel { image, modules })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_of_either_layout_has_its_kernel_and_its_modules_found() {
+        for lib in ["lib", "usr/lib"] {
+            let folder = tempfile::tempdir().unwrap();
+            let modules = folder.path().join(lib).join("modules/6.1.0");
+            fs::create_dir_all(&modules).unwrap();
+            fs::create_dir(folder.path().join("boot")).unwrap();
+            assert!(unpacked(folder.path()).unwrap_err().to_string().contains("remove it"));
+            let image = folder.path().join("boot/vmlinuz-6.1.0");
+            fs::write(&image, "").unwrap();
+            let kernel = unpacked(folder.path()).unwrap();
+            assert_eq!((kernel.image, kernel.modules), (image, Some(modules)));
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_debian_has_not_is_refused_with_what_there_is() {
+        let stop = AtomicBool::new(false);
+        let tell = Teller { say: &|_| (), note: &|_| () };
+        let error = Kernel::kept("debian-5", "aarch64", &stop, tell).unwrap_err();
+        assert!(error.to_string().contains("debian-6.12"), "{error}");
+        let error = Kernel::kept("debian-6.1", "riscv64", &stop, tell).unwrap_err();
+        assert!(error.to_string().contains("aarch64"), "{error}");
+    }
+}

@@ -1,0 +1,199 @@
+//! What a guest boots: Debian's kernel, and an initial file system with little more than the work.
+
+use crate::static_build::{self, Arch};
+use anyhow::{Context, ensure};
+use cpio::newc::{Builder, trailer};
+use slat_debian::{Archive, Kernel, Request, Teller, kept};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+/// The first process: does what `slat.work=WORD,WORD,...` says on the kernel's command line.
+pub const INIT: &str = include_str!("init.sh");
+
+/// The commands that first processes are made of.
+const APPLETS: [&str; 12] = [
+    "sh", "mount", "poweroff", "reboot", "cat", "uname", "echo", "sleep", "nproc", "head", "grep",
+    "seq",
+];
+
+/// Where a folder or a file of each kind has its mode from (`inode(7)`).
+const DIRECTORY: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+const LINK: u32 = 0o120_777;
+const CHARACTER_DEVICE: u32 = 0o020_600;
+
+/// Nobody interrupts a fetch but by ending the process.
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// Debian's arm64 cloud kernel `debian-6.1` or `debian-6.12`, a raw image: where it is kept, or else
+/// fetched to.
+///
+/// # Errors
+/// There is no such kernel, or it cannot be fetched.
+pub fn kernel(version: &str) -> anyhow::Result<PathBuf> {
+    let tell = Teller { say: &|_| (), note: &|line| eprintln!("{line}") };
+    let image = Kernel::kept(version, Arch::Aarch64.name(), &NEVER, tell)?.image;
+    let bytes = fs::read(&image).with_context(|| format!("cannot read {}", image.display()))?;
+    // Linux, Documentation/arch/arm64/booting.rst.
+    ensure!(bytes.get(56..60) == Some(b"ARM\x64"), "{} is no raw arm64 image", image.display());
+    Ok(image)
+}
+
+/// Debian's static busybox for arm64: where it is kept, or else fetched to.
+///
+/// # Errors
+/// It cannot be fetched.
+pub fn busybox() -> anyhow::Result<PathBuf> {
+    let kept = kept("packages/busybox-static-arm64", |folder, tree| {
+        let (suite, architecture) = ("bookworm", "arm64");
+        eprintln!("fetching busybox-static for arm64, about 1 MB");
+        let archive = Archive::open(Request { suite, architecture, folder, stop: &NEVER })?;
+        archive.unpack("busybox-static", tree)
+    })?;
+    let places = ["bin/busybox", "usr/bin/busybox"].map(|place| kept.join(place));
+    places.into_iter().find(|place| place.is_file()).with_context(|| {
+        format!("there is no busybox in {}; remove it to fetch it anew", kept.display())
+    })
+}
+
+/// An initial file system with this first process, busybox, the work, built now, and files by where
+/// they are to be.
+///
+/// # Errors
+/// The work cannot be built, busybox cannot be fetched, or a file cannot be read.
+pub fn initramfs(init: &str, files: &[(&str, &Path)]) -> anyhow::Result<Vec<u8>> {
+    let read =
+        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let mut packed = Packed::default();
+    for name in ["dev", "proc", "sys"] {
+        packed.folder(Path::new(name))?;
+    }
+    // The kernel opens it for the first process before anything is mounted.
+    packed.add("dev/console", CHARACTER_DEVICE, (5, 1), &[])?;
+    packed.file("init", init.as_bytes())?;
+    packed.file("bin/busybox", &read(&busybox()?)?)?;
+    for applet in APPLETS {
+        packed.add(&format!("bin/{applet}"), LINK, (0, 0), b"busybox")?;
+    }
+    packed.file("bin/work", &read(&static_build::work()?)?)?;
+    for (name, path) in files {
+        packed.file(name.trim_start_matches('/'), &read(path)?)?;
+    }
+    packed.finish()
+}
+
+/// Writes an initial file system to a file.
+///
+/// # Errors
+/// Those of [`initramfs`], and the file cannot be written.
+pub fn write(to: &Path, init: &str, files: &[(&str, &Path)]) -> anyhow::Result<()> {
+    let bytes = initramfs(init, files)?;
+    fs::write(to, bytes).with_context(|| format!("cannot write {}", to.display()))
+}
+
+/// Writes a folder that QEMU can boot from: `Image`, a link, and `initrd`.
+///
+/// # Errors
+/// Those of [`kernel`] and [`write`], and the folder cannot be written to.
+pub fn image_to(folder: &Path, version: &str, kexec: bool) -> anyhow::Result<()> {
+    let failed = || format!("cannot write to {}", folder.display());
+    fs::create_dir_all(folder).with_context(failed)?;
+    let (kernel, link, initrd) = (kernel(version)?, folder.join("Image"), folder.join("initrd"));
+    let _ = fs::remove_file(&link);
+    std::os::unix::fs::symlink(&kernel, link).with_context(failed)?;
+    write(&initrd, INIT, &[])?;
+    if kexec {
+        let second = folder.join("initrd-second");
+        fs::rename(&initrd, &second).with_context(failed)?;
+        write(&initrd, INIT, &[("boot/Image", &kernel), ("boot/initrd", &second)])?;
+    }
+    Ok(())
+}
+
+/// An archive in cpio's newc format (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
+#[derive(Default)]
+struct Packed {
+    bytes: Vec<u8>,
+    /// Two files of one inode would be taken for one.
+    inode: u32,
+    folders: BTreeSet<PathBuf>,
+}
+
+impl Packed {
+    /// Adds a program, or a file that may as well be one, and the folders on the way.
+    fn file(&mut self, name: &str, contents: &[u8]) -> anyhow::Result<()> {
+        if let Some(folder) = Path::new(name).parent() {
+            self.folder(folder)?;
+        }
+        self.add(name, PROGRAM, (0, 0), contents)
+    }
+
+    fn folder(&mut self, folder: &Path) -> anyhow::Result<()> {
+        let folders: Vec<&Path> = folder.ancestors().collect();
+        for folder in folders.into_iter().rev().filter(|it| !it.as_os_str().is_empty()) {
+            if self.folders.insert(folder.to_owned()) {
+                self.add(&folder.to_string_lossy(), DIRECTORY, (0, 0), &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        name: &str,
+        mode: u32,
+        device: (u32, u32),
+        contents: &[u8],
+    ) -> anyhow::Result<()> {
+        self.inode += 1;
+        let size = u32::try_from(contents.len())
+            .with_context(|| format!("{name} is too large for an initial file system"))?;
+        let entry = Builder::new(name).ino(self.inode).mode(mode).nlink(1);
+        let entry = entry.rdev_major(device.0).rdev_minor(device.1);
+        let mut writer = entry.write(&mut self.bytes, size);
+        writer.write_all(contents)?;
+        writer.finish()?;
+        Ok(())
+    }
+
+    fn finish(self) -> anyhow::Result<Vec<u8>> {
+        Ok(trailer(self.bytes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_packed_after_the_folders_on_its_way() {
+        let mut packed = Packed::default();
+        packed.file("bin/work", b"work").unwrap();
+        packed.file("boot/deep/Image", b"kernel").unwrap();
+        packed.file("bin/other", b"other").unwrap();
+        let bytes = packed.finish().unwrap();
+        let (mut names, mut rest) = (Vec::new(), &bytes[..]);
+        loop {
+            let reader = cpio::newc::Reader::new(rest).unwrap();
+            if reader.entry().is_trailer() {
+                break;
+            }
+            names.push(reader.entry().name().to_owned());
+            rest = reader.finish().unwrap();
+        }
+        let expected = ["bin", "bin/work", "boot", "boot/deep", "boot/deep/Image", "bin/other"];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn the_first_process_uses_no_command_that_is_not_packed() {
+        let words = INIT.split(|c: char| !c.is_ascii_alphanumeric());
+        let used: BTreeSet<&str> = words.collect();
+        for command in ["sed", "awk", "tr", "cut", "test", "mkdir", "ls", "seq", "sleep"] {
+            assert!(!used.contains(command) || APPLETS.contains(&command), "{command}");
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The hypervisor's guests.
+
+mod image;
+
+pub use image::image_to;
