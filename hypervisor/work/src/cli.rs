@@ -1,10 +1,13 @@
 //! The command line.
 
+use std::path::PathBuf;
+
 /// What there is to be done.
 pub const USAGE: &str = "\
 usage: work write MIB [SECONDS]      write stamps to memory, and check each before it goes
        work touch MIB                read memory, page after page, until the hypervisor says stop
        work execute MIB              call every page of memory, twice
+       work kexec IMAGE CMDLINE [INITRD]    start another kernel in place of this one
        work poke ADDRESS [VALUE]     read or write 4 bytes of physical memory that is not RAM
 
 Without the hypervisor, whatever waits for its stop goes on for SECONDS, or 3.";
@@ -20,6 +23,8 @@ pub enum Job {
     Touch { mib: usize },
     /// Call.
     Execute { mib: usize },
+    /// Start another kernel.
+    Kexec { image: PathBuf, cmdline: String, initrd: Option<PathBuf> },
     /// Reach a register.
     Poke { address: u64, value: Option<u32> },
 }
@@ -39,6 +44,14 @@ impl Job {
             }
             ["touch", mib] => Ok(Self::Touch { mib: size(mib)? }),
             ["execute", mib] => Ok(Self::Execute { mib: size(mib)? }),
+            ["kexec", image, cmdline] => {
+                Ok(Self::Kexec { image: image.into(), cmdline: cmdline.into(), initrd: None })
+            }
+            ["kexec", image, cmdline, initrd] => Ok(Self::Kexec {
+                image: image.into(),
+                cmdline: cmdline.into(),
+                initrd: Some(initrd.into()),
+            }),
             ["poke", at] => Ok(Self::Poke { address: address(at)?, value: None }),
             ["poke", at, value] => {
                 let value = number("VALUE", value)?;
@@ -46,7 +59,7 @@ impl Job {
                 Ok(Self::Poke { address: address(at)?, value: Some(value) })
             }
             [] => Err("there is nothing to do".into()),
-            [name @ ("write" | "touch" | "execute" | "poke"), ..] => {
+            [name @ ("write" | "touch" | "execute" | "kexec" | "poke"), ..] => {
                 Err(format!("{name} takes other arguments"))
             }
             [name, ..] => Err(format!("{name} is no work")),
@@ -95,6 +108,9 @@ mod tests {
         assert_eq!(parse("write 8 2"), Ok(Job::Write { mib: 8, seconds: Some(2) }));
         assert_eq!(parse("touch 1"), Ok(Job::Touch { mib: 1 }));
         assert_eq!(parse("execute 1"), Ok(Job::Execute { mib: 1 }));
+        let (image, cmdline) = ("Image".into(), "quiet".to_owned());
+        let second = Job::Kexec { image, cmdline, initrd: Some("initrd".into()) };
+        assert_eq!(parse("kexec Image quiet initrd"), Ok(second));
         assert_eq!(parse("poke 0xb000004"), Ok(Job::Poke { address: 0xb00_0004, value: None }));
         assert_eq!(parse("poke 8 0xff"), Ok(Job::Poke { address: 8, value: Some(255) }));
         assert_eq!(parse("--help"), Ok(Job::Help));
@@ -108,6 +124,7 @@ mod tests {
             ("write", "write takes other arguments"),
             ("write 0", "not 0"),
             ("write 99999999", "16777215"),
+            ("kexec Image", "kexec takes other arguments"),
             ("touch lots", "not \"lots\""),
             ("poke 2", "no multiple of 4"),
             ("poke 4 0x100000000", "32 bits"),

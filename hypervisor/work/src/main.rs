@@ -6,6 +6,7 @@ mod control;
 mod device;
 mod execute;
 mod guarded;
+mod kexec;
 mod memory;
 mod poke;
 mod touch;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         Job::Write { mib, seconds } => judged(|control| write::run(mib, seconds, control)),
         Job::Touch { mib } => judged(|control| touch::run(mib, control)),
         Job::Execute { mib } => judged(|control| execute::run(mib, control)),
+        Job::Kexec { image, cmdline, initrd } => kexec::run(&image, &cmdline, initrd.as_deref()),
         Job::Poke { address, value } => poke::run(address, value),
     };
     done.unwrap_or_else(|error| {
