@@ -188,7 +188,8 @@ impl<'a> Options<'a> {
         let mut options = Self { guest: guest.trim(), ..Self::DEFAULT };
         for word in own.split_whitespace() {
             let refused = |wanted| Refused { word, wanted };
-            let (name, value) = word.split_once('=').ok_or(refused("it has the form NAME=VALUE"))?;
+            let (name, value) =
+                word.split_once('=').ok_or(refused("it has the form NAME=VALUE"))?;
             let size = || number(value).ok_or(refused("a number, with k, m or g"));
             let one_of = || refused("no such choice");
             match name {
@@ -200,7 +201,8 @@ impl<'a> Options<'a> {
                 "seconds" => options.seconds = size()?,
                 "job" => options.job = chosen(Job::ALL, Job::word, value).ok_or_else(one_of)?,
                 "logging" => {
-                    options.logging = chosen(Logging::ALL, Logging::word, value).ok_or_else(one_of)?;
+                    options.logging =
+                        chosen(Logging::ALL, Logging::word, value).ok_or_else(one_of)?;
                 }
                 "execute" => {
                     options.execute =

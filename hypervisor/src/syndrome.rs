@@ -39,6 +39,37 @@ pub struct Abort {
     pub data: Option<Data>,
 }
 
+/// What an access needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Need {
+    /// To read.
+    Read,
+    /// To write.
+    Write,
+    /// To execute.
+    Execute,
+}
+
+impl Abort {
+    /// The right that the access needs.
+    ///
+    /// The walk of the guest's own tables reads them, and writes where hardware sets an accessed or dirty
+    /// flag: that is what a missing right is about, whatever access it was that walked. Cache
+    /// maintenance is reported as a write, and needs the right to read; DC IVAC, which needs the right to
+    /// write, has a permission fault.
+    pub fn need(&self) -> Need {
+        let denied = self.kind == Kind::Permission;
+        match *self {
+            Self { stage1_walk: true, .. } if denied => Need::Write,
+            Self { stage1_walk: true, .. } => Need::Read,
+            Self { fetch: true, .. } => Need::Execute,
+            Self { maintenance: true, .. } if !denied => Need::Read,
+            Self { write: true, .. } => Need::Write,
+            _ => Need::Read,
+        }
+    }
+}
+
 /// Why an access was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -84,7 +115,13 @@ pub const fn decode(esr: u64) -> Exit {
         0x16 => Exit::Call { smc: false, immediate: esr as u16 },
         0x17 => Exit::Call { smc: true, immediate: esr as u16 },
         0x18 => Exit::System(System {
-            name: (field(esr, 20, 2), field(esr, 14, 3), field(esr, 10, 4), field(esr, 1, 4), field(esr, 17, 3)),
+            name: (
+                field(esr, 20, 2),
+                field(esr, 14, 3),
+                field(esr, 10, 4),
+                field(esr, 1, 4),
+                field(esr, 17, 3),
+            ),
             register: field(esr, 5, 5),
             read: bit(esr, 0),
         }),
@@ -154,6 +191,23 @@ mod tests {
         let exit = decode(0x18 << 26 | 3 << 20 | 1 << 10 | 7 << 5);
         let system = System { name: (3, 0, 1, 0, 0), register: 7, read: false };
         assert_eq!(exit, Exit::System(system));
+    }
+
+    #[test]
+    fn a_fetch_whose_walk_may_not_set_a_flag_needs_to_write_the_guests_table() {
+        let need = |esr: u64| match decode(esr) {
+            Exit::Abort(abort) => abort.need(),
+            other => panic!("{other:?}"),
+        };
+        let walk = 1 << 7;
+        assert_eq!(need(0x20 << 26 | walk | 0x0f), Need::Write);
+        assert_eq!(need(0x20 << 26 | walk | 0x07), Need::Read);
+        assert_eq!(need(0x20 << 26 | 0x0f), Need::Execute);
+        // A store whose walk found no table: the table is to be read.
+        assert_eq!(need(0x24 << 26 | 1 << 6 | walk | 0x07), Need::Read);
+        // DC CIVAC of what is not mapped; DC IVAC of what is read-only.
+        assert_eq!(need(0x24 << 26 | 1 << 8 | 1 << 6 | 0x07), Need::Read);
+        assert_eq!(need(0x24 << 26 | 1 << 8 | 1 << 6 | 0x0f), Need::Write);
     }
 
     #[test]

@@ -33,7 +33,9 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         let young = median(hypervisor, thread, size)?;
         let found = young.saturating_sub(system);
         let off = found.abs_diff(size) as f64 / size as f64 * 100.0;
-        say!("a working set of {size} pages: {found} were young, {off:.1} % off; {system} are the system's");
+        say!(
+            "a working set of {size} pages: {found} were young, {off:.1} % off; {system} are the system's"
+        );
         sizes.push(json!({ "pages": size, "young": young, "system": system }));
         if off > 5.0 {
             missed.get_or_insert(format!("a set of {size} pages was found to have {found}"));
@@ -45,7 +47,11 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     missed.map_or(Ok(()), Err)
 }
 
-fn median(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>, size: u64) -> Result<u64, String> {
+fn median(
+    hypervisor: &'static Hypervisor,
+    thread: &mut Thread<'_>,
+    size: u64,
+) -> Result<u64, String> {
     hypervisor.control.size.store(size, Ordering::Release);
     sleep(hypervisor, INTERVAL);
     scan(hypervisor, thread)?;

@@ -32,6 +32,8 @@ pub struct Hypervisor {
     pub vcpus: Box<[Start]>,
     /// What the guest's program has said: see `layout::CONTROL_EVENT`.
     pub control: Control,
+    /// The manager has taken all of the guest's memory: who faults need not try again yet.
+    pub stopped: AtomicBool,
     /// Why the guest is over.
     pub end: Mutex<Option<String>>,
     pub ended: AtomicBool,
@@ -141,6 +143,7 @@ impl Hypervisor {
             vtcr,
             vcpus,
             control: Control::default(),
+            stopped: AtomicBool::new(false),
             end: Mutex::new(None),
             ended: AtomicBool::new(false),
         }));
@@ -156,6 +159,9 @@ impl Hypervisor {
     /// Lets others go on: what a vCPU faulted on is not there yet.
     pub fn pause(&self) {
         super::cpu::relax();
+        while self.stopped.load(Ordering::Acquire) {
+            super::cpu::relax();
+        }
     }
 
     /// Says that the guest is over, and why; the manager does the rest.

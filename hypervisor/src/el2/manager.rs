@@ -14,13 +14,8 @@ use slat_guest::{FaultKind, TABLE_PAGES, Vcpu};
 use slat_hypervisor::options::Job;
 
 /// A thread of the manager's: a vCPU that never runs, but can map.
-pub type Thread<'w> = Vcpu<
-    'w,
-    'static,
-    slat::format::arm64::Arm64K4,
-    super::platform::El2,
-    super::memory::Machine,
->;
+pub type Thread<'w> =
+    Vcpu<'w, 'static, slat::format::arm64::Arm64K4, super::platform::El2, super::memory::Machine>;
 
 /// Does the job, waits for the guest's end, reports, and switches the machine off.
 pub fn run(hypervisor: &'static Hypervisor) -> ! {
@@ -30,6 +25,8 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
     let mut room = [const { None }; TABLE_PAGES];
     match Vcpu::new(&hypervisor.memory, hypervisor.options.vcpus as u16, &mut room) {
         Ok(mut thread) => {
+            // It maps where vCPUs are whose caches are on.
+            thread.set_caches(true);
             let done = match hypervisor.options.job {
                 Job::Boot => Ok(()),
                 Job::Migrate => migrate::run(hypervisor, &mut thread),

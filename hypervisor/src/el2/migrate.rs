@@ -7,19 +7,19 @@
 //!
 //! [`Worker::invalidate`]: slat_guest::Worker::invalidate
 
+use super::cpu;
 use super::guest::{Hypervisor, RAM_SLOT, ram};
 use super::manager::{Thread, sleep, wait_for};
 use super::memory::GUEST;
 use super::report::{record, say};
-use super::cpu;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use alloc::{format, vec};
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 use serde_json::json;
-use slat::{Access, Gpa, GpaRange, Hpa, Maintenance, Platform};
-use slat_guest::{HvaRange, SlotChange, SlotSpec};
+use slat::{Access, Gpa, GpaRange, Hpa};
+use slat_guest::{Host, HvaRange, SlotChange, SlotSpec};
 use slat_hypervisor::layout::{GUEST_RAM, away};
 
 const PAGE: u64 = 4096;
@@ -49,13 +49,21 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     let change = thread.worker().set_slot(logging).map_err(|error| error.to_string())?;
     let SlotChange::LogOn(Some(split)) = change else { return Err(format!("{change:?}")) };
     let split_ticks = cpu::now() - begin;
-    say!("logs by {:?}: {} KiB split ahead, {split_ticks} ticks", options.logging, split.split >> 10);
+    say!(
+        "logs by {:?}: {} KiB split ahead, {split_ticks} ticks",
+        options.logging,
+        split.split >> 10
+    );
 
     let mut bitmap = vec![0; pages.div_ceil(64) as usize];
     let mut rounds = Vec::new();
-    let mut faults = vec![faults_of(hypervisor)];
-    let whole = Run { first: 0, pages };
-    whole.copy(home, away);
+    let mut faults: Vec<Vec<u64>> = vec![faults_of(hypervisor)];
+    let copy = |run: Run| {
+        run.copy(home, away);
+        // What is to be executed was written as data.
+        hypervisor.machine.clean(Hpa(away + run.first * PAGE), run.pages * PAGE, true);
+    };
+    copy(Run { first: 0, pages });
     rounds.push(pages);
     for round in 1..=ROUNDS {
         let dirty = thread.worker().read_log(RAM_SLOT, &mut bitmap).map_err(|e| e.to_string())?;
@@ -65,7 +73,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         cleared.map_err(|error| error.to_string())?;
         // Those vCPUs that are past the caches have written past them.
         thread.worker().host_reads(all);
-        runs(&bitmap, |run| run.copy(home, away));
+        runs(&bitmap, copy);
         say!("round {round}: {dirty} pages");
         rounds.push(dirty);
         faults.push(faults_of(hypervisor));
@@ -77,19 +85,21 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
 
     // From here on no vCPU reaches its memory.
     let stop = cpu::now();
+    hypervisor.stopped.store(true, Ordering::Release);
     let invalidation =
         thread.worker().invalidate(HvaRange { start: GUEST, bytes: options.memory }, |_| {});
     let left = thread.worker().read_log(RAM_SLOT, &mut bitmap).map_err(|e| e.to_string())?;
-    runs(&bitmap, |run| run.copy(home, away));
-    // What is to be executed was written as data.
-    hypervisor.machine.maintain(Hpa(away), options.memory, Maintenance::Instructions);
+    runs(&bitmap, copy);
+    hypervisor.machine.forget_instructions();
     hypervisor.memory.backing().move_to(away);
     let downtime = cpu::now() - stop;
+    let whole = Run { first: 0, pages };
     let equal = whole.compare(home, away);
     if equal.is_ok() {
         whole.fill(home, GONE);
     }
     drop(invalidation);
+    hypervisor.stopped.store(false, Ordering::Release);
     equal?;
     say!("switched: {left} pages were left, downtime {downtime} ticks of {} Hz", cpu::frequency());
 

@@ -10,13 +10,18 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use slat::format::arm64::id::{Granule, IdRegisters};
 use slat::format::arm64::tlbi::{Instruction, Scope, Tlbi};
 use slat::{
-    BreakBeforeMake, Frame, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
+    BreakBeforeMake, Frame, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot,
+    Vmid,
 };
 use slat_guest::Host;
 use slat_hypervisor::options::Fault;
 
 /// Threads that walk tables: a vCPU each, and the manager.
 const SEATS: usize = 8;
+
+/// Instructions by address at most, before the whole guest is invalidated. Each stops all CPUs for a moment
+/// where they are emulated.
+const MOST_BY_ADDRESS: u64 = 16;
 
 /// The machine under the guest's tables.
 #[derive(Debug)]
@@ -44,7 +49,7 @@ pub fn id_registers() -> IdRegisters {
 impl El2 {
     /// The machine as its ID registers have it, and a fault on purpose.
     pub fn new(id: &IdRegisters, fault: Fault) -> Self {
-        let tlbi = id.tlbi(Granule::K4);
+        let tlbi = Tlbi { most_by_address: MOST_BY_ADDRESS, ..id.tlbi(Granule::K4) };
         Self {
             grace: Grace::new([const { Seat::new() }; SEATS]),
             tlbi: if fault == Fault::Local { Tlbi { scope: Scope::Local, ..tlbi } } else { tlbi },
@@ -59,6 +64,24 @@ impl El2 {
         }
     }
 
+    /// Writes back and forgets what data caches hold of a piece of memory; with FEAT_S2FWB, where nothing
+    /// gets past them, just enough for it to be `fetched`. By address, through EL2's own mapping: a line is
+    /// the same under every address of its memory.
+    pub fn clean(&self, memory: Hpa, bytes: u64, fetched: bool) {
+        let ctr = cpu::read!("ctr_el0");
+        let lines = memory.0..memory.0 + bytes;
+        let lines = lines.step_by(4 << (ctr >> CTR_DATA_LINE_SHIFT & 0xf));
+        // SAFETY: what is in memory, seen from anywhere, stays.
+        unsafe {
+            if !self.forced_write_back {
+                lines.for_each(|line| asm!("dc civac, {}", in(reg) line, options(nostack)));
+            } else if fetched && ctr & CTR_IDC == 0 {
+                lines.for_each(|line| asm!("dc cvau, {}", in(reg) line, options(nostack)));
+            }
+            asm!("dsb ish", options(nostack));
+        }
+    }
+
     /// Forgets all that this CPU holds of the guest: before it loads another root for the same VMID, and
     /// after a TLB conflict.
     pub fn forget_all(&self, vmid: Vmid) {
@@ -66,6 +89,12 @@ impl El2 {
         Tlbi { scope: Scope::Local, ..self.tlbi }.sequence(&all).for_each(execute);
     }
 }
+
+/// CTR_EL0: the smallest line of data caches, as a power of two of words; whether data need not be cleaned,
+/// and instructions not be invalidated, to be fetched.
+const CTR_DATA_LINE_SHIFT: u32 = 16;
+const CTR_IDC: u64 = 1 << 28;
+const CTR_DIC: u64 = 1 << 29;
 
 /// Executes one instruction of a sequence. The guest's VTTBR_EL2 is loaded on every CPU that gets here, so
 /// the VMID is the right one.
@@ -105,19 +134,20 @@ fn execute(instruction: Instruction) {
     }
 }
 
-/// Whether a deliberate fault leaves the instruction out.
-fn left_out(fault: Fault, instruction: Instruction) -> bool {
+/// What a deliberate fault makes of an instruction. For the whole guest there is one instruction for both
+/// stages: without stage 2 it is that of stage 1, without stage 1 there is none.
+fn spoiled(fault: Fault, instruction: Instruction) -> Option<Instruction> {
     use Instruction::*;
-    match fault {
-        Fault::NoTlbi => !matches!(instruction, DsbIshst | DsbIsh | DsbNshst | DsbNsh | Isb),
-        Fault::NoStage1 => matches!(instruction, Vmalle1 | Vmalle1is),
-        Fault::NoStage2 => matches!(
-            instruction,
-            Ipas2e1is(_) | Ipas2le1is(_) | Ripas2e1is(_) | Ripas2le1is(_) | Ipas2e1(_) | Ipas2le1(_)
-                | Ripas2e1(_) | Ripas2le1(_)
-        ),
-        Fault::NoBarrier => matches!(instruction, DsbIsh | DsbNsh | Isb),
-        _ => false,
+    match (fault, instruction) {
+        (Fault::NoTlbi, DsbIshst | DsbIsh | DsbNshst | DsbNsh | Isb) => Some(instruction),
+        (Fault::NoTlbi, _) => None,
+        // QEMU 7.2 broadcasts this one whatever its scope.
+        (Fault::Local, Vmalls12e1) => Some(Vmalle1),
+        (Fault::NoStage1, Vmalle1 | Vmalle1is | Vmalls12e1 | Vmalls12e1is) => None,
+        (Fault::NoStage2, Vmalls12e1is) => Some(Vmalle1is),
+        (Fault::NoStage2, Ipas2e1is(_) | Ipas2le1is(_) | Ripas2e1is(_) | Ripas2le1is(_)) => None,
+        (Fault::NoBarrier, DsbIsh | DsbNsh | Isb) => None,
+        _ => Some(instruction),
     }
 }
 
@@ -164,7 +194,7 @@ unsafe impl Platform for El2 {
             cpu::isb();
         }
         let sequence = self.tlbi.sequence(what);
-        sequence.filter(|&instruction| !left_out(self.fault, instruction)).for_each(execute);
+        sequence.filter_map(|instruction| spoiled(self.fault, instruction)).for_each(execute);
         if self.fault == Fault::WrongVmid {
             cpu::write!("vttbr_el2", loaded);
             cpu::isb();
@@ -179,28 +209,14 @@ unsafe impl Platform for El2 {
         &self.grace
     }
 
-    /// By address, through EL2's own mapping: caches are maintained by physical address wherever the
-    /// line is.
     fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
         if self.fault == Fault::NoMaintenance {
             return;
         }
-        let ctr = cpu::read!("ctr_el0");
-        let lines = |log2_words: u64| (memory.0..memory.0 + bytes).step_by(4 << log2_words);
-        if !self.forced_write_back {
-            // SAFETY: cleans and invalidates; the memory's content, seen from anywhere, stays.
-            lines(ctr >> 16 & 0xf).for_each(|line| unsafe {
-                asm!("dc civac, {}", in(reg) line, options(nostack));
-            });
-        }
-        let instructions = what == Maintenance::Instructions && ctr >> 29 & 1 == 0;
-        // SAFETY: waits; forgets instructions, which are fetched again.
-        unsafe {
-            asm!("dsb ish", options(nostack));
-            if instructions {
-                // By address would not reach aliases in a VIPT cache.
-                asm!("ic ialluis", "dsb ish", "isb", options(nostack));
-            }
+        let fetched = what == Maintenance::Instructions;
+        self.clean(memory, bytes, fetched);
+        if fetched {
+            self.forget_instructions();
         }
     }
 }
@@ -216,8 +232,11 @@ impl Host for El2 {
     }
 
     fn forget_instructions(&self) {
-        // SAFETY: instructions are fetched again.
-        unsafe { asm!("ic ialluis", "dsb ish", "isb", options(nostack)) }
+        if cpu::read!("ctr_el0") & CTR_DIC == 0 {
+            // SAFETY: instructions are fetched again. By address would not reach the aliases of a cache
+            // that is indexed by virtual addresses.
+            unsafe { asm!("ic ialluis", "dsb ish", "isb", options(nostack)) }
+        }
     }
 
     fn wait(&self) {

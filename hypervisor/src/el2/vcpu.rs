@@ -12,7 +12,7 @@ use slat::format::arm64::Arm64K4;
 use slat::{Access, Gpa};
 use slat_guest::{CacheSwitch, Outcome, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
-use slat_hypervisor::syndrome::{self, Abort, Exit, Kind};
+use slat_hypervisor::syndrome::{self, Abort, Exit, Kind, Need};
 
 /// What this CPU's thread works with.
 type Thread<'w> = Vcpu<'w, 'static, Arm64K4, super::platform::El2, super::memory::Machine>;
@@ -191,13 +191,10 @@ impl<'w> Running<'w> {
         }
         // A walk that a change of the guest's tables has overtaken is done anew.
         let Some(gpa) = address(&abort, far) else { return Next::Run };
-        let access = match abort {
-            Abort { fetch: true, .. } => Access::Execute,
-            // Cache maintenance is reported as a write, and needs the right to read; DC IVAC, which needs
-            // the right to write, says so by a permission fault.
-            Abort { maintenance: true, kind, .. } if kind != Kind::Permission => Access::Read,
-            Abort { write: true, .. } => Access::Write,
-            _ => Access::Read,
+        let access = match abort.need() {
+            Need::Read => Access::Read,
+            Need::Write => Access::Write,
+            Need::Execute => Access::Execute,
         };
         let outcome = self.vcpu.fault(Gpa(gpa), access);
         match outcome {
@@ -210,7 +207,8 @@ impl<'w> Running<'w> {
                 skip();
                 Next::Run
             }
-            Outcome::Mmio | Outcome::Refused(slat_guest::Refused::NoPage | slat_guest::Refused::NotExecutable) => {
+            Outcome::Mmio
+            | Outcome::Refused(slat_guest::Refused::NoPage | slat_guest::Refused::NotExecutable) => {
                 inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
                 self.moved_on(far, gpa, access)
             }
