@@ -29,6 +29,7 @@ Examples:
   cargo xtask peers --quick          beside Linux's own code and other crates
   cargo xtask size                   the engine's text, by format and operation
   cargo xtask static --arch x86_64 --arch aarch64    programs for `slat emulate`
+  cargo xtask hypervisor run         Linux on the hypervisor, in QEMU
   cargo xtask fuzz 60                fuzz the operations for a minute
   cargo xtask setup                  install what the tests need, and stop";
 
@@ -81,21 +82,9 @@ enum Task {
         #[arg(long)]
         arch: Vec<Arch>,
     },
-    /// Write what a guest of the hypervisor boots to DIR: `initrd`, and a link to its kernel, `Image`
-    ///
-    /// `slat.work=` on the kernel's command line says what the guest does: `write,64,5`, `touch,64`,
-    /// `execute,16`, `poke,0xb000000`, `hotplug`, `kexec`.
-    #[command(hide = true)]
-    Guest {
-        /// The folder, which is made
-        dir: PathBuf,
-        /// debian-6.1 or debian-6.12
-        #[arg(long, default_value = "debian-6.12")]
-        kernel: String,
-        /// With the kernel and a small initial file system in it, to be booted by the guest
-        #[arg(long)]
-        kexec: bool,
-    },
+    /// Run Linux on the hypervisor, in QEMU
+    #[command(subcommand)]
+    Hypervisor(Hypervisor),
     /// Fuzz the operations against a flat model; needs a nightly toolchain, which it installs
     Fuzz {
         /// For how long
@@ -106,6 +95,26 @@ enum Task {
     Setup,
 }
 
+#[derive(Debug, Subcommand)]
+enum Hypervisor {
+    /// Boot a guest, show its console, and what its memory cost
+    ///
+    /// Installs QEMU, Rust's target and Debian's kernel where they are missing. Lines of the hypervisor
+    /// begin with `slat:`.
+    Run(Box<hypervisor::RunArgs>),
+    /// Write what a guest boots to DIR: `initrd`, and a link to its kernel, `Image`
+    Guest {
+        /// The folder, which is made
+        dir: PathBuf,
+        /// debian-6.1 or debian-6.12
+        #[arg(long, default_value = "debian-6.12")]
+        kernel: String,
+        /// With the kernel and a small initial file system in it, to be booted by the guest
+        #[arg(long)]
+        kexec: bool,
+    },
+}
+
 fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Test { stages, long } => test::run(&stages, long),
@@ -113,7 +122,10 @@ fn main() -> ExitCode {
         Task::Peers { arguments } => peers::run(&arguments),
         Task::Size => size::run(),
         Task::Static { arch } => static_build::run(&arch),
-        Task::Guest { dir, kernel, kexec } => hypervisor::image_to(&dir, &kernel, kexec),
+        Task::Hypervisor(Hypervisor::Run(args)) => hypervisor::run(&args),
+        Task::Hypervisor(Hypervisor::Guest { dir, kernel, kexec }) => {
+            hypervisor::image_to(&dir, &kernel, kexec)
+        }
         Task::Fuzz { seconds } => fuzz::run(seconds),
         Task::Setup => setup::all(),
     };

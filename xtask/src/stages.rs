@@ -1,6 +1,6 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
-use crate::{e2e, emulators, fuzz, in_ci, msrv, peers, root, setup, target};
+use crate::{e2e, emulators, fuzz, hypervisor, in_ci, msrv, peers, root, setup, target};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use std::process::Command;
@@ -38,6 +38,8 @@ pub enum Stage {
     Peers,
     /// The same program in emulated machines: x86-64 with nested paging, arm64 with a stage 2
     Emulators,
+    /// Linux on the hypervisor: migrated, aged, switched off and on, and what goes wrong on purpose
+    Hypervisor,
     /// The `slat` command on small sizes, and what it wrote
     EndToEnd,
 }
@@ -105,6 +107,7 @@ impl Stage {
             Self::Fuzz => fuzz::check(),
             Self::Peers => peers::test(long),
             Self::Emulators => emulators::test(long),
+            Self::Hypervisor => hypervisor::test(long),
             Self::EndToEnd => e2e::run(&target().join("end-to-end")).map(Outcome::Ran),
         }
     }

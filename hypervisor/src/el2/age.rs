@@ -14,7 +14,7 @@ use slat_hypervisor::layout::GUEST_RAM;
 
 const PAGE: u64 = 4096;
 /// How long the guest runs between two scans, in milliseconds: it goes through its set in less.
-const INTERVAL: u64 = 500;
+const INTERVAL: u64 = 250;
 /// Scans of each size, of which the median counts.
 const SCANS: usize = 3;
 

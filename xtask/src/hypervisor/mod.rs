@@ -1,5 +1,292 @@
-//! The hypervisor's guests.
+//! `cargo xtask hypervisor`: a guest of the hypervisor, in QEMU.
 
 mod image;
+mod machine;
+mod plot;
+mod test;
 
 pub use image::image_to;
+pub use test::test;
+
+use crate::{setup, target};
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use machine::{Ending, Machine};
+use serde_json::Value;
+use slat_hypervisor::options::Options;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The target that the hypervisor is built for: without FP, so the guest's registers stay as they are.
+const TARGET: &str = "aarch64-unknown-none-softfloat";
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo xtask hypervisor run                         boots Linux, and shows what its memory cost
+  cargo xtask hypervisor run --vcpus 4 --cpu max
+  cargo xtask hypervisor run --job migrate --vcpus 2 --logging hardware --output migration
+      moves a guest that writes all the time; migration/report.html plots its rounds
+  cargo xtask hypervisor run --job migrate --fault local
+      what comes of it if invalidations reach one CPU only
+  cargo xtask hypervisor run --job age --largest 4k
+  cargo xtask hypervisor run --execute zap --work execute,16
+  cargo xtask hypervisor run --caches every --vcpus 4 --work hotplug
+  cargo xtask hypervisor run --work kexec
+
+Ends with 0 if the guest switched itself off and its program passed, with 1 if not.";
+
+/// What to run.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct RunArgs {
+    /// QEMU's name of the CPU: cortex-a76 has neither FEAT_S2FWB nor FEAT_BBM, max has both
+    #[arg(long, default_value = "cortex-a76")]
+    pub cpu: String,
+    /// vCPUs, 1 to 7; one CPU more is the manager's
+    #[arg(long, default_value_t = 1)]
+    pub vcpus: u64,
+    /// The vCPU that boots
+    #[arg(long, default_value_t = 0)]
+    pub first: u64,
+    /// The guest's memory
+    #[arg(long, default_value = "256m")]
+    pub memory: String,
+    /// The largest leaf: 4k, 2m or 1g
+    #[arg(long, default_value = "2m")]
+    pub largest: String,
+    /// Debian's kernel: debian-6.1 or debian-6.12
+    #[arg(long, default_value = "debian-6.12")]
+    pub kernel: String,
+    /// What the manager does: boot (nothing), migrate or age
+    #[arg(long, default_value = "boot")]
+    pub job: String,
+    /// What the guest does: write,MIB touch,MIB execute,MIB hotplug kexec [default: what the job needs]
+    #[arg(long)]
+    pub work: Option<String>,
+    /// How writes are logged: protect or hardware
+    #[arg(long, default_value = "protect")]
+    pub logging: String,
+    /// Fetches from huge pages: allowed, split, split-page or zap
+    #[arg(long, default_value = "allowed")]
+    pub execute: String,
+    /// Switches of a vCPU's caches: exact, every, first or vcpu0
+    #[arg(long, default_value = "exact")]
+    pub caches: String,
+    /// A deliberate fault: no-tlbi, local, no-stage1, no-stage2, keep-dirty, wrong-vmid, no-break, no-barrier
+    /// or no-maintenance
+    #[arg(long, default_value = "none")]
+    pub fault: String,
+    /// Seconds after which the guest is stopped
+    #[arg(long, default_value_t = 60)]
+    pub seconds: u64,
+    /// QEMU's threads: one for all CPUs, which is fast to boot, or one each (`multi`), which races
+    #[arg(long, default_value = "single", value_parser = ["single", "multi"])]
+    pub thread: String,
+    /// More words of the guest's command line
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub append: String,
+    /// A folder for console, report.json and report.html [default: target/hypervisor]
+    #[arg(long)]
+    pub output: Option<PathBuf>,
+    /// Another guest than Linux, an ELF file: for the tests
+    #[arg(skip)]
+    pub guest: Option<PathBuf>,
+}
+
+impl Default for RunArgs {
+    fn default() -> Self {
+        #[derive(clap::Parser)]
+        struct Defaults {
+            #[command(flatten)]
+            args: RunArgs,
+        }
+        <Defaults as clap::Parser>::parse_from(["run"]).args
+    }
+}
+
+impl RunArgs {
+    /// What the guest does.
+    fn work(&self) -> &str {
+        match (&self.work, self.job.as_str()) {
+            (Some(work), _) => work,
+            (None, "migrate") => "write,64",
+            (None, "age") => "touch,64",
+            (None, _) => "",
+        }
+    }
+
+    /// The hypervisor's own words.
+    fn words(&self) -> String {
+        format!(
+            "vcpus={} first={} memory={} largest={} job={} logging={} execute={} caches={} fault={} \
+             seconds={}",
+            self.vcpus,
+            self.first,
+            self.memory,
+            self.largest,
+            self.job,
+            self.logging,
+            self.execute,
+            self.caches,
+            self.fault,
+            self.seconds
+        )
+    }
+
+    /// The guest's.
+    fn guest_words(&self) -> String {
+        if self.guest.is_some() {
+            return self.append.clone();
+        }
+        // Without kernel page-table isolation, whose changes of ASID flush QEMU's TLB and with it what a
+        // missing invalidation has left.
+        format!("console=ttyAMA0 kpti=off panic=-1 slat.work={} {}", self.work(), self.append)
+    }
+}
+
+/// Installs what is missing, builds, boots, and prints what there is to see.
+///
+/// # Errors
+/// Options that cannot be, what cannot be installed or built, and a guest that did not end as it should.
+pub fn run(args: &RunArgs) -> anyhow::Result<()> {
+    prepare()?;
+    let folder = args.output.clone().unwrap_or_else(|| target().join("hypervisor/run"));
+    let ending = boot(args, &folder, true)?;
+    ending.check()?;
+    println!("\n{}", folder.join("report.json").display());
+    if ending.record("migration").is_some() {
+        println!("{}", folder.join("report.html").display());
+    }
+    Ok(())
+}
+
+/// Installs the emulator and the target, and builds the hypervisor.
+pub fn prepare() -> anyhow::Result<()> {
+    setup::package("qemu-system-arm", "qemu-system-aarch64")?;
+    setup::target(TARGET)?;
+    let mut build =
+        crate::stages::cargo(&["build", "--quiet", "--package", "slat-hypervisor", "--bins"]);
+    let status = build.args(["--target", TARGET]).status().context("cargo does not start")?;
+    ensure!(status.success(), "the hypervisor was not built: {status}");
+    Ok(())
+}
+
+/// Boots a guest, and waits for its end; `shown`: with its console on stdout.
+pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending> {
+    let words = args.words();
+    let options = Options::parse(&words).map_err(|refused| anyhow::anyhow!("{refused}"))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let (image, initrd) = match &args.guest {
+        Some(_) => (None, None),
+        None => {
+            let image = image::kernel(&args.kernel)?;
+            let initrd = initrd(&image, args.work() == "kexec")?;
+            (Some(image), Some(initrd))
+        }
+    };
+    let machine = Machine {
+        args,
+        options: &options,
+        words: &words,
+        program: program("slat-hypervisor"),
+        image,
+        initrd,
+        folder,
+    };
+    let ending = machine.run(shown)?;
+    let report = serde_json::json!({
+        "format": "slat-hypervisor", "version": 1,
+        "command": std::env::args().collect::<Vec<_>>(),
+        "cpu": args.cpu, "options": words, "guest": args.guest_words(), "emulator": machine::version()?,
+        "limits": "an emulator: counts are the guest's, times are not a machine's",
+        "records": ending.records,
+    });
+    let text = serde_json::to_string_pretty(&report).context("a report is JSON")? + "\n";
+    fs::write(folder.join("report.json"), text).context("cannot write the report")?;
+    if let Some(migration) = ending.record("migration") {
+        let page = plot::page(migration, &words)?;
+        fs::write(folder.join("report.html"), page).context("cannot write the report")?;
+    }
+    Ok(ending)
+}
+
+/// A program of the hypervisor's package.
+fn program(name: &str) -> PathBuf {
+    target().join(TARGET).join("debug").join(name)
+}
+
+/// What Linux boots from, packed once a run of this program, or with a second kernel.
+fn initrd(image: &Path, kexec: bool) -> anyhow::Result<PathBuf> {
+    let folder = target().join("hypervisor");
+    fs::create_dir_all(&folder).context("cannot make a folder")?;
+    static PACKED: std::sync::Mutex<Vec<PathBuf>> = std::sync::Mutex::new(Vec::new());
+    let mut packed = PACKED.lock().unwrap_or_else(|error| error.into_inner());
+    let mut once = |path: PathBuf, files: &[(&str, &Path)]| -> anyhow::Result<PathBuf> {
+        if !packed.contains(&path) {
+            image::write(&path, image::INIT, files)?;
+            packed.push(path.clone());
+        }
+        Ok(path)
+    };
+    let plain = once(folder.join("initrd"), &[])?;
+    if !kexec {
+        return Ok(plain);
+    }
+    once(folder.join("initrd-kexec"), &[("boot/Image", image), ("boot/initrd", &plain)])
+}
+
+impl Ending {
+    /// The first record of a kind.
+    pub fn record(&self, kind: &str) -> Option<&Value> {
+        self.records.iter().find(|record| record["record"] == kind)
+    }
+
+    /// A number of the last record.
+    pub fn count(&self, name: &str) -> anyhow::Result<u64> {
+        let end = self.record("end").context("the hypervisor said nothing at the end")?;
+        end[name].as_u64().with_context(|| format!("no {name} in {end}"))
+    }
+
+    /// Faults of a kind, of all vCPUs.
+    pub fn faults(&self, kind: &str) -> u64 {
+        let all = self.record("end").map(|end| &end["faults"][kind]);
+        let all = all.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        all.iter().filter_map(Value::as_u64).sum()
+    }
+
+    /// Why the guest was over.
+    pub fn why(&self) -> &str {
+        self.record("end").and_then(|end| end["why"].as_str()).unwrap_or("nobody knows")
+    }
+
+    /// Whether all went as it should.
+    ///
+    /// # Errors
+    /// Why not, with the last lines of the console and of the hypervisor.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let work_failed = self.console.contains("guest: FAILED");
+        if self.why() == "it switched itself off" && !work_failed {
+            return Ok(());
+        }
+        let last = |text: &str| {
+            let lines: Vec<_> = text.lines().collect();
+            lines[lines.len().saturating_sub(16)..].join("\n  ")
+        };
+        bail!(
+            "the guest did not end as it should: {}{}\nthe last that its console said:\n  {}\nthe last that \
+             the hypervisor said:\n  {}",
+            self.why(),
+            if work_failed { ", and its program failed" } else { "" },
+            last(&self.console),
+            last(&self.said)
+        )
+    }
+}
+
+/// QEMU's own version, in one line.
+fn first_line(command: &mut Command) -> anyhow::Result<String> {
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(text.lines().next().unwrap_or("of an unknown version").to_owned())
+}

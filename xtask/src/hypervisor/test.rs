@@ -1,0 +1,204 @@
+//! Real Linux on real stage-2 walks: what each source is about, seen to work, and what goes wrong when it
+//! is made to.
+
+use super::{Ending, RunArgs, boot, prepare};
+use crate::stages::Outcome;
+use crate::{in_ci, target};
+use anyhow::{Context, ensure};
+use std::sync::Mutex;
+
+/// One boot, and what must be seen.
+struct Case {
+    name: &'static str,
+    args: RunArgs,
+    check: fn(&Ending) -> anyhow::Result<()>,
+    /// With --long only.
+    long: bool,
+}
+
+/// Boots every case, two at a time.
+pub fn test(long: bool) -> anyhow::Result<Outcome> {
+    match prepare() {
+        Ok(()) => {}
+        Err(error) if in_ci() => return Err(error),
+        Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
+    }
+    let cases: Vec<Case> = cases().into_iter().filter(|case| long || !case.long).collect();
+    let queue = Mutex::new(cases.into_iter());
+    let failed = Mutex::new(Vec::new());
+    let lock = |error: std::sync::PoisonError<_>| error.into_inner();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let Some(case) = queue.lock().unwrap_or_else(lock).next() else { return };
+                    let begin = std::time::Instant::now();
+                    let folder = target().join("hypervisor").join(case.name);
+                    let done = boot(&case.args, &folder, false).and_then(|end| (case.check)(&end));
+                    let seconds = begin.elapsed().as_secs_f64();
+                    match done {
+                        Ok(()) => println!("{:<44} {seconds:>5.1} s  passed", case.name),
+                        Err(error) => {
+                            println!("{:<44} {seconds:>5.1} s  FAILED", case.name);
+                            let message = format!("{}: {error:#}", case.name);
+                            failed.lock().unwrap_or_else(|e| e.into_inner()).push(message);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(|error| error.into_inner());
+    ensure!(failed.is_empty(), "{}", failed.join("\n\n"));
+    Ok(Outcome::Ran(Vec::new()))
+}
+
+fn cases() -> Vec<Case> {
+    let base = || RunArgs {
+        memory: "192m".to_owned(),
+        append: "quiet".to_owned(),
+        seconds: 60,
+        ..RunArgs::default()
+    };
+    let case = |name, args, check| Case { name, args, check, long: false };
+    let migrate = |cpu: &str, vcpus, logging: &str| RunArgs {
+        cpu: cpu.to_owned(),
+        vcpus,
+        job: "migrate".to_owned(),
+        work: Some("write,32".to_owned()),
+        logging: logging.to_owned(),
+        ..base()
+    };
+    let mut cases = vec![
+        case("migrate-protect-on-a76", migrate("cortex-a76", 2, "protect"), migrated),
+        case(
+            "migrate-hardware-on-max-threads-race",
+            RunArgs { thread: "multi".to_owned(), ..migrate("max", 2, "hardware") },
+            |end| migrated(end).and_then(|()| no_maintenance(end)),
+        ),
+        case(
+            "ageing-finds-the-working-set",
+            RunArgs { job: "age".to_owned(), largest: "4k".to_owned(), ..base() },
+            |end| {
+                end.check()?;
+                ensure!(end.record("ageing").is_some(), "nothing was measured");
+                ensure!(end.faults("made accessed") == 0, "a page was aged by faults");
+                Ok(())
+            },
+        ),
+        case("fetches-that-zap", executing("zap", base()), |end| {
+            end.check()?;
+            let (zapped, mapped) = (end.faults("zapped"), end.faults("mapped"));
+            // Of 16 MiB alone, each page faults again.
+            ensure!(zapped >= 8 && mapped >= 4096, "{zapped} zapped, {mapped} mapped");
+            Ok(())
+        }),
+        case("fetches-that-split", executing("split", base()), |end| {
+            end.check()?;
+            let (split, mapped) = (end.faults("split"), end.faults("mapped"));
+            ensure!(split >= 8 && mapped < 200, "{split} split, {mapped} mapped");
+            Ok(())
+        }),
+        case(
+            "hotplug-exact-from-the-third-cpu",
+            RunArgs { work: Some("hotplug".to_owned()), vcpus: 4, first: 2, ..base() },
+            |end| {
+                end.check()?;
+                let touched = end.count("touched_bytes")?;
+                ensure!(touched > 0 && touched < 1 << 20, "{touched} bytes were touched uncached");
+                ensure!(end.count("flushes")? == 0, "all memory was flushed");
+                Ok(())
+            },
+        ),
+        case("hotplug-every", caches("every", 4, base()), |end| {
+            end.check()?;
+            // Both edges of 4 boots and 6 hotplugs, but what a reset vCPU had off already.
+            ensure!(end.count("flushes")? >= 10, "{} flushes", end.count("flushes")?);
+            ensure!(end.count("flushed_bytes")? > 100 << 20, "too little was flushed");
+            Ok(())
+        }),
+        case(
+            "kexec",
+            RunArgs { work: Some("kexec".to_owned()), memory: "512m".to_owned(), ..base() },
+            |end| {
+                end.check()?;
+                ensure!(end.console.contains("guest: second kernel"), "there was no second kernel");
+                Ok(())
+            },
+        ),
+    ];
+    for policy in ["first", "vcpu0", "every", "exact"] {
+        for vcpus in [1, 4] {
+            let name = match (policy, vcpus) {
+                ("first", 1) => "caches-first-1",
+                ("first", _) => "caches-first-4",
+                ("vcpu0", 1) => "caches-vcpu0-1",
+                ("vcpu0", _) => "caches-vcpu0-4",
+                ("every", 1) => "caches-every-1",
+                ("every", _) => "caches-every-4",
+                (_, 1) => "caches-exact-1",
+                _ => "caches-exact-4",
+            };
+            let args = caches(policy, vcpus, base());
+            cases.push(Case { name, args, check: Ending::check, long: true });
+        }
+    }
+    let fault = |fault: &str, logging| RunArgs {
+        fault: fault.to_owned(),
+        seconds: 20,
+        ..migrate("cortex-a76", 2, logging)
+    };
+    // Caught by the comparison of both copies; the last by a guest that does not get on.
+    cases.extend([
+        case("caught-no-tlbi", fault("no-tlbi", "protect"), differs),
+        case("caught-local", fault("local", "protect"), differs),
+        case("caught-no-stage1", fault("no-stage1", "hardware"), differs),
+        case("caught-keep-dirty", fault("keep-dirty", "hardware"), differs),
+        // Walks of the guest's old tables: it hangs, and is found out by its time.
+        case(
+            "caught-no-stage2",
+            RunArgs { thread: "multi".to_owned(), seconds: 10, ..fault("no-stage2", "hardware") },
+            |end| {
+                ensure!(end.check().is_err() && end.record("end").is_some(), "nobody noticed");
+                Ok(())
+            },
+        ),
+    ]);
+    // What QEMU cannot notice: the guest ends as it should.
+    for name in ["wrong-vmid", "no-break", "no-barrier", "no-maintenance"] {
+        let args = fault(name, "hardware");
+        cases.push(Case { name, args, check: migrated, long: true });
+    }
+    cases
+}
+
+fn executing(execute: &str, args: RunArgs) -> RunArgs {
+    RunArgs { execute: execute.to_owned(), work: Some("execute,16".to_owned()), ..args }
+}
+
+fn caches(policy: &str, vcpus: u64, args: RunArgs) -> RunArgs {
+    RunArgs { caches: policy.to_owned(), vcpus, work: Some("hotplug".to_owned()), ..args }
+}
+
+/// The guest was moved, and found all that it had written.
+fn migrated(end: &Ending) -> anyhow::Result<()> {
+    end.check()?;
+    let migration = end.record("migration").context("there was no migration")?;
+    let rounds = migration["rounds"].as_array().map_or(0, Vec::len);
+    ensure!(rounds >= 2, "{rounds} rounds");
+    ensure!(migration["collapsed_bytes"].as_u64() > Some(16 << 20), "huge pages did not come back");
+    ensure!(end.console.contains("pages right"), "the guest's program said nothing");
+    Ok(())
+}
+
+fn no_maintenance(end: &Ending) -> anyhow::Result<()> {
+    for name in ["flushed_bytes", "touched_bytes", "mapped_bytes", "flushes"] {
+        ensure!(end.count(name)? == 0, "{} {name} on a CPU with FEAT_S2FWB", end.count(name)?);
+    }
+    Ok(())
+}
+
+fn differs(end: &Ending) -> anyhow::Result<()> {
+    ensure!(end.why().starts_with("the copy differs"), "not noticed so: {}", end.why());
+    Ok(())
+}
