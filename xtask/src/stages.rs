@@ -77,6 +77,7 @@ impl Stage {
             Self::Tests => {
                 let mut tests = cargo(&[&TESTS[..], &["--no-fail-fast"]].concat());
                 if long {
+                    tests.args(["--features", "slat/every-format"]);
                     tests.envs([
                         ("HISTORIES", "240"),
                         ("ROUNDS", "20"),

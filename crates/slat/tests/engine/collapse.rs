@@ -70,8 +70,10 @@ fn agrees<H: Hardware>(marks: bool) {
 fn a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state() {
     for marks in [false, true] {
         agrees::<Arm<12>>(marks);
+        #[cfg(feature = "every-format")]
         agrees::<Arm<14>>(marks);
         agrees::<Ept<true>>(marks);
+        #[cfg(feature = "every-format")]
         agrees::<Ept<false>>(marks);
     }
 }
@@ -102,8 +104,11 @@ fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_a
         world.destroy();
     }
     odd::<Arm<12>>();
+    #[cfg(feature = "every-format")]
     odd::<Arm<14>>();
+    #[cfg(feature = "every-format")]
     odd::<Arm<16>>();
     odd::<Ept<true>>();
+    #[cfg(feature = "every-format")]
     odd::<Ept<false>>();
 }

@@ -86,6 +86,7 @@ fn an_entry_that_somebody_holds_is_contended_for_everybody_else() {
     for sealed in [false, true] {
         everybody_says_so::<Arm<12>>(arm(), sealed);
         everybody_says_so::<Ept<true>>(ept(), sealed);
+        #[cfg(feature = "every-format")]
         everybody_says_so::<Ept<false>>(ept(), sealed);
     }
 }
@@ -251,6 +252,7 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
     }
     loses::<Arm<12>>(arm());
     loses::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
     loses::<Ept<false>>(ept());
 }
 
@@ -275,6 +277,7 @@ fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block() {
     for bbm in crate::common::stage::BBM {
         collapses::<Arm<12>>(arm(), bbm);
         collapses::<Ept<true>>(ept(), bbm);
+        #[cfg(feature = "every-format")]
         collapses::<Ept<false>>(ept(), bbm);
     }
 }

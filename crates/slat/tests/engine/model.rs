@@ -34,12 +34,14 @@ proptest! {
         Space::<Arm<12>>::new(bits, 600).play(&history);
     }
 
+    #[cfg(feature = "every-format")]
     #[test]
     fn any_history_on_the_16k_granule_agrees_with_the_flat_model(history in history()) {
         let bits = [27, 30, 37, 41][history.bits];
         Space::<Arm<14>>::new(bits, 40).play(&history);
     }
 
+    #[cfg(feature = "every-format")]
     #[test]
     fn any_history_on_the_64k_granule_agrees_with_the_flat_model(history in history()) {
         let bits = [31, 33, 43, 47][history.bits];
@@ -53,6 +55,7 @@ proptest! {
         Space::<Ept<true>>::new(bits, 600).play(&history);
     }
 
+    #[cfg(feature = "every-format")]
     #[test]
     fn any_history_on_ept_without_1g_blocks_agrees_with_the_flat_model(history in history()) {
         let bits = [25, 32, 39, 41][history.bits];
@@ -98,7 +101,9 @@ fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten() {
     {
         split::<Arm<12>>(arm(), bbm, way, 0);
         split::<Arm<12>>(arm(), bbm, way, 1);
+        #[cfg(feature = "every-format")]
         split::<Arm<14>>(arm(), bbm, way, 0);
+        #[cfg(feature = "every-format")]
         split::<Arm<16>>(arm(), bbm, way, 0);
         split::<Ept<true>>(
             slat::format::ept::Ept { output_bits: 48, ..Default::default() },
@@ -106,6 +111,7 @@ fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten() {
             way,
             0,
         );
+        #[cfg(feature = "every-format")]
         split::<Ept<false>>(
             slat::format::ept::Ept { output_bits: 48, ..Default::default() },
             bbm,
