@@ -5,16 +5,20 @@
 //! - `call`: calls that nobody has defined, and PSCI with arguments that cannot be.
 //! - `undefined`: registers that are trapped, and instructions that are not there.
 //! - `loop`: an exception whose handler is absent.
+//! - `vectors`: an exception whose handler is at the end of all addresses, where nothing is.
+//! - `poll`: faults at one place, but goes on.
 //! - `spin`: never leaves. The hypervisor's time limit ends it, as it does `wait`, which waits for an
 //!   interrupt that never comes.
 
 use crate::machine::{Answer, Attempt, Conduit, call, say, spin, system_off, wait};
 use core::arch::asm;
 use slat_hypervisor::layout::UART;
+use slat_hypervisor::progress::PATIENCE;
 
-/// Nothing is there: below the guest's RAM, and above.
+/// Nothing is there: below the guest's RAM, above, and at the end of 39 bits.
 const BELOW: u64 = 0x2000_0000;
 const ABOVE: u64 = 0xa000_0000;
+const END: u64 = 0x7f_ffff_fff8;
 
 /// A probe, and what it found wrong.
 struct Probe {
@@ -39,7 +43,9 @@ extern "C" fn probe(tree: *const u8) -> ! {
         "fetch" => probe.fetch(),
         "call" => probe.call(),
         "undefined" => probe.undefined(),
-        "loop" => probe.fault_for_ever(),
+        "loop" => probe.unhandled(BELOW),
+        "vectors" => probe.unhandled(u64::MAX),
+        "poll" => probe.poll(),
         "spin" => {
             say!("probe: spin");
             spin()
@@ -87,7 +93,7 @@ impl Probe {
 
     /// A synchronous external abort each, which says whether it was a write.
     fn absent(&mut self) {
-        for address in [BELOW, ABOVE] {
+        for address in [BELOW, ABOVE, END] {
             self.refused(Attempt::Load(address), 0x25, 0x10, Some(address));
             self.refused(Attempt::Store(address), 0x25, 0x50, Some(address));
         }
@@ -193,11 +199,21 @@ impl Probe {
         self.refused(Attempt::ReadHcr, 0, 0, None);
     }
 
+    /// More often than the hypervisor lets it fault for nothing.
+    fn poll(&mut self) {
+        let times = 2 * PATIENCE;
+        let caught = (0..times).filter_map(|_| Attempt::Load(BELOW).catch()).count();
+        self.expect(
+            caught == times as usize,
+            format_args!("{caught} exceptions of {times} at {BELOW:#x}"),
+        );
+    }
+
     /// Where the exception would be handled nothing is, so that there is another, for ever.
-    fn fault_for_ever(&mut self) {
-        say!("probe: loop");
+    fn unhandled(&mut self, vectors: u64) {
+        say!("probe: {}", self.name);
         // SAFETY: it never goes on behind this.
-        unsafe { asm!("msr vbar_el1, {}", "isb", in(reg) BELOW, options(nostack)) }
+        unsafe { asm!("msr vbar_el1, {}", "isb", in(reg) vectors, options(nostack)) }
         let done = Attempt::Load(ABOVE).catch().is_none();
         self.expect(false, format_args!("it went on; the load was done: {done}"));
     }
