@@ -115,7 +115,7 @@ fn stop(hypervisor: &Hypervisor, thread: &mut Thread<'_>, why: String) {
         cpu::relax();
     }
     for vcpu in vcpus.filter(on) {
-        say!("vCPU {vcpu} has not left within {LEAVE} ms: what needs no memory never does");
+        say!("vCPU {vcpu} has not left within {LEAVE} ms: it has memory still, or needs none");
     }
     drop(invalidation);
 }

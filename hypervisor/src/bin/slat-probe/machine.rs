@@ -2,7 +2,7 @@
 
 use core::arch::{asm, global_asm};
 use core::fmt;
-use slat_hypervisor::layout::UART;
+use slat_hypervisor::layout::{DISTRIBUTOR, UART, redistributors};
 
 global_asm!(include_str!("start.s"));
 
@@ -43,6 +43,7 @@ unsafe extern "C" {
     fn jump(address: u64) -> u64;
     fn undefined(_: u64) -> u64;
     fn read_hcr(_: u64) -> u64;
+    fn translated(address: u64) -> u64;
 }
 
 /// What is attempted.
@@ -51,6 +52,8 @@ pub enum Attempt {
     Load(u64),
     Store(u64),
     Fetch(u64),
+    /// As above, with the MMU on.
+    Translated(u64),
     Undefined,
     /// HCR_EL2, which only EL2 may.
     ReadHcr,
@@ -59,19 +62,20 @@ pub enum Attempt {
 impl Attempt {
     /// Does it. What the exception left, if there was one.
     pub fn catch(self) -> Option<Caught> {
-        // No exception leaves an ELR of 0: nothing of the guest is there.
-        let mut caught = Caught::default();
+        const NONE: u64 = u64::MAX;
+        let mut caught = Caught { vector: NONE, ..Caught::default() };
         let (body, argument): (Body, u64) = match self {
             Self::Load(address) => (load, address),
             Self::Store(address) => (store, address),
             Self::Fetch(address) => (jump, address),
+            Self::Translated(address) => (translated, address),
             Self::Undefined => (undefined, 0),
             Self::ReadHcr => (read_hcr, 0),
         };
         // SAFETY: `caught` is as long as what the vectors store, and outlives the call. Addresses are the
         // probes' own: none is memory of this program, which only a store could change.
         unsafe { attempt(body, argument, &raw mut caught) };
-        (caught.elr != 0).then_some(caught)
+        (caught.vector != NONE).then_some(caught)
     }
 
     /// Where the instruction is that cannot be done.
@@ -79,7 +83,7 @@ impl Attempt {
         match self {
             Self::Load(_) => load as *const () as u64,
             Self::Store(_) => store as *const () as u64,
-            Self::Fetch(address) => address,
+            Self::Fetch(address) | Self::Translated(address) => address,
             Self::Undefined => undefined as *const () as u64,
             Self::ReadHcr => read_hcr as *const () as u64,
         }
@@ -163,7 +167,37 @@ pub fn spin() -> ! {
     unsafe { asm!("2: b 2b", options(noreturn, nostack)) }
 }
 
-/// Waits for interrupts that never come: all are masked, and none is enabled.
+/// Has interrupt 0 of software end a wait on CPU 0, though it stays masked.
+pub fn enable_interrupt() {
+    let redistributor = redistributors(1).base;
+    let own_interrupts = redistributor + 0x1_0000;
+    for (register, value) in [
+        // GICD_CTLR: group 1, routing by affinity. GICR_WAKER: awake.
+        (DISTRIBUTOR.base, 1 << 4 | 1 << 1),
+        (redistributor + 0x14, 0),
+        // GICR_IGROUPR0, GICR_IPRIORITYR0, GICR_ISENABLER0.
+        (own_interrupts + 0x80, u32::MAX),
+        (own_interrupts + 0x400, 0),
+        (own_interrupts + 0x100, 1),
+    ] {
+        // SAFETY: registers of the devices that the hypervisor gives its guest there.
+        unsafe { (register as *mut u32).write_volatile(value) }
+    }
+    // SAFETY: interrupts stay masked. ICC_SRE_EL1, ICC_PMR_EL1, ICC_IGRPEN1_EL1.
+    unsafe {
+        asm!(
+            "msr s3_0_c12_c12_5, {seven}",
+            "isb",
+            "msr s3_0_c4_c6_0, {all}",
+            "msr s3_0_c12_c12_7, {one}",
+            "isb",
+            seven = in(reg) 7u64, all = in(reg) 0xffu64, one = in(reg) 1u64,
+            options(nostack),
+        );
+    }
+}
+
+/// Waits for interrupts, which are masked, for ever.
 pub fn wait() -> ! {
     // SAFETY: it does nothing.
     unsafe { asm!("2: wfi", "b 2b", options(noreturn, nostack)) }

@@ -6,19 +6,28 @@
 //! - `undefined`: registers that are trapped, and instructions that are not there.
 //! - `loop`: an exception whose handler is absent.
 //! - `vectors`: an exception whose handler is at the end of all addresses, where nothing is.
+//! - `last`: a call at the end of all addresses, behind which comes address 0.
 //! - `poll`: faults at one place, but goes on.
-//! - `spin`: never leaves. The hypervisor's time limit ends it, as it does `wait`, which waits for an
-//!   interrupt that never comes.
+//! - `spin`: never leaves. The hypervisor's time limit ends it, as it does `idle` and `wait`, which wait for
+//!   an interrupt: that of the hypervisor's end, and none.
 
-use crate::machine::{Answer, Attempt, Conduit, call, say, spin, system_off, wait};
+use crate::machine::{
+    Answer, Attempt, Conduit, call, enable_interrupt, say, spin, system_off, wait,
+};
 use core::arch::asm;
-use slat_hypervisor::layout::UART;
+use slat_hypervisor::layout::{GUEST_RAM, UART};
 use slat_hypervisor::progress::PATIENCE;
 
 /// Nothing is there: below the guest's RAM, above, and at the end of 39 bits.
 const BELOW: u64 = 0x2000_0000;
 const ABOVE: u64 = 0xa000_0000;
 const END: u64 = 0x7f_ffff_fff8;
+
+#[repr(align(4096))]
+struct Table([u64; 512]);
+
+/// Stage 1 of `last`: its root, and the table of the last GiB.
+static mut TABLES: [Table; 2] = [const { Table([0; 512]) }; 2];
 
 /// A probe, and what it found wrong.
 struct Probe {
@@ -45,10 +54,16 @@ extern "C" fn probe(tree: *const u8) -> ! {
         "undefined" => probe.undefined(),
         "loop" => probe.unhandled(BELOW),
         "vectors" => probe.unhandled(u64::MAX),
+        "last" => probe.last(),
         "poll" => probe.poll(),
         "spin" => {
             say!("probe: spin");
             spin()
+        }
+        "idle" => {
+            say!("probe: idle");
+            enable_interrupt();
+            wait()
         }
         "wait" => {
             say!("probe: wait");
@@ -197,6 +212,48 @@ impl Probe {
         self.expect(true, format_args!("dc cisw: done"));
         self.refused(Attempt::Undefined, 0, 0, None);
         self.refused(Attempt::ReadHcr, 0, 0, None);
+    }
+
+    /// The call returns to address 0, where nothing is.
+    fn last(&mut self) {
+        const LAST: u64 = u64::MAX - 3;
+        const SMC: u32 = 0xd400_0003;
+        /// RAM that is not this program's.
+        const CODE: u64 = GUEST_RAM + (4 << 20);
+        const END: u64 = 2 << 20;
+        const VALID: u64 = 1 << 0;
+        const TABLE: u64 = 1 << 1;
+        const NORMAL: u64 = 1 << 2;
+        const ACCESSED: u64 = 1 << 10;
+        let tables = &raw mut TABLES;
+        // SAFETY: nobody else has the tables, or the last word of that block. Everything is mapped where it
+        // is, and once more where only `LAST` is used.
+        unsafe {
+            let [first, second] = &mut *tables;
+            first.0[0] = VALID | ACCESSED;
+            first.0[1] = GUEST_RAM | VALID | NORMAL | ACCESSED;
+            first.0[511] = &raw const *second as u64 | VALID | TABLE;
+            second.0[511] = CODE | VALID | NORMAL | ACCESSED;
+            ((CODE + END - 4) as *mut u32).write_volatile(SMC);
+            // 39 bits each, 4K; devices, and memory that is not cached.
+            asm!(
+                "msr tcr_el1, {tcr}", "msr mair_el1, {mair}",
+                "msr ttbr0_el1, {root}", "msr ttbr1_el1, {root}",
+                "dsb sy", "ic iallu", "dsb sy", "isb",
+                tcr = in(reg) 0b10u64 << 30 | 25 << 16 | 25,
+                mair = in(reg) 0x4400u64,
+                root = in(reg) tables,
+                options(nostack),
+            );
+        }
+        let caught = Attempt::Translated(LAST).catch().unwrap_or_default();
+        self.expect(
+            (caught.class(), caught.iss(), caught.elr, caught.far) == (0x21, 0x10, 0, 0),
+            format_args!(
+                "SMC at {LAST:#x}, then: ESR {:#x} FAR {:#x} ELR {:#x}",
+                caught.esr, caught.far, caught.elr
+            ),
+        );
     }
 
     /// More often than the hypervisor lets it fault for nothing.

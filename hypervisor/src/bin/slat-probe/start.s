@@ -31,7 +31,7 @@ resume:
     ldp     x29, x30, [sp], #16
     ret
 
-.global load, store, jump, undefined, read_hcr
+.global load, store, jump, undefined, read_hcr, translated
 load:
     ldr     x0, [x0]
     ret
@@ -46,6 +46,17 @@ undefined:
 read_hcr:
     mrs     x0, hcr_el2
     ret
+
+// Jumps to x0 with the MMU on.
+translated:
+    mrs     x9, sctlr_el1
+    orr     x9, x9, #1
+    tlbi    vmalle1
+    dsb     nsh
+    isb
+    msr     sctlr_el1, x9
+    isb
+    br      x0
 
 .macro exception vector
     .balign 0x80
