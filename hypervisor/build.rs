@@ -1,9 +1,12 @@
-//! Where the program lies in memory: `link.ld`, on the bare machine only.
+//! Where each program lies in memory: its linker script, on the bare machine only.
 
 fn main() {
     let here = std::env::var("CARGO_MANIFEST_DIR").expect("cargo says where it builds");
-    if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "none") {
-        println!("cargo:rustc-link-arg-bins=-T{here}/link.ld");
+    let bare = std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "none");
+    for (program, script) in [("slat-hypervisor", "link.ld"), ("slat-probe", "probe.ld")] {
+        if bare {
+            println!("cargo:rustc-link-arg-bin={program}=-T{here}/{script}");
+        }
+        println!("cargo:rerun-if-changed={script}");
     }
-    println!("cargo:rerun-if-changed=link.ld");
 }

@@ -14,6 +14,9 @@ pub const INITRD: u64 = 0x0820_0000;
 /// The least RAM that holds all three, and leaves Linux some.
 pub const LEAST_RAM: u64 = 0x0c00_0000;
 
+/// The most RAM: two copies of it end with what the hypervisor maps for itself, 512 GiB.
+pub const MOST_RAM: u64 = 255 << 30;
+
 /// Where the guest's memory begins in the machine: the hypervisor has what is below to itself. Guest and
 /// machine addresses differ by a multiple of 1 GiB, so blocks of every size fit.
 pub const HOME: u64 = 0x8000_0000;
@@ -73,6 +76,7 @@ mod tests {
         assert_eq!(machine_ram(512 << 20), 3 << 30);
         assert_eq!(machine_ram(2 << 30), 5 << 30);
         assert_eq!(away(1 << 30), 0xc000_0000);
+        assert_eq!(RAM + machine_ram(MOST_RAM), 512 << 30);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What the hypervisor knows that needs no machine: its options, the guest's addresses, and how exits
-//! are read.
+//! What the hypervisor knows that needs no machine: its options, the guest's addresses, how exits are
+//! read, and how exceptions are taken.
 
 #![no_std]
 #![warn(missing_docs)]
@@ -7,6 +7,8 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod exception;
 pub mod layout;
 pub mod options;
+pub mod progress;
 pub mod syndrome;

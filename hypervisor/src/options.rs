@@ -1,6 +1,6 @@
 //! What is asked of the hypervisor: words of its command line, which QEMU puts into the device tree.
 
-use crate::layout::LEAST_RAM;
+use crate::layout::{INITRD, LEAST_RAM, MOST_RAM};
 use core::fmt;
 
 /// All of it. What follows `--` is the guest's.
@@ -178,6 +178,8 @@ impl<'a> Options<'a> {
 
     /// The most vCPUs.
     pub const MOST_VCPUS: u64 = 7;
+    /// The most seconds: a day.
+    pub const MOST_SECONDS: u64 = 24 * 60 * 60;
 
     /// Reads `text`.
     ///
@@ -218,12 +220,20 @@ impl<'a> Options<'a> {
             }
             let may_be = |there: bool, wanted| if there { Ok(()) } else { Err(refused(wanted)) };
             may_be((1..=Self::MOST_VCPUS).contains(&options.vcpus), "1 to 7 vCPUs")?;
-            let fits = options.memory >= LEAST_RAM && options.memory.is_multiple_of(2 << 20);
-            may_be(fits, "a multiple of 2m, 192m at least")?;
+            let fits = (LEAST_RAM..=MOST_RAM).contains(&options.memory);
+            let fits = fits && options.memory.is_multiple_of(2 << 20);
+            may_be(fits, "a multiple of 2m, from 192m to 255g")?;
+            may_be(options.seconds <= Self::MOST_SECONDS, "at most a day, 86400")?;
         }
         let word = own.trim();
         if options.first >= options.vcpus {
             return Err(Refused { word, wanted: "`first` is one of the vCPUs, from 0 on" });
+        }
+        if options.initrd > options.memory - INITRD {
+            return Err(Refused {
+                word,
+                wanted: "`initrd` fits into `memory`, behind its first 130m",
+            });
         }
         Ok(options)
     }
@@ -254,6 +264,9 @@ mod tests {
             ("color=red", "color=red"),
             ("memory=99999999999999g", "memory=99999999999999g"),
             ("first=1", "first=1"),
+            ("memory=256g", "memory=256g"),
+            ("seconds=1g", "seconds=1g"),
+            ("memory=256m initrd=127m", "memory=256m initrd=127m"),
         ] {
             assert_eq!(Options::parse(text).unwrap_err().word, word);
         }

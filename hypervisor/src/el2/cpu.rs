@@ -101,6 +101,18 @@ pub fn relax() {
     unsafe { asm!("yield", options(nomem, nostack)) }
 }
 
+/// Interrupts all other CPUs that have interrupt 0 of software enabled, as Linux has: a guest that waits for
+/// one goes on.
+pub fn wake_others() {
+    const SYSTEM_REGISTERS: u64 = 1 << 0;
+    const ALL_OTHERS: u64 = 1 << 40;
+    // ICC_SRE_EL2, ICC_SGI1R_EL1.
+    write!("s3_4_c12_c9_5", SYSTEM_REGISTERS);
+    isb();
+    write!("s3_0_c12_c11_5", ALL_OTHERS);
+    isb();
+}
+
 /// ESR, ELR and FAR of an exception that EL2 itself took.
 pub fn own_exception() -> (u64, u64, u64) {
     (read!("esr_el2"), read!("elr_el2"), read!("far_el2"))

@@ -37,6 +37,8 @@ pub struct Hypervisor {
     /// Why the guest is over.
     pub end: Mutex<Option<String>>,
     pub ended: AtomicBool,
+    /// The manager has ended it: each vCPU says where it was.
+    pub cut_short: AtomicBool,
 }
 
 /// Where a vCPU starts.
@@ -146,6 +148,7 @@ impl Hypervisor {
             stopped: AtomicBool::new(false),
             end: Mutex::new(None),
             ended: AtomicBool::new(false),
+            cut_short: AtomicBool::new(false),
         }));
         THE.store(hypervisor as *const Self as u64, Ordering::Release);
         Ok(hypervisor)
@@ -159,7 +162,7 @@ impl Hypervisor {
     /// Lets others go on: what a vCPU faulted on is not there yet.
     pub fn pause(&self) {
         super::cpu::relax();
-        while self.stopped.load(Ordering::Acquire) {
+        while self.stopped.load(Ordering::Acquire) && !self.ended() {
             super::cpu::relax();
         }
     }

@@ -2,6 +2,7 @@
 //! runs.
 
 use super::guest::{Hypervisor, Memory};
+use super::memory::GUEST;
 use super::report::{record, say};
 use super::{age, cpu, migrate, psci, vcpu};
 use aarch64_cpu::registers::*;
@@ -10,8 +11,13 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use serde_json::{Map, Value, json};
-use slat_guest::{FaultKind, TABLE_PAGES, Vcpu};
+use slat_guest::{FaultKind, HvaRange, TABLE_PAGES, Vcpu};
 use slat_hypervisor::options::Job;
+use smccc::Smc;
+use smccc::psci::{AffinityState, LowestAffinityLevel};
+
+/// How long vCPUs have to say where they were, in milliseconds.
+const LEAVE: u64 = 500;
 
 /// A thread of the manager's: a vCPU that never runs, but can map.
 pub type Thread<'w> =
@@ -32,11 +38,11 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
                 Job::Migrate => migrate::run(hypervisor, &mut thread),
                 Job::Age => age::run(hypervisor, &mut thread),
             };
-            if let Err(why) = done {
-                hypervisor.end(why);
-            }
-            wait_for_end(hypervisor);
+            let over = done.and_then(|()| wait_for_end(hypervisor));
             let leaves = thread.worker().leaves_by_size();
+            if let Err(why) = over {
+                stop(hypervisor, &mut thread, why);
+            }
             report(&hypervisor.memory, hypervisor, &leaves);
         }
         Err(error) => say!("the manager cannot work: {error}"),
@@ -72,14 +78,46 @@ pub fn wait_for(hypervisor: &Hypervisor, event: u64) -> Result<(), String> {
     }
 }
 
-fn wait_for_end(hypervisor: &Hypervisor) {
-    let limit = cpu::now() + hypervisor.options.seconds * cpu::frequency();
+/// Waits until the guest is over.
+///
+/// # Errors
+/// Its time is, before.
+fn wait_for_end(hypervisor: &Hypervisor) -> Result<(), String> {
+    let seconds = hypervisor.options.seconds;
+    let limit = cpu::now() + seconds * cpu::frequency();
     while !hypervisor.ended() {
         if cpu::now() > limit {
-            hypervisor.end(format!("it took more than {} s", hypervisor.options.seconds));
+            return Err(format!("it took more than {seconds} s"));
         }
         cpu::relax();
     }
+    Ok(())
+}
+
+/// Ends a guest that has not ended itself. Each vCPU says where it was: its memory is taken, so it leaves
+/// with its next instruction, if it ever has one.
+fn stop(hypervisor: &Hypervisor, thread: &mut Thread<'_>, why: String) {
+    if hypervisor.ended() {
+        return;
+    }
+    hypervisor.cut_short.store(true, Ordering::Release);
+    hypervisor.end(why);
+    let all = HvaRange { start: GUEST, bytes: hypervisor.options.memory };
+    let invalidation = thread.worker().invalidate(all, |_| {});
+    cpu::wake_others();
+    let on = |cpu: &u64| {
+        let state = smccc::psci::affinity_info::<Smc>(*cpu, LowestAffinityLevel::All);
+        state.is_ok_and(|state| state != AffinityState::Off)
+    };
+    let vcpus = 0..hypervisor.options.vcpus;
+    let until = cpu::now() + LEAVE * cpu::frequency() / 1000;
+    while vcpus.clone().any(|cpu| on(&cpu)) && cpu::now() < until {
+        cpu::relax();
+    }
+    for vcpu in vcpus.filter(on) {
+        say!("vCPU {vcpu} has not left within {LEAVE} ms: it has memory still, or needs none");
+    }
+    drop(invalidation);
 }
 
 fn report(memory: &Memory, hypervisor: &Hypervisor, leaves: &[(slat::PageSize, u64)]) {

@@ -39,7 +39,7 @@ static IDENTITY: Table = Table({
 });
 
 #[repr(align(4096))]
-#[expect(dead_code, reason = "hardware reads it")]
+#[expect(dead_code, reason = "the MMU reads it")]
 struct Table([u64; 512]);
 
 /// Gives the heap its memory.

@@ -8,10 +8,13 @@ use super::report::say;
 use super::{control, sysreg};
 use aarch64_cpu::registers::*;
 use alloc::format;
+use alloc::string::String;
+use core::sync::atomic::Ordering;
 use slat::format::arm64::Arm64K4;
 use slat::{Access, Gpa};
 use slat_guest::{CacheSwitch, Outcome, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
+use slat_hypervisor::progress::{Place, Progress};
 use slat_hypervisor::syndrome::{self, Abort, Exit, Kind, Need};
 
 /// What this CPU's thread works with.
@@ -19,9 +22,6 @@ type Thread<'w> = Vcpu<'w, 'static, Arm64K4, super::platform::El2, super::memory
 
 /// EL1 on its own stack, all interrupts masked: as PSCI starts a CPU.
 const START_STATE: u64 = 0b1111 << 6 | 0b0101;
-
-/// How often a vCPU may fault at the same place without anything changing.
-const PATIENCE: u32 = 10_000;
 
 /// Runs vCPU `id` on this CPU, until it is switched off.
 pub fn run(hypervisor: &'static Hypervisor, id: u64) -> ! {
@@ -42,15 +42,14 @@ struct Running<'w> {
     hypervisor: &'static Hypervisor,
     vcpu: Thread<'w>,
     registers: Registers,
-    /// Where it faulted last, and how often in a row.
-    stuck: (u64, u64, u32),
+    progress: Progress,
 }
 
 /// Whether the guest goes on.
 enum Next {
     Run,
     Off,
-    End(alloc::string::String),
+    End(String),
 }
 
 impl<'w> Running<'w> {
@@ -64,7 +63,7 @@ impl<'w> Running<'w> {
         let mut registers = Registers { x: [0; 31] };
         registers.x[0] = context;
         let switch = vcpu.reset();
-        let mut running = Self { hypervisor, vcpu, registers, stuck: (0, 0, 0) };
+        let mut running = Self { hypervisor, vcpu, registers, progress: Progress::default() };
         running.load_root();
         running.trap(switch.trap);
         running
@@ -94,9 +93,12 @@ impl<'w> Running<'w> {
     }
 
     /// Until it is switched off, or the guest is over: why.
-    fn run(mut self) -> Option<alloc::string::String> {
+    fn run(mut self) -> Option<String> {
         loop {
             if self.hypervisor.ended() {
+                if self.hypervisor.cut_short.load(Ordering::Acquire) {
+                    self.dump();
+                }
                 return None;
             }
             // SAFETY: the tables map what `guest::slots` and the backing name: the guest's memory, and
@@ -178,6 +180,7 @@ impl<'w> Running<'w> {
 
     fn abort(&mut self, abort: Abort) -> Next {
         let far = read!("far_el2");
+        let at = (read!("elr_el2"), read!("spsr_el2"));
         match abort.kind {
             Kind::TlbConflict => {
                 self.hypervisor.machine.forget_all(self.hypervisor.memory.tables().vmid());
@@ -210,22 +213,20 @@ impl<'w> Running<'w> {
             Outcome::Mmio
             | Outcome::Refused(slat_guest::Refused::NoPage | slat_guest::Refused::NotExecutable) => {
                 inject::take(Told::ExternalAbort { fetch: abort.fetch, write: abort.write, far });
-                self.moved_on(far, gpa, access)
+                self.moved_on(far, gpa, access, at)
             }
             Outcome::Refused(why) => {
                 Next::End(format!("vCPU {}: {access:?} at {gpa:#x}: {why:?}", self.vcpu.id()))
             }
-            _ => self.moved_on(far, gpa, access),
+            _ => self.moved_on(far, gpa, access, at),
         }
     }
 
-    /// A guest that faults at one place for ever is stopped: its tables and the hypervisor's disagree, or
-    /// its handler faults itself.
-    fn moved_on(&mut self, far: u64, gpa: u64, access: Access) -> Next {
-        let (at, page, times) = self.stuck;
-        let same = at == far && page == gpa;
-        self.stuck = (far, gpa, if same { times + 1 } else { 0 });
-        if self.stuck.2 < PATIENCE {
+    /// The guest goes on, unless it faults for ever. Where it was comes along: it may be on its way to a
+    /// handler by now.
+    fn moved_on(&mut self, far: u64, gpa: u64, access: Access, (pc, pstate): (u64, u64)) -> Next {
+        let place = Place { far, gpa, pc, pstate, x: self.registers.x };
+        if !self.progress.faults_for_ever(place) {
             return Next::Run;
         }
         Next::End(format!(
@@ -234,14 +235,15 @@ impl<'w> Running<'w> {
         ))
     }
 
+    /// Says where the guest is. In one piece: other vCPUs may do so too.
     fn dump(&self) {
-        let x = &self.registers.x;
-        for (row, four) in x.chunks(4).enumerate() {
-            let row = row * 4;
-            say!("  x{row:<2} {four:018x?}");
+        let mut rows = String::new();
+        for (row, four) in self.registers.x.chunks(4).enumerate() {
+            rows += &format!("\n  x{:<2} {four:016x?}", row * 4);
         }
         say!(
-            "  pc {:#x}, pstate {:#x}, SCTLR_EL1 {:#x}, ESR_EL2 {:#x}, FAR_EL2 {:#x}, HPFAR_EL2 {:#x}",
+            "vCPU {}: pc {:#x}, pstate {:#x}, SCTLR_EL1 {:#x}, ESR_EL2 {:#x}, FAR_EL2 {:#x}, HPFAR_EL2 {:#x}{rows}",
+            self.vcpu.id(),
             read!("elr_el2"),
             read!("spsr_el2"),
             read!("sctlr_el1"),
@@ -262,9 +264,9 @@ pub fn load(hypervisor: &Hypervisor, memory: &Memory, root: slat::Hpa) {
     hypervisor.machine.forget_all(vmid);
 }
 
-/// The guest goes on behind the instruction that left.
+/// The guest goes on behind the instruction that left, which may be the last of all addresses.
 fn skip() {
-    write!("elr_el2", read!("elr_el2") + 4);
+    write!("elr_el2", read!("elr_el2").wrapping_add(4));
 }
 
 /// The guest physical address of an abort. HPFAR_EL2 has it, unless a right was missing for the access

@@ -1,7 +1,7 @@
 //! Real Linux on real stage-2 walks: what each source is about, seen to work, and what goes wrong when it
 //! is made to.
 
-use super::{Ending, RunArgs, boot, prepare};
+use super::{Ending, RunArgs, boot, prepare, program};
 use crate::stages::Outcome;
 use crate::{in_ci, target};
 use anyhow::{Context, ensure};
@@ -23,7 +23,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     }
-    let cases: Vec<Case> = cases().into_iter().filter(|case| long || !case.long).collect();
+    let cases: Vec<Case> =
+        cases().into_iter().chain(probes()).filter(|case| long || !case.long).collect();
     let queue = Mutex::new(cases.into_iter());
     let failed = Mutex::new(Vec::new());
     let lock = |error: std::sync::PoisonError<_>| error.into_inner();
@@ -170,6 +171,45 @@ fn cases() -> Vec<Case> {
         cases.push(Case { name, args, check: migrated, long: true });
     }
     cases
+}
+
+/// Guests that misbehave at EL1 (`slat-probe`), and what becomes of them.
+fn probes() -> Vec<Case> {
+    let probe = |word: &str, cpu: &str, seconds| RunArgs {
+        guest: Some(program("slat-probe")),
+        cpu: cpu.to_owned(),
+        memory: "192m".to_owned(),
+        append: format!("probe={word}"),
+        seconds,
+        ..RunArgs::default()
+    };
+    let right: fn(&Ending) -> anyhow::Result<()> = |end| {
+        end.check()?;
+        ensure!(end.console.contains("probe: right"), "{}", end.console);
+        Ok(())
+    };
+    let stopped: fn(&Ending) -> anyhow::Result<()> = |end| {
+        ensure!(end.said.contains("vCPU 0: pc"), "no registers: {}", end.said);
+        ensure!(
+            end.why().contains("faults for ever") || end.why().contains("took more than"),
+            "{}",
+            end.why()
+        );
+        Ok(())
+    };
+    let case = |name, args, check| Case { name, args, check, long: false };
+    vec![
+        case("probe-absent-memory", probe("absent", "cortex-a76", 20), right),
+        case("probe-absent-memory-on-max", probe("absent", "max", 20), right),
+        case("probe-fetches-from-devices", probe("fetch", "cortex-a76", 20), right),
+        case("probe-unknown-calls", probe("call", "cortex-a76", 20), right),
+        case("probe-undefined-instructions", probe("undefined", "cortex-a76", 20), right),
+        case("probe-the-last-address", probe("last", "cortex-a76", 20), right),
+        case("probe-polling-is-no-loop", probe("poll", "cortex-a76", 20), right),
+        case("probe-faults-for-ever", probe("loop", "cortex-a76", 20), stopped),
+        case("probe-vectors-nowhere", probe("vectors", "cortex-a76", 20), stopped),
+        case("probe-never-leaves", probe("spin", "cortex-a76", 1), stopped),
+    ]
 }
 
 fn executing(execute: &str, args: RunArgs) -> RunArgs {

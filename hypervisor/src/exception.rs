@@ -1,0 +1,111 @@
+//! How a CPU takes an exception to EL1: DDI 0487, `AArch64.TakeException` of its pseudocode, and D1.3,
+//! "Exceptions".
+
+/// SPSR_EL1's and SPSR_EL2's mode, in AArch64 and AArch32.
+const MODE: u64 = 0b1_1111;
+const EL0: u64 = 0b0_0000;
+const EL1_SP0: u64 = 0b0_0100;
+const EL1_SPX: u64 = 0b0_0101;
+/// User mode, the only one that AArch32 has below an EL1 of AArch64.
+const USER: u64 = 0b1_0000;
+
+const FLAGS: u64 = 0b1111 << 28;
+const TCO: u64 = 1 << 25;
+const DIT: u64 = 1 << 24;
+const PAN: u64 = 1 << 22;
+/// Where AArch32 has DIT.
+const DIT_USER: u64 = 1 << 21;
+const SSBS: u64 = 1 << 12;
+const DAIF: u64 = 0b1111 << 6;
+
+/// SCTLR_EL1: SSBS as exceptions find it; PAN is left.
+const DSSBS: u64 = 1 << 44;
+const SPAN: u64 = 1 << 23;
+
+/// The state in which an exception finds the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct State {
+    /// As SPSR_EL2 has it.
+    pub pstate: u64,
+    /// SCTLR_EL1.
+    pub sctlr: u64,
+    /// FEAT_MTE2: there are tags to check.
+    pub tags: bool,
+}
+
+impl State {
+    /// It comes from EL0.
+    pub const fn from_el0(&self) -> bool {
+        matches!(self.pstate & MODE, EL0 | USER)
+    }
+
+    /// Where the handler of synchronous exceptions begins, by VBAR_EL1. The register's lowest bits mean
+    /// nothing, but may hold what the guest wrote.
+    pub const fn handler(&self, vbar: u64) -> u64 {
+        let entry = match self.pstate & MODE {
+            EL1_SP0 => 0x000,
+            EL0 => 0x400,
+            USER => 0x600,
+            _ => 0x200,
+        };
+        vbar & !0x7ff | entry
+    }
+
+    /// The state in which the handler begins: interrupts masked, on EL1's own stack.
+    pub const fn after(&self) -> u64 {
+        let Self { pstate, sctlr, tags } = *self;
+        let user = pstate & MODE == USER;
+        let timing = if user { (pstate & DIT_USER) << 3 } else { pstate & DIT };
+        let pan = if sctlr & SPAN == 0 { PAN } else { pstate & PAN };
+        let ssbs = if sctlr & DSSBS != 0 { SSBS } else { 0 };
+        let unchecked = if tags { TCO } else { 0 };
+        pstate & FLAGS | timing | pan | ssbs | unchecked | DAIF | EL1_SPX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESET: u64 = 0x30d0_0800;
+
+    fn state(pstate: u64) -> State {
+        State { pstate, sctlr: RESET, tags: false }
+    }
+
+    #[test]
+    fn each_mode_has_an_entry_of_its_own() {
+        let entries = [0b0100, 0b0101, 0b0000, 0b1_0000].map(|mode| state(mode).handler(0x8000));
+        assert_eq!(entries, [0x8000, 0x8200, 0x8400, 0x8600]);
+        assert!(state(0b1_0000).from_el0() && state(0).from_el0() && !state(0b0101).from_el0());
+    }
+
+    #[test]
+    fn a_handler_at_the_end_of_all_addresses_is_one() {
+        assert_eq!(state(0b0101).handler(u64::MAX), 0xffff_ffff_ffff_fa00);
+    }
+
+    #[test]
+    fn flags_and_timing_stay_and_the_rest_is_the_handlers() {
+        // N and C, UAO, DIT, SS, IL, BTYPE 1.
+        let before = 0xa000_0000 | 1 << 24 | 1 << 23 | 1 << 21 | 1 << 20 | 1 << 10;
+        assert_eq!(state(before).after(), 0xa100_03c5);
+        // Thumb in user mode: GE, E, T, and IT, which are not flags; DIT.
+        let user = 0x6000_0000 | 0x0600_0000 | 0xf_0000 | 1 << 21 | 1 << 9 | 1 << 5 | 0b1_0000;
+        assert_eq!(state(user).after(), 0x6100_03c5);
+    }
+
+    #[test]
+    fn pan_is_set_unless_span_leaves_it() {
+        assert_eq!(state(0).after() & PAN, 0);
+        assert_eq!(state(PAN).after() & PAN, PAN);
+        assert_eq!(State { sctlr: RESET & !SPAN, ..state(0) }.after() & PAN, PAN);
+    }
+
+    #[test]
+    fn ssbs_is_what_sctlr_has_and_tags_are_not_checked() {
+        assert_eq!(state(SSBS).after() & SSBS, 0);
+        assert_eq!(State { sctlr: RESET | DSSBS, ..state(0) }.after() & SSBS, SSBS);
+        assert_eq!(State { tags: true, ..state(0) }.after() & TCO, TCO);
+    }
+}
