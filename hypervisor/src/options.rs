@@ -24,6 +24,8 @@ pub struct Options<'a> {
     pub execute: ExecuteHuge,
     /// What a switch of a vCPU's caches does.
     pub caches: Caches,
+    /// When a vCPU's switches of its caches are trapped.
+    pub trap: Trap,
     /// What is done wrong on purpose.
     pub fault: Fault,
     /// The guest's time, in seconds; then it is stopped.
@@ -104,6 +106,16 @@ choice! {
 }
 
 choice! {
+    /// When writes of the registers that switch caches are trapped.
+    Trap {
+        /// While the policy needs it: a guest that switches off later is not noticed.
+        Needed = "needed",
+        /// Always.
+        Always = "always",
+    }
+}
+
+choice! {
     /// A deliberate fault: what the machine, or the checks, must notice.
     Fault {
         /// None.
@@ -171,6 +183,7 @@ impl<'a> Options<'a> {
         logging: Logging::Protect,
         execute: ExecuteHuge::Allowed,
         caches: Caches::Exact,
+        trap: Trap::Needed,
         fault: Fault::None,
         seconds: 60,
         guest: "",
@@ -213,6 +226,7 @@ impl<'a> Options<'a> {
                 "caches" => {
                     options.caches = chosen(Caches::ALL, Caches::word, value).ok_or_else(one_of)?;
                 }
+                "trap" => options.trap = chosen(Trap::ALL, Trap::word, value).ok_or_else(one_of)?,
                 "fault" => {
                     options.fault = chosen(Fault::ALL, Fault::word, value).ok_or_else(one_of)?;
                 }

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use serde_json::{Map, Value, json};
 use slat_guest::{FaultKind, HvaRange, TABLE_PAGES, Vcpu};
-use slat_hypervisor::options::Job;
+use slat_hypervisor::options::{Caches, Job};
 use smccc::Smc;
 use smccc::psci::{AffinityState, LowestAffinityLevel};
 
@@ -31,8 +31,11 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
     let mut room = [const { None }; TABLE_PAGES];
     match Vcpu::new(&hypervisor.memory, hypervisor.options.vcpus as u16, &mut room) {
         Ok(mut thread) => {
-            // It maps where vCPUs are whose caches are on.
-            thread.set_caches(true);
+            // It maps where vCPUs are whose caches are on; other policies know no other place, and would
+            // count it as a vCPU's switch.
+            if hypervisor.options.caches == Caches::Exact {
+                thread.set_caches(true);
+            }
             let done = match hypervisor.options.job {
                 Job::Boot => Ok(()),
                 Job::Migrate => migrate::run(hypervisor, &mut thread),

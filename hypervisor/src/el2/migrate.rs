@@ -174,15 +174,20 @@ impl Run {
         // mapped while the caller holds the invalidation, so nobody writes.
         let [one, other] = [one, other]
             .map(|start| unsafe { core::slice::from_raw_parts(start as *const u64, words) });
-        match one.iter().zip(other).position(|(a, b)| a != b) {
-            None => Ok(()),
-            Some(word) => Err(format!(
-                "the copy differs at {:#x}: {:#x} there, {:#x} here",
-                GUEST_RAM + word as u64 * 8,
-                one[word],
-                other[word]
-            )),
-        }
+        // Eight at a time: an emulator runs this.
+        let differ = |(one, other): (&[u64], &[u64])| {
+            one.iter().zip(other).fold(0, |bits, (one, other)| bits | (one ^ other)) != 0
+        };
+        let Some(eight) = one.chunks_exact(8).zip(other.chunks_exact(8)).position(differ) else {
+            return Ok(());
+        };
+        let word = (8 * eight..).find(|&word| one[word] != other[word]).unwrap_or_default();
+        Err(format!(
+            "the copy differs at {:#x}: {:#x} there, {:#x} here",
+            GUEST_RAM + word as u64 * 8,
+            one[word],
+            other[word]
+        ))
     }
 
     /// Fills them.

@@ -14,6 +14,7 @@ use slat::format::arm64::Arm64K4;
 use slat::{Access, Gpa};
 use slat_guest::{CacheSwitch, Outcome, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
+use slat_hypervisor::options::Trap;
 use slat_hypervisor::progress::{Place, Progress};
 use slat_hypervisor::syndrome::{self, Abort, Exit, Kind, Need};
 
@@ -78,6 +79,7 @@ impl<'w> Running<'w> {
     /// Whether writes of the registers that switch caches leave the guest.
     fn trap(&self, caches: bool) {
         let forced = self.hypervisor.memory.tables().format().forced_write_back;
+        let caches = caches || self.hypervisor.options.trap == Trap::Always && !forced;
         HCR_EL2.write(
             HCR_EL2::VM::Enable
                 + HCR_EL2::SWIO::SET

@@ -73,6 +73,9 @@ pub struct RunArgs {
     /// Switches of a vCPU's caches: exact, every, first or vcpu0
     #[arg(long, default_value = "exact")]
     pub caches: String,
+    /// When such switches are trapped: needed or always
+    #[arg(long, default_value = "needed")]
+    pub trap: String,
     /// A deliberate fault: no-tlbi, local, no-stage1, no-stage2, keep-dirty, wrong-vmid, no-break, no-barrier
     /// or no-maintenance
     #[arg(long, default_value = "none")]
@@ -119,7 +122,7 @@ impl RunArgs {
     /// The hypervisor's own words.
     fn words(&self) -> String {
         format!(
-            "vcpus={} first={} memory={} largest={} job={} logging={} execute={} caches={} fault={} \
+            "vcpus={} first={} memory={} largest={} job={} logging={} execute={} caches={} trap={} fault={} \
              seconds={}",
             self.vcpus,
             self.first,
@@ -129,6 +132,7 @@ impl RunArgs {
             self.logging,
             self.execute,
             self.caches,
+            self.trap,
             self.fault,
             self.seconds
         )

@@ -120,10 +120,21 @@ fn cases() -> Vec<Case> {
         }),
         case(
             "kexec",
-            RunArgs { work: Some("kexec".to_owned()), memory: "512m".to_owned(), ..base() },
+            RunArgs {
+                work: Some("kexec".to_owned()),
+                memory: "512m".to_owned(),
+                trap: "always".to_owned(),
+                ..base()
+            },
             |end| {
                 end.check()?;
                 ensure!(end.console.contains("guest: second kernel"), "there was no second kernel");
+                // Each kernel's boot, and what the first uses once it has switched its caches off.
+                let touched = end.count("touched_bytes")?;
+                ensure!(
+                    (100_000..1 << 20).contains(&touched),
+                    "{touched} bytes were touched uncached"
+                );
                 Ok(())
             },
         ),
