@@ -62,6 +62,7 @@ fn cases() -> Vec<Case> {
         ..RunArgs::default()
     };
     let case = |name, args, check| Case { name, args, check, long: false };
+    let rare = |name, args, check| Case { name, args, check, long: true };
     let migrate = |cpu: &str, vcpus, logging: &str| RunArgs {
         cpu: cpu.to_owned(),
         vcpus,
@@ -111,14 +112,14 @@ fn cases() -> Vec<Case> {
                 Ok(())
             },
         ),
-        case("hotplug-every", caches("every", 4, base()), |end| {
+        rare("hotplug-every", caches("every", 4, base()), |end| {
             end.check()?;
             // Both edges of 4 boots and 6 hotplugs, but what a reset vCPU had off already.
             ensure!(end.count("flushes")? >= 10, "{} flushes", end.count("flushes")?);
             ensure!(end.count("flushed_bytes")? > 100 << 20, "too little was flushed");
             Ok(())
         }),
-        case(
+        rare(
             "kexec",
             RunArgs {
                 work: Some("kexec".to_owned()),
@@ -162,12 +163,12 @@ fn cases() -> Vec<Case> {
     };
     // Caught by the comparison of both copies; the last by a guest that does not get on.
     cases.extend([
-        case("caught-no-tlbi", fault("no-tlbi", "protect"), differs),
+        rare("caught-no-tlbi", fault("no-tlbi", "protect"), differs),
         case("caught-local", fault("local", "protect"), differs),
-        case("caught-no-stage1", fault("no-stage1", "hardware"), differs),
+        rare("caught-no-stage1", fault("no-stage1", "hardware"), differs),
         case("caught-keep-dirty", fault("keep-dirty", "hardware"), differs),
         // Walks of the guest's old tables: it hangs, and is found out by its time.
-        case(
+        rare(
             "caught-no-stage2",
             RunArgs { thread: "multi".to_owned(), seconds: 10, ..fault("no-stage2", "hardware") },
             |end| {
