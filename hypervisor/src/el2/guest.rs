@@ -28,6 +28,8 @@ pub struct Hypervisor {
     pub id: IdRegisters,
     pub memory: Memory,
     pub vtcr: u64,
+    /// When the guest is to be over, by `cpu::now`.
+    pub deadline: u64,
     /// Where each vCPU starts when it is switched on.
     pub vcpus: Box<[Start]>,
     /// What the guest's program has said: see `layout::CONTROL_EVENT`.
@@ -143,6 +145,7 @@ impl Hypervisor {
             id,
             memory,
             vtcr,
+            deadline: super::cpu::now() + options.seconds * super::cpu::frequency(),
             vcpus,
             control: Control::default(),
             stopped: AtomicBool::new(false),

@@ -66,13 +66,12 @@ pub fn sleep(hypervisor: &Hypervisor, milliseconds: u64) {
 /// # Errors
 /// It said that it failed, the guest is over, or its time is.
 pub fn wait_for(hypervisor: &Hypervisor, event: u64) -> Result<(), String> {
-    let limit = cpu::now() + hypervisor.options.seconds * cpu::frequency();
     loop {
         match hypervisor.control.event.load(Ordering::Acquire) {
             3 => return Err("the guest's program says that it failed".into()),
             said if said >= event => return Ok(()),
             _ if hypervisor.ended() => return Err("the guest was over before its program".into()),
-            _ if cpu::now() > limit => {
+            _ if cpu::now() > hypervisor.deadline => {
                 let seconds = hypervisor.options.seconds;
                 return Err(format!("no event {event} of the guest's program within {seconds} s"));
             }
@@ -86,11 +85,9 @@ pub fn wait_for(hypervisor: &Hypervisor, event: u64) -> Result<(), String> {
 /// # Errors
 /// Its time is, before.
 fn wait_for_end(hypervisor: &Hypervisor) -> Result<(), String> {
-    let seconds = hypervisor.options.seconds;
-    let limit = cpu::now() + seconds * cpu::frequency();
     while !hypervisor.ended() {
-        if cpu::now() > limit {
-            return Err(format!("it took more than {seconds} s"));
+        if cpu::now() > hypervisor.deadline {
+            return Err(format!("it took more than {} s", hypervisor.options.seconds));
         }
         cpu::relax();
     }

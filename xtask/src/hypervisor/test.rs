@@ -58,7 +58,7 @@ fn cases() -> Vec<Case> {
     let base = || RunArgs {
         memory: "192m".to_owned(),
         append: "quiet".to_owned(),
-        seconds: 60,
+        seconds: 120,
         ..RunArgs::default()
     };
     let case = |name, args, check| Case { name, args, check, long: false };
@@ -158,7 +158,7 @@ fn cases() -> Vec<Case> {
     }
     let fault = |fault: &str, logging| RunArgs {
         fault: fault.to_owned(),
-        seconds: 20,
+        seconds: 90,
         ..migrate("cortex-a76", 2, logging)
     };
     // Caught by the comparison of both copies; the last by a guest that does not get on.
@@ -170,7 +170,7 @@ fn cases() -> Vec<Case> {
         // Walks of the guest's old tables: it hangs, and is found out by its time.
         rare(
             "caught-no-stage2",
-            RunArgs { thread: "multi".to_owned(), seconds: 10, ..fault("no-stage2", "hardware") },
+            RunArgs { thread: "multi".to_owned(), ..fault("no-stage2", "hardware") },
             |end| {
                 ensure!(end.check().is_err() && end.record("end").is_some(), "nobody noticed");
                 Ok(())
