@@ -90,8 +90,19 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
             };
             self.platform.fill(&mut slots[..first], 0, 0);
             self.platform.fill(&mut slots[last..], 0, 0);
-            let start = base + ((first as u64) << shift);
-            self.platform.fill(&mut slots[first..last], plan.leaf::<F>(0, start), 1 << shift);
+            let mut start = base + ((first as u64) << shift);
+            let mut pages = &mut slots[first..last];
+            if F::CARRY != 0 {
+                // A table covers less: at most one end of a field is inside.
+                let hpa = start.wrapping_add(plan.delta);
+                let before = (F::CARRY - (hpa & (F::CARRY - 1))) >> shift;
+                if before < pages.len() as u64 {
+                    let (low, high) = pages.split_at_mut(before as usize);
+                    self.platform.fill(low, plan.leaf::<F>(0, start), 1 << shift);
+                    (start, pages) = (start + (before << shift), high);
+                }
+            }
+            self.platform.fill(pages, plan.leaf::<F>(0, start), 1 << shift);
             return;
         }
         for (slot, at) in slots.iter_mut().zip((base..).step_by(1 << shift)) {

@@ -7,7 +7,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use slat::format::arm64::Arm64K4;
+use slat::format::arm64::Arm64;
 use slat::format::arm64::id::IdRegisters;
 use slat::{Format, Gpa, PageSize, Vmid};
 use slat_guest::{CachePolicy, Config, Guest, Hva, SlotId, SlotSpec, TABLE_PAGES, Worker};
@@ -15,8 +15,12 @@ use slat_hypervisor::layout::*;
 use slat_hypervisor::options::{Caches, ExecuteHuge, Logging, Options};
 use spin::Mutex;
 
+/// The descriptors of the guest's tables. Chosen when built: nearly all of the program is compiled for
+/// them, so that both at once would be two programs in one.
+pub type Stage2 = Arm64<12, { cfg!(feature = "lpa2") }>;
+
 /// The guest's memory.
-pub type Memory = Guest<'static, Arm64K4, El2, Machine>;
+pub type Memory = Guest<'static, Stage2, El2, Machine>;
 
 /// The slot of the guest's RAM; devices have those behind it.
 pub const RAM_SLOT: SlotId = SlotId(0);
@@ -105,12 +109,12 @@ impl Hypervisor {
             ));
         }
         let id = id_registers();
-        let machine: &'static El2 = Box::leak(Box::new(El2::new(&id, options.fault)));
-        let format = id.format::<12>().map_err(|error| format!("{error}"))?;
-        let format = Arm64K4 {
+        let format: Stage2 = id.format().map_err(|error| format!("{error}"))?;
+        let format = Stage2 {
             hardware_dirty: options.logging == Logging::Hardware && format.hardware_dirty,
             ..format
         };
+        let machine: &'static El2 = Box::leak(Box::new(El2::new(&id, &format, options.fault)));
         // As wide as the CPU has it, or as RAM and devices need.
         let bits = format.output_bits().min(id.address_bits());
         let guest = Guest::new(

@@ -1,7 +1,7 @@
 //! The manager: the CPU that stays with the hypervisor, and works on the guest's memory while the guest
 //! runs.
 
-use super::guest::{Hypervisor, Memory};
+use super::guest::{Hypervisor, Memory, Stage2};
 use super::memory::GUEST;
 use super::report::{record, say};
 use super::{age, cpu, migrate, psci, vcpu};
@@ -20,8 +20,7 @@ use smccc::psci::{AffinityState, LowestAffinityLevel};
 const LEAVE: u64 = 500;
 
 /// A thread of the manager's: a vCPU that never runs, but can map.
-pub type Thread<'w> =
-    Vcpu<'w, 'static, slat::format::arm64::Arm64K4, super::platform::El2, super::memory::Machine>;
+pub type Thread<'w> = Vcpu<'w, 'static, Stage2, super::platform::El2, super::memory::Machine>;
 
 /// Does the job, waits for the guest's end, reports, and switches the machine off.
 pub fn run(hypervisor: &'static Hypervisor) -> ! {

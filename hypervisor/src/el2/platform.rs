@@ -2,12 +2,13 @@
 //! of it that is special about EL2 is here.
 
 use super::cpu;
+use super::guest::Stage2;
 use alloc::alloc::{alloc, dealloc};
 use core::alloc::Layout;
 use core::arch::asm;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
-use slat::format::arm64::id::{Granule, IdRegisters};
+use slat::format::arm64::id::IdRegisters;
 use slat::format::arm64::tlbi::{Instruction, Scope, Tlbi};
 use slat::{
     BreakBeforeMake, Frame, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot,
@@ -48,8 +49,8 @@ pub fn id_registers() -> IdRegisters {
 
 impl El2 {
     /// The machine as its ID registers have it, and a fault on purpose.
-    pub fn new(id: &IdRegisters, fault: Fault) -> Self {
-        let tlbi = Tlbi { most_by_address: MOST_BY_ADDRESS, ..id.tlbi(Granule::K4) };
+    pub fn new(id: &IdRegisters, format: &Stage2, fault: Fault) -> Self {
+        let tlbi = Tlbi { most_by_address: MOST_BY_ADDRESS, ..id.tlbi(format) };
         Self {
             grace: Grace::new([const { Seat::new() }; SEATS]),
             tlbi: if fault == Fault::Local { Tlbi { scope: Scope::Local, ..tlbi } } else { tlbi },

@@ -1,7 +1,7 @@
 //! A vCPU: it runs until something needs an answer.
 
 use super::cpu::{self, Left, Registers, read, write};
-use super::guest::{Hypervisor, Memory};
+use super::guest::{Hypervisor, Memory, Stage2};
 use super::inject::{self, Told};
 use super::psci::{self, Answer};
 use super::report::say;
@@ -10,7 +10,6 @@ use aarch64_cpu::registers::*;
 use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::Ordering;
-use slat::format::arm64::Arm64K4;
 use slat::{Access, Gpa};
 use slat_guest::{CacheSwitch, Outcome, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
@@ -19,7 +18,7 @@ use slat_hypervisor::progress::{Place, Progress};
 use slat_hypervisor::syndrome::{self, Abort, Exit, Kind, Need};
 
 /// What this CPU's thread works with.
-type Thread<'w> = Vcpu<'w, 'static, Arm64K4, super::platform::El2, super::memory::Machine>;
+type Thread<'w> = Vcpu<'w, 'static, Stage2, super::platform::El2, super::memory::Machine>;
 
 /// EL1 on its own stack, all interrupts masked: as PSCI starts a CPU.
 const START_STATE: u64 = 0b1111 << 6 | 0b0101;
@@ -259,7 +258,8 @@ impl<'w> Running<'w> {
 /// Loads the guest's tables on this CPU, which forgets what it held of them.
 pub fn load(hypervisor: &Hypervisor, memory: &Memory, root: slat::Hpa) {
     let vmid = memory.tables().vmid();
-    let vttbr = hypervisor.id.vttbr(root, vmid).expect("a root below 1 TiB, and VMID 1");
+    let vttbr = hypervisor.id.vttbr(memory.tables().format(), root, vmid);
+    let vttbr = vttbr.expect("a root below 1 TiB, and VMID 1");
     write!("vtcr_el2", hypervisor.vtcr);
     write!("vttbr_el2", vttbr);
     cpu::isb();

@@ -21,10 +21,15 @@ use std::process::Command;
 /// The target that the hypervisor is built for: without FP, so the guest's registers stay as they are.
 const TARGET: &str = "aarch64-unknown-none-softfloat";
 
+/// The hypervisor, and the one for FEAT_LPA2.
+const PROGRAM: &str = "slat-hypervisor";
+const PROGRAM_LPA2: &str = "slat-hypervisor-lpa2";
+
 const EXAMPLES: &str = "\
 Examples:
   cargo xtask hypervisor run                         boots Linux, and shows what its memory cost
   cargo xtask hypervisor run --vcpus 4 --cpu max
+  cargo xtask hypervisor run --cpu max --lpa2        a guest of 52-bit addresses
   cargo xtask hypervisor run --job migrate --vcpus 2 --logging hardware --output migration
       moves a guest that writes all the time; migration/report.html plots its rounds
   cargo xtask hypervisor run --job migrate --fault local
@@ -43,6 +48,9 @@ pub struct RunArgs {
     /// QEMU's name of the CPU: cortex-a76 has neither FEAT_S2FWB nor FEAT_BBM, max has both
     #[arg(long, default_value = "cortex-a76")]
     pub cpu: String,
+    /// Guest addresses of 52 bits: FEAT_LPA2, which max has
+    #[arg(long)]
+    pub lpa2: bool,
     /// vCPUs, 1 to 7; one CPU more is the manager's
     #[arg(long, default_value_t = 1)]
     pub vcpus: u64,
@@ -154,7 +162,7 @@ impl RunArgs {
 /// # Errors
 /// Options that cannot be, what cannot be installed or built, and a guest that did not end as it should.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
-    prepare()?;
+    prepare(args.lpa2)?;
     let folder = args.output.clone().unwrap_or_else(|| target().join("hypervisor/run"));
     let ending = boot(args, &folder, true)?;
     ending.check()?;
@@ -165,14 +173,20 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Installs the emulator and the target, and builds the hypervisor.
-pub fn prepare() -> anyhow::Result<()> {
+/// Installs the emulator and the target, and builds the hypervisor, and its probe; or the hypervisor for
+/// FEAT_LPA2.
+pub fn prepare(lpa2: bool) -> anyhow::Result<()> {
     setup::package("qemu-system-arm", "qemu-system-aarch64")?;
     setup::target(TARGET)?;
-    let mut build =
-        crate::stages::cargo(&["build", "--quiet", "--package", "slat-hypervisor", "--bins"]);
-    let status = build.args(["--target", TARGET]).status().context("cargo does not start")?;
+    let mut build = crate::stages::cargo(&["build", "--quiet", "--package", "slat-hypervisor"]);
+    build.args(["--target", TARGET]);
+    build.args(if lpa2 { &["--bin", PROGRAM, "--features", "lpa2"][..] } else { &["--bins"] });
+    let status = build.status().context("cargo does not start")?;
     ensure!(status.success(), "the hypervisor was not built: {status}");
+    if lpa2 {
+        // The next build may be without: cargo gives both the same name.
+        fs::copy(program(PROGRAM), program(PROGRAM_LPA2)).context("cannot keep the hypervisor")?;
+    }
     Ok(())
 }
 
@@ -193,7 +207,7 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
         args,
         options: &options,
         words: &words,
-        program: program("slat-hypervisor"),
+        program: program(if args.lpa2 { PROGRAM_LPA2 } else { PROGRAM }),
         image,
         initrd,
         folder,
@@ -202,7 +216,7 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
     let report = serde_json::json!({
         "format": "slat-hypervisor", "version": 1,
         "command": std::env::args().collect::<Vec<_>>(),
-        "cpu": args.cpu, "options": words, "guest": args.guest_words(), "emulator": machine::version()?,
+        "cpu": args.cpu, "lpa2": args.lpa2, "options": words, "guest": args.guest_words(), "emulator": machine::version()?,
         "limits": "an emulator: counts are the guest's, times are not a machine's",
         "records": ending.records,
     });

@@ -18,7 +18,7 @@ struct Case {
 
 /// Boots every case, two at a time.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
-    match prepare() {
+    match prepare(true).and_then(|()| prepare(false)) {
         Ok(()) => {}
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
@@ -77,6 +77,14 @@ fn cases() -> Vec<Case> {
             "migrate-hardware-on-max-threads-race",
             RunArgs { thread: "multi".to_owned(), ..migrate("max", 2, "hardware") },
             |end| migrated(end).and_then(|()| no_maintenance(end)),
+        ),
+        case(
+            "migrate-hardware-on-max-with-lpa2",
+            RunArgs { lpa2: true, ..migrate("max", 4, "hardware") },
+            |end| {
+                ensure!(end.said.contains("52-bit addresses"), "narrower: {}", end.said);
+                migrated(end)
+            },
         ),
         case(
             "ageing-finds-the-working-set",
@@ -213,6 +221,11 @@ fn probes() -> Vec<Case> {
     vec![
         case("probe-absent-memory", probe("absent", "cortex-a76", 20), right),
         case("probe-absent-memory-on-max", probe("absent", "max", 20), right),
+        case(
+            "probe-absent-memory-on-max-with-lpa2",
+            RunArgs { lpa2: true, ..probe("absent", "max", 20) },
+            right,
+        ),
         case("probe-fetches-from-devices", probe("fetch", "cortex-a76", 20), right),
         case("probe-unknown-calls", probe("call", "cortex-a76", 20), right),
         case("probe-undefined-instructions", probe("undefined", "cortex-a76", 20), right),

@@ -1,4 +1,5 @@
-//! Arm stage 2, VMSAv8-64: 4K, 16K and 64K granules, 48-bit output addresses.
+//! Arm stage 2, VMSAv8-64: 4K, 16K and 64K granules, 48-bit addresses; with FEAT_LPA2, 52-bit
+//! addresses for 4K and 16K.
 //!
 //! Bits as in the Arm Architecture Reference Manual (DDI 0487), D8.3 "Translation table
 //! descriptor formats": D8.3.1 for tables and blocks, D8.3.2 for stage-2 attributes; memory types
@@ -19,20 +20,28 @@ pub type Arm64K4 = Arm64<12>;
 pub type Arm64K16 = Arm64<14>;
 /// Stage 2 with the 64 KiB granule: pages of 64k, blocks of 512m.
 pub type Arm64K64 = Arm64<16>;
+/// Stage 2 with the 4 KiB granule and FEAT_LPA2: 52-bit addresses. Of its leaves the blocks of 512g
+/// are not used.
+pub type Arm64Lpa2K4 = Arm64<12, true>;
+/// Stage 2 with the 16 KiB granule and FEAT_LPA2: 52-bit addresses, blocks of 64g too.
+pub type Arm64Lpa2K16 = Arm64<14, true>;
 
 /// Arm stage 2 with a granule of `2^PAGE_SHIFT` bytes, and what the tables' user configured.
+///
+/// `DS` is VTCR_EL2.DS, of FEAT_LPA2: with it, which the 4K and 16K granules alone have, bits 9:8
+/// of a descriptor are bits 51:50 of its address, and no longer the shareability of a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Arm64<const PAGE_SHIFT: u32> {
+pub struct Arm64<const PAGE_SHIFT: u32, const DS: bool = false> {
     /// HCR_EL2.FWB: stage 2 forces the memory type (FEAT_S2FWB), and encodes it otherwise.
     pub forced_write_back: bool,
     /// VTCR_EL2.HD: hardware marks the first write to a writable-clean leaf (FEAT_HAFDBS).
     pub hardware_dirty: bool,
     /// FEAT_XNX: execute rights tell EL1 from EL0.
     pub split_execute: bool,
-    /// Shareability of normal memory.
+    /// Shareability of normal memory: of each leaf, or with `DS` of all, by VTCR_EL2.SH0.
     pub shareability: Shareability,
-    /// Bits of a physical address that the CPU implements (ID_AA64MMFR0_EL1.PARange), at most 48:
-    /// neither guest nor host addresses may be wider.
+    /// Bits of a physical address that the CPU implements (ID_AA64MMFR0_EL1.PARange), at most 48,
+    /// with `DS` 52: neither guest nor host addresses may be wider.
     pub output_bits: u32,
 }
 
@@ -47,9 +56,9 @@ pub enum Shareability {
     Inner = 0b11,
 }
 
-impl<const PAGE_SHIFT: u32> Default for Arm64<PAGE_SHIFT> {
-    /// What most Armv8.2 CPUs have: no FWB, hardware dirty state off, execute rights per EL, 48-bit
-    /// addresses. What a CPU really has is in its ID registers: [`id::IdRegisters::format`].
+impl<const PAGE_SHIFT: u32, const DS: bool> Default for Arm64<PAGE_SHIFT, DS> {
+    /// What most Armv8.2 CPUs have: no FWB, hardware dirty state off, execute rights per EL; and
+    /// addresses as wide as descriptors hold. What a CPU really has is in its ID registers: [`id::IdRegisters::format`].
     fn default() -> Self {
         Self {
             forced_write_back: false,
@@ -80,6 +89,11 @@ const SW_DIRTY: u64 = 1 << 56;
 const MARK: u64 = 1 << 58;
 /// `OA[47:12]`; lower bits are zero for larger granules and blocks.
 const ADDRESS: u64 = (1 << 48) - (1 << 12);
+/// With DS, `OA[49:12]`, and from bit 8 on `OA[51:50]`.
+const ADDRESS_LOW: u64 = (1 << ADDRESS_HIGH_FROM) - (1 << 12);
+const ADDRESS_HIGH_FROM: u32 = 50;
+const ADDRESS_HIGH_SHIFT: u32 = 8;
+const ADDRESS_HIGH: u64 = 0b11 << ADDRESS_HIGH_SHIFT;
 /// In a slot that is invalid to hardware (bit 0 clear): what else it is. A marker has room for a
 /// table's address, a reservation for its token at the same place.
 const RETIRED: u64 = 1 << 2;
@@ -88,8 +102,8 @@ const TOKEN_SHIFT: u32 = 8;
 
 /// What children inherit: all but address, type, nT (bit 16, inside the address field of a block)
 /// and the contiguous hint (bit 52), which promises a run of neighbours that a split breaks up.
-const INHERITED: u64 =
-    MEM_ATTR | S2AP_READ | S2AP_WRITE | 0b11 << SH_SHIFT | AF | DBM | XN | 0b0111 << 55;
+/// Without DS also the shareability.
+const INHERITED: u64 = MEM_ATTR | S2AP_READ | S2AP_WRITE | AF | DBM | XN | 0b0111 << 55;
 
 /// `MemAttr[3:0]`, and MemAttr with FEAT_S2FWB.
 const fn mem_attr(memory: Memory) -> (u64, u64) {
@@ -111,36 +125,60 @@ const fn xn(execute: Execute) -> u64 {
     }
 }
 
-impl<const PAGE_SHIFT: u32> Arm64<PAGE_SHIFT> {
+impl<const PAGE_SHIFT: u32, const DS: bool> Arm64<PAGE_SHIFT, DS> {
     /// T0SZ is at most 39 without FEAT_TTST: 25-bit addresses. The start level, the smallest
     /// block's at least, resolves one bit or more (`AArch64.S2InconsistentSL`): 26 bits with the
     /// 16K granule, 30 with 64K, or every access faults.
     const MIN_BITS: u32 =
         if Self::PAGE_SHIFT == 12 { 25 } else { Self::PAGE_SHIFT + Self::INDEX_BITS + 1 };
-    /// Without FEAT_LPA and LPA2.
-    const MAX_BITS: u32 = 48;
+    /// Without FEAT_LPA, and without or with LPA2.
+    const MAX_BITS: u32 = if DS { 52 } else { 48 };
     /// Up to 16 tables may be concatenated at the root.
     const CONCATENATED: u32 = 4;
+    const INHERITED: u64 = INHERITED | if DS { 0 } else { 0b11 << SH_SHIFT };
+
+    /// An address as descriptors and markers hold it.
+    #[inline(always)]
+    const fn place(hpa: Hpa) -> u64 {
+        if !DS {
+            return hpa.0;
+        }
+        let high = hpa.0 >> ADDRESS_HIGH_FROM << ADDRESS_HIGH_SHIFT;
+        hpa.0 & ((1 << ADDRESS_HIGH_FROM) - 1) | high
+    }
+
+    #[inline(always)]
+    const fn address(raw: u64) -> u64 {
+        if !DS {
+            return raw & ADDRESS;
+        }
+        raw & ADDRESS_LOW | (raw & ADDRESS_HIGH) << (ADDRESS_HIGH_FROM - ADDRESS_HIGH_SHIFT)
+    }
 }
 
 // SAFETY:
 // 1. Zero is empty; bits 1:0 are 0b11 in a table and, at level 0, in a page, which is therefore
 //    never a table; 0b01 in a block; bit 0 is clear in markers and reservations, which bits 58, 2
-//    and 1 tell apart; a token ends below bit 56.
-// 2. Frames are aligned to 4 KiB at least and lie below 2^48: `ADDRESS` holds all of their bits.
-// 3. The root has `2^bits` slots for the bits above its level's; at most level 3, since 48 bits are
-//    the most.
+//    and 1 tell apart; a token ends below bit 56. None of these bits is one of an address's.
+// 2. Frames are aligned to 4 KiB at least and lie below 2^48, or 2^52 with DS: `ADDRESS`, or
+//    `ADDRESS_LOW` and `ADDRESS_HIGH`, hold all of their bits.
+// 3. The root has `2^bits` slots for the bits above its level's; at most level 3, where 16
+//    concatenated tables of any granule cover 52 bits at least, the most.
 // 4. A granule of `2^PAGE_SHIFT` bytes holds `2^(PAGE_SHIFT - 3)` slots.
-unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
-    const NAME: &'static str = match PAGE_SHIFT {
-        12 => "arm64 stage 2, 4K granule",
-        14 => "arm64 stage 2, 16K granule",
-        16 => "arm64 stage 2, 64K granule",
+// 5. Below `ADDRESS_HIGH_FROM` the bits of an address are at their own place.
+unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, DS> {
+    const NAME: &'static str = match (PAGE_SHIFT, DS) {
+        (12, false) => "arm64 stage 2, 4K granule",
+        (14, false) => "arm64 stage 2, 16K granule",
+        (16, false) => "arm64 stage 2, 64K granule",
+        (12, true) => "arm64 stage 2, 4K granule, FEAT_LPA2",
+        (14, true) => "arm64 stage 2, 16K granule, FEAT_LPA2",
+        (16, true) => panic!("FEAT_LPA2 is about the granules 4K and 16K"),
         _ => panic!("the granule is 4K, 16K or 64K"),
     };
     const PAGE_SHIFT: u32 = PAGE_SHIFT;
     const INDEX_BITS: u32 = PAGE_SHIFT - 3;
-    const LARGEST_LEAF: u8 = if PAGE_SHIFT == 12 { 2 } else { 1 };
+    const LARGEST_LEAF: u8 = if PAGE_SHIFT == 12 || DS { 2 } else { 1 };
     const SOFTWARE: [u64; 2] = SW_USER;
     const STATUS: u64 = AF | S2AP_WRITE | SW_DIRTY;
     const MARK: u64 = MARK;
@@ -154,6 +192,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
     const AGEING: u64 = 0;
     const REFILL_BREAKS: bool = true;
     const TABLE_WRITE: u64 = 0;
+    const CARRY: u64 = if DS { 1 << ADDRESS_HIGH_FROM } else { 0 };
 
     /// The lowest start level that concatenation allows: the fewest loads a walk.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
@@ -219,7 +258,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
             | bit(a.write && a.dirty, S2AP_WRITE)
             | bit(a.write && self.hardware_dirty, DBM)
             | bit(!a.write && a.dirty, SW_DIRTY)
-            | (self.shareability as u64) << SH_SHIFT
+            | if DS { 0 } else { (self.shareability as u64) << SH_SHIFT }
             | bit(a.accessed, AF)
             | execute << XN_SHIFT
             | a.software.encode(SW_USER))
@@ -250,37 +289,37 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Arm64<PAGE_SHIFT> {
 
     #[inline(always)]
     fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64 {
-        attribute_bits | hpa.0 | VALID | if level == 0 { TABLE_OR_PAGE } else { 0 }
+        attribute_bits | Self::place(hpa) | VALID | if level == 0 { TABLE_OR_PAGE } else { 0 }
     }
 
     #[inline(always)]
     fn attribute_bits(raw: u64, _level: u8) -> u64 {
-        raw & INHERITED
+        raw & Self::INHERITED
     }
 
     #[inline(always)]
     fn leaf_address(raw: u64, level: u8) -> Hpa {
-        Hpa(raw & ADDRESS & !((1 << Self::shift(level)) - 1))
+        Hpa(Self::address(raw) & !((1 << Self::shift(level)) - 1))
     }
 
     #[inline(always)]
     fn table(hpa: Hpa) -> u64 {
-        hpa.0 | VALID | TABLE_OR_PAGE
+        Self::place(hpa) | VALID | TABLE_OR_PAGE
     }
 
     #[inline(always)]
     fn table_address(raw: u64) -> Hpa {
-        Hpa(raw & ADDRESS)
+        Hpa(Self::address(raw))
     }
 
     #[inline(always)]
     fn frozen(hpa: Hpa) -> u64 {
-        hpa.0 | MARK
+        Self::place(hpa) | MARK
     }
 
     #[inline(always)]
     fn retired(hpa: Hpa) -> u64 {
-        hpa.0 | MARK | RETIRED
+        Self::place(hpa) | MARK | RETIRED
     }
 
     #[inline(always)]
@@ -368,11 +407,71 @@ mod tests {
     }
 
     #[test]
+    fn with_lpa2_sixteen_tables_at_level_0_reach_52_bits() {
+        let of = |bits| {
+            let g = Arm64Lpa2K4::default().geometry(bits).unwrap();
+            (Arm64Lpa2K4::level_name(g.root_level), g.root_slots)
+        };
+        // DDI 0487, AArch64.S2InconsistentSL: level -1, which takes no concatenation, is never the
+        // lowest.
+        assert_eq!((of(43), of(44), of(48)), ((1, 8192), (0, 32), (0, 512)));
+        assert_eq!((of(49), of(52)), ((0, 1024), (0, 8192)));
+        let of = |bits| {
+            let g = Arm64Lpa2K16::default().geometry(bits).unwrap();
+            (Arm64Lpa2K16::level_name(g.root_level), g.root_slots)
+        };
+        assert_eq!((of(48), of(51), of(52)), ((1, 2 * 2048), (1, 16 * 2048), (0, 32)));
+    }
+
+    #[test]
+    fn widths_beyond_lpa2_are_refused_with_the_allowed_ones() {
+        for bits in [0, 24, 53, 64] {
+            let error = Arm64Lpa2K4::default().geometry(bits).unwrap_err();
+            assert_eq!((error.min, error.max), (25, 52));
+        }
+        let small = Arm64Lpa2K16 { output_bits: 48, ..Default::default() };
+        let error = small.geometry(49).unwrap_err();
+        assert_eq!((error.min, error.max), (26, 48));
+    }
+
+    #[test]
+    fn address_bits_51_and_50_stand_where_the_shareability_was() {
+        let bits = Arm64Lpa2K4::default().encode(Attributes::RAM).unwrap();
+        assert_eq!(bits >> SH_SHIFT & 0b11, 0);
+        for high in 0..4u64 {
+            let hpa = Hpa(high << 50 | 0x2_5a5a_4000_0000);
+            let held = high << 8 | 0x2_5a5a_4000_0000;
+            for level in 0..3 {
+                let leaf = Arm64Lpa2K4::leaf(bits, level, hpa);
+                assert_eq!(leaf, bits | held | if level == 0 { 0b11 } else { 0b01 });
+                assert_eq!(Arm64Lpa2K4::leaf_address(leaf, level), hpa);
+                assert_eq!(Arm64Lpa2K4::attribute_bits(leaf, level), bits);
+            }
+            assert_eq!(Arm64Lpa2K4::table(hpa), held | 0b11);
+            let frozen = Arm64Lpa2K4::frozen(hpa);
+            assert_eq!(Arm64Lpa2K4::kind(frozen, 1), Kind::Frozen);
+            let retired = Arm64Lpa2K4::retired(hpa);
+            assert_eq!(Arm64Lpa2K4::kind(retired, 1), Kind::Retired);
+            for raw in [Arm64Lpa2K4::table(hpa), frozen, retired] {
+                assert_eq!((Arm64Lpa2K4::table_address(raw), raw & DBM), (hpa, 0));
+            }
+        }
+    }
+
+    #[test]
     fn attributes_survive_encoding_in_every_combination() {
+        attributes_survive::<false>();
+        attributes_survive::<true>();
+    }
+
+    fn attributes_survive<const DS: bool>() {
         let bools = [false, true];
         for fwb in bools {
-            let format =
-                Arm64K4 { forced_write_back: fwb, hardware_dirty: true, ..Default::default() };
+            let format = Arm64::<12, DS> {
+                forced_write_back: fwb,
+                hardware_dirty: true,
+                ..Default::default()
+            };
             use Memory::{Device, DeviceStrict, NonCacheable, Normal};
             for memory in [Normal, NonCacheable, Device, DeviceStrict] {
                 for execute in [Execute::All, Execute::User, Execute::None, Execute::Kernel] {
@@ -388,7 +487,10 @@ mod tests {
                             software: Software::new(on(4), on(5)),
                         };
                         let raw = format.encode(attributes).unwrap();
-                        assert_eq!(format.decode(raw, 0), attributes);
+                        let top = Hpa((1 << format.output_bits()) - 0x1000);
+                        for raw in [raw, Arm64::<12, DS>::leaf(raw, 0, top)] {
+                            assert_eq!(format.decode(raw, 0), attributes);
+                        }
                     }
                 }
             }

@@ -40,6 +40,9 @@ use core::fmt;
 /// 3. [`Format::geometry`] gives a root of a power of two of slots, at level 4 at most, which
 ///    covers `address_bits` at least.
 /// 4. A page holds `1 << INDEX_BITS` slots at least.
+/// 5. Where a host address goes up by a page, and not to a multiple of `CARRY`, what
+///    [`Format::leaf`] makes of it at level 0 goes up by as much. `CARRY` is 0 or a power of two, of
+///    no fewer bytes than a table of pages covers.
 pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Name of the format, as its manual's readers know it.
     const NAME: &'static str;
@@ -73,6 +76,9 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// A table without it takes the right to write from everything below; 0 where tables have no
     /// rights.
     const TABLE_WRITE: u64;
+    /// A field of a descriptor ends at multiples of so many bytes: there it does not go up as the
+    /// address does. 0 where there is no such end.
+    const CARRY: u64 = 0;
 
     /// Where a walk starts, for guest addresses of `address_bits`.
     ///

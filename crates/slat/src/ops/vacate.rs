@@ -13,8 +13,9 @@ use crate::tables::{Halted, Tables};
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
     /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns the
-    /// bytes that were mapped. Reservations in the range are void. Tables that the range covers whole
-    /// are given back; one that is emptied in parts stays.
+    /// bytes that were mapped. A run ends where memory crosses a multiple of [`Format::CARRY`], too.
+    /// Reservations in the range are void. Tables that the range covers whole are given back; one that
+    /// is emptied in parts stays.
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.

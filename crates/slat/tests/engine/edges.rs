@@ -9,7 +9,7 @@ use crate::common::world::size;
 use slat::format::arm64::Arm64;
 use slat::{Access, Ageing, Ages, ChangeError, Gpa, Hpa, Pages, RangeError, Skip};
 
-fn arm<const G: u32>() -> Arm64<G> {
+fn arm<const G: u32, const DS: bool>() -> Arm64<G, DS> {
     Arm64 { hardware_dirty: true, ..Default::default() }
 }
 
@@ -23,7 +23,7 @@ fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
     let top = 1u64 << bits;
     let smallest = size(page);
     on_stage::<H>((format, bits, 12), |tables, guard, cache| {
-        let ends = [(0, (1 << 48) - page), (top - page, 0)];
+        let ends = [(0, (1 << H::OUTPUT) - page), (top - page, 0)];
         let ends = if top == page { &ends[1..] } else { &ends[..] };
         for &(gpa, hpa) in ends {
             let at = range(gpa, page);
@@ -99,6 +99,12 @@ fn everything_can_be_done_to_the_first_and_the_last_page() {
         #[cfg(feature = "every-format")]
         pages_at_both_ends::<Arm<16>>(arm(), bits);
     }
+    for bits in [52, 51, 26] {
+        #[cfg(feature = "every-format")]
+        pages_at_both_ends::<Arm<12, true>>(arm(), bits);
+        #[cfg(feature = "every-format")]
+        pages_at_both_ends::<Arm<14, true>>(arm(), bits);
+    }
     // The smallest is one page.
     for bits in [48, 40, 39, 38, 30, 21, 20, 13, 12] {
         pages_at_both_ends::<Ept<true>>(ept(), bits);
@@ -111,7 +117,7 @@ fn blocks_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
     let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::STRIDE));
     let (top, largest) = (1u64 << bits, size(H::sizes()[0]));
     on_stage::<H>((format, bits, 16), |_, guard, cache| {
-        for (gpa, hpa) in [(0, (1 << 48) - block), (top - block, 0)] {
+        for (gpa, hpa) in [(0, (1 << H::OUTPUT) - block), (top - block, 0)] {
             let all = range(gpa, block);
             assert_eq!(guard.map(all, Hpa(hpa), RAM, largest, cache), Ok(block));
             for at in [gpa, gpa + block - 1] {
@@ -142,6 +148,12 @@ fn blocks_at_both_ends_are_split_protected_and_collapsed() {
     for bits in [48, 26] {
         #[cfg(feature = "every-format")]
         blocks_at_both_ends::<Arm<14>>(arm(), bits);
+    }
+    for bits in [52, 51, 26] {
+        #[cfg(feature = "every-format")]
+        blocks_at_both_ends::<Arm<12, true>>(arm(), bits);
+        #[cfg(feature = "every-format")]
+        blocks_at_both_ends::<Arm<14, true>>(arm(), bits);
     }
     for bits in [48, 30] {
         #[cfg(feature = "every-format")]

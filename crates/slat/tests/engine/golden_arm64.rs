@@ -12,22 +12,29 @@ use slat::{
 };
 use std::sync::atomic::Ordering;
 
-const CLEAN: Attributes = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
-const BBM: [BreakBeforeMake; 3] =
+pub const CLEAN: Attributes = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
+pub const BBM: [BreakBeforeMake; 3] =
     [BreakBeforeMake::Always, BreakBeforeMake::ConflictHandled, BreakBeforeMake::Never];
 
-fn size(bytes: u64) -> PageSize {
+pub fn size(bytes: u64) -> PageSize {
     PageSize::from_bytes(bytes).unwrap()
 }
 
-fn range(start: u64, size: u64) -> GpaRange {
+pub fn range(start: u64, size: u64) -> GpaRange {
     GpaRange::new(Gpa(start), size).unwrap()
 }
 
 /// Maps one leaf of `bytes` at `gpa`, and returns its raw descriptor as memory holds it.
-fn one_leaf<const G: u32>(format: Arm64<G>, hpa: u64, bytes: u64, attributes: Attributes) -> u64 {
+pub fn one_leaf<const G: u32, const DS: bool>(
+    format: Arm64<G, DS>,
+    hpa: u64,
+    bytes: u64,
+    attributes: Attributes,
+) -> u64 {
+    // Wide enough for slots of 64 GiB.
+    let bits = if DS { 48 } else { 40 };
     let platform = TestPlatform::new(BreakBeforeMake::Always);
-    let mut tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+    let mut tables = Tables::new(format, Vmid(1), bits, &platform).unwrap();
     let mut storage = [const { None }; 4];
     let mut cache = TableCache::new(&platform, &mut storage);
     cache.fill(4).unwrap();
@@ -37,7 +44,7 @@ fn one_leaf<const G: u32>(format: Arm64<G>, hpa: u64, bytes: u64, attributes: At
     assert_eq!(done, Ok(bytes));
     let descriptor = guard.descriptor(Gpa(gpa));
     drop(guard);
-    let regime = Arm::<G>::of(&tables);
+    let regime = Arm::<G, DS>::of(&tables);
     let raw = regime.slot(&platform, gpa).0.load(Ordering::SeqCst);
     assert_eq!(descriptor, Some((raw, size(bytes))));
     drop(cache);
@@ -179,23 +186,24 @@ fn all_attributes() -> impl Iterator<Item = Attributes> {
 }
 
 /// Every leaf size of a granule, with the highest address that fits: no bit strays.
-fn leaves_are_the_manuals<const G: u32>() {
+pub fn leaves_are_the_manuals<const G: u32, const DS: bool>() {
+    let (bits, sh) = if DS { (52, 0) } else { (48, 0b11) };
     for (fwb, hd) in [(false, false), (false, true), (true, false), (true, true)] {
         let (forced_write_back, hardware_dirty) = (fwb, hd);
-        let format = Arm64::<G> { forced_write_back, hardware_dirty, ..Default::default() };
+        let format = Arm64::<G, DS> { forced_write_back, hardware_dirty, ..Default::default() };
         let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let tables = Tables::new(format, Vmid(1), 48, &platform).unwrap();
+        let tables = Tables::new(format, Vmid(1), bits, &platform).unwrap();
         let mut member = platform.join();
         let mut guard = tables.enter(&mut member).unwrap();
-        let regime = Arm::<G>::of(&tables);
+        let regime = Arm::<G, DS>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        for (bytes, attributes) in Arm::<G>::sizes()
+        for (bytes, attributes) in Arm::<G, DS>::sizes()
             .into_iter()
             .flat_map(|bytes| all_attributes().map(move |a| (bytes, a)))
         {
-            let (at, hpa) = (range((1 << 48) - bytes, bytes), (1 << 48) - bytes);
+            let (at, hpa) = (range((1 << bits) - bytes, bytes), (1 << bits) - bytes);
             let result = guard.map(at, Hpa(hpa), attributes, size(bytes), &mut cache);
             if attributes.write && !attributes.dirty && !hd {
                 assert!(result.is_err());
@@ -203,11 +211,11 @@ fn leaves_are_the_manuals<const G: u32>() {
             }
             assert_eq!(result, Ok(bytes));
             let (slot, height) = regime.slot(&platform, at.start().0);
-            let expected = Leaf { oa: hpa, ..manual(attributes, fwb, hd, 0b11) };
+            let expected = Leaf { oa: hpa, ..manual(attributes, fwb, hd, sh) };
             let raw = slot.load(Ordering::SeqCst);
-            let found = Arm::<G>::fields(raw, 3 - height);
+            let found = Arm::<G, DS>::fields(raw, 3 - height);
             assert_eq!(found, Descriptor::Leaf(expected), "{raw:#x}");
-            assert_eq!(Arm::<G>::size(height), bytes);
+            assert_eq!(Arm::<G, DS>::size(height), bytes);
             assert_eq!(guard.translate(at.start()).unwrap().unwrap().attributes, attributes);
             slot.store(0, Ordering::SeqCst);
             // The table above a block must go, too, before a larger one can be mapped.
@@ -223,33 +231,34 @@ fn leaves_are_the_manuals<const G: u32>() {
 
 #[test]
 fn leaves_of_the_4k_granule_are_the_manuals_in_every_combination() {
-    leaves_are_the_manuals::<12>();
+    leaves_are_the_manuals::<12, false>();
 }
 
 #[test]
 fn leaves_of_the_16k_granule_are_the_manuals_in_every_combination() {
-    leaves_are_the_manuals::<14>();
+    leaves_are_the_manuals::<14, false>();
 }
 
 #[test]
 fn leaves_of_the_64k_granule_are_the_manuals_in_every_combination() {
-    leaves_are_the_manuals::<16>();
+    leaves_are_the_manuals::<16, false>();
 }
 
 /// Every width that is accepted is one that hardware accepts with the same start level, and both
 /// ends of the space are where hardware looks for them.
-fn widths_are_the_manuals<const G: u32>(narrowest: u32) {
+pub fn widths_are_the_manuals<const G: u32, const DS: bool>(narrowest: u32) {
+    let widest = if DS { 52 } else { 48 };
     for bits in 0..=64 {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let result = Tables::new(Arm64::<G>::default(), Vmid(1), bits, &platform);
-        assert_eq!(result.is_ok(), (narrowest..=48).contains(&bits), "{bits} bits");
+        let result = Tables::new(Arm64::<G, DS>::default(), Vmid(1), bits, &platform);
+        assert_eq!(result.is_ok(), (narrowest..=widest).contains(&bits), "{bits} bits");
         let Ok(mut tables) = result else { continue };
-        let regime = Arm::<G>::of(&tables);
+        let regime = Arm::<G, DS>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
         let (page, top) = (1u64 << G, 1u64 << bits);
-        for (gpa, hpa) in [(0, 0), (top - page, (1 << 48) - page)] {
+        for (gpa, hpa) in [(0, 0), (top - page, (1 << widest) - page)] {
             let at = range(gpa, page);
             let ram = Attributes::RAM;
             let done = tables.exclusive().map(at, Hpa(hpa), ram, size(page), &mut cache);
@@ -257,7 +266,7 @@ fn widths_are_the_manuals<const G: u32>(narrowest: u32) {
         }
         let tree = regime.tree(&platform);
         let found: Vec<_> = tree.runs.iter().map(|r| (r.start, r.end, r.leaf.oa)).collect();
-        assert_eq!(found, [(0, page, 0), (top - page, top, (1 << 48) - page)]);
+        assert_eq!(found, [(0, page, 0), (top - page, top, (1 << widest) - page)]);
         drop(cache);
         destroy(tables);
         assert_eq!(platform.live(), 0);
@@ -267,9 +276,9 @@ fn widths_are_the_manuals<const G: u32>(narrowest: u32) {
 #[test]
 fn roots_of_every_width_are_walked_by_hardware_as_by_the_engine() {
     // 64 - T0SZ, T0SZ at most 39 (no FEAT_TTST); the start level resolves at least one bit.
-    widths_are_the_manuals::<12>(25);
-    widths_are_the_manuals::<14>(26);
-    widths_are_the_manuals::<16>(30);
+    widths_are_the_manuals::<12, false>(25);
+    widths_are_the_manuals::<14, false>(26);
+    widths_are_the_manuals::<16, false>(30);
 }
 
 #[test]
@@ -285,17 +294,24 @@ fn start_levels_are_those_of_vtcr_sl0_with_concatenated_roots() {
     assert_eq!((k64(30), k64(46), k64(47)), ((2, 2), (2, 16 * 8192), (1, 32)));
 }
 
-fn fields<const G: u32>(regime: &Arm<G>, platform: &TestPlatform, gpa: u64) -> Leaf {
+fn fields<const G: u32, const DS: bool>(
+    regime: &Arm<G, DS>,
+    platform: &TestPlatform,
+    gpa: u64,
+) -> Leaf {
     let (slot, height) = regime.slot(platform, gpa);
-    match Arm::<G>::fields(slot.load(Ordering::SeqCst), 3 - height) {
+    match Arm::<G, DS>::fields(slot.load(Ordering::SeqCst), 3 - height) {
         Descriptor::Leaf(leaf) => leaf,
         other => panic!("{other:?} at {gpa:#x}"),
     }
 }
 
 /// A block with odd attributes, used by hardware, split in three ways, keeps every bit.
-fn children_keep_everything<const G: u32, W: SplitWalk>(bbm: BreakBeforeMake, large: u64) {
-    let format = Arm64::<G> { hardware_dirty: true, ..Default::default() };
+pub fn children_keep_everything<const G: u32, const DS: bool, W: SplitWalk>(
+    bbm: BreakBeforeMake,
+    large: u64,
+) {
+    let format = Arm64::<G, DS> { hardware_dirty: true, ..Default::default() };
     let odd = Attributes { software: Software::B, execute: Execute::User, ..CLEAN };
     let read_only = Attributes { write: false, dirty: true, accessed: false, ..odd };
     for (attributes, write) in
@@ -303,11 +319,11 @@ fn children_keep_everything<const G: u32, W: SplitWalk>(bbm: BreakBeforeMake, la
     {
         let platform = TestPlatform::new(bbm);
         let mut tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-        let regime = Arm::<G>::of(&tables);
+        let regime = Arm::<G, DS>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        let (block, hpa) = (range(large, large), 8 * large);
+        let (block, hpa) = (range(large, large), 1 << (Arm::<G, DS>::OUTPUT - 1) | 8 * large);
         let mut guard = tables.exclusive();
         let done = guard.map(block, Hpa(hpa), attributes, size(large), &mut cache);
         assert_eq!(done, Ok(large));
@@ -315,7 +331,7 @@ fn children_keep_everything<const G: u32, W: SplitWalk>(bbm: BreakBeforeMake, la
             let access = regime.access(&platform, regime.root(), large + 5, write);
             assert!(matches!(access, Access::Done { .. }));
         }
-        let before = fields::<G>(&regime, &platform, large);
+        let before = fields(&regime, &platform, large);
         assert_eq!((before.af, before.s2ap & 2 != 0), (write.is_some(), write == Some(true)));
         let page = range(large, 1 << G);
         assert_eq!(guard.split_by::<W>(page, size(1 << G), &mut cache, 1), Ok(large));
@@ -327,7 +343,7 @@ fn children_keep_everything<const G: u32, W: SplitWalk>(bbm: BreakBeforeMake, la
             assert_eq!(run.start, covered);
             for at in [run.start, run.end - run.size] {
                 let leaf = Leaf { oa: hpa + (at - large), ..before };
-                assert_eq!(fields::<G>(&regime, &platform, at), leaf);
+                assert_eq!(fields(&regime, &platform, at), leaf);
             }
             covered = run.end;
         }
@@ -341,9 +357,9 @@ fn children_keep_everything<const G: u32, W: SplitWalk>(bbm: BreakBeforeMake, la
 fn children_of_a_split_block_keep_translation_rights_type_state_and_software_bits() {
     fn each<const G: u32>(bbm: BreakBeforeMake) {
         for large in Arm::<G>::sizes().into_iter().filter(|&bytes| bytes > 1 << G) {
-            children_keep_everything::<G, EveryEntry>(bbm, large);
-            children_keep_everything::<G, Bounded>(bbm, large);
-            children_keep_everything::<G, Batched>(bbm, large);
+            children_keep_everything::<G, false, EveryEntry>(bbm, large);
+            children_keep_everything::<G, false, Bounded>(bbm, large);
+            children_keep_everything::<G, false, Batched>(bbm, large);
         }
     }
     for bbm in BBM {

@@ -48,6 +48,22 @@ proptest! {
         Space::<Arm<16>>::new(bits, 20).play(&history);
     }
 
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_with_lpa2_agrees_with_the_flat_model(history in history()) {
+        // The last has sixteen tables of 512g slots.
+        let bits = [26, 36, 48, 52][history.bits];
+        Space::<Arm<12, true>>::new(bits, 40).play(&history);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_on_the_16k_granule_with_lpa2_agrees_with_the_flat_model(history in history()) {
+        // Blocks of 64g; the last has a root above them.
+        let bits = [28, 41, 47, 52][history.bits];
+        Space::<Arm<14, true>>::new(bits, 20).play(&history);
+    }
+
     #[test]
     fn any_history_on_ept_agrees_with_the_flat_model(history in history()) {
         // A root of one slot, of two, of all.
@@ -92,7 +108,7 @@ fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten() {
         world.platform.meanwhile(None);
         world.destroy();
     }
-    fn arm<const G: u32>() -> Arm64<G> {
+    fn arm<const G: u32, const DS: bool>() -> Arm64<G, DS> {
         Arm64 { hardware_dirty: true, ..Default::default() }
     }
     use BreakBeforeMake::{Always, ConflictHandled, Never};
@@ -101,6 +117,8 @@ fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten() {
     {
         split::<Arm<12>>(arm(), bbm, way, 0);
         split::<Arm<12>>(arm(), bbm, way, 1);
+        #[cfg(feature = "every-format")]
+        split::<Arm<12, true>>(arm(), bbm, way, 1);
         #[cfg(feature = "every-format")]
         split::<Arm<14>>(arm(), bbm, way, 0);
         #[cfg(feature = "every-format")]

@@ -29,6 +29,16 @@ struct Table([u64; 512]);
 /// Stage 1 of `last`: its root, and the table of the last GiB.
 static mut TABLES: [Table; 2] = [const { Table([0; 512]) }; 2];
 
+/// The last of all that the CPU's addresses reach, as ID_AA64MMFR0_EL1.PARange has it: 40 bits on
+/// cortex-a76, 52 on max.
+fn highest() -> u64 {
+    let mmfr0: u64;
+    // SAFETY: reads an ID register.
+    unsafe { asm!("mrs {}, id_aa64mmfr0_el1", out(reg) mmfr0, options(nomem, nostack)) }
+    let bits = [32, 36, 40, 42, 44, 48, 52][(mmfr0 & 0xf).min(6) as usize];
+    (1 << bits) - 8
+}
+
 /// A probe, and what it found wrong.
 struct Probe {
     name: &'static str,
@@ -108,7 +118,7 @@ impl Probe {
 
     /// A synchronous external abort each, which says whether it was a write.
     fn absent(&mut self) {
-        for address in [BELOW, ABOVE, END] {
+        for address in [BELOW, ABOVE, END, highest()] {
             self.refused(Attempt::Load(address), 0x25, 0x10, Some(address));
             self.refused(Attempt::Store(address), 0x25, 0x50, Some(address));
         }

@@ -100,18 +100,22 @@ const fn field(register: u64, shift: u32) -> u64 {
 const ADDRESS_BITS: [u32; 8] = [32, 36, 40, 42, 44, 48, 52, 56];
 
 const VTCR_SL0_SHIFT: u32 = 6;
+const VTCR_SL2: u64 = 1 << 33;
 /// IRGN0 and ORGN0: walks are write-back, and allocate for reads and writes.
 const VTCR_WALKS_WRITE_BACK: u64 = 0b01 << 8 | 0b01 << 10;
-/// SH0: walks are inner shareable.
-const VTCR_WALKS_SHARED: u64 = (Shareability::Inner as u64) << 12;
+/// SH0: shareability of walks, and with DS of what they find.
+const VTCR_SH0_SHIFT: u32 = 12;
 const VTCR_TG0_SHIFT: u32 = 14;
 const VTCR_PS_SHIFT: u32 = 16;
 const VTCR_VS: u64 = 1 << 19;
 const VTCR_HA: u64 = 1 << 21;
 const VTCR_HD: u64 = 1 << 22;
 const VTCR_RES1: u64 = 1 << 31;
+const VTCR_DS: u64 = 1 << 32;
 
 const VTTBR_VMID_SHIFT: u32 = 48;
+/// Bits 51:48 of a root, where tables have 52-bit addresses: below the alignment.
+const VTTBR_HIGH_SHIFT: u32 = 2;
 /// A table of fewer than eight slots is aligned to this all the same.
 const ROOT_ALIGNMENT: u64 = 64;
 
@@ -129,6 +133,20 @@ impl IdRegisters {
             0 => stage1,
             1 => false,
             _ => true,
+        }
+    }
+
+    /// Whether stage 2 with the granule has VTCR_EL2.DS, and addresses of 52 bits: FEAT_LPA2, by the
+    /// fields of [`IdRegisters::has_granule`]. (What 64K has for that is FEAT_LPA, another format.)
+    pub const fn has_lpa2(&self, granule: Granule) -> bool {
+        let (stage2, stage1) = match granule {
+            Granule::K4 => (40, matches!(field(self.mmfr0, 28), 1..=7)),
+            Granule::K16 => (32, field(self.mmfr0, 20) >= 2),
+            Granule::K64 => return false,
+        };
+        match field(self.mmfr0, stage2) {
+            0 => stage1,
+            own => own >= 3,
         }
     }
 
@@ -199,9 +217,12 @@ impl IdRegisters {
     /// The format as this CPU has it, with all that it offers.
     ///
     /// # Errors
-    /// [`Unsupported::Granule`] names the granules that stage 2 has.
-    pub fn format<const PAGE_SHIFT: u32>(&self) -> Result<Arm64<PAGE_SHIFT>, Unsupported> {
-        self.check_granule(const { Granule::of_shift(PAGE_SHIFT) })?;
+    /// [`Unsupported::Granule`] names the granules that stage 2 has; [`Unsupported::Feature`], if this
+    /// one lacks FEAT_LPA2.
+    pub fn format<const PAGE_SHIFT: u32, const DS: bool>(
+        &self,
+    ) -> Result<Arm64<PAGE_SHIFT, DS>, Unsupported> {
+        self.check::<PAGE_SHIFT, DS>()?;
         let widest = Arm64::default();
         Ok(Arm64 {
             forced_write_back: self.forced_write_back(),
@@ -212,11 +233,13 @@ impl IdRegisters {
         })
     }
 
-    /// How this CPU invalidates translations of tables with `granule`, on all PEs.
-    pub fn tlbi(&self, granule: Granule) -> Tlbi {
+    /// How this CPU invalidates translations of tables of a format, on all PEs.
+    pub fn tlbi<const PAGE_SHIFT: u32, const DS: bool>(&self, _: &Arm64<PAGE_SHIFT, DS>) -> Tlbi {
+        let granule = const { Granule::of_shift(PAGE_SHIFT) };
         Tlbi {
             range_instructions: self.range_instructions(),
             ttl: self.ttl(),
+            lpa2: DS,
             address_bits: self.address_bits(),
             ..Tlbi::new(granule)
         }
@@ -224,20 +247,21 @@ impl IdRegisters {
 
     /// The value of VTCR_EL2 for tables of `format` and `geometry`.
     ///
-    /// Walks are write-back and inner shareable. Hardware sets the accessed flag where it can, and
+    /// Walks are write-back and inner shareable; with `DS` as shareable as the format says of memory,
+    /// since one field is for both. Hardware sets the accessed flag where it can, and
     /// dirty state if the format asks for it. HCR_EL2.FWB, which the format may ask for too, is the
     /// platform's to set.
     ///
     /// # Errors
     /// [`Unsupported`], where this CPU lacks what the format was configured for: its walks would
     /// fault, or read bits of a descriptor as something else.
-    pub fn vtcr<const PAGE_SHIFT: u32>(
+    pub fn vtcr<const PAGE_SHIFT: u32, const DS: bool>(
         &self,
-        format: &Arm64<PAGE_SHIFT>,
+        format: &Arm64<PAGE_SHIFT, DS>,
         geometry: &Geometry,
     ) -> Result<u64, Unsupported> {
         let granule = const { Granule::of_shift(PAGE_SHIFT) };
-        self.check_granule(granule)?;
+        self.check::<PAGE_SHIFT, DS>()?;
         let needs = [
             (format.forced_write_back, self.forced_write_back(), "FEAT_S2FWB"),
             (format.hardware_dirty, self.hardware_dirty(), "FEAT_HAFDBS with dirty state"),
@@ -252,42 +276,62 @@ impl IdRegisters {
         }
         // `wanted` is at most what PARange names: some entry of the table holds it.
         let ps = ADDRESS_BITS.iter().position(|&bits| bits >= wanted).unwrap_or(0) as u64;
-        let sl0 = self.start_level::<PAGE_SHIFT>(geometry)?;
+        let start = self.start_level::<PAGE_SHIFT, DS>(geometry)?;
+        let shareability = if DS { format.shareability } else { Shareability::Inner };
         let bit = |on: bool, bit: u64| if on { bit } else { 0 };
         Ok(u64::from(64 - geometry.address_bits)
-            | sl0 << VTCR_SL0_SHIFT
+            | start
             | VTCR_WALKS_WRITE_BACK
-            | VTCR_WALKS_SHARED
+            | (shareability as u64) << VTCR_SH0_SHIFT
             | granule.tg0() << VTCR_TG0_SHIFT
             | ps << VTCR_PS_SHIFT
             | bit(self.vmid_bits() == 16, VTCR_VS)
             | bit(self.hardware_accessed(), VTCR_HA)
             | bit(format.hardware_dirty, VTCR_HD)
+            | bit(DS, VTCR_DS)
             | VTCR_RES1)
     }
 
-    /// SL0. For 4K it counts from the manual's level 2, for 16K and 64K from level 3; 2 is reserved
-    /// on a CPU whose addresses are too narrow to need it. A root has two slots to sixteen tables.
-    fn start_level<const PAGE_SHIFT: u32>(&self, geometry: &Geometry) -> Result<u64, Unsupported> {
-        let (lowest, third_needs) = match const { Granule::of_shift(PAGE_SHIFT) } {
-            Granule::K4 => (1, 44),
-            Granule::K16 => (0, 42),
-            Granule::K64 => (0, 44),
+    /// SL0 and SL2, in place. For 4K, SL0 counts from the manual's level 2, for 16K and 64K from level
+    /// 3; 2 is reserved on a CPU whose addresses are too narrow to need it. One level more, with DS
+    /// and addresses of 52 bits, is SL2 for 4K. A root has two slots to sixteen tables.
+    fn start_level<const PAGE_SHIFT: u32, const DS: bool>(
+        &self,
+        geometry: &Geometry,
+    ) -> Result<u64, Unsupported> {
+        let (lowest, third_needs, fourth) = match const { Granule::of_shift(PAGE_SHIFT) } {
+            Granule::K4 => (1, 44, VTCR_SL2),
+            Granule::K16 => (0, 42, 3 << VTCR_SL0_SHIFT),
+            Granule::K64 => (0, 44, 0),
         };
         let Geometry { address_bits, root_level, root_slots } = *geometry;
-        let most_slots = 1 << (Arm64::<PAGE_SHIFT>::INDEX_BITS + Arm64::<PAGE_SHIFT>::CONCATENATED);
-        let sl0 = root_level.checked_sub(lowest).filter(|&sl0| {
-            let slots_bits = address_bits.checked_sub(Arm64::<PAGE_SHIFT>::shift(root_level));
-            address_bits >= Arm64::<PAGE_SHIFT>::MIN_BITS
+        let most_slots =
+            1 << (Arm64::<PAGE_SHIFT, DS>::INDEX_BITS + Arm64::<PAGE_SHIFT, DS>::CONCATENATED);
+        let widths = Arm64::<PAGE_SHIFT, DS>::MIN_BITS..=Arm64::<PAGE_SHIFT, DS>::MAX_BITS;
+        let steps = root_level.checked_sub(lowest).filter(|&steps| {
+            let slots_bits = address_bits.checked_sub(Arm64::<PAGE_SHIFT, DS>::shift(root_level));
+            let needs = match steps {
+                0 | 1 => Some(0),
+                2 => Some(third_needs),
+                3 if DS => Some(52),
+                _ => None,
+            };
+            widths.contains(&address_bits)
                 && slots_bits.is_some_and(|bits| 1usize.checked_shl(bits) == Some(root_slots))
                 && (2..=most_slots).contains(&root_slots)
-                && (sl0 < 2 || sl0 == 2 && self.address_bits() >= third_needs)
+                && needs.is_some_and(|needs| self.address_bits() >= needs)
         });
-        let most = self.address_bits();
-        sl0.map(u64::from).ok_or(Unsupported::StartLevel { geometry: *geometry, most })
+        match steps {
+            Some(3) => Ok(fourth),
+            Some(steps) => Ok(u64::from(steps) << VTCR_SL0_SHIFT),
+            None => {
+                let most = self.address_bits();
+                Err(Unsupported::StartLevel { geometry: *geometry, most })
+            }
+        }
     }
 
-    /// The value of VTTBR_EL2 for the root table at `root`.
+    /// The value of VTTBR_EL2 for the root, at `root`, of tables of `format`.
     ///
     /// CnP is 0. It may be set if FEAT_TTCNP is there and every PE that has this VMID loaded has
     /// the same root, always.
@@ -295,19 +339,31 @@ impl IdRegisters {
     /// # Errors
     /// [`Unsupported::Vmid`] where the CPU has no such VMID, [`Unsupported::Root`] where the
     /// register cannot hold the address: either would run into the other's bits.
-    pub fn vttbr(&self, root: Hpa, vmid: Vmid) -> Result<u64, Unsupported> {
+    pub fn vttbr<const PAGE_SHIFT: u32, const DS: bool>(
+        &self,
+        format: &Arm64<PAGE_SHIFT, DS>,
+        root: Hpa,
+        vmid: Vmid,
+    ) -> Result<u64, Unsupported> {
         let bits = self.vmid_bits();
         if u32::from(vmid.0) >> bits != 0 {
             return Err(Unsupported::Vmid { vmid, bits });
         }
-        let most = self.address_bits().min(VTTBR_VMID_SHIFT);
+        let most = self.address_bits().min(format.output_bits());
         if !root.0.is_multiple_of(ROOT_ALIGNMENT) || root.0 >> most != 0 {
             return Err(Unsupported::Root { root, most });
         }
-        Ok(u64::from(vmid.0) << VTTBR_VMID_SHIFT | root.0)
+        let low = root.0 & ((1 << VTTBR_VMID_SHIFT) - 1);
+        let high = root.0 >> VTTBR_VMID_SHIFT << VTTBR_HIGH_SHIFT;
+        Ok(u64::from(vmid.0) << VTTBR_VMID_SHIFT | low | high)
     }
 
-    fn check_granule(&self, wanted: Granule) -> Result<(), Unsupported> {
+    /// Whether there is the granule, and with DS its FEAT_LPA2.
+    fn check<const PAGE_SHIFT: u32, const DS: bool>(&self) -> Result<(), Unsupported> {
+        let wanted = const { Granule::of_shift(PAGE_SHIFT) };
+        if DS && self.has_granule(wanted) && !self.has_lpa2(wanted) {
+            return Err(Unsupported::Feature { name: "FEAT_LPA2 of this granule at stage 2" });
+        }
         if self.has_granule(wanted) {
             return Ok(());
         }
@@ -397,204 +453,4 @@ impl fmt::Display for Unsupported {
 impl core::error::Error for Unsupported {}
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::format::arm64::{Arm64K4, Arm64K16, Arm64K64};
-    use std::string::ToString;
-
-    // As the CPUs' technical reference manuals, and QEMU's models of them, have them.
-    const CORTEX_A53: IdRegisters =
-        IdRegisters { mmfr0: 0x1122, mmfr1: 0, mmfr2: 0, isar0: 0x11120 };
-    const CORTEX_A55: IdRegisters = IdRegisters {
-        mmfr0: 0x10_1122,
-        mmfr1: 0x1021_2122,
-        mmfr2: 0x1011,
-        isar0: 0x1000_1021_1120,
-    };
-    const NEOVERSE_N2: IdRegisters = IdRegisters {
-        mmfr0: 0x222_0010_1125,
-        mmfr1: 0x1021_2122,
-        mmfr2: 0x1221_0111_1010_1011,
-        isar0: 0x0221_1111_1021_2120,
-    };
-
-    #[test]
-    fn features_are_those_of_the_cpus_manuals() {
-        let of = |id: IdRegisters| {
-            (
-                (id.address_bits(), id.vmid_bits(), id.hardware_accessed(), id.hardware_dirty()),
-                (id.split_execute(), id.forced_write_back(), id.common_not_private()),
-                (id.small_tables(), id.ttl(), id.range_instructions()),
-            )
-        };
-        let no = (false, false, false);
-        assert_eq!(of(CORTEX_A53), ((40, 8, false, false), no, no));
-        assert_eq!(of(CORTEX_A55), ((40, 16, true, true), (true, false, true), no));
-        let yes = (true, true, true);
-        assert_eq!(of(NEOVERSE_N2), ((48, 16, true, true), yes, yes));
-    }
-
-    #[test]
-    fn a_granule_of_stage_2_is_that_of_stage_1_unless_its_own_field_says() {
-        let has = |mmfr0| {
-            let id = IdRegisters { mmfr0, ..IdRegisters::default() };
-            Granule::ALL.map(|granule| id.has_granule(granule))
-        };
-        assert_eq!(has(0x1122), [true, false, true], "Cortex-A53");
-        assert_eq!(has(0xff00_0000), [false, false, false], "0xf: none of 4k and 64k");
-        assert_eq!(has(0x1020_0000), [true, true, true], "1 and 2: 52 bits");
-        assert_eq!(has(0x111_0010_0000), [false, false, false], "1: not at stage 2");
-        assert_eq!(has(0x222_ff00_0000), [true, true, true], "2: at stage 2 all the same");
-    }
-
-    #[test]
-    fn a_missing_granule_is_refused_with_those_that_are_there() {
-        let error = CORTEX_A53.format::<14>().unwrap_err();
-        assert_eq!(error.to_string(), "this CPU has no 16k granule at stage 2; it has 4k, 64k");
-        assert_eq!(CORTEX_A53.vtcr(&Arm64K16::default(), &GEOMETRY), Err(error));
-    }
-
-    const GEOMETRY: Geometry = Geometry { address_bits: 40, root_level: 2, root_slots: 1024 };
-
-    #[test]
-    fn a_break_is_spared_where_the_cpu_and_the_platform_allow_it() {
-        let of = |level: u64, handles| {
-            let id = IdRegisters { mmfr2: level << 52, ..IdRegisters::default() };
-            id.break_before_make(handles)
-        };
-        for handles in [false, true] {
-            assert_eq!(of(0, handles), BreakBeforeMake::Always);
-            assert_eq!(of(1, handles), BreakBeforeMake::Always);
-            assert_eq!(of(3, handles), BreakBeforeMake::Never);
-        }
-        assert_eq!(of(2, false), BreakBeforeMake::Always);
-        assert_eq!(of(2, true), BreakBeforeMake::ConflictHandled);
-    }
-
-    /// VTCR_EL2 for tables of all that a CPU and a granule allow, `bits` wide.
-    fn vtcr<const PAGE_SHIFT: u32>(id: IdRegisters, bits: u32) -> u64 {
-        let format = id.format::<PAGE_SHIFT>().unwrap();
-        id.vtcr(&format, &format.geometry(bits).unwrap()).unwrap()
-    }
-
-    #[test]
-    fn vtcr_is_what_a_guest_ran_with() {
-        // Run under QEMU: T0SZ 24, SL0 1, write-back, inner shareable, 4K, PS 2, HA, HD, RES1. That
-        // was with VMIDs of 8 bits.
-        let short = IdRegisters { mmfr1: CORTEX_A55.mmfr1 & !0xf0, ..CORTEX_A55 };
-        assert_eq!(vtcr::<12>(short, 40), 0x8062_3558);
-        assert_eq!(vtcr::<12>(CORTEX_A55, 40), 0x806a_3558, "VS");
-        assert_eq!(vtcr::<12>(CORTEX_A53, 40), 0x8002_3558, "no HA, no HD");
-    }
-
-    #[test]
-    fn vtcr_names_granule_and_start_level_as_each_granule_counts_them() {
-        // T0SZ 16, SL0 2, PS 5. The manual's level 0 for 4K, level 1 for 16K and 64K.
-        assert_eq!(vtcr::<12>(NEOVERSE_N2, 48), 0x806d_3590);
-        assert_eq!(vtcr::<14>(NEOVERSE_N2, 48), 0x806d_b590);
-        assert_eq!(vtcr::<16>(NEOVERSE_N2, 48), 0x806d_7590);
-        // T0SZ 24, SL0 1, PS 2: level 2.
-        assert_eq!(vtcr::<16>(CORTEX_A55, 40), 0x806a_7558);
-    }
-
-    /// Start level and slots of the root that a walk takes from VTCR_EL2, after the manual's
-    /// AArch64.S2InvalidSL and AArch64.S2InconsistentSL (FEAT_LPA2 and FEAT_TTST left out).
-    fn walk_start(vtcr: u64, address_bits: u32) -> Option<(i8, usize)> {
-        let (t0sz, sl0, tg0) = ((vtcr & 63) as u32, vtcr >> 6 & 3, vtcr >> 14 & 3);
-        let (page_shift, stride, level, widest) = match (tg0, sl0) {
-            (0b00, 0..=2) => (12, 9, 2 - sl0 as i8, 44),
-            (0b10, 0..=2) => (14, 11, 3 - sl0 as i8, 42),
-            (0b01, 0..=2) => (16, 13, 3 - sl0 as i8, 44),
-            _ => return None,
-        };
-        if sl0 == 2 && address_bits < widest || !(16..=39).contains(&t0sz) {
-            return None;
-        }
-        let root_bits = (64 - t0sz).checked_sub(page_shift + (3 - level as u32) * stride)?;
-        (1..=stride + 4).contains(&root_bits).then_some((level, 1 << root_bits))
-    }
-
-    fn check_all_widths<const PAGE_SHIFT: u32>(id: IdRegisters) {
-        let format = id.format::<PAGE_SHIFT>().unwrap();
-        for bits in 0..=52 {
-            let Ok(geometry) = format.geometry(bits) else { continue };
-            let start = walk_start(id.vtcr(&format, &geometry).unwrap(), id.address_bits());
-            let wanted =
-                (Arm64::<PAGE_SHIFT>::level_name(geometry.root_level), geometry.root_slots);
-            assert_eq!(start, Some(wanted), "{PAGE_SHIFT}: {bits} of {}", id.address_bits());
-        }
-    }
-
-    #[test]
-    fn every_width_on_every_cpu_starts_a_walk_at_the_root_of_its_tables() {
-        for parange in 0..=6 {
-            let id = IdRegisters { mmfr0: NEOVERSE_N2.mmfr0 & !0xf | parange, ..NEOVERSE_N2 };
-            check_all_widths::<12>(id);
-            check_all_widths::<14>(id);
-            check_all_widths::<16>(id);
-        }
-    }
-
-    #[test]
-    fn a_root_that_no_walk_starts_at_is_refused() {
-        let format = NEOVERSE_N2.format::<12>().unwrap();
-        let of = |address_bits, root_level, root_slots| {
-            let geometry = Geometry { address_bits, root_level, root_slots };
-            NEOVERSE_N2.vtcr(&format, &geometry).is_ok()
-        };
-        assert!(of(40, 2, 1024) && of(40, 3, 2), "two tables, or two slots above them");
-        assert!(!of(40, 1, 1 << 19), "more than sixteen tables");
-        assert!(!of(39, 3, 1) && !of(40, 2, 512), "one slot, or slots for half of it");
-        assert!(!of(24, 1, 8), "T0SZ above 39");
-        assert!(!of(0, 0, 1) && !of(48, 4, 1) && !of(40, u8::MAX >> 3, 1024), "no level at all");
-    }
-
-    #[test]
-    fn a_cpu_with_40_bit_addresses_starts_no_walk_at_level_0() {
-        let format = CORTEX_A55.format::<12>().unwrap();
-        assert_eq!((format.output_bits, format.geometry(41).unwrap_err().max), (40, 40));
-        assert_eq!(format.geometry(40).unwrap().root_level, 2, "the manual's level 1");
-        let forced = Geometry { root_level: 3, root_slots: 2, ..GEOMETRY };
-        let error = CORTEX_A55.vtcr(&format, &forced).unwrap_err();
-        assert_eq!(error, Unsupported::StartLevel { geometry: forced, most: 40 });
-        let wide = Arm64K4 { output_bits: 48, ..format };
-        let error = CORTEX_A55.vtcr(&wide, &GEOMETRY).unwrap_err();
-        assert_eq!(error, Unsupported::AddressBits { wanted: 48, most: 40 });
-    }
-
-    #[test]
-    fn a_configuration_beyond_the_cpu_is_refused_by_the_features_name() {
-        let format = CORTEX_A53.format::<16>().unwrap();
-        let geometry = format.geometry(40).unwrap();
-        assert!(CORTEX_A53.vtcr(&format, &geometry).is_ok());
-        for (format, name) in [
-            (Arm64K64 { forced_write_back: true, ..format }, "FEAT_S2FWB"),
-            (Arm64K64 { hardware_dirty: true, ..format }, "FEAT_HAFDBS"),
-            (Arm64K64 { split_execute: true, ..format }, "FEAT_XNX"),
-        ] {
-            let error = CORTEX_A53.vtcr(&format, &geometry).unwrap_err().to_string();
-            assert!(error.contains(name), "{error}");
-        }
-    }
-
-    #[test]
-    fn neither_root_nor_vmid_runs_into_the_others_bits() {
-        assert_eq!(CORTEX_A53.vttbr(Hpa(0x8000_2000), Vmid(0xff)), Ok(0xff_0000_8000_2000));
-        let error = CORTEX_A53.vttbr(Hpa(0x8000_2000), Vmid(0x100)).unwrap_err();
-        assert_eq!(error, Unsupported::Vmid { vmid: Vmid(0x100), bits: 8 });
-        assert_eq!(NEOVERSE_N2.vttbr(Hpa(0x2000), Vmid(0xffff)), Ok(0xffff_0000_0000_2000));
-        for root in [Hpa(1), Hpa(0x20), Hpa(1 << 48)] {
-            let error = NEOVERSE_N2.vttbr(root, Vmid(1)).unwrap_err();
-            assert_eq!(error, Unsupported::Root { root, most: 48 });
-        }
-    }
-
-    #[test]
-    fn invalidation_uses_what_the_cpu_has() {
-        let old = CORTEX_A55.tlbi(Granule::K4);
-        assert_eq!((old.range_instructions, old.ttl, old.address_bits), (false, false, 40));
-        let new = NEOVERSE_N2.tlbi(Granule::K64);
-        assert_eq!((new.range_instructions, new.ttl, new.lpa2), (true, true, false));
-        assert_eq!((new.granule, new.address_bits), (Granule::K64, 48));
-    }
-}
+mod tests;

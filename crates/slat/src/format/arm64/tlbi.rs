@@ -157,8 +157,8 @@ pub struct Tlbi {
     pub range_instructions: bool,
     /// FEAT_TTL: an operand may name the level of the leaf.
     pub ttl: bool,
-    /// VTCR_EL2.DS is 1 (FEAT_LPA2): range operands are in units of 64 KiB for every granule. The
-    /// tables of [`Arm64`](super::Arm64) leave it 0.
+    /// VTCR_EL2.DS is 1 (FEAT_LPA2): range operands are in units of 64 KiB for every granule, and
+    /// addresses of 4K and 16K have 52 bits. It is what [`Arm64`](super::Arm64) of the tables says.
     pub lpa2: bool,
     /// Bits of a guest physical address that the CPU implements. An invalidation beyond them,
     /// which no operand can hold, takes the whole guest.

@@ -6,9 +6,9 @@ use slat::format::AttributeError;
 use slat::format::arm64::{Arm64, Shareability};
 use slat::{Attributes, Execute, Format, Memory, Software, Tables};
 
-/// What VTCR_EL2 and VTTBR_EL2 say, with a granule of `2^G` bytes.
+/// What VTCR_EL2 and VTTBR_EL2 say, with a granule of `2^G` bytes; `DS` is VTCR_EL2.DS (FEAT_LPA2).
 #[derive(Clone, Copy, Debug)]
-pub struct Arm<const G: u32> {
+pub struct Arm<const G: u32, const DS: bool = false> {
     /// 64 - T0SZ.
     pub address_bits: u32,
     /// From SL0.
@@ -20,6 +20,8 @@ pub struct Arm<const G: u32> {
     /// VTCR_EL2.HD, and FEAT_XNX.
     pub hardware_dirty: bool,
     pub split_execute: bool,
+    /// VTCR_EL2.SH0, for leaves with DS.
+    pub sh0: u64,
 }
 
 /// A leaf's fields under their names in D8.3.1.
@@ -28,6 +30,7 @@ pub struct Leaf {
     pub oa: u64,
     pub mem_attr: u64,
     pub s2ap: u64,
+    /// 0 where the leaf has no such field: with DS.
     pub sh: u64,
     pub af: bool,
     pub dbm: bool,
@@ -47,7 +50,7 @@ fn bits(raw: u64, high: u32, low: u32) -> u64 {
     raw >> low & ((1 << (high - low + 1)) - 1)
 }
 
-impl<const G: u32> Arm<G> {
+impl<const G: u32, const DS: bool> Arm<G, DS> {
     /// Bits that a slot of `level` covers.
     pub fn level_shift(level: u32) -> u32 {
         G + (G - 3) * (3 - level)
@@ -55,39 +58,50 @@ impl<const G: u32> Arm<G> {
 
     /// Slots of the concatenated root. `AArch64.S2InconsistentSL` of the manual's pseudocode: at
     /// least one bit is resolved by the root, at most one stride and four bits of concatenation.
+    /// `AArch64.S2MinTxSZ`: T0SZ is 16 at least, with DS 12.
     pub fn root_slots(&self) -> usize {
+        assert!(self.address_bits <= Self::OUTPUT, "T0SZ is too small: always faults");
         let (stride, below) = (G - 3, Self::level_shift(self.start_level));
         assert!(self.address_bits > below, "T0SZ leaves nothing to the start level: always faults");
         assert!(self.address_bits - below <= stride + 4, "more than 16 concatenated tables");
         1 << (self.address_bits - below)
     }
 
-    /// D8.3.1. Without FEAT_LPA and LPA2, reserved bits must be zero; the engine sets neither nT
-    /// nor Contiguous, and no ignored bits but its own 58:55.
+    /// D8.3.1. Without FEAT_LPA, reserved bits must be zero; the engine sets neither nT nor
+    /// Contiguous, and no ignored bits but its own 58:55. With DS, bits 49 and 48 are address bits,
+    /// and bits 9:8 are address bits 51:50, in tables and leaves alike.
     pub fn fields(raw: u64, level: u32) -> Descriptor {
         if raw & 1 == 0 {
             return Descriptor::Invalid;
         }
         let shift = if raw & 2 == 0 { Self::level_shift(level) } else { G };
         if raw & 2 != 0 && level < 3 {
+            if DS {
+                assert_eq!(bits(raw, 63, 50), 0, "upper bits of the table descriptor {raw:#x}");
+                assert_eq!(bits(raw, G - 1, 10), 0, "lower bits of the table {raw:#x}");
+                assert_eq!(bits(raw, 7, 2), 0, "ignored bits of the table {raw:#x}");
+                return Descriptor::Table(bits(raw, 49, G) << G | bits(raw, 9, 8) << 50);
+            }
             assert_eq!(bits(raw, 63, 48), 0, "upper bits of the table descriptor {raw:#x}");
             assert_eq!(bits(raw, G - 1, 2), 0, "lower bits of the table {raw:#x}");
             return Descriptor::Table(raw & !3);
         }
         assert!(raw & 2 != 0 || level < 3, "0b01 is reserved at level 3: {raw:#x}");
-        let largest = if G == 12 { 1 } else { 2 };
+        // With DS, 512 GiB and 64 GiB.
+        let largest = if G == 12 { 1 } else { 2 } - u32::from(DS);
         assert!(level >= largest, "no block at level {level} of this granule: {raw:#x}");
         assert_eq!(bits(raw, 11, 11), 0, "FnXS of {raw:#x}");
         let below = raw & ((1 << shift) - 1);
         assert_eq!(below >> 12, 0, "RES0, nT or an unaligned address in {raw:#x}");
-        assert_eq!(bits(raw, 50, 48), 0, "RES0 of {raw:#x}");
+        let top = if DS { 49 } else { 47 };
+        assert_eq!(bits(raw, 50, top + 1), 0, "RES0 of {raw:#x}");
         assert_eq!(bits(raw, 52, 52), 0, "Contiguous of {raw:#x}");
         assert_eq!(bits(raw, 63, 59), 0, "PBHA and bit 63 of {raw:#x}");
         Descriptor::Leaf(Leaf {
-            oa: bits(raw, 47, shift) << shift,
+            oa: bits(raw, top, shift) << shift | if DS { bits(raw, 9, 8) << 50 } else { 0 },
             mem_attr: bits(raw, 5, 2),
             s2ap: bits(raw, 7, 6),
-            sh: bits(raw, 9, 8),
+            sh: if DS { 0 } else { bits(raw, 9, 8) },
             af: bits(raw, 10, 10) == 1,
             dbm: bits(raw, 51, 51) == 1,
             xn: bits(raw, 54, 53),
@@ -119,19 +133,21 @@ impl<const G: u32> Arm<G> {
     }
 }
 
-impl<const G: u32> Hardware for Arm<G> {
-    type Format = Arm64<G>;
+impl<const G: u32, const DS: bool> Hardware for Arm<G, DS> {
+    type Format = Arm64<G, DS>;
     const PAGE: u32 = G;
     const STRIDE: u32 = G - 3;
-    const SIZES: u32 = if G == 12 { 3 } else { 2 };
+    const OUTPUT: u32 = if DS { 52 } else { 48 };
+    /// Of those with DS, the engine leaves out 512 GiB.
+    const SIZES: u32 = if G == 12 || DS { 3 } else { 2 };
     /// Without FEAT_HAFT, and stage 2 has no hierarchical permissions.
     const TABLES_COUNT: bool = false;
     const MARK: u64 = 1 << 58;
     /// D8.16.1.
     const REFILL_BREAKS: bool = true;
 
-    fn of(tables: &Tables<'_, Arm64<G>, TestPlatform>) -> Self {
-        assert_eq!(Arm64::<G>::PAGE_SHIFT, G);
+    fn of(tables: &Tables<'_, Arm64<G, DS>, TestPlatform>) -> Self {
+        assert_eq!(Arm64::<G, DS>::PAGE_SHIFT, G);
         let (geometry, format) = (tables.geometry(), tables.format());
         let regime = Self {
             address_bits: geometry.address_bits,
@@ -140,19 +156,20 @@ impl<const G: u32> Hardware for Arm<G> {
             forced_write_back: format.forced_write_back,
             hardware_dirty: format.hardware_dirty,
             split_execute: format.split_execute,
+            sh0: format.shareability as u64,
         };
         assert_eq!(regime.root_slots(), geometry.root_slots, "what software says of the root");
         assert_eq!(regime.root % (8 * regime.root_slots() as u64).max(64), 0, "VTTBR_EL2.BADDR");
         regime
     }
 
-    fn format(config: &Config) -> Arm64<G> {
+    fn format(config: &Config) -> Arm64<G, DS> {
         Arm64 {
             forced_write_back: config.forced_write_back,
             hardware_dirty: config.hardware_marks,
             split_execute: config.split_execute,
             shareability: Shareability::Inner,
-            output_bits: 48,
+            output_bits: Self::OUTPUT,
         }
     }
 
@@ -173,7 +190,7 @@ impl<const G: u32> Hardware for Arm<G> {
             }
             Descriptor::Leaf(leaf) => super::Descriptor::Leaf(super::Leaf {
                 oa: leaf.oa,
-                memory: leaf.mem_attr | leaf.sh << 4,
+                memory: leaf.mem_attr | if DS { self.sh0 } else { leaf.sh } << 4,
                 own: self.attributes(&leaf),
                 above: true,
                 marks: leaf.dbm,

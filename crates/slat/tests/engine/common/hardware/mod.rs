@@ -206,6 +206,8 @@ pub trait Hardware: Copy + Debug + 'static {
     /// Base-2 logarithms of the bytes of a page, and of the slots of a table below the root.
     const PAGE: u32;
     const STRIDE: u32;
+    /// Bits of a host address that a leaf can hold.
+    const OUTPUT: u32 = 48;
     /// How many sizes a leaf can have.
     const SIZES: u32;
     /// Tables have rights, and hardware marks those that it walks through.

@@ -140,7 +140,8 @@ impl<H: Hardware> World<'_, H> {
         let hpa = base.wrapping_add(far);
         let mut legal: Vec<_> = self.host_error(hpa, bytes).into_iter().collect();
         if legal.is_empty() && !hpa.is_multiple_of(bytes) {
-            legal.push(MapError::HostAddress { hpa: Hpa(hpa), page: size(bytes), bits: 48 });
+            let (page, bits) = (size(bytes), H::OUTPUT);
+            legal.push(MapError::HostAddress { hpa: Hpa(hpa), page, bits });
         }
         legal.extend(self.hardware.refuses(attributes).into_iter().map(MapError::Attributes));
         if !legal.is_empty() {

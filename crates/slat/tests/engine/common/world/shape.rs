@@ -24,9 +24,9 @@ pub fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
 impl<H: Hardware> World<'_, H> {
     pub fn host_error(&self, hpa: u64, bytes: u64) -> Option<MapError> {
         let bad = !hpa.is_multiple_of(1 << H::PAGE)
-            || hpa.checked_add(bytes).is_none_or(|end| end > 1 << 48);
+            || hpa.checked_add(bytes).is_none_or(|end| end > 1 << H::OUTPUT);
         let page = size(1 << H::PAGE);
-        bad.then_some(MapError::HostAddress { hpa: Hpa(hpa), page, bits: 48 })
+        bad.then_some(MapError::HostAddress { hpa: Hpa(hpa), page, bits: H::OUTPUT })
     }
 
     /// Maps; returns where it stopped if the cache ran dry.
