@@ -91,7 +91,8 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
             self.platform.fill(&mut slots[..first], 0, 0);
             self.platform.fill(&mut slots[last..], 0, 0);
             let start = base + ((first as u64) << shift);
-            self.platform.fill(&mut slots[first..last], plan.leaf::<F>(0, start), 1 << shift);
+            let step = F::leaf(0, 0, Hpa(1 << shift)) - F::leaf(0, 0, Hpa(0));
+            self.platform.fill(&mut slots[first..last], plan.leaf::<F>(0, start), step);
             return;
         }
         for (slot, at) in slots.iter_mut().zip((base..).step_by(1 << shift)) {

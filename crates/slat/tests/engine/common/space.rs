@@ -51,7 +51,7 @@ impl<H: Hardware> Space<H> {
     /// Guest and host addresses agree modulo every leaf size, or modulo some, or not at all.
     fn hpa(&self, start: u64, delta: usize) -> u64 {
         let far = 3 * Self::UPPER;
-        let highest = (1 << 48) - (1 << self.bits);
+        let highest = (1u64 << 48).saturating_sub(1 << self.bits);
         let unaligned = far + Self::PAGE / 2;
         let beyond = (1 << 48) - Self::PAGE;
         let by = [far, far + Self::BLOCK, far + Self::PAGE, highest, 0, unaligned, beyond];

@@ -385,7 +385,8 @@ fn access<H: Hardware>(
     };
     let mut flat = flat.borrow_mut();
     let there = flat.at(gpa).map(|(_, attributes)| attributes);
-    let allowed = there.is_some_and(|a| if write { a.write } else { a.read });
+    let right = |a: &Attributes| if write { a.write } else { a.read };
+    let allowed = there.is_some_and(|a| right(&a) && !hardware.faults(&a, write));
     match hardware.access(platform, from.unwrap_or(hardware.root()), gpa, write) {
         Access::Fault => {
             let broken = through == Through::Broken || through == Through::Stale;
