@@ -146,18 +146,18 @@ impl Checks {
         guard.relax(page, Access::Write).expect("a page");
         self.is("until the fault is answered", guest.store(at, 2), Ok(2));
 
-        // A page of the guest's code, under another address.
-        let at = guest.code + 16 * K4;
-        let (page, call) = (range(at, K4), at + CALL);
-        map(guard, page, CODE, Attributes { read: false, write: false, ..RAM }, cache);
-        self.is("a page may be executed and not read", guest.jump(call), Ok(0));
-        self.is("a page may not be read and executed", guest.load(call), fault(LOAD_FAULT, call));
-        guard.execute_protect(page).expect("a page");
+        // The guest's code under another address, in a block: without R, W and X it would be a table.
+        let at = guest.code - 2 * M2;
+        let (block, call) = (range(at, M2), at + CALL);
+        map(guard, block, CODE, Attributes { read: false, write: false, ..RAM }, cache);
+        self.is("a block may be executed and not read", guest.jump(call), Ok(0));
+        self.is("read, it faults", guest.load(call), fault(LOAD_FAULT, call));
+        guard.execute_protect(block).expect("a block");
         guard.complete();
         let found = [guest.load(call), guest.store(call, 1), guest.jump(call)];
         let all = [LOAD_FAULT, STORE_FAULT, FETCH_FAULT].map(|cause| fault(cause, call));
-        self.is("a page without rights is for nothing", found, all);
-        guard.relax(page, Access::Execute).expect("a page");
+        self.is("a block without rights is for nothing", found, all);
+        guard.relax(block, Access::Execute).expect("a block");
         let found = (guest.jump(call), guest.load(call));
         self.is("executable again, and no more", found, (Ok(0), fault(LOAD_FAULT, call)));
     }
