@@ -90,6 +90,7 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
             };
             self.platform.fill(&mut slots[..first], 0, 0);
             self.platform.fill(&mut slots[last..], 0, 0);
+            let step = F::leaf(0, 0, Hpa(1 << shift)) - F::leaf(0, 0, Hpa(0));
             let mut start = base + ((first as u64) << shift);
             let mut pages = &mut slots[first..last];
             if F::CARRY != 0 {
@@ -98,11 +99,11 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
                 let before = (F::CARRY - (hpa & (F::CARRY - 1))) >> shift;
                 if before < pages.len() as u64 {
                     let (low, high) = pages.split_at_mut(before as usize);
-                    self.platform.fill(low, plan.leaf::<F>(0, start), 1 << shift);
+                    self.platform.fill(low, plan.leaf::<F>(0, start), step);
                     (start, pages) = (start + (before << shift), high);
                 }
             }
-            self.platform.fill(pages, plan.leaf::<F>(0, start), 1 << shift);
+            self.platform.fill(pages, plan.leaf::<F>(0, start), step);
             return;
         }
         for (slot, at) in slots.iter_mut().zip((base..).step_by(1 << shift)) {

@@ -34,12 +34,13 @@ pub unsafe trait Platform {
     /// The slots of the table at `table`.
     fn slots(&self, table: Hpa) -> NonNull<Slot>;
 
-    /// Makes all earlier stores to tables visible to the walkers of the MMU (Arm: `dsb ishst`).
+    /// Makes all earlier stores to tables visible to the walkers of the MMU (Arm: `dsb ishst`; RISC-V,
+    /// where a hart may hold what was invalid: [`riscv`](crate::format::riscv)).
     fn publish(&self);
 
     /// Makes earlier stores to tables visible, invalidates, and waits for completion on every
     /// CPU that runs the guest (Arm: the instructions of [`tlbi`](crate::format::arm64::tlbi); x86:
-    /// INVEPT on every CPU that runs the guest).
+    /// INVEPT on every CPU that runs the guest; RISC-V: HFENCE.GVMA there).
     fn invalidate(&self, what: &Invalidation);
 
     /// Which changes of a live entry's size this machine's CPUs allow without a break.

@@ -4,6 +4,8 @@
 pub mod arm64;
 #[cfg(feature = "ept")]
 pub mod ept;
+#[cfg(feature = "riscv")]
+pub mod riscv;
 #[cfg(all(any(test, loom, shuttle), feature = "arm64"))]
 pub mod tiny;
 #[cfg(all(any(test, loom, shuttle), feature = "ept"))]
@@ -111,7 +113,8 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// The attributes of a leaf at `level`.
     fn decode(&self, raw: u64, level: u8) -> Attributes;
 
-    /// A leaf at `level` from attribute bits and an address aligned to its size.
+    /// A leaf at `level` from attribute bits and an address aligned to its size: of the next page it
+    /// is larger by the same number everywhere.
     fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64;
 
     /// The attribute bits of a leaf at `level`: what its children inherit when it is split.
@@ -337,7 +340,7 @@ impl Software {
         (if self.contains(Self::A) { a } else { 0 }) | (if self.contains(Self::B) { b } else { 0 })
     }
 
-    #[cfg(any(feature = "arm64", feature = "ept"))]
+    #[cfg(any(feature = "arm64", feature = "ept", feature = "riscv"))]
     pub(crate) const fn decode(raw: u64, [a, b]: [u64; 2]) -> Self {
         Self::new(raw & a != 0, raw & b != 0)
     }
@@ -377,8 +380,11 @@ pub enum AttributeError {
     CleanNeedsHardwareDirty,
     /// Execution for the kernel or user programs alone, where the CPU cannot tell them apart.
     ExecuteNeedsSplitRights,
-    /// A leaf that cannot be read, on a format whose hardware or markers need that right.
+    /// A leaf that cannot be read, or one that can be written and not read, on a format whose hardware
+    /// or markers need that right.
     NeedsRead,
+    /// A memory type that the descriptors do not have.
+    MemoryType,
 }
 
 impl fmt::Display for AttributeError {
@@ -392,7 +398,12 @@ impl fmt::Display for AttributeError {
                 "this CPU cannot tell kernel from user execution; allow it to all or to nobody"
             }
             Self::NeedsRead => {
-                "a leaf of this format is readable; unmap what the guest may not read"
+                "this format has no such leaf without the right to read; give it, or unmap what the \
+                 guest may not read"
+            }
+            Self::MemoryType => {
+                "descriptors of this CPU lack that memory type; map as another, or as normal memory, \
+                 where the CPU knows by the physical address"
             }
         })
     }

@@ -86,7 +86,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// A part that is mapped already, to the same memory with the same attributes (accessed and
     /// dirty state aside), is left as it is. An empty part of the tree is built aside at the speed
     /// of memory and linked by one store. Memory is made coherent first
-    /// ([`Platform::maintain`]). No invalidation is owed: nothing invalid is cached.
+    /// ([`Platform::maintain`]). No invalidation is owed: nothing invalid is cached
+    /// (but see [`Platform::publish`]).
     ///
     /// Where an unmap that was there before has not completed its invalidation yet, and the CPU must
     /// not hold the old and the new translation at once, the slot is invalidated first.

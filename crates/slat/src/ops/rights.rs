@@ -176,8 +176,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// so is for the caller to know. Returns the bytes that changed.
     ///
     /// Memory that becomes executable is made coherent first ([`Platform::maintain`]). Published to walkers, and nothing is owed to other CPUs. One that holds the old rights faults
-    /// once more; the one that faulted has to forget them (Arm: the page, locally; x86: the fault
-    /// has done so). A leaf that was not accessed is in no TLB. Who logs writes by faults reports the write after this, not
+    /// once more; the one that faulted has to forget them (Arm and RISC-V: the page, locally; x86: the
+    /// fault has done so). A leaf that was not accessed is in no TLB. Who logs writes by faults reports the write after this, not
     /// before: a round that ends in between must find it in the next.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ mod edges;
 mod golden_arm64;
 mod golden_ept;
 mod golden_lpa2;
+mod golden_riscv;
 mod inactive;
 mod intent;
 mod interleavings;

@@ -8,6 +8,8 @@ use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::riscv::Hart;
 use crate::common::history::history;
 use crate::common::space::Space;
 use crate::common::world::{Mapping, World};
@@ -77,6 +79,21 @@ proptest! {
         let bits = [25, 32, 39, 41][history.bits];
         Space::<Ept<false>>::new(bits, 40).play(&history);
     }
+
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_on_the_g_stage_with_svadu_agrees_with_the_flat_model(history in history()) {
+        // Sv39x4, some of it and all; Sv48x4; Sv57x4.
+        let bits = [24, 41, 48, 59][history.bits];
+        Space::<Hart<true>>::new(bits, 40).play(&history);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_on_the_g_stage_without_svadu_agrees_with_the_flat_model(history in history()) {
+        let bits = [24, 41, 48, 59][history.bits];
+        Space::<Hart<false>>::new(bits, 40).play(&history);
+    }
 }
 
 #[test]
@@ -136,6 +153,8 @@ fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten() {
             way,
             0,
         );
+        #[cfg(feature = "every-format")]
+        split::<Hart<true>>(slat::format::riscv::RiscV::default(), bbm, way, 0);
     }
 }
 

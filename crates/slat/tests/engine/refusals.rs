@@ -3,6 +3,7 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused, says};
 use crate::common::world::{CacheOf, GuardOf};
 use crate::common::{TestPlatform, destroy, unmap};
@@ -233,6 +234,10 @@ fn attributes_that_the_cpu_lacks_are_refused_with_what_would_do() {
     let none = Attributes { read: false, ..RAM };
     let all = [unclean, arm[1], arm[2], (none, AttributeError::NeedsRead, read)];
     attributes_are_refused::<Ept<true>>(plain, &all);
+    let typed = Attributes { memory: slat::Memory::Device, ..RAM };
+    let typed = (typed, AttributeError::MemoryType, &["normal memory", "physical address"][..]);
+    let all = [arm[1], arm[2], (none, AttributeError::NeedsRead, read), typed];
+    attributes_are_refused::<Hart<true>>(slat::format::riscv::RiscV::default(), &all);
 }
 
 #[test]

@@ -35,10 +35,11 @@ fn cached(run: Run) -> Run {
     Run { leaf: Leaf { own, above: true, marks: false, reached, ..run.leaf }, ..run }
 }
 
-/// Whether the first rights (writes, without a trace, execution) are among the second.
-fn weaker(old: (bool, bool, Execute), new: (bool, bool, Execute)) -> bool {
-    let execute = old.2 == new.2 || old.2 == Execute::None || new.2 == Execute::All;
-    old.0 <= new.0 && old.1 <= new.1 && execute
+/// Whether the first rights (`dirty`: to write without a trace) are among the second.
+fn weaker(old: &Attributes, new: &Attributes) -> bool {
+    let execute =
+        old.execute == new.execute || old.execute == Execute::None || new.execute == Execute::All;
+    old.read <= new.read && old.write <= new.write && old.dirty <= new.dirty && execute
 }
 
 impl Machine {
@@ -118,8 +119,8 @@ impl Machine {
             let mut covered = 0;
             for new in tree.within(old.start, old.end).map(cached) {
                 let own = new.leaf.own;
-                let rights = |a: &Attributes| (a.write, a.dirty, a.execute);
                 let like = Attributes {
+                    read: own.read,
                     write: own.write,
                     dirty: own.dirty,
                     execute: own.execute,
@@ -128,9 +129,7 @@ impl Machine {
                 let oa = old.oa(new.start);
                 let leaf = Leaf { oa, own: like, reached: new.leaf.reached, ..old.leaf };
                 assert!(
-                    weaker(rights(&old.leaf.own), rights(&own))
-                        && leaf == new.leaf
-                        && old.size == new.size,
+                    weaker(&old.leaf.own, &own) && leaf == new.leaf && old.size == new.size,
                     "{old:x?} is stale, now {new:x?}"
                 );
                 covered += new.end - new.start;

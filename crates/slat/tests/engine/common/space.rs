@@ -52,7 +52,7 @@ impl<H: Hardware> Space<H> {
     /// are around 2^50, where a field of Arm's descriptors ends.
     fn hpa(&self, start: u64, delta: usize) -> u64 {
         let far = if H::OUTPUT > 50 { (1 << 50) - Self::UPPER } else { 3 * Self::UPPER };
-        let highest = (1 << H::OUTPUT) - (1 << self.bits);
+        let highest = (1u64 << H::OUTPUT).saturating_sub(1 << self.bits);
         let unaligned = far + Self::PAGE / 2;
         let beyond = (1 << H::OUTPUT) - Self::PAGE;
         let by = [far, far + Self::BLOCK, far + Self::PAGE, highest, 0, unaligned, beyond];

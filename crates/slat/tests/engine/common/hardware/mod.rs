@@ -3,6 +3,7 @@
 
 pub mod arm;
 pub mod ept;
+pub mod riscv;
 
 use super::TestPlatform;
 use slat::format::AttributeError;
@@ -216,6 +217,8 @@ pub trait Hardware: Copy + Debug + 'static {
     const MARK: u64;
     /// Two translations of one address must never be cached, of whatever size.
     const REFILL_BREAKS: bool;
+    /// What may be written may be read.
+    const WRITE_READS: bool = false;
 
     fn of(tables: &Tables<'_, Self::Format, TestPlatform>) -> Self;
 
@@ -235,6 +238,11 @@ pub trait Hardware: Copy + Debug + 'static {
 
     /// The table after a walk through it.
     fn passed(&self, raw: u64) -> u64;
+
+    /// Whether the use of a leaf with the right to it faults, for hardware does not mark it.
+    fn faults(&self, _leaf: &Attributes, _write: bool) -> bool {
+        false
+    }
 
     /// Whether leaves that are used become marked, or fault.
     fn records_accessed(&self) -> bool;
@@ -302,7 +310,7 @@ pub trait Hardware: Copy + Debug + 'static {
                 Descriptor::Table { .. } => self.passed(raw),
                 Descriptor::Leaf(leaf) => {
                     let allowed = if write { leaf.own.write && from.write } else { leaf.own.read };
-                    if !allowed {
+                    if !allowed || self.faults(&leaf.own, write) {
                         return Access::Fault;
                     }
                     self.used(raw, write)

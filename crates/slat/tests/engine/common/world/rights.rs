@@ -35,7 +35,7 @@ impl Rule {
         self != Self::Relax(Access::Read)
     }
 
-    fn of(self, leaf: &Leaf) -> Attributes {
+    fn of<H: Hardware>(self, leaf: &Leaf) -> Attributes {
         let own = leaf.own;
         match self {
             Self::WriteProtect | Self::Subtrees => Attributes { write: false, ..own },
@@ -43,7 +43,8 @@ impl Rule {
             Self::Clean => Attributes { dirty: own.dirty && own.write && !leaf.marks, ..own },
             Self::Relax(Access::Read) => Attributes { accessed: true, ..own },
             Self::Relax(Access::Write) => {
-                Attributes { accessed: true, write: true, dirty: true, ..own }
+                let read = own.read || H::WRITE_READS;
+                Attributes { accessed: true, read, write: true, dirty: true, ..own }
             }
             Self::Relax(Access::Execute) => {
                 Attributes { accessed: true, execute: Execute::All, ..own }
@@ -152,7 +153,7 @@ impl<H: Hardware> World<'_, H> {
                 Rule::Relax(Access::Write) => run.leaf.attributes(),
                 _ => run.leaf.own,
             };
-            rule.of(&run.leaf) != own
+            rule.of::<H>(&run.leaf) != own
         };
         before.within(start, end).filter(differs).collect()
     }
@@ -161,7 +162,7 @@ impl<H: Hardware> World<'_, H> {
     fn expect(&self, changed: &[Run], rule: Rule) {
         let mut flat = self.flat.borrow_mut();
         for run in changed {
-            let new = rule.of(&run.leaf);
+            let new = rule.of::<H>(&run.leaf);
             let write = new.write && (run.leaf.above || rule == Rule::Relax(Access::Write));
             for (_, piece) in flat.within(run.start, run.end) {
                 piece.attributes = Attributes { write, ..new };

@@ -1,0 +1,265 @@
+//! G-stage entries against values from outside the engine: the RISC-V privileged manual ("Guest
+//! Physical Address Translation", "Sv39", "Svpbmt"), and the names that Linux gives to bits in
+//! `arch/riscv/include/asm/pgtable-bits.h`, `pgtable-64.h` and `csr.h`.
+
+use crate::common::hardware::riscv::{Cpu, Hart, Page, Pte};
+use crate::common::hardware::{Access as Used, Hardware};
+use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
+use crate::common::{TestPlatform, destroy};
+use slat::format::riscv::{Mode, RiscV};
+use slat::format::{Access, AttributeError, Format, Kind};
+use slat::{
+    Attributes, BreakBeforeMake, Execute, Gpa, Hpa, Memory, PageSize, Software, TableCache, Tables,
+    Vmid,
+};
+use std::collections::BTreeSet;
+
+const CPU: Cpu = Cpu { svpbmt: true, physical_bits: 56 };
+
+#[test]
+fn the_decoder_faults_where_the_manual_does() {
+    let what = |cpu: Cpu, pte, i| match cpu.decode(pte, i) {
+        Pte::Fault(what) => what,
+        Pte::Invalid => "invalid",
+        Pte::Table(_) => "table",
+        Pte::Page(_) => "page",
+    };
+    let plain = Cpu { svpbmt: false, physical_bits: 40 };
+    assert_eq!(what(CPU, 0xffff_ffff_ffff_fffe, 0), "invalid", "V clear, all else software's");
+    for i in 0..5 {
+        assert_eq!(what(CPU, 0x5, i), "writable, not readable");
+        assert_eq!(what(CPU, 0xd, i), "writable, not readable");
+        assert_eq!(what(CPU, 0x13, i), "page");
+        assert_eq!(what(CPU, 0x19, i), "page", "execute-only");
+        for n in 54..=60 {
+            assert_eq!(what(CPU, 0x13 | 1 << n, i), "reserved bits 60:54");
+        }
+        assert_eq!(what(CPU, 0x13 | 1 << 63, i), "N without Svnapot");
+        assert_eq!(what(CPU, 0x13 | 3 << 61, i), "a memory type that is reserved");
+        assert_eq!(what(plain, 0x13 | 1 << 61, i), "a memory type that is reserved");
+        // RSW and G are nothing to hardware.
+        assert_eq!(what(CPU, 0x13 | 0x320, i), "page");
+    }
+    assert_eq!(what(CPU, 0x1, 0), "a table at level 0");
+    assert_eq!((what(CPU, 0x1, 1), what(CPU, 0x321, 4)), ("table", "table"));
+    for pte in [0x11, 0x41, 0x81] {
+        assert_eq!(what(CPU, pte, 1), "A, D or U of a table");
+    }
+    assert_eq!(what(CPU, 0x1 | 1 << 61, 1), "a memory type of a table");
+    // PPN[0] of a 2 MiB page is bits 18:10, PPN[1:0] of a 1 GiB page 27:10.
+    assert_eq!((what(CPU, 0x413, 1), what(CPU, 0x8_0013, 1)), ("misaligned superpage", "page"));
+    assert_eq!(
+        (what(CPU, 0x8_0013, 2), what(CPU, 0x1000_0013, 2)),
+        ("misaligned superpage", "page")
+    );
+    assert_eq!(what(plain, 0x13 | 1 << 38, 0), "no such physical address");
+}
+
+#[test]
+fn leaves_and_tables_are_the_words_that_hypervisors_write() {
+    let format = RiscV::default();
+    let ram = format.encode(RAM).unwrap();
+    // V 0x1, R 0x2, W 0x4, X 0x8, U 0x10, A 0x40, D 0x80: 0xdf; the PPN begins at bit 10, so
+    // 0x8020_1000 is 0x80201 << 10.
+    assert_eq!(RiscV::leaf(ram, 0, Hpa(0x8020_1000)), 0x2008_04df);
+    assert_eq!(RiscV::leaf(ram, 1, Hpa(0x8020_0000)), 0x2008_00df);
+    assert_eq!(RiscV::leaf(ram, 2, Hpa(0x8000_0000)), 0x2000_00df);
+    assert_eq!(RiscV::leaf(format.encode(CLEAN).unwrap(), 0, Hpa(0x8020_1000)), 0x2008_041f);
+    assert_eq!(RiscV::table(Hpa(0x8020_1000)), 0x2008_0401);
+    // The highest physical address: PPN is bits 53:10.
+    assert_eq!(RiscV::table(Hpa((1 << 56) - 0x1000)), 0x003f_ffff_ffff_fc01);
+}
+
+#[test]
+fn each_attribute_is_the_bit_that_linux_names() {
+    let format = RiscV { memory_types: true, ..Default::default() };
+    let raw = |a: Attributes| RiscV::leaf(format.encode(a).unwrap(), 0, Hpa(0));
+    let base = raw(RAM);
+    // _PAGE_PRESENT, _READ, _WRITE, _EXEC, _USER; _ACCESSED and _DIRTY are 1 << 6 and 1 << 7.
+    assert_eq!(base, 0x1f | 1 << 6 | 1 << 7);
+    assert_eq!(base ^ raw(Attributes { write: false, ..RAM }), 1 << 2);
+    assert_eq!(base ^ raw(Attributes { execute: Execute::None, ..RAM }), 1 << 3);
+    assert_eq!(base ^ raw(Attributes { read: false, write: false, ..RAM }), 0b11 << 1);
+    assert_eq!(base ^ raw(Attributes { accessed: false, ..RAM }), 1 << 6);
+    assert_eq!(base ^ raw(Attributes { dirty: false, ..RAM }), 1 << 7);
+    assert_eq!((RiscV::ACCESSED, RiscV::DIRTY, RiscV::WRITE), (1 << 6, 1 << 7, 1 << 2));
+    // _PAGE_NOCACHE_SVPBMT is 1 << 61, _PAGE_IO_SVPBMT 1 << 62, _PAGE_PMA 0.
+    assert_eq!(base ^ raw(Attributes { memory: Memory::NonCacheable, ..RAM }), 1 << 61);
+    assert_eq!(base ^ raw(Attributes { memory: Memory::Device, ..RAM }), 1 << 62);
+    // _PAGE_SOFT is 3 << 8, _PAGE_GLOBAL 1 << 5.
+    let user = |software| base ^ raw(Attributes { software, ..RAM });
+    assert_eq!((user(Software::A), user(Software::B)), (1 << 8, 1 << 9));
+    assert_eq!(RiscV::MARK, 1 << 5);
+}
+
+#[test]
+fn hgatp_is_the_word_that_linux_loads() {
+    // HGATP_MODE_SV39X4 8, SV48X4 9, SV57X4 10 at 60; HGATP64_VMID_SHIFT 44; the root's page number.
+    let format = RiscV { widest: Mode::Sv57x4, ..Default::default() };
+    let hgatp = |bits, root, vmid| {
+        RiscV::hgatp(&format.geometry(bits).unwrap(), Hpa(root), Vmid(vmid)).unwrap()
+    };
+    assert_eq!(hgatp(41, 0x8020_4000, 0), 0x8000_0000_0008_0204);
+    assert_eq!(hgatp(50, 0x8020_4000, 1), 0x9000_1000_0008_0204);
+    assert_eq!(hgatp(59, 0x8020_4000, 0x3fff), 0xa3ff_f000_0008_0204);
+}
+
+fn all_attributes() -> impl Iterator<Item = Attributes> {
+    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device];
+    (0..384usize).map(move |n| Attributes {
+        read: n & 1 != 0,
+        write: n & 2 != 0,
+        accessed: n & 4 != 0,
+        dirty: n & 8 != 0,
+        software: Software::new(n & 16 != 0, n & 32 != 0),
+        execute: if n & 64 != 0 { Execute::All } else { Execute::None },
+        memory: memories[n >> 7],
+    })
+}
+
+/// What the manual makes of attributes, in numbers.
+fn manual(a: Attributes, address: u64, size: u64) -> Page {
+    let pbmt = match a.memory {
+        Memory::Normal => 0,
+        Memory::NonCacheable => 1,
+        _ => 2,
+    };
+    let bit = |software| u64::from(a.software.contains(software));
+    Page {
+        address,
+        size,
+        read: a.read,
+        write: a.write,
+        execute: a.execute == Execute::All,
+        accessed: a.accessed,
+        dirty: a.dirty,
+        pbmt,
+        rsw: bit(Software::A) | bit(Software::B) << 1,
+    }
+}
+
+#[test]
+fn leaves_are_the_manuals_in_every_combination() {
+    let format = RiscV { memory_types: true, ..Default::default() };
+    let mut seen = BTreeSet::new();
+    let sizes = (0u8..).zip([4 * K, 2 * M, G]);
+    for ((level, size), a) in sizes.flat_map(|s| all_attributes().map(move |a| (s, a))) {
+        let Ok(bits) = format.encode(a) else {
+            assert!(a.write && !a.read);
+            continue;
+        };
+        let page = |raw| match CPU.decode(raw, u32::from(level)) {
+            Pte::Page(page) => page,
+            other => panic!("{raw:#x} at {level}: {other:?}"),
+        };
+        let hpa = (1 << 56) - size;
+        let raw = RiscV::leaf(bits, level, Hpa(hpa));
+        let expected = manual(a, hpa, size);
+        assert_eq!(page(raw), expected, "{raw:#x}");
+        assert_eq!(format.decode(raw, level), a);
+        assert!(seen.insert((level, raw)), "two meanings of {raw:#x}");
+        // Sealed: nothing changes for hardware.
+        assert_eq!(page(raw | RiscV::MARK), expected);
+        assert_eq!(RiscV::kind(raw | RiscV::MARK, level), Kind::Sealed);
+        assert_eq!(page(RiscV::write_protected(raw)), Page { write: false, ..expected });
+        assert_eq!(page(RiscV::execute_protected(raw)), Page { execute: false, ..expected });
+        let used = Page { accessed: true, ..expected };
+        assert_eq!(page(format.relaxed(raw, Access::Read)), used);
+        assert_eq!(page(format.relaxed(raw, Access::Execute)), Page { execute: true, ..used });
+        let written = Page { read: true, write: true, dirty: true, ..used };
+        assert_eq!(page(format.relaxed(raw, Access::Write)), written);
+        assert_eq!(page(format.cleaned(raw)), Page { dirty: false, ..expected });
+        if level > 0 {
+            let (bits, size) = (RiscV::attribute_bits(raw, level), size >> 9);
+            let child = RiscV::leaf(bits, level - 1, Hpa((1 << 56) - size));
+            let decoded = CPU.decode(child, u32::from(level) - 1);
+            assert_eq!(decoded, Pte::Page(manual(a, (1 << 56) - size, size)), "{child:#x}");
+        }
+    }
+    assert_eq!(seen.len(), 3 * 384 * 3 / 4);
+}
+
+#[test]
+fn what_only_software_may_see_is_invalid_at_every_level() {
+    let tokens = [0, 1, 1 << 47, (1 << 48) - 1, 0xaaaa_aaaa_aaaa, 0x5555_5555_5555];
+    let frames = [0, 0x1000, (1 << 56) - 0x1000].map(Hpa);
+    let markers = frames.iter().flat_map(|&f| [RiscV::frozen(f), RiscV::retired(f)]);
+    let raws: BTreeSet<u64> = markers.chain(tokens.map(RiscV::reserved)).chain([0]).collect();
+    assert_eq!(raws.len(), 2 * frames.len() + tokens.len() + 1, "all are different");
+    for (raw, i) in raws.iter().flat_map(|&raw| (0..5).map(move |i| (raw, i))) {
+        assert_eq!(CPU.decode(raw, i), Pte::Invalid, "{raw:#x}");
+    }
+}
+
+#[test]
+fn what_the_manual_reserves_is_refused() {
+    let format = RiscV { memory_types: true, ..Default::default() };
+    let refused = |a| format.encode(a).unwrap_err();
+    assert_eq!(refused(Attributes { read: false, ..RAM }), AttributeError::NeedsRead);
+    for execute in [Execute::User, Execute::Kernel] {
+        let why = AttributeError::ExecuteNeedsSplitRights;
+        assert_eq!(refused(Attributes { execute, ..RAM }), why);
+    }
+    let strict = Attributes { memory: Memory::DeviceStrict, ..RAM };
+    assert_eq!(refused(strict), AttributeError::MemoryType);
+}
+
+/// The pages of a table are filled by a run of stores: each is the one before plus a page, in units of
+/// the entry.
+#[test]
+fn a_split_block_and_a_run_of_pages_translate_each_address_as_before() {
+    on_stage::<Hart<true>>(
+        (RiscV { output_bits: 48, ..Default::default() }, 41, 8),
+        |tables, guard, cache| {
+            let (block, to) = (range(G, 2 * M), Hpa(6 * M));
+            assert_eq!(guard.map(block, to, RAM, PageSize::SIZE_2M, cache), Ok(2 * M));
+            assert_eq!(guard.split(block, PageSize::SIZE_4K, cache), Ok(2 * M));
+            let pages = range(3 * G + 5 * 4 * K, 400 * 4 * K);
+            assert_eq!(
+                guard.map(pages, Hpa(4 * K), RAM, PageSize::SIZE_4K, cache),
+                Ok(400 * 4 * K)
+            );
+            let tree = Hart::<true>::of(tables).tree(tables.platform());
+            let found: Vec<_> =
+                tree.runs.iter().map(|r| (r.start, r.end, r.size, r.leaf.oa)).collect();
+            let (start, end) = (pages.start().0, pages.end().0);
+            assert_eq!(found, [(G, G + 2 * M, 4 * K, 6 * M), (start, end, 4 * K, 4 * K)]);
+        },
+    );
+}
+
+#[test]
+fn without_svadu_a_use_faults_until_it_is_relaxed_and_with_it_hardware_marks() {
+    fn uses<const SVADU: bool>() {
+        let platform = TestPlatform::new(BreakBeforeMake::Never);
+        let tables = Tables::new(RiscV::default(), Vmid(1), 41, &platform).unwrap();
+        let hart = Hart::<SVADU>::of(&tables);
+        let mut member = platform.join();
+        let mut guard = tables.enter(&mut member).unwrap();
+        let mut storage = [const { None }; 2];
+        let mut cache = TableCache::new(&platform, &mut storage);
+        cache.fill(2).unwrap();
+        let page = range(0x5000, 4 * K);
+        guard.map(page, Hpa(0x8020_1000), CLEAN, PageSize::SIZE_4K, &mut cache).unwrap();
+        for (write, access, after) in
+            [(false, Access::Read, 0x2008_045f), (true, Access::Write, 0x2008_04df)]
+        {
+            let used = || hart.access(&platform, hart.root(), 0x5123, write);
+            if !SVADU {
+                assert_eq!(used(), Used::Fault);
+                assert_eq!(guard.relax(page, access), Ok(4 * K));
+            }
+            assert_eq!(used(), Used::Done { start: 0x5000, end: 0x6000 });
+            assert_eq!(guard.descriptor(Gpa(0x5000)), Some((after, PageSize::SIZE_4K)));
+        }
+        // A harvest has the next write marked, or fault, again.
+        let mut bitmap = [0];
+        assert_eq!((guard.harvest(page, &mut bitmap), bitmap), (Ok(1), [1]));
+        let used = hart.access(&platform, hart.root(), 0x5000, true);
+        assert_eq!(used == Used::Fault, !SVADU);
+        drop((cache, guard));
+        destroy(tables);
+    }
+    uses::<true>();
+    uses::<false>();
+}

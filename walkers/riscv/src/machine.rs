@@ -1,0 +1,193 @@
+//! The machine: its serial line, its end, the guest, and the engine's platform.
+
+use core::arch::{asm, global_asm};
+use core::cell::Cell;
+use core::fmt;
+use core::ptr::NonNull;
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
+
+global_asm!(include_str!("boot.s"));
+
+unsafe extern "C" {
+    fn enter(pc: u64, a0: u64, a1: u64) -> u64;
+    static guest_code: [u64; 8];
+}
+
+/// The pieces of `guest_code`, by their offset.
+const LOAD: u64 = 0;
+const STORE: u64 = 16;
+const JUMP: u64 = 32;
+/// An `ecall`.
+pub const CALL: u64 = 48;
+
+/// Memory that neither the program nor its tables use.
+pub const FREE: u64 = 0x8400_0000;
+/// Where frames for tables come from.
+const FRAMES: (u64, u64) = (0x8200_0000, 0x8300_0000);
+
+pub struct Line;
+
+impl fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for byte in text.bytes() {
+            // SAFETY: the virt machine's UART has its transmit register there.
+            unsafe { (0x1000_0000 as *mut u8).write_volatile(byte) };
+        }
+        Ok(())
+    }
+}
+
+macro_rules! say {
+    ($($arguments:tt)*) => {{
+        use core::fmt::Write;
+        let _ = writeln!($crate::machine::Line, $($arguments)*);
+    }};
+}
+pub(crate) use say;
+
+pub fn end(well: bool) -> ! {
+    let code: u32 = if well { 0x5555 } else { 1 << 16 | 0x3333 };
+    // SAFETY: the virt machine's test device is there; the write ends the machine.
+    unsafe { (0x10_0000 as *mut u32).write_volatile(code) };
+    loop {
+        core::hint::spin_loop();
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn unexpected(cause: u64, pc: u64, value: u64) -> ! {
+    say!("wrong: a trap of the program's own, cause {cause} at {pc:#x}, {value:#x}");
+    end(false)
+}
+
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    say!("wrong: {info}");
+    end(false)
+}
+
+macro_rules! csr {
+    ($number:literal) => {{
+        let value: u64;
+        // SAFETY: reads a CSR of HS-mode, which changes nothing.
+        unsafe { asm!(concat!("csrr {}, ", $number), out(reg) value, options(nomem, nostack)) };
+        value
+    }};
+}
+
+pub fn word(hpa: u64) -> *mut u64 {
+    hpa as *mut u64
+}
+
+/// What became of an access: the value read, or scause and htval.
+pub type Outcome = Result<u64, (u64, u64)>;
+
+pub const FETCH_FAULT: u64 = 20;
+pub const LOAD_FAULT: u64 = 21;
+pub const STORE_FAULT: u64 = 23;
+
+/// The guest, whose code is mapped at `code`.
+#[derive(Clone, Copy)]
+pub struct Guest {
+    pub code: u64,
+}
+
+impl Guest {
+    pub fn load(&self, gpa: u64) -> Outcome {
+        self.run(LOAD, gpa, 0)
+    }
+
+    pub fn store(&self, gpa: u64, value: u64) -> Outcome {
+        self.run(STORE, gpa, value)
+    }
+
+    /// Jumps to an `ecall`.
+    pub fn jump(&self, gpa: u64) -> Outcome {
+        self.run(JUMP, gpa, 0)
+    }
+
+    fn run(&self, piece: u64, a0: u64, a1: u64) -> Outcome {
+        // SAFETY: `enter` keeps what the C ABI asks for. The guest can do no more than its pieces of
+        // code, in memory that its tables map: none of this program's, whose image ends far below.
+        let value = unsafe { enter(self.code + piece, a0, a1) };
+        match csr!("scause") {
+            10 => Ok(value),
+            cause => Err((cause, csr!("0x643"))),
+        }
+    }
+}
+
+/// The guest's code, in a page of memory.
+pub fn write_code(hpa: u64) {
+    // SAFETY: the code is 64 bytes, and the page is nobody's.
+    unsafe { word(hpa).cast::<[u64; 8]>().write(guest_code) };
+    // SAFETY: orders the stores before later fetches of this hart.
+    unsafe { asm!("fence.i", options(nostack)) };
+}
+
+/// Loads the root, and returns what the register holds then.
+pub fn load_root(hgatp: u64) -> u64 {
+    // SAFETY: in HS-mode hgatp has no part in this program's own translations; all that was cached
+    // of any guest is forgotten (HFENCE.GVMA x0, x0).
+    unsafe { asm!("csrw 0x680, {}", ".insn r 0x73, 0, 0x31, x0, x0, x0", in(reg) hgatp) };
+    csr!("0x680")
+}
+
+pub struct Machine {
+    next: Cell<u64>,
+    /// Frames handed out and not given back, in pages.
+    pub live: Cell<u64>,
+    grace: Grace<[Seat; 1]>,
+}
+
+impl Machine {
+    pub const fn new() -> Self {
+        let grace = Grace::new([const { Seat::new() }; 1]);
+        Self { next: Cell::new(FRAMES.0), live: Cell::new(0), grace }
+    }
+}
+
+// SAFETY: frames are handed out once each, from memory that nothing else uses, at the address of the
+// frame, as HS-mode translates nothing (satp: Bare); there is one hart, which the fence in `invalidate`
+// covers; the rest are constants, and nothing unwinds.
+unsafe impl Platform for Machine {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        let start = self.next.get().next_multiple_of(bytes as u64);
+        let end = start + bytes as u64;
+        if end > FRAMES.1 {
+            return None;
+        }
+        self.next.set(end);
+        self.live.set(self.live.get() + (bytes as u64 >> 12));
+        // SAFETY: memory of that size and alignment, which no other frame has.
+        unsafe { Frame::from_hpa(Hpa(start)) }
+    }
+
+    unsafe fn free(&self, _frame: Frame, bytes: usize) {
+        self.live.set(self.live.get() - (bytes as u64 >> 12));
+    }
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        NonNull::new(table.0 as *mut Slot).expect("no frame is at address 0")
+    }
+
+    /// The hart that runs the guest is this one: it forgets what it held as invalid.
+    fn publish(&self) {
+        load_root(csr!("0x680"));
+    }
+
+    fn invalidate(&self, what: &Invalidation) {
+        // SAFETY: HFENCE.GVMA x0, vmid; a fence changes no memory and no register.
+        unsafe {
+            asm!(".insn r 0x73, 0, 0x31, x0, x0, {}", in(reg) u64::from(what.vmid.0));
+        }
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        BreakBeforeMake::Never
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+}
