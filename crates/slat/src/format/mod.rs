@@ -4,6 +4,8 @@
 pub mod arm64;
 #[cfg(feature = "ept")]
 pub mod ept;
+#[cfg(feature = "npt")]
+pub mod npt;
 #[cfg(all(any(test, loom, shuttle), feature = "arm64"))]
 pub mod tiny;
 #[cfg(all(any(test, loom, shuttle), feature = "ept"))]
@@ -331,7 +333,7 @@ impl Software {
         (if self.contains(Self::A) { a } else { 0 }) | (if self.contains(Self::B) { b } else { 0 })
     }
 
-    #[cfg(any(feature = "arm64", feature = "ept"))]
+    #[cfg(any(feature = "arm64", feature = "ept", feature = "npt"))]
     pub(crate) const fn decode(raw: u64, [a, b]: [u64; 2]) -> Self {
         Self::new(raw & a != 0, raw & b != 0)
     }

@@ -9,6 +9,7 @@ mod contended;
 mod edges;
 mod golden_arm64;
 mod golden_ept;
+mod golden_npt;
 mod inactive;
 mod intent;
 mod interleavings;

@@ -3,6 +3,7 @@
 
 pub mod arm;
 pub mod ept;
+pub mod npt;
 
 use super::TestPlatform;
 use slat::format::AttributeError;
