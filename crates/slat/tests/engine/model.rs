@@ -8,6 +8,8 @@ use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::npt::{self, Npt};
 use crate::common::history::history;
 use crate::common::space::Space;
 use crate::common::world::{Mapping, World};
@@ -60,6 +62,20 @@ proptest! {
     fn any_history_on_ept_without_1g_blocks_agrees_with_the_flat_model(history in history()) {
         let bits = [25, 32, 39, 41][history.bits];
         Space::<Ept<false>>::new(bits, 40).play(&history);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_on_npt_agrees_with_the_flat_model(history in history()) {
+        let bits = [24, 31, 40, 48][history.bits];
+        Space::<Npt<true>>::new(bits, 600).play(&history);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_on_npt_without_1g_blocks_agrees_with_the_flat_model(history in history()) {
+        let bits = [25, 32, 39, 41][history.bits];
+        Space::<Npt<false>>::new(bits, 40).play(&history);
     }
 }
 
@@ -118,6 +134,8 @@ fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten() {
             way,
             0,
         );
+        #[cfg(feature = "every-format")]
+        split::<Npt<true>>(npt::FORMAT, bbm, way, 0);
     }
 }
 
