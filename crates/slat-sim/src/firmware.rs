@@ -2,7 +2,7 @@
 //! replaces to have it done wrong.
 
 use crate::Machine;
-use crate::arch::{Arch, Arm, Ept};
+use crate::arch::{Arch, Arm, Ept, Npt};
 use crate::instruction::{Barrier, Tlbi};
 use slat::format::arm64::id::Granule;
 use slat::format::arm64::tlbi::{self as sequencer, Instruction, Sequence};
@@ -34,6 +34,10 @@ pub const ARM: Firmware<Arm> =
 /// INVEPT of the guest on each CPU.
 pub const EPT: Firmware<Ept> =
     Firmware { publish: |_| (), invalidate: invalidate_ept, maintain: |_, _, _, _| () };
+
+/// An exit of each CPU, and a flush of the guest's ASID when it enters again.
+pub const NPT: Firmware<Npt> =
+    Firmware { publish: |_| (), invalidate: invalidate_npt, maintain: |_, _, _, _| () };
 
 fn publish_arm(machine: &Machine<Arm>) {
     machine.dsb(Barrier::Ishst);
@@ -94,5 +98,11 @@ fn maintain_arm(machine: &Machine<Arm>, memory: Hpa, bytes: u64, what: Maintenan
 fn invalidate_ept(machine: &Machine<Ept>, what: &Invalidation) {
     for cpu in 0..machine.cpus() {
         machine.invept(cpu, Some(what.vmid));
+    }
+}
+
+fn invalidate_npt(machine: &Machine<Npt>, what: &Invalidation) {
+    for cpu in 0..machine.cpus() {
+        machine.flush_asid(cpu, what.vmid);
     }
 }

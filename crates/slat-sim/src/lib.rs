@@ -7,8 +7,8 @@
 //! many, where vCPUs run beside threads of the hypervisor. Nothing in it panics in the engine's
 //! calls: what is wrong is a [`Violation`].
 //!
-//! The two architectures, [`Arm`] and [`Ept`], are written from their manuals, and share nothing
-//! with the engine's formats.
+//! The architectures, [`Arm`], [`Ept`] and [`Npt`], are written from their manuals, and share nothing
+//! with the engine's formats. AMD is as lazy as Intel; its invalidation is a flush of an ASID.
 //!
 //! Beside it, [`fast`] is a machine for benchmarks and stress: its vCPUs are threads that access real
 //! memory through the tables.
@@ -105,7 +105,7 @@ mod trace;
 mod uses;
 mod violation;
 
-pub use arch::{Access, Arch, Arm, Ept, Fault};
+pub use arch::{Access, Arch, Arm, Ept, Fault, Npt};
 pub use firmware::Firmware;
 pub use instruction::{Barrier, Tlbi};
 pub use lazy::{Choice, Lazy};

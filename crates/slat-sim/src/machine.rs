@@ -1,6 +1,6 @@
 //! The machine: CPUs, memory, and what its user claims about them.
 
-use crate::arch::{Access, Arch, Descriptor, Ept, Fault};
+use crate::arch::{Access, Arch, Descriptor, Ept, Fault, Npt};
 use crate::firmware::Firmware;
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
@@ -304,6 +304,14 @@ impl Machine<Ept> {
 
     /// INVLPG on one CPU: the hypervisor's own linear address, hence none of the guest's.
     pub fn invlpg(&self, _cpu: usize, _linear: u64) {}
+}
+
+impl Machine<Npt> {
+    /// VMRUN on one CPU, whose VMCB asks for a flush of this guest's translations.
+    pub fn flush_asid(&self, cpu: usize, guest: Vmid) {
+        let scope = Scope { cpu: Some(cpu), ..Scope::guest(guest) };
+        self.state().forget(&scope);
+    }
 }
 
 impl<A: Arch> fmt::Debug for Machine<A> {

@@ -2,17 +2,19 @@
 
 pub mod arm;
 pub mod ept;
+pub mod npt;
 
 use slat::BreakBeforeMake;
 use std::fmt::Debug;
 
 pub use arm::Arm;
 pub use ept::Ept;
+pub use npt::Npt;
 
 /// The second-stage MMU of one architecture, as configured.
 ///
 /// Levels carry the names that the manual gives them: Arm's grow towards the pages (level 3),
-/// Intel's towards the root (level 1 is that of pages).
+/// Intel's and AMD's towards the root (level 1 is that of pages).
 pub trait Arch: Copy + Debug + Send + Sync + 'static {
     /// Bits of a guest physical address.
     fn address_bits(&self) -> u32;

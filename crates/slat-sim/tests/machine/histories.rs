@@ -5,7 +5,7 @@ use crate::common::*;
 use slat::{
     Access, Ageing, Ages, Attributes, Execute, Format, Gpa, GpaRange, Hpa, PageSize, Removals, Skip,
 };
-use slat_sim::{Arch, Arm, Machine};
+use slat_sim::{Arch, Arm, Machine, Npt};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -321,6 +321,16 @@ fn histories_on_ept_are_clean() {
         let machine = ept_machine();
         let machine = if seed % 2 == 0 { machine } else { machine.random(seed) };
         History::new(&machine, ept(), seed, 3).run(60);
+    }
+}
+
+#[test]
+fn histories_on_npt_are_clean() {
+    let format = slat::format::npt::Npt1G { output_bits: Npt::default().physical_bits };
+    for seed in 0..6 {
+        let machine = Machine::new(Npt::default(), 2);
+        let machine = if seed % 2 == 0 { machine } else { machine.random(seed) };
+        History::new(&machine, format, seed, 3).run(60);
     }
 }
 

@@ -4,6 +4,8 @@
 pub mod arm64;
 #[cfg(feature = "ept")]
 pub mod ept;
+#[cfg(feature = "npt")]
+pub mod npt;
 #[cfg(feature = "riscv")]
 pub mod riscv;
 #[cfg(all(any(test, loom, shuttle), feature = "arm64"))]
@@ -340,7 +342,7 @@ impl Software {
         (if self.contains(Self::A) { a } else { 0 }) | (if self.contains(Self::B) { b } else { 0 })
     }
 
-    #[cfg(any(feature = "arm64", feature = "ept", feature = "riscv"))]
+    #[cfg(any(feature = "arm64", feature = "ept", feature = "npt", feature = "riscv"))]
     pub(crate) const fn decode(raw: u64, [a, b]: [u64; 2]) -> Self {
         Self::new(raw & a != 0, raw & b != 0)
     }

@@ -3,6 +3,8 @@
 use crate::common::TestPlatform;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::npt::Npt;
 use crate::common::hardware::{Config, Hardware};
 use crate::common::stage::{BBM, RAM, range};
 use crate::common::world::{Mapping, Rule, World, size};
@@ -74,6 +76,8 @@ fn a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state() {
         agrees::<Arm<14>>(marks);
         agrees::<Ept<true>>(marks);
         #[cfg(feature = "every-format")]
+        agrees::<Npt<true>>(marks);
+        #[cfg(feature = "every-format")]
         agrees::<Ept<false>>(marks);
     }
 }
@@ -109,6 +113,8 @@ fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_a
     #[cfg(feature = "every-format")]
     odd::<Arm<16>>();
     odd::<Ept<true>>();
+    #[cfg(feature = "every-format")]
+    odd::<Npt<true>>();
     #[cfg(feature = "every-format")]
     odd::<Ept<false>>();
 }

@@ -3,6 +3,8 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::npt::{self, Npt};
 use crate::common::stage::{K, M, RAM, on_stage, range, refused, says};
 use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Moment, TestPlatform, destroy};
@@ -87,6 +89,8 @@ fn an_entry_that_somebody_holds_is_contended_for_everybody_else() {
         everybody_says_so::<Arm<12>>(arm(), sealed);
         everybody_says_so::<Ept<true>>(ept(), sealed);
         #[cfg(feature = "every-format")]
+        everybody_says_so::<Npt<true>>(npt::FORMAT, sealed);
+        #[cfg(feature = "every-format")]
         everybody_says_so::<Ept<false>>(ept(), sealed);
     }
 }
@@ -119,6 +123,8 @@ fn ages_of_a_held_entry_are_unanswered_and_all_others_are_told() {
     for sealed in [false, true] {
         ages::<Arm<12>>(arm(), sealed);
         ages::<Ept<true>>(ept(), sealed);
+        #[cfg(feature = "every-format")]
+        ages::<Npt<true>>(npt::FORMAT, sealed);
     }
 }
 
@@ -155,6 +161,8 @@ fn who_only_looks_sees_a_sealed_leaf_and_says_where_a_frozen_one_stands() {
     for sealed in [false, true] {
         looks::<Arm<12>>(arm(), sealed);
         looks::<Ept<true>>(ept(), sealed);
+        #[cfg(feature = "every-format")]
+        looks::<Npt<true>>(npt::FORMAT, sealed);
     }
 }
 
@@ -186,6 +194,8 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are() {
     for sealed in [false, true] {
         collapses::<Arm<12>>(arm(), sealed);
         collapses::<Ept<true>>(ept(), sealed);
+        #[cfg(feature = "every-format")]
+        collapses::<Npt<true>>(npt::FORMAT, sealed);
     }
 }
 
@@ -253,6 +263,8 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
     loses::<Arm<12>>(arm());
     loses::<Ept<true>>(ept());
     #[cfg(feature = "every-format")]
+    loses::<Npt<true>>(npt::FORMAT);
+    #[cfg(feature = "every-format")]
     loses::<Ept<false>>(ept());
 }
 
@@ -277,6 +289,8 @@ fn what_hardware_sets_in_a_table_that_is_unlinked_is_in_the_block() {
     for bbm in crate::common::stage::BBM {
         collapses::<Arm<12>>(arm(), bbm);
         collapses::<Ept<true>>(ept(), bbm);
+        #[cfg(feature = "every-format")]
+        collapses::<Npt<true>>(npt::FORMAT, bbm);
         #[cfg(feature = "every-format")]
         collapses::<Ept<false>>(ept(), bbm);
     }

@@ -3,6 +3,8 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::npt::{self, Npt};
 use crate::common::stage::{RAM, host, on_stage, range, refused};
 use crate::common::unmap;
 use crate::common::world::size;
@@ -109,6 +111,8 @@ fn everything_can_be_done_to_the_first_and_the_last_page() {
     for bits in [48, 40, 39, 38, 30, 21, 20, 13, 12] {
         pages_at_both_ends::<Ept<true>>(ept(), bits);
         #[cfg(feature = "every-format")]
+        pages_at_both_ends::<Npt<true>>(npt::FORMAT, bits);
+        #[cfg(feature = "every-format")]
         pages_at_both_ends::<Ept<false>>(ept(), bits);
     }
 }
@@ -161,6 +165,8 @@ fn blocks_at_both_ends_are_split_protected_and_collapsed() {
     }
     for bits in [48, 39, 22] {
         blocks_at_both_ends::<Ept<true>>(ept(), bits);
+        #[cfg(feature = "every-format")]
+        blocks_at_both_ends::<Npt<true>>(npt::FORMAT, bits);
         #[cfg(feature = "every-format")]
         blocks_at_both_ends::<Ept<false>>(ept(), bits);
     }
@@ -219,6 +225,8 @@ fn a_bitmap_names_pages_up_to_the_last_and_is_refused_where_it_goes_on() {
     bitmaps::<Arm<16>>(arm(), 30);
     bitmaps::<Ept<true>>(ept(), 48);
     #[cfg(feature = "every-format")]
+    bitmaps::<Npt<true>>(npt::FORMAT, 48);
+    #[cfg(feature = "every-format")]
     bitmaps::<Ept<false>>(ept(), 20);
 }
 
@@ -240,6 +248,8 @@ fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf() {
     }
     for bits in 12..=31 {
         small::<Ept<true>>(ept(), bits);
+        #[cfg(feature = "every-format")]
+        small::<Npt<true>>(npt::FORMAT, bits);
         #[cfg(feature = "every-format")]
         small::<Ept<false>>(ept(), bits);
     }

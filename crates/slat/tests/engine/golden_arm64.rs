@@ -323,7 +323,7 @@ pub fn children_keep_everything<const G: u32, const DS: bool, W: SplitWalk>(
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        let (block, hpa) = (range(large, large), 1 << (Arm::<G, DS>::OUTPUT - 1) | 8 * large);
+        let (block, hpa) = (range(large, large), (1 << (Arm::<G, DS>::OUTPUT - 1)) | (8 * large));
         let mut guard = tables.exclusive();
         let done = guard.map(block, Hpa(hpa), attributes, size(large), &mut cache);
         assert_eq!(done, Ok(large));

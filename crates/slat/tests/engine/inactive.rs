@@ -3,6 +3,8 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::npt::{self, Npt};
 use crate::common::stage::{CLEAN, G, K, M, RAM, range};
 use crate::common::world::{VMID, cache, size};
 use crate::common::{Event, TestPlatform};
@@ -100,6 +102,8 @@ proptest! {
             slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() }, &steps);
         same::<Ept<true>>(ept(), &steps);
         #[cfg(feature = "every-format")]
+        same::<Npt<true>>(npt::FORMAT, &steps);
+        #[cfg(feature = "every-format")]
         same::<Ept<false>>(ept(), &steps);
     }
 }
@@ -146,6 +150,8 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
     #[cfg(feature = "every-format")]
     apart::<Arm<14>>(slat::format::arm64::Arm64::default());
     apart::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    apart::<Npt<true>>(npt::FORMAT);
 }
 
 #[test]
@@ -189,4 +195,6 @@ fn tables_that_become_inactive_are_changed_and_loaded_again() {
     }
     cycles::<Arm<12>>(slat::format::arm64::Arm64::default());
     cycles::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    cycles::<Npt<true>>(npt::FORMAT);
 }

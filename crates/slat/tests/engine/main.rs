@@ -1,5 +1,6 @@
 //! Tests of the engine that need no scheduler of their own: one program, for in each of several the
 //! same operations would be compiled again, for the same formats and machines.
+#![cfg_attr(not(feature = "every-format"), allow(unused, reason = "of the variants left out"))]
 #![cfg(not(any(loom, shuttle)))]
 
 mod common;
@@ -10,6 +11,7 @@ mod edges;
 mod golden_arm64;
 mod golden_ept;
 mod golden_lpa2;
+mod golden_npt;
 mod golden_riscv;
 mod inactive;
 mod intent;

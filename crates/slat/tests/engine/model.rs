@@ -8,6 +8,7 @@ use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+use crate::common::hardware::npt::{self, Npt};
 #[cfg(feature = "every-format")]
 use crate::common::hardware::riscv::Hart;
 use crate::common::history::history;
@@ -90,9 +91,23 @@ proptest! {
 
     #[cfg(feature = "every-format")]
     #[test]
+    fn any_history_on_npt_agrees_with_the_flat_model(history in history()) {
+        let bits = [24, 31, 40, 48][history.bits];
+        Space::<Npt<true>>::new(bits, 600).play(&history);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
     fn any_history_on_the_g_stage_without_svadu_agrees_with_the_flat_model(history in history()) {
         let bits = [24, 41, 48, 59][history.bits];
         Space::<Hart<false>>::new(bits, 40).play(&history);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_on_npt_without_1g_blocks_agrees_with_the_flat_model(history in history()) {
+        let bits = [25, 32, 39, 41][history.bits];
+        Space::<Npt<false>>::new(bits, 40).play(&history);
     }
 }
 
@@ -155,6 +170,7 @@ fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten() {
         );
         #[cfg(feature = "every-format")]
         split::<Hart<true>>(slat::format::riscv::RiscV::default(), bbm, way, 0);
+        split::<Npt<true>>(npt::FORMAT, bbm, way, 0);
     }
 }
 

@@ -3,6 +3,8 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::npt::{self, Npt};
 use crate::common::stage::{K, M, RAM, range};
 use crate::common::world::{ALL, TablesOf, VMID, cache};
 use crate::common::{Event, TestPlatform, destroy, unmap};
@@ -79,6 +81,8 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did() {
     }
     hull::<Arm<12>>(arm());
     hull::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    hull::<Npt<true>>(npt::FORMAT);
 }
 
 #[test]
@@ -119,6 +123,8 @@ fn what_a_dropped_guard_owes_is_covered_by_the_next_that_completes() {
     }
     drops::<Arm<12>>(arm());
     drops::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    drops::<Npt<true>>(npt::FORMAT);
 }
 
 #[test]
@@ -156,6 +162,8 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes() {
     }
     drops::<Arm<12>>(arm());
     drops::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    drops::<Npt<true>>(npt::FORMAT);
 }
 
 /// Where a CPU must not hold two translations, a slot is filled again behind an invalidation, as
@@ -203,8 +211,12 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
     }
     refills::<Arm<12>>(arm(), BreakBeforeMake::Never, true);
     refills::<Ept<true>>(ept(), BreakBeforeMake::Never, false);
+    #[cfg(feature = "every-format")]
+    refills::<Npt<true>>(npt::FORMAT, BreakBeforeMake::Never, false);
     // A CPU that must not hold two sizes.
     refills::<Ept<true>>(ept(), BreakBeforeMake::Always, true);
+    #[cfg(feature = "every-format")]
+    refills::<Npt<true>>(npt::FORMAT, BreakBeforeMake::Always, true);
 }
 
 #[test]
@@ -286,6 +298,8 @@ fn a_table_is_kept_until_nobody_can_be_in_it() {
     }
     keeps::<Arm<12>>(arm());
     keeps::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    keeps::<Npt<true>>(npt::FORMAT);
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::npt::{self, Npt};
 use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused, says};
 use crate::common::world::{CacheOf, GuardOf};
@@ -103,6 +105,8 @@ fn every_operation_refuses_the_same_ranges() {
     every_operation_refuses::<Arm<12>>(Arm64K4::default());
     every_operation_refuses::<Ept<true>>(ept());
     #[cfg(feature = "every-format")]
+    every_operation_refuses::<Npt<true>>(npt::FORMAT);
+    #[cfg(feature = "every-format")]
     every_operation_refuses::<Ept<false>>(ept());
 }
 
@@ -124,6 +128,8 @@ fn a_fault_outside_the_guest_is_refused() {
     }
     outside::<Arm<12>>(Arm64K4::default());
     outside::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    outside::<Npt<true>>(npt::FORMAT);
 }
 
 fn host_addresses<H: Hardware>(format: H::Format) {
@@ -158,6 +164,8 @@ fn host_addresses<H: Hardware>(format: H::Format) {
 fn a_host_address_is_refused_if_unaligned_or_beyond_the_output_size() {
     host_addresses::<Arm<12>>(Arm64K4::default());
     host_addresses::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    host_addresses::<Npt<true>>(npt::FORMAT);
 }
 
 fn leaf_sizes<H: Hardware>(format: H::Format, names: [&str; 2]) {
@@ -193,6 +201,8 @@ fn a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has() {
     #[cfg(feature = "every-format")]
     leaf_sizes::<Arm<16>>(Arm64K64::default(), ["64k", "512m"]);
     leaf_sizes::<Ept<true>>(ept(), ["4k", "1g"]);
+    #[cfg(feature = "every-format")]
+    leaf_sizes::<Npt<true>>(npt::FORMAT, ["4k", "1g"]);
     #[cfg(feature = "every-format")]
     leaf_sizes::<Ept<false>>(ept(), ["4k", "2m"]);
 }
@@ -238,6 +248,8 @@ fn attributes_that_the_cpu_lacks_are_refused_with_what_would_do() {
     let typed = (typed, AttributeError::MemoryType, &["normal memory", "physical address"][..]);
     let all = [arm[1], arm[2], (none, AttributeError::NeedsRead, read), typed];
     attributes_are_refused::<Hart<true>>(slat::format::riscv::RiscV::default(), &all);
+    #[cfg(feature = "every-format")]
+    attributes_are_refused::<Npt<true>>(npt::FORMAT, &all[1..]);
 }
 
 #[test]
@@ -264,6 +276,8 @@ fn a_cache_of_another_platform_is_refused_before_its_frames_are_touched() {
     }
     foreign::<Arm<12>>(Arm64K4::default());
     foreign::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    foreign::<Npt<true>>(npt::FORMAT);
 }
 
 #[test]
@@ -344,6 +358,8 @@ fn what_is_mapped_otherwise_is_refused_with_its_size_and_address() {
     otherwise::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() }, false);
     otherwise::<Ept<true>>(ept(), true);
     #[cfg(feature = "every-format")]
+    otherwise::<Npt<true>>(npt::FORMAT, true);
+    #[cfg(feature = "every-format")]
     otherwise::<Ept<false>>(ept(), true);
 }
 
@@ -387,6 +403,8 @@ fn a_range_that_cuts_a_block_is_refused_with_the_size_before_anything_is_done() 
     cuts::<Arm<12>>(Arm64K4::default(), true);
     cuts::<Ept<true>>(ept(), true);
     #[cfg(feature = "every-format")]
+    cuts::<Npt<true>>(npt::FORMAT, true);
+    #[cfg(feature = "every-format")]
     cuts::<Ept<false>>(ept(), false);
 }
 
@@ -426,6 +444,8 @@ fn a_bitmap_that_is_too_short_is_refused_with_what_is_needed() {
     }
     short::<Arm<12>>(Arm64K4::default());
     short::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    short::<Npt<true>>(npt::FORMAT);
 }
 
 #[test]
@@ -460,6 +480,8 @@ fn address_widths_that_the_format_lacks_are_refused_with_the_allowed_ones() {
     refuses(Arm64::<16>::default(), 30);
     refuses(Ept1G::default(), 12);
     refuses(Ept2M::default(), 12);
+    #[cfg(feature = "every-format")]
+    refuses(npt::FORMAT, 12);
 }
 
 #[test]

@@ -5,6 +5,8 @@ use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::npt::{self, Npt};
 use crate::common::stage::{BBM, CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused};
 use crate::common::world::{GuardOf, Mapping, World, cache, size};
 use slat::format::arm64::Arm64K4;
@@ -58,6 +60,8 @@ fn maps_dry<H: Hardware>(format: H::Format, enough: usize, runs: usize) {
 fn a_map_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end() {
     maps_dry::<Arm<12>>(arm(), 4, 5);
     maps_dry::<Ept<true>>(ept(), 5, 5);
+    #[cfg(feature = "every-format")]
+    maps_dry::<Npt<true>>(npt::FORMAT, 5, 5);
     // Two tables more, which the huge blocks would not need.
     #[cfg(feature = "every-format")]
     maps_dry::<Ept<false>>(ept(), 7, 3);
@@ -99,7 +103,11 @@ fn a_split_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same
         splits_dry::<Arm<12>, EveryEntry>(arm(), bbm, 500);
     }
     splits_dry::<Ept<true>, Batched>(ept(), BreakBeforeMake::Never, 171);
+    #[cfg(feature = "every-format")]
+    splits_dry::<Npt<true>, Batched>(npt::FORMAT, BreakBeforeMake::Never, 171);
     splits_dry::<Ept<true>, EveryEntry>(ept(), BreakBeforeMake::Always, 500);
+    #[cfg(feature = "every-format")]
+    splits_dry::<Npt<true>, EveryEntry>(npt::FORMAT, BreakBeforeMake::Always, 500);
 }
 
 /// A fault at the bottom of an empty tree, with fewer and fewer frames.
@@ -141,6 +149,8 @@ fn reserves_dry<H: Hardware>(format: H::Format, enough: usize) {
 fn a_fault_that_runs_dry_at_any_step_goes_on_with_what_it_has_built() {
     reserves_dry::<Arm<12>>(arm(), 2);
     reserves_dry::<Ept<true>>(ept(), 3);
+    #[cfg(feature = "every-format")]
+    reserves_dry::<Npt<true>>(npt::FORMAT, 3);
     #[cfg(feature = "every-format")]
     reserves_dry::<Ept<false>>(ept(), 3);
 }
@@ -219,6 +229,8 @@ fn an_unmap_that_fills_its_room_at_any_step_goes_on_to_the_same_end() {
     }
     fills::<Arm<12>>(arm());
     fills::<Ept<true>>(ept());
+    #[cfg(feature = "every-format")]
+    fills::<Npt<true>>(npt::FORMAT);
     #[cfg(feature = "every-format")]
     fills::<Ept<false>>(ept());
 }

@@ -3,6 +3,7 @@
 
 pub mod arm;
 pub mod ept;
+pub mod npt;
 pub mod riscv;
 
 use super::TestPlatform;

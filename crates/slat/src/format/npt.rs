@@ -1,0 +1,340 @@
+//! AMD nested paging: four levels, pages of 4k, blocks of 2m and 1g.
+//!
+//! Bits as in the AMD64 Architecture Programmer's Manual, volume 2: the formats of 5.3
+//! "Long-Mode Page Translation", the fields of 5.4 "Page-Translation-Table Entry Fields", and what
+//! 15.25 "Nested Paging" says of them.
+//!
+//! Nested tables are walked in the host's paging mode, which has to be long mode with EFER.NXE set
+//! and CR4.LA57 clear. What else the hypervisor must leave off, or bits change their meaning: guest
+//! mode execute trap and supervisor shadow stacks in the VMCB, memory encryption (its C-bit lies
+//! among those of the address).
+
+use super::{
+    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
+    RUN, Software,
+};
+use crate::addr::Hpa;
+use core::fmt;
+
+/// Nested paging on a CPU that maps 1 GiB at once.
+pub type Npt1G = Npt<true>;
+/// Nested paging on a CPU whose largest block is 2 MiB.
+pub type Npt2M = Npt<false>;
+
+/// Nested paging with blocks of 1 GiB or without.
+///
+/// Hardware always sets accessed and dirty bits. The guest's walks of its own page tables count as
+/// writes, and need the right to write (15.25.6).
+///
+/// The guest's PAT always takes part in the memory type (15.25.8): nothing is forced on it. A leaf
+/// selects the host's part from the host's PAT, by an index with which the PAT of reset and Linux's
+/// agree: 0 is write-back, 2 UC-, 3 uncacheable. Write-combining has no index in both, so memory
+/// that is not cacheable is UC-, as a device is, which lets the guest choose write-combining; a bit
+/// that hardware ignores remembers which of the two it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Npt<const HUGE_1G: bool> {
+    /// Bits of a physical address, at most 52; hardware rejects entries with bits above it.
+    pub output_bits: u32,
+}
+
+impl<const HUGE_1G: bool> Default for Npt<HUGE_1G> {
+    /// Physical addresses as wide as an entry can hold: hardware has less, and
+    /// [`Npt::from_cpuid`] knows.
+    fn default() -> Self {
+        Self { output_bits: Self::MAX_OUTPUT_BITS }
+    }
+}
+
+const P: u64 = 1 << 0;
+const W: u64 = 1 << 1;
+/// Nested walks are made with the rights of user programs (15.25.6): without it, none succeeds.
+const U: u64 = 1 << 2;
+const PWT: u64 = 1 << 3;
+const PCD: u64 = 1 << 4;
+const A: u64 = 1 << 5;
+/// In leaves; hardware ignores the bit in tables.
+const D: u64 = 1 << 6;
+/// A leaf above level 0. At level 0 the bit is the high one of the PAT's index.
+const BLOCK: u64 = 1 << 7;
+/// `HPA[51:12]`; bits above the physical address width are reserved, as are those between bit 12,
+/// the PAT's in a block, and a block's size.
+const ADDRESS: u64 = (1 << 52) - (1 << 12);
+const NX: u64 = 1 << 63;
+/// Hardware ignores bits 58:52 and 11:9 of leaves and tables alike.
+const SW_USER: [u64; 2] = [1 << 52, 1 << 53];
+/// Beside UC-: normal memory that is not cacheable, not a device.
+const SW_NORMAL: u64 = 1 << 54;
+const SW_RENEWED: u64 = 1 << 9;
+const SW_AGEING: u64 = 1 << 10;
+const MARK: u64 = 1 << 11;
+/// In a slot that is not present, of which hardware ignores the rest: what else it is. A marker has
+/// room for a table's address, a reservation for its token.
+const RETIRED: u64 = 1 << 3;
+const RESERVED: u64 = 1 << 4;
+const TOKEN_SHIFT: u32 = 12;
+
+/// What children inherit: all but address, size and the engine's marks.
+const INHERITED: u64 = P | W | U | PWT | PCD | A | D | NX | SW_USER[0] | SW_USER[1] | SW_NORMAL;
+
+const WRITE_BACK: u64 = 0;
+const UNCACHEABLE_MINUS: u64 = PCD;
+const UNCACHEABLE: u64 = PCD | PWT;
+
+/// Of CPUID function 0x8000_0001, EDX.
+const FEATURE_NX: u32 = 1 << 20;
+const FEATURE_1G: u32 = 1 << 26;
+/// Of CPUID function 0x8000_000a, EDX.
+const FEATURE_NP: u32 = 1 << 0;
+
+const fn bit(on: bool, bit: u64) -> u64 {
+    if on { bit } else { 0 }
+}
+
+impl<const HUGE_1G: bool> Npt<HUGE_1G> {
+    /// A slot of the root covers this many bits.
+    const ROOT_SLOT_BITS: u32 = 39;
+    /// What four levels translate.
+    const MAX_BITS: u32 = 48;
+    const MAX_OUTPUT_BITS: u32 = 52;
+
+    /// What a CPU supports: `extended` is EDX of CPUID function 0x8000_0001, `sizes` EAX of
+    /// 0x8000_0008, `svm` EDX of 0x8000_000a.
+    ///
+    /// # Errors
+    /// [`MissingFeatures`] names what these tables need and the CPU lacks.
+    pub const fn from_cpuid(extended: u32, sizes: u32, svm: u32) -> Result<Self, MissingFeatures> {
+        let needed = FEATURE_NX | if HUGE_1G { FEATURE_1G } else { 0 };
+        let missing = MissingFeatures { extended: needed & !extended, svm: FEATURE_NP & !svm };
+        if missing.extended | missing.svm != 0 {
+            return Err(missing);
+        }
+        Ok(Self { output_bits: sizes & 0xff })
+    }
+
+    /// The VMCB's N_CR3: tables at `root`, walked through the cache.
+    pub const fn ncr3(&self, root: Hpa) -> u64 {
+        root.0
+    }
+}
+
+/// The CPU lacks what the tables need.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MissingFeatures {
+    /// The bits of EDX of CPUID function 0x8000_0001 that are clear and should be set.
+    pub extended: u32,
+    /// The same of function 0x8000_000a.
+    pub svm: u32,
+}
+
+impl fmt::Display for MissingFeatures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (self.svm & FEATURE_NP, "nested paging (bit 0 of EDX of CPUID function 0x8000000a)"),
+            (self.extended & FEATURE_NX, "no-execute (bit 20 of EDX of 0x80000001)"),
+            (self.extended & FEATURE_1G, "1g blocks (bit 26 of EDX of 0x80000001)"),
+        ];
+        f.write_str("this CPU lacks ")?;
+        let mut separator = "";
+        for (_, name) in names.iter().filter(|(missing, _)| *missing != 0) {
+            write!(f, "{separator}{name}")?;
+            separator = ", ";
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for MissingFeatures {}
+
+// SAFETY:
+// 1. Leaves (the attribute bits of `encode` include P) and tables have bit 0, and no marker or
+//    reservation has, whatever its address or token, which lie at bits 59:12. With bit 0, bit 7
+//    tells block from table, and at level 0 there is no table. Without it, bit 11 is in markers
+//    only, which bit 3 tells apart, and bit 4 in reservations. `kind` looks at no bit of `STATUS`,
+//    `TABLE_ACCESSED` and `TABLE_WRITE`.
+// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits.
+// 3. The root stands at level 3, with `2^(address_bits - 39)` slots, or one.
+// 4. A page of 4 KiB holds 512 slots.
+unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
+    const NAME: &'static str = if HUGE_1G { "AMD NPT" } else { "AMD NPT without 1g blocks" };
+    const PAGE_SHIFT: u32 = 12;
+    const INDEX_BITS: u32 = 9;
+    const LARGEST_LEAF: u8 = if HUGE_1G { 2 } else { 1 };
+    const SOFTWARE: [u64; 2] = SW_USER;
+    const STATUS: u64 = A | D;
+    const MARK: u64 = MARK;
+    const RENEWED: u64 = SW_RENEWED;
+    const ACCESSED: u64 = A;
+    const WRITE: u64 = W;
+    const DIRTY: u64 = D;
+    const TABLE_ACCESSED: u64 = A;
+    const AGEING: u64 = SW_AGEING;
+    const REFILL_BREAKS: bool = false;
+    const TABLE_WRITE: u64 = W;
+
+    /// Walks begin at the PML4, of which narrow guests use the first slot. No guest address is
+    /// wider than the CPU's physical ones.
+    fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
+        let (min, max) = (Self::PAGE_SHIFT, Self::MAX_BITS.min(self.output_bits()));
+        if !(min..=max).contains(&address_bits) {
+            return Err(GeometryError { address_bits, min, max, format: Self::NAME });
+        }
+        let bits = address_bits.saturating_sub(Self::ROOT_SLOT_BITS);
+        Ok(Geometry { address_bits, root_level: 3, root_slots: 1 << bits })
+    }
+
+    fn output_bits(&self) -> u32 {
+        self.output_bits.min(Self::MAX_OUTPUT_BITS)
+    }
+
+    #[inline(always)]
+    fn kind(raw: u64, level: u8) -> Kind {
+        if raw & P != 0 {
+            let block = raw & BLOCK != 0;
+            return match level {
+                1.. if !block => Kind::Table,
+                // Reserved above the largest leaf: nothing walks into it.
+                1.. if level > Self::LARGEST_LEAF => Kind::Frozen,
+                _ if raw & MARK != 0 => Kind::Sealed,
+                _ => Kind::Leaf,
+            };
+        }
+        match raw & (MARK | RETIRED | RESERVED) {
+            0 | RETIRED => Kind::Empty,
+            RESERVED => Kind::Reserved,
+            bits if bits & (MARK | RETIRED) == MARK | RETIRED => Kind::Retired,
+            _ => Kind::Frozen,
+        }
+    }
+
+    #[inline(always)]
+    fn all_tables(raws: &[u64; RUN], level: u8) -> bool {
+        let all = raws.iter().fold(!0, |all, raw| all & raw);
+        let any = raws.iter().fold(0, |any, raw| any | raw);
+        level > 0 && all & P != 0 && any & BLOCK == 0
+    }
+
+    #[inline(always)]
+    fn all_pages(common: u64) -> bool {
+        common & P != 0
+    }
+
+    #[inline]
+    fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
+        // Present means readable.
+        if !a.read {
+            return Err(AttributeError::NeedsRead);
+        }
+        let execute = match a.execute {
+            Execute::None => NX,
+            Execute::All => 0,
+            Execute::User | Execute::Kernel => return Err(AttributeError::ExecuteNeedsSplitRights),
+        };
+        let memory = match a.memory {
+            Memory::Normal => WRITE_BACK,
+            Memory::NonCacheable => UNCACHEABLE_MINUS | SW_NORMAL,
+            Memory::Device => UNCACHEABLE_MINUS,
+            Memory::DeviceStrict => UNCACHEABLE,
+        };
+        Ok(P | U
+            | bit(a.write, W)
+            | execute
+            | memory
+            | bit(a.accessed, A)
+            | bit(a.dirty, D)
+            | a.software.encode(SW_USER))
+    }
+
+    /// Foreign leaves may select other types: the second index of reset's PAT is write-through,
+    /// which caches, and the high bit selects the same four again.
+    #[inline(always)]
+    fn decode(&self, raw: u64, _level: u8) -> Attributes {
+        Attributes {
+            read: raw & P != 0,
+            write: raw & W != 0,
+            execute: if raw & NX == 0 { Execute::All } else { Execute::None },
+            memory: match raw & (PCD | PWT) {
+                UNCACHEABLE => Memory::DeviceStrict,
+                UNCACHEABLE_MINUS if raw & SW_NORMAL == 0 => Memory::Device,
+                UNCACHEABLE_MINUS => Memory::NonCacheable,
+                _ => Memory::Normal,
+            },
+            accessed: raw & A != 0,
+            dirty: raw & D != 0,
+            software: Software::decode(raw, SW_USER),
+        }
+    }
+
+    #[inline(always)]
+    fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64 {
+        attribute_bits | hpa.0 | if level == 0 { 0 } else { BLOCK }
+    }
+
+    #[inline(always)]
+    fn attribute_bits(raw: u64, _level: u8) -> u64 {
+        raw & INHERITED
+    }
+
+    #[inline(always)]
+    fn leaf_address(raw: u64, level: u8) -> Hpa {
+        Hpa(raw & ADDRESS & !((1 << Self::shift(level)) - 1))
+    }
+
+    /// With all rights, which leaves restrict, and accessed, as it must be above an accessed leaf.
+    #[inline(always)]
+    fn table(hpa: Hpa) -> u64 {
+        hpa.0 | P | W | U | A
+    }
+
+    #[inline(always)]
+    fn table_address(raw: u64) -> Hpa {
+        Hpa(raw & ADDRESS)
+    }
+
+    #[inline(always)]
+    fn frozen(hpa: Hpa) -> u64 {
+        hpa.0 | MARK
+    }
+
+    #[inline(always)]
+    fn retired(hpa: Hpa) -> u64 {
+        hpa.0 | MARK | RETIRED
+    }
+
+    #[inline(always)]
+    fn reserved(token: u64) -> u64 {
+        token << TOKEN_SHIFT | RESERVED
+    }
+
+    /// The dirty bit stays, and remembers.
+    #[inline(always)]
+    fn write_protected(raw: u64) -> u64 {
+        raw & !W
+    }
+
+    #[inline(always)]
+    fn execute_protected(raw: u64) -> u64 {
+        raw | NX
+    }
+
+    #[inline(always)]
+    fn relaxed(&self, raw: u64, access: Access) -> u64 {
+        match access {
+            Access::Read => raw | A,
+            Access::Write => raw | A | W | D,
+            Access::Execute => (raw | A) & !NX,
+        }
+    }
+
+    #[inline(always)]
+    fn cleaned(&self, raw: u64) -> u64 {
+        raw & !D
+    }
+
+    /// As in the manual's figures, where the PML4's is 4.
+    fn level_name(level: u8) -> i8 {
+        level as i8 + 1
+    }
+}
+
+#[cfg(test)]
+mod tests;

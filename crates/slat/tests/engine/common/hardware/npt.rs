@@ -1,0 +1,201 @@
+//! AMD's walk of nested page tables, from the AMD64 manual, volume 2: the figures of 5.3 "Long-Mode
+//! Page Translation", and 15.25 "Nested Paging". Levels are the manual's (1 is the page table, 4
+//! the PML4), bits are numbers.
+
+use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
+use slat::format::AttributeError;
+use slat::{Attributes, Execute, Memory, Software, Tables};
+
+/// What a CPU has, beyond four levels, 2 MiB pages and EFER.NXE.
+#[derive(Clone, Copy, Debug)]
+pub struct Cpu {
+    pub physical_bits: u32,
+    pub huge_1g: bool,
+}
+
+pub const EPYC: Cpu = Cpu { physical_bits: 48, huge_1g: true };
+
+/// What hardware makes of an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Entry {
+    NotPresent,
+    Table { address: u64, rights: Rights },
+    Page(Page),
+    Reserved(&'static str),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rights {
+    pub write: bool,
+    pub user: bool,
+    pub execute: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Page {
+    pub address: u64,
+    pub size: u64,
+    pub rights: Rights,
+    /// Of the host's PAT.
+    pub pat_index: u64,
+    pub accessed: bool,
+    pub dirty: bool,
+    /// The global bit, and the protection key's: other features'.
+    pub features: u64,
+}
+
+/// What an entry of the PAT is in bytes of the MSR (7.8).
+pub const UC: u64 = 0;
+pub const UC_MINUS: u64 = 7;
+pub const WB: u64 = 6;
+
+/// The PAT as reset leaves it: WB, WT, UC-, UC, twice.
+pub const RESET_PAT: u64 = 0x0007_0406_0007_0406;
+
+pub fn memory_type(pat: u64, index: u64) -> u64 {
+    pat >> (8 * index) & 7
+}
+
+impl Cpu {
+    /// The manual's level of an entry: 4 in the PML4, 1 in a page table.
+    pub fn decode(&self, raw: u64, level: u8) -> Entry {
+        let bit = |n: u32| raw >> n & 1 == 1;
+        let field = |high: u32, low: u32| raw >> low & ((1 << (high - low + 1)) - 1);
+        if !bit(0) {
+            return Entry::NotPresent;
+        }
+        if self.physical_bits < 52 && field(51, self.physical_bits) != 0 {
+            return Entry::Reserved("address beyond the physical address width");
+        }
+        let rights = Rights { write: bit(1), user: bit(2), execute: !bit(63) };
+        let (low, pat_bit) = match (level, bit(7)) {
+            (1, _) => (12, 7),
+            (2, true) => (21, 12),
+            (3, true) if self.huge_1g => (30, 12),
+            (3, true) => return Entry::Reserved("bit 7 of a PDPE without 1 GiB pages"),
+            (4, _) if field(8, 7) != 0 => return Entry::Reserved("bits 8:7 of a PML4E"),
+            _ => return Entry::Table { address: raw & 0xf_ffff_ffff_f000, rights },
+        };
+        if low > 12 && field(low - 1, 13) != 0 {
+            return Entry::Reserved("address bits of a large page");
+        }
+        Entry::Page(Page {
+            address: field(51, low) << low,
+            size: 1 << low,
+            rights,
+            pat_index: field(4, 3) | field(pat_bit, pat_bit) << 2,
+            accessed: bit(5),
+            dirty: bit(6),
+            features: raw & (0xf << 59 | 1 << 8),
+        })
+    }
+}
+
+/// For physical addresses as the tests have them.
+pub const FORMAT: slat::format::npt::Npt1G = slat::format::npt::Npt { output_bits: 48 };
+
+/// A CPU with N_CR3 loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Npt<const HUGE_1G: bool> {
+    pub cpu: Cpu,
+    pub root: u64,
+    /// What the guest may use of the PML4: hardware itself looks at all of it.
+    pub address_bits: u32,
+}
+
+impl<const HUGE_1G: bool> Hardware for Npt<HUGE_1G> {
+    type Format = slat::format::npt::Npt<HUGE_1G>;
+    const PAGE: u32 = 12;
+    const STRIDE: u32 = 9;
+    const SIZES: u32 = if HUGE_1G { 3 } else { 2 };
+    const TABLES_COUNT: bool = true;
+    const MARK: u64 = 1 << 11;
+    const REFILL_BREAKS: bool = false;
+
+    fn of(tables: &Tables<'_, Self::Format, TestPlatform>) -> Self {
+        let (geometry, format) = (tables.geometry(), tables.format());
+        let cpu = Cpu { physical_bits: format.output_bits, huge_1g: HUGE_1G };
+        let root = format.ncr3(tables.root());
+        assert_eq!(root & 0xfff, 0, "neither PWT nor PCD, and nothing reserved");
+        Self { cpu, root, address_bits: geometry.address_bits }
+    }
+
+    fn format(_: &Config) -> Self::Format {
+        slat::format::npt::Npt { output_bits: 48 }
+    }
+
+    fn address_bits(&self) -> u32 {
+        self.address_bits
+    }
+
+    fn root(&self) -> Root {
+        Root { table: self.root, slots: 512, height: 3, write: true }
+    }
+
+    fn decode(&self, raw: u64, height: u32) -> Descriptor {
+        let bit = |n: u32| raw >> n & 1 == 1;
+        match self.cpu.decode(raw, height as u8 + 1) {
+            Entry::NotPresent => Descriptor::Invalid,
+            Entry::Reserved(what) => panic!("{raw:#x} in a table of level {}: {what}", height + 1),
+            Entry::Table { address, rights } => {
+                assert!(rights.user, "a table that no nested walk may use: {raw:#x}");
+                assert!(rights.execute, "a table withholds more than writes: {raw:#x}");
+                Descriptor::Table { table: address, accessed: bit(5), write: rights.write }
+            }
+            Entry::Page(page) => {
+                assert_eq!(page.features, 0, "other features in {raw:#x}");
+                assert!(page.rights.user, "a leaf that no nested walk may use: {raw:#x}");
+                let memory = match (memory_type(RESET_PAT, page.pat_index), bit(54)) {
+                    (WB, false) => Memory::Normal,
+                    (UC_MINUS, true) => Memory::NonCacheable,
+                    (UC_MINUS, false) => Memory::Device,
+                    (UC, false) => Memory::DeviceStrict,
+                    other => panic!("memory type {other:?}"),
+                };
+                Descriptor::Leaf(Leaf {
+                    oa: page.address,
+                    memory: page.pat_index,
+                    own: Attributes {
+                        read: true,
+                        write: page.rights.write,
+                        execute: if page.rights.execute { Execute::All } else { Execute::None },
+                        memory,
+                        accessed: page.accessed,
+                        dirty: page.dirty,
+                        software: Software::new(bit(52), bit(53)),
+                    },
+                    above: true,
+                    marks: true,
+                    reached: true,
+                })
+            }
+        }
+    }
+
+    /// And bits 9 and 10, of those that hardware ignores.
+    fn marked(raw: u64) -> bool {
+        raw & Self::MARK != 0 || raw & 1 == 1 && raw & 0b11 << 9 != 0
+    }
+
+    /// 5.4: A in each entry that is used, D in that of a page that is written.
+    fn used(&self, raw: u64, write: bool) -> u64 {
+        raw | if write { 0x60 } else { 0x20 }
+    }
+
+    fn passed(&self, raw: u64) -> u64 {
+        raw | 0x20
+    }
+
+    fn records_accessed(&self) -> bool {
+        true
+    }
+
+    fn refuses(&self, a: Attributes) -> Vec<AttributeError> {
+        let split = matches!(a.execute, Execute::User | Execute::Kernel);
+        let all = [
+            (!a.read, AttributeError::NeedsRead),
+            (split, AttributeError::ExecuteNeedsSplitRights),
+        ];
+        all.into_iter().filter_map(|(refused, why)| refused.then_some(why)).collect()
+    }
+}

@@ -1,0 +1,294 @@
+//! Entries of nested page tables against values from outside the engine: the AMD64 Architecture
+//! Programmer's Manual, volume 2, 5.3, 5.4 and 15.25, and the names that Linux gives to bits in
+//! `arch/x86/include/asm/pgtable_types.h`.
+
+use crate::common::hardware::npt::{
+    Cpu, EPYC, Entry, Page, RESET_PAT, Rights, UC, UC_MINUS, WB, memory_type,
+};
+use slat::format::npt::{Npt, Npt1G, Npt2M};
+use slat::format::{Access, AttributeError, Format, Kind};
+use slat::{Attributes, Execute, Hpa, Memory, Software};
+use std::collections::BTreeSet;
+
+#[test]
+fn the_decoder_rejects_what_the_manual_calls_reserved() {
+    let small = Cpu { physical_bits: 40, huge_1g: false };
+    let what = |cpu: Cpu, raw, level| match cpu.decode(raw, level) {
+        Entry::Reserved(what) => what,
+        Entry::NotPresent => "not present",
+        Entry::Table { .. } => "table",
+        Entry::Page(_) => "page",
+    };
+    for level in 1..=4 {
+        assert_eq!(what(EPYC, 0xffff_ffff_ffff_fffe, level), "not present");
+    }
+    assert!((1..=4).map(|level| what(EPYC, 1, level)).eq(["page", "table", "table", "table"]));
+    // P, R/W, U/S, PS in each table: 2^21 = 0x20_0000, 2^30 = 0x4000_0000; bit 12 is the PAT's.
+    assert_eq!(what(EPYC, 0x20_0087, 2), "page");
+    assert_eq!(what(EPYC, 0x20_1087, 2), "page");
+    assert_eq!(what(EPYC, 0x20_2087, 2), "address bits of a large page");
+    assert_eq!(what(EPYC, 0x4000_1087, 3), "page");
+    assert_eq!(what(EPYC, 0x4020_0087, 3), "address bits of a large page");
+    assert_eq!(what(small, 0x4000_0087, 3), "bit 7 of a PDPE without 1 GiB pages");
+    assert_eq!(what(EPYC, 0x87, 4), "bits 8:7 of a PML4E");
+    // Bit 40 is an address on one CPU and reserved on another; available bits are neither.
+    assert_eq!(what(EPYC, 1 << 40 | 7, 1), "page");
+    assert_eq!(what(small, 1 << 40 | 7, 1), "address beyond the physical address width");
+    assert_eq!(what(EPYC, 1 << 48 | 7, 4), "address beyond the physical address width");
+    assert_eq!(what(EPYC, 0x7f << 52 | 0xe07, 4), "table");
+    // Reset's PAT by index: WB 6, WT 4, UC- 7, UC 0, and again.
+    let types = (0..8).map(|index| memory_type(RESET_PAT, index));
+    assert!(types.eq([6, 4, 7, 0, 6, 4, 7, 0]));
+    let index = |raw, level| match EPYC.decode(raw, level) {
+        Entry::Page(page) => page.pat_index,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((index(0x8f, 1), index(0x97, 2), index(0x1097, 2)), (5, 2, 6));
+}
+
+#[test]
+fn leaves_and_tables_are_the_words_that_hypervisors_write() {
+    let format = Npt1G::default();
+    let ram = format.encode(Attributes::RAM).unwrap();
+    // P, R/W, U/S 0x7, A 0x20, D 0x40: 0x67, Linux's _PAGE_TABLE with A and D; a large page adds
+    // 0x80: 0xe7.
+    assert_eq!(Npt1G::leaf(ram, 0, Hpa(0x1_2345_6000)), 0x0001_2345_6067);
+    assert_eq!(Npt1G::leaf(ram, 1, Hpa(0x1_2340_0000)), 0x0001_2340_00e7);
+    assert_eq!(Npt1G::leaf(ram, 2, Hpa(0x1_4000_0000)), 0x0001_4000_00e7);
+    let unused = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
+    let unused = format.encode(unused).unwrap();
+    assert_eq!(Npt1G::leaf(unused, 0, Hpa(0x5000)), 0x5007);
+    let data = Attributes { execute: Execute::None, ..Attributes::RAM };
+    assert_eq!(format.encode(data).unwrap(), 0x8000_0000_0000_0067);
+    // A table: 0x7, accessed 0x20.
+    assert_eq!(Npt1G::table(Hpa(0x1_2345_6000)), 0x0001_2345_6027);
+    assert_eq!(format.ncr3(Hpa(0x7000)), 0x7000);
+}
+
+#[test]
+fn each_attribute_is_the_bit_that_linux_names() {
+    let format = Npt1G::default();
+    let raw = |a: Attributes| format.encode(a).unwrap();
+    let (ram, base) = (Attributes::RAM, raw(Attributes::RAM));
+    // _PAGE_BIT_PRESENT 0, _RW 1, _USER 2, _NX 63.
+    assert_eq!(base & 0x7, 0x7);
+    assert_eq!(base ^ raw(Attributes { write: false, ..ram }), 1 << 1);
+    assert_eq!(base ^ raw(Attributes { execute: Execute::None, ..ram }), 1 << 63);
+    // _PAGE_BIT_ACCESSED 5, _DIRTY 6.
+    assert_eq!(base ^ raw(Attributes { accessed: false, ..ram }), 1 << 5);
+    assert_eq!(base ^ raw(Attributes { dirty: false, ..ram }), 1 << 6);
+    assert_eq!((Npt1G::ACCESSED, Npt1G::DIRTY, Npt1G::WRITE), (1 << 5, 1 << 6, 1 << 1));
+    assert_eq!((Npt1G::TABLE_ACCESSED, Npt1G::TABLE_WRITE), (1 << 5, 1 << 1));
+    assert_eq!(Npt1G::STATUS, 0x60);
+    // _PAGE_BIT_PWT 3, _PCD 4: the index of the PAT.
+    let memory = |memory| raw(Attributes { memory, ..ram }) >> 3 & 3;
+    assert_eq!((memory(Memory::Normal), memory(Memory::NonCacheable)), (0, 2));
+    assert_eq!((memory(Memory::Device), memory(Memory::DeviceStrict)), (2, 3));
+    // What software alone uses are different bits of those that are available in every entry:
+    // 58:52 and 11:9.
+    let user = |software| base ^ raw(Attributes { software, ..ram });
+    let (a, b) = (user(Software::A), user(Software::B));
+    assert_eq!((a, b), (1 << 52, 1 << 53));
+    let [device, other] =
+        [Memory::Device, Memory::NonCacheable].map(|memory| raw(Attributes { memory, ..ram }));
+    let software = [a, b, device ^ other, Npt1G::MARK, Npt1G::RENEWED, Npt1G::AGEING];
+    assert_eq!(software.iter().fold(0, |all, bit| all | bit).count_ones(), 6);
+    let available = 0x7f << 52 | 7 << 9;
+    assert!(software.iter().all(|bit| bit.count_ones() == 1 && bit & available != 0));
+}
+
+#[test]
+fn memory_types_are_the_same_by_the_pat_of_reset_and_by_linuxs() {
+    // WB, WC, UC-, UC, WB, WP, UC-, WT.
+    let linux = 0x0407_0506_0007_0106;
+    for (memory, expected) in [
+        (Memory::Normal, WB),
+        (Memory::NonCacheable, UC_MINUS),
+        (Memory::Device, UC_MINUS),
+        (Memory::DeviceStrict, UC),
+    ] {
+        let bits = Npt1G::default().encode(Attributes { memory, ..Attributes::RAM }).unwrap();
+        for level in 0..=2 {
+            let Entry::Page(page) = EPYC.decode(Npt1G::leaf(bits, level, Hpa(0)), level + 1) else {
+                panic!("{memory:?} is no page at {level}");
+            };
+            let types = [RESET_PAT, linux].map(|pat| memory_type(pat, page.pat_index));
+            assert_eq!(types, [expected; 2], "{memory:?}");
+        }
+    }
+}
+
+#[test]
+fn a_leaf_goes_through_its_life_in_the_words_of_the_manual() {
+    let format = Npt1G::default();
+    let clean = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
+    let mut raw = Npt1G::leaf(format.encode(clean).unwrap(), 1, Hpa(0x7c20_0000));
+    assert_eq!(raw, 0x7c20_0087);
+    raw |= 0x60; // A write by the guest.
+    assert_eq!(format.decode(raw, 1), Attributes::RAM);
+    raw = Npt1G::write_protected(raw);
+    assert_eq!(raw, 0x7c20_00e5, "written before, and still known to be");
+    raw = format.cleaned(raw);
+    assert_eq!(raw, 0x7c20_00a5);
+    raw = format.relaxed(raw, Access::Write);
+    assert_eq!(raw, 0x7c20_00e7);
+    assert_eq!(format.cleaned(raw), 0x7c20_00a7, "hardware marks the next write");
+    raw = Npt1G::execute_protected(raw);
+    assert_eq!(raw, 0x8000_0000_7c20_00e7);
+    assert_eq!(format.relaxed(raw, Access::Execute), 0x7c20_00e7);
+    assert_eq!(format.relaxed(0x8000_0000_7c20_0085, Access::Read), 0x8000_0000_7c20_00a5);
+}
+
+#[test]
+fn features_are_read_from_the_bits_that_the_manual_names() {
+    // Fn8000_0001 EDX: NX 20, Page1GB 26. Fn8000_0008 EAX: PhysAddrSize 7:0, LinAddrSize 15:8.
+    // Fn8000_000A EDX: NP 0.
+    let format = Npt1G::from_cpuid(0x0410_0000, 0x302b, 0x1).unwrap();
+    assert_eq!(format, Npt1G { output_bits: 43 });
+    assert_eq!(format.geometry(48).unwrap_err().max, 43);
+    assert_eq!(Npt1G::from_cpuid(0x0010_0000, 0x302b, 0x1).unwrap_err().extended, 1 << 26);
+    assert!(Npt2M::from_cpuid(0x0010_0000, 0x302b, 0x1).is_ok());
+    assert_eq!(Npt2M::from_cpuid(!0, 0x302b, !1).unwrap_err().svm, 1);
+}
+
+fn all_attributes() -> impl Iterator<Item = Attributes> {
+    let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
+    let executes = [Execute::All, Execute::None, Execute::User, Execute::Kernel];
+    (0..1024usize).map(move |n| Attributes {
+        read: n & 1 != 0,
+        write: n & 2 != 0,
+        accessed: n & 4 != 0,
+        dirty: n & 8 != 0,
+        software: Software::new(n & 16 != 0, n & 512 != 0),
+        execute: executes[n >> 5 & 3],
+        memory: memories[n >> 7 & 3],
+    })
+}
+
+/// What the manual makes of attributes, in numbers.
+fn manual(a: Attributes, address: u64, size: u64) -> Page {
+    let pat_index = match a.memory {
+        Memory::Normal => 0,
+        Memory::NonCacheable | Memory::Device => 2,
+        Memory::DeviceStrict => 3,
+    };
+    let rights = Rights { write: a.write, user: true, execute: a.execute == Execute::All };
+    let (accessed, dirty) = (a.accessed, a.dirty);
+    Page { address, size, rights, pat_index, accessed, dirty, features: 0 }
+}
+
+fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
+    for physical_bits in [40, 48, 52] {
+        let format = Npt::<HUGE_1G> { output_bits: physical_bits };
+        let cpu = Cpu { physical_bits, huge_1g: HUGE_1G };
+        let mut seen = BTreeSet::new();
+        for (level, a) in (0u8..).zip(sizes).flat_map(|s| all_attributes().map(move |a| (s, a))) {
+            let (level, size) = (level.0, *level.1);
+            let Ok(bits) = format.encode(a) else { continue };
+            // The highest address: all of its bits are set.
+            let hpa = (1 << physical_bits) - size;
+            let raw = Npt::<HUGE_1G>::leaf(bits, level, Hpa(hpa));
+            let expected = manual(a, hpa, size);
+            assert_eq!(cpu.decode(raw, level + 1), Entry::Page(expected), "{raw:#x}");
+            assert_eq!(format.decode(raw, level), a);
+            assert!(seen.insert(raw), "two meanings of {raw:#x}");
+
+            // Sealed: nothing changes for hardware.
+            let sealed = raw | Npt::<HUGE_1G>::MARK;
+            assert_eq!(cpu.decode(sealed, level + 1), Entry::Page(expected), "{sealed:#x}");
+            assert_eq!(Npt::<HUGE_1G>::kind(sealed, level), Kind::Sealed);
+
+            let page = |raw| match cpu.decode(raw, level + 1) {
+                Entry::Page(page) => page,
+                other => panic!("{raw:#x} at {level}: {other:?}"),
+            };
+            let mut protected = expected;
+            protected.rights.write = false;
+            assert_eq!(page(Npt::<HUGE_1G>::write_protected(raw)), protected);
+            let mut data = expected;
+            data.rights.execute = false;
+            assert_eq!(page(Npt::<HUGE_1G>::execute_protected(raw)), data);
+            let mut used = Page { accessed: true, ..expected };
+            assert_eq!(page(format.relaxed(raw, Access::Read)), used);
+            let mut code = used;
+            code.rights.execute = true;
+            assert_eq!(page(format.relaxed(raw, Access::Execute)), code);
+            (used.rights.write, used.dirty) = (true, true);
+            assert_eq!(page(format.relaxed(raw, Access::Write)), used);
+            assert_eq!(page(format.cleaned(raw)), Page { dirty: false, ..expected });
+
+            // The last of the children of a split, by the attribute bits alone.
+            if level > 0 {
+                let (bits, size) = (Npt::<HUGE_1G>::attribute_bits(raw, level), size >> 9);
+                let hpa = (1 << physical_bits) - size;
+                let child = Npt::<HUGE_1G>::leaf(bits, level - 1, Hpa(hpa));
+                let expected = manual(a, hpa, size);
+                assert_eq!(cpu.decode(child, level), Entry::Page(expected), "{child:#x}");
+            }
+        }
+        assert!(!seen.is_empty());
+    }
+}
+
+#[test]
+fn leaves_up_to_1g_are_the_manuals_in_every_combination() {
+    leaves_are_the_manuals::<true>(&[1 << 12, 1 << 21, 1 << 30]);
+}
+
+#[test]
+fn leaves_up_to_2m_are_the_manuals_in_every_combination() {
+    leaves_are_the_manuals::<false>(&[1 << 12, 1 << 21]);
+    let format = Npt2M::default();
+    let raw = Npt1G::leaf(format.encode(Attributes::RAM).unwrap(), 2, Hpa(1 << 30));
+    let cpu = Cpu { huge_1g: false, ..EPYC };
+    assert!(matches!(cpu.decode(raw, 3), Entry::Reserved(_)));
+    assert_ne!(Npt2M::kind(raw, 2), Kind::Leaf);
+}
+
+#[test]
+fn tables_are_the_manuals_whatever_the_engine_remembers_in_them() {
+    for physical_bits in [40, 48, 52] {
+        let cpu = Cpu { physical_bits, huge_1g: true };
+        let address = (1 << physical_bits) - 0x1000;
+        let table = Npt1G::table(Hpa(address));
+        for (level, bits) in (1u8..=3).flat_map(|level| (0..32u64).map(move |n| (level, n))) {
+            let bit = |n: u32, bit: u64| if bits >> n & 1 == 1 { bit } else { 0 };
+            let cleared = bit(0, Npt1G::TABLE_ACCESSED) | bit(1, Npt1G::TABLE_WRITE);
+            let raw = table & !cleared
+                | bit(2, Npt1G::MARK)
+                | bit(3, Npt1G::RENEWED)
+                | bit(4, Npt1G::AGEING);
+            let rights = Rights { write: bit(1, 1) == 0, user: true, execute: true };
+            assert_eq!(cpu.decode(raw, level + 1), Entry::Table { address, rights }, "{raw:#x}");
+            assert_eq!(Npt1G::kind(raw, level), Kind::Table);
+            assert_eq!(Npt1G::table_address(raw), Hpa(address));
+        }
+    }
+}
+
+#[test]
+fn what_only_software_may_see_is_not_present_to_any_cpu() {
+    let tokens = [0, 1, 1 << 47, (1 << 48) - 1, 0xaaaa_aaaa_aaaa, 0x5555_5555_5555];
+    let frames = [0, 0x1000, (1 << 46) - 0x1000, (1 << 52) - 0x1000].map(Hpa);
+    let markers = frames.iter().flat_map(|&f| [Npt1G::frozen(f), Npt1G::retired(f)]);
+    let raws: BTreeSet<u64> = markers.chain(tokens.map(Npt1G::reserved)).chain([0]).collect();
+    assert_eq!(raws.len(), 2 * frames.len() + tokens.len() + 1, "all are different");
+    for (raw, level) in raws.iter().flat_map(|&raw| (1..=4).map(move |level| (raw, level))) {
+        assert_eq!(EPYC.decode(raw, level), Entry::NotPresent, "{raw:#x}");
+    }
+}
+
+#[test]
+fn what_hardware_or_the_markers_cannot_bear_is_refused() {
+    let refused = |a| Npt1G::default().encode(a).unwrap_err();
+    for (write, execute) in
+        [(true, Execute::All), (false, Execute::All), (true, Execute::None), (false, Execute::None)]
+    {
+        let a = Attributes { read: false, write, execute, ..Attributes::RAM };
+        assert_eq!(refused(a), AttributeError::NeedsRead);
+    }
+    for execute in [Execute::User, Execute::Kernel] {
+        let a = Attributes { execute, ..Attributes::RAM };
+        assert_eq!(refused(a), AttributeError::ExecuteNeedsSplitRights);
+    }
+}

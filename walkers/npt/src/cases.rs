@@ -1,0 +1,252 @@
+//! What the guest meets, case by case.
+
+use crate::machine::{Machine, Memory, Serial, end};
+use crate::svm::{self, Does, EXIT_NPF, EXIT_VMMCALL, Exit, GUEST_TABLES, VMMCALL};
+use core::arch::x86_64::__cpuid;
+use core::fmt::Write;
+use slat::format::npt::{Npt, Npt1G};
+use slat::{
+    Access, Ageing, Ages, Attributes, Gpa, GpaRange, Guard, Hpa, Member, PageSize, Skip,
+    TableCache, Tables, Vmid,
+};
+
+const K: u64 = 1 << 10;
+const M: u64 = 1 << 20;
+/// The guest's memory: its first 64 KiB by pages, then a block of 2 MiB at 2 MiB.
+static MEMORY: Memory<{ 4 << 20 }> = Memory::new();
+const LOW: u64 = 64 * K;
+const BLOCK: u64 = 2 * M;
+/// Pages of the first part, one for each case.
+const READ: u64 = 0x8000;
+const WRITTEN: u64 = 0x9000;
+const PROTECTED: u64 = 0xa000;
+const EXECUTED: u64 = 0xb000;
+const PUSHED: u64 = 0xc000;
+
+/// 5.4: accessed and dirty in a leaf, accessed in a table.
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+/// 15.25.6: of EXITINFO1, the bits of a page fault's error code, U always, and where the fault was.
+const PRESENT: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const FETCH: u64 = 1 << 4;
+const FINAL: u64 = 1 << 32;
+const GUEST_WALK: u64 = 1 << 33;
+
+type GuardOf<'t, 'p> = Guard<'t, 'p, Npt1G, Machine>;
+
+/// A guest, its tables' root, and whether all was right so far.
+struct Bed<'p> {
+    machine: &'p Machine,
+    ncr3: u64,
+    right: bool,
+}
+
+impl Bed<'_> {
+    fn says(&mut self, what: &str, right: bool) {
+        self.right &= right;
+        let _ = writeln!(Serial, "{}: {what}", if right { "right" } else { "wrong" });
+    }
+
+    fn run(&self, does: Does) -> Exit {
+        svm::run(does, self.machine.take_stale())
+    }
+
+    /// The guest did it; returns what it read.
+    fn done(&mut self, what: &str, does: Does) -> u64 {
+        let exit = self.run(does);
+        if exit.code != EXIT_VMMCALL {
+            let _ = writeln!(Serial, "  {exit:x?}");
+        }
+        self.says(what, exit.code == EXIT_VMMCALL);
+        exit.rax
+    }
+
+    /// The guest was stopped by a nested page fault at `gpa`.
+    fn faults(&mut self, what: &str, does: Does, error: u64, gpa: u64) {
+        let exit = self.run(does);
+        let right = exit.code == EXIT_NPF && exit.info == [error, gpa];
+        if !right {
+            let _ = writeln!(Serial, "  {exit:x?}, not {error:#x} at {gpa:#x}");
+        }
+        self.says(what, right);
+    }
+
+    /// The state in the leaf for `gpa`, if as many entries lead to it.
+    fn state(&self, gpa: u64, entries: usize) -> Option<u64> {
+        let found = self.machine.entries(self.ncr3, gpa).enumerate().last();
+        found.filter(|(n, _)| n + 1 == entries).map(|(_, leaf)| leaf & (ACCESSED | DIRTY))
+    }
+
+    fn tables_accessed(&self, gpa: u64) -> usize {
+        let tables = self.machine.entries(self.ncr3, gpa).take(3);
+        tables.filter(|entry| entry & ACCESSED != 0).count()
+    }
+}
+
+fn range(start: u64, size: u64) -> GpaRange {
+    GpaRange::new(Gpa(start), size).expect("a range")
+}
+
+fn page(at: u64) -> GpaRange {
+    range(at, 4 * K)
+}
+
+fn marks(bed: &mut Bed<'_>, guest: &mut GuardOf<'_, '_>) {
+    MEMORY.write(READ + 0x18, 0x1234_5678_9abc_def0);
+    bed.says("no leaf is marked before", bed.state(READ, 4) == Some(0));
+    let read = bed.done("a read is allowed", Does::Read(READ + 0x18));
+    bed.says("it finds what is there", read == 0x1234_5678_9abc_def0);
+    bed.says("its leaf is accessed and not dirty", bed.state(READ, 4) == Some(ACCESSED));
+    bed.says("and so is the code's", bed.state(0x4000, 4) == Some(ACCESSED));
+    let walked = [0, 0x1000, 0x2000].map(|n| bed.state(GUEST_TABLES + n, 4));
+    bed.says("the guest's own tables are dirty", walked == [Some(ACCESSED | DIRTY); 3]);
+
+    bed.done("a write is allowed", Does::Write(WRITTEN + 8, 77));
+    bed.says("it arrives", MEMORY.read(WRITTEN + 8) == 77);
+    bed.says("its leaf is dirty", bed.state(WRITTEN, 4) == Some(ACCESSED | DIRTY));
+    guest.clean(page(WRITTEN)).expect("mapped");
+    guest.complete();
+    bed.says("a cleaned leaf is not", bed.state(WRITTEN, 4) == Some(ACCESSED));
+    bed.done("the next write is allowed", Does::Write(WRITTEN + 8, 78));
+    bed.says("and marks it again", bed.state(WRITTEN, 4) == Some(ACCESSED | DIRTY));
+
+    let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
+    // All that the lowest table covers.
+    let mut age = |young: &mut [u64; 8]| {
+        let mut unanswered = [0; 8];
+        let mut ages = Ages { young, unanswered: &mut unanswered };
+        guest.age(range(0, 2 * M), &mut ages, how).expect("mapped");
+        guest.complete();
+    };
+    age(&mut [0; 8]);
+    bed.says("an aged table is not accessed", bed.tables_accessed(READ) == 2);
+    bed.done("a read below it is allowed", Does::Read(READ));
+    bed.says("it is accessed again", bed.tables_accessed(READ) == 3);
+    let mut young = [0; 8];
+    age(&mut young);
+    // The guest's three tables, its code, and the page.
+    bed.says("and leads to what was used", young == [0b1_0001_1110, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+fn faults(bed: &mut Bed<'_>, guest: &mut GuardOf<'_, '_>) {
+    let error = FINAL | USER;
+    bed.faults("a read of nothing faults", Does::Read(8 * M + 0x128), error, 8 * M + 0x128);
+    let error = FINAL | USER | WRITE;
+    bed.faults("a write to nothing faults", Does::Write(1 << 29, 0), error, 1 << 29);
+
+    guest.write_protect(page(PROTECTED)).expect("mapped");
+    guest.complete();
+    let write = Does::Write(PROTECTED + 0x40, 5);
+    let error = FINAL | USER | WRITE | PRESENT;
+    bed.faults("a write without the right faults", write, error, PROTECTED + 0x40);
+    bed.says("it does not arrive", MEMORY.read(PROTECTED + 0x40) == 0);
+    bed.done("a read is still allowed", Does::Read(PROTECTED));
+    guest.relax(page(PROTECTED), Access::Write).expect("mapped");
+    bed.done("a relaxed leaf allows it", write);
+    bed.says("then it arrives", MEMORY.read(PROTECTED + 0x40) == 5);
+
+    MEMORY.write(EXECUTED, VMMCALL);
+    bed.done("code is executed", Does::Execute(EXECUTED));
+    guest.execute_protect(page(EXECUTED)).expect("mapped");
+    guest.complete();
+    let error = FINAL | USER | FETCH | PRESENT;
+    bed.faults("a fetch without the right faults", Does::Execute(EXECUTED), error, EXECUTED);
+    bed.done("a read is still allowed", Does::Read(EXECUTED));
+    guest.relax(page(EXECUTED), Access::Execute).expect("mapped");
+    bed.done("a relaxed leaf executes", Does::Execute(EXECUTED));
+}
+
+fn subtrees(bed: &mut Bed<'_>, guest: &mut GuardOf<'_, '_>) {
+    guest.write_protect_subtrees(range(0, 1 << 30)).expect("mapped");
+    guest.complete();
+    let error = GUEST_WALK | USER | WRITE | PRESENT;
+    let read = Does::Read(PUSHED);
+    bed.faults("a guest's walk needs the right to write", read, error, GUEST_TABLES);
+    guest.relax(range(GUEST_TABLES, 0x3000), Access::Write).expect("mapped");
+    bed.done("with it, a read is allowed", read);
+    let error = FINAL | USER | WRITE | PRESENT;
+    let write = Does::Write(PUSHED, 6);
+    bed.faults("other pages below the table are still protected", write, error, PUSHED);
+    let block = Does::Write(BLOCK, 6);
+    bed.faults("and a block", block, error, BLOCK);
+    guest.relax(page(PUSHED), Access::Write).expect("mapped");
+    guest.relax(range(BLOCK, 2 * M), Access::Write).expect("mapped");
+    bed.done("a relaxed page is written", write);
+    bed.done("and a relaxed block", block);
+    bed.says("both arrive", [PUSHED, BLOCK].map(|at| MEMORY.read(at)) == [6, 6]);
+}
+
+fn blocks(
+    bed: &mut Bed<'_>,
+    guest: &mut GuardOf<'_, '_>,
+    cache: &mut TableCache<'_, Npt1G, Machine>,
+) {
+    let block = range(BLOCK, 2 * M);
+    for n in 0..512 {
+        MEMORY.write(BLOCK + n * 4 * K + 0xff8, n);
+    }
+    let all = |bed: &mut Bed<'_>, what| {
+        let at = |n| Does::Read(BLOCK + n * 4 * K + 0xff8);
+        let right = (0..512).all(|n| {
+            let exit = bed.run(at(n));
+            (exit.code, exit.rax) == (EXIT_VMMCALL, n)
+        });
+        bed.says(what, right);
+    };
+    all(bed, "a block of 2m is read, all of it");
+    bed.says("one leaf stands for it", bed.state(BLOCK, 3) == Some(ACCESSED | DIRTY));
+    guest.clean(block).expect("mapped");
+    guest.complete();
+    guest.split(block, PageSize::SIZE_4K, cache).expect("frames");
+    guest.complete();
+    let leaf = bed.state(BLOCK + M, 4);
+    bed.says("split, a page has the block's state", leaf == Some(ACCESSED));
+    all(bed, "each of 512 pages is where it was");
+    for n in [0, 64, 65, 511] {
+        bed.done("a page is written", Does::Write(BLOCK + n * 4 * K, n));
+    }
+    let mut bits = [0; 8];
+    guest.harvest(block, &mut bits).expect("mapped");
+    bed.says("a harvest finds those four", bits == [1, 3, 0, 0, 0, 0, 0, 1 << 63]);
+    guest.collapse(block, PageSize::SIZE_2M).expect("uniform");
+    guest.complete();
+    bed.says("collapsed, one leaf stands for them", bed.state(BLOCK, 3).is_some());
+    all(bed, "and all of it is read");
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn main() -> ! {
+    let machine = Machine::new();
+    let (features, sizes, svm) =
+        (__cpuid(0x8000_0001), __cpuid(0x8000_0008).eax, __cpuid(0x8000_000a).edx);
+    let format = match Npt::from_cpuid(features.edx, sizes, svm) {
+        Ok(format) => format,
+        Err(missing) => panic!("{missing}"),
+    };
+    let _ = writeln!(Serial, "physical addresses of {} bits", format.output_bits);
+    let bits = format.output_bits.min(48);
+    let tables = Tables::new(format, Vmid(1), bits, &machine).expect("a frame");
+    let mut storage = [const { None }; 16];
+    let mut cache = TableCache::new(&machine, &mut storage);
+    cache.fill(16).expect("frames");
+    let mut member = Member::join(&machine).expect("a seat");
+    let mut guest = tables.enter(&mut member).expect("the same platform");
+
+    let unused = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
+    let hpa = Hpa(MEMORY.hpa());
+    guest.map(range(0, LOW), hpa, unused, PageSize::SIZE_4K, &mut cache).expect("frames");
+    let (block, at) = (range(BLOCK, 2 * M), Hpa(hpa.0 + BLOCK));
+    guest.map(block, at, unused, PageSize::SIZE_2M, &mut cache).expect("frames");
+    svm::prepare(&MEMORY);
+    let ncr3 = tables.format().ncr3(tables.root());
+    svm::create(ncr3);
+    let mut bed = Bed { machine: &machine, ncr3, right: true };
+    marks(&mut bed, &mut guest);
+    faults(&mut bed, &mut guest);
+    subtrees(&mut bed, &mut guest);
+    blocks(&mut bed, &mut guest, &mut cache);
+    let _ = writeln!(Serial, "{}", if bed.right { "all right" } else { "something is wrong" });
+    end(bed.right)
+}

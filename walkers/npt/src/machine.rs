@@ -1,0 +1,143 @@
+//! The bare machine: entry, serial port, end, and the platform that the engine asks for.
+
+use core::arch::{asm, global_asm};
+use core::cell::UnsafeCell;
+use core::fmt::{self, Write};
+use core::panic::PanicInfo;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
+
+global_asm!(include_str!("start.s"));
+
+/// Memory that hardware and this program share, at the address that it says.
+#[repr(C, align(2097152))]
+pub struct Memory<const BYTES: usize>(UnsafeCell<[u8; BYTES]>);
+
+// SAFETY: one CPU runs one program; nobody holds a reference into it.
+unsafe impl<const BYTES: usize> Sync for Memory<BYTES> {}
+
+impl<const BYTES: usize> Memory<BYTES> {
+    pub const fn new() -> Self {
+        Self(UnsafeCell::new([0; BYTES]))
+    }
+
+    /// Linear addresses are physical ones.
+    pub fn hpa(&self) -> u64 {
+        self.0.get() as u64
+    }
+
+    pub fn read(&self, at: u64) -> u64 {
+        assert!(at.is_multiple_of(8) && at < BYTES as u64);
+        // SAFETY: aligned and inside; hardware may change it at any time.
+        unsafe { ((self.hpa() + at) as *const u64).read_volatile() }
+    }
+
+    pub fn write(&self, at: u64, value: u64) {
+        assert!(at.is_multiple_of(8) && at < BYTES as u64);
+        // SAFETY: aligned and inside, and nobody has a reference.
+        unsafe { ((self.hpa() + at) as *mut u64).write_volatile(value) }
+    }
+}
+
+const PAGE: usize = 4096;
+const FRAMES: usize = 64;
+static TABLES: Memory<{ FRAMES * PAGE }> = Memory::new();
+
+/// Table pages from a piece of memory, which is never full and not used twice; an invalidation is a
+/// flush in the next VMRUN: INVLPGA knows no guest physical addresses (15.16, TLB control).
+pub struct Machine {
+    used: AtomicUsize,
+    stale: AtomicBool,
+    grace: Grace<[Seat; 2]>,
+}
+
+impl Machine {
+    pub const fn new() -> Self {
+        let grace = Grace::new([const { Seat::new() }; 2]);
+        Self { used: AtomicUsize::new(0), stale: AtomicBool::new(false), grace }
+    }
+
+    /// Whether the next entry has to flush.
+    pub fn take_stale(&self) -> bool {
+        self.stale.swap(false, Ordering::Relaxed)
+    }
+
+    /// The entries that hardware goes through for `gpa`, from the root down, by the manual's
+    /// figures alone.
+    pub fn entries(&self, ncr3: u64, gpa: u64) -> impl Iterator<Item = u64> {
+        let mut table = Some(ncr3);
+        [39, 30, 21, 12].into_iter().map_while(move |shift| {
+            let at = table? + 8 * (gpa >> shift & 511);
+            let entry = TABLES.read(at - TABLES.hpa());
+            let last = shift == 12 || entry & 1 << 7 != 0 || entry & 1 == 0;
+            table = (!last).then_some(entry & 0xf_ffff_ffff_f000);
+            Some(entry)
+        })
+    }
+}
+
+// SAFETY: each frame is a page of `TABLES` of its own, at the address that it says, and stays.
+// Nothing is cached that a flush in the next VMRUN would not forget, and there is one CPU, on which
+// the guest does not run before that. `grace` is a field.
+unsafe impl Platform for Machine {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        let frame = self.used.fetch_add(1, Ordering::Relaxed);
+        if bytes != PAGE || frame >= FRAMES {
+            return None;
+        }
+        // SAFETY: a page, aligned, given to nobody else.
+        unsafe { Frame::from_hpa(Hpa(TABLES.hpa() + (frame * PAGE) as u64)) }
+    }
+
+    unsafe fn free(&self, _: Frame, _: usize) {}
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        NonNull::new(table.0 as *mut Slot).expect("a frame is not at address 0")
+    }
+
+    /// Stores are seen in order.
+    fn publish(&self) {}
+
+    fn invalidate(&self, _: &Invalidation) {
+        self.stale.store(true, Ordering::Relaxed);
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        BreakBeforeMake::Never
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+}
+
+/// The first serial port.
+pub struct Serial;
+
+impl Write for Serial {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for byte in text.bytes() {
+            // SAFETY: a byte to the port of QEMU's UART, which is always ready.
+            unsafe { asm!("out dx, al", in("dx") 0x3f8u16, in("al") byte) }
+        }
+        Ok(())
+    }
+}
+
+/// Ends QEMU, with status 33 or 35.
+pub fn end(right: bool) -> ! {
+    let status: u32 = if right { 0x10 } else { 0x11 };
+    // SAFETY: isa-debug-exit, at the address on QEMU's command line.
+    unsafe { asm!("out dx, eax", in("dx") 0xf4u16, in("eax") status) }
+    loop {
+        // SAFETY: waits for nothing.
+        unsafe { asm!("hlt") }
+    }
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    let _ = writeln!(Serial, "wrong: {info}");
+    end(false)
+}

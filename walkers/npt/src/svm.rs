@@ -1,0 +1,95 @@
+//! One vCPU: a VMCB (15.5.1, appendix B "VMCB Layout"), and what the guest runs.
+
+use crate::machine::Memory;
+use core::arch::asm;
+
+/// Where the guest's own tables and code stand, in its memory.
+pub const GUEST_TABLES: u64 = 0x1000;
+const CODE: u64 = 0x4000;
+/// `mov rax, [rdi]`, `mov [rdi], rsi` and `jmp rdi`, each with `vmmcall` behind it.
+const PROGRAMS: [(u64, u64); 3] =
+    [(CODE, 0xd901_0f07_8b48), (CODE + 8, 0xd901_0f37_8948), (CODE + 16, 0xd9_010f_e7ff)];
+/// `vmmcall`, for a page that is executed.
+pub const VMMCALL: u64 = 0xd9_010f;
+
+pub const EXIT_VMMCALL: u64 = 0x81;
+pub const EXIT_NPF: u64 = 0x400;
+
+/// What the guest does, at a linear address that is its physical one.
+#[derive(Clone, Copy)]
+pub enum Does {
+    Read(u64),
+    Write(u64, u64),
+    Execute(u64),
+}
+
+/// How the guest stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Exit {
+    pub code: u64,
+    pub info: [u64; 2],
+    pub rax: u64,
+}
+
+static VMCB: Memory<4096> = Memory::new();
+static HOST_STATE: Memory<4096> = Memory::new();
+
+/// Puts the guest's code and its tables, 1 GiB as it is by pages of 2 MiB, into its memory.
+pub fn prepare<const BYTES: usize>(memory: &Memory<BYTES>) {
+    memory.write(GUEST_TABLES, (GUEST_TABLES + 0x1000) | 3);
+    memory.write(GUEST_TABLES + 0x1000, (GUEST_TABLES + 0x2000) | 3);
+    (0..512).for_each(|n| memory.write(GUEST_TABLES + 0x2000 + 8 * n, n << 21 | 0x83));
+    PROGRAMS.into_iter().for_each(|(at, bytes)| memory.write(at, bytes));
+}
+
+/// Makes the VMCB of a guest in long mode, whose tables are at `ncr3`.
+pub fn create(ncr3: u64) {
+    // MSR VM_HSAVE_PA.
+    let (low, high) = (HOST_STATE.hpa() as u32, (HOST_STATE.hpa() >> 32) as u32);
+    // SAFETY: EFER.SVME is set, and the page is nobody's.
+    unsafe { asm!("wrmsr", in("ecx") 0xc001_0117u32, in("eax") low, in("edx") high) }
+    // All exceptions; HLT and shutdown; VMRUN and VMMCALL.
+    VMCB.write(0x008, 0xffff_ffff | (1 << 24 | 1 << 31) << 32);
+    VMCB.write(0x010, 0b11);
+    VMCB.write(0x090, 1); // NP_ENABLE
+    VMCB.write(0x0b0, ncr3);
+    // ES, CS, SS, DS: attributes and limit; CS is of 64 bits.
+    for (at, attributes) in [(0x400, 0xc93), (0x410, 0xa9b), (0x420, 0xc93), (0x430, 0xc93)] {
+        VMCB.write(at, 0xffff_ffff << 32 | attributes << 16 | 8);
+    }
+    VMCB.write(0x4d0, 0x1d00); // EFER: SVME, NXE, LMA, LME
+    VMCB.write(0x548, 0x20); // CR4.PAE
+    VMCB.write(0x550, GUEST_TABLES); // CR3
+    VMCB.write(0x558, 0x8001_0011); // CR0: PG, WP, ET, PE
+    VMCB.write(0x560, 0x400); // DR7
+    VMCB.write(0x568, 0xffff_0ff0); // DR6
+    VMCB.write(0x570, 2); // RFLAGS
+    VMCB.write(0x668, 0x0007_0406_0007_0406); // G_PAT
+}
+
+/// Runs the guest until it stops.
+pub fn run(does: Does, flush: bool) -> Exit {
+    let (program, at, value) = match does {
+        Does::Read(at) => (PROGRAMS[0].0, at, 0),
+        Does::Write(at, value) => (PROGRAMS[1].0, at, value),
+        Does::Execute(at) => (PROGRAMS[2].0, at, 0),
+    };
+    // ASID 1; TLB control: nothing, or all.
+    VMCB.write(0x058, 1 | u64::from(flush) << 32);
+    VMCB.write(0x578, program);
+    VMCB.write(0x5f8, 0);
+    // SAFETY: SVM is on, the VMCB and the page of the host's state are filled in. The guest changes
+    // RAX alone, which the exit restores; its memory is what the nested tables map, none of it this
+    // program's.
+    unsafe {
+        asm!(
+            ".byte 0x0f, 0x01, 0xd8", // vmrun
+            inout("rax") VMCB.hpa() => _, in("rdi") at, in("rsi") value
+        );
+    }
+    Exit {
+        code: VMCB.read(0x070),
+        info: [VMCB.read(0x078), VMCB.read(0x080)],
+        rax: VMCB.read(0x5f8),
+    }
+}
