@@ -58,7 +58,8 @@ pub enum Shareability {
 
 impl<const PAGE_SHIFT: u32, const DS: bool> Default for Arm64<PAGE_SHIFT, DS> {
     /// What most Armv8.2 CPUs have: no FWB, hardware dirty state off, execute rights per EL; and
-    /// addresses as wide as descriptors hold. What a CPU really has is in its ID registers: [`id::IdRegisters::format`].
+    /// addresses as wide as descriptors hold. What a CPU really has is in its ID registers:
+    /// [`id::IdRegisters::format`].
     fn default() -> Self {
         Self {
             forced_write_back: false,

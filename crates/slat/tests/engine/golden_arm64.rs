@@ -323,7 +323,8 @@ pub fn children_keep_everything<const G: u32, const DS: bool, W: SplitWalk>(
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        let (block, hpa) = (range(large, large), (1 << (Arm::<G, DS>::OUTPUT - 1)) | (8 * large));
+        let highest_bit = 1 << (Arm::<G, DS>::OUTPUT - 1);
+        let (block, hpa) = (range(large, large), highest_bit + 8 * large);
         let mut guard = tables.exclusive();
         let done = guard.map(block, Hpa(hpa), attributes, size(large), &mut cache);
         assert_eq!(done, Ok(large));
