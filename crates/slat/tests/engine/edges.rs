@@ -5,6 +5,8 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::npt::{self, Npt};
+#[cfg(feature = "every-format")]
+use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{RAM, host, on_stage, range, refused};
 use crate::common::unmap;
 use crate::common::world::size;
@@ -17,6 +19,12 @@ fn arm<const G: u32, const DS: bool>() -> Arm64<G, DS> {
 
 fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
     slat::format::ept::Ept { output_bits: 48, ..Default::default() }
+}
+
+#[cfg(feature = "every-format")]
+fn riscv() -> slat::format::riscv::RiscV {
+    use slat::format::riscv::{Mode, RiscV};
+    RiscV { widest: Mode::Sv57x4, output_bits: 48, ..Default::default() }
 }
 
 /// Everything that can be done to the first and to the last page of a guest.
@@ -115,6 +123,10 @@ fn everything_can_be_done_to_the_first_and_the_last_page() {
         #[cfg(feature = "every-format")]
         pages_at_both_ends::<Ept<false>>(ept(), bits);
     }
+    #[cfg(feature = "every-format")]
+    for bits in [59, 51, 50, 42, 41, 12] {
+        pages_at_both_ends::<Hart<true>>(riscv(), bits);
+    }
 }
 
 fn blocks_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
@@ -169,6 +181,10 @@ fn blocks_at_both_ends_are_split_protected_and_collapsed() {
         blocks_at_both_ends::<Npt<true>>(npt::FORMAT, bits);
         #[cfg(feature = "every-format")]
         blocks_at_both_ends::<Ept<false>>(ept(), bits);
+    }
+    #[cfg(feature = "every-format")]
+    for bits in [59, 50, 41, 22] {
+        blocks_at_both_ends::<Hart<true>>(riscv(), bits);
     }
 }
 
