@@ -75,15 +75,10 @@ fn cases() -> Vec<Case> {
         case("migrate-protect-on-a76", migrate("cortex-a76", 2, "protect"), migrated),
         case(
             "migrate-hardware-on-max-threads-race",
-            RunArgs { thread: "multi".to_owned(), ..migrate("max", 2, "hardware") },
-            |end| migrated(end).and_then(|()| no_maintenance(end)),
-        ),
-        case(
-            "migrate-hardware-on-max-with-lpa2",
-            RunArgs { lpa2: true, ..migrate("max", 4, "hardware") },
+            RunArgs { thread: "multi".to_owned(), lpa2: true, ..migrate("max", 2, "hardware") },
             |end| {
                 ensure!(end.said.contains("52-bit addresses"), "narrower: {}", end.said);
-                migrated(end)
+                migrated(end).and_then(|()| no_maintenance(end))
             },
         ),
         case(

@@ -166,6 +166,7 @@ impl core::error::Error for MissingCapabilities {}
 // 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits.
 // 3. The root stands at level 3, with `2^(address_bits - 39)` slots, or one.
 // 4. A page of 4 KiB holds 512 slots.
+// 5. The address stands in a leaf as it is, `CARRY` is 0.
 unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const NAME: &'static str = if HUGE_1G { "Intel EPT" } else { "Intel EPT without 1g blocks" };
     const PAGE_SHIFT: u32 = 12;

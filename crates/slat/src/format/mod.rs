@@ -45,8 +45,8 @@ use core::fmt;
 ///    covers `address_bits` at least.
 /// 4. A page holds `1 << INDEX_BITS` slots at least.
 /// 5. Where a host address goes up by a page, and not to a multiple of `CARRY`, what
-///    [`Format::leaf`] makes of it at level 0 goes up by as much. `CARRY` is 0 or a power of two, of
-///    no fewer bytes than a table of pages covers.
+///    [`Format::leaf`] makes of it at level 0 goes up by as much as from address 0 to the first page.
+///    `CARRY` is 0 or a power of two, of no fewer bytes than a table of pages covers.
 pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Name of the format, as its manual's readers know it.
     const NAME: &'static str;

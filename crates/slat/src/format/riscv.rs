@@ -202,6 +202,7 @@ impl core::error::Error for HgatpError {}
 // 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits.
 // 3. The root has 2^11 slots at level 2, 3 or 4, for 41, 50 or 59 bits.
 // 4. A page of 4 KiB holds 512 slots.
+// 5. The address is shifted as a whole, `CARRY` is 0.
 unsafe impl Format for RiscV {
     const NAME: &'static str = "RISC-V G-stage";
     const PAGE_SHIFT: u32 = 12;
