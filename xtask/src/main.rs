@@ -12,6 +12,7 @@ mod size;
 mod stages;
 mod static_build;
 mod test;
+mod walkers;
 
 use clap::{Parser, Subcommand};
 use stages::Stage;

@@ -1,6 +1,6 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
-use crate::{e2e, emulators, fuzz, hypervisor, in_ci, msrv, peers, root, setup, target};
+use crate::{e2e, emulators, fuzz, hypervisor, in_ci, msrv, peers, root, setup, target, walkers};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use std::fs::File;
@@ -27,7 +27,7 @@ pub enum Stage {
     Doctests,
     /// The documentation itself, without warnings
     Docs,
-    /// `slat` for emulated machines of the other architecture
+    /// `slat` for emulated machines of the other architecture; with --long
     Static,
     /// Every interleaving of small concurrent histories, by loom
     Loom,
@@ -37,8 +37,10 @@ pub enum Stage {
     Fuzz,
     /// The engine beside Linux's own code and other crates
     Peers,
-    /// The same program in emulated machines: x86-64 with nested paging, arm64 with a stage 2
+    /// The same program in emulated machines: of this architecture, and with --long of the other
     Emulators,
+    /// AMD's and RISC-V's tables under the walkers of emulated CPUs; with --long
+    Walkers,
     /// Linux on the hypervisor: migrated, aged, switched off and on, and what goes wrong on purpose
     Hypervisor,
     /// The `slat` command on small sizes, and what it wrote
@@ -60,7 +62,8 @@ impl Stage {
     /// The stages of a run that names none: all, or all that fit into its time.
     pub fn all(long: bool) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
-        all.filter(|stage| long || *stage != Self::Shuttle).collect()
+        all.filter(|stage| long || !matches!(stage, Self::Shuttle | Self::Static | Self::Walkers))
+            .collect()
     }
 
     /// Runs the stage, to its depth if it is to be `long`.
@@ -78,7 +81,7 @@ impl Stage {
             Self::Tests => {
                 let mut tests = cargo(&[&TESTS[..], &["--no-fail-fast"]].concat());
                 if long {
-                    tests.args(["--features", "slat/every-format"]);
+                    tests.args(["--features", "slat/every-format,slat-sim/every-format"]);
                     tests.envs([
                         ("HISTORIES", "240"),
                         ("ROUNDS", "20"),
@@ -110,6 +113,7 @@ impl Stage {
             Self::Fuzz => fuzz::check(),
             Self::Peers => peers::test(long),
             Self::Emulators => emulators::test(long),
+            Self::Walkers => walkers::test(),
             Self::Hypervisor => hypervisor::test(long),
             Self::EndToEnd => e2e::run(&target().join("end-to-end")).map(Outcome::Ran),
         }

@@ -21,7 +21,7 @@ fn tree() -> Option<PathBuf> {
     first
 }
 
-/// Whether to take the time for all granules and bugs: `HISTORIES=N`.
+/// Whether to take the time for all granules, trees and bugs: `HISTORIES=N`.
 fn is_long() -> bool {
     std::env::var_os("HISTORIES").is_some()
 }
@@ -162,7 +162,7 @@ fn every_operation_runs_on_every_granule_and_leaves_what_the_engine_does() {
 
 #[test]
 fn trees_and_edits_are_compared_in_one_run_and_what_fails_is_left_out() {
-    let Some(tree) = tree() else { return };
+    let Some(tree) = tree().filter(|_| is_long()) else { return };
     let report = json({
         let mut command = slat(&["bench", "split", "--target", "linux-source", "-b", "1g"]);
         command.args(["--samples", "10", "--walks", "exclusive", "--chunk-size", "2m"]);
