@@ -314,7 +314,7 @@ mod tests {
             ("read:0-4k", "nothing is mapped"),
             ("map:1-5", "not aligned"),
             ("map:0-2t", "40-bit"),
-            ("map:0-4k:4k:w", "readable"),
+            ("map:0-4k:4k:w", "right to read"),
             ("map:0-64g:4k", "larger pages"),
         ] {
             let error = build(Kind::Ept, &ops(text)).unwrap_err();
