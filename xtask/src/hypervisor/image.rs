@@ -97,7 +97,7 @@ pub fn write(to: &Path, init: &str, files: &[(&str, &Path)]) -> anyhow::Result<(
 /// Writes a folder that QEMU can boot from: `Image`, a link, and `initrd`.
 ///
 /// # Errors
-/// Those of [`kernel`] and [`write`], and the folder cannot be written to.
+/// Those of [`kernel`] and [`write()`], and the folder cannot be written to.
 pub fn image_to(folder: &Path, version: &str, kexec: bool) -> anyhow::Result<()> {
     let failed = || format!("cannot write to {}", folder.display());
     fs::create_dir_all(folder).with_context(failed)?;
