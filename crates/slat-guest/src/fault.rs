@@ -372,7 +372,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
     /// Unmaps the leaf of `size`, or what took its place, to completion.
     fn empty(&mut self, size: PageSize) {
         let (guest, slot, range) = (self.guest, self.slot, self.page(size));
-        guest.unmap(self.tables, self.guard, range, |removed| guest.keep_dirty(slot, &removed));
+        guest.unmap(self.tables, self.guard, [range], |removed| guest.keep_dirty(slot, &removed));
     }
 
     /// Maps the page, or as much around it as `largest`, slot and backing allow.

@@ -1,6 +1,6 @@
 //! One guest's memory, and the threads that work on it.
 
-use crate::backing::Backing;
+use crate::backing::{Backing, HvaRange};
 use crate::config::{Config, Logging};
 use crate::host::Host;
 use crate::invalidate::Invalidations;
@@ -291,6 +291,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// What `look` finds among the slots of now.
     pub(crate) fn look<R>(&mut self, look: impl FnOnce(&View) -> R) -> R {
         self.with_slots(&self.guest.tables, |view, _, _| look(view))
+    }
+
+    /// Where the guest has the memory at `host`: a range of each slot that has some of it.
+    pub fn guest_ranges(&mut self, host: HvaRange) -> Vec<GpaRange> {
+        self.look(|view| {
+            let slots = view.slots.iter().filter(|slot| !slot.going);
+            slots.filter_map(|slot| slot.spec.guest_of(&host)).collect()
+        })
     }
 
     /// What `gpa` translates to in the tables that vCPUs share; `None` if nothing is mapped there.

@@ -137,21 +137,44 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// `taken` runs inside the tables: it takes no lock under which somebody changes slots, reads a log
     /// that hardware keeps, switches caches, or says what the host wrote, which all wait for this.
     pub fn invalidate(&mut self, host: HvaRange, mut taken: impl FnMut(Taken)) -> Invalidation<'w> {
-        let guest = self.guest;
-        let invalidations = &guest.invalidations;
+        let invalidations = &self.guest.invalidations;
         let invalidation = Invalidation { invalidations, place: invalidations.begin(&host) };
+        self.take_pages(&[host], &mut taken);
+        invalidation
+    }
+
+    /// Takes memory from the guest that its [`Backing`] has stopped to hand out: of all `hosts`, with one
+    /// invalidation for every few dozen leaves, wherever they are. `taken` learns of what was mapped, as
+    /// in [`Worker::invalidate`]; blocks that a range touches are taken whole.
+    ///
+    /// The backing must answer [`NoPage`](crate::NoPage) for these pages from before this is called until
+    /// the memory may be mapped again. Faults on other pages are not held up, which is the difference to
+    /// [`Worker::invalidate`]. When this returns, the guest cannot reach what `hosts` named.
+    ///
+    /// *Invariant*: the caller changes what the backing answers, then this walks; a fault reserves its
+    /// slot, then asks the backing. The two are crosswise (`agreed`): the fault is refused, or the walk
+    /// finds its reservation or leaf.
+    pub fn evict(&mut self, hosts: &[HvaRange], mut taken: impl FnMut(Taken)) {
+        agreed();
+        self.take_pages(hosts, &mut taken);
+    }
+
+    fn take_pages(&mut self, hosts: &[HvaRange], taken: &mut impl FnMut(Taken)) {
+        let guest = self.guest;
         // Pages are taken whole.
         let page = F::size(0).bytes();
-        let start = host.start.0 & !(page - 1);
-        let end = host.end().0.checked_next_multiple_of(page).unwrap_or(!(page - 1));
-        let pages = HvaRange { start: Hva(start), bytes: end.saturating_sub(start) };
+        let whole = |host: &HvaRange| {
+            let start = host.start.0 & !(page - 1);
+            let end = host.end().0.checked_next_multiple_of(page).unwrap_or(!(page - 1));
+            HvaRange { start: Hva(start), bytes: end.saturating_sub(start) }
+        };
         for tables in guest.spaces() {
             // What is unmapped is in the log that a reader finds who waits for this guard.
             let bytes = self.with_slots(tables, |view, guard, _| {
                 let mut bytes = 0;
                 for slot in &view.slots {
-                    let Some(range) = slot.spec.guest_of(&pages) else { continue };
-                    bytes += guest.unmap(tables, guard, range, |removed| {
+                    let ranges = hosts.iter().filter_map(|host| slot.spec.guest_of(&whole(host)));
+                    bytes += guest.unmap(tables, guard, ranges, |removed| {
                         guest.keep_dirty(slot, &removed);
                         let Removed { gpa, bytes, attributes, .. } = removed;
                         let host = HvaRange { start: slot.spec.host_of(gpa.0), bytes };
@@ -164,7 +187,6 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             guest.counters.invalidated_bytes.add(bytes);
             tables.reclaim();
         }
-        invalidation
     }
 }
 
@@ -179,16 +201,16 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
-    /// Unmaps `range`, and blocks that it cuts through; hands out what was there once nobody can
+    /// Unmaps `ranges`, and blocks that they cut through; hands out what was there once nobody can
     /// reach it, and it was maintained: a vCPU may have written it past the caches.
     pub(crate) fn unmap(
         &self,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
-        range: GpaRange,
+        ranges: impl IntoIterator<Item = GpaRange>,
         mut removed: impl FnMut(Removed),
     ) -> u64 {
-        self.remove(tables, guard, range, |leaves| {
+        self.remove(tables, guard, ranges, |leaves| {
             if self.caches.matters() && leaves.attributes.memory == Memory::Normal {
                 tables.platform().maintain(leaves.hpa, leaves.bytes, Maintenance::Data);
                 self.counters.flushed_bytes.add(leaves.bytes);
@@ -203,35 +225,46 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         &self,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
-        range: GpaRange,
+        ranges: impl IntoIterator<Item = GpaRange>,
         mut removed: impl FnMut(Removed),
     ) -> u64 {
-        let (mut rest, mut bytes) = (range, 0);
-        loop {
-            let mut storage = [const { Place::EMPTY }; BATCH];
-            let mut removals = Removals::new(tables, &mut storage);
-            let result = guard.unmap(rest, &mut removals);
+        let mut storage = [const { Place::EMPTY }; BATCH];
+        let mut removals = Removals::new(tables, &mut storage);
+        let mut bytes = 0;
+        let mut complete = |removals: &mut Removals<'_, '_, 'p, F, H>| {
             let before = bytes;
             bytes +=
                 removals.complete().map(|leaves| (removed(leaves), leaves.bytes).1).sum::<u64>();
             self.counters.invalidations.add(u64::from(bytes != before));
-            let at = match result {
-                Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
-                    rest = widened(guard, rest);
-                    continue;
+            bytes
+        };
+        for range in ranges {
+            let mut rest = range;
+            loop {
+                let at = match guard.unmap(rest, &mut removals) {
+                    Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
+                        complete(&mut removals);
+                        rest = widened(guard, rest);
+                        continue;
+                    }
+                    Err(Halted { at, why: UnmapError::Full }) => {
+                        complete(&mut removals);
+                        at
+                    }
+                    Err(Halted { at, why: UnmapError::Contended }) => {
+                        complete(&mut removals);
+                        tables.platform().wait();
+                        at
+                    }
+                    Ok(_) | Err(_) => break,
+                };
+                match GpaRange::new(at, rest.end().0.saturating_sub(at.0)) {
+                    Ok(behind) => rest = behind,
+                    Err(_) => break,
                 }
-                Err(Halted { at, why: UnmapError::Full }) => at,
-                Err(Halted { at, why: UnmapError::Contended }) => {
-                    tables.platform().wait();
-                    at
-                }
-                Ok(_) | Err(_) => return bytes,
-            };
-            match GpaRange::new(at, rest.end().0.saturating_sub(at.0)) {
-                Ok(behind) => rest = behind,
-                Err(_) => return bytes,
             }
         }
+        complete(&mut removals)
     }
 }
 

@@ -148,12 +148,12 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
         self.worker.with_slots(&view.tables, |slots, guard, _| {
             // Slot by slot: neighbours in two of them would be told as one.
             for slot in &slots.slots {
-                guest.remove(&view.tables, guard, slot.spec.range(), |removed| {
+                guest.remove(&view.tables, guard, [slot.spec.range()], |removed| {
                     guest.keep_dirty(slot, &removed);
                 });
             }
             // Nothing is left but tables.
-            guest.remove(&view.tables, guard, all, |_| {});
+            guest.remove(&view.tables, guard, [all], |_| {});
         });
         view.tables.reclaim();
         view.live.swap(0, Ordering::SeqCst);

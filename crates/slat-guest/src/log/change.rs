@@ -120,7 +120,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         self.replace(view.clone());
         for tables in guest.spaces() {
             self.inside(tables, |guard, _| {
-                guest.unmap(tables, guard, slot.spec.range(), |removed| {
+                guest.unmap(tables, guard, [slot.spec.range()], |removed| {
                     guest.keep_dirty(&slot, &removed);
                 })
             });
@@ -215,12 +215,20 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         } else {
             self.protect(&guest.tables, spec.range());
         }
-        self.collapse(spec.range(), guest.config.largest)
+        self.collapse_if(spec.range(), guest.config.largest, |_| true)
     }
 
-    /// Puts tables in `range` together to blocks of at most `to`, where they can be; returns the bytes.
-    pub(crate) fn collapse(&mut self, range: GpaRange, to: PageSize) -> u64 {
-        self.collapse_if(range, to, |_| true)
+    /// Puts tables in `range` together to blocks of at most `to`, where the pages behind them are
+    /// neighbours of one kind; returns the bytes. Nothing where a slot in the range logs: the log is of
+    /// pages.
+    pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> u64 {
+        self.collapse_if(range, to, |view| {
+            let inside = |slot: &&crate::slots::Slot| {
+                let slot = slot.spec.range();
+                slot.start() < range.end() && range.start() < slot.end()
+            };
+            view.slots.iter().filter(inside).all(|slot| slot.log.is_none() && !slot.going)
+        })
     }
 
     /// [`Worker::collapse`], if `wanted` by what the slots are then.

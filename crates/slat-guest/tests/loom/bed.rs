@@ -3,6 +3,7 @@
 use core::cell::RefCell;
 use core::ptr::NonNull;
 use loom::sync::Mutex;
+use loom::sync::atomic::{AtomicU64, Ordering};
 use slat::format::tiny::Tiny;
 use slat::{
     Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform,
@@ -79,17 +80,28 @@ pub struct Ram {
     pub at: Mutex<u64>,
     pub block: u64,
     pub content: Mutex<[u64; 4]>,
+    /// Where it is asked for: whether there is none at the moment.
+    pub gone: Option<AtomicU64>,
 }
 
 impl Ram {
     pub fn new(block: u64) -> &'static Self {
         let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
-        Box::leak(Box::new(Self { at, block, content }))
+        Box::leak(Box::new(Self { at, block, content, gone: None }))
+    }
+
+    /// Memory that can go without a lock.
+    pub fn that_goes(block: u64) -> &'static Self {
+        let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
+        Box::leak(Box::new(Self { at, block, content, gone: Some(AtomicU64::new(0)) }))
     }
 }
 
 impl Backing for &'static Ram {
     fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
+        if self.gone.as_ref().is_some_and(|gone| gone.load(Ordering::Acquire) != 0) {
+            return Err(NoPage::NotYet);
+        }
         let at = *self.at.lock().unwrap();
         Ok(Page {
             hpa: Hpa(at + (host.0 - HOST)),

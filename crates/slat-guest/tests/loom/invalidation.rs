@@ -1,6 +1,7 @@
 //! A fault, against the host that takes its page away.
 
 use crate::bed::*;
+use loom::sync::atomic::Ordering;
 use loom::thread::spawn;
 use slat::{Access, BreakBeforeMake, Gpa, PageSize};
 use slat_guest::{Config, Hva, HvaRange, Vcpu};
@@ -79,6 +80,38 @@ fn nor_by_either_of_two_faults_that_share_a_reservation() {
             assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW), "{found:?}");
         }
     });
+}
+
+/// The backing stops to hand out memory, and has the guest evict it: nobody waits for anybody.
+fn fault_and_eviction(block: u64, before: bool) {
+    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_goes(block));
+    let guest = guest(world, ram, config());
+    let mut setup = worker(guest);
+    setup.set_slot(slot(false)).unwrap();
+    let mut faults = vcpu(guest);
+    if before {
+        faults.fault(Gpa(0), Access::Read);
+    }
+    let faults = Sent(faults);
+    let thread = spawn(move || {
+        let mut vcpu = faults.get();
+        vcpu.fault(Gpa(0), Access::Write);
+        Sent(vcpu)
+    });
+    ram.gone.as_ref().unwrap().store(1, Ordering::Release);
+    setup.evict(&[HvaRange { start: Hva(HOST), bytes: PAGE }], |_| {});
+    let found = at(&mut setup, 0);
+    assert!(found.is_none(), "reachable after the eviction: {found:?}");
+    let mut vcpu = thread.join().unwrap().get();
+    let found = at(vcpu.worker(), 0);
+    assert!(found.is_none(), "mapped after the eviction: {found:?}");
+}
+
+#[test]
+fn a_page_that_the_backing_has_stopped_to_hand_out_is_evicted_for_good() {
+    bounded("fault of a page || eviction", 5, || fault_and_eviction(PAGE, false));
+    bounded("fault on a page that is there || eviction", 5, || fault_and_eviction(PAGE, true));
+    bounded("fault of a block || eviction of a page", 5, || fault_and_eviction(BLOCK, false));
 }
 
 #[test]

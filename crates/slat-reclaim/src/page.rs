@@ -1,0 +1,128 @@
+//! Where one page of a guest's memory is: one word a page.
+//!
+//! # Protocol
+//! Whoever moves a page claims its word, by a compare-and-swap to *moving*, and lets go of it with where
+//! the page is then. Faults that meet a claimed word are answered "not yet".
+//!
+//! *Invariants*:
+//! - A frame belongs to one word that says *here*, to one claimer, or to the pool.
+//! - A word says *here with a copy* only while no leaf lets the guest write the page: what is in the swap
+//!   slot is what is in the frame. The fault that lets it write drops the copy first, by an exchange that
+//!   a claim makes fail.
+//! - Who claims a page to send it away unmaps it before the content is read: `Worker::evict`.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Frames and swap slots are numbered below this: 1 TiB of 4 KiB pages.
+pub(crate) const NUMBERS: u64 = 1 << 28;
+const MASK: u64 = NUMBERS - 1;
+const FIRST: u32 = 2;
+const SECOND: u32 = 30;
+
+/// Where a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// Nowhere yet: it reads as zero.
+    Nowhere,
+    /// In memory, and, if it was not written since it came back, in swap.
+    Here { frame: u32, copy: Option<u32> },
+    /// Claimed by somebody who moves it.
+    Moving,
+    /// In swap, since the guest had sent away so many pages (modulo 2^28).
+    Away { slot: u32, since: u32 },
+}
+
+impl Place {
+    fn encode(self) -> u64 {
+        let number = |slot: u32| u64::from(slot) + 1;
+        match self {
+            Self::Nowhere => 0,
+            Self::Here { frame, copy } => {
+                1 | u64::from(frame) << FIRST | copy.map_or(0, number) << SECOND
+            }
+            Self::Moving => 2,
+            Self::Away { slot, since } => {
+                3 | (u64::from(since) & MASK) << FIRST | number(slot) << SECOND
+            }
+        }
+    }
+
+    fn decode(word: u64) -> Self {
+        let first = (word >> FIRST & MASK) as u32;
+        let slot = (word >> SECOND).checked_sub(1).map(|slot| slot as u32);
+        match (word & 3, slot) {
+            (1, copy) => Self::Here { frame: first, copy },
+            (2, _) => Self::Moving,
+            (3, Some(slot)) => Self::Away { slot, since: first },
+            _ => Self::Nowhere,
+        }
+    }
+}
+
+/// The word of a page.
+#[derive(Debug, Default)]
+pub(crate) struct Word(AtomicU64);
+
+impl Word {
+    pub fn load(&self) -> Place {
+        Place::decode(self.0.load(Ordering::Acquire))
+    }
+
+    /// Replaces `old`, unless it is not that any more.
+    pub fn exchange(&self, old: Place, new: Place) -> bool {
+        let (old, new) = (old.encode(), new.encode());
+        self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Claims the page, if `wanted` by where it is; `Err` says where it is.
+    pub fn claim(&self, wanted: impl Fn(&Place) -> bool) -> Result<Place, Place> {
+        loop {
+            let place = self.load();
+            if place == Place::Moving || !wanted(&place) {
+                return Err(place);
+            }
+            if self.exchange(place, Place::Moving) {
+                return Ok(place);
+            }
+        }
+    }
+
+    /// Ends the caller's own claim.
+    pub fn release(&self, place: Place) {
+        debug_assert_eq!(self.load(), Place::Moving, "a claim was not respected");
+        self.0.store(place.encode(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_says_what_was_said() {
+        let most = (NUMBERS - 2) as u32;
+        for place in [
+            Place::Nowhere,
+            Place::Moving,
+            Place::Here { frame: 0, copy: None },
+            Place::Here { frame: most, copy: Some(0) },
+            Place::Here { frame: 0, copy: Some(most) },
+            Place::Away { slot: 0, since: most },
+            Place::Away { slot: most, since: 0 },
+        ] {
+            assert_eq!(Place::decode(place.encode()), place);
+        }
+    }
+
+    #[test]
+    fn a_claimed_page_is_nobody_elses() {
+        let word = Word::default();
+        assert_eq!(word.claim(|_| true), Ok(Place::Nowhere));
+        assert_eq!(word.claim(|_| true), Err(Place::Moving));
+        let here = Place::Here { frame: 3, copy: Some(9) };
+        assert!(!word.exchange(here, Place::Nowhere));
+        word.release(here);
+        assert_eq!(word.claim(|place| *place == Place::Nowhere), Err(here));
+        assert!(word.exchange(here, Place::Here { frame: 3, copy: None }));
+    }
+}

@@ -1,0 +1,218 @@
+//! One guest's memory, of which a part is in swap: what its faults ask.
+
+use crate::order::{Generations, Lists, Looks, Order};
+use crate::page::{NUMBERS, Place, Word};
+use crate::pool::{Pool, PoolError, Ram};
+use crate::stats::Counters;
+use crate::swap::Swap;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use slat::{Access, Memory, Skip};
+use slat_guest::{Backing, Hva, HvaRange, NoPage, Page};
+use spin::Mutex;
+
+/// In which order pages are given up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Policy {
+    /// By the last walk that found them used.
+    Generations,
+    /// By two lists, page by page: a baseline.
+    TwoLists,
+}
+
+/// How a guest's memory is reclaimed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Pages that the guest may have in memory.
+    pub limit: u32,
+    /// In which order it gives them up.
+    pub policy: Policy,
+    /// Look-around: a page about to be given up is asked about with the 64 around it, in one call.
+    pub look_around: bool,
+    /// Pages of one call of an ageing walk; 1 asks for each page that is there.
+    pub window: u32,
+    /// What walks leave out where tables have accessed bits. With [`Skip::Exact`] each call of a walk costs
+    /// an invalidation: windows should be large.
+    pub skip: Skip,
+    /// Walks end with an invalidation: without, a page that a TLB holds may look idle while it is used.
+    pub fresh: bool,
+    /// First touches take a whole block, where one is free.
+    pub huge: bool,
+    /// Ticks of the host's clock that a page stays after it came back.
+    pub residency: u64,
+    /// Pages that are given up together.
+    pub batch: u32,
+}
+
+impl Config {
+    /// Generations with look-around, walks of 1 GiB of 4 KiB pages at a time that skip what is exactly known to
+    /// be idle, no huge pages.
+    pub const fn new(limit: u32) -> Self {
+        Self {
+            limit,
+            policy: Policy::Generations,
+            look_around: true,
+            window: 1 << 18,
+            skip: Skip::Exact,
+            fresh: false,
+            huge: false,
+            residency: 0,
+            batch: 64,
+        }
+    }
+}
+
+/// What was noted about pages that came in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub page: u32,
+    /// Pages that were given up between; `None` for a first touch.
+    pub distance: Option<u32>,
+}
+
+/// One guest's memory on a [`Pool`]: the [`Backing`] of its slots.
+///
+/// A fault on a page that is not in memory is answered [`NoPage::NotYet`]; the thread that runs the vCPU
+/// then has [`Pager::bring_in`](crate::Pager::bring_in) fetch it.
+#[derive(Debug)]
+pub struct Paged<'h, M, S> {
+    pub(crate) pool: &'h Pool<M, S>,
+    pub(crate) range: HvaRange,
+    pub(crate) config: Config,
+    pub(crate) words: Box<[Word]>,
+    /// Of each block: whether its frames are a block, too, that may be one leaf.
+    pub(crate) whole: Box<[AtomicU8]>,
+    /// Of each page, when it came in: ticks, in units of 2^20.
+    pub(crate) born: Box<[AtomicU32]>,
+    pub(crate) limit: AtomicU32,
+    /// Pages in memory, those on their way in included.
+    pub(crate) here: AtomicU32,
+    /// Pages that were given up so far.
+    pub(crate) given_up: AtomicU64,
+    pub(crate) arrivals: Mutex<Vec<Arrival>>,
+    pub(crate) order: Mutex<Order>,
+    pub(crate) counters: Counters,
+}
+
+/// Ticks are kept in units of this, as a base-2 logarithm: a millisecond, if they are nanoseconds.
+pub(crate) const BORN_SHIFT: u32 = 20;
+
+impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
+    /// `bytes` of memory, which the guest's slots have at `start` in the host's addresses. `now` is the
+    /// time, in ticks of the guest's host.
+    ///
+    /// # Errors
+    /// [`PoolError`]; nothing was taken.
+    pub fn new(
+        pool: &'h Pool<M, S>,
+        start: Hva,
+        bytes: u64,
+        config: Config,
+        now: u64,
+    ) -> Result<Self, PoolError> {
+        let block = pool.layout.block;
+        if !start.0.is_multiple_of(block.bytes()) {
+            return Err(PoolError::Unaligned { size: block });
+        }
+        if !bytes.is_multiple_of(pool.layout.page.bytes()) || start.0.checked_add(bytes).is_none() {
+            return Err(PoolError::Unaligned { size: pool.layout.page });
+        }
+        let pages = bytes >> pool.layout.page.shift();
+        if pages >= NUMBERS {
+            return Err(PoolError::TooMany { pages });
+        }
+        let pages = pages as u32;
+        let looks = Looks { window: config.window, around: config.look_around };
+        let order = match config.policy {
+            Policy::Generations => Order::Generations(Generations::new(pages, looks, now)),
+            Policy::TwoLists => Order::Lists(Lists::new(pages)),
+        };
+        let blocks = pages.div_ceil(1 << pool.frames.order());
+        Ok(Self {
+            pool,
+            range: HvaRange { start, bytes },
+            config,
+            words: (0..pages).map(|_| Word::default()).collect(),
+            whole: (0..blocks).map(|_| AtomicU8::new(0)).collect(),
+            born: (0..pages).map(|_| AtomicU32::new(0)).collect(),
+            limit: AtomicU32::new(config.limit),
+            here: AtomicU32::new(0),
+            given_up: AtomicU64::new(0),
+            arrivals: Mutex::new(Vec::new()),
+            order: Mutex::new(order),
+            counters: Counters::default(),
+        })
+    }
+
+    /// The pool that it is on.
+    pub const fn pool(&self) -> &'h Pool<M, S> {
+        self.pool
+    }
+
+    /// Pages in memory.
+    pub fn resident(&self) -> u32 {
+        self.here.load(Ordering::Relaxed)
+    }
+
+    /// Pages that it may have in memory.
+    pub fn limit(&self) -> u32 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Sets the limit. What is above it goes as pages come in, or by
+    /// [`Pager::reclaim`](crate::Pager::reclaim).
+    pub fn set_limit(&self, pages: u32) {
+        self.limit.store(pages, Ordering::Relaxed);
+    }
+
+    /// What reclaim did so far.
+    pub fn stats(&self) -> crate::Stats {
+        self.counters.read()
+    }
+
+    pub(crate) fn number(&self, host: Hva) -> Option<u32> {
+        let offset = host.0.checked_sub(self.range.start.0)?;
+        (offset < self.range.bytes).then(|| (offset >> self.pool.layout.page.shift()) as u32)
+    }
+
+    pub(crate) fn host(&self, page: u32, pages: u32) -> HvaRange {
+        let shift = self.pool.layout.page.shift();
+        let start = Hva(self.range.start.0 + (u64::from(page) << shift));
+        HvaRange { start, bytes: u64::from(pages) << shift }
+    }
+
+    pub(crate) const fn block_of(&self, page: u32) -> usize {
+        (page >> self.pool.frames.order()) as usize
+    }
+
+    pub(crate) fn is_whole(&self, page: u32) -> bool {
+        self.whole[self.block_of(page)].load(Ordering::Acquire) != 0
+    }
+}
+
+impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
+        let number = self.number(host).ok_or(NoPage::Never)?;
+        let word = &self.words[number as usize];
+        loop {
+            let place = word.load();
+            let Place::Here { frame, copy } = place else { return Err(NoPage::NotYet) };
+            if let (Access::Write, Some(slot)) = (access, copy) {
+                // From here on what is in swap is not what the guest has.
+                if word.exchange(place, Place::Here { frame, copy: None }) {
+                    self.pool.slots.give(slot);
+                }
+                continue;
+            }
+            let layout = &self.pool.layout;
+            return Ok(Page {
+                hpa: self.pool.hpa(frame),
+                block: if self.is_whole(number) { layout.block } else { layout.page },
+                write: copy.is_none(),
+                execute: true,
+                memory: Memory::Normal,
+            });
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! A thread that moves a guest's pages: in for faults, out to make room.
+
+mod blocks;
+mod reclaim;
+
+pub use reclaim::{Generation, Idle, ReclaimError, Reclaimed};
+
+use crate::order::{Accessed, Look};
+use crate::page::Place;
+use crate::paged::{Arrival, BORN_SHIFT, Paged};
+use crate::pool::Ram;
+use crate::stats::Counters;
+use crate::swap::{Swap, SwapError};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+use core::sync::atomic::Ordering;
+use slat::{Access, Ageing, Format, Hpa, Skip};
+use slat_guest::{Host, Hva, HvaRange, Worker};
+
+/// What ageing and unmapping are done under: nothing, or, to measure what that costs, a lock.
+pub trait Gate {
+    /// Does `work`.
+    fn alone<R>(&self, work: impl FnOnce() -> R) -> R;
+}
+
+/// No lock.
+impl Gate for () {
+    fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+        work()
+    }
+}
+
+/// A thread that moves pages of one guest: its own, or that of a vCPU whose fault waits for a page.
+///
+/// Any number of threads bring pages in; one at a time gives up pages of a guest, others are told that it
+/// is [`Reclaimed::busy`].
+pub struct Pager<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate = ()> {
+    worker: &'a mut Worker<'w, 'p, F, H, &'h Paged<'h, M, S>>,
+    paged: &'h Paged<'h, M, S>,
+    gate: G,
+    content: Vec<u8>,
+}
+
+/// Why a page did not come in. Nothing was lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum PageError {
+    /// The guest's memory has no such address.
+    Outside {
+        /// It.
+        host: Hva,
+    },
+    /// Swap did not give the page back; it still has it, and may another time.
+    Read {
+        /// The page.
+        host: Hva,
+        /// What went wrong.
+        error: SwapError,
+    },
+    /// There is no room, as nothing can be given up: the guest has to wait.
+    NoRoom {
+        /// Why.
+        why: ReclaimError,
+    },
+}
+
+impl fmt::Display for PageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Outside { host } => write!(f, "{host} is not memory of this guest"),
+            Self::Read { host, error } => {
+                write!(f, "the page at {host} does not come back from swap: {error}")
+            }
+            Self::NoRoom { why } => write!(f, "no room for a page: {why}"),
+        }
+    }
+}
+
+impl core::error::Error for PageError {}
+
+/// How often a page that came in is looked for room for: others may take what was given up.
+const ATTEMPTS: u32 = 1000;
+
+impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap> Pager<'a, 'w, 'p, 'h, F, H, M, S> {
+    /// A pager on `worker`'s seat, without a lock.
+    pub fn new(worker: &'a mut Worker<'w, 'p, F, H, &'h Paged<'h, M, S>>) -> Self {
+        Self::gated(worker, ())
+    }
+}
+
+impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
+    Pager<'a, 'w, 'p, 'h, F, H, M, S, G>
+{
+    /// A pager that ages and unmaps under `gate`.
+    pub fn gated(worker: &'a mut Worker<'w, 'p, F, H, &'h Paged<'h, M, S>>, gate: G) -> Self {
+        let paged = *worker.guest().backing();
+        Self { worker, paged, gate, content: Vec::new() }
+    }
+
+    /// The guest's memory.
+    pub const fn paged(&self) -> &'h Paged<'h, M, S> {
+        self.paged
+    }
+
+    fn now(&self) -> u64 {
+        self.worker.guest().tables().platform().now()
+    }
+
+    fn wait(&self) {
+        self.worker.guest().tables().platform().wait();
+    }
+
+    /// Brings in the page at `host`, for `access`: after a fault that was answered
+    /// [`Retry::NotYet`](slat_guest::Retry::NotYet). Makes room by giving up other pages of the guest if
+    /// need be. Waits for whoever is moving the page: no longer than swap takes.
+    ///
+    /// # Errors
+    /// [`PageError`]; the page is where it was.
+    pub fn bring_in(&mut self, host: Hva, access: Access) -> Result<(), PageError> {
+        let paged = self.paged;
+        let page = paged.number(host).ok_or(PageError::Outside { host })?;
+        let word = &paged.words[page as usize];
+        loop {
+            match word.load() {
+                Place::Here { .. } => return Ok(()),
+                Place::Moving => {
+                    self.wait();
+                    continue;
+                }
+                Place::Nowhere if paged.config.huge && self.bring_block(page) => return Ok(()),
+                Place::Nowhere | Place::Away { .. } => {}
+            }
+            let frame = self.frame()?;
+            let away = |place: &Place| matches!(place, Place::Nowhere | Place::Away { .. });
+            match word.claim(away) {
+                Ok(place) => return self.fill(page, place, frame, access),
+                // Another thread brings it in.
+                Err(_) => self.give(frame),
+            }
+        }
+    }
+
+    /// Fills `frame` with the claimed page.
+    fn fill(
+        &mut self,
+        page: u32,
+        place: Place,
+        frame: u32,
+        access: Access,
+    ) -> Result<(), PageError> {
+        let (paged, pool) = (self.paged, self.paged.pool);
+        let word = &paged.words[page as usize];
+        let mut content = core::mem::take(&mut self.content);
+        content.resize(pool.layout.page.bytes() as usize, 0);
+        let mut copy = None;
+        let mut distance = None;
+        let result = match place {
+            Place::Away { slot, since } => {
+                let begin = self.now();
+                let result = pool.swap.read(slot, &mut content);
+                paged.counters.read.add(self.now() - begin);
+                copy = Some(slot);
+                let given_up = paged.given_up.load(Ordering::Relaxed) as u32;
+                distance = Some(given_up.wrapping_sub(since) & (crate::page::NUMBERS - 1) as u32);
+                result
+            }
+            _ => {
+                content.fill(0);
+                Ok(())
+            }
+        };
+        if result.is_ok() {
+            pool.ram.write(pool.hpa(frame), &content);
+        }
+        self.content = content;
+        if let Err(error) = result {
+            word.release(place);
+            self.give(frame);
+            return Err(PageError::Read { host: paged.host(page, 1).start, error });
+        }
+        self.arrived(page, distance);
+        let kept = copy.filter(|_| access != Access::Write);
+        word.release(Place::Here { frame, copy: kept });
+        if let (Some(slot), None) = (copy, kept) {
+            pool.slots.give(slot);
+        }
+        Ok(())
+    }
+
+    fn arrived(&self, page: u32, distance: Option<u32>) {
+        let paged = self.paged;
+        paged.born[page as usize].store((self.now() >> BORN_SHIFT) as u32, Ordering::Relaxed);
+        match distance {
+            None => Counters::add(&paged.counters.first_touches, 1),
+            Some(distance) => {
+                Counters::add(&paged.counters.refaults, 1);
+                Counters::add(&paged.counters.soon, u64::from(distance <= paged.resident()));
+            }
+        }
+        paged.arrivals.lock().push(Arrival { page, distance });
+    }
+
+    /// A frame within the guest's limit.
+    fn frame(&mut self) -> Result<u32, PageError> {
+        let paged = self.paged;
+        let mut last = ReclaimError::Nothing;
+        for _ in 0..ATTEMPTS {
+            if paged.here.fetch_add(1, Ordering::AcqRel) < paged.limit() {
+                if let Some(frame) = paged.pool.frames.take() {
+                    return Ok(frame);
+                }
+            }
+            paged.here.fetch_sub(1, Ordering::AcqRel);
+            match self.reclaim(paged.config.batch) {
+                Ok(Reclaimed { pages: 0, .. }) => self.wait(),
+                Ok(_) => {}
+                Err(why @ ReclaimError::Swap(_)) => {
+                    return Err(PageError::NoRoom { why });
+                }
+                Err(why) => {
+                    last = why;
+                    self.wait();
+                }
+            }
+        }
+        Err(PageError::NoRoom { why: last })
+    }
+
+    fn give(&self, frame: u32) {
+        self.paged.pool.frames.give(frame);
+        self.paged.here.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Copies a page's content as it is now, wherever it is, without bringing it in: what a migration sends.
+    /// A page that the guest writes meanwhile is as a page of any live memory is; its log knows.
+    ///
+    /// # Errors
+    /// [`PageError`].
+    pub fn copy(&mut self, host: Hva, to: &mut [u8]) -> Result<(), PageError> {
+        let (paged, pool) = (self.paged, self.paged.pool);
+        let page = paged.number(host).ok_or(PageError::Outside { host })?;
+        let word = &paged.words[page as usize];
+        let place = loop {
+            match word.claim(|_| true) {
+                Ok(place) => break place,
+                Err(_) => self.wait(),
+            }
+        };
+        let result = match place {
+            Place::Here { frame, .. } => {
+                pool.ram.read(pool.hpa(frame), to);
+                Ok(())
+            }
+            Place::Away { slot, .. } => pool.swap.read(slot, to),
+            _ => {
+                to.fill(0);
+                Ok(())
+            }
+        };
+        word.release(place);
+        result.map_err(|error| PageError::Read { host, error })
+    }
+
+    /// Has `work` read or write the page at `host` in memory, as a device does; it stays there meanwhile.
+    ///
+    /// # Errors
+    /// [`PageError`]; `work` was not called.
+    pub fn with_page<R>(
+        &mut self,
+        host: Hva,
+        write: bool,
+        work: impl FnOnce(Hpa) -> R,
+    ) -> Result<R, PageError> {
+        let paged = self.paged;
+        let page = paged.number(host).ok_or(PageError::Outside { host })?;
+        let word = &paged.words[page as usize];
+        loop {
+            self.bring_in(host, if write { Access::Write } else { Access::Read })?;
+            let Ok(place) = word.claim(|place| matches!(place, Place::Here { .. })) else {
+                self.wait();
+                continue;
+            };
+            let Place::Here { frame, copy } = place else { continue };
+            let result = work(paged.pool.hpa(frame));
+            word.release(Place::Here { frame, copy: copy.filter(|_| !write) });
+            if let (Some(slot), true) = (copy, write) {
+                paged.pool.slots.give(slot);
+            }
+            return Ok(result);
+        }
+    }
+
+    /// Takes the pages of `host` from the guest for good: they read as zero from now on (a balloon, or a file
+    /// that was cut off). What the range has no whole page of is left.
+    pub fn discard(&mut self, host: HvaRange) {
+        let (paged, pool) = (self.paged, self.paged.pool);
+        let size = pool.layout.page.bytes();
+        let start = host.start.0.saturating_add(size - 1) & !(size - 1);
+        for host in (start..host.end().0 & !(size - 1)).step_by(size as usize) {
+            let Some(page) = paged.number(Hva(host)) else { continue };
+            let word = &paged.words[page as usize];
+            let place = loop {
+                match word.claim(|place| *place != Place::Nowhere) {
+                    Ok(place) => break place,
+                    Err(Place::Nowhere) => break Place::Nowhere,
+                    Err(_) => self.wait(),
+                }
+            };
+            match place {
+                Place::Here { frame, copy } => {
+                    self.break_block(page);
+                    self.worker.evict(&[paged.host(page, 1)], |_| {});
+                    word.release(Place::Nowhere);
+                    self.give(frame);
+                    copy.into_iter().for_each(|slot| pool.slots.give(slot));
+                }
+                Place::Away { slot, .. } => {
+                    word.release(Place::Nowhere);
+                    pool.slots.give(slot);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The guest, as who orders its pages sees it.
+struct Eyes<'e, 'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate> {
+    pager: &'e mut Pager<'a, 'w, 'p, 'h, F, H, M, S, G>,
+    /// The time, in the units of [`Paged::born`].
+    now: u64,
+}
+
+impl<'e, 'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
+    Eyes<'e, 'a, 'w, 'p, 'h, F, H, M, S, G>
+{
+    fn new(pager: &'e mut Pager<'a, 'w, 'p, 'h, F, H, M, S, G>) -> Self {
+        let now = pager.now() >> BORN_SHIFT;
+        Self { pager, now }
+    }
+}
+
+impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Accessed
+    for Eyes<'_, '_, '_, '_, '_, F, H, M, S, G>
+{
+    fn pages(&self) -> u32 {
+        self.pager.paged.words.len() as u32
+    }
+
+    fn is_here(&self, page: u32) -> bool {
+        matches!(self.pager.paged.words[page as usize].load(), Place::Here { .. })
+    }
+
+    fn is_new(&self, page: u32) -> bool {
+        let paged = self.pager.paged;
+        let born = paged.born[page as usize].load(Ordering::Relaxed);
+        let age = (self.now as u32).wrapping_sub(born);
+        paged.config.residency != 0 && u64::from(age) << BORN_SHIFT < paged.config.residency
+    }
+
+    fn young(&mut self, look: Look, first: u32, count: u32, young: &mut [u64]) {
+        let pager = &mut *self.pager;
+        let paged = pager.paged;
+        let begin = pager.now();
+        let walk = look == Look::Walk;
+        let how = Ageing {
+            clear: true,
+            skip: if walk { paged.config.skip } else { Skip::Nothing },
+            fresh: walk && paged.config.fresh,
+        };
+        let (worker, range) = (&mut *pager.worker, paged.host(first, count));
+        // Tables that record no accesses are reclaimed in the order in which pages came.
+        let _ = pager.gate.alone(|| worker.age_host(range, None, young, how));
+        let part = match look {
+            Look::Walk => &paged.counters.walk,
+            Look::Check => &paged.counters.check,
+            Look::Around => &paged.counters.around,
+        };
+        part.add(pager.now() - begin);
+    }
+
+    fn now(&self) -> u64 {
+        self.pager.now()
+    }
+}
+
+/// Pages of a sorted list, as ranges.
+fn ranges<M: Ram, S: Swap>(
+    paged: &Paged<'_, M, S>,
+    pages: impl Iterator<Item = u32>,
+) -> Vec<HvaRange> {
+    let mut ranges: Vec<HvaRange> = vec![];
+    for page in pages {
+        let one = paged.host(page, 1);
+        match ranges.last_mut() {
+            Some(last) if last.end() == one.start => last.bytes += one.bytes,
+            _ => ranges.push(one),
+        }
+    }
+    ranges
+}

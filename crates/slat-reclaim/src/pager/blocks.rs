@@ -1,0 +1,137 @@
+//! Huge pages: kept while they are used, split when they are next, put together when all of them is in use.
+
+use super::{Gate, Pager};
+use crate::order::Generations;
+use crate::page::Place;
+use crate::pool::Ram;
+use crate::stats::Counters;
+use crate::swap::Swap;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use slat::{Format, PageSize};
+use slat_guest::{EagerSplit, Host};
+
+impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M, S, G> {
+    /// Brings in the whole block around a page that nobody has touched, if none of it was, and a block
+    /// is free.
+    pub(super) fn bring_block(&mut self, page: u32) -> bool {
+        let (paged, pool) = (self.paged, self.paged.pool);
+        let (pages, block) = (1 << pool.frames.order(), paged.block_of(page));
+        let first = (block as u32) << pool.frames.order();
+        let Some(words) = paged.words.get(first as usize..(first + pages) as usize) else {
+            return false;
+        };
+        if words.iter().any(|word| word.load() != Place::Nowhere) {
+            return false;
+        }
+        let fits = paged.here.fetch_add(pages, Ordering::AcqRel) + pages <= paged.limit();
+        let Some(frame) = fits.then(|| pool.frames.take_block()).flatten() else {
+            paged.here.fetch_sub(pages, Ordering::AcqRel);
+            return false;
+        };
+        let claim =
+            |word: &&crate::page::Word| word.claim(|place| *place == Place::Nowhere).is_ok();
+        let claimed = words.iter().take_while(claim).count();
+        if claimed < words.len() {
+            words[..claimed].iter().for_each(|word| word.release(Place::Nowhere));
+            (frame..frame + pages).for_each(|frame| self.give(frame));
+            return false;
+        }
+        self.content.clear();
+        self.content.resize(pool.layout.page.bytes() as usize, 0);
+        (frame..frame + pages).for_each(|frame| pool.ram.write(pool.hpa(frame), &self.content));
+        // Before a fault may find a page of it.
+        paged.whole[block].store(1, Ordering::Release);
+        for (index, word) in words.iter().enumerate() {
+            self.arrived(first + index as u32, None);
+            word.release(Place::Here { frame: frame + index as u32, copy: None });
+        }
+        Counters::add(&paged.counters.huge, 1);
+        true
+    }
+
+    /// The block around `page` is pages from now on; whether it was none before. Its leaf is split, if it
+    /// has one: what its pages are used for is found out page by page.
+    pub(super) fn break_block(&mut self, page: u32) -> bool {
+        let paged = self.paged;
+        let block = paged.block_of(page);
+        if paged.whole[block].swap(0, Ordering::AcqRel) == 0 {
+            return false;
+        }
+        let order = paged.pool.frames.order();
+        for range in self.worker.guest_ranges(paged.host((block as u32) << order, 1 << order)) {
+            // Where tables are short, unmapping takes the block whole.
+            EagerSplit::new(
+                range,
+                PageSize::from_bytes(paged.pool.layout.page.bytes()).unwrap_or(F::size(0)),
+            )
+            .run(self.worker, || false);
+        }
+        true
+    }
+
+    /// Blocks of pages of which all are in memory, and most were used since the last walk but one.
+    pub(super) fn hot_blocks(&self, generations: &Generations) -> Vec<u32> {
+        let paged = self.paged;
+        let pages = 1u32 << paged.pool.frames.order();
+        let is_hot = |block: &u32| {
+            let all = block * pages..(block + 1) * pages;
+            let here = |page: u32| matches!(paged.words[page as usize].load(), Place::Here { .. });
+            !paged.is_whole(block * pages)
+                && all.clone().all(here)
+                && all.filter(|&page| generations.is_young(page)).count() as u32 * 4 >= pages * 3
+        };
+        (0..paged.words.len() as u32 / pages).filter(is_hot).collect()
+    }
+
+    /// Puts the pages of a block together, in the frames where they are if these are a block, else in
+    /// another one; `false` if some page is not in memory, or is claimed, or no block is free.
+    pub(super) fn collapse(&mut self, block: u32) -> bool {
+        let (paged, pool) = (self.paged, self.paged.pool);
+        let (order, pages) = (pool.frames.order(), 1u32 << pool.frames.order());
+        let first = block << order;
+        let words = &paged.words[first as usize..(first + pages) as usize];
+        let mut old = Vec::with_capacity(words.len());
+        for word in words {
+            match word.claim(|place| matches!(place, Place::Here { .. })) {
+                Ok(Place::Here { frame, copy }) => old.push((frame, copy)),
+                _ => break,
+            }
+        }
+        let in_place = old.iter().enumerate().all(|(index, (frame, _))| {
+            old[0].0.is_multiple_of(pages) && *frame == old[0].0 + index as u32
+        });
+        let complete = old.len() == words.len();
+        let new = match complete {
+            true if in_place => Some(old[0].0),
+            true => pool.frames.take_block(),
+            false => None,
+        };
+        let Some(new) = new else {
+            for (word, (frame, copy)) in words.iter().zip(old) {
+                word.release(Place::Here { frame, copy });
+            }
+            return false;
+        };
+        let worker = &mut *self.worker;
+        let host = [paged.host(first, pages)];
+        self.gate.alone(|| worker.evict(&host, |_| {}));
+        self.content.resize(pool.layout.page.bytes() as usize, 0);
+        for (index, (frame, _)) in old.iter().enumerate().filter(|_| !in_place) {
+            pool.ram.read(pool.hpa(*frame), &mut self.content);
+            pool.ram.write(pool.hpa(new + index as u32), &self.content);
+        }
+        paged.whole[block as usize].store(1, Ordering::Release);
+        for ((index, word), (frame, copy)) in words.iter().enumerate().zip(old) {
+            // One leaf lets the guest write all of it: swap's copies are none any more.
+            word.release(Place::Here { frame: new + index as u32, copy: None });
+            copy.into_iter().for_each(|slot| pool.slots.give(slot));
+            if !in_place {
+                pool.frames.give(frame);
+            }
+        }
+        Counters::add(&paged.counters.collapsed, 1);
+        Counters::add(&paged.counters.moved, if in_place { 0 } else { pages.into() });
+        true
+    }
+}

@@ -1,0 +1,267 @@
+//! One thread: what each operation does, and what happens when swap fails.
+
+use crate::bed::*;
+use slat::{Access, Format};
+use slat_guest::*;
+use slat_reclaim::*;
+use slat_sim::Arch;
+use std::sync::atomic::Ordering::Relaxed;
+
+fn all_pages_keep_their_content<F: Format, A: Arch>(format: F, arch: A) {
+    let variants = |reclaim: slat_reclaim::Config| {
+        [
+            reclaim,
+            slat_reclaim::Config {
+                look_around: false,
+                window: 1,
+                skip: slat::Skip::Nothing,
+                ..reclaim
+            },
+            slat_reclaim::Config { policy: Policy::TwoLists, batch: 1, ..reclaim },
+        ]
+    };
+    for reclaim in variants(slat_reclaim::Config::new(256)) {
+        Setup { reclaim, ..Setup::new(512, 256) }.run(format, arch, |bench| {
+            let mut room = room();
+            let mut runner = Runner::new(bench, 0, &mut room);
+            for _ in 0..3 {
+                (0..512).for_each(|page| runner.write(page));
+                (0..512).rev().for_each(|page| runner.check(page));
+            }
+            let stats = bench.paged.stats();
+            assert_eq!(stats.first_touches, 512);
+            assert!(stats.refaults >= 512 && stats.given_up >= 512, "{stats:?}");
+            assert!(bench.paged.resident() <= 256);
+        });
+    }
+}
+on_all_formats!(content, super::all_pages_keep_their_content);
+
+fn what_is_read_only_is_written_to_swap_once<F: Format, A: Arch>(format: F, arch: A) {
+    Setup::new(512, 256).run(format, arch, |bench| {
+        let mut room = room();
+        let mut runner = Runner::new(bench, 0, &mut room);
+        (0..512).for_each(|page| runner.write(page));
+        // Those that are here were written; from now on nothing is.
+        (0..512).for_each(|page| runner.check(page));
+        (0..512).for_each(|page| runner.check(page));
+        let writes = bench.swap.writes.load(Relaxed);
+        (0..3).for_each(|_| (0..512).for_each(|page| runner.check(page)));
+        assert_eq!(bench.swap.writes.load(Relaxed), writes);
+        assert!(bench.paged.stats().clean > 256);
+    });
+}
+on_all_formats!(clean, super::what_is_read_only_is_written_to_swap_once);
+
+fn a_swap_that_does_not_write_stops_eviction_and_loses_nothing<F: Format, A: Arch>(
+    format: F,
+    arch: A,
+) {
+    Setup::new(512, 256).run(format, arch, |bench| {
+        let (mut mine, mut theirs) = (room(), room());
+        let mut runner = Runner::new(bench, 0, &mut mine);
+        (0..300).for_each(|page| runner.write(page));
+        bench.swap.fail_writes.store(true, Relaxed);
+        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut pager = Pager::new(&mut worker);
+        let full = ReclaimError::Swap(SwapError::Full);
+        assert_eq!(pager.reclaim(10), Err(full));
+        assert_eq!(bench.pool.trouble(), Some(SwapError::Full));
+        let bring = |page| pager.bring_in(host(page), Access::Write);
+        let error = (300..512).map(bring).find_map(Result::err);
+        assert_eq!(error, Some(PageError::NoRoom { why: full }));
+        assert_eq!(pager.reclaim(10), Err(full), "until somebody has looked");
+        // What is in memory goes on being used.
+        let here =
+            (0..512).filter(|&page| bench.guest.backing().page(host(page), Access::Read).is_ok());
+        let here: Vec<u64> = here.collect();
+        assert_eq!(here.len(), 256);
+        here.into_iter().for_each(|page| runner.write(page));
+        bench.swap.fail_writes.store(false, Relaxed);
+        bench.pool.resume();
+        (0..512).for_each(|page| runner.check(page));
+    });
+}
+on_all_formats!(full, super::a_swap_that_does_not_write_stops_eviction_and_loses_nothing);
+
+fn a_swap_that_does_not_read_is_asked_again_another_time<F: Format, A: Arch>(format: F, arch: A) {
+    Setup::new(512, 256).run(format, arch, |bench| {
+        let (mut mine, mut theirs) = (room(), room());
+        let mut runner = Runner::new(bench, 0, &mut mine);
+        (0..512).for_each(|page| runner.write(page));
+        bench.swap.fail_reads.store(true, Relaxed);
+        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut pager = Pager::new(&mut worker);
+        let away = |page: &u64| bench.guest.backing().page(host(*page), Access::Read).is_err();
+        let page = (0..512).find(away).unwrap();
+        let error = PageError::Read { host: host(page), error: SwapError::Short { bytes: 7 } };
+        assert_eq!(pager.bring_in(host(page), Access::Read), Err(error));
+        assert_eq!(pager.copy(host(page), &mut [0; 4096]), Err(error));
+        bench.swap.fail_reads.store(false, Relaxed);
+        (0..512).for_each(|page| runner.check(page));
+    });
+}
+on_all_formats!(short, super::a_swap_that_does_not_read_is_asked_again_another_time);
+
+fn swap_that_is_too_small_is_called_full<F: Format, A: Arch>(format: F, arch: A) {
+    Setup { swap: 10, ..Setup::new(512, 256) }.run(format, arch, |bench| {
+        let mut room = room();
+        let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+        let mut pager = Pager::new(&mut worker);
+        let bring = |page| pager.bring_in(host(page), Access::Write);
+        let error = (0..512).map(bring).find_map(Result::err).unwrap();
+        let full = ReclaimError::Swap(SwapError::Full);
+        assert_eq!(error, PageError::NoRoom { why: full });
+        assert_eq!(bench.pool.swapped(), 10);
+    });
+}
+on_all_formats!(small, super::swap_that_is_too_small_is_called_full);
+
+fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch>(format: F, arch: A) {
+    let mut setup = Setup::new(2048, 1536);
+    setup.reclaim.huge = true;
+    setup.run(format, arch, |bench| {
+        let (mut mine, mut theirs) = (room(), room());
+        let mut runner = Runner::new(bench, 0, &mut mine);
+        (0..1536).step_by(512).for_each(|page| runner.write(page));
+        assert_eq!((bench.paged.stats().huge, bench.paged.resident()), (3, 1536));
+        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let two = |worker: &mut TheWorker<'_, '_, F, A>| {
+            let sizes = worker.leaves_by_size();
+            sizes.iter().find(|(size, _)| *size == slat::PageSize::SIZE_2M).unwrap().1
+        };
+        assert_eq!(two(&mut worker), 3);
+        // The fourth block does not fit as a whole: pages of what is idle make room.
+        (1536..1600).for_each(|page| runner.write(page));
+        let stats = bench.paged.stats();
+        assert!(stats.split >= 1 && stats.given_up >= 64, "{stats:?}");
+        assert!(two(&mut worker) < 3);
+        // All in use, and all of it fits: pages become blocks again.
+        Pager::new(&mut worker).discard(HvaRange { start: host(1024), bytes: 1024 * K4 });
+        for page in 1024..2048 {
+            bench.stamps[page].store(0, Relaxed);
+        }
+        (0..1024).for_each(|page| runner.write(page));
+        for _ in 0..3 {
+            (0..1024).for_each(|page| runner.check(page));
+            assert!(Pager::new(&mut worker).walk());
+        }
+        (0..1024).for_each(|page| runner.check(page));
+        (0..1024).for_each(|page| runner.write(page));
+        assert!(bench.paged.stats().collapsed >= 1, "{:?}", bench.paged.stats());
+        assert!(two(&mut worker) >= 1);
+        (0..2048).for_each(|page| runner.check(page));
+    });
+}
+on_all_formats!(huge, super::huge_pages_come_split_and_are_put_together);
+
+fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch>(
+    format: F,
+    arch: A,
+) {
+    Setup::new(512, 128).run(format, arch, |bench| {
+        let (mut mine, mut theirs) = (room(), room());
+        let mut runner = Runner::new(bench, 0, &mut mine);
+        (0..512).for_each(|page| runner.write(page));
+        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut pager = Pager::new(&mut worker);
+        let mut content = [1; K4 as usize];
+        for page in 0..512 {
+            pager.copy(host(page), &mut content).unwrap();
+            let word = u64::from_ne_bytes(content[..8].try_into().unwrap());
+            assert_eq!(word, stamp(page, 1));
+        }
+        assert!(pager.copy(host(512), &mut content).is_err(), "outside");
+        // A device writes all pages, after swap had copies of them.
+        (0..512).for_each(|page| runner.check(page));
+        for page in 0..512 {
+            let write = |hpa: slat::Hpa| {
+                PLACES.iter().for_each(|place| {
+                    bench.machine.write_host(slat::Hpa(hpa.0 + place), stamp(page, 9));
+                });
+            };
+            pager.with_page(host(page), true, write).unwrap();
+            bench.stamps[page as usize].store(9, Relaxed);
+        }
+        (0..512).for_each(|page| runner.check(page));
+        // What is discarded reads as zero, and takes neither memory nor swap.
+        pager.discard(HvaRange { start: Hva(host(0).0 + 1), bytes: 512 * K4 - 1 });
+        assert_eq!(bench.paged.resident() + bench.pool.swapped(), 1);
+        (1..512).for_each(|page| bench.stamps[page].store(0, Relaxed));
+        (0..512).for_each(|page| runner.check(page));
+    });
+}
+on_all_formats!(elsewhere, super::a_copy_a_device_and_a_balloon_see_pages_wherever_they_are);
+
+fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch>(format: F, arch: A) {
+    let mut setup = Setup::new(1024, 1024);
+    setup.reclaim.fresh = true;
+    setup.run(format, arch, |bench| {
+        let (mut mine, mut theirs) = (room(), room());
+        let mut runner = Runner::new(bench, 0, &mut mine);
+        (0..1024).for_each(|page| runner.write(page));
+        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut pager = Pager::new(&mut worker);
+        for _ in 0..4 {
+            assert!(pager.walk());
+            (0..256).for_each(|page| runner.check(page));
+        }
+        assert!(pager.walk());
+        let idle = bench.paged.idle().unwrap();
+        assert_eq!(idle.generations[0].pages, 256, "{idle:?}");
+        assert_eq!(idle.takeable(0.0), 768, "{idle:?}");
+        assert_eq!(pager.reclaim(768).unwrap().pages, 768);
+        let before = bench.paged.stats().refaults;
+        (0..256).for_each(|page| runner.check(page));
+        assert_eq!(bench.paged.stats().refaults, before, "what was used had to come back");
+        // A smaller limit is kept to as soon as something comes in.
+        bench.paged.set_limit(100);
+        runner.check(500);
+        assert!(bench.paged.resident() <= 100);
+    });
+}
+on_all_formats!(working_set, super::what_is_used_stays_and_the_idle_part_is_known);
+
+fn pages_stay_for_the_minimum_residency<F: Format, A: Arch>(format: F, arch: A) {
+    let mut setup = Setup::new(512, 256);
+    // Longer than the test takes.
+    setup.reclaim.residency = 1 << 42;
+    setup.run(format, arch, |bench| {
+        let mut room = room();
+        let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+        let mut pager = Pager::new(&mut worker);
+        (0..256).for_each(|page| pager.bring_in(host(page), Access::Write).unwrap());
+        let thrashing = PageError::NoRoom { why: ReclaimError::Thrashing };
+        assert_eq!(pager.bring_in(host(256), Access::Write), Err(thrashing));
+        assert_eq!(bench.paged.stats().given_up, 0);
+    });
+}
+on_all_formats!(residency, super::pages_stay_for_the_minimum_residency);
+
+#[test]
+fn a_pool_that_cannot_be_is_refused() {
+    use slat::{Hpa, PageSize};
+    let machine = slat_sim::fast::FastMachine::new(slat_sim::Ept::default(), 1, 2 << 20, 1 << 20);
+    let machine = machine.unwrap();
+    let swap = Flaky::new(1);
+    let layout = Layout {
+        base: Hpa(2 << 20),
+        bytes: 1 << 20,
+        page: PageSize::SIZE_4K,
+        block: PageSize::SIZE_2M,
+    };
+    let refused = |layout| Pool::new(Mem(&machine), layout, &swap).err().unwrap();
+    let unaligned = |size| PoolError::Unaligned { size };
+    assert_eq!(refused(Layout { base: Hpa(4096), ..layout }), unaligned(PageSize::SIZE_2M));
+    assert_eq!(refused(Layout { bytes: 4095, ..layout }), unaligned(PageSize::SIZE_4K));
+    let pages = 1 << 28;
+    assert_eq!(refused(Layout { bytes: 1 << 40, ..layout }), PoolError::TooMany { pages });
+    let block = PageSize::SIZE_4K;
+    assert_eq!(refused(Layout { block, ..layout }), PoolError::Block { block });
+    let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
+    let config = slat_reclaim::Config::new(1);
+    let refused = |start, bytes| Paged::new(&pool, Hva(start), bytes, config, 0).err().unwrap();
+    assert_eq!(refused(4096, 4096), unaligned(PageSize::SIZE_2M));
+    assert_eq!(refused(0, 100), unaligned(PageSize::SIZE_4K));
+    assert_eq!(refused(0, 1 << 40), PoolError::TooMany { pages });
+}

@@ -1,0 +1,294 @@
+//! A machine, a pool, a swap that can fail, and a guest that checks what it reads.
+
+use slat::format::arm64::{Arm64, Arm64K4};
+use slat::format::ept::Ept1G;
+use slat::{Access, Format, Gpa, Hpa, PageSize, Vmid};
+use slat_guest::*;
+use slat_reclaim::*;
+use slat_sim::fast::{FastCpu, FastMachine};
+use slat_sim::{Arch, Arm};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+pub const VMID: Vmid = Vmid(5);
+pub const BASE: u64 = 1 << 32;
+pub const HOST: u64 = 1 << 40;
+pub const K4: u64 = 4096;
+pub const VCPUS: u16 = 2;
+
+/// The machine's memory.
+pub struct Mem<'m, A: Arch>(pub &'m FastMachine<A>);
+
+impl<A: Arch> Ram for Mem<'_, A> {
+    fn read(&self, hpa: Hpa, page: &mut [u8]) {
+        self.0.copy_out(hpa, page);
+    }
+
+    fn write(&self, hpa: Hpa, page: &[u8]) {
+        self.0.copy_in(hpa, page);
+    }
+}
+
+/// Swap in memory, which fails when it is told to.
+pub struct Flaky {
+    pages: Vec<Mutex<Vec<u8>>>,
+    pub fail_writes: AtomicBool,
+    pub fail_reads: AtomicBool,
+    pub writes: AtomicU64,
+}
+
+impl Flaky {
+    pub fn new(slots: u32) -> Self {
+        Self {
+            pages: (0..slots).map(|_| Mutex::default()).collect(),
+            fail_writes: AtomicBool::new(false),
+            fail_reads: AtomicBool::new(false),
+            writes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Swap for Flaky {
+    fn slots(&self) -> u32 {
+        self.pages.len() as u32
+    }
+
+    fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
+        let mut kept = self.pages[slot as usize].try_lock().expect("a slot in use was written");
+        *kept = page.to_vec();
+        if self.fail_writes.load(Relaxed) {
+            // What is there by now is not what was asked for.
+            kept.fill(0xee);
+            return Err(SwapError::Full);
+        }
+        self.writes.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
+        let kept = self.pages[slot as usize].try_lock().expect("a slot in use was read");
+        page.copy_from_slice(&kept);
+        if self.fail_reads.load(Relaxed) {
+            page.fill(0xdd);
+            return Err(SwapError::Short { bytes: 7 });
+        }
+        Ok(())
+    }
+}
+
+pub type ThePaged<'h, A> = Paged<'h, Mem<'h, A>, &'h Flaky>;
+pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
+pub type TheWorker<'w, 'h, F, A> = Worker<'w, 'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
+
+pub fn room() -> TableRoom {
+    [const { None }; TABLE_PAGES]
+}
+
+/// How a guest is set up.
+#[derive(Clone, Copy)]
+pub struct Setup {
+    pub guest: slat_guest::Config,
+    pub reclaim: slat_reclaim::Config,
+    /// Pages of the guest, of memory, of swap.
+    pub pages: u64,
+    pub frames: u64,
+    pub swap: u32,
+}
+
+impl Setup {
+    pub fn new(pages: u64, frames: u64) -> Self {
+        Self {
+            guest: slat_guest::Config::new(VCPUS, PageSize::SIZE_2M),
+            reclaim: slat_reclaim::Config::new(frames as u32),
+            pages,
+            frames,
+            swap: pages as u32 + 64,
+        }
+    }
+
+    /// Has `work` work on such a guest.
+    pub fn run<F: Format, A: Arch>(
+        &self,
+        format: F,
+        arch: A,
+        work: impl for<'h> FnOnce(&Bench<'h, F, A>),
+    ) {
+        let bytes = (self.frames * K4).next_multiple_of(2 << 20);
+        let machine = FastMachine::new(arch, VCPUS.into(), bytes, 32 << 20).unwrap();
+        let swap = Flaky::new(self.swap);
+        let layout = Layout {
+            base: machine.memory_base(),
+            bytes: self.frames * K4,
+            page: PageSize::SIZE_4K,
+            block: PageSize::SIZE_2M,
+        };
+        let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
+        let paged = Paged::new(&pool, Hva(HOST), self.pages * K4, self.reclaim, 0).unwrap();
+        let guest = Guest::new(format, VMID, 39, &machine, &paged, self.guest).unwrap();
+        Worker::new(&guest, &mut room()).unwrap().set_slot(self.slot(false)).unwrap();
+        let stamps = (0..self.pages).map(|_| AtomicU64::new(0)).collect();
+        let stop = AtomicBool::new(false);
+        let (machine, pool, swap, paged) = (&machine, &pool, &swap, &paged);
+        let bench = Bench { machine, pool, swap, paged, guest: &guest, stamps, stop, setup: self };
+        work(&bench);
+        bench.check_accounts();
+    }
+
+    pub const fn slot(&self, log_dirty: bool) -> SlotSpec {
+        SlotSpec {
+            id: SlotId(0),
+            gpa: Gpa(BASE),
+            bytes: self.pages * K4,
+            host: Hva(HOST),
+            read_only: false,
+            log_dirty,
+        }
+    }
+}
+
+/// A guest, and what it must find in its pages.
+pub struct Bench<'h, F: Format, A: Arch> {
+    pub machine: &'h FastMachine<A>,
+    pub pool: &'h Pool<Mem<'h, A>, &'h Flaky>,
+    pub swap: &'h Flaky,
+    pub paged: &'h ThePaged<'h, A>,
+    pub guest: &'h TheGuest<'h, F, A>,
+    /// What was written to each page last, by the one vCPU that writes it.
+    pub stamps: Vec<AtomicU64>,
+    pub stop: AtomicBool,
+    pub setup: &'h Setup,
+}
+
+pub const fn host(page: u64) -> Hva {
+    Hva(HOST + page * K4)
+}
+
+/// Where stamps are in a page.
+pub const PLACES: [u64; 3] = [0, 2048, K4 - 8];
+
+pub const fn stamp(page: u64, version: u64) -> u64 {
+    if version == 0 { 0 } else { page << 40 | version }
+}
+
+impl<F: Format, A: Arch> Bench<'_, F, A> {
+    /// Every frame is somebody's, once; swap has no slot that nobody knows of.
+    pub fn check_accounts(&self) {
+        assert_eq!(self.pool.free() + self.paged.resident(), self.pool.total(), "frames");
+        assert!(self.pool.swapped() as u64 <= self.setup.pages, "swap");
+    }
+}
+
+/// A vCPU and its CPU, which answers its own faults.
+pub struct Runner<'w, 'h, F: Format, A: Arch> {
+    bench: &'w Bench<'h, F, A>,
+    vcpu: Vcpu<'w, 'h, F, FastMachine<A>, &'h ThePaged<'h, A>>,
+    cpu: FastCpu<'h, A>,
+}
+
+impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
+    pub fn new(bench: &'w Bench<'h, F, A>, id: u16, room: &'w mut TableRoom) -> Self {
+        let vcpu = Vcpu::new(bench.guest, id, room).unwrap();
+        let mut cpu = bench.machine.cpu(id.into()).unwrap();
+        cpu.load(VMID, vcpu.root());
+        Self { bench, vcpu, cpu }
+    }
+
+    /// `None` if the page does not come in and the run is to stop.
+    fn access<R>(
+        &mut self,
+        page: u64,
+        access: Access,
+        mut what: impl FnMut(&mut FastCpu<'h, A>) -> Option<R>,
+    ) -> Option<R> {
+        loop {
+            if let Some(result) = what(&mut self.cpu) {
+                return Some(result);
+            }
+            match self.vcpu.fault(Gpa(BASE + page * K4), access) {
+                Outcome::Retry(Retry::NotYet) => {
+                    let result = Pager::new(self.vcpu.worker()).bring_in(host(page), access);
+                    if result.is_err() {
+                        if self.bench.stop.load(Relaxed) {
+                            return None;
+                        }
+                        std::thread::yield_now();
+                    }
+                }
+                Outcome::Retry(_) | Outcome::RingFull => std::thread::yield_now(),
+                Outcome::Refused(why) => panic!("{why:?}"),
+                Outcome::Mmio => panic!("the slot is gone"),
+                _ => {}
+            }
+        }
+    }
+
+    /// Reads a page of its own, all of whose stamps must be the last.
+    pub fn check(&mut self, page: u64) {
+        let wanted = stamp(page, self.bench.stamps[page as usize].load(Relaxed));
+        for place in PLACES {
+            let gpa = BASE + page * K4 + place;
+            let Some(found) = self.access(page, Access::Read, |cpu| cpu.read(gpa).ok()) else {
+                return;
+            };
+            assert_eq!(found, wanted, "page {page} at {place}");
+        }
+    }
+
+    /// Reads anybody's page: never another page's content.
+    pub fn peek(&mut self, page: u64) {
+        let gpa = BASE + page * K4 + PLACES[1];
+        let found = self.access(page, Access::Read, |cpu| cpu.read(gpa).ok()).unwrap_or(0);
+        assert!(found == 0 || found >> 40 == page, "page {page} has {found:#x}");
+    }
+
+    /// Writes a page of its own.
+    pub fn write(&mut self, page: u64) {
+        let version = self.bench.stamps[page as usize].load(Relaxed) + 1;
+        for (index, place) in PLACES.into_iter().enumerate() {
+            let gpa = BASE + page * K4 + place;
+            let value = stamp(page, version);
+            let mut write = || self.access(page, Access::Write, |cpu| cpu.write(gpa, value).ok());
+            while write().is_none() {
+                // A page that is half written is finished, or not begun.
+                if index == 0 {
+                    return;
+                }
+            }
+        }
+        self.bench.stamps[page as usize].store(version, Relaxed);
+    }
+}
+
+/// Runs `$check` on each format that faults and marks differently.
+macro_rules! on_all_formats {
+    ($name:ident, $check:path) => {
+        mod $name {
+            #[test]
+            fn ept() {
+                $check(super::ept(), slat_sim::Ept::default());
+            }
+
+            #[test]
+            fn arm() {
+                let (format, arch) = super::arm(true);
+                $check(format, arch);
+            }
+
+            #[test]
+            fn arm_without_hardware_dirty_state() {
+                let (format, arch) = super::arm(false);
+                $check(format, arch);
+            }
+        }
+    };
+}
+pub(crate) use on_all_formats;
+
+pub fn ept() -> Ept1G {
+    Ept1G::default()
+}
+
+pub fn arm(hardware_dirty: bool) -> (Arm64K4, Arm) {
+    let format = Arm64 { hardware_dirty, forced_write_back: true, ..Arm64K4::default() };
+    (format, Arm { hardware_dirty, forced_write_back: true, ..Arm::new(12, 39) })
+}

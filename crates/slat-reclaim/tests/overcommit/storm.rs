@@ -1,0 +1,176 @@
+//! Everything at once: two vCPUs, reclaim, ageing, a migration that copies from the log, a host that takes
+//! memory back, and a device.
+
+use crate::bed::*;
+use slat::{Ageing, Format, Gpa, GpaRange, Skip};
+use slat_guest::*;
+use slat_reclaim::*;
+use slat_sim::Arch;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+const PAGES: u64 = 2048;
+
+fn vcpu<F: Format, A: Arch>(bench: &Bench<'_, F, A>, id: u16, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut room = room();
+    let mut runner = Runner::new(bench, id, &mut room);
+    let vcpus = u64::from(VCPUS);
+    while !bench.stop.load(Relaxed) {
+        // Some pages are hot, and phases change.
+        let hot = (bench.paged.stats().given_up / 4096 * 97) % PAGES;
+        let page = match rng.u8(..4) {
+            0 => rng.u64(..PAGES),
+            _ => (hot + rng.u64(..PAGES / 4)) % PAGES,
+        };
+        let own = page / vcpus * vcpus + u64::from(id);
+        match rng.u8(..8) {
+            0..=2 => runner.write(own),
+            3..=6 => runner.check(own),
+            _ => runner.peek(page),
+        }
+    }
+}
+
+/// A pager of its own, which keeps some frames free.
+fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut room = room();
+    let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+    while !bench.stop.load(Relaxed) {
+        if bench.pool.free() < 64 {
+            let _ = Pager::new(&mut worker).reclaim(rng.u32(1..64));
+        }
+        match rng.u8(..16) {
+            0 => _ = Pager::new(&mut worker).walk(),
+            1 => {
+                let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)];
+                let how = Ageing { clear: true, skip, fresh: rng.bool() };
+                let range = GpaRange::new(Gpa(BASE), PAGES * K4).unwrap();
+                worker.age(range, None, &mut [0; PAGES as usize / 64], how).unwrap();
+            }
+            _ => std::thread::yield_now(),
+        }
+        bench.guest.tables().reclaim();
+    }
+}
+
+/// The host looks at its memory: takes it from the guest, and gives it back as it was.
+fn host_takes<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut room = room();
+    let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+    while !bench.stop.load(Relaxed) {
+        let (page, count) = (rng.u64(..PAGES), rng.u64(1..=32));
+        let bytes = count.min(PAGES - page) * K4;
+        drop(worker.invalidate(HvaRange { start: host(page), bytes }, |_| {}));
+        // A device reads; what it writes is what was there.
+        let touch = |hpa: slat::Hpa| bench.machine.read_host(hpa);
+        let _ = Pager::new(&mut worker).with_page(host(page), rng.bool(), touch);
+        std::thread::yield_now();
+    }
+}
+
+fn migrate<F: Format, A: Arch>(
+    bench: &Bench<'_, F, A>,
+    worker: &mut TheWorker<'_, '_, F, A>,
+    copies: &Mutex<Vec<u64>>,
+    pages: impl Iterator<Item = u64>,
+) {
+    let mut copies = copies.lock().unwrap();
+    let mut content = [0; K4 as usize];
+    for page in pages {
+        while Pager::new(worker).copy(host(page), &mut content).is_err() {
+            assert!(bench.swap.fail_reads.load(Relaxed));
+        }
+        copies[page as usize] = u64::from_ne_bytes(content[2048..2056].try_into().unwrap());
+    }
+}
+
+fn set(bits: &[u64]) -> impl Iterator<Item = u64> {
+    (0..PAGES).filter(|page| bits[*page as usize / 64] >> (page % 64) & 1 == 1)
+}
+
+fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
+    setup.run(format, arch, |bench| {
+        let copies = &Mutex::new(vec![0; PAGES as usize]);
+        let mut room = room();
+        let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+        std::thread::scope(|scope| {
+            let threads = [
+                scope.spawn(move || vcpu(bench, 0, seed)),
+                scope.spawn(move || vcpu(bench, 1, seed + 1)),
+                scope.spawn(move || reclaim(bench, seed + 2)),
+                scope.spawn(move || host_takes(bench, seed + 3)),
+            ];
+            std::thread::sleep(Duration::from_millis(10));
+            worker.set_slot(setup.slot(true)).unwrap();
+            migrate(bench, &mut worker, copies, 0..PAGES);
+            let start = Instant::now();
+            let enough = || bench.paged.stats().refaults > PAGES;
+            let mut bits = [0; PAGES as usize / 64];
+            let mut rng = fastrand::Rng::with_seed(seed);
+            while start.elapsed() < Duration::from_millis(150)
+                || (!enough() && start.elapsed() < Duration::from_secs(60))
+            {
+                bits.fill(0);
+                worker.take_log(SlotId(0), &mut bits).unwrap();
+                migrate(bench, &mut worker, copies, set(&bits));
+                // Swap fails now and then.
+                bench.swap.fail_writes.store(rng.u8(..8) == 0, Relaxed);
+                bench.swap.fail_reads.store(rng.u8(..16) == 0, Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+                bench.swap.fail_writes.store(false, Relaxed);
+                bench.swap.fail_reads.store(false, Relaxed);
+                bench.pool.resume();
+            }
+            bench.stop.store(true, Relaxed);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            for _ in 0..2 {
+                bits.fill(0);
+                worker.take_log(SlotId(0), &mut bits).unwrap();
+                migrate(bench, &mut worker, copies, set(&bits));
+            }
+            assert!(enough(), "{:?}", bench.paged.stats());
+        });
+        let mut content = [0; K4 as usize];
+        let copies = copies.lock().unwrap();
+        for page in 0..PAGES {
+            Pager::new(&mut worker).copy(host(page), &mut content).unwrap();
+            let word = |place: u64| {
+                let place = place as usize;
+                u64::from_ne_bytes(content[place..place + 8].try_into().unwrap())
+            };
+            let version = bench.stamps[page as usize].load(Relaxed);
+            PLACES.iter().for_each(|&place| assert_eq!(word(place), stamp(page, version)));
+            assert_eq!(copies[page as usize], word(2048), "page {page} was not copied");
+        }
+    });
+}
+
+fn nothing_is_lost_with_everything_at_once<F: Format, A: Arch>(format: F, arch: A) {
+    let rounds = std::env::var("ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
+    for round in 0..rounds {
+        let setup = Setup::new(PAGES, PAGES * 2 / 3);
+        let reclaim = slat_reclaim::Config { fresh: true, ..setup.reclaim };
+        storm(format, arch, Setup { reclaim, ..setup }, 100 * round);
+        let reclaim = slat_reclaim::Config { huge: true, batch: 16, ..reclaim };
+        storm(format, arch, Setup { reclaim, frames: 1700, ..setup }, 100 * round + 10);
+        let reclaim = slat_reclaim::Config { policy: Policy::TwoLists, batch: 1, ..reclaim };
+        storm(format, arch, Setup { reclaim, frames: 600, ..setup }, 100 * round + 20);
+    }
+}
+on_all_formats!(storms, super::nothing_is_lost_with_everything_at_once);
+
+fn hardware_log(log: Logging) -> slat_guest::Config {
+    slat_guest::Config { logging: log, ..slat_guest::Config::new(VCPUS, slat::PageSize::SIZE_2M) }
+}
+
+#[test]
+fn nothing_is_lost_where_hardware_keeps_the_log() {
+    let setup = Setup { guest: hardware_log(Logging::Hardware), ..Setup::new(PAGES, 1300) };
+    storm(ept(), slat_sim::Ept::default(), setup, 7);
+    let (format, arch) = arm(true);
+    storm(format, arch, setup, 8);
+}
