@@ -11,6 +11,7 @@ mod kvm;
 mod output;
 mod peers;
 mod plan;
+mod reclaim;
 mod show;
 mod values;
 
@@ -32,6 +33,7 @@ pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
 pub use plan::{MergeArgs, PlanArgs};
+pub use reclaim::{AccessPattern, ReclaimArgs, ReclaimPolicy};
 pub use show::ShowArgs;
 
 pub use values::{ClearChunk, HotSet, KvmBacking, KvmWay, Others, Rate, Switch, Target};
@@ -176,6 +178,8 @@ pub enum Bench {
     Execute(ExecuteArgs),
     /// Look for used pages, in a guest under KVM, or beside faults in one of the engine's
     Age(AgeArgs),
+    /// Run a guest of the engine's with more memory than there is: what leaves, and what that costs
+    Reclaim(ReclaimArgs),
     /// Touch memory for the first time, under KVM or in a guest of the engine's
     Populate(PopulateArgs),
     /// Fill a guest's memory under KVM, take it away, fill it again, and move on to swap if asked
@@ -422,7 +426,9 @@ display_as_written!(
     Switch,
     GuestFormat,
     GuestBacking,
-    LogWay
+    LogWay,
+    AccessPattern,
+    ReclaimPolicy
 );
 
 #[cfg(test)]

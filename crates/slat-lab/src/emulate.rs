@@ -168,6 +168,7 @@ fn output(cli: &Cli) -> Option<&OutputArgs> {
             Bench::Execute(args) => &args.out,
             Bench::Age(args) => &args.out,
             Bench::Populate(args) => &args.out,
+            Bench::Reclaim(args) => &args.out,
             Bench::CacheToggle(args) => &args.out,
             Bench::MemoryStress(args) => &args.out,
             Bench::Memslot(args) => &args.out,

@@ -11,6 +11,12 @@ pub struct Part {
     pub ticks: u64,
 }
 
+impl Part {
+    const fn since(self, earlier: Self) -> Self {
+        Self { count: self.count - earlier.count, ticks: self.ticks - earlier.ticks }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct PartCell {
     count: AtomicU64,
@@ -43,6 +49,16 @@ macro_rules! stats {
         pub struct Stats {
             $($(#[$part_doc])* pub $part: Part,)*
             $($(#[$count_doc])* pub $count: u64,)*
+        }
+
+        impl Stats {
+            /// What was added since `earlier`.
+            pub const fn since(&self, earlier: &Self) -> Self {
+                Self {
+                    $($part: self.$part.since(earlier.$part),)*
+                    $($count: self.$count - earlier.$count,)*
+                }
+            }
         }
 
         impl Counters {

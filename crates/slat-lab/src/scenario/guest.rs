@@ -14,6 +14,7 @@ mod lock;
 mod migration;
 mod parallel;
 pub mod populate;
+pub mod reclaim;
 mod runner;
 mod times;
 mod turns;

@@ -1,0 +1,123 @@
+//! The command line of guests with more memory than there is.
+
+use super::{OutputArgs, TablesArgs};
+use crate::size::Size;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat bench reclaim
+      a guest of 1.5 times its memory, four patterns, all policies: a few minutes
+  slat bench reclaim --pattern zipf --guest 1.1,1.5,2
+  slat bench reclaim --pattern fill --memory 256m
+      fill, reset, fill again: the test of \u{201c}lockless test_clear_young\u{201d}
+  slat bench reclaim --pattern trace --trace pages.txt
+      a recorded trace: a page number a line, with w in front if it was written
+  slat bench reclaim --swap /var/tmp --policy clock,free-bitmap
+      swap on a disk, two policies";
+
+/// A guest with more memory than it may have at a time.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ReclaimArgs {
+    /// Its tables.
+    #[command(flatten)]
+    pub tables: TablesArgs,
+
+    /// Memory that the guest may have at a time, a multiple of 2m [default: 64m]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// Memory that the guest thinks it has, in multiples of the other
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1.5", value_parser = factor)]
+    pub guest: Vec<f64>,
+
+    /// In which order it uses its pages [default: uniform,zipf,scan,phase]
+    #[arg(long, value_name = "PATTERN,...", value_delimiter = ',')]
+    pub pattern: Vec<AccessPattern>,
+
+    /// The recorded trace, for --pattern trace
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
+    /// Who decides what leaves [default: all]
+    #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
+    pub policy: Vec<ReclaimPolicy>,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub vcpus: u16,
+
+    /// Accesses of each vCPU, in multiples of the guest's pages [default: 40]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub accesses: Option<u32>,
+
+    /// Directory of the swap file [default: /dev/shm if there is one, else that of temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub swap: Option<PathBuf>,
+
+    /// Pages of one call of an ageing walk by bitmap
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub window: u32,
+
+    /// Pages that are given up together
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub batch: u32,
+
+    /// Milliseconds that a page stays after it came back
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pub residency: u64,
+
+    /// Guests by each policy, in turns [default: 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+
+    /// 8 MiB, few accesses, one round: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Where the results go.
+    #[command(flatten)]
+    pub out: OutputArgs,
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let wrong = "a number from 1 to 16, for instance 1.5";
+    let factor: f64 = text.parse().map_err(|_| wrong.to_owned())?;
+    if (1.0..=16.0).contains(&factor) { Ok(factor) } else { Err(wrong.to_owned()) }
+}
+
+/// In which order a guest uses its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AccessPattern {
+    /// Each page as often as any other
+    Uniform,
+    /// A few pages often, most of them rarely: by Zipf's law, exponent 0.99, anywhere in memory
+    Zipf,
+    /// One page after the other, over and over
+    Scan,
+    /// A part that fits into memory nine times of ten; it moves on four times
+    Phase,
+    /// All pages once, in order, after they were written before: fill, reset, fill again
+    Fill,
+    /// As in a file
+    Trace,
+}
+
+/// Who decides what leaves memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReclaimPolicy {
+    /// Two lists, page by page, under a lock
+    Clock,
+    /// Generations, page by page, under a lock that faults take for reading
+    LockedPage,
+    /// Generations, by bitmap with look-around, under that lock
+    LockedBitmap,
+    /// Generations, page by page, without a lock
+    FreePage,
+    /// Generations, by bitmap with look-around, without a lock
+    FreeBitmap,
+    /// The same; walks go over all memory in one call, and leave out what tables rule out
+    FreeExact,
+}

@@ -1,0 +1,247 @@
+//! In which order a guest uses its pages, made before it runs; and what could have been kept of them.
+
+use crate::cli::AccessPattern;
+use crate::failure::bad_input;
+use crate::random::Numbers;
+use anyhow::Context;
+use std::collections::BinaryHeap;
+use std::fs;
+use std::path::Path;
+
+/// One access in four writes.
+const WRITES: u64 = 4;
+const EXPONENT: f64 = 0.99;
+
+/// A page, and in the highest bit whether it is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Use(u32);
+
+impl Use {
+    const WRITE: u32 = 1 << 31;
+
+    pub const fn new(page: u32, write: bool) -> Self {
+        Self(page | if write { Self::WRITE } else { 0 })
+    }
+
+    pub const fn page(self) -> u32 {
+        self.0 & !Self::WRITE
+    }
+
+    pub const fn writes(self) -> bool {
+        self.0 & Self::WRITE != 0
+    }
+}
+
+/// What one vCPU of `vcpus` does with a guest of `pages`, of which `memory` fit.
+pub fn uses(
+    pattern: AccessPattern,
+    pages: u32,
+    memory: u32,
+    accesses: u64,
+    vcpu: u16,
+    vcpus: u16,
+) -> Vec<Use> {
+    let mut numbers = Numbers(0x51a7 + u64::from(vcpu));
+    let write = |numbers: &mut Numbers| numbers.below(WRITES) == 0;
+    let some = |numbers: &mut Numbers, page: u32| Use::new(page, write(numbers));
+    let own = own(pages, vcpu, vcpus);
+    match pattern {
+        AccessPattern::Uniform => (0..accesses)
+            .map(|_| {
+                let page = numbers.below(pages.into()) as u32;
+                some(&mut numbers, page)
+            })
+            .collect(),
+        AccessPattern::Zipf => {
+            let zipf = Zipf::new(pages);
+            (0..accesses)
+                .map(|_| {
+                    let page = zipf.page(&mut numbers);
+                    some(&mut numbers, page)
+                })
+                .collect()
+        }
+        AccessPattern::Scan => (0..accesses)
+            .map(|index| {
+                let page = own.start + (index % u64::from(own.end - own.start).max(1)) as u32;
+                some(&mut numbers, page)
+            })
+            .collect(),
+        AccessPattern::Phase => (0..accesses)
+            .map(|index| {
+                let phase = index * 4 / accesses;
+                let part = u64::from(memory) * 4 / 5;
+                let first = phase * u64::from(pages) / 4;
+                let page = match numbers.below(10) {
+                    0 => numbers.below(pages.into()),
+                    _ => (first + numbers.below(part)) % u64::from(pages),
+                };
+                some(&mut numbers, page as u32)
+            })
+            .collect(),
+        AccessPattern::Fill => own.map(|page| Use::new(page, true)).collect(),
+        AccessPattern::Trace => Vec::new(),
+    }
+}
+
+/// A vCPU's share of the pages.
+pub fn own(pages: u32, vcpu: u16, vcpus: u16) -> std::ops::Range<u32> {
+    let begin = |vcpu: u16| (u64::from(pages) * u64::from(vcpu) / u64::from(vcpus)) as u32;
+    begin(vcpu)..begin(vcpu + 1)
+}
+
+/// Pages by Zipf's law; which are used often has nothing to do with where they are.
+struct Zipf {
+    /// Shares of all pages up to one.
+    sums: Vec<f64>,
+    pages: Vec<u32>,
+}
+
+impl Zipf {
+    fn new(pages: u32) -> Self {
+        let mut sum = 0.0;
+        let add = |rank: u32| {
+            sum += f64::from(rank).powf(-EXPONENT);
+            sum
+        };
+        let sums = (1..=pages).map(add).collect();
+        let mut pages: Vec<u32> = (0..pages).collect();
+        Numbers(0x21bf).shuffle(&mut pages);
+        Self { sums, pages }
+    }
+
+    fn page(&self, numbers: &mut Numbers) -> u32 {
+        const STEPS: u64 = 1 << 52;
+        let at = numbers.below(STEPS) as f64 / STEPS as f64 * self.sums.last().unwrap_or(&0.0);
+        let rank = self.sums.partition_point(|&sum| sum <= at);
+        self.pages[rank.min(self.pages.len() - 1)]
+    }
+}
+
+/// A trace from a file: the uses, and how many pages there are. Pages are numbered as they first appear.
+///
+/// # Errors
+/// It cannot be read, or is none.
+pub fn read_trace(path: &Path) -> anyhow::Result<(Vec<Use>, u32)> {
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("cannot read the trace {}", path.display()))
+        .map_err(|error| bad_input(format!("{error:#}")))?;
+    let mut numbers = std::collections::HashMap::new();
+    let mut uses = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let (line, write) = match line.trim().strip_prefix('w') {
+            Some(rest) => (rest.trim(), true),
+            None => (line.trim(), false),
+        };
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let page: u64 = line.parse().map_err(|_| {
+            bad_input(format!(
+                "{}, line {}: “{line}” is no page; write its number, with w in front if it is written",
+                path.display(),
+                index + 1
+            ))
+        })?;
+        let next = numbers.len() as u32;
+        uses.push(Use::new(*numbers.entry(page).or_insert(next), write));
+    }
+    if uses.is_empty() {
+        return Err(bad_input(format!("{} has no page in it", path.display())));
+    }
+    Ok((uses, numbers.len() as u32))
+}
+
+/// How often pages had to come back, had each time the one been given up that is used again last, of a
+/// guest that first uses all `pages` in order (Belady's rule: nothing needs fewer).
+pub fn fewest_refaults(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
+    let all: Vec<u32> = (0..pages).chain(uses).collect();
+    let mut next = vec![u32::MAX; all.len()];
+    let mut later = vec![u32::MAX; pages as usize];
+    for (at, &page) in all.iter().enumerate().rev() {
+        next[at] = std::mem::replace(&mut later[page as usize], at as u32);
+    }
+    // Of pages in memory, when they are used next; out of date entries stay in the heap.
+    let mut farthest: BinaryHeap<(u32, u32)> = BinaryHeap::new();
+    let mut due: Vec<Option<u32>> = vec![None; pages as usize];
+    let (mut here, mut misses) = (0, 0);
+    for (at, &page) in all.iter().enumerate() {
+        if due[page as usize].is_none() {
+            misses += 1;
+            if here == memory {
+                while let Some((when, victim)) = farthest.pop() {
+                    if due[victim as usize] == Some(when) {
+                        due[victim as usize] = None;
+                        break;
+                    }
+                }
+            } else {
+                here += 1;
+            }
+        }
+        due[page as usize] = Some(next[at]);
+        farthest.push((next[at], page));
+    }
+    misses - u64::from(pages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beladys_rule_gives_up_what_is_used_last() {
+        // Memory for 2 of 3 pages, after 0 1 2 (which leaves 0 or 1 here, and 2).
+        assert_eq!(fewest_refaults(3, 2, [2, 1, 2, 1].into_iter()), 0);
+        assert_eq!(fewest_refaults(3, 2, [0, 1, 2].into_iter()), 1);
+        assert_eq!(fewest_refaults(3, 3, [0, 1, 2, 0].into_iter()), 0);
+        // A scan: of each round, all but what stays misses.
+        let scan = || (0..10u32).cycle().take(1000);
+        let refaults = fewest_refaults(10, 9, scan());
+        assert!((100..=125).contains(&refaults), "{refaults}");
+    }
+
+    #[test]
+    fn patterns_are_what_they_are_called() {
+        let uses_of = |pattern| uses(pattern, 1000, 600, 100_000, 0, 1);
+        let count = |pattern| {
+            let mut counts = vec![0u32; 1000];
+            uses_of(pattern).iter().for_each(|it| counts[it.page() as usize] += 1);
+            counts.sort_unstable_by(|a, b| b.cmp(a));
+            counts
+        };
+        let uniform = count(AccessPattern::Uniform);
+        assert!(uniform[0] < 200 && uniform[999] > 40, "{uniform:?}");
+        let zipf = count(AccessPattern::Zipf);
+        // The first has 1/7.5 of all, the tenth a tenth of it.
+        assert!((12_000..15_000).contains(&zipf[0]), "{}", zipf[0]);
+        assert!((1_100..1_700).contains(&zipf[9]), "{}", zipf[9]);
+        assert_eq!(count(AccessPattern::Scan), [100; 1000]);
+        let phase = uses_of(AccessPattern::Phase);
+        let hot = phase[..25_000].iter().filter(|it| it.page() < 480).count();
+        assert!(hot > 22_000, "{hot}");
+        let writes = phase.iter().filter(|it| it.writes()).count();
+        assert!((24_000..26_000).contains(&writes), "{writes}");
+        let fill: Vec<u32> = (0..2u16)
+            .flat_map(|vcpu| uses(AccessPattern::Fill, 7, 3, 1, vcpu, 2))
+            .map(Use::page)
+            .collect();
+        assert_eq!(fill, [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn a_trace_is_read_and_what_is_none_is_refused_by_line() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "# pages\n4711\nw 9\n4711\n").unwrap();
+        let (uses, pages) = read_trace(file.path()).unwrap();
+        assert_eq!(
+            (uses, pages),
+            (vec![Use::new(0, false), Use::new(1, true), Use::new(0, false)], 2)
+        );
+        fs::write(file.path(), "1\nx\n").unwrap();
+        assert!(read_trace(file.path()).unwrap_err().to_string().contains("line 2"));
+        fs::write(file.path(), "\n").unwrap();
+        assert!(read_trace(file.path()).is_err());
+        assert!(read_trace(Path::new("/nonexistent")).is_err());
+    }
+}
