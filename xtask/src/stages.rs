@@ -133,7 +133,9 @@ fn with(component: &str, mut command: Command) -> anyhow::Result<Outcome> {
 fn loom(long: bool) -> anyhow::Result<Outcome> {
     let mut tests = cargo(&["test", "--package", "slat", "--package", "slat-guest"]);
     tests.args(["--profile", "explore", "--test", "loom"]);
-    if !long {
+    if long {
+        tests.args(["--package", "slat-reclaim"]);
+    } else {
         // The models' own bounds take minutes.
         tests.env("LOOM_MAX_PREEMPTIONS", "2");
     }

@@ -11,7 +11,7 @@
 //!   a claim makes fail.
 //! - Who claims a page to send it away unmaps it before the content is read: `Worker::evict`.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use slat::sync::{AtomicU64, Ordering};
 
 /// Frames and swap slots are numbered below this: 1 TiB of 4 KiB pages.
 pub(crate) const NUMBERS: u64 = 1 << 28;
@@ -60,8 +60,14 @@ impl Place {
 }
 
 /// The word of a page.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Word(AtomicU64);
+
+impl Default for Word {
+    fn default() -> Self {
+        Self(AtomicU64::new(Place::Nowhere.encode()))
+    }
+}
 
 impl Word {
     pub fn load(&self) -> Place {

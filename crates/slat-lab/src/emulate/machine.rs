@@ -69,6 +69,15 @@ impl Architecture {
         }
     }
 
+    /// x86's CPUs take turns on one thread: on threads of their own one may still execute the breakpoint with
+    /// which Linux changes its text (QEMU 7.2) when Linux knows no more of it, and dies of it.
+    const fn accelerator(self) -> &'static str {
+        match self {
+            Self::X86_64 => "tcg,thread=single",
+            Self::Aarch64 => "tcg",
+        }
+    }
+
     /// The second serial line. Arm's machine has one of its own kind only; the other is on PCI.
     fn second_line(self) -> [&'static str; 2] {
         match self {
@@ -169,7 +178,7 @@ impl Machine<'_> {
         let line =
             |id: &str, name: &str| format!("file,id={id},path={}", path(name).replace(',', ",,"));
         let mut command = Command::new(program);
-        command.args(["-accel", "tcg"]).args(self.arch.options());
+        command.args(["-accel", self.arch.accelerator()]).args(self.arch.options());
         // Of two models the last holds.
         if let Some(cpu) = self.cpu {
             command.args(["-cpu", cpu]);

@@ -333,3 +333,73 @@ impl Bench<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{GuestFormat, OutputArgs, TablesArgs};
+
+    fn args(pattern: AccessPattern, format: GuestFormat, vcpus: u16) -> ReclaimArgs {
+        ReclaimArgs {
+            tables: TablesArgs { format, bbm: None },
+            memory: Some(Size(2 << 20)),
+            guest: vec![1.5],
+            pattern: vec![pattern],
+            trace: None,
+            policy: Vec::new(),
+            vcpus,
+            accesses: Some(3),
+            swap: None,
+            window: 64,
+            batch: 32,
+            residency: 0,
+            rounds: Some(1),
+            quick: true,
+            out: OutputArgs::default(),
+        }
+    }
+
+    /// The guest checks every read; here it only has to get through, and to have needed swap.
+    #[test]
+    fn every_policy_brings_a_guest_through_every_pattern() {
+        use AccessPattern::{Fill, Phase, Scan, Uniform, Zipf};
+        for (pattern, format, vcpus) in [
+            (Uniform, GuestFormat::Ept, 2),
+            (Zipf, GuestFormat::Arm64, 1),
+            (Scan, GuestFormat::Arm64, 2),
+            (Phase, GuestFormat::Ept, 1),
+            (Fill, GuestFormat::Ept, 2),
+        ] {
+            let results = run(&args(pattern, format, vcpus), &mut Session::quiet()).unwrap();
+            for policy in ReclaimPolicy::value_variants() {
+                let name = policy.to_string();
+                let time = |m: &&Measurement| m.variant == name && m.params["figure"] == "time";
+                let found = results.iter().find(time).unwrap();
+                assert!(found.counts["refaults"] > 0, "{pattern} {policy}: {:?}", found.counts);
+            }
+            let belady =
+                results.iter().filter(|m| m.params.get("against") == Some(&json!("belady")));
+            for m in belady {
+                assert!(m.samples[0] >= 1.0, "{pattern}: nothing needs fewer, {:?}", m.samples);
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused_with_what_can() {
+        let good = || args(AccessPattern::Zipf, GuestFormat::Ept, 1);
+        let refused =
+            |args: ReclaimArgs| run(&args, &mut Session::quiet()).unwrap_err().to_string();
+        let odd = ReclaimArgs { memory: Some(Size(3 << 20)), ..good() };
+        assert!(refused(odd).contains("multiple of 2m"));
+        let huge = ReclaimArgs { memory: Some(Size(1 << 50)), ..good() };
+        assert!(refused(huge).contains("smaller --memory"));
+        let traceless = ReclaimArgs { pattern: vec![AccessPattern::Trace], ..good() };
+        assert!(refused(traceless).contains("--trace FILE"));
+        let crowded = ReclaimArgs { vcpus: 64, ..good() };
+        assert!(refused(crowded).contains("each needs 64"));
+        let nowhere = ReclaimArgs { swap: Some("/nonexistent".into()), ..good() };
+        let error = run(&nowhere, &mut Session::quiet()).unwrap_err();
+        assert!(format!("{error:#}").contains("another --swap"), "{error:#}");
+    }
+}

@@ -1,0 +1,196 @@
+//! Every interleaving, within a bound, of a page that leaves with a vCPU that writes it, with faults that bring
+//! it back, and with who copies it: no write is lost, on tables of two slots.
+//!
+//! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat-reclaim --release --test loom`
+//!
+//! The host is that of the models of `slat-guest`. Memory's content is a word a page; a vCPU writes while its
+//! leaf lets it, as a CPU does before an invalidation has completed.
+#![cfg(loom)]
+
+#[allow(dead_code, reason = "a part of it is for other models")]
+#[path = "../../slat-guest/tests/loom/bed.rs"]
+mod bed;
+
+use bed::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, slot};
+use loom::sync::Mutex;
+use loom::thread::spawn;
+use slat::format::tiny::Tiny;
+use slat::{Access, BreakBeforeMake, Gpa, Hpa, PageSize, Vmid};
+use slat_guest::{Guest, Hva, Outcome, Retry, Vcpu, Worker};
+use slat_reclaim::*;
+
+const FRAMES: u64 = 0x100_0000;
+
+/// What is in each frame, and in each slot of swap.
+struct Content {
+    frames: Mutex<[u64; 4]>,
+    slots: Mutex<[u64; 4]>,
+}
+
+impl Ram for &'static Content {
+    fn read(&self, hpa: Hpa, page: &mut [u8]) {
+        let word = self.frames.lock().unwrap()[((hpa.0 - FRAMES) / PAGE) as usize];
+        page[..8].copy_from_slice(&word.to_ne_bytes());
+    }
+
+    fn write(&self, hpa: Hpa, page: &[u8]) {
+        let word = u64::from_ne_bytes(page[..8].try_into().unwrap());
+        self.frames.lock().unwrap()[((hpa.0 - FRAMES) / PAGE) as usize] = word;
+    }
+}
+
+impl Swap for &'static Content {
+    fn slots(&self) -> u32 {
+        4
+    }
+
+    fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
+        self.slots.lock().unwrap()[slot as usize] = u64::from_ne_bytes(page[..8].try_into().unwrap());
+        Ok(())
+    }
+
+    fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
+        page[..8].copy_from_slice(&self.slots.lock().unwrap()[slot as usize].to_ne_bytes());
+        Ok(())
+    }
+}
+
+type ThePaged = Paged<'static, &'static Content, &'static Content>;
+type TheGuest = Guest<'static, Tiny, World, &'static ThePaged>;
+type TheVcpu = Vcpu<'static, 'static, Tiny, World, &'static ThePaged>;
+type TheWorker = Worker<'static, 'static, Tiny, World, &'static ThePaged>;
+
+/// A guest of two pages, which may have both.
+fn guest() -> (&'static TheGuest, &'static Content) {
+    let content: &'static Content = Box::leak(Box::new(Content {
+        frames: Mutex::new([u64::MAX; 4]),
+        slots: Mutex::new([u64::MAX; 4]),
+    }));
+    let layout = Layout {
+        base: Hpa(FRAMES),
+        bytes: 2 * PAGE,
+        page: PageSize::from_bytes(PAGE).unwrap(),
+        block: PageSize::from_bytes(BLOCK).unwrap(),
+    };
+    let pool = Box::leak(Box::new(Pool::new(content, layout, content).unwrap()));
+    // Looks are no part of what is explored.
+    let config = Config { policy: Policy::TwoLists, batch: 1, ..Config::new(2) };
+    let paged: &'static ThePaged =
+        Box::leak(Box::new(Paged::new(pool, Hva(HOST), 2 * PAGE, config, 0).unwrap()));
+    let world = World::new(BreakBeforeMake::Never);
+    let Tiny(arm) = Tiny::default();
+    let format = Tiny(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm });
+    let page = PageSize::from_bytes(PAGE).unwrap();
+    let config = slat_guest::Config::new(2, page);
+    let guest = Guest::new(format, Vmid(1), BITS, world, paged, config).unwrap();
+    let guest: &'static TheGuest = Box::leak(Box::new(guest));
+    worker(guest).set_slot(slot(false)).unwrap();
+    (guest, content)
+}
+
+fn worker(guest: &'static TheGuest) -> TheWorker {
+    Worker::new(guest, Box::leak(Box::new([const { None }; 4]))).unwrap()
+}
+
+fn vcpu(guest: &'static TheGuest, id: u16) -> TheVcpu {
+    Vcpu::new(guest, id, Box::leak(Box::new([const { None }; 4]))).unwrap()
+}
+
+/// The vCPU writes its page, and has its faults answered.
+fn write(vcpu: &mut TheVcpu, content: &Content, value: u64) {
+    loop {
+        {
+            let mut frames = content.frames.lock().unwrap();
+            let leaf = vcpu.worker().translate(Gpa(0)).ok().flatten();
+            if let Some(leaf) = leaf.filter(|leaf| leaf.attributes.write) {
+                frames[((leaf.hpa.0 - FRAMES) / PAGE) as usize] = value;
+                return;
+            }
+        }
+        match vcpu.fault(Gpa(0), Access::Write) {
+            Outcome::Retry(Retry::NotYet) => {
+                Pager::new(vcpu.worker()).bring_in(Hva(HOST), Access::Write).unwrap();
+            }
+            Outcome::Retry(_) => loom::thread::yield_now(),
+            _ => {}
+        }
+    }
+}
+
+/// What the guest's page has, wherever it is.
+fn content(worker: &mut TheWorker) -> u64 {
+    let mut page = [0; PAGE as usize];
+    Pager::new(worker).copy(Hva(HOST), &mut page).unwrap();
+    u64::from_ne_bytes(page[..8].try_into().unwrap())
+}
+
+/// `before` prepares the page, which has 1; then it leaves while a vCPU writes 2.
+fn leaves_while_written(before: impl Fn(&mut TheVcpu)) {
+    let (guest, memory) = guest();
+    let mut writer = vcpu(guest, 0);
+    write(&mut writer, memory, 1);
+    before(&mut writer);
+    let writer = Sent(writer);
+    let thread = spawn(move || {
+        let mut vcpu = writer.get();
+        write(&mut vcpu, memory, 2);
+    });
+    let mut worker = worker(guest);
+    let _ = Pager::new(&mut worker).reclaim(1);
+    thread.join().unwrap();
+    assert_eq!(content(&mut worker), 2);
+}
+
+/// Sends the page away, and has it read: it is here, with a copy in swap.
+fn back_with_a_copy(vcpu: &mut TheVcpu) {
+    // The first look finds it used.
+    while Pager::new(vcpu.worker()).reclaim(1).is_err() {}
+    loop {
+        match vcpu.fault(Gpa(0), Access::Read) {
+            Outcome::Retry(_) => {
+                Pager::new(vcpu.worker()).bring_in(Hva(HOST), Access::Read).unwrap();
+            }
+            _ => return,
+        }
+    }
+}
+
+#[test]
+fn a_write_beside_a_page_that_leaves_is_not_lost() {
+    bounded("write || reclaim", 3, || leaves_while_written(|_| {}));
+    bounded("first write since it came back || reclaim", 3, || {
+        leaves_while_written(back_with_a_copy);
+    });
+}
+
+#[test]
+fn two_vcpus_bring_a_page_in_once() {
+    bounded("write || read of a page that is away", 3, || {
+        let (guest, memory) = guest();
+        let mut first = vcpu(guest, 0);
+        write(&mut first, memory, 1);
+        while Pager::new(first.worker()).reclaim(1).is_err() {}
+        let second = Sent(vcpu(guest, 1));
+        let thread = spawn(move || {
+            let mut vcpu = second.get();
+            Pager::new(vcpu.worker()).bring_in(Hva(HOST), Access::Read).unwrap();
+        });
+        write(&mut first, memory, 2);
+        thread.join().unwrap();
+        assert_eq!(content(first.worker()), 2);
+        assert_eq!(guest.backing().pool().free() + guest.backing().resident(), 2);
+    });
+}
+
+#[test]
+fn a_copy_beside_a_page_that_leaves_has_its_content() {
+    bounded("copy || reclaim", 3, || {
+        let (guest, memory) = guest();
+        let mut writer = vcpu(guest, 0);
+        write(&mut writer, memory, 1);
+        let sender = Sent(worker(guest));
+        let thread = spawn(move || assert_eq!(content(&mut sender.get()), 1));
+        let _ = Pager::new(writer.worker()).reclaim(1);
+        thread.join().unwrap();
+    });
+}
