@@ -45,7 +45,8 @@ impl Swap for &'static Content {
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
-        self.slots.lock().unwrap()[slot as usize] = u64::from_ne_bytes(page[..8].try_into().unwrap());
+        self.slots.lock().unwrap()[slot as usize] =
+            u64::from_ne_bytes(page[..8].try_into().unwrap());
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   slat bench reclaim
-      a guest of 1.5 times its memory, four patterns, all policies: a few minutes
+      a guest of 1.5 times its memory, five patterns, all policies: a few minutes
   slat bench reclaim --pattern zipf --guest 1.1,1.5,2
   slat bench reclaim --pattern fill --memory 256m
       fill, reset, fill again: the test of \u{201c}lockless test_clear_young\u{201d}
@@ -33,11 +33,13 @@ pub struct ReclaimArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1.5", value_parser = factor)]
     pub guest: Vec<f64>,
 
-    /// In which order it uses its pages [default: uniform,zipf,scan,phase]
+    /// In which order it uses its pages [default: uniform,zipf,scan,phase,trace]
     #[arg(long, value_name = "PATTERN,...", value_delimiter = ',')]
     pub pattern: Vec<AccessPattern>,
 
-    /// The recorded trace, for --pattern trace
+    /// A recorded trace, for --pattern trace [default: one of GNU sort]
+    ///
+    /// A page number a line, with w in front if the page is written; `#` begins a comment.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
@@ -101,7 +103,7 @@ pub enum AccessPattern {
     Phase,
     /// All pages once, in order, after they were written before: fill, reset, fill again
     Fill,
-    /// As in a file
+    /// As a program did whose pages were recorded, over and over
     Trace,
 }
 

@@ -107,16 +107,13 @@ fn cases(args: &ReclaimArgs, memory: Size) -> anyhow::Result<Vec<Case>> {
     use AccessPattern::{Phase, Scan, Trace, Uniform, Zipf};
     let patterns = match &args.pattern[..] {
         [] if args.trace.is_some() => vec![Trace],
-        [] => vec![Uniform, Zipf, Scan, Phase],
+        [] => vec![Uniform, Zipf, Scan, Phase, Trace],
         given => given.to_vec(),
     };
     let mut cases = Vec::new();
     for &pattern in &patterns {
-        let recorded = match (pattern, &args.trace) {
-            (Trace, Some(path)) => Some(pattern::read_trace(path)?),
-            (Trace, None) => {
-                return Err(bad_input("--pattern trace replays a file: give it with --trace FILE"));
-            }
+        let recorded = match pattern {
+            Trace => Some(pattern::trace(args.trace.as_deref())?),
             _ => None,
         };
         for &factor in &args.guest {
@@ -137,7 +134,11 @@ fn cases(args: &ReclaimArgs, memory: Size) -> anyhow::Result<Vec<Case>> {
             let times = args.accesses.unwrap_or(if args.quick { 4 } else { 40 });
             let accesses = u64::from(times) * u64::from(pages);
             let uses: Vec<Vec<Use>> = match &recorded {
-                Some((uses, _)) => vec![uses.clone(); args.vcpus.into()],
+                // The program runs again and again.
+                Some((uses, _)) => {
+                    let again = uses.iter().copied().cycle().take(accesses as usize);
+                    vec![again.collect(); args.vcpus.into()]
+                }
                 None => (0..args.vcpus)
                     .map(|id| pattern::uses(pattern, pages, memory, accesses, id, args.vcpus))
                     .collect(),
@@ -362,13 +363,14 @@ mod tests {
     /// The guest checks every read; here it only has to get through, and to have needed swap.
     #[test]
     fn every_policy_brings_a_guest_through_every_pattern() {
-        use AccessPattern::{Fill, Phase, Scan, Uniform, Zipf};
+        use AccessPattern::{Fill, Phase, Scan, Trace, Uniform, Zipf};
         for (pattern, format, vcpus) in [
             (Uniform, GuestFormat::Ept, 2),
             (Zipf, GuestFormat::Arm64, 1),
             (Scan, GuestFormat::Arm64, 2),
             (Phase, GuestFormat::Ept, 1),
             (Fill, GuestFormat::Ept, 2),
+            (Trace, GuestFormat::Arm64, 1),
         ] {
             let results = run(&args(pattern, format, vcpus), &mut Session::quiet()).unwrap();
             for policy in ReclaimPolicy::value_variants() {
@@ -394,8 +396,9 @@ mod tests {
         assert!(refused(odd).contains("multiple of 2m"));
         let huge = ReclaimArgs { memory: Some(Size(1 << 50)), ..good() };
         assert!(refused(huge).contains("smaller --memory"));
-        let traceless = ReclaimArgs { pattern: vec![AccessPattern::Trace], ..good() };
-        assert!(refused(traceless).contains("--trace FILE"));
+        let traceless =
+            ReclaimArgs { trace: Some("/nonexistent".into()), pattern: vec![], ..good() };
+        assert!(refused(traceless).contains("cannot read the trace"));
         let crowded = ReclaimArgs { vcpus: 64, ..good() };
         assert!(refused(crowded).contains("each needs 64"));
         let nowhere = ReclaimArgs { swap: Some("/nonexistent".into()), ..good() };

@@ -6,6 +6,7 @@ use crate::random::Numbers;
 use anyhow::Context;
 use std::collections::BinaryHeap;
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 
 /// One access in four writes.
@@ -118,14 +119,29 @@ impl Zipf {
     }
 }
 
-/// A trace from a file: the uses, and how many pages there are. Pages are numbered as they first appear.
+/// GNU sort over 60,000 numbers of up to 19 digits: 4 KiB pages in the order of their first use, as what
+/// misses 32 entries that are replaced by the least recently used (instruction fetches, loads, stores).
+const SORT: &[u8] = include_bytes!("../../../../traces/sort.txt.xz");
+
+/// A trace, from a file or the one that comes with the program: the uses, and how many pages there are. Pages
+/// are numbered as they first appear.
 ///
 /// # Errors
 /// It cannot be read, or is none.
-pub fn read_trace(path: &Path) -> anyhow::Result<(Vec<Use>, u32)> {
+pub fn trace(path: Option<&Path>) -> anyhow::Result<(Vec<Use>, u32)> {
+    let Some(path) = path else {
+        let mut text = String::new();
+        let mut packed = lzma_rust2::XzReader::new(SORT, true);
+        packed.read_to_string(&mut text).context("the trace that comes with the program")?;
+        return parse("sort.txt", &text);
+    };
     let text = fs::read_to_string(path)
         .with_context(|| format!("cannot read the trace {}", path.display()))
         .map_err(|error| bad_input(format!("{error:#}")))?;
+    parse(&path.display().to_string(), &text)
+}
+
+fn parse(name: &str, text: &str) -> anyhow::Result<(Vec<Use>, u32)> {
     let mut numbers = std::collections::HashMap::new();
     let mut uses = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -138,8 +154,7 @@ pub fn read_trace(path: &Path) -> anyhow::Result<(Vec<Use>, u32)> {
         }
         let page: u64 = line.parse().map_err(|_| {
             bad_input(format!(
-                "{}, line {}: “{line}” is no page; write its number, with w in front if it is written",
-                path.display(),
+                "{name}, line {}: “{line}” is no page; write its number, with w in front if it is written",
                 index + 1
             ))
         })?;
@@ -147,7 +162,7 @@ pub fn read_trace(path: &Path) -> anyhow::Result<(Vec<Use>, u32)> {
         uses.push(Use::new(*numbers.entry(page).or_insert(next), write));
     }
     if uses.is_empty() {
-        return Err(bad_input(format!("{} has no page in it", path.display())));
+        return Err(bad_input(format!("{name} has no page in it")));
     }
     Ok((uses, numbers.len() as u32))
 }
@@ -233,15 +248,17 @@ mod tests {
     fn a_trace_is_read_and_what_is_none_is_refused_by_line() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "# pages\n4711\nw 9\n4711\n").unwrap();
-        let (uses, pages) = read_trace(file.path()).unwrap();
+        let (uses, pages) = trace(Some(file.path())).unwrap();
         assert_eq!(
             (uses, pages),
             (vec![Use::new(0, false), Use::new(1, true), Use::new(0, false)], 2)
         );
         fs::write(file.path(), "1\nx\n").unwrap();
-        assert!(read_trace(file.path()).unwrap_err().to_string().contains("line 2"));
+        assert!(trace(Some(file.path())).unwrap_err().to_string().contains("line 2"));
         fs::write(file.path(), "\n").unwrap();
-        assert!(read_trace(file.path()).is_err());
-        assert!(read_trace(Path::new("/nonexistent")).is_err());
+        assert!(trace(Some(file.path())).is_err());
+        assert!(trace(Some(Path::new("/nonexistent"))).is_err());
+        let (uses, pages) = trace(None).unwrap();
+        assert_eq!((uses.len(), pages), (12_033, 1018));
     }
 }
