@@ -134,6 +134,11 @@ impl Hypervisor {
         let machine: &'static El2 = Box::leak(Box::new(El2::new(&id, &format, options.fault)));
         // As wide as the CPU has it, or as RAM and devices need.
         let bits = format.output_bits().min(id.address_bits());
+        let bits = match options.bits as u32 {
+            0 => bits,
+            asked if asked <= bits => asked,
+            asked => return Err(format!("guest addresses of {asked} bits: at most {bits} here")),
+        };
         let guest = Guest::new(
             format,
             Vmid(1),

@@ -83,6 +83,15 @@ impl Build {
         }
     }
 
+    /// Bits of guest addresses; 0 are as many as there are. With 52 a walk of 16K begins at the manual's level
+    /// 0, which QEMU 7.2 refuses for that granule (`check_s2_mmu_setup`).
+    pub const fn bits(self) -> u8 {
+        match (self.granule, self.lpa2) {
+            (Granule::K16, true) => 51,
+            _ => 0,
+        }
+    }
+
     fn features(self) -> Vec<&'static str> {
         let granule = match self.granule {
             Granule::K4 => None,

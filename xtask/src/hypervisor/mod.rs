@@ -52,6 +52,10 @@ pub struct RunArgs {
     /// Smallest page of stage 2; that of the guest stays 4k
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub granule: Granule,
+    /// Bits of guest addresses, 39 to 52 [default: all that there are; 51 with --lpa2 --granule 16k, as QEMU
+    /// before 8.1 walks no more levels then]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(39..=52))]
+    pub bits: Option<u8>,
     /// vCPUs, 1 to 7; one CPU more is the manager's
     #[arg(long, default_value_t = 1)]
     pub vcpus: u64,
@@ -141,14 +145,16 @@ impl RunArgs {
     /// # Errors
     /// Leaves that the granule does not have.
     fn words(&self) -> anyhow::Result<String> {
-        let largest = self.build()?.largest(self.largest.as_deref())?;
+        let build = self.build()?;
+        let largest = build.largest(self.largest.as_deref())?;
         Ok(format!(
-            "vcpus={} first={} memory={} largest={} job={} logging={} execute={} caches={} trap={} fault={} \
+            "vcpus={} first={} memory={} largest={} bits={} job={} logging={} execute={} caches={} trap={} fault={} \
              seconds={}",
             self.vcpus,
             self.first,
             self.memory,
             largest,
+            self.bits.unwrap_or(build.bits()),
             self.job,
             self.logging,
             self.execute,

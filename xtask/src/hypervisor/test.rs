@@ -132,7 +132,7 @@ fn cases() -> Vec<Case> {
             "migrate-16k-on-max-with-lpa2",
             RunArgs { granule: Granule::K16, lpa2: true, ..migrate("max", 2, "hardware") },
             |end| {
-                ensure!(end.said.contains("52-bit addresses"), "narrower: {}", end.said);
+                ensure!(end.said.contains("51-bit addresses"), "narrower: {}", end.said);
                 of_pages(end, "16k").and_then(|()| migrated(end))
             },
         ),
