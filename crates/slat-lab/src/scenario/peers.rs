@@ -53,8 +53,9 @@ const STREAMING: &str = "slat, streaming";
 /// # Errors
 /// Values that cannot be right, no usable tree, a measurement that failed.
 pub fn split(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let (memory, page) = (whole_blocks(args.memory)?.bytes(), leaf_sizes(args.granule)[0]);
-    if args.target_size() != Size(page.bytes()) || args.bbm != 0 {
+    let granule = args.format().granule()?;
+    let (memory, page) = (whole_blocks(args.memory)?.bytes(), leaf_sizes(granule)[0]);
+    if args.target_size() != Size(page.bytes()) || args.bbm()? != 0 {
         return Err(bad_input(
             "Linux splits down to pages, and always breaks: leave out --target-size and --bbm beside \
              --target linux-source",
@@ -62,7 +63,7 @@ pub fn split(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     }
     let mut works = Vec::new();
     for backing in args.backings() {
-        let leaf = leaf(args.granule, backing)?;
+        let leaf = leaf(granule, backing)?;
         for (&when, &what) in
             args.when.iter().flat_map(|when| args.what.iter().map(move |what| (when, what)))
         {
@@ -79,8 +80,7 @@ pub fn split(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
             works.push(Work { op, memory, leaf, page });
         }
     }
-    let run =
-        Run { granule: args.granule, rounds: args.samples, linux: &args.linux, everybody: false };
+    let run = Run { granule, rounds: args.samples, linux: &args.linux, everybody: false };
     run.measure(&works, session)
 }
 

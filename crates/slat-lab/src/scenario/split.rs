@@ -8,14 +8,14 @@
 mod work;
 
 use crate::arena::Arena;
-use crate::cli::{Granule, SplitArgs, TablesTarget, Walk, What, When};
+use crate::cli::format::on_format;
+use crate::cli::{SplitArgs, TablesTarget, Walk, What, When};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::scenario::limit::Limit;
 use crate::session::Session;
 use crate::size::Size;
 use serde_json::{Map, Value, json};
-use slat::format::arm64::{Arm64K4, Arm64K16, Arm64K64};
 use slat::{BreakBeforeMake, Counts, Format, PageSize};
 use work::{WORD, Work};
 
@@ -28,11 +28,7 @@ pub fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measur
     if args.linux.target == TablesTarget::LinuxSource {
         return super::peers::split(args, session);
     }
-    match args.granule {
-        Granule::Size4k => measure(Arm64K4::default(), args, session),
-        Granule::Size16k => measure(Arm64K16::default(), args, session),
-        Granule::Size64k => measure(Arm64K64::default(), args, session),
-    }
+    on_format!(args.format(), |format| measure(format, args, session))
 }
 
 /// One row of the result: a state of the tables, and what is done to them.
@@ -150,18 +146,7 @@ fn measure<F: Format>(
 
 /// The cases asked for, checked.
 fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, PageSize)> {
-    let sizes: Vec<PageSize> = (0..=F::LARGEST_LEAF).map(F::size).collect();
-    let named = || sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let size = |option: &str, size: Size| {
-        let found = PageSize::from_bytes(size.bytes()).filter(|size| sizes.contains(size));
-        found.ok_or_else(|| {
-            bad_input(format!(
-                "{option} {size}: a granule of {} has pages and blocks of {}",
-                args.granule,
-                named()
-            ))
-        })
-    };
+    let size = |option, size| args.format().leaf(option, size);
     let target = size("--target-size", args.target_size())?;
     let memory = args.memory;
     let most = 1u64 << (format.output_bits() - 1);
@@ -208,7 +193,7 @@ fn arena<F: Format>(work: &Work<F>, args: &SplitArgs, session: &Session) -> anyh
             available >> 20
         )));
     }
-    let bbm = match args.bbm {
+    let bbm = match args.bbm()? {
         0 | 1 => BreakBeforeMake::Always,
         2 => BreakBeforeMake::ConflictHandled,
         _ => BreakBeforeMake::Never,
@@ -237,12 +222,15 @@ fn measurement(
         ("target_size", json!(target.to_string())),
         ("when", json!(case.when.to_string())),
         ("what", json!(case.what.to_string())),
-        ("granule", json!(args.granule.bytes())),
-        ("bbm", json!(args.bbm)),
+        ("format", json!(args.format().to_string())),
+        ("granule", json!(args.format().leaves()[0].bytes())),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into_iter()
     .collect();
+    if args.format().is_arm() {
+        params.insert("bbm".to_owned(), json!(args.bbm()?));
+    }
     let counts = match cost {
         Cost::Split { counts, invalidations } => vec![
             ("slots_read", counts.slots_read),
@@ -270,7 +258,7 @@ fn measurement(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{LinuxArgs, OutputArgs};
+    use crate::cli::{Granule, LinuxArgs, OutputArgs};
 
     fn args() -> SplitArgs {
         SplitArgs {
@@ -280,8 +268,9 @@ mod tests {
             when: vec![When::Enable, When::Clear],
             what: vec![What::Split, What::Call],
             walk: vec![Walk::EveryEntry, Walk::Bounded, Walk::Batched],
+            format: None,
             granule: Granule::Size4k,
-            bbm: 0,
+            bbm: None,
             samples: 1,
             linux: LinuxArgs::default(),
             out: OutputArgs::default(),
@@ -337,6 +326,7 @@ mod tests {
             for bbm in 0..=3 {
                 let backing = backing.map(Size).into_iter().collect();
                 let what = if memory == 1 << 30 { vec![What::Split] } else { args().what };
+                let bbm = Some(bbm);
                 let args =
                     SplitArgs { granule, memory: Size(memory), backing, what, bbm, ..args() };
                 // `work` checks each result, and that it has as many samples as asked for.

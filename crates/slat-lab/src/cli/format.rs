@@ -1,0 +1,272 @@
+//! The formats of second-stage tables, by the names of the command line and of reports: the one list.
+//!
+//! A format is a variant, and an arm of each of the macros below it, without which nothing compiles.
+
+use super::Granule;
+use crate::failure::bad_input;
+use crate::size::Size;
+use clap::{Args, ValueEnum};
+use slat::format::arm64::Arm64;
+use slat::format::riscv::{Mode, RiscV};
+use slat::{Format, PageSize};
+
+/// A format of second-stage tables, its hardware marking what is used and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum TableFormat {
+    /// Arm's stage 2 in pages of 4k, with blocks of 2m and 1g; or `arm64`
+    #[value(name = "arm64-4k", alias = "arm64")]
+    Arm64K4,
+    /// Arm's stage 2 in pages of 16k, with blocks of 32m
+    #[value(name = "arm64-16k")]
+    Arm64K16,
+    /// Arm's stage 2 in pages of 64k, with blocks of 512m
+    #[value(name = "arm64-64k")]
+    Arm64K64,
+    /// The same as arm64-4k with FEAT_LPA2: addresses of 52 bits
+    #[value(name = "arm64-lpa2-4k")]
+    Arm64Lpa2K4,
+    /// The same as arm64-16k with FEAT_LPA2; its blocks of 64g are not used here
+    #[value(name = "arm64-lpa2-16k")]
+    Arm64Lpa2K16,
+    /// Intel's extended page tables, with accessed and dirty bits: 4k, 2m, 1g
+    Ept,
+    /// AMD's nested page tables: 4k, 2m, 1g
+    Npt,
+    /// RISC-V's G-stage, the narrowest of Sv39x4, Sv48x4 and Sv57x4 that will do: 4k, 2m, 1g
+    #[value(name = "riscv")]
+    RiscV,
+}
+
+/// Arm's stage 2 as a CPU has it that marks writes.
+pub(crate) fn arm<const PAGE_SHIFT: u32, const DS: bool>() -> Arm64<PAGE_SHIFT, DS>
+where
+    Arm64<PAGE_SHIFT, DS>: Format,
+{
+    Arm64 { hardware_dirty: true, ..Arm64::default() }
+}
+
+/// The G-stage of a CPU that has all modes.
+pub(crate) fn riscv() -> RiscV {
+    RiscV { widest: Mode::Sv57x4, ..RiscV::default() }
+}
+
+/// Runs `$body` with the format that `$choice` names.
+macro_rules! on_format {
+    ($choice:expr, |$format:ident| $body:expr) => {{
+        use $crate::cli::format::{TableFormat, arm, riscv};
+        match $choice {
+            TableFormat::Arm64K4 => $crate::cli::format::with!($format = arm::<12, false>(), $body),
+            TableFormat::Arm64K16 => {
+                $crate::cli::format::with!($format = arm::<14, false>(), $body)
+            }
+            TableFormat::Arm64K64 => {
+                $crate::cli::format::with!($format = arm::<16, false>(), $body)
+            }
+            TableFormat::Arm64Lpa2K4 => {
+                $crate::cli::format::with!($format = arm::<12, true>(), $body)
+            }
+            TableFormat::Arm64Lpa2K16 => {
+                $crate::cli::format::with!($format = arm::<14, true>(), $body)
+            }
+            TableFormat::Ept => {
+                $crate::cli::format::with!($format = ::slat::format::ept::Ept1G::default(), $body)
+            }
+            TableFormat::Npt => {
+                $crate::cli::format::with!($format = ::slat::format::npt::Npt1G::default(), $body)
+            }
+            TableFormat::RiscV => $crate::cli::format::with!($format = riscv(), $body),
+        }
+    }};
+}
+pub(crate) use on_format;
+
+/// Runs `$body` with the format that `$tables` names, and with a CPU of the simulator's that walks it.
+/// Of the formats without one it is an error.
+macro_rules! on_machine {
+    ($tables:expr, |$format:ident, $machine:ident| $body:expr) => {{
+        use $crate::cli::format::{TableFormat, arm, no_machine, with};
+        let tables: &$crate::cli::TablesArgs = $tables;
+        let arm_cpu = |granule| -> ::anyhow::Result<::slat_sim::Arm> {
+            let (bbm, forced_write_back) = (tables.bbm()?, true);
+            Ok(::slat_sim::Arm { bbm, forced_write_back, ..::slat_sim::Arm::new(granule, 40) })
+        };
+        macro_rules! on_arm {
+            ($granule:literal) => {{
+                let $machine = arm_cpu($granule)?;
+                let mut $format = arm::<$granule, false>();
+                $format.forced_write_back = true;
+                $body
+            }};
+        }
+        tables.bbm()?;
+        match tables.format {
+            TableFormat::Arm64K4 => on_arm!(12),
+            TableFormat::Arm64K16 => on_arm!(14),
+            TableFormat::Arm64K64 => on_arm!(16),
+            TableFormat::Ept => {
+                let $machine = ::slat_sim::Ept::default();
+                with!($format = ::slat::format::ept::Ept1G::default(), $body)
+            }
+            TableFormat::Npt => {
+                let $machine = ::slat_sim::Npt::default();
+                with!($format = ::slat::format::npt::Npt1G::default(), $body)
+            }
+            TableFormat::Arm64Lpa2K4 | TableFormat::Arm64Lpa2K16 | TableFormat::RiscV => {
+                return Err(no_machine(tables.format));
+            }
+        }
+    }};
+}
+pub(crate) use on_machine;
+
+/// One arm.
+macro_rules! with {
+    ($name:ident = $value:expr, $body:expr) => {{
+        let $name = $value;
+        $body
+    }};
+}
+pub(crate) use with;
+
+impl TableFormat {
+    /// Whether it is one of Arm's.
+    pub const fn is_arm(self) -> bool {
+        matches!(
+            self,
+            Self::Arm64K4
+                | Self::Arm64K16
+                | Self::Arm64K64
+                | Self::Arm64Lpa2K4
+                | Self::Arm64Lpa2K16
+        )
+    }
+
+    /// Arm's, by its granule.
+    pub const fn of_granule(granule: Granule) -> Self {
+        match granule {
+            Granule::Size4k => Self::Arm64K4,
+            Granule::Size16k => Self::Arm64K16,
+            Granule::Size64k => Self::Arm64K64,
+        }
+    }
+
+    /// The granule, where Linux's own tables have the same format.
+    ///
+    /// # Errors
+    /// They have not.
+    pub fn granule(self) -> anyhow::Result<Granule> {
+        let all = Granule::value_variants();
+        let found = all.iter().copied().find(|granule| Self::of_granule(*granule) == self);
+        found.ok_or_else(|| {
+            bad_input(format!(
+                "--format {self}: of Linux's tables there are arm64-4k, arm64-16k and arm64-64k"
+            ))
+        })
+    }
+
+    /// Sizes of its leaves, the smallest first: of those that the largest step of a split has room for.
+    pub fn leaves(self) -> Vec<PageSize> {
+        on_format!(self, |format| leaves_of(&format))
+    }
+
+    /// The leaf of `size`, which `option` asked for.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn leaf(self, option: &str, size: Size) -> anyhow::Result<PageSize> {
+        let leaves = self.leaves();
+        leaves.iter().copied().find(|leaf| leaf.bytes() == size.bytes()).ok_or_else(|| {
+            let names: Vec<String> = leaves.iter().map(ToString::to_string).collect();
+            bad_input(format!(
+                "{option} {size}: tables of {self} have pages and blocks of {}",
+                names.join(", ")
+            ))
+        })
+    }
+}
+
+/// Guests here are whole numbers of it, and tables are built in steps of it: larger blocks would not fit.
+pub const LARGEST: PageSize = PageSize::SIZE_1G;
+
+fn leaves_of<F: Format>(_: &F) -> Vec<PageSize> {
+    (0..=F::LARGEST_LEAF).map(F::size).filter(|size| *size <= LARGEST).collect()
+}
+
+/// Why vCPUs that are threads cannot have such tables.
+pub(crate) fn no_machine(format: TableFormat) -> anyhow::Error {
+    bad_input(format!(
+        "--format {format}: no simulated CPU walks these tables; guests of the engine's have arm64-4k, arm64-16k, \
+         arm64-64k, ept and npt"
+    ))
+}
+
+/// The tables of the guest.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct TablesArgs {
+    /// Format of the guest's tables
+    #[arg(long, value_name = "FORMAT", default_value = "ept")]
+    pub format: TableFormat,
+
+    /// How far an Arm CPU lets a live entry change its size: its level of FEAT_BBM [default: 0]
+    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub bbm: Option<u8>,
+}
+
+impl TablesArgs {
+    /// Those of a format, on a CPU that says nothing more.
+    pub const fn of(format: TableFormat) -> Self {
+        Self { format, bbm: None }
+    }
+
+    /// Whether nothing was asked for: what a guest under KVM can do with.
+    pub fn is_default(&self) -> bool {
+        self.format == TableFormat::Ept && self.bbm.is_none()
+    }
+
+    /// The level of FEAT_BBM.
+    ///
+    /// # Errors
+    /// It was given, and the format has none.
+    pub fn bbm(&self) -> anyhow::Result<u8> {
+        match self.bbm {
+            Some(bbm) if !self.format.is_arm() => Err(bad_input(format!(
+                "--bbm {bbm} is of Arm CPUs; take --format arm64 with it, or leave it out"
+            ))),
+            bbm => Ok(bbm.unwrap_or(0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_has_a_name_of_its_own_and_the_old_ones_still_do() {
+        let named = |name: &str| TableFormat::from_str(name, false);
+        for format in TableFormat::value_variants() {
+            assert_eq!(named(&format.to_string()), Ok(*format));
+        }
+        assert_eq!(named("arm64"), Ok(TableFormat::Arm64K4));
+        assert_eq!(named("arm64-16k"), Ok(TableFormat::Arm64K16));
+        assert!(named("power").is_err());
+    }
+
+    #[test]
+    fn a_leaf_that_a_format_lacks_is_refused_with_those_that_it_has() {
+        let size = |format: TableFormat, bytes| format.leaf("--backing", Size(bytes));
+        assert_eq!(size(TableFormat::RiscV, 1 << 30).unwrap(), PageSize::SIZE_1G);
+        let error = size(TableFormat::Arm64K16, 2 << 20).unwrap_err().to_string();
+        assert!(error.contains("--backing 2m") && error.contains("16k, 32m"), "{error}");
+        // Blocks of 64g are larger than a step.
+        assert_eq!(TableFormat::Arm64Lpa2K16.leaves(), TableFormat::Arm64K16.leaves());
+    }
+
+    #[test]
+    fn a_level_of_bbm_is_arms_alone() {
+        for &format in TableFormat::value_variants() {
+            let bbm = TablesArgs { format, bbm: Some(2) }.bbm();
+            assert_eq!(bbm.is_ok(), format.is_arm(), "{format}");
+        }
+    }
+}
