@@ -297,8 +297,7 @@ pub struct SplitArgs {
 
     /// How far the CPU lets a live entry change its size: its level of FEAT_BBM
     ///
-    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks. Of Arm's tables only:
-    /// CPUs of the others never break. [default: 0]
+    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks. Of Arm's tables only. [default: 0]
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub bbm: Option<u8>,
 
@@ -321,14 +320,12 @@ impl SplitArgs {
         self.format.unwrap_or(TableFormat::of_granule(self.granule))
     }
 
-    /// The level of FEAT_BBM; 3, no break, where the format knows none.
+    /// The level of FEAT_BBM.
     ///
     /// # Errors
     /// It was given, and the format has none.
     pub fn bbm(&self) -> anyhow::Result<u8> {
-        let format = self.format();
-        let asked = TablesArgs { format, bbm: self.bbm }.bbm()?;
-        Ok(if format.is_arm() { asked } else { 3 })
+        TablesArgs { format: self.format(), bbm: self.bbm }.bbm()
     }
 
     /// The backings asked for, or all that the format has, smallest first.

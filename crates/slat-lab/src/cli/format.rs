@@ -1,13 +1,19 @@
 //! The formats of second-stage tables, by the names of the command line and of reports: the one list.
 //!
-//! A format is a variant, and an arm of each of the macros below it, without which nothing compiles.
+//! A format is a variant, and an arm of each match below it, without which nothing compiles. Most of this program is
+//! compiled for each format anew: those that the tests can do without take the feature `every-format`, which is a
+//! default.
 
 use super::Granule;
 use crate::failure::bad_input;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
-use slat::format::arm64::Arm64;
-use slat::format::riscv::{Mode, RiscV};
+use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64};
+use slat::format::ept::Ept1G;
+use slat::format::npt::Npt1G;
+#[cfg(feature = "every-format")]
+use slat::format::riscv::Mode;
+use slat::format::riscv::RiscV;
 use slat::{Format, PageSize};
 
 /// A format of second-stage tables, its hardware marking what is used and written.
@@ -46,87 +52,94 @@ where
 }
 
 /// The G-stage of a CPU that has all modes.
+#[cfg(feature = "every-format")]
 pub(crate) fn riscv() -> RiscV {
     RiscV { widest: Mode::Sv57x4, ..RiscV::default() }
 }
 
-/// Runs `$body` with the format that `$choice` names.
+/// Runs `$body` with the format that `$choice` names. Of what this program was built without it is an error of the
+/// function around it.
 macro_rules! on_format {
     ($choice:expr, |$format:ident| $body:expr) => {{
-        use $crate::cli::format::{TableFormat, arm, riscv};
+        use $crate::cli::format::{TableFormat, arm};
+        macro_rules! on {
+            ($value:expr) => {{
+                let $format = $value;
+                $body
+            }};
+        }
         match $choice {
-            TableFormat::Arm64K4 => $crate::cli::format::with!($format = arm::<12, false>(), $body),
-            TableFormat::Arm64K16 => {
-                $crate::cli::format::with!($format = arm::<14, false>(), $body)
-            }
-            TableFormat::Arm64K64 => {
-                $crate::cli::format::with!($format = arm::<16, false>(), $body)
-            }
-            TableFormat::Arm64Lpa2K4 => {
-                $crate::cli::format::with!($format = arm::<12, true>(), $body)
-            }
-            TableFormat::Arm64Lpa2K16 => {
-                $crate::cli::format::with!($format = arm::<14, true>(), $body)
-            }
-            TableFormat::Ept => {
-                $crate::cli::format::with!($format = ::slat::format::ept::Ept1G::default(), $body)
-            }
-            TableFormat::Npt => {
-                $crate::cli::format::with!($format = ::slat::format::npt::Npt1G::default(), $body)
-            }
-            TableFormat::RiscV => $crate::cli::format::with!($format = riscv(), $body),
+            TableFormat::Arm64K4 => on!(arm::<12, false>()),
+            TableFormat::Arm64K16 => on!(arm::<14, false>()),
+            TableFormat::Arm64K64 => on!(arm::<16, false>()),
+            TableFormat::Ept => on!(::slat::format::ept::Ept1G::default()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64Lpa2K4 => on!(arm::<12, true>()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64Lpa2K16 => on!(arm::<14, true>()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Npt => on!(::slat::format::npt::Npt1G::default()),
+            #[cfg(feature = "every-format")]
+            TableFormat::RiscV => on!($crate::cli::format::riscv()),
+            #[cfg(not(feature = "every-format"))]
+            other => return Err($crate::cli::format::not_built(other)),
         }
     }};
 }
 pub(crate) use on_format;
 
-/// Runs `$body` with the format that `$tables` names, and with a CPU of the simulator's that walks it.
-/// Of the formats without one it is an error.
+/// Runs `$body` with the format that `$tables` names, and with a CPU of the simulator's that walks it. Of what
+/// has none, or this program was built without, it is an error of the function around it.
 macro_rules! on_machine {
     ($tables:expr, |$format:ident, $machine:ident| $body:expr) => {{
-        use $crate::cli::format::{TableFormat, arm, no_machine, with};
+        use $crate::cli::format::TableFormat;
         let tables: &$crate::cli::TablesArgs = $tables;
-        let arm_cpu = |granule| -> ::anyhow::Result<::slat_sim::Arm> {
-            let (bbm, forced_write_back) = (tables.bbm()?, true);
-            Ok(::slat_sim::Arm { bbm, forced_write_back, ..::slat_sim::Arm::new(granule, 40) })
-        };
-        macro_rules! on_arm {
-            ($granule:literal) => {{
-                let $machine = arm_cpu($granule)?;
-                let mut $format = arm::<$granule, false>();
-                $format.forced_write_back = true;
+        let bbm = tables.bbm()?;
+        macro_rules! on {
+            ($value:expr, $cpu:expr) => {{
+                let ($format, $machine) = ($value, $cpu);
                 $body
             }};
         }
-        tables.bbm()?;
+        macro_rules! on_arm {
+            ($granule:literal) => {{
+                let mut format = $crate::cli::format::arm::<$granule, false>();
+                format.forced_write_back = true;
+                let cpu = ::slat_sim::Arm::new($granule, 40);
+                on!(format, ::slat_sim::Arm { bbm, forced_write_back: true, ..cpu })
+            }};
+        }
         match tables.format {
             TableFormat::Arm64K4 => on_arm!(12),
-            TableFormat::Arm64K16 => on_arm!(14),
-            TableFormat::Arm64K64 => on_arm!(16),
             TableFormat::Ept => {
-                let $machine = ::slat_sim::Ept::default();
-                with!($format = ::slat::format::ept::Ept1G::default(), $body)
+                on!(::slat::format::ept::Ept1G::default(), ::slat_sim::Ept::default())
             }
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64K16 => on_arm!(14),
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64K64 => on_arm!(16),
+            #[cfg(feature = "every-format")]
             TableFormat::Npt => {
-                let $machine = ::slat_sim::Npt::default();
-                with!($format = ::slat::format::npt::Npt1G::default(), $body)
+                on!(::slat::format::npt::Npt1G::default(), ::slat_sim::Npt::default())
             }
-            TableFormat::Arm64Lpa2K4 | TableFormat::Arm64Lpa2K16 | TableFormat::RiscV => {
-                return Err(no_machine(tables.format));
+            none @ (TableFormat::Arm64Lpa2K4 | TableFormat::Arm64Lpa2K16 | TableFormat::RiscV) => {
+                return Err($crate::cli::format::no_machine(none));
             }
+            #[cfg(not(feature = "every-format"))]
+            other => return Err($crate::cli::format::not_built(other)),
         }
     }};
 }
 pub(crate) use on_machine;
 
-/// One arm.
-macro_rules! with {
-    ($name:ident = $value:expr, $body:expr) => {{
-        let $name = $value;
-        $body
-    }};
+/// Why a program built without the feature `every-format` has no such tables.
+#[cfg(not(feature = "every-format"))]
+pub(crate) fn not_built(format: TableFormat) -> anyhow::Error {
+    bad_input(format!(
+        "--format {format}: this slat was built without the feature `every-format`, for tests; it has arm64-4k and \
+         ept for guests, arm64-16k and arm64-64k for the rest"
+    ))
 }
-pub(crate) use with;
 
 impl TableFormat {
     /// Whether it is one of Arm's.
@@ -166,7 +179,14 @@ impl TableFormat {
 
     /// Sizes of its leaves, the smallest first: of those that the largest step of a split has room for.
     pub fn leaves(self) -> Vec<PageSize> {
-        on_format!(self, |format| leaves_of(&format))
+        match self {
+            Self::Arm64K4 | Self::Arm64Lpa2K4 => leaves_of::<Arm64K4>(),
+            Self::Arm64K16 | Self::Arm64Lpa2K16 => leaves_of::<Arm64K16>(),
+            Self::Arm64K64 => leaves_of::<Arm64K64>(),
+            Self::Ept => leaves_of::<Ept1G>(),
+            Self::Npt => leaves_of::<Npt1G>(),
+            Self::RiscV => leaves_of::<RiscV>(),
+        }
     }
 
     /// The leaf of `size`, which `option` asked for.
@@ -188,7 +208,7 @@ impl TableFormat {
 /// Guests here are whole numbers of it, and tables are built in steps of it: larger blocks would not fit.
 pub const LARGEST: PageSize = PageSize::SIZE_1G;
 
-fn leaves_of<F: Format>(_: &F) -> Vec<PageSize> {
+fn leaves_of<F: Format>() -> Vec<PageSize> {
     (0..=F::LARGEST_LEAF).map(F::size).filter(|size| *size <= LARGEST).collect()
 }
 

@@ -12,6 +12,7 @@ use crate::cli::format::on_format;
 use crate::cli::{SplitArgs, TablesTarget, Walk, What, When};
 use crate::failure::bad_input;
 use crate::record::Measurement;
+use crate::scenario::engine::bed::breaks_of;
 use crate::scenario::limit::Limit;
 use crate::session::Session;
 use crate::size::Size;
@@ -194,6 +195,7 @@ fn arena<F: Format>(work: &Work<F>, args: &SplitArgs, session: &Session) -> anyh
         )));
     }
     let bbm = match args.bbm()? {
+        _ if !args.format().is_arm() => breaks_of::<F>(),
         0 | 1 => BreakBeforeMake::Always,
         2 => BreakBeforeMake::ConflictHandled,
         _ => BreakBeforeMake::Never,
