@@ -98,6 +98,13 @@ impl<A: Arch> Machine<A> {
         self
     }
 
+    /// With tables whose frames begin at `hpa`: as high as descriptors can hold, or where their bits part.
+    #[must_use]
+    pub fn frames_from(self, hpa: u64) -> Self {
+        self.state().memory.next = hpa;
+        self
+    }
+
     /// With CPUs that choose at random, from `seed`.
     #[must_use]
     pub fn random(self, seed: u64) -> Self {
