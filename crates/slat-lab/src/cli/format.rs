@@ -89,7 +89,7 @@ macro_rules! on_format {
 pub(crate) use on_format;
 
 /// Runs `$body` with the format that `$tables` names, and with a CPU of the simulator's that walks it. Of what
-/// has none, or this program was built without, it is an error of the function around it.
+/// this program was built without it is an error of the function around it.
 macro_rules! on_machine {
     ($tables:expr, |$format:ident, $machine:ident| $body:expr) => {{
         use $crate::cli::format::TableFormat;
@@ -102,29 +102,32 @@ macro_rules! on_machine {
             }};
         }
         macro_rules! on_arm {
-            ($granule:literal) => {{
-                let mut format = $crate::cli::format::arm::<$granule, false>();
+            ($granule:literal, $lpa2:literal) => {{
+                let mut format = $crate::cli::format::arm::<$granule, $lpa2>();
                 format.forced_write_back = true;
                 let cpu = ::slat_sim::Arm::new($granule, 40);
-                on!(format, ::slat_sim::Arm { bbm, forced_write_back: true, ..cpu })
+                on!(format, ::slat_sim::Arm { bbm, forced_write_back: true, lpa2: $lpa2, ..cpu })
             }};
         }
         match tables.format {
-            TableFormat::Arm64K4 => on_arm!(12),
+            TableFormat::Arm64K4 => on_arm!(12, false),
             TableFormat::Ept => {
                 on!(::slat::format::ept::Ept1G::default(), ::slat_sim::Ept::default())
             }
             #[cfg(feature = "every-format")]
-            TableFormat::Arm64K16 => on_arm!(14),
+            TableFormat::Arm64K16 => on_arm!(14, false),
             #[cfg(feature = "every-format")]
-            TableFormat::Arm64K64 => on_arm!(16),
+            TableFormat::Arm64K64 => on_arm!(16, false),
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64Lpa2K4 => on_arm!(12, true),
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64Lpa2K16 => on_arm!(14, true),
             #[cfg(feature = "every-format")]
             TableFormat::Npt => {
                 on!(::slat::format::npt::Npt1G::default(), ::slat_sim::Npt::default())
             }
-            none @ (TableFormat::Arm64Lpa2K4 | TableFormat::Arm64Lpa2K16 | TableFormat::RiscV) => {
-                return Err($crate::cli::format::no_machine(none));
-            }
+            #[cfg(feature = "every-format")]
+            TableFormat::RiscV => on!($crate::cli::format::riscv(), ::slat_sim::RiscV::default()),
             #[cfg(not(feature = "every-format"))]
             other => return Err($crate::cli::format::not_built(other)),
         }
@@ -210,14 +213,6 @@ pub const LARGEST: PageSize = PageSize::SIZE_1G;
 
 fn leaves_of<F: Format>() -> Vec<PageSize> {
     (0..=F::LARGEST_LEAF).map(F::size).filter(|size| *size <= LARGEST).collect()
-}
-
-/// Why vCPUs that are threads cannot have such tables.
-pub(crate) fn no_machine(format: TableFormat) -> anyhow::Error {
-    bad_input(format!(
-        "--format {format}: no simulated CPU walks these tables; guests of the engine's have arm64-4k, arm64-16k, \
-         arm64-64k, ept and npt"
-    ))
 }
 
 /// The tables of the guest.
