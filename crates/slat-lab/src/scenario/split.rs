@@ -18,7 +18,7 @@ use crate::session::Session;
 use crate::size::Size;
 use serde_json::{Map, Value, json};
 use slat::{BreakBeforeMake, Counts, Format, PageSize};
-use work::{WORD, Work};
+use work::{ADDRESS_BITS, WORD, Work};
 
 /// Measures the splits that `args` asks for.
 ///
@@ -150,11 +150,12 @@ fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, P
     let size = |option, size| args.format().leaf(option, size);
     let target = size("--target-size", args.target_size())?;
     let memory = args.memory;
-    let most = 1u64 << (format.output_bits() - 1);
+    let wide = ADDRESS_BITS.into_iter().rev().find(|bits| format.geometry(*bits).is_ok());
+    let most = 1u64 << (wide.unwrap_or(0).min(format.output_bits()).max(1) - 1);
     if memory.bytes() > most {
         return Err(bad_input(format!(
-            "--memory {memory} is more than {} can translate beside its host addresses; at most {}",
-            F::NAME,
+            "--memory {memory} is more than tables of {} reach beside their host addresses; at most {}",
+            args.format(),
             Size(most)
         )));
     }
