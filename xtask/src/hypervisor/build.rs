@@ -118,16 +118,16 @@ impl Build {
         };
         let status = build.status().context("cargo does not start")?;
         ensure!(status.success(), "the hypervisor was not built: {status}");
-        if !features.is_empty() {
-            // The next build may be another: cargo gives all the same name.
-            fs::copy(program(PROGRAM), self.program()).context("cannot keep the hypervisor")?;
-        }
+        // The next build may be another: cargo gives all the same name.
+        fs::copy(program(PROGRAM), self.program()).context("cannot keep the hypervisor")?;
         Ok(())
     }
 
     /// Where it is.
     pub fn program(self) -> PathBuf {
-        program(&[&[PROGRAM], &self.features()[..]].concat().join("-"))
+        let mut words = vec![PROGRAM, "kept"];
+        words.extend(self.features());
+        program(&words.join("-"))
     }
 }
 
@@ -146,10 +146,10 @@ mod tests {
             let build = Build::new(granule, lpa2).unwrap();
             build.program().file_name().unwrap().to_string_lossy().into_owned()
         };
-        assert_eq!(name(Granule::K4, false), "slat-hypervisor");
-        assert_eq!(name(Granule::K4, true), "slat-hypervisor-lpa2");
-        assert_eq!(name(Granule::K16, true), "slat-hypervisor-lpa2-granule-16k");
-        assert_eq!(name(Granule::K64, false), "slat-hypervisor-granule-64k");
+        assert_eq!(name(Granule::K4, false), "slat-hypervisor-kept");
+        assert_eq!(name(Granule::K4, true), "slat-hypervisor-kept-lpa2");
+        assert_eq!(name(Granule::K16, true), "slat-hypervisor-kept-lpa2-granule-16k");
+        assert_eq!(name(Granule::K64, false), "slat-hypervisor-kept-granule-64k");
     }
 
     #[test]

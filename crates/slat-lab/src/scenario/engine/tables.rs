@@ -1,7 +1,7 @@
 //! Formats whose tables say something, EPT and NPT: ageing by their accessed bits, write protection by their right to
 //! write and the faults that follow; each beside the same work leaf by leaf.
 
-use super::bed::{Bed, counted};
+use super::bed::{Bed, breaks_of, counted};
 use super::scatter::{clustered, scattered};
 use super::touch::touch;
 use crate::arena::Arena;
@@ -9,10 +9,7 @@ use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
 use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
 use anyhow::ensure;
-use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Counts, Format, Member, PageSize, Skip,
-    Tables,
-};
+use slat::{Access, Ageing, Ages, Attributes, Counts, Format, Member, PageSize, Skip, Tables};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -76,7 +73,7 @@ fn age_once<F: Format>(
     check: bool,
 ) -> anyhow::Result<Sample> {
     arena.reset();
-    arena.set_break_before_make(BreakBeforeMake::Never);
+    arena.set_break_before_make(breaks_of::<F>());
     arena.set_stores(Stores::Plain);
     let arena = &*arena;
     let tables = aged(bed, touched, &mut ages, arena)?;
@@ -152,7 +149,7 @@ fn round<F: Format>(
     check: bool,
 ) -> anyhow::Result<Sample> {
     arena.reset();
-    arena.set_break_before_make(BreakBeforeMake::Never);
+    arena.set_break_before_make(breaks_of::<F>());
     arena.set_stores(Stores::Plain);
     let arena = &*arena;
     let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;

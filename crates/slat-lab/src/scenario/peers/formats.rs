@@ -14,7 +14,7 @@ use crate::failure::bad_input;
 use crate::fill::Stores;
 use crate::record::Measurement;
 use crate::scenario::contest::{Contest, ENGINE, MACHINE};
-use crate::scenario::engine::bed::{Bed, CHUNK, breaks_of};
+use crate::scenario::engine::bed::{Bed, CHUNK};
 use crate::scenario::engine::crew::{Pin, cpus};
 use crate::scenario::engine::{tables, whole_blocks};
 use crate::session::Session;
@@ -216,15 +216,16 @@ fn posed<'a, F: Format>(
     part: Part,
     memory: u64,
 ) -> (Result<Vec<Contest<'a>>, &'static str>, u64) {
-    let contests = match part {
-        // The contests' own guest marks, and walks, as x86 does.
-        _ if breaks_of::<F>() != BreakBeforeMake::Never => {
-            Err("not with this format: its tables say nothing of what is below")
+    let contests = if part == Part::AgeTables {
+        if F::TABLE_ACCESSED != 0 {
+            Ok(tables::age(format, name, memory))
+        } else {
+            Err("not with this format: its tables have no accessed flag")
         }
-        Part::AgeTables if F::TABLE_ACCESSED != 0 => Ok(tables::age(format, name, memory)),
-        Part::AgeTables => Err("not with this format: its tables have no accessed flag"),
-        _ if F::TABLE_WRITE != 0 => Ok(tables::protect(format, name, memory)),
-        _ => Err("not with this format: its tables have no right to write"),
+    } else if F::TABLE_WRITE != 0 {
+        Ok(tables::protect(format, name, memory))
+    } else {
+        Err("not with this format: its tables have no right to write")
     };
     (contests, F::size(0).bytes())
 }
