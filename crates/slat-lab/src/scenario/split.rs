@@ -29,7 +29,17 @@ pub fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measur
     if args.linux.target == TablesTarget::LinuxSource {
         return super::peers::split(args, session);
     }
+    // What cannot be is said before what this program was built without.
+    args.bbm()?;
+    leaves(args)?;
     on_format!(args.format(), |format| measure(format, args, session))
+}
+
+/// The backings, and the size to split down to.
+fn leaves(args: &SplitArgs) -> anyhow::Result<(Vec<PageSize>, PageSize)> {
+    let size = |option, size| args.format().leaf(option, size);
+    let backings = args.backings().into_iter().map(|backing| size("--backing", backing));
+    Ok((backings.collect::<anyhow::Result<_>>()?, size("--target-size", args.target_size())?))
 }
 
 /// One row of the result: a state of the tables, and what is done to them.
@@ -147,8 +157,7 @@ fn measure<F: Format>(
 
 /// The cases asked for, checked.
 fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, PageSize)> {
-    let size = |option, size| args.format().leaf(option, size);
-    let target = size("--target-size", args.target_size())?;
+    let (backings, target) = leaves(args)?;
     let memory = args.memory;
     let wide = ADDRESS_BITS.into_iter().rev().find(|bits| format.geometry(*bits).is_ok());
     let most = 1u64 << (wide.unwrap_or(0).min(format.output_bits()).max(1) - 1);
@@ -160,8 +169,7 @@ fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, P
         )));
     }
     let mut cases = Vec::new();
-    for backing in args.backings() {
-        let backing = size("--backing", backing)?;
+    for backing in backings {
         if !memory.bytes().is_multiple_of(backing.bytes()) {
             return Err(bad_input(format!(
                 "--memory {memory} is not a whole number of {backing} pages; take a multiple of {backing}"
