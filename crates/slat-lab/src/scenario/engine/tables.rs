@@ -230,8 +230,8 @@ fn verify<'p, F: Format>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slat::GpaRange;
     use slat::format::ept::Ept1G;
+    use slat::{BreakBeforeMake, GpaRange};
 
     /// The slots on the way to some page, from the root.
     fn path(tables: &Tables<'_, Ept1G, Arena>, arena: &Arena, page: GpaRange) -> Vec<u64> {

@@ -168,8 +168,8 @@ impl<F: Format, A: Arch> Bed<F, A> {
 
     /// How a guest here is managed, unless somebody says otherwise.
     pub fn config(&self) -> Config {
-        let sizes = (0..=F::LARGEST_LEAF).map(F::size).filter(|size| *size <= LARGEST);
-        Config::new(self.shape.vcpus, sizes.last().unwrap_or(F::size(0)))
+        let mut sizes = (0..=F::LARGEST_LEAF).rev().map(F::size).filter(|size| *size <= LARGEST);
+        Config::new(self.shape.vcpus, sizes.next().unwrap_or(F::size(0)))
     }
 
     /// Makes a guest with all of its memory, has `work` work on it, and takes it apart.
