@@ -2,6 +2,7 @@
 
 use crate::layout::{INITRD, LEAST_RAM, MOST_RAM};
 use core::fmt;
+use core::ops::RangeInclusive;
 
 /// All of it. What follows `--` is the guest's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,6 +15,8 @@ pub struct Options<'a> {
     pub memory: u64,
     /// Bytes of the largest leaf.
     pub largest: u64,
+    /// Bits of the guest's addresses; 0 are as many as there are.
+    pub bits: u64,
     /// Bytes of its initramfs.
     pub initrd: u64,
     /// What the manager does.
@@ -178,6 +181,7 @@ impl<'a> Options<'a> {
         first: 0,
         memory: 512 << 20,
         largest: 2 << 20,
+        bits: 0,
         initrd: 0,
         job: Job::Boot,
         logging: Logging::Protect,
@@ -189,6 +193,8 @@ impl<'a> Options<'a> {
         guest: "",
     };
 
+    /// Widths of guest addresses.
+    pub const BITS: RangeInclusive<u64> = 39..=52;
     /// The most vCPUs.
     pub const MOST_VCPUS: u64 = 7;
     /// The most seconds: a day.
@@ -212,6 +218,7 @@ impl<'a> Options<'a> {
                 "first" => options.first = size()?,
                 "memory" => options.memory = size()?,
                 "largest" => options.largest = size()?,
+                "bits" => options.bits = size()?,
                 "initrd" => options.initrd = size()?,
                 "seconds" => options.seconds = size()?,
                 "job" => options.job = chosen(Job::ALL, Job::word, value).ok_or_else(one_of)?,
@@ -237,6 +244,9 @@ impl<'a> Options<'a> {
             let fits = (LEAST_RAM..=MOST_RAM).contains(&options.memory);
             let fits = fits && options.memory.is_multiple_of(2 << 20);
             may_be(fits, "a multiple of 2m, from 192m to 255g")?;
+            // Both copies of its RAM, and devices, lie below 512 GiB.
+            let wide = options.bits == 0 || Self::BITS.contains(&options.bits);
+            may_be(wide, "39 to 52 bits, or 0 for all that there are")?;
             may_be(options.seconds <= Self::MOST_SECONDS, "at most a day, 86400")?;
         }
         let word = own.trim();
@@ -272,6 +282,8 @@ mod tests {
         for (text, word) in [
             ("vcpus=0", "vcpus=0"),
             ("vcpus=8", "vcpus=8"),
+            ("bits=38", "bits=38"),
+            ("bits=53", "bits=53"),
             ("memory=1m", "memory=1m"),
             ("job=dance", "job=dance"),
             ("fast", "fast"),

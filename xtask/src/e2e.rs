@@ -1,6 +1,6 @@
 //! The `slat` command as a user runs it, on small sizes, and what it wrote.
 
-use crate::stages::cargo;
+use crate::stages::{RUN, cargo};
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -9,8 +9,8 @@ use std::path::Path;
 /// Runs the main job into `directory` and checks what it left there; returns what it had to skip.
 pub fn run(directory: &Path) -> anyhow::Result<Vec<String>> {
     let _ = fs::remove_dir_all(directory);
-    let mut slat = cargo(&["run", "--quiet", "--package", "slat-lab", "--bin", "slat", "--"]);
-    slat.arg("--quick").arg("--output").arg(directory);
+    let mut slat = cargo(&RUN);
+    slat.args(["--", "--quick"]).arg("--output").arg(directory);
     let status = slat.status().context("cannot start slat")?;
     if !status.success() {
         bail!("{slat:?} failed: {status}");

@@ -1,6 +1,6 @@
 //! The same command on machines that this one is not: booted, run, and its counts checked.
 
-use crate::stages::{Outcome, cargo, ran};
+use crate::stages::{Outcome, TESTED, cargo, ran};
 use crate::static_build::{self, Arch};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
@@ -45,8 +45,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     }
     // All of the workspace, as the other tests are built: nothing is compiled anew.
-    let mut tests = cargo(&["test", "--workspace", "--test", "emulate"]);
-    ran(tests.env("SLAT_REQUIRE_QEMU", "1"))?;
+    let mut tests = cargo(&["test", "--test", "emulate"]);
+    ran(tests.args(TESTED).env("SLAT_REQUIRE_QEMU", "1"))?;
     if !long {
         return match other() {
             Arch::Aarch64 => x86_guests(long),

@@ -1,6 +1,6 @@
 //! `cargo xtask peers`: what other people's code needs, and the one run beside all of it.
 
-use crate::stages::{Outcome, cargo, ran};
+use crate::stages::{Outcome, RUN, TESTED, cargo, ran};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, bail, ensure};
 use std::path::{Path, PathBuf};
@@ -45,7 +45,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     };
     // All of the workspace, as the other tests are built: nothing is compiled anew.
-    let mut tests = cargo(&["test", "--workspace"]);
+    let mut tests = cargo(&["test"]);
+    tests.args(TESTED);
     if long {
         tests.envs([("HISTORIES", "120"), ("ROUNDS", "20")]);
     }
@@ -54,8 +55,9 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     if !long {
         return Ok(ran_tests);
     }
-    let mut slat = cargo(&["run", "--quiet", "--package", "slat-lab", "--bin", "slat", "--"]);
-    slat.args(["bench", "--all-peers", "--quick", "--rounds", "1", "--linux-tree"]).arg(&tree);
+    let mut slat = cargo(&RUN);
+    slat.args(["--", "bench", "--all-peers", "--quick", "--rounds", "1", "--linux-tree"])
+        .arg(&tree);
     for edits in EDITS {
         slat.args(["--with", edits]);
     }

@@ -55,8 +55,30 @@ pub enum Outcome {
     Skipped(String),
 }
 
+/// The workspace as it is tested: `slat` without its feature `every-format`, which takes as long to compile as
+/// the rest of it. (`slat-size` alone has another default that matters.)
+pub const TESTED: [&str; 4] =
+    ["--workspace", "--no-default-features", "--features", "slat-lab/peers,slat-size/default"];
+
+/// The same `slat`, run.
+pub const RUN: [&str; 9] = [
+    "run",
+    "--quiet",
+    "--no-default-features",
+    "--features",
+    "peers",
+    "--package",
+    "slat-lab",
+    "--bin",
+    "slat",
+];
+
 /// The tests that are programs.
-const TESTS: [&str; 5] = ["test", "--workspace", "--lib", "--bins", "--tests"];
+fn tests() -> Command {
+    let mut tests = cargo(&["test", "--lib", "--bins", "--tests"]);
+    tests.args(TESTED);
+    tests
+}
 
 impl Stage {
     /// The stages of a run that names none: all, or all that fit into its time.
@@ -77,11 +99,13 @@ impl Stage {
             Self::Features => features(),
             Self::Msrv => msrv::oldest(),
             Self::Bare => msrv::bare(),
-            Self::Build => ran(&mut cargo(&[&TESTS[..], &["--no-run"]].concat())),
+            Self::Build => ran(tests().arg("--no-run")),
             Self::Tests => {
-                let mut tests = cargo(&[&TESTS[..], &["--no-fail-fast"]].concat());
+                let mut tests = tests();
+                tests.arg("--no-fail-fast");
                 if long {
-                    tests.args(["--features", "slat/every-format,slat-sim/every-format"]);
+                    let every = "slat/every-format,slat-sim/every-format,slat-lab/every-format";
+                    tests.args(["--features", every]);
                     tests.envs([
                         ("HISTORIES", "240"),
                         ("ROUNDS", "20"),
@@ -101,7 +125,7 @@ impl Stage {
                 ran(&mut tests)?;
                 Ok(Outcome::Ran(left_out))
             }
-            Self::Doctests => ran(&mut cargo(&["test", "--workspace", "--doc"])),
+            Self::Doctests => ran(cargo(&["test", "--doc"]).args(TESTED)),
             Self::Docs => {
                 let mut docs = cargo(&["doc", "--workspace", "--no-deps"]);
                 ran(docs.env("RUSTDOCFLAGS", "--deny warnings"))

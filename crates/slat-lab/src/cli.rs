@@ -5,6 +5,7 @@ mod doctor;
 mod emulate;
 mod engine;
 mod explain;
+pub(crate) mod format;
 mod guest;
 mod kvm;
 
@@ -20,10 +21,8 @@ pub use doctor::{DoctorArgs, DoctorScenario};
 pub use emulate::{Architecture, EmulateArgs, KernelChoice, ModuleParam};
 pub use engine::{EngineArgs, Part};
 pub use explain::ExplainArgs;
-pub use guest::{
-    AgeArgs, CacheToggleArgs, ExecuteArgs, GuestBacking, GuestFormat, LogWay, PopulateArgs,
-    TablesArgs,
-};
+pub use format::{TableFormat, TablesArgs};
+pub use guest::{AgeArgs, CacheToggleArgs, ExecuteArgs, LogWay, PopulateArgs};
 pub use kvm::{
     BootCachesArgs, DirtyLogArgs, KvmArgs, LogArgs, MemoryStressArgs, MemslotArgs, MigrateArgs,
     TuneArgs, TuneWhat,
@@ -250,7 +249,8 @@ Examples:
       4k, 2m and 1g backing, at once and 64 pages at a time, every walk; 64 GiB of guest
   slat bench split --memory 1T --backing 1g --when enable --what split
       the tables of 1 TiB; they take about 2 GiB of this machine's memory
-  slat bench split --granule 64k --backing 512m --walk every-entry,bounded
+  slat bench split --format arm64-64k --backing 512m --walk every-entry,bounded
+  slat bench split --format riscv --memory 8G
   slat bench split --backing 1g --target-size 2m
       stop at 2m blocks
   slat bench split --target linux-source --linux-tree linux-6.12 --with skip-level3
@@ -264,14 +264,13 @@ pub struct SplitArgs {
     #[arg(long, short = 'b', value_name = "SIZE", default_value = "64G")]
     pub memory: Size,
 
-    /// Page sizes that back the guest before the split; the granule's own size is "already split"
+    /// Page sizes that back the guest before the split; the smallest is "already split"
     ///
-    /// Granule 4k: 4k, 2m, 1g. Granule 16k: 16k, 32m. Granule 64k: 64k, 512m. All of them unless
-    /// given.
+    /// Those of the format, all of them unless given.
     #[arg(long, short = 's', value_name = "SIZE,...", value_delimiter = ',')]
     pub backing: Vec<Size>,
 
-    /// Page size to split down to [default: the granule]
+    /// Page size to split down to [default: the smallest]
     #[arg(long, value_name = "SIZE")]
     pub target_size: Option<Size>,
 
@@ -292,15 +291,19 @@ pub struct SplitArgs {
     )]
     pub walk: Vec<Walk>,
 
-    /// Smallest page of the tables
-    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    /// Format of the tables [default: arm64-4k]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<TableFormat>,
+
+    /// Smallest page of Arm's tables: --granule 16k is --format arm64-16k
+    #[arg(long, value_name = "SIZE", default_value = "4k", conflicts_with = "format")]
     pub granule: Granule,
 
     /// How far the CPU lets a live entry change its size: its level of FEAT_BBM
     ///
-    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks.
-    #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
-    pub bbm: u8,
+    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks. Of Arm's tables only. [default: 0]
+    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub bbm: Option<u8>,
 
     /// Samples of each variant, taken in turns
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(10..=1000))]
@@ -316,17 +319,30 @@ pub struct SplitArgs {
 }
 
 impl SplitArgs {
-    /// The backings asked for, or all that the granule has, smallest first.
+    /// The format of the tables.
+    pub fn format(&self) -> TableFormat {
+        self.format.unwrap_or(TableFormat::of_granule(self.granule))
+    }
+
+    /// The level of FEAT_BBM.
+    ///
+    /// # Errors
+    /// It was given, and the format has none.
+    pub fn bbm(&self) -> anyhow::Result<u8> {
+        TablesArgs { format: self.format(), bbm: self.bbm }.bbm()
+    }
+
+    /// The backings asked for, or all that the format has, smallest first.
     pub fn backings(&self) -> Vec<Size> {
         if !self.backing.is_empty() {
             return self.backing.clone();
         }
-        self.granule.leaf_sizes().to_vec()
+        self.format().leaves().iter().map(|leaf| Size(leaf.bytes())).collect()
     }
 
     /// The size to split down to.
     pub fn target_size(&self) -> Size {
-        self.target_size.unwrap_or(Size(self.granule.bytes()))
+        self.target_size.unwrap_or_else(|| Size(self.format().leaves()[0].bytes()))
     }
 }
 
@@ -424,8 +440,7 @@ display_as_written!(
     KvmWay,
     Others,
     Switch,
-    GuestFormat,
-    GuestBacking,
+    TableFormat,
     LogWay,
     AccessPattern,
     ReclaimPolicy

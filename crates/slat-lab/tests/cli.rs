@@ -54,8 +54,29 @@ fn help_has_examples_and_exit_codes() {
 
 #[test]
 fn completions_complete_the_subcommands() {
-    slat(&["completions", "bash"]).assert().success().stdout(contains("dirty-log"));
+    let words = contains("dirty-log").and(contains("arm64-lpa2-16k")).and(contains("riscv"));
+    slat(&["completions", "bash"]).assert().success().stdout(words);
     refused(&["completions", "cobol"], &["cobol", "bash"]);
+}
+
+#[test]
+fn a_format_is_refused_what_it_lacks_with_what_it_has() {
+    let split = ["bench", "split", "--memory", "1g", "--format"];
+    let split = |more: &[&'static str]| [&split[..], more].concat();
+    refused(&split(&["power"]), &["power", "arm64-16k", "riscv"]);
+    refused(&split(&["riscv", "--backing", "32m"]), &["--backing 32m", "4k, 2m, 1g"]);
+    refused(&split(&["npt", "--bbm", "2"]), &["--bbm 2", "arm64"]);
+    refused(&split(&["ept", "--granule", "16k"]), &["--granule", "--format"]);
+    refused(
+        &["bench", "split", "--format", "ept", "--memory", "1024t"],
+        &["1024t", "at most 128t"],
+    );
+    let execute = ["bench", "execute", "--format", "arm64-16k", "--backing", "2m"];
+    refused(&execute, &["--backing 2m", "16k, 32m"]);
+    let linux =
+        ["bench", "split", "--format", "npt", "--target", "linux-source", "--linux-tree", "."];
+    refused(&linux, &["npt", "arm64-4k, arm64-16k and arm64-64k"]);
+    refused(&["bench", "populate", "--target", "kvm", "--format", "npt"], &["--format", "engine"]);
 }
 
 #[test]

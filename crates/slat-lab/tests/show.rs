@@ -43,7 +43,7 @@ fn scenarios_are_drawn_in_the_format_asked_for() {
     slat(&["show", "--scenario", "dirty-log", "--format", "arm64", "--markdown"])
         .assert()
         .success()
-        .stdout(contains("### Arm stage 2, 4k pages").and(contains("| --- |")));
+        .stdout(contains("### arm64 stage 2, 4K granule, 4k pages").and(contains("| --- |")));
 }
 
 #[test]

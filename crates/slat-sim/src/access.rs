@@ -26,6 +26,7 @@ impl<A: Arch> State<A> {
         let mut late = true;
         loop {
             self.abort_conflict(cpu, root, gpa)?;
+            self.through_hole(cpu, root, gpa)?;
             if let Some(entry) = self.through_tlb(cpu, root, gpa, access)? {
                 return Ok(self.reach(cpu, root, gpa, &entry, access, uncached));
             }
@@ -63,6 +64,18 @@ impl<A: Arch> State<A> {
         Err(Fault::Conflict)
     }
 
+    /// A slot that was invalid goes on faulting, unless an older translation is at hand.
+    fn through_hole(&mut self, cpu: usize, root: Root, gpa: u64) -> Result<(), Fault> {
+        let held = &self.cpus[cpu];
+        let Some(born) = held.holes.at(root.vmid, gpa) else { return Ok(()) };
+        let mut leaves = held.leaves.at(root.vmid, gpa).chain(held.combined.at(root.vmid, gpa));
+        let used = match self.choice {
+            Choice::Stalest => leaves.all(|entry| born < entry.born),
+            Choice::Random => self.rng.bool(),
+        };
+        if used { Err(Fault::Translation) } else { Ok(()) }
+    }
+
     fn through_tlb(
         &mut self,
         cpu: usize,
@@ -93,8 +106,13 @@ impl<A: Arch> State<A> {
                 return Err(Fault::Permission);
             }
         }
+        let marked = |entry: &Entry| entry.leaf.accessed && (!write || entry.leaf.dirty);
+        let unmarked = held.first().is_some_and(|oldest| !marked(oldest));
+        if unmarked && self.arch.caches_unmarked() && self.lazy.stale_faults {
+            return Err(Fault::Accessed);
+        }
         // A write through a translation that is not dirty looks at the tables again.
-        let usable = |entry: &&Entry| entry.allows(access) && (!write || entry.leaf.dirty);
+        let usable = |entry: &&Entry| entry.allows(access) && marked(entry);
         Ok(held.iter().find(usable).copied())
     }
 
@@ -136,7 +154,12 @@ impl<A: Arch> State<A> {
             let write = access == Access::Write;
             let start = gpa >> shift << shift;
             match decoded {
-                Descriptor::Invalid => return Err(Fault::Translation),
+                Descriptor::Invalid => {
+                    if self.arch.caches_invalid() && self.lazy.invalid_entries {
+                        self.cpus[cpu].holes.insert(root.vmid, start, shift, self.clock);
+                    }
+                    return Err(Fault::Translation);
+                }
                 Descriptor::Reserved(_) => return Err(Fault::Reserved),
                 Descriptor::Table { table, rights } => {
                     let new = self.arch.mark(raw, level, write)?;
@@ -154,12 +177,20 @@ impl<A: Arch> State<A> {
                     if !entry.allows(access) {
                         if self.arch.fault_forgets() {
                             self.forget_address(cpu, root, gpa);
-                        } else if leaf.accessed {
+                        } else if leaf.accessed || self.arch.caches_unmarked() {
                             self.cache(cpu, root.vmid, entry);
                         }
                         return Err(Fault::Permission);
                     }
-                    let new = self.arch.mark(raw, level, write)?;
+                    let new = match self.arch.mark(raw, level, write) {
+                        Ok(new) => new,
+                        Err(fault) => {
+                            if self.arch.caches_unmarked() {
+                                self.cache(cpu, root.vmid, entry);
+                            }
+                            return Err(fault);
+                        }
+                    };
                     if new != raw && !self.mark(&walk, index, found.cell, raw, new) {
                         return Ok(Err(Again));
                     }

@@ -2,11 +2,11 @@
 //! replaces to have it done wrong.
 
 use crate::Machine;
-use crate::arch::{Arch, Arm, Ept, Npt};
+use crate::arch::{Arch, Arm, Ept, Npt, RiscV};
 use crate::instruction::{Barrier, Tlbi};
 use slat::format::arm64::id::Granule;
 use slat::format::arm64::tlbi::{self as sequencer, Instruction, Sequence};
-use slat::{Hpa, Invalidation, Maintenance};
+use slat::{Gpa, Hpa, Invalidation, Maintenance};
 
 /// What a hypervisor's platform does when the engine calls.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub struct Firmware<A: Arch> {
     pub invalidate: fn(&Machine<A>, &Invalidation),
     /// [`slat::Platform::maintain`].
     pub maintain: fn(&Machine<A>, Hpa, u64, Maintenance),
+    /// On that CPU, before a guest that faulted there at an address goes on, whatever came of the fault.
+    pub resume: fn(&Machine<A>, usize, Gpa),
 }
 
 impl<A: Arch> Clone for Firmware<A> {
@@ -28,16 +30,36 @@ impl<A: Arch> Clone for Firmware<A> {
 impl<A: Arch> Copy for Firmware<A> {}
 
 /// What the engine's own sequencer says, executed; `dc` and `ic`.
-pub const ARM: Firmware<Arm> =
-    Firmware { publish: publish_arm, invalidate: invalidate_arm, maintain: maintain_arm };
+pub const ARM: Firmware<Arm> = Firmware {
+    publish: publish_arm,
+    invalidate: invalidate_arm,
+    maintain: maintain_arm,
+    resume: |_, _, _| (),
+};
 
 /// INVEPT of the guest on each CPU.
-pub const EPT: Firmware<Ept> =
-    Firmware { publish: |_| (), invalidate: invalidate_ept, maintain: |_, _, _, _| () };
+pub const EPT: Firmware<Ept> = Firmware {
+    publish: |_| (),
+    invalidate: invalidate_ept,
+    maintain: |_, _, _, _| (),
+    resume: |_, _, _| (),
+};
 
 /// An exit of each CPU, and a flush of the guest's ASID when it enters again.
-pub const NPT: Firmware<Npt> =
-    Firmware { publish: |_| (), invalidate: invalidate_npt, maintain: |_, _, _, _| () };
+pub const NPT: Firmware<Npt> = Firmware {
+    publish: |_| (),
+    invalidate: invalidate_npt,
+    maintain: |_, _, _, _| (),
+    resume: |_, _, _| (),
+};
+
+/// Fences of stores, HFENCE.GVMA of the guest on each hart, and on the one that faulted; FENCE.I.
+pub const RISCV: Firmware<RiscV> = Firmware {
+    publish: Machine::fence,
+    invalidate: invalidate_riscv,
+    maintain: maintain_riscv,
+    resume: resume_riscv,
+};
 
 fn publish_arm(machine: &Machine<Arm>) {
     machine.dsb(Barrier::Ishst);
@@ -55,6 +77,8 @@ impl Machine<Arm> {
         let cpu = sequencer::Tlbi {
             ttl: arch.ttl,
             range_instructions: arch.range_instructions,
+            lpa2: arch.lpa2,
+            address_bits: if arch.lpa2 { 52 } else { 48 },
             ..sequencer::Tlbi::new(Granule::of_shift(arch.granule))
         };
         cpu.sequence(what)
@@ -104,5 +128,36 @@ fn invalidate_ept(machine: &Machine<Ept>, what: &Invalidation) {
 fn invalidate_npt(machine: &Machine<Npt>, what: &Invalidation) {
     for cpu in 0..machine.cpus() {
         machine.flush_asid(cpu, what.vmid);
+    }
+}
+
+/// More fences than that by address take longer than what is lost by one for all.
+const MOST_BY_ADDRESS: u64 = 64;
+
+fn invalidate_riscv(machine: &Machine<RiscV>, what: &Invalidation) {
+    machine.fence();
+    let step = what.leaf.map_or(1 << 12, |leaf| leaf.bytes());
+    let range = what.range.filter(|range| !what.tables && range.size() / step <= MOST_BY_ADDRESS);
+    for hart in 0..machine.cpus() {
+        let Some(range) = range else {
+            machine.hfence_gvma(hart, None, Some(what.vmid));
+            continue;
+        };
+        for gpa in (range.start().0..range.end().0).step_by(step as usize) {
+            machine.hfence_gvma(hart, Some(gpa >> 2), Some(what.vmid));
+        }
+    }
+}
+
+/// A slot above the page may have been cached as invalid too, and then links a table by now: only
+/// without an address is that ordered. With Svvptc what is left is older rights of a leaf.
+fn resume_riscv(machine: &Machine<RiscV>, hart: usize, gpa: Gpa) {
+    let address = machine.arch().svvptc.then_some(gpa.0 >> 2);
+    machine.hfence_gvma(hart, address, None);
+}
+
+fn maintain_riscv(machine: &Machine<RiscV>, memory: Hpa, bytes: u64, what: Maintenance) {
+    if what == Maintenance::Instructions {
+        machine.forget_instructions(memory, bytes);
     }
 }

@@ -68,8 +68,7 @@ impl Arm {
     /// What `TTL[1:0]` of a leaf's level says, as a size.
     fn hint(&self, level: u64) -> Option<u32> {
         // Levels that have no leaves are reserved, and taken for no hint.
-        let largest = if self.granule == 12 { 1 } else { 2 };
-        (largest..=3).contains(&level).then(|| self.shift(level as i8))
+        (self.largest_block() as u64..=3).contains(&level).then(|| self.shift(level as i8))
     }
 
     /// What `op` with `operand` names, issued on `cpu` with `vmid` current. Of what the manual
@@ -98,8 +97,10 @@ impl Arm {
             }
             Tlbi::Vmalle1 | Tlbi::Vmalle1is => Scope { combined: true, ..none },
             Tlbi::Ipas2e1 | Tlbi::Ipas2e1is | Tlbi::Ipas2le1 | Tlbi::Ipas2le1is => {
-                // IPA[47:12] in bits 35:0, whatever the granule; TTL in bits 47:44.
-                let ipa = bits(operand, 35, 0) << 12 >> self.granule << self.granule;
+                // IPA[47:12] in bits 35:0, whatever the granule, and with DS IPA[51:48] above; TTL in
+                // bits 47:44.
+                let top = if self.lpa2 { 39 } else { 35 };
+                let ipa = bits(operand, top, 0) << 12 >> self.granule << self.granule;
                 let ttl = if self.ttl { bits(operand, 47, 44) } else { 0 };
                 let shift = if ttl >> 2 == 0 {
                     None
@@ -122,7 +123,8 @@ impl Arm {
                     level if self.ttl && level != 0 => self.hint(level),
                     _ => None,
                 };
-                let base = bits(operand, 36, 0) << self.granule;
+                // With DS in units of 64 KiB.
+                let base = bits(operand, 36, 0) << if self.lpa2 { 16 } else { self.granule };
                 // With a hint, the bits below the leaf's size are taken for zero.
                 let base = shift.map_or(base, |shift| base >> shift << shift);
                 let end = base + ((num + 1) << (5 * scale + 1 + self.granule));

@@ -9,12 +9,12 @@ pub struct Lazy {
     /// TLBs keep translations of the second stage until an invalidation names them.
     pub tlb: bool,
     /// TLBs keep translations of both stages together, found by virtual address: an invalidation
-    /// by guest physical address leaves them (Arm; on x86 INVEPT takes both).
+    /// by guest physical address leaves them (Arm; elsewhere an invalidation takes both).
     pub combined: bool,
     /// Walk caches keep links to tables, and the rights gathered on the way (EPT), until an
     /// invalidation names them that is not of leaves alone.
     pub walk_cache: bool,
-    /// Until a barrier, a walk may read what a slot held at the barrier before (Arm).
+    /// Until a barrier, a walk may read what a slot held at the barrier before (Arm, RISC-V).
     pub late_stores: bool,
     /// An invalidation takes effect no earlier than the barrier that waits for it, and several that
     /// one barrier waits for take effect in the worst order (Arm).
@@ -23,8 +23,12 @@ pub struct Lazy {
     pub speculation: bool,
     /// A translation cached as dirty lets writes through without another look at the tables.
     pub silent_writes: bool,
-    /// A translation cached without a right goes on faulting after the tables grant it (Arm).
+    /// A translation cached without a right goes on faulting after the tables grant it (Arm, RISC-V); on
+    /// RISC-V without Svadu also one without the accessed or dirty bit.
     pub stale_faults: bool,
+    /// A slot that a walk found invalid goes on faulting after it was filled, until an invalidation of
+    /// the hart's own (RISC-V without Svvptc).
+    pub invalid_entries: bool,
     /// Two sizes of one page in a TLB raise a conflict abort where the CPU may (Arm, FEAT_BBM
     /// level 2).
     pub conflict_aborts: bool,
@@ -46,6 +50,7 @@ impl Lazy {
         speculation: true,
         silent_writes: true,
         stale_faults: true,
+        invalid_entries: true,
         conflict_aborts: true,
         data_cache: true,
         instruction_cache: true,
@@ -61,6 +66,7 @@ impl Lazy {
         speculation: false,
         silent_writes: false,
         stale_faults: false,
+        invalid_entries: false,
         conflict_aborts: false,
         data_cache: false,
         instruction_cache: false,

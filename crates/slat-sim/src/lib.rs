@@ -105,7 +105,7 @@ mod trace;
 mod uses;
 mod violation;
 
-pub use arch::{Access, Arch, Arm, Ept, Fault, Npt};
+pub use arch::{Access, Arch, Arm, Ept, Fault, Npt, RiscV};
 pub use firmware::Firmware;
 pub use instruction::{Barrier, Tlbi};
 pub use lazy::{Choice, Lazy};

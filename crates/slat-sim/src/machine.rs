@@ -1,6 +1,6 @@
 //! The machine: CPUs, memory, and what its user claims about them.
 
-use crate::arch::{Access, Arch, Descriptor, Ept, Fault, Npt};
+use crate::arch::{Access, Arch, Descriptor, Ept, Fault, Npt, RiscV};
 use crate::firmware::Firmware;
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
@@ -95,6 +95,13 @@ impl<A: Arch> Machine<A> {
     #[must_use]
     pub fn lazy(self, lazy: Lazy) -> Self {
         self.state().lazy = lazy;
+        self
+    }
+
+    /// With tables whose frames begin at `hpa`: as high as descriptors can hold, or where their bits part.
+    #[must_use]
+    pub fn frames_from(self, hpa: u64) -> Self {
+        self.state().memory.next = hpa;
         self
     }
 
@@ -314,6 +321,35 @@ impl Machine<Npt> {
     }
 }
 
+impl Machine<RiscV> {
+    /// FENCE W, W: what the calling thread stored to the tables is seen by harts that fence after it.
+    pub fn fence(&self) {
+        let mut state = self.state();
+        // Up to here walkers may have read what no fence before had ordered.
+        if state.lazy.speculation {
+            state.speculate();
+        }
+        state.drain();
+    }
+
+    /// HFENCE.GVMA on one hart: `rs1` is a guest physical address shifted right by 2, `rs2` a VMID;
+    /// `None` is x0. With an address it orders reads of leaves alone.
+    pub fn hfence_gvma(&self, hart: usize, rs1: Option<u64>, rs2: Option<Vmid>) {
+        let scope = Scope { cpu: Some(hart), vmid: rs2, ..Scope::guest(Vmid(0)) };
+        let scope = match rs1.map(|operand| operand << 2 >> 12 << 12) {
+            Some(gpa) => Scope { range: Some((gpa, gpa + 0x1000)), walks: false, ..scope },
+            None => scope,
+        };
+        self.state().forget(&scope);
+    }
+
+    /// HFENCE.VVMA on one hart: of the guest's own tables, hence none of the second stage's entries.
+    pub fn hfence_vvma(&self, hart: usize, guest: Vmid) {
+        let none = Scope { leaves: false, walks: false, ..Scope::guest(guest) };
+        self.state().forget(&Scope { cpu: Some(hart), ..none });
+    }
+}
+
 impl<A: Arch> fmt::Debug for Machine<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
@@ -383,7 +419,27 @@ impl<A: Arch> Vcpu<'_, A> {
     /// # Errors
     /// The fault that it takes.
     pub fn access(&self, gpa: u64, access: Access) -> Result<Hpa, Fault> {
-        self.machine.state().access(self.index, gpa, access, false).map(Hpa)
+        self.guest_access(gpa, access, false)
+    }
+
+    /// The guest's MMU walks its own tables by an entry at `gpa`.
+    ///
+    /// # Errors
+    /// The fault that it takes.
+    pub fn walk(&self, gpa: u64) -> Result<Hpa, Fault> {
+        let writes = self.machine.arch().walks_write();
+        self.access(gpa, if writes { Access::Write } else { Access::Read })
+    }
+
+    fn guest_access(&self, gpa: u64, access: Access, uncached: bool) -> Result<Hpa, Fault> {
+        let faulted = self.machine.state().cpus[self.index].faulted.take();
+        if let Some(gpa) = faulted {
+            (self.machine.firmware.resume)(self.machine, self.index, Gpa(gpa));
+        }
+        let mut state = self.machine.state();
+        let done = state.access(self.index, gpa, access, uncached);
+        state.cpus[self.index].faulted = done.err().map(|_| gpa);
+        done.map(Hpa)
     }
 
     /// The guest does `access`, its caches off.
@@ -391,7 +447,7 @@ impl<A: Arch> Vcpu<'_, A> {
     /// # Errors
     /// The fault that it takes.
     pub fn access_uncached(&self, gpa: u64, access: Access) -> Result<Hpa, Fault> {
-        self.machine.state().access(self.index, gpa, access, true).map(Hpa)
+        self.guest_access(gpa, access, true)
     }
 
     /// Whether it could still use a translation of `gpa`.

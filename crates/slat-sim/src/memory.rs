@@ -110,7 +110,7 @@ impl Drop for Table {
 #[derive(Debug)]
 pub(crate) struct Memory {
     tables: BTreeMap<u64, Table>,
-    next: u64,
+    pub next: u64,
     pub live: usize,
     pub limit: usize,
 }

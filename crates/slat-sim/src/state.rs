@@ -4,7 +4,7 @@ use crate::arch::{Arch, Descriptor, Rights};
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::{Cell, Memory, POISON};
-use crate::tlb::{Clash, Entry, Leaves, Scope, Walk, Walks};
+use crate::tlb::{Clash, Entry, Holes, Leaves, Scope, Walk, Walks};
 use crate::trace::{Event, Recorder};
 use crate::uses::UseLog;
 use crate::violation::{Kind, Log};
@@ -25,6 +25,9 @@ pub(crate) struct Cpu {
     pub leaves: Leaves,
     pub combined: Leaves,
     pub walks: Walks,
+    pub holes: Holes,
+    /// Where the guest faulted, and has not been let on yet.
+    pub faulted: Option<u64>,
 }
 
 /// A thread of the hypervisor as a processing element that issues invalidations.
@@ -346,12 +349,15 @@ impl<A: Arch> State<A> {
 
     /// Executes an invalidation.
     pub fn forget(&mut self, scope: &Scope) {
+        // Without links, what has become one stays.
+        let links = if scope.walks { Vec::new() } else { self.linked_holes() };
         for (index, cpu) in self.cpus.iter_mut().enumerate() {
             if scope.cpu.is_some_and(|only| only != index) {
                 continue;
             }
             if scope.leaves {
                 cpu.leaves.forget(scope);
+                cpu.holes.forget(scope, &links);
             }
             if scope.combined {
                 cpu.combined.forget(&Scope { shift: None, ..*scope });
@@ -359,6 +365,34 @@ impl<A: Arch> State<A> {
             if scope.walks && scope.shift.is_none() {
                 cpu.walks.forget(scope);
             }
+        }
+    }
+
+    /// Slots that some CPU has cached as invalid, and that link a table by now.
+    fn linked_holes(&mut self) -> Vec<(Vmid, u64, u32)> {
+        let mut holes: Vec<_> = self.cpus.iter().flat_map(|cpu| cpu.holes.all()).collect();
+        holes.retain(|&(vmid, start, shift)| {
+            let root = self.roots.iter().find(|root| root.vmid == vmid).copied();
+            root.is_some_and(|root| self.links(self.start(root), start, shift))
+        });
+        holes
+    }
+
+    /// Whether the slot for `start` that covers `2^shift` bytes links a table, below `walk`.
+    fn links(&mut self, mut walk: Walk, gpa: u64, shift: u32) -> bool {
+        loop {
+            let here = self.arch.shift(walk.level);
+            let index = ((gpa - walk.start) >> here) as usize;
+            let Some(found) = self.read(None, &walk, index) else { return false };
+            let Descriptor::Table { table, rights } = self.arch.decode(found.now, walk.level)
+            else {
+                return false;
+            };
+            if here == shift {
+                return true;
+            }
+            let (start, level) = (gpa >> here << here, self.arch.below(walk.level));
+            walk = Walk { start, shift: here, level, table, rights, born: 0 };
         }
     }
 

@@ -221,3 +221,31 @@ impl Walks {
         self.0.retain(|key, _| !scope.names(key, key.2 + (1 << key.1)));
     }
 }
+
+/// Slots that were found invalid, by what they cover, and when.
+#[derive(Default, Debug)]
+pub(crate) struct Holes(BTreeMap<Key, u64>);
+
+impl Holes {
+    pub fn insert(&mut self, vmid: Vmid, start: u64, shift: u32, born: u64) {
+        self.0.entry((vmid.0, shift, start)).or_insert(born);
+    }
+
+    /// When the oldest one that covers `gpa` was cached.
+    pub fn at(&self, vmid: Vmid, gpa: u64) -> Option<u64> {
+        let held = sizes(&self.0, vmid).into_iter();
+        held.filter_map(|shift| self.0.get(&(vmid.0, shift, gpa >> shift << shift)).copied()).min()
+    }
+
+    /// Forgets what `scope` names, but for those that are `kept`: VMID, first address, base-2
+    /// logarithm of the bytes.
+    pub fn forget(&mut self, scope: &Scope, kept: &[(Vmid, u64, u32)]) {
+        self.0.retain(|key, _| {
+            !scope.names(key, key.2 + (1 << key.1)) || kept.contains(&(Vmid(key.0), key.2, key.1))
+        });
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = (Vmid, u64, u32)> {
+        self.0.keys().map(|&(vmid, shift, start)| (Vmid(vmid), start, shift))
+    }
+}

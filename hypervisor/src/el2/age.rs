@@ -1,7 +1,7 @@
 //! Ageing: the manager scans the accessed flags that hardware sets, without a lock, and finds how much
 //! memory the guest uses.
 
-use super::guest::Hypervisor;
+use super::guest::{Hypervisor, PAGE};
 use super::manager::{Thread, sleep, wait_for};
 use super::report::{record, say};
 use alloc::string::{String, ToString};
@@ -12,7 +12,9 @@ use serde_json::json;
 use slat::{Ageing, Gpa, GpaRange, Skip};
 use slat_hypervisor::layout::GUEST_RAM;
 
-const PAGE: u64 = 4096;
+/// Pages of the guest's program, in which it says how large its set is. Its memory is in huge pages, so a set
+/// fills the granules that it touches.
+const GUEST_PAGE: u64 = 4096;
 /// How long the guest runs between two scans, in milliseconds: it goes through its set in less.
 const INTERVAL: u64 = 250;
 /// Scans of each size, of which the median counts.
@@ -25,12 +27,13 @@ const SCANS: usize = 3;
 /// The guest never began, or a size was missed by more than 5 %.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
     wait_for(hypervisor, 1)?;
-    let whole = hypervisor.control.declared.load(Ordering::Acquire);
+    let declared = hypervisor.control.declared.load(Ordering::Acquire);
     let system = median(hypervisor, thread, 1)?;
     let mut sizes = Vec::new();
     let mut missed = None;
-    for size in [whole, whole / 2, whole / 4] {
-        let young = median(hypervisor, thread, size)?;
+    for pages in [declared, declared / 2, declared / 4] {
+        let young = median(hypervisor, thread, pages)?;
+        let size = pages * GUEST_PAGE / PAGE;
         let found = young.saturating_sub(system);
         let off = found.abs_diff(size) as f64 / size as f64 * 100.0;
         say!(

@@ -16,8 +16,25 @@ use slat_hypervisor::options::{Caches, ExecuteHuge, Logging, Options};
 use spin::Mutex;
 
 /// The descriptors of the guest's tables. Chosen when built: nearly all of the program is compiled for
-/// them, so that both at once would be two programs in one.
-pub type Stage2 = Arm64<12, { cfg!(feature = "lpa2") }>;
+/// them, so that two at once would be two programs in one.
+pub type Stage2 = Arm64<GRANULE_SHIFT, { cfg!(feature = "lpa2") }>;
+
+/// Base-2 logarithm of the granule.
+const GRANULE_SHIFT: u32 = match (cfg!(feature = "granule-16k"), cfg!(feature = "granule-64k")) {
+    (false, false) => 12,
+    (true, false) => 14,
+    (false, true) => 16,
+    (true, true) => panic!("one of the features granule-16k and granule-64k"),
+};
+const _: () = assert!(
+    GRANULE_SHIFT < 16 || !cfg!(feature = "lpa2"),
+    "FEAT_LPA2 is of the granules of 4k and 16k"
+);
+
+/// Bytes of the smallest leaf: what the guest's memory is copied, logged and aged in.
+pub const PAGE: u64 = 1 << GRANULE_SHIFT;
+/// The same as a size.
+pub const PAGE_SIZE: PageSize = PageSize::from_bytes(PAGE).expect("a power of two");
 
 /// The guest's memory.
 pub type Memory = Guest<'static, Stage2, El2, Machine>;
@@ -117,6 +134,11 @@ impl Hypervisor {
         let machine: &'static El2 = Box::leak(Box::new(El2::new(&id, &format, options.fault)));
         // As wide as the CPU has it, or as RAM and devices need.
         let bits = format.output_bits().min(id.address_bits());
+        let bits = match options.bits as u32 {
+            0 => bits,
+            asked if asked <= bits => asked,
+            asked => return Err(format!("guest addresses of {asked} bits: at most {bits} here")),
+        };
         let guest = Guest::new(
             format,
             Vmid(1),
@@ -133,7 +155,7 @@ impl Hypervisor {
         let vcpus: Box<[Start]> = (0..options.vcpus).map(|_| Start::default()).collect();
         vcpus[options.first as usize].replace(GUEST_RAM + KERNEL, GUEST_RAM + DEVICE_TREE);
         say!(
-            "a guest of {} vCPUs and {} MiB, {bits}-bit addresses, leaves up to {} KiB; break-before-make: \
+            "a guest of {} vCPUs and {} MiB, {bits}-bit addresses, pages of {PAGE_SIZE}, leaves up to {} KiB; break-before-make: \
              {:?}, FWB: {}, TLBI by range: {}, hardware dirty state: {}",
             options.vcpus,
             options.memory >> 20,
@@ -190,7 +212,7 @@ fn config(options: &Options<'_>) -> Result<Config, String> {
         Logging::Protect => slat_guest::Logging::Protect,
         Logging::Hardware => slat_guest::Logging::Hardware,
     };
-    config.eager_split = Some(PageSize::SIZE_4K);
+    config.eager_split = Some(PAGE_SIZE);
     config.execute_huge = match options.execute {
         ExecuteHuge::Allowed => slat_guest::ExecuteHuge::Allowed,
         ExecuteHuge::Split => slat_guest::ExecuteHuge::Split,
@@ -227,7 +249,8 @@ fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::SlotE
         worker.set_slot(SlotSpec {
             id: SlotId(1 + number as u16),
             gpa: Gpa(device.base),
-            bytes: device.bytes,
+            // What else is in the granule comes along: nothing, for these.
+            bytes: device.bytes.next_multiple_of(PAGE),
             host: Hva(device.base),
             read_only: false,
             log_dirty: false,

@@ -1,5 +1,6 @@
 //! The machine's memory: the hypervisor's own, and what is behind the guest.
 
+use super::guest::PAGE_SIZE;
 use buddy_system_allocator::LockedHeap;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Access, Hpa, Memory, PageSize};
@@ -89,7 +90,7 @@ impl Backing for Machine {
             Some(_) => Err(NoPage::Never),
             None => Ok(Page {
                 hpa: Hpa(host.0),
-                block: PageSize::SIZE_4K,
+                block: PAGE_SIZE,
                 write: true,
                 execute: false,
                 memory: Memory::Device,

@@ -8,7 +8,7 @@
 //! [`Worker::invalidate`]: slat_guest::Worker::invalidate
 
 use super::cpu;
-use super::guest::{Hypervisor, RAM_SLOT, ram};
+use super::guest::{Hypervisor, PAGE, RAM_SLOT, ram};
 use super::manager::{Thread, sleep, wait_for};
 use super::memory::GUEST;
 use super::report::{record, say};
@@ -22,7 +22,6 @@ use slat::{Access, Gpa, GpaRange, Hpa};
 use slat_guest::{Host, HvaRange, SlotChange, SlotSpec};
 use slat_hypervisor::layout::{GUEST_RAM, away};
 
-const PAGE: u64 = 4096;
 /// Rounds at most: a guest that writes faster than it is copied never converges.
 const ROUNDS: usize = 8;
 /// Pages that may be left for the time in which the guest stands still.

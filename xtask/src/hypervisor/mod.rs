@@ -1,15 +1,18 @@
 //! `cargo xtask hypervisor`: a guest of the hypervisor, in QEMU.
 
+mod build;
 mod image;
 mod machine;
 mod plot;
 mod test;
 
+pub use build::Granule;
 pub use image::image_to;
 pub use test::test;
 
-use crate::{setup, target};
-use anyhow::{Context, bail, ensure};
+use crate::target;
+use anyhow::{Context, bail};
+use build::Build;
 use clap::Args;
 use machine::{Ending, Machine};
 use serde_json::Value;
@@ -18,18 +21,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The target that the hypervisor is built for: without FP, so the guest's registers stay as they are.
-const TARGET: &str = "aarch64-unknown-none-softfloat";
-
-/// The hypervisor, and the one for FEAT_LPA2.
-const PROGRAM: &str = "slat-hypervisor";
-const PROGRAM_LPA2: &str = "slat-hypervisor-lpa2";
-
 const EXAMPLES: &str = "\
 Examples:
   cargo xtask hypervisor run                         boots Linux, and shows what its memory cost
   cargo xtask hypervisor run --vcpus 4 --cpu max
   cargo xtask hypervisor run --cpu max --lpa2        a guest of 52-bit addresses
+  cargo xtask hypervisor run --granule 64k --largest 512m --memory 1g --job migrate
+      stage 2 of another granule than the guest's own
   cargo xtask hypervisor run --job migrate --vcpus 2 --logging hardware --output migration
       moves a guest that writes all the time; migration/report.html plots its rounds
   cargo xtask hypervisor run --job migrate --fault local
@@ -51,6 +49,13 @@ pub struct RunArgs {
     /// Guest addresses of 52 bits: FEAT_LPA2, which max has
     #[arg(long)]
     pub lpa2: bool,
+    /// Smallest page of stage 2; that of the guest stays 4k
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    pub granule: Granule,
+    /// Bits of guest addresses, 39 to 52 [default: all that there are; 51 with --lpa2 --granule 16k, as QEMU
+    /// before 8.1 walks no more levels then]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(39..=52))]
+    pub bits: Option<u8>,
     /// vCPUs, 1 to 7; one CPU more is the manager's
     #[arg(long, default_value_t = 1)]
     pub vcpus: u64,
@@ -60,9 +65,9 @@ pub struct RunArgs {
     /// The guest's memory
     #[arg(long, default_value = "256m")]
     pub memory: String,
-    /// The largest leaf: 4k, 2m or 1g
-    #[arg(long, default_value = "2m")]
-    pub largest: String,
+    /// The largest leaf: 4k, 2m or 1g; 16k or 32m, with FEAT_LPA2 64g; 64k or 512m [default: 2m, 32m, 512m]
+    #[arg(long)]
+    pub largest: Option<String>,
     /// Debian's kernel: debian-6.1 or debian-6.12
     #[arg(long, default_value = "debian-6.12")]
     pub kernel: String,
@@ -127,15 +132,29 @@ impl RunArgs {
         }
     }
 
+    /// Which hypervisor.
+    ///
+    /// # Errors
+    /// There is none for the granule and addresses.
+    fn build(&self) -> anyhow::Result<Build> {
+        Build::new(self.granule, self.lpa2)
+    }
+
     /// The hypervisor's own words.
-    fn words(&self) -> String {
-        format!(
-            "vcpus={} first={} memory={} largest={} job={} logging={} execute={} caches={} trap={} fault={} \
+    ///
+    /// # Errors
+    /// Leaves that the granule does not have.
+    fn words(&self) -> anyhow::Result<String> {
+        let build = self.build()?;
+        let largest = build.largest(self.largest.as_deref())?;
+        Ok(format!(
+            "vcpus={} first={} memory={} largest={} bits={} job={} logging={} execute={} caches={} trap={} fault={} \
              seconds={}",
             self.vcpus,
             self.first,
             self.memory,
-            self.largest,
+            largest,
+            self.bits.unwrap_or(build.bits()),
             self.job,
             self.logging,
             self.execute,
@@ -143,7 +162,7 @@ impl RunArgs {
             self.trap,
             self.fault,
             self.seconds
-        )
+        ))
     }
 
     /// The guest's.
@@ -162,7 +181,9 @@ impl RunArgs {
 /// # Errors
 /// Options that cannot be, what cannot be installed or built, and a guest that did not end as it should.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
-    prepare(args.lpa2)?;
+    let build = args.build()?;
+    args.words()?;
+    build.prepare()?;
     let folder = args.output.clone().unwrap_or_else(|| target().join("hypervisor/run"));
     let ending = boot(args, &folder, true)?;
     ending.check()?;
@@ -173,26 +194,9 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Installs the emulator and the target, and builds the hypervisor, and its probe; or the hypervisor for
-/// FEAT_LPA2.
-pub fn prepare(lpa2: bool) -> anyhow::Result<()> {
-    setup::package("qemu-system-arm", "qemu-system-aarch64")?;
-    setup::target(TARGET)?;
-    let mut build = crate::stages::cargo(&["build", "--quiet", "--package", "slat-hypervisor"]);
-    build.args(["--target", TARGET]);
-    build.args(if lpa2 { &["--bin", PROGRAM, "--features", "lpa2"][..] } else { &["--bins"] });
-    let status = build.status().context("cargo does not start")?;
-    ensure!(status.success(), "the hypervisor was not built: {status}");
-    if lpa2 {
-        // The next build may be without: cargo gives both the same name.
-        fs::copy(program(PROGRAM), program(PROGRAM_LPA2)).context("cannot keep the hypervisor")?;
-    }
-    Ok(())
-}
-
 /// Boots a guest, and waits for its end; `shown`: with its console on stdout.
 pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending> {
-    let words = args.words();
+    let (words, build) = (args.words()?, args.build()?);
     let options = Options::parse(&words).map_err(|refused| anyhow::anyhow!("{refused}"))?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let (image, initrd) = match &args.guest {
@@ -207,7 +211,7 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
         args,
         options: &options,
         words: &words,
-        program: program(if args.lpa2 { PROGRAM_LPA2 } else { PROGRAM }),
+        program: build.program(),
         image,
         initrd,
         folder,
@@ -216,7 +220,7 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
     let report = serde_json::json!({
         "format": "slat-hypervisor", "version": 1,
         "command": std::env::args().collect::<Vec<_>>(),
-        "cpu": args.cpu, "lpa2": args.lpa2, "options": words, "guest": args.guest_words(), "emulator": machine::version()?,
+        "cpu": args.cpu, "granule": args.granule.to_string(), "lpa2": args.lpa2, "options": words, "guest": args.guest_words(), "emulator": machine::version()?,
         "limits": "an emulator: counts are the guest's, times are not a machine's",
         "records": ending.records,
     });
@@ -227,11 +231,6 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
         fs::write(folder.join("report.html"), page).context("cannot write the report")?;
     }
     Ok(ending)
-}
-
-/// A program of the hypervisor's package.
-fn program(name: &str) -> PathBuf {
-    target().join(TARGET).join("debug").join(name)
 }
 
 /// What Linux boots from, packed once a run of this program, or with a second kernel.

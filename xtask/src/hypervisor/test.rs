@@ -1,7 +1,8 @@
 //! Real Linux on real stage-2 walks: what each source is about, seen to work, and what goes wrong when it
 //! is made to.
 
-use super::{Ending, RunArgs, boot, prepare, program};
+use super::build::{Build, program};
+use super::{Ending, Granule, RunArgs, boot};
 use crate::stages::Outcome;
 use crate::{in_ci, target};
 use anyhow::{Context, ensure};
@@ -18,13 +19,20 @@ struct Case {
 
 /// Boots every case, two at a time.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
-    match prepare(true).and_then(|()| prepare(false)) {
+    let cases: Vec<Case> =
+        cases().into_iter().chain(probes()).filter(|case| long || !case.long).collect();
+    let mut builds = Vec::new();
+    for case in &cases {
+        let build = case.args.build()?;
+        if !builds.contains(&build) {
+            builds.push(build);
+        }
+    }
+    match builds.into_iter().try_for_each(Build::prepare) {
         Ok(()) => {}
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     }
-    let cases: Vec<Case> =
-        cases().into_iter().chain(probes()).filter(|case| long || !case.long).collect();
     let queue = Mutex::new(cases.into_iter());
     let failed = Mutex::new(Vec::new());
     let lock = |error: std::sync::PoisonError<_>| error.into_inner();
@@ -83,7 +91,7 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "ageing-finds-the-working-set",
-            RunArgs { job: "age".to_owned(), largest: "4k".to_owned(), ..base() },
+            RunArgs { job: "age".to_owned(), largest: Some("4k".to_owned()), ..base() },
             |end| {
                 end.check()?;
                 ensure!(end.record("ageing").is_some(), "nothing was measured");
@@ -112,6 +120,37 @@ fn cases() -> Vec<Case> {
                 let touched = end.count("touched_bytes")?;
                 ensure!(touched > 0 && touched < 1 << 20, "{touched} bytes were touched uncached");
                 ensure!(end.count("flushes")? == 0, "all memory was flushed");
+                Ok(())
+            },
+        ),
+        rare(
+            "migrate-16k-on-a76",
+            RunArgs { granule: Granule::K16, ..migrate("cortex-a76", 2, "protect") },
+            |end| of_pages(end, "16k").and_then(|()| migrated(end)),
+        ),
+        rare(
+            "migrate-16k-on-max-with-lpa2",
+            RunArgs { granule: Granule::K16, lpa2: true, ..migrate("max", 2, "hardware") },
+            |end| {
+                ensure!(end.said.contains("51-bit addresses"), "narrower: {}", end.said);
+                of_pages(end, "16k").and_then(|()| migrated(end))
+            },
+        ),
+        rare(
+            "migrate-64k-on-a76",
+            RunArgs {
+                granule: Granule::K64,
+                memory: "1g".to_owned(),
+                ..migrate("cortex-a76", 2, "hardware")
+            },
+            |end| of_pages(end, "64k").and_then(|()| migrated(end)),
+        ),
+        rare(
+            "a-granule-that-the-cpu-lacks",
+            RunArgs { granule: Granule::K16, cpu: "cortex-a72".to_owned(), ..base() },
+            |end| {
+                let refused = "no 16k granule at stage 2; it has 4k, 64k";
+                ensure!(end.said.contains(refused), "{}", end.said);
                 Ok(())
             },
         ),
@@ -248,6 +287,13 @@ fn migrated(end: &Ending) -> anyhow::Result<()> {
     ensure!(rounds >= 2, "{rounds} rounds");
     ensure!(migration["collapsed_bytes"].as_u64() > Some(16 << 20), "huge pages did not come back");
     ensure!(end.console.contains("pages right"), "the guest's program said nothing");
+    Ok(())
+}
+
+/// Stage 2 had pages of that size, and no smaller leaf.
+fn of_pages(end: &Ending, size: &str) -> anyhow::Result<()> {
+    let leaves = end.record("end").map(|end| end["leaves"].clone()).unwrap_or_default();
+    ensure!(leaves[size].as_u64() > Some(0) && leaves["4k"].is_null(), "leaves: {leaves}");
     Ok(())
 }
 

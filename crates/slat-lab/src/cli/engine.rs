@@ -1,6 +1,7 @@
 //! The command line of the engine's operations.
 
-use super::{Granule, LinuxArgs, OutputArgs};
+use super::{Granule, LinuxArgs, OutputArgs, TableFormat};
+use crate::failure::bad_input;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
 
@@ -14,7 +15,9 @@ Examples:
   slat bench engine --only beside --output beside/
       faults beside ageing, with every sample in beside/results.json
   slat bench engine --target linux-source --linux-tree vanilla=a --linux-tree patched=b
-      beside two trees of Linux's own code";
+      beside two trees of Linux's own code
+  slat bench engine --format arm64-4k,ept,npt,riscv --only split,protect,age,map --memory 8G
+      the formats beside the first of them, all in turns";
 
 /// Which operations, on how much memory.
 #[derive(Clone, Debug, Args)]
@@ -36,8 +39,13 @@ pub struct EngineArgs {
     #[arg(long)]
     pub quick: bool,
 
+    /// Formats that are held against the first of them and against the machine's limits
+    /// [default: arm64-4k against the limits, EPT where tables have flags]
+    #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
+    pub format: Vec<TableFormat>,
+
     /// Smallest page of the tables, where they are held against Linux's
-    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    #[arg(long, value_name = "SIZE", default_value = "4k", conflicts_with = "format")]
     pub granule: Granule,
 
     /// Linux's tables.
@@ -60,6 +68,18 @@ impl EngineArgs {
         self.rounds.unwrap_or(if self.quick { 3 } else { 9 })
     }
 
+    /// The granule of tables that are held against Linux's.
+    ///
+    /// # Errors
+    /// Linux's have none of the format, or only one of those asked for.
+    pub fn granule(&self) -> anyhow::Result<Granule> {
+        match self.format[..] {
+            [] => Ok(self.granule),
+            [format] => format.granule(),
+            _ => Err(bad_input("--target linux-source takes one --format")),
+        }
+    }
+
     /// Whether the part was asked for.
     pub fn wants(&self, part: Part) -> bool {
         self.only.is_empty() || self.only.contains(&part)
@@ -77,9 +97,9 @@ pub enum Part {
     Protect,
     /// Age pages, young or old
     Age,
-    /// Age EPT by the accessed bits of its tables
+    /// Age by the accessed bits of tables (EPT, NPT)
     AgeTables,
-    /// Write-protect EPT by its tables, and the faults afterwards
+    /// Write-protect by tables, and the faults afterwards (EPT, NPT)
     ProtectTables,
     /// Map page by page
     Map,

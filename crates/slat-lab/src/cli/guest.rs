@@ -1,73 +1,11 @@
 //! The command line of what is measured on a guest of the engine's, threads as vCPUs, or under KVM.
 
 use super::OutputArgs;
+use super::format::TablesArgs;
 use super::kvm::KvmArgs;
 use super::values::{KvmBacking, Target};
-use crate::failure::bad_input;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
-use slat::PageSize;
-
-/// The tables of the guest.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct TablesArgs {
-    /// Format of the guest's tables
-    #[arg(long, value_name = "FORMAT", default_value = "ept")]
-    pub format: GuestFormat,
-
-    /// How far an Arm CPU lets a live entry change its size: its level of FEAT_BBM [default: 0]
-    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
-    pub bbm: Option<u8>,
-}
-
-impl TablesArgs {
-    /// The level of FEAT_BBM.
-    ///
-    /// # Errors
-    /// It was given, and the format has none.
-    pub fn bbm(&self) -> anyhow::Result<u8> {
-        match (self.format, self.bbm) {
-            (GuestFormat::Ept, Some(bbm)) => Err(bad_input(format!(
-                "--bbm {bbm} is of Arm CPUs; take --format arm64 with it, or leave it out"
-            ))),
-            (_, bbm) => Ok(bbm.unwrap_or(0)),
-        }
-    }
-}
-
-/// A format of second-stage tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum GuestFormat {
-    /// Intel's extended page tables, with accessed and dirty bits
-    Ept,
-    /// Arm's stage 2, 4k granule, with hardware accessed and dirty state
-    Arm64,
-}
-
-/// The blocks in which the host has the guest's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum GuestBacking {
-    /// Pages of 4k
-    #[value(name = "4k")]
-    Size4k,
-    /// Blocks of 2m
-    #[value(name = "2m")]
-    Size2m,
-    /// Blocks of 1g
-    #[value(name = "1g")]
-    Size1g,
-}
-
-impl GuestBacking {
-    /// The size of a block.
-    pub const fn size(self) -> PageSize {
-        match self {
-            Self::Size4k => PageSize::SIZE_4K,
-            Self::Size2m => PageSize::SIZE_2M,
-            Self::Size1g => PageSize::SIZE_1G,
-        }
-    }
-}
 
 const EXECUTE_EXAMPLES: &str = "\
 Examples:
@@ -78,6 +16,7 @@ Examples:
   slat bench execute --exit 1000
       as if each fault left the guest for a microsecond longer
   slat bench execute --format arm64 --bbm 3 --memory 1g --output execute/
+  slat bench execute --format arm64-64k --backing 512m
   slat bench execute --target kvm --backing 1g --vcpus 8
       the same on real KVM: no-execute huge pages as the host has them set";
 
@@ -97,7 +36,7 @@ pub struct ExecuteArgs {
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// What backs the guest's memory [default: 1g, under KVM 2m]
+    /// What backs the guest's memory [default: the largest block, under KVM 2m]
     #[arg(long, short = 's', value_name = "BACKING")]
     pub backing: Option<KvmBacking>,
 
@@ -130,7 +69,7 @@ const AGE_EXAMPLES: &str = "\
 Examples:
   slat bench age
       1 GiB aged over and over beside a vCPU that faults, locked and lock-free
-  slat bench age --format arm64 --vcpus 2 --memory 2g
+  slat bench age --format arm64-16k --vcpus 2 --memory 2g
   slat bench age --target kvm
       a guest under KVM, aged by the kernel's idle page tracking (needs root)";
 
@@ -179,6 +118,7 @@ const POPULATE_EXAMPLES: &str = "\
 Examples:
   slat bench populate
       faults of 1 and 2 vCPUs on 4k, 2m and 1g blocks, without a lock and with one
+  slat bench populate --format npt --backing 2m
   slat bench populate --vcpus 1,2,4,8 --backing 4k --overlap
       all vCPUs touch the same memory
   slat bench populate --target kvm --backing 4k,2m,shmem
@@ -200,7 +140,7 @@ pub struct PopulateArgs {
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// What backs the guest's memory [default: 4k,2m,1g, under KVM 4k,2m]
+    /// What backs the guest's memory [default: all of the format, under KVM 4k,2m]
     #[arg(long, short = 's', value_name = "BACKING,...", value_delimiter = ',')]
     pub backing: Vec<KvmBacking>,
 

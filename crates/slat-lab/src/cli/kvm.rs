@@ -3,7 +3,8 @@
 //! Options carry the names of Linux's KVM selftests where those have them.
 
 use super::OutputArgs;
-use super::guest::{LogWay, TablesArgs};
+use super::format::TablesArgs;
+use super::guest::LogWay;
 use super::values::{ClearChunk, HotSet, KvmBacking, KvmWay, Others, Rate, Switch, Target};
 use crate::failure::bad_input;
 use crate::size::Size;
@@ -125,7 +126,8 @@ Examples:
       vCPUs that run on for 5 seconds while the log is fetched every 100 ms
   slat bench dirty-log --target engine
       vCPUs as threads that write on while the log is read, in six ways; sparse and parallel clears
-  slat bench dirty-log --target engine --format arm64 --way manual,hardware --backing 2m";
+  slat bench dirty-log --target engine --format arm64 --way manual,hardware --backing 2m
+  slat bench dirty-log --target engine --format arm64-16k --backing 32m";
 
 /// The guest, its memory and how its dirty pages are logged.
 #[derive(Clone, Debug, Args)]
@@ -143,9 +145,9 @@ pub struct DirtyLogArgs {
     #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
     pub vcpus: u32,
 
-    /// What backs the guest's memory
-    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
-    pub backing: KvmBacking,
+    /// What backs the guest's memory [default: 4k, or the engine's smallest pages]
+    #[arg(long, short = 's', value_name = "BACKING")]
+    pub backing: Option<KvmBacking>,
 
     /// Whether reading the log leaves the pages writable until they are cleared (kvm)
     #[arg(long, value_name = "on|off", default_value = "on")]
@@ -198,6 +200,13 @@ pub struct DirtyLogArgs {
     /// Where the results go.
     #[command(flatten)]
     pub out: OutputArgs,
+}
+
+impl DirtyLogArgs {
+    /// What backs the memory of a guest under KVM.
+    pub fn backing(&self) -> KvmBacking {
+        self.backing.unwrap_or(KvmBacking::Small)
+    }
 }
 
 const MEMORY_STRESS_EXAMPLES: &str = "\

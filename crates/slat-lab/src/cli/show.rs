@@ -1,6 +1,6 @@
 //! The command line of drawings.
 
-use crate::show::build::Kind;
+use super::TableFormat;
 use crate::show::ops::{Op, parse_range};
 use crate::size::Size;
 use clap::{Args, ValueEnum};
@@ -50,7 +50,7 @@ pub struct ShowArgs {
 
     /// Format of the engine's tables
     #[arg(long, value_name = "FORMAT", default_value = "ept", conflicts_with_all = ["file", "kvm"])]
-    pub format: Kind,
+    pub format: TableFormat,
 
     /// Page size of the host that KVM's text is from [default: 4k; with --kvm, this host's]
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["operations", "scenario"])]
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn every_scenario_can_be_drawn_in_every_format_that_has_its_pages() {
         for scenario in Scenario::value_variants() {
-            for kind in [Kind::Ept, Kind::Arm64] {
+            for kind in [TableFormat::Ept, TableFormat::Arm64K4] {
                 let dump = build(kind, &scenario.operations()).unwrap();
                 assert!(dump.leaves.len() > 3, "{scenario:?}");
             }

@@ -1,9 +1,10 @@
 //! Values of the command line that guests have: sizes of a clear, rates, hot sets, backings.
 
-use super::guest::GuestBacking;
+use super::format::TableFormat;
 use crate::failure::bad_input;
 use crate::size::Size;
 use clap::ValueEnum;
+use slat::PageSize;
 use slat_kvm::Backing;
 use std::fmt;
 use std::str::FromStr;
@@ -123,27 +124,51 @@ pub enum KvmBacking {
     /// A memfd of 2m pages from the host's hugetlb pool
     #[value(name = "memfd-hugetlb-2m", alias = "shared_hugetlb")]
     MemfdHugetlb2m,
+    /// Pages of the engine's arm64-16k
+    #[value(name = "16k")]
+    Page16k,
+    /// Blocks of the engine's arm64-16k
+    #[value(name = "32m")]
+    Block32m,
+    /// Pages of the engine's arm64-64k
+    #[value(name = "64k")]
+    Page64k,
+    /// Blocks of the engine's arm64-64k
+    #[value(name = "512m")]
+    Block512m,
 }
 
 impl KvmBacking {
     /// The block in which the engine's guest has its memory.
     ///
     /// # Errors
-    /// There is none: what lies behind the memory is the host's matter.
-    pub fn in_engine(self) -> anyhow::Result<GuestBacking> {
-        match self {
-            Self::Small => Ok(GuestBacking::Size4k),
-            Self::Transparent2m | Self::Hugetlb2m => Ok(GuestBacking::Size2m),
-            Self::Block1g | Self::Hugetlb1g => Ok(GuestBacking::Size1g),
-            Self::Shmem | Self::Memfd | Self::MemfdHugetlb2m => Err(bad_input(format!(
-                "--backing {self} is of --target kvm; the engine has 4k, 2m and 1g"
-            ))),
-        }
+    /// There is none: what lies behind the memory is the host's matter; or tables of `format` have none.
+    pub fn in_engine(self, format: TableFormat) -> anyhow::Result<PageSize> {
+        let bytes = match self {
+            Self::Small => 4 << 10,
+            Self::Transparent2m | Self::Hugetlb2m => 2 << 20,
+            Self::Block1g | Self::Hugetlb1g => 1 << 30,
+            Self::Page16k => 16 << 10,
+            Self::Block32m => 32 << 20,
+            Self::Page64k => 64 << 10,
+            Self::Block512m => 512 << 20,
+            Self::Shmem | Self::Memfd | Self::MemfdHugetlb2m => {
+                let names: Vec<String> = format.leaves().iter().map(ToString::to_string).collect();
+                return Err(bad_input(format!(
+                    "--backing {self} is of --target kvm; the engine has {} with --format {format}",
+                    names.join(", ")
+                )));
+            }
+        };
+        format.leaf("--backing", Size(bytes))
     }
 
     /// The host's pages behind the memory of a guest under KVM.
-    pub fn in_kvm(self) -> Backing {
-        match self {
+    ///
+    /// # Errors
+    /// They are of the engine's guests.
+    pub fn in_kvm(self) -> anyhow::Result<Backing> {
+        Ok(match self {
             Self::Small => Backing::Small,
             Self::Transparent2m => Backing::Thp,
             Self::Hugetlb2m => Backing::Hugetlb2M,
@@ -151,7 +176,13 @@ impl KvmBacking {
             Self::Shmem => Backing::Shmem,
             Self::Memfd => Backing::Memfd,
             Self::MemfdHugetlb2m => Backing::MemfdHugetlb2M,
-        }
+            Self::Page16k | Self::Block32m | Self::Page64k | Self::Block512m => {
+                return Err(bad_input(format!(
+                    "--backing {self} is of --target engine; under KVM there are 4k, 2m, 1g, hugetlb-2m, \
+                     hugetlb-1g, shmem, memfd and memfd-hugetlb-2m"
+                )));
+            }
+        })
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub mod counts;
 pub mod engine;
+pub mod formats;
 pub mod guest;
 pub mod kvm;
 pub mod limit;
@@ -48,6 +49,7 @@ pub fn all(results: &[Measurement]) -> Vec<Table> {
         limit::table(results),
         engine::asked(results),
         engine::times(results),
+        formats::table(results),
         guest::asked(results),
         peers::histories(results),
         peers::counts(results),

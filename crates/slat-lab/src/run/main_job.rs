@@ -2,8 +2,8 @@
 
 use super::output::Output;
 use crate::cli::{
-    DirtyLogArgs, Granule, GuestFormat, KvmArgs, KvmBacking, LinuxArgs, LogArgs, MainArgs,
-    OutputArgs, SplitArgs, Switch, TablesArgs, Target, Walk, What, When,
+    DirtyLogArgs, Granule, KvmArgs, KvmBacking, LinuxArgs, LogArgs, MainArgs, OutputArgs,
+    SplitArgs, Switch, TableFormat, TablesArgs, Target, Walk, What, When,
 };
 use crate::failure::is_interruption;
 use crate::host::Host;
@@ -88,7 +88,7 @@ impl Plan {
             target: Target::Kvm,
             memory: self.guest,
             vcpus: self.vcpus,
-            backing,
+            backing: Some(backing),
             manual_protect,
             initially_set,
             dirty_ring_size: None,
@@ -99,7 +99,7 @@ impl Plan {
             runs: self.runs,
             kvm: KvmArgs::default(),
             way: Vec::new(),
-            tables: TablesArgs { format: GuestFormat::Ept, bbm: None },
+            tables: TablesArgs::of(TableFormat::Ept),
             quick: false,
             out: OutputArgs::default(),
         };
@@ -115,7 +115,8 @@ impl Plan {
             what: vec![What::Split, What::Call],
             walk: vec![Walk::EveryEntry, Walk::Bounded, Walk::Batched],
             granule: Granule::Size4k,
-            bbm: 0,
+            format: None,
+            bbm: None,
             samples: self.samples,
             linux: LinuxArgs::default(),
             out: OutputArgs::default(),
@@ -199,7 +200,7 @@ fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
     for way in &ways {
         match Guest::new(way) {
             Ok(guest) => guests.push(Some(guest)),
-            Err(error) => session.skip(way.backing.to_string(), format!("{error:#}")),
+            Err(error) => session.skip(way.backing().to_string(), format!("{error:#}")),
         }
     }
     session.start("guests", guests.iter().flatten().map(Guest::steps).sum());

@@ -15,11 +15,11 @@ mod leaves;
 mod lookup;
 mod scatter;
 mod split;
-mod tables;
+pub(in crate::scenario) mod tables;
 mod touch;
 
 use crate::arena::Arena;
-use crate::cli::{EngineArgs, Granule, Part, TablesTarget};
+use crate::cli::{EngineArgs, Granule, Part, TableFormat, TablesTarget};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::scenario::contest::Contest;
@@ -29,6 +29,7 @@ use crate::size::Size;
 use crew::{Pin, cpus};
 use serde_json::json;
 use slat::BreakBeforeMake;
+use slat::format::ept::Ept1G;
 
 /// What memory must be a multiple of, for the largest blocks.
 pub(in crate::scenario) const STEP: u64 = 1 << 30;
@@ -48,9 +49,12 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     }
     if args.granule != Granule::Size4k {
         return Err(bad_input(format!(
-            "--granule {}: the limits are those of 4k tables; other granules need --target linux-source",
+            "--granule {0}: the limits are those of 4k tables; take --format arm64-{0}, or --target linux-source",
             args.granule
         )));
+    }
+    if !args.format.is_empty() {
+        return peers::formats::run(args, session);
     }
     let memory = whole_blocks(args.memory())?;
     let sizes = Sizes::of(memory);
@@ -92,8 +96,13 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
 }
 
 /// A contest of a part; `of` tells those of one part and size apart.
-fn pose<'a>(part: Part, memory: u64, of: &'static str) -> Contest<'a> {
-    let params = [("part", json!(part.to_string())), ("memory", json!(memory)), ("of", json!(of))];
+fn pose<'a>(part: Part, format: TableFormat, memory: u64, of: &'static str) -> Contest<'a> {
+    let params = [
+        ("part", json!(part.to_string())),
+        ("format", json!(format.to_string())),
+        ("memory", json!(memory)),
+        ("of", json!(of)),
+    ];
     let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
     Contest::new("engine", format!("{part}, {}, {of}", Size(memory)), params)
 }
@@ -163,10 +172,10 @@ fn contests<'a>(
         }
     }
     if wants(Part::AgeTables) {
-        contests.extend(tables::age(sizes.large)?);
+        contests.extend(tables::age(Ept1G::default(), TableFormat::Ept, sizes.large));
     }
     if wants(Part::ProtectTables) {
-        contests.extend(tables::protect(sizes.large)?);
+        contests.extend(tables::protect(Ept1G::default(), TableFormat::Ept, sizes.large));
     }
     if wants(Part::Map) {
         contests.push(faults::map(sizes.small)?);
@@ -205,6 +214,7 @@ mod tests {
             only: only.to_vec(),
             rounds: Some(1),
             quick: true,
+            format: Vec::new(),
             granule: Granule::Size4k,
             linux: crate::cli::LinuxArgs::default(),
             out: OutputArgs::default(),

@@ -46,7 +46,7 @@ impl Asked<'_> {
     /// # Errors
     /// [`Failure::BadInput`](crate::failure::Failure::BadInput) if the vCPUs do not get whole pages.
     pub fn shape(&self) -> anyhow::Result<Shape> {
-        let backing = self.backing.in_kvm();
+        let backing = self.backing.in_kvm()?;
         let shares = if self.overlap { 1 } else { u64::from(self.vcpus) };
         let share = Size(backing.page_size().saturating_mul(shares));
         if !self.memory.bytes().is_multiple_of(share.bytes()) {

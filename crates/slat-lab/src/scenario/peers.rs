@@ -8,6 +8,7 @@
 pub mod check;
 #[cfg(feature = "peers")]
 pub(in crate::scenario) mod crates;
+pub mod formats;
 mod leaves;
 mod linux;
 mod ours;
@@ -53,8 +54,9 @@ const STREAMING: &str = "slat, streaming";
 /// # Errors
 /// Values that cannot be right, no usable tree, a measurement that failed.
 pub fn split(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let (memory, page) = (whole_blocks(args.memory)?.bytes(), leaf_sizes(args.granule)[0]);
-    if args.target_size() != Size(page.bytes()) || args.bbm != 0 {
+    let granule = args.format().granule()?;
+    let (memory, page) = (whole_blocks(args.memory)?.bytes(), leaf_sizes(granule)[0]);
+    if args.target_size() != Size(page.bytes()) || args.bbm()? != 0 {
         return Err(bad_input(
             "Linux splits down to pages, and always breaks: leave out --target-size and --bbm beside \
              --target linux-source",
@@ -62,7 +64,7 @@ pub fn split(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     }
     let mut works = Vec::new();
     for backing in args.backings() {
-        let leaf = leaf(args.granule, backing)?;
+        let leaf = leaf(granule, backing)?;
         for (&when, &what) in
             args.when.iter().flat_map(|when| args.what.iter().map(move |what| (when, what)))
         {
@@ -79,8 +81,7 @@ pub fn split(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
             works.push(Work { op, memory, leaf, page });
         }
     }
-    let run =
-        Run { granule: args.granule, rounds: args.samples, linux: &args.linux, everybody: false };
+    let run = Run { granule, rounds: args.samples, linux: &args.linux, everybody: false };
     run.measure(&works, session)
 }
 
@@ -90,16 +91,17 @@ pub fn split(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
 /// As [`split`].
 pub fn engine(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = whole_blocks(args.memory())?.bytes();
+    let granule = args.granule()?;
+    let sizes = leaf_sizes(granule);
     for part in &args.only {
-        if works_of(*part, args.granule, memory).is_empty() {
+        if works_of(*part, &sizes, memory).is_empty() {
             session.skip(part.to_string(), "Linux has nothing like it, or not with one thread");
         }
     }
     let parts =
         <Part as clap::ValueEnum>::value_variants().iter().filter(|part| args.wants(**part));
-    let works: Vec<Work> = parts.flat_map(|part| works_of(*part, args.granule, memory)).collect();
-    let run =
-        Run { granule: args.granule, rounds: args.rounds(), linux: &args.linux, everybody: false };
+    let works: Vec<Work> = parts.flat_map(|part| works_of(*part, &sizes, memory)).collect();
+    let run = Run { granule, rounds: args.rounds(), linux: &args.linux, everybody: false };
     run.measure(&works, session)
 }
 
@@ -113,8 +115,10 @@ pub fn alone(
     session: &mut Session,
 ) -> anyhow::Result<Vec<Measurement>> {
     let memory = whole_blocks(args.memory())?.bytes();
-    let works: Vec<Work> =
-        parts.iter().flat_map(|part| works_of(*part, Granule::Size4k, memory)).collect();
+    let works: Vec<Work> = parts
+        .iter()
+        .flat_map(|part| works_of(*part, &leaf_sizes(Granule::Size4k), memory))
+        .collect();
     let linux = LinuxArgs::default();
     Run { granule: Granule::Size4k, rounds: args.rounds(), linux: &linux, everybody: false }
         .measure(&works, session)
@@ -129,7 +133,7 @@ pub fn all(args: &PeersArgs, session: &mut Session) -> anyhow::Result<Vec<Measur
     let memory = whole_blocks(memory)?.bytes();
     let parts = <Part as clap::ValueEnum>::value_variants().iter();
     let works: Vec<Work> =
-        parts.flat_map(|part| works_of(*part, Granule::Size4k, memory)).collect();
+        parts.flat_map(|part| works_of(*part, &leaf_sizes(Granule::Size4k), memory)).collect();
     let rounds = args.rounds.unwrap_or(if args.quick { 3 } else { 7 });
     let linux = LinuxArgs { target: TablesTarget::LinuxSource, ..args.linux.clone() };
     if linux.trees.linux_tree.is_empty() {
@@ -157,8 +161,7 @@ fn leaf(granule: Granule, backing: Size) -> anyhow::Result<PageSize> {
 }
 
 /// What a part is here: nothing, where only the engine has it.
-fn works_of(part: Part, granule: Granule, memory: u64) -> Vec<Work> {
-    let sizes = leaf_sizes(granule);
+fn works_of(part: Part, sizes: &[PageSize], memory: u64) -> Vec<Work> {
     let (page, blocks) = (sizes[0], &sizes[1..]);
     let small = (memory / 8).next_multiple_of(STEP);
     let by_pages = |op| Work { op, memory: small, leaf: page, page };

@@ -6,8 +6,8 @@ mod linux;
 
 use super::{guest, split};
 use crate::cli::{
-    AgeArgs, CacheToggleArgs, Claim, ExecuteArgs, Granule, GuestFormat, KvmArgs, KvmBacking,
-    LinuxArgs, OutputArgs, ReplayArgs, SplitArgs, TablesArgs, Target, Walk, What, When,
+    AgeArgs, CacheToggleArgs, Claim, ExecuteArgs, Granule, KvmArgs, KvmBacking, LinuxArgs,
+    OutputArgs, ReplayArgs, SplitArgs, TableFormat, TablesArgs, Target, Walk, What, When,
 };
 use crate::record::Measurement;
 use crate::session::Session;
@@ -329,7 +329,7 @@ impl Replay<'_> {
     }
 }
 
-const EPT: TablesArgs = TablesArgs { format: GuestFormat::Ept, bbm: None };
+const EPT: TablesArgs = TablesArgs::of(TableFormat::Ept);
 
 fn split_args() -> SplitArgs {
     SplitArgs {
@@ -340,7 +340,8 @@ fn split_args() -> SplitArgs {
         what: Vec::new(),
         walk: vec![Walk::EveryEntry, Walk::Bounded],
         granule: Granule::Size4k,
-        bbm: 0,
+        format: None,
+        bbm: None,
         samples: 7,
         linux: LinuxArgs::default(),
         out: OutputArgs::default(),

@@ -8,16 +8,17 @@
 mod work;
 
 use crate::arena::Arena;
-use crate::cli::{Granule, SplitArgs, TablesTarget, Walk, What, When};
+use crate::cli::format::on_format;
+use crate::cli::{SplitArgs, TablesTarget, Walk, What, When};
 use crate::failure::bad_input;
 use crate::record::Measurement;
+use crate::scenario::engine::bed::breaks_of;
 use crate::scenario::limit::Limit;
 use crate::session::Session;
 use crate::size::Size;
 use serde_json::{Map, Value, json};
-use slat::format::arm64::{Arm64K4, Arm64K16, Arm64K64};
 use slat::{BreakBeforeMake, Counts, Format, PageSize};
-use work::{WORD, Work};
+use work::{ADDRESS_BITS, WORD, Work};
 
 /// Measures the splits that `args` asks for.
 ///
@@ -28,11 +29,17 @@ pub fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measur
     if args.linux.target == TablesTarget::LinuxSource {
         return super::peers::split(args, session);
     }
-    match args.granule {
-        Granule::Size4k => measure(Arm64K4::default(), args, session),
-        Granule::Size16k => measure(Arm64K16::default(), args, session),
-        Granule::Size64k => measure(Arm64K64::default(), args, session),
-    }
+    // What cannot be is said before what this program was built without.
+    args.bbm()?;
+    leaves(args)?;
+    on_format!(args.format(), |format| measure(format, args, session))
+}
+
+/// The backings, and the size to split down to.
+fn leaves(args: &SplitArgs) -> anyhow::Result<(Vec<PageSize>, PageSize)> {
+    let size = |option, size| args.format().leaf(option, size);
+    let backings = args.backings().into_iter().map(|backing| size("--backing", backing));
+    Ok((backings.collect::<anyhow::Result<_>>()?, size("--target-size", args.target_size())?))
 }
 
 /// One row of the result: a state of the tables, and what is done to them.
@@ -150,31 +157,19 @@ fn measure<F: Format>(
 
 /// The cases asked for, checked.
 fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, PageSize)> {
-    let sizes: Vec<PageSize> = (0..=F::LARGEST_LEAF).map(F::size).collect();
-    let named = || sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let size = |option: &str, size: Size| {
-        let found = PageSize::from_bytes(size.bytes()).filter(|size| sizes.contains(size));
-        found.ok_or_else(|| {
-            bad_input(format!(
-                "{option} {size}: a granule of {} has pages and blocks of {}",
-                args.granule,
-                named()
-            ))
-        })
-    };
-    let target = size("--target-size", args.target_size())?;
+    let (backings, target) = leaves(args)?;
     let memory = args.memory;
-    let most = 1u64 << (format.output_bits() - 1);
+    let wide = ADDRESS_BITS.into_iter().rev().find(|bits| format.geometry(*bits).is_ok());
+    let most = 1u64 << (wide.unwrap_or(0).min(format.output_bits()).max(1) - 1);
     if memory.bytes() > most {
         return Err(bad_input(format!(
-            "--memory {memory} is more than {} can translate beside its host addresses; at most {}",
-            F::NAME,
+            "--memory {memory} is more than tables of {} reach beside their host addresses; at most {}",
+            args.format(),
             Size(most)
         )));
     }
     let mut cases = Vec::new();
-    for backing in args.backings() {
-        let backing = size("--backing", backing)?;
+    for backing in backings {
         if !memory.bytes().is_multiple_of(backing.bytes()) {
             return Err(bad_input(format!(
                 "--memory {memory} is not a whole number of {backing} pages; take a multiple of {backing}"
@@ -208,7 +203,8 @@ fn arena<F: Format>(work: &Work<F>, args: &SplitArgs, session: &Session) -> anyh
             available >> 20
         )));
     }
-    let bbm = match args.bbm {
+    let bbm = match args.bbm()? {
+        _ if !args.format().is_arm() => breaks_of::<F>(),
         0 | 1 => BreakBeforeMake::Always,
         2 => BreakBeforeMake::ConflictHandled,
         _ => BreakBeforeMake::Never,
@@ -237,12 +233,15 @@ fn measurement(
         ("target_size", json!(target.to_string())),
         ("when", json!(case.when.to_string())),
         ("what", json!(case.what.to_string())),
-        ("granule", json!(args.granule.bytes())),
-        ("bbm", json!(args.bbm)),
+        ("format", json!(args.format().to_string())),
+        ("granule", json!(args.format().leaves()[0].bytes())),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into_iter()
     .collect();
+    if args.format().is_arm() {
+        params.insert("bbm".to_owned(), json!(args.bbm()?));
+    }
     let counts = match cost {
         Cost::Split { counts, invalidations } => vec![
             ("slots_read", counts.slots_read),
@@ -270,7 +269,7 @@ fn measurement(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{LinuxArgs, OutputArgs};
+    use crate::cli::{Granule, LinuxArgs, OutputArgs};
 
     fn args() -> SplitArgs {
         SplitArgs {
@@ -280,8 +279,9 @@ mod tests {
             when: vec![When::Enable, When::Clear],
             what: vec![What::Split, What::Call],
             walk: vec![Walk::EveryEntry, Walk::Bounded, Walk::Batched],
+            format: None,
             granule: Granule::Size4k,
-            bbm: 0,
+            bbm: None,
             samples: 1,
             linux: LinuxArgs::default(),
             out: OutputArgs::default(),
@@ -337,6 +337,7 @@ mod tests {
             for bbm in 0..=3 {
                 let backing = backing.map(Size).into_iter().collect();
                 let what = if memory == 1 << 30 { vec![What::Split] } else { args().what };
+                let bbm = Some(bbm);
                 let args =
                     SplitArgs { granule, memory: Size(memory), backing, what, bbm, ..args() };
                 // `work` checks each result, and that it has as many samples as asked for.

@@ -3,10 +3,10 @@
 use super::dump::{Dump, Rights, Run};
 use super::ops::{Op, What};
 use crate::arena::Arena;
+use crate::cli::TableFormat;
+use crate::cli::format::on_format;
 use crate::failure::bad_input;
 use crate::size::Size;
-use slat::format::arm64::{Arm64K4, Arm64K16, Arm64K64};
-use slat::format::ept::Ept1G;
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa, GpaRange,
     Guard, Halted, Hpa, MapError, Memory, PageSize, Place, Software, SplitError, TableCache,
@@ -26,40 +26,15 @@ const TABLES: usize = 64 << 20;
 /// Table pages at hand.
 const AT_HAND: usize = 16;
 
-/// A format that can be drawn.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
-    /// Intel's extended page tables: 4k, 2m, 1g
-    #[default]
-    Ept,
-    /// Arm's stage 2, granule 4k: 4k, 2m, 1g
-    Arm64,
-    /// Arm's stage 2, granule 16k: 16k, 32m
-    #[value(name = "arm64-16k")]
-    Arm64K16,
-    /// Arm's stage 2, granule 64k: 64k, 512m
-    #[value(name = "arm64-64k")]
-    Arm64K64,
-}
-
 /// Empty tables after `ops`.
 ///
 /// # Errors
 /// The engine refuses an operation; the tables become too large.
-pub fn build(kind: Kind, ops: &[Op]) -> anyhow::Result<Dump> {
-    // As hardware marks what is used and written, the drawing has both.
-    fn arm<const SHIFT: u32>() -> slat::format::arm64::Arm64<SHIFT> {
-        slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() }
-    }
-    match kind {
-        Kind::Ept => of(Ept1G::default(), "EPT", ops),
-        Kind::Arm64 => of::<Arm64K4>(arm(), "Arm stage 2", ops),
-        Kind::Arm64K16 => of::<Arm64K16>(arm(), "Arm stage 2", ops),
-        Kind::Arm64K64 => of::<Arm64K64>(arm(), "Arm stage 2", ops),
-    }
+pub fn build(format: TableFormat, ops: &[Op]) -> anyhow::Result<Dump> {
+    on_format!(format, |format| of(format, ops))
 }
 
-fn of<F: Format>(format: F, name: &str, ops: &[Op]) -> anyhow::Result<Dump> {
+fn of<F: Format>(format: F, ops: &[Op]) -> anyhow::Result<Dump> {
     let page = 1usize << F::PAGE_SHIFT;
     let arena = Arena::new(TABLES, page, BreakBeforeMake::Always)?;
     let mut tables = Tables::new(format, Vmid(1), ADDRESS_BITS, &arena)?;
@@ -69,7 +44,7 @@ fn of<F: Format>(format: F, name: &str, ops: &[Op]) -> anyhow::Result<Dump> {
         work.run(op)?;
         work.guard.complete();
     }
-    let mut dump = Dump::new(format!("{name}, {} pages", Size(page as u64)), page as u64);
+    let mut dump = Dump::new(format!("{}, {} pages", F::NAME, Size(page as u64)), page as u64);
     dump.operations = ops.iter().map(ToString::to_string).collect();
     for leaf in work.guard.leaves(GpaRange::new(Gpa(0), 1 << ADDRESS_BITS)?)? {
         let leaf = leaf?;
@@ -252,7 +227,7 @@ mod tests {
         text.split(',').map(|op| op.parse().unwrap_or_else(|error| panic!("{error}"))).collect()
     }
 
-    fn leaves(kind: Kind, text: &str) -> Vec<Run> {
+    fn leaves(kind: TableFormat, text: &str) -> Vec<Run> {
         build(kind, &ops(text)).unwrap_or_else(|error| panic!("{error:#}")).leaves
     }
 
@@ -271,7 +246,7 @@ mod tests {
             run(6 * M, 2 * M, 509, "r-x", ""),
             run(G, G, 1, "r-x", ""),
         ];
-        for kind in [Kind::Ept, Kind::Arm64] {
+        for kind in [TableFormat::Ept, TableFormat::Arm64K4] {
             assert_eq!(leaves(kind, text), wanted, "{kind:?}");
         }
     }
@@ -279,17 +254,17 @@ mod tests {
     #[test]
     fn hardware_marks_a_leaf_as_a_whole_and_ageing_makes_it_old() {
         let used = "map:0-2m:2m,read:0-4k,write:8k-12k";
-        assert_eq!(leaves(Kind::Ept, used), [run(0, 2 * M, 1, "rwx", "AD")]);
+        assert_eq!(leaves(TableFormat::Ept, used), [run(0, 2 * M, 1, "rwx", "AD")]);
         let old = format!("{used},age:0-2m,clean:0-2m");
-        assert_eq!(leaves(Kind::Ept, &old), [run(0, 2 * M, 1, "rwx", "")]);
+        assert_eq!(leaves(TableFormat::Ept, &old), [run(0, 2 * M, 1, "rwx", "")]);
     }
 
     #[test]
     fn what_was_split_collapses_and_what_was_unmapped_is_gone() {
         let text = "map:0-1g,split:0-1g:4k,collapse:0-1g:1g";
-        assert_eq!(leaves(Kind::Arm64, text), [run(0, G, 1, "rwx", "")]);
+        assert_eq!(leaves(TableFormat::Arm64K4, text), [run(0, G, 1, "rwx", "")]);
         let holes = "map:0-8m:4k,unmap:0-2m,unmap:3m-4m,unmap:8188k-8m";
-        let bytes: u64 = leaves(Kind::Ept, holes).iter().map(Run::bytes).sum();
+        let bytes: u64 = leaves(TableFormat::Ept, holes).iter().map(Run::bytes).sum();
         assert_eq!(bytes, 5 * M - 4 * K);
     }
 
@@ -299,11 +274,12 @@ mod tests {
             leaves(kind, text).iter().map(|run| (run.size, run.count)).collect()
         };
         assert_eq!(
-            sizes(Kind::Arm64K16, "map:0-64m,split:0-16k:16k"),
+            sizes(TableFormat::Arm64K16, "map:0-64m,split:0-16k:16k"),
             [(16 * K, 2048), (32 * M, 1)]
         );
-        assert_eq!(sizes(Kind::Arm64K64, "map:0-1g"), [(512 * M, 2)]);
-        let error = build(Kind::Arm64K64, &ops("map:0-1g,split:0-1g:4k")).unwrap_err().to_string();
+        assert_eq!(sizes(TableFormat::Arm64K64, "map:0-1g"), [(512 * M, 2)]);
+        let error =
+            build(TableFormat::Arm64K64, &ops("map:0-1g,split:0-1g:4k")).unwrap_err().to_string();
         assert!(error.contains("--do split:0-1g:4k") && error.contains("64k"), "{error}");
     }
 
@@ -317,7 +293,7 @@ mod tests {
             ("map:0-4k:4k:w", "right to read"),
             ("map:0-64g:4k", "larger pages"),
         ] {
-            let error = build(Kind::Ept, &ops(text)).unwrap_err();
+            let error = build(TableFormat::Ept, &ops(text)).unwrap_err();
             assert!(error.to_string().contains(why), "{text}: {error:#}");
         }
     }

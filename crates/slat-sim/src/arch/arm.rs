@@ -19,6 +19,9 @@ pub struct Arm {
     pub hardware_accessed: bool,
     /// VTCR_EL2.HD: hardware marks writes to leaves with DBM.
     pub hardware_dirty: bool,
+    /// VTCR_EL2.DS (FEAT_LPA2), of the granules 4K and 16K: 52-bit addresses, and their blocks of 512g
+    /// and 64g.
+    pub lpa2: bool,
     /// HCR_EL2.FWB (FEAT_S2FWB).
     pub forced_write_back: bool,
     /// CTR_EL0.DIC: the instruction cache is coherent.
@@ -48,12 +51,38 @@ impl Arm {
             start_level: start_level as i8,
             hardware_accessed: true,
             hardware_dirty: true,
+            lpa2: false,
             forced_write_back: false,
             coherent_instructions: false,
             ttl: true,
             range_instructions: false,
             bbm: 0,
         }
+    }
+
+    /// The same with FEAT_LPA2 in use.
+    pub const fn with_lpa2(self) -> Self {
+        Self { lpa2: true, ..self }
+    }
+
+    /// The first bit above an address's lower part.
+    const fn address_top(&self) -> u32 {
+        if self.lpa2 { 50 } else { 48 }
+    }
+
+    /// The level of the largest blocks.
+    pub(crate) const fn largest_block(&self) -> i8 {
+        match (self.granule, self.lpa2) {
+            (12, true) => 0,
+            (12, false) | (14, true) => 1,
+            _ => 2,
+        }
+    }
+
+    /// OA[47:shift]; with DS OA[49:shift], and OA[51:50] in bits 9:8.
+    const fn output(&self, raw: u64, shift: u32) -> u64 {
+        let low = bits(raw, self.address_top() - 1, shift) << shift;
+        low | if self.lpa2 { bits(raw, 9, 8) << 50 } else { 0 }
     }
 
     /// The TG field of range invalidations, and of TTL.
@@ -95,13 +124,13 @@ impl Arch for Arm {
         }
     }
 
-    /// D8.3.1, without FEAT_LPA, LPA2, D128; RES0 bits are reserved here.
+    /// D8.3.1, without FEAT_LPA, D128; RES0 bits are reserved here.
     fn decode(&self, raw: u64, level: i8) -> Descriptor {
         if bits(raw, 0, 0) == 0 {
             return Descriptor::Invalid;
         }
         if bits(raw, 1, 1) == 1 && level < 3 {
-            if bits(raw, 50, 48) != 0 {
+            if bits(raw, 50, self.address_top()) != 0 {
                 return Descriptor::Reserved("RES0 above the address of a table");
             }
             if bits(raw, 63, 59) != 0 {
@@ -110,12 +139,11 @@ impl Arch for Arm {
             if self.granule > 12 && bits(raw, self.granule - 1, 12) != 0 {
                 return Descriptor::Reserved("RES0 below the address of a table");
             }
-            let table = raw & ((1 << 48) - (1 << self.granule));
+            let table = self.output(raw, self.granule);
             return Descriptor::Table { table, rights: Rights::ALL };
         }
         if bits(raw, 1, 1) == 0 {
-            let largest = if self.granule == 12 { 1 } else { 2 };
-            if level == 3 || level < largest {
+            if level == 3 || level < self.largest_block() {
                 return Descriptor::Reserved("no block at this level");
             }
         }
@@ -124,13 +152,13 @@ impl Arch for Arm {
         if bits(raw & !(u64::from(level < 3) << 16), shift - 1, 0) >> 12 != 0 {
             return Descriptor::Reserved("RES0 below the address of a leaf");
         }
-        if bits(raw, 50, 48) != 0 || bits(raw, 11, 11) != 0 {
+        if bits(raw, 50, self.address_top()) != 0 || bits(raw, 11, 11) != 0 {
             return Descriptor::Reserved("RES0 in a leaf");
         }
         let (s2ap, dbm) = (bits(raw, 7, 6), bits(raw, 51, 51) == 1);
         let writable = s2ap & 0b10 != 0;
         Descriptor::Leaf(Leaf {
-            hpa: bits(raw, 47, shift) << shift,
+            hpa: self.output(raw, shift),
             rights: Rights {
                 read: s2ap & 0b01 != 0,
                 write: writable || dbm && self.hardware_dirty,
@@ -138,7 +166,8 @@ impl Arch for Arm {
                 execute: matches!(bits(raw, 54, 53), 0b00 | 0b11),
             },
             memory: bits(raw, 5, 2) as u8,
-            shareability: bits(raw, 9, 8) as u8,
+            // With DS, VTCR_EL2.SH0 is every leaf's.
+            shareability: if self.lpa2 { 0 } else { bits(raw, 9, 8) as u8 },
             accessed: bits(raw, 10, 10) == 1,
             dirty: writable,
         })
@@ -183,7 +212,7 @@ impl Arch for Arm {
     }
 
     fn leaf_level(&self, shift: u32) -> Option<i8> {
-        (1..=3).find(|&level| self.shift(level) == shift)
+        (self.largest_block()..=3).find(|&level| self.shift(level) == shift)
     }
 
     fn break_before_make(&self) -> BreakBeforeMake {

@@ -142,6 +142,11 @@ impl Arch for Ept {
         true
     }
 
+    /// 30.3.3.2: with accessed and dirty flags, accesses to the guest's paging structures are writes.
+    fn walks_write(&self) -> bool {
+        self.accessed_dirty
+    }
+
     fn bypasses(&self, _memory: u8, _uncached: bool) -> bool {
         false
     }

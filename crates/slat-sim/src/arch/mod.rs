@@ -3,6 +3,7 @@
 pub mod arm;
 pub mod ept;
 pub mod npt;
+pub mod riscv;
 
 use slat::BreakBeforeMake;
 use std::fmt::Debug;
@@ -10,11 +11,12 @@ use std::fmt::Debug;
 pub use arm::Arm;
 pub use ept::Ept;
 pub use npt::Npt;
+pub use riscv::RiscV;
 
 /// The second-stage MMU of one architecture, as configured.
 ///
 /// Levels carry the names that the manual gives them: Arm's grow towards the pages (level 3),
-/// Intel's and AMD's towards the root (level 1 is that of pages).
+/// Intel's and AMD's towards the root (level 1 is that of pages), as RISC-V's (level 0).
 pub trait Arch: Copy + Debug + Send + Sync + 'static {
     /// Bits of a guest physical address.
     fn address_bits(&self) -> u32;
@@ -42,6 +44,20 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
     fn sizes(&self) -> Sizes;
     /// A permission fault drops what was cached for the address.
     fn fault_forgets(&self) -> bool;
+    /// A slot that was found invalid may be cached: it goes on faulting after it was filled, until an
+    /// invalidation.
+    fn caches_invalid(&self) -> bool {
+        false
+    }
+    /// A leaf that waits for software to mark it may be cached: it goes on faulting after it was
+    /// marked, until an invalidation.
+    fn caches_unmarked(&self) -> bool {
+        false
+    }
+    /// The guest's walks of its own tables are writes to the pages that they lie in.
+    fn walks_write(&self) -> bool {
+        false
+    }
     /// Whether an access with a leaf's memory type bypasses the host's caches; `uncached` is the
     /// guest's own wish (Arm: MMU or caches off).
     fn bypasses(&self, memory: u8, uncached: bool) -> bool;
@@ -58,7 +74,7 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
 /// What a slot holds, to an MMU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Descriptor {
-    /// A translation fault; never cached.
+    /// A translation fault; cached where [`Arch::caches_invalid`].
     Invalid,
     /// The next table.
     Table {
@@ -137,7 +153,7 @@ pub enum Access {
 pub enum Fault {
     /// No root is loaded, or a slot is invalid.
     Translation,
-    /// The leaf is not accessed, and hardware does not set that.
+    /// The leaf is not accessed, or for a write not dirty, and hardware does not set that.
     Accessed,
     /// A right is missing.
     Permission,

@@ -109,6 +109,11 @@ impl Arch for Npt {
         true
     }
 
+    /// 15.25.6: the guest's page-table walks need the right to write, and make dirty.
+    fn walks_write(&self) -> bool {
+        true
+    }
+
     fn bypasses(&self, _memory: u8, _uncached: bool) -> bool {
         false
     }

@@ -18,6 +18,9 @@ pub const M2: PageSize = PageSize::SIZE_2M;
 /// Bits of a guest physical address.
 pub const BITS: u32 = 39;
 
+/// As a fault of reading maps it.
+pub const CLEAN: Attributes = Attributes { dirty: false, ..Attributes::RAM };
+
 pub fn range(start: u64, bytes: u64) -> GpaRange {
     GpaRange::new(Gpa(start), bytes).unwrap()
 }
@@ -78,7 +81,11 @@ impl<'p> EptGuest<'p> {
 impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
     /// Empty tables, loaded on every CPU; 64 MiB of memory to map.
     pub fn new(machine: &'p Machine<A>, format: F) -> Self {
-        let tables = Tables::new(format, VMID, BITS, machine).unwrap();
+        Self::with_bits(machine, format, BITS)
+    }
+
+    pub fn with_bits(machine: &'p Machine<A>, format: F, bits: u32) -> Self {
+        let tables = Tables::new(format, VMID, bits, machine).unwrap();
         machine.give(Hpa(RAM), 64 << 20);
         let guest = Self { machine, tables };
         (0..machine.cpus()).for_each(|cpu| machine.cpu(cpu).load(VMID, guest.tables.root()));
@@ -112,7 +119,13 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
 
     /// As a fault of reading maps it where hardware marks the first write.
     pub fn map_clean(&self, gpa: u64, hpa: u64, bytes: u64, size: PageSize) {
-        self.map_as(gpa, hpa, bytes, size, Attributes { dirty: false, ..Attributes::RAM });
+        self.map_as(gpa, hpa, bytes, size, self.possible(CLEAN));
+    }
+
+    /// Dirty where nobody marks writes.
+    pub fn possible(&self, attributes: Attributes) -> Attributes {
+        let clean = self.with(|guard, _| guard.format().encode(attributes).is_ok());
+        if clean { attributes } else { Attributes::RAM }
     }
 
     /// Unmaps as one should: memory is taken back once the guest cannot reach it.
@@ -191,11 +204,39 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
     }
 
     pub fn read(&self, cpu: usize, gpa: u64) {
-        self.machine.cpu(cpu).read(gpa).unwrap();
+        self.attempt(cpu, gpa, slat_sim::Access::Read).unwrap();
     }
 
     pub fn write(&self, cpu: usize, gpa: u64) {
-        self.machine.cpu(cpu).write(gpa).unwrap();
+        self.attempt(cpu, gpa, slat_sim::Access::Write).unwrap();
+    }
+
+    /// The guest's access, with the faults that a hypervisor answers without a change of rights: a leaf
+    /// that software has to mark; what a CPU holds that is older than the tables.
+    pub fn attempt(
+        &self,
+        cpu: usize,
+        gpa: u64,
+        access: slat_sim::Access,
+    ) -> Result<Hpa, slat_sim::Fault> {
+        let arch = self.machine.arch();
+        let write = access == slat_sim::Access::Write;
+        let mut done = self.machine.cpu(cpu).access(gpa, access);
+        for _ in 0..3 {
+            let leaf = self.look(Gpa(gpa)).filter(|leaf| !write || leaf.attributes.write);
+            match (done, leaf) {
+                (Err(slat_sim::Fault::Accessed), Some(leaf)) => {
+                    let start = gpa & !(leaf.size.bytes() - 1);
+                    let access = if write { Access::Write } else { Access::Read };
+                    self.with(|guard, _| guard.relax(range(start, leaf.size.bytes()), access))
+                        .unwrap();
+                }
+                (Err(_), Some(_)) if arch.caches_invalid() || arch.caches_unmarked() => {}
+                _ => break,
+            }
+            done = self.machine.cpu(cpu).access(gpa, access);
+        }
+        done
     }
 }
 

@@ -1,5 +1,6 @@
 //! Writes that nobody hears of, and writes through rights that were taken away.
 
+use crate::cases::Case;
 use crate::common::*;
 use slat::format::arm64::Arm64;
 use slat::{Access, Format, Gpa, Hpa, Platform, Removals};
@@ -136,16 +137,15 @@ fn a_right_given_back_without_an_invalidation_faults_for_ever() {
     caught(&machine, Kind::Livelock);
 }
 
-#[test]
-fn on_x86_the_fault_itself_forgets_the_old_right() {
-    let machine = ept_machine();
-    let guest = Guest::ept(&machine);
+fn on_x86_the_fault_itself_forgets_the_old_right<C: Case>() {
+    let machine = C::machine();
+    let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
     guest.write_protect(BASE, 0x1000);
     guest.read(0, BASE);
     assert!(machine.cpu(0).write(BASE).is_err());
     machine.unprotect(VMID, range(BASE, 0x1000));
-    guest.poke(BASE, |raw| raw | 0b10);
+    guest.poke(BASE, |raw| raw | C::F::WRITE);
     machine.claim_progress(0, Gpa(BASE), slat_sim::Access::Write);
     clean(&machine);
 }
@@ -244,13 +244,9 @@ fn migrate<F: Format, A: slat_sim::Arch>(machine: &Machine<A>, format: F) {
     guest.check_dirty(BASE, 0x20000);
 }
 
-#[test]
-fn the_engines_harvest_misses_no_write() {
-    let machine = arm_machine();
-    migrate(&machine, arm64::<12>());
-    clean(&machine);
-    let machine = ept_machine();
-    migrate(&machine, ept());
+fn the_engines_harvest_misses_no_write<C: Case>() {
+    let machine = C::machine();
+    migrate(&machine, C::format());
     clean(&machine);
 }
 
@@ -333,10 +329,9 @@ fn the_engines_collapse_takes_every_write_along() {
     }
 }
 
-#[test]
-fn the_engines_collapse_takes_every_write_along_on_x86() {
-    let machine = ept_machine();
-    let guest = Guest::ept(&machine);
+fn the_engines_collapse_takes_along_what_a_walk_cache_lets_through<C: Case>() {
+    let machine = C::machine();
+    let guest = C::guest(&machine);
     guest.map_clean(BASE, RAM, 2 << 20, K4);
     guest.read(1, BASE);
     machine.meanwhile(|machine, moment| {
@@ -350,40 +345,37 @@ fn the_engines_collapse_takes_every_write_along_on_x86() {
     clean(&machine);
 }
 
-#[test]
-fn a_table_that_loses_the_right_to_write_protects_nothing_before_the_invalidation() {
-    let machine = ept_machine();
-    let guest = Guest::ept(&machine);
+fn a_table_that_loses_the_right_to_write_protects_nothing_before_the_invalidation<C: Case>() {
+    let machine = C::machine();
+    let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x2000, K4);
     guest.write(1, BASE);
     let leaf = guest.place(BASE);
     let link = machine.above(VMID, &leaf);
-    machine.poke(link.table, link.index, link.raw & !0b10);
+    machine.poke(link.table, link.index, link.raw & !C::F::TABLE_WRITE);
     machine.protect(VMID, range(BASE, 0x2000));
     // By a walk that begins below the link.
     let _ = machine.cpu(1).write(BASE + 0x1000);
     caught(&machine, Kind::RevokedRight);
 }
 
-#[test]
-fn a_leaf_made_writable_below_a_table_that_is_not_pushed_down_too_early_is_written() {
+fn a_leaf_made_writable_below_a_table_that_is_not_pushed_down_too_early_is_written<C: Case>() {
     // The right goes back to the table while the children still have theirs.
-    let machine = ept_machine();
-    let guest = Guest::ept(&machine);
+    let machine = C::machine();
+    let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x2000, K4);
     guest.with(|guard, _| guard.write_protect_subtrees(range(BASE & !0x1f_ffff, 2 << 20)).unwrap());
     machine.protect(VMID, range(BASE, 0x2000));
     let leaf = guest.place(BASE);
     let link = machine.above(VMID, &leaf);
-    machine.poke(link.table, link.index, link.raw | 0b10);
+    machine.poke(link.table, link.index, link.raw | C::F::TABLE_WRITE);
     let _ = machine.cpu(1).write(BASE + 0x1000);
     caught(&machine, Kind::RevokedRight);
 }
 
-#[test]
-fn the_engine_pushes_write_protection_down_before_it_lets_go() {
-    let machine = ept_machine();
-    let guest = Guest::ept(&machine);
+fn the_engine_pushes_write_protection_down_before_it_lets_go<C: Case>() {
+    let machine = C::machine();
+    let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x4000, K4);
     (0..2).for_each(|cpu| guest.write(cpu, BASE));
     guest.with(|guard, _| guard.write_protect_subtrees(range(BASE, 2 << 20)).unwrap());
@@ -396,4 +388,16 @@ fn the_engine_pushes_write_protection_down_before_it_lets_go() {
     guest.fresh(BASE, 2 << 20);
     guest.check_dirty(BASE, 2 << 20);
     clean(&machine);
+}
+
+on_every_format! {
+    the_engines_harvest_misses_no_write,
+    the_engines_collapse_takes_along_what_a_walk_cache_lets_through,
+}
+
+on_x86! {
+    on_x86_the_fault_itself_forgets_the_old_right,
+    a_table_that_loses_the_right_to_write_protects_nothing_before_the_invalidation,
+    a_leaf_made_writable_below_a_table_that_is_not_pushed_down_too_early_is_written,
+    the_engine_pushes_write_protection_down_before_it_lets_go,
 }

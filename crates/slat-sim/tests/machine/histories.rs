@@ -1,12 +1,11 @@
 //! Random histories of all operations, vCPUs that use the guest's memory at every moment that the
 //! machine sees, and a flat model of what is mapped.
 
+use crate::cases::Case;
 use crate::common::*;
 use slat::{
     Access, Ageing, Ages, Attributes, Execute, Format, Gpa, GpaRange, Hpa, PageSize, Removals, Skip,
 };
-#[cfg(feature = "every-format")]
-use slat_sim::Npt;
 use slat_sim::{Arch, Arm, Machine};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -52,6 +51,12 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         }
     }
 
+    /// With memory from `host` on.
+    fn with_memory(self, host: u64) -> Self {
+        self.guest.machine.give(Hpa(host), 1 << 37);
+        Self { next_host: host, ..self }
+    }
+
     fn all(&self) -> GpaRange {
         range(BASE, self.blocks * self.block)
     }
@@ -80,8 +85,11 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
             for cpu in 0..machine.cpus() {
                 let near = rng.u64(..blocks) * block / page + rng.u64(..24);
                 let gpa = BASE + near.saturating_sub(8) * page + rng.u64(..page);
-                let access = [slat_sim::Access::Read, slat_sim::Access::Write][rng.usize(..2)];
-                let _ = machine.cpu(cpu).access(gpa, access);
+                let _ = match rng.u8(..6) {
+                    0..3 => machine.cpu(cpu).read(gpa),
+                    3..5 => machine.cpu(cpu).write(gpa),
+                    _ => machine.cpu(cpu).walk(gpa),
+                };
             }
         });
     }
@@ -118,6 +126,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         self.next_host = hpa + some.size();
         let largest = if self.rng.bool() { self.block } else { self.page };
         let clean = Attributes { dirty: !self.rng.bool(), ..Attributes::RAM };
+        let clean = self.guest.possible(clean);
         self.guest.machine.unprotect(VMID, some);
         self.guest.with(|guard, cache| {
             let largest = PageSize::from_bytes(largest).unwrap();
@@ -249,9 +258,9 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
             let gpa = self.some().start().0;
             let cpu = self.rng.usize(..machine.cpus());
             let page = self.model.get(&gpa);
-            let read = machine.cpu(cpu).read(gpa);
+            let read = self.guest.attempt(cpu, gpa, slat_sim::Access::Read);
             assert_eq!(read.ok(), page.map(|page| Hpa(page.hpa)), "{gpa:#x}");
-            let write = machine.cpu(cpu).write(gpa);
+            let write = self.guest.attempt(cpu, gpa, slat_sim::Access::Write);
             assert!(write.is_err() || page.is_some_and(|page| !page.protected), "{gpa:#x}");
         }
     }
@@ -317,24 +326,23 @@ fn histories_without_hardware_state_are_clean() {
     History::new(&machine, format, 11, 2).run(60);
 }
 
-#[test]
-fn histories_on_ept_are_clean() {
+fn histories_are_clean<C: Case>() {
     for seed in 0..6 {
-        let machine = ept_machine();
+        let machine = C::machine();
         let machine = if seed % 2 == 0 { machine } else { machine.random(seed) };
-        History::new(&machine, ept(), seed, 3).run(60);
+        let blocks = if C::F::PAGE_SHIFT == 12 { 3 } else { 2 };
+        History::new(&machine, C::format(), seed, blocks).with_memory(C::HOST).run(C::STEPS);
     }
 }
 
-#[cfg(feature = "every-format")]
-#[test]
-fn histories_on_npt_are_clean() {
-    let format = slat::format::npt::Npt1G { output_bits: Npt::default().physical_bits };
-    for seed in 0..6 {
-        let machine = Machine::new(Npt::default(), 2);
-        let machine = if seed % 2 == 0 { machine } else { machine.random(seed) };
-        History::new(&machine, format, seed, 3).run(60);
-    }
+mod histories_are_clean {
+    use crate::cases::*;
+
+    on!(histories_are_clean: on_intel Intel);
+    #[cfg(feature = "every-format")]
+    on!(histories_are_clean: on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4,
+        on_arm_lpa2_16k Lpa2K16, on_amd Amd, on_riscv Hart, on_riscv_without_svadu HartSvade,
+        on_riscv_with_svvptc HartSvvptc);
 }
 
 #[test]

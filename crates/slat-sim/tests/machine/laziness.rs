@@ -1,6 +1,7 @@
 //! Each kind of laziness finds something that nothing else finds: a bug that is caught with all
 //! switches on, and escapes with one off.
 
+use crate::cases::{Case, Hart};
 use crate::common::*;
 use slat::format::arm64::tlbi::Instruction;
 use slat::{BreakBeforeMake, Gpa, Hpa, Invalidation, Platform};
@@ -174,6 +175,22 @@ fn stale_faults() {
         machine
     };
     escapes(bug, Kind::Livelock, |lazy| lazy.stale_faults = false);
+}
+
+#[test]
+fn invalid_entries() {
+    // A hart that faulted goes on without a fence.
+    let bug = |lazy| {
+        let faulty = Firmware { resume: |_, _, _| (), ..firmware::RISCV };
+        let machine = Hart::machine().firmware(faulty).lazy(lazy);
+        let guest = Hart::guest(&machine);
+        let _ = machine.cpu(0).read(BASE);
+        guest.map(BASE, RAM, 0x1000, K4);
+        machine.claim_progress(0, Gpa(BASE), Access::Read);
+        machine
+    };
+    caught(&bug(Lazy::ALL), Kind::Livelock);
+    clean(&bug(without(|lazy| lazy.invalid_entries = false)));
 }
 
 #[test]

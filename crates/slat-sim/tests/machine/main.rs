@@ -3,6 +3,10 @@
 //! A test whose name begins with what somebody got wrong has it wrong on purpose, in the platform
 //! or in stores of its own, and is caught. Beside it the engine does the same, and nothing is found.
 
+#[macro_use]
+mod cases;
+
+mod ageing;
 mod break_before_make;
 mod caches;
 mod common;
@@ -10,9 +14,11 @@ mod dirty;
 mod histories;
 mod invalidation_arm;
 mod invalidation_ept;
+mod invalidation_riscv;
 mod laziness;
 mod order;
 mod races;
 mod threads;
 mod trace;
+mod walks;
 mod young;

@@ -1,6 +1,7 @@
 //! Things done in the wrong order: freed before invalidated, linked before filled, copied before
 //! clean; and in the right one, by the engine.
 
+use crate::cases::Case;
 use crate::common::*;
 use slat::format::arm64::Arm64;
 use slat::{Attributes, Format, Frame, Gpa, Hpa, Member, Platform, Removals, TableCache};
@@ -18,10 +19,9 @@ fn memory_given_back_before_the_invalidation_is_reached() {
     caught(&machine, Kind::FreedMemory);
 }
 
-#[test]
-fn memory_that_the_tables_still_map_is_reached() {
-    let machine = ept_machine();
-    let guest = Guest::ept(&machine);
+fn memory_that_the_tables_still_map_is_reached<C: Case>() {
+    let machine = C::machine();
+    let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
     machine.take_back(Hpa(RAM), 0x1000);
     caught(&machine, Kind::FreedMemory);
@@ -251,11 +251,10 @@ fn a_reserved_encoding_is_a_misconfiguration() {
     caught(&machine, Kind::Reserved);
 }
 
-#[test]
-fn a_copy_on_write_without_an_invalidation_leaves_writes_in_the_old_page() {
+fn a_copy_on_write_without_an_invalidation_leaves_writes_in_the_old_page<C: Case>() {
     // The host moves a page: the guest goes on writing to where it was.
-    let machine = ept_machine();
-    let guest = Guest::ept(&machine);
+    let machine = C::machine();
+    let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
     guest.write(1, BASE);
     guest.poke(BASE, |raw| raw + 0x1000);
@@ -264,15 +263,14 @@ fn a_copy_on_write_without_an_invalidation_leaves_writes_in_the_old_page() {
     caught(&machine, Kind::FreedMemory);
 }
 
-#[test]
-fn the_engine_moves_a_page_by_unmapping_it_first() {
-    let machine = ept_machine();
-    let guest = Guest::ept(&machine);
+fn the_engine_moves_a_page_by_unmapping_it_first<C: Case>() {
+    let machine = C::machine();
+    let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
     guest.write(1, BASE);
     guest.unmap(BASE, 0x1000);
     guest.map(BASE, RAM + 0x1000, 0x1000, K4);
-    assert_eq!(machine.cpu(1).write(BASE), Ok(Hpa(RAM + 0x1000)));
+    assert_eq!(guest.attempt(1, BASE, slat_sim::Access::Write), Ok(Hpa(RAM + 0x1000)));
     guest.fresh(BASE, 0x1000);
     clean(&machine);
 }
@@ -407,4 +405,13 @@ fn the_engine_frees_no_table_that_an_unmap_has_not_invalidated_yet() {
     guest.tables.enter(&mut member).unwrap().unmap(range(BASE, 2 << 20), &mut removals).unwrap();
     guest.tables.reclaim();
     clean(&machine);
+}
+
+on_every_format! {
+    memory_that_the_tables_still_map_is_reached,
+    the_engine_moves_a_page_by_unmapping_it_first,
+}
+
+on_x86! {
+    a_copy_on_write_without_an_invalidation_leaves_writes_in_the_old_page,
 }

@@ -1,6 +1,7 @@
 //! The races that any engine has to survive: a fault against the host's taking memory back, a
 //! collapse against an unmap, a push-down against the next round of logging.
 
+use crate::cases::Case;
 use crate::common::*;
 use slat::{Access, Attributes, Gpa, Hpa, Member, Removals, TableCache};
 use slat_sim::{Arch, Kind, Machine, Moment};
@@ -78,19 +79,16 @@ fn collapse_beside_unmap<A: Arch, F: slat::Format>(machine: Machine<A>, format: 
     clean(machine);
 }
 
-#[test]
-fn the_engines_collapse_beside_an_unmap_brings_nothing_back() {
+fn the_engines_collapse_beside_an_unmap_brings_nothing_back<C: Case>() {
     for nth in 1..12 {
-        collapse_beside_unmap(arm_machine(), arm64::<12>(), nth);
-        collapse_beside_unmap(ept_machine(), ept(), nth);
+        collapse_beside_unmap(C::machine(), C::format(), nth);
     }
 }
 
 /// A split, at each of whose calls another thread does something to a page of the block.
-#[test]
-fn the_engines_split_beside_a_protection_forgets_neither() {
+fn the_engines_split_beside_a_protection_forgets_neither<C: Case>() {
     for nth in 1..12 {
-        let guest = leaked(arm_machine(), arm64::<12>());
+        let guest = leaked(C::machine(), C::format());
         let machine = guest.machine;
         guest.map(BASE, RAM, 4 << 20, M2);
         let mut calls = 0;
@@ -117,12 +115,11 @@ fn the_engines_split_beside_a_protection_forgets_neither() {
 }
 
 /// Rounds of logging by subtrees, beside faults that push protection down, on real threads.
-#[test]
-fn the_engines_push_down_beside_rounds_of_protection_loses_no_write() {
+fn the_engines_push_down_beside_rounds_of_protection_loses_no_write<C: Case>() {
     const PAGES: u64 = 24;
     for seed in 0..4 {
-        let machine = ept_machine().random(seed);
-        let guest = Guest::ept(&machine);
+        let machine = C::machine().random(seed);
+        let guest = C::guest(&machine);
         guest.map_clean(BASE, RAM, PAGES << 12, K4);
         let all = range(BASE, 2 << 20);
         let log = Mutex::new(BTreeSet::new());
@@ -177,10 +174,9 @@ fn the_engines_push_down_beside_rounds_of_protection_loses_no_write() {
     }
 }
 
-#[test]
-fn a_round_that_is_not_invalidated_loses_a_write() {
-    let machine = ept_machine();
-    let guest = Guest::ept(&machine);
+fn a_round_that_is_not_invalidated_loses_a_write<C: Case>() {
+    let machine = C::machine();
+    let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x4000, K4);
     guest.write(1, BASE);
     let mut member = Member::join(&machine).unwrap();
@@ -193,11 +189,10 @@ fn a_round_that_is_not_invalidated_loses_a_write() {
     caught(&machine, Kind::RevokedRight);
 }
 
-#[test]
-fn a_table_is_not_freed_under_a_walk_in_software() {
+fn a_table_is_not_freed_under_a_walk_in_software<C: Case>() {
     // At each moment of another thread's scan, the table that it scans is unmapped and reclaimed.
     for nth in 1..8 {
-        let guest = leaked(arm_machine(), arm64::<12>());
+        let guest = leaked(C::machine(), C::format());
         let machine = guest.machine;
         guest.map(BASE, RAM, 2 << 20, K4);
         let mut calls = 0;
@@ -218,4 +213,15 @@ fn a_table_is_not_freed_under_a_walk_in_software() {
         guest.fresh(BASE, 2 << 20);
         clean(machine);
     }
+}
+
+on_every_format! {
+    the_engines_collapse_beside_an_unmap_brings_nothing_back,
+    the_engines_split_beside_a_protection_forgets_neither,
+    a_table_is_not_freed_under_a_walk_in_software,
+}
+
+on_x86! {
+    the_engines_push_down_beside_rounds_of_protection_loses_no_write,
+    a_round_that_is_not_invalidated_loses_a_write,
 }

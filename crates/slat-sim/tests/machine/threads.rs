@@ -1,5 +1,6 @@
 //! Real threads: vCPUs beside threads of the hypervisor, on one guest.
 
+use crate::cases::Case;
 use crate::common::*;
 use slat::{Access, Attributes, Format, Hpa, Member, Removals, TableCache};
 use slat_sim::{Arch, Arm, Machine};
@@ -90,10 +91,18 @@ fn threads_on_arm_leave_nothing_behind() {
     }
 }
 
-#[test]
-fn threads_on_ept_leave_nothing_behind() {
+fn threads_leave_nothing_behind<C: Case>() {
     for seed in 0..2 {
-        let machine = ept_machine().random(seed);
-        run(&machine, ept(), seed);
+        let machine = C::machine().random(seed);
+        run(&machine, C::format(), seed);
     }
+}
+
+mod threads_leave_nothing_behind {
+    use crate::cases::*;
+
+    on!(threads_leave_nothing_behind: on_intel Intel);
+    #[cfg(feature = "every-format")]
+    on!(threads_leave_nothing_behind: on_arm_lpa2 Lpa2K4, on_amd Amd, on_riscv Hart,
+        on_riscv_without_svadu HartSvade, on_riscv_with_svvptc HartSvvptc);
 }

@@ -1,5 +1,6 @@
 //! Accesses that nobody hears of.
 
+use crate::cases::Case;
 use crate::common::*;
 use slat::format::arm64::Arm64;
 use slat::{Ageing, Ages, Format, Gpa, Platform, Skip};
@@ -59,17 +60,16 @@ fn a_young_page_cleared_by_a_plain_store_is_lost() {
     caught(&machine, Kind::LostYoung);
 }
 
-#[test]
-fn a_tables_bit_cleared_after_its_leaves_hides_an_access() {
+fn a_tables_bit_cleared_after_its_leaves_hides_an_access<C: Case>() {
     // The walk cache marks a leaf and not the table above it.
-    let machine = ept_machine();
-    let guest = Guest::ept(&machine);
+    let machine = C::machine();
+    let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x20000, K4);
     scan(&guest, EXACT);
     guest.read(1, BASE);
     let leaf = guest.place(BASE);
     let link = machine.above(VMID, &leaf);
-    let accessed_bit = 1 << 8;
+    let accessed_bit = C::F::TABLE_ACCESSED;
     machine.poke(leaf.table, leaf.index, leaf.raw & !accessed_bit);
     machine.seen(VMID, range(BASE, 0x20000));
     machine.poke(link.table, link.index, link.raw & !accessed_bit);
@@ -95,15 +95,11 @@ fn scans<F: Format, A: Arch>(guest: &Guest<'_, F, A>, how: Ageing) {
     }
 }
 
-#[test]
-fn the_engines_exact_scans_miss_no_access() {
+fn the_engines_exact_scans_miss_no_access<C: Case>() {
     for skip in [Skip::Nothing, Skip::Exact] {
         let how = Ageing { skip, ..EXACT };
-        let machine = arm_machine();
-        scans(&Guest::arm(&machine), how);
-        clean(&machine);
-        let machine = ept_machine();
-        scans(&Guest::ept(&machine), how);
+        let machine = C::machine();
+        scans(&C::guest(&machine), how);
         clean(&machine);
     }
 }
@@ -140,13 +136,12 @@ fn without_hardware_the_access_flag_faults() {
     clean(&machine);
 }
 
-#[test]
-fn an_exact_scan_hears_of_accesses_through_a_walk_cache_at_every_moment() {
+fn an_exact_scan_hears_of_accesses_through_a_walk_cache_at_every_moment<C: Case>() {
     // What CPUs do unasked would mark the tables, and hide it.
     let lazy = without(|lazy| lazy.speculation = false);
     for nth in 1..16 {
-        let machine = ept_machine().lazy(lazy);
-        let guest = Guest::ept(&machine);
+        let machine = C::machine().lazy(lazy);
+        let guest = C::guest(&machine);
         guest.map(BASE, RAM, 4 << 20, K4);
         let all = range(BASE, 4 << 20);
         let scan = || {
@@ -176,10 +171,9 @@ fn an_exact_scan_hears_of_accesses_through_a_walk_cache_at_every_moment() {
     }
 }
 
-#[test]
-fn an_exact_scan_finds_what_software_made_young() {
-    let machine = ept_machine().lazy(without(|lazy| lazy.speculation = false));
-    let guest = Guest::ept(&machine);
+fn an_exact_scan_finds_what_software_made_young<C: Case>() {
+    let machine = C::machine().lazy(without(|lazy| lazy.speculation = false));
+    let guest = C::guest(&machine);
     guest.map(BASE, RAM, 0x4000, K4);
     scan(&guest, EXACT);
     assert_eq!(scan(&guest, EXACT), 0, "nothing was used since");
@@ -196,4 +190,14 @@ fn an_exact_scan_finds_what_software_made_young() {
     });
     assert_eq!(scan(&guest, EXACT), 1 << 8);
     clean(&machine);
+}
+
+on_every_format! {
+    the_engines_exact_scans_miss_no_access,
+    an_exact_scan_finds_what_software_made_young,
+}
+
+on_x86! {
+    a_tables_bit_cleared_after_its_leaves_hides_an_access,
+    an_exact_scan_hears_of_accesses_through_a_walk_cache_at_every_moment,
 }

@@ -106,6 +106,7 @@ pub fn times(results: &[Measurement]) -> Option<Table> {
                 |name: &str| m.counts.get(name).map_or_else(|| NOTHING.to_owned(), u64::to_string);
             Some(vec![
                 format!("{}, {}", parameter(m, "part"), parameter(m, "of")),
+                parameter(m, "format").to_owned(),
                 memory(m),
                 m.variant.clone(),
                 with_spread(&summary),
@@ -121,6 +122,7 @@ pub fn times(results: &[Measurement]) -> Option<Table> {
         common: String::new(),
         columns: [
             "what",
+            "format",
             "memory",
             "variant",
             "time",
@@ -131,7 +133,7 @@ pub fn times(results: &[Measurement]) -> Option<Table> {
         ]
         .map(str::to_owned)
         .into(),
-        labels: 3,
+        labels: 4,
         rows,
         notes: vec![
             "“ns a page” is by the pages of the memory, whatever the variant touched. TLBIs: \
@@ -150,7 +152,7 @@ mod tests {
 
     fn measurement(scenario: &str, samples: &[f64]) -> Measurement {
         let params = json!({
-            "part": "age", "of": "young", "memory": 8u64 << 30, "asked": 1.25, "against": "cas",
+            "part": "age", "of": "young", "format": "ept", "memory": 8u64 << 30, "asked": 1.25, "against": "cas",
         });
         let serde_json::Value::Object(params) = params else { unreachable!() };
         Measurement {
@@ -182,7 +184,7 @@ mod tests {
         let all = [measurement("engine", &[0.1]), measurement("engine-asked", &[1.2])];
         assert_eq!(asked(&all).unwrap().rows.len(), 1);
         let times = times(&all).unwrap();
-        assert_eq!((times.rows.len(), &*times.rows[0][5]), (1, "47.7"));
+        assert_eq!((times.rows.len(), &*times.rows[0][6]), (1, "47.7"));
         assert!(asked(&all[..1]).is_none());
     }
 }

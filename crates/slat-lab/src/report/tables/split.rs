@@ -20,6 +20,7 @@ pub fn published(row: &Row) -> Option<&'static str> {
     let same = row.param("when") == Some("enable")
         && row.param("what") == Some("split")
         && granule.is_none_or(|granule| granule == 4096)
+        && row.param("format").is_none_or(|format| format == "arm64-4k")
         && row.param("target_size").is_none_or(|target| target == "4k");
     match row.param("backing") {
         Some("4k") if same => Some("−97.33 %"),

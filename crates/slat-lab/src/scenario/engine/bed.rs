@@ -5,8 +5,8 @@ use crate::random::Numbers;
 use crate::scenario::limit::TablePages;
 use anyhow::{Context, ensure};
 use slat::{
-    Attributes, Counts, Format, Frame, Gpa, GpaRange, Guard, Halted, Hpa, Inactive, PageSize,
-    SplitError, SplitWalk, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Counts, Format, Frame, Gpa, GpaRange, Guard, Halted, Hpa,
+    Inactive, PageSize, SplitError, SplitWalk, TableCache, Tables, Vmid,
 };
 use std::sync::atomic::AtomicU64;
 
@@ -194,6 +194,11 @@ pub fn split_range<F: Format, W: SplitWalk>(
             Err(halted) => return Err(halted.into()),
         }
     }
+}
+
+/// What CPUs of the format demand when a live entry changes its size, unless they say more of themselves.
+pub fn breaks_of<F: Format>() -> BreakBeforeMake {
+    if F::REFILL_BREAKS { BreakBeforeMake::Always } else { BreakBeforeMake::Never }
 }
 
 /// Storage for a cache of so many table pages.

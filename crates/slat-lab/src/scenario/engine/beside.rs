@@ -8,7 +8,7 @@ use super::bed::{Bed, steps};
 use super::crew::{Gate, together};
 use super::faults::{map_each, tables_of};
 use crate::arena::Arena;
-use crate::cli::Part;
+use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
 use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample};
 use crate::scenario::limit;
@@ -47,7 +47,7 @@ enum Beside {
 pub fn contest(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
     let entrant =
         |beside| move |arena: &mut Arena, check: bool| sample(memory, cpus, beside, arena, check);
-    Ok(super::pose(Part::Beside, memory, "p99 of 64 faults")
+    Ok(super::pose(Part::Beside, TableFormat::Arm64K4, memory, "p99 of 64 faults")
         .enter("alone", ENGINE, entrant(Beside::Nobody))
         .enter("beside-reading", ENGINE, entrant(Beside::Reads))
         .enter("beside-ageing", ENGINE, entrant(Beside::Ages))

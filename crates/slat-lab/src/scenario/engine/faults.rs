@@ -3,7 +3,7 @@
 use super::bed::{Bed, counted, storage};
 use super::crew::{Gate, together};
 use crate::arena::Arena;
-use crate::cli::Part;
+use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
 use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
 use crate::scenario::limit;
@@ -44,7 +44,7 @@ pub fn map_each<'p>(
 /// One thread maps all pages in ascending order.
 pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
     let bed = Bed::new(Arm64K4::default(), memory);
-    Ok(super::pose(Part::Map, memory, "4k, one by one")
+    Ok(super::pose(Part::Map, TableFormat::Arm64K4, memory, "4k, one by one")
         .enter("map", ENGINE, move |arena, check| {
             arena.reset();
             arena.set_break_before_make(BreakBeforeMake::Always);
@@ -79,7 +79,7 @@ pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
     let cas = move |threads: usize| {
         move |arena: &mut Arena, _: bool| exchange_by(&bed, &cpus[..threads], arena)
     };
-    Ok(super::pose(Part::MapThreads, memory, "4k, one by one")
+    Ok(super::pose(Part::MapThreads, TableFormat::Arm64K4, memory, "4k, one by one")
         .enter("map-1", ENGINE, map(1))
         .enter("map-2", ENGINE, map(2))
         .enter("cas-1", MACHINE, cas(1))

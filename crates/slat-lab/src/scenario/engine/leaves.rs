@@ -2,7 +2,7 @@
 
 use super::bed::{Bed, counted};
 use crate::arena::Arena;
-use crate::cli::Part;
+use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
 use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
 use crate::scenario::limit;
@@ -75,7 +75,7 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
         if again { ("read", limit::read) } else { ("cas", limit::exchange) };
     let mut bits = Bits::of(&bed);
     let mut more = Bits::of(&bed);
-    super::pose(part, memory, of)
+    super::pose(part, TableFormat::Arm64K4, memory, of)
         .enter(name, ENGINE, move |arena, check| {
             ready(arena);
             let arena = &*arena;

@@ -2,7 +2,7 @@
 
 use super::bed::{Bed, look_up};
 use crate::arena::Arena;
-use crate::cli::Part;
+use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
 use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
 #[cfg(feature = "peers")]
@@ -27,7 +27,7 @@ pub fn contest<'a>(memory: u64, session: &mut Session) -> anyhow::Result<Contest
         let addresses = addresses.clone();
         move |arena: &mut Arena, _: bool| translate(&bed, &addresses, kept, arena)
     };
-    let contest = super::pose(Part::Translate, memory, "random")
+    let contest = super::pose(Part::Translate, TableFormat::Ept, memory, "random")
         .enter("translate", ENGINE, entrant(true))
         .enter("translate-entering", ENGINE, entrant(false));
     Ok(beside_a_peer(contest, bed, addresses, session))

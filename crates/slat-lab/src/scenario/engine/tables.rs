@@ -1,24 +1,21 @@
-//! EPT by what its tables say: ageing by their accessed bits, write protection by their right to
+//! Formats whose tables say something, EPT and NPT: ageing by their accessed bits, write protection by their right to
 //! write and the faults that follow; each beside the same work leaf by leaf.
 
-use super::bed::{Bed, counted};
+use super::bed::{Bed, breaks_of, counted};
 use super::scatter::{clustered, scattered};
 use super::touch::touch;
 use crate::arena::Arena;
-use crate::cli::Part;
+use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
 use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
 use anyhow::ensure;
-use slat::format::ept::Ept1G;
-use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Counts, Member, PageSize, Skip, Tables,
-};
+use slat::{Access, Ageing, Ages, Attributes, Counts, Format, Member, PageSize, Skip, Tables};
 use std::rc::Rc;
 use std::time::Instant;
 
 /// Ageing of the whole guest, exactly, after it touched a hundredth of its pages.
-pub fn age<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
-    let bed = Bed::new(Ept1G::default(), memory);
+pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
+    let bed = Bed::new(format, memory);
     let contest = |of, touched: Vec<u64>, at_most| {
         let touched: Rc<[u64]> = touched.into();
         let entrant = |skip| {
@@ -29,25 +26,30 @@ pub fn age<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
                 age_once(&bed, &touched, skip, ages, arena, check)
             }
         };
-        super::pose(Part::AgeTables, memory, of)
+        super::pose(Part::AgeTables, name, memory, of)
             .enter("exact", ENGINE, entrant(Skip::Exact))
             .enter("leaves", ENGINE, entrant(Skip::Nothing))
-            .ask(format!("EPT, age by tables, {of}"), &["exact"], &["leaves"], at_most)
+            .ask(format!("{}, age by tables, {of}", shown(name)), &["exact"], &["leaves"], at_most)
     };
     let pages = bed.pages();
-    Ok(vec![
+    vec![
         contest("1 % in runs of 32 MiB", clustered(pages), 0.05),
         contest("1 % scattered", scattered(pages), 1.1),
-    ])
+    ]
+}
+
+/// As people write it.
+fn shown(format: TableFormat) -> String {
+    format.to_string().to_uppercase()
 }
 
 /// Tables without any accessed bit, but for what a guest that touches `pages` leaves.
-fn aged<'a>(
-    bed: &Bed<Ept1G>,
+fn aged<'a, F: Format>(
+    bed: &Bed<F>,
     pages: &[u64],
     ages: &mut Ages<'_>,
     arena: &'a Arena,
-) -> anyhow::Result<Tables<'a, Ept1G, Arena>> {
+) -> anyhow::Result<Tables<'a, F, Arena>> {
     let old = Attributes { accessed: false, ..Attributes::RAM };
     let tables = bed.live(arena, PageSize::SIZE_4K, old)?;
     let mut member = Member::join(arena)?;
@@ -62,8 +64,8 @@ fn aged<'a>(
     Ok(tables)
 }
 
-fn age_once(
-    bed: &Bed<Ept1G>,
+fn age_once<F: Format>(
+    bed: &Bed<F>,
     touched: &[u64],
     skip: Skip,
     mut ages: Ages<'_>,
@@ -71,7 +73,7 @@ fn age_once(
     check: bool,
 ) -> anyhow::Result<Sample> {
     arena.reset();
-    arena.set_break_before_make(BreakBeforeMake::Never);
+    arena.set_break_before_make(breaks_of::<F>());
     arena.set_stores(Stores::Plain);
     let arena = &*arena;
     let tables = aged(bed, touched, &mut ages, arena)?;
@@ -104,8 +106,8 @@ fn age_once(
 }
 
 /// A round of dirty logging: the whole guest is protected, then it writes.
-pub fn protect<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
-    let bed = Bed::new(Ept1G::default(), memory);
+pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
+    let bed = Bed::new(format, memory);
     let contest = |of, written: Vec<u64>, at_most, rounds| {
         let written: Rc<[u64]> = written.into();
         let entrant = |subtrees, each: bool| {
@@ -117,24 +119,29 @@ pub fn protect<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
                 round(&bed, &written, subtrees, least, arena, check)
             }
         };
-        super::pose(Part::ProtectTables, memory, of)
+        super::pose(Part::ProtectTables, name, memory, of)
             .enter("subtrees", ENGINE, entrant(true, false))
             .enter("leaves", ENGINE, entrant(false, false))
             .enter("subtrees-worst-fault", ENGINE, entrant(true, true))
             .enter("leaves-worst-fault", ENGINE, entrant(false, true))
             .at_most(rounds)
-            .ask(format!("EPT, protect by tables, {of}"), &["subtrees"], &["leaves"], at_most)
+            .ask(
+                format!("{}, protect by tables, {of}", shown(name)),
+                &["subtrees"],
+                &["leaves"],
+                at_most,
+            )
     };
     let pages = bed.pages();
-    Ok(vec![
+    vec![
         contest("writes 1 % in runs of 32 MiB", clustered(pages), 0.1, 9),
         contest("writes 1 % scattered", scattered(pages), 1.1, 9),
         contest("writes all pages", (0..pages).collect(), 1.1, 5),
-    ])
+    ]
 }
 
-fn round(
-    bed: &Bed<Ept1G>,
+fn round<F: Format>(
+    bed: &Bed<F>,
     written: &[u64],
     subtrees: bool,
     least: Option<&mut [u32]>,
@@ -142,7 +149,7 @@ fn round(
     check: bool,
 ) -> anyhow::Result<Sample> {
     arena.reset();
-    arena.set_break_before_make(BreakBeforeMake::Never);
+    arena.set_break_before_make(breaks_of::<F>());
     arena.set_stores(Stores::Plain);
     let arena = &*arena;
     let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
@@ -183,9 +190,9 @@ fn round(
 }
 
 /// A write fault on each page; returns the bytes that changed.
-fn faults<'p>(
-    bed: &Bed<Ept1G>,
-    tables: &Tables<'p, Ept1G, Arena>,
+fn faults<'p, F: Format>(
+    bed: &Bed<F>,
+    tables: &Tables<'p, F, Arena>,
     member: &mut Member<'p, Arena>,
     pages: &[u64],
     counts: &mut Counts,
@@ -201,9 +208,9 @@ fn faults<'p>(
 }
 
 /// The pages written are writable, and no other is.
-fn verify<'p>(
-    bed: &Bed<Ept1G>,
-    tables: &Tables<'p, Ept1G, Arena>,
+fn verify<'p, F: Format>(
+    bed: &Bed<F>,
+    tables: &Tables<'p, F, Arena>,
     member: &mut Member<'p, Arena>,
     written: &[u64],
 ) -> anyhow::Result<()> {
@@ -223,7 +230,8 @@ fn verify<'p>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slat::GpaRange;
+    use slat::format::ept::Ept1G;
+    use slat::{BreakBeforeMake, GpaRange};
 
     /// The slots on the way to some page, from the root.
     fn path(tables: &Tables<'_, Ept1G, Arena>, arena: &Arena, page: GpaRange) -> Vec<u64> {

@@ -4,19 +4,20 @@
 //! by page. Linux's reclaim takes a lock for a run of at most 64 pages, or for each page; each fault
 //! takes it for reading.
 
-use super::bed::{Bed, PAGE, Shape, TheGuest, gpa, on_format, range, room};
+use super::bed::{Bed, Shape, TheGuest, room};
 use super::lock::FairLock;
 use super::runner::{Locks, Runner};
 use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::cli::AgeArgs;
+use crate::cli::format::on_machine;
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::scenario::engine::crew::{Pin, cpus};
 use crate::session::Session;
 use crate::size::Size;
 use anyhow::{Context, ensure};
-use slat::{Access, Ageing, Format, Member, PageSize};
+use slat::{Access, Ageing, Format, Member};
 use slat_guest::Worker;
 use slat_sim::arch::Arch;
 use std::sync::Barrier;
@@ -55,11 +56,11 @@ pub fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurem
     }
     let memory = args.memory.unwrap_or(Size(if args.quick { 64 << 20 } else { 1 << 30 }));
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 9 });
-    let half = Shape::new(memory, PageSize::SIZE_4K, args.vcpus)?;
+    let half = Shape::new(memory, args.tables.format, args.tables.format.leaves()[0], args.vcpus)?;
     // Both halves are the same host memory.
     let shape = Shape { memory: 2 * half.memory, ..half };
     let cpus = cpus()?;
-    on_format!(&args.tables, |format, arch| {
+    on_machine!(&args.tables, |format, arch| {
         let bed = Bed::new(format, arch, &args.tables, shape, session)?;
         measure(&bed, rounds, &cpus, session)
     })
@@ -75,12 +76,14 @@ struct Sample {
     young: u64,
     unanswered: u64,
     slow: u64,
+    /// Bytes of a page.
+    page: u64,
 }
 
 impl Sample {
     /// Seconds that a GiB takes.
     fn scan_of_gib(&self) -> f64 {
-        self.scan / (self.scanned.max(1) * PAGE) as f64 * (1u64 << 30) as f64
+        self.scan / (self.scanned.max(1) * self.page) as f64 * (1u64 << 30) as f64
     }
 
     fn counts(&self) -> Counts {
@@ -165,14 +168,14 @@ fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, way: Way, cpus: &[usize]) -> anyh
                     let pin = Pin::to(cpus[id as usize % (cpus.len() - 1).max(1)])?;
                     let mut runner = Runner::new(guest, bed.machine(), id as u16, room, locks)?;
                     // What is scanned.
-                    pages(0).try_for_each(|page| runner.write(gpa(page), page))?;
+                    pages(0).try_for_each(|page| runner.write(bed.gpa(page), page))?;
                     runner.times = Times::default();
                     Ok((runner, pin))
                 });
                 // Whoever failed still comes to the barrier, and is not waited for after it.
                 barrier.wait();
                 let done = prepared.as_mut().map_or(Ok(()), |(runner, _)| {
-                    pages(half).try_for_each(|page| runner.write(gpa(page), page))
+                    pages(half).try_for_each(|page| runner.write(bed.gpa(page), page))
                 });
                 if running.fetch_sub(1, Ordering::AcqRel) == 1 {
                     over.store(true, Ordering::Release);
@@ -236,6 +239,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
             young: 0,
             unanswered: 0,
             slow: 0,
+            page: F::size(0).bytes(),
         };
         let done = || over.load(Ordering::Acquire);
         if self.way.pages == 0 {
@@ -257,8 +261,9 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                 let pages = (self.half - first).min(batch as u64);
                 for call in (first..first + pages).step_by(self.way.pages as usize) {
                     let pages = self.way.pages.min(first + pages - call);
-                    let mut age =
-                        || worker.age(range(call, pages), None, &mut young, Ageing::LEAVES);
+                    let mut age = || {
+                        worker.age(self.bed.range(call, pages), None, &mut young, Ageing::LEAVES)
+                    };
                     let aged = match self.way.locked {
                         true => self.lock.exclusive(age),
                         false => age(),
@@ -271,7 +276,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                 sample.scan += begin.elapsed().as_secs_f64();
                 sample.scanned += pages;
                 let mut guard = self.guest.tables().enter(&mut member)?;
-                guard.relax(range(first, pages), Access::Read)?;
+                guard.relax(self.bed.range(first, pages), Access::Read)?;
                 guard.complete();
             }
         }
@@ -288,17 +293,17 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{GuestFormat, KvmArgs, OutputArgs, TablesArgs, Target};
+    use crate::cli::{KvmArgs, OutputArgs, TableFormat, TablesArgs, Target};
 
     /// Each sample checks that all pages were found young; here it only has to get through.
     #[test]
     fn every_way_finds_all_pages_in_both_formats() {
-        for format in [GuestFormat::Ept, GuestFormat::Arm64] {
+        for format in [TableFormat::Ept, TableFormat::Arm64K4] {
             let args = AgeArgs {
                 target: Target::Engine,
                 kvm: KvmArgs::default(),
                 backing: None,
-                tables: TablesArgs { format, bbm: None },
+                tables: TablesArgs::of(format),
                 vcpus: 2,
                 memory: Some(Size(2 << 20)),
                 rounds: Some(1),

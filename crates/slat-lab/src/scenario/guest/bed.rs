@@ -1,6 +1,7 @@
 //! A machine, its memory, and guests on it, one after the other.
 
-use crate::cli::TablesArgs;
+use crate::cli::format::LARGEST;
+use crate::cli::{TableFormat, TablesArgs};
 use crate::failure::bad_input;
 use crate::session::Session;
 use crate::size::Size;
@@ -13,8 +14,8 @@ use slat_guest::{
 use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
 
-/// Bytes of a page.
-pub const PAGE: u64 = 4096;
+/// Bytes of the smallest page of any format: what host memory is touched in.
+const SMALLEST: u64 = 4096;
 /// Where guests have their memory.
 pub const GUEST_BASE: u64 = 4 << 30;
 /// Where the backing has it; aligned alike.
@@ -22,35 +23,6 @@ const HOST_BASE: u64 = 0x7000_0000_0000;
 /// The one slot.
 pub const SLOT: SlotId = SlotId(0);
 pub const VMID: Vmid = Vmid(1);
-
-/// Runs `$body` with the format and the architecture that `$tables` asks for.
-macro_rules! on_format {
-    ($tables:expr, |$format:ident, $arch:ident| $body:expr) => {{
-        let tables: &$crate::cli::TablesArgs = $tables;
-        let bbm = tables.bbm()?;
-        match tables.format {
-            $crate::cli::GuestFormat::Ept => {
-                let $format = ::slat::format::ept::Ept1G::default();
-                let $arch = ::slat_sim::Ept::default();
-                $body
-            }
-            $crate::cli::GuestFormat::Arm64 => {
-                let $format = ::slat::format::arm64::Arm64K4 {
-                    hardware_dirty: true,
-                    forced_write_back: true,
-                    ..Default::default()
-                };
-                let $arch = ::slat_sim::Arm {
-                    bbm,
-                    forced_write_back: true,
-                    ..::slat_sim::Arm::new(12, 40)
-                };
-                $body
-            }
-        }
-    }};
-}
-pub(super) use on_format;
 
 /// How large a guest is, and what the host has for it.
 #[derive(Clone, Copy, Debug)]
@@ -61,35 +33,43 @@ pub struct Shape {
     pub host: u64,
     /// In blocks of that size.
     pub block: PageSize,
+    /// The smallest page of the tables.
+    pub page: PageSize,
     pub vcpus: u16,
     /// The host's memory is there before anything is timed.
     pub resident: bool,
 }
 
 impl Shape {
-    /// Memory that is all there.
+    /// Memory that is all there, for tables of `format`.
     ///
     /// # Errors
     /// It is no multiple of the blocks.
-    pub fn new(memory: Size, block: PageSize, vcpus: u16) -> anyhow::Result<Self> {
-        let bytes = memory.bytes();
-        if !bytes.is_multiple_of(block.bytes().max(2 << 20)) {
-            let step = Size(block.bytes().max(2 << 20));
+    pub fn new(
+        memory: Size,
+        format: TableFormat,
+        block: PageSize,
+        vcpus: u16,
+    ) -> anyhow::Result<Self> {
+        let (bytes, page) = (memory.bytes(), format.leaves()[0]);
+        // A word of the log is of 64 pages.
+        let step = Size(block.bytes().max(64 * page.bytes()).max(2 << 20));
+        if !bytes.is_multiple_of(step.bytes()) {
             return Err(bad_input(format!(
                 "--memory {memory} is no multiple of {step}, in which the host has it; take one"
             )));
         }
-        Ok(Self { memory: bytes, host: bytes, block, vcpus, resident: true })
+        Ok(Self { memory: bytes, host: bytes, block, page, vcpus, resident: true })
     }
 
     /// Tables of the whole, full caches of all threads, and what waits to be freed.
     fn table_bytes(&self) -> u64 {
         let threads = u64::from(self.vcpus) + 8;
         // Where not all memory is there, nothing is split.
-        let leaf = if self.resident { PAGE } else { self.block.bytes() };
+        let leaf = if self.resident { self.page.bytes() } else { self.block.bytes() };
         3 * (self.memory / leaf * 8)
             + (self.memory >> 16)
-            + threads * (TABLE_PAGES as u64 + 8) * PAGE
+            + threads * (TABLE_PAGES as u64 + 8) * self.page.bytes()
             + (8 << 20)
     }
 }
@@ -154,7 +134,7 @@ impl<F: Format, A: Arch> Bed<F, A> {
             // Small pages will do.
             let _ = machine.set_huge_pages(true);
             if machine.populate(machine.memory_base(), shape.host).is_err() {
-                for at in (0..shape.host).step_by(PAGE as usize) {
+                for at in (0..shape.host).step_by(SMALLEST as usize) {
                     machine.write_host(Hpa(machine.memory_base().0 + at), 0);
                 }
             }
@@ -170,7 +150,7 @@ impl<F: Format, A: Arch> Bed<F, A> {
         .map(|(name, value)| (name.to_owned(), value))
         .into_iter()
         .collect();
-        if tables.format == crate::cli::GuestFormat::Arm64 {
+        if tables.format.is_arm() {
             params.insert("bbm".to_owned(), json!(tables.bbm()?));
         }
         Ok(Self { format, machine, shape, params })
@@ -187,8 +167,9 @@ impl<F: Format, A: Arch> Bed<F, A> {
     }
 
     /// How a guest here is managed, unless somebody says otherwise.
-    pub const fn config(&self) -> Config {
-        Config::new(self.shape.vcpus, PageSize::SIZE_1G)
+    pub fn config(&self) -> Config {
+        let mut sizes = (0..=F::LARGEST_LEAF).rev().map(F::size).filter(|size| *size <= LARGEST);
+        Config::new(self.shape.vcpus, sizes.next().unwrap_or(F::size(0)))
     }
 
     /// Makes a guest with all of its memory, has `work` work on it, and takes it apart.
@@ -237,7 +218,7 @@ impl<F: Format, A: Arch> Bed<F, A> {
 
     /// Pages of the guest.
     pub const fn pages(&self) -> u64 {
-        self.shape.memory / PAGE
+        self.shape.memory >> F::PAGE_SHIFT
     }
 
     /// The pages of one of `of` equal shares.
@@ -247,21 +228,21 @@ impl<F: Format, A: Arch> Bed<F, A> {
         begin(number)..begin(number + 1)
     }
 
+    /// Where a page begins.
+    pub const fn gpa(&self, page: u64) -> u64 {
+        GUEST_BASE + (page << F::PAGE_SHIFT)
+    }
+
+    /// Some pages.
+    pub fn range(&self, first: u64, pages: u64) -> GpaRange {
+        GpaRange::new(Gpa(self.gpa(first)), pages << F::PAGE_SHIFT).expect("some pages")
+    }
+
     /// What the host sees in the first word of a page.
     pub fn first_word(&self, page: u64) -> u64 {
-        let offset = page * PAGE % self.shape.host;
+        let offset = (page << F::PAGE_SHIFT) % self.shape.host;
         self.machine.read_host(Hpa(self.machine.memory_base().0 + offset))
     }
-}
-
-/// Where a page begins.
-pub const fn gpa(page: u64) -> u64 {
-    GUEST_BASE + page * PAGE
-}
-
-/// Some pages.
-pub fn range(first: u64, pages: u64) -> GpaRange {
-    GpaRange::new(Gpa(gpa(first)), pages * PAGE).expect("some pages")
 }
 
 /// Room for a thread's table pages.

@@ -3,7 +3,7 @@
 //! All pages are dirty and writable; so many of each word are cleared; then the guest writes all
 //! pages, and faults where it may not. Protecting the hull is what Linux does.
 
-use super::bed::{Bed, SLOT, gpa, room};
+use super::bed::{Bed, SLOT, room};
 use super::runner::{Locks, Runner};
 use super::turns::{Recorder, counts, ratios, take_turns};
 use crate::record::Measurement;
@@ -112,7 +112,7 @@ fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, bits: u32, hulls: bool) -> anyhow
                 guest.stats().faults(FaultKind::MadeWritable).count
             };
             let before = written(guest);
-            (0..bed.pages()).try_for_each(|page| vcpu.write(gpa(page), page))?;
+            (0..bed.pages()).try_for_each(|page| vcpu.write(bed.gpa(page), page))?;
             Ok(written(guest) - before)
         };
         write_all(&mut vcpu)?;

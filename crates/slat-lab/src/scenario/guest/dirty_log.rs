@@ -4,7 +4,7 @@
 //! named. In the end the vCPUs stop, what is left is copied, and memory and copy must be equal: a page
 //! that the log lost is a measurement that failed.
 
-use super::bed::{Bed, Shape, gpa, on_format, room};
+use super::bed::{Bed, Shape, room};
 use super::lock::FairLock;
 use super::migration::{Migration, RING};
 use super::runner::{Locks, Runner};
@@ -12,6 +12,7 @@ use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use super::vcpus::faults_between;
 use super::{density, parallel};
+use crate::cli::format::on_machine;
 use crate::cli::{DirtyLogArgs, LogWay};
 use crate::failure::bad_input;
 use crate::record::Measurement;
@@ -37,18 +38,22 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
              engine take --way legacy, --way manual or --way initially-set",
         ));
     }
-    let backing = args.backing.in_engine()?;
+    let format = args.tables.format;
+    let backing = match args.backing {
+        Some(backing) => backing.in_engine(format)?,
+        None => format.leaves()[0],
+    };
     let vcpus = u16::try_from(args.vcpus).ok().filter(|&vcpus| vcpus <= 192);
     let vcpus = vcpus.ok_or_else(|| {
         bad_input(format!("--vcpus {}: a guest of the engine's has at most 192", args.vcpus))
     })?;
-    let small = backing.size().bytes().max(16 << 20);
+    let small = backing.bytes().max(16 << 20);
     let memory = if args.quick { Size(small) } else { args.memory };
     let rounds = if args.quick { 2 } else { args.iterations };
     let runs = if args.quick { 1 } else { args.runs };
-    let shape = Shape::new(memory, backing.size(), vcpus)?;
+    let shape = Shape::new(memory, format, backing, vcpus)?;
     let ways = LogWay::all_or(&args.way);
-    let mut results = on_format!(&args.tables, |format, arch| {
+    let mut results = on_machine!(&args.tables, |format, arch| {
         let bed = Bed::new(format, arch, &args.tables, shape, session)?;
         let plan = Plan { ways: &ways, rounds, runs, percent: args.log.write_percent.into() };
         let mut results = measure(&bed, &plan, session)?;
@@ -261,7 +266,7 @@ fn write<F: Format, A: Arch>(
                 }
             }
             stamp += 1;
-            runner.write(gpa(page), u64::from(id) << 48 | stamp)?;
+            runner.write(bed.gpa(page), u64::from(id) << 48 | stamp)?;
         }
         if on.is_none() {
             return Ok(stamp);

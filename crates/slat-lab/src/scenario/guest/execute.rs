@@ -2,11 +2,12 @@
 //!
 //! All pages are written, executed from, read, and written again. Zap is what Linux did before 6.2.
 
-use super::bed::{Bed, Shape, gpa, on_format};
+use super::bed::{Bed, Shape};
 use super::runner::Locks;
 use super::turns::{Recorder, ratios, take_turns};
 use super::vcpus::{PhaseRun, run_phases};
-use crate::cli::{ExecuteArgs, KvmBacking};
+use crate::cli::ExecuteArgs;
+use crate::cli::format::on_machine;
 use crate::record::Measurement;
 use crate::session::Session;
 use crate::size::Size;
@@ -38,13 +39,18 @@ const EXECUTE: usize = 1;
 /// Sizes that cannot be right, too little memory, or a guest that went wrong.
 pub fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     args.kvm.refuse()?;
-    let backing = args.backing.unwrap_or(KvmBacking::Block1g).in_engine()?;
-    let small = backing.size().bytes().max(64 << 20);
+    let format = args.tables.format;
+    let leaves = format.leaves();
+    let backing = match args.backing {
+        Some(backing) => backing.in_engine(format)?,
+        None => leaves[leaves.len() - 1],
+    };
+    let small = backing.bytes().max(64 << 20);
     let memory = args.memory.unwrap_or(Size(if args.quick { small } else { 2 << 30 }));
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 7 });
-    let shape = Shape::new(memory, backing.size(), args.vcpus)?;
+    let shape = Shape::new(memory, format, backing, args.vcpus)?;
     let exit = Duration::from_nanos(args.exit.into());
-    on_format!(&args.tables, |format, arch| {
+    on_machine!(&args.tables, |format, arch| {
         let bed = Bed::new(format, arch, &args.tables, shape, session)?;
         measure(&bed, rounds, exit, session)
     })
@@ -139,7 +145,7 @@ fn sample<F: Format, A: Arch>(
             let mut sum = 0u64;
             runner.exit = exit;
             for page in bed.share(id.into(), bed.shape.vcpus.into()) {
-                let at = gpa(page);
+                let at = bed.gpa(page);
                 match phase {
                     0 | 3 => runner.write(at, page)?,
                     1 => sum = sum.wrapping_add(runner.execute(at)?),
@@ -159,13 +165,13 @@ fn sample<F: Format, A: Arch>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{GuestFormat, KvmArgs, OutputArgs, TablesArgs, Target};
+    use crate::cli::{KvmArgs, KvmBacking, OutputArgs, TableFormat, TablesArgs, Target};
 
-    fn args(format: GuestFormat, backing: KvmBacking, memory: u64) -> ExecuteArgs {
+    fn args(format: TableFormat, backing: KvmBacking, memory: u64) -> ExecuteArgs {
         ExecuteArgs {
             target: Target::Engine,
             kvm: KvmArgs::default(),
-            tables: TablesArgs { format, bbm: None },
+            tables: TablesArgs::of(format),
             backing: Some(backing),
             vcpus: 2,
             memory: Some(Size(memory)),
@@ -183,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_split_faults_once_a_table_and_a_zap_once_a_page() {
-        for format in [GuestFormat::Ept, GuestFormat::Arm64] {
+        for format in [TableFormat::Ept, TableFormat::Arm64K4] {
             let args = args(format, KvmBacking::Transparent2m, 16 << 20);
             let results = run(&args, &mut Session::quiet()).unwrap();
             assert_eq!(faults(&results, "zap", "execute"), 4096);
@@ -195,7 +201,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_whole_blocks_is_refused() {
-        let args = args(GuestFormat::Ept, KvmBacking::Block1g, 512 << 20);
+        let args = args(TableFormat::Ept, KvmBacking::Block1g, 512 << 20);
         let error = run(&args, &mut Session::quiet()).unwrap_err().to_string();
         assert!(error.contains("--memory 512m") && error.contains("1g"), "{error}");
     }

@@ -1,6 +1,6 @@
 //! Who reads the log of a guest that writes on, and keeps a copy of its memory by it.
 
-use super::bed::{Bed, SLOT, TheWorker, gpa};
+use super::bed::{Bed, SLOT, TheWorker};
 use super::lock::FairLock;
 use crate::cli::LogWay;
 use crate::session::Session;
@@ -156,7 +156,7 @@ fn compare<F: Format, A: Arch>(bed: &Bed<F, A>, copy: &[u64]) -> anyhow::Result<
         "the log lost {} of {} pages, the first at {:#x}: they were written and not named",
         lost.len(),
         bed.pages(),
-        gpa(lost[0])
+        bed.gpa(lost[0])
     );
     Ok(())
 }
@@ -165,15 +165,16 @@ fn compare<F: Format, A: Arch>(bed: &Bed<F, A>, copy: &[u64]) -> anyhow::Result<
 mod tests {
     use super::super::bed::Shape;
     use super::*;
-    use crate::cli::{GuestFormat, TablesArgs};
+    use crate::cli::{TableFormat, TablesArgs};
     use crate::size::Size;
 
     #[test]
     fn a_page_that_the_log_did_not_name_is_an_error() {
-        let shape = Shape::new(Size(2 << 20), slat::PageSize::SIZE_4K, 1).unwrap();
+        let shape =
+            Shape::new(Size(2 << 20), TableFormat::Ept, slat::PageSize::SIZE_4K, 1).unwrap();
         let (format, arch) = (slat::format::ept::Ept1G::default(), slat_sim::Ept::default());
         let session = Session::quiet();
-        let tables = TablesArgs { format: GuestFormat::Ept, bbm: None };
+        let tables = TablesArgs::of(TableFormat::Ept);
         let bed = Bed::new(format, arch, &tables, shape, &session).unwrap();
         let copy = vec![0; 512];
         compare(&bed, &copy).unwrap();

@@ -1,16 +1,17 @@
 //! Clearing the log with one thread and with two, beside plain compare-and-swaps of as many slots.
 
-use super::bed::{Bed, SLOT, Shape, gpa, on_format, room};
+use super::bed::{Bed, SLOT, Shape, room};
 use super::runner::{Locks, Runner};
 use super::turns::{Counts, Recorder, counts, take_turns};
 use crate::cli::DirtyLogArgs;
+use crate::cli::format::on_machine;
 use crate::record::Measurement;
 use crate::scenario::engine::crew::{Gate, cpus, together};
 use crate::scenario::limit;
 use crate::session::Session;
 use crate::size::Size;
 use anyhow::ensure;
-use slat::{Format, PageSize};
+use slat::Format;
 use slat_guest::Worker;
 use slat_sim::arch::Arch;
 use std::sync::atomic::AtomicU64;
@@ -37,15 +38,18 @@ pub fn run(
         return Ok(Vec::new());
     }
     let guest = if args.quick { memory.bytes() } else { memory.bytes().max(LEAST) };
+    let page = args.tables.format.leaves()[0];
     let shape = Shape {
-        memory: guest.next_multiple_of(4 << 20),
+        // For each thread whole words of the log.
+        memory: guest.next_multiple_of((2 * 64 * page.bytes()).max(4 << 20)),
         host: memory.bytes(),
-        block: PageSize::SIZE_4K,
+        block: page,
+        page,
         vcpus: 1,
         resident: true,
     };
     let rounds = if args.quick { 1 } else { args.runs.max(LEAST_ROUNDS) };
-    on_format!(&args.tables, |format, arch| {
+    on_machine!(&args.tables, |format, arch| {
         let bed = Bed::new(format, arch, &args.tables, shape, session)?;
         measure(&bed, rounds, &cpus, session)
     })
@@ -94,7 +98,7 @@ fn clear<F: Format, A: Arch>(bed: &Bed<F, A>, cpus: &[usize]) -> anyhow::Result<
         let mut room_of_vcpu = room();
         let mut vcpu = Runner::new(guest, bed.machine(), 0, &mut room_of_vcpu, Locks::Free)?;
         vcpu.worker().set_slot(bed.slot(true))?;
-        (0..bed.pages()).try_for_each(|page| vcpu.write(gpa(page), page))?;
+        (0..bed.pages()).try_for_each(|page| vcpu.write(bed.gpa(page), page))?;
         let share = bed.pages() / cpus.len() as u64;
         let bitmap = &vec![u64::MAX; share.div_ceil(64) as usize];
         let work = |thread: u64| {

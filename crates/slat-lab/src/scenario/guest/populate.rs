@@ -3,19 +3,19 @@
 //! Each fault is the first touch of a page or block; one word is written. The baselines hold a lock
 //! during each fault: for reading, as Linux does, or alone.
 
-use super::bed::{Bed, GUEST_BASE, PAGE, Shape, on_format};
+use super::bed::{Bed, GUEST_BASE, Shape};
 use super::lock::FairLock;
 use super::runner::Locks;
 use super::turns::{Recorder, ratios, take_turns};
 use super::vcpus::{PhaseRun, run_phases};
-use crate::cli::{GuestBacking, PopulateArgs};
+use crate::cli::PopulateArgs;
+use crate::cli::format::on_machine;
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::session::Session;
 use crate::size::Size;
 use anyhow::ensure;
-use clap::ValueEnum;
-use slat::Format;
+use slat::{Format, PageSize};
 use slat_sim::arch::Arch;
 
 /// What a fault is answered under.
@@ -23,8 +23,10 @@ const WAYS: [&str; 3] = ["lock-free", "shared", "exclusive"];
 
 /// Blocks that are touched at most, where they are huge: their addresses are many, their memory is one
 /// page each.
-const MOST_2M: u64 = 16384;
-const MOST_1G: u64 = 512;
+const MOST: u64 = 16384;
+/// The same, from this size on.
+const MOST_HUGE: u64 = 512;
+const HUGE: u64 = 512 << 20;
 
 /// Measures what `args` asks for.
 ///
@@ -37,29 +39,30 @@ pub fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
         return Err(bad_input(format!("--memory {memory} is no multiple of 2m; take one")));
     }
     args.kvm.refuse()?;
-    let backings: Vec<GuestBacking> = match &args.backing[..] {
-        [] => GuestBacking::value_variants().to_vec(),
-        given => given.iter().map(|it| it.in_engine()).collect::<anyhow::Result<_>>()?,
+    let format = args.tables.format;
+    let backings: Vec<PageSize> = match &args.backing[..] {
+        [] => format.leaves(),
+        given => given.iter().map(|it| it.in_engine(format)).collect::<anyhow::Result<_>>()?,
     };
-    let cases: Vec<(GuestBacking, u16)> = backings
+    let page = format.leaves()[0];
+    let cases: Vec<(PageSize, u16)> = backings
         .iter()
         .flat_map(|&backing| args.vcpus.iter().map(move |&vcpus| (backing, vcpus)))
         .collect();
     session.start("populate", cases.len() as u64 * (u64::from(rounds) + 1));
     let mut results = Vec::new();
-    for (backing, vcpus) in cases {
-        session.say(&format!("{backing}, {vcpus} vCPUs"));
-        let pages = memory.bytes() / PAGE;
-        let blocks = match backing {
-            GuestBacking::Size4k => pages,
-            GuestBacking::Size2m => pages.min(MOST_2M),
-            GuestBacking::Size1g => pages.min(MOST_1G),
+    for (block, vcpus) in cases {
+        session.say(&format!("{block}, {vcpus} vCPUs"));
+        let pages = memory.bytes() / page.bytes();
+        let blocks = match block.bytes() {
+            _ if block == page => pages,
+            ..HUGE => pages.min(MOST),
+            _ => pages.min(MOST_HUGE),
         };
-        let block = backing.size();
         let bytes = blocks * block.bytes();
-        let resident = backing == GuestBacking::Size4k;
-        let shape = Shape { memory: bytes, host: bytes, block, vcpus, resident };
-        on_format!(&args.tables, |format, arch| {
+        let resident = block == page;
+        let shape = Shape { memory: bytes, host: bytes, block, page, vcpus, resident };
+        on_machine!(&args.tables, |format, arch| {
             let bed = Bed::new(format, arch, &args.tables, shape, session)?;
             results.extend(measure(&bed, blocks, args.overlap, rounds, session)?);
         });
@@ -141,15 +144,15 @@ fn sample<F: Format, A: Arch>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{GuestFormat, KvmArgs, OutputArgs, TablesArgs, Target};
+    use crate::cli::{KvmArgs, OutputArgs, TableFormat, TablesArgs, Target};
 
     #[test]
     fn each_block_is_mapped_once_whoever_touches_it() {
-        for (format, overlap) in [(GuestFormat::Ept, false), (GuestFormat::Arm64, true)] {
+        for (format, overlap) in [(TableFormat::Ept, false), (TableFormat::Arm64K4, true)] {
             let args = PopulateArgs {
                 target: Target::Engine,
                 kvm: KvmArgs::default(),
-                tables: TablesArgs { format, bbm: None },
+                tables: TablesArgs::of(format),
                 backing: Vec::new(),
                 vcpus: vec![1, 2],
                 memory: Some(Size(4 << 20)),

@@ -9,8 +9,8 @@
 mod pattern;
 mod sample;
 
-use super::bed::{PAGE, on_format};
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
+use crate::cli::format::on_machine;
 use crate::cli::{AccessPattern, ReclaimArgs, ReclaimPolicy};
 use crate::failure::bad_input;
 use crate::record::Measurement;
@@ -31,6 +31,8 @@ use std::sync::atomic::AtomicBool;
 /// What guests are run with.
 pub struct Case {
     pattern: AccessPattern,
+    /// Bytes of a page.
+    page: u64,
     /// The guest's pages, and those that it may have.
     pages: u32,
     memory: u32,
@@ -77,9 +79,9 @@ pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     session.start("reclaim", cases.len() as u64 * (u64::from(rounds) + 1));
     let mut results = Vec::new();
     for case in &cases {
-        on_format!(&args.tables, |format, arch| {
-            let table_bytes = (u64::from(case.pages) * 64 + (64 << 20)).next_multiple_of(PAGE);
-            let bytes = u64::from(case.memory) * PAGE;
+        on_machine!(&args.tables, |format, arch| {
+            let table_bytes = u64::from(case.pages) * 64 + (64 << 20) + (case.page << 8);
+            let bytes = (u64::from(case.memory) * case.page).next_multiple_of(2 << 20);
             let machine = FastMachine::new(arch, case.vcpus.into(), bytes, table_bytes)
                 .context("the host does not map the guest's memory; take a smaller --memory")?;
             let _ = machine.set_huge_pages(true);
@@ -110,6 +112,7 @@ fn cases(args: &ReclaimArgs, memory: Size) -> anyhow::Result<Vec<Case>> {
         [] => vec![Uniform, Zipf, Scan, Phase, Trace],
         given => given.to_vec(),
     };
+    let page = args.tables.format.leaves()[0].bytes();
     let mut cases = Vec::new();
     for &pattern in &patterns {
         let recorded = match pattern {
@@ -121,7 +124,7 @@ fn cases(args: &ReclaimArgs, memory: Size) -> anyhow::Result<Vec<Case>> {
             let (pages, memory) = match &recorded {
                 Some((_, pages)) => (*pages, (f64::from(*pages) / factor) as u32),
                 None => {
-                    let memory = (memory.bytes() / PAGE) as u32;
+                    let memory = (memory.bytes() / page) as u32;
                     ((f64::from(memory) * factor) as u32, memory)
                 }
             };
@@ -148,6 +151,7 @@ fn cases(args: &ReclaimArgs, memory: Size) -> anyhow::Result<Vec<Case>> {
             });
             cases.push(Case {
                 pattern,
+                page,
                 pages,
                 memory,
                 vcpus: args.vcpus,
@@ -166,8 +170,8 @@ fn cases(args: &ReclaimArgs, memory: Size) -> anyhow::Result<Vec<Case>> {
 fn params(case: &Case, directory: &Path) -> Map<String, Value> {
     [
         ("pattern", json!(case.pattern.to_string())),
-        ("memory", json!(u64::from(case.memory) * PAGE)),
-        ("guest", json!(u64::from(case.pages) * PAGE)),
+        ("memory", json!(u64::from(case.memory) * case.page)),
+        ("guest", json!(u64::from(case.pages) * case.page)),
         ("vcpus", json!(case.vcpus)),
         ("swap", json!(directory.display().to_string())),
     ]
@@ -338,11 +342,11 @@ impl Bench<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{GuestFormat, OutputArgs, TablesArgs};
+    use crate::cli::{OutputArgs, TableFormat, TablesArgs};
 
-    fn args(pattern: AccessPattern, format: GuestFormat, vcpus: u16) -> ReclaimArgs {
+    fn args(pattern: AccessPattern, format: TableFormat, vcpus: u16) -> ReclaimArgs {
         ReclaimArgs {
-            tables: TablesArgs { format, bbm: None },
+            tables: TablesArgs::of(format),
             memory: Some(Size(2 << 20)),
             guest: vec![1.5],
             pattern: vec![pattern],
@@ -365,12 +369,12 @@ mod tests {
     fn every_policy_brings_a_guest_through_every_pattern() {
         use AccessPattern::{Fill, Phase, Scan, Trace, Uniform, Zipf};
         for (pattern, format, vcpus) in [
-            (Uniform, GuestFormat::Ept, 2),
-            (Zipf, GuestFormat::Arm64, 1),
-            (Scan, GuestFormat::Arm64, 2),
-            (Phase, GuestFormat::Ept, 1),
-            (Fill, GuestFormat::Ept, 2),
-            (Trace, GuestFormat::Arm64, 1),
+            (Uniform, TableFormat::Ept, 2),
+            (Zipf, TableFormat::Arm64K4, 1),
+            (Scan, TableFormat::Arm64K4, 2),
+            (Phase, TableFormat::Ept, 1),
+            (Fill, TableFormat::Ept, 2),
+            (Trace, TableFormat::Arm64K4, 1),
         ] {
             let results = run(&args(pattern, format, vcpus), &mut Session::quiet()).unwrap();
             for policy in ReclaimPolicy::value_variants() {
@@ -389,7 +393,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_measured_is_refused_with_what_can() {
-        let good = || args(AccessPattern::Zipf, GuestFormat::Ept, 1);
+        let good = || args(AccessPattern::Zipf, TableFormat::Ept, 1);
         let refused =
             |args: ReclaimArgs| run(&args, &mut Session::quiet()).unwrap_err().to_string();
         let odd = ReclaimArgs { memory: Some(Size(3 << 20)), ..good() };

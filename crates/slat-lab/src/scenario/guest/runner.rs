@@ -1,6 +1,6 @@
 //! A vCPU and the CPU that it runs on, driven by one thread.
 
-use super::bed::{PAGE, Ram, TheGuest, TheWorker, VMID};
+use super::bed::{Ram, TheGuest, TheWorker, VMID};
 use super::lock::FairLock;
 use super::times::Times;
 use anyhow::{bail, ensure};
@@ -145,7 +145,7 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
             slat_sim::Access::Write => Access::Write,
             slat_sim::Access::Execute => Access::Execute,
         };
-        let gpa = Gpa(error.gpa & !(PAGE - 1));
+        let gpa = Gpa(error.gpa & !(F::size(0).bytes() - 1));
         match self.locks {
             Locks::Free => self.vcpu.fault(gpa, access),
             Locks::Shared(lock) => lock.shared(|| self.vcpu.fault(gpa, access)),

@@ -1,7 +1,7 @@
 //! Dirty logging of a guest under the host's KVM, phase by phase.
 
 use super::{Asked, Pattern, observe, phases};
-use crate::cli::{DirtyLogArgs, GuestFormat, Target};
+use crate::cli::{DirtyLogArgs, Target};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::session::Session;
@@ -62,7 +62,7 @@ impl<'a> Guest<'a> {
 
     /// What is measured, for the person waiting.
     pub fn name(&self) -> String {
-        let DirtyLogArgs { memory, backing, .. } = self.args;
+        let (memory, backing) = (self.args.memory, self.args.backing());
         format!("dirty-log, {memory} on {backing}, {}", self.config.shape.mode)
     }
 
@@ -158,8 +158,7 @@ pub(super) fn mode(args: &DirtyLogArgs) -> anyhow::Result<Mode> {
 
 /// The guest that the options say.
 pub(super) fn asked(args: &DirtyLogArgs) -> anyhow::Result<Asked<'_>> {
-    let ept = args.tables.format == GuestFormat::Ept && args.tables.bbm.is_none();
-    if !args.way.is_empty() || !ept || args.quick {
+    if !args.way.is_empty() || !args.tables.is_default() || args.quick {
         return Err(bad_input(
             "--way, --format, --bbm and --quick are of --target engine; a guest under KVM takes \
              --manual-protect, --initially-set and a smaller --memory",
@@ -168,7 +167,7 @@ pub(super) fn asked(args: &DirtyLogArgs) -> anyhow::Result<Asked<'_>> {
     Ok(Asked {
         memory: args.memory,
         vcpus: args.vcpus,
-        backing: args.backing,
+        backing: args.backing(),
         overlap: args.log.overlap,
         mode: mode(args)?,
         eager_split: args.log.eager_split,
@@ -227,7 +226,7 @@ fn shortfall(args: &DirtyLogArgs, report: &Report) -> Option<String> {
     (report.config.shape.backing == Backing::Thp && found < asked).then(|| {
         format!(
             "dirty-log on {}: the kernel found huge pages for {} of {} only, the rest is on 4k",
-            args.backing,
+            args.backing(),
             Size(found),
             Size(asked)
         )

@@ -2,8 +2,8 @@
 
 use super::{Asked, observe, phases};
 use crate::cli::{
-    AgeArgs, BootCachesArgs, ExecuteArgs, GuestFormat, KvmArgs, KvmBacking, MemoryStressArgs,
-    PopulateArgs, TablesArgs,
+    AgeArgs, BootCachesArgs, ExecuteArgs, KvmArgs, KvmBacking, MemoryStressArgs, PopulateArgs,
+    TablesArgs,
 };
 use crate::failure::bad_input;
 use crate::record::Measurement;
@@ -79,7 +79,7 @@ pub(super) fn asked<'a>(
 
 /// Refuses what only the engine's guests have.
 fn refuse(tables: &TablesArgs, quick: bool, others: &[(&str, bool)]) -> anyhow::Result<()> {
-    let format = tables.format != GuestFormat::Ept || tables.bbm.is_some();
+    let format = !tables.is_default();
     let given = [("--format and --bbm", format), ("--quick", quick)];
     match given.iter().chain(others).find(|(_, given)| *given) {
         Some((name, _)) => Err(bad_input(format!(
@@ -135,7 +135,7 @@ pub fn populate(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Ve
 pub fn execute(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     refuse(&args.tables, args.quick, &[("--exit", args.exit != 0)])?;
     let backing = args.backing.unwrap_or(KvmBacking::Transparent2m);
-    let least = backing.in_kvm().page_size() * u64::from(args.vcpus);
+    let least = backing.in_kvm()?.page_size() * u64::from(args.vcpus);
     let memory = args.memory.unwrap_or(Size(least.max(256 << 20)));
     let runs = args.rounds.unwrap_or(RUNS);
     let asked = asked(memory, args.vcpus.into(), backing, false, &args.kvm);

@@ -7,13 +7,13 @@ use crate::cli::Caches;
 use crate::fill::Stores;
 use crate::scenario::contest::{Sample, Watch};
 use crate::scenario::engine::bed::{
-    Bed, CHUNK, chunk_storage, counted, look_up, split_range, steps, storage,
+    Bed, CHUNK, breaks_of, chunk_storage, counted, look_up, split_range, steps, storage,
 };
 use crate::scenario::limit::{self, Limit};
 use anyhow::ensure;
 use slat::{
-    Access, Ageing, Ages, Attributes, Batched, BreakBeforeMake, Counts, Format, GpaRange, Guard,
-    Member, Pages, Place, Removals, TableCache, Tables,
+    Access, Ageing, Ages, Attributes, Batched, Counts, Format, GpaRange, Guard, Member, Pages,
+    Place, Removals, TableCache, Tables,
 };
 use slat_linux::Run;
 use std::cell::RefCell;
@@ -65,7 +65,7 @@ impl<F: Format> Turns<F> {
         arena: &mut Arena,
         check: bool,
     ) -> anyhow::Result<Sample> {
-        ready(arena);
+        ready::<F>(arena);
         arena.set_stores(stores);
         let arena = &*arena;
         match self.work.op {
@@ -160,7 +160,7 @@ impl<F: Format> Turns<F> {
         let turns = self.clone();
         let built = turns.built_bytes() as usize;
         let turn = move |arena: &mut Arena, _: bool| {
-            ready(arena);
+            ready::<F>(arena);
             if fills || limit == Limit::FillPlain {
                 temper(arena, built as u64, turns.setting.caches);
                 let watch = Watch::start();
@@ -187,9 +187,9 @@ impl<F: Format> Turns<F> {
     }
 }
 
-fn ready(arena: &mut Arena) {
+fn ready<F: Format>(arena: &mut Arena) {
     arena.reset();
-    arena.set_break_before_make(BreakBeforeMake::Always);
+    arena.set_break_before_make(breaks_of::<F>());
     arena.set_stores(Stores::Plain);
 }
 

@@ -25,6 +25,9 @@ const CHUNK: u64 = 1 << 30;
 /// Pages that one word of a dirty log covers.
 pub(super) const WORD: u64 = 64;
 
+/// Widths of guest addresses: those that arm64's ID registers know.
+pub(super) const ADDRESS_BITS: [u32; 8] = [32, 36, 40, 42, 44, 48, 52, 56];
+
 /// What is done to the tables of one guest.
 pub(super) struct Work<F> {
     format: F,
@@ -39,8 +42,7 @@ impl<F: Format> Work<F> {
     /// A guest of `memory` bytes whose tables are split down to `target`.
     pub fn new(format: F, memory: u64, target: PageSize) -> anyhow::Result<Self> {
         let top = GUEST_BASE + memory;
-        // The address sizes that arm64's ID registers know.
-        let bits = [32, 36, 40, 42, 44, 48].into_iter().find(|bits| top <= 1 << bits);
+        let bits = ADDRESS_BITS.into_iter().find(|bits| top <= 1 << bits);
         let address_bits = bits.context("no address size of the format reaches that far")?;
         Ok(Self { format, memory, target, address_bits })
     }

@@ -4,12 +4,12 @@ use super::Case;
 use super::pattern::{Use, own};
 use crate::cli::ReclaimPolicy;
 use crate::scenario::engine::crew::Pin;
-use crate::scenario::guest::bed::{GUEST_BASE, PAGE, room};
+use crate::scenario::guest::bed::{GUEST_BASE, room};
 use crate::scenario::guest::lock::FairLock;
 use crate::scenario::guest::times::Times;
 use anyhow::{Context, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
-use slat::{Access, Format, Gpa, Hpa, PageSize, Skip, Vmid};
+use slat::{Access, Format, Gpa, Hpa, Skip, Vmid};
 use slat_guest::{Guest, Host, Hva, Outcome, Retry, SlotId, SlotSpec, TableRoom, Vcpu, Worker};
 use slat_reclaim::{
     Config, Gate, Layout, PageError, Paged, Pager, Policy, Pool, Ram, ReclaimError, Stats, SwapFile,
@@ -91,19 +91,19 @@ pub fn sample<F: Format, A: Arch>(
     directory: &Path,
     cpus: &[usize],
 ) -> anyhow::Result<Sample> {
-    let swap = SwapFile::new(directory, case.pages + 64, PAGE as u32)
+    let swap = SwapFile::new(directory, case.pages + 64, case.page as u32)
         .with_context(|| format!("no swap file in {}; name another --swap", directory.display()))?;
     let layout = Layout {
         base: machine.memory_base(),
-        bytes: u64::from(case.memory) * PAGE,
-        page: PageSize::SIZE_4K,
-        block: PageSize::SIZE_2M,
+        bytes: u64::from(case.memory) * case.page,
+        page: F::size(0),
+        block: F::size(1),
     };
     let pool = Pool::new(MachineRam(machine), layout, swap)?;
-    let bytes = u64::from(case.pages) * PAGE;
+    let bytes = u64::from(case.pages) * case.page;
     let config = config(case, policy);
     let paged = Paged::new(&pool, Hva(HOST_BASE), bytes, config, machine.now())?;
-    let config = slat_guest::Config::new(case.vcpus, PageSize::SIZE_4K);
+    let config = slat_guest::Config::new(case.vcpus, F::size(0));
     let bits = machine.arch().address_bits();
     let guest = Guest::new(format, VMID, bits, machine, &paged, config)?;
     let slot = SlotSpec {
@@ -287,7 +287,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
 
     /// The word of the page that is this vCPU's.
     fn gpa(&self, page: u32) -> u64 {
-        GUEST_BASE + u64::from(page) * PAGE + u64::from(self.id) * 64
+        GUEST_BASE + u64::from(page) * self.case.page + u64::from(self.id) * 64
     }
 
     #[inline]
@@ -326,7 +326,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
                 slat_sim::Access::Write => Access::Write,
                 slat_sim::Access::Execute => Access::Execute,
             };
-            let gpa = Gpa(error.gpa & !(PAGE - 1));
+            let gpa = Gpa(error.gpa & !(self.case.page - 1));
             let outcome = match self.locking.lock {
                 Some(lock) => lock.shared(|| self.vcpu.fault(gpa, how)),
                 None => self.vcpu.fault(gpa, how),

@@ -1,0 +1,116 @@
+//! Formats beside each other: the time of a page on each, by the first format's and by the machine's.
+
+use super::engine::parameter;
+use super::{NOTHING, Table};
+use crate::record::Measurement;
+use crate::report::numbers::{three_digits, with_spread};
+use crate::size::Size;
+use crate::stats::Summary;
+
+/// Times of a page, round by round.
+fn of_a_page(measured: &Measurement) -> Vec<f64> {
+    let pieces = measured.params.get("pieces").and_then(|pieces| pieces.as_u64()).unwrap_or(1);
+    measured.samples.iter().map(|time| time / pieces.max(1) as f64).collect()
+}
+
+/// The median of the ratios of each round, and where half of them lie.
+fn ratio(of: &Measurement, by: &Measurement) -> String {
+    let ratios: Vec<f64> =
+        of_a_page(of).iter().zip(of_a_page(by)).map(|(of, by)| of / by).collect();
+    let Some(summary) = Summary::of(&ratios) else { return NOTHING.to_owned() };
+    let [low, middle, high] = [summary.lower_quartile, summary.median, summary.upper_quartile];
+    format!("{} × ({}–{})", three_digits(middle), three_digits(low), three_digits(high))
+}
+
+/// One row for each format of each operation.
+pub fn table(results: &[Measurement]) -> Option<Table> {
+    let all = || results.iter().filter(|m| m.scenario == "formats");
+    let same = |a: &Measurement, b: &Measurement| {
+        ["operation", "memory", "leaves"]
+            .iter()
+            .all(|name| a.params.get(*name) == b.params.get(*name))
+    };
+    let rows: Vec<Vec<String>> = all()
+        .filter(|m| m.target == "engine")
+        .filter_map(|m| {
+            let summary = Summary::of(&of_a_page(m))?;
+            let first = all().find(|other| other.target == "engine" && same(m, other))?;
+            let format = m.params.get("format");
+            let limit = all().find(|other| {
+                other.target != "engine" && same(m, other) && other.params.get("format") == format
+            });
+            let by_limit =
+                limit.map_or(NOTHING.to_owned(), |by| format!("{}: {}", by.variant, ratio(m, by)));
+            let by_first = match std::ptr::eq(first, m) {
+                true => NOTHING.to_owned(),
+                false => ratio(m, first),
+            };
+            let count =
+                |name: &str| m.counts.get(name).map_or_else(|| NOTHING.to_owned(), u64::to_string);
+            Some(vec![
+                parameter(m, "operation").to_owned(),
+                Size(m.params.get("memory")?.as_u64()?).to_string(),
+                parameter(m, "format").to_owned(),
+                parameter(m, "backing").to_owned(),
+                with_spread(&summary),
+                by_first,
+                by_limit,
+                count("slots_read"),
+                count("invalidations"),
+            ])
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        title: "Formats beside each other".to_owned(),
+        common: String::new(),
+        columns: [
+            "operation", "memory", "format", "leaves", "time of a page", "by the first's",
+            "by the machine's", "slots read", "TLBIs",
+        ]
+        .map(str::to_owned)
+        .into(),
+        labels: 4,
+        rows,
+        notes: vec![
+            "A page is the format's own: of 16k and 64k there are fewer. Ratios are medians of those of each round, \
+             in which all took turns, and where half of them lie. “the machine's”: a plain loop over the same \
+             slots, or the same bytes filled."
+                .to_owned(),
+        ],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_format_is_held_against_the_first_by_the_time_of_a_page() {
+        let measured = |format: &str, target: &str, pieces: u64, samples: &[f64]| {
+            let params = json!({
+                "operation": "write-protect", "memory": 1u64 << 30, "leaves": "pages",
+                "format": format, "backing": "4k", "pieces": pieces,
+            });
+            let serde_json::Value::Object(params) = params else { unreachable!() };
+            Measurement {
+                scenario: "formats".to_owned(),
+                target: target.to_owned(),
+                variant: if target == "engine" { "slat" } else { "cas" }.to_owned(),
+                params,
+                unit: "s".to_owned(),
+                samples: samples.to_vec(),
+                counts: Default::default(),
+            }
+        };
+        let results = [
+            measured("arm64-4k", "engine", 4, &[4e-9, 8e-9]),
+            measured("arm64-4k", "machine", 4, &[2e-9, 4e-9]),
+            measured("arm64-16k", "engine", 1, &[2e-9, 4e-9]),
+        ];
+        let table = table(&results).unwrap();
+        assert_eq!(table.rows.len(), 2);
+        assert_eq!((&*table.rows[0][5], &*table.rows[0][6]), ("–", "cas: 2.00 × (2.00–2.00)"));
+        assert_eq!((&*table.rows[1][5], &*table.rows[1][6]), ("2.00 × (2.00–2.00)", "–"));
+    }
+}

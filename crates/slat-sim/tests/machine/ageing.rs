@@ -1,0 +1,173 @@
+//! Ageing without a lock, beside everything that changes the entries that it looks at: no access goes
+//! unreported, whoever marks accesses, and whether or not tables are marked.
+
+use crate::cases::Case;
+use crate::common::*;
+use slat::{Access, Ageing, Ages, Attributes, Format, Hpa, Member, Removals, Skip, TableCache};
+use slat_sim::{Arch, Machine};
+use std::sync::{Arc, Mutex};
+
+/// What happens beside a scan.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Other {
+    Fault,
+    Unmap,
+    Split,
+    Protect,
+    Collapse,
+    Scan,
+}
+
+const OTHERS: [Other; 6] =
+    [Other::Fault, Other::Unmap, Other::Split, Other::Protect, Other::Collapse, Other::Scan];
+
+/// A block, and a table of pages beside it of which some are mapped.
+const BYTES: u64 = 4 << 20;
+const PAGES: usize = (BYTES >> 12) as usize;
+const MAPPED: u64 = 24 << 12;
+
+fn bit(bits: &[u64], page: usize) -> bool {
+    bits[page / 64] >> (page % 64) & 1 == 1
+}
+
+/// Young, or nobody can tell.
+type Known = Vec<usize>;
+
+fn scan<F: Format, A: Arch>(guest: &Guest<'_, F, A>, skip: Skip) -> Known {
+    let (mut young, mut unanswered) = ([0u64; PAGES / 64], [0u64; PAGES / 64]);
+    let mut member = Member::join(guest.machine).unwrap();
+    let mut guard = guest.tables.enter(&mut member).unwrap();
+    let how = Ageing { clear: true, skip, fresh: true };
+    let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+    let _ = guard.age(range(BASE, BYTES), &mut ages, how);
+    drop(guard);
+    (0..PAGES).filter(|&page| bit(&young, page) || bit(&unanswered, page)).collect()
+}
+
+fn see<A: Arch>(machine: &Machine<A>, known: &[usize]) {
+    for &page in known {
+        machine.seen(VMID, range(BASE + ((page as u64) << 12), 0x1000));
+    }
+}
+
+/// What `other` does; what it learns of young pages.
+fn beside<F: Format, A: Arch>(guest: &Guest<'_, F, A>, other: Other, skip: Skip) -> Known {
+    let machine = guest.machine;
+    let mut storage = [const { None }; 8];
+    let mut cache = TableCache::new(machine, &mut storage);
+    cache.fill(4).unwrap();
+    let mut storage = [slat::Place::EMPTY; 64];
+    let mut removals = Removals::new(&guest.tables, &mut storage);
+    let mut member = Member::join(machine).unwrap();
+    let mut guard = guest.tables.enter(&mut member).unwrap();
+    let table = BASE + (2 << 20);
+    match other {
+        Other::Fault => {
+            let _ = guard.relax(range(table + 0x5000, 0x1000), Access::Read);
+            let page = range(table + MAPPED, 0x1000);
+            let hpa = Hpa(RAM + (2 << 20) + MAPPED);
+            let _ = guard.map(page, hpa, Attributes::RAM, K4, &mut cache);
+        }
+        Other::Unmap => _ = guard.unmap(range(table + 0x6000, 0x3000), &mut removals),
+        Other::Split => _ = guard.split(range(BASE, 2 << 20), K4, &mut cache),
+        Other::Protect => _ = guard.write_protect(range(BASE, BYTES)),
+        Other::Collapse => {
+            let _ = guard.split(range(BASE, 2 << 20), K4, &mut cache);
+            let _ = guard.collapse(range(BASE, 2 << 20), M2);
+        }
+        Other::Scan => {
+            drop(guard);
+            return scan(guest, skip);
+        }
+    }
+    guard.complete();
+    drop(guard);
+    let removed = removals.complete().filter(|leaf| leaf.attributes.accessed);
+    removed
+        .flat_map(|leaf| {
+            let first = ((leaf.gpa.0 - BASE) >> 12) as usize;
+            first..first + (leaf.bytes >> 12) as usize
+        })
+        .collect()
+}
+
+/// Both for as long as the process: a hook may keep them.
+fn leaked<C: Case>() -> &'static Guest<'static, C::F, C::A> {
+    // What CPUs do unasked would mark tables, and hide what is wrong with them.
+    let machine = C::machine().lazy(without(|lazy| lazy.speculation = false));
+    let machine = Box::leak(Box::new(machine));
+    Box::leak(Box::new(C::guest(machine)))
+}
+
+/// At the `nth` moment of `outer`, `inner` happens as a whole; at every moment a CPU uses pages.
+fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> bool {
+    let guest = leaked::<C>();
+    let machine = guest.machine;
+    guest.map(BASE, RAM, 2 << 20, M2);
+    let table = BASE + (2 << 20);
+    guest.map(table, RAM + (2 << 20), MAPPED, K4);
+    see(machine, &scan(guest, skip));
+    // Before: known to the first scan, or to the next.
+    for page in [1, 5, 6, 7, 20] {
+        guest.read(0, table + (page << 12));
+    }
+    guest.read(1, BASE + 0x9000);
+    let known = Arc::new(Mutex::new(Known::new()));
+    let (inner, mut calls) = (known.clone(), 0);
+    let met = Arc::new(Mutex::new(false));
+    let done = met.clone();
+    machine.meanwhile(move |machine, _| {
+        calls += 1;
+        if calls == nth {
+            let found = match scan_is_outer {
+                true => beside(guest, other, skip),
+                false => scan(guest, skip),
+            };
+            inner.lock().unwrap().extend(found);
+            *done.lock().unwrap() = true;
+        }
+        if calls + 1 >= nth {
+            // Of pages that nobody has used before.
+            let _ = machine.cpu(1).read(table + 0x3000);
+            let _ = machine.cpu(0).read(table + 0x8000);
+        }
+    });
+    let outer = if scan_is_outer { scan(guest, skip) } else { beside(guest, other, skip) };
+    machine.undisturbed();
+    known.lock().unwrap().extend(outer);
+    // Used again, now that every scan has cleared what it clears.
+    let _ = machine.cpu(1).read(table + 0x2000);
+    see(machine, &known.lock().unwrap());
+    let _ = guest.attempt(0, table + 0x1000, slat_sim::Access::Read);
+    machine.claim_old(VMID, range(BASE, BYTES), |gpa| {
+        guest.look(gpa).is_some_and(|leaf| leaf.attributes.accessed)
+    });
+    // And the next scan hears of all that this leaves.
+    see(machine, &scan(guest, skip));
+    machine.claim_old(VMID, range(BASE, BYTES), |_| false);
+    let text: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
+    let order = if scan_is_outer { "during a scan" } else { "with a scan in between" };
+    assert!(text.is_empty(), "{other:?} {order}, {skip:?}, moment {nth}: {text:#?}");
+    *met.lock().unwrap()
+}
+
+fn no_access_goes_unreported_whatever_a_scan_meets<C: Case>() {
+    for skip in [Skip::Nothing, Skip::Exact] {
+        for other in OTHERS {
+            for scan_is_outer in [false, true] {
+                let met = (1..40).take_while(|&nth| meet::<C>(scan_is_outer, other, skip, nth));
+                assert!(met.count() > 1, "{other:?}");
+            }
+        }
+    }
+}
+
+mod no_access_goes_unreported_whatever_a_scan_meets {
+    use crate::cases::*;
+
+    on!(no_access_goes_unreported_whatever_a_scan_meets: on_riscv Hart);
+    #[cfg(feature = "every-format")]
+    on!(no_access_goes_unreported_whatever_a_scan_meets: on_arm ArmK4,
+        on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4, on_intel Intel, on_amd Amd,
+        on_riscv_without_svadu HartSvade, on_riscv_with_svvptc HartSvvptc);
+}

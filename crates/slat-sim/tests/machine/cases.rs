@@ -1,0 +1,143 @@
+//! The formats that scenarios are run on, each with a machine that is as lazy as it may be.
+
+use crate::common::{BITS, Guest};
+use slat::Format;
+use slat::format::arm64::{Arm64, Arm64K4};
+#[cfg(feature = "every-format")]
+use slat::format::arm64::{Arm64Lpa2K4, Arm64Lpa2K16};
+use slat::format::ept::Ept1G;
+#[cfg(feature = "every-format")]
+use slat::format::npt::Npt1G;
+use slat::format::riscv::RiscV as GStage;
+#[cfg(feature = "every-format")]
+use slat_sim::Npt;
+use slat_sim::{Arch, Arm, Ept, Machine, RiscV};
+
+/// A format and who walks it.
+pub trait Case {
+    type F: Format + Sync;
+    type A: Arch;
+    /// Where histories find memory: where the format's addresses are hard to hold.
+    const HOST: u64 = 1 << 33;
+    /// Where tables are.
+    const FRAMES: u64 = 1 << 39;
+    /// A random history as long as any.
+    const STEPS: usize = 60;
+
+    fn format() -> Self::F;
+    fn arch() -> Self::A;
+
+    fn machine() -> Machine<Self::A> {
+        Machine::new(Self::arch(), 2).frames_from(Self::FRAMES)
+    }
+
+    fn guest(machine: &Machine<Self::A>) -> Guest<'_, Self::F, Self::A> {
+        Guest::new(machine, Self::format())
+    }
+}
+
+macro_rules! case {
+    ($(#[$meta:meta])* $name:ident: $F:ty, $A:ty; $format:expr, $arch:expr $(; $($more:tt)*)?) => {
+        $(#[$meta])*
+        pub struct $name;
+
+        $(#[$meta])*
+        impl Case for $name {
+            type F = $F;
+            type A = $A;
+            $($($more)*)?
+
+            fn format() -> $F {
+                $format
+            }
+
+            fn arch() -> $A {
+                $arch
+            }
+        }
+    };
+}
+
+case!(ArmK4: Arm64K4, Arm; crate::common::arm64(), Arm::new(12, BITS));
+case!(
+    /// Nothing but the access flag is hardware's.
+    #[cfg(feature = "every-format")]
+    ArmPlain: Arm64K4, Arm; Arm64::default(), Arm { hardware_dirty: false, ..Arm::new(12, BITS) }
+);
+case!(
+    /// Memory on both sides of where an address's bits part.
+    #[cfg(feature = "every-format")]
+    Lpa2K4: Arm64Lpa2K4, Arm;
+    Arm64 { hardware_dirty: true, ..Arm64::default() }, Arm::new(12, BITS).with_lpa2();
+    const HOST: u64 = (1 << 50) - (32 << 20);
+    const FRAMES: u64 = 0b11 << 50;
+);
+case!(
+    #[cfg(feature = "every-format")]
+    Lpa2K16: Arm64Lpa2K16, Arm;
+    Arm64 { hardware_dirty: true, ..Arm64::default() },
+    Arm { range_instructions: true, ..Arm::new(14, BITS).with_lpa2() };
+    const HOST: u64 = (1 << 50) - (128 << 20);
+    const FRAMES: u64 = 0b11 << 50;
+    const STEPS: usize = 15;
+);
+case!(Intel: Ept1G, Ept; crate::common::ept(), Ept::default());
+case!(
+    #[cfg(feature = "every-format")]
+    Amd: Npt1G, Npt; Npt1G { output_bits: Npt::default().physical_bits }, Npt::default();
+    const FRAMES: u64 = 1 << 47;
+);
+case!(
+    /// With Svadu.
+    Hart: GStage, RiscV; GStage::default(), RiscV::default();
+    const HOST: u64 = 1 << 55;
+    const FRAMES: u64 = 0b11 << 54;
+);
+case!(
+    /// Accessed and dirty by faults.
+    #[cfg(feature = "every-format")]
+    HartSvade: GStage, RiscV;
+    GStage::default(), RiscV { hardware_marks: false, ..RiscV::default() };
+    const HOST: u64 = 1 << 55;
+);
+case!(
+    /// Nothing that is invalid stays cached, and fences are by address where they can be.
+    #[cfg(feature = "every-format")]
+    HartSvvptc: GStage, RiscV; GStage::default(), RiscV { svvptc: true, ..RiscV::default() };
+);
+
+/// Runs scenarios, functions of a [`Case`], on every format: on some by default.
+macro_rules! on_every_format {
+    ($($name:ident),* $(,)?) => {$(
+        mod $name {
+            use crate::cases::*;
+
+            on!($name: on_arm ArmK4, on_intel Intel, on_riscv Hart);
+            #[cfg(feature = "every-format")]
+            on!($name: on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4, on_amd Amd,
+                on_riscv_without_svadu HartSvade, on_riscv_with_svvptc HartSvvptc);
+        }
+    )*};
+}
+
+/// Runs scenarios on the formats whose tables have rights and accessed bits.
+macro_rules! on_x86 {
+    ($($name:ident),* $(,)?) => {$(
+        mod $name {
+            use crate::cases::*;
+
+            on!($name: on_intel Intel);
+            #[cfg(feature = "every-format")]
+            on!($name: on_amd Amd);
+        }
+    )*};
+}
+
+macro_rules! on {
+    ($name:ident: $($test:ident $C:ident),*) => {$(
+        #[test]
+        fn $test() {
+            super::$name::<$C>();
+        }
+    )*};
+}
