@@ -265,3 +265,78 @@ fn a_pool_that_cannot_be_is_refused() {
     assert_eq!(refused(0, 100), unaligned(PageSize::SIZE_4K));
     assert_eq!(refused(0, 1 << 40), PoolError::TooMany { pages });
 }
+
+/// Two guests share a pool; each has its own limit, both together what there is.
+#[test]
+fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
+    use slat::{Gpa, PageSize, Vmid};
+    use slat_sim::fast::FastMachine;
+    let machine = FastMachine::new(slat_sim::Ept::default(), 2, 4 << 20, 16 << 20).unwrap();
+    let swap = Flaky::new(2048);
+    let layout = Layout {
+        base: machine.memory_base(),
+        bytes: 1024 * K4,
+        page: PageSize::SIZE_4K,
+        block: PageSize::SIZE_2M,
+    };
+    let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
+    let paged = [700, 600].map(|limit| {
+        let config = slat_reclaim::Config::new(limit);
+        Paged::new(&pool, Hva(HOST), 1024 * K4, config, 0).unwrap()
+    });
+    let guests = [0, 1].map(|index| {
+        let config = slat_guest::Config::new(1, PageSize::SIZE_2M);
+        let vmid = Vmid(index as u16 + 1);
+        Guest::new(ept(), vmid, 39, &machine, &paged[index], config).unwrap()
+    });
+    let mut rooms = [room(), room()];
+    let mut vcpus: Vec<_> = guests
+        .iter()
+        .zip(&mut rooms)
+        .enumerate()
+        .map(|(index, (guest, room))| {
+            let mut vcpu = Vcpu::new(guest, 0, room).unwrap();
+            vcpu.worker().set_slot(Setup::new(1024, 0).slot(false)).unwrap();
+            let mut cpu = machine.cpu(index).unwrap();
+            cpu.load(Vmid(index as u16 + 1), vcpu.root());
+            (vcpu, cpu)
+        })
+        .collect();
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut versions = [[0u64; 1024]; 2];
+    for step in 0..40_000 {
+        let (index, page) = (rng.usize(..2), rng.u64(..1024));
+        let (vcpu, cpu) = &mut vcpus[index];
+        let gpa = BASE + page * K4;
+        let version = &mut versions[index][page as usize];
+        let stamp = |version: u64| {
+            if version == 0 { 0 } else { (index as u64) << 60 | page << 40 | version }
+        };
+        loop {
+            let done = match step % 3 {
+                0 => cpu.write(gpa, stamp(*version + 1)).map(|()| *version += 1),
+                _ => cpu.read(gpa).map(|found| assert_eq!(found, stamp(*version))),
+            };
+            let Err(error) = done else { break };
+            let access = if step % 3 == 0 { Access::Write } else { Access::Read };
+            assert!(error.fault().is_some());
+            if vcpu.fault(Gpa(gpa), access) == Outcome::Retry(Retry::NotYet) {
+                let mut pager = Pager::new(vcpu.worker());
+                if let Err(PageError::NoRoom { .. }) = pager.bring_in(host(page), access) {
+                    let loads = [paged[0].load(), paged[1].load()];
+                    let chosen = choose(&loads).unwrap();
+                    Pager::new(vcpus[chosen].0.worker()).reclaim(8).unwrap();
+                    break;
+                }
+            }
+        }
+        assert!(paged[0].resident() <= 700 && paged[1].resident() <= 600);
+        assert_eq!(paged[0].resident() + paged[1].resident() + pool.free(), 1024);
+        if step % 1000 == 0 {
+            // Whoever has more to spare gives to the other.
+            let chosen = choose(&[paged[0].load(), paged[1].load()]).unwrap();
+            Pager::new(vcpus[chosen].0.worker()).reclaim(32).unwrap();
+        }
+    }
+    assert!(paged.iter().all(|paged| paged.stats().refaults > 1000));
+}

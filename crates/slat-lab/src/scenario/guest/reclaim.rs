@@ -41,6 +41,8 @@ pub struct Case {
     uses: Vec<Vec<Use>>,
     /// What Belady's rule needs; `None` of several vCPUs, whose order is not known.
     fewest: Option<u64>,
+    /// What who knows frequencies alone needs.
+    by_frequency: u64,
     window: u32,
     batch: u32,
     /// Nanoseconds.
@@ -149,6 +151,8 @@ fn cases(args: &ReclaimArgs, memory: Size) -> anyhow::Result<Vec<Case>> {
             let fewest = (args.vcpus == 1).then(|| {
                 pattern::fewest_refaults(pages, memory, uses[0].iter().map(|one| one.page()))
             });
+            let all = uses.iter().flatten().map(|one| one.page());
+            let by_frequency = pattern::refaults_by_frequency(pages, memory, all);
             cases.push(Case {
                 pattern,
                 page,
@@ -157,6 +161,7 @@ fn cases(args: &ReclaimArgs, memory: Size) -> anyhow::Result<Vec<Case>> {
                 vcpus: args.vcpus,
                 uses,
                 fewest,
+                by_frequency,
                 window: args.window,
                 batch: args.batch.min(memory / 4),
                 residency: args.residency.saturating_mul(1_000_000),
@@ -320,20 +325,18 @@ impl Bench<'_> {
                 values,
             ));
         }
-        if let Some(fewest) = self.case.fewest.filter(|&fewest| fewest != 0) {
+        let zipf = self.case.pattern == AccessPattern::Zipf;
+        let by_frequency = (zipf && self.case.by_frequency != 0).then_some(self.case.by_frequency);
+        let fewest = self.case.fewest.filter(|&fewest| fewest != 0);
+        for (bound, best) in [("belady", fewest), ("by frequency", by_frequency)] {
+            let Some(best) = best else { continue };
             for policy in self.policies {
                 let Some(ours) = of(*policy) else { continue };
-                let values = ours.iter().map(|s| s.refaults as f64 / fewest as f64).collect();
-                let asked = (*policy == ReclaimPolicy::FreeBitmap
-                    && self.case.pattern == AccessPattern::Zipf)
+                let values = ours.iter().map(|s| s.refaults as f64 / best as f64).collect();
+                let asked = (*policy == ReclaimPolicy::FreeBitmap && zipf && bound == "belady")
                     .then_some(2.0);
-                results.push(recorder.ratio(
-                    name("refaults"),
-                    &policy.to_string(),
-                    "belady",
-                    asked,
-                    values,
-                ));
+                let name = name("refaults");
+                results.push(recorder.ratio(name, &policy.to_string(), bound, asked, values));
             }
         }
     }
