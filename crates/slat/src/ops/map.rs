@@ -422,7 +422,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, '_, F, P, C> {
         self.maintain(entry.start, end);
         let hpa = Hpa(entry.start.wrapping_add(self.plan.delta));
         let first = F::leaf(self.plan.bits, level, hpa);
-        match self.tables.fill_group(&group, first, &mut self.done.counts) {
+        match self.tables.fill_group(&group, None, first, &mut self.done.counts) {
             Ok(()) => {
                 self.done.bytes += end - entry.start;
                 Some(Flow::Next)

@@ -42,6 +42,7 @@ pub(crate) const fn folded<F: Format>(raw: u64) -> bool {
 }
 
 /// The slots of a group.
+#[derive(Debug)]
 pub(crate) struct Group<'t, F> {
     pub slots: &'t [Slot],
     level: u8,
@@ -197,37 +198,73 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(group.bytes())
     }
 
-    /// Fills a group of empty slots with `first`, without the bit, and those that continue it; `Again`
-    /// if they are not all empty any more.
+    /// Fills a group of empty slots with `first`, without the bit, and those that continue it. Where
+    /// they are not all empty any more, or, if they were reserved, as they were, nothing is done:
+    /// `Again`.
     pub(super) fn fill_group(
         &self,
         group: &Group<'_, F>,
+        token: Option<u64>,
         first: u64,
         counts: &mut Counts,
     ) -> Result<(), Flow> {
         let frozen = F::frozen(Hpa(0));
-        let mut reserved = false;
+        let fits = |raw| token.map_or(group.vacant(raw), |token| raw == token);
+        let mut emptied = false;
         for (number, slot) in group.slots.iter().enumerate() {
-            match slot.update(|raw| group.vacant(raw).then_some(frozen)) {
-                Ok(raw) => reserved |= raw != 0,
+            match slot.update(|raw| fits(raw).then_some(frozen)) {
+                Ok(raw) => emptied |= raw != 0,
                 Err(_) => {
-                    // Not as they were: what others do to them meanwhile must not look undone.
-                    let empty = self.next_token();
+                    // A reservation is as it was. What was empty is not: what others have done to it must
+                    // not look undone.
+                    let empty = token.unwrap_or_else(|| self.next_token());
                     group.slots[..number].iter().for_each(|slot| slot.release(frozen, empty));
                     return Err(Flow::Again);
                 }
             }
         }
-        // As `break_before_fill`, of all slots at once: they are this thread's since they were counted.
-        if reserved && self.refill_breaks() && self.removing.load(Ordering::Acquire) != 0 {
-            self.invalidate_slots(group.start, group.end);
-            counts.invalidations += 1;
+        if token.is_none() && emptied {
+            self.break_before_fill_group(group, counts);
         }
-        for (number, slot) in group.slots.iter().enumerate() {
+        // The first last: who finds it holds the group.
+        for (number, slot) in group.slots.iter().enumerate().rev() {
             slot.release(frozen, group.alone(first, number) | F::CONTIGUOUS);
         }
         counts.slots_written += 2 * group.slots.len() as u64;
         Ok(())
+    }
+
+    /// As [`Tables::break_before_fill`], of all slots at once, some of which others have emptied: they
+    /// were counted before this thread got the slots.
+    fn break_before_fill_group(&self, group: &Group<'_, F>, counts: &mut Counts) {
+        if self.refill_breaks() && self.removing.load(Ordering::Acquire) != 0 {
+            self.invalidate_slots(group.start, group.end);
+            counts.invalidations += 1;
+        }
+    }
+
+    /// Reserves the slots of the group around `gpa` by one new token, if all of them are empty.
+    #[cold]
+    pub(super) fn reserve_group(
+        &self,
+        gpa: u64,
+        level: u8,
+        counts: &mut Counts,
+    ) -> Option<(Group<'_, F>, u64)> {
+        if F::CONTIGUOUS == 0 || F::group(level) == 1 {
+            return None;
+        }
+        let group = self.group(gpa, level).filter(Group::is_vacant)?;
+        let token = self.next_token();
+        let mut emptied = false;
+        for slot in group.slots {
+            counts.slots_written += 1;
+            emptied |= slot.update(|raw| group.vacant(raw).then_some(token)).ok()? != 0;
+        }
+        if emptied {
+            self.break_before_fill_group(&group, counts);
+        }
+        Some((group, token))
     }
 }
 

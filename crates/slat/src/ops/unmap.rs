@@ -231,7 +231,7 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
         let (done, why) = (Done::NOTHING, UnmapError::Contended);
         let (start, end) = (range.start().0, range.end().0);
         let mut visitor =
-            Unmap { tables, removals, start, end, empty: 0, next: (0, 0, 0), done, why };
+            Unmap { tables, removals, start, end, taken: 0, empty: 0, next: (0, 0, 0), done, why };
         visitor.empty = visitor.token();
         let result = tables.walk(start, end, &mut visitor);
         let Unmap { done, why, .. } = visitor;
@@ -248,6 +248,8 @@ struct Unmap<'t, 'r, 's, 'o, 'p, F: Format, P: Platform> {
     removals: &'r mut Removals<'s, 'o, 'p, F, P>,
     start: u64,
     end: u64,
+    /// The end of the last group that was taken out: what is mapped below it is newer.
+    taken: u64,
     /// What is left in a slot that was emptied.
     empty: u64,
     /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
@@ -261,6 +263,9 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if F::CONTIGUOUS != 0 && entry.start < self.taken {
+            return Flow::Next;
+        }
         if kind != Kind::Leaf {
             // A reservation that the range merely touches is void as well.
             let void = kind != Kind::Reserved || entry.slot.exchange(entry.raw, self.empty).is_ok();
@@ -347,6 +352,7 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
         };
         self.done.counts.slots_written += 2 * group.slots.len() as u64;
         self.done.bytes += group.bytes();
+        self.taken = group.end;
         self.removals.push(Removed {
             gpa: Gpa(group.start),
             bytes: group.bytes(),
