@@ -6,6 +6,7 @@
 mod break_before_make;
 mod caches;
 mod common;
+mod contiguous;
 mod dirty;
 mod histories;
 mod invalidation_arm;
