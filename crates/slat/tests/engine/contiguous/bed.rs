@@ -122,7 +122,9 @@ impl<'p, const G: u32> Bed<'p, G> {
     /// The block that an end of the range cuts: a group is no block.
     fn cuts(&self, before: &Tree, range: &GpaRange) -> bool {
         let cut = |edge: u64| {
-            before.at(edge).is_some_and(|run| edge % Grouped::<G>::slot_size(run.size) != 0)
+            before
+                .at(edge)
+                .is_some_and(|run| !edge.is_multiple_of(Grouped::<G>::slot_size(run.size)))
         };
         cut(range.start().0) || cut(range.end().0)
     }
