@@ -19,6 +19,11 @@ pub struct Config {
     pub eager_split: Option<PageSize>,
     /// Entries of each vCPU's dirty ring, a power of two; `None` for no rings.
     pub ring: Option<u32>,
+    /// Whether faults fold leaves that a TLB may hold as one, on formats that have such groups (Arm's
+    /// contiguous bit): where the backing has as much in one piece, in slots that do not log, and where
+    /// huge pages may be executed. A slot that begins to log unfolds them, and they do not come back by
+    /// themselves.
+    pub contiguous: bool,
     /// Whether huge pages may be executed.
     pub execute_huge: ExecuteHuge,
     /// What happens to memory when vCPUs switch their caches, where the format does not force the
@@ -36,9 +41,15 @@ impl Config {
             initially_set: false,
             eager_split: None,
             ring: None,
+            contiguous: false,
             execute_huge: ExecuteHuge::Allowed,
             caches: crate::CachePolicy::DEFAULT,
         }
+    }
+
+    /// Faults may fold. Where huge pages are split to be executed, there are none that are not tables.
+    pub(crate) fn folds(&self) -> bool {
+        self.contiguous && self.execute_huge == ExecuteHuge::Allowed
     }
 
     /// vCPUs may need tables of their own.

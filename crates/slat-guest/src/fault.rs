@@ -118,7 +118,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
             return Outcome::RingFull;
         }
         self.announce();
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
             // What little is at hand will do, if the platform has no more.
             let _ = self.worker.top_up(PATH);
             let (id, tables) = (self.id, guest.space(self.view));
@@ -131,8 +131,22 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
                 if access == Access::Write && slot.spec.read_only {
                     return Outcome::Mmio.into();
                 }
-                Fault { guest, tables, guard, cache, slot, gpa, access, id, own_view, counters }
-                    .step()
+                // Two that fold one group may void each other's reservations: once each.
+                let folds = attempt == 0 && guest.config.folds();
+                Fault {
+                    guest,
+                    tables,
+                    guard,
+                    cache,
+                    slot,
+                    gpa,
+                    access,
+                    id,
+                    own_view,
+                    folds,
+                    counters,
+                }
+                .step()
             });
             match step {
                 Step::Done(outcome) => return outcome,
@@ -157,6 +171,7 @@ struct Fault<'f, 'w, 'p, 'g, 't, F: Format, H: Host, B: Backing> {
     access: Access,
     id: u16,
     own_view: bool,
+    folds: bool,
     counters: &'w Counters,
 }
 
@@ -383,9 +398,13 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
             false => fitting::<F>(largest, |bytes| spec.fits(self.gpa.0, bytes)),
         };
         let logs = self.logs();
+        let mut folds = self.folds && !logs && !self.own_view;
         let format = *self.guard.format();
         loop {
-            let reserved = self.guard.reserve(self.gpa, largest, self.cache);
+            let reserved = match folds {
+                true => self.guard.reserve_contiguous(self.gpa, largest, self.cache),
+                false => self.guard.reserve(self.gpa, largest, self.cache),
+            };
             let reservation = match reserved {
                 Ok(reservation) => reservation,
                 Err(Halted { why: MapError::Occupied { .. }, .. }) => return Step::Again,
@@ -397,6 +416,10 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
             };
             let range = reservation.range();
             let bytes = range.size();
+            if folds && !spec.fits(self.gpa.0, bytes) {
+                folds = false;
+                continue;
+            }
             let host = HvaRange { start: spec.host_of(range.start().0), bytes };
             if self.guest.being_invalidated(&host) {
                 return Outcome::Retry(Retry::Invalidated).into();
@@ -413,6 +436,9 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                 return Outcome::Refused(Refused::Page(MapError::LeafSize(error))).into();
             }
             if page.block.bytes() < bytes {
+                if core::mem::take(&mut folds) {
+                    continue;
+                }
                 largest = fitting::<F>(largest, |bytes| bytes <= page.block.bytes());
                 continue;
             }

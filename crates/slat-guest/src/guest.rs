@@ -309,7 +309,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         self.inside(&self.guest.tables, |guard, _| guard.translate(gpa))
     }
 
-    /// Leaves of the guest's tables by size, and their bytes: for statistics.
+    /// Leaves of the guest's tables by size, and how many there are, for statistics; groups, where faults
+    /// fold, as leaves of their own size, last.
     ///
     /// A walk over all memory; where an entry is being changed its leaf is left out.
     pub fn leaves_by_size(&mut self) -> Vec<(PageSize, u64)> {
@@ -317,6 +318,11 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let bits = tables.geometry().address_bits;
         let mut sizes: Vec<(PageSize, u64)> =
             (0..=F::LARGEST_LEAF).map(|level| (F::size(level), 0)).collect();
+        if self.guest.config.folds() {
+            let groups = (0..=F::LARGEST_LEAF).filter(|&level| F::group(level) > 1);
+            let bytes = groups.map(|level| (F::group(level) as u64) << F::shift(level));
+            sizes.extend(bytes.filter_map(PageSize::from_bytes).map(|size| (size, 0)));
+        }
         let all = GpaRange::new(Gpa(0), 1 << bits).expect("a guest has an address");
         self.inside(tables, |guard, _| {
             let leaves = guard.leaves(all).into_iter().flatten();

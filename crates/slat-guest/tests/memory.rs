@@ -7,6 +7,8 @@
 mod age;
 #[path = "memory/bed.rs"]
 mod bed;
+#[path = "memory/contiguous.rs"]
+mod contiguous;
 #[path = "memory/corners.rs"]
 mod corners;
 #[path = "memory/faults.rs"]

@@ -173,7 +173,7 @@ impl<A: Arch> State<A> {
                 }
                 Descriptor::Leaf(mut leaf) => {
                     leaf.rights = leaf.rights.and(walk.rights);
-                    let mut entry = Entry { start, shift, leaf, born: self.clock };
+                    let mut entry = self.entry(Some(cpu), raw, start, shift, leaf);
                     if !entry.allows(access) {
                         if self.arch.fault_forgets() {
                             self.forget_address(cpu, root, gpa);

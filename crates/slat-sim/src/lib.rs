@@ -52,7 +52,7 @@
 //!   all of the tables that they load.
 //! - The guest's first stage, beyond an identity that makes entries of both stages; ASIDs, the
 //!   guest's own invalidations, nested guests, CnP, system MMUs.
-//! - FEAT_LPA2, the contiguous bit, nT, FEAT_HAFT, hardware's own page-based attributes; on Intel,
+//! - FEAT_LPA2, nT, FEAT_HAFT, hardware's own page-based attributes; on Intel,
 //!   memory types, five levels, sub-page permissions, VPIDs.
 //! - Data at byte granularity: a page has a version, and caches hold whole pages.
 //! - AMD, Power and RISC-V; the last caches invalid entries too.

@@ -1,6 +1,6 @@
 //! Everything that changes, behind one lock: what walks may find, and what they find wrong.
 
-use crate::arch::{Arch, Descriptor, Rights};
+use crate::arch::{Arch, Descriptor, Leaf, Rights};
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::{Cell, Memory, POISON};
@@ -197,7 +197,7 @@ impl<A: Arch> State<A> {
                         }
                         Descriptor::Leaf(mut leaf) => {
                             leaf.rights = leaf.rights.and(walk.rights);
-                            leaves.push(Entry { start: gpa, shift, leaf, born: self.clock });
+                            leaves.push(self.entry(eye.cpu, raw, gpa, shift, leaf));
                         }
                         Descriptor::Invalid | Descriptor::Reserved(_) => {}
                     }
@@ -205,6 +205,30 @@ impl<A: Arch> State<A> {
             }
         }
         (leaves, links)
+    }
+
+    /// What a TLB may keep of the leaf `raw` at `start`: all of its group, from any member.
+    pub fn entry(
+        &mut self,
+        cpu: Option<usize>,
+        raw: u64,
+        start: u64,
+        shift: u32,
+        mut leaf: Leaf,
+    ) -> Entry {
+        let (born, member, member_shift) = (self.clock, start, shift);
+        if !self.arch.grouped(raw) {
+            return Entry { start, shift, leaf, member, member_shift, born };
+        }
+        let shift = shift + self.arch.group(shift);
+        let first = start >> shift << shift;
+        leaf.hpa = leaf.hpa.wrapping_sub(start - first);
+        if leaf.hpa & ((1 << shift) - 1) != 0 && cpu.is_some() {
+            let used = format!("the descriptor {raw:#x} of a group at {:#x}", leaf.hpa);
+            let expected = "a group points to memory that is aligned to it";
+            self.log.report(Kind::Reserved, cpu, Some(start), used, expected);
+        }
+        Entry { start: first, shift, leaf, member, member_shift, born }
     }
 
     /// Marks a table that a walk goes through; whether it may go on.
@@ -319,10 +343,23 @@ impl<A: Arch> State<A> {
         let roots: Vec<_> = self.roots.iter().filter(|root| root.vmid == vmid).copied().collect();
         let starts = roots.into_iter().map(|root| self.start(root)).collect();
         let (leaves, links) = self.explore(Eye::GOD, starts);
-        (
-            leaves.into_iter().map(|entry| (entry.start, entry)).collect(),
-            links.into_iter().map(|walk| ((walk.start, walk.shift), walk)).collect(),
-        )
+        let mut present: BTreeMap<u64, Entry> = BTreeMap::new();
+        let mut members: BTreeMap<u64, u64> = BTreeMap::new();
+        leaves.iter().for_each(|entry| *members.entry(entry.start).or_default() += 1);
+        for entry in leaves {
+            // A group in part translates no more than its members, whatever a TLB makes of them.
+            if members[&entry.start] << entry.member_shift != 1 << entry.shift {
+                let leaf = Leaf { hpa: entry.hpa(entry.member), ..entry.leaf };
+                let (start, shift) = (entry.member, entry.member_shift);
+                present.insert(start, Entry { start, shift, leaf, ..entry });
+                continue;
+            }
+            // What is set in any member is the group's.
+            let all = present.entry(entry.start).or_insert(entry);
+            all.leaf.dirty |= entry.leaf.dirty;
+            all.leaf.accessed |= entry.leaf.accessed;
+        }
+        (present, links.into_iter().map(|walk| ((walk.start, walk.shift), walk)).collect())
     }
 
     /// A barrier: walkers see all stores before it.
@@ -349,6 +386,12 @@ impl<A: Arch> State<A> {
 
     /// Executes an invalidation.
     pub fn forget(&mut self, scope: &Scope) {
+        // A level is named: groups are of the level of their members.
+        let members = scope.shift.filter(|&shift| self.arch.group(shift) != 0);
+        if let Some(shift) = members {
+            let shift = shift + self.arch.group(shift);
+            self.forget(&Scope { shift: Some(shift), walks: false, ..*scope });
+        }
         // Without links, what has become one stays.
         let links = if scope.walks { Vec::new() } else { self.linked_holes() };
         for (index, cpu) in self.cpus.iter_mut().enumerate() {

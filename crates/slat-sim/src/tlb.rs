@@ -10,6 +10,9 @@ pub(crate) struct Entry {
     pub start: u64,
     pub shift: u32,
     pub leaf: Leaf,
+    /// The slot that it was made of: as large as the entry, or one of a group.
+    pub member: u64,
+    pub member_shift: u32,
     /// When it was cached.
     pub born: u64,
 }
@@ -28,7 +31,8 @@ impl Entry {
     }
 
     fn same(&self, other: &Self) -> bool {
-        Self { born: 0, ..*self } == Self { born: 0, ..*other }
+        let like = |entry: &Self| Self { born: 0, member: 0, ..*entry };
+        like(self) == like(other)
     }
 
     pub fn text(&self) -> String {

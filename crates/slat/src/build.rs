@@ -22,6 +22,8 @@ pub(crate) struct Plan {
     pub largest: u8,
     /// What stands outside the range, and where the cache ran dry.
     pub outside: Outside,
+    /// Whether groups that the range covers whole are folded.
+    pub contiguous: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,6 +45,33 @@ impl Plan {
         level <= F::LARGEST_LEAF && self.delta & ((1 << F::shift(level)) - 1) == 0
     }
 
+    /// The group of the leaf at `base`, if it is to be folded: all of its leaves are in the range.
+    #[inline(always)]
+    pub fn group<F: Format>(&self, level: u8, base: u64) -> Option<(u64, u64)> {
+        if F::CONTIGUOUS == 0 || !self.contiguous || level > self.largest || F::group(level) == 1 {
+            return None;
+        }
+        let bytes = (F::group(level) as u64) << F::shift(level);
+        let start = base & !(bytes - 1);
+        let whole = start >= self.start && start + bytes <= self.end;
+        (whole && self.delta & (bytes - 1) == 0).then_some((start, start + bytes))
+    }
+
+    /// Of `pages` pages from `start`, all in the range, those from the first to the second belong to
+    /// groups that are to be folded.
+    #[inline(always)]
+    fn folded<F: Format>(&self, start: u64, pages: usize) -> (usize, usize) {
+        let bytes = (F::group(0) as u64) << F::PAGE_SHIFT;
+        if F::CONTIGUOUS == 0 || !self.contiguous || self.delta & (bytes - 1) != 0 {
+            return (0, 0);
+        }
+        let index = |at: u64| ((at - start) >> F::PAGE_SHIFT) as usize;
+        let (first, end) =
+            (start.next_multiple_of(bytes), start + ((pages as u64) << F::PAGE_SHIFT));
+        let last = end & !(bytes - 1);
+        if first < last { (index(first), index(last)) } else { (0, 0) }
+    }
+
     fn outside<F: Format>(&self, level: u8, base: u64) -> u64 {
         match self.outside {
             Outside::Empty => 0,
@@ -60,7 +89,8 @@ impl Plan {
         let leaf = level <= self.largest
             && self.aligned::<F>(level)
             && (whole || self.outside == Outside::Leaf);
-        leaf.then(|| self.leaf::<F>(level, base))
+        let contiguous = if self.group::<F>(level, base).is_some() { F::CONTIGUOUS } else { 0 };
+        leaf.then(|| self.leaf::<F>(level, base) | contiguous)
     }
 }
 
@@ -90,20 +120,19 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
             };
             self.platform.fill(&mut slots[..first], 0, 0);
             self.platform.fill(&mut slots[last..], 0, 0);
-            let step = F::leaf(0, 0, Hpa(1 << shift)) - F::leaf(0, 0, Hpa(0));
-            let mut start = base + ((first as u64) << shift);
-            let mut pages = &mut slots[first..last];
-            if F::CARRY != 0 {
-                // A table covers less: at most one end of a field is inside.
-                let hpa = start.wrapping_add(plan.delta);
-                let before = (F::CARRY - (hpa & (F::CARRY - 1))) >> shift;
-                if before < pages.len() as u64 {
-                    let (low, high) = pages.split_at_mut(before as usize);
-                    self.platform.fill(low, plan.leaf::<F>(0, start), step);
-                    (start, pages) = (start + (before << shift), high);
-                }
+            let start = base + ((first as u64) << shift);
+            let pages = &mut slots[first..last];
+            let (head, tail) = plan.folded::<F>(start, pages.len());
+            if F::CONTIGUOUS != 0 && head < tail {
+                let (rest, after) = pages.split_at_mut(tail);
+                let (before, groups) = rest.split_at_mut(head);
+                let at = |page: usize| start + ((page as u64) << shift);
+                self.pages(before, start, plan, 0);
+                self.pages(groups, at(head), plan, F::CONTIGUOUS);
+                self.pages(after, at(tail), plan, 0);
+            } else {
+                self.pages(pages, start, plan, 0);
             }
-            self.platform.fill(pages, plan.leaf::<F>(0, start), step);
             return;
         }
         for (slot, at) in slots.iter_mut().zip((base..).step_by(1 << shift)) {
@@ -114,6 +143,24 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
                 None => self.child(level, at, plan),
             });
         }
+    }
+
+    /// Fills a run of pages from `start` on; `bit` is set in each.
+    #[inline(always)]
+    fn pages(&self, mut pages: &mut [Slot], mut start: u64, plan: &Plan, bit: u64) {
+        let shift = F::PAGE_SHIFT;
+        let step = F::leaf(0, 0, Hpa(1 << shift)) - F::leaf(0, 0, Hpa(0));
+        if F::CARRY != 0 {
+            // A table covers less: at most one end of a field is inside.
+            let hpa = start.wrapping_add(plan.delta);
+            let before = (F::CARRY - (hpa & (F::CARRY - 1))) >> shift;
+            if before < pages.len() as u64 {
+                let (low, high) = pages.split_at_mut(before as usize);
+                self.platform.fill(low, plan.leaf::<F>(0, start) | bit, step);
+                (start, pages) = (start + (before << shift), high);
+            }
+        }
+        self.platform.fill(pages, plan.leaf::<F>(0, start) | bit, step);
     }
 
     /// A linked child table, or what stands in its place where the cache is dry.

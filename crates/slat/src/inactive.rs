@@ -56,7 +56,22 @@ impl<'p, F: Format, P: Platform> Inactive<'p, F, P> {
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<u64, Halted<MapError>> {
-        self.guard().map_by::<Plainly>(range, hpa, attributes, largest, cache)
+        self.guard().map_by::<Plainly>(range, (hpa, false), attributes, largest, cache)
+    }
+
+    /// As [`Guard::map_contiguous`].
+    ///
+    /// # Errors
+    /// Those of [`Guard::map`] but [`MapError::Contended`].
+    pub fn map_contiguous(
+        &mut self,
+        range: GpaRange,
+        hpa: Hpa,
+        attributes: Attributes,
+        largest: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<u64, Halted<MapError>> {
+        self.guard().map_by::<Plainly>(range, (hpa, true), attributes, largest, cache)
     }
 
     /// As [`Guard::write_protect`].

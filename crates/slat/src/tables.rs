@@ -160,6 +160,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     ) -> Result<Self, NewError> {
         const {
             assert!(F::LARGEST_LEAF <= 2, "splits are compiled for targets at levels 0 to 2");
+            assert!(
+                F::CONTIGUOUS == 0 || F::TABLE_ACCESSED == 0 && F::TABLE_WRITE == 0,
+                "what tables say of leaves does not know of groups"
+            );
         }
         let geometry = format.geometry(address_bits).map_err(NewError::Geometry)?;
         let bytes = geometry.root_bytes(F::PAGE_SHIFT);
@@ -417,7 +421,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             && F::kind(raw, level) == Kind::Reserved
             && self.removing.load(Ordering::Acquire) != 0;
         if stale {
-            self.invalidate_slot(level, base);
+            self.invalidate_slots(base, base + (1 << F::shift(level)));
         }
         stale
     }
@@ -430,8 +434,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     #[cold]
-    fn invalidate_slot(&self, level: u8, base: u64) {
-        let range = GpaRange::from_bounds(base, base + (1 << F::shift(level)));
+    pub(crate) fn invalidate_slots(&self, start: u64, end: u64) {
+        let range = GpaRange::from_bounds(start, end);
         self.platform.invalidate(&Invalidation {
             vmid: self.vmid,
             range: Some(range),

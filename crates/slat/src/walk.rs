@@ -16,6 +16,7 @@
 
 use crate::addr::{Gpa, Levels};
 use crate::format::{Format, Kind, RUN};
+use crate::ops::folded;
 use crate::platform::Platform;
 use crate::sync::{agreed, relax};
 use crate::table::{self, Slot};
@@ -188,6 +189,10 @@ pub(crate) fn change_run<F: Format>(
     for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
         if F::kind(raw, 0) != Kind::Leaf {
             continue;
+        }
+        // One leaf with its neighbours: for `visit`.
+        if folded::<F>(raw) {
+            return (index, named);
         }
         let Some(changed) = change(raw) else { continue };
         if changed != raw {

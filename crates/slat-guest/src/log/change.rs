@@ -133,6 +133,11 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// All faults log by now; takes from the leaves what was given before.
     fn begin_log(&mut self, spec: &SlotSpec) -> Option<crate::SplitReport> {
         let guest = self.guest;
+        if guest.config.folds() {
+            for tables in guest.spaces() {
+                self.until_done(tables, spec.range(), |guard, rest| guard.unfold(rest));
+            }
+        }
         if guest.config.initially_set {
             return None;
         }

@@ -267,6 +267,7 @@ where
         eager_split: eager[rng.usize(..2)],
         ring: (!hardware && rng.u8(..3) == 0).then_some(128),
         execute_huge: execute[rng.usize(..4)],
+        contiguous: seed & 2 == 2,
         ..config()
     };
     // Two to four vCPUs.

@@ -173,6 +173,21 @@ impl Arch for Arm {
         })
     }
 
+    /// D8.7, "The Contiguous bit": of pages, and of the blocks next above.
+    fn group(&self, shift: u32) -> u32 {
+        let above = (shift - self.granule) / (self.granule - 3);
+        match (self.granule, above) {
+            (12, 0 | 1) => 4,
+            (14, 0) => 7,
+            (14, 1) | (16, 0 | 1) => 5,
+            _ => 0,
+        }
+    }
+
+    fn grouped(&self, raw: u64) -> bool {
+        bits(raw, 52, 52) == 1
+    }
+
     /// D8.5: tables are not marked (FEAT_HAFT is off).
     fn mark(&self, raw: u64, level: i8, write: bool) -> Result<u64, Fault> {
         let Descriptor::Leaf(leaf) = self.decode(raw, level) else { return Ok(raw) };

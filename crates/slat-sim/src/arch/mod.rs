@@ -30,6 +30,15 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
     fn slots(&self, level: i8) -> usize;
     /// What the MMU makes of `raw` at `level`.
     fn decode(&self, raw: u64, level: i8) -> Descriptor;
+    /// Base-2 logarithm of how many neighbours make a group that a TLB may hold as one, where leaves of
+    /// `2^shift` bytes say that they are of one.
+    fn group(&self, _shift: u32) -> u32 {
+        0
+    }
+    /// Whether the leaf `raw` is of such a group.
+    fn grouped(&self, _raw: u64) -> bool {
+        false
+    }
     /// What the MMU writes back to a leaf or table at `level` that it used: accessed, and for a
     /// write that found a leaf, dirty.
     ///

@@ -10,6 +10,7 @@ mod ageing;
 mod break_before_make;
 mod caches;
 mod common;
+mod contiguous;
 mod dirty;
 mod histories;
 mod invalidation_arm;

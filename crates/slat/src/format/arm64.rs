@@ -90,6 +90,8 @@ const SW_DIRTY: u64 = 1 << 56;
 const MARK: u64 = 1 << 58;
 /// `OA[47:12]`; lower bits are zero for larger granules and blocks.
 const ADDRESS: u64 = (1 << 48) - (1 << 12);
+/// Contiguous: one of a group that a TLB may hold as one leaf (D8.7, "The Contiguous bit").
+const CONTIGUOUS: u64 = 1 << 52;
 /// With DS, `OA[49:12]`, and from bit 8 on `OA[51:50]`.
 const ADDRESS_LOW: u64 = (1 << ADDRESS_HIGH_FROM) - (1 << 12);
 const ADDRESS_HIGH_FROM: u32 = 50;
@@ -167,6 +169,7 @@ impl<const PAGE_SHIFT: u32, const DS: bool> Arm64<PAGE_SHIFT, DS> {
 //    concatenated tables of any granule cover 52 bits at least, the most.
 // 4. A granule of `2^PAGE_SHIFT` bytes holds `2^(PAGE_SHIFT - 3)` slots.
 // 5. Below `ADDRESS_HIGH_FROM` the bits of an address are at their own place.
+// 6. At most 128 of 512 slots and more; bit 52 is neither one of an address nor of `INHERITED`.
 unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, DS> {
     const NAME: &'static str = match (PAGE_SHIFT, DS) {
         (12, false) => "arm64 stage 2, 4K granule",
@@ -194,6 +197,7 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
     const REFILL_BREAKS: bool = true;
     const TABLE_WRITE: u64 = 0;
     const CARRY: u64 = if DS { 1 << ADDRESS_HIGH_FROM } else { 0 };
+    const CONTIGUOUS: u64 = CONTIGUOUS;
 
     /// The lowest start level that concatenation allows: the fewest loads a walk.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
@@ -365,6 +369,17 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
 
     fn level_name(level: u8) -> i8 {
         3 - level as i8
+    }
+
+    /// Pages, and the blocks one level above: 64k and 32m with the 4K granule, 2m and 1g with 16K, 2m
+    /// and 16g with 64K. Larger blocks have groups too, which are not used.
+    fn group(level: u8) -> usize {
+        match (PAGE_SHIFT, level) {
+            (12, 0 | 1) => 16,
+            (14, 0) => 128,
+            (14, 1) | (16, 0 | 1) => 32,
+            _ => 1,
+        }
     }
 }
 

@@ -47,6 +47,8 @@ use core::fmt;
 /// 5. Where a host address goes up by a page, and not to a multiple of `CARRY`, what
 ///    [`Format::leaf`] makes of it at level 0 goes up by as much as from address 0 to the first page.
 ///    `CARRY` is 0 or a power of two, of no fewer bytes than a table of pages covers.
+/// 6. [`Format::group`] is a power of two, of no more slots than a table has. In a leaf `CONTIGUOUS`
+///    changes nothing about kind and address, and [`Format::attribute_bits`] leaves it out.
 pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Name of the format, as its manual's readers know it.
     const NAME: &'static str;
@@ -83,6 +85,10 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// A field of a descriptor ends at multiples of so many bytes: there it does not go up as the
     /// address does. 0 where there is no such end.
     const CARRY: u64 = 0;
+    /// Set in each leaf of a *group*: aligned neighbours, [`Format::group`] of them, that continue each
+    /// other and agree in all but accessed and dirty state, which a TLB may hold as one leaf. 0 where
+    /// there is no such bit.
+    const CONTIGUOUS: u64 = 0;
 
     /// Where a walk starts, for guest addresses of `address_bits`.
     ///
@@ -170,6 +176,11 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
 
     /// The format's own name of `level` when the root stands at any level, for dumps.
     fn level_name(level: u8) -> i8;
+
+    /// How many leaves at `level` make a group; 1 where none do.
+    fn group(_level: u8) -> usize {
+        1
+    }
 
     /// Base-2 logarithm of the bytes that a slot at `level` covers.
     fn shift(level: u8) -> u32 {

@@ -34,6 +34,7 @@ unsafe impl Format for Tiny {
     const AGEING: u64 = Arm64K4::AGEING;
     const REFILL_BREAKS: bool = true;
     const TABLE_WRITE: u64 = Arm64K4::TABLE_WRITE;
+    const CONTIGUOUS: u64 = Arm64K4::CONTIGUOUS;
 
     /// 13 to 15 bits: a root of two slots at level 0, 1 or 2.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
@@ -120,5 +121,9 @@ unsafe impl Format for Tiny {
 
     fn level_name(level: u8) -> i8 {
         Arm64K4::level_name(level)
+    }
+
+    fn group(level: u8) -> usize {
+        if level < 2 { 2 } else { 1 }
     }
 }

@@ -21,6 +21,7 @@
 //! everywhere until one has covered the whole guest. One scan at a time clears tables.
 
 use super::ChangeError;
+use super::folded;
 use super::pages::{or_bits, set_bits};
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
@@ -67,8 +68,9 @@ pub enum Skip {
 /// The answer, a bit a page: bit 0 is the first page of the range. Bits are added, none is removed.
 #[derive(Debug)]
 pub struct Ages<'b> {
-    /// Pages that were used since they were last cleared; of a block, all its pages in the range. A
-    /// block that the range covers in part is tested, not cleared.
+    /// Pages that were used since they were last cleared; of a block, or a group
+    /// ([`Guard::map_contiguous`]), all its pages in the range. One that the range covers in part is
+    /// tested, not cleared.
     pub young: &'b mut [u64],
     /// Pages about which nothing can be said: somebody is changing their entry.
     pub unanswered: &'b mut [u64],
@@ -104,7 +106,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if !tables.format.records_accessed() {
             return Self::halted(range.start(), ChangeError::NotRecorded);
         }
-        let mut scan = Scan { range, ages, aged: Aged::default(), done: Done::NOTHING };
+        let mut scan =
+            Scan { range, ages, aged: Aged::default(), answered: 0, done: Done::NOTHING };
         let skip = if F::TABLE_ACCESSED == 0 { Skip::Nothing } else { how.skip };
         match (how.clear, skip) {
             (false, Skip::Nothing) => scan.run::<F, P, false, ALL>(tables),
@@ -154,6 +157,8 @@ struct Scan<'a, 'b> {
     range: GpaRange,
     ages: &'a mut Ages<'b>,
     aged: Aged,
+    /// The end of the last group, which is answered for.
+    answered: u64,
     done: Done,
 }
 
@@ -229,10 +234,13 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     for Leaves<'_, '_, '_, '_, '_, F, P, CLEAR, TABLES>
 {
     const LEVELS: Levels = Levels::ALL;
-    const QUIET: Option<u64> = Some(F::ACCESSED);
+    const QUIET: Option<u64> = Some(F::ACCESSED | F::CONTIGUOUS);
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if kind == Kind::Leaf && folded::<F>(entry.raw) {
+            return self.group(level, &entry);
+        }
         if kind != Kind::Leaf || entry.raw & F::ACCESSED == 0 {
             return Flow::Next;
         }
@@ -303,6 +311,44 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
         self.scan.done.settle::<F>(level, &tally, false);
+    }
+}
+
+impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
+    Leaves<'_, '_, '_, '_, '_, F, P, CLEAR, TABLES>
+{
+    /// Answers for all of a group at its first member in the range. Each member is cleared where the
+    /// range covers the group; who unfolds it meanwhile keeps what is not cleared yet.
+    #[cold]
+    fn group(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
+        if entry.start < self.scan.answered {
+            return Flow::Next;
+        }
+        let Some(group) = self.tables.group(entry.start, level) else { return Flow::Again };
+        let range = &self.scan.range;
+        let clear = CLEAR && group.inside(range.start().0, range.end().0);
+        let (start, end) = (entry.start, group.end.min(range.end().0));
+        let (mut used, mut cleared) = (false, 0);
+        let whole = group.slots.iter().all(|slot| {
+            let member = |raw| F::kind(raw, level) == Kind::Leaf && folded::<F>(raw);
+            let old = slot.update(|raw| {
+                (clear && member(raw) && raw & F::ACCESSED != 0).then_some(raw & !F::ACCESSED)
+            });
+            cleared += u64::from(old.is_ok());
+            let (Ok(raw) | Err(raw)) = old;
+            used |= member(raw) && raw & F::ACCESSED != 0;
+            member(raw)
+        });
+        self.scan.done.counts.slots_read += group.slots.len() as u64;
+        self.scan.done.counts.slots_written += cleared;
+        self.scan.done.bytes += cleared << F::shift(level);
+        if used {
+            self.scan.young::<F>(start, end);
+        } else if !whole {
+            self.scan.unanswered::<F>(start, end);
+        }
+        self.scan.answered = end;
+        Flow::Next
     }
 }
 

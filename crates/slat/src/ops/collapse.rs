@@ -145,7 +145,8 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         }
         let result = self.sealed(level, entry, children);
         if let Err((sealed, _)) = result {
-            for child in &children[..sealed] {
+            // Who holds the first of a group holds the group: it is let go of last.
+            for child in children[..sealed].iter().rev() {
                 let _ = child.update(|raw| Some(raw & !F::MARK));
             }
         }

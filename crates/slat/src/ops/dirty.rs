@@ -7,13 +7,13 @@
 
 use super::pages::{or_bits, set_bits};
 use super::rights::Rule;
-use super::{Atomically, ChangeError, Pages};
+use super::{Atomically, ChangeError, Pages, folded};
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::table::Slot;
-use crate::tables::Halted;
+use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, change_run};
 
 struct Clean<F>(F);
@@ -28,7 +28,8 @@ impl<F: Format> Rule<F> for Clean<F> {
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Moves the dirty state of `range` into `bitmap`: bit 0 is the first page of the range. Bits are
-    /// added, none is removed; a block is dirty as a whole. Returns the pages that are dirty and were
+    /// added, none is removed; a block is dirty as a whole. A group is unfolded, and all of it dirty if
+    /// any of it was, this once. Returns the pages that are dirty and were
     /// not in the bitmap.
     ///
     /// A leaf that the guest may write without hardware marking it stays dirty, and is reported each
@@ -52,7 +53,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             return Self::halted(range.start(), why);
         }
         let mut visitor = Harvest {
-            format: tables.format,
+            tables,
             start: range.start().0,
             bitmap,
             pages: 0,
@@ -94,8 +95,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-struct Harvest<'b, F> {
-    format: F,
+struct Harvest<'t, 'p, 'b, F: Format, P: Platform> {
+    tables: &'t Tables<'p, F, P>,
     start: u64,
     bitmap: &'b mut [u64],
     pages: u64,
@@ -103,12 +104,16 @@ struct Harvest<'b, F> {
     why: ChangeError,
 }
 
-impl<'t, F: Format> Visitor<'t, F> for Harvest<'_, F> {
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Harvest<'_, '_, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
-    const QUIET: Option<u64> = Some(F::DIRTY);
+    const QUIET: Option<u64> = Some(F::DIRTY | F::CONTIGUOUS);
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        // Who harvests wants pages: a group would be dirty as a whole each time.
+        if kind == Kind::Leaf && folded::<F>(entry.raw) {
+            return self.tables.unfold(entry.start, level, &mut self.done.counts);
+        }
         if kind != Kind::Leaf || entry.raw & F::DIRTY == 0 {
             return Flow::Next;
         }
@@ -116,7 +121,7 @@ impl<'t, F: Format> Visitor<'t, F> for Harvest<'_, F> {
             self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
-        let cleaned = self.format.cleaned(entry.raw);
+        let cleaned = self.tables.format.cleaned(entry.raw);
         if cleaned != entry.raw {
             if entry.slot.exchange(entry.raw, cleaned).is_err() {
                 return Flow::Again;
@@ -139,7 +144,7 @@ impl<'t, F: Format> Visitor<'t, F> for Harvest<'_, F> {
         tally: &mut Tally,
     ) -> usize {
         let (passed, mask) = change_run::<F>(run, raws, at, tally, |raw| {
-            (raw & F::DIRTY != 0).then(|| self.format.cleaned(raw))
+            (raw & F::DIRTY != 0).then(|| self.tables.format.cleaned(raw))
         });
         let first = ((at - self.start) >> F::PAGE_SHIFT) as usize;
         self.pages += or_bits(self.bitmap, first, mask);

@@ -1,6 +1,6 @@
 //! Looking without touching: translate, iterate, dump, and flush of what is mapped.
 
-use super::ChangeError;
+use super::{ChangeError, folded};
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::format::{Attributes, Execute, Format, Kind, Memory, Software};
 use crate::guard::Guard;
@@ -12,7 +12,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// What `gpa` translates to; `None` if nothing is mapped there.
     ///
     /// # Errors
-    /// [`Contended`] if the entry stands frozen: it may be about to appear or to vanish.
+    /// [`Contended`] if the entry, or one of its group, stands frozen: it may be about to appear or to
+    /// vanish.
     #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         if gpa.0 >> self.tables.geometry().address_bits != 0 {
@@ -22,7 +23,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         match F::kind(found.raw, found.level) {
             Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
             Kind::Leaf | Kind::Sealed => {
-                let leaf = self.tables.leaf(found, gpa.0);
+                let leaf = self.tables.leaf(found, gpa.0)?;
                 Ok(Some(Translation {
                     hpa: Hpa(leaf.hpa.0 + (gpa.0 - leaf.gpa.0)),
                     size: leaf.size,
@@ -89,21 +90,38 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// The leaf, or group, that was found at `gpa`.
     #[inline(always)]
-    fn leaf(&self, Found { raw, level, writable }: Found, gpa: u64) -> Leaf {
+    fn leaf(&self, found: Found, gpa: u64) -> Result<Leaf, Contended> {
+        let Found { raw, level, writable } = found;
+        if folded::<F>(raw) {
+            return self.folded_leaf(level, gpa).ok_or(Contended { at: Gpa(gpa) });
+        }
         let size = F::size(level);
         let mut attributes = self.format.decode(raw, level);
         attributes.write &= writable;
-        Leaf {
+        Ok(Leaf {
             gpa: Gpa(gpa & !(size.bytes() - 1)),
             hpa: F::leaf_address(raw, level),
             size,
             attributes,
-        }
+        })
+    }
+
+    #[cold]
+    fn folded_leaf(&self, level: u8, gpa: u64) -> Option<Leaf> {
+        let group = self.group(gpa, level)?;
+        let first = group.state()?;
+        Some(Leaf {
+            gpa: Gpa(group.start),
+            hpa: F::leaf_address(first, level),
+            size: PageSize::from_bytes(group.bytes())?,
+            attributes: self.format.decode(first, level),
+        })
     }
 }
 
-/// A page or block.
+/// A page, block or group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaf {
     /// Its first address.
@@ -135,7 +153,11 @@ impl<F: Format, P: Platform> Iterator for Leaves<'_, '_, F, P> {
             self.at = ((at >> F::shift(level)) + 1) << F::shift(level);
             match F::kind(found.raw, level) {
                 Kind::Leaf | Kind::Sealed => {
-                    return Some(Ok(self.tables.leaf(found, at)));
+                    let leaf = self.tables.leaf(found, at);
+                    if let Ok(leaf) = leaf {
+                        self.at = leaf.gpa.0 + leaf.size.bytes();
+                    }
+                    return Some(leaf);
                 }
                 Kind::Frozen | Kind::Retired => return Some(Err(Contended { at: Gpa(at) })),
                 Kind::Empty | Kind::Reserved | Kind::Table => {}

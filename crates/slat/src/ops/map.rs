@@ -1,5 +1,6 @@
 //! Map: a range of guest memory onto host memory, by the largest leaves that fit.
 
+use super::unfold::Group;
 use super::{Atomically, Change};
 use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
@@ -106,11 +107,23 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<u64, Halted<MapError>> {
-        self.map_by::<Atomically>(range, hpa, attributes, largest, cache)
+        self.map_by::<Atomically>(range, (hpa, false), attributes, largest, cache)
     }
 
-    #[inline]
-    pub(crate) fn map_by<C: Change>(
+    /// [`Guard::map`], which *folds*: aligned neighbours that a TLB may hold as one leaf are marked so
+    /// where the range covers all of them and they were empty. On formats without such groups it is
+    /// [`Guard::map`]. Arm: 16 leaves of 4k or of 2m; with the 16K granule 128 of 16k or 32 of 32m, with
+    /// 64K 32 of 64k or of 512m.
+    ///
+    /// A group is one leaf: lookups show its size and the state that hardware set in any part of it;
+    /// ageing answers for all of it, and clears it where it is covered whole. Whatever else changes a
+    /// part of it unfolds it first, at the cost of an invalidation, executed inside; a break, where the
+    /// CPU demands one for changes of size. Nothing folds what is mapped already, nor the children of a
+    /// split.
+    ///
+    /// # Errors
+    /// Those of [`Guard::map`].
+    pub fn map_contiguous(
         &mut self,
         range: GpaRange,
         hpa: Hpa,
@@ -118,9 +131,22 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<u64, Halted<MapError>> {
+        self.map_by::<Atomically>(range, (hpa, true), attributes, largest, cache)
+    }
+
+    /// To the memory at an address, folded or not.
+    #[inline]
+    pub(crate) fn map_by<C: Change>(
+        &mut self,
+        range: GpaRange,
+        (hpa, contiguous): (Hpa, bool),
+        attributes: Attributes,
+        largest: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<u64, Halted<MapError>> {
         let tables = self.tables;
         let plan = match tables.plan_map(&range, hpa, attributes, largest, cache) {
-            Ok(plan) => plan,
+            Ok(plan) => Plan { contiguous, ..plan },
             Err(why) => return Self::halted(range.start(), why),
         };
         if range.size() == 1 << F::PAGE_SHIFT
@@ -257,6 +283,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             end: range.end().0,
             largest,
             outside: Outside::Empty,
+            contiguous: false,
         })
     }
 
@@ -342,6 +369,12 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, '
             };
         }
         if level <= self.plan.largest && entry.whole::<F>(level) && self.plan.aligned::<F>(level) {
+            if let Some((start, end)) = self.plan.group::<F>(level, entry.start)
+                && start == entry.start
+                && let Some(flow) = self.group(level, &entry, end)
+            {
+                return flow;
+            }
             self.maintain(entry.start, entry.end);
             self.break_before_fill(level, &entry);
             let hpa = Hpa(entry.start.wrapping_add(self.plan.delta));
@@ -380,6 +413,22 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, '_, F, P, C> {
         let base = entry.base::<F>(level);
         let broke = self.tables.break_before_fill(entry.raw, level, base);
         self.done.counts.invalidations += u64::from(broke);
+    }
+
+    /// Fills a group of empty slots, of which `entry` is the first; `None` if they are not all empty.
+    #[cold]
+    fn group(&mut self, level: u8, entry: &Entry<'_>, end: u64) -> Option<Flow> {
+        let group = self.tables.group(entry.start, level).filter(Group::is_vacant)?;
+        self.maintain(entry.start, end);
+        let hpa = Hpa(entry.start.wrapping_add(self.plan.delta));
+        let first = F::leaf(self.plan.bits, level, hpa);
+        match self.tables.fill_group(&group, None, first, &mut self.done.counts) {
+            Ok(()) => {
+                self.done.bytes += end - entry.start;
+                Some(Flow::Next)
+            }
+            Err(flow) => Some(flow),
+        }
     }
 
     /// Builds the tables under an empty slot aside, and links them.

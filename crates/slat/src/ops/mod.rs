@@ -10,6 +10,7 @@ mod push_down;
 mod reserve;
 mod rights;
 mod split;
+mod unfold;
 mod unmap;
 mod vacate;
 
@@ -19,6 +20,7 @@ pub use map::MapError;
 pub use pages::Pages;
 pub use reserve::Reservation;
 pub use split::{Batched, Bounded, Childless, EveryEntry, SplitError, SplitWalk, Tested};
+pub(crate) use unfold::folded;
 pub use unmap::{Place, Removals, Removed, UnmapError};
 
 use crate::addr::{GpaRange, PageSize, RangeError};

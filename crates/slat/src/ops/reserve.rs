@@ -12,6 +12,7 @@
 //! Tokens are counted per guest and do not come back within 2^48 faults and unmaps.
 
 use super::map::{MapError, maintenance};
+use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
 use crate::format::{Attributes, Format, Kind};
@@ -31,6 +32,8 @@ pub struct Reservation<'g, 't, 'p, F: Format, P: Platform> {
     raw: u64,
     level: u8,
     base: u64,
+    /// All of the group around the slot, by the same token.
+    group: Option<Group<'t, F>>,
 }
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
@@ -67,10 +70,34 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         match found {
             Ok((slot, raw, level)) => {
                 let base = page & !((1 << F::shift(level)) - 1);
-                Ok(Reservation { guard: self, slot, raw, level, base })
+                Ok(Reservation { guard: self, slot, raw, level, base, group: None })
             }
             Err(why) => Self::halted(gpa, why),
         }
+    }
+
+    /// [`Guard::reserve`]; and where all of the group around the slot is empty, all of it, to be folded
+    /// ([`Guard::map_contiguous`]). On formats without groups it is [`Guard::reserve`].
+    ///
+    /// Whoever reserved one of the slots before finds that void: who begins anew does so by
+    /// [`Guard::reserve`], or two could go on voiding each other's.
+    ///
+    /// # Errors
+    /// Those of [`Guard::reserve`].
+    pub fn reserve_contiguous<'g>(
+        &'g mut self,
+        gpa: Gpa,
+        largest: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<Reservation<'g, 't, 'p, F, P>, Halted<MapError>> {
+        let mut reserved = self.reserve(gpa, largest, cache)?;
+        let Reservation { guard, level, base, .. } = &mut reserved;
+        let tables = guard.tables;
+        if let Some((group, token)) = tables.reserve_group(*base, *level, &mut guard.counts) {
+            (reserved.raw, reserved.base) = (token, group.start);
+            reserved.group = Some(group);
+        }
+        Ok(reserved)
     }
 
     fn reserve_slot(
@@ -146,20 +173,17 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 }
 
 impl<F: Format, P: Platform> Reservation<'_, '_, '_, F, P> {
-    /// The addresses that a leaf here would translate.
-    pub const fn range(&self) -> GpaRange {
-        GpaRange::from_bounds(self.base, self.base + (1 << self.shift()))
-    }
-
-    const fn shift(&self) -> u32 {
-        F::PAGE_SHIFT + F::INDEX_BITS * self.level as u32
+    /// The addresses that a leaf here, or a group, would translate.
+    pub fn range(&self) -> GpaRange {
+        let bytes = self.group.as_ref().map_or(1 << F::shift(self.level), Group::bytes);
+        GpaRange::from_bounds(self.base, self.base + bytes)
     }
 
     /// Maps [`Reservation::range`] to the memory at `hpa`; returns its bytes, or `None` if the
     /// reservation is void: something was mapped there, or unmapped, meanwhile.
     ///
     /// # Errors
-    /// [`MapError::HostAddress`], also for one that is not a multiple of the leaf's size, and
+    /// [`MapError::HostAddress`], also for one that is not a multiple of the leaf's or group's size, and
     /// [`MapError::Attributes`]: nothing is mapped.
     pub fn commit(self, hpa: Hpa, attributes: Attributes) -> Result<Option<u64>, MapError> {
         let tables = self.guard.tables;
@@ -174,9 +198,15 @@ impl<F: Format, P: Platform> Reservation<'_, '_, '_, F, P> {
             tables.platform.maintain(hpa, bytes, what);
         }
         let leaf = F::leaf(bits, self.level, hpa);
-        let mapped = self.slot.exchange(self.raw, leaf).is_ok();
+        let counts = &mut self.guard.counts;
+        let mapped = match &self.group {
+            Some(group) => tables.fill_group(group, Some(self.raw), leaf, counts).is_ok(),
+            None => {
+                counts.slots_written += 1;
+                self.slot.exchange(self.raw, leaf).is_ok()
+            }
+        };
         if mapped {
-            self.guard.counts.slots_written += 1;
             tables.touch_above(self.base, self.level);
             tables.platform.publish();
         }

@@ -7,7 +7,7 @@
 
 use super::map::maintenance;
 use super::push_down::push_down;
-use super::{Atomically, Change, ChangeError, Pages};
+use super::{Atomically, Change, ChangeError, Pages, folded};
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Access, Format, Kind, RUN, Software};
 use crate::guard::{Done, Guard};
@@ -278,7 +278,29 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform, R, C> Rewrite<'_, '_, F, P, R, C> {
+impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> {
+    /// What becomes of a member of a group, whose state is that of the group: it may become accessed,
+    /// as a fault wants it that only this member's use causes. Otherwise the group stays as it is, or is
+    /// unfolded first.
+    #[cold]
+    fn member(&mut self, level: u8, entry: &Entry<'_>) -> Result<u64, Flow> {
+        let group = self.tables.group(entry.start, level).ok_or(Flow::Again)?;
+        let state = group.state().ok_or(Flow::Wait)?;
+        let changed = self.rule.change(state);
+        if (changed ^ state) & !F::ACCESSED == 0 {
+            return Ok(entry.raw | changed & self.rule.change(entry.raw) & F::ACCESSED);
+        }
+        if level > 0 && (R::WHOLE && !entry.whole::<F>(level) || R::PAGES) {
+            // To be refused.
+            return Ok(changed);
+        }
+        if C::ALONE {
+            group.unfold_alone();
+            return Err(Flow::Again);
+        }
+        Err(self.tables.unfold(entry.start, level, &mut self.done.counts))
+    }
+
     /// Before `raw` becomes `changed`, which may be executed where `raw` may not.
     #[cold]
     fn make_coherent(&self, level: u8, raw: u64, changed: u64) {
@@ -305,7 +327,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
     for Rewrite<'_, '_, F, P, R, C>
 {
     const LEVELS: Levels = Levels::ALL;
-    const QUIET: Option<u64> = Some(R::QUIET);
+    const QUIET: Option<u64> = Some(R::QUIET | F::CONTIGUOUS);
     const TOUCHES: bool = R::TOUCHES;
 
     #[inline(always)]
@@ -313,7 +335,14 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         if kind != Kind::Leaf {
             return Flow::Next;
         }
-        let changed = self.rule.change(entry.raw);
+        let changed = if folded::<F>(entry.raw) {
+            match self.member(level, &entry) {
+                Ok(changed) => changed,
+                Err(flow) => return flow,
+            }
+        } else {
+            self.rule.change(entry.raw)
+        };
         let cuts = R::WHOLE && !entry.whole::<F>(level) || R::PAGES && changed != entry.raw;
         if level > 0 && cuts {
             self.why = ChangeError::CutsBlock { size: F::size(level) };
@@ -343,7 +372,9 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
             table::rewrite_run(run, |raws| {
                 let common = raws.iter().fold(!0, |common, raw| common & raw);
                 let any = raws.iter().fold(0, |any, raw| any | raw);
-                let sure = common & R::QUIET != 0 && any & F::MARK == 0 && F::all_pages(common);
+                let sure = common & R::QUIET != 0
+                    && any & (F::MARK | F::CONTIGUOUS) == 0
+                    && F::all_pages(common);
                 sure.then(|| raws.map(|raw| self.rule.change(raw)))
             })
         };

@@ -12,6 +12,7 @@
 //! Without a break a CPU may hold the block and its pages at once until the split's shootdown has
 //! completed; until then no invalidation in the range may be narrowed to one leaf size.
 
+use super::folded;
 use super::map::maintenance;
 use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
@@ -141,7 +142,8 @@ impl fmt::Display for SplitError {
 impl core::error::Error for SplitError {}
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Splits until no leaf that overlaps `range` is larger than `to`; of a block that reaches
+    /// Splits until no leaf that overlaps `range` is larger than `to` (but for groups of leaves of `to`,
+    /// which [`Guard::unfold`] is for); of a block that reaches
     /// out of the range, the rest becomes the largest leaves that a table of the path allows. Returns
     /// the bytes of the blocks that were split.
     ///
@@ -384,6 +386,9 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     /// Replaces a block by tables, at once or together with its neighbours.
     #[inline]
     fn block(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
+        if folded::<F>(entry.raw) {
+            return self.tables.unfold(entry.start, level, &mut self.done.counts);
+        }
         let base = entry.base::<F>(level);
         let Some(mut frame) = self.cache.take() else {
             self.why = SplitError::CacheEmpty;
@@ -401,6 +406,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             end: self.end,
             largest: TARGET,
             outside: Outside::Leaf,
+            contiguous: false,
         };
         let counts = &mut self.done.counts;
         let mut builder =

@@ -14,6 +14,7 @@
 //! the link in the parent's slot, in which others may still change bits, but not the address.
 
 use super::ChangeError;
+use super::unfold::folded;
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{Attributes, Format, Kind};
 use crate::guard::{Done, Guard};
@@ -228,9 +229,11 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
             tables.removing.fetch_add(1, Ordering::AcqRel);
         }
         let (done, why) = (Done::NOTHING, UnmapError::Contended);
-        let mut visitor = Unmap { tables, removals, empty: 0, next: (0, 0, 0), done, why };
+        let (start, end) = (range.start().0, range.end().0);
+        let mut visitor =
+            Unmap { tables, removals, start, end, taken: 0, empty: 0, next: (0, 0, 0), done, why };
         visitor.empty = visitor.token();
-        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let result = tables.walk(start, end, &mut visitor);
         let Unmap { done, why, .. } = visitor;
         let bytes = done.into(self);
         match result {
@@ -243,6 +246,10 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
 struct Unmap<'t, 'r, 's, 'o, 'p, F: Format, P: Platform> {
     tables: &'t Tables<'p, F, P>,
     removals: &'r mut Removals<'s, 'o, 'p, F, P>,
+    start: u64,
+    end: u64,
+    /// The end of the last group that was taken out: what is mapped below it is newer.
+    taken: u64,
     /// What is left in a slot that was emptied.
     empty: u64,
     /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
@@ -256,6 +263,9 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if F::CONTIGUOUS != 0 && entry.start < self.taken {
+            return Flow::Next;
+        }
         if kind != Kind::Leaf {
             // A reservation that the range merely touches is void as well.
             let void = kind != Kind::Reserved || entry.slot.exchange(entry.raw, self.empty).is_ok();
@@ -264,6 +274,9 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
         if level > 0 && !entry.whole::<F>(level) {
             self.why = UnmapError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
+        }
+        if folded::<F>(entry.raw) {
+            return self.group(level, &entry);
         }
         // The next of a run, as most are: it differs from the last by its address alone.
         if (entry.raw, entry.start, level) == self.next
@@ -324,6 +337,32 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
 }
 
 impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
+    /// Takes out a group that the range covers whole; unfolds any other.
+    #[cold]
+    fn group(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
+        let tables = self.tables;
+        let Some(group) = tables.group(entry.start, level) else { return Flow::Again };
+        // Whether it continues what was removed last is known too late.
+        if !group.inside(self.start, self.end) || self.removals.is_full() {
+            return tables.unfold(entry.start, level, &mut self.done.counts);
+        }
+        let first = match group.take(self.empty) {
+            Ok(first) => first,
+            Err(flow) => return flow,
+        };
+        self.done.counts.slots_written += 2 * group.slots.len() as u64;
+        self.done.bytes += group.bytes();
+        self.taken = group.end;
+        self.removals.push(Removed {
+            gpa: Gpa(group.start),
+            bytes: group.bytes(),
+            size: F::size(level),
+            hpa: F::leaf_address(first, level),
+            attributes: tables.format.decode(first, level),
+        });
+        Flow::Next
+    }
+
     /// What to leave in slots that are emptied now.
     fn token(&self) -> u64 {
         if self.tables.refill_breaks() { self.tables.next_token() } else { 0 }

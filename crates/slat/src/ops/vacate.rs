@@ -1,6 +1,7 @@
 //! Unmapping where no CPU has the tables and nobody else is in them: what is there is handed out, tables
 //! that are covered whole are given back at once, and nothing is owed.
 
+use super::unfold::{Group, folded};
 use super::{Change, ChangeError, Plainly};
 use crate::addr::{Gpa, GpaRange, Hpa};
 
@@ -68,7 +69,14 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
                 }
             }
             let slot = &slots[(number & mask) as usize];
-            let raw = slot.load();
+            let mut raw = slot.load();
+            if F::kind(raw, level) == Kind::Leaf
+                && folded::<F>(raw)
+                && let Some(group) = Group::<F>::within(slots, level, number << shift)
+            {
+                group.unfold_alone();
+                raw = slot.load();
+            }
             let (from, to) = (start.max(number << shift), end.min((number + 1) << shift));
             number += 1;
             match F::kind(raw, level) {

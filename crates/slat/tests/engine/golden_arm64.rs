@@ -159,6 +159,7 @@ fn manual(a: Attributes, fwb: bool, hd: bool, sh: u64) -> Leaf {
         sh,
         af: a.accessed,
         dbm: a.write && hd,
+        contiguous: false,
         xn: match a.execute {
             Execute::All => 0b00,
             Execute::User => 0b01,

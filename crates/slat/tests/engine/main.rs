@@ -7,6 +7,7 @@ mod common;
 
 mod collapse;
 mod contended;
+mod contiguous;
 mod edges;
 mod golden_arm64;
 mod golden_ept;

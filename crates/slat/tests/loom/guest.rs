@@ -135,6 +135,12 @@ impl<F: Walked> On<F> {
         self
     }
 
+    /// The same, folded.
+    pub fn folded(self, at: Range<u64>, attributes: Attributes, size: u64) -> Self {
+        assert!(self.fold(at, attributes, size, &mut self.cache(3)).is_none());
+        self
+    }
+
     /// What stands there, when nobody holds anything any more.
     pub fn at(&self, gpa: u64) -> Option<Translation> {
         let found = self.inside().guard.translate(Gpa(gpa)).expect("a marker was left behind");
@@ -218,8 +224,31 @@ impl<F: Walked> In<'_, F> {
         self.map_to(MEMORY, at, attributes, size, cache)
     }
 
+    /// [`In::map`], which folds.
+    pub fn fold(
+        &mut self,
+        at: Range<u64>,
+        attributes: Attributes,
+        size: u64,
+        cache: &mut Cache<F>,
+    ) -> Outcome<MapError> {
+        self.map_as(true, MEMORY, at, attributes, size, cache)
+    }
+
     pub fn map_to(
         &mut self,
+        memory: u64,
+        at: Range<u64>,
+        attributes: Attributes,
+        size: u64,
+        cache: &mut Cache<F>,
+    ) -> Outcome<MapError> {
+        self.map_as(false, memory, at, attributes, size, cache)
+    }
+
+    fn map_as(
+        &mut self,
+        fold: bool,
         memory: u64,
         at: Range<u64>,
         attributes: Attributes,
@@ -234,7 +263,12 @@ impl<F: Walked> In<'_, F> {
             .retain(|taken| taken.end <= memory + at.start || taken.start >= memory + at.end);
         let (when, grant) = self.grant(&at);
         let hpa = Hpa(memory + at.start);
-        let result = self.guard.map(range(&at), hpa, attributes, size, cache.pages());
+        let (all, pages_at_hand) = (range(&at), cache.pages());
+        let result = if fold {
+            self.guard.map_contiguous(all, hpa, attributes, size, pages_at_hand)
+        } else {
+            self.guard.map(all, hpa, attributes, size, pages_at_hand)
+        };
         self.granted(grant);
         if result.is_ok_and(|bytes| bytes == at.end - at.start) && attributes.accessed {
             self.made_used(when, &at, attributes.dirty);
@@ -416,6 +450,7 @@ macro_rules! unseated {
 }
 unseated! {
     fn map(at: Range<u64>, a: Attributes, size: u64, cache: &mut Cache<F>) -> Outcome<MapError>;
+    fn fold(at: Range<u64>, a: Attributes, size: u64, cache: &mut Cache<F>) -> Outcome<MapError>;
     fn split(at: Range<u64>, to: u64, cache: &mut Cache<F>)
         -> (Range<u64>, Outcome<SplitError>);
     fn collapse(at: Range<u64>, to: u64) -> Outcome<SplitError>;

@@ -19,6 +19,10 @@ pub trait Walked: Format + Default {
     fn lets_write(raw: u64) -> bool;
     /// The leaf after an access; `None` if that faults.
     fn used(raw: u64, write: bool) -> Option<u64>;
+    /// How many neighbours of the leaf a TLB may hold as one, with the leaf: bytes, a power of two.
+    fn reach(_raw: u64, level: u8) -> u64 {
+        1 << Self::shift(level)
+    }
     /// Whether a write through the TLB needs no look at the leaf again.
     fn written(raw: u64) -> bool;
 }
@@ -40,6 +44,11 @@ impl Walked for Tiny {
     fn used(raw: u64, write: bool) -> Option<u64> {
         let fits = raw & 1 != 0 && raw & 1 << 6 != 0 && (!write || raw & (1 << 7 | 1 << 51) != 0);
         fits.then_some(raw | 1 << 10 | if write { 1 << 7 } else { 0 })
+    }
+
+    /// Bit 52: with its neighbour.
+    fn reach(raw: u64, level: u8) -> u64 {
+        1 << (Self::shift(level) + u32::from(raw >> 52 & 1 == 1))
     }
 
     fn written(raw: u64) -> bool {
@@ -75,6 +84,8 @@ impl Walked for TinyEpt {
 struct Entry {
     range: Range<u64>,
     hpa: u64,
+    /// Bytes of the leaf, or of each in the group.
+    size: u64,
     /// A write goes through without another look at the descriptor.
     dirty: bool,
 }
@@ -109,8 +120,8 @@ impl Tlb {
     pub fn invalidate(&mut self, what: &Invalidation) {
         let range = what.range.map_or(0..u64::MAX, |r| r.start().0..r.end().0);
         self.entries.retain(|entry| {
-            let size = entry.range.end - entry.range.start;
-            !overlap(&entry.range, &range) || what.leaf.is_some_and(|leaf| leaf.bytes() != size)
+            let other = what.leaf.is_some_and(|leaf| leaf.bytes() != entry.size);
+            !overlap(&entry.range, &range) || other
         });
         self.walks.retain(|walk| !what.tables || !overlap(&walk.range, &range));
     }
@@ -207,11 +218,13 @@ impl<F: Walked> On<F> {
             if new != raw && slot.exchange(raw, new).is_err() {
                 continue;
             }
-            let start = gpa & !((1 << F::shift(level)) - 1);
-            let range = start..start + (1 << F::shift(level));
-            let hpa = F::leaf_address(raw, level).0;
+            let (size, reach) = (1 << F::shift(level), F::reach(raw, level));
+            let start = gpa & !(reach - 1);
+            let range = start..start + reach;
+            let hpa = F::leaf_address(raw, level).0 - ((gpa & !(size - 1)) - start);
             let dirty = writes && F::written(new);
-            world.tlb.borrow_mut().insert(world.break_before_make(), Entry { range, hpa, dirty });
+            let entry = Entry { range, hpa, size, dirty };
+            world.tlb.borrow_mut().insert(world.break_before_make(), entry);
             return Some(hpa + (gpa - start));
         }
     }

@@ -53,6 +53,8 @@ pub enum Tree {
     One,
     /// A block.
     Block,
+    /// A table of two pages, folded.
+    Group,
 }
 
 const ALL: Range<u64> = 0..BLOCK;
@@ -138,6 +140,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
         Tree::Two => guest.mapped(ALL, attributes, PAGE),
         Tree::One => guest.mapped(0..PAGE, attributes, PAGE),
         Tree::Block => guest.mapped(ALL, attributes, BLOCK),
+        Tree::Group => guest.folded(ALL, attributes, PAGE),
     };
     if either(Cpu) {
         guest.access(0, false, Use::Always);
@@ -197,13 +200,15 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
                 assert!(may || tree == Tree::One, "a fault without a reason");
             }
             Left::Again(Translate) => {
-                let may = unmaps || bbm == ALWAYS || tree == Tree::One || either(Collapse);
+                let may = unmaps || bbm == ALWAYS || tree != Tree::Two || either(Collapse);
                 assert!(may, "a page vanished");
             }
             Left::Again(Fault) => {
                 assert!(unmaps || either(Map) || either(Collapse) || both || either(Split))
             }
             Left::Again(Age) if both || either(Collapse) || bbm == ALWAYS || unmaps => {}
+            // Unfolded beside it.
+            Left::Again(Age) if tree == Tree::Group => {}
             Left::Again(Age) => panic!("nobody kept the page from being answered"),
             Left::Again(_) if unmaps => {}
             // A block by now, which the page cuts.
@@ -271,10 +276,12 @@ fn on_all(tree: Tree, ops: [Op; 2], bound: Option<usize>) {
     let name = |machine: &str| std::format!("{:?} || {:?}, {tree:?}, {machine}", ops[0], ops[1]);
     run(&name("Arm"), bound, move || model::<Tiny>(NEVER, tree, ops));
     // Without a change of size nothing breaks.
-    if ops.contains(&Split) || ops.contains(&Collapse) {
+    if ops.contains(&Split) || ops.contains(&Collapse) || tree == Tree::Group {
         run(&name("Arm, break"), bound, move || model::<Tiny>(ALWAYS, tree, ops));
     }
-    run(&name("Intel"), bound, move || model::<TinyEpt>(NEVER, tree, ops));
+    if tree != Tree::Group {
+        run(&name("Intel"), bound, move || model::<TinyEpt>(NEVER, tree, ops));
+    }
 }
 
 macro_rules! pairs {
@@ -391,4 +398,27 @@ pairs! {
     hardware_and_reclaim: Two, Cpu, Retire, at most 3;
     translate_and_reclaim: Two, Translate, Retire;
     reclaim_and_reclaim: Two, Retire, Retire, at most 1;
+    of_a_group_map_and_unmap: Group, Map, Unmap, at most 1;
+    of_a_group_fault_and_unmap: Group, Fault, Unmap, at most 2;
+    of_a_group_unmap_and_unmap: Group, Unmap, Unmap, at most 1;
+    of_a_group_unmap_and_write_protect: Group, Unmap, Protect, at most 1;
+    of_a_group_unmap_and_relax: Group, Unmap, Relax, at most 1;
+    of_a_group_unmap_and_collapse: Group, Unmap, Collapse, at most 2;
+    of_a_group_unmap_and_age: Group, Unmap, Age, at most 1;
+    of_a_group_unmap_and_hardware: Group, Unmap, Cpu, at most 3;
+    of_a_group_write_protect_and_relax: Group, Protect, Relax, at most 3;
+    of_a_group_write_protect_and_collapse: Group, Protect, Collapse, at most 1;
+    of_a_group_write_protect_and_age: Group, Protect, Age, at most 3;
+    of_a_group_write_protect_and_hardware: Group, Protect, Cpu, at most 3;
+    of_a_group_write_protect_and_translate: Group, Protect, Translate, at most 3;
+    of_a_group_relax_and_relax: Group, Relax, Relax, at most 3;
+    of_a_group_relax_and_age: Group, Relax, Age, at most 3;
+    of_a_group_relax_and_hardware: Group, Relax, Cpu, at most 3;
+    of_a_group_collapse_and_age: Group, Collapse, Age, at most 3;
+    of_a_group_collapse_and_hardware: Group, Collapse, Cpu, at most 3;
+    of_a_group_harvest_and_harvest: Group, Harvest, Harvest, at most 3;
+    of_a_group_harvest_and_age: Group, Harvest, Age, at most 3;
+    of_a_group_harvest_and_hardware: Group, Harvest, Cpu, at most 3;
+    of_a_group_age_and_age: Group, Age, Age, at most 3;
+    of_a_group_age_and_hardware: Group, Age, Cpu, at most 3;
 }

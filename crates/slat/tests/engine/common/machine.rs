@@ -12,6 +12,7 @@ type Look = Box<dyn Fn(&TestPlatform, (u64, u64)) -> Tree>;
 pub struct Machine {
     vmid: Vmid,
     look: Look,
+    slot_size: fn(u64) -> u64,
     /// Whether the root is loaded: only then are new translations cached.
     loaded: bool,
     tlb: Vec<Run>,
@@ -45,7 +46,8 @@ fn weaker(old: &Attributes, new: &Attributes) -> bool {
 impl Machine {
     pub fn new<H: Hardware>(hardware: H, vmid: Vmid) -> Self {
         let look: Look = Box::new(move |memory, (start, end)| hardware.part(memory, start, end));
-        Self { vmid, look, loaded: true, tlb: Vec::new(), walks: BTreeMap::new() }
+        let (tlb, walks) = (Vec::new(), BTreeMap::new());
+        Self { vmid, look, slot_size: H::slot_size, loaded: true, tlb, walks }
     }
 
     /// No CPU has the root loaded any more; what is cached stays.
@@ -84,7 +86,9 @@ impl Machine {
             return;
         }
         let (start, end) = what.range.map_or((0, u64::MAX), |r| (r.start().0, r.end().0));
-        let named = |size| what.leaf.is_none_or(|hint| hint.bytes() == size);
+        // A hint names the level of descriptors.
+        let slot_size = self.slot_size;
+        let named = |size| what.leaf.is_none_or(|hint| hint.bytes() == slot_size(size));
         let (hit, kept): (Vec<_>, _) = self.tlb.drain(..).partition(|run| named(run.size));
         self.tlb = kept;
         for run in hit {

@@ -34,6 +34,7 @@ pub struct Leaf {
     pub sh: u64,
     pub af: bool,
     pub dbm: bool,
+    pub contiguous: bool,
     pub xn: u64,
     /// Bits 58:55.
     pub software: u64,
@@ -67,8 +68,8 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
         1 << (self.address_bits - below)
     }
 
-    /// D8.3.1. Without FEAT_LPA, reserved bits must be zero; the engine sets neither nT nor
-    /// Contiguous, and no ignored bits but its own 58:55. With DS, bits 49 and 48 are address bits,
+    /// D8.3.1. Without FEAT_LPA, reserved bits must be zero; the engine sets no nT, and no ignored bits
+    /// but its own 58:55. With DS, bits 49 and 48 are address bits,
     /// and bits 9:8 are address bits 51:50, in tables and leaves alike.
     pub fn fields(raw: u64, level: u32) -> Descriptor {
         if raw & 1 == 0 {
@@ -95,7 +96,6 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
         assert_eq!(below >> 12, 0, "RES0, nT or an unaligned address in {raw:#x}");
         let top = if DS { 49 } else { 47 };
         assert_eq!(bits(raw, 50, top + 1), 0, "RES0 of {raw:#x}");
-        assert_eq!(bits(raw, 52, 52), 0, "Contiguous of {raw:#x}");
         assert_eq!(bits(raw, 63, 59), 0, "PBHA and bit 63 of {raw:#x}");
         Descriptor::Leaf(Leaf {
             oa: bits(raw, top, shift) << shift | if DS { bits(raw, 9, 8) << 50 } else { 0 },
@@ -104,9 +104,22 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
             sh: if DS { 0 } else { bits(raw, 9, 8) },
             af: bits(raw, 10, 10) == 1,
             dbm: bits(raw, 51, 51) == 1,
+            contiguous: bits(raw, 52, 52) == 1,
             xn: bits(raw, 54, 53),
             software: bits(raw, 58, 55),
         })
+    }
+
+    /// The same as every format's leaf.
+    pub fn leaf(&self, leaf: &Leaf) -> super::Leaf {
+        super::Leaf {
+            oa: leaf.oa,
+            memory: leaf.mem_attr | if DS { self.sh0 } else { leaf.sh } << 4,
+            own: self.attributes(leaf),
+            above: true,
+            marks: leaf.dbm,
+            reached: true,
+        }
     }
 
     /// The leaf in the engine's words, by D8.6.5 (D8.6.6 with FWB) and D8.4 for rights.
@@ -188,14 +201,10 @@ impl<const G: u32, const DS: bool> Hardware for Arm<G, DS> {
             Descriptor::Table(table) => {
                 super::Descriptor::Table { table, accessed: true, write: true }
             }
-            Descriptor::Leaf(leaf) => super::Descriptor::Leaf(super::Leaf {
-                oa: leaf.oa,
-                memory: leaf.mem_attr | if DS { self.sh0 } else { leaf.sh } << 4,
-                own: self.attributes(&leaf),
-                above: true,
-                marks: leaf.dbm,
-                reached: true,
-            }),
+            Descriptor::Leaf(leaf) => {
+                assert!(!leaf.contiguous, "Contiguous of {raw:#x}, for which nobody asked");
+                super::Descriptor::Leaf(self.leaf(&leaf))
+            }
         }
     }
 

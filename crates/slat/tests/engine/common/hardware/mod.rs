@@ -3,6 +3,7 @@
 
 pub mod arm;
 pub mod ept;
+pub mod grouped;
 pub mod npt;
 pub mod riscv;
 
@@ -260,6 +261,11 @@ pub trait Hardware: Copy + Debug + 'static {
         1 << Self::shift(height)
     }
 
+    /// The size of the slots of a leaf of `size`: a group of slots can be one leaf.
+    fn slot_size(size: u64) -> u64 {
+        size
+    }
+
     fn height(size: u64) -> u32 {
         (size.trailing_zeros() - Self::PAGE) / Self::STRIDE
     }
@@ -292,10 +298,7 @@ pub trait Hardware: Copy + Debug + 'static {
 
     /// Everything that overlaps `start..end`.
     fn part(&self, memory: &TestPlatform, start: u64, end: u64) -> Tree {
-        let mut tree = Tree::default();
-        let whole = Part { base: 0, start, end, reached: true };
-        collect(self, memory, self.root(), whole, &mut tree);
-        tree
+        collected(self, memory, start, end)
     }
 
     /// An access of the guest, which begins at the root or at a table that a walk cache holds.
@@ -336,6 +339,14 @@ pub trait Hardware: Copy + Debug + 'static {
             }
         }
     }
+}
+
+/// Every slot that overlaps `start..end`, by itself.
+fn collected<H: Hardware>(hardware: &H, memory: &TestPlatform, start: u64, end: u64) -> Tree {
+    let mut tree = Tree::default();
+    let whole = Part { base: 0, start, end, reached: true };
+    collect(hardware, memory, hardware.root(), whole, &mut tree);
+    tree
 }
 
 #[derive(Clone, Copy)]

@@ -1,0 +1,328 @@
+//! Groups: aligned neighbours that a TLB may hold as one leaf ([`Format::CONTIGUOUS`]).
+//!
+//! A group is one leaf: no member changes alone. What hardware sets in one of them, and ageing clears
+//! in all of them, is the state of the group; whatever else is to change unfolds it first, so that its
+//! members are leaves of their own, each with the group's state.
+//!
+//! # Protocol
+//! 1. The members are held in ascending order. *Invariant*: who holds the first holds the group. No
+//!    other software changes a member then, but to set or clear its accessed state; so who has the
+//!    first gets the others. Those who come later wait at the first, and neither of two can have what
+//!    the other needs. Held is frozen; or, where the CPU lets a leaf change its size without a break,
+//!    sealed and without the bit.
+//! 2. The invalidation of the whole group completes: no CPU holds it as one any more.
+//! 3. Each member becomes a leaf of its own, with what hardware had set in any of them until then.
+//!
+//! An unmap of a whole group freezes it as well, and empties it without an invalidation of its own: a
+//! slot that were emptied beside valid members could be filled again while a CPU takes the old group
+//! from one of those. For the same reason a group is filled from frozen slots: what has been
+//! found empty is the group's until the last member stands.
+//!
+//! As many slots stand broken together as a group has, and no more than one group: as one block does,
+//! until one invalidation has completed. Between the first marker and the last release nothing is
+//! allocated and nobody is called but that invalidation.
+
+use super::ChangeError;
+use crate::addr::{GpaRange, Hpa, Levels};
+use crate::counts::Counts;
+use crate::format::{Format, Kind};
+use crate::guard::{Done, Guard};
+use crate::platform::Platform;
+use crate::shootdown::Owed;
+use crate::sync::Ordering;
+use crate::table::{self, Slot};
+use crate::tables::{Halted, Tables};
+use crate::walk::{Entry, Flow, Tally, Visitor};
+use core::marker::PhantomData;
+
+/// Whether the leaf `raw` is a member of a group.
+#[inline(always)]
+pub(crate) const fn folded<F: Format>(raw: u64) -> bool {
+    F::CONTIGUOUS != 0 && raw & F::CONTIGUOUS != 0
+}
+
+/// The slots of a group.
+#[derive(Debug)]
+pub(crate) struct Group<'t, F> {
+    pub slots: &'t [Slot],
+    level: u8,
+    /// The addresses that it covers.
+    pub start: u64,
+    pub end: u64,
+    format: PhantomData<F>,
+}
+
+impl<'t, F: Format> Group<'t, F> {
+    /// The group around `gpa` in a table at `level`; `None` if the table is too small.
+    pub fn within(slots: &'t [Slot], level: u8, gpa: u64) -> Option<Self> {
+        let (count, shift) = (F::group(level), F::shift(level));
+        let bytes = (count as u64) << shift;
+        let start = gpa & !(bytes - 1);
+        let first = (start >> shift) as usize & (slots.len() - 1);
+        let slots = slots.get(first..first + count)?;
+        Some(Self { slots, level, start, end: start + bytes, format: PhantomData })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Whether `start..end` covers all of it.
+    pub fn inside(&self, start: u64, end: u64) -> bool {
+        start <= self.start && self.end <= end
+    }
+
+    fn member(&self, raw: u64) -> bool {
+        F::kind(raw, self.level) == Kind::Leaf && folded::<F>(raw)
+    }
+
+    /// The first member, with the state of all; `None` if somebody is changing the group, or has.
+    pub fn state(&self) -> Option<u64> {
+        let mut all = self.slots[0].load();
+        for slot in self.slots {
+            let raw = slot.load();
+            let leaf = matches!(F::kind(raw, self.level), Kind::Leaf | Kind::Sealed);
+            if !leaf || !folded::<F>(raw) {
+                return None;
+            }
+            all |= raw & F::STATUS;
+        }
+        Some(all & !F::MARK)
+    }
+
+    /// Holds the group by what `interim` makes of each member; returns the first, with the state of
+    /// all. Otherwise what the walk is to do.
+    fn hold(&self, interim: impl Fn(u64) -> u64) -> Result<u64, Flow> {
+        let held = |slot: &Slot| slot.update(|raw| self.member(raw).then(|| interim(raw)));
+        let mut all = held(&self.slots[0]).map_err(|raw| match F::kind(raw, self.level) {
+            Kind::Frozen | Kind::Sealed => Flow::Wait,
+            _ => Flow::Again,
+        })?;
+        for slot in &self.slots[1..] {
+            let raw = held(slot);
+            debug_assert!(raw.is_ok(), "a member was changed beside who holds the first");
+            all |= raw.unwrap_or(0) & F::STATUS;
+        }
+        Ok(all)
+    }
+
+    /// The leaf of a member by its number, on its own, where the first is `first`.
+    fn alone(&self, first: u64, number: usize) -> u64 {
+        let hpa = F::leaf_address(first, self.level).0 + ((number as u64) << F::shift(self.level));
+        F::leaf(F::attribute_bits(first, self.level), self.level, Hpa(hpa))
+    }
+
+    /// Takes a group out: freezes it, then leaves `empty` in its slots. Returns the first member, with
+    /// the state of all.
+    pub fn take(&self, empty: u64) -> Result<u64, Flow> {
+        let frozen = F::frozen(Hpa(0));
+        let first = self.hold(|_| frozen)?;
+        self.slots.iter().for_each(|slot| slot.release(frozen, empty));
+        Ok(first)
+    }
+
+    /// Unfolds a group that nobody else, software or hardware, can reach.
+    pub fn unfold_alone(&self) {
+        if let Some(first) = self.state() {
+            for (number, slot) in self.slots.iter().enumerate() {
+                slot.init(self.alone(first, number));
+            }
+        }
+    }
+
+    fn vacant(&self, raw: u64) -> bool {
+        matches!(F::kind(raw, self.level), Kind::Empty | Kind::Reserved)
+    }
+
+    /// Whether all of its slots are empty.
+    pub fn is_vacant(&self) -> bool {
+        self.slots.iter().all(|slot| self.vacant(slot.load()))
+    }
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// The group around `gpa` at `level`; `None` if a table on the way is gone.
+    #[cold]
+    pub(crate) fn group(&self, gpa: u64, level: u8) -> Option<Group<'_, F>> {
+        let mut slots = self.root_slots();
+        for at in (level + 1..=self.geometry().root_level).rev() {
+            let raw = slots[(gpa >> F::shift(at)) as usize & (slots.len() - 1)].load();
+            if F::kind(raw, at) != Kind::Table {
+                return None;
+            }
+            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
+            slots =
+                unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
+        }
+        Group::within(slots, level, gpa)
+    }
+
+    /// Unfolds the group of the leaf at `gpa`, if it still is one. Says what the walk is to do with
+    /// the slot.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn unfold(&self, gpa: u64, level: u8, counts: &mut Counts) -> Flow {
+        match self.unfolded(gpa, level, counts) {
+            Ok(_) => Flow::Again,
+            Err(flow) => flow,
+        }
+    }
+
+    /// The bytes of the group, if it was unfolded here.
+    fn unfolded(&self, gpa: u64, level: u8, counts: &mut Counts) -> Result<u64, Flow> {
+        let group = self.group(gpa, level).ok_or(Flow::Again)?;
+        let breaks = self.platform.break_before_make().breaks_size_change();
+        let frozen = F::frozen(Hpa(0));
+        let interim = |raw: u64| if breaks { frozen } else { raw & !F::CONTIGUOUS | F::MARK };
+        let first = group.hold(interim)?;
+        let mut stale = Owed::NOTHING;
+        stale.leaves(group.start, group.end, F::size(level));
+        if let Some(what) = self.invalidation(&stale) {
+            self.platform.invalidate(&what);
+        }
+        if breaks {
+            for (number, slot) in group.slots.iter().enumerate() {
+                slot.release(frozen, group.alone(first, number));
+            }
+            counts.broken += group.slots.len() as u64;
+        } else {
+            // Until the invalidation had completed, any member stood for all.
+            let status = group.slots.iter().fold(first, |all, slot| all | slot.load()) & F::STATUS;
+            for slot in group.slots {
+                let _ = slot.update(|raw| Some((raw | status) & !F::MARK));
+            }
+        }
+        self.platform.publish();
+        counts.slots_written += 2 * group.slots.len() as u64;
+        counts.invalidations += 1;
+        Ok(group.bytes())
+    }
+
+    /// Fills a group of empty slots with `first`, without the bit, and those that continue it. Where
+    /// they are not all empty any more, or, if they were reserved, as they were, nothing is done:
+    /// `Again`.
+    pub(super) fn fill_group(
+        &self,
+        group: &Group<'_, F>,
+        token: Option<u64>,
+        first: u64,
+        counts: &mut Counts,
+    ) -> Result<(), Flow> {
+        let frozen = F::frozen(Hpa(0));
+        let fits = |raw| token.map_or(group.vacant(raw), |token| raw == token);
+        let mut emptied = false;
+        for (number, slot) in group.slots.iter().enumerate() {
+            match slot.update(|raw| fits(raw).then_some(frozen)) {
+                Ok(raw) => emptied |= raw != 0,
+                Err(_) => {
+                    // A reservation is as it was. What was empty is not: what others have done to it must
+                    // not look undone.
+                    let empty = token.unwrap_or_else(|| self.next_token());
+                    group.slots[..number].iter().for_each(|slot| slot.release(frozen, empty));
+                    return Err(Flow::Again);
+                }
+            }
+        }
+        if token.is_none() && emptied {
+            self.break_before_fill_group(group, counts);
+        }
+        // The first last: who finds it holds the group.
+        for (number, slot) in group.slots.iter().enumerate().rev() {
+            slot.release(frozen, group.alone(first, number) | F::CONTIGUOUS);
+        }
+        counts.slots_written += 2 * group.slots.len() as u64;
+        Ok(())
+    }
+
+    /// As [`Tables::break_before_fill`], of all slots at once, some of which others have emptied: they
+    /// were counted before this thread got the slots.
+    fn break_before_fill_group(&self, group: &Group<'_, F>, counts: &mut Counts) {
+        if self.refill_breaks() && self.removing.load(Ordering::Acquire) != 0 {
+            self.invalidate_slots(group.start, group.end);
+            counts.invalidations += 1;
+        }
+    }
+
+    /// Reserves the slots of the group around `gpa` by one new token, if all of them are empty.
+    #[cold]
+    pub(super) fn reserve_group(
+        &self,
+        gpa: u64,
+        level: u8,
+        counts: &mut Counts,
+    ) -> Option<(Group<'_, F>, u64)> {
+        if F::CONTIGUOUS == 0 || F::group(level) == 1 {
+            return None;
+        }
+        let group = self.group(gpa, level).filter(Group::is_vacant)?;
+        let token = self.next_token();
+        let mut emptied = false;
+        for slot in group.slots {
+            counts.slots_written += 1;
+            emptied |= slot.update(|raw| group.vacant(raw).then_some(token)).ok()? != 0;
+        }
+        if emptied {
+            self.break_before_fill_group(&group, counts);
+        }
+        Some((group, token))
+    }
+}
+
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+    /// Unfolds every group that overlaps `range` ([`Guard::map_contiguous`]); returns the bytes of those
+    /// that were unfolded here. Translation, rights and memory type stay as they are; each leaf has the
+    /// group's accessed and dirty state. Each group costs an invalidation, executed inside, and where
+    /// the CPU demands a break its leaves fault until that has completed.
+    ///
+    /// Nothing folds what is mapped: afterwards the range has no groups, if nobody maps them
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything unfolded
+    /// that precedes the address where it stopped.
+    pub fn unfold(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
+        let tables = self.tables;
+        if let Err(error) = tables.check(&range) {
+            return Self::halted(range.start(), ChangeError::Range(error));
+        }
+        if F::CONTIGUOUS == 0 {
+            return Ok(0);
+        }
+        let mut visitor = Unfold { tables, done: Done::NOTHING };
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let bytes = visitor.done.into(self);
+        match result {
+            Ok(()) => Ok(bytes),
+            Err(at) => Self::halted(at, ChangeError::Contended),
+        }
+    }
+}
+
+struct Unfold<'t, 'p, F: Format, P: Platform> {
+    tables: &'t Tables<'p, F, P>,
+    done: Done,
+}
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, '_, F, P> {
+    const LEVELS: Levels = Levels::ALL;
+    const QUIET: Option<u64> = Some(F::CONTIGUOUS);
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+        if kind != Kind::Leaf || !folded::<F>(entry.raw) {
+            return Flow::Next;
+        }
+        match self.tables.unfolded(entry.start, level, &mut self.done.counts) {
+            Ok(bytes) => {
+                self.done.bytes += bytes;
+                Flow::Next
+            }
+            Err(flow) => flow,
+        }
+    }
+
+    #[inline]
+    fn settle(&mut self, _level: u8, tally: Tally) {
+        self.done.counts.slots_read += tally.read;
+    }
+}

@@ -1,0 +1,457 @@
+//! The engine beside the flat model, where maps fold: a group is one leaf to hardware and to the model.
+
+use crate::common::flat::Flat;
+use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::{Access as Accessed, Hardware, Run, Tree};
+use crate::common::machine::Machine;
+use crate::common::world::{GuardOf, TablesOf, VMID, cache, floor};
+use crate::common::{Moment, TestPlatform};
+use slat::{
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Execute, Gpa, GpaRange, Halted,
+    Hpa, MapError, Member, PageSize, Place, SplitError, Tables, UnmapError,
+};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rule {
+    WriteProtect,
+    ExecuteProtect,
+    Clean,
+    Relax(Access),
+}
+
+impl Rule {
+    fn of(self, old: Attributes, marks: bool) -> Attributes {
+        match self {
+            Self::WriteProtect => Attributes { write: false, ..old },
+            Self::ExecuteProtect => Attributes { execute: Execute::None, ..old },
+            Self::Clean => Attributes { dirty: old.dirty && old.write && !marks, ..old },
+            Self::Relax(Access::Read) => Attributes { accessed: true, ..old },
+            Self::Relax(Access::Write) => {
+                Attributes { accessed: true, write: true, dirty: true, ..old }
+            }
+            Self::Relax(Access::Execute) => {
+                Attributes { accessed: true, execute: Execute::All, ..old }
+            }
+        }
+    }
+}
+
+pub struct Bed<'p, const G: u32> {
+    pub platform: &'p TestPlatform,
+    pub tables: TablesOf<'p, Grouped<G>>,
+    pub hardware: Grouped<G>,
+    member: Member<'p, TestPlatform>,
+    bbm: BreakBeforeMake,
+    flat: Rc<RefCell<Flat>>,
+    marks: bool,
+    /// The next operation drops what it owes; somebody did.
+    pub drops: bool,
+    pending: bool,
+}
+
+impl<'p, const G: u32> Bed<'p, G> {
+    pub fn new(
+        platform: &'p TestPlatform,
+        bbm: BreakBeforeMake,
+        format: <Grouped<G> as Hardware>::Format,
+        bits: u32,
+    ) -> Self {
+        let tables = Tables::new(format, VMID, bits, platform).unwrap();
+        let hardware = Grouped::of(&tables);
+        *platform.machine.borrow_mut() = Some(Machine::new(hardware, VMID));
+        Self {
+            platform,
+            tables,
+            hardware,
+            member: platform.join(),
+            bbm,
+            flat: Rc::default(),
+            marks: format.hardware_dirty,
+            drops: false,
+            pending: false,
+        }
+    }
+
+    pub fn tree(&self) -> Tree {
+        self.hardware.tree(self.platform)
+    }
+
+    /// An operation in a guard, and what it leaves: no mark, no group in part, nothing that two
+    /// translations could be cached of; once completed, nothing stale; all groups that `range` does
+    /// not touch.
+    fn run<R>(
+        &mut self,
+        range: GpaRange,
+        op: impl FnOnce(&TablesOf<'p, Grouped<G>>, &mut GuardOf<'_, 'p, Grouped<G>>) -> R,
+    ) -> (Tree, R, Tree) {
+        self.platform.observe();
+        let before = self.tree();
+        let mut guard = self.tables.enter(&mut self.member).unwrap();
+        let result = op(&self.tables, &mut guard);
+        let after = self.hardware.tree(self.platform);
+        assert_eq!(after.marks, 0, "a slot left marked, or a group in part");
+        let machine = || self.platform.machine.borrow_mut();
+        machine().as_mut().unwrap().check_conflicts(&after, self.bbm);
+        self.pending |= self.drops;
+        if self.drops {
+            drop(guard);
+        } else {
+            guard.complete();
+            self.pending = false;
+        }
+        if !self.pending {
+            machine().as_mut().unwrap().check_fresh(&after);
+        }
+        let (start, end) = (range.start().0, range.end().0);
+        for group in before.runs.iter().filter(|run| Grouped::<G>::is_group(run.size)) {
+            for at in (group.start..group.end).step_by(group.size as usize) {
+                let size = after.at(at).map(|run| run.size);
+                let apart = at >= end || at + group.size <= start;
+                assert!(!apart || size == Some(group.size), "{at:#x} was unfolded for nothing");
+            }
+        }
+        (before, result, after)
+    }
+
+    fn settle(&self, tree: &Tree) {
+        assert_eq!(Flat::of(tree), self.flat.borrow().merged());
+    }
+
+    /// The block that an end of the range cuts: a group is no block.
+    fn cuts(&self, before: &Tree, range: &GpaRange) -> bool {
+        let cut = |edge: u64| {
+            before
+                .at(edge)
+                .is_some_and(|run| !edge.is_multiple_of(Grouped::<G>::slot_size(run.size)))
+        };
+        cut(range.start().0) || cut(range.end().0)
+    }
+
+    pub fn map(
+        &mut self,
+        range: GpaRange,
+        hpa: u64,
+        attributes: Attributes,
+        largest: PageSize,
+        frames: usize,
+        fold: bool,
+    ) {
+        let platform = self.platform;
+        let mut storage = Vec::new();
+        let mut cache = cache::<Grouped<G>>(platform, &mut storage, frames);
+        let (before, result, after) = self.run(range, |_, guard| {
+            if fold {
+                guard.map_contiguous(range, Hpa(hpa), attributes, largest, &mut cache)
+            } else {
+                guard.map(range, Hpa(hpa), attributes, largest, &mut cache)
+            }
+        });
+        let (start, end) = (range.start().0, range.end().0);
+        let legal = self.hardware.refuses(attributes).is_empty();
+        let end = match result {
+            Ok(_) => {
+                assert!(legal);
+                end
+            }
+            Err(Halted { at, why: MapError::CacheEmpty }) => at.0,
+            Err(Halted { why: MapError::Attributes(_), .. }) => {
+                assert!(!legal);
+                return self.settle(&after);
+            }
+            Err(Halted { at, why: MapError::Occupied { .. } }) => {
+                let there = before.at(at.0).unwrap();
+                let own = there.leaf.own;
+                let like = Attributes { accessed: own.accessed, dirty: own.dirty, ..attributes };
+                assert!(there.oa(at.0) != hpa + (at.0 - start) || own != like);
+                return self.settle(&after);
+            }
+            Err(other) => panic!("{other:?}"),
+        };
+        if start < end {
+            self.flat.borrow_mut().map(start, end, hpa, attributes);
+        }
+        self.settle(&after);
+        // Whatever can be folded is.
+        for slot in [1 << G, Grouped::<G>::size(1)] {
+            let bytes = Grouped::<G>::group(slot);
+            let first = start.next_multiple_of(bytes);
+            for base in (first..floor(end, bytes)).step_by(bytes as usize) {
+                let empty = before.within(base, base + bytes).next().is_none();
+                let aligned = hpa.wrapping_add(base - start) % bytes == 0;
+                let size = after.at(base).unwrap().size;
+                let new = empty && aligned && slot <= largest.bytes() && size == slot;
+                assert!(!(fold && new), "{base:#x} is not folded");
+                assert!(fold || !empty || size != bytes, "{base:#x} is folded");
+            }
+        }
+    }
+
+    pub fn unmap(&mut self, range: GpaRange) {
+        let (mut storage, mut removed) = ([const { Place::EMPTY }; 8], Vec::new());
+        let (mut at, end) = (range.start().0, range.end().0);
+        let dropped = self.drops;
+        loop {
+            let rest = GpaRange::new(Gpa(at), end - at).unwrap();
+            let (before, result, after) = self.run(rest, |tables, guard| {
+                let mut removals = slat::Removals::new(tables, &mut storage);
+                let result = guard.unmap(rest, &mut removals);
+                // Dropped, the memory is nobody's, and the invalidation the next map's.
+                if !dropped {
+                    removed.extend(removals.complete());
+                }
+                result
+            });
+            self.pending |= dropped;
+            let stopped = match result {
+                Ok(_) => end,
+                Err(Halted { at, why: UnmapError::Full }) => at.0,
+                Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
+                    assert!(self.cuts(&before, &rest));
+                    return self.settle(&after);
+                }
+                Err(other) => panic!("{other:?}"),
+            };
+            let mut flat = self.flat.borrow_mut();
+            let gone: Vec<_> = match at < stopped {
+                true => flat.within(at, stopped).map(|(at, piece)| (at, *piece)).collect(),
+                false => vec![],
+            };
+            // What is handed out, byte for byte.
+            let mut out = Flat::default();
+            for leaves in removed.drain(..) {
+                out.map(leaves.gpa.0, leaves.gpa.0 + leaves.bytes, leaves.hpa.0, leaves.attributes);
+            }
+            assert!(dropped || out.merged() == Flat(gone.into_iter().collect()).merged());
+            if at < stopped {
+                flat.unmap(at, stopped);
+            }
+            drop(flat);
+            self.settle(&after);
+            if stopped == end {
+                return;
+            }
+            at = stopped;
+        }
+    }
+
+    pub fn rewrite(&mut self, range: GpaRange, rule: Rule) {
+        let (before, result, after) = self.run(range, |_, guard| match rule {
+            Rule::WriteProtect => guard.write_protect(range),
+            Rule::ExecuteProtect => guard.execute_protect(range),
+            Rule::Clean => guard.clean(range),
+            Rule::Relax(access) => guard.relax(range, access),
+        });
+        let (start, end) = (range.start().0, range.end().0);
+        let whole = rule != Rule::Relax(Access::Read);
+        if let Err(halted) = result {
+            assert!(matches!(halted.why, ChangeError::CutsBlock { .. }), "{halted:?}");
+            assert!(whole && self.cuts(&before, &range));
+            return self.settle(&after);
+        }
+        let mut flat = self.flat.borrow_mut();
+        for run in &before.runs {
+            let Some(part) = run.clip(start, end) else { continue };
+            let old = run.leaf.own;
+            let new = rule.of(old, run.leaf.marks);
+            // What is used, or read as a whole, is so as a whole; other changes leave the rest alone.
+            let state = Attributes { accessed: new.accessed, ..old } == new;
+            let (from, to) = match state {
+                true => (
+                    floor(part.start, run.size),
+                    (floor(part.end - 1, run.size) + run.size).min(run.end),
+                ),
+                false => (part.start, part.end),
+            };
+            for (_, piece) in flat.within(from, to) {
+                piece.attributes = new;
+            }
+        }
+        drop(flat);
+        self.settle(&after);
+    }
+
+    pub fn split(&mut self, range: GpaRange, to: PageSize, frames: usize) {
+        let platform = self.platform;
+        let mut storage = Vec::new();
+        let mut cache = cache::<Grouped<G>>(platform, &mut storage, frames);
+        let (_, result, after) = self.run(range, |_, guard| guard.split(range, to, &mut cache));
+        let end = match result {
+            Ok(_) => range.end().0,
+            Err(Halted { at, why: SplitError::CacheEmpty }) => at.0,
+            Err(other) => panic!("{other:?}"),
+        };
+        self.settle(&after);
+        if range.start().0 < end {
+            for run in after.within(range.start().0, end) {
+                assert!(Grouped::<G>::slot_size(run.size) <= to.bytes(), "{run:x?} is not split");
+            }
+        }
+    }
+
+    pub fn collapse(&mut self, range: GpaRange, to: PageSize) {
+        let (before, result, after) = self.run(range, |_, guard| guard.collapse(range, to));
+        let bytes = result.unwrap();
+        let mut made = 0;
+        let mut flat = self.flat.borrow_mut();
+        for run in after.runs.iter().filter(|run| !Grouped::<G>::is_group(run.size)) {
+            for at in (run.start..run.end).step_by(run.size as usize) {
+                let slot = before.at(at).map(|old| Grouped::<G>::slot_size(old.size));
+                if slot == Some(run.size) {
+                    continue;
+                }
+                made += run.size;
+                let used = |piece: Attributes| (piece.accessed, piece.dirty);
+                let all: Vec<_> =
+                    flat.within(at, at + run.size).map(|(_, p)| used(p.attributes)).collect();
+                for (_, piece) in flat.within(at, at + run.size) {
+                    piece.attributes.accessed = all.iter().any(|used| used.0);
+                    piece.attributes.dirty = all.iter().any(|used| used.1);
+                }
+            }
+        }
+        assert!(bytes >= made && (made != 0 || bytes == 0));
+        drop(flat);
+        self.settle(&after);
+    }
+
+    pub fn harvest(&mut self, range: GpaRange) {
+        let words = (range.size() >> G).div_ceil(64) as usize;
+        let mut bitmap = vec![0; words];
+        let (before, result, after) = self.run(range, |_, guard| guard.harvest(range, &mut bitmap));
+        let (start, end) = (range.start().0, range.end().0);
+        if let Err(halted) = result {
+            assert!(matches!(halted.why, ChangeError::CutsBlock { .. }), "{halted:?}");
+            assert!(self.cuts(&before, &range));
+            return self.settle(&after);
+        }
+        let mut expected = vec![0; words];
+        let marks = self.marks;
+        for (at, piece) in self.flat.borrow_mut().within(start, end) {
+            if piece.attributes.dirty {
+                set(&mut expected, (at - start) >> G, (piece.end - start) >> G);
+                piece.attributes.dirty = piece.attributes.write && !marks;
+            }
+        }
+        assert!(bitmap == expected, "exactly what is dirty");
+        let grouped = |run: &Run| Grouped::<G>::is_group(run.size);
+        assert_eq!(after.within(start, end).find(grouped), None, "who harvests wants pages");
+        self.settle(&after);
+    }
+
+    pub fn age(&mut self, range: GpaRange, clear: bool) {
+        let words = (range.size() >> G).div_ceil(64) as usize;
+        let (mut young, mut unanswered) = (vec![0; words], vec![0; words]);
+        let (before, result, after) = self.run(range, |_, guard| {
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            guard.age(range, &mut ages, Ageing { clear, ..Ageing::LEAVES })
+        });
+        assert_eq!(result.unwrap().unanswered, 0);
+        let (start, end) = (range.start().0, range.end().0);
+        let mut expected = vec![0; words];
+        let mut flat = self.flat.borrow_mut();
+        for (at, piece) in flat.within(start, end).filter(|(_, piece)| piece.attributes.accessed) {
+            set(&mut expected, (at - start) >> G, (piece.end - start) >> G);
+        }
+        assert!(young == expected, "exactly what was used");
+        if clear {
+            for run in before.runs.iter() {
+                let from = start.max(run.start).next_multiple_of(run.size);
+                let to = floor(end.min(run.end), run.size);
+                if from < to {
+                    flat.within(from, to).for_each(|(_, piece)| piece.attributes.accessed = false);
+                }
+            }
+        }
+        drop(flat);
+        let sizes = |tree: &Tree| {
+            tree.runs.iter().map(|run| (run.size, run.start, run.bytes())).fold(
+                Vec::<(u64, u64, u64)>::new(),
+                |mut all, (size, start, bytes)| {
+                    match all.last_mut() {
+                        Some(last) if last.0 == size && last.1 + last.2 == start => last.2 += bytes,
+                        _ => all.push((size, start, bytes)),
+                    }
+                    all
+                },
+            )
+        };
+        assert_eq!(sizes(&before), sizes(&after), "nothing is unfolded");
+        self.settle(&after);
+    }
+
+    /// Unfolds, while hardware uses an address: in the invalidation, as a TLB that holds the group.
+    pub fn unfold(&mut self, range: GpaRange, beside: Option<(u64, bool)>) {
+        let (flat, hardware) = (self.flat.clone(), self.hardware);
+        let groups = self.tree();
+        let mut beside = beside;
+        self.platform.meanwhile(Some(Box::new(move |platform, moment| {
+            if moment == Moment::Invalidating
+                && let Some((gpa, write)) = beside.take()
+            {
+                let held = groups.at(gpa).map(|run| (floor(gpa, run.size), run.size));
+                if let Accessed::Done { .. } =
+                    hardware.access(platform, hardware.root(), gpa, write)
+                    && let Some((start, size)) = held
+                {
+                    used(&mut flat.borrow_mut(), start, start + size, write);
+                }
+            }
+        })));
+        let (_, result, after) = self.run(range, |_, guard| guard.unfold(range));
+        self.platform.meanwhile(None);
+        result.unwrap();
+        let grouped = |run: &Run| Grouped::<G>::is_group(run.size);
+        assert_eq!(after.within(range.start().0, range.end().0).find(grouped), None);
+        self.settle(&after);
+    }
+
+    pub fn access(&mut self, gpa: u64, write: bool) {
+        let done = self.hardware.access(self.platform, self.hardware.root(), gpa, write);
+        let there = self.flat.borrow().at(gpa);
+        match done {
+            Accessed::Done { start, end } => used(&mut self.flat.borrow_mut(), start, end, write),
+            Accessed::Fault => {
+                assert!(there.is_none_or(|(_, a)| if write { !a.write } else { !a.read }));
+            }
+        }
+        self.settle(&self.tree());
+    }
+
+    /// What lookups say: a group is one leaf.
+    pub fn look(&mut self, gpa: u64) {
+        let (tree, mut guard) = (self.tree(), self.tables.enter(&mut self.member).unwrap());
+        let run = tree.at(gpa);
+        let found = guard.translate(Gpa(gpa)).unwrap();
+        assert_eq!(found.map(|found| found.hpa.0), run.map(|run| run.oa(gpa)));
+        assert_eq!(found.map(|found| found.size.bytes()), run.map(|run| run.size));
+        assert_eq!(found.map(|found| found.attributes), run.map(|run| run.leaf.own));
+        let page = GpaRange::new(Gpa(floor(gpa, 1 << G)), 1 << G).unwrap();
+        let leaf = guard.leaves(page).unwrap().next().transpose().unwrap();
+        assert_eq!(leaf.map(|leaf| leaf.gpa.0), run.map(|run| floor(gpa, run.size)));
+        let leaves =
+            guard.leaves(GpaRange::new(Gpa(0), 1 << self.hardware.address_bits()).unwrap());
+        assert_eq!(leaves.unwrap().count() as u64, tree.leaves());
+        assert_eq!(guard.flush(page).unwrap(), run.map_or(0, |_| 1 << G));
+    }
+
+    pub fn destroy(self) {
+        self.platform.observe();
+        self.platform.machine.borrow_mut().as_mut().unwrap().unload();
+        // SAFETY: the machine has just unloaded the root.
+        unsafe { self.tables.deactivate() }.destroy();
+        assert_eq!(self.platform.live(), 0, "frames leaked");
+    }
+}
+
+fn used(flat: &mut Flat, start: u64, end: u64, write: bool) {
+    for (_, piece) in flat.within(start, end) {
+        piece.attributes.accessed = true;
+        piece.attributes.dirty |= write;
+    }
+}
+
+fn set(bits: &mut [u64], first: u64, end: u64) {
+    (first..end).for_each(|page| bits[page as usize / 64] |= 1 << (page % 64));
+}

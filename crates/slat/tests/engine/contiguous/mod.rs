@@ -1,0 +1,348 @@
+//! Groups of leaves that a TLB may hold as one (Arm's Contiguous bit): descriptors, and histories in
+//! which maps fold.
+
+mod bed;
+
+use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::{Access as Accessed, Config, Hardware};
+use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range};
+use crate::common::{Event, TestPlatform, destroy};
+use bed::{Bed, Rule};
+use proptest::prelude::*;
+use slat::format::arm64::{Arm64, Arm64K4};
+use slat::{
+    Access, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Hpa, Inactive, PageSize,
+    TableCache, Vmid,
+};
+
+fn size(bytes: u64) -> PageSize {
+    PageSize::from_bytes(bytes).unwrap()
+}
+
+/// Bit 52 of each slot of `slot` bytes in what a map of `pages` around groups leaves.
+fn folded<const GRANULE: u32>(slot: u64, group: u64, from: u64, slots: u64, hpa: u64) -> Vec<bool>
+where
+    Grouped<GRANULE>: Hardware<Format = Arm64<GRANULE>>,
+{
+    let mut bits = Vec::new();
+    let format = Arm64::<GRANULE>::default();
+    on_stage::<Grouped<GRANULE>>((format, 40, 8), |_, guard, cache| {
+        let start = 4 * group + from * slot;
+        let all = range(start, slots * slot);
+        guard.map_contiguous(all, Hpa(hpa + start), RAM, size(slot), cache).unwrap();
+        bits.extend((0..slots).map(|n| {
+            let (raw, found) = guard.descriptor(Gpa(start + n * slot)).unwrap();
+            assert_eq!(found.bytes(), slot);
+            let plain = format.encode(RAM).unwrap();
+            let level = if slot == 1 << GRANULE { 0 } else { 1 };
+            let leaf = Arm64::<GRANULE>::leaf(plain, level, Hpa(hpa + start + n * slot));
+            assert_eq!(raw & !(1 << 52), leaf);
+            raw >> 52 & 1 == 1
+        }));
+    });
+    bits
+}
+
+fn runs(lengths: &[(usize, bool)]) -> Vec<bool> {
+    lengths.iter().flat_map(|&(count, bit)| vec![bit; count]).collect()
+}
+
+#[test]
+fn whole_aligned_groups_of_the_manuals_sizes_are_folded_and_nothing_else() {
+    // Three slots before, two groups, two slots behind; memory that is aligned as the group is.
+    let around = |count: usize| runs(&[(3, false), (2 * count, true), (2, false)]);
+    assert_eq!(folded::<12>(4 * K, 64 * K, 13, 37, 1 << 39), around(16));
+    assert_eq!(folded::<12>(2 * M, 32 * M, 13, 37, 1 << 39), around(16));
+    assert_eq!(folded::<14>(16 * K, 2 * M, 125, 261, 1 << 39), around(128));
+    assert_eq!(folded::<14>(32 * M, G, 29, 69, 1 << 39), around(32));
+    assert_eq!(folded::<16>(64 * K, 2 * M, 29, 69, 1 << 39), around(32));
+    assert_eq!(folded::<16>(512 * M, 16 * G, 29, 35, 1 << 39), runs(&[(3, false), (32, true)]));
+    // Memory that is aligned to leaves only.
+    assert_eq!(folded::<12>(4 * K, 64 * K, 0, 32, 4 * K), runs(&[(32, false)]));
+    assert_eq!(folded::<12>(2 * M, 32 * M, 0, 32, 2 * M), runs(&[(32, false)]));
+}
+
+#[test]
+fn a_folded_page_is_the_descriptor_of_the_manual() {
+    on_stage::<Grouped<12>>((Arm64K4::default(), 40, 4), |_, guard, cache| {
+        let at = range(0x7_0000, 64 * K);
+        guard.map_contiguous(at, Hpa(0x8000_0000), RAM, size(4 * K), cache).unwrap();
+        // Contiguous, AF, inner shareable, S2AP=11, write-back, page.
+        assert_eq!(guard.descriptor(Gpa(0x7_3000)).unwrap().0, 0x0010_0000_8000_37ff);
+        let found = guard.translate(Gpa(0x7_3123)).unwrap().unwrap();
+        assert_eq!((found.hpa, found.size), (Hpa(0x8000_3123), size(64 * K)));
+        let dump = guard.dump().to_string();
+        assert!(dump.contains("1 x 64k"), "{dump}");
+        // One page loses a right: all are leaves of their own, without the bit.
+        guard.write_protect(range(0x7_5000, 4 * K)).unwrap();
+        assert_eq!(guard.descriptor(Gpa(0x7_3000)).unwrap().0, 0x0000_0000_8000_37ff);
+        assert_eq!(guard.descriptor(Gpa(0x7_5000)).unwrap().0, 0x0100_0000_8000_577f);
+        let counts = guard.counts();
+        assert_eq!((counts.broken, counts.invalidations), (16, 1));
+    });
+}
+
+#[test]
+fn what_a_format_without_groups_is_asked_to_fold_is_mapped_as_ever() {
+    use crate::common::hardware::ept::Ept;
+    let format = slat::format::ept::Ept { output_bits: 48, ..Default::default() };
+    on_stage::<Ept<true>>((format, 40, 4), |_, guard, cache| {
+        let at = range(0, 64 * K);
+        assert_eq!(guard.map_contiguous(at, Hpa(0), RAM, size(4 * K), cache), Ok(64 * K));
+        assert_eq!(guard.translate(Gpa(0)).unwrap().unwrap().size, PageSize::SIZE_4K);
+        assert_eq!(guard.unfold(at), Ok(0));
+    });
+}
+
+#[test]
+fn a_group_is_filled_again_only_behind_the_invalidation_of_what_stood_there() {
+    for bbm in BBM {
+        let platform = TestPlatform::new(bbm);
+        let mut bed = Bed::<12>::new(&platform, bbm, Arm64K4::default(), 31);
+        let group = range(2 * M, 64 * K);
+        bed.map(group, G, RAM, size(4 * K), 4, true);
+        bed.drops = true;
+        bed.unmap(group);
+        bed.map(group, 2 * G, RAM, size(4 * K), 4, true);
+        bed.drops = false;
+        bed.look(2 * M);
+        bed.destroy();
+    }
+}
+
+#[test]
+fn a_page_is_as_dirty_as_its_group_whichever_member_hardware_marked() {
+    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+    let clean = Attributes { dirty: false, accessed: false, ..RAM };
+    for (page, write) in (0..16).flat_map(|page| [(page, false), (page, true)]) {
+        let platform = TestPlatform::new(BBM[0]);
+        let mut bed = Bed::<12>::new(&platform, BBM[0], format, 31);
+        bed.map(range(2 * M, 64 * K), G, clean, size(4 * K), 4, true);
+        bed.access(2 * M + page * 4 * K, write);
+        // Some member is marked, and all of these are changed.
+        bed.rewrite(range(2 * M, 4 * K), Rule::Clean);
+        bed.rewrite(range(2 * M + 60 * K, 4 * K), Rule::Clean);
+        bed.rewrite(range(2 * M + 32 * K, 4 * K), Rule::WriteProtect);
+        bed.destroy();
+    }
+}
+
+#[test]
+fn inactive_tables_unfold_what_changes_in_part() {
+    let platform = TestPlatform::new(BBM[0]);
+    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+    let mut tables = Inactive::new(format, Vmid(1), 31, &platform).unwrap();
+    let mut storage = [const { None }; 4];
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(4).unwrap();
+    let (all, attributes) = (range(2 * M, 256 * K), Attributes { dirty: false, ..RAM });
+    let page = size(4 * K);
+    assert_eq!(tables.map_contiguous(all, Hpa(0), attributes, page, &mut cache), Ok(256 * K));
+    // The machine wrote somewhere in the second group.
+    let tables = tables.activate();
+    let hardware = Grouped::<12>::of(&tables);
+    let wrote = hardware.access(&platform, hardware.root(), 2 * M + 70 * K, true);
+    assert_eq!(wrote, Accessed::Done { start: 2 * M + 64 * K, end: 2 * M + 128 * K });
+    // SAFETY: no machine has the root loaded.
+    let mut tables = unsafe { tables.deactivate() };
+    platform.take_events();
+    assert_eq!(tables.write_protect(range(2 * M + 8 * K, 32 * K)), Ok(32 * K));
+    let mut gone = Vec::new();
+    let part = range(2 * M + 120 * K, 80 * K);
+    assert_eq!(tables.unmap(part, |leaves| gone.push(leaves)), Ok(80 * K));
+    assert_eq!(platform.take_events(), [Event::Publish; 0], "nothing to invalidate");
+    let leaves: Vec<_> =
+        gone.iter().map(|l| (l.gpa.0 - 2 * M, l.bytes, l.attributes.dirty)).collect();
+    assert_eq!(leaves, [(120 * K, 8 * K, true), (128 * K, 72 * K, false)]);
+    let tables = tables.activate();
+    let tree = hardware.tree(&platform);
+    let found =
+        tree.runs.iter().map(|run| (run.start - 2 * M, run.bytes(), run.size, run.leaf.own));
+    let protected = Attributes { write: false, ..attributes };
+    let expected = [
+        (0, 8 * K, 4 * K, attributes),
+        (8 * K, 32 * K, 4 * K, protected),
+        (40 * K, 24 * K, 4 * K, attributes),
+        (64 * K, 56 * K, 4 * K, RAM),
+        (200 * K, 56 * K, 4 * K, attributes),
+    ];
+    assert_eq!(Vec::from_iter(found), expected);
+    assert_eq!(tree.marks, 0);
+    drop(cache);
+    destroy(tables);
+}
+
+/// Addresses where pages are folded in groups, or else blocks: units of a group of pages, or of a block,
+/// and pages.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    blocks: bool,
+    unit: u64,
+    page: i64,
+    units: u64,
+    pages: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Map {
+        span: Span,
+        far: usize,
+        attributes: Attributes,
+        largest: usize,
+        frames: usize,
+        fold: bool,
+    },
+    Unmap(Span),
+    Rewrite(Span, Rule),
+    Split(Span, usize, usize),
+    Collapse(Span, usize),
+    Harvest(Span),
+    Age(Span, bool),
+    Unfold(Span, Option<(Span, bool)>),
+    Access(Span, bool),
+    Look(Span),
+}
+
+fn span() -> impl Strategy<Value = Span> {
+    let page = prop_oneof![5 => Just(0i64), 2 => -2..3i64];
+    let length = prop_oneof![
+        3 => (1..4u64).prop_map(|pages| (0, pages)),
+        6 => (1..4u64, 0..2u64),
+        // A group of blocks, and more.
+        3 => prop_oneof![Just((16, 0)), Just((16, 1)), Just((18, 0))],
+    ];
+    (prop::bool::weighted(0.35), 0..3u64, page, length)
+        .prop_map(|(blocks, unit, page, (units, pages))| Span { blocks, unit, page, units, pages })
+}
+
+fn attributes() -> impl Strategy<Value = Attributes> {
+    let clean = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
+    let read_only = Attributes { write: false, dirty: false, ..Attributes::RAM };
+    let idle = Attributes { accessed: false, ..read_only };
+    prop_oneof![3 => Just(clean), 2 => Just(RAM), 1 => Just(read_only), 1 => Just(idle)]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let far = prop_oneof![8 => Just(0usize), 1 => Just(1), 1 => Just(2)];
+    let frames = prop_oneof![1 => 0..3usize, 6 => Just(64)];
+    let rule = prop_oneof![
+        2 => Just(Rule::WriteProtect),
+        1 => Just(Rule::ExecuteProtect),
+        2 => Just(Rule::Clean),
+        2 => Just(Rule::Relax(Access::Read)),
+        2 => Just(Rule::Relax(Access::Write)),
+        1 => Just(Rule::Relax(Access::Execute)),
+    ];
+    let beside = prop::option::of((span(), any::<bool>()));
+    prop_oneof![
+        8 => (span(), far, attributes(), 0..3usize, frames.clone(), prop::bool::weighted(0.8)).prop_map(
+            |(span, far, attributes, largest, frames, fold)| Op::Map {
+                span, far, attributes, largest, frames, fold
+            }
+        ),
+        3 => span().prop_map(Op::Unmap),
+        4 => (span(), rule).prop_map(|(span, rule)| Op::Rewrite(span, rule)),
+        2 => (span(), 0..3usize, frames).prop_map(|(span, to, frames)| Op::Split(span, to, frames)),
+        2 => (span(), 0..3usize).prop_map(|(span, to)| Op::Collapse(span, to)),
+        1 => span().prop_map(Op::Harvest),
+        3 => (span(), any::<bool>()).prop_map(|(span, clear)| Op::Age(span, clear)),
+        1 => (span(), beside).prop_map(|(span, beside)| Op::Unfold(span, beside)),
+        6 => (span(), any::<bool>()).prop_map(|(span, write)| Op::Access(span, write)),
+        1 => span().prop_map(Op::Look),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct History {
+    bbm: BreakBeforeMake,
+    marks: bool,
+    first: Attributes,
+    steps: Vec<(Op, bool)>,
+}
+
+fn history() -> impl Strategy<Value = History> {
+    let bbm = prop_oneof![2 => Just(BBM[0]), 1 => Just(BBM[1]), 1 => Just(BBM[2])];
+    let steps = prop::collection::vec((op(), prop::bool::weighted(0.25)), 1..24);
+    (bbm, prop::bool::weighted(0.75), attributes(), steps).prop_map(|(bbm, marks, first, steps)| {
+        // Where hardware marks no writes, nothing is writable and clean.
+        let dirty = first.dirty || first.write && !marks;
+        History { bbm, marks, first: Attributes { dirty, ..first }, steps }
+    })
+}
+
+fn play<const GRANULE: u32>(history: &History, bits: u32)
+where
+    Grouped<GRANULE>: Hardware<Format = Arm64<GRANULE>>,
+{
+    let page = 1u64 << GRANULE;
+    let block = Grouped::<GRANULE>::size(1);
+    let group = Grouped::<GRANULE>::group(page);
+    let blocks = Grouped::<GRANULE>::group(block);
+    let at = |span: Span| {
+        let (from, unit) = if span.blocks { (blocks, block) } else { (block, group) };
+        (from + span.unit * unit).saturating_add_signed(span.page * page as i64)
+    };
+    let reach = |span: Span| {
+        let units = if span.units < 16 { span.units } else { span.units * blocks / block / 16 };
+        let bytes = units * if span.blocks { block } else { group } + span.pages * page;
+        GpaRange::new(Gpa(at(span)), bytes).unwrap()
+    };
+    let sizes = Grouped::<GRANULE>::sizes();
+    let nth = |index: usize| size(sizes[sizes.len() - 1 - index.min(sizes.len() - 1)]);
+    let platform = TestPlatform::new(history.bbm);
+    let config =
+        Config { forced_write_back: false, hardware_marks: history.marks, split_execute: false };
+    let format = Grouped::<GRANULE>::format(&config);
+    let mut bed = Bed::<GRANULE>::new(&platform, history.bbm, format, bits);
+    // Groups to begin with.
+    for (from, bytes, largest) in [(block, 4 * group, 0), (blocks, blocks, 1)] {
+        let from = range(from, bytes);
+        bed.map(from, from.start().0 + (1 << 40), history.first, nth(largest), 8, true);
+    }
+    for &(op, drops) in &history.steps {
+        bed.drops = drops;
+        match op {
+            Op::Map { span, far, attributes, largest, frames, fold } => {
+                let range = reach(span);
+                let far = (1 << 40) + [0, group, page][far];
+                bed.map(range, range.start().0 + far, attributes, nth(largest), frames, fold);
+            }
+            Op::Unmap(span) => bed.unmap(reach(span)),
+            Op::Rewrite(span, rule) => bed.rewrite(reach(span), rule),
+            Op::Split(span, to, frames) => bed.split(reach(span), nth(to), frames),
+            Op::Collapse(span, to) => bed.collapse(reach(span), nth(to)),
+            Op::Harvest(span) => bed.harvest(reach(span)),
+            Op::Age(span, clear) => bed.age(reach(span), clear),
+            Op::Unfold(span, beside) => {
+                bed.unfold(reach(span), beside.map(|(span, write)| (at(span), write)));
+            }
+            Op::Access(span, write) => bed.access(at(span), write),
+            Op::Look(span) => bed.look(at(span)),
+        }
+    }
+    bed.destroy();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None, cases: ProptestConfig::default().cases / 4, ..Default::default()
+    })]
+
+    #[test]
+    fn any_history_of_folds_on_the_4k_granule_agrees_with_the_flat_model(history in history()) {
+        play::<12>(&history, 30);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_of_folds_on_the_16k_granule_agrees_with_the_flat_model(history in history()) {
+        play::<14>(&history, 32);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_of_folds_on_the_64k_granule_agrees_with_the_flat_model(history in history()) {
+        play::<16>(&history, 36);
+    }
+}

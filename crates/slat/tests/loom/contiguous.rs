@@ -1,0 +1,180 @@
+//! Groups of two pages, which a CPU holds as one: unfolded, taken out and filled beside others and
+//! beside that CPU. What the pairs do to all of a group is in `pairs.rs`; here it is parts.
+
+use crate::guest::*;
+use crate::hardware::Use;
+use crate::machine::*;
+use loom::thread::spawn;
+use slat::{BreakBeforeMake, MapError};
+
+fn on_both(name: &str, bound: Option<usize>, model: fn(BreakBeforeMake)) {
+    run(name, bound, move || model(NEVER));
+    run(&std::format!("{name}, break"), bound, move || model(ALWAYS));
+}
+
+/// A CPU that uses what it holds; nothing that it may use is wrong, or was taken.
+fn reaches(guest: Guest, gpa: u64, write: bool) -> bool {
+    let reached = guest.access(gpa, write, Use::Always);
+    assert!(reached.is_none_or(|hpa| hpa.0 == MEMORY + gpa));
+    reached.is_some()
+}
+
+#[test]
+fn a_group_that_two_threads_unfold_is_whole_before_and_its_pages_are_whole_after() {
+    on_both("protect of a page || protect of the other, group", None, |bbm| {
+        let guest = Guest::new(14, bbm).folded(0..BLOCK, RAM, PAGE);
+        let other = spawn(move || guest.protect(PAGE..BLOCK));
+        let mine = guest.protect(0..PAGE);
+        let rest = other.join().unwrap();
+        guest.protect_rest(mine);
+        guest.protect_rest(rest);
+        for page in [0, PAGE] {
+            let (size, attributes) = guest.leaf(page);
+            assert_eq!((size, attributes.write, attributes.dirty), (PAGE, false, true));
+        }
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn what_a_cpu_writes_through_a_group_is_in_the_page_when_it_is_unfolded() {
+    on_both("protect of a page || hardware writes both, group", Some(4), |bbm| {
+        let guest = Guest::new(14, bbm).running().folded(0..BLOCK, CLEAN, PAGE);
+        let cpu = spawn(move || (reaches(guest, PAGE, true), reaches(guest, 0, true)));
+        let rest = guest.protect(0..PAGE);
+        cpu.join().unwrap();
+        assert!(!reaches(guest, 0, true) || rest.is_some(), "written, and protected");
+        guest.protect_rest(rest);
+        assert!(!reaches(guest, 0, true));
+        assert!(reaches(guest, PAGE, true));
+        assert!(!guest.leaf(0).1.write && guest.leaf(PAGE).1.write);
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_page_of_a_group_that_is_unmapped_is_reached_no_more() {
+    on_both("unmap of a page || hardware writes the other, group", Some(4), |bbm| {
+        let guest = Guest::new(14, bbm).running().folded(0..BLOCK, CLEAN, PAGE);
+        let cpu = spawn(move || reaches(guest, PAGE, true));
+        let removed = guest.unmap_rest(guest.unmap(0..PAGE));
+        cpu.join().unwrap();
+        // Whatever it holds: an access to memory that was taken fails in `access`.
+        reaches(guest, PAGE, true);
+        assert!(!reaches(guest, 0, false));
+        assert_eq!(bytes(&removed), PAGE);
+        assert_eq!(guest.leaf(PAGE).0, PAGE);
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_slot_of_a_group_that_is_taken_out_is_not_filled_beside_the_rest_of_it() {
+    on_both("unmap of a group || map to other memory, hardware", Some(1), |bbm| {
+        let guest = Guest::new(14, bbm).running().folded(0..BLOCK, RAM, PAGE);
+        let mut cache = guest.cache(1);
+        let other = spawn(move || {
+            // Where the first page was already taken out: to other memory.
+            let other = MEMORY + 2 * BLOCK;
+            let _ = guest.inside().map_to(other, 0..PAGE, RAM, PAGE, &mut cache);
+            // Two addresses of one page in the TLB fail an access.
+            guest.access(PAGE, false, Use::Never);
+            guest.access(0, false, Use::Never);
+        });
+        let mut inside = guest.inside();
+        let mut storage = [const { slat::Place::EMPTY }; 2];
+        let mut removals = inside.guard.removals(&mut storage);
+        let _ = inside.guard.unmap(range(&(0..BLOCK)), &mut removals);
+        other.join().unwrap();
+        removals.complete().for_each(drop);
+        drop(removals);
+        drop(inside);
+        let retired = guest.pages() - 1 - guest.linked();
+        guest.world.running.set(false);
+        assert_eq!(guest.tables().reclaim(), retired);
+        // Some of it points elsewhere: `close` is not for this.
+        core::mem::forget(guest);
+    });
+}
+
+#[test]
+fn a_group_is_filled_where_it_is_empty_and_its_pages_are_where_it_is_not() {
+    on_both("fold || map of a page", None, |bbm| {
+        let guest = Guest::new(14, bbm).mapped(PAGE..BLOCK, RAM, PAGE);
+        bytes(&guest.unmap(PAGE..BLOCK).0);
+        let (mut cache, mut others) = (guest.cache(1), guest.cache(1));
+        let other = spawn(move || (guest.map(PAGE..BLOCK, RAM, PAGE, &mut others), others));
+        let rest = guest.fold(0..BLOCK, RAM, PAGE, &mut cache);
+        let (mapped, mut others) = other.join().unwrap();
+        let contended =
+            |rest: &Rest<MapError>| assert_eq!(rest.why, MapError::Contended, "{rest:?}");
+        rest.iter().for_each(contended);
+        mapped.iter().for_each(contended);
+        guest.map_rest(rest, RAM, PAGE, &mut cache);
+        guest.map_rest(mapped, RAM, PAGE, &mut others);
+        let sizes = [guest.leaf(0).0, guest.leaf(PAGE).0];
+        assert!(sizes == [PAGE; 2] || sizes == [BLOCK; 2], "a group in part: {sizes:x?}");
+        drop((cache, others));
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn two_threads_that_fold_one_group_fold_it_once() {
+    on_both("fold || fold", None, |bbm| {
+        let guest = Guest::new(14, bbm).mapped(PAGE..BLOCK, RAM, PAGE);
+        bytes(&guest.unmap(PAGE..BLOCK).0);
+        let (mut cache, mut others) = (guest.cache(1), guest.cache(1));
+        let other = spawn(move || (guest.fold(0..BLOCK, RAM, PAGE, &mut others), others));
+        let rest = guest.fold(0..BLOCK, RAM, PAGE, &mut cache);
+        let (mapped, mut others) = other.join().unwrap();
+        guest.map_rest(rest, RAM, PAGE, &mut cache);
+        guest.map_rest(mapped, RAM, PAGE, &mut others);
+        let sizes = [guest.leaf(0).0, guest.leaf(PAGE).0];
+        assert!(sizes == [PAGE; 2] || sizes == [BLOCK; 2], "a group in part: {sizes:x?}");
+        drop((cache, others));
+        guest.settle();
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_group_that_is_filled_while_its_table_is_unmapped_stands_or_was_handed_out() {
+    on_both("fold || unmap, retire", Some(4), |bbm| {
+        let guest = Guest::new(14, bbm).mapped(PAGE..BLOCK, RAM, PAGE);
+        bytes(&guest.unmap(PAGE..BLOCK).0);
+        let mut cache = guest.cache(1);
+        let other = spawn(move || (guest.fold(0..BLOCK, RAM, PAGE, &mut cache), cache));
+        let unmapped = guest.unmap(0..BLOCK);
+        let (rest, mut cache) = other.join().unwrap();
+        let removed = guest.unmap_rest_unless(unmapped, 0..BLOCK);
+        guest.map_rest(rest, RAM, PAGE, &mut cache);
+        for page in [0, PAGE] {
+            let gone = removed.iter().any(|leaf| leaf.gpa.0 == page);
+            assert!(gone || guest.at(page).is_some(), "{page:#x} was lost");
+        }
+        drop(cache);
+        let retired = guest.pages() - 1 - guest.linked();
+        guest.end(retired);
+    });
+}
+
+#[test]
+fn a_group_that_is_aged_while_it_is_unfolded_loses_no_use() {
+    on_both("age || protect of a page, group", Some(3), |bbm| {
+        let guest = Guest::new(14, bbm).running().folded(0..BLOCK, CLEAN, PAGE);
+        // One member is marked, for both pages.
+        guest.access(0, false, Use::Always);
+        guest.access(PAGE, false, Use::Always);
+        let ages = spawn(move || drop(guest.age(0..BLOCK, EXACT)));
+        let rest = guest.protect(0..PAGE);
+        ages.join().unwrap();
+        guest.protect_rest(rest);
+        guest.settle();
+        guest.end(0);
+    });
+}
