@@ -81,7 +81,8 @@ impl Stage {
             Self::Tests => {
                 let mut tests = cargo(&[&TESTS[..], &["--no-fail-fast"]].concat());
                 if long {
-                    tests.args(["--features", "slat/every-format,slat-sim/every-format"]);
+                    let every = "slat/every-format,slat-sim/every-format,slat-guest/every-format";
+                    tests.args(["--features", every]);
                     tests.envs([
                         ("HISTORIES", "240"),
                         ("ROUNDS", "20"),
