@@ -170,6 +170,8 @@ const FORCED: Arm = Arm { forced_write_back: true, ..Arm::new(12, BITS) };
 pub struct ArmPlain;
 /// Arm with hardware dirty state and FEAT_BBM level 3.
 pub struct ArmDirty;
+/// The same, which breaks before it makes.
+pub struct ArmBreaks;
 /// Arm without FEAT_S2FWB: vCPUs begin past their caches.
 pub struct ArmUncached;
 /// Intel.
@@ -200,6 +202,20 @@ impl Case for ArmDirty {
 
     fn machine(cpus: usize) -> Machine<Arm> {
         Machine::new(Arm { bbm: 3, ..FORCED }, cpus).declaring(BreakBeforeMake::Never)
+    }
+}
+
+impl Case for ArmBreaks {
+    type F = Arm64K4;
+    type A = Arm;
+    const HARDWARE_DIRTY: bool = true;
+
+    fn format() -> Arm64K4 {
+        ArmDirty::format()
+    }
+
+    fn machine(cpus: usize) -> Machine<Arm> {
+        Machine::new(FORCED, cpus)
     }
 }
 
