@@ -258,6 +258,21 @@ mod tests {
     }
 
     #[test]
+    fn with_lpa2_bits_9_and_8_are_an_addresss_highest() {
+        let cpu = Arm::new(12, 52).with_lpa2();
+        assert_eq!((cpu.start_level, cpu.slots(0)), (0, 16 << 9));
+        let raw = 0b11 | 0b10 << 8 | 1 << 49 | 0x5000;
+        let address = 1 << 51 | 1 << 49 | 0x5000;
+        assert_eq!(cpu.decode(raw, 2), Descriptor::Table { table: address, rights: Rights::ALL });
+        let Descriptor::Leaf(leaf) = cpu.decode(raw, 3) else { panic!("a page") };
+        assert_eq!((leaf.hpa, leaf.shareability), (address, 0));
+        assert!(matches!(cpu.decode(raw | 1 << 50, 3), Descriptor::Reserved(_)));
+        assert!(matches!(cpu.decode(0b01, 0), Descriptor::Leaf(_)), "a block of 512g");
+        assert!(matches!(Arm::new(14, 52).with_lpa2().decode(0b01, 1), Descriptor::Leaf(_)), "64g");
+        assert!(matches!(Arm::new(12, 48).decode(raw, 3), Descriptor::Reserved(_)), "48 bits");
+    }
+
+    #[test]
     fn a_leaf_with_dbm_is_writable_and_clean() {
         let cpu = Arm::new(12, 40);
         let raw = 0b11 | 0b1111 << 2 | 1 << 6 | 1 << 51;
