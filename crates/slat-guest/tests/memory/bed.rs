@@ -397,24 +397,26 @@ macro_rules! on_all {
 
             #[cfg(feature = "every-format")]
             mod every {
+                use super::*;
+
                 #[test]
                 fn on_arm_lpa2() {
-                    super::run::<crate::bed::ArmLpa2>();
+                    run::<ArmLpa2>();
                 }
 
                 #[test]
                 fn on_amd() {
-                    super::run::<crate::bed::Amd>();
+                    run::<Amd>();
                 }
 
                 #[test]
                 fn on_riscv() {
-                    super::run::<crate::bed::Hart>();
+                    run::<Hart>();
                 }
 
                 #[test]
                 fn on_riscv_without_svadu() {
-                    super::run::<crate::bed::HartSvade>();
+                    run::<HartSvade>();
                 }
             }
         }

@@ -142,10 +142,8 @@ impl Arch for Arm {
             let table = self.output(raw, self.granule);
             return Descriptor::Table { table, rights: Rights::ALL };
         }
-        if bits(raw, 1, 1) == 0 {
-            if level == 3 || level < self.largest_block() {
-                return Descriptor::Reserved("no block at this level");
-            }
+        if bits(raw, 1, 1) == 0 && (level == 3 || level < self.largest_block()) {
+            return Descriptor::Reserved("no block at this level");
         }
         let shift = self.shift(level);
         // Bit 16 of a block is nT.
