@@ -259,11 +259,15 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
             if let Some(step) = self.split() {
                 return step;
             }
-            // Hardware marks what is written from here on, in pages.
-            if self.guest.config.logging == Logging::Hardware
-                && self.guard.allow_write(self.page(F::size(1)), MAY_WRITE).is_err()
-            {
-                return Outcome::Retry(Retry::Contended).into();
+            // Hardware marks what is written from here on, in pages. Between the split and this the CPU may
+            // have read each of them without the right.
+            if self.guest.config.logging == Logging::Hardware {
+                let around = self.page(F::size(1));
+                match self.guard.allow_write(around, MAY_WRITE) {
+                    Ok(0) => {}
+                    Ok(_) => self.forget(around),
+                    Err(_) => return Outcome::Retry(Retry::Contended).into(),
+                }
             }
             return match self.relax(F::size(0), MAY_WRITE) {
                 Step::Done(Outcome::MadeWritable(_)) => Outcome::Split { from: leaf.size }.into(),

@@ -314,6 +314,40 @@ fn threads_on_arm_with_hardware_dirty_state_lose_no_write() {
     }
 }
 
+#[cfg(feature = "every-format")]
+mod every {
+    use super::*;
+    use slat::format::{arm64::Arm64Lpa2K4, npt::Npt1G, riscv::RiscV as GStage};
+    use slat_sim::{Npt, RiscV};
+
+    fn all<F: Format, A: Arch>(format: F, arch: A) {
+        for seed in 0..rounds() {
+            configs(true).into_iter().for_each(|config| run(format, arch, config, seed));
+        }
+    }
+
+    #[test]
+    fn threads_on_arm_lpa2_lose_no_write() {
+        let format = Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() };
+        all::<Arm64Lpa2K4, _>(format, FORCED.with_lpa2());
+    }
+
+    #[test]
+    fn threads_on_amd_lose_no_write() {
+        all(Npt1G { output_bits: Npt::default().physical_bits }, Npt::default());
+    }
+
+    #[test]
+    fn threads_on_riscv_lose_no_write() {
+        all(GStage::default(), RiscV::default());
+    }
+
+    #[test]
+    fn threads_on_riscv_without_svadu_lose_no_write() {
+        all(GStage::default(), RiscV { hardware_marks: false, ..RiscV::default() });
+    }
+}
+
 /// Slots come and go beside vCPUs that fault, a scan that ages, and the host that takes pages back.
 #[test]
 fn a_guest_is_torn_down_beside_faults_ageing_and_invalidations() {

@@ -14,7 +14,7 @@ mod bed;
 use bed::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, slot};
 use loom::sync::Mutex;
 use loom::thread::spawn;
-use slat::format::tiny::Tiny;
+use slat::format::tiny::{Tiny, TwoSlots};
 use slat::{Access, BreakBeforeMake, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::{Guest, Hva, Outcome, Retry, Vcpu, Worker};
 use slat_reclaim::*;
@@ -79,8 +79,8 @@ fn guest() -> (&'static TheGuest, &'static Content) {
     let paged: &'static ThePaged =
         Box::leak(Box::new(Paged::new(pool, Hva(HOST), 2 * PAGE, config, 0).unwrap()));
     let world = World::new(BreakBeforeMake::Never);
-    let Tiny(arm) = Tiny::default();
-    let format = Tiny(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm });
+    let TwoSlots(arm) = Tiny::default();
+    let format = TwoSlots(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm });
     let page = PageSize::from_bytes(PAGE).unwrap();
     let config = slat_guest::Config::new(2, page);
     let guest = Guest::new(format, Vmid(1), BITS, world, paged, config).unwrap();

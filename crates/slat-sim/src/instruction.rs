@@ -220,6 +220,18 @@ mod tests {
     }
 
     #[test]
+    fn with_lpa2_an_address_has_52_bits_and_a_range_counts_from_64k() {
+        let scope =
+            |op, operand| Arm::new(12, 52).with_lpa2().scope(op, operand, 1, GUEST).unwrap();
+        let far = 0xf_1234_5678_9000;
+        assert_eq!(scope(Tlbi::Ipas2e1is, far >> 12).range, Some((far, far + 0x1000)));
+        let base = far >> 16 << 16;
+        let operand = 0b01 << 46 | base >> 16;
+        assert_eq!(scope(Tlbi::Ripas2e1is, operand).range, Some((base, base + 0x2000)));
+        assert_eq!(scope(Tlbi::Ipas2e1is, 0b0100 << 44).shift, Some(39), "512g");
+    }
+
+    #[test]
     fn operations_reach_what_their_names_say() {
         let of = |op| scope(12, op, 1 << 46).unwrap();
         let kinds = |op| (of(op).leaves, of(op).walks, of(op).combined);

@@ -7,27 +7,28 @@
 //! many, where vCPUs run beside threads of the hypervisor. Nothing in it panics in the engine's
 //! calls: what is wrong is a [`Violation`].
 //!
-//! The architectures, [`Arm`], [`Ept`] and [`Npt`], are written from their manuals, and share nothing
-//! with the engine's formats. AMD is as lazy as Intel; its invalidation is a flush of an ASID.
+//! The architectures, [`Arm`], [`Ept`], [`Npt`] and [`RiscV`], are written from their manuals, and share
+//! nothing with the engine's formats. AMD is as lazy as Intel; its invalidation is a flush of an ASID.
 //!
 //! Beside it, [`fast`] is a machine for benchmarks and stress: its vCPUs are threads that access real
 //! memory through the tables.
 //!
 //! # What may be lazy, and the switch that models it
 //!
-//! | laziness | Arm | Intel | switch |
-//! |---|---|---|---|
-//! | a TLB keeps a translation of the second stage until an invalidation names it | yes (D8.16) | yes (30.4) | [`Lazy::tlb`] |
-//! | it keeps translations of both stages, which an invalidation by IPA leaves | until VMALLE1 | INVEPT takes them | [`Lazy::combined`] |
-//! | a walk cache keeps links to tables, which an invalidation of last levels leaves | yes | yes, with the rights gathered on the way | [`Lazy::walk_cache`] |
-//! | a walker reads what a slot held at the barrier before | until DSB | no (TSO, coherent walkers) | [`Lazy::late_stores`] |
-//! | an invalidation takes effect when a barrier waits for it; several, in any order | until DSB of the right domain | no (INVEPT is serializing) | [`Lazy::late_invalidation`] |
-//! | a CPU walks where nobody asked | yes | yes | [`Lazy::speculation`] |
-//! | a translation cached as dirty lets writes through unmarked | yes | yes | [`Lazy::silent_writes`] |
-//! | a translation cached without a right goes on faulting | yes | no: the violation drops it | [`Lazy::stale_faults`] |
-//! | two sizes of one page raise an abort | FEAT_BBM level 2 | no | [`Lazy::conflict_aborts`] |
-//! | the data cache holds lines of memory that is used past it | without FWB | no | [`Lazy::data_cache`] |
-//! | instructions are fetched as they were before the host wrote | without DIC | no | [`Lazy::instruction_cache`] |
+//! | laziness | Arm | Intel, AMD | RISC-V | switch |
+//! |---|---|---|---|---|
+//! | a TLB keeps a translation of the second stage until an invalidation names it | yes (D8.16) | yes (30.4) | yes | [`Lazy::tlb`] |
+//! | it keeps translations of both stages, which an invalidation by IPA leaves | until VMALLE1 | INVEPT takes them | HFENCE.GVMA takes them | [`Lazy::combined`] |
+//! | a walk cache keeps links to tables, which an invalidation of last levels leaves | yes | yes, with the rights gathered on the way | until HFENCE.GVMA without an address | [`Lazy::walk_cache`] |
+//! | a walker reads what a slot held at the barrier before | until DSB | no (TSO, coherent walkers) | until FENCE | [`Lazy::late_stores`] |
+//! | an invalidation takes effect when a barrier waits for it; several, in any order | until DSB of the right domain | no (INVEPT is serializing) | no (of the hart's own) | [`Lazy::late_invalidation`] |
+//! | a CPU walks where nobody asked | yes | yes | yes | [`Lazy::speculation`] |
+//! | a translation cached as dirty lets writes through unmarked | yes | yes | yes | [`Lazy::silent_writes`] |
+//! | a translation cached without a right, or without a mark that is software's to make, goes on faulting | rights | no: the violation drops it | yes | [`Lazy::stale_faults`] |
+//! | a slot that was found invalid goes on faulting | no | no | without Svvptc | [`Lazy::invalid_entries`] |
+//! | two sizes of one page raise an abort | FEAT_BBM level 2 | no | no | [`Lazy::conflict_aborts`] |
+//! | the data cache holds lines of memory that is used past it | without FWB | no | by Svpbmt | [`Lazy::data_cache`] |
+//! | instructions are fetched as they were before the host wrote | without DIC | no | until FENCE.I | [`Lazy::instruction_cache`] |
 //!
 //! With any one switched off some bug escapes; `tests/machine/laziness.rs` has one for each.
 //!
@@ -52,10 +53,11 @@
 //!   all of the tables that they load.
 //! - The guest's first stage, beyond an identity that makes entries of both stages; ASIDs, the
 //!   guest's own invalidations, nested guests, CnP, system MMUs.
-//! - FEAT_LPA2, nT, FEAT_HAFT, hardware's own page-based attributes; on Intel,
+//! - nT, FEAT_HAFT, hardware's own page-based attributes; on Intel,
 //!   memory types, five levels, sub-page permissions, VPIDs.
 //! - Data at byte granularity: a page has a version, and caches hold whole pages.
-//! - AMD, Power and RISC-V; the last caches invalid entries too.
+//! - Slots that are cached as invalid where nobody faulted; of RISC-V, Svnapot and Svinval, whose fences
+//!   are parts of HFENCE.GVMA, and the hypervisor's own MXR.
 //!
 //! # Example
 //!

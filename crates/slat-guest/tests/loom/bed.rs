@@ -4,7 +4,7 @@ use core::cell::RefCell;
 use core::ptr::NonNull;
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering};
-use slat::format::tiny::Tiny;
+use slat::format::tiny::{Tiny, TwoSlots};
 use slat::{
     Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform,
     Seat, Slot, Translation, Vmid,
@@ -123,8 +123,8 @@ pub fn config() -> Config {
 
 /// The guest uses its caches, whatever it does.
 fn tiny() -> Tiny {
-    let Tiny(arm) = Tiny::default();
-    Tiny(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm })
+    let TwoSlots(arm) = Tiny::default();
+    TwoSlots(slat::format::arm64::Arm64K4 { forced_write_back: true, ..arm })
 }
 
 pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'static TheGuest {

@@ -1,10 +1,16 @@
 //! A machine, a host's memory, and a guest on both.
 
+#[cfg(feature = "every-format")]
+use slat::format::arm64::Arm64Lpa2K4;
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::format::ept::Ept1G;
+#[cfg(feature = "every-format")]
+use slat::format::{npt::Npt1G, riscv::RiscV as GStage};
 use slat::{BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
 use slat_guest::*;
 use slat_sim::{Arch, Arm, Ept, Machine};
+#[cfg(feature = "every-format")]
+use slat_sim::{Npt, RiscV};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -16,8 +22,6 @@ pub const G1: u64 = 1 << 30;
 /// Where guests see their memory, and where the host has it: aligned alike to 1 GiB.
 pub const BASE: u64 = 4 * G1;
 pub const HOST: u64 = 0x7000_0000_0000;
-/// Host physical memory that nobody has yet.
-const FIRST_HPA: u64 = 64 * G1;
 
 /// A page of the host's.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +47,12 @@ pub struct Ram(Arc<Mutex<HostState>>);
 
 impl Ram {
     pub fn new() -> Self {
-        let state = HostState { pages: HashMap::new(), next: FIRST_HPA, asked: 0 };
+        Self::from(64 * G1)
+    }
+
+    /// Host physical memory that nobody has yet, from `next` on.
+    pub fn from(next: u64) -> Self {
+        let state = HostState { pages: HashMap::new(), next, asked: 0 };
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -135,15 +144,20 @@ fn answer(page: HostPage) -> Page {
 }
 
 /// Everything that the guest may ever have is its own.
-pub fn give_all<A: Arch>(machine: &Machine<A>) {
-    machine.give(Hpa(FIRST_HPA), 1 << 38);
+pub fn give_all<C: Case>(machine: &Machine<C::A>) {
+    machine.give(Hpa(C::FIRST_HPA), 1 << 38);
 }
 
 /// The formats and machines that everything is tested on.
 pub trait Case {
     type F: Format;
     type A: Arch;
+    /// A leaf may be writable and clean.
     const HARDWARE_DIRTY: bool;
+    /// No fault is needed to mark it.
+    const MARKS: bool = true;
+    /// Where the host's memory begins.
+    const FIRST_HPA: u64 = 64 * G1;
 
     fn format() -> Self::F;
     fn machine(cpus: usize) -> Machine<Self::A>;
@@ -156,6 +170,8 @@ const FORCED: Arm = Arm { forced_write_back: true, ..Arm::new(12, BITS) };
 pub struct ArmPlain;
 /// Arm with hardware dirty state and FEAT_BBM level 3.
 pub struct ArmDirty;
+/// The same, which breaks before it makes.
+pub struct ArmBreaks;
 /// Arm without FEAT_S2FWB: vCPUs begin past their caches.
 pub struct ArmUncached;
 /// Intel.
@@ -186,6 +202,20 @@ impl Case for ArmDirty {
 
     fn machine(cpus: usize) -> Machine<Arm> {
         Machine::new(Arm { bbm: 3, ..FORCED }, cpus).declaring(BreakBeforeMake::Never)
+    }
+}
+
+impl Case for ArmBreaks {
+    type F = Arm64K4;
+    type A = Arm;
+    const HARDWARE_DIRTY: bool = true;
+
+    fn format() -> Arm64K4 {
+        ArmDirty::format()
+    }
+
+    fn machine(cpus: usize) -> Machine<Arm> {
+        Machine::new(FORCED, cpus)
     }
 }
 
@@ -220,6 +250,52 @@ impl Case for Intel {
         Machine::new(Ept::default(), cpus)
     }
 }
+
+#[cfg(feature = "every-format")]
+macro_rules! case {
+    ($(#[$meta:meta])* $name:ident: $F:ty, $A:ty; $format:expr, $arch:expr $(; $($more:tt)*)?) => {
+        $(#[$meta])*
+        pub struct $name;
+
+        impl Case for $name {
+            type F = $F;
+            type A = $A;
+            const HARDWARE_DIRTY: bool = true;
+            $($($more)*)?
+
+            fn format() -> $F {
+                $format
+            }
+
+            fn machine(cpus: usize) -> Machine<$A> {
+                Machine::new($arch, cpus)
+            }
+        }
+    };
+}
+
+#[cfg(feature = "every-format")]
+case!(
+    /// FEAT_LPA2, with memory on both sides of where an address's bits part.
+    ArmLpa2: Arm64Lpa2K4, Arm;
+    Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() }, FORCED.with_lpa2();
+    const FIRST_HPA: u64 = (1 << 50) - 2 * M2;
+);
+#[cfg(feature = "every-format")]
+case!(Amd: Npt1G, Npt; Npt1G { output_bits: Npt::default().physical_bits }, Npt::default());
+#[cfg(feature = "every-format")]
+case!(
+    /// RISC-V with Svadu.
+    Hart: GStage, RiscV; GStage::default(), RiscV::default();
+    const FIRST_HPA: u64 = 1 << 55;
+);
+#[cfg(feature = "every-format")]
+case!(
+    /// RISC-V that leaves accessed and dirty to faults, and caches nothing invalid.
+    HartSvade: GStage, RiscV;
+    GStage::default(), RiscV { hardware_marks: false, svvptc: true, ..RiscV::default() };
+    const MARKS: bool = false;
+);
 
 pub type TheGuest<'p, C> = Guest<'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
 pub type TheVcpu<'w, 'p, C> = Vcpu<'w, 'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
@@ -318,6 +394,31 @@ macro_rules! on_all {
             fn on_intel() {
                 run::<Intel>();
             }
+
+            #[cfg(feature = "every-format")]
+            mod every {
+                use super::*;
+
+                #[test]
+                fn on_arm_lpa2() {
+                    run::<ArmLpa2>();
+                }
+
+                #[test]
+                fn on_amd() {
+                    run::<Amd>();
+                }
+
+                #[test]
+                fn on_riscv() {
+                    run::<Hart>();
+                }
+
+                #[test]
+                fn on_riscv_without_svadu() {
+                    run::<HartSvade>();
+                }
+            }
         }
     )*};
 }
@@ -327,8 +428,8 @@ macro_rules! on_all {
 macro_rules! with_guest {
     ($C:ident, $config:expr, $spec:expr, $block:expr => $machine:ident, $ram:ident, $guest:ident, $vcpu:ident) => {
         let $machine = $C::machine(2);
-        give_all(&$machine);
-        let $ram = Ram::new();
+        give_all::<$C>(&$machine);
+        let $ram = Ram::from($C::FIRST_HPA);
         let $guest = guest::<$C>(&$machine, &$ram, $config);
         let mut room = room();
         #[allow(unused_mut, reason = "tests differ")]

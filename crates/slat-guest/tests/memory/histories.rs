@@ -64,6 +64,8 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
                 let gpa = BASE + page * K4;
                 match rng.u8(..3) {
                     0 => _ = machine.cpu(cpu).read(gpa),
+                    // Where the guest's walks write, they write nothing: accessed and dirty.
+                    1 if rng.u8(..4) == 0 => _ = machine.cpu(cpu).walk(gpa),
                     _ => {
                         if let Ok(hpa) = machine.cpu(cpu).write(gpa) {
                             content.lock().unwrap().write(hpa);
@@ -290,8 +292,8 @@ pub fn run<C: Case>(
     C::A: 'static,
 {
     let told = format!("{config:?}");
-    give_all(machine);
-    let ram = Ram::new();
+    give_all::<C>(machine);
+    let ram = Ram::from(C::FIRST_HPA);
     let backing = [PageSize::SIZE_4K, PageSize::SIZE_2M][usize::from(rng.u8(..4) != 0)];
     ram.populate(HOST, BYTES, backing);
     let guest = guest::<C>(machine, &ram, config);
@@ -362,4 +364,30 @@ fn no_dirty_page_is_missed_on_arm_with_hardware_dirty_state() {
 #[test]
 fn no_dirty_page_is_missed_on_intel() {
     histories::<Intel>();
+}
+
+#[cfg(feature = "every-format")]
+mod every {
+    use super::histories;
+    use crate::bed::*;
+
+    #[test]
+    fn no_dirty_page_is_missed_on_arm_lpa2() {
+        histories::<ArmLpa2>();
+    }
+
+    #[test]
+    fn no_dirty_page_is_missed_on_amd() {
+        histories::<Amd>();
+    }
+
+    #[test]
+    fn no_dirty_page_is_missed_on_riscv() {
+        histories::<Hart>();
+    }
+
+    #[test]
+    fn no_dirty_page_is_missed_on_riscv_without_svadu() {
+        histories::<HartSvade>();
+    }
 }

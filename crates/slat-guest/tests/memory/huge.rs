@@ -149,7 +149,7 @@ on_all! {
 #[test]
 fn a_cpu_with_the_multihit_erratum_never_fetches_through_two_sizes() {
     let machine = Machine::new(Ept { multihit: true, ..Ept::default() }, 2);
-    give_all(&machine);
+    give_all::<Intel>(&machine);
     let ram = Ram::new();
     let guest = guest::<Intel>(&machine, &ram, never_huge(ExecuteHuge::Split));
     let mut room = room();

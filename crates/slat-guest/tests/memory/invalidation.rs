@@ -87,7 +87,7 @@ fn a_page_that_the_host_takes_between_answer_and_commit_is_not_mapped() {
     for block in [PageSize::SIZE_4K, PageSize::SIZE_2M] {
         for bytes in [K4, M2] {
             let machine = Intel::machine(1);
-            give_all(&machine);
+            give_all::<Intel>(&machine);
             let ram = Ram::new();
             ram.populate(HOST, 4 * M2, block);
             let backing = Treacherous { ram: &ram, then: Mutex::new(None) };

@@ -82,12 +82,15 @@ fn switch(history: &mut History<'_, '_, ArmUncached>) {
     }
 }
 
-fn pair(one: Service, two: Service, seed: u64) {
+fn pair<C: Case>(one: Service, two: Service, seed: u64)
+where
+    C::A: 'static,
+{
     let config = configured(configured(config(), one), two);
     let rng = fastrand::Rng::with_seed(seed);
     if ![one, two].contains(&View) {
-        let machine = ArmDirty::machine(2).random(seed);
-        return run::<ArmDirty>(&machine, config, rng, |history| {
+        let machine = C::machine(2).random(seed);
+        return run::<C>(&machine, config, rng, |history| {
             (0..50).for_each(|_| step(history, one, two));
         });
     }
@@ -110,21 +113,68 @@ fn step<C: Case>(history: &mut History<'_, '_, C>, one: Service, two: Service) {
     }
 }
 
-#[test]
-fn every_two_services_work_together() {
+/// All pairs of `services`; how many they are. Those with [`View`] are about Arm without FEAT_S2FWB.
+fn every_two<C: Case>(services: &[Service]) -> usize
+where
+    C::A: 'static,
+{
     let mut tested = 0;
-    for (at, &one) in ALL.iter().enumerate() {
-        for &two in &ALL[at..] {
+    for (at, &one) in services.iter().enumerate() {
+        for &two in &services[at..] {
             // A ring is filled by faults: it goes with protection only.
             if [one, two] == [HardwareLog, Ring] {
                 continue;
             }
             for seed in 0..count().div_ceil(20) {
-                let done = std::panic::catch_unwind(|| pair(one, two, seed));
+                let done = std::panic::catch_unwind(|| pair::<C>(one, two, seed));
                 assert!(done.is_ok(), "{one:?} with {two:?}, seed {seed}");
             }
             tested += 1;
         }
     }
+    tested
+}
+
+#[test]
+fn every_two_services_work_together() {
+    let tested = every_two::<ArmDirty>(&ALL);
     assert_eq!(tested, 65, "of eleven services all pairs but one, and each alone");
+}
+
+#[cfg(feature = "every-format")]
+mod every_two_services_work_together {
+    use super::*;
+
+    fn run<C: Case>()
+    where
+        C::A: 'static,
+    {
+        let (View, others) = ALL.split_last().expect("eleven") else { panic!("the last") };
+        assert_eq!(every_two::<C>(others), 54);
+    }
+
+    #[test]
+    fn on_intel() {
+        run::<Intel>();
+    }
+
+    #[test]
+    fn on_arm_lpa2() {
+        run::<ArmLpa2>();
+    }
+
+    #[test]
+    fn on_amd() {
+        run::<Amd>();
+    }
+
+    #[test]
+    fn on_riscv() {
+        run::<Hart>();
+    }
+
+    #[test]
+    fn on_riscv_without_svadu() {
+        run::<HartSvade>();
+    }
 }

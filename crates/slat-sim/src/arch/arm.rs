@@ -142,10 +142,8 @@ impl Arch for Arm {
             let table = self.output(raw, self.granule);
             return Descriptor::Table { table, rights: Rights::ALL };
         }
-        if bits(raw, 1, 1) == 0 {
-            if level == 3 || level < self.largest_block() {
-                return Descriptor::Reserved("no block at this level");
-            }
+        if bits(raw, 1, 1) == 0 && (level == 3 || level < self.largest_block()) {
+            return Descriptor::Reserved("no block at this level");
         }
         let shift = self.shift(level);
         // Bit 16 of a block is nT.
@@ -270,6 +268,21 @@ mod tests {
         assert!(reserved(16, 0b11 | 1 << 12, 2), "an unaligned table");
         assert!(!reserved(12, 0b01 | 1 << 16, 2), "nT");
         assert_eq!(Arm::new(12, 40).decode(!1, 3), Descriptor::Invalid);
+    }
+
+    #[test]
+    fn with_lpa2_bits_9_and_8_are_an_addresss_highest() {
+        let cpu = Arm::new(12, 52).with_lpa2();
+        assert_eq!((cpu.start_level, cpu.slots(0)), (0, 16 << 9));
+        let raw = 0b11 | 0b10 << 8 | 1 << 49 | 0x5000;
+        let address = 1 << 51 | 1 << 49 | 0x5000;
+        assert_eq!(cpu.decode(raw, 2), Descriptor::Table { table: address, rights: Rights::ALL });
+        let Descriptor::Leaf(leaf) = cpu.decode(raw, 3) else { panic!("a page") };
+        assert_eq!((leaf.hpa, leaf.shareability), (address, 0));
+        assert!(matches!(cpu.decode(raw | 1 << 50, 3), Descriptor::Reserved(_)));
+        assert!(matches!(cpu.decode(0b01, 0), Descriptor::Leaf(_)), "a block of 512g");
+        assert!(matches!(Arm::new(14, 52).with_lpa2().decode(0b01, 1), Descriptor::Leaf(_)), "64g");
+        assert!(matches!(Arm::new(12, 48).decode(raw, 3), Descriptor::Reserved(_)), "48 bits");
     }
 
     #[test]

@@ -152,7 +152,10 @@ fn meet<C: Case>(scan_is_outer: bool, other: Other, skip: Skip, nth: usize) -> b
 }
 
 fn no_access_goes_unreported_whatever_a_scan_meets<C: Case>() {
-    for skip in [Skip::Nothing, Skip::Exact] {
+    // Where tables are not marked, it is the same.
+    let skips = [Skip::Nothing, Skip::Exact];
+    let skips = if C::F::TABLE_ACCESSED == 0 { &skips[..1] } else { &skips };
+    for &skip in skips {
         for other in OTHERS {
             for scan_is_outer in [false, true] {
                 let met = (1..40).take_while(|&nth| meet::<C>(scan_is_outer, other, skip, nth));

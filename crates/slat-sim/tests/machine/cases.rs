@@ -2,9 +2,9 @@
 
 use crate::common::{BITS, Guest};
 use slat::Format;
-use slat::format::arm64::{Arm64, Arm64K4};
+use slat::format::arm64::Arm64K4;
 #[cfg(feature = "every-format")]
-use slat::format::arm64::{Arm64Lpa2K4, Arm64Lpa2K16};
+use slat::format::arm64::{Arm64, Arm64Lpa2K4, Arm64Lpa2K16};
 use slat::format::ept::Ept1G;
 #[cfg(feature = "every-format")]
 use slat::format::npt::Npt1G;

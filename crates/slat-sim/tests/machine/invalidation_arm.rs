@@ -4,7 +4,8 @@
 //! platform under the engine is at fault, or, in the last test, is not.
 
 use crate::common::*;
-use slat::format::arm64::tlbi::Instruction;
+use slat::format::arm64::tlbi::{Instruction, Tlbi as Sequencer};
+use slat::format::arm64::{Arm64Lpa2K4, id::Granule};
 use slat::{Format, Invalidation, PageSize};
 use slat_sim::{Arm, Barrier, Firmware, Kind, Machine, Tlbi};
 
@@ -286,3 +287,56 @@ fn the_engines_sequences_leave_nothing_on_any_granule() {
         }
     }
 }
+
+/// Pages beyond 48 bits, of tables and memory beyond them, are unmapped as a range.
+fn unmap_beyond_48_bits(machine: &Machine<Arm>) {
+    const TOP: u64 = 0xf_1234_5600_0000;
+    let format = Arm64Lpa2K4 { hardware_dirty: true, ..Default::default() };
+    let guest = Guest::with_bits(machine, format, 52);
+    let memory = (1 << 50) - 0x8000;
+    machine.give(slat::Hpa(memory), 0x10000);
+    guest.map(TOP, memory, 0x10000, K4);
+    (0..2).for_each(|cpu| guest.write(cpu, TOP + 0x9000));
+    guest.unmap(TOP, 0xc000);
+    guest.fresh(TOP, 0x10000);
+}
+
+fn lpa2_machine() -> Machine<Arm> {
+    let arch = Arm { range_instructions: true, ..Arm::new(12, 52).with_lpa2() };
+    Machine::new(arch, 2).frames_from(0b11 << 50)
+}
+
+#[test]
+fn with_lpa2_a_range_in_units_of_the_granule_leaves_the_pages() {
+    let machine = lpa2_machine().firmware(invalidating(|machine: &Machine<Arm>, what| {
+        machine.vttbr(what.vmid);
+        // As if DS were 0, though of addresses as wide.
+        let start = what.range.unwrap().start().0;
+        machine.dsb(Barrier::Ishst);
+        machine.tlbi(Tlbi::Ripas2e1is, 0b01 << 46 | 31 << 39 | start >> 12 & ((1 << 37) - 1));
+        machine.dsb(Barrier::Ish);
+        machine.tlbi(Tlbi::Vmalle1is, 0);
+        machine.dsb(Barrier::Ish);
+    }));
+    unmap_beyond_48_bits(&machine);
+    caught(&machine, Kind::FreedMemory);
+}
+
+#[test]
+fn with_lpa2_the_engines_ranges_leave_nothing() {
+    let machine = lpa2_machine();
+    unmap_beyond_48_bits(&machine);
+    clean(&machine);
+    let what = Invalidation { range: Some(range(1 << 50, 0x10000)), ..WHOLE };
+    let sequencer = Sequencer {
+        range_instructions: true,
+        lpa2: true,
+        address_bits: 52,
+        ..Sequencer::new(Granule::K4)
+    };
+    let by_range = |i: &Instruction| matches!(i, Instruction::Ripas2le1is(_));
+    assert!(sequencer.sequence(&what).any(|i| by_range(&i)), "it went by a range");
+    assert!(machine.sequence(&what).eq(sequencer.sequence(&what)));
+}
+
+const WHOLE: Invalidation = Invalidation { vmid: VMID, range: None, leaf: None, tables: false };

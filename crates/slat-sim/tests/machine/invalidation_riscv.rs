@@ -146,6 +146,25 @@ fn addresses_leave_links_to_an_unlinked_table() {
     }
 }
 
+#[test]
+fn without_a_fence_after_a_map_the_guest_faults_again() {
+    let faulty = Firmware { publish: |_| (), ..firmware::RISCV };
+    for (firmware, kind) in [(faulty, Some(Kind::Livelock)), (firmware::RISCV, None)] {
+        // A walk that nobody asked for would have seen it by now.
+        let lazy = without(|lazy| lazy.speculation = false);
+        let machine = Hart::machine().firmware(firmware).lazy(lazy);
+        let guest = Hart::guest(&machine);
+        guest.map(FAR, RAM, 0x1000, K4);
+        let _ = machine.cpu(0).read(FAR);
+        guest.map(FAR + 0x1000, RAM + 0x1000, 0x1000, K4);
+        machine.claim_progress(0, Gpa(FAR + 0x1000), slat_sim::Access::Read);
+        match kind {
+            Some(kind) => caught(&machine, kind),
+            None => clean(&machine),
+        }
+    }
+}
+
 /// A hart that faulted is resumed by `resume`, after `answer`.
 fn fault(
     arch: RiscV,
@@ -154,7 +173,6 @@ fn fault(
     answer: impl FnOnce(&Guest<'_, GStage, RiscV>),
 ) -> Machine<RiscV> {
     let firmware = Firmware { resume, ..firmware::RISCV };
-    // The platform's fences are on trial, not what harts do unasked.
     let machine = Machine::new(arch, 2).firmware(firmware);
     {
         let guest = Guest::new(&machine, GStage::default());

@@ -17,6 +17,7 @@ mod invalidation_arm;
 mod invalidation_ept;
 mod invalidation_riscv;
 mod laziness;
+mod left_out;
 mod order;
 mod races;
 mod threads;

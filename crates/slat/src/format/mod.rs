@@ -8,10 +8,8 @@ pub mod ept;
 pub mod npt;
 #[cfg(feature = "riscv")]
 pub mod riscv;
-#[cfg(all(any(test, loom, shuttle), feature = "arm64"))]
+#[cfg(any(test, loom, shuttle))]
 pub mod tiny;
-#[cfg(all(any(test, loom, shuttle), feature = "ept"))]
-pub mod tiny_ept;
 
 use crate::addr::{Hpa, LeafSizeError, PageSize};
 use core::fmt;

@@ -1,40 +1,79 @@
-//! Two slots a table: the smallest trees on which an algorithm can go wrong, for model checking.
-//!
-//! The bits are those of [`super::arm64`]; only the shape differs.
+//! Two slots a table under the bits of another format: the smallest trees on which an algorithm can go
+//! wrong, for model checking.
 
+#[cfg(feature = "arm64")]
 use super::arm64::Arm64K4;
-use super::{Access, AttributeError, Attributes, Format, Geometry, GeometryError, Kind};
+#[cfg(feature = "ept")]
+use super::ept::Ept1G;
+#[cfg(feature = "riscv")]
+use super::riscv::RiscV;
+use super::{Access, AttributeError, Attributes, Format, Geometry, GeometryError, Kind, RUN};
 use crate::addr::Hpa;
+
+/// Arm's: a slot that was emptied is filled after an invalidation.
+#[cfg(feature = "arm64")]
+pub type Tiny = TwoSlots<Arm64K4>;
+/// Intel's: tables have rights and accessed bits of their own.
+#[cfg(feature = "ept")]
+pub type TinyEpt = TwoSlots<Ept1G>;
+/// RISC-V's: neither.
+#[cfg(feature = "riscv")]
+pub type TinyRiscV = TwoSlots<RiscV>;
 
 /// 4k pages, blocks of 8k and 16k, three levels.
 #[derive(Clone, Copy, Debug)]
-pub struct Tiny(pub Arm64K4);
+pub struct TwoSlots<F>(pub F);
 
+#[cfg(feature = "arm64")]
 impl Default for Tiny {
     fn default() -> Self {
         Self(Arm64K4 { hardware_dirty: true, ..Default::default() })
     }
 }
 
-// SAFETY: the bits are those of `Arm64`; the geometry has roots of two slots, at levels 0 to 2, for
-// 13 to 15 bits; two slots fit into a page.
-unsafe impl Format for Tiny {
+#[cfg(feature = "ept")]
+impl Default for TinyEpt {
+    fn default() -> Self {
+        Self(Ept1G::default())
+    }
+}
+
+#[cfg(feature = "riscv")]
+impl Default for TinyRiscV {
+    fn default() -> Self {
+        Self(RiscV::default())
+    }
+}
+
+/// Formats with 4k pages, and leaves at levels 0 to 2.
+pub trait Bits: Format {}
+
+#[cfg(feature = "arm64")]
+impl Bits for Arm64K4 {}
+#[cfg(feature = "ept")]
+impl Bits for Ept1G {}
+#[cfg(feature = "riscv")]
+impl Bits for RiscV {}
+
+// SAFETY: the bits are those of `F`, which has the same leaves; the geometry has roots of two slots, at
+// levels 0 to 2, for 13 to 15 bits; two slots fit into a page.
+unsafe impl<F: Bits> Format for TwoSlots<F> {
     const NAME: &'static str = "two-slot tables";
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 1;
     const LARGEST_LEAF: u8 = 2;
-    const SOFTWARE: [u64; 2] = Arm64K4::SOFTWARE;
-    const STATUS: u64 = Arm64K4::STATUS;
-    const MARK: u64 = Arm64K4::MARK;
-    const RENEWED: u64 = Arm64K4::RENEWED;
-    const ACCESSED: u64 = Arm64K4::ACCESSED;
-    const WRITE: u64 = Arm64K4::WRITE;
-    const DIRTY: u64 = Arm64K4::DIRTY;
-    const TABLE_ACCESSED: u64 = Arm64K4::TABLE_ACCESSED;
-    const AGEING: u64 = Arm64K4::AGEING;
-    const REFILL_BREAKS: bool = true;
-    const TABLE_WRITE: u64 = Arm64K4::TABLE_WRITE;
-    const CONTIGUOUS: u64 = Arm64K4::CONTIGUOUS;
+    const SOFTWARE: [u64; 2] = F::SOFTWARE;
+    const STATUS: u64 = F::STATUS;
+    const MARK: u64 = F::MARK;
+    const RENEWED: u64 = F::RENEWED;
+    const ACCESSED: u64 = F::ACCESSED;
+    const WRITE: u64 = F::WRITE;
+    const DIRTY: u64 = F::DIRTY;
+    const TABLE_ACCESSED: u64 = F::TABLE_ACCESSED;
+    const AGEING: u64 = F::AGEING;
+    const REFILL_BREAKS: bool = F::REFILL_BREAKS;
+    const TABLE_WRITE: u64 = F::TABLE_WRITE;
+    const CONTIGUOUS: u64 = F::CONTIGUOUS;
 
     /// 13 to 15 bits: a root of two slots at level 0, 1 or 2.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
@@ -47,15 +86,19 @@ unsafe impl Format for Tiny {
     }
 
     fn output_bits(&self) -> u32 {
-        48
+        self.0.output_bits()
     }
 
     fn kind(raw: u64, level: u8) -> Kind {
-        Arm64K4::kind(raw, level)
+        F::kind(raw, level)
+    }
+
+    fn all_tables(raws: &[u64; RUN], level: u8) -> bool {
+        F::all_tables(raws, level)
     }
 
     fn all_pages(common: u64) -> bool {
-        Arm64K4::all_pages(common)
+        F::all_pages(common)
     }
 
     fn encode(&self, attributes: Attributes) -> Result<u64, AttributeError> {
@@ -67,48 +110,52 @@ unsafe impl Format for Tiny {
     }
 
     fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64 {
-        Arm64K4::leaf(attribute_bits, level, hpa)
+        F::leaf(attribute_bits, level, hpa)
     }
 
     fn attribute_bits(raw: u64, level: u8) -> u64 {
-        Arm64K4::attribute_bits(raw, level)
+        F::attribute_bits(raw, level)
     }
 
-    /// Blocks are smaller than Arm's: the address begins at the page bits.
+    /// Blocks are smaller than the other format's: the address begins at the page bits.
     fn leaf_address(raw: u64, _level: u8) -> Hpa {
-        Arm64K4::leaf_address(raw, 0)
+        F::leaf_address(raw, 0)
     }
 
     fn table(hpa: Hpa) -> u64 {
-        Arm64K4::table(hpa)
+        F::table(hpa)
     }
 
     fn table_address(raw: u64) -> Hpa {
-        Arm64K4::table_address(raw)
+        F::table_address(raw)
     }
 
     fn frozen(hpa: Hpa) -> u64 {
-        Arm64K4::frozen(hpa)
+        F::frozen(hpa)
     }
 
     fn retired(hpa: Hpa) -> u64 {
-        Arm64K4::retired(hpa)
+        F::retired(hpa)
     }
 
     fn reserved(token: u64) -> u64 {
-        Arm64K4::reserved(token)
+        F::reserved(token)
     }
 
     fn write_protected(raw: u64) -> u64 {
-        Arm64K4::write_protected(raw)
+        F::write_protected(raw)
     }
 
     fn execute_protected(raw: u64) -> u64 {
-        Arm64K4::execute_protected(raw)
+        F::execute_protected(raw)
     }
 
     fn relaxed(&self, raw: u64, access: Access) -> u64 {
         self.0.relaxed(raw, access)
+    }
+
+    fn records_accessed(&self) -> bool {
+        self.0.records_accessed()
     }
 
     fn forces_caches(&self) -> bool {
@@ -120,10 +167,10 @@ unsafe impl Format for Tiny {
     }
 
     fn level_name(level: u8) -> i8 {
-        Arm64K4::level_name(level)
+        F::level_name(level)
     }
 
     fn group(level: u8) -> usize {
-        if level < 2 { 2 } else { 1 }
+        if F::CONTIGUOUS != 0 && level < 2 { 2 } else { 1 }
     }
 }

@@ -5,8 +5,7 @@ use crate::guest::*;
 use crate::hardware::{Use, Walked};
 use crate::machine::*;
 use loom::thread::spawn;
-use slat::format::tiny::Tiny;
-use slat::format::tiny_ept::TinyEpt;
+use slat::format::tiny::{Tiny, TinyEpt};
 use slat::{BreakBeforeMake, UnmapError};
 
 fn on_all(name: &str, bound: Option<usize>, models: [fn(BreakBeforeMake); 2]) {

@@ -4,8 +4,7 @@
 use crate::guest::On;
 use crate::machine::{PAGE, World};
 use core::ops::Range;
-use slat::format::tiny::Tiny;
-use slat::format::tiny_ept::TinyEpt;
+use slat::format::tiny::{Tiny, TinyEpt, TinyRiscV};
 use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot};
 use std::vec::Vec;
 
@@ -78,6 +77,32 @@ impl Walked for TinyEpt {
 
     fn written(raw: u64) -> bool {
         raw & (1 << 1 | 1 << 9) == 1 << 1 | 1 << 9
+    }
+}
+
+/// With Svadu: accessed (bit 6) and dirty (bit 7) in leaves, which have one of bits 3:1 and belong to
+/// the user (bit 4); links have none of them.
+impl Walked for TinyRiscV {
+    fn links(raw: u64, level: u8) -> bool {
+        level > 0 && raw & 0b1111 == 1
+    }
+
+    fn passed(raw: u64) -> u64 {
+        raw
+    }
+
+    fn lets_write(_: u64) -> bool {
+        true
+    }
+
+    fn used(raw: u64, write: bool) -> Option<u64> {
+        let right = if write { 1 << 2 } else { 1 << 1 };
+        let fits = raw & (1 | 1 << 4 | right) == 1 | 1 << 4 | right;
+        fits.then_some(raw | 1 << 6 | if write { 1 << 7 } else { 0 })
+    }
+
+    fn written(raw: u64) -> bool {
+        raw & (1 << 2 | 1 << 7) == 1 << 2 | 1 << 7
     }
 }
 

@@ -5,8 +5,7 @@ use crate::hardware::{Use, Walked};
 use crate::machine::*;
 use loom::thread::spawn;
 use slat::Access;
-use slat::format::tiny::Tiny;
-use slat::format::tiny_ept::TinyEpt;
+use slat::format::tiny::{Tiny, TinyEpt};
 
 #[test]
 fn a_write_that_hardware_marked_is_remembered_by_write_protect() {

@@ -6,8 +6,7 @@ use crate::machine::*;
 use core::ops::Range;
 use loom::sync::{Arc, Mutex};
 use loom::thread::spawn;
-use slat::format::tiny::Tiny;
-use slat::format::tiny_ept::TinyEpt;
+use slat::format::tiny::{Tiny, TinyEpt};
 use slat::{Gpa, Hpa, MapError, PageSize};
 
 const OLD: u64 = MEMORY;

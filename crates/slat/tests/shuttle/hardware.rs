@@ -4,8 +4,7 @@
 use crate::guest::Guest;
 use crate::machine::World;
 use core::ops::Range;
-use slat::format::tiny::Tiny;
-use slat::format::tiny_ept::TinyEpt;
+use slat::format::tiny::{Tiny, TinyEpt};
 use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot};
 
 /// What a CPU makes of the bits of a format, apart from the engine's own view of them.

@@ -5,8 +5,7 @@ use crate::hardware::Walked;
 use crate::machine::{ALL, BIG, BLOCK, PAGE, World};
 use crate::run::{self, Way};
 use shuttle::rand::RngCore;
-use slat::format::tiny::Tiny;
-use slat::format::tiny_ept::TinyEpt;
+use slat::format::tiny::{Tiny, TinyEpt};
 use slat::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,0 +1,116 @@
+//! Each invalidation of the engine's left out, one at a time: whatever is left then may be used, and is
+//! noticed.
+
+use crate::cases::Case;
+use crate::common::*;
+use slat::{Ageing, Ages, Format, Invalidation, Skip};
+use slat_sim::{Arch, Firmware, Machine};
+use std::cell::Cell;
+
+thread_local! {
+    /// Which one is left out, and how many there were until now.
+    static LEFT_OUT: Cell<usize> = const { Cell::new(usize::MAX) };
+    static SEEN: Cell<usize> = const { Cell::new(0) };
+}
+
+fn invalidate<A: Arch>(machine: &Machine<A>, what: &Invalidation) {
+    let number = SEEN.replace(SEEN.get() + 1);
+    if number == LEFT_OUT.get() {
+        // What it publishes is.
+        slat::Platform::publish(machine);
+    } else {
+        (A::firmware().invalidate)(machine, what);
+    }
+}
+
+/// `scenario` with invalidation `number` left out; how many there were, and whether it was noticed.
+fn run<C: Case>(number: usize, scenario: fn(&Guest<'_, C::F, C::A>)) -> (usize, bool) {
+    LEFT_OUT.set(number);
+    SEEN.set(0);
+    let faulty = Firmware { invalidate: invalidate::<C::A>, ..C::A::firmware() };
+    // On one thread: no hook, and what CPUs do unasked is enough of a guest.
+    let machine = C::machine().firmware(faulty);
+    scenario(&C::guest(&machine));
+    (SEEN.get(), !machine.finish().is_empty())
+}
+
+fn each<C: Case>(name: &str, scenario: fn(&Guest<'_, C::F, C::A>)) {
+    let (count, noticed) = run::<C>(usize::MAX, scenario);
+    assert!(count > 0 && !noticed, "{name}: {count} invalidations");
+    for number in 0..count {
+        assert!(run::<C>(number, scenario).1, "{name}: nobody misses invalidation {number}");
+    }
+}
+
+fn unmap<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+    guest.map(BASE, RAM, 0x3000, K4);
+    (0..2).for_each(|cpu| guest.write(cpu, BASE + 0x1000));
+    guest.unmap(BASE + 0x1000, 0x1000);
+}
+
+fn unlink<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+    guest.map(BASE, RAM, 2 << 20, K4);
+    guest.read(1, BASE);
+    guest.unmap(BASE, 2 << 20);
+    guest.fresh(BASE, 2 << 20);
+}
+
+fn protect<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+    guest.map(BASE, RAM, 0x3000, K4);
+    guest.write(1, BASE);
+    guest.write_protect(BASE, 0x1000);
+}
+
+fn protect_tables<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+    guest.map(BASE, RAM, 0x3000, K4);
+    guest.write(1, BASE);
+    guest.with(|guard, _| guard.write_protect_subtrees(range(BASE, 2 << 20)).unwrap());
+    guest.machine.protect(VMID, range(BASE, 2 << 20));
+}
+
+fn harvest<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+    guest.map(BASE, RAM, 0x3000, K4);
+    guest.write(1, BASE);
+    let mut bitmap = [0];
+    guest.with(|guard, _| guard.harvest(range(BASE, 0x3000), &mut bitmap).unwrap());
+    guest.machine.copy(VMID, range(BASE, 0x3000));
+    guest.fresh(BASE, 0x3000);
+}
+
+fn age<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+    guest.map(BASE, RAM, 0x3000, K4);
+    guest.read(1, BASE);
+    let (mut young, mut unanswered) = ([0], [0]);
+    let all = range(BASE, 0x3000);
+    guest.with(|guard, _| {
+        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        let how = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
+        guard.age(all, &mut ages, how).unwrap();
+    });
+    guest.machine.seen(VMID, all);
+    guest.read(1, BASE);
+    guest
+        .machine
+        .claim_old(VMID, all, |gpa| guest.look(gpa).is_some_and(|leaf| leaf.attributes.accessed));
+}
+
+fn collapse<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+    guest.map(BASE, RAM, 2 << 20, K4);
+    guest.write(1, BASE);
+    guest.collapse(BASE, 2 << 20, M2);
+    guest.fresh(BASE, 2 << 20);
+}
+
+fn no_invalidation_can_be_left_out<C: Case>() {
+    each::<C>("unmap", unmap);
+    each::<C>("unlink", unlink);
+    each::<C>("protect", protect);
+    each::<C>("protect tables", protect_tables);
+    if C::format().encode(CLEAN).is_ok() {
+        each::<C>("harvest", harvest);
+    }
+    each::<C>("age", age);
+    each::<C>("collapse", collapse);
+}
+
+on_every_format!(no_invalidation_can_be_left_out);
