@@ -78,8 +78,8 @@ unsafe impl Format for Tiny {
         Arm64K4::leaf_address(raw, 0)
     }
 
-    fn table(hpa: Hpa) -> u64 {
-        Arm64K4::table(hpa)
+    fn table(hpa: Hpa, level: u8) -> u64 {
+        Arm64K4::table(hpa, level)
     }
 
     fn table_address(raw: u64) -> Hpa {

@@ -75,8 +75,8 @@ unsafe impl Format for TinyEpt {
         Ept1G::leaf_address(raw, 0)
     }
 
-    fn table(hpa: Hpa) -> u64 {
-        Ept1G::table(hpa)
+    fn table(hpa: Hpa, level: u8) -> u64 {
+        Ept1G::table(hpa, level)
     }
 
     fn table_address(raw: u64) -> Hpa {

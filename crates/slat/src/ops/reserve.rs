@@ -14,7 +14,7 @@
 use super::map::{MapError, maintenance};
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
-use crate::format::{Attributes, Format, Kind};
+use crate::format::{Attributes, Format, Kind, slot_shift};
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::sync::relax;
@@ -89,13 +89,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             self.counts.slots_read += 1;
             match F::kind(raw, level) {
                 Kind::Table => {
+                    level -= 1;
                     // SAFETY: a linked table has that many slots, and stays allocated while the
                     // guard, which the reservation borrows, keeps it.
                     slots = unsafe {
                         let hpa = F::table_address(raw);
-                        table::slots(tables.platform, hpa, 1 << F::INDEX_BITS)
+                        table::slots(tables.platform, hpa, F::slots(level))
                     };
-                    level -= 1;
                     continue;
                 }
                 Kind::Leaf | Kind::Sealed => {
@@ -122,11 +122,15 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                         }
                     } else {
                         let mut frame = cache.take().ok_or(MapError::CacheEmpty)?;
-                        tables.platform.fill(frame.slots_mut::<F>(tables.platform), 0, 0);
+                        tables.platform.fill(
+                            frame.slots_mut::<F>(tables.platform, level - 1),
+                            0,
+                            0,
+                        );
                         let base = gpa & !((1 << F::shift(level)) - 1);
                         let broke = tables.break_before_fill(raw, level, base);
                         self.counts.invalidations += u64::from(broke);
-                        if slot.exchange(raw, F::table(frame.hpa())).is_ok() {
+                        if slot.exchange(raw, F::table(frame.hpa(), level)).is_ok() {
                             frame.into_hpa();
                             self.counts.tables_built += 1;
                         } else {
@@ -152,7 +156,7 @@ impl<F: Format, P: Platform> Reservation<'_, '_, '_, F, P> {
     }
 
     const fn shift(&self) -> u32 {
-        F::PAGE_SHIFT + F::INDEX_BITS * self.level as u32
+        slot_shift::<F>(self.level)
     }
 
     /// Maps [`Reservation::range`] to the memory at `hpa`; returns its bytes, or `None` if the

@@ -37,8 +37,8 @@ const ODD: [(Odd, bool); 11] = [
 
 fn agrees<H: Hardware>(marks: bool) {
     let config = Config { forced_write_back: false, hardware_marks: marks, split_execute: false };
-    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::STRIDE));
-    let slots = 1 << H::STRIDE;
+    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
+    let slots = 1 << H::LAST_STRIDE;
     for (which, (odd, fits)) in [0, 1, slots - 1].into_iter().flat_map(|at| ODD.map(|o| (at, o))) {
         let bbm = BBM[which as usize % 3];
         let platform = TestPlatform::new(bbm);
@@ -86,7 +86,7 @@ fn a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state() {
 fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_as_well() {
     fn odd<H: Hardware>() {
         let config = Config { forced_write_back: true, hardware_marks: true, split_execute: true };
-        let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::STRIDE));
+        let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
         let platform = TestPlatform::new(BBM[0]);
         let mut world = World::<H>::new(&platform, BBM[0], H::format(&config), 40);
         let map = |world: &mut World<'_, H>, at, hpa| {

@@ -130,7 +130,7 @@ fn everything_can_be_done_to_the_first_and_the_last_page() {
 }
 
 fn blocks_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
-    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::STRIDE));
+    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
     let (top, largest) = (1u64 << bits, size(H::sizes()[0]));
     on_stage::<H>((format, bits, 16), |_, guard, cache| {
         for (gpa, hpa) in [(0, (1 << H::OUTPUT) - block), (top - block, 0)] {
