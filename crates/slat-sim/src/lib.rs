@@ -7,8 +7,10 @@
 //! many, where vCPUs run beside threads of the hypervisor. Nothing in it panics in the engine's
 //! calls: what is wrong is a [`Violation`].
 //!
-//! The architectures, [`Arm`], [`Ept`] and [`Npt`], are written from their manuals, and share nothing
-//! with the engine's formats. AMD is as lazy as Intel; its invalidation is a flush of an ASID.
+//! The architectures, [`Arm`], [`Ept`], [`Npt`] and [`Power`], are written from their manuals, and share
+//! nothing with the engine's formats. AMD is as lazy as Intel; its invalidation is a flush of an ASID. Power
+//! is as lazy as Arm, but looks at an entry again before it faults; its invalidations are `tlbie`, and a
+//! `ptesync` behind `eieio` and `tlbsync` waits for them.
 //!
 //! Beside it, [`fast`] is a machine for benchmarks and stress: its vCPUs are threads that access real
 //! memory through the tables.
@@ -55,7 +57,7 @@
 //! - FEAT_LPA2, the contiguous bit, nT, FEAT_HAFT, hardware's own page-based attributes; on Intel,
 //!   memory types, five levels, sub-page permissions, VPIDs.
 //! - Data at byte granularity: a page has a version, and caches hold whole pages.
-//! - AMD, Power and RISC-V; the last caches invalid entries too.
+//! - RISC-V, which caches invalid entries too; Power's nest MMUs, and entries by process.
 //!
 //! # Example
 //!
@@ -105,7 +107,7 @@ mod trace;
 mod uses;
 mod violation;
 
-pub use arch::{Access, Arch, Arm, Ept, Fault, Npt};
+pub use arch::{Access, Arch, Arm, Ept, Fault, Npt, Power};
 pub use firmware::Firmware;
 pub use instruction::{Barrier, Tlbi};
 pub use lazy::{Choice, Lazy};

@@ -3,6 +3,7 @@
 pub mod arm;
 pub mod ept;
 pub mod npt;
+pub mod power;
 
 use slat::BreakBeforeMake;
 use std::fmt::Debug;
@@ -10,6 +11,7 @@ use std::fmt::Debug;
 pub use arm::Arm;
 pub use ept::Ept;
 pub use npt::Npt;
+pub use power::Power;
 
 /// The second-stage MMU of one architecture, as configured.
 ///
@@ -139,6 +141,8 @@ pub enum Fault {
     Translation,
     /// The leaf is not accessed, and hardware does not set that.
     Accessed,
+    /// R or C has to be set, and hardware asks software to (Power).
+    ReferenceChange,
     /// A right is missing.
     Permission,
     /// Two sizes of one page are in the TLB, and the platform does not handle that.

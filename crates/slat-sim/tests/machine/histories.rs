@@ -5,9 +5,9 @@ use crate::common::*;
 use slat::{
     Access, Ageing, Ages, Attributes, Execute, Format, Gpa, GpaRange, Hpa, PageSize, Removals, Skip,
 };
+use slat_sim::{Arch, Arm, Fault, Machine};
 #[cfg(feature = "every-format")]
-use slat_sim::Npt;
-use slat_sim::{Arch, Arm, Machine};
+use slat_sim::{Npt, Power};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -236,6 +236,23 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
         }
     }
 
+    /// An access; where hardware asks software to mark the leaf, that is done first.
+    fn answered(&self, cpu: usize, gpa: u64, access: slat_sim::Access) -> Result<Hpa, Fault> {
+        let done = self.guest.machine.cpu(cpu).access(gpa, access);
+        if done != Err(Fault::ReferenceChange) {
+            return done;
+        }
+        let asked = match access {
+            slat_sim::Access::Read => Access::Read,
+            slat_sim::Access::Write => Access::Write,
+            slat_sim::Access::Execute => Access::Execute,
+        };
+        let page = range(gpa / self.page * self.page, self.page);
+        self.guest.with(|guard, _| guard.relax(page, asked).unwrap());
+        slat::Platform::publish(self.guest.machine);
+        self.guest.machine.cpu(cpu).access(gpa, access)
+    }
+
     /// What holds after each operation, once it is completed.
     fn check(&mut self) {
         let (machine, guest, all) = (self.guest.machine, &self.guest, self.all());
@@ -249,9 +266,9 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
             let gpa = self.some().start().0;
             let cpu = self.rng.usize(..machine.cpus());
             let page = self.model.get(&gpa);
-            let read = machine.cpu(cpu).read(gpa);
+            let read = self.answered(cpu, gpa, slat_sim::Access::Read);
             assert_eq!(read.ok(), page.map(|page| Hpa(page.hpa)), "{gpa:#x}");
-            let write = machine.cpu(cpu).write(gpa);
+            let write = self.answered(cpu, gpa, slat_sim::Access::Write);
             assert!(write.is_err() || page.is_some_and(|page| !page.protected), "{gpa:#x}");
         }
     }
@@ -335,6 +352,33 @@ fn histories_on_npt_are_clean() {
         let machine = if seed % 2 == 0 { machine } else { machine.random(seed) };
         History::new(&machine, format, seed, 3).run(60);
     }
+}
+
+#[cfg(feature = "every-format")]
+fn power_history<const P: u32>(sets: bool, seed: u64) {
+    let format = slat::format::power::Power::<P> { output_bits: 51 };
+    let machine = Machine::new(Power { sets, ..Power::new(P) }, 2);
+    let machine = if seed.is_multiple_of(2) { machine } else { machine.random(seed) };
+    History::new(&machine, format, seed, 3).run(60);
+}
+
+#[cfg(feature = "every-format")]
+#[test]
+fn histories_on_radix_with_4k_pages_are_clean() {
+    (0..3).for_each(|seed| power_history::<12>(true, seed));
+}
+
+#[cfg(feature = "every-format")]
+#[test]
+fn histories_on_radix_with_64k_pages_are_clean() {
+    (0..3).for_each(|seed| power_history::<16>(true, seed));
+}
+
+#[cfg(feature = "every-format")]
+#[test]
+fn histories_on_radix_where_software_sets_r_and_c_are_clean() {
+    (0..3).for_each(|seed| power_history::<12>(false, seed));
+    (3..5).for_each(|seed| power_history::<16>(false, seed));
 }
 
 #[test]

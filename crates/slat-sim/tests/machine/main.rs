@@ -12,6 +12,8 @@ mod invalidation_arm;
 mod invalidation_ept;
 mod laziness;
 mod order;
+#[cfg(feature = "every-format")]
+mod power;
 mod races;
 mod threads;
 mod trace;

@@ -12,7 +12,7 @@
 //!
 //! Entries are big-endian, whatever the host is. A raw value here is a word *as it lies in memory* and
 //! is loaded from there; the constants are swapped when they are compiled, addresses where they
-//! are put in or taken out.
+//! are put in or taken out (docs/adr/0014).
 //!
 //! # What the platform does
 //!

@@ -5,6 +5,8 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::npt::Npt;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::power::Core;
 use crate::common::hardware::{Config, Hardware};
 use crate::common::stage::{BBM, RAM, range};
 use crate::common::world::{Mapping, Rule, World, size};
@@ -78,6 +80,8 @@ fn a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state() {
         #[cfg(feature = "every-format")]
         agrees::<Npt<true>>(marks);
         #[cfg(feature = "every-format")]
+        agrees::<Core<16, true>>(marks);
+        #[cfg(feature = "every-format")]
         agrees::<Ept<false>>(marks);
     }
 }
@@ -115,6 +119,8 @@ fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_a
     odd::<Ept<true>>();
     #[cfg(feature = "every-format")]
     odd::<Npt<true>>();
+    #[cfg(feature = "every-format")]
+    odd::<Core<16, true>>();
     #[cfg(feature = "every-format")]
     odd::<Ept<false>>();
 }

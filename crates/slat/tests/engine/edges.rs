@@ -6,6 +6,8 @@ use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::npt::{self, Npt};
 #[cfg(feature = "every-format")]
+use crate::common::hardware::power::Core;
+#[cfg(feature = "every-format")]
 use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{RAM, host, on_stage, range, refused};
 use crate::common::unmap;
@@ -26,6 +28,11 @@ fn riscv() -> slat::format::riscv::RiscV {
     use slat::format::riscv::{Mode, RiscV};
     RiscV { widest: Mode::Sv57x4, output_bits: 48, ..Default::default() }
 }
+
+#[cfg(feature = "every-format")]
+const POWER4: slat::format::power::PowerK4 = slat::format::power::Power { output_bits: 48 };
+#[cfg(feature = "every-format")]
+const POWER64: slat::format::power::PowerK64 = slat::format::power::Power { output_bits: 48 };
 
 /// Everything that can be done to the first and to the last page of a guest.
 fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
@@ -127,6 +134,11 @@ fn everything_can_be_done_to_the_first_and_the_last_page() {
     for bits in [59, 51, 50, 42, 41, 12] {
         pages_at_both_ends::<Hart<true>>(riscv(), bits);
     }
+    #[cfg(feature = "every-format")]
+    for bits in [52, 40, 21, 16] {
+        pages_at_both_ends::<Core<12, true>>(POWER4, bits);
+        pages_at_both_ends::<Core<16, true>>(POWER64, bits);
+    }
 }
 
 fn blocks_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
@@ -185,6 +197,11 @@ fn blocks_at_both_ends_are_split_protected_and_collapsed() {
     #[cfg(feature = "every-format")]
     for bits in [59, 50, 41, 22] {
         blocks_at_both_ends::<Hart<true>>(riscv(), bits);
+    }
+    #[cfg(feature = "every-format")]
+    for bits in [52, 40, 22] {
+        blocks_at_both_ends::<Core<12, true>>(POWER4, bits);
+        blocks_at_both_ends::<Core<16, true>>(POWER64, bits);
     }
 }
 
