@@ -56,6 +56,8 @@ fn unmap_a_table(machine: &Machine<Power>) {
 fn the_engines_invalidations_leave_nothing() {
     let machine = Machine::new(Power::new(16), 2);
     unmap_a_page(&machine);
+    clean(&machine);
+    let machine = Machine::new(Power::new(16), 2);
     unmap_a_table(&machine);
     clean(&machine);
 }
@@ -86,8 +88,9 @@ fn tables_that_are_invalidated_by_address_alone_stay_in_the_walk_cache() {
             // RIC=2 by address is no invalidation of links.
             execute(machine, Instruction::All(Operands { rb: gpa | 5 << 5, rs: VMID.0.into() }));
         }
-        [Instruction::Eieio, Instruction::Tlbsync, Instruction::Ptesync]
-            .map(|instruction| execute(machine, instruction));
+        for last in [Instruction::Eieio, Instruction::Tlbsync, Instruction::Ptesync] {
+            execute(machine, last);
+        }
     });
     unmap_a_table(&machine);
     caught(&machine, Kind::FreedTable);

@@ -160,7 +160,11 @@ fn blocks_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
             assert_eq!(guard.relax(all, Access::Write), Ok(2 * page));
             assert_eq!(guard.collapse(all, size(block)), Ok(block));
             assert_eq!(guard.leaves(all).unwrap().count(), 1);
-            let bitmap = vec![!0; (block / page / 64) as usize];
+            let pages = block / page;
+            let bitmap = match pages {
+                ..64 => vec![(1 << pages) - 1],
+                _ => vec![!0; pages as usize / 64],
+            };
             let named = Pages { start: Gpa(gpa), bits: &bitmap };
             assert_eq!(guard.write_protect_pages(&named), Ok(block));
             assert_eq!(unmap(guard, all)[0].bytes, block);

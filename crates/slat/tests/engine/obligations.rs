@@ -216,7 +216,7 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
     #[cfg(feature = "every-format")]
     refills::<Npt<true>>(npt::FORMAT, BreakBeforeMake::Never, false);
     #[cfg(feature = "every-format")]
-    refills::<Core<16, true>>(
+    refills::<Core<12, true>>(
         slat::format::power::Power { output_bits: 48 },
         BreakBeforeMake::Never,
         true,

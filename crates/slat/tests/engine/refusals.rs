@@ -250,12 +250,12 @@ fn attributes_that_the_cpu_lacks_are_refused_with_what_would_do() {
     let none = Attributes { read: false, ..RAM };
     let all = [unclean, arm[1], arm[2], (none, AttributeError::NeedsRead, read)];
     attributes_are_refused::<Ept<true>>(plain, &all);
+    #[cfg(feature = "every-format")]
+    attributes_are_refused::<Npt<true>>(npt::FORMAT, &all[1..]);
     let typed = Attributes { memory: slat::Memory::Device, ..RAM };
     let typed = (typed, AttributeError::MemoryType, &["normal memory", "physical address"][..]);
     let all = [arm[1], arm[2], (none, AttributeError::NeedsRead, read), typed];
     attributes_are_refused::<Hart<true>>(slat::format::riscv::RiscV::default(), &all);
-    #[cfg(feature = "every-format")]
-    attributes_are_refused::<Npt<true>>(npt::FORMAT, &all[1..]);
     let strict = Attributes { memory: slat::Memory::DeviceStrict, ..RAM };
     let (writes, strict) = (Attributes { write: true, ..none }, (strict, typed.1, typed.2));
     let all = [arm[1], arm[2], (writes, AttributeError::NeedsRead, read), strict];
