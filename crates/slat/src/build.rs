@@ -93,16 +93,17 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
             let step = F::leaf(0, 0, Hpa(1 << shift)) - F::leaf(0, 0, Hpa(0));
             let mut start = base + ((first as u64) << shift);
             let mut pages = &mut slots[first..last];
-            // Up to each end of a field that is inside.
-            while F::CARRY != 0 {
-                let hpa = start.wrapping_add(plan.delta);
-                let before = (F::CARRY - (hpa & (F::CARRY - 1))) >> shift;
-                if before >= pages.len() as u64 {
-                    break;
+            if F::CARRY != 0 {
+                // One run up to each end of a field that is inside.
+                let before = |start: u64| {
+                    let hpa = start.wrapping_add(plan.delta);
+                    ((F::CARRY - (hpa & (F::CARRY - 1))) >> shift) as usize
+                };
+                while before(start) < pages.len() {
+                    let (low, high) = pages.split_at_mut(before(start));
+                    self.platform.fill(low, plan.leaf::<F>(0, start), step);
+                    (start, pages) = (start + ((low.len() as u64) << shift), high);
                 }
-                let (low, high) = pages.split_at_mut(before as usize);
-                self.platform.fill(low, plan.leaf::<F>(0, start), step);
-                (start, pages) = (start + (before << shift), high);
             }
             self.platform.fill(pages, plan.leaf::<F>(0, start), step);
             return;

@@ -162,7 +162,7 @@ impl Iterator for Sequence {
             0 => return Some(Instruction::Ptesync),
             _ if number <= count => {
                 let rb = match ap {
-                    Some(ap) => at + ((number - 1) << shift) | ap << AP_SHIFT,
+                    Some(ap) => at + ((number - 1) << shift) + (ap << AP_SHIFT),
                     None => PARTITION,
                 };
                 let operands = Operands { rb, rs: u64::from(self.vmid.0) };
