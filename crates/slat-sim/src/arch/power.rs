@@ -122,7 +122,7 @@ impl Arch for Power {
                 Descriptor::Reserved("an unsupported radix tree configuration")
             } else if field(word, 2, 3) != 0 || field(word, 56, 58) != 0 {
                 Descriptor::Reserved("reserved bits of a directory entry")
-            } else if base % (8 << size) != 0 || base >> self.real_bits != 0 {
+            } else if !base.is_multiple_of(8 << size) || base >> self.real_bits != 0 {
                 Descriptor::Reserved("no base of a table")
             } else {
                 Descriptor::Table { table: base, rights: Rights::ALL }

@@ -72,7 +72,7 @@ impl Cpu {
             let (base, size) = (word.field(4, 55) << 8, word.field(59, 63));
             return if word.field(2, 3) != 0 || word.field(56, 58) != 0 {
                 Entry::Fault("reserved bits of a directory entry")
-            } else if base % (8 << size) != 0 {
+            } else if !base.is_multiple_of(8 << size) {
                 Entry::Fault("a base that is not aligned to its table")
             } else if base >> self.real_bits != 0 {
                 Entry::Fault("no such real address")
@@ -87,7 +87,7 @@ impl Cpu {
             return Entry::Fault("reserved bits of a page table entry");
         }
         let address = word.field(7, 51) << 12;
-        if address % (1 << shift) != 0 {
+        if !address.is_multiple_of(1 << shift) {
             return Entry::Fault("a page that is not aligned to its size");
         }
         if address >> self.real_bits != 0 {
