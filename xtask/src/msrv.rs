@@ -24,7 +24,7 @@ pub fn oldest() -> anyhow::Result<Outcome> {
 /// The engine, and a user of all of it, compile for a machine without an operating system.
 pub fn bare() -> anyhow::Result<Outcome> {
     needs(setup::target(setup::BARE), || {
-        for format in ["arm64", "ept"] {
+        for format in ["arm64", "ept", "npt", "power", "riscv"] {
             let mut check = cargo(&["check", "--target", setup::BARE, "--no-default-features"]);
             check.args(["--package", "slat-size", "--features", format]);
             check.env("CARGO_PROFILE_DEV_PANIC", "abort");

@@ -12,7 +12,13 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::Path;
 
 const TRIPLE: &str = setup::BARE;
-const FORMATS: [(&str, &str); 2] = [("arm64", "arm64 stage 2, 4K granule"), ("ept", "Intel EPT")];
+const FORMATS: [(&str, &str); 5] = [
+    ("arm64", "arm64 stage 2, 4K granule"),
+    ("ept", "Intel EPT"),
+    ("npt", "AMD NPT"),
+    ("power", "Power radix, 64K pages"),
+    ("riscv", "RISC-V G-stage"),
+];
 const LEVELS: [&str; 2] = ["2", "s"];
 
 /// Bytes by operation, and of all.

@@ -169,7 +169,7 @@ fn loom(long: bool) -> anyhow::Result<Outcome> {
 
 /// Each choice of formats compiles without warnings.
 fn features() -> anyhow::Result<Outcome> {
-    for choice in ["", "arm64", "ept", "npt", "riscv"] {
+    for choice in ["", "arm64", "ept", "npt", "power", "riscv"] {
         let mut clippy = cargo(&["clippy", "--package", "slat", "--no-default-features"]);
         clippy.args(["--features", choice, "--", "--deny", "warnings"]);
         match with("clippy", clippy)? {

@@ -2,10 +2,11 @@
 //! replaces to have it done wrong.
 
 use crate::Machine;
-use crate::arch::{Arch, Arm, Ept, Npt, RiscV};
+use crate::arch::{Arch, Arm, Ept, Npt, Power, RiscV};
 use crate::instruction::{Barrier, Tlbi};
 use slat::format::arm64::id::Granule;
 use slat::format::arm64::tlbi::{self as sequencer, Instruction, Sequence};
+use slat::format::power::tlbie::{Instruction as PowerInstruction, Tlbie};
 use slat::{Gpa, Hpa, Invalidation, Maintenance};
 
 /// What a hypervisor's platform does when the engine calls.
@@ -59,6 +60,14 @@ pub const RISCV: Firmware<RiscV> = Firmware {
     invalidate: invalidate_riscv,
     maintain: maintain_riscv,
     resume: resume_riscv,
+};
+
+/// What the engine's operands of `tlbie` say, executed; `dcbf` and `icbi`.
+pub const POWER: Firmware<Power> = Firmware {
+    publish: Machine::<Power>::ptesync,
+    invalidate: invalidate_power,
+    maintain: maintain_power,
+    resume: |_, _, _| (),
 };
 
 fn publish_arm(machine: &Machine<Arm>) {
@@ -122,6 +131,25 @@ fn maintain_arm(machine: &Machine<Arm>, memory: Hpa, bytes: u64, what: Maintenan
 fn invalidate_ept(machine: &Machine<Ept>, what: &Invalidation) {
     for cpu in 0..machine.cpus() {
         machine.invept(cpu, Some(what.vmid));
+    }
+}
+
+fn invalidate_power(machine: &Machine<Power>, what: &Invalidation) {
+    for instruction in Tlbie::default().sequence(what) {
+        match instruction {
+            PowerInstruction::Ptesync => machine.ptesync(),
+            PowerInstruction::Tlb(x) => machine.tlbie(x.rb, x.rs, 0),
+            PowerInstruction::All(x) => machine.tlbie(x.rb, x.rs, 2),
+            PowerInstruction::Eieio => machine.eieio(),
+            PowerInstruction::Tlbsync => machine.tlbsync(),
+        }
+    }
+}
+
+fn maintain_power(machine: &Machine<Power>, memory: Hpa, bytes: u64, what: Maintenance) {
+    machine.clean(memory, bytes);
+    if what == Maintenance::Instructions {
+        machine.forget_instructions(memory, bytes);
     }
 }
 

@@ -7,8 +7,10 @@
 //! many, where vCPUs run beside threads of the hypervisor. Nothing in it panics in the engine's
 //! calls: what is wrong is a [`Violation`].
 //!
-//! The architectures, [`Arm`], [`Ept`], [`Npt`] and [`RiscV`], are written from their manuals, and share
-//! nothing with the engine's formats. AMD is as lazy as Intel; its invalidation is a flush of an ASID.
+//! The architectures, [`Arm`], [`Ept`], [`Npt`], [`Power`] and [`RiscV`], are written from their manuals, and
+//! share nothing with the engine's formats. AMD is as lazy as Intel; its invalidation is a flush of an ASID. Power
+//! is as lazy as Arm, but looks at an entry again before it faults; its invalidations are `tlbie`, and a
+//! `ptesync` behind `eieio` and `tlbsync` waits for them.
 //!
 //! Beside it, [`fast`] is a machine for benchmarks and stress: its vCPUs are threads that access real
 //! memory through the tables.
@@ -58,6 +60,7 @@
 //! - Data at byte granularity: a page has a version, and caches hold whole pages.
 //! - Slots that are cached as invalid where nobody faulted; of RISC-V, Svnapot and Svinval, whose fences
 //!   are parts of HFENCE.GVMA, and the hypervisor's own MXR.
+//! - Power's nest MMUs, and entries by process.
 //!
 //! # Example
 //!
@@ -107,7 +110,7 @@ mod trace;
 mod uses;
 mod violation;
 
-pub use arch::{Access, Arch, Arm, Ept, Fault, Npt, RiscV};
+pub use arch::{Access, Arch, Arm, Ept, Fault, Npt, Power, RiscV};
 pub use firmware::Firmware;
 pub use instruction::{Barrier, Tlbi};
 pub use lazy::{Choice, Lazy};

@@ -39,6 +39,8 @@ pub(crate) struct Issuer {
     pub vmid: Option<Vmid>,
     /// Issued, and not waited for.
     pub pending: Vec<Scope>,
+    /// Of those, how many an `eieio`, and then a `tlbsync`, came behind (Power).
+    pub ordered: [usize; 2],
 }
 
 #[derive(Debug)]

@@ -5,8 +5,14 @@ use slat::*;
 
 #[cfg(feature = "arm64")]
 type F = slat::format::arm64::Arm64K4;
-#[cfg(not(feature = "arm64"))]
+#[cfg(all(feature = "ept", not(feature = "arm64")))]
 type F = slat::format::ept::Ept1G;
+#[cfg(all(feature = "npt", not(any(feature = "arm64", feature = "ept"))))]
+type F = slat::format::npt::Npt1G;
+#[cfg(all(feature = "power", not(any(feature = "arm64", feature = "ept", feature = "npt"))))]
+type F = slat::format::power::PowerK64;
+#[cfg(not(any(feature = "arm64", feature = "ept", feature = "npt", feature = "power")))]
+type F = slat::format::riscv::RiscV;
 
 /// A machine of which nothing counts as the engine's text.
 #[derive(Debug)]
@@ -47,7 +53,7 @@ unsafe impl Platform for Machine {
     }
 
     fn break_before_make(&self) -> BreakBeforeMake {
-        if cfg!(feature = "arm64") { BreakBeforeMake::Always } else { BreakBeforeMake::Never }
+        if F::REFILL_BREAKS { BreakBeforeMake::Always } else { BreakBeforeMake::Never }
     }
 
     fn grace(&self) -> &Grace {

@@ -107,7 +107,7 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
     /// Fills the table at `level` whose first slot covers `base`: runs of leaves at memory speed,
     /// nothing read.
     pub fn fill(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
-        let slots = frame.slots_mut::<F>(self.platform);
+        let slots = frame.slots_mut::<F>(self.platform, level);
         self.counts.tables_built += 1;
         self.counts.slots_written += slots.len() as u64;
         let shift = F::shift(level);
@@ -151,13 +151,15 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         let shift = F::PAGE_SHIFT;
         let step = F::leaf(0, 0, Hpa(1 << shift)) - F::leaf(0, 0, Hpa(0));
         if F::CARRY != 0 {
-            // A table covers less: at most one end of a field is inside.
-            let hpa = start.wrapping_add(plan.delta);
-            let before = (F::CARRY - (hpa & (F::CARRY - 1))) >> shift;
-            if before < pages.len() as u64 {
-                let (low, high) = pages.split_at_mut(before as usize);
+            // One run up to each end of a field that is inside.
+            let before = |start: u64| {
+                let hpa = start.wrapping_add(plan.delta);
+                ((F::CARRY - (hpa & (F::CARRY - 1))) >> shift) as usize
+            };
+            while before(start) < pages.len() {
+                let (low, high) = pages.split_at_mut(before(start));
                 self.platform.fill(low, plan.leaf::<F>(0, start) | bit, step);
-                (start, pages) = (start + (before << shift), high);
+                (start, pages) = (start + ((low.len() as u64) << shift), high);
             }
         }
         self.platform.fill(pages, plan.leaf::<F>(0, start) | bit, step);
@@ -168,7 +170,7 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         match self.table(base, plan) {
             Some(mut frame) => {
                 self.fill(&mut frame, level - 1, base, plan);
-                F::table(frame.into_hpa())
+                F::table(frame.into_hpa(), level)
             }
             None => plan.outside::<F>(level, base),
         }
@@ -187,19 +189,19 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
     /// Fills the table entry by entry, as a walk over a table just cleared: what Linux does
     /// when it builds the replacement of a block.
     pub fn fill_each(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
-        self.clear(frame);
-        let end = base + (1 << (F::shift(level) + F::INDEX_BITS));
+        self.clear(frame, level);
+        let end = base + (1 << F::shift(level + 1));
         let hpa = frame.hpa();
         let platform = self.platform;
         // SAFETY: `frame` is a whole table, and is borrowed exclusively while the walk goes on.
-        let slots = unsafe { table::slots(platform, hpa, 1 << F::INDEX_BITS) };
+        let slots = unsafe { table::slots(platform, hpa, F::slots(level)) };
         let mut visitor = EachEntry { builder: self, plan };
         // Nobody else can hold a slot, and the visitor never stops.
         let _ = walk::<F, P, _>(platform, slots, level, (base, end), &mut visitor);
     }
 
-    fn clear(&mut self, frame: &mut Frame) {
-        let slots = frame.slots_mut::<F>(self.platform);
+    fn clear(&mut self, frame: &mut Frame, level: u8) {
+        let slots = frame.slots_mut::<F>(self.platform, level);
         self.counts.tables_built += 1;
         self.platform.fill(slots, 0, 0);
     }
@@ -207,7 +209,7 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
     /// Gives a subtree that was not linked, its root at `level`, back to the cache.
     pub fn recycle(&mut self, mut frame: Frame, level: u8) {
         if level > 0 {
-            for slot in frame.slots_mut::<F>(self.platform) {
+            for slot in frame.slots_mut::<F>(self.platform, level) {
                 let raw = slot.get();
                 if F::kind(raw, level) == Kind::Table {
                     // SAFETY: the subtree was never linked, so the frame that went into this
@@ -237,8 +239,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> 
             Some(raw) => (raw, Flow::Next),
             None => match self.builder.table(base, self.plan) {
                 Some(mut frame) => {
-                    self.builder.clear(&mut frame);
-                    (F::table(frame.into_hpa()), Flow::Again)
+                    self.builder.clear(&mut frame, level - 1);
+                    (F::table(frame.into_hpa(), level), Flow::Again)
                 }
                 None => (self.plan.outside::<F>(level, base), Flow::Next),
             },
@@ -275,7 +277,7 @@ pub(crate) unsafe fn dismantle<F: Format, P: Platform>(
             // SAFETY: a linked table is allocated with that many slots; the caller's contract
             // extends to everything below.
             unsafe {
-                let children = table::slots(platform, hpa, 1 << F::INDEX_BITS);
+                let children = table::slots(platform, hpa, F::slots(level - 1));
                 dismantle::<F, P>(platform, children, level - 1, free);
             }
             // SAFETY: the table was linked, hence owned by the tree, and by nobody else from here.

@@ -29,7 +29,7 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
     pub fn fill(&mut self, pages: usize) -> Result<(), OutOfFrames> {
         let (before, wanted) = (self.len, pages.min(self.storage.len()));
         while self.len < wanted {
-            match self.platform.allocate(1 << F::PAGE_SHIFT) {
+            match self.platform.allocate(F::TABLE_BYTES) {
                 Some(frame) => self.put(frame),
                 None => break,
             }
@@ -71,7 +71,7 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
             }
             // SAFETY: `fill` allocated the frame, or the engine took it from such a cache
             // (`serves`), as a page; a table goes into a cache only if it was never linked.
-            None => unsafe { self.platform.free(frame, 1 << F::PAGE_SHIFT) },
+            None => unsafe { self.platform.free(frame, F::TABLE_BYTES) },
         }
     }
 }
@@ -80,7 +80,7 @@ impl<F: Format, P: Platform> Drop for TableCache<'_, F, P> {
     fn drop(&mut self) {
         while let Some(frame) = self.take() {
             // SAFETY: as in `put`.
-            unsafe { self.platform.free(frame, 1 << F::PAGE_SHIFT) };
+            unsafe { self.platform.free(frame, F::TABLE_BYTES) };
         }
     }
 }

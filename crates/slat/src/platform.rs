@@ -20,7 +20,7 @@ use core::ptr::NonNull;
 /// 5. [`Platform::fill`] stores exactly the sequence that it is asked for.
 /// 6. No method unwinds: its caller may hold markers, or owe an invalidation.
 pub unsafe trait Platform {
-    /// A frame of `bytes` bytes (a power of two, at least a page) aligned to its size, its
+    /// A frame of `bytes` bytes (a power of two, of 4 KiB at least) aligned to its size, its
     /// content arbitrary; `None` when memory is short.
     fn allocate(&self, bytes: usize) -> Option<Frame>;
 

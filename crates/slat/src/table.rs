@@ -126,13 +126,17 @@ impl Frame {
         self.hpa()
     }
 
-    /// The slots of an unlinked table page.
-    pub(crate) fn slots_mut<F: Format>(&mut self, platform: &impl Platform) -> &mut [Slot] {
+    /// The slots of an unlinked table at `level`.
+    pub(crate) fn slots_mut<F: Format>(
+        &mut self,
+        platform: &impl Platform,
+        level: u8,
+    ) -> &mut [Slot] {
         // SAFETY: a `Frame` is owned memory of at least one table of the format (the contract of
         // `from_hpa`), and `&mut self` keeps anybody else from it while the slice lives. `Slot`
         // is valid for any bytes.
         unsafe {
-            core::slice::from_raw_parts_mut(platform.slots(self.hpa()).as_ptr(), 1 << F::INDEX_BITS)
+            core::slice::from_raw_parts_mut(platform.slots(self.hpa()).as_ptr(), F::slots(level))
         }
     }
 }

@@ -169,7 +169,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         let bytes = geometry.root_bytes(F::PAGE_SHIFT);
         let root = platform.allocate(bytes).ok_or(NewError::OutOfFrames { bytes })?.into_hpa();
         // Hardware may read all of a page whose address bits select a part.
-        let slots = geometry.root_slots.max(1 << F::INDEX_BITS);
+        let slots = geometry.root_slots.max(F::slots(geometry.root_level));
         // SAFETY: the frame was allocated with that many slots at least and nobody else knows it.
         unsafe { table::slots(platform, root, slots) }.iter().for_each(|slot| slot.init(0));
         Ok(Self {
@@ -307,7 +307,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         let writable = writable && raw & F::TABLE_WRITE == F::TABLE_WRITE;
         // SAFETY: a linked table has that many slots, and stays allocated for this walk.
         let slots =
-            unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
+            unsafe { table::slots(self.platform, F::table_address(raw), F::slots(LEVEL - 1)) };
         match LEVEL {
             4 => self.lookup_in::<3>(slots, gpa, writable),
             3 => self.lookup_in::<2>(slots, gpa, writable),
@@ -331,8 +331,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             }
             above[at as usize - 1] = Some((slot, raw));
             // SAFETY: as in `lookup_in`.
-            slots =
-                unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
+            slots = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(at - 1)) };
         }
         touch_all::<F>(&above);
     }
@@ -505,16 +504,16 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         let mut freed = 0;
         while next != 0 {
             let hpa = Hpa(next);
-            // SAFETY: `retire` put the table, of `1 << INDEX_BITS` slots, on the list; it is freed
-            // below, after its only use.
-            let first = unsafe { &table::slots(self.platform, hpa, 1 << F::INDEX_BITS)[0] };
+            // SAFETY: `retire` put the table on the list, of whose slots this takes the first; it is
+            // freed below, after its only use.
+            let first = unsafe { &table::slots(self.platform, hpa, 1)[0] };
             next = F::table_address(first.load()).0;
-            // SAFETY: the table came from a cache, which allocates pages; it is unlinked; no
+            // SAFETY: the table came from a cache, which allocates so many bytes; it is unlinked; no
             // hardware (`reclaim`) and no software (`passed`) can be in it; and it leaves
             // the list here: nobody else owns it.
             unsafe {
                 if let Some(frame) = Frame::from_hpa(hpa) {
-                    self.platform.free(frame, 1 << F::PAGE_SHIFT);
+                    self.platform.free(frame, F::TABLE_BYTES);
                     freed += 1;
                 }
             }
@@ -545,12 +544,12 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.forgotten.store(self.retired.swap(0, Ordering::AcqRel), Ordering::Relaxed);
         self.free_forgotten();
         // SAFETY: the tables are owned, so no software walker exists, and hardware forgot them
-        // (`deactivate`, or they were never active). Tables came from caches, which allocate
-        // pages; the root from `allocate` with its bytes; and `self` ends here.
+        // (`deactivate`, or they were never active). Tables came from caches, which
+        // allocate `TABLE_BYTES`; the root from `allocate` with its bytes; and `self` ends here.
         unsafe {
             let level = self.geometry.root_level;
             dismantle::<F, P>(platform, self.root_slots(), level, &mut |frame| {
-                platform.free(frame, 1 << F::PAGE_SHIFT);
+                platform.free(frame, F::TABLE_BYTES);
             });
             if let Some(root) = Frame::from_hpa(self.root) {
                 platform.free(root, self.geometry.root_bytes(F::PAGE_SHIFT));

@@ -274,9 +274,9 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         if V::TOUCHES && F::TABLE_ACCESSED != 0 {
             above[level as usize - 1] = Some((&slots[index], raw));
         }
-        // SAFETY: as in `one` below.
-        slots = unsafe { table::slots(platform, F::table_address(raw), 1 << F::INDEX_BITS) };
         level -= 1;
+        // SAFETY: as in `one` below.
+        slots = unsafe { table::slots(platform, F::table_address(raw), F::slots(level)) };
     }
     let result = match level {
         0 if end - start == 1 << F::PAGE_SHIFT => page::<F, P, V>(platform, slots, start, visitor),
@@ -437,10 +437,10 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
                     return Ok(());
                 }
                 // SAFETY: a table that a slot links is allocated by the walk's platform with
-                // `1 << INDEX_BITS` slots. It was linked when the slot was read, so it is given
+                // the slots of its level. It was linked when the slot was read, so it is given
                 // back only when the walk's guard, which outlives `'t`, is gone or refreshed.
                 let children =
-                    unsafe { table::slots(platform, F::table_address(raw), 1 << F::INDEX_BITS) };
+                    unsafe { table::slots(platform, F::table_address(raw), F::slots(LEVEL - 1)) };
                 match visitor.enter(LEVEL, &entry, children) {
                     Some(flow) => flow,
                     None => {
@@ -457,7 +457,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
                 }
             }
             Kind::Retired => {
-                let above = F::shift(LEVEL) + F::INDEX_BITS;
+                let above = F::shift(LEVEL + 1);
                 return Err(End { at: start >> above << above, retired: true });
             }
             _ if !V::LEVELS.contains(LEVEL) => return Ok(()),

@@ -150,7 +150,7 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
     pub fn pages(&mut self, start: Gpa, words: &[u64]) -> Result<(), Gpa> {
         // Groups are those of tables, not of slots.
         let word_bytes = 64u64 << F::PAGE_SHIFT;
-        let group = ((1usize << F::INDEX_BITS) / 64).max(1);
+        let group = (F::slots(0) / 64).max(1);
         let mut word = 0;
         while word < words.len() {
             let at = Gpa(start.0 + word as u64 * word_bytes);

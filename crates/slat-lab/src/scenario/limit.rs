@@ -73,7 +73,7 @@ impl TablePages {
         for raw in slots.iter().map(Slot::load) {
             if F::kind(raw, level) == Kind::Table {
                 let child = F::table_address(raw);
-                self.table::<F, P>(platform, child, 1 << F::INDEX_BITS, level - 1);
+                self.table::<F, P>(platform, child, F::slots(level - 1), level - 1);
             }
         }
     }

@@ -3,6 +3,7 @@
 pub mod arm;
 pub mod ept;
 pub mod npt;
+pub mod power;
 pub mod riscv;
 
 use slat::BreakBeforeMake;
@@ -11,6 +12,7 @@ use std::fmt::Debug;
 pub use arm::Arm;
 pub use ept::Ept;
 pub use npt::Npt;
+pub use power::Power;
 pub use riscv::RiscV;
 
 /// The second-stage MMU of one architecture, as configured.

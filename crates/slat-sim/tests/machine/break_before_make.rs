@@ -18,7 +18,7 @@ fn split_live<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
         let leaf = F::leaf(bits, 0, Hpa(RAM + ((index as u64) << 12)));
         guest.machine.poke(table, index, leaf);
     }
-    guest.machine.poke(block.table, block.index, F::table(table));
+    guest.machine.poke(block.table, block.index, F::table(table, 1));
     guest.machine.publish();
     guest.read(0, BASE + 0x1000);
     guest.flush();
@@ -123,7 +123,7 @@ fn another_table_without_a_break_is_two_tables_of_one_range() {
     let link = machine.above(VMID, &leaf);
     let table = machine.allocate(4096).unwrap().hpa();
     (0..512).for_each(|index| machine.poke(table, index, machine.peek(leaf.table, index)));
-    machine.poke(link.table, link.index, Arm64::<12>::table(table));
+    machine.poke(link.table, link.index, Arm64::<12>::table(table, 1));
     machine.publish();
     caught(&machine, Kind::BreakBeforeMake);
 }

@@ -8,10 +8,12 @@ use slat::format::arm64::{Arm64, Arm64Lpa2K4, Arm64Lpa2K16};
 use slat::format::ept::Ept1G;
 #[cfg(feature = "every-format")]
 use slat::format::npt::Npt1G;
-use slat::format::riscv::RiscV as GStage;
 #[cfg(feature = "every-format")]
-use slat_sim::Npt;
+use slat::format::power::{PowerK4, PowerK64};
+use slat::format::riscv::RiscV as GStage;
 use slat_sim::{Arch, Arm, Ept, Machine, RiscV};
+#[cfg(feature = "every-format")]
+use slat_sim::{Npt, Power};
 
 /// A format and who walks it.
 pub trait Case {
@@ -106,6 +108,26 @@ case!(
     HartSvvptc: GStage, RiscV; GStage::default(), RiscV { svvptc: true, ..RiscV::default() };
 );
 
+case!(
+    #[cfg(feature = "every-format")]
+    Radix4k: PowerK4, Power; PowerK4 { output_bits: 51 }, Power::new(12)
+);
+case!(
+    /// R and C by an interrupt.
+    #[cfg(feature = "every-format")]
+    Radix4kAsks: PowerK4, Power;
+    PowerK4 { output_bits: 51 }, Power { sets: false, ..Power::new(12) }
+);
+case!(
+    #[cfg(feature = "every-format")]
+    Radix64k: PowerK64, Power; PowerK64 { output_bits: 51 }, Power::new(16)
+);
+case!(
+    #[cfg(feature = "every-format")]
+    Radix64kAsks: PowerK64, Power;
+    PowerK64 { output_bits: 51 }, Power { sets: false, ..Power::new(16) }
+);
+
 /// Runs scenarios, functions of a [`Case`], on every format: on some by default.
 macro_rules! on_every_format {
     ($($name:ident),* $(,)?) => {$(
@@ -115,7 +137,8 @@ macro_rules! on_every_format {
             on!($name: on_arm ArmK4, on_intel Intel, on_riscv Hart);
             #[cfg(feature = "every-format")]
             on!($name: on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4, on_amd Amd,
-                on_riscv_without_svadu HartSvade, on_riscv_with_svvptc HartSvvptc);
+                on_riscv_without_svadu HartSvade, on_riscv_with_svvptc HartSvvptc, on_radix Radix4k,
+                on_radix_where_software_sets_r_and_c Radix4kAsks);
         }
     )*};
 }

@@ -25,7 +25,7 @@ fn a_split_by_load_and_store_loses_a_write_in_between() {
         machine.poke(table, index, leaf);
     }
     guest.write(1, BASE);
-    machine.poke(block.table, block.index, Arm64::<12>::table(table));
+    machine.poke(block.table, block.index, Arm64::<12>::table(table, 1));
     guest.flush();
     guest.check_dirty(BASE, 2 << 20);
     caught(&machine, Kind::LostDirty);
@@ -99,7 +99,7 @@ fn a_split_that_forgets_write_protection_lets_writes_through() {
         let leaf = Arm64::<12>::leaf(bits, 0, Hpa(RAM + ((index as u64) << 12)));
         machine.poke(table, index, leaf);
     }
-    machine.poke(block.table, block.index, Arm64::<12>::table(table));
+    machine.poke(block.table, block.index, Arm64::<12>::table(table, 1));
     guest.flush();
     guest.write(0, BASE + 0x1000);
     caught(&machine, Kind::RevokedRight);

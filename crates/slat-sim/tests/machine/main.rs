@@ -19,6 +19,8 @@ mod invalidation_riscv;
 mod laziness;
 mod left_out;
 mod order;
+#[cfg(feature = "every-format")]
+mod power;
 mod races;
 mod threads;
 mod trace;

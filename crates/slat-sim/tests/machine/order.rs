@@ -139,7 +139,7 @@ fn split_by_hand(machine: &Machine<Arm>, early: bool) {
     let block = guest.poke(BASE, |_| 0);
     guest.flush();
     let table = machine.allocate(4096).unwrap().hpa();
-    let link = || machine.poke(block.table, block.index, Arm64::<12>::table(table));
+    let link = || machine.poke(block.table, block.index, Arm64::<12>::table(table, 1));
     if early {
         link();
         machine.publish();

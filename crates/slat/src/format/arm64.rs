@@ -308,7 +308,7 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
     }
 
     #[inline(always)]
-    fn table(hpa: Hpa) -> u64 {
+    fn table(hpa: Hpa, _level: u8) -> u64 {
         Self::place(hpa) | VALID | TABLE_OR_PAGE
     }
 
@@ -463,12 +463,12 @@ mod tests {
                 assert_eq!(Arm64Lpa2K4::leaf_address(leaf, level), hpa);
                 assert_eq!(Arm64Lpa2K4::attribute_bits(leaf, level), bits);
             }
-            assert_eq!(Arm64Lpa2K4::table(hpa), held | 0b11);
+            assert_eq!(Arm64Lpa2K4::table(hpa, 1), held | 0b11);
             let frozen = Arm64Lpa2K4::frozen(hpa);
             assert_eq!(Arm64Lpa2K4::kind(frozen, 1), Kind::Frozen);
             let retired = Arm64Lpa2K4::retired(hpa);
             assert_eq!(Arm64Lpa2K4::kind(retired, 1), Kind::Retired);
-            for raw in [Arm64Lpa2K4::table(hpa), frozen, retired] {
+            for raw in [Arm64Lpa2K4::table(hpa, 1), frozen, retired] {
                 assert_eq!((Arm64Lpa2K4::table_address(raw), raw & DBM), (hpa, 0));
             }
         }

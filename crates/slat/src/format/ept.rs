@@ -304,7 +304,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
 
     /// With all rights, which leaves restrict, and accessed, as it must be above an accessed leaf.
     #[inline(always)]
-    fn table(hpa: Hpa) -> u64 {
+    fn table(hpa: Hpa, _level: u8) -> u64 {
         hpa.0 | R | W | X | XU | A
     }
 

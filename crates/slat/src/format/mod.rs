@@ -6,6 +6,8 @@ pub mod arm64;
 pub mod ept;
 #[cfg(feature = "npt")]
 pub mod npt;
+#[cfg(feature = "power")]
+pub mod power;
 #[cfg(feature = "riscv")]
 pub mod riscv;
 #[cfg(any(test, loom, shuttle))]
@@ -41,10 +43,11 @@ use core::fmt;
 ///    [`Format::frozen`] and [`Format::retired`] were given.
 /// 3. [`Format::geometry`] gives a root of a power of two of slots, at level 4 at most, which
 ///    covers `address_bits` at least.
-/// 4. A page holds `1 << INDEX_BITS` slots at least.
+/// 4. [`Format::TABLE_BYTES`], a power of two, holds the slots of a table below the root at any level;
+///    a page holds those of the root's level.
 /// 5. Where a host address goes up by a page, and not to a multiple of `CARRY`, what
 ///    [`Format::leaf`] makes of it at level 0 goes up by as much as from address 0 to the first page.
-///    `CARRY` is 0 or a power of two, of no fewer bytes than a table of pages covers.
+///    `CARRY` is 0 or a power of two, of more bytes than a page.
 /// 6. [`Format::group`] is a power of two, of no more slots than a table has. In a leaf `CONTIGUOUS`
 ///    changes nothing about kind and address, and [`Format::attribute_bits`] leaves it out.
 pub unsafe trait Format: Copy + Send + Sync + 'static {
@@ -54,6 +57,11 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const PAGE_SHIFT: u32;
     /// Base-2 logarithm of the slots of a table below the root.
     const INDEX_BITS: u32;
+    /// The same of a table of pages, where those are smaller.
+    const LAST_INDEX_BITS: u32 = Self::INDEX_BITS;
+    /// Bytes, and alignment, of the frame of a table below the root: the same at all levels, so that one
+    /// cache serves them.
+    const TABLE_BYTES: usize = 1 << Self::PAGE_SHIFT;
     /// The highest level at which a leaf may stand.
     const LARGEST_LEAF: u8;
     /// The bits of a leaf that are the engine's user's.
@@ -80,8 +88,8 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// A table without it takes the right to write from everything below; 0 where tables have no
     /// rights.
     const TABLE_WRITE: u64;
-    /// A field of a descriptor ends at multiples of so many bytes: there it does not go up as the
-    /// address does. 0 where there is no such end.
+    /// A field of a page's descriptor ends at multiples of so many bytes: there it does not go up as
+    /// the address does. 0 where there is no such end.
     const CARRY: u64 = 0;
     /// Set in each leaf of a *group*: aligned neighbours, [`Format::group`] of them, that continue each
     /// other and agree in all but accessed and dirty state, which a TLB may hold as one leaf. 0 where
@@ -129,8 +137,15 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Where the leaf `raw` at `level` points.
     fn leaf_address(raw: u64, level: u8) -> Hpa;
 
-    /// A descriptor of the table at `hpa`.
-    fn table(hpa: Hpa) -> u64;
+    /// What the leaf `raw` becomes when it points `bytes` further. It may be another descriptor where a
+    /// field ends in between: who asks compares, and looks at the address.
+    #[inline(always)]
+    fn further(raw: u64, bytes: u64) -> u64 {
+        raw.wrapping_add(bytes)
+    }
+
+    /// A descriptor, at `level`, of the table at `hpa`.
+    fn table(hpa: Hpa, level: u8) -> u64;
 
     /// The table that `raw` (of [`Kind::Table`], [`Kind::Frozen`] or [`Kind::Retired`]) points to.
     fn table_address(raw: u64) -> Hpa;
@@ -182,7 +197,13 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
 
     /// Base-2 logarithm of the bytes that a slot at `level` covers.
     fn shift(level: u8) -> u32 {
-        Self::PAGE_SHIFT + Self::INDEX_BITS * level as u32
+        slot_shift::<Self>(level)
+    }
+
+    /// Slots of a table at `level`, below the root.
+    #[inline(always)]
+    fn slots(level: u8) -> usize {
+        1 << if level == 0 { Self::LAST_INDEX_BITS } else { Self::INDEX_BITS }
     }
 
     /// The size of a leaf at `level`.
@@ -203,6 +224,13 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
             largest: Self::size(Self::LARGEST_LEAF),
         })
     }
+}
+
+/// [`Format::shift`], for functions that are `const`.
+pub(crate) const fn slot_shift<F: Format>(level: u8) -> u32 {
+    let even = F::PAGE_SHIFT + F::INDEX_BITS * level as u32;
+    // All tables above level 0 lie above one of pages.
+    if level == 0 { even } else { even - (F::INDEX_BITS - F::LAST_INDEX_BITS) }
 }
 
 /// Slots that a walk looks at together.
@@ -351,7 +379,13 @@ impl Software {
         (if self.contains(Self::A) { a } else { 0 }) | (if self.contains(Self::B) { b } else { 0 })
     }
 
-    #[cfg(any(feature = "arm64", feature = "ept", feature = "npt", feature = "riscv"))]
+    #[cfg(any(
+        feature = "arm64",
+        feature = "ept",
+        feature = "npt",
+        feature = "power",
+        feature = "riscv"
+    ))]
     pub(crate) const fn decode(raw: u64, [a, b]: [u64; 2]) -> Self {
         Self::new(raw & a != 0, raw & b != 0)
     }

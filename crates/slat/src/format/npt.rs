@@ -282,7 +282,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
 
     /// With all rights, which leaves restrict, and accessed, as it must be above an accessed leaf.
     #[inline(always)]
-    fn table(hpa: Hpa) -> u64 {
+    fn table(hpa: Hpa, _level: u8) -> u64 {
         hpa.0 | P | W | U | A
     }
 

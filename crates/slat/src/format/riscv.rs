@@ -333,7 +333,12 @@ unsafe impl Format for RiscV {
     }
 
     #[inline(always)]
-    fn table(hpa: Hpa) -> u64 {
+    fn further(raw: u64, bytes: u64) -> u64 {
+        raw.wrapping_add(bytes >> ADDRESS_SHIFT)
+    }
+
+    #[inline(always)]
+    fn table(hpa: Hpa, _level: u8) -> u64 {
         hpa.0 >> ADDRESS_SHIFT | V
     }
 

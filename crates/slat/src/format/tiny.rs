@@ -122,8 +122,8 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
         F::leaf_address(raw, 0)
     }
 
-    fn table(hpa: Hpa) -> u64 {
-        F::table(hpa)
+    fn table(hpa: Hpa, level: u8) -> u64 {
+        F::table(hpa, level)
     }
 
     fn table_address(raw: u64) -> Hpa {

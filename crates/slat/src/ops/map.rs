@@ -229,10 +229,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             if F::TABLE_ACCESSED != 0 {
                 above[level as usize - 1] = slot;
             }
-            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
-            slots =
-                unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
             level -= 1;
+            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
+            slots = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(level)) };
         }
         let slot = &slots[(gpa >> F::PAGE_SHIFT) as usize & (slots.len() - 1)];
         let raw = slot.load();
@@ -448,7 +447,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, '_, F, P, C> {
             self.maintain(entry.start, end);
         }
         self.break_before_fill(level, entry);
-        if C::exchange(entry.slot, entry.raw, F::table(hpa)).is_err() {
+        if C::exchange(entry.slot, entry.raw, F::table(hpa, level)).is_err() {
             let counts = &mut self.done.counts;
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None }
                 .recycle(frame, level - 1);

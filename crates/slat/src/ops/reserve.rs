@@ -116,13 +116,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             self.counts.slots_read += 1;
             match F::kind(raw, level) {
                 Kind::Table => {
+                    level -= 1;
                     // SAFETY: a linked table has that many slots, and stays allocated while the
                     // guard, which the reservation borrows, keeps it.
                     slots = unsafe {
                         let hpa = F::table_address(raw);
-                        table::slots(tables.platform, hpa, 1 << F::INDEX_BITS)
+                        table::slots(tables.platform, hpa, F::slots(level))
                     };
-                    level -= 1;
                     continue;
                 }
                 Kind::Leaf | Kind::Sealed => {
@@ -149,11 +149,15 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                         }
                     } else {
                         let mut frame = cache.take().ok_or(MapError::CacheEmpty)?;
-                        tables.platform.fill(frame.slots_mut::<F>(tables.platform), 0, 0);
+                        tables.platform.fill(
+                            frame.slots_mut::<F>(tables.platform, level - 1),
+                            0,
+                            0,
+                        );
                         let base = gpa & !((1 << F::shift(level)) - 1);
                         let broke = tables.break_before_fill(raw, level, base);
                         self.counts.invalidations += u64::from(broke);
-                        if slot.exchange(raw, F::table(frame.hpa())).is_ok() {
+                        if slot.exchange(raw, F::table(frame.hpa(), level)).is_ok() {
                             frame.into_hpa();
                             self.counts.tables_built += 1;
                         } else {

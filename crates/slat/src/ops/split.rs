@@ -305,10 +305,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
                 return None;
             }
             read += 1;
-            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
-            slots =
-                unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
             level -= 1;
+            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
+            slots = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(level)) };
         }
         // Linked or not: who unlinks the table beside this answers for what takes its place.
         Some(read)
@@ -419,7 +418,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         let dry = builder.dry;
         let range = GpaRange::from_bounds(base, base + F::size(level).bytes());
         if !self.tables.platform.break_before_make().breaks_size_change() {
-            if entry.slot.exchange(entry.raw, F::table(frame.hpa())).is_err() {
+            if entry.slot.exchange(entry.raw, F::table(frame.hpa(), level)).is_err() {
                 builder.recycle(frame, level - 1);
                 return Flow::Again;
             }
@@ -512,9 +511,11 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.done.counts.invalidations += 1;
             self.tables.platform.invalidate(&what);
             for block in blocks.iter_mut() {
-                if let Some(Replacement { slot, table, .. }) = block.take_if(|block| block.frozen) {
+                if let Some(Replacement { slot, table, level, .. }) =
+                    block.take_if(|block| block.frozen)
+                {
                     let hpa = table.into_hpa();
-                    slot.release(F::frozen(hpa), F::table(hpa));
+                    slot.release(F::frozen(hpa), F::table(hpa, level));
                 }
             }
             self.tables.platform.publish();

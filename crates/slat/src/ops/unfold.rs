@@ -151,8 +151,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
                 return None;
             }
             // SAFETY: a linked table has that many slots, and stays allocated for the guard.
-            slots =
-                unsafe { table::slots(self.platform, F::table_address(raw), 1 << F::INDEX_BITS) };
+            slots = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(at - 1)) };
         }
         Group::within(slots, level, gpa)
     }

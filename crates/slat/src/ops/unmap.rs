@@ -287,7 +287,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
             }
             tally.change(&entry);
             self.removals.extend(&entry, F::size(level));
-            self.next = (entry.raw.wrapping_add(F::size(level).bytes()), entry.end, level);
+            self.next = (F::further(entry.raw, F::size(level).bytes()), entry.end, level);
             return Flow::Next;
         }
         let removed = Removed {
@@ -307,7 +307,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
         tally.change(&entry);
         self.removals.push(removed);
         let bytes = F::size(level).bytes();
-        self.next = (entry.raw.wrapping_add(bytes), entry.end, level);
+        self.next = (F::further(entry.raw, bytes), entry.end, level);
         Flow::Next
     }
 

@@ -14,7 +14,7 @@ use crate::tables::{Halted, Tables};
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
     /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns the
-    /// bytes that were mapped. A run ends where memory crosses a multiple of [`Format::CARRY`], too.
+    /// bytes that were mapped. A run may end where memory crosses a multiple of [`Format::CARRY`], too.
     /// Reservations in the range are void. Tables that the range covers whole are given back; one that
     /// is emptied in parts stays.
     ///
@@ -101,17 +101,17 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
     fn child(&mut self, hpa: Hpa, level: u8, start: u64, end: u64, whole: bool) {
         let platform = self.tables.platform;
         // SAFETY: a linked table has that many slots, and stays until it is freed below.
-        let slots = unsafe { table::slots(platform, hpa, 1 << F::INDEX_BITS) };
+        let slots = unsafe { table::slots(platform, hpa, F::slots(level)) };
         self.table(slots, level, start, end, whole);
         if !whole {
             return;
         }
         // SAFETY: nobody else is in the tables, and no CPU has them: `Inactive` was borrowed mutably;
         // its slot is emptied, or goes with the table around it. All tables below the root came from
-        // caches, which allocate pages; all that this one linked were freed just before.
+        // caches, which allocate `TABLE_BYTES`; all that this one linked were freed just before.
         unsafe {
             if let Some(frame) = Frame::from_hpa(hpa) {
-                platform.free(frame, 1 << F::PAGE_SHIFT);
+                platform.free(frame, F::TABLE_BYTES);
             }
         }
     }
@@ -123,7 +123,7 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
             return 0;
         }
         let page = 1 << F::PAGE_SHIFT;
-        let raw = |number: u64| run.raw.wrapping_add(number * page);
+        let raw = |number: u64| F::further(run.raw, number * page);
         let same = pages.iter().zip(0..).take_while(|(slot, number)| slot.load() == raw(*number));
         let count = same.count() as u64;
         let Some(before) = count.checked_sub(1) else { return 0 };
@@ -134,7 +134,7 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
             return 0;
         }
         let bytes = count * page;
-        (run.raw, run.gpa) = (run.raw.wrapping_add(bytes), run.gpa + bytes);
+        (run.raw, run.gpa) = (F::further(run.raw, bytes), run.gpa + bytes);
         run.first.bytes += bytes;
         self.bytes += bytes;
         count
@@ -149,7 +149,7 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
             && F::leaf_address(raw, level).0 == run.first.hpa.0 + run.first.bytes
         {
             run.first.bytes += size.bytes();
-            run.raw = raw.wrapping_add(size.bytes());
+            run.raw = F::further(raw, size.bytes());
             run.gpa += size.bytes();
             return;
         }
@@ -161,7 +161,7 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
             hpa: F::leaf_address(raw, level),
             attributes: self.tables.format().decode(raw, level),
         };
-        let (raw, gpa) = (raw.wrapping_add(size.bytes()), gpa + size.bytes());
+        let (raw, gpa) = (F::further(raw, size.bytes()), gpa + size.bytes());
         self.run = Some(Run { first, raw, gpa, level });
     }
 

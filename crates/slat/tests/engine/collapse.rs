@@ -5,6 +5,8 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::npt::Npt;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::power::Core;
 use crate::common::hardware::{Config, Hardware};
 use crate::common::stage::{BBM, RAM, range};
 use crate::common::world::{Mapping, Rule, World, size};
@@ -37,8 +39,8 @@ const ODD: [(Odd, bool); 11] = [
 
 fn agrees<H: Hardware>(marks: bool) {
     let config = Config { forced_write_back: false, hardware_marks: marks, split_execute: false };
-    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::STRIDE));
-    let slots = 1 << H::STRIDE;
+    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
+    let slots = 1 << H::LAST_STRIDE;
     for (which, (odd, fits)) in [0, 1, slots - 1].into_iter().flat_map(|at| ODD.map(|o| (at, o))) {
         let bbm = BBM[which as usize % 3];
         let platform = TestPlatform::new(bbm);
@@ -78,6 +80,8 @@ fn a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state() {
         #[cfg(feature = "every-format")]
         agrees::<Npt<true>>(marks);
         #[cfg(feature = "every-format")]
+        agrees::<Core<16, true>>(marks);
+        #[cfg(feature = "every-format")]
         agrees::<Ept<false>>(marks);
     }
 }
@@ -86,7 +90,7 @@ fn a_table_becomes_a_block_only_if_its_leaves_agree_in_all_but_state() {
 fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_as_well() {
     fn odd<H: Hardware>() {
         let config = Config { forced_write_back: true, hardware_marks: true, split_execute: true };
-        let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::STRIDE));
+        let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
         let platform = TestPlatform::new(BBM[0]);
         let mut world = World::<H>::new(&platform, BBM[0], H::format(&config), 40);
         let map = |world: &mut World<'_, H>, at, hpa| {
@@ -115,6 +119,8 @@ fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_a
     odd::<Ept<true>>();
     #[cfg(feature = "every-format")]
     odd::<Npt<true>>();
+    #[cfg(feature = "every-format")]
+    odd::<Core<16, true>>();
     #[cfg(feature = "every-format")]
     odd::<Ept<false>>();
 }

@@ -6,6 +6,8 @@ use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::npt::{self, Npt};
 #[cfg(feature = "every-format")]
+use crate::common::hardware::power::Core;
+#[cfg(feature = "every-format")]
 use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{RAM, host, on_stage, range, refused};
 use crate::common::unmap;
@@ -26,6 +28,11 @@ fn riscv() -> slat::format::riscv::RiscV {
     use slat::format::riscv::{Mode, RiscV};
     RiscV { widest: Mode::Sv57x4, output_bits: 48, ..Default::default() }
 }
+
+#[cfg(feature = "every-format")]
+const POWER4: slat::format::power::PowerK4 = slat::format::power::Power { output_bits: 48 };
+#[cfg(feature = "every-format")]
+const POWER64: slat::format::power::PowerK64 = slat::format::power::Power { output_bits: 48 };
 
 /// Everything that can be done to the first and to the last page of a guest.
 fn pages_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
@@ -127,10 +134,15 @@ fn everything_can_be_done_to_the_first_and_the_last_page() {
     for bits in [59, 51, 50, 42, 41, 12] {
         pages_at_both_ends::<Hart<true>>(riscv(), bits);
     }
+    #[cfg(feature = "every-format")]
+    for bits in [52, 40, 21, 16] {
+        pages_at_both_ends::<Core<12, true>>(POWER4, bits);
+        pages_at_both_ends::<Core<16, true>>(POWER64, bits);
+    }
 }
 
 fn blocks_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
-    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::STRIDE));
+    let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
     let (top, largest) = (1u64 << bits, size(H::sizes()[0]));
     on_stage::<H>((format, bits, 16), |_, guard, cache| {
         for (gpa, hpa) in [(0, (1 << H::OUTPUT) - block), (top - block, 0)] {
@@ -148,7 +160,11 @@ fn blocks_at_both_ends<H: Hardware>(format: H::Format, bits: u32) {
             assert_eq!(guard.relax(all, Access::Write), Ok(2 * page));
             assert_eq!(guard.collapse(all, size(block)), Ok(block));
             assert_eq!(guard.leaves(all).unwrap().count(), 1);
-            let bitmap = vec![!0; (block / page / 64) as usize];
+            let pages = block / page;
+            let bitmap = match pages {
+                ..64 => vec![(1 << pages) - 1],
+                _ => vec![!0; pages as usize / 64],
+            };
             let named = Pages { start: Gpa(gpa), bits: &bitmap };
             assert_eq!(guard.write_protect_pages(&named), Ok(block));
             assert_eq!(unmap(guard, all)[0].bytes, block);
@@ -185,6 +201,11 @@ fn blocks_at_both_ends_are_split_protected_and_collapsed() {
     #[cfg(feature = "every-format")]
     for bits in [59, 50, 41, 22] {
         blocks_at_both_ends::<Hart<true>>(riscv(), bits);
+    }
+    #[cfg(feature = "every-format")]
+    for bits in [52, 40, 22] {
+        blocks_at_both_ends::<Core<12, true>>(POWER4, bits);
+        blocks_at_both_ends::<Core<16, true>>(POWER64, bits);
     }
 }
 

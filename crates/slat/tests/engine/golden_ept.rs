@@ -70,7 +70,7 @@ fn leaves_and_tables_are_the_words_that_hypervisors_write() {
     let split = Ept1G { split_execute: true, ..format };
     assert_eq!(split.encode(Attributes::RAM).unwrap(), 0x777);
     // A table: RWX 0x7, accessed 0x100, and 0x400, which is ignored without that control.
-    assert_eq!(Ept1G::table(Hpa(0x1_2345_6000)), 0x0001_2345_6507);
+    assert_eq!(Ept1G::table(Hpa(0x1_2345_6000), 1), 0x0001_2345_6507);
     // The pointer: WB 6, a walk of four levels 3 << 3 = 0x18, accessed and dirty flags 0x40.
     assert_eq!(format.eptp(Hpa(0x7000)), 0x705e);
     let plain = Ept1G { accessed_dirty: false, ..format };
@@ -268,7 +268,7 @@ fn leaves_up_to_2m_are_the_manuals_in_every_combination() {
 fn tables_are_the_manuals_whatever_the_engine_remembers_in_them() {
     for (_, cpu) in machines::<true>() {
         let address = (1 << cpu.maxphyaddr) - 0x1000;
-        let table = Ept1G::table(Hpa(address));
+        let table = Ept1G::table(Hpa(address), 1);
         let all = Rights { read: true, write: true, execute_kernel: true, execute_user: true };
         for (level, bits) in (1u8..=3).flat_map(|level| (0..32u64).map(move |n| (level, n))) {
             let bit = |n: u32, bit: u64| if bits >> n & 1 == 1 { bit } else { 0 };

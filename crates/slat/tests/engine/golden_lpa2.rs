@@ -50,11 +50,11 @@ fn a_table_descriptor_has_its_address_in_the_same_places() {
         (0x4_0000_0000_0000, 0x103),
         (0xf_ffff_ffff_f000, 0x0003_ffff_ffff_f303),
     ] {
-        assert_eq!(Arm64Lpa2K4::table(Hpa(hpa)), raw);
+        assert_eq!(Arm64Lpa2K4::table(Hpa(hpa), 1), raw);
         assert_eq!(Arm::<12, true>::fields(raw, 0), Descriptor::Table(hpa));
     }
     let hpa = 0xf_ffff_ffff_c000;
-    assert_eq!(Arm64Lpa2K16::table(Hpa(hpa)), 0x0003_ffff_ffff_c303);
+    assert_eq!(Arm64Lpa2K16::table(Hpa(hpa), 1), 0x0003_ffff_ffff_c303);
     assert_eq!(Arm::<14, true>::fields(0x0003_ffff_ffff_c303, 1), Descriptor::Table(hpa));
 }
 

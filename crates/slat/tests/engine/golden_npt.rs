@@ -61,7 +61,7 @@ fn leaves_and_tables_are_the_words_that_hypervisors_write() {
     let data = Attributes { execute: Execute::None, ..Attributes::RAM };
     assert_eq!(format.encode(data).unwrap(), 0x8000_0000_0000_0067);
     // A table: 0x7, accessed 0x20.
-    assert_eq!(Npt1G::table(Hpa(0x1_2345_6000)), 0x0001_2345_6027);
+    assert_eq!(Npt1G::table(Hpa(0x1_2345_6000), 1), 0x0001_2345_6027);
     assert_eq!(format.ncr3(Hpa(0x7000)), 0x7000);
 }
 
@@ -250,7 +250,7 @@ fn tables_are_the_manuals_whatever_the_engine_remembers_in_them() {
     for physical_bits in [40, 48, 52] {
         let cpu = Cpu { physical_bits, huge_1g: true };
         let address = (1 << physical_bits) - 0x1000;
-        let table = Npt1G::table(Hpa(address));
+        let table = Npt1G::table(Hpa(address), 1);
         for (level, bits) in (1u8..=3).flat_map(|level| (0..32u64).map(move |n| (level, n))) {
             let bit = |n: u32, bit: u64| if bits >> n & 1 == 1 { bit } else { 0 };
             let cleared = bit(0, Npt1G::TABLE_ACCESSED) | bit(1, Npt1G::TABLE_WRITE);

@@ -65,9 +65,9 @@ fn leaves_and_tables_are_the_words_that_hypervisors_write() {
     assert_eq!(RiscV::leaf(ram, 1, Hpa(0x8020_0000)), 0x2008_00df);
     assert_eq!(RiscV::leaf(ram, 2, Hpa(0x8000_0000)), 0x2000_00df);
     assert_eq!(RiscV::leaf(format.encode(CLEAN).unwrap(), 0, Hpa(0x8020_1000)), 0x2008_041f);
-    assert_eq!(RiscV::table(Hpa(0x8020_1000)), 0x2008_0401);
+    assert_eq!(RiscV::table(Hpa(0x8020_1000), 1), 0x2008_0401);
     // The highest physical address: PPN is bits 53:10.
-    assert_eq!(RiscV::table(Hpa((1 << 56) - 0x1000)), 0x003f_ffff_ffff_fc01);
+    assert_eq!(RiscV::table(Hpa((1 << 56) - 0x1000), 1), 0x003f_ffff_ffff_fc01);
 }
 
 #[test]

@@ -5,6 +5,10 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::npt::{self, Npt};
+#[cfg(feature = "every-format")]
+use crate::common::hardware::power::Core;
+#[cfg(feature = "every-format")]
+use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{CLEAN, G, K, M, RAM, range};
 use crate::common::world::{VMID, cache, size};
 use crate::common::{Event, TestPlatform};
@@ -103,6 +107,13 @@ proptest! {
         same::<Ept<true>>(ept(), &steps);
         #[cfg(feature = "every-format")]
         same::<Npt<true>>(npt::FORMAT, &steps);
+        #[cfg(feature = "every-format")]
+        same::<Hart<true>>(
+            slat::format::riscv::RiscV { output_bits: 48, ..Default::default() }, &steps);
+        #[cfg(feature = "every-format")]
+        same::<Core<12, true>>(slat::format::power::Power { output_bits: 48 }, &steps);
+        #[cfg(feature = "every-format")]
+        same::<Core<16, true>>(slat::format::power::Power { output_bits: 48 }, &steps);
         #[cfg(feature = "every-format")]
         same::<Ept<false>>(ept(), &steps);
     }

@@ -13,6 +13,7 @@ mod golden_arm64;
 mod golden_ept;
 mod golden_lpa2;
 mod golden_npt;
+mod golden_power;
 mod golden_riscv;
 mod inactive;
 mod intent;

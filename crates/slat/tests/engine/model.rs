@@ -9,6 +9,7 @@ use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::npt::{self, Npt};
+use crate::common::hardware::power::Core;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::riscv::Hart;
 use crate::common::history::history;
@@ -105,6 +106,20 @@ proptest! {
 
     #[cfg(feature = "every-format")]
     #[test]
+    fn any_history_on_radix_with_4k_pages_agrees_with_the_flat_model(history in history()) {
+        // The root is the same for all, of 512g slots.
+        let bits = [24, 32, 41, 52][history.bits];
+        Space::<Core<12, false>>::new(bits, 600).play(&history);
+    }
+
+    #[test]
+    fn any_history_on_radix_with_64k_pages_agrees_with_the_flat_model(history in history()) {
+        let bits = [25, 32, 41, 52][history.bits];
+        Space::<Core<16, true>>::new(bits, 40).play(&history);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
     fn any_history_on_npt_without_1g_blocks_agrees_with_the_flat_model(history in history()) {
         let bits = [25, 32, 39, 41][history.bits];
         Space::<Npt<false>>::new(bits, 40).play(&history);
@@ -171,6 +186,9 @@ fn hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten() {
         #[cfg(feature = "every-format")]
         split::<Hart<true>>(slat::format::riscv::RiscV::default(), bbm, way, 0);
         split::<Npt<true>>(npt::FORMAT, bbm, way, 0);
+        #[cfg(feature = "every-format")]
+        split::<Core<12, true>>(slat::format::power::Power { output_bits: 48 }, bbm, way, 0);
+        split::<Core<16, true>>(slat::format::power::Power { output_bits: 48 }, bbm, way, 0);
     }
 }
 

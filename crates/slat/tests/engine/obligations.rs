@@ -5,6 +5,8 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::npt::{self, Npt};
+#[cfg(feature = "every-format")]
+use crate::common::hardware::power::Core;
 use crate::common::stage::{K, M, RAM, range};
 use crate::common::world::{ALL, TablesOf, VMID, cache};
 use crate::common::{Event, TestPlatform, destroy, unmap};
@@ -213,6 +215,12 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
     refills::<Ept<true>>(ept(), BreakBeforeMake::Never, false);
     #[cfg(feature = "every-format")]
     refills::<Npt<true>>(npt::FORMAT, BreakBeforeMake::Never, false);
+    #[cfg(feature = "every-format")]
+    refills::<Core<12, true>>(
+        slat::format::power::Power { output_bits: 48 },
+        BreakBeforeMake::Never,
+        true,
+    );
     // A CPU that must not hold two sizes.
     refills::<Ept<true>>(ept(), BreakBeforeMake::Always, true);
     #[cfg(feature = "every-format")]

@@ -5,6 +5,8 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::npt::{self, Npt};
+#[cfg(feature = "every-format")]
+use crate::common::hardware::power::Core;
 use crate::common::hardware::riscv::Hart;
 use crate::common::stage::{CLEAN, G, K, M, RAM, host, idle, on_stage, range, refused, says};
 use crate::common::world::{CacheOf, GuardOf};
@@ -166,6 +168,8 @@ fn a_host_address_is_refused_if_unaligned_or_beyond_the_output_size() {
     host_addresses::<Ept<true>>(ept());
     #[cfg(feature = "every-format")]
     host_addresses::<Npt<true>>(npt::FORMAT);
+    #[cfg(feature = "every-format")]
+    host_addresses::<Core<12, true>>(slat::format::power::Power { output_bits: 48 });
 }
 
 fn leaf_sizes<H: Hardware>(format: H::Format, names: [&str; 2]) {
@@ -203,6 +207,8 @@ fn a_leaf_size_that_the_format_lacks_is_refused_with_those_that_it_has() {
     leaf_sizes::<Ept<true>>(ept(), ["4k", "1g"]);
     #[cfg(feature = "every-format")]
     leaf_sizes::<Npt<true>>(npt::FORMAT, ["4k", "1g"]);
+    #[cfg(feature = "every-format")]
+    leaf_sizes::<Core<16, true>>(slat::format::power::Power { output_bits: 48 }, ["64k", "1g"]);
     #[cfg(feature = "every-format")]
     leaf_sizes::<Ept<false>>(ept(), ["4k", "2m"]);
 }
@@ -244,12 +250,17 @@ fn attributes_that_the_cpu_lacks_are_refused_with_what_would_do() {
     let none = Attributes { read: false, ..RAM };
     let all = [unclean, arm[1], arm[2], (none, AttributeError::NeedsRead, read)];
     attributes_are_refused::<Ept<true>>(plain, &all);
+    #[cfg(feature = "every-format")]
+    attributes_are_refused::<Npt<true>>(npt::FORMAT, &all[1..]);
     let typed = Attributes { memory: slat::Memory::Device, ..RAM };
     let typed = (typed, AttributeError::MemoryType, &["normal memory", "physical address"][..]);
     let all = [arm[1], arm[2], (none, AttributeError::NeedsRead, read), typed];
     attributes_are_refused::<Hart<true>>(slat::format::riscv::RiscV::default(), &all);
+    let strict = Attributes { memory: slat::Memory::DeviceStrict, ..RAM };
+    let (writes, strict) = (Attributes { write: true, ..none }, (strict, typed.1, typed.2));
+    let all = [arm[1], arm[2], (writes, AttributeError::NeedsRead, read), strict];
     #[cfg(feature = "every-format")]
-    attributes_are_refused::<Npt<true>>(npt::FORMAT, &all[1..]);
+    attributes_are_refused::<Core<12, true>>(slat::format::power::Power { output_bits: 48 }, &all);
 }
 
 #[test]

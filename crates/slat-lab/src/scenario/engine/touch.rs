@@ -35,6 +35,6 @@ pub fn touch<F: Format>(
             word.fetch_or(bit, Ordering::AcqRel);
         }
         let Some(next) = next else { return Ok(()) };
-        (table, slots, level) = (next, 1 << F::INDEX_BITS, level - 1);
+        (table, slots, level) = (next, F::slots(level - 1), level - 1);
     }
 }

@@ -36,7 +36,7 @@ fn table<F: Format>(
         match F::kind(raw, level) {
             Kind::Leaf => push(found, Leaf { gpa, size, raw }),
             Kind::Table => {
-                let child = (F::table_address(raw), 1 << F::INDEX_BITS);
+                let child = (F::table_address(raw), F::slots(level - 1));
                 table::<F>(arena, child, level - 1, gpa, range, found);
             }
             _ => {}

@@ -164,7 +164,7 @@ impl<F: Format> Turns<F> {
             if fills || limit == Limit::FillPlain {
                 temper(arena, built as u64, turns.setting.caches);
                 let watch = Watch::start();
-                limit::fill_by(arena.words(built), 1 << F::INDEX_BITS, Stores::Plain);
+                limit::fill_by(arena.words(built), F::slots(0), Stores::Plain);
                 return Ok(Sample::time(watch.seconds()));
             }
             let arena = &*arena;
@@ -307,7 +307,7 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
 
     fn map(&mut self, member: &mut Member<'p, Arena>) -> anyhow::Result<f64> {
         let work = &self.turns.work;
-        let (per, pages) = (1u64 << F::INDEX_BITS, work.pieces());
+        let (per, pages) = (F::slots(0) as u64, work.pieces());
         let tables = pages.div_ceil(per) + pages.div_ceil(per * per) + 4;
         let mut storage = storage(tables as usize);
         let mut cache = TableCache::new(self.arena, &mut storage);

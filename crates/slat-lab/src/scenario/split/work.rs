@@ -125,7 +125,7 @@ impl<F: Format> Work<F> {
 
     /// What the machine takes for the same bytes.
     pub fn limit(&self, arena: &mut Arena, case: &Case, limit: Limit) -> anyhow::Result<Sample> {
-        let table = 1usize << F::INDEX_BITS;
+        let table = F::slots(0);
         if matches!(limit, Limit::FillPlain | Limit::FillBest) {
             let words = arena.words(self.built_bytes(case.backing) as usize);
             let slots = words.len() as u64;

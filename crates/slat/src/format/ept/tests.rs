@@ -172,7 +172,7 @@ fn every_value_is_of_its_kind_at_every_level_whatever_hardware_sets() {
                 assert_eq!(Ept1G::kind(changed ^ flip | MARK, level), marked);
             }
         }
-        for table in FRAMES.map(Ept1G::table).into_iter().filter(|_| level > 0) {
+        for table in FRAMES.map(|frame| Ept1G::table(frame, 1)).into_iter().filter(|_| level > 0) {
             for bits in [0, W, MARK, SW_RENEWED, SW_AGEING, W | MARK | SW_RENEWED | SW_AGEING] {
                 assert_eq!(Ept1G::kind(table ^ flip ^ bits, level), Kind::Table);
                 assert_eq!(Ept1G::table_address(table ^ flip ^ bits), Hpa(table & ADDRESS));
@@ -205,11 +205,11 @@ fn different_tokens_are_different_slots_and_none_is_empty() {
 
 #[test]
 fn a_run_is_all_tables_only_if_each_slot_is() {
-    let tables = [Ept1G::table(Hpa(0x1000)); RUN];
+    let tables = [Ept1G::table(Hpa(0x1000), 1); RUN];
     assert!(!Ept1G::all_tables(&tables, 0), "level 0 has none");
     let mut others = not_present();
     others.extend(leaves(Ept1G::default(), 1).map(|raw| (raw, Kind::Leaf)));
-    others.push((Ept1G::table(Hpa(0)) & !(A | W) | MARK, Kind::Table));
+    others.push((Ept1G::table(Hpa(0), 1) & !(A | W) | MARK, Kind::Table));
     for (i, (raw, kind)) in (0..RUN).flat_map(|i| others.iter().map(move |other| (i, other))) {
         let mut run = tables;
         run[i] = *raw;

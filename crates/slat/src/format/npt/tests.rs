@@ -158,7 +158,7 @@ fn every_value_is_of_its_kind_at_every_level_whatever_hardware_sets() {
                 assert_eq!(Npt1G::kind(changed ^ flip | MARK, level), marked);
             }
         }
-        for table in FRAMES.map(Npt1G::table).into_iter().filter(|_| level > 0) {
+        for table in FRAMES.map(|frame| Npt1G::table(frame, 1)).into_iter().filter(|_| level > 0) {
             for bits in [0, W, MARK, SW_RENEWED, SW_AGEING, W | MARK | SW_RENEWED | SW_AGEING] {
                 assert_eq!(Npt1G::kind(table ^ flip ^ bits, level), Kind::Table);
                 assert_eq!(Npt1G::table_address(table ^ flip ^ bits), Hpa(table & ADDRESS));
@@ -191,11 +191,11 @@ fn different_tokens_are_different_slots_and_none_is_empty() {
 
 #[test]
 fn a_run_is_all_tables_only_if_each_slot_is() {
-    let tables = [Npt1G::table(Hpa(0x1000)); RUN];
+    let tables = [Npt1G::table(Hpa(0x1000), 1); RUN];
     assert!(!Npt1G::all_tables(&tables, 0), "level 0 has none");
     let mut others = not_present();
     others.extend(leaves(1).map(|raw| (raw, Kind::Leaf)));
-    others.push((Npt1G::table(Hpa(0)) & !(A | W) | MARK, Kind::Table));
+    others.push((Npt1G::table(Hpa(0), 1) & !(A | W) | MARK, Kind::Table));
     for (i, (raw, kind)) in (0..RUN).flat_map(|i| others.iter().map(move |other| (i, other))) {
         let mut run = tables;
         run[i] = *raw;

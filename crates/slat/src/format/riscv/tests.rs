@@ -174,7 +174,7 @@ fn every_value_is_of_its_kind_at_every_level_whatever_hardware_sets() {
             }
         }
         for frame in FRAMES.into_iter().filter(|_| level > 0) {
-            for raw in [RiscV::table(frame), RiscV::table(frame) | MARK] {
+            for raw in [RiscV::table(frame, 1), RiscV::table(frame, 1) | MARK] {
                 assert_eq!(RiscV::kind(raw, level), Kind::Table);
                 assert_eq!(RiscV::table_address(raw), frame);
             }
@@ -206,11 +206,11 @@ fn different_tokens_are_different_slots_and_none_is_empty() {
 
 #[test]
 fn a_run_is_all_tables_only_if_each_slot_is() {
-    let tables = [RiscV::table(Hpa(0x1000)); RUN];
+    let tables = [RiscV::table(Hpa(0x1000), 1); RUN];
     assert!(!RiscV::all_tables(&tables, 0), "level 0 has none");
     let mut others = invalid();
     others.extend(leaves(1).map(|(_, raw)| (raw, Kind::Leaf)));
-    others.push((RiscV::table(Hpa(0)), Kind::Table));
+    others.push((RiscV::table(Hpa(0), 1), Kind::Table));
     for (i, (raw, kind)) in (0..RUN).flat_map(|i| others.iter().map(move |other| (i, other))) {
         let mut run = tables;
         run[i] = *raw;

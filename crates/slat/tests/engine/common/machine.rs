@@ -77,7 +77,7 @@ impl Machine {
         let held = self.walks.iter().filter(|(_, table)| table.reached);
         let held = held.filter(|(_, table)| table.start <= gpa && gpa < table.end);
         let (&hpa, table) = held.min_by_key(|(_, table)| table.height)?;
-        let (slots, height) = (1 << H::STRIDE, table.height - 1);
+        let (slots, height) = (H::slots(table.height - 1), table.height - 1);
         Some(Root { table: hpa, slots, height, write: table.above })
     }
 

@@ -15,8 +15,8 @@ pub struct Space<H> {
 
 impl<H: Hardware> Space<H> {
     const PAGE: u64 = 1 << H::PAGE;
-    const BLOCK: u64 = 1 << (H::PAGE + H::STRIDE);
-    const UPPER: u64 = 1 << (H::PAGE + 2 * H::STRIDE);
+    const BLOCK: u64 = 1 << (H::PAGE + H::LAST_STRIDE);
+    const UPPER: u64 = 1 << (H::PAGE + H::LAST_STRIDE + H::STRIDE);
 
     pub const fn new(bits: u32, most_frames: usize) -> Self {
         Self { bits, most_frames, hardware: PhantomData }

@@ -5,6 +5,7 @@ pub mod arm;
 pub mod ept;
 pub mod grouped;
 pub mod npt;
+pub mod power;
 pub mod riscv;
 
 use super::TestPlatform;
@@ -209,6 +210,8 @@ pub trait Hardware: Copy + Debug + 'static {
     /// Base-2 logarithms of the bytes of a page, and of the slots of a table below the root.
     const PAGE: u32;
     const STRIDE: u32;
+    /// Of the slots of a table of pages, where that is smaller.
+    const LAST_STRIDE: u32 = Self::STRIDE;
     /// Bits of a host address that a leaf can hold.
     const OUTPUT: u32 = 48;
     /// How many sizes a leaf can have.
@@ -254,7 +257,13 @@ pub trait Hardware: Copy + Debug + 'static {
 
     /// Base-2 logarithm of the bytes that a slot covers.
     fn shift(height: u32) -> u32 {
-        Self::PAGE + Self::STRIDE * height
+        let pages = if height == 0 { 0 } else { Self::LAST_STRIDE };
+        Self::PAGE + pages + Self::STRIDE * height.saturating_sub(1)
+    }
+
+    /// Slots of a table below the root.
+    fn slots(height: u32) -> usize {
+        1 << if height == 0 { Self::LAST_STRIDE } else { Self::STRIDE }
     }
 
     fn size(height: u32) -> u64 {
@@ -267,7 +276,7 @@ pub trait Hardware: Copy + Debug + 'static {
     }
 
     fn height(size: u64) -> u32 {
-        (size.trailing_zeros() - Self::PAGE) / Self::STRIDE
+        (1..).take_while(|&height| Self::shift(height) <= size.trailing_zeros()).count() as u32
     }
 
     /// Sizes of leaves, largest first.
@@ -283,7 +292,7 @@ pub trait Hardware: Copy + Debug + 'static {
             let slot = &memory.table(from.table, from.slots)[index];
             match self.decode(slot.load(Ordering::SeqCst), from.height) {
                 Descriptor::Table { table, .. } => {
-                    (from.table, from.slots) = (table, 1 << Self::STRIDE);
+                    (from.table, from.slots) = (table, Self::slots(from.height - 1));
                 }
                 _ => return (slot, from.height),
             }
@@ -327,7 +336,7 @@ pub trait Hardware: Copy + Debug + 'static {
                 Descriptor::Table { table, write, .. } => {
                     from = Root {
                         table,
-                        slots: 1 << Self::STRIDE,
+                        slots: Self::slots(from.height - 1),
                         height: from.height - 1,
                         write: from.write && write,
                     };
@@ -390,7 +399,8 @@ fn collect<H: Hardware>(
                 let twice = tree.tables.insert(table, link);
                 assert_eq!(twice, None, "the table at {table:#x} is linked twice");
                 tree.links.insert((start, height), table);
-                let below = Root { table, slots: 1 << H::STRIDE, height: height - 1, write: above };
+                let (slots, height) = (H::slots(height - 1), height - 1);
+                let below = Root { table, slots, height, write: above };
                 collect(hardware, memory, below, Part { base: start, reached, ..part }, tree);
             }
         }

@@ -284,7 +284,7 @@ impl<H: Hardware> World<'_, H> {
             .collect();
         self.retired += retired.len();
         assert_eq!(out.owed, None, "what is owed is in the removals");
-        let slots = retired.len() as u64 * ((1 << H::STRIDE) + 1);
+        let slots: u64 = retired.iter().map(|(start, end)| emptied::<H>(end - start)).sum();
         let leaves = gone.iter().map(Run::leaves).sum::<u64>();
         assert_eq!(out.counts.slots_written, leaves + slots);
         assert_eq!(out.tree.tables.len(), before.tables.len() - retired.len(), "tables left");
@@ -336,7 +336,9 @@ impl<H: Hardware> World<'_, H> {
         let n = gone.len() as u64;
         let breaks = self.bbm == BreakBeforeMake::Always;
         assert_eq!((out.counts.invalidations, out.counts.broken), (n, if breaks { n } else { 0 }));
-        assert_eq!(out.counts.slots_written, n * (2 * (1 << H::STRIDE) + 2));
+        // Each slot of the table is sealed and retired; that above is frozen and released.
+        let written: u64 = gone.iter().map(|&(_, size)| 2 * emptied::<H>(size)).sum();
+        assert_eq!(out.counts.slots_written, written);
         let mut shape = before.shape();
         let hpas = gone.iter().map(|&(at, size)| before.table(at, H::height(size)).unwrap().0);
         hpas.for_each(|hpa| _ = shape.remove(&hpa).unwrap());
@@ -389,6 +391,11 @@ impl<H: Hardware> World<'_, H> {
     }
 }
 
+/// Slots of the table whose slot covers `size` bytes, and that slot.
+fn emptied<H: Hardware>(size: u64) -> u64 {
+    H::slots(H::height(size) - 1) as u64 + 1
+}
+
 /// What a collapse makes of a tree.
 struct Search<'a, H> {
     tree: &'a Tree,
@@ -418,8 +425,9 @@ impl<H: Hardware> Search<'_, H> {
             return None;
         }
         let below = H::size(height - 1);
-        let children: Vec<_> =
-            (0..1 << H::STRIDE).map(|index| self.block(at + index * below, height - 1)).collect();
+        let children: Vec<_> = (0..H::slots(height - 1) as u64)
+            .map(|index| self.block(at + index * below, height - 1))
+            .collect();
         let first = children[0]?;
         let fits = eligible
             && first.oa.is_multiple_of(size)

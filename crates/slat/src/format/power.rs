@@ -1,0 +1,372 @@
+//! Power ISA radix trees, partition-scoped: pages of 4k or of 64k, blocks of 2m and 1g, guest addresses
+//! of 52 bits.
+//!
+//! Bits as in the Power ISA, Book III, "Radix Tree Translation": 3.0B 5.7.10, 3.1 6.7.10, with the
+//! figures of the page directory entry (.1) and the page table entry (.2); "In-Memory Tables" for the
+//! partition table entry; "Reference and Change Recording" (3.0B 5.7.12). The manual counts bits from
+//! the highest; here a bit has the number that is its power of two. Of the trees that the architecture
+//! could describe, POWER9 and POWER10 walk one for each page size (User's Manuals, "Supported Radix Tree
+//! Configurations"), which is what is made: 13 bits of index in the root, then 9, 9, and 9 or 5.
+//!
+//! # Byte order
+//!
+//! Entries are big-endian, whatever the host is. A raw value here is a word *as it lies in memory* and
+//! is loaded from there; the constants are swapped when they are compiled, addresses where they
+//! are put in or taken out (docs/adr/0014).
+//!
+//! # What the platform does
+//!
+//! - **Reference and change.** An entry means the same where hardware sets R and C (it does so
+//!   atomically) and where it has software set them: a hypervisor data or instruction storage interrupt with
+//!   bit 45 of HDSISR, or of SRR1, which [`Guard::relax`](crate::Guard::relax) answers, with a write if the
+//!   access was a store. Neither CPU lets a write go unmarked: no configuration is needed, and a writable
+//!   leaf may be clean.
+//! - **`publish`** is `ptesync`. More rights, R and C need no invalidation: a core looks at the entry again
+//!   before it faults (3.1B 6.10.1.2). POWER9's nest MMU does not; a guest whose accelerators use these tables
+//!   needs the invalidation that `relax` leaves out.
+//! - **`invalidate`** is what [`tlbie`] says, with the guest's LPID. Where tables were unlinked, walk caches
+//!   are invalidated, too (RIC=2): they hold links to tables, which by address alone stay. Errata of POWER9
+//!   that take a second `tlbie` are the platform's.
+//! - **Every change of size, address or attribute breaks**: [`BreakBeforeMake::Always`](crate::BreakBeforeMake::Always).
+//! - **`allocate`** of a table is 4 KiB at every level and for either page size, of the root 64 KiB. A host of
+//!   64k pages cuts its pages up.
+//! - **Caches.** An access whose attributes, in the guest's own tables, conflict with those here is an
+//!   interrupt: no guest gets past the caches. `maintain` of instructions is the CPU's `dcbst` and `icbi`.
+//!
+//! No emulated machine has walked these tables yet.
+
+pub mod tlbie;
+
+use super::{
+    Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
+    RUN, Software,
+};
+use crate::addr::Hpa;
+use core::fmt;
+
+/// Partition-scoped radix trees with pages of `1 << PAGE_SHIFT` bytes, 12 or 16.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Power<const PAGE_SHIFT: u32> {
+    /// Bits of a real address that the CPU implements, at most 57 (POWER9: 51).
+    pub output_bits: u32,
+}
+
+/// Pages of 4k.
+pub type PowerK4 = Power<12>;
+/// Pages of 64k.
+pub type PowerK64 = Power<16>;
+
+impl<const PAGE_SHIFT: u32> Default for Power<PAGE_SHIFT> {
+    /// Real addresses as wide as an entry can hold.
+    fn default() -> Self {
+        Self { output_bits: MAX_OUTPUT_BITS }
+    }
+}
+
+/// A word of the manual's as it lies in memory.
+const fn be(word: u64) -> u64 {
+    word.to_be()
+}
+
+const V: u64 = be(1 << 63);
+/// A leaf: a page table entry, where its absence makes a page directory entry.
+const L: u64 = be(1 << 62);
+/// Four bits of a page table entry are software's (manual: 2 and 52:54). This one is in no field of a
+/// page directory entry's, so that markers have it beside an address.
+const MARK: u64 = be(1 << 61);
+const SW_USER: [u64; 2] = [be(1 << 11), be(1 << 10)];
+/// The real page number, bits 7:51 of the manual's.
+const RPN: u64 = be((1 << 57) - (1 << 12));
+/// The next level's base, bits 4:55 of the manual's.
+const NLB: u64 = be((1 << 60) - (1 << 8));
+const R: u64 = be(1 << 8);
+const C: u64 = be(1 << 7);
+const ATT: u64 = be(0b11 << 4);
+/// EAA: the highest bit, privileged, says nothing in partition-scoped entries. The right to write
+/// includes that to read; both bits are set where both are given.
+const READ: u64 = be(0b0100);
+const WRITE: u64 = be(0b0010);
+const EXECUTE: u64 = be(0b0001);
+/// In a slot with V clear, of which hardware ignores the rest: what else it is. Neither is a right to
+/// write, R or C, so that walks over such slots stay quick.
+const RETIRED: u64 = be(1 << 4);
+const RESERVED: u64 = be(1 << 5);
+/// Clear of all that a leaf is looked at for.
+const TOKEN_SHIFT: u32 = 12;
+
+/// What children inherit: all but V, L, address and the engine's mark.
+const INHERITED: u64 = R | C | ATT | READ | WRITE | EXECUTE | SW_USER[0] | SW_USER[1];
+
+/// Normal memory; strong access order, which 3.1 took out again, is as cacheable, and is not made.
+const NORMAL: u64 = be(0b00 << 4);
+/// Caching inhibited and guarded: nothing is fetched from it, whatever EAA says.
+const NON_IDEMPOTENT: u64 = be(0b10 << 4);
+/// Caching inhibited.
+const TOLERANT: u64 = be(0b11 << 4);
+
+const MAX_BITS: u32 = 52;
+const MAX_OUTPUT_BITS: u32 = 57;
+const ROOT_LEVEL: u8 = 3;
+const ROOT_BITS: u32 = 13;
+const ROOT_BYTES: u64 = 8 << ROOT_BITS;
+
+const fn bit(on: bool, bit: u64) -> u64 {
+    if on { bit } else { 0 }
+}
+
+/// An entry's fields of an address.
+#[inline(always)]
+const fn place(hpa: Hpa) -> u64 {
+    be(hpa.0)
+}
+
+impl<const PAGE_SHIFT: u32> Power<PAGE_SHIFT> {
+    /// The first doubleword of the guest's partition table entry: tables at `root`.
+    ///
+    /// HR; RTS for addresses of 52 bits, whatever the guest's width; RPDB; RPDS. The value is a
+    /// register's: in memory it is big-endian ([`u64::to_be_bytes`]). The second doubleword is about the
+    /// guest's own tables.
+    ///
+    /// # Errors
+    /// [`RootError`] where RPDB cannot hold the root.
+    pub const fn partition_entry(root: Hpa) -> Result<u64, RootError> {
+        if root.0 & (ROOT_BYTES - 1) != 0 || root.0 >> 60 != 0 {
+            return Err(RootError { root });
+        }
+        // RTS lies in two parts, 1:2 and 56:58 of the manual's.
+        let rts = (MAX_BITS - 31) as u64;
+        Ok(1 << 63 | rts >> 3 << 61 | root.0 | (rts & 0b111) << 5 | ROOT_BITS as u64)
+    }
+
+    /// The NLS field of an entry at `level`: the index bits of the table that it links.
+    const fn next_level_size(level: u8) -> u64 {
+        be(if level == 1 { Self::LAST_INDEX_BITS } else { Self::INDEX_BITS } as u64)
+    }
+}
+
+/// A partition table entry cannot hold the root.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RootError {
+    /// Its address.
+    pub root: Hpa,
+}
+
+impl fmt::Display for RootError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the root {} is not a multiple of {ROOT_BYTES:#x} below 2^60", self.root)
+    }
+}
+
+impl core::error::Error for RootError {}
+
+// SAFETY:
+// 1. Leaves and tables have V, and no marker or reservation has, whatever its address or token, which
+//    lie at bits 59:12 of the word; L tells leaf from table, and at level 0 there is no table. Without V,
+//    bit 61 is in markers only, which bit 4 tells apart, and bit 5 in reservations. `kind` looks at no
+//    bit of `STATUS`. All of this is about bits of one order, in which constants, addresses and tokens are
+//    swapped alike.
+// 2. Frames are aligned to 4 KiB and lie below 2^57: `NLB` holds all of their bits.
+// 3. The root has 2^13 slots at level 3, which covers 39 + 13 bits.
+// 4. Tables have 2^9 slots, or 2^5: 4 KiB at most. The root has pages of 64 KiB, or 16 of 4 KiB.
+// 5. On a big-endian host the address stands in a leaf as it is, `CARRY` is 0. On a little-endian one a byte
+//    of it does: of a 4k page's address that which ends at bit 16, of a 64k page's that which ends at
+//    bit 24.
+unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
+    const NAME: &'static str = match PAGE_SHIFT {
+        12 => "Power radix, 4K pages",
+        16 => "Power radix, 64K pages",
+        _ => panic!("pages have 4K or 64K"),
+    };
+    const PAGE_SHIFT: u32 = PAGE_SHIFT;
+    const INDEX_BITS: u32 = 9;
+    const LAST_INDEX_BITS: u32 = 21 - PAGE_SHIFT;
+    const TABLE_BYTES: usize = 8 << Self::INDEX_BITS;
+    const LARGEST_LEAF: u8 = 2;
+    const SOFTWARE: [u64; 2] = SW_USER;
+    const STATUS: u64 = R | C;
+    const MARK: u64 = MARK;
+    /// Tables have no write protection that could be pushed down.
+    const RENEWED: u64 = 0;
+    const ACCESSED: u64 = R;
+    const WRITE: u64 = WRITE;
+    const DIRTY: u64 = C;
+    const TABLE_ACCESSED: u64 = 0;
+    const AGEING: u64 = 0;
+    const REFILL_BREAKS: bool = true;
+    const TABLE_WRITE: u64 = 0;
+    const CARRY: u64 = match PAGE_SHIFT {
+        _ if cfg!(target_endian = "big") => 0,
+        12 => 1 << 16,
+        _ => 1 << 24,
+    };
+
+    /// One root for all widths: a narrower guest leaves slots of it empty.
+    fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
+        let (min, max) = (PAGE_SHIFT, MAX_BITS);
+        if !(min..=max).contains(&address_bits) {
+            return Err(GeometryError { address_bits, min, max, format: Self::NAME });
+        }
+        Ok(Geometry { address_bits, root_level: ROOT_LEVEL, root_slots: 1 << ROOT_BITS })
+    }
+
+    fn output_bits(&self) -> u32 {
+        self.output_bits.min(MAX_OUTPUT_BITS)
+    }
+
+    #[inline(always)]
+    fn kind(raw: u64, level: u8) -> Kind {
+        if raw & V != 0 {
+            let leaf = raw & L != 0;
+            return match level {
+                1.. if !leaf => Kind::Table,
+                // No such page, and no table below pages: nothing walks into it.
+                _ if !leaf || level > Self::LARGEST_LEAF => Kind::Frozen,
+                _ if raw & MARK != 0 => Kind::Sealed,
+                _ => Kind::Leaf,
+            };
+        }
+        match raw & (MARK | RETIRED | RESERVED) {
+            0 | RETIRED => Kind::Empty,
+            RESERVED => Kind::Reserved,
+            bits if bits & (MARK | RETIRED) == MARK | RETIRED => Kind::Retired,
+            _ => Kind::Frozen,
+        }
+    }
+
+    #[inline(always)]
+    fn all_tables(raws: &[u64; RUN], level: u8) -> bool {
+        let all = raws.iter().fold(!0, |all, raw| all & raw);
+        let any = raws.iter().fold(0, |any, raw| any | raw);
+        level > 0 && all & V != 0 && any & L == 0
+    }
+
+    #[inline(always)]
+    fn all_pages(common: u64) -> bool {
+        common & (V | L) == V | L
+    }
+
+    #[inline]
+    fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
+        if a.write && !a.read {
+            return Err(AttributeError::NeedsRead);
+        }
+        let execute = match a.execute {
+            Execute::None => 0,
+            Execute::All => EXECUTE,
+            // The privileged bit is ignored in these entries.
+            Execute::User | Execute::Kernel => return Err(AttributeError::ExecuteNeedsSplitRights),
+        };
+        let memory = match a.memory {
+            Memory::Normal => NORMAL,
+            Memory::NonCacheable => TOLERANT,
+            Memory::Device => NON_IDEMPOTENT,
+            // No attribute says when a store has arrived: that is what barriers are for.
+            Memory::DeviceStrict => return Err(AttributeError::MemoryType),
+        };
+        Ok(bit(a.read, READ)
+            | bit(a.write, WRITE)
+            | execute
+            | memory
+            | bit(a.accessed, R)
+            | bit(a.dirty, C)
+            | a.software.encode(SW_USER))
+    }
+
+    /// Foreign leaves may have the right to write alone, and strong access order.
+    #[inline(always)]
+    fn decode(&self, raw: u64, _level: u8) -> Attributes {
+        Attributes {
+            read: raw & (READ | WRITE) != 0,
+            write: raw & WRITE != 0,
+            execute: if raw & EXECUTE != 0 { Execute::All } else { Execute::None },
+            memory: match raw & ATT {
+                NON_IDEMPOTENT => Memory::Device,
+                TOLERANT => Memory::NonCacheable,
+                _ => Memory::Normal,
+            },
+            accessed: raw & R != 0,
+            dirty: raw & C != 0,
+            software: Software::decode(raw, SW_USER),
+        }
+    }
+
+    #[inline(always)]
+    fn leaf(attribute_bits: u64, _level: u8, hpa: Hpa) -> u64 {
+        attribute_bits | place(hpa) | V | L
+    }
+
+    #[inline(always)]
+    fn attribute_bits(raw: u64, _level: u8) -> u64 {
+        raw & INHERITED
+    }
+
+    #[inline(always)]
+    fn leaf_address(raw: u64, level: u8) -> Hpa {
+        Hpa(u64::from_be(raw & RPN) & !((1 << Self::shift(level)) - 1))
+    }
+
+    #[inline(always)]
+    fn further(raw: u64, bytes: u64) -> u64 {
+        be(u64::from_be(raw).wrapping_add(bytes))
+    }
+
+    #[inline(always)]
+    fn table(hpa: Hpa, level: u8) -> u64 {
+        place(hpa) | Self::next_level_size(level) | V
+    }
+
+    #[inline(always)]
+    fn table_address(raw: u64) -> Hpa {
+        Hpa(u64::from_be(raw & NLB))
+    }
+
+    #[inline(always)]
+    fn frozen(hpa: Hpa) -> u64 {
+        place(hpa) | MARK
+    }
+
+    #[inline(always)]
+    fn retired(hpa: Hpa) -> u64 {
+        place(hpa) | MARK | RETIRED
+    }
+
+    #[inline(always)]
+    fn reserved(token: u64) -> u64 {
+        be(token << TOKEN_SHIFT) | RESERVED
+    }
+
+    /// C stays, and remembers.
+    #[inline(always)]
+    fn write_protected(raw: u64) -> u64 {
+        raw & !WRITE
+    }
+
+    #[inline(always)]
+    fn execute_protected(raw: u64) -> u64 {
+        raw & !EXECUTE
+    }
+
+    /// For a write also readable: hardware has no other writable leaf.
+    #[inline(always)]
+    fn relaxed(&self, raw: u64, access: Access) -> u64 {
+        match access {
+            Access::Read => raw | R,
+            Access::Write => raw | READ | WRITE | R | C,
+            Access::Execute => raw | EXECUTE | R,
+        }
+    }
+
+    /// The next write is marked by hardware, or faults.
+    #[inline(always)]
+    fn cleaned(&self, raw: u64) -> u64 {
+        raw & !C
+    }
+
+    /// The manuals of the processors count from the root, 1.
+    fn level_name(level: u8) -> i8 {
+        4 - level as i8
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+//! The instructions that an [`Invalidation`] takes on a Power host, as values for a platform to execute.
+//!
+//! Operands as in the Power ISA, Book III, "TLB Management Instructions" (`tlbie`); the order as in
+//! "Translation Table Update Synchronization Requirements". RIC, PRS and R are part of the
+//! instruction: PRS is 0, these tables being partition-scoped, and R is 1, for radix.
+//!
+//! A platform executes each with one line of assembly. Errata of its CPUs (POWER9 takes a second
+//! `tlbie`), and CPUs that a broadcast does not reach (accelerators behind a nest MMU), are its own.
+//!
+//! # Example
+//!
+//! ```
+//! use slat::format::power::tlbie::Tlbie;
+//! use slat::{Gpa, GpaRange, Invalidation, PageSize, Vmid};
+//!
+//! let what = Invalidation {
+//!     vmid: Vmid(7),
+//!     range: Some(GpaRange::new(Gpa(0x8020_0000), 2 << 20)?),
+//!     leaf: PageSize::from_bytes(2 << 20),
+//!     tables: false,
+//! };
+//! let text: Vec<_> = Tlbie::default().sequence(&what).map(|i| i.to_string()).collect();
+//! assert_eq!(
+//!     text,
+//!     [
+//!         "ptesync",
+//!         "tlbie r3, r4, 0, 0, 1 # r3 = 0x80200020, r4 = 0x7",
+//!         "eieio",
+//!         "tlbsync",
+//!         "ptesync",
+//!     ]
+//! );
+//! # Ok::<(), slat::RangeError>(())
+//! ```
+
+use crate::shootdown::{Invalidation, Vmid};
+use core::fmt;
+use core::iter::FusedIterator;
+
+/// One instruction; of a `tlbie`, the values of its registers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Instruction {
+    /// `ptesync`: stores to tables are visible to walkers; invalidations before it are complete
+    /// everywhere.
+    Ptesync,
+    /// `tlbie` with RIC=0: translations, and no links to tables.
+    Tlb(Operands),
+    /// `tlbie` with RIC=2: translations, the page walk cache, and what is cached of the guest's
+    /// partition table entry.
+    All(Operands),
+    /// `eieio`: between the last `tlbie` and the `tlbsync`.
+    Eieio,
+    /// `tlbsync`: the `ptesync` after it waits for the other CPUs.
+    Tlbsync,
+}
+
+/// The registers of a `tlbie`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Operands {
+    /// RB: IS, and for one page (IS=0) its address and AP.
+    pub rb: u64,
+    /// RS: the LPID.
+    pub rs: u64,
+}
+
+impl fmt::Display for Instruction {
+    /// As an assembler reads it, the registers' values in a comment.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ric, Operands { rb, rs }) = match *self {
+            Self::Ptesync => return f.write_str("ptesync"),
+            Self::Eieio => return f.write_str("eieio"),
+            Self::Tlbsync => return f.write_str("tlbsync"),
+            Self::Tlb(operands) => (0, operands),
+            Self::All(operands) => (2, operands),
+        };
+        write!(f, "tlbie r3, r4, {ric}, 0, 1 # r3 = {rb:#x}, r4 = {rs:#x}")
+    }
+}
+
+/// IS=2, in bits 52:53 of the manual's: all of the partition.
+const PARTITION: u64 = 2 << 10;
+/// AP, in bits 56:58.
+const AP_SHIFT: u32 = 5;
+
+/// How a machine invalidates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tlbie {
+    /// Pages at most; what needs more takes the whole guest.
+    pub most_by_address: u64,
+}
+
+impl Default for Tlbie {
+    /// As many as Linux takes one by one.
+    fn default() -> Self {
+        Self { most_by_address: 33 }
+    }
+}
+
+impl Tlbie {
+    /// The instructions that `what` takes, in order.
+    ///
+    /// One `tlbie` by address reaches entries of one page size: without a hint of it, and with more pages
+    /// than [`Tlbie::most_by_address`], the whole guest is invalidated. So it is where tables were
+    /// unlinked, as nothing by address reaches the page walk cache.
+    pub fn sequence(&self, what: &Invalidation) -> Sequence {
+        Sequence {
+            next: 0,
+            vmid: what.vmid,
+            tables: what.tables,
+            pages: self.pages(what).unwrap_or(Pages { at: 0, shift: 0, ap: None, count: 1 }),
+        }
+    }
+
+    fn pages(&self, what: &Invalidation) -> Option<Pages> {
+        let shift = what.leaf.filter(|_| !what.tables)?.shift();
+        let (range, ap) = (what.range?, actual_page_size(shift)?);
+        let (first, last) = (range.start().0 >> shift, (range.end().0 - 1) >> shift);
+        let count = last - first + 1;
+        let pages = Pages { at: first << shift, shift, ap: Some(ap), count };
+        (count <= self.most_by_address).then_some(pages)
+    }
+}
+
+/// What AP says of a page of `1 << shift` bytes: POWER9's and POWER10's
+/// ("ibm,processor-radix-AP-encodings" of their device trees).
+const fn actual_page_size(shift: u32) -> Option<u64> {
+    match shift {
+        12 => Some(0),
+        16 => Some(5),
+        21 => Some(1),
+        30 => Some(2),
+        _ => None,
+    }
+}
+
+/// Neighbouring pages of one size; without AP, the whole guest.
+#[derive(Clone, Copy, Debug)]
+struct Pages {
+    at: u64,
+    shift: u32,
+    ap: Option<u64>,
+    count: u64,
+}
+
+/// The instructions of one invalidation.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    next: u64,
+    vmid: Vmid,
+    tables: bool,
+    pages: Pages,
+}
+
+impl Iterator for Sequence {
+    type Item = Instruction;
+
+    fn next(&mut self) -> Option<Instruction> {
+        let number = self.next;
+        self.next = number.saturating_add(1);
+        let Pages { at, shift, ap, count } = self.pages;
+        let after = match number {
+            0 => return Some(Instruction::Ptesync),
+            _ if number <= count => {
+                let rb = match ap {
+                    Some(ap) => at + ((number - 1) << shift) + (ap << AP_SHIFT),
+                    None => PARTITION,
+                };
+                let operands = Operands { rb, rs: u64::from(self.vmid.0) };
+                return Some(match self.tables {
+                    true => Instruction::All(operands),
+                    false => Instruction::Tlb(operands),
+                });
+            }
+            _ => number - count,
+        };
+        match after {
+            1 => Some(Instruction::Eieio),
+            2 => Some(Instruction::Tlbsync),
+            3 => Some(Instruction::Ptesync),
+            _ => None,
+        }
+    }
+}
+
+impl FusedIterator for Sequence {}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! Operands against the fields of `tlbie` in the manual's numbering, and against what Linux computes in
+//! `arch/powerpc/mm/book3s64/radix_tlb.c` (`__tlbie_lpid_va`, `__tlbie_lpid`).
+
+use super::*;
+use crate::addr::{Gpa, GpaRange, PageSize};
+use std::vec::Vec;
+
+fn what(range: Option<(u64, u64)>, leaf: Option<u64>, tables: bool) -> Invalidation {
+    let range = range.map(|(at, bytes)| GpaRange::new(Gpa(at), bytes).unwrap());
+    let leaf = leaf.map(|bytes| PageSize::from_bytes(bytes).unwrap());
+    Invalidation { vmid: Vmid(0x123), range, leaf, tables }
+}
+
+/// What stands between the first `ptesync` and `eieio; tlbsync; ptesync`.
+fn tlbies(what: &Invalidation) -> Vec<Instruction> {
+    use Instruction::{Eieio, Ptesync, Tlbsync};
+    let all: Vec<_> = Tlbie::default().sequence(what).collect();
+    let (last, rest) = all.split_at(all.len() - 3);
+    assert_eq!((last[0], rest), (Ptesync, &[Eieio, Tlbsync, Ptesync][..]));
+    last[1..].to_vec()
+}
+
+#[test]
+fn a_page_is_named_by_its_address_and_its_size() {
+    // EPN in 0:51, IS 0, AP in 56:58: 0, 5, 1, 2 of 4k, 64k, 2m, 1g.
+    let rb = |at, bytes| match tlbies(&what(Some((at, bytes)), Some(bytes), false))[..] {
+        [Instruction::Tlb(Operands { rb, rs: 0x123 })] => rb,
+        ref other => panic!("{other:?}"),
+    };
+    assert_eq!(rb(0x000f_1234_5678_9000, 0x1000), 0x000f_1234_5678_9000);
+    assert_eq!(rb(0x000f_1234_5678_0000, 0x1_0000), 0x000f_1234_5678_00a0);
+    assert_eq!(rb(0x000f_1234_5660_0000, 2 << 20), 0x000f_1234_5660_0020);
+    assert_eq!(rb(0x000f_1234_4000_0000, 1 << 30), 0x000f_1234_4000_0040);
+}
+
+#[test]
+fn each_page_of_a_range_is_named_once_and_a_part_of_a_block_names_the_block() {
+    let rbs = |range, leaf| -> Vec<u64> {
+        let rb = |i: &Instruction| match i {
+            Instruction::Tlb(operands) => operands.rb,
+            other => panic!("{other:?}"),
+        };
+        tlbies(&what(Some(range), Some(leaf), false)).iter().map(rb).collect()
+    };
+    assert_eq!(rbs((0x3_0000, 0x3_0000), 0x1_0000), [0x3_00a0, 0x4_00a0, 0x5_00a0]);
+    assert_eq!(rbs((0x3f_f000, 0x2000), 2 << 20), [0x20_0020, 0x40_0020]);
+    assert_eq!(rbs((0, 33 * 4096), 4096).len(), 33);
+}
+
+#[test]
+fn what_has_too_many_pages_or_more_than_one_size_is_the_whole_guests() {
+    let all = Operands { rb: 0x800, rs: 0x123 };
+    for what in [
+        what(Some((0, 34 * 4096)), Some(4096), false),
+        what(Some((0, 4096)), None, false),
+        what(Some((0, 16 << 20)), Some(16 << 20), false),
+        what(None, None, false),
+    ] {
+        assert_eq!(tlbies(&what), [Instruction::Tlb(all)]);
+    }
+}
+
+#[test]
+fn tables_that_were_unlinked_take_the_page_walk_cache_with_them() {
+    let all = Operands { rb: 0x800, rs: 0x123 };
+    for what in [
+        what(Some((0, 2 << 20)), None, true),
+        what(Some((0, 4096)), Some(4096), true),
+        what(None, None, true),
+    ] {
+        assert_eq!(tlbies(&what), [Instruction::All(all)]);
+    }
+    let text = std::format!("{}", Instruction::All(all));
+    assert_eq!(text, "tlbie r3, r4, 2, 0, 1 # r3 = 0x800, r4 = 0x123");
+}
