@@ -158,8 +158,11 @@ fn no_access_goes_unreported_whatever_a_scan_meets<C: Case>() {
     for &skip in skips {
         for other in OTHERS {
             for scan_is_outer in [false, true] {
-                let met = (1..40).take_while(|&nth| meet::<C>(scan_is_outer, other, skip, nth));
-                assert!(met.count() > 1, "{other:?}");
+                // Every moment, or every third.
+                let step = if cfg!(feature = "every-format") { 1 } else { 3 };
+                let moments = (1..40).step_by(step);
+                let met = moments.take_while(|&nth| meet::<C>(scan_is_outer, other, skip, nth));
+                assert!(met.count() > 0, "{other:?}");
             }
         }
     }
