@@ -317,8 +317,8 @@ fn threads_on_arm_with_hardware_dirty_state_lose_no_write() {
 #[cfg(feature = "every-format")]
 mod every {
     use super::*;
-    use slat::format::{arm64::Arm64Lpa2K4, npt::Npt1G, riscv::RiscV as GStage};
-    use slat_sim::{Npt, RiscV};
+    use slat::format::{arm64::Arm64Lpa2K4, npt::Npt1G, power::PowerK4, riscv::RiscV as GStage};
+    use slat_sim::{Npt, Power, RiscV};
 
     fn all<F: Format, A: Arch>(format: F, arch: A) {
         for seed in 0..rounds() {
@@ -345,6 +345,16 @@ mod every {
     #[test]
     fn threads_on_riscv_without_svadu_lose_no_write() {
         all(GStage::default(), RiscV { hardware_marks: false, ..RiscV::default() });
+    }
+
+    #[test]
+    fn threads_on_radix_lose_no_write() {
+        all(PowerK4 { output_bits: 51 }, Power::new(12));
+    }
+
+    #[test]
+    fn threads_on_radix_where_software_sets_r_and_c_lose_no_write() {
+        all(PowerK4 { output_bits: 51 }, Power { sets: false, ..Power::new(12) });
     }
 }
 

@@ -5,12 +5,12 @@ use slat::format::arm64::Arm64Lpa2K4;
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::format::ept::Ept1G;
 #[cfg(feature = "every-format")]
-use slat::format::{npt::Npt1G, riscv::RiscV as GStage};
+use slat::format::{npt::Npt1G, power::PowerK4, riscv::RiscV as GStage};
 use slat::{BreakBeforeMake, Format, Frame, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
 use slat_guest::*;
 use slat_sim::{Arch, Arm, Ept, Machine};
 #[cfg(feature = "every-format")]
-use slat_sim::{Npt, RiscV};
+use slat_sim::{Npt, Power, RiscV};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -297,6 +297,19 @@ case!(
     const MARKS: bool = false;
 );
 
+#[cfg(feature = "every-format")]
+case!(
+    /// Power, with R and C by hardware.
+    Radix: PowerK4, Power; PowerK4 { output_bits: 51 }, Power::new(12);
+);
+#[cfg(feature = "every-format")]
+case!(
+    /// Power that leaves R and C to interrupts.
+    RadixAsks: PowerK4, Power;
+    PowerK4 { output_bits: 51 }, Power { sets: false, ..Power::new(12) };
+    const MARKS: bool = false;
+);
+
 pub type TheGuest<'p, C> = Guest<'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
 pub type TheVcpu<'w, 'p, C> = Vcpu<'w, 'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
 pub type TheWorker<'w, 'p, C> = Worker<'w, 'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
@@ -417,6 +430,16 @@ macro_rules! on_all {
                 #[test]
                 fn on_riscv_without_svadu() {
                     run::<HartSvade>();
+                }
+
+                #[test]
+                fn on_radix() {
+                    run::<Radix>();
+                }
+
+                #[test]
+                fn on_radix_where_software_sets_r_and_c() {
+                    run::<RadixAsks>();
                 }
             }
         }

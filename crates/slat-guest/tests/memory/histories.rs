@@ -390,4 +390,14 @@ mod every {
     fn no_dirty_page_is_missed_on_riscv_without_svadu() {
         histories::<HartSvade>();
     }
+
+    #[test]
+    fn no_dirty_page_is_missed_on_radix() {
+        histories::<Radix>();
+    }
+
+    #[test]
+    fn no_dirty_page_is_missed_on_radix_where_software_sets_r_and_c() {
+        histories::<RadixAsks>();
+    }
 }

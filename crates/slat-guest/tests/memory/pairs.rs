@@ -177,4 +177,14 @@ mod every_two_services_work_together {
     fn on_riscv_without_svadu() {
         run::<HartSvade>();
     }
+
+    #[test]
+    fn on_radix() {
+        run::<Radix>();
+    }
+
+    #[test]
+    fn on_radix_where_software_sets_r_and_c() {
+        run::<RadixAsks>();
+    }
 }

@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64};
 use slat::format::ept::Ept1G;
 use slat::format::npt::Npt1G;
+use slat::format::power::{PowerK4, PowerK64};
 #[cfg(feature = "every-format")]
 use slat::format::riscv::Mode;
 use slat::format::riscv::RiscV;
@@ -41,6 +42,12 @@ pub enum TableFormat {
     /// RISC-V's G-stage, the narrowest of Sv39x4, Sv48x4 and Sv57x4 that will do: 4k, 2m, 1g
     #[value(name = "riscv")]
     RiscV,
+    /// Power's radix trees, partition-scoped, in pages of 4k, with 2m and 1g
+    #[value(name = "power-4k")]
+    Power4k,
+    /// The same in pages of 64k, with 2m and 1g
+    #[value(name = "power-64k")]
+    Power64k,
 }
 
 /// Arm's stage 2 as a CPU has it that marks writes.
@@ -81,6 +88,10 @@ macro_rules! on_format {
             TableFormat::Npt => on!(::slat::format::npt::Npt1G::default()),
             #[cfg(feature = "every-format")]
             TableFormat::RiscV => on!($crate::cli::format::riscv()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Power4k => on!(::slat::format::power::PowerK4::default()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Power64k => on!(::slat::format::power::PowerK64::default()),
             #[cfg(not(feature = "every-format"))]
             other => return Err($crate::cli::format::not_built(other)),
         }
@@ -128,6 +139,14 @@ macro_rules! on_machine {
             }
             #[cfg(feature = "every-format")]
             TableFormat::RiscV => on!($crate::cli::format::riscv(), ::slat_sim::RiscV::default()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Power4k => {
+                on!(::slat::format::power::PowerK4::default(), ::slat_sim::Power::new(12))
+            }
+            #[cfg(feature = "every-format")]
+            TableFormat::Power64k => {
+                on!(::slat::format::power::PowerK64::default(), ::slat_sim::Power::new(16))
+            }
             #[cfg(not(feature = "every-format"))]
             other => return Err($crate::cli::format::not_built(other)),
         }
@@ -189,6 +208,8 @@ impl TableFormat {
             Self::Ept => leaves_of::<Ept1G>(),
             Self::Npt => leaves_of::<Npt1G>(),
             Self::RiscV => leaves_of::<RiscV>(),
+            Self::Power4k => leaves_of::<PowerK4>(),
+            Self::Power64k => leaves_of::<PowerK64>(),
         }
     }
 
