@@ -9,6 +9,7 @@ mod lists;
 pub(crate) use generations::Generations;
 pub(crate) use lists::Lists;
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 /// Why accessed bits are looked at.
@@ -67,7 +68,7 @@ pub(crate) struct Looks {
 /// Either order.
 #[derive(Debug)]
 pub(crate) enum Order {
-    Generations(Generations),
+    Generations(Box<Generations>),
     Lists(Lists),
 }
 

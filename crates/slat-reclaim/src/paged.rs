@@ -125,7 +125,9 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         let pages = pages as u32;
         let looks = Looks { window: config.window, around: config.look_around };
         let order = match config.policy {
-            Policy::Generations => Order::Generations(Generations::new(pages, looks, now)),
+            Policy::Generations => {
+                Order::Generations(Box::new(Generations::new(pages, looks, now)))
+            }
             Policy::TwoLists => Order::Lists(Lists::new(pages)),
         };
         let blocks = pages.div_ceil(1 << pool.frames.order());

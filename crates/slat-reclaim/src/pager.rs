@@ -206,10 +206,10 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
         let paged = self.paged;
         let mut last = ReclaimError::Nothing;
         for _ in 0..ATTEMPTS {
-            if paged.here.fetch_add(1, Ordering::AcqRel) < paged.limit() {
-                if let Some(frame) = paged.pool.frames.take() {
-                    return Ok(frame);
-                }
+            if paged.here.fetch_add(1, Ordering::AcqRel) < paged.limit()
+                && let Some(frame) = paged.pool.frames.take()
+            {
+                return Ok(frame);
             }
             paged.here.fetch_sub(1, Ordering::AcqRel);
             match self.reclaim(paged.config.batch) {

@@ -1,6 +1,6 @@
 //! The command line of guests with more memory than there is.
 
-use super::{OutputArgs, TablesArgs};
+use super::{OutputArgs, TableFormat, TablesArgs};
 use crate::size::Size;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -82,6 +82,29 @@ pub struct ReclaimArgs {
     /// Where the results go.
     #[command(flatten)]
     pub out: OutputArgs,
+}
+
+impl ReclaimArgs {
+    /// What `slat bench reclaim` does by itself.
+    pub fn of(quick: bool) -> Self {
+        Self {
+            tables: TablesArgs::of(TableFormat::Ept),
+            memory: None,
+            guest: vec![1.5],
+            pattern: Vec::new(),
+            trace: None,
+            policy: Vec::new(),
+            vcpus: 1,
+            accesses: None,
+            swap: None,
+            window: 64,
+            batch: 64,
+            residency: 0,
+            rounds: None,
+            quick,
+            out: OutputArgs::default(),
+        }
+    }
 }
 
 fn factor(text: &str) -> Result<f64, String> {

@@ -155,6 +155,39 @@ fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch>(format: F, arc
 }
 on_all_formats!(huge, super::huge_pages_come_split_and_are_put_together);
 
+fn pages_that_were_away_are_put_together_with_their_content<F: Format, A: Arch>(
+    format: F,
+    arch: A,
+) {
+    let mut setup = Setup::new(1024, 1536);
+    setup.reclaim.huge = true;
+    setup.run(format, arch, |bench| {
+        let (mut mine, mut theirs) = (room(), room());
+        let mut runner = Runner::new(bench, 0, &mut mine);
+        (0..1024).for_each(|page| runner.write(page));
+        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut pager = Pager::new(&mut worker);
+        (0..12).for_each(|_| _ = pager.reclaim(64));
+        // Back they come, for reading: swap has copies, and the frames are others.
+        for _ in 0..4 {
+            (0..1024).for_each(|page| runner.check(page));
+            assert!(pager.walk());
+        }
+        let stats = bench.paged.stats();
+        assert!(stats.refaults > 500 && stats.collapsed >= 1 && stats.moved >= 512, "{stats:?}");
+        (0..1024).for_each(|page| runner.write(page));
+        let mut content = [0; K4 as usize];
+        for page in 0..1024 {
+            pager.copy(host(page), &mut content).unwrap();
+            let word = u64::from_ne_bytes(content[..8].try_into().unwrap());
+            assert_eq!(word, stamp(page, 2), "the guest wrote elsewhere");
+        }
+        while pager.reclaim(64).is_ok() {}
+        (0..1024).for_each(|page| runner.check(page));
+    });
+}
+on_all_formats!(together, super::pages_that_were_away_are_put_together_with_their_content);
+
 fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch>(
     format: F,
     arch: A,

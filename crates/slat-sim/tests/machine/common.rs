@@ -223,6 +223,9 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         let write = access == slat_sim::Access::Write;
         let mut done = self.machine.cpu(cpu).access(gpa, access);
         for _ in 0..3 {
+            if done.is_ok() {
+                break;
+            }
             let leaf = self.look(Gpa(gpa)).filter(|leaf| !write || leaf.attributes.write);
             match (done, leaf) {
                 (Err(slat_sim::Fault::Accessed), Some(leaf)) => {

@@ -345,25 +345,18 @@ impl Bench<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{OutputArgs, TableFormat, TablesArgs};
+    use crate::cli::{TableFormat, TablesArgs};
 
     fn args(pattern: AccessPattern, format: TableFormat, vcpus: u16) -> ReclaimArgs {
         ReclaimArgs {
             tables: TablesArgs::of(format),
             memory: Some(Size(2 << 20)),
-            guest: vec![1.5],
             pattern: vec![pattern],
-            trace: None,
-            policy: Vec::new(),
             vcpus,
             accesses: Some(3),
-            swap: None,
-            window: 64,
             batch: 32,
-            residency: 0,
             rounds: Some(1),
-            quick: true,
-            out: OutputArgs::default(),
+            ..ReclaimArgs::of(true)
         }
     }
 
