@@ -153,7 +153,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     ///
     /// *Invariant*: the caller changes what the backing answers, then this walks; a fault reserves its
     /// slot, then asks the backing. The two are crosswise (`agreed`): the fault is refused, or the walk
-    /// finds its reservation or leaf.
+    /// finds its reservation or leaf. So the backing keeps its answer where a lock is held or, in atomics, by
+    /// sequentially consistent exchanges and loads.
     pub fn evict(&mut self, hosts: &[HvaRange], mut taken: impl FnMut(Taken)) {
         agreed();
         self.take_pages(hosts, &mut taken);

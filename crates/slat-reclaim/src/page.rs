@@ -9,7 +9,9 @@
 //! - A word says *here with a copy* only while no leaf lets the guest write the page: what is in the swap
 //!   slot is what is in the frame. The fault that lets it write drops the copy first, by an exchange that
 //!   a claim makes fail.
-//! - Who claims a page to send it away unmaps it before the content is read: `Worker::evict`.
+//! - Who claims a page to send it away unmaps it before the content is read: `Worker::evict`. A fault
+//!   reserves its slot, then loads the word; who sends the page away changes the word, then looks for
+//!   slots that are reserved. So both are sequentially consistent.
 
 use slat::sync::{AtomicU64, Ordering};
 
@@ -71,13 +73,13 @@ impl Default for Word {
 
 impl Word {
     pub fn load(&self) -> Place {
-        Place::decode(self.0.load(Ordering::Acquire))
+        Place::decode(self.0.load(Ordering::SeqCst))
     }
 
     /// Replaces `old`, unless it is not that any more.
     pub fn exchange(&self, old: Place, new: Place) -> bool {
         let (old, new) = (old.encode(), new.encode());
-        self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.0.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// Claims the page, if `wanted` by where it is; `Err` says where it is.

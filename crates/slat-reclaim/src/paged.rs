@@ -188,8 +188,9 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         (page >> self.pool.frames.order()) as usize
     }
 
+    /// Crosswise with [`Worker::evict`](slat_guest::Worker::evict), as a page's word is.
     pub(crate) fn is_whole(&self, page: u32) -> bool {
-        self.whole[self.block_of(page)].load(Ordering::Acquire) != 0
+        self.whole[self.block_of(page)].load(Ordering::SeqCst) != 0
     }
 }
 

@@ -41,7 +41,7 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         self.content.resize(pool.layout.page.bytes() as usize, 0);
         (frame..frame + pages).for_each(|frame| pool.ram.write(pool.hpa(frame), &self.content));
         // Before a fault may find a page of it.
-        paged.whole[block].store(1, Ordering::Release);
+        paged.whole[block].store(1, Ordering::SeqCst);
         for (index, word) in words.iter().enumerate() {
             self.arrived(first + index as u32, None);
             word.release(Place::Here { frame: frame + index as u32, copy: None });
@@ -55,7 +55,7 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
     pub(super) fn break_block(&mut self, page: u32) -> bool {
         let paged = self.paged;
         let block = paged.block_of(page);
-        if paged.whole[block].swap(0, Ordering::AcqRel) == 0 {
+        if paged.whole[block].swap(0, Ordering::SeqCst) == 0 {
             return false;
         }
         let order = paged.pool.frames.order();
@@ -121,7 +121,7 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
             pool.ram.read(pool.hpa(*frame), &mut self.content);
             pool.ram.write(pool.hpa(new + index as u32), &self.content);
         }
-        paged.whole[block as usize].store(1, Ordering::Release);
+        paged.whole[block as usize].store(1, Ordering::SeqCst);
         for ((index, word), (frame, copy)) in words.iter().enumerate().zip(old) {
             // One leaf lets the guest write all of it: swap's copies are none any more.
             word.release(Place::Here { frame: new + index as u32, copy: None });
