@@ -63,6 +63,10 @@ pub struct ReclaimArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub window: u32,
 
+    /// Invalidate at the end of each walk: what a TLB holds does not look idle
+    #[arg(long)]
+    pub fresh: bool,
+
     /// Pages that are given up together
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
@@ -98,6 +102,7 @@ impl ReclaimArgs {
             accesses: None,
             swap: None,
             window: 64,
+            fresh: false,
             batch: 64,
             residency: 0,
             rounds: None,

@@ -12,7 +12,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// Generations that are not given up: pages need the time between two walks to be used again.
-const KEPT: usize = 2;
+const KEPT: usize = 4;
 /// Pages that are looked at together.
 const AROUND: u32 = 64;
 /// Idle walks that histograms tell apart.

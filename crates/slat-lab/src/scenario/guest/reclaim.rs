@@ -44,6 +44,7 @@ pub struct Case {
     /// What who knows frequencies alone needs.
     by_frequency: u64,
     window: u32,
+    fresh: bool,
     batch: u32,
     /// Nanoseconds.
     residency: u64,
@@ -163,6 +164,7 @@ fn cases(args: &ReclaimArgs, memory: Size) -> anyhow::Result<Vec<Case>> {
                 fewest,
                 by_frequency,
                 window: args.window,
+                fresh: args.fresh,
                 batch: args.batch.min(memory / 4),
                 residency: args.residency.saturating_mul(1_000_000),
                 started: AtomicBool::new(false),
@@ -178,6 +180,7 @@ fn params(case: &Case, directory: &Path) -> Map<String, Value> {
         ("memory", json!(u64::from(case.memory) * case.page)),
         ("guest", json!(u64::from(case.pages) * case.page)),
         ("vcpus", json!(case.vcpus)),
+        ("fresh", json!(case.fresh)),
         ("swap", json!(directory.display().to_string())),
     ]
     .map(|(name, value)| (name.to_owned(), value))

@@ -125,6 +125,7 @@ fn config(case: &Case, policy: ReclaimPolicy) -> Config {
     let base = Config {
         window: case.window,
         skip: Skip::Nothing,
+        fresh: case.fresh,
         residency: case.residency,
         batch: case.batch,
         ..Config::new(case.memory)
