@@ -307,19 +307,16 @@ fn guests_that_cannot_be_are_refused() {
 #[test]
 fn a_swapping_run_that_is_killed_leaves_no_file_and_the_next_one_runs() {
     let swap = tempfile::tempdir().unwrap();
-    let arguments = ["bench", "reclaim", "--memory", "2m", "--pattern", "uniform", "--policy"];
     let run = |rounds: &str| {
+        let line = "bench reclaim --memory 2m --pattern uniform --policy free-bitmap --accesses 4";
         let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_slat"));
-        run.args(arguments).args(["free-bitmap", "--accesses", "4", "--rounds", rounds]);
-        run.arg("--swap").arg(swap.path());
-        run.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-        run.spawn().unwrap()
+        run.args(line.split(' ')).args(["--rounds", rounds, "--swap"]).arg(swap.path());
+        run.stdout(std::process::Stdio::null()).spawn().unwrap()
     };
     for wait in [20, 100, 300] {
         let mut child = run("1000");
         std::thread::sleep(std::time::Duration::from_millis(wait));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.kill().and_then(|()| child.wait()).unwrap();
         assert_eq!(swap.path().read_dir().unwrap().count(), 0, "after {wait} ms");
     }
     assert!(run("1").wait().unwrap().success());
