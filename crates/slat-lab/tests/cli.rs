@@ -269,14 +269,8 @@ fn ageing_and_populating_run_in_seconds() {
 fn a_guest_that_is_interrupted_keeps_whole_rounds() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("report");
-    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_slat"))
-        .args(["bench", "execute", "--backing", "2m", "--memory", "64m", "--rounds", "1000"])
-        .arg("--output")
-        .arg(&output)
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let line = "bench execute --backing 2m --memory 64m --rounds 1000 --output";
+    let mut child = spawned(line, &output);
     while !output.exists() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
@@ -307,19 +301,25 @@ fn guests_that_cannot_be_are_refused() {
 #[test]
 fn a_swapping_run_that_is_killed_leaves_no_file_and_the_next_one_runs() {
     let swap = tempfile::tempdir().unwrap();
-    let run = |rounds: &str| {
+    let run = |rounds: u32| {
         let line = "bench reclaim --memory 2m --pattern uniform --policy free-bitmap --accesses 4";
-        let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_slat"));
-        run.args(line.split(' ')).args(["--rounds", rounds, "--swap"]).arg(swap.path());
-        run.stdout(std::process::Stdio::null()).spawn().unwrap()
+        spawned(&format!("{line} --rounds {rounds} --swap"), swap.path())
     };
     for wait in [20, 100, 300] {
-        let mut child = run("1000");
+        let mut child = run(1000);
         std::thread::sleep(std::time::Duration::from_millis(wait));
         child.kill().and_then(|()| child.wait()).unwrap();
         assert_eq!(swap.path().read_dir().unwrap().count(), 0, "after {wait} ms");
     }
-    assert!(run("1").wait().unwrap().success());
+    assert!(run(1).wait().unwrap().success());
+}
+
+/// A process that executes the line, whose last option takes the path.
+fn spawned(line: &str, path: &std::path::Path) -> std::process::Child {
+    let mut slat = std::process::Command::new(env!("CARGO_BIN_EXE_slat"));
+    slat.args(line.split(' ')).arg(path);
+    slat.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    slat.spawn().unwrap()
 }
 
 fn send(child: &std::process::Child, signal: Signal) {
@@ -330,14 +330,7 @@ fn send(child: &std::process::Child, signal: Signal) {
 fn the_first_ctrl_c_stops_cleanly_and_keeps_what_was_measured() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("report");
-    let arguments = ["bench", "split", "--memory", "1g", "--samples", "1000", "--output"];
-    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_slat"))
-        .args(arguments)
-        .arg(&output)
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = spawned("bench split --memory 1g --samples 1000 --output", &output);
     // The directory appears before anything is measured; a moment later the run is under way.
     while !output.exists() {
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -356,13 +349,7 @@ fn an_early_end_costs_no_earlier_report_and_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let results = folder.path().join("results.json");
     std::fs::write(&results, "an earlier run").unwrap();
-    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_slat"))
-        .args(["bench", "split", "--memory", "64g", "--samples", "1000", "--output"])
-        .arg(folder.path())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = spawned("bench split --memory 64g --samples 1000 --output", folder.path());
     // The first row takes many seconds; by now the handler is in place.
     std::thread::sleep(std::time::Duration::from_millis(700));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "a file while measuring");
