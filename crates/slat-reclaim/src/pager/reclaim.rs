@@ -63,7 +63,7 @@ struct Claimed {
 }
 
 impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M, S, G> {
-    /// Gives up `want` pages of the guest, or as many as it can.
+    /// Gives up `want` pages of the guest, one at least, or as many as it can.
     ///
     /// # Errors
     /// [`ReclaimError`]: none was given up.
@@ -77,7 +77,7 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         };
         let begin = self.now();
         self.note_arrivals(&mut order);
-        let victims = order.victims(want as usize, &mut Eyes::new(self));
+        let victims = order.victims(want.max(1) as usize, &mut Eyes::new(self));
         let result = self.give_up(&mut order, victims);
         paged.counters.reclaim.add(self.now() - begin);
         result
