@@ -81,7 +81,7 @@ fn cases() -> Vec<Case> {
     };
     let mut cases = vec![
         case("migrate-protect-on-a76", migrate("cortex-a76", 2, "protect"), migrated),
-        case(
+        rare(
             "migrate-hardware-on-max-threads-race",
             RunArgs { thread: "multi".to_owned(), lpa2: true, ..migrate("max", 2, "hardware") },
             |end| {
@@ -252,10 +252,11 @@ fn probes() -> Vec<Case> {
         Ok(())
     };
     let case = |name, args, check| Case { name, args, check, long: false };
+    let rare = |name, args, check| Case { name, args, check, long: true };
     vec![
         case("probe-absent-memory", probe("absent", "cortex-a76", 20), right),
         case("probe-absent-memory-on-max", probe("absent", "max", 20), right),
-        case(
+        rare(
             "probe-absent-memory-on-max-with-lpa2",
             RunArgs { lpa2: true, ..probe("absent", "max", 20) },
             right,
