@@ -7,6 +7,7 @@ mod engine;
 mod explain;
 pub(crate) mod format;
 mod guest;
+mod idle;
 mod kvm;
 
 mod output;
@@ -23,6 +24,7 @@ pub use engine::{EngineArgs, Part};
 pub use explain::ExplainArgs;
 pub use format::{TableFormat, TablesArgs};
 pub use guest::{AgeArgs, CacheToggleArgs, ExecuteArgs, LogWay, PopulateArgs};
+pub use idle::IdleArgs;
 pub use kvm::{
     BootCachesArgs, DirtyLogArgs, KvmArgs, LogArgs, MemoryStressArgs, MemslotArgs, MigrateArgs,
     TuneArgs, TuneWhat,
@@ -179,6 +181,8 @@ pub enum Bench {
     Age(AgeArgs),
     /// Run a guest of the engine's with more memory than there is: what leaves, and what that costs
     Reclaim(ReclaimArgs),
+    /// Ask which pages of a guest of the engine's are idle, take what could be taken, and see what comes back
+    Idle(IdleArgs),
     /// Touch memory for the first time, under KVM or in a guest of the engine's
     Populate(PopulateArgs),
     /// Fill a guest's memory under KVM, take it away, fill it again, and move on to swap if asked

@@ -169,6 +169,7 @@ fn output(cli: &Cli) -> Option<&OutputArgs> {
             Bench::Age(args) => &args.out,
             Bench::Populate(args) => &args.out,
             Bench::Reclaim(args) => &args.out,
+            Bench::Idle(args) => &args.out,
             Bench::CacheToggle(args) => &args.out,
             Bench::MemoryStress(args) => &args.out,
             Bench::Memslot(args) => &args.out,

@@ -82,6 +82,9 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Bench { bench: Some(Bench::Reclaim(args)), .. }) => {
             bench(&args.out, |session| scenario::guest::reclaim::run(args, session))
         }
+        Some(Command::Bench { bench: Some(Bench::Idle(args)), .. }) => {
+            bench(&args.out, |session| scenario::guest::reclaim::idle::run(args, session))
+        }
         Some(Command::Bench { bench: Some(Bench::CacheToggle(args)), .. }) => {
             bench(&args.out, |session| scenario::guest::cache_toggle::run(args, session))
         }

@@ -226,6 +226,8 @@ pub struct Idle {
     pub generations: Vec<Generation>,
     /// Walks so far.
     pub walks: u64,
+    /// Those before the first that `woken` is of.
+    before: u64,
     /// Pages that walks found used again, by how many walks had found them idle before: the last place is
     /// for all beyond.
     pub woken: Vec<u64>,
@@ -241,14 +243,40 @@ pub struct Generation {
 }
 
 impl Idle {
+    /// What taking all pages that were idle for `walks` walks or more would cost: how many of such woke up
+    /// between two walks, on average. Walks that could not tell, as too few had been before, do not count.
+    pub fn waking(&self, walks: usize) -> f64 {
+        let woken = self.woken.iter().enumerate().skip(walks);
+        let rate = |(idle, &pages): (usize, &u64)| {
+            let told = |walks: u64| walks.saturating_sub(idle as u64);
+            pages as f64 / (told(self.walks) - told(self.before)).max(1) as f64
+        };
+        woken.map(rate).sum()
+    }
+
+    /// Pages that were idle for `walks` walks or more.
+    pub fn pages(&self, walks: usize) -> u64 {
+        self.generations.iter().skip(walks).map(|generation| generation.pages).sum()
+    }
+
     /// Pages that could be taken from the guest, if it may cost `refaults` pages between two walks at most:
-    /// those that were idle for so many walks that fewer than that woke up of them, on average, so far.
+    /// those that were idle for so many walks that no more than that woke up of them, on average, so far.
     pub fn takeable(&self, refaults: f64) -> u64 {
-        let walks = self.walks.max(1) as f64;
-        let woken = |idle: usize| self.woken.iter().skip(idle).sum::<u64>() as f64 / walks;
-        let idle = (1..self.generations.len()).find(|&idle| woken(idle) <= refaults);
-        let pages = self.generations.iter().skip(idle.unwrap_or(usize::MAX));
-        pages.map(|generation| generation.pages).sum()
+        let walks = (1..self.generations.len()).find(|&walks| self.waking(walks) <= refaults);
+        walks.map_or(0, |walks| self.pages(walks))
+    }
+
+    /// What happened after `earlier`: a guest that changes what it does is told by what it did lately.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let woken =
+            self.woken.iter().zip(&earlier.woken).map(|(now, then)| now.saturating_sub(*then));
+        Self {
+            generations: self.generations.clone(),
+            walks: self.walks,
+            before: earlier.walks,
+            woken: woken.collect(),
+        }
     }
 }
 
@@ -266,6 +294,7 @@ impl<M: Ram, S: Swap> Paged<'_, M, S> {
                 .map(|(began, pages)| Generation { began, pages })
                 .collect(),
             walks: generations.walks,
+            before: 0,
             woken: generations.woken.to_vec(),
         })
     }

@@ -159,6 +159,9 @@ fn nothing_is_lost_with_everything_at_once<F: Format, A: Arch>(format: F, arch: 
         storm(format, arch, Setup { reclaim, frames: 1700, ..setup }, 100 * round + 10);
         let reclaim = slat_reclaim::Config { policy: Policy::TwoLists, batch: 1, ..reclaim };
         storm(format, arch, Setup { reclaim, frames: 600, ..setup }, 100 * round + 20);
+        if (round + 1) % 100 == 0 {
+            eprintln!("{}: {} rounds of three storms", std::any::type_name::<A>(), round + 1);
+        }
     }
 }
 on_all_formats!(storms, super::nothing_is_lost_with_everything_at_once);

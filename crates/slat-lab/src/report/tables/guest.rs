@@ -61,7 +61,7 @@ struct Scenario {
 }
 
 /// The scenarios, in the order of the report.
-const SCENARIOS: [Scenario; 8] = [
+const SCENARIOS: [Scenario; 10] = [
     Scenario {
         name: "execute",
         title: "Executing from huge pages that may not be executed",
@@ -142,6 +142,22 @@ const SCENARIOS: [Scenario; 8] = [
                given up; lock to write: parts of that (lock: waiting for it, which is in the parts that follow \
                as well). p50, p99: of a fault, swap included. clean: swap had a copy already. kept: next to go, \
                and had been used. rescued: used between that look and the unmapping.",
+    },
+    Scenario {
+        name: "guest-idle",
+        title: "Idle pages of a guest",
+        counts: &[("idle", "pages", "pages")],
+        note: "After all pages were written once, and as many walks as the first row of the table below it was \
+               given. idle: pages that so many walks in a row, or more, found unused, of the guest's pages. waking a \
+               walk: how many of such pages were used again between two walks, on average. time: of a walk.",
+    },
+    Scenario {
+        name: "guest-idle-taken",
+        title: "What was idle, taken from the guest",
+        counts: &[("taken", "taken", "pages"), ("came back a walk", "returned", "came back, all")],
+        note: "at most: so many pages may come back between two walks, of the guest's pages; taken: what the walks \
+               said could be taken for that. Then the guest went on, with so much less memory. came back: \
+               the median, and half of the intervals.",
     },
     Scenario {
         name: "guest-populate",
@@ -244,6 +260,12 @@ fn figure_of(row: &Row, way: &str, figure: &str) -> String {
         }
         ("s", _) => with_spread(&summary),
         ("faults/s", _) => thousands(summary.median.round() as i64),
+        ("%", "came back a walk") => format!(
+            "{} ({}–{})",
+            three_digits(summary.median),
+            three_digits(summary.lower_quartile),
+            three_digits(summary.upper_quartile)
+        ),
         ("%" | "M/s" | "CPU s", _) => three_digits(summary.median),
         _ => format!(
             "{}–{}",

@@ -6,6 +6,7 @@
 //! vCPU does so in its fault. The locked policies hold a lock for each look at accessed bits and for each
 //! unmapping, and faults hold it for reading, as Linux does.
 
+pub mod idle;
 mod pattern;
 mod sample;
 
@@ -52,28 +53,28 @@ pub struct Case {
     started: AtomicBool,
 }
 
+impl Case {
+    fn machine<A: Arch>(&self, arch: A) -> anyhow::Result<FastMachine<A>> {
+        let table_bytes = u64::from(self.pages) * 64 + (64 << 20) + (self.page << 8);
+        let bytes = (u64::from(self.memory) * self.page).next_multiple_of(2 << 20);
+        let machine = FastMachine::new(arch, self.vcpus.into(), bytes, table_bytes)
+            .context("the host does not map the guest's memory; take a smaller --memory")?;
+        // Advice: without, the same takes longer.
+        let _ = machine.set_huge_pages(true);
+        let _ = machine.populate(machine.memory_base(), bytes);
+        Ok(machine)
+    }
+}
+
 /// Measures what `args` asks for.
 ///
 /// # Errors
 /// Sizes that cannot be right, too little memory, no swap file, or a guest that lost a page.
 pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = args.memory.unwrap_or(Size(if args.quick { 8 << 20 } else { 64 << 20 }));
-    if !memory.bytes().is_multiple_of(2 << 20) || memory.bytes() == 0 {
-        return Err(bad_input(format!("--memory {memory} is no multiple of 2m; take one")));
-    }
-    let largest = args.guest.iter().copied().fold(1.0, f64::max);
-    let needed = memory.bytes() as f64 * (1.0 + largest * 1.2);
-    if needed > session.memory_available() as f64 * 0.8 {
-        return Err(bad_input(format!(
-            "a guest of {largest} times {memory}, its swap and its tables take {} MiB, and this machine has \
-             {} MiB free; take a smaller --memory",
-            needed as u64 >> 20,
-            session.memory_available() >> 20
-        )));
-    }
     let directory = args.swap.clone().unwrap_or_else(swap_directory);
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 5 });
-    let cases = cases(args, memory)?;
+    let cases = cases(args, memory, session)?;
     let policies = match &args.policy[..] {
         [] => ReclaimPolicy::value_variants().to_vec(),
         given => given.to_vec(),
@@ -83,12 +84,7 @@ pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     let mut results = Vec::new();
     for case in &cases {
         on_machine!(&args.tables, |format, arch| {
-            let table_bytes = u64::from(case.pages) * 64 + (64 << 20) + (case.page << 8);
-            let bytes = (u64::from(case.memory) * case.page).next_multiple_of(2 << 20);
-            let machine = FastMachine::new(arch, case.vcpus.into(), bytes, table_bytes)
-                .context("the host does not map the guest's memory; take a smaller --memory")?;
-            let _ = machine.set_huge_pages(true);
-            let _ = machine.populate(machine.memory_base(), bytes);
+            let machine = case.machine(arch)?;
             let mut params = params(case, &directory);
             params.insert("format".to_owned(), json!(args.tables.format.to_string()));
             let bench =
@@ -108,8 +104,21 @@ fn swap_directory() -> PathBuf {
     if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() }
 }
 
-fn cases(args: &ReclaimArgs, memory: Size) -> anyhow::Result<Vec<Case>> {
+fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<Vec<Case>> {
     use AccessPattern::{Phase, Scan, Trace, Uniform, Zipf};
+    if !memory.bytes().is_multiple_of(2 << 20) || memory.bytes() == 0 {
+        return Err(bad_input(format!("--memory {memory} is no multiple of 2m; take one")));
+    }
+    let largest = args.guest.iter().copied().fold(1.0, f64::max);
+    let needed = memory.bytes() as f64 * (1.0 + largest * 1.2);
+    if needed > session.memory_available() as f64 * 0.8 {
+        return Err(bad_input(format!(
+            "a guest of {largest} times {memory}, its swap and its tables take {} MiB, and this machine has \
+             {} MiB free; take a smaller --memory",
+            needed as u64 >> 20,
+            session.memory_available() >> 20
+        )));
+    }
     let patterns = match &args.pattern[..] {
         [] if args.trace.is_some() => vec![Trace],
         [] => vec![Uniform, Zipf, Scan, Phase, Trace],

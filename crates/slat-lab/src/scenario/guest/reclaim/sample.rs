@@ -45,18 +45,17 @@ impl<A: Arch> Ram for MachineRam<'_, A> {
 }
 
 /// The lock that Linux has, or none; and how long it was waited for by who reclaims.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Locking<'l> {
-    lock: Option<&'l FairLock>,
-    waited: &'l AtomicU64,
+    lock: Option<(&'l FairLock, &'l AtomicU64)>,
 }
 
 impl Gate for Locking<'_> {
     fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
-        let Some(lock) = self.lock else { return work() };
+        let Some((lock, waited)) = self.lock else { return work() };
         let begin = Instant::now();
         lock.exclusive(|| {
-            self.waited.fetch_add(begin.elapsed().as_nanos() as u64, Relaxed);
+            waited.fetch_add(begin.elapsed().as_nanos() as u64, Relaxed);
             work()
         })
     }
@@ -79,8 +78,10 @@ pub struct Sample {
     pub faults: Times,
 }
 
-type ThePaged<'h, A> = Paged<'h, MachineRam<'h, A>, SwapFile>;
-type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
+/// Its memory.
+pub type ThePaged<'h, A> = Paged<'h, MachineRam<'h, A>, SwapFile>;
+/// A guest on one machine's memory, and swap.
+pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 
 /// Runs `case` under `policy`.
 pub fn sample<F: Format, A: Arch>(
@@ -91,6 +92,20 @@ pub fn sample<F: Format, A: Arch>(
     directory: &Path,
     cpus: &[usize],
 ) -> anyhow::Result<Sample> {
+    with_guest(format, machine, case, config(case, policy), directory, |guest| {
+        run(machine, guest, case, policy, cpus)
+    })
+}
+
+/// Has `work` work on `case`'s guest, which may have the memory that `config` says.
+pub fn with_guest<F: Format, A: Arch, R>(
+    format: F,
+    machine: &FastMachine<A>,
+    case: &Case,
+    config: Config,
+    directory: &Path,
+    work: impl FnOnce(&TheGuest<'_, F, A>) -> anyhow::Result<R>,
+) -> anyhow::Result<R> {
     let swap = SwapFile::new(directory, case.pages + 64, case.page as u32)
         .with_context(|| format!("no swap file in {}; name another --swap", directory.display()))?;
     let layout = Layout {
@@ -101,9 +116,9 @@ pub fn sample<F: Format, A: Arch>(
     };
     let pool = Pool::new(MachineRam(machine), layout, swap)?;
     let bytes = u64::from(case.pages) * case.page;
-    let config = config(case, policy);
     let paged = Paged::new(&pool, Hva(HOST_BASE), bytes, config, machine.now())?;
-    let config = slat_guest::Config::new(case.vcpus, F::size(0));
+    let largest = F::size(config.huge.into());
+    let config = slat_guest::Config::new(case.vcpus, largest);
     let bits = machine.arch().address_bits();
     let guest = Guest::new(format, VMID, bits, machine, &paged, config)?;
     let slot = SlotSpec {
@@ -115,7 +130,7 @@ pub fn sample<F: Format, A: Arch>(
         log_dirty: false,
     };
     Worker::new(&guest, &mut room())?.set_slot(slot).context("the guest's slot")?;
-    let result = run(machine, &guest, case, policy, cpus);
+    let result = work(&guest);
     // SAFETY: CPUs are borrowed by threads, which have ended: none has loaded the guest's tables.
     unsafe { guest.destroy() };
     result
@@ -153,7 +168,7 @@ fn run<F: Format, A: Arch>(
     cpus: &[usize],
 ) -> anyhow::Result<Sample> {
     let (lock, waited) = (&FairLock::default(), &AtomicU64::new(0));
-    let locking = Locking { lock: is_locked(policy).then_some(lock), waited };
+    let locking = Locking { lock: is_locked(policy).then_some((lock, waited)) };
     let vcpus = usize::from(case.vcpus);
     let (filled, done) = (&Barrier::new(vcpus + 1), &Barrier::new(vcpus + 1));
     let (over, failed) = (&AtomicBool::new(false), &AtomicBool::new(false));
@@ -165,8 +180,15 @@ fn run<F: Format, A: Arch>(
                     // The thread that reclaims has the last CPU, where there are two.
                     let pin = Pin::to(cpus[usize::from(id) % (cpus.len() - 1).max(1)]);
                     let mut ready = pin.and_then(|pin| {
-                        let mut runner =
-                            Runner::new(guest, machine, case, id, &mut room, locking, failed)?;
+                        let mut runner = Runner::new(
+                            guest,
+                            machine,
+                            case,
+                            id,
+                            &mut room,
+                            locking,
+                            Some(failed),
+                        )?;
                         runner.fill()?;
                         Ok((runner, pin))
                     });
@@ -244,13 +266,14 @@ fn run<F: Format, A: Arch>(
 }
 
 /// A vCPU on its CPU, which has its own faults answered, and checks what it reads.
-struct Runner<'w, 'h, F: Format, A: Arch> {
+pub struct Runner<'w, 'h, F: Format, A: Arch> {
     vcpu: Vcpu<'w, 'h, F, FastMachine<A>, &'h ThePaged<'h, A>>,
     cpu: FastCpu<'h, A>,
     case: &'w Case,
     id: u16,
     locking: Locking<'w>,
-    failed: &'w AtomicBool,
+    /// Another vCPU has failed: nothing is waited for any more.
+    failed: Option<&'w AtomicBool>,
     /// Of each page, what this vCPU wrote there last.
     written: Vec<u32>,
     times: Times,
@@ -264,7 +287,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         id: u16,
         room: &'w mut TableRoom,
         locking: Locking<'w>,
-        failed: &'w AtomicBool,
+        failed: Option<&'w AtomicBool>,
     ) -> anyhow::Result<Self> {
         let vcpu = Vcpu::new(guest, id, room)?;
         let mut cpu = machine.cpu(id.into())?;
@@ -273,8 +296,23 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         Ok(Self { vcpu, cpu, case, id, locking, failed, written, times: Times::default() })
     }
 
+    /// The only vCPU, without locks.
+    pub fn alone(
+        guest: &'w TheGuest<'h, F, A>,
+        machine: &'h FastMachine<A>,
+        case: &'w Case,
+        room: &'w mut TableRoom,
+    ) -> anyhow::Result<Self> {
+        Self::new(guest, machine, case, 0, room, Locking::default(), None)
+    }
+
+    /// What pages are moved from on this thread.
+    pub fn worker(&mut self) -> &mut Worker<'w, 'h, F, FastMachine<A>, &'h ThePaged<'h, A>> {
+        self.vcpu.worker()
+    }
+
     /// Writes this vCPU's share of all pages for the first time.
-    fn fill(&mut self) -> anyhow::Result<()> {
+    pub fn fill(&mut self) -> anyhow::Result<()> {
         own(self.case.pages, self.id, self.case.vcpus)
             .try_for_each(|page| self.apply(Use::new(page, true)))?;
         self.times = Times::default();
@@ -291,8 +329,9 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         GUEST_BASE + u64::from(page) * self.case.page + u64::from(self.id) * 64
     }
 
+    /// Reads a page, checks what is found, and writes it if that is the use.
     #[inline]
-    fn apply(&mut self, one: Use) -> anyhow::Result<()> {
+    pub fn apply(&mut self, one: Use) -> anyhow::Result<()> {
         let (page, gpa) = (one.page(), self.gpa(one.page()));
         let stamp = |version: u32| u64::from(page) << 32 | u64::from(version);
         let version = self.written[page as usize];
@@ -329,7 +368,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
             };
             let gpa = Gpa(error.gpa & !(self.case.page - 1));
             let outcome = match self.locking.lock {
-                Some(lock) => lock.shared(|| self.vcpu.fault(gpa, how)),
+                Some((lock, _)) => lock.shared(|| self.vcpu.fault(gpa, how)),
                 None => self.vcpu.fault(gpa, how),
             };
             match outcome {
@@ -358,7 +397,8 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
                 }
                 Err(again) => error = again,
             }
-            ensure!(!self.failed.load(Relaxed), "another vCPU failed");
+            let failed = self.failed.is_some_and(|failed| failed.load(Relaxed));
+            ensure!(!failed, "another vCPU failed");
             ensure!(begin.elapsed() < PATIENCE, "the guest waits for {gpa:?} for ever");
         }
     }
