@@ -17,6 +17,8 @@
 
 extern crate alloc;
 
+mod arrivals;
+mod buffer;
 #[cfg(feature = "std")]
 mod file;
 mod frames;

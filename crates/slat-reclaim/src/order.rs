@@ -27,7 +27,7 @@ pub(crate) enum Look {
 pub(crate) trait Accessed {
     /// Pages of the guest.
     fn pages(&self) -> u32;
-    /// Whether the page is in memory.
+    /// Whether the page is in memory, or on its way: what is not is out of its list until it arrives.
     fn is_here(&self, page: u32) -> bool;
     /// Whether the page came back so recently that it is not to be given up.
     fn is_new(&self, page: u32) -> bool;

@@ -76,6 +76,11 @@ impl Word {
         Place::decode(self.0.load(Ordering::SeqCst))
     }
 
+    /// The page is in memory, or is claimed by who may leave it there.
+    pub fn may_be_here(&self) -> bool {
+        matches!(self.load(), Place::Here { .. } | Place::Moving)
+    }
+
     /// Replaces `old`, unless it is not that any more.
     pub fn exchange(&self, old: Place, new: Place) -> bool {
         let (old, new) = (old.encode(), new.encode());
@@ -99,6 +104,19 @@ impl Word {
     pub fn release(&self, place: Place) {
         debug_assert_eq!(self.load(), Place::Moving, "a claim was not respected");
         self.0.store(place.encode(), Ordering::Release);
+    }
+}
+
+/// A claim that ends where it goes out of scope, a panic included.
+pub(crate) struct Claim<'w> {
+    pub word: &'w Word,
+    /// Where the page is then.
+    pub place: Place,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.word.release(self.place);
     }
 }
 

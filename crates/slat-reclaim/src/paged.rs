@@ -1,12 +1,12 @@
 //! One guest's memory, of which a part is in swap: what its faults ask.
 
+use crate::arrivals::Arrivals;
 use crate::order::{Generations, Lists, Looks, Order};
 use crate::page::{NUMBERS, Place, Word};
 use crate::pool::{Pool, PoolError, Ram};
 use crate::stats::Counters;
 use crate::swap::Swap;
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use slat::{Access, Memory, Skip};
 use slat_guest::{Backing, Hva, HvaRange, NoPage, Page};
@@ -63,18 +63,13 @@ impl Config {
     }
 }
 
-/// What was noted about pages that came in.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
-    pub page: u32,
-    /// Pages that were given up between; `None` for a first touch.
-    pub distance: Option<u32>,
-}
-
 /// One guest's memory on a [`Pool`]: the [`Backing`] of its slots.
 ///
 /// A fault on a page that is not in memory is answered [`NoPage::NotYet`]; the thread that runs the vCPU
 /// then has [`Pager::bring_in`](crate::Pager::bring_in) fetch it.
+///
+/// It is of one guest: a pager takes pages from the guest that its worker belongs to. What a guest that ends has
+/// goes back to the pool by [`Paged::release`], or page by page by [`Pager::discard`](crate::Pager::discard).
 #[derive(Debug)]
 pub struct Paged<'h, M, S> {
     pub(crate) pool: &'h Pool<M, S>,
@@ -90,7 +85,9 @@ pub struct Paged<'h, M, S> {
     pub(crate) here: AtomicU32,
     /// Pages that were given up so far.
     pub(crate) given_up: AtomicU64,
-    pub(crate) arrivals: Mutex<Vec<Arrival>>,
+    pub(crate) arrivals: Arrivals,
+    /// Where swap's copies of pages in memory are looked for next, should there be no other slot.
+    pub(crate) spare: AtomicU32,
     pub(crate) order: Mutex<Order>,
     pub(crate) counters: Counters,
 }
@@ -141,7 +138,8 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             limit: AtomicU32::new(config.limit),
             here: AtomicU32::new(0),
             given_up: AtomicU64::new(0),
-            arrivals: Mutex::new(Vec::new()),
+            arrivals: Arrivals::new(pages),
+            spare: AtomicU32::new(0),
             order: Mutex::new(order),
             counters: Counters::default(),
         })
@@ -162,10 +160,29 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit. What is above it goes as pages come in, or by
-    /// [`Pager::reclaim`](crate::Pager::reclaim).
+    /// Sets the limit. What is above it goes by [`Pager::reclaim`](crate::Pager::reclaim); without, a batch
+    /// goes for each page that comes in, so that no fault pays for all of it.
     pub fn set_limit(&self, pages: u32) {
         self.limit.store(pages, Ordering::Relaxed);
+    }
+
+    /// Gives all that the guest had back to the pool.
+    ///
+    /// # Safety
+    /// No CPU can reach the pages any more: the guest that this was the backing of has been destroyed
+    /// ([`Guest::destroy`](slat_guest::Guest::destroy)), under what that asks for.
+    pub unsafe fn release(self) {
+        for word in &self.words {
+            match word.load() {
+                Place::Here { frame, copy } => {
+                    self.pool.frames.give(frame);
+                    copy.into_iter().for_each(|slot| self.pool.slots.give(slot));
+                }
+                Place::Away { slot, .. } => self.pool.slots.give(slot),
+                // Claimed by nobody: whoever moves a page borrows this.
+                Place::Nowhere | Place::Moving => {}
+            }
+        }
     }
 
     /// What reclaim did so far.

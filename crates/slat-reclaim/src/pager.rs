@@ -5,9 +5,10 @@ mod reclaim;
 
 pub use reclaim::{Generation, Idle, ReclaimError, Reclaimed};
 
+use crate::buffer::Buffer;
 use crate::order::{Accessed, Look};
-use crate::page::Place;
-use crate::paged::{Arrival, BORN_SHIFT, Paged};
+use crate::page::{Claim, Place};
+use crate::paged::{BORN_SHIFT, Paged};
 use crate::pool::Ram;
 use crate::stats::Counters;
 use crate::swap::{Swap, SwapError};
@@ -39,7 +40,7 @@ pub struct Pager<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate = 
     worker: &'a mut Worker<'w, 'p, F, H, &'h Paged<'h, M, S>>,
     paged: &'h Paged<'h, M, S>,
     gate: G,
-    content: Vec<u8>,
+    content: Buffer,
 }
 
 /// Why a page did not come in. Nothing was lost.
@@ -50,6 +51,11 @@ pub enum PageError {
     Outside {
         /// It.
         host: Hva,
+    },
+    /// The buffer is not of a page's size.
+    Length {
+        /// Bytes of it.
+        bytes: usize,
     },
     /// Swap did not give the page back; it still has it, and may another time.
     Read {
@@ -69,6 +75,9 @@ impl fmt::Display for PageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Outside { host } => write!(f, "{host} is not memory of this guest"),
+            Self::Length { bytes } => {
+                write!(f, "a buffer of {bytes} bytes for one page; take one of a page's size")
+            }
             Self::Read { host, error } => {
                 write!(f, "the page at {host} does not come back from swap: {error}")
             }
@@ -79,8 +88,8 @@ impl fmt::Display for PageError {
 
 impl core::error::Error for PageError {}
 
-/// How often a page that came in is looked for room for: others may take what was given up.
-const ATTEMPTS: u32 = 1000;
+/// How often one tries to give up pages of which none was to be had.
+const ATTEMPTS: u32 = 100;
 
 impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap> Pager<'a, 'w, 'p, 'h, F, H, M, S> {
     /// A pager on `worker`'s seat, without a lock.
@@ -95,7 +104,7 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
     /// A pager that ages and unmaps under `gate`.
     pub fn gated(worker: &'a mut Worker<'w, 'p, F, H, &'h Paged<'h, M, S>>, gate: G) -> Self {
         let paged = *worker.guest().backing();
-        Self { worker, paged, gate, content: Vec::new() }
+        Self { worker, paged, gate, content: Buffer::default() }
     }
 
     /// The guest's memory.
@@ -113,7 +122,8 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
 
     /// Brings in the page at `host`, for `access`: after a fault that was answered
     /// [`Retry::NotYet`](slat_guest::Retry::NotYet). Makes room by giving up other pages of the guest if
-    /// need be. Waits for whoever is moving the page: no longer than swap takes.
+    /// need be. Waits, by [`Host::wait`], for whoever is moving the page, and for whoever gives up pages of this
+    /// guest where no frame is free: as long as swap takes for a batch.
     ///
     /// # Errors
     /// [`PageError`]; the page is where it was.
@@ -151,14 +161,13 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
     ) -> Result<(), PageError> {
         let (paged, pool) = (self.paged, self.paged.pool);
         let word = &paged.words[page as usize];
-        let mut content = core::mem::take(&mut self.content);
-        content.resize(pool.layout.page.bytes() as usize, 0);
+        let bytes = pool.layout.page.bytes();
         let mut copy = None;
         let mut distance = None;
         let result = match place {
             Place::Away { slot, since } => {
                 let begin = self.now();
-                let result = pool.swap.read(slot, &mut content);
+                let result = pool.swap.read(slot, self.content.page(bytes));
                 paged.counters.read.add(self.now() - begin);
                 copy = Some(slot);
                 let given_up = paged.given_up.load(Ordering::Relaxed) as u32;
@@ -166,21 +175,20 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
                 result
             }
             _ => {
-                content.fill(0);
+                self.content.page(bytes).fill(0);
                 Ok(())
             }
         };
         if result.is_ok() {
-            pool.ram.write(pool.hpa(frame), &content);
+            pool.ram.write(pool.hpa(frame), self.content.page(bytes));
         }
-        self.content = content;
         if let Err(error) = result {
             word.release(place);
             self.give(frame);
             return Err(PageError::Read { host: paged.host(page, 1).start, error });
         }
         self.arrived(page, distance);
-        let kept = copy.filter(|_| access != Access::Write);
+        let kept = copy.filter(|_| access != Access::Write && !pool.slots.scarce());
         word.release(Place::Here { frame, copy: kept });
         if let (Some(slot), None) = (copy, kept) {
             pool.slots.give(slot);
@@ -198,33 +206,37 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
                 Counters::add(&paged.counters.soon, u64::from(distance <= paged.resident()));
             }
         }
-        paged.arrivals.lock().push(Arrival { page, distance });
+        paged.arrivals.push(page, distance);
     }
 
     /// A frame within the guest's limit.
     fn frame(&mut self) -> Result<u32, PageError> {
         let paged = self.paged;
-        let mut last = ReclaimError::Nothing;
-        for _ in 0..ATTEMPTS {
-            if paged.here.fetch_add(1, Ordering::AcqRel) < paged.limit()
+        // Above a limit that was lowered: a batch has gone for this page.
+        let mut made_room = false;
+        let mut attempts = 0;
+        loop {
+            let here = paged.here.fetch_add(1, Ordering::AcqRel);
+            if (here < paged.limit() || made_room)
                 && let Some(frame) = paged.pool.frames.take()
             {
                 return Ok(frame);
             }
             paged.here.fetch_sub(1, Ordering::AcqRel);
             match self.reclaim(paged.config.batch) {
-                Ok(Reclaimed { pages: 0, .. }) => self.wait(),
-                Ok(_) => {}
-                Err(why @ ReclaimError::Swap(_)) => {
-                    return Err(PageError::NoRoom { why });
-                }
-                Err(why) => {
-                    last = why;
+                Ok(Reclaimed { busy: true, .. }) => self.wait(),
+                Ok(_) => made_room = true,
+                Err(why @ (ReclaimError::Nothing | ReclaimError::InUse)) => {
+                    // Others may have pages on their way in.
+                    attempts += 1;
+                    if attempts == ATTEMPTS {
+                        return Err(PageError::NoRoom { why });
+                    }
                     self.wait();
                 }
+                Err(why) => return Err(PageError::NoRoom { why }),
             }
         }
-        Err(PageError::NoRoom { why: last })
     }
 
     fn give(&self, frame: u32) {
@@ -233,12 +245,16 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
     }
 
     /// Copies a page's content as it is now, wherever it is, without bringing it in: what a migration sends.
-    /// A page that the guest writes meanwhile is as a page of any live memory is; its log knows.
+    /// A page that the guest writes meanwhile is as a page of any live memory is; its log knows. `to` has the size
+    /// of a page; a swap past the page cache wants it at a multiple of 4 KiB.
     ///
     /// # Errors
     /// [`PageError`].
     pub fn copy(&mut self, host: Hva, to: &mut [u8]) -> Result<(), PageError> {
         let (paged, pool) = (self.paged, self.paged.pool);
+        if to.len() as u64 != pool.layout.page.bytes() {
+            return Err(PageError::Length { bytes: to.len() });
+        }
         let page = paged.number(host).ok_or(PageError::Outside { host })?;
         let word = &paged.words[page as usize];
         let place = loop {
@@ -252,7 +268,10 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
                 pool.ram.read(pool.hpa(frame), to);
                 Ok(())
             }
-            Place::Away { slot, .. } => pool.swap.read(slot, to),
+            Place::Away { slot, .. } => {
+                let page = self.content.page(pool.layout.page.bytes());
+                pool.swap.read(slot, page).map(|()| to.copy_from_slice(page))
+            }
             _ => {
                 to.fill(0);
                 Ok(())
@@ -263,6 +282,8 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
     }
 
     /// Has `work` read or write the page at `host` in memory, as a device does; it stays there meanwhile.
+    /// Where `work` is to `write`, the page is in the dirty log. Faults on the page wait until `work` has ended: it
+    /// must not wait for a vCPU, nor move pages itself (two that hold each a page that the other wants wait for ever).
     ///
     /// # Errors
     /// [`PageError`]; `work` was not called.
@@ -282,22 +303,32 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
                 continue;
             };
             let Place::Here { frame, copy } = place else { continue };
-            let result = work(paged.pool.hpa(frame));
-            word.release(Place::Here { frame, copy: copy.filter(|_| !write) });
-            if let (Some(slot), true) = (copy, write) {
-                paged.pool.slots.give(slot);
+            let kept = copy.filter(|_| !write);
+            let _claim = Claim { word, place: Place::Here { frame, copy: kept } };
+            if write {
+                copy.into_iter().for_each(|slot| paged.pool.slots.give(slot));
+                // Who finds it in the log, and copies it, waits for the claim.
+                self.mark_written(page);
             }
-            return Ok(result);
+            return Ok(work(paged.pool.hpa(frame)));
+        }
+    }
+
+    fn mark_written(&mut self, page: u32) {
+        for range in self.worker.guest_ranges(self.paged.host(page, 1)) {
+            self.worker.mark_written(range);
         }
     }
 
     /// Takes the pages of `host` from the guest for good: they read as zero from now on (a balloon, or a file
-    /// that was cut off). What the range has no whole page of is left.
+    /// that was cut off), which the dirty log has. What the range has no whole page of is left, and what is not
+    /// memory of the guest.
     pub fn discard(&mut self, host: HvaRange) {
         let (paged, pool) = (self.paged, self.paged.pool);
         let size = pool.layout.page.bytes();
-        let start = host.start.0.saturating_add(size - 1) & !(size - 1);
-        for host in (start..host.end().0 & !(size - 1)).step_by(size as usize) {
+        let start = host.start.max(paged.range.start).0.saturating_add(size - 1) & !(size - 1);
+        let end = host.end().min(paged.range.end()).0 & !(size - 1);
+        for host in (start..end).step_by(size as usize) {
             let Some(page) = paged.number(Hva(host)) else { continue };
             let word = &paged.words[page as usize];
             let place = loop {
@@ -311,11 +342,13 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
                 Place::Here { frame, copy } => {
                     self.break_block(page);
                     self.worker.evict(&[paged.host(page, 1)], |_| {});
+                    self.mark_written(page);
                     word.release(Place::Nowhere);
                     self.give(frame);
                     copy.into_iter().for_each(|slot| pool.slots.give(slot));
                 }
                 Place::Away { slot, .. } => {
+                    self.mark_written(page);
                     word.release(Place::Nowhere);
                     pool.slots.give(slot);
                 }
@@ -349,7 +382,7 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Accessed
     }
 
     fn is_here(&self, page: u32) -> bool {
-        matches!(self.pager.paged.words[page as usize].load(), Place::Here { .. })
+        self.pager.paged.words[page as usize].may_be_here()
     }
 
     fn is_new(&self, page: u32) -> bool {

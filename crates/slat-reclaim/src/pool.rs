@@ -10,7 +10,7 @@ use spin::Mutex;
 /// The memory that frames are in.
 ///
 /// Who calls owns the page, or accepts that the guest writes it meanwhile: implementations access it word
-/// by word, or as the machine's memory allows.
+/// by word, or as the machine's memory allows. Methods do not unwind, as those of [`Swap`] do not.
 pub trait Ram: Sync {
     /// Copies a page out.
     fn read(&self, hpa: Hpa, page: &mut [u8]);
@@ -55,6 +55,11 @@ pub enum PoolError {
         /// Pages asked for.
         pages: u64,
     },
+    /// Swap's pages are of another size.
+    Swap {
+        /// Bytes of them.
+        page: u64,
+    },
     /// A block is not larger than a page, or more than 2^20 pages.
     Block {
         /// The block.
@@ -70,6 +75,9 @@ impl fmt::Display for PoolError {
             }
             Self::TooMany { pages } => {
                 write!(f, "{pages} pages; at most {} can be numbered", NUMBERS - 1)
+            }
+            Self::Swap { page } => {
+                write!(f, "swap keeps pages of {page} bytes; make it for the pool's pages")
             }
             Self::Block { block } => {
                 write!(f, "blocks of {block}; take the next larger leaf than a page")
@@ -108,6 +116,9 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         }
         if !bytes.is_multiple_of(page.bytes()) {
             return Err(PoolError::Unaligned { size: page });
+        }
+        if swap.page() != page.bytes() {
+            return Err(PoolError::Swap { page: swap.page() });
         }
         let pages = (bytes >> page.shift()).max(swap.slots().into());
         if pages >= NUMBERS {

@@ -4,10 +4,14 @@ use core::fmt;
 
 /// A place for pages: a file, a device, memory of another host.
 ///
-/// Any number of threads; a slot is not written while it is read or written.
+/// Any number of threads; a slot is not written while it is read or written. Methods do not unwind: the page
+/// that is moved would be lost to its guest.
 pub trait Swap: Sync {
     /// How many pages it has room for.
     fn slots(&self) -> u32;
+
+    /// Bytes of its pages: those of the [`Layout`](crate::Layout) of the pool.
+    fn page(&self) -> u64;
 
     /// Keeps `page` as `slot`.
     ///
@@ -25,6 +29,10 @@ pub trait Swap: Sync {
 impl<S: Swap> Swap for &S {
     fn slots(&self) -> u32 {
         (**self).slots()
+    }
+
+    fn page(&self) -> u64 {
+        (**self).page()
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {

@@ -11,6 +11,10 @@
 #[path = "../../slat-guest/tests/loom/bed.rs"]
 mod bed;
 
+extern crate alloc;
+#[path = "../src/arrivals.rs"]
+mod arrivals;
+
 use bed::{BITS, BLOCK, HOST, PAGE, Sent, World, bounded, slot};
 use loom::sync::Mutex;
 use loom::thread::spawn;
@@ -42,6 +46,10 @@ impl Ram for &'static Content {
 impl Swap for &'static Content {
     fn slots(&self) -> u32 {
         4
+    }
+
+    fn page(&self) -> u64 {
+        PAGE
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
@@ -193,5 +201,34 @@ fn a_copy_beside_a_page_that_leaves_has_its_content() {
         let thread = spawn(move || assert_eq!(content(&mut sender.get()), 1));
         let _ = Pager::new(writer.worker()).reclaim(1);
         thread.join().unwrap();
+    });
+}
+
+/// A page comes, and comes again, while who orders pages takes note: it is noted after it came last.
+#[test]
+fn a_page_that_came_is_noted_after_it_came() {
+    use slat::sync::{AtomicU64, Ordering};
+    bounded(3, || {
+        let arrivals: &'static arrivals::Arrivals = Box::leak(Box::new(arrivals::Arrivals::new(2)));
+        let came: &'static [AtomicU64; 2] = Box::leak(Box::new([0, 0].map(AtomicU64::new)));
+        let noted: &'static Mutex<[u64; 2]> = Box::leak(Box::new(Mutex::new([0; 2])));
+        let come = |page: u32| {
+            came[page as usize].fetch_add(1, Ordering::SeqCst);
+            arrivals.push(page, None);
+        };
+        let note = || {
+            let mut noted = noted.lock().unwrap();
+            arrivals.take(|page, _| {
+                noted[page as usize] = came[page as usize].load(Ordering::SeqCst);
+            });
+        };
+        let first = spawn(move || [0, 1].into_iter().for_each(come));
+        let second = spawn(move || come(0));
+        note();
+        first.join().unwrap();
+        second.join().unwrap();
+        note();
+        let all = came.each_ref().map(|came| came.load(Ordering::SeqCst));
+        assert_eq!(*noted.lock().unwrap(), all);
     });
 }

@@ -48,6 +48,8 @@ struct Queue {
 
 /// In no queue.
 const NONE: u32 = u32::MAX;
+/// Before the oldest generation has this number, all are numbered anew.
+const LAST: u32 = if cfg!(test) { 1 << 6 } else { 1 << 31 };
 
 impl Generations {
     pub fn new(pages: u32, looks: Looks, now: u64) -> Self {
@@ -91,7 +93,8 @@ impl Generations {
     /// Walks over all memory: what was used is in a new generation.
     pub fn walk(&mut self, guest: &mut impl Accessed) {
         self.settle();
-        let new = self.youngest() + 1;
+        let idle = self.youngest();
+        let new = idle + 1;
         self.queues.push_back(Queue { pages: VecDeque::new(), began: guest.now() });
         self.walks += 1;
         let (pages, window) = (guest.pages(), self.looks.window.max(1));
@@ -103,15 +106,26 @@ impl Generations {
                 young.clear();
                 young.resize((count as usize).div_ceil(64), 0);
                 guest.young(Look::Walk, first, count, &mut young);
-                each(&young, |bit| self.used(first + bit, new));
+                each(&young, |bit| self.used(first + bit, idle, new));
             }
             first += count;
         }
         self.young = young;
     }
 
-    /// Walks that nothing is given up between leave no more generations than are told apart.
+    /// Walks that nothing is given up between leave no more generations than are told apart; and numbers
+    /// begin anew before they end.
     fn settle(&mut self) {
+        if self.oldest >= LAST {
+            let passed = core::mem::take(&mut self.oldest);
+            for of in &mut self.of {
+                *of = of.saturating_sub(passed);
+            }
+            // What is not queued in a generation that there is, is not queued.
+            for queued in &mut self.queued {
+                *queued = queued.checked_sub(passed).filter(|_| *queued != NONE).unwrap_or(NONE);
+            }
+        }
         while self.queues.len() > IDLE {
             let Some(Queue { pages, began }) = self.queues.pop_front() else { return };
             self.oldest += 1;
@@ -127,16 +141,17 @@ impl Generations {
         }
     }
 
-    fn used(&mut self, page: u32, generation: u32) {
+    /// `page` was used, after the walk that began `last`: it is of `generation` from now on.
+    fn used(&mut self, page: u32, last: u32, generation: u32) {
         let of = &mut self.of[page as usize];
-        let idle = (generation - 1).saturating_sub(*of) as usize;
+        let idle = last.saturating_sub(*of) as usize;
         self.woken[idle.min(IDLE - 1)] += 1;
         *of = generation;
     }
 
     pub fn victims(&mut self, want: usize, guest: &mut impl Accessed) -> Victims {
         let mut found = Victims::default();
-        self.search += 1;
+        self.search = self.search.wrapping_add(1);
         // Each page is looked at twice at most: what all use all the time is given up all the same.
         let mut patience = 2 * u64::from(guest.pages()) + want as u64;
         while found.pages.len() < want {
@@ -145,6 +160,8 @@ impl Generations {
                 if self.queues.len() > KEPT + 1 {
                     self.queues.pop_front();
                     self.oldest += 1;
+                } else if self.queues.iter().all(|queue| queue.pages.is_empty()) {
+                    break;
                 } else if found.walks < 2 {
                     found.walks += 1;
                     self.walk(guest);
@@ -188,21 +205,23 @@ impl Generations {
         found
     }
 
-    /// All pages are in use: gives up those that have waited longest all the same.
+    /// All pages are in use: gives up those that were used longest ago all the same.
     fn take_regardless(&mut self, want: usize, guest: &impl Accessed, found: &mut Victims) {
-        let queues = self.queues.iter_mut().zip(self.oldest..);
-        for (queue, number) in queues {
-            for _ in 0..queue.pages.len() {
+        for number in self.oldest..=self.youngest() {
+            let place = (number - self.oldest) as usize;
+            for _ in 0..self.queues[place].pages.len() {
                 if found.pages.len() == want {
                     return;
                 }
-                let Some(page) = queue.pages.pop_front() else { break };
+                let Some(page) = self.queues[place].pages.pop_front() else { break };
                 if self.queued[page as usize] != number || !guest.is_here(page) {
                     continue;
                 }
-                if guest.is_new(page) {
+                if self.of[page as usize] > number {
+                    self.enqueue(page, self.of[page as usize]);
+                } else if guest.is_new(page) {
                     found.held += 1;
-                    queue.pages.push_back(page);
+                    self.queues[place].pages.push_back(page);
                 } else {
                     self.queued[page as usize] = NONE;
                     found.pages.push(page);
@@ -221,7 +240,7 @@ impl Generations {
             let mut young = [0];
             let count = AROUND.min(guest.pages() - first);
             guest.young(Look::Around, first, count, &mut young);
-            each(&young, |bit| self.used(first + bit, youngest));
+            each(&young, |bit| self.used(first + bit, youngest, youngest));
         }
         self.of[page as usize] == youngest
     }

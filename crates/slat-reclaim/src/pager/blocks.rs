@@ -24,8 +24,11 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         if words.iter().any(|word| word.load() != Place::Nowhere) {
             return false;
         }
-        let fits = paged.here.fetch_add(pages, Ordering::AcqRel) + pages <= paged.limit();
-        let Some(frame) = fits.then(|| pool.frames.take_block()).flatten() else {
+        let fits = |here: u32| here.checked_add(pages).filter(|here| *here <= paged.limit());
+        if paged.here.fetch_update(Ordering::AcqRel, Ordering::Relaxed, fits).is_err() {
+            return false;
+        }
+        let Some(frame) = pool.frames.take_block() else {
             paged.here.fetch_sub(pages, Ordering::AcqRel);
             return false;
         };
@@ -37,9 +40,9 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
             (frame..frame + pages).for_each(|frame| self.give(frame));
             return false;
         }
-        self.content.clear();
-        self.content.resize(pool.layout.page.bytes() as usize, 0);
-        (frame..frame + pages).for_each(|frame| pool.ram.write(pool.hpa(frame), &self.content));
+        let zeroes = self.content.page(pool.layout.page.bytes());
+        zeroes.fill(0);
+        (frame..frame + pages).for_each(|frame| pool.ram.write(pool.hpa(frame), zeroes));
         // Before a fault may find a page of it.
         paged.whole[block].store(1, Ordering::SeqCst);
         for (index, word) in words.iter().enumerate() {
@@ -116,10 +119,10 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         let worker = &mut *self.worker;
         let host = [paged.host(first, pages)];
         self.gate.alone(|| worker.evict(&host, |_| {}));
-        self.content.resize(pool.layout.page.bytes() as usize, 0);
+        let content = self.content.page(pool.layout.page.bytes());
         for (index, (frame, _)) in old.iter().enumerate().filter(|_| !in_place) {
-            pool.ram.read(pool.hpa(*frame), &mut self.content);
-            pool.ram.write(pool.hpa(new + index as u32), &self.content);
+            pool.ram.read(pool.hpa(*frame), content);
+            pool.ram.write(pool.hpa(new + index as u32), content);
         }
         paged.whole[block as usize].store(1, Ordering::SeqCst);
         for ((index, word), (frame, copy)) in words.iter().enumerate().zip(old) {

@@ -63,15 +63,13 @@ struct Claimed {
 }
 
 impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M, S, G> {
-    /// Gives up `want` pages of the guest, one at least, or as many as it can.
+    /// Gives up `want` pages of the guest, one at least, or as many as it can; [`Config::batch`](crate::Config) at
+    /// a time. While swap takes no pages, those of which it has a copy.
     ///
     /// # Errors
     /// [`ReclaimError`]: none was given up.
     pub fn reclaim(&mut self, want: u32) -> Result<Reclaimed, ReclaimError> {
         let paged = self.paged;
-        if let Some(error) = paged.pool.trouble() {
-            return Err(ReclaimError::Swap(error));
-        }
         let Some(mut order) = paged.order.try_lock() else {
             return Ok(Reclaimed { pages: 0, busy: true });
         };
@@ -102,9 +100,8 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
 
     fn note_arrivals(&self, order: &mut Order) {
         let paged = self.paged;
-        let arrivals = core::mem::take(&mut *paged.arrivals.lock());
         let here = paged.resident();
-        arrivals.iter().for_each(|came| order.arrive(came.page, came.distance, here));
+        paged.arrivals.take(|page, distance| order.arrive(page, distance, here));
     }
 
     fn give_up(&mut self, order: &mut Order, victims: Victims) -> Result<Reclaimed, ReclaimError> {
@@ -119,48 +116,56 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
             });
         }
         pages.sort_unstable();
-        let mut claimed = self.claim(order, &pages);
-        self.unmap(&mut claimed);
         let mut given_up = 0;
-        let mut trouble = None;
-        for page in &claimed {
-            let word = &paged.words[page.page as usize];
-            let here = Place::Here { frame: page.frame, copy: page.copy };
-            if page.used || trouble.is_some() {
-                Counters::add(&counters.rescued, u64::from(page.used));
-                order.put_back(page.page, page.used);
-                word.release(here);
-                continue;
-            }
-            match self.send_away(page) {
-                Ok(slot) => {
-                    let since = paged.given_up.fetch_add(1, Ordering::Relaxed) as u32;
-                    Counters::add(&counters.given_up, 1);
-                    word.release(Place::Away { slot, since });
-                    self.give(page.frame);
-                    given_up += 1;
-                }
-                Err(error) => {
-                    trouble = Some(error);
-                    paged.pool.stop(error);
-                    order.put_back(page.page, false);
-                    word.release(here);
+        // Faults on a page wait while it is claimed.
+        for pages in pages.chunks(paged.config.batch.max(1) as usize) {
+            let mut claimed = self.claim(order, pages);
+            self.unmap(&mut claimed);
+            let (used, idle): (Vec<_>, Vec<_>) = claimed.into_iter().partition(|page| page.used);
+            Counters::add(&counters.rescued, used.len() as u64);
+            used.iter().for_each(|page| self.keep(order, page));
+            for page in &idle {
+                match self.send_away(page) {
+                    Ok(slot) => {
+                        let since = paged.given_up.fetch_add(1, Ordering::Relaxed) as u32;
+                        Counters::add(&counters.given_up, 1);
+                        paged.words[page.page as usize].release(Place::Away { slot, since });
+                        self.give(page.frame);
+                        given_up += 1;
+                    }
+                    Err(error) => {
+                        paged.pool.stop(error);
+                        self.keep(order, page);
+                    }
                 }
             }
         }
-        match (given_up, trouble) {
+        match (given_up, paged.pool.trouble()) {
             (0, Some(error)) => Err(ReclaimError::Swap(error)),
             (0, None) => Err(ReclaimError::InUse),
             (pages, _) => Ok(Reclaimed { pages, busy: false }),
         }
     }
 
+    /// The page stays after all.
+    fn keep(&self, order: &mut Order, page: &Claimed) {
+        order.put_back(page.page, page.used);
+        let here = Place::Here { frame: page.frame, copy: page.copy };
+        self.paged.words[page.page as usize].release(here);
+    }
+
     fn claim(&mut self, order: &mut Order, pages: &[u32]) -> Vec<Claimed> {
         let paged = self.paged;
+        let stopped = paged.pool.trouble().is_some();
         let mut claimed = Vec::with_capacity(pages.len());
         for &page in pages {
+            let word = &paged.words[page as usize];
+            if stopped && matches!(word.load(), Place::Here { copy: None, .. }) {
+                order.put_back(page, false);
+                continue;
+            }
             let here = |place: &Place| matches!(place, Place::Here { .. });
-            match paged.words[page as usize].claim(here) {
+            match word.claim(here) {
                 Ok(Place::Here { frame, copy }) => {
                     claimed.push(Claimed { page, frame, copy, used: false });
                 }
@@ -182,9 +187,11 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         let begin = self.now();
         let hosts = ranges(paged, claimed.iter().map(|claimed| claimed.page));
         let worker = &mut *self.worker;
+        // Without, what says accessed is that it was mapped.
+        let records = worker.guest().tables().format().records_accessed();
         self.gate.alone(|| {
             worker.evict(&hosts, |taken| {
-                if !taken.accessed {
+                if !taken.accessed || !records {
                     return;
                 }
                 let first =
@@ -205,17 +212,33 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
             Counters::add(&paged.counters.clean, 1);
             return Ok(slot);
         }
-        let slot = pool.slots.take().ok_or(SwapError::Full)?;
+        if let Some(error) = pool.trouble() {
+            return Err(error);
+        }
+        let slot = pool.slots.take().or_else(|| self.spare_slot()).ok_or(SwapError::Full)?;
         let begin = self.now();
-        self.content.resize(pool.layout.page.bytes() as usize, 0);
-        pool.ram.read(pool.hpa(page.frame), &mut self.content);
-        let written = pool.swap.write(slot, &self.content);
+        let content = self.content.page(pool.layout.page.bytes());
+        pool.ram.read(pool.hpa(page.frame), content);
+        let written = pool.swap.write(slot, content);
         paged.counters.write.add(self.now() - begin);
         if let Err(error) = written {
             pool.slots.give(slot);
             return Err(error);
         }
         Ok(slot)
+    }
+
+    /// The slot of a copy whose page is in memory, and will be written should it leave.
+    fn spare_slot(&self) -> Option<u32> {
+        let paged = self.paged;
+        let (pages, begin) = (paged.words.len() as u32, paged.spare.load(Ordering::Relaxed));
+        (begin..pages).chain(0..begin).find_map(|page| {
+            let word = &paged.words[page as usize];
+            let place = word.load();
+            let Place::Here { frame, copy: Some(slot) } = place else { return None };
+            paged.spare.store(page, Ordering::Relaxed);
+            word.exchange(place, Place::Here { frame, copy: None }).then_some(slot)
+        })
     }
 }
 
@@ -286,7 +309,7 @@ impl<M: Ram, S: Swap> Paged<'_, M, S> {
     pub fn idle(&self) -> Option<Idle> {
         let order = self.order.lock();
         let Order::Generations(generations) = &*order else { return None };
-        let is_here = |page: u32| matches!(self.words[page as usize].load(), Place::Here { .. });
+        let is_here = |page: u32| self.words[page as usize].may_be_here();
         let census = generations.census(is_here);
         Some(Idle {
             generations: census

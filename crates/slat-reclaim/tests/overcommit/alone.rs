@@ -206,6 +206,8 @@ fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch>
             assert_eq!(word, stamp(page, 1));
         }
         assert!(pager.copy(host(512), &mut content).is_err(), "outside");
+        let short = pager.copy(host(0), &mut content[..512]);
+        assert_eq!(short, Err(PageError::Length { bytes: 512 }));
         // A device writes all pages, after swap had copies of them.
         (0..512).for_each(|page| runner.check(page));
         for page in 0..512 {
@@ -248,9 +250,11 @@ fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch>(format: F, 
         let before = bench.paged.stats().refaults;
         (0..256).for_each(|page| runner.check(page));
         assert_eq!(bench.paged.stats().refaults, before, "what was used had to come back");
-        // A smaller limit is kept to as soon as something comes in.
+        // A smaller limit is come down to by a batch for each page that comes in.
         bench.paged.set_limit(100);
         runner.check(500);
+        assert_eq!(bench.paged.resident(), 256 - 64 + 1);
+        (501..504).for_each(|page| runner.check(page));
         assert!(bench.paged.resident() <= 100);
     });
 }
@@ -292,6 +296,9 @@ fn a_pool_that_cannot_be_is_refused() {
     assert_eq!(refused(Layout { bytes: 1 << 40, ..layout }), PoolError::TooMany { pages });
     let block = PageSize::SIZE_4K;
     assert_eq!(refused(Layout { block, ..layout }), PoolError::Block { block });
+    let size = |bytes| PageSize::from_bytes(bytes).unwrap();
+    let large = Layout { page: size(16 << 10), block: size(32 << 20), base: Hpa(0), ..layout };
+    assert_eq!(refused(large), PoolError::Swap { page: 4096 });
     let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
     let config = slat_reclaim::Config::new(1);
     let refused = |start, bytes| Paged::new(&pool, Hva(start), bytes, config, 0).err().unwrap();
@@ -373,4 +380,14 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
         }
     }
     assert!(paged.iter().all(|paged| paged.stats().refaults > 1000));
+    drop(vcpus);
+    for guest in guests {
+        // SAFETY: no CPU is left that has loaded its tables.
+        unsafe { guest.destroy() };
+    }
+    for paged in paged {
+        // SAFETY: its guest is destroyed.
+        unsafe { paged.release() };
+    }
+    assert_eq!((pool.free(), pool.swapped()), (1024, 0), "what ended guests had");
 }

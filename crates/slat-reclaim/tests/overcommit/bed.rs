@@ -53,6 +53,10 @@ impl Swap for Flaky {
         self.pages.len() as u32
     }
 
+    fn page(&self) -> u64 {
+        K4
+    }
+
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
         let mut kept = self.pages[slot as usize].try_lock().expect("a slot in use was written");
         *kept = page.to_vec();
@@ -126,10 +130,11 @@ impl Setup {
         let paged = Paged::new(&pool, Hva(HOST), self.pages * K4, self.reclaim, 0).unwrap();
         let guest = Guest::new(format, VMID, 39, &machine, &paged, self.guest).unwrap();
         Worker::new(&guest, &mut room()).unwrap().set_slot(self.slot(false)).unwrap();
-        let stamps = (0..self.pages).map(|_| AtomicU64::new(0)).collect();
+        let zeroes = || (0..self.pages).map(|_| AtomicU64::new(0)).collect();
+        let (stamps, device) = (zeroes(), zeroes());
         let stop = AtomicBool::new(false);
         let (machine, pool, swap, paged) = (&machine, &pool, &swap, &paged);
-        let bench = Bench { machine, pool, swap, paged, guest: &guest, stamps, stop, setup: self };
+        let bench = Bench { machine, pool, swap, paged, guest: &guest, stamps, device, stop, setup: self };
         work(&bench);
         bench.check_accounts();
     }
@@ -155,6 +160,8 @@ pub struct Bench<'h, F: Format, A: Arch> {
     pub guest: &'h TheGuest<'h, F, A>,
     /// What was written to each page last, by the one vCPU that writes it.
     pub stamps: Vec<AtomicU64>,
+    /// And by a device, elsewhere in it.
+    pub device: Vec<AtomicU64>,
     pub stop: AtomicBool,
     pub setup: &'h Setup,
 }
@@ -165,6 +172,8 @@ pub const fn host(page: u64) -> Hva {
 
 /// Where stamps are in a page.
 pub const PLACES: [u64; 3] = [0, 2048, K4 - 8];
+/// Where a device writes.
+pub const DEVICE: u64 = 1024;
 
 pub const fn stamp(page: u64, version: u64) -> u64 {
     if version == 0 { 0 } else { page << 40 | version }

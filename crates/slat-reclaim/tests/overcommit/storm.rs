@@ -65,9 +65,18 @@ fn host_takes<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
         let (page, count) = (rng.u64(..PAGES), rng.u64(1..=32));
         let bytes = count.min(PAGES - page) * K4;
         drop(worker.invalidate(HvaRange { start: host(page), bytes }, |_| {}));
-        // A device reads; what it writes is what was there.
-        let touch = |hpa: slat::Hpa| bench.machine.read_host(hpa);
-        let _ = Pager::new(&mut worker).with_page(host(page), rng.bool(), touch);
+        // A device reads, and finds what it wrote.
+        let (write, device) = (rng.bool(), &bench.device[page as usize]);
+        let touch = |hpa: slat::Hpa| {
+            let hpa = slat::Hpa(hpa.0 + DEVICE);
+            let version = device.load(Relaxed);
+            assert_eq!(bench.machine.read_host(hpa), version, "page {page}, of the device");
+            if write {
+                bench.machine.write_host(hpa, version + 1);
+                device.store(version + 1, Relaxed);
+            }
+        };
+        let _ = Pager::new(&mut worker).with_page(host(page), write, touch);
         std::thread::yield_now();
     }
 }
@@ -75,7 +84,7 @@ fn host_takes<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
 fn migrate<F: Format, A: Arch>(
     bench: &Bench<'_, F, A>,
     worker: &mut TheWorker<'_, '_, F, A>,
-    copies: &Mutex<Vec<u64>>,
+    copies: &Mutex<Vec<[u64; 2]>>,
     pages: impl Iterator<Item = u64>,
 ) {
     let mut copies = copies.lock().unwrap();
@@ -84,8 +93,13 @@ fn migrate<F: Format, A: Arch>(
         while Pager::new(worker).copy(host(page), &mut content).is_err() {
             assert!(bench.swap.fail_reads.load(Relaxed));
         }
-        copies[page as usize] = u64::from_ne_bytes(content[2048..2056].try_into().unwrap());
+        copies[page as usize] = [word(&content, PLACES[1]), word(&content, DEVICE)];
     }
+}
+
+fn word(content: &[u8], place: u64) -> u64 {
+    let place = place as usize;
+    u64::from_ne_bytes(content[place..place + 8].try_into().unwrap())
 }
 
 fn set(bits: &[u64]) -> impl Iterator<Item = u64> {
@@ -94,7 +108,7 @@ fn set(bits: &[u64]) -> impl Iterator<Item = u64> {
 
 fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
     setup.run(format, arch, |bench| {
-        let copies = &Mutex::new(vec![0; PAGES as usize]);
+        let copies = &Mutex::new(vec![[0; 2]; PAGES as usize]);
         let mut room = room();
         let mut worker = Worker::new(bench.guest, &mut room).unwrap();
         std::thread::scope(|scope| {
@@ -138,13 +152,14 @@ fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
         let copies = copies.lock().unwrap();
         for page in 0..PAGES {
             Pager::new(&mut worker).copy(host(page), &mut content).unwrap();
-            let word = |place: u64| {
-                let place = place as usize;
-                u64::from_ne_bytes(content[place..place + 8].try_into().unwrap())
-            };
             let version = bench.stamps[page as usize].load(Relaxed);
-            PLACES.iter().for_each(|&place| assert_eq!(word(place), stamp(page, version)));
-            assert_eq!(copies[page as usize], word(2048), "page {page} was not copied");
+            for place in PLACES {
+                assert_eq!(word(&content, place), stamp(page, version), "page {page} at {place}");
+            }
+            let device = bench.device[page as usize].load(Relaxed);
+            assert_eq!(word(&content, DEVICE), device, "page {page}, of the device");
+            let now = [stamp(page, version), device];
+            assert_eq!(copies[page as usize], now, "page {page} was not copied");
         }
     });
 }

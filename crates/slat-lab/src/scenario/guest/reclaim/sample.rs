@@ -106,7 +106,7 @@ pub fn with_guest<F: Format, A: Arch, R>(
     directory: &Path,
     work: impl FnOnce(&TheGuest<'_, F, A>) -> anyhow::Result<R>,
 ) -> anyhow::Result<R> {
-    let swap = SwapFile::new(directory, case.pages + 64, case.page as u32)
+    let swap = SwapFile::new(directory, case.pages + 64, F::size(0))
         .with_context(|| format!("no swap file in {}; name another --swap", directory.display()))?;
     let layout = Layout {
         base: machine.memory_base(),

@@ -1,0 +1,149 @@
+//! Pages that came in, until who orders them takes note: a stack of page numbers, each in it once at most.
+//!
+//! # Protocol
+//! Faults push, and take no lock; who holds the order takes all. A page's link is `ABSENT` while the page is not
+//! on the stack. Who pushes claims the link first; who finds it claimed does nothing. Who takes makes each link
+//! absent, then notes the page.
+//!
+//! *Invariant*: a page is noted after it came. It claims its word, then looks at its link; who takes changes the
+//! link, then looks at words: crosswise, so sequentially consistent. Either the link was absent, and the page is
+//! pushed; or it is noted after the look, by somebody who finds its word claimed.
+
+use alloc::boxed::Box;
+use slat::sync::{AtomicU64, Ordering, agreed};
+
+const ABSENT: u64 = u64::MAX;
+/// Of the stack, or of a link: nothing further down.
+const END: u32 = u32::MAX;
+/// The page came for the first time.
+const FIRST: u32 = 1 << 31;
+
+#[derive(Debug)]
+pub(crate) struct Arrivals {
+    head: AtomicU64,
+    /// Of each page, the next one down, and above it how many pages were given up while it was away.
+    links: Box<[AtomicU64]>,
+}
+
+const fn link(next: u32, distance: u32) -> u64 {
+    next as u64 | (distance as u64) << 32
+}
+
+impl Arrivals {
+    pub fn new(pages: u32) -> Self {
+        let links = (0..pages).map(|_| AtomicU64::new(ABSENT)).collect();
+        Self { head: AtomicU64::new(END.into()), links }
+    }
+
+    /// `page` came in, of which `distance` pages were given up while it was away, if it ever was. A page that
+    /// came twice since anybody took note has the distance of the first time.
+    pub fn push(&self, page: u32, distance: Option<u32>) {
+        let distance = distance.map_or(FIRST, |distance| distance.min(FIRST - 1));
+        let place = &self.links[page as usize];
+        agreed();
+        let claim = link(END, distance);
+        if place.compare_exchange(ABSENT, claim, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return;
+        }
+        let mut head = self.head.load(Ordering::Relaxed);
+        loop {
+            place.store(link(head as u32, distance), Ordering::Relaxed);
+            match self.head.compare_exchange(
+                head,
+                page.into(),
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Takes all that came, in the order in which they did.
+    pub fn take(&self, mut note: impl FnMut(u32, Option<u32>)) {
+        let mut down = self.head.swap(END.into(), Ordering::Acquire) as u32;
+        let mut first = END;
+        // Links that are not absent are the taker's to turn round.
+        while down != END {
+            let place = &self.links[down as usize];
+            let now = place.load(Ordering::Relaxed);
+            place.store(link(first, (now >> 32) as u32), Ordering::Relaxed);
+            (first, down) = (down, now as u32);
+        }
+        while first != END {
+            let page = first;
+            let now = self.links[page as usize].swap(ABSENT, Ordering::SeqCst);
+            agreed();
+            first = now as u32;
+            let distance = (now >> 32) as u32;
+            note(page, (distance != FIRST).then_some(distance));
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicBool;
+    use std::sync::Mutex;
+
+    fn taken(arrivals: &Arrivals) -> Vec<(u32, Option<u32>)> {
+        let mut all = Vec::new();
+        arrivals.take(|page, distance| all.push((page, distance)));
+        all
+    }
+
+    #[test]
+    fn pages_are_noted_once_and_in_their_order() {
+        let arrivals = Arrivals::new(10);
+        assert_eq!(taken(&arrivals), []);
+        arrivals.push(7, None);
+        arrivals.push(0, Some(3));
+        arrivals.push(7, Some(1));
+        arrivals.push(9, Some(u32::MAX));
+        assert_eq!(taken(&arrivals), [(7, None), (0, Some(3)), (9, Some(FIRST - 1))]);
+        assert_eq!(taken(&arrivals), []);
+        arrivals.push(7, Some(1));
+        assert_eq!(taken(&arrivals), [(7, Some(1))]);
+    }
+
+    #[test]
+    fn no_page_is_missed_that_comes_while_others_are_noted() {
+        const PAGES: u32 = 16;
+        let arrivals = &Arrivals::new(PAGES);
+        let came: &[_; PAGES as usize] = &core::array::from_fn(|_| AtomicU64::new(0));
+        let noted = &Mutex::new([0; PAGES as usize]);
+        let over = &AtomicBool::new(false);
+        let note = &|| {
+            let mut noted = noted.lock().unwrap();
+            arrivals.take(|page, _| {
+                noted[page as usize] = came[page as usize].load(Ordering::SeqCst);
+            });
+        };
+        std::thread::scope(|scope| {
+            let pushers: Vec<_> = (0..3)
+                .map(|seed| {
+                    scope.spawn(move || {
+                        let mut rng = fastrand::Rng::with_seed(seed);
+                        for _ in 0..20_000 {
+                            let page = rng.u32(..PAGES);
+                            came[page as usize].fetch_add(1, Ordering::SeqCst);
+                            arrivals.push(page, Some(1));
+                        }
+                    })
+                })
+                .collect();
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    note();
+                }
+            });
+            pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
+            over.store(true, Ordering::Relaxed);
+        });
+        note();
+        let all = came.each_ref().map(|came| came.load(Ordering::SeqCst));
+        assert_eq!(*noted.lock().unwrap(), all);
+    }
+}

@@ -1,0 +1,146 @@
+//! Who has a page while it is next to leave; what logs are told of what devices do; and swap that is too small.
+
+use crate::bed::*;
+use slat::format::ept::Ept1G;
+use slat::{Access, Format, PageSize};
+use slat_guest::*;
+use slat_reclaim::*;
+use slat_sim::Arch;
+
+/// A device holds pages while others are sought, by walks and without: they are to be found again after.
+fn a_page_that_a_device_has_for_a_moment_is_given_up_later<F: Format, A: Arch>(format: F, arch: A) {
+    for policy in [Policy::Generations, Policy::TwoLists] {
+        let mut setup = Setup::new(64, 64);
+        setup.reclaim = slat_reclaim::Config { policy, batch: 1, ..setup.reclaim };
+        setup.run(format, arch, |bench| {
+            let (mut mine, mut theirs) = (room(), room());
+            let mut device = Worker::new(bench.guest, &mut mine).unwrap();
+            let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+            let mut pager = Pager::new(&mut worker);
+            (0..64).for_each(|page| pager.bring_in(host(page), Access::Write).unwrap());
+            for page in 0..64 {
+                let sought = |_| (0..3).for_each(|_| _ = pager.reclaim(64));
+                Pager::new(&mut device).with_page(host(page), false, sought).unwrap();
+            }
+            while pager.reclaim(64).is_ok() {}
+            assert_eq!(bench.paged.resident(), 0, "{policy:?}");
+        });
+    }
+}
+on_all_formats!(device, super::a_page_that_a_device_has_for_a_moment_is_given_up_later);
+
+fn what_a_device_writes_is_logged<F: Format, A: Arch>(format: F, arch: A, logging: Logging) {
+    let mut setup = Setup::new(256, 128);
+    setup.guest.logging = logging;
+    setup.run(format, arch, |bench| {
+        let (mut mine, mut theirs) = (room(), room());
+        let mut runner = Runner::new(bench, 0, &mut mine);
+        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        (0..256).for_each(|page| runner.write(page));
+        worker.set_slot(setup.slot(true)).unwrap();
+        let log = |worker: &mut TheWorker<'_, '_, F, A>| {
+            let mut bits = [0; 4];
+            worker.take_log(SlotId(0), &mut bits).unwrap();
+            bits
+        };
+        (0..3).for_each(|_| _ = log(&mut worker));
+        let mut pager = Pager::new(&mut worker);
+        pager.with_page(host(3), false, |_| ()).unwrap();
+        for page in [70, 200] {
+            pager.with_page(host(page), true, |hpa| bench.machine.write_host(hpa, 5)).unwrap();
+        }
+        let away = |page: &u64| bench.guest.backing().page(host(*page), Access::Read).is_err();
+        let (gone, here) = ((10..60).find(away), (10..60).find(|page| !away(page)));
+        let gone: Vec<u64> = gone.into_iter().chain(here).chain([130]).collect();
+        for page in &gone {
+            pager.discard(HvaRange { start: host(*page), bytes: K4 });
+        }
+        let found = log(&mut worker);
+        for page in gone.iter().chain(&[70, 200]) {
+            assert!(found[*page as usize / 64] >> (page % 64) & 1 == 1, "{logging:?} {page}");
+        }
+        assert_eq!(found[0] >> 3 & 1, 0, "the device only read it");
+    });
+}
+
+fn what_a_device_writes_and_a_balloon_takes_is_in_the_log<F: Format, A: Arch>(format: F, arch: A) {
+    what_a_device_writes_is_logged(format, arch, Logging::Protect);
+}
+on_all_formats!(log, super::what_a_device_writes_and_a_balloon_takes_is_in_the_log);
+
+#[test]
+fn what_a_device_writes_is_in_the_log_that_hardware_keeps() {
+    what_a_device_writes_is_logged(ept(), slat_sim::Ept::default(), Logging::Hardware);
+    let (format, arch) = arm(true);
+    what_a_device_writes_is_logged(format, arch, Logging::Hardware);
+}
+
+/// Swap has room for what does not fit into memory, a batch, and little more: copies of pages that came back make
+/// room.
+fn swap_that_holds_what_is_away_is_enough<F: Format, A: Arch>(format: F, arch: A) {
+    Setup { swap: 512 - 256 + 64 + 20, ..Setup::new(512, 256) }.run(format, arch, |bench| {
+        let mut room = room();
+        let mut runner = Runner::new(bench, 0, &mut room);
+        (0..512).for_each(|page| runner.write(page));
+        for _ in 0..4 {
+            (0..512).for_each(|page| runner.check(page));
+            (0..512).step_by(7).for_each(|page| runner.write(page));
+        }
+        assert_eq!(bench.pool.trouble(), None);
+    });
+}
+on_all_formats!(scarce, super::swap_that_holds_what_is_away_is_enough);
+
+/// While swap takes nothing, pages that it has already may leave.
+fn what_swap_has_leaves_though_it_takes_nothing<F: Format, A: Arch>(format: F, arch: A) {
+    use std::sync::atomic::Ordering::Relaxed;
+    Setup::new(512, 256).run(format, arch, |bench| {
+        let (mut mine, mut theirs) = (room(), room());
+        let mut runner = Runner::new(bench, 0, &mut mine);
+        (0..512).for_each(|page| runner.write(page));
+        (0..2).for_each(|_| (0..512).for_each(|page| runner.check(page)));
+        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut pager = Pager::new(&mut worker);
+        bench.swap.fail_writes.store(true, Relaxed);
+        (0..512).for_each(|page| runner.check(page));
+        let pages = std::iter::from_fn(|| pager.reclaim(64).ok().map(|gone| gone.pages));
+        assert_eq!(pages.sum::<u32>(), 256);
+        (0..512).for_each(|page| runner.check(page));
+    });
+}
+on_all_formats!(stopped, super::what_swap_has_leaves_though_it_takes_nothing);
+
+/// Where hardware has no accessed bits, pages leave in the order in which they came.
+#[test]
+fn a_guest_without_accessed_bits_gives_up_pages_too() {
+    let format = Ept1G { accessed_dirty: false, ..ept() };
+    let arch = slat_sim::Ept { accessed_dirty: false, ..slat_sim::Ept::default() };
+    Setup::new(512, 128).run(format, arch, |bench| {
+        let mut room = room();
+        let mut runner = Runner::new(bench, 0, &mut room);
+        (0..3).for_each(|_| (0..512).for_each(|page| runner.write(page)));
+        (0..512).for_each(|page| runner.check(page));
+        assert_eq!(bench.paged.stats().rescued, 0);
+    });
+}
+
+#[test]
+fn who_is_in_the_way_for_good_is_told_soon() {
+    let mut setup = Setup::new(64, 64);
+    setup.reclaim.limit = 0;
+    setup.run(ept(), slat_sim::Ept::default(), |bench| {
+        let mut room = room();
+        let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+        let mut pager = Pager::new(&mut worker);
+        let nothing = PageError::NoRoom { why: ReclaimError::Nothing };
+        assert_eq!(pager.bring_in(host(0), Access::Write), Err(nothing));
+        assert_eq!(bench.paged.stats().walk.count, 0, "there was nothing to walk over");
+        bench.paged.set_limit(1);
+        (0..64).for_each(|page| pager.bring_in(host(page), Access::Write).unwrap());
+        assert_eq!(bench.paged.resident(), 1);
+        let block = PageSize::SIZE_2M.bytes();
+        // More than there is.
+        pager.discard(HvaRange { start: Hva(0), bytes: HOST + block });
+        assert_eq!((bench.paged.resident(), bench.pool.swapped()), (0, 0));
+    });
+}
