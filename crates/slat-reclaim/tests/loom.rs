@@ -208,7 +208,7 @@ fn a_copy_beside_a_page_that_leaves_has_its_content() {
 #[test]
 fn a_page_that_came_is_noted_after_it_came() {
     use slat::sync::{AtomicU64, Ordering};
-    bounded(3, || {
+    bounded("arrive || arrive || note", 3, || {
         let arrivals: &'static arrivals::Arrivals = Box::leak(Box::new(arrivals::Arrivals::new(2)));
         let came: &'static [AtomicU64; 2] = Box::leak(Box::new([0, 0].map(AtomicU64::new)));
         let noted: &'static Mutex<[u64; 2]> = Box::leak(Box::new(Mutex::new([0; 2])));
