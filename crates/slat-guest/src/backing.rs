@@ -48,6 +48,16 @@ pub trait Backing {
     /// # Errors
     /// [`NoPage`] says whether to ask again.
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage>;
+
+    /// Makes the page at `host`, which the guest may read already, one that may be written, and has `grant` give
+    /// it the right where it is mapped, which takes no invalidation. Without, the leaf is emptied and mapped anew.
+    ///
+    /// Until `grant` has returned, nobody may take the page away or give its address to another, and
+    /// [`Backing::page`] answers [`NoPage::NotYet`] for it: a leaf that is emptied meanwhile stays empty, and is not
+    /// taken for what came after it. `None`, and `grant` is not called, where that cannot be had at once.
+    fn make_writable<R>(&self, _host: Hva, _grant: impl FnOnce(Page) -> R) -> Option<R> {
+        None
+    }
 }
 
 /// A page of the host's.

@@ -379,13 +379,36 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         }
     }
 
-    /// Another page of the backing's takes the place of a leaf that may not be written.
+    /// A leaf that may not be written: the right is given where it is, or another page of the backing's takes its
+    /// place.
     fn replace(&mut self) -> Step {
         if let Some(step) = self.split() {
             return step;
         }
+        if let Some(step) = self.grant() {
+            return step;
+        }
         self.empty(F::size(0));
         self.map(F::size(0))
+    }
+
+    fn grant(&mut self) -> Option<Step> {
+        let range = self.page(F::size(0));
+        let host = self.slot.spec.host_of(range.start().0);
+        let guard = &mut *self.guard;
+        let granted = self.guest.backing.make_writable(host, |page| match page.write {
+            true => guard.grant_write(range.start(), page.hpa, MAY_WRITE),
+            false => Ok(false),
+        })?;
+        match granted {
+            Ok(true) => {
+                self.written(range);
+                self.forget(range);
+                Some(Outcome::MadeWritable(F::size(0)).into())
+            }
+            Ok(false) => None,
+            Err(_) => Some(Outcome::Retry(Retry::Contended).into()),
+        }
     }
 
     /// Unmaps the leaf of `size`, or what took its place, to completion.

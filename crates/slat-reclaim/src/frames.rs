@@ -287,7 +287,9 @@ mod tests {
         let slots = Slots::new(total);
         while slots.take().is_some() {}
         let mut rng = fastrand::Rng::with_seed(1);
-        for free in [0, 63, 64, 4095, 4096, total - 1].into_iter().chain((0..200).map(|_| rng.u32(..total))) {
+        for free in
+            [0, 63, 64, 4095, 4096, total - 1].into_iter().chain((0..200).map(|_| rng.u32(..total)))
+        {
             slots.give(free);
             assert!(slots.scarce());
             assert_eq!(slots.take(), Some(free));

@@ -2,7 +2,7 @@
 
 use crate::arrivals::Arrivals;
 use crate::order::{Generations, Lists, Looks, Order};
-use crate::page::{NUMBERS, Place, Word};
+use crate::page::{Claim, NUMBERS, Place, Word};
 use crate::pool::{Pool, PoolError, Ram};
 use crate::stats::Counters;
 use crate::swap::Swap;
@@ -211,6 +211,19 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     }
 }
 
+impl<M: Ram, S: Swap> Paged<'_, M, S> {
+    fn page_of(&self, number: u32, frame: u32, write: bool) -> Page {
+        let layout = &self.pool.layout;
+        Page {
+            hpa: self.pool.hpa(frame),
+            block: if self.is_whole(number) { layout.block } else { layout.page },
+            write,
+            execute: true,
+            memory: Memory::Normal,
+        }
+    }
+}
+
 impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         let number = self.number(host).ok_or(NoPage::Never)?;
@@ -225,14 +238,17 @@ impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
                 }
                 continue;
             }
-            let layout = &self.pool.layout;
-            return Ok(Page {
-                hpa: self.pool.hpa(frame),
-                block: if self.is_whole(number) { layout.block } else { layout.page },
-                write: copy.is_none(),
-                execute: true,
-                memory: Memory::Normal,
-            });
+            return Ok(self.page_of(number, frame, copy.is_none()));
         }
+    }
+
+    fn make_writable<R>(&self, host: Hva, grant: impl FnOnce(Page) -> R) -> Option<R> {
+        let number = self.number(host)?;
+        let word = &self.words[number as usize];
+        let place = word.claim(|place| matches!(place, Place::Here { .. })).ok()?;
+        let Place::Here { frame, copy } = place else { return None };
+        let _claim = Claim { word, place: Place::Here { frame, copy: None } };
+        copy.into_iter().for_each(|slot| self.pool.slots.give(slot));
+        Some(grant(self.page_of(number, frame, true)))
     }
 }

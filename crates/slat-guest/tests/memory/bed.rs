@@ -31,6 +31,8 @@ pub struct HostPage {
     pub write: bool,
     pub execute: bool,
     pub ready: bool,
+    /// The guest's own, though it may not be written at the moment.
+    pub own: bool,
 }
 
 #[derive(Debug)]
@@ -69,7 +71,8 @@ impl Ram {
             let end = (at & !(block.bytes() - 1)) + block.bytes();
             while at < end.min(hva + bytes) {
                 let hpa = hpa + (at & (block.bytes() - 1));
-                let page = HostPage { hpa, block, write: true, execute: true, ready: true };
+                let page =
+                    HostPage { hpa, block, write: true, execute: true, ready: true, own: false };
                 state.pages.insert(at / K4, page);
                 at += K4;
             }
@@ -130,6 +133,14 @@ impl Backing for Ram {
             return Ok(answer(page));
         }
         Ok(answer(page))
+    }
+
+    fn make_writable<R>(&self, host: Hva, grant: impl FnOnce(Page) -> R) -> Option<R> {
+        let mut state = self.state();
+        let page = state.pages.get_mut(&(host.0 / K4)).filter(|page| page.ready && page.own)?;
+        page.write = true;
+        let page = *page;
+        Some(grant(answer(page)))
     }
 }
 

@@ -86,6 +86,31 @@ on_all! {
         assert!(machine.finish().is_empty());
     }
 
+    fn a_page_that_may_be_written_again_stays_where_it_is_mapped<C: Case>() {
+        let config = Config { logging: Logging::Protect, ..config() };
+        let logged = SlotSpec { log_dirty: true, ..slot(M2) };
+        with_guest!(C, config, logged, PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let page = |page: &mut HostPage| (page.write, page.own) = (false, true);
+        ram.change(HOST, page);
+        let (first, _) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
+        let mut log = [0; 8];
+        vcpu.worker().take_log(SlotId(0), &mut log).unwrap();
+        let (second, outcomes) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        assert_eq!((first, &outcomes[..]), (second, &[Outcome::MadeWritable(PageSize::SIZE_4K)][..]));
+        log.fill(0);
+        vcpu.worker().take_log(SlotId(0), &mut log).unwrap();
+        assert_eq!(log, [1, 0, 0, 0, 0, 0, 0, 0]);
+        // It may be written from now on, whoever protects it.
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        // Another page by then: the leaf is replaced.
+        ram.change(HOST + K4, page);
+        attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Read).unwrap();
+        let (_, other) = ram.migrate(HOST + K4);
+        let (found, _) = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Write).unwrap();
+        assert_eq!(found, Hpa(other));
+        assert!(machine.finish().is_empty());
+    }
+
     fn two_vcpus_that_fault_on_one_page_agree<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         machine.cpu(1).load(VMID, vcpu.root());

@@ -134,7 +134,8 @@ impl Setup {
         let (stamps, device) = (zeroes(), zeroes());
         let stop = AtomicBool::new(false);
         let (machine, pool, swap, paged) = (&machine, &pool, &swap, &paged);
-        let bench = Bench { machine, pool, swap, paged, guest: &guest, stamps, device, stop, setup: self };
+        let bench =
+            Bench { machine, pool, swap, paged, guest: &guest, stamps, device, stop, setup: self };
         work(&bench);
         bench.check_accounts();
     }

@@ -5,6 +5,6 @@
 #![cfg(all(target_os = "linux", not(loom)))]
 
 mod alone;
-mod elsewhere;
 mod bed;
+mod elsewhere;
 mod storm;

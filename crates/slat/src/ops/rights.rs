@@ -8,7 +8,7 @@
 use super::map::maintenance;
 use super::push_down::push_down;
 use super::{Atomically, Change, ChangeError, Pages, folded};
-use crate::addr::{Gpa, GpaRange, Levels};
+use crate::addr::{Gpa, GpaRange, Hpa, Levels};
 use crate::format::{Access, Format, Kind, RUN, Software};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
@@ -66,6 +66,8 @@ struct ForExecute<F>(F, u64);
 /// A right that is given by nobody's use.
 struct Writable<F>(F, u64);
 struct Executable<F>(F, u64);
+/// For a write, and software bits that said that there must be none: of a page at an address of the host's.
+struct Granted<F>(F, Hpa, u64);
 
 /// `relaxed`, if the leaf `raw` has all bits of `needed`.
 #[inline(always)]
@@ -115,6 +117,22 @@ impl<F: Format> Rule<F> for Writable<F> {
         let relaxed = self.0.relaxed(raw, Access::Write) & !F::ACCESSED | raw & F::ACCESSED;
         let clean = raw & F::DIRTY == 0;
         where_all(raw, self.1, if clean { self.0.cleaned(relaxed) } else { relaxed })
+    }
+}
+
+impl<F: Format> Rule<F> for Granted<F> {
+    const STALE: bool = false;
+    const TOUCHES: bool = true;
+    const WRITES: bool = true;
+    const PAGES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        if F::leaf_address(raw, 0) == self.1 {
+            self.0.relaxed(raw, Access::Write) | self.2
+        } else {
+            raw
+        }
     }
 }
 
@@ -207,6 +225,32 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Access::Read => self.rewrite::<Atomically, _>(range, ForRead(format, needed)),
             Access::Write => self.rewrite::<Atomically, _>(range, ForWrite(format, needed)),
             Access::Execute => self.rewrite::<Atomically, _>(range, ForExecute(format, needed)),
+        }
+    }
+
+    /// Lets the guest write the page at `gpa`, as [`Guard::relax`] for a write does, and adds `software` to its leaf:
+    /// of a page that could not be written, as software bits said, and now can. `false`, and nothing is done, unless
+    /// a leaf of that page maps `hpa`. That the page there is still the one that may be written is for the caller to
+    /// see to: nobody must take it away, and map another with the same address, meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`Guard::relax`].
+    pub fn grant_write(
+        &mut self,
+        gpa: Gpa,
+        hpa: Hpa,
+        software: Software,
+    ) -> Result<bool, Halted<ChangeError>> {
+        let page = 1 << F::PAGE_SHIFT;
+        let range = match GpaRange::new(Gpa(gpa.0 & !(page - 1)), page) {
+            Ok(range) => range,
+            Err(why) => return Self::halted(gpa, ChangeError::Range(why)),
+        };
+        let rule = Granted(self.tables.format, hpa, software.encode(F::SOFTWARE));
+        match self.rewrite::<Atomically, _>(range, rule) {
+            Ok(bytes) => Ok(bytes != 0),
+            Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => Ok(false),
+            Err(halted) => Err(halted),
         }
     }
 
