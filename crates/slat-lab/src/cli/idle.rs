@@ -48,7 +48,7 @@ pub struct IdleArgs {
     #[arg(long)]
     pub stale: bool,
 
-    /// Directory of the swap file [default: /dev/shm if there is one, else that of temporary files]
+    /// Directory of the swap file, as in `slat bench reclaim`
     #[arg(long, value_name = "DIR")]
     pub swap: Option<PathBuf>,
 

@@ -15,7 +15,9 @@ Examples:
   slat bench reclaim --pattern trace --trace pages.txt
       a recorded trace: a page number a line, with w in front if it was written
   slat bench reclaim --swap /var/tmp --policy clock,free-bitmap
-      swap on a disk, two policies";
+      swap on a disk, past the page cache, two policies
+  slat bench reclaim --huge --pattern phase,scan --policy clock,free-bitmap
+      huge pages at first touch: kept, split and put together by heat";
 
 /// A guest with more memory than it may have at a time.
 #[derive(Clone, Debug, Args)]
@@ -55,9 +57,14 @@ pub struct ReclaimArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub accesses: Option<u32>,
 
-    /// Directory of the swap file [default: /dev/shm if there is one, else that of temporary files]
+    /// Directory of the swap file, which is read and written past the page cache if it can be [default: one in
+    /// /dev/shm if there is one, else among temporary files, through the cache]
     #[arg(long, value_name = "DIR")]
     pub swap: Option<PathBuf>,
+
+    /// First touches take a whole block where one is free, and walks put blocks together again
+    #[arg(long)]
+    pub huge: bool,
 
     /// Pages of one call of an ageing walk by bitmap
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
@@ -101,6 +108,7 @@ impl ReclaimArgs {
             vcpus: 1,
             accesses: None,
             swap: None,
+            huge: false,
             window: 64,
             fresh: false,
             batch: 64,

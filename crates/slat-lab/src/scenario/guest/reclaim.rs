@@ -23,7 +23,8 @@ use clap::ValueEnum;
 use pattern::Use;
 use sample::{Sample, sample};
 use serde_json::{Map, Value, json};
-use slat::Format;
+use slat::{Format, PageSize};
+use slat_reclaim::SwapFile;
 use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
 use std::path::{Path, PathBuf};
@@ -42,10 +43,13 @@ pub struct Case {
     uses: Vec<Vec<Use>>,
     /// What Belady's rule needs; `None` of several vCPUs, whose order is not known.
     fewest: Option<u64>,
+    /// What giving up the page used longest ago needs, if every use is seen.
+    lru: Option<u64>,
     /// What who knows frequencies alone needs.
     by_frequency: u64,
     window: u32,
     fresh: bool,
+    huge: bool,
     batch: u32,
     /// Nanoseconds.
     residency: u64,
@@ -72,7 +76,7 @@ impl Case {
 /// Sizes that cannot be right, too little memory, no swap file, or a guest that lost a page.
 pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = args.memory.unwrap_or(Size(if args.quick { 8 << 20 } else { 64 << 20 }));
-    let directory = args.swap.clone().unwrap_or_else(swap_directory);
+    let swap = SwapChoice::of(args.swap.as_deref());
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 5 });
     let cases = cases(args, memory, session)?;
     let policies = match &args.policy[..] {
@@ -85,10 +89,9 @@ pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     for case in &cases {
         on_machine!(&args.tables, |format, arch| {
             let machine = case.machine(arch)?;
-            let mut params = params(case, &directory);
+            let mut params = params(case, &swap);
             params.insert("format".to_owned(), json!(args.tables.format.to_string()));
-            let bench =
-                Bench { case, policies: &policies, directory: &directory, cpus: &cpus, params };
+            let bench = Bench { case, policies: &policies, swap: &swap, cpus: &cpus, params };
             results.extend(bench.measure(format, &machine, rounds, session)?);
         });
         if session.interrupted() {
@@ -99,9 +102,41 @@ pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     Ok(results)
 }
 
-fn swap_directory() -> PathBuf {
-    let shared = Path::new("/dev/shm");
-    if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() }
+/// Where pages go.
+struct SwapChoice {
+    directory: PathBuf,
+    /// Past the page cache, if that can be.
+    direct: bool,
+}
+
+impl SwapChoice {
+    /// A directory that was asked for is on a disk, for all one knows.
+    fn of(asked: Option<&Path>) -> Self {
+        let shared = Path::new("/dev/shm");
+        let directory = match asked {
+            Some(asked) => asked.to_owned(),
+            None if shared.is_dir() => shared.to_owned(),
+            None => std::env::temp_dir(),
+        };
+        Self { directory, direct: asked.is_some() }
+    }
+
+    fn file(&self, slots: u32, page: PageSize) -> anyhow::Result<SwapFile> {
+        let named = || format!("no swap file in {}; name another --swap", self.directory.display());
+        if self.direct
+            && let Ok(swap) = SwapFile::direct(&self.directory, slots, page)
+        {
+            return Ok(swap);
+        }
+        SwapFile::new(&self.directory, slots, page).with_context(named)
+    }
+
+    /// For the report.
+    fn name(&self) -> String {
+        let direct = self.direct && SwapFile::direct(&self.directory, 1, PageSize::SIZE_4K).is_ok();
+        let how = if direct { ", past the page cache" } else { "" };
+        format!("{}{how}", self.directory.display())
+    }
 }
 
 fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<Vec<Case>> {
@@ -161,6 +196,9 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
             let fewest = (args.vcpus == 1).then(|| {
                 pattern::fewest_refaults(pages, memory, uses[0].iter().map(|one| one.page()))
             });
+            let lru = (args.vcpus == 1).then(|| {
+                pattern::refaults_of_lru(pages, memory, uses[0].iter().map(|one| one.page()))
+            });
             let all = uses.iter().flatten().map(|one| one.page());
             let by_frequency = pattern::refaults_by_frequency(pages, memory, all);
             cases.push(Case {
@@ -171,9 +209,11 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
                 vcpus: args.vcpus,
                 uses,
                 fewest,
+                lru,
                 by_frequency,
                 window: args.window,
                 fresh: args.fresh,
+                huge: args.huge,
                 batch: args.batch.min(memory / 4),
                 residency: args.residency.saturating_mul(1_000_000),
                 started: AtomicBool::new(false),
@@ -183,14 +223,15 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
     Ok(cases)
 }
 
-fn params(case: &Case, directory: &Path) -> Map<String, Value> {
+fn params(case: &Case, swap: &SwapChoice) -> Map<String, Value> {
     [
         ("pattern", json!(case.pattern.to_string())),
         ("memory", json!(u64::from(case.memory) * case.page)),
         ("guest", json!(u64::from(case.pages) * case.page)),
         ("vcpus", json!(case.vcpus)),
         ("fresh", json!(case.fresh)),
-        ("swap", json!(directory.display().to_string())),
+        ("huge", json!(case.huge)),
+        ("swap", json!(swap.name())),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into_iter()
@@ -200,7 +241,7 @@ fn params(case: &Case, directory: &Path) -> Map<String, Value> {
 struct Bench<'b> {
     case: &'b Case,
     policies: &'b [ReclaimPolicy],
-    directory: &'b Path,
+    swap: &'b SwapChoice,
     cpus: &'b [usize],
     params: Map<String, Value>,
 }
@@ -276,7 +317,7 @@ impl Bench<'_> {
         let samples = take_turns(session, rounds, self.policies.len(), |place, _| {
             let policy = self.policies[place];
             session.say(&format!("{}, {policy}", self.case.pattern));
-            sample(format, machine, self.case, policy, self.directory, self.cpus)
+            sample(format, machine, self.case, policy, self.swap, self.cpus)
                 .with_context(|| format!("{}, {policy}", self.case.pattern))
         })?;
         if samples[0].is_empty() {
@@ -340,7 +381,8 @@ impl Bench<'_> {
         let zipf = self.case.pattern == AccessPattern::Zipf;
         let by_frequency = (zipf && self.case.by_frequency != 0).then_some(self.case.by_frequency);
         let fewest = self.case.fewest.filter(|&fewest| fewest != 0);
-        for (bound, best) in [("belady", fewest), ("by frequency", by_frequency)] {
+        let lru = self.case.lru.filter(|&lru| lru != 0);
+        for (bound, best) in [("belady", fewest), ("by frequency", by_frequency), ("lru", lru)] {
             let Some(best) = best else { continue };
             for policy in self.policies {
                 let Some(ours) = of(*policy) else { continue };

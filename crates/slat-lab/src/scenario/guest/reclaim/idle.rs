@@ -4,7 +4,7 @@
 //! Walks come after a number of accesses, on the vCPU's own thread: all counts are the same in each run.
 
 use super::sample::{Runner, TheGuest, with_guest};
-use super::{Case, cases, params, swap_directory};
+use super::{Case, SwapChoice, cases, params};
 use crate::cli::format::on_machine;
 use crate::cli::{AccessPattern, IdleArgs, ReclaimArgs};
 use crate::failure::bad_input;
@@ -19,7 +19,6 @@ use slat::Format;
 use slat_reclaim::{Config, Idle, Pager, Reclaimed};
 use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
-use std::path::Path;
 use std::time::Instant;
 
 /// Walks without a use that the report has a row for.
@@ -52,17 +51,17 @@ pub fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measure
         ..ReclaimArgs::of(args.quick)
     };
     let cases = cases(&guests, memory, session)?;
-    let directory = args.swap.clone().unwrap_or_else(swap_directory);
+    let swap = SwapChoice::of(args.swap.as_deref());
     session.start("idle", (cases.len() * args.may_return.len()) as u64);
     let mut results = Vec::new();
     for case in &cases {
         on_machine!(&args.tables, |format, arch| {
             let machine = case.machine(arch)?;
-            let mut params = params(case, &directory);
-            params.remove("memory");
+            let mut params = params(case, &swap);
+            params.retain(|name, _| !["memory", "huge"].contains(&name.as_str()));
             params.insert("format".to_owned(), json!(args.tables.format.to_string()));
             params.insert("interval".to_owned(), json!(args.interval));
-            let query = Query { case, args, walks, directory: &directory, params };
+            let query = Query { case, args, walks, swap: &swap, params };
             results.extend(query.answer(format, &machine, session)?);
         });
         if session.interrupted() {
@@ -77,7 +76,7 @@ struct Query<'q> {
     case: &'q Case,
     args: &'q IdleArgs,
     walks: u32,
-    directory: &'q Path,
+    swap: &'q SwapChoice,
     params: Map<String, Value>,
 }
 
@@ -107,7 +106,7 @@ impl Query<'_> {
                 break;
             }
             session.say(&format!("{}, {percent} %", self.case.pattern));
-            let answer = with_guest(format, machine, self.case, config, self.directory, |guest| {
+            let answer = with_guest(format, machine, self.case, config, self.swap, |guest| {
                 self.ask(machine, guest, percent)
             })
             .with_context(|| format!("{}, {percent} %", self.case.pattern))?;

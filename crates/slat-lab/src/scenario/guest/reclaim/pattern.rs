@@ -4,7 +4,7 @@ use crate::cli::AccessPattern;
 use crate::failure::bad_input;
 use crate::random::Numbers;
 use anyhow::Context;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -200,6 +200,29 @@ pub fn fewest_refaults(pages: u32, memory: u32, uses: impl Iterator<Item = u32>)
     misses - u64::from(pages)
 }
 
+/// How often pages had to come back, were it always the one used longest ago that is given up.
+pub fn refaults_of_lru(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
+    // Uses in their order, of which the last of each page counts.
+    let mut queue: VecDeque<(u32, u64)> = VecDeque::new();
+    let mut last: Vec<Option<u64>> = vec![None; pages as usize];
+    let (mut here, mut misses) = (0, 0);
+    for (now, page) in (0..).zip((0..pages).chain(uses)) {
+        if last[page as usize].replace(now).is_none() {
+            misses += 1;
+            here += 1;
+            while here > memory {
+                let Some((victim, when)) = queue.pop_front() else { break };
+                if last[victim as usize] == Some(when) {
+                    last[victim as usize] = None;
+                    here -= 1;
+                }
+            }
+        }
+        queue.push_back((page, now));
+    }
+    misses - u64::from(pages)
+}
+
 /// The fewest refaults of who knows how often each page is used, and nothing of when: the pages used
 /// most stay, and one place is for all others (of independent uses nothing that does not see the future
 /// does better: Aho, Denning, Ullman, "Principles of Optimal Page Replacement", 1971).
@@ -220,6 +243,13 @@ mod tests {
         assert_eq!(refaults_by_frequency(4, 2, uses()), 4);
         assert_eq!(refaults_by_frequency(4, 3, uses()), 2);
         assert!(refaults_by_frequency(4, 2, uses()) >= fewest_refaults(4, 2, uses()));
+    }
+
+    #[test]
+    fn of_a_scan_that_does_not_fit_nothing_is_there_when_it_is_used_longest_ago() {
+        assert_eq!(refaults_of_lru(10, 9, (0..10).cycle().take(100)), 100);
+        assert_eq!(refaults_of_lru(10, 10, (0..10).cycle().take(100)), 0);
+        assert_eq!(refaults_of_lru(3, 2, [2, 1, 2, 0, 2, 1].into_iter()), 2);
     }
 
     #[test]

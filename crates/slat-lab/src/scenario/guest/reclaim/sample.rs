@@ -1,7 +1,7 @@
 //! One guest, run once under one policy.
 
-use super::Case;
 use super::pattern::{Use, own};
+use super::{Case, SwapChoice};
 use crate::cli::ReclaimPolicy;
 use crate::scenario::engine::crew::Pin;
 use crate::scenario::guest::bed::{GUEST_BASE, room};
@@ -16,7 +16,6 @@ use slat_reclaim::{
 };
 use slat_sim::arch::Arch;
 use slat_sim::fast::{AccessError, FastCpu, FastMachine};
-use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -89,10 +88,10 @@ pub fn sample<F: Format, A: Arch>(
     machine: &FastMachine<A>,
     case: &Case,
     policy: ReclaimPolicy,
-    directory: &Path,
+    swap: &SwapChoice,
     cpus: &[usize],
 ) -> anyhow::Result<Sample> {
-    with_guest(format, machine, case, config(case, policy), directory, |guest| {
+    with_guest(format, machine, case, config(case, policy), swap, |guest| {
         run(machine, guest, case, policy, cpus)
     })
 }
@@ -103,11 +102,10 @@ pub fn with_guest<F: Format, A: Arch, R>(
     machine: &FastMachine<A>,
     case: &Case,
     config: Config,
-    directory: &Path,
+    swap: &SwapChoice,
     work: impl FnOnce(&TheGuest<'_, F, A>) -> anyhow::Result<R>,
 ) -> anyhow::Result<R> {
-    let swap = SwapFile::new(directory, case.pages + 64, F::size(0))
-        .with_context(|| format!("no swap file in {}; name another --swap", directory.display()))?;
+    let swap = swap.file(case.pages + 64, F::size(0))?;
     let layout = Layout {
         base: machine.memory_base(),
         bytes: u64::from(case.memory) * case.page,
@@ -141,6 +139,7 @@ fn config(case: &Case, policy: ReclaimPolicy) -> Config {
         window: case.window,
         skip: Skip::Nothing,
         fresh: case.fresh,
+        huge: case.huge,
         residency: case.residency,
         batch: case.batch,
         ..Config::new(case.memory)
