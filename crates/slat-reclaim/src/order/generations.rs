@@ -357,9 +357,38 @@ mod tests {
             order.walk(&mut memory);
         }
         assert!(order.queues.len() <= IDLE + 1);
+        assert!(order.youngest() <= LAST + IDLE as u32 + 1, "numbers begin anew");
         assert_eq!(order.census(|_| true).iter().map(|row| row.1).sum::<u64>(), 100);
         let found = order.victims(70, &mut memory).pages;
         assert!(found.len() == 70 && found.iter().all(|page| *page >= 30));
+    }
+
+    #[test]
+    fn a_page_was_idle_as_long_whoever_finds_it_used() {
+        for by_walk in [false, true] {
+            let (mut order, mut memory) = generations(64, 64, true);
+            (0..6).for_each(|_| order.walk(&mut memory));
+            memory.uses(5..6);
+            match by_walk {
+                true => order.walk(&mut memory),
+                false => assert_eq!(order.victims(1, &mut memory).pages.len(), 1),
+            }
+            let woken = order.woken.iter().enumerate().filter(|(_, pages)| **pages != 0);
+            assert_eq!(woken.collect::<Vec<_>>(), [(6, &1)], "by a walk: {by_walk}");
+        }
+    }
+
+    #[test]
+    fn of_pages_that_are_all_in_use_those_used_last_stay() {
+        let (mut order, mut memory) = generations(128, 64, false);
+        // Since they came, the first half were used again.
+        memory.uses(0..64);
+        order.walk(&mut memory);
+        let mut found = Victims::default();
+        order.take_regardless(64, &memory, &mut found);
+        assert!(found.pages.len() == 64 && found.pages.iter().all(|page| *page >= 64));
+        order.take_regardless(100, &memory, &mut found);
+        assert_eq!(found.pages.len(), 100);
     }
 
     #[test]
