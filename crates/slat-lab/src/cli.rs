@@ -34,7 +34,7 @@ pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
 pub use plan::{MergeArgs, PlanArgs};
-pub use reclaim::{AccessPattern, ReclaimArgs, ReclaimPolicy};
+pub use reclaim::{AccessPattern, ReclaimArgs, ReclaimPolicy, SwapPlace};
 pub use show::ShowArgs;
 
 pub use values::{ClearChunk, HotSet, KvmBacking, KvmWay, Others, Rate, Switch, Target};

@@ -1,5 +1,6 @@
 //! The command line of the question how much could be taken from a guest.
 
+use super::reclaim::{SwapPlace, swap_place};
 use super::{AccessPattern, OutputArgs, TablesArgs};
 use crate::size::Size;
 use clap::Args;
@@ -48,9 +49,9 @@ pub struct IdleArgs {
     #[arg(long)]
     pub stale: bool,
 
-    /// Directory of the swap file, as in `slat bench reclaim`
-    #[arg(long, value_name = "DIR")]
-    pub swap: Option<PathBuf>,
+    /// Where pages go: memory of this process, or a file without a name in a directory
+    #[arg(long, value_name = "memory|DIR", default_value = "memory", value_parser = swap_place)]
+    pub swap: SwapPlace,
 
     /// 8 MiB and few walks: shows that it works, gives no figures to quote
     #[arg(long)]
@@ -74,7 +75,7 @@ impl IdleArgs {
             walks: 24,
             may_return: vec![0.2, 1.0, 5.0],
             stale: false,
-            swap: None,
+            swap: SwapPlace::Memory,
             quick,
             out: OutputArgs::default(),
         }

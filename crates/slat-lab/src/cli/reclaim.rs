@@ -3,7 +3,8 @@
 use super::{OutputArgs, TableFormat, TablesArgs};
 use crate::size::Size;
 use clap::{Args, ValueEnum};
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -57,10 +58,11 @@ pub struct ReclaimArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub accesses: Option<u32>,
 
-    /// Directory of the swap file, which is read and written past the page cache if it can be [default: one in
-    /// /dev/shm if there is one, else among temporary files, through the cache]
-    #[arg(long, value_name = "DIR")]
-    pub swap: Option<PathBuf>,
+    /// Where pages go: memory of this process, or a file without a name in a directory
+    ///
+    /// A file is read and written past the page cache, if its file system can do that.
+    #[arg(long, value_name = "memory|DIR", default_value = "memory", value_parser = swap_place)]
+    pub swap: SwapPlace,
 
     /// First touches take a whole block where one is free, and walks put blocks together again
     #[arg(long)]
@@ -107,7 +109,7 @@ impl ReclaimArgs {
             policy: Vec::new(),
             vcpus: 1,
             accesses: None,
-            swap: None,
+            swap: SwapPlace::Memory,
             huge: false,
             window: 64,
             fresh: false,
@@ -124,6 +126,32 @@ fn factor(text: &str) -> Result<f64, String> {
     let wrong = "a number from 1 to 16, for instance 1.5";
     let factor: f64 = text.parse().map_err(|_| wrong.to_owned())?;
     if (1.0..=16.0).contains(&factor) { Ok(factor) } else { Err(wrong.to_owned()) }
+}
+
+/// Where pages go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SwapPlace {
+    /// Memory of this process.
+    Memory,
+    /// A file there.
+    Directory(PathBuf),
+}
+
+impl fmt::Display for SwapPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Directory(directory) => directory.display().fmt(f),
+        }
+    }
+}
+
+pub(super) fn swap_place(text: &str) -> Result<SwapPlace, String> {
+    match text {
+        "memory" => Ok(SwapPlace::Memory),
+        _ if Path::new(text).is_dir() => Ok(SwapPlace::Directory(text.into())),
+        _ => Err("neither “memory” nor a directory".to_owned()),
+    }
 }
 
 /// In which order a guest uses its pages.

@@ -9,10 +9,11 @@
 pub mod idle;
 mod pattern;
 mod sample;
+mod swap;
 
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::cli::format::on_machine;
-use crate::cli::{AccessPattern, ReclaimArgs, ReclaimPolicy};
+use crate::cli::{AccessPattern, ReclaimArgs, ReclaimPolicy, SwapPlace};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::scenario::engine::crew::cpus;
@@ -23,11 +24,9 @@ use clap::ValueEnum;
 use pattern::Use;
 use sample::{Sample, sample};
 use serde_json::{Map, Value, json};
-use slat::{Format, PageSize};
-use slat_reclaim::SwapFile;
+use slat::Format;
 use slat_sim::arch::Arch;
 use slat_sim::fast::FastMachine;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 /// What guests are run with.
@@ -76,7 +75,7 @@ impl Case {
 /// Sizes that cannot be right, too little memory, no swap file, or a guest that lost a page.
 pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = args.memory.unwrap_or(Size(if args.quick { 8 << 20 } else { 64 << 20 }));
-    let swap = SwapChoice::of(args.swap.as_deref());
+    let swap = &args.swap;
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 5 });
     let cases = cases(args, memory, session)?;
     let policies = match &args.policy[..] {
@@ -89,9 +88,9 @@ pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     for case in &cases {
         on_machine!(&args.tables, |format, arch| {
             let machine = case.machine(arch)?;
-            let mut params = params(case, &swap);
+            let mut params = params(case, swap);
             params.insert("format".to_owned(), json!(args.tables.format.to_string()));
-            let bench = Bench { case, policies: &policies, swap: &swap, cpus: &cpus, params };
+            let bench = Bench { case, policies: &policies, swap, cpus: &cpus, params };
             results.extend(bench.measure(format, &machine, rounds, session)?);
         });
         if session.interrupted() {
@@ -100,43 +99,6 @@ pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     }
     session.finish();
     Ok(results)
-}
-
-/// Where pages go.
-struct SwapChoice {
-    directory: PathBuf,
-    /// Past the page cache, if that can be.
-    direct: bool,
-}
-
-impl SwapChoice {
-    /// A directory that was asked for is on a disk, for all one knows.
-    fn of(asked: Option<&Path>) -> Self {
-        let shared = Path::new("/dev/shm");
-        let directory = match asked {
-            Some(asked) => asked.to_owned(),
-            None if shared.is_dir() => shared.to_owned(),
-            None => std::env::temp_dir(),
-        };
-        Self { directory, direct: asked.is_some() }
-    }
-
-    fn file(&self, slots: u32, page: PageSize) -> anyhow::Result<SwapFile> {
-        let named = || format!("no swap file in {}; name another --swap", self.directory.display());
-        if self.direct
-            && let Ok(swap) = SwapFile::direct(&self.directory, slots, page)
-        {
-            return Ok(swap);
-        }
-        SwapFile::new(&self.directory, slots, page).with_context(named)
-    }
-
-    /// For the report.
-    fn name(&self) -> String {
-        let direct = self.direct && SwapFile::direct(&self.directory, 1, PageSize::SIZE_4K).is_ok();
-        let how = if direct { ", past the page cache" } else { "" };
-        format!("{}{how}", self.directory.display())
-    }
 }
 
 fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<Vec<Case>> {
@@ -223,7 +185,7 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
     Ok(cases)
 }
 
-fn params(case: &Case, swap: &SwapChoice) -> Map<String, Value> {
+fn params(case: &Case, swap: &SwapPlace) -> Map<String, Value> {
     [
         ("pattern", json!(case.pattern.to_string())),
         ("memory", json!(u64::from(case.memory) * case.page)),
@@ -231,7 +193,7 @@ fn params(case: &Case, swap: &SwapChoice) -> Map<String, Value> {
         ("vcpus", json!(case.vcpus)),
         ("fresh", json!(case.fresh)),
         ("huge", json!(case.huge)),
-        ("swap", json!(swap.name())),
+        ("swap", json!(swap.to_string())),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into_iter()
@@ -241,7 +203,7 @@ fn params(case: &Case, swap: &SwapChoice) -> Map<String, Value> {
 struct Bench<'b> {
     case: &'b Case,
     policies: &'b [ReclaimPolicy],
-    swap: &'b SwapChoice,
+    swap: &'b SwapPlace,
     cpus: &'b [usize],
     params: Map<String, Value>,
 }
@@ -453,7 +415,7 @@ mod tests {
         assert!(refused(traceless).contains("cannot read the trace"));
         let crowded = ReclaimArgs { vcpus: 64, ..good() };
         assert!(refused(crowded).contains("each needs 64"));
-        let nowhere = ReclaimArgs { swap: Some("/nonexistent".into()), ..good() };
+        let nowhere = ReclaimArgs { swap: SwapPlace::Directory("/nonexistent".into()), ..good() };
         let error = run(&nowhere, &mut Session::quiet()).unwrap_err();
         assert!(format!("{error:#}").contains("another --swap"), "{error:#}");
     }

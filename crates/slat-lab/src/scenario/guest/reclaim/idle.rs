@@ -4,9 +4,9 @@
 //! Walks come after a number of accesses, on the vCPU's own thread: all counts are the same in each run.
 
 use super::sample::{Runner, TheGuest, with_guest};
-use super::{Case, SwapChoice, cases, params};
+use super::{Case, cases, params};
 use crate::cli::format::on_machine;
-use crate::cli::{AccessPattern, IdleArgs, ReclaimArgs};
+use crate::cli::{AccessPattern, IdleArgs, ReclaimArgs, SwapPlace};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::scenario::guest::bed::room;
@@ -51,17 +51,17 @@ pub fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measure
         ..ReclaimArgs::of(args.quick)
     };
     let cases = cases(&guests, memory, session)?;
-    let swap = SwapChoice::of(args.swap.as_deref());
+    let swap = &args.swap;
     session.start("idle", (cases.len() * args.may_return.len()) as u64);
     let mut results = Vec::new();
     for case in &cases {
         on_machine!(&args.tables, |format, arch| {
             let machine = case.machine(arch)?;
-            let mut params = params(case, &swap);
+            let mut params = params(case, swap);
             params.retain(|name, _| !["memory", "huge"].contains(&name.as_str()));
             params.insert("format".to_owned(), json!(args.tables.format.to_string()));
             params.insert("interval".to_owned(), json!(args.interval));
-            let query = Query { case, args, walks, swap: &swap, params };
+            let query = Query { case, args, walks, swap, params };
             results.extend(query.answer(format, &machine, session)?);
         });
         if session.interrupted() {
@@ -76,7 +76,7 @@ struct Query<'q> {
     case: &'q Case,
     args: &'q IdleArgs,
     walks: u32,
-    swap: &'q SwapChoice,
+    swap: &'q SwapPlace,
     params: Map<String, Value>,
 }
 

@@ -1,8 +1,9 @@
 //! One guest, run once under one policy.
 
+use super::Case;
 use super::pattern::{Use, own};
-use super::{Case, SwapChoice};
-use crate::cli::ReclaimPolicy;
+use super::swap::LabSwap;
+use crate::cli::{ReclaimPolicy, SwapPlace};
 use crate::scenario::engine::crew::Pin;
 use crate::scenario::guest::bed::{GUEST_BASE, room};
 use crate::scenario::guest::lock::FairLock;
@@ -12,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use slat::{Access, Format, Gpa, Hpa, Skip, Vmid};
 use slat_guest::{Guest, Host, Hva, Outcome, Retry, SlotId, SlotSpec, TableRoom, Vcpu, Worker};
 use slat_reclaim::{
-    Config, Gate, Layout, PageError, Paged, Pager, Policy, Pool, Ram, ReclaimError, Stats, SwapFile,
+    Config, Gate, Layout, PageError, Paged, Pager, Policy, Pool, Ram, ReclaimError, Stats,
 };
 use slat_sim::arch::Arch;
 use slat_sim::fast::{AccessError, FastCpu, FastMachine};
@@ -78,7 +79,7 @@ pub struct Sample {
 }
 
 /// Its memory.
-pub type ThePaged<'h, A> = Paged<'h, MachineRam<'h, A>, SwapFile>;
+pub type ThePaged<'h, A> = Paged<'h, MachineRam<'h, A>, LabSwap>;
 /// A guest on one machine's memory, and swap.
 pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 
@@ -88,7 +89,7 @@ pub fn sample<F: Format, A: Arch>(
     machine: &FastMachine<A>,
     case: &Case,
     policy: ReclaimPolicy,
-    swap: &SwapChoice,
+    swap: &SwapPlace,
     cpus: &[usize],
 ) -> anyhow::Result<Sample> {
     with_guest(format, machine, case, config(case, policy), swap, |guest| {
@@ -102,10 +103,12 @@ pub fn with_guest<F: Format, A: Arch, R>(
     machine: &FastMachine<A>,
     case: &Case,
     config: Config,
-    swap: &SwapChoice,
+    swap: &SwapPlace,
     work: impl FnOnce(&TheGuest<'_, F, A>) -> anyhow::Result<R>,
 ) -> anyhow::Result<R> {
-    let swap = swap.file(case.pages + 64, F::size(0))?;
+    // What is on its way out, of each thread.
+    let spare = (u32::from(case.vcpus) + 1) * case.batch;
+    let swap = LabSwap::new(swap, case.pages + spare, F::size(0))?;
     let layout = Layout {
         base: machine.memory_base(),
         bytes: u64::from(case.memory) * case.page,
