@@ -50,8 +50,8 @@ fn what_a_device_writes_is_logged<F: Format, A: Arch>(format: F, arch: A, loggin
             pager.with_page(host(page), true, |hpa| bench.machine.write_host(hpa, 5)).unwrap();
         }
         let away = |page: &u64| bench.guest.backing().page(host(*page), Access::Read).is_err();
-        let (gone, here) = ((10..60).find(away), (10..60).find(|page| !away(page)));
-        let gone: Vec<u64> = gone.into_iter().chain(here).chain([130]).collect();
+        let (gone, here) = ((10..60).find(away), (210..256).find(|page| !away(page)));
+        let gone = [gone.unwrap(), here.unwrap(), 130];
         for page in &gone {
             pager.discard(HvaRange { start: host(*page), bytes: K4 });
         }
