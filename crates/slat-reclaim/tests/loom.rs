@@ -172,6 +172,28 @@ fn a_write_beside_a_page_that_leaves_is_not_lost() {
     });
 }
 
+/// Between the backing's answer and the leaf's new right the page may leave, and come back to be mapped by the same
+/// value.
+#[test]
+fn a_first_write_beside_a_page_that_leaves_and_comes_back_is_not_lost() {
+    bounded("first write || leaves, is read, leaves", 2, || {
+        let (guest, memory) = guest();
+        let mut writer = vcpu(guest, 0);
+        let mut reader = vcpu(guest, 1);
+        write(&mut writer, memory, 1);
+        back_with_a_copy(&mut writer);
+        let writer = Sent(writer);
+        let thread = spawn(move || {
+            let mut vcpu = writer.get();
+            write(&mut vcpu, memory, 2);
+        });
+        back_with_a_copy(&mut reader);
+        let _ = (0..2).find(|_| Pager::new(reader.worker()).reclaim(1).is_ok());
+        thread.join().unwrap();
+        assert_eq!(content(reader.worker()), 2);
+    });
+}
+
 #[test]
 fn two_vcpus_bring_a_page_in_once() {
     bounded("write || read of a page that is away", 3, || {
