@@ -104,7 +104,7 @@ impl Stage {
                 let mut tests = tests();
                 tests.arg("--no-fail-fast");
                 if long {
-                    let every = "slat/every-format,slat-sim/every-format,slat-guest/every-format,slat-lab/every-format";
+                    let every = "slat/every-format,slat-sim/every-format,slat-guest/every-format,slat-reclaim/every-format,slat-lab/every-format";
                     tests.args(["--features", every]);
                     tests.envs([
                         ("HISTORIES", "240"),

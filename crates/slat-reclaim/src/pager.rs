@@ -382,6 +382,7 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Accessed
     }
 
     fn is_here(&self, page: u32) -> bool {
+        // Who copies it, or whose device has it, is met by the claim, which puts it back.
         self.pager.paged.words[page as usize].may_be_here()
     }
 

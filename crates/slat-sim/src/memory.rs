@@ -81,6 +81,12 @@ impl Table {
         Some(self.drained.as_ref()?[index]).filter(|&old| old != self.cell(index).load())
     }
 
+    /// Of the first `slots`, those in which a walker may find anything.
+    pub fn filled(&self, slots: usize) -> Vec<usize> {
+        let may = |&index: &usize| self.cell(index).load() != 0 || self.late(index).is_some();
+        (0..slots).filter(may).collect()
+    }
+
     /// From now on, walkers see what the table holds at this moment.
     pub fn drain(&mut self) {
         let now = (0..self.len()).map(|index| self.cell(index).load()).collect();

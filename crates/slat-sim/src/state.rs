@@ -173,7 +173,13 @@ impl<A: Arch> State<A> {
                 continue;
             }
             let shift = self.arch.shift(walk.level);
-            for index in 0..self.arch.slots(walk.level) {
+            // What is wrong with the table as a whole, its first slot tells.
+            if self.read(eye.cpu, &walk, 0).is_none() {
+                continue;
+            }
+            let slots = self.arch.slots(walk.level);
+            let filled = self.memory.get(walk.table).map(|table| table.filled(slots));
+            for index in filled.unwrap_or_default() {
                 let gpa = walk.start + ((index as u64) << shift);
                 let Some(found) = self.read(eye.cpu, &walk, index) else { break };
                 for raw in [Some(found.now), found.late.filter(|_| eye.late)].into_iter().flatten()

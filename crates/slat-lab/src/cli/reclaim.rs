@@ -54,7 +54,7 @@ pub struct ReclaimArgs {
     #[arg(long, short = 'v', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub vcpus: u16,
 
-    /// Accesses of each vCPU, in multiples of the guest's pages [default: 40]
+    /// Accesses of each vCPU, in multiples of the guest's pages [default: 20, and 400 of a trace]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub accesses: Option<u32>,
 

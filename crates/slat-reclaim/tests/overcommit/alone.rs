@@ -67,13 +67,13 @@ fn a_swap_that_does_not_write_stops_eviction_and_loses_nothing<F: Format, A: Arc
         let full = ReclaimError::Swap(SwapError::Full);
         assert_eq!(pager.reclaim(10), Err(full));
         assert_eq!(bench.pool.trouble(), Some(SwapError::Full));
-        let bring = |page| pager.bring_in(host(page), Access::Write);
+        let bring = |page| pager.bring_in(bench.host(page), Access::Write);
         let error = (300..512).map(bring).find_map(Result::err);
         assert_eq!(error, Some(PageError::NoRoom { why: full }));
         assert_eq!(pager.reclaim(10), Err(full), "until somebody has looked");
         // What is in memory goes on being used.
-        let here =
-            (0..512).filter(|&page| bench.guest.backing().page(host(page), Access::Read).is_ok());
+        let here = (0..512)
+            .filter(|&page| bench.guest.backing().page(bench.host(page), Access::Read).is_ok());
         let here: Vec<u64> = here.collect();
         assert_eq!(here.len(), 256);
         here.into_iter().for_each(|page| runner.write(page));
@@ -92,11 +92,13 @@ fn a_swap_that_does_not_read_is_asked_again_another_time<F: Format, A: Arch>(for
         bench.swap.fail_reads.store(true, Relaxed);
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
         let mut pager = Pager::new(&mut worker);
-        let away = |page: &u64| bench.guest.backing().page(host(*page), Access::Read).is_err();
+        let away =
+            |page: &u64| bench.guest.backing().page(bench.host(*page), Access::Read).is_err();
         let page = (0..512).find(away).unwrap();
-        let error = PageError::Read { host: host(page), error: SwapError::Short { bytes: 7 } };
-        assert_eq!(pager.bring_in(host(page), Access::Read), Err(error));
-        assert_eq!(pager.copy(host(page), &mut [0; 4096]), Err(error));
+        let error =
+            PageError::Read { host: bench.host(page), error: SwapError::Short { bytes: 7 } };
+        assert_eq!(pager.bring_in(bench.host(page), Access::Read), Err(error));
+        assert_eq!(pager.copy(bench.host(page), &mut bench.room_for_a_page()), Err(error));
         bench.swap.fail_reads.store(false, Relaxed);
         (0..512).for_each(|page| runner.check(page));
     });
@@ -108,7 +110,7 @@ fn swap_that_is_too_small_is_called_full<F: Format, A: Arch>(format: F, arch: A)
         let mut room = room();
         let mut worker = Worker::new(bench.guest, &mut room).unwrap();
         let mut pager = Pager::new(&mut worker);
-        let bring = |page| pager.bring_in(host(page), Access::Write);
+        let bring = |page| pager.bring_in(bench.host(page), Access::Write);
         let error = (0..512).map(bring).find_map(Result::err).unwrap();
         let full = ReclaimError::Swap(SwapError::Full);
         assert_eq!(error, PageError::NoRoom { why: full });
@@ -117,40 +119,47 @@ fn swap_that_is_too_small_is_called_full<F: Format, A: Arch>(format: F, arch: A)
 }
 on_all_formats!(small, super::swap_that_is_too_small_is_called_full);
 
+/// Pages of a block.
+fn pages_of_a_block<F: Format>() -> u64 {
+    F::size(1).bytes() / F::size(0).bytes()
+}
+
 fn huge_pages_come_split_and_are_put_together<F: Format, A: Arch>(format: F, arch: A) {
-    let mut setup = Setup::new(2048, 1536);
+    let block = pages_of_a_block::<F>();
+    let mut setup = Setup::new(4 * block, 3 * block);
     setup.reclaim.huge = true;
     setup.run(format, arch, |bench| {
         let (mut mine, mut theirs) = (room(), room());
         let mut runner = Runner::new(bench, 0, &mut mine);
-        (0..1536).step_by(512).for_each(|page| runner.write(page));
-        assert_eq!((bench.paged.stats().huge, bench.paged.resident()), (3, 1536));
+        (0..3 * block).step_by(block as usize).for_each(|page| runner.write(page));
+        assert_eq!((bench.paged.stats().huge, bench.paged.resident()), (3, 3 * block as u32));
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
         let two = |worker: &mut TheWorker<'_, '_, F, A>| {
             let sizes = worker.leaves_by_size();
-            sizes.iter().find(|(size, _)| *size == slat::PageSize::SIZE_2M).unwrap().1
+            sizes.iter().find(|(size, _)| *size == F::size(1)).unwrap().1
         };
         assert_eq!(two(&mut worker), 3);
         // The fourth block does not fit as a whole: pages of what is idle make room.
-        (1536..1600).for_each(|page| runner.write(page));
+        let more = block / 8;
+        (3 * block..3 * block + more).for_each(|page| runner.write(page));
         let stats = bench.paged.stats();
-        assert!(stats.split >= 1 && stats.given_up >= 64, "{stats:?}");
+        assert!(stats.split >= 1 && stats.given_up >= more, "{stats:?}");
         assert!(two(&mut worker) < 3);
         // All in use, and all of it fits: pages become blocks again.
-        Pager::new(&mut worker).discard(HvaRange { start: host(1024), bytes: 1024 * K4 });
-        for page in 1024..2048 {
-            bench.stamps[page].store(0, Relaxed);
+        Pager::new(&mut worker).discard(bench.hosts(2 * block, 2 * block));
+        for page in 2 * block..4 * block {
+            bench.stamps[page as usize].store(0, Relaxed);
         }
-        (0..1024).for_each(|page| runner.write(page));
+        (0..2 * block).for_each(|page| runner.write(page));
         for _ in 0..3 {
-            (0..1024).for_each(|page| runner.check(page));
+            (0..2 * block).for_each(|page| runner.check(page));
             assert!(Pager::new(&mut worker).walk());
         }
-        (0..1024).for_each(|page| runner.check(page));
-        (0..1024).for_each(|page| runner.write(page));
+        (0..2 * block).for_each(|page| runner.check(page));
+        (0..2 * block).for_each(|page| runner.write(page));
         assert!(bench.paged.stats().collapsed >= 1, "{:?}", bench.paged.stats());
         assert!(two(&mut worker) >= 1);
-        (0..2048).for_each(|page| runner.check(page));
+        (0..4 * block).for_each(|page| runner.check(page));
     });
 }
 on_all_formats!(huge, super::huge_pages_come_split_and_are_put_together);
@@ -159,32 +168,33 @@ fn pages_that_were_away_are_put_together_with_their_content<F: Format, A: Arch>(
     format: F,
     arch: A,
 ) {
-    let mut setup = Setup::new(1024, 2048);
+    let block = pages_of_a_block::<F>();
+    let mut setup = Setup::new(2 * block, 4 * block);
     setup.reclaim.huge = true;
     setup.run(format, arch, |bench| {
         let (mut mine, mut theirs) = (room(), room());
         let mut runner = Runner::new(bench, 0, &mut mine);
-        (0..1024).for_each(|page| runner.write(page));
+        (0..2 * block).for_each(|page| runner.write(page));
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
         let mut pager = Pager::new(&mut worker);
-        (0..12).for_each(|_| _ = pager.reclaim(64));
+        (0..12).for_each(|_| _ = pager.reclaim(block as u32 / 8));
         // Back they come, for reading: swap has copies, and the frames are others.
         while bench.paged.stats().collapsed < 2 {
-            (0..1024).for_each(|page| runner.check(page));
+            (0..2 * block).for_each(|page| runner.check(page));
             assert!(pager.walk());
         }
         let stats = bench.paged.stats();
-        assert!(stats.refaults > 500 && stats.moved >= 1024, "{stats:?}");
+        assert!(stats.refaults >= block && stats.moved >= 2 * block, "{stats:?}");
         // The last pages were never away: the first fault finds no copy, and maps the whole block.
-        (0..1024).rev().for_each(|page| runner.write(page));
-        let mut content = [0; K4 as usize];
-        for page in 0..1024 {
-            pager.copy(host(page), &mut content).unwrap();
+        (0..2 * block).rev().for_each(|page| runner.write(page));
+        let mut content = bench.room_for_a_page();
+        for page in 0..2 * block {
+            pager.copy(bench.host(page), &mut content).unwrap();
             let word = u64::from_ne_bytes(content[..8].try_into().unwrap());
             assert_eq!(word, stamp(page, 2), "the guest wrote elsewhere");
         }
         while pager.reclaim(64).is_ok() {}
-        (0..1024).for_each(|page| runner.check(page));
+        (0..2 * block).for_each(|page| runner.check(page));
     });
 }
 on_all_formats!(together, super::pages_that_were_away_are_put_together_with_their_content);
@@ -199,35 +209,61 @@ fn a_copy_a_device_and_a_balloon_see_pages_wherever_they_are<F: Format, A: Arch>
         (0..512).for_each(|page| runner.write(page));
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
         let mut pager = Pager::new(&mut worker);
-        let mut content = [1; K4 as usize];
+        let mut content = bench.room_for_a_page();
         for page in 0..512 {
-            pager.copy(host(page), &mut content).unwrap();
+            pager.copy(bench.host(page), &mut content).unwrap();
             let word = u64::from_ne_bytes(content[..8].try_into().unwrap());
             assert_eq!(word, stamp(page, 1));
         }
-        assert!(pager.copy(host(512), &mut content).is_err(), "outside");
-        let short = pager.copy(host(0), &mut content[..512]);
+        assert!(pager.copy(bench.host(512), &mut content).is_err(), "outside");
+        let short = pager.copy(bench.host(0), &mut content[..512]);
         assert_eq!(short, Err(PageError::Length { bytes: 512 }));
         // A device writes all pages, after swap had copies of them.
         (0..512).for_each(|page| runner.check(page));
         for page in 0..512 {
             let write = |hpa: slat::Hpa| {
-                PLACES.iter().for_each(|place| {
+                bench.places().iter().for_each(|place| {
                     bench.machine.write_host(slat::Hpa(hpa.0 + place), stamp(page, 9));
                 });
             };
-            pager.with_page(host(page), true, write).unwrap();
+            pager.with_page(bench.host(page), true, write).unwrap();
             bench.stamps[page as usize].store(9, Relaxed);
         }
         (0..512).for_each(|page| runner.check(page));
         // What is discarded reads as zero, and takes neither memory nor swap.
-        pager.discard(HvaRange { start: Hva(host(0).0 + 1), bytes: 512 * K4 - 1 });
+        pager.discard(HvaRange { start: Hva(HOST + 1), bytes: 512 * bench.page - 1 });
         assert_eq!(bench.paged.resident() + bench.pool.swapped(), 1);
         (1..512).for_each(|page| bench.stamps[page].store(0, Relaxed));
         (0..512).for_each(|page| runner.check(page));
     });
 }
 on_all_formats!(elsewhere, super::a_copy_a_device_and_a_balloon_see_pages_wherever_they_are);
+
+fn a_page_that_a_device_has_when_its_turn_comes_is_given_up_later<F: Format, A: Arch>(
+    format: F,
+    arch: A,
+) {
+    for policy in [Policy::Generations, Policy::TwoLists] {
+        let mut setup = Setup::new(512, 256);
+        setup.reclaim.policy = policy;
+        setup.run(format, arch, |bench| {
+            let (mut mine, mut theirs) = (room(), room());
+            let mut runner = Runner::new(bench, 0, &mut mine);
+            (0..64).for_each(|page| runner.write(page));
+            let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+            // Whoever was used is asked twice.
+            let give_up_all = |worker: &mut TheWorker<'_, '_, F, A>| {
+                (0..8).for_each(|_| _ = Pager::new(worker).reclaim(64));
+                bench.paged.resident()
+            };
+            let while_it_has = |_| assert_eq!(give_up_all(&mut worker), 1);
+            Pager::new(runner.worker()).with_page(bench.host(7), false, while_it_has).unwrap();
+            assert_eq!(give_up_all(&mut worker), 0, "{policy:?}");
+            (0..64).for_each(|page| runner.check(page));
+        });
+    }
+}
+on_all_formats!(held, super::a_page_that_a_device_has_when_its_turn_comes_is_given_up_later);
 
 fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch>(format: F, arch: A) {
     let mut setup = Setup::new(1024, 1024);
@@ -268,9 +304,9 @@ fn pages_stay_for_the_minimum_residency<F: Format, A: Arch>(format: F, arch: A) 
         let mut room = room();
         let mut worker = Worker::new(bench.guest, &mut room).unwrap();
         let mut pager = Pager::new(&mut worker);
-        (0..256).for_each(|page| pager.bring_in(host(page), Access::Write).unwrap());
+        (0..256).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
         let thrashing = PageError::NoRoom { why: ReclaimError::Thrashing };
-        assert_eq!(pager.bring_in(host(256), Access::Write), Err(thrashing));
+        assert_eq!(pager.bring_in(bench.host(256), Access::Write), Err(thrashing));
         assert_eq!(bench.paged.stats().given_up, 0);
     });
 }
@@ -281,7 +317,7 @@ fn a_pool_that_cannot_be_is_refused() {
     use slat::{Hpa, PageSize};
     let machine = slat_sim::fast::FastMachine::new(slat_sim::Ept::default(), 1, 2 << 20, 1 << 20);
     let machine = machine.unwrap();
-    let swap = Flaky::new(1);
+    let swap = Flaky::new(1, PageSize::SIZE_4K);
     let layout = Layout {
         base: Hpa(2 << 20),
         bytes: 1 << 20,
@@ -311,9 +347,10 @@ fn a_pool_that_cannot_be_is_refused() {
 #[test]
 fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
     use slat::{Gpa, PageSize, Vmid};
+    const K4: u64 = 4096;
     use slat_sim::fast::FastMachine;
     let machine = FastMachine::new(slat_sim::Ept::default(), 2, 4 << 20, 16 << 20).unwrap();
-    let swap = Flaky::new(2048);
+    let swap = Flaky::new(2048, PageSize::SIZE_4K);
     let layout = Layout {
         base: machine.memory_base(),
         bytes: 1024 * K4,
@@ -337,7 +374,7 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
         .enumerate()
         .map(|(index, (guest, room))| {
             let mut vcpu = Vcpu::new(guest, 0, room).unwrap();
-            vcpu.worker().set_slot(Setup::new(1024, 0).slot(false)).unwrap();
+            vcpu.worker().set_slot(slot(1024 * K4, false)).unwrap();
             let mut cpu = machine.cpu(index).unwrap();
             cpu.load(Vmid(index as u16 + 1), vcpu.root());
             (vcpu, cpu)
@@ -363,7 +400,8 @@ fn guests_that_share_a_pool_keep_to_their_limits_and_to_what_there_is() {
             assert!(error.fault().is_some());
             if vcpu.fault(Gpa(gpa), access) == Outcome::Retry(Retry::NotYet) {
                 let mut pager = Pager::new(vcpu.worker());
-                if let Err(PageError::NoRoom { .. }) = pager.bring_in(host(page), access) {
+                if let Err(PageError::NoRoom { .. }) = pager.bring_in(Hva(HOST + page * K4), access)
+                {
                     let loads = [paged[0].load(), paged[1].load()];
                     let chosen = choose(&loads).unwrap();
                     Pager::new(vcpus[chosen].0.worker()).reclaim(8).unwrap();

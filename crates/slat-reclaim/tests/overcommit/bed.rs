@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 pub const VMID: Vmid = Vmid(5);
 pub const BASE: u64 = 1 << 32;
 pub const HOST: u64 = 1 << 40;
-pub const K4: u64 = 4096;
 pub const VCPUS: u16 = 2;
 
 /// The machine's memory.
@@ -31,6 +30,8 @@ impl<A: Arch> Ram for Mem<'_, A> {
 
 /// Swap in memory, which fails when it is told to.
 pub struct Flaky {
+    /// Bytes of a page.
+    page: u64,
     pages: Vec<Mutex<Vec<u8>>>,
     pub fail_writes: AtomicBool,
     pub fail_reads: AtomicBool,
@@ -38,8 +39,9 @@ pub struct Flaky {
 }
 
 impl Flaky {
-    pub fn new(slots: u32) -> Self {
+    pub fn new(slots: u32, page: PageSize) -> Self {
         Self {
+            page: page.bytes(),
             pages: (0..slots).map(|_| Mutex::default()).collect(),
             fail_writes: AtomicBool::new(false),
             fail_reads: AtomicBool::new(false),
@@ -54,7 +56,7 @@ impl Swap for Flaky {
     }
 
     fn page(&self) -> u64 {
-        K4
+        self.page
     }
 
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
@@ -117,39 +119,30 @@ impl Setup {
         arch: A,
         work: impl for<'h> FnOnce(&Bench<'h, F, A>),
     ) {
-        let bytes = (self.frames * K4).next_multiple_of(2 << 20);
-        let machine = FastMachine::new(arch, VCPUS.into(), bytes, 32 << 20).unwrap();
-        let swap = Flaky::new(self.swap);
-        let layout = Layout {
-            base: machine.memory_base(),
-            bytes: self.frames * K4,
-            page: PageSize::SIZE_4K,
-            block: PageSize::SIZE_2M,
-        };
+        let (page, block) = (F::size(0), F::size(1));
+        let bytes = |pages: u64| pages << page.shift();
+        let machine = FastMachine::new(arch, VCPUS.into(), bytes(self.frames), 32 << 20).unwrap();
+        let swap = Flaky::new(self.swap, page);
+        let layout = Layout { base: machine.memory_base(), bytes: bytes(self.frames), page, block };
         let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
-        let paged = Paged::new(&pool, Hva(HOST), self.pages * K4, self.reclaim, 0).unwrap();
-        let guest = Guest::new(format, VMID, 39, &machine, &paged, self.guest).unwrap();
-        Worker::new(&guest, &mut room()).unwrap().set_slot(self.slot(false)).unwrap();
+        let paged = Paged::new(&pool, Hva(HOST), bytes(self.pages), self.reclaim, 0).unwrap();
+        let config = slat_guest::Config { largest: block, ..self.guest };
+        let guest = Guest::new(format, VMID, 39, &machine, &paged, config).unwrap();
         let zeroes = || (0..self.pages).map(|_| AtomicU64::new(0)).collect();
         let (stamps, device) = (zeroes(), zeroes());
         let stop = AtomicBool::new(false);
         let (machine, pool, swap, paged) = (&machine, &pool, &swap, &paged);
+        let (page, guest) = (page.bytes(), &guest);
         let bench =
-            Bench { machine, pool, swap, paged, guest: &guest, stamps, device, stop, setup: self };
+            Bench { machine, pool, swap, paged, guest, stamps, device, stop, setup: self, page };
+        Worker::new(guest, &mut room()).unwrap().set_slot(bench.slot(false)).unwrap();
         work(&bench);
         bench.check_accounts();
     }
+}
 
-    pub const fn slot(&self, log_dirty: bool) -> SlotSpec {
-        SlotSpec {
-            id: SlotId(0),
-            gpa: Gpa(BASE),
-            bytes: self.pages * K4,
-            host: Hva(HOST),
-            read_only: false,
-            log_dirty,
-        }
-    }
+pub const fn slot(bytes: u64, log_dirty: bool) -> SlotSpec {
+    SlotSpec { id: SlotId(0), gpa: Gpa(BASE), bytes, host: Hva(HOST), read_only: false, log_dirty }
 }
 
 /// A guest, and what it must find in its pages.
@@ -165,15 +158,11 @@ pub struct Bench<'h, F: Format, A: Arch> {
     pub device: Vec<AtomicU64>,
     pub stop: AtomicBool,
     pub setup: &'h Setup,
+    /// Bytes of a page.
+    pub page: u64,
 }
 
-pub const fn host(page: u64) -> Hva {
-    Hva(HOST + page * K4)
-}
-
-/// Where stamps are in a page.
-pub const PLACES: [u64; 3] = [0, 2048, K4 - 8];
-/// Where a device writes.
+/// Where a device writes in a page.
 pub const DEVICE: u64 = 1024;
 
 pub const fn stamp(page: u64, version: u64) -> u64 {
@@ -181,6 +170,28 @@ pub const fn stamp(page: u64, version: u64) -> u64 {
 }
 
 impl<F: Format, A: Arch> Bench<'_, F, A> {
+    pub const fn host(&self, page: u64) -> Hva {
+        Hva(HOST + page * self.page)
+    }
+
+    pub const fn hosts(&self, page: u64, pages: u64) -> HvaRange {
+        HvaRange { start: self.host(page), bytes: pages * self.page }
+    }
+
+    pub const fn slot(&self, log_dirty: bool) -> SlotSpec {
+        slot(self.setup.pages * self.page, log_dirty)
+    }
+
+    /// Room for what is in a page.
+    pub fn room_for_a_page(&self) -> Vec<u8> {
+        vec![0; self.page as usize]
+    }
+
+    /// Where stamps are in a page.
+    pub const fn places(&self) -> [u64; 3] {
+        [0, 2048, self.page - 8]
+    }
+
     /// Every frame is somebody's, once; swap has no slot that nobody knows of.
     pub fn check_accounts(&self) {
         assert_eq!(self.pool.free() + self.paged.resident(), self.pool.total(), "frames");
@@ -203,6 +214,11 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
         Self { bench, vcpu, cpu }
     }
 
+    /// Its thread, for what else it does.
+    pub const fn worker(&mut self) -> &mut TheWorker<'w, 'h, F, A> {
+        self.vcpu.worker()
+    }
+
     /// `None` if the page does not come in and the run is to stop.
     fn access<R>(
         &mut self,
@@ -214,9 +230,10 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
             if let Some(result) = what(&mut self.cpu) {
                 return Some(result);
             }
-            match self.vcpu.fault(Gpa(BASE + page * K4), access) {
+            match self.vcpu.fault(Gpa(BASE + page * self.bench.page), access) {
                 Outcome::Retry(Retry::NotYet) => {
-                    let result = Pager::new(self.vcpu.worker()).bring_in(host(page), access);
+                    let result =
+                        Pager::new(self.vcpu.worker()).bring_in(self.bench.host(page), access);
                     if result.is_err() {
                         if self.bench.stop.load(Relaxed) {
                             return None;
@@ -235,8 +252,8 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
     /// Reads a page of its own, all of whose stamps must be the last.
     pub fn check(&mut self, page: u64) {
         let wanted = stamp(page, self.bench.stamps[page as usize].load(Relaxed));
-        for place in PLACES {
-            let gpa = BASE + page * K4 + place;
+        for place in self.bench.places() {
+            let gpa = BASE + page * self.bench.page + place;
             let Some(found) = self.access(page, Access::Read, |cpu| cpu.read(gpa).ok()) else {
                 return;
             };
@@ -246,7 +263,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
 
     /// Reads anybody's page: never another page's content.
     pub fn peek(&mut self, page: u64) {
-        let gpa = BASE + page * K4 + PLACES[1];
+        let gpa = BASE + page * self.bench.page + self.bench.places()[1];
         let found = self.access(page, Access::Read, |cpu| cpu.read(gpa).ok()).unwrap_or(0);
         assert!(found == 0 || found >> 40 == page, "page {page} has {found:#x}");
     }
@@ -254,8 +271,8 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
     /// Writes a page of its own.
     pub fn write(&mut self, page: u64) {
         let version = self.bench.stamps[page as usize].load(Relaxed) + 1;
-        for (index, place) in PLACES.into_iter().enumerate() {
-            let gpa = BASE + page * K4 + place;
+        for (index, place) in self.bench.places().into_iter().enumerate() {
+            let gpa = BASE + page * self.bench.page + place;
             let value = stamp(page, version);
             let mut write = || self.access(page, Access::Write, |cpu| cpu.write(gpa, value).ok());
             while write().is_none() {
@@ -289,10 +306,28 @@ macro_rules! on_all_formats {
                 let (format, arch) = super::arm(false);
                 $check(format, arch);
             }
+
+            $crate::bed::on_every_other_format!(
+                $check: arm_lpa2 ArmLpa2, arm_16k Arm16K, npt Amd, riscv Hart,
+                riscv_without_svadu HartSvade, radix_4k Radix,
+                radix_4k_where_software_sets_r_and_c RadixAsks, radix_64k Radix64K
+            );
         }
     };
 }
 pub(crate) use on_all_formats;
+
+macro_rules! on_every_other_format {
+    ($check:path: $($test:ident $Case:ident),*) => {$(
+        #[cfg(feature = "every-format")]
+        #[test]
+        fn $test() {
+            use crate::cases::{Case, $Case};
+            $check($Case::format(), $Case::machine(1).arch());
+        }
+    )*};
+}
+pub(crate) use on_every_other_format;
 
 pub fn ept() -> Ept1G {
     Ept1G::default()

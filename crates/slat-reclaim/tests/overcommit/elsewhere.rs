@@ -1,4 +1,4 @@
-//! Who has a page while it is next to leave; what logs are told of what devices do; and swap that is too small.
+//! What logs are told of devices and balloons; swap that is too small, and guests without accessed bits.
 
 use crate::bed::*;
 use slat::format::ept::Ept1G;
@@ -6,28 +6,6 @@ use slat::{Access, Format, PageSize};
 use slat_guest::*;
 use slat_reclaim::*;
 use slat_sim::Arch;
-
-/// A device holds pages while others are sought, by walks and without: they are to be found again after.
-fn a_page_that_a_device_has_for_a_moment_is_given_up_later<F: Format, A: Arch>(format: F, arch: A) {
-    for policy in [Policy::Generations, Policy::TwoLists] {
-        let mut setup = Setup::new(64, 64);
-        setup.reclaim = slat_reclaim::Config { policy, batch: 1, ..setup.reclaim };
-        setup.run(format, arch, |bench| {
-            let (mut mine, mut theirs) = (room(), room());
-            let mut device = Worker::new(bench.guest, &mut mine).unwrap();
-            let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
-            let mut pager = Pager::new(&mut worker);
-            (0..64).for_each(|page| pager.bring_in(host(page), Access::Write).unwrap());
-            for page in 0..64 {
-                let sought = |_| (0..3).for_each(|_| _ = pager.reclaim(64));
-                Pager::new(&mut device).with_page(host(page), false, sought).unwrap();
-            }
-            while pager.reclaim(64).is_ok() {}
-            assert_eq!(bench.paged.resident(), 0, "{policy:?}");
-        });
-    }
-}
-on_all_formats!(device, super::a_page_that_a_device_has_for_a_moment_is_given_up_later);
 
 fn what_a_device_writes_is_logged<F: Format, A: Arch>(format: F, arch: A, logging: Logging) {
     let mut setup = Setup::new(256, 128);
@@ -37,7 +15,7 @@ fn what_a_device_writes_is_logged<F: Format, A: Arch>(format: F, arch: A, loggin
         let mut runner = Runner::new(bench, 0, &mut mine);
         let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
         (0..256).for_each(|page| runner.write(page));
-        worker.set_slot(setup.slot(true)).unwrap();
+        worker.set_slot(bench.slot(true)).unwrap();
         let log = |worker: &mut TheWorker<'_, '_, F, A>| {
             let mut bits = [0; 4];
             worker.take_log(SlotId(0), &mut bits).unwrap();
@@ -45,15 +23,18 @@ fn what_a_device_writes_is_logged<F: Format, A: Arch>(format: F, arch: A, loggin
         };
         (0..3).for_each(|_| _ = log(&mut worker));
         let mut pager = Pager::new(&mut worker);
-        pager.with_page(host(3), false, |_| ()).unwrap();
+        pager.with_page(bench.host(3), false, |_| ()).unwrap();
         for page in [70, 200] {
-            pager.with_page(host(page), true, |hpa| bench.machine.write_host(hpa, 5)).unwrap();
+            pager
+                .with_page(bench.host(page), true, |hpa| bench.machine.write_host(hpa, 5))
+                .unwrap();
         }
-        let away = |page: &u64| bench.guest.backing().page(host(*page), Access::Read).is_err();
+        let away =
+            |page: &u64| bench.guest.backing().page(bench.host(*page), Access::Read).is_err();
         let (gone, here) = ((10..60).find(away), (210..256).find(|page| !away(page)));
         let gone = [gone.unwrap(), here.unwrap(), 130];
         for page in &gone {
-            pager.discard(HvaRange { start: host(*page), bytes: K4 });
+            pager.discard(HvaRange { start: bench.host(*page), bytes: bench.page });
         }
         let found = log(&mut worker);
         for page in gone.iter().chain(&[70, 200]) {
@@ -133,10 +114,10 @@ fn who_is_in_the_way_for_good_is_told_soon() {
         let mut worker = Worker::new(bench.guest, &mut room).unwrap();
         let mut pager = Pager::new(&mut worker);
         let nothing = PageError::NoRoom { why: ReclaimError::Nothing };
-        assert_eq!(pager.bring_in(host(0), Access::Write), Err(nothing));
+        assert_eq!(pager.bring_in(bench.host(0), Access::Write), Err(nothing));
         assert_eq!(bench.paged.stats().walk.count, 0, "there was nothing to walk over");
         bench.paged.set_limit(1);
-        (0..64).for_each(|page| pager.bring_in(host(page), Access::Write).unwrap());
+        (0..64).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
         assert_eq!(bench.paged.resident(), 1);
         let block = PageSize::SIZE_2M.bytes();
         // More than there is.

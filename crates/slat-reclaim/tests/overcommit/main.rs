@@ -6,5 +6,9 @@
 
 mod alone;
 mod bed;
+#[cfg(feature = "every-format")]
+#[allow(dead_code, unused_imports, reason = "a part of it is for the other machine")]
+#[path = "../machine/cases.rs"]
+mod cases;
 mod elsewhere;
 mod storm;

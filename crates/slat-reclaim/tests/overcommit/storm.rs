@@ -47,7 +47,7 @@ fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
             1 => {
                 let skip = [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)];
                 let how = Ageing { clear: true, skip, fresh: rng.bool() };
-                let range = GpaRange::new(Gpa(BASE), PAGES * K4).unwrap();
+                let range = GpaRange::new(Gpa(BASE), PAGES * bench.page).unwrap();
                 worker.age(range, None, &mut [0; PAGES as usize / 64], how).unwrap();
             }
             _ => std::thread::yield_now(),
@@ -63,8 +63,8 @@ fn host_takes<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
     let mut worker = Worker::new(bench.guest, &mut room).unwrap();
     while !bench.stop.load(Relaxed) {
         let (page, count) = (rng.u64(..PAGES), rng.u64(1..=32));
-        let bytes = count.min(PAGES - page) * K4;
-        drop(worker.invalidate(HvaRange { start: host(page), bytes }, |_| {}));
+        let hosts = bench.hosts(page, count.min(PAGES - page));
+        drop(worker.invalidate(hosts, |_| {}));
         // A device reads, and finds what it wrote.
         let (write, device) = (rng.bool(), &bench.device[page as usize]);
         let touch = |hpa: slat::Hpa| {
@@ -76,7 +76,7 @@ fn host_takes<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
                 device.store(version + 1, Relaxed);
             }
         };
-        let _ = Pager::new(&mut worker).with_page(host(page), write, touch);
+        let _ = Pager::new(&mut worker).with_page(bench.host(page), write, touch);
         std::thread::yield_now();
     }
 }
@@ -88,12 +88,12 @@ fn migrate<F: Format, A: Arch>(
     pages: impl Iterator<Item = u64>,
 ) {
     let mut copies = copies.lock().unwrap();
-    let mut content = [0; K4 as usize];
+    let mut content = bench.room_for_a_page();
     for page in pages {
-        while Pager::new(worker).copy(host(page), &mut content).is_err() {
+        while Pager::new(worker).copy(bench.host(page), &mut content).is_err() {
             assert!(bench.swap.fail_reads.load(Relaxed));
         }
-        copies[page as usize] = [word(&content, PLACES[1]), word(&content, DEVICE)];
+        copies[page as usize] = [word(&content, bench.places()[1]), word(&content, DEVICE)];
     }
 }
 
@@ -119,7 +119,7 @@ fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
                 scope.spawn(move || host_takes(bench, seed + 3)),
             ];
             std::thread::sleep(Duration::from_millis(10));
-            worker.set_slot(setup.slot(true)).unwrap();
+            worker.set_slot(bench.slot(true)).unwrap();
             migrate(bench, &mut worker, copies, 0..PAGES);
             let start = Instant::now();
             let enough = || bench.paged.stats().refaults > PAGES;
@@ -148,12 +148,12 @@ fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
             }
             assert!(enough(), "{:?}", bench.paged.stats());
         });
-        let mut content = [0; K4 as usize];
+        let mut content = bench.room_for_a_page();
         let copies = copies.lock().unwrap();
         for page in 0..PAGES {
-            Pager::new(&mut worker).copy(host(page), &mut content).unwrap();
+            Pager::new(&mut worker).copy(bench.host(page), &mut content).unwrap();
             let version = bench.stamps[page as usize].load(Relaxed);
-            for place in PLACES {
+            for place in bench.places() {
                 assert_eq!(word(&content, place), stamp(page, version), "page {page} at {place}");
             }
             let device = bench.device[page as usize].load(Relaxed);

@@ -143,7 +143,12 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
                     args.vcpus
                 )));
             }
-            let times = args.accesses.unwrap_or(if args.quick { 4 } else { 40 });
+            let times = args.accesses.unwrap_or(match pattern {
+                _ if args.quick => 4,
+                // Of a program that ran for a moment.
+                Trace => 400,
+                _ => 20,
+            });
             let accesses = u64::from(times) * u64::from(pages);
             let uses: Vec<Vec<Use>> = match &recorded {
                 // The program runs again and again.

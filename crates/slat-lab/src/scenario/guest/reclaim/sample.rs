@@ -196,6 +196,8 @@ fn run<F: Format, A: Arch>(
                     });
                     failed.fetch_or(ready.is_err(), Relaxed);
                     filled.wait();
+                    // What was counted until now is being noted.
+                    filled.wait();
                     let begin = Instant::now();
                     let used = match &mut ready {
                         Ok((runner, _)) => runner.use_all(),
@@ -243,6 +245,7 @@ fn run<F: Format, A: Arch>(
         filled.wait();
         let (before, waited_before) = (guest.backing().stats(), waited.load(Relaxed));
         case.started.store(true, Relaxed);
+        filled.wait();
         done.wait();
         let (after, waited_after) = (guest.backing().stats(), waited.load(Relaxed));
         over.store(true, Relaxed);
