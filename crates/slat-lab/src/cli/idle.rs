@@ -38,11 +38,11 @@ pub struct IdleArgs {
     pub interval: f64,
 
     /// Walks before pages are taken, and after
-    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub walks: u32,
 
     /// How many pages may come back between two walks, in percent of the guest's: a guest for each
-    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_value = "0.2,1,5", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_value = "1,2,5", value_parser = percent)]
     pub may_return: Vec<f64>,
 
     /// Do not invalidate at the end of a walk: what a TLB holds looks idle
@@ -72,8 +72,8 @@ impl IdleArgs {
             pattern: Vec::new(),
             trace: None,
             interval: 0.5,
-            walks: 24,
-            may_return: vec![0.2, 1.0, 5.0],
+            walks: 48,
+            may_return: vec![1.0, 2.0, 5.0],
             stale: false,
             swap: SwapPlace::Memory,
             quick,

@@ -270,11 +270,14 @@ impl Idle {
     /// between two walks, on average. Walks that could not tell, as too few had been before, do not count.
     pub fn waking(&self, walks: usize) -> f64 {
         let woken = self.woken.iter().enumerate().skip(walks);
-        let rate = |(idle, &pages): (usize, &u64)| {
-            let told = |walks: u64| walks.saturating_sub(idle as u64);
-            pages as f64 / (told(self.walks) - told(self.before)).max(1) as f64
-        };
+        let rate = |(idle, &pages): (usize, &u64)| pages as f64 / self.told(idle).max(1) as f64;
         woken.map(rate).sum()
+    }
+
+    /// Walks that could tell of a page that it had been idle for so many.
+    fn told(&self, idle: usize) -> u64 {
+        let told = |walks: u64| walks.saturating_sub(idle as u64);
+        told(self.walks) - told(self.before)
     }
 
     /// Pages that were idle for `walks` walks or more.
@@ -283,9 +286,13 @@ impl Idle {
     }
 
     /// Pages that could be taken from the guest, if it may cost `refaults` pages between two walks at most:
-    /// those that were idle for so many walks that no more than that woke up of them, on average, so far.
+    /// those that were idle for so many walks that no more than that woke up of them, on average, so far. Idle times
+    /// of which there were fewer walks to tell than they are long say nothing: with half as many walks, half as
+    /// patient an answer.
     pub fn takeable(&self, refaults: f64) -> u64 {
-        let walks = (1..self.generations.len()).find(|&walks| self.waking(walks) <= refaults);
+        let known = |walks: &usize| self.told(*walks) >= *walks as u64;
+        let mut walks = (1..self.generations.len()).take_while(known);
+        let walks = walks.find(|&walks| self.waking(walks) <= refaults);
         walks.map_or(0, |walks| self.pages(walks))
     }
 

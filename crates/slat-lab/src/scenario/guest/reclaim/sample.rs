@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 const VMID: Vmid = Vmid(1);
 const HOST_BASE: u64 = 0x7000_0000_0000;
 /// Of 1,024 pages, how many are kept free: the reclaiming thread begins below the first.
-const LOW: u32 = 16;
-const HIGH: u32 = 32;
+const LOW: u32 = 4;
+const HIGH: u32 = 8;
 /// How long the reclaiming thread sleeps while enough is free.
 const NAP: Duration = Duration::from_micros(50);
 /// A guest that waits for a page for so long does so for ever.
