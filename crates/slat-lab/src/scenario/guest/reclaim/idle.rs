@@ -42,7 +42,7 @@ pub fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measure
     }
     let needed = (f64::from(2 * walks) * args.interval).ceil() as u32;
     let guests = ReclaimArgs {
-        tables: args.tables.clone(),
+        tables: args.tables,
         pattern,
         trace: args.trace.clone(),
         guest: vec![1.0],
