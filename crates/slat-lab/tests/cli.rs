@@ -299,6 +299,18 @@ fn guests_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn what_is_idle_in_a_guest_is_told_and_taken() {
+    let results =
+        quick(&["bench", "idle", "--memory", "2m", "--pattern", "zipf", "--may-return", "5"]);
+    let of = |name: &'static str| ["guest-idle-taken", "at most 5 %", "taken", name];
+    let (taken, returned) = (count(&results, of("taken")), count(&results, of("returned")));
+    assert!(taken > 0 && returned > 0, "{taken} {returned}");
+    refused(&["bench", "idle", "--may-return", "101"], &["101", "100"]);
+    refused(&["bench", "idle", "--pattern", "fill"], &["fill", "another --pattern"]);
+    refused(&["bench", "reclaim", "--swap", "/nonexistent"], &["/nonexistent", "directory"]);
+}
+
+#[test]
 fn a_swapping_run_that_is_killed_leaves_no_file_and_the_next_one_runs() {
     let swap = tempfile::tempdir().unwrap();
     let run = |rounds: u32| {

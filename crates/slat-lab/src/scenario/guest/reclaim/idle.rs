@@ -31,7 +31,7 @@ const ROWS: [usize; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24];
 pub fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     use AccessPattern::{Fill, Phase, Scan, Trace, Zipf};
     let memory = args.memory.unwrap_or(Size(if args.quick { 8 << 20 } else { 64 << 20 }));
-    let walks = if args.quick { args.walks.min(12) } else { args.walks };
+    let walks = if args.quick { args.walks.min(24) } else { args.walks };
     let pattern = match &args.pattern[..] {
         [] if args.trace.is_some() => vec![Trace],
         [] => vec![Zipf, Phase, Scan, Trace],
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn what_was_taken_comes_back_about_as_often_as_was_expected() {
         for format in [TableFormat::Ept, TableFormat::Arm64K4] {
-            let args = IdleArgs { walks: 12, ..args(AccessPattern::Zipf, format) };
+            let args = IdleArgs { walks: 24, ..args(AccessPattern::Zipf, format) };
             let results = run(&args, &mut Session::quiet()).unwrap();
             let figure = |asked: &str, figure: &str| {
                 let wanted = |m: &&Measurement| m.variant == asked && m.params["figure"] == figure;
