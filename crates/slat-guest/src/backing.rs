@@ -55,7 +55,10 @@ pub trait Backing {
     /// Until `grant` has returned, nobody may take the page away or give its address to another, and
     /// [`Backing::page`] answers [`NoPage::NotYet`] for it: a leaf that is emptied meanwhile stays empty, and is not
     /// taken for what came after it. `None`, and `grant` is not called, where that cannot be had at once.
-    fn make_writable<R>(&self, _host: Hva, _grant: impl FnOnce(Page) -> R) -> Option<R> {
+    fn make_writable<R>(&self, _host: Hva, _grant: impl FnOnce(Page) -> R) -> Option<R>
+    where
+        Self: Sized,
+    {
         None
     }
 }

@@ -7,8 +7,9 @@
 //! *Invariants*:
 //! - A frame belongs to one word that says *here*, to one claimer, or to the pool.
 //! - A word says *here with a copy* only while no leaf lets the guest write the page: what is in the swap
-//!   slot is what is in the frame. The fault that lets it write drops the copy first, by an exchange that
-//!   a claim makes fail.
+//!   slot is what is in the frame. The fault that maps it for writing drops the copy first, by an exchange that
+//!   a claim makes fail; the fault that gives the right to a leaf that is there claims the word until the leaf has
+//!   it, since between an exchange and the leaf the page could leave, and come back with a copy to the same leaf.
 //! - Who claims a page to send it away unmaps it before the content is read: `Worker::evict`. A fault
 //!   reserves its slot, then loads the word; who sends the page away changes the word, then looks for
 //!   slots that are reserved. So both are sequentially consistent.

@@ -179,14 +179,12 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
                 Ok(())
             }
         };
-        if result.is_ok() {
-            pool.ram.write(pool.hpa(frame), self.content.page(bytes));
-        }
         if let Err(error) = result {
             word.release(place);
             self.give(frame);
             return Err(PageError::Read { host: paged.host(page, 1).start, error });
         }
+        pool.ram.write(pool.hpa(frame), self.content.page(bytes));
         self.arrived(page, distance);
         let kept = copy.filter(|_| access != Access::Write && !pool.slots.scarce());
         word.release(Place::Here { frame, copy: kept });
@@ -246,7 +244,7 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
 
     /// Copies a page's content as it is now, wherever it is, without bringing it in: what a migration sends.
     /// A page that the guest writes meanwhile is as a page of any live memory is; its log knows. `to` has the size
-    /// of a page; a swap past the page cache wants it at a multiple of 4 KiB.
+    /// of a page.
     ///
     /// # Errors
     /// [`PageError`].

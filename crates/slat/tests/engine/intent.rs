@@ -59,6 +59,34 @@ fn leaves_get_the_rights_that_their_own_bits_allow() {
     rights::<Ept<true>>(Default::default(), true);
 }
 
+fn granted<H: Hardware>(format: H::Format) {
+    on_stage::<H>((format, 40, 8), |_, guard, cache| {
+        let (page, size) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
+        let how = Attributes { software: B, dirty: false, ..READ_ONLY };
+        guard.map(range(0, 8 * K), Hpa(16 * K), how, page, cache).unwrap();
+        guard.map(range(2 * M, 2 * M), Hpa(2 * M), how, size, cache).unwrap();
+        let before = [0, 4 * K, 2 * M].map(|gpa| attributes::<H>(guard, gpa));
+        // Another page is there, none, or a block.
+        assert_eq!(guard.grant_write(Gpa(0), Hpa(20 * K), A), Ok(false));
+        assert_eq!(guard.grant_write(Gpa(8 * K), Hpa(24 * K), A), Ok(false));
+        assert_eq!(guard.grant_write(Gpa(2 * M), Hpa(2 * M), A), Ok(false));
+        assert_eq!(before, [0, 4 * K, 2 * M].map(|gpa| attributes::<H>(guard, gpa)));
+        assert_eq!(guard.grant_write(Gpa(5 * K), Hpa(20 * K), A), Ok(true));
+        let now = attributes::<H>(guard, 4 * K);
+        assert_eq!((now.write, now.dirty, now.software), (true, true, A.union(B)));
+        assert_eq!(attributes::<H>(guard, 0), before[0], "its neighbour");
+        assert_eq!(guard.grant_write(Gpa(4 * K), Hpa(20 * K), A), Ok(false), "it has it");
+        assert_eq!(guard.owed(), None, "who gives rights owes nothing");
+    });
+}
+
+#[test]
+fn a_page_may_be_written_where_it_is_mapped_and_no_other() {
+    granted::<Arm<12>>(arm(true));
+    granted::<Arm<12>>(arm(false));
+    granted::<Ept<true>>(Default::default());
+}
+
 fn blocks<H: Hardware>(format: H::Format) {
     on_stage::<H>((format, 40, 8), |_, guard, cache| {
         let how = Attributes { software: A.union(B), execute: Execute::None, ..RAM };

@@ -147,9 +147,9 @@ const SCENARIOS: [Scenario; 10] = [
         name: "guest-idle",
         title: "Idle pages of a guest",
         counts: &[("idle", "pages", "pages")],
-        note: "After all pages were written once, and as many walks as the first row of the table below it was \
-               given. idle: pages that so many walks in a row, or more, found unused, of the guest's pages. waking a \
-               walk: how many of such pages were used again between two walks, on average. time: of a walk.",
+        note: "All pages were written once; nothing has been taken yet. idle: pages that so many walks in a row, or \
+               more, found unused, of the guest's pages. waking a walk: how many of such pages were used again \
+               between two walks, on average. time: of a walk.",
     },
     Scenario {
         name: "guest-idle-taken",
