@@ -2,8 +2,9 @@
 //!
 //! # Protocol
 //! 1. Each child is sealed by compare-and-swap: it stays valid, hardware goes on setting accessed and
-//!    dirty, other software waits. Agreement is decided on the sealed values: a child that was
-//!    unmapped or protected meanwhile is seen, and all seals are taken back.
+//!    dirty, other software waits. Agreement is decided on the sealed values, the first's with the value
+//!    that the caller was asked about: a child that was unmapped or protected meanwhile is seen, and
+//!    all seals are taken back.
 //! 2. The parent's slot changes from the link to the block, sealed as well; or, where the CPU demands
 //!    a break, to a frozen marker.
 //! 3. The invalidation of the leaves and of walk caches completes. Until then a vCPU may be in the
@@ -46,7 +47,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// [`Guard::collapse`] of those tables whose leaves, which agree but for accessed and dirty state,
-    /// are as `fits` wants them. It is asked while a table is sealed: its answer cannot be out of date.
+    /// are as `fits` wants them. It is asked of the first leaf before any leaf is sealed, and a table
+    /// whose leaves differ by then from what it was asked stays: its answer cannot be out of date, and
+    /// where it panics no leaf is held.
     ///
     /// # Errors
     /// Those of [`Guard::collapse`].
@@ -143,7 +146,10 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
                 return Err(Unfit::Differs);
             }
         }
-        let result = self.sealed(level, entry, children);
+        if !(self.fits)(&self.tables.format.decode(first, level - 1)) {
+            return Err(Unfit::Differs);
+        }
+        let result = self.sealed(level, entry, children, first);
         if let Err((sealed, _)) = result {
             // Who holds the first of a group holds the group: it is let go of last.
             for child in children[..sealed].iter().rev() {
@@ -153,20 +159,22 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         result.map_err(|(_, unfit)| unfit)
     }
 
-    /// Seals and replaces; an error says how many seals are to be taken back.
+    /// Seals and replaces, where the leaves are those that continue `first`; an error says how many
+    /// seals are to be taken back.
     fn sealed(
         &mut self,
         level: u8,
         entry: &Entry<'_>,
         children: &[Slot],
+        mut first: u64,
     ) -> Result<(), (usize, Unfit)> {
-        let mut first = 0;
         let mut status = 0;
         for (index, child) in children.iter().enumerate() {
             let raw = seal::<F>(child, level - 1).map_err(|unfit| (index, unfit))?;
+            let same = continues::<F>(first, raw, level, index);
+            // Its state may have been cleared since it was looked at.
             first = if index == 0 { raw } else { first };
-            let fits = || (self.fits)(&self.tables.format.decode(raw, level - 1));
-            if !continues::<F>(first, raw, level, index) || index == 0 && !fits() {
+            if !same {
                 return Err((index + 1, Unfit::Differs));
             }
             status |= raw & F::STATUS;

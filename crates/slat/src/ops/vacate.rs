@@ -1,13 +1,18 @@
-//! Unmapping where no CPU has the tables and nobody else is in them: what is there is handed out, tables
-//! that are covered whole are given back at once, and nothing is owed.
+//! Unmapping where no CPU has the tables and nobody else is in them: leaves are listed, then emptied.
+//!
+//! # Two steps
+//! The first reads the range and hands each run of leaves to the caller's closure; it changes nothing but
+//! groups that an end of the range cuts, which it unfolds in place. The second empties what was handed out
+//! and gives back the tables that it covers whole; it calls nobody but the platform, which does not
+//! unwind. It also runs where the closure panics. *Invariant*: no table is freed while a slot that can be
+//! reached links it, and what the closure was given is unmapped, no less and no more.
 
 use super::unfold::{Group, folded};
-use super::{Change, ChangeError, Plainly};
+use super::{ChangeError, Removed};
 use crate::addr::{Gpa, GpaRange, Hpa};
-
+use crate::build::dismantle;
 use crate::format::{Format, Kind};
 use crate::inactive::Inactive;
-use crate::ops::Removed;
 use crate::platform::Platform;
 use crate::table::{self, Frame, Slot};
 use crate::tables::{Halted, Tables};
@@ -17,6 +22,9 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
     /// bytes that were mapped. A run may end where memory crosses a multiple of [`Format::CARRY`], too.
     /// Reservations in the range are void. Tables that the range covers whole are given back; one that
     /// is emptied in parts stays.
+    ///
+    /// Where `removed` panics, everything up to the end of the run that it was given is unmapped, and
+    /// everything behind that stays mapped: the call can be repeated for the rest.
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
@@ -29,11 +37,79 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
         if let Err(why) = tables.check_change(&range) {
             return Err(Halted { at: range.start(), why });
         }
-        let mut vacate = Vacate { tables, run: None, bytes: 0, removed: &mut removed };
         let (start, end) = (range.start().0, range.end().0);
-        vacate.table(tables.root_slots(), tables.geometry().root_level, start, end, false);
-        vacate.finish();
-        Ok(vacate.bytes)
+        let told = Told { tables, start, end: start };
+        let mut list = List { told, run: None, bytes: 0, removed: &mut removed };
+        list.table(tables.root_slots(), tables.geometry().root_level, start, end);
+        list.finish();
+        list.told.end = end;
+        Ok(list.bytes)
+    }
+}
+
+/// The part of the range whose leaves were handed out: dropped, it is emptied.
+struct Told<'t, 'p, F: Format, P: Platform> {
+    tables: &'t Tables<'p, F, P>,
+    start: u64,
+    end: u64,
+}
+
+impl<F: Format, P: Platform> Drop for Told<'_, '_, F, P> {
+    fn drop(&mut self) {
+        if self.start < self.end {
+            let level = self.tables.geometry().root_level;
+            self.empty(self.tables.root_slots(), level, self.start, self.end);
+        }
+    }
+}
+
+impl<F: Format, P: Platform> Told<'_, '_, F, P> {
+    /// Empties the part of a table from `start` to `end`, which cuts no leaf.
+    fn empty(&self, slots: &[Slot], level: u8, start: u64, end: u64) {
+        let shift = F::shift(level);
+        let (first, last) = (start >> shift, (end - 1) >> shift);
+        let mask = slots.len() as u64 - 1;
+        for number in first..=last {
+            let slot = &slots[(number & mask) as usize];
+            if level == 0 {
+                slot.init(0);
+                continue;
+            }
+            let raw = slot.load();
+            let (from, to) = (start.max(number << shift), end.min((number + 1) << shift));
+            let whole = to - from == 1 << shift;
+            if F::kind(raw, level) == Kind::Table {
+                let hpa = F::table_address(raw);
+                if whole {
+                    slot.init(0);
+                    self.free(hpa, level - 1);
+                } else {
+                    // SAFETY: a linked table has that many slots, and stays: only tables that are
+                    // covered whole are freed.
+                    let children =
+                        unsafe { table::slots(self.tables.platform, hpa, F::slots(level - 1)) };
+                    self.empty(children, level - 1, from, to);
+                }
+            } else {
+                slot.init(0);
+            }
+        }
+    }
+
+    /// Gives back a table that no slot links any more, and all below it.
+    fn free(&self, hpa: Hpa, level: u8) {
+        let platform = self.tables.platform;
+        // SAFETY: nobody else is in the tables, and no CPU has them: `Inactive` was borrowed mutably.
+        // The slot that linked the table was emptied just before, so it, and all below it, is this
+        // function's alone. All tables below the root came from caches, which allocate `TABLE_BYTES`.
+        unsafe {
+            let slots = table::slots(platform, hpa, F::slots(level));
+            let free = &mut |frame| platform.free(frame, F::TABLE_BYTES);
+            dismantle::<F, P>(platform, slots, level, free);
+            if let Some(frame) = Frame::from_hpa(hpa) {
+                free(frame);
+            }
+        }
     }
 }
 
@@ -46,22 +122,23 @@ struct Run {
     level: u8,
 }
 
-struct Vacate<'t, 'p, 'r, F: Format, P: Platform> {
-    tables: &'t Tables<'p, F, P>,
+struct List<'t, 'p, 'r, F: Format, P: Platform> {
+    told: Told<'t, 'p, F, P>,
     run: Option<Run>,
     bytes: u64,
     removed: &'r mut dyn FnMut(Removed),
 }
 
-impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
-    /// Empties the part of a table from `start` to `end`; of one that goes, no slot need be stored.
-    fn table(&mut self, slots: &[Slot], level: u8, start: u64, end: u64, goes: bool) {
+impl<F: Format, P: Platform> List<'_, '_, '_, F, P> {
+    /// Lists the part of a table from `start` to `end`.
+    fn table(&mut self, slots: &[Slot], level: u8, start: u64, end: u64) {
+        let platform = self.told.tables.platform;
         let shift = F::shift(level);
         let (first, last) = (start >> shift, (end - 1) >> shift);
         let mask = slots.len() as u64 - 1;
         let mut number = first;
         while number <= last {
-            if level == 0 && goes {
+            if level == 0 {
                 let rest = &slots[(number & mask) as usize..=(last & mask) as usize];
                 number += self.more(rest, number << shift);
                 if number > last {
@@ -80,38 +157,17 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
             let (from, to) = (start.max(number << shift), end.min((number + 1) << shift));
             number += 1;
             match F::kind(raw, level) {
-                Kind::Empty => continue,
                 Kind::Leaf => self.leaf(raw, level, from),
                 Kind::Table if level > 0 => {
-                    let whole = to - from == 1 << shift;
-                    self.child(F::table_address(raw), level - 1, from, to, whole);
-                    if !whole {
-                        continue;
-                    }
+                    // SAFETY: a linked table has that many slots, and stays: what is listed here is
+                    // freed when all of it was.
+                    let children = unsafe {
+                        table::slots(platform, F::table_address(raw), F::slots(level - 1))
+                    };
+                    self.table(children, level - 1, from, to);
                 }
-                // A reservation; marks are gone when their owner's borrow of the tables is.
+                // Empty, or a reservation; marks are gone when their owner's borrow of the tables is.
                 _ => {}
-            }
-            if !goes {
-                let _ = Plainly::exchange(slot, raw, 0);
-            }
-        }
-    }
-
-    fn child(&mut self, hpa: Hpa, level: u8, start: u64, end: u64, whole: bool) {
-        let platform = self.tables.platform;
-        // SAFETY: a linked table has that many slots, and stays until it is freed below.
-        let slots = unsafe { table::slots(platform, hpa, F::slots(level)) };
-        self.table(slots, level, start, end, whole);
-        if !whole {
-            return;
-        }
-        // SAFETY: nobody else is in the tables, and no CPU has them: `Inactive` was borrowed mutably;
-        // its slot is emptied, or goes with the table around it. All tables below the root came from
-        // caches, which allocate `TABLE_BYTES`; all that this one linked were freed just before.
-        unsafe {
-            if let Some(frame) = Frame::from_hpa(hpa) {
-                platform.free(frame, F::TABLE_BYTES);
             }
         }
     }
@@ -159,7 +215,7 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
             bytes: size.bytes(),
             size,
             hpa: F::leaf_address(raw, level),
-            attributes: self.tables.format().decode(raw, level),
+            attributes: self.told.tables.format().decode(raw, level),
         };
         let (raw, gpa) = (F::further(raw, size.bytes()), gpa + size.bytes());
         self.run = Some(Run { first, raw, gpa, level });
@@ -167,6 +223,7 @@ impl<F: Format, P: Platform> Vacate<'_, '_, '_, F, P> {
 
     fn finish(&mut self) {
         if let Some(run) = self.run.take() {
+            self.told.end = run.gpa;
             (self.removed)(run.first);
         }
     }

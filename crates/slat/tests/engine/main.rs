@@ -20,5 +20,6 @@ mod intent;
 mod interleavings;
 mod model;
 mod obligations;
+mod promises;
 mod refusals;
 mod steps;
