@@ -119,7 +119,7 @@ operations! {
         guard.allow_write(at, software)
     }
     op_allow_execute(guard: &mut On<'_>, at: GpaRange, software: Software) -> Changed {
-        guard.allow_execute(at, software)
+        guard.allow_execute(at, Access::Execute, software)
     }
     op_split(guard: &mut On<'_>, at: GpaRange, size: PageSize, cache: &mut Cache<'static>)
         -> Result<u64, Halted<SplitError>> {

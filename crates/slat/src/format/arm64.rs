@@ -128,6 +128,15 @@ const fn xn(execute: Execute) -> u64 {
     }
 }
 
+const fn execute(raw: u64) -> Execute {
+    match raw >> XN_SHIFT & 0b11 {
+        0b00 => Execute::All,
+        0b01 => Execute::User,
+        0b10 => Execute::None,
+        _ => Execute::Kernel,
+    }
+}
+
 impl<const PAGE_SHIFT: u32, const DS: bool> Arm64<PAGE_SHIFT, DS> {
     /// T0SZ is at most 39 without FEAT_TTST: 25-bit addresses. The start level, the smallest
     /// block's at least, resolves one bit or more (`AArch64.S2InconsistentSL`): 26 bits with the
@@ -274,12 +283,7 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
         Attributes {
             read: raw & S2AP_READ != 0,
             write: raw & (S2AP_WRITE | DBM) != 0,
-            execute: match raw >> XN_SHIFT & 0b11 {
-                0b00 => Execute::All,
-                0b01 => Execute::User,
-                0b10 => Execute::None,
-                _ => Execute::Kernel,
-            },
+            execute: execute(raw),
             memory: match (raw >> MEM_ATTR_SHIFT & 0b1111, self.forced_write_back) {
                 (0b1111, false) | (0b0110, true) => Memory::Normal,
                 (0b0101, _) => Memory::NonCacheable,
@@ -353,7 +357,9 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
         match access {
             Access::Read => raw | AF,
             Access::Write => (raw | AF | S2AP_WRITE | dbm) & !SW_DIRTY,
-            Access::Execute => (raw | AF) & !XN,
+            // Without FEAT_XNX there is one right for all levels.
+            _ if !self.split_execute => (raw | AF) & !XN,
+            _ => (raw | AF) & !XN | xn(execute(raw).with(access)) << XN_SHIFT,
         }
     }
 

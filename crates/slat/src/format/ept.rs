@@ -157,6 +157,26 @@ impl fmt::Display for MissingCapabilities {
 
 impl core::error::Error for MissingCapabilities {}
 
+/// The bits of a right to execute, with mode-based execute control.
+const fn execute_bits(execute: Execute) -> u64 {
+    match execute {
+        Execute::None => 0,
+        Execute::All => X | XU,
+        Execute::User => XU,
+        Execute::Kernel => X,
+    }
+}
+
+/// The right to execute in `raw`, where `user` is the bit that user programs need.
+const fn execute(raw: u64, user: u64) -> Execute {
+    match (raw & X != 0, raw & user != 0) {
+        (true, true) => Execute::All,
+        (true, false) => Execute::Kernel,
+        (false, true) => Execute::User,
+        (false, false) => Execute::None,
+    }
+}
+
 // SAFETY:
 // 1. Leaves (the attribute bits of `encode` include R) and tables have bit 0, and no marker or
 //    reservation has, whatever its address or token, which lie at bits 59:12. With bit 0, bit 7
@@ -240,11 +260,11 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             return Err(AttributeError::CleanNeedsHardwareDirty);
         }
         let execute = match a.execute {
-            Execute::None => 0,
-            Execute::All => X | bit(self.split_execute, XU),
-            _ if !self.split_execute => return Err(AttributeError::ExecuteNeedsSplitRights),
-            Execute::User => XU,
-            Execute::Kernel => X,
+            Execute::All if !self.split_execute => X,
+            Execute::User | Execute::Kernel if !self.split_execute => {
+                return Err(AttributeError::ExecuteNeedsSplitRights);
+            }
+            execute => execute_bits(execute),
         };
         // The guest's PAT cannot make memory cacheable that is not so here, but turn uncacheable
         // into write-combining: as is right for a frame buffer, not for a strict device.
@@ -269,12 +289,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         Attributes {
             read: raw & R != 0,
             write: raw & W != 0,
-            execute: match (raw & X != 0, raw & user != 0) {
-                (true, true) => Execute::All,
-                (true, false) => Execute::Kernel,
-                (false, true) => Execute::User,
-                (false, false) => Execute::None,
-            },
+            execute: execute(raw, user),
             memory: match (raw & MEMORY) >> MEMORY_SHIFT {
                 WRITE_BACK | WRITE_THROUGH | WRITE_PROTECTED => Memory::Normal,
                 WRITE_COMBINING => Memory::NonCacheable,
@@ -344,7 +359,8 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         match access {
             Access::Read => raw | A,
             Access::Write => raw | A | W | D,
-            Access::Execute => raw | A | X | bit(self.split_execute, XU),
+            _ if !self.split_execute => raw | A | X,
+            _ => raw | A | execute_bits(execute(raw, XU).with(access)),
         }
     }
 

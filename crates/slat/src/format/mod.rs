@@ -168,7 +168,7 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     fn execute_protected(raw: u64) -> u64;
 
     /// The leaf fit for `access`, as a fault makes it: accessed; for a write also writable and
-    /// dirty, for an execution executable.
+    /// dirty, for a fetch executable ([`Execute::with`]).
     fn relaxed(&self, raw: u64, access: Access) -> u64;
 
     /// Whether the use of a leaf that is not accessed leaves a trace: hardware marks it, or the use
@@ -246,8 +246,22 @@ pub enum Access {
     Read,
     /// It writes: the leaf becomes accessed, writable and dirty.
     Write,
-    /// It executes: the leaf becomes accessed and executable.
+    /// It executes, at a level that the fault does not tell: the leaf becomes accessed, and executable at
+    /// all levels if it was so at none. A leaf that one level may execute keeps its right as it is: the
+    /// other level is not known to have asked.
     Execute,
+    /// A user program executes: user programs get the right. Where the format, as configured, does not
+    /// tell the levels apart, all levels get it.
+    ExecuteUser,
+    /// The guest's kernel executes, as [`Access::ExecuteUser`].
+    ExecuteKernel,
+}
+
+impl Access {
+    /// Whether it is an instruction fetch, of whichever level.
+    pub const fn is_fetch(self) -> bool {
+        matches!(self, Self::Execute | Self::ExecuteUser | Self::ExecuteKernel)
+    }
 }
 
 /// What a slot holds.
@@ -402,6 +416,27 @@ pub enum Execute {
     User,
     /// The guest's kernel only.
     Kernel,
+}
+
+impl Execute {
+    /// The right after a fault for `access`: what there is, and what the access asks for, no more.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with(self, access: Access) -> Self {
+        match (self, access) {
+            (Self::None, Access::Execute)
+            | (Self::Kernel, Access::ExecuteUser)
+            | (Self::User, Access::ExecuteKernel) => Self::All,
+            (Self::None, Access::ExecuteUser) => Self::User,
+            (Self::None, Access::ExecuteKernel) => Self::Kernel,
+            _ => self,
+        }
+    }
+
+    /// Whether nothing is missing for `access`.
+    pub fn permits(self, access: Access) -> bool {
+        self.with(access) == self
+    }
 }
 
 /// Memory type of a leaf.

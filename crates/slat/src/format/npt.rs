@@ -322,7 +322,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         match access {
             Access::Read => raw | A,
             Access::Write => raw | A | W | D,
-            Access::Execute => (raw | A) & !NX,
+            _ => (raw | A) & !NX,
         }
     }
 

@@ -352,7 +352,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
         match access {
             Access::Read => raw | R,
             Access::Write => raw | READ | WRITE | R | C,
-            Access::Execute => raw | EXECUTE | R,
+            _ => raw | EXECUTE | R,
         }
     }
 

@@ -379,7 +379,7 @@ unsafe impl Format for RiscV {
         match access {
             Access::Read => raw | A,
             Access::Write => with_rights(raw, rights(raw) | R | W) | A | D,
-            Access::Execute => with_rights(raw, rights(raw) | X) | A,
+            _ => with_rights(raw, rights(raw) | X) | A,
         }
     }
 

@@ -109,18 +109,21 @@ impl Change for Plainly {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
-    /// The block that an end of `range` cuts through, if any: operations that cannot split refuse
-    /// it before they change anything.
-    fn cut_block(&self, range: &GpaRange) -> Option<PageSize> {
+    /// The block that an end of `range` cuts through, if any that is `refused`: operations that cannot
+    /// split refuse it before they change anything.
+    #[inline(always)]
+    fn cut_block(&self, range: &GpaRange, refused: impl Fn(&Found) -> bool) -> Option<PageSize> {
         let (start, end) = (range.start().0, range.end().0);
         [start, end].into_iter().find_map(|edge| {
             // An edge that is a multiple of the largest leaf cuts nothing.
             if edge & (F::size(F::LARGEST_LEAF).bytes() - 1) == 0 {
                 return None;
             }
-            let Found { raw, level, .. } = self.lookup(edge);
+            let found = self.lookup(edge);
+            let Found { raw, level, .. } = found;
             let leaf = matches!(F::kind(raw, level), Kind::Leaf | Kind::Sealed);
-            (leaf && edge & (F::size(level).bytes() - 1) != 0).then(|| F::size(level))
+            let cut = leaf && edge & (F::size(level).bytes() - 1) != 0 && refused(&found);
+            cut.then(|| F::size(level))
         })
     }
 
@@ -133,8 +136,18 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// What every change of a range's leaves refuses at once.
     #[inline(always)]
     fn check_change(&self, range: &GpaRange) -> Result<(), ChangeError> {
+        self.check_change_where(range, |_| true)
+    }
+
+    /// [`Tables::check_change`], of blocks that are `refused` only.
+    #[inline(always)]
+    fn check_change_where(
+        &self,
+        range: &GpaRange,
+        refused: impl Fn(&Found) -> bool,
+    ) -> Result<(), ChangeError> {
         self.check(range).map_err(ChangeError::Range)?;
-        match self.cut_block(range) {
+        match self.cut_block(range, refused) {
             Some(size) => Err(ChangeError::CutsBlock { size }),
             None => Ok(()),
         }

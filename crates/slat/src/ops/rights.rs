@@ -13,7 +13,7 @@ use crate::format::{Access, Format, Kind, RUN, Software};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::table::{self, Slot};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Found, Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
 
@@ -37,6 +37,12 @@ pub(super) trait Rule<F: Format> {
     const EXECUTES: bool = false;
 
     fn change(&self, raw: u64) -> u64;
+
+    /// Whether the leaf `raw` at `level` is one that the rule is for: if not, it stays as it is, and
+    /// so do the tables above.
+    fn concerns(&self, _raw: u64, _level: u8) -> bool {
+        true
+    }
 }
 
 struct NoWrite;
@@ -62,10 +68,10 @@ impl<F: Format> Rule<F> for NoExecute {
 /// Only of a leaf that has all of the bits named.
 struct ForRead<F>(F, u64);
 struct ForWrite<F>(F, u64);
-struct ForExecute<F>(F, u64);
+struct ForExecute<F>(F, u64, Access);
 /// A right that is given by nobody's use.
 struct Writable<F>(F, u64);
-struct Executable<F>(F, u64);
+struct Executable<F>(F, u64, Access);
 /// For a write, and software bits that said that there must be none: of a page at an address of the host's.
 struct Granted<F>(F, Hpa, u64);
 
@@ -95,6 +101,10 @@ impl<F: Format> Rule<F> for ForWrite<F> {
     fn change(&self, raw: u64) -> u64 {
         where_all(raw, self.1, self.0.relaxed(raw, Access::Write))
     }
+
+    fn concerns(&self, raw: u64, _level: u8) -> bool {
+        raw & self.1 == self.1
+    }
 }
 
 impl<F: Format> Rule<F> for ForExecute<F> {
@@ -104,7 +114,7 @@ impl<F: Format> Rule<F> for ForExecute<F> {
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
-        where_all(raw, self.1, self.0.relaxed(raw, Access::Execute))
+        where_all(raw, self.1, self.0.relaxed(raw, self.2))
     }
 }
 
@@ -117,6 +127,10 @@ impl<F: Format> Rule<F> for Writable<F> {
         let relaxed = self.0.relaxed(raw, Access::Write) & !F::ACCESSED | raw & F::ACCESSED;
         let clean = raw & F::DIRTY == 0;
         where_all(raw, self.1, if clean { self.0.cleaned(relaxed) } else { relaxed })
+    }
+
+    fn concerns(&self, raw: u64, _level: u8) -> bool {
+        raw & self.1 == self.1
     }
 }
 
@@ -134,6 +148,10 @@ impl<F: Format> Rule<F> for Granted<F> {
             raw
         }
     }
+
+    fn concerns(&self, raw: u64, level: u8) -> bool {
+        level == 0 && F::leaf_address(raw, 0) == self.1
+    }
 }
 
 impl<F: Format> Rule<F> for Executable<F> {
@@ -143,7 +161,10 @@ impl<F: Format> Rule<F> for Executable<F> {
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
-        let relaxed = self.0.relaxed(raw, Access::Execute) & !F::ACCESSED | raw & F::ACCESSED;
+        if !self.2.is_fetch() {
+            return raw;
+        }
+        let relaxed = self.0.relaxed(raw, self.2) & !F::ACCESSED | raw & F::ACCESSED;
         where_all(raw, self.1, relaxed)
     }
 }
@@ -200,8 +221,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], and, but for a read, on [`ChangeError::CutsBlock`]
-    /// unless the block appeared meanwhile: more than was asked for would get the right. A read
-    /// covers the whole block. [`ChangeError::Contended`] leaves everything done that precedes the
+    /// unless the block appeared meanwhile: more than was asked for would get the right. A block that
+    /// is fit for the access already is not refused, and a read covers the whole block. [`ChangeError::Contended`] leaves everything done that precedes the
     /// address where it stopped.
     #[inline]
     pub fn relax(&mut self, range: GpaRange, access: Access) -> Result<u64, Halted<ChangeError>> {
@@ -224,7 +245,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         match access {
             Access::Read => self.rewrite::<Atomically, _>(range, ForRead(format, needed)),
             Access::Write => self.rewrite::<Atomically, _>(range, ForWrite(format, needed)),
-            Access::Execute => self.rewrite::<Atomically, _>(range, ForExecute(format, needed)),
+            fetch => self.rewrite::<Atomically, _>(range, ForExecute(format, needed, fetch)),
         }
     }
 
@@ -254,8 +275,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// Gives those pages that have all bits of `software` the right to execute, without saying that
-    /// anybody used them. Nothing is owed, as for [`Guard::relax`].
+    /// Gives those pages that have all bits of `software` the right that `fetch` asks for, without saying
+    /// that anybody used them. Nothing is owed, as for [`Guard::relax`]. An access that is no fetch gives
+    /// no right.
     ///
     /// # Errors
     /// Those of [`Guard::write_protect`]; [`ChangeError::CutsBlock`] also at a block that would become
@@ -263,10 +285,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     pub fn allow_execute(
         &mut self,
         range: GpaRange,
+        fetch: Access,
         software: Software,
     ) -> Result<u64, Halted<ChangeError>> {
         let (format, needed) = (self.tables.format, software.encode(F::SOFTWARE));
-        self.rewrite::<Atomically, _>(range, Executable(format, needed))
+        self.rewrite::<Atomically, _>(range, Executable(format, needed, fetch))
     }
 
     /// Gives those leaves that have all bits of `software` the right to write, without saying that
@@ -294,7 +317,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let tables = self.tables;
         // One page cannot be half done: the walk itself finds the block that it would cut.
         let refusal = if R::WHOLE && range.size() > 1 << F::PAGE_SHIFT {
-            tables.check_change(&range)
+            // A block that has the right already is given nothing.
+            let given = |found: &Found| {
+                (found.writable || !R::WRITES) && rule.change(found.raw) == found.raw
+            };
+            tables.check_change_where(&range, |found| R::STALE || !given(found))
         } else {
             tables.check(&range).map_err(ChangeError::Range)
         };
@@ -304,6 +331,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let mut visitor = Rewrite::<F, P, R, C> {
             tables,
             rule,
+            range,
             done: Done::NOTHING,
             why: ChangeError::Contended,
             change: PhantomData,
@@ -323,6 +351,29 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> {
+    /// Before the protection of a table is pushed down for a single page: whether the page's leaf would
+    /// be refused, or is none of the rule's business, so that nothing is to be changed. Larger
+    /// ranges were looked at before the walk.
+    #[cold]
+    fn refuse(&mut self) -> Option<Flow> {
+        if self.range.size() != 1 << F::PAGE_SHIFT {
+            return None;
+        }
+        let Found { raw, level, .. } = self.tables.lookup(self.range.start().0);
+        match F::kind(raw, level) {
+            Kind::Empty | Kind::Reserved => return Some(Flow::Next),
+            Kind::Leaf | Kind::Sealed if self.rule.concerns(raw & !F::MARK, level) => {}
+            Kind::Leaf | Kind::Sealed => return Some(Flow::Next),
+            // It is being changed: the walk waits where it finds it so.
+            Kind::Frozen | Kind::Retired | Kind::Table => return None,
+        }
+        if level > 0 && (R::WHOLE || R::PAGES) {
+            self.why = ChangeError::CutsBlock { size: F::size(level) };
+            return Some(Flow::Stop);
+        }
+        None
+    }
+
     /// What becomes of a member of a group, whose state is that of the group: it may become accessed,
     /// as a fault wants it that only this member's use causes. Otherwise the group stays as it is, or is
     /// unfolded first.
@@ -362,6 +413,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
 struct Rewrite<'p, 't, F: Format, P: Platform, R, C> {
     tables: &'t Tables<'p, F, P>,
     rule: R,
+    range: GpaRange,
     done: Done,
     why: ChangeError,
     change: PhantomData<C>,
@@ -387,7 +439,10 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
         } else {
             self.rule.change(entry.raw)
         };
-        let cuts = R::WHOLE && !entry.whole::<F>(level) || R::PAGES && changed != entry.raw;
+        // A leaf that has the right already is given nothing, whatever of it was asked for.
+        let given = !R::STALE && changed == entry.raw;
+        let cuts =
+            R::WHOLE && !entry.whole::<F>(level) && !given || R::PAGES && changed != entry.raw;
         if level > 0 && cuts {
             self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
@@ -434,6 +489,9 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
     #[inline(always)]
     fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Slot]) -> Option<Flow> {
         if R::WRITES && entry.raw & F::TABLE_WRITE != F::TABLE_WRITE {
+            if let Some(flow) = self.refuse() {
+                return Some(flow);
+            }
             return Some(push_down::<F>(level, entry, children, &mut self.done.counts));
         }
         None

@@ -196,8 +196,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.split_walk::<W>(range, to, cache, together, None)
     }
 
-    /// [`Guard::split`] to pages, which get the right to execute if their block has all bits of
-    /// `software`; what stays larger does not. Nobody is said to have used them.
+    /// [`Guard::split`] to pages, which get the right that `fetch` asks for if their block has all bits of
+    /// `software`; what stays larger does not. Nobody is said to have used them. With an access that is
+    /// no fetch this is [`Guard::split`].
     ///
     /// As rights become more in the same step, a CPU that holds the block may go on faulting until it
     /// forgets it. Memory is made coherent first ([`Platform::maintain`]), and the tables are published.
@@ -208,11 +209,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         range: GpaRange,
         cache: &mut TableCache<'_, F, P>,
+        fetch: Access,
         software: Software,
     ) -> Result<u64, Halted<SplitError>> {
-        let needed = software.encode(F::SOFTWARE);
-        let result =
-            self.split_walk::<Batched>(range, F::size(0), cache, Batched::MERGED, Some(needed));
+        let execute = fetch.is_fetch().then(|| (fetch, software.encode(F::SOFTWARE)));
+        let result = self.split_walk::<Batched>(range, F::size(0), cache, Batched::MERGED, execute);
         // Who faulted is to find what it waits for.
         self.tables.platform.publish();
         result
@@ -225,7 +226,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-        execute: Option<u64>,
+        execute: Option<(Access, u64)>,
     ) -> Result<u64, Halted<SplitError>> {
         if let Err(error) = self.tables.check(&range) {
             return Self::halted(range.start(), SplitError::Range(error));
@@ -247,7 +248,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         cache: &mut TableCache<'_, F, P>,
         together: usize,
-        execute: Option<u64>,
+        execute: Option<(Access, u64)>,
     ) -> Result<u64, Halted<SplitError>> {
         let (start, end) = (range.start().0, range.end().0);
         let tables = self.tables;
@@ -338,8 +339,8 @@ struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     cache: &'a mut TableCache<'c, F, P>,
     /// Blocks that may be broken at a time.
     together: usize,
-    /// Pages of blocks that have these bits become executable.
-    execute: Option<u64>,
+    /// Pages of blocks that have these bits become executable, for such an access.
+    execute: Option<(Access, u64)>,
     /// Levels at which nothing is wanted, for [`SplitWalk::TESTED`].
     unwanted: u8,
     done: Done,
@@ -397,7 +398,9 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         let plan = Plan {
             bits,
             page_bits: match self.execute {
-                Some(needed) if entry.raw & needed == needed => self.executable(level, entry),
+                Some((fetch, needed)) if entry.raw & needed == needed => {
+                    self.executable(level, entry, fetch)
+                }
                 _ => bits,
             },
             delta: F::leaf_address(entry.raw, level).0.wrapping_sub(base),
@@ -444,10 +447,9 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 
     /// The attribute bits of a block's pages, which may be executed; their memory is coherent then.
     #[cold]
-    fn executable(&self, level: u8, entry: &Entry<'_>) -> u64 {
+    fn executable(&self, level: u8, entry: &Entry<'_>, fetch: Access) -> u64 {
         let format = &self.tables.format;
-        let raw =
-            format.relaxed(entry.raw, Access::Execute) & !F::ACCESSED | entry.raw & F::ACCESSED;
+        let raw = format.relaxed(entry.raw, fetch) & !F::ACCESSED | entry.raw & F::ACCESSED;
         if let Some(what) = maintenance(&format.decode(raw, level)) {
             // Pages stand in the tables that the range touches.
             let (base, table) = (entry.base::<F>(level), F::size(1).bytes());

@@ -228,9 +228,19 @@ fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
             assert_eq!(page(Ept::<HUGE_1G>::execute_protected(raw)), data);
             let mut used = Page { accessed: true, ..expected };
             assert_eq!(page(format.relaxed(raw, Access::Read)), used);
-            let mut code = used;
-            (code.rights.execute_kernel, code.rights.execute_user) = (true, true);
-            assert_eq!(page(format.relaxed(raw, Access::Execute)), code);
+            let both = |page: Page| (page.rights.execute_kernel, page.rights.execute_user);
+            let one_right = !cpu.mode_based_execute;
+            for (fetch, kernel, user) in [
+                // The level is not told: who has the right keeps it.
+                (Access::Execute, both(used) == (false, false), both(used) == (false, false)),
+                (Access::ExecuteKernel, true, one_right),
+                (Access::ExecuteUser, one_right, true),
+            ] {
+                let mut code = used;
+                code.rights.execute_kernel |= kernel;
+                code.rights.execute_user |= user;
+                assert_eq!(page(format.relaxed(raw, fetch)), code, "{fetch:?}");
+            }
             (used.rights.write, used.dirty) = (true, true);
             assert_eq!(page(format.relaxed(raw, Access::Write)), used);
             let dirty = a.dirty && a.write && !format.accessed_dirty;

@@ -45,7 +45,7 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
         let last = attributes::<H>(guard, 12 * K);
         // A leaf whose writes nobody marks counts as written.
         assert_eq!((last.write, last.accessed, last.dirty), (true, true, !marks));
-        assert_eq!(guard.allow_execute(all, B), Ok(8 * K));
+        assert_eq!(guard.allow_execute(all, Access::Execute, B), Ok(8 * K));
         let executable = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K));
         assert_eq!(executable.map(|a| a.execute == Execute::All), [false, false, true, true]);
         assert!(!executable[2].accessed, "nobody has used it");
@@ -92,7 +92,11 @@ fn blocks<H: Hardware>(format: H::Format) {
         let how = Attributes { software: A.union(B), execute: Execute::None, ..RAM };
         let (block, size) = (range(2 * M, 2 * M), PageSize::SIZE_2M);
         guard.map(block, Hpa(2 * M), how, size, cache).unwrap();
-        refused(guard.allow_execute(block, B), 2 * M, ChangeError::CutsBlock { size });
+        refused(
+            guard.allow_execute(block, Access::Execute, B),
+            2 * M,
+            ChangeError::CutsBlock { size },
+        );
         assert_eq!(attributes::<H>(guard, 2 * M).execute, Execute::None);
         guard.split(block, PageSize::SIZE_4K, cache).unwrap();
         let page = attributes::<H>(guard, 2 * M + 4 * K);

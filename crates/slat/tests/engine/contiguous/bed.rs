@@ -4,6 +4,7 @@ use crate::common::flat::Flat;
 use crate::common::hardware::grouped::Grouped;
 use crate::common::hardware::{Access as Accessed, Hardware, Run, Tree};
 use crate::common::machine::Machine;
+use crate::common::world::rights::executed;
 use crate::common::world::{GuardOf, TablesOf, VMID, cache, floor};
 use crate::common::{Moment, TestPlatform};
 use slat::{
@@ -31,9 +32,7 @@ impl Rule {
             Self::Relax(Access::Write) => {
                 Attributes { accessed: true, write: true, dirty: true, ..old }
             }
-            Self::Relax(Access::Execute) => {
-                Attributes { accessed: true, execute: Execute::All, ..old }
-            }
+            Self::Relax(fetch) => executed(old, fetch),
         }
     }
 }

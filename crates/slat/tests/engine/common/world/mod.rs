@@ -5,7 +5,7 @@ mod age;
 mod dirty;
 mod look;
 mod reserve;
-mod rights;
+pub mod rights;
 mod shape;
 
 pub use age::Scan;

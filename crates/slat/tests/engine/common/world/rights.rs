@@ -46,11 +46,22 @@ impl Rule {
                 let read = own.read || H::WRITE_READS;
                 Attributes { accessed: true, read, write: true, dirty: true, ..own }
             }
-            Self::Relax(Access::Execute) => {
-                Attributes { accessed: true, execute: Execute::All, ..own }
-            }
+            Self::Relax(fetch) => executed(own, fetch),
         }
     }
+}
+
+/// A leaf after a fetch: the level that asked has the right, and nobody else gets it.
+pub fn executed(own: Attributes, fetch: Access) -> Attributes {
+    let execute = match (own.execute, fetch) {
+        (Execute::None, Access::ExecuteUser) => Execute::User,
+        (Execute::None, Access::ExecuteKernel) => Execute::Kernel,
+        (Execute::None, _) => Execute::All,
+        (Execute::User, Access::ExecuteKernel) => Execute::All,
+        (Execute::Kernel, Access::ExecuteUser) => Execute::All,
+        (had, _) => had,
+    };
+    Attributes { accessed: true, execute, ..own }
 }
 
 impl<H: Hardware> World<'_, H> {
@@ -58,7 +69,24 @@ impl<H: Hardware> World<'_, H> {
         let before = self.begin();
         let out = self.run(|guard| rule.call::<H>(guard, range));
         let (start, end) = (range.start().0, range.end().0);
-        let legal = self.change_errors(&before, &range, rule.whole());
+        let mut legal = self.change_errors(&before, &range, rule.whole());
+        if matches!(rule, Rule::Relax(_)) {
+            // A block that has the right already is not refused.
+            let edges = [start, end].into_iter().filter_map(|edge| before.at(edge));
+            let needs = |run: Run| {
+                let size = run.size;
+                let cut = [start, end]
+                    .iter()
+                    .any(|at| super::floor(*at, size) != *at && run.start <= *at && *at < run.end);
+                cut && rule.of::<H>(&run.leaf) != own(rule, &run.leaf)
+            };
+            let sizes: Vec<_> = edges.filter(|run| needs(**run)).map(|run| run.size).collect();
+            let cuts = |why: &ChangeError| match why {
+                ChangeError::CutsBlock { size } => sizes.contains(&size.bytes()),
+                _ => true,
+            };
+            legal.retain(cuts);
+        }
         if !legal.is_empty() {
             self.refused(&before, &out, start, &legal);
             return;
@@ -82,11 +110,14 @@ impl<H: Hardware> World<'_, H> {
             assert_eq!(out.counts.slots_written, slots, "a store a table");
             assert_eq!(out.owed, owes(leaves, &tables, self.bbm));
         } else {
-            let pushed = if rule == Rule::Relax(Access::Write) {
-                pushes::<H>(&before, start, end)
-            } else {
-                0
-            };
+            // For a single page nothing is pushed down unless it is mapped.
+            let page = end - start == 1 << H::PAGE;
+            let pushed =
+                if rule == Rule::Relax(Access::Write) && !(page && before.at(start).is_none()) {
+                    pushes::<H>(&before, start, end)
+                } else {
+                    0
+                };
             let changed = self.changed(&before, first, last, rule);
             self.expect(&changed, rule);
             let bytes = changed.iter().map(Run::bytes).sum::<u64>();
@@ -147,14 +178,7 @@ impl<H: Hardware> World<'_, H> {
 
     /// Leaves of `start..end` that the rule changes.
     fn changed(&self, before: &Tree, start: u64, end: u64, rule: Rule) -> Vec<Run> {
-        let differs = |run: &Run| {
-            // What a table withholds is pushed down to the leaf first.
-            let own = match rule {
-                Rule::Relax(Access::Write) => run.leaf.attributes(),
-                _ => run.leaf.own,
-            };
-            rule.of::<H>(&run.leaf) != own
-        };
+        let differs = |run: &Run| rule.of::<H>(&run.leaf) != own(rule, &run.leaf);
         before.within(start, end).filter(differs).collect()
     }
 
@@ -173,6 +197,14 @@ impl<H: Hardware> World<'_, H> {
     fn flat_write_protected(&self, start: u64, end: u64) {
         let mut flat = self.flat.borrow_mut();
         flat.within(start, end).for_each(|(_, piece)| piece.attributes.write = false);
+    }
+}
+
+/// What the leaf is before the rule: what a table withholds is pushed down to it first.
+fn own(rule: Rule, leaf: &Leaf) -> Attributes {
+    match rule {
+        Rule::Relax(Access::Write) => leaf.attributes(),
+        _ => leaf.own,
     }
 }
 
