@@ -1,7 +1,7 @@
 //! Table pages at hand: the fallible part of an operation, done before it.
 
 use crate::format::Format;
-use crate::platform::Platform;
+use crate::platform::{Platform, same};
 use crate::table::Frame;
 
 /// Table pages that an operation may take, filled by its caller beforehand.
@@ -52,7 +52,7 @@ impl<'a, F: Format, P: Platform> TableCache<'a, F, P> {
 
     /// Whether the pages come from `platform`.
     pub(crate) fn serves(&self, platform: &P) -> bool {
-        core::ptr::eq(self.platform, platform)
+        same(self.platform, platform)
     }
 
     #[inline]

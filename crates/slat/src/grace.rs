@@ -1,9 +1,9 @@
 //! Quiescence: when no software walker can still be in a table that was unlinked.
 //!
 //! # Protocol
-//! A thread that walks holds a seat. Entering, it writes the clock's reading into the seat; leaving,
-//! it writes that it is outside. Who unlinked tables advances the clock, and frees them once
-//! every seat is outside or shows a reading at least as late.
+//! A thread that walks holds a seat. Entering, it writes the clock's reading into the seat, and whose
+//! tables it enters; leaving, it writes that it is outside. Who unlinked tables advances the clock, and
+//! frees them once every seat is outside, in another guest's tables, or shows a reading at least as late.
 //!
 //! Entering and looking are read-modify-writes of the seat, so one of them comes first. If entering
 //! does, the reclaimer sees the walker inside. If looking does, entering reads what it
@@ -12,7 +12,8 @@
 //!
 //! No thread ever waits: what cannot be freed yet is freed later.
 
-use crate::platform::Platform;
+use crate::platform::{Platform, same};
+use crate::shootdown::Vmid;
 use crate::sync::{AtomicU64, Ordering};
 use core::fmt;
 
@@ -20,8 +21,14 @@ use core::fmt;
 const FREE: u64 = 0;
 /// Somebody's who is not walking.
 const OUTSIDE: u64 = 1;
-/// The clock's first reading.
-const START: u64 = 2;
+/// The clock's first reading. It does not end: 2^48 readings are years of one a microsecond.
+const START: u64 = 1;
+/// In the seat of a thread that walks, the reading stands above the guest's VMID.
+const READING: u32 = 16;
+
+const fn inside(reading: u64, guest: Vmid) -> u64 {
+    reading << READING | guest.0 as u64
+}
 
 /// The place of one thread, on a cache line of its own.
 #[derive(Debug)]
@@ -53,7 +60,7 @@ constructors!();
 
 /// A reading of the clock: see [`Grace::moment`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Moment(u64);
+pub struct Moment(pub(crate) u64);
 
 /// Who is walking. A platform has one for all of its guests.
 ///
@@ -74,7 +81,7 @@ impl Grace {
     /// Whether all who were inside any tables at `moment` have left, or
     /// [refreshed](crate::Guard::refresh) their guards. A caller who is inside waits for himself.
     pub fn is_past(&self, moment: Moment) -> bool {
-        self.passed(moment.0)
+        self.each(|reading, _| reading >= moment.0)
     }
 
     /// The reading from which on walkers cannot find what was unlinked before.
@@ -82,11 +89,16 @@ impl Grace {
         self.clock.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Whether all who entered before `reading` have left.
-    pub(crate) fn passed(&self, reading: u64) -> bool {
+    /// Whether all who entered tables of `guest` before `reading` have left.
+    pub(crate) fn passed(&self, reading: u64, guest: Vmid) -> bool {
+        self.each(|inside, whose| whose != guest || inside >= reading)
+    }
+
+    /// Whether `fine` holds of each thread that is inside: of its reading, and of whose tables.
+    fn each(&self, fine: impl Fn(u64, Vmid) -> bool) -> bool {
         self.seats.iter().all(|seat| {
-            let inside = seat.0.fetch_add(0, Ordering::AcqRel);
-            inside <= OUTSIDE || inside >= reading
+            let now = seat.0.fetch_add(0, Ordering::AcqRel);
+            now <= OUTSIDE || fine(now >> READING, Vmid(now as u16))
         })
     }
 }
@@ -118,14 +130,14 @@ impl<'p, P: Platform> Member<'p, P> {
     /// Whether the seat is among those of `platform`.
     #[inline(always)]
     pub(crate) fn serves(&self, platform: &P) -> bool {
-        core::ptr::eq(self.platform, platform)
+        same(self.platform, platform)
     }
 
     #[inline(always)]
-    pub(crate) fn enter(&mut self) -> Inside<'_> {
+    pub(crate) fn enter(&mut self, guest: Vmid) -> Inside<'_> {
         let clock = &self.platform.grace().clock;
-        self.seat.0.swap(clock.load(Ordering::Acquire), Ordering::AcqRel);
-        Inside { seat: self.seat, clock }
+        self.seat.0.swap(inside(clock.load(Ordering::Acquire), guest), Ordering::AcqRel);
+        Inside { seat: self.seat, clock, guest }
     }
 }
 
@@ -141,6 +153,7 @@ impl<P: Platform> Drop for Member<'_, P> {
 pub(crate) struct Inside<'m> {
     seat: &'m Seat,
     clock: &'m AtomicU64,
+    guest: Vmid,
 }
 
 impl Inside<'_> {
@@ -150,7 +163,8 @@ impl Inside<'_> {
     /// before it.
     #[inline(always)]
     pub fn refresh(&mut self) {
-        self.seat.0.store(self.clock.load(Ordering::Acquire), Ordering::Release);
+        let now = inside(self.clock.load(Ordering::Acquire), self.guest);
+        self.seat.0.store(now, Ordering::Release);
     }
 }
 

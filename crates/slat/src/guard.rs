@@ -16,8 +16,13 @@ use core::fmt;
 ///
 /// While it is there, no table that it may meet is given back. Operations are methods of the guard;
 /// any number of threads work on one guest at once, each through its own. What they leave stale
-/// gathers in the guard until [`Guard::complete`]; a guard that is dropped first hands it to the
-/// guest, and the next that completes covers it.
+/// gathers in the guard, as the hull of all of it, until [`Guard::complete`]; or until
+/// [`Tables::shootdown`] takes it, to be merged with that of others. A guard that is dropped with rights or
+/// dirty state taken completes; one that has only split hands what it owes to the guest, and the next
+/// that completes covers it, as splits alone change no translation.
+///
+/// Where a CPU invalidates by address (Arm without FEAT_TLBIRANGE, Power), a hull of distant pages costs
+/// an invalidation of the whole guest: complete between them.
 ///
 /// A guard that is kept for long keeps unlinked tables: [`Guard::refresh`] lets them go.
 #[derive(Debug)]
@@ -91,6 +96,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     pub fn owe(&mut self, range: GpaRange) -> Result<(), RangeError> {
         self.tables.check(&range)?;
         self.owed.any(range.start().0, range.end().0);
+        self.owed.take();
         Ok(())
     }
 
@@ -100,6 +106,15 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
         if self.live {
             self.tables.complete(owed);
+        }
+    }
+
+    /// Before dirty state is cleared: until that is invalidated, an unmap takes a page that is not dirty
+    /// for one that may be (`Tables::cleans`).
+    pub(crate) fn begin_clean(&mut self) {
+        if self.live && self.owed.cleans() == 0 {
+            self.tables.cleans().begin();
+            self.owed.clean();
         }
     }
 
@@ -113,7 +128,12 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.live {
+        if !self.live {
+            return;
+        }
+        if self.owed.is_taken() {
+            self.complete();
+        } else {
             self.tables.owe(self.owed);
         }
     }
@@ -140,6 +160,7 @@ impl Done {
             self.bytes += tally.changed << F::shift(level);
             if stale {
                 self.owed.leaves(tally.start, tally.end, F::size(level));
+                self.owed.take();
             }
         }
     }

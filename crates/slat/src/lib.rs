@@ -111,11 +111,13 @@ mod guard;
 mod inactive;
 mod ops;
 mod platform;
+mod retired;
 mod shootdown;
 #[doc(hidden)]
 pub mod sync;
 mod table;
 mod tables;
+mod underway;
 mod walk;
 
 pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};

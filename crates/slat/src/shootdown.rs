@@ -31,10 +31,15 @@ pub(crate) struct Owed {
     /// Bit `n`: leaves of `2^n` bytes changed.
     sizes: u64,
     tables: bool,
+    /// Rights or dirty state were taken: who owes it does not leave it to others.
+    taken: bool,
+    /// How often it is counted among the cleans that are under way.
+    cleans: u32,
 }
 
 impl Owed {
-    pub const NOTHING: Self = Self { start: 0, end: 0, sizes: 0, tables: false };
+    pub const NOTHING: Self =
+        Self { start: 0, end: 0, sizes: 0, tables: false, taken: false, cleans: 0 };
 
     pub const fn is_nothing(&self) -> bool {
         self.end == 0
@@ -59,6 +64,26 @@ impl Owed {
         self.cover(start, end);
     }
 
+    /// What was added took rights or dirty state.
+    #[inline]
+    pub const fn take(&mut self) {
+        self.taken = true;
+    }
+
+    /// Whether a right that was taken may still be used.
+    pub const fn is_taken(&self) -> bool {
+        self.taken
+    }
+
+    /// It is counted among the cleans that are under way, from now on.
+    pub const fn clean(&mut self) {
+        self.cleans += 1;
+    }
+
+    pub const fn cleans(&self) -> u64 {
+        self.cleans as u64
+    }
+
     #[inline]
     fn cover(&mut self, start: u64, end: u64) {
         self.start = if self.end == 0 { start } else { self.start.min(start) };
@@ -67,7 +92,9 @@ impl Owed {
 
     #[inline]
     pub fn merge(&mut self, other: Self) {
+        self.cleans += other.cleans;
         if other.end != 0 {
+            self.taken |= other.taken;
             self.sizes |= other.sizes;
             self.tables |= other.tables;
             self.cover(other.start, other.end);

@@ -6,31 +6,50 @@
 
 #[cfg(not(any(loom, shuttle)))]
 pub use core::sync::atomic::AtomicU64;
+#[cfg(not(any(loom, shuttle)))]
+use core::sync::atomic::fence;
+#[cfg(loom)]
+use loom::sync::atomic::fence;
+/// Shuttle's accesses are in one order anyway.
+#[cfg(shuttle)]
+const fn fence(_: Ordering) {}
 pub use core::sync::atomic::Ordering;
 #[cfg(loom)]
 pub use modelled::AtomicU64;
 #[cfg(shuttle)]
 pub use shuttle::sync::atomic::AtomicU64;
 
-/// How slots are loaded and exchanged: in one order that all agree on, which costs no more than
-/// acquire and release where an exchange is a full barrier. Needed by [`agreed`] alone: models hold
-/// everything else to acquire and release.
-#[cfg(not(loom))]
-pub(crate) const LOAD: Ordering = Ordering::SeqCst;
-#[cfg(not(loom))]
-pub(crate) const EXCHANGE: Ordering = Ordering::SeqCst;
-#[cfg(loom)]
-pub(crate) const LOAD: Ordering = Ordering::Acquire;
-#[cfg(loom)]
-pub(crate) const EXCHANGE: Ordering = Ordering::AcqRel;
+/// Whether slots are loaded and exchanged in one order that all threads agree on: where that costs no
+/// more than acquire and release (x86, arm64). Elsewhere (Power, RISC-V) it would be a full fence before
+/// each load, so [`agreed`] is the fence, where one is needed. Loom knows fences only, so its models hold
+/// what other machines run; `slat_fences` has the same compiled anywhere.
+const ONE_ORDER: bool = cfg!(all(
+    any(target_arch = "x86", target_arch = "x86_64", target_arch = "aarch64"),
+    not(any(loom, slat_fences)),
+));
+
+/// How slots are loaded and exchanged. Needed to be more than acquire and release by [`agreed`] alone.
+pub(crate) const LOAD: Ordering = if ONE_ORDER { Ordering::SeqCst } else { Ordering::Acquire };
+pub(crate) const EXCHANGE: Ordering = if ONE_ORDER { Ordering::SeqCst } else { Ordering::AcqRel };
+
+// Weaker orderings would compile to the same instructions on the machines that tests run on.
+const _: () = assert!(
+    !ONE_ORDER || matches!((LOAD, EXCHANGE), (Ordering::SeqCst, Ordering::SeqCst)),
+    "`agreed` is no fence here: loads and exchanges of slots must have one order",
+);
+const _: () = assert!(
+    matches!(LOAD, Ordering::Acquire | Ordering::SeqCst)
+        && matches!(EXCHANGE, Ordering::AcqRel | Ordering::SeqCst),
+    "a table that a slot links must be seen as it was published",
+);
 
 /// Between a change of one slot and a load of another, where of two threads that do so crosswise
-/// at least one has to see the other's change: what `LOAD` and `EXCHANGE` say, as a fence for
-/// loom, which knows no other way.
+/// at least one has to see the other's change: a fence, unless `LOAD` and `EXCHANGE` say as much.
 #[inline(always)]
 pub fn agreed() {
-    #[cfg(loom)]
-    loom::sync::atomic::fence(Ordering::SeqCst);
+    if !ONE_ORDER {
+        fence(Ordering::SeqCst);
+    }
 }
 
 /// Lets the holder of a marker make progress. Not under loom: a yield there forces a step of the

@@ -3,13 +3,15 @@
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
 use crate::format::{Attributes, Format, Geometry, GeometryError, Kind, TOKEN_BITS};
-use crate::grace::Member;
+use crate::grace::{Member, Moment};
 use crate::guard::{Foreign, Guard};
 use crate::inactive::Inactive;
 use crate::platform::Platform;
+use crate::retired::Retired;
 use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
 use crate::sync::{AtomicU64, Ordering};
 use crate::table::{self, Frame, Slot};
+use crate::underway::{Underway, raise};
 use crate::walk::{Outcome, PATIENCE, Visitor, touch_all, walk};
 use core::fmt;
 
@@ -28,30 +30,33 @@ pub struct Tables<'p, F: Format, P: Platform> {
     vmid: Vmid,
     geometry: Geometry,
     root: Hpa,
-    /// How many guards, shootdowns and removals were dropped while they owed something, and how many
-    /// of those the completed invalidations of everything cover.
-    dropped: AtomicU64,
-    covered: AtomicU64,
-    /// The same of removals alone.
-    dropped_removals: AtomicU64,
-    covered_removals: AtomicU64,
-    /// Removals whose invalidation has not completed.
-    pub(crate) removing: AtomicU64,
-    /// Tables that were unlinked, each with its successor's address in its first slot's marker;
-    /// 0 ends the list.
-    retired: AtomicU64,
-    /// Those of them that hardware has forgotten, while software walkers may be in them; the clock's
-    /// reading from which on none is; and whether somebody is at work on both.
-    forgotten: AtomicU64,
-    forgotten_at: AtomicU64,
-    reclaiming: AtomicU64,
-    /// The next token.
-    token: AtomicU64,
+    pending: Pending,
+    pub(crate) retired: Retired,
+    tokens: Tokens,
     /// Tables may have been marked as not accessed while walk caches held them.
     pub(crate) hinted: AtomicU64,
     /// Whether an exact scan of accessed bits is under way.
     pub(crate) ageing: AtomicU64,
 }
+
+/// What operations left for later invalidations, away from what every walk reads.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Pending {
+    /// How many guards, shootdowns and removals were dropped while they owed something, and how many
+    /// of those the completed invalidations of everything cover.
+    dropped: AtomicU64,
+    covered: AtomicU64,
+    /// Removals whose invalidation has not completed.
+    removals: Underway,
+    /// Cleans of dirty state whose invalidation has not completed.
+    cleans: Underway,
+}
+
+/// The next token: each fault that maps takes one.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Tokens(AtomicU64);
 
 /// Where a lookup ended. Small, so that it travels in registers.
 #[derive(Clone, Copy)]
@@ -178,16 +183,14 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             vmid,
             geometry,
             root,
-            dropped: AtomicU64::new(0),
-            covered: AtomicU64::new(0),
-            dropped_removals: AtomicU64::new(0),
-            covered_removals: AtomicU64::new(0),
-            removing: AtomicU64::new(0),
-            retired: AtomicU64::new(0),
-            forgotten: AtomicU64::new(0),
-            forgotten_at: AtomicU64::new(0),
-            reclaiming: AtomicU64::new(0),
-            token: AtomicU64::new(0),
+            pending: Pending {
+                dropped: AtomicU64::new(0),
+                covered: AtomicU64::new(0),
+                removals: Underway::new(),
+                cleans: Underway::new(),
+            },
+            retired: Retired::new(),
+            tokens: Tokens(AtomicU64::new(0)),
             hinted: AtomicU64::new(0),
             ageing: AtomicU64::new(0),
         })
@@ -205,7 +208,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         if !member.serves(self.platform) {
             return Err(Foreign);
         }
-        Ok(Guard::new(self, Some(member.enter()), true))
+        Ok(Guard::new(self, Some(member.enter(self.vmid)), true))
     }
 
     /// Enters the tables without a seat, as nobody else can be in them.
@@ -362,49 +365,64 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         owed.invalidation(self.vmid, self.platform.break_before_make().breaks_size_change())
     }
 
+    /// Removals whose invalidation has not completed.
+    #[inline(always)]
+    pub(crate) const fn removals(&self) -> &Underway {
+        &self.pending.removals
+    }
+
+    /// Cleans of dirty state whose invalidation has not completed.
+    #[inline(always)]
+    pub(crate) const fn cleans(&self) -> &Underway {
+        &self.pending.cleans
+    }
+
     /// Invalidates what is owed, and what somebody else dropped.
     ///
     /// What was dropped counts as covered only after the invalidation: who finds it so, and returns,
     /// relies on it.
     pub(crate) fn complete(&self, owed: Owed) {
-        if self.dropped.load(Ordering::Acquire) != self.covered.load(Ordering::Acquire) {
+        let Pending { dropped, covered, cleans, .. } = &self.pending;
+        if dropped.load(Ordering::Acquire) != covered.load(Ordering::Acquire) {
             self.complete_all();
         } else if let Some(what) = self.invalidation(&owed) {
             self.platform.invalidate(&what);
         }
+        cleans.end(owed.cleans());
     }
 
     /// Invalidates all of the guest, and so what somebody dropped before.
     pub(crate) fn complete_all(&self) {
-        let dropped = self.dropped.load(Ordering::Acquire);
-        let removals = self.dropped_removals.load(Ordering::Acquire);
+        let Pending { dropped, covered, removals, cleans } = &self.pending;
+        let before = (dropped.load(Ordering::Acquire), removals.dropped(), cleans.dropped());
         self.invalidate_all();
-        raise(&self.covered, dropped);
-        self.removed(removals.saturating_sub(raise(&self.covered_removals, removals)));
+        raise(covered, before.0);
+        removals.cover(before.1);
+        cleans.cover(before.2);
     }
 
     /// Keeps in mind what somebody dropped.
     #[inline(always)]
     pub(crate) fn owe(&self, owed: Owed) {
+        match owed.is_taken() {
+            true => self.pending.cleans.drop(owed.cleans()),
+            // Nothing was cleaned.
+            false => self.pending.cleans.end(owed.cleans()),
+        }
         if !owed.is_nothing() {
-            self.dropped.fetch_add(1, Ordering::AcqRel);
+            self.pending.dropped.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     /// Keeps in mind removals that somebody dropped.
     pub(crate) fn drop_removals(&self) {
-        self.dropped_removals.fetch_add(1, Ordering::AcqRel);
-        self.dropped.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// The invalidation of so many removals has completed.
-    pub(crate) fn removed(&self, removals: u64) {
-        self.removing.fetch_add(removals.wrapping_neg(), Ordering::AcqRel);
+        self.pending.removals.drop(1);
+        self.pending.dropped.fetch_add(1, Ordering::AcqRel);
     }
 
     /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
     pub(crate) fn next_token(&self) -> u64 {
-        let token = self.token.fetch_add(1, Ordering::Relaxed);
+        let token = self.tokens.0.fetch_add(1, Ordering::Relaxed);
         F::reserved(token & ((1 << TOKEN_BITS) - 1))
     }
 
@@ -418,7 +436,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     pub(crate) fn break_before_fill(&self, raw: u64, level: u8, base: u64) -> bool {
         let stale = self.refill_breaks()
             && F::kind(raw, level) == Kind::Reserved
-            && self.removing.load(Ordering::Acquire) != 0;
+            && self.removals().count() != 0;
         if stale {
             self.invalidate_slots(base, base + (1 << F::shift(level)));
         }
@@ -448,77 +466,23 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.platform.invalidate(&all);
     }
 
-    /// Keeps a table that was unlinked until [`Tables::reclaim`].
-    ///
-    /// `first` is the first of its slots, all of which say already that the table is retired. The
-    /// list is pushed by many and taken as a whole: a head that comes back is the list's head, and
-    /// the link may be rewritten until the push succeeds.
-    pub(crate) fn retire(&self, table: Hpa, first: &Slot) {
-        let mut head = self.retired.load(Ordering::Relaxed);
-        let mut marker = F::retired(Hpa(0));
-        loop {
-            let next = F::retired(Hpa(head));
-            first.release(marker, next);
-            marker = next;
-            match self.retired.compare_exchange(head, table.0, Ordering::AcqRel, Ordering::Relaxed)
-            {
-                Ok(_) => return,
-                Err(found) => head = found,
-            }
-        }
-    }
-
     /// Gives back tables that were unlinked, and returns how many.
     ///
-    /// Never waits: tables that a guard may still be in stay until a later call. Walk caches are
-    /// invalidated first, once for all tables that were unlinked since the last time. One thread at a
-    /// time does the work; another returns 0.
+    /// Never waits: tables that a guard may still be in stay until a later call, those of removals that
+    /// have not completed until they have. Walk caches are invalidated first, once for all tables whose
+    /// own invalidation has not completed. One thread at a time does the work; another returns 0.
     pub fn reclaim(&self) -> usize {
-        let idle = self.retired.load(Ordering::Acquire) == 0
-            && self.forgotten.load(Ordering::Acquire) == 0;
-        if idle || self.reclaiming.swap(1, Ordering::AcqRel) != 0 {
-            return 0;
-        }
-        let mut freed = self.free_forgotten();
-        if self.forgotten.load(Ordering::Relaxed) == 0 {
-            let list = self.retired.swap(0, Ordering::AcqRel);
-            if list != 0 {
-                self.invalidate_all();
-                self.forgotten_at.store(self.platform.grace().advance(), Ordering::Relaxed);
-                self.forgotten.store(list, Ordering::Relaxed);
-                freed += self.free_forgotten();
-            }
-        }
-        self.reclaiming.store(0, Ordering::Release);
-        freed
+        let grace = self.platform.grace();
+        let now = || grace.advance();
+        let passed = |reading| grace.passed(reading, self.vmid);
+        self.retired.reclaim::<F>(self.platform, || self.invalidate_all(), now, passed)
     }
 
-    /// Frees the tables that hardware has forgotten, if no walker can be in them any more.
-    fn free_forgotten(&self) -> usize {
-        let mut next = self.forgotten.load(Ordering::Relaxed);
-        let reading = self.forgotten_at.load(Ordering::Relaxed);
-        if next == 0 || !self.platform.grace().passed(reading) {
-            return 0;
-        }
-        self.forgotten.store(0, Ordering::Relaxed);
-        let mut freed = 0;
-        while next != 0 {
-            let hpa = Hpa(next);
-            // SAFETY: `retire` put the table on the list, of whose slots this takes the first; it is
-            // freed below, after its only use.
-            let first = unsafe { &table::slots(self.platform, hpa, 1)[0] };
-            next = F::table_address(first.load()).0;
-            // SAFETY: the table came from a cache, which allocates so many bytes; it is unlinked; no
-            // hardware (`reclaim`) and no software (`passed`) can be in it; and it leaves
-            // the list here: nobody else owns it.
-            unsafe {
-                if let Some(frame) = Frame::from_hpa(hpa) {
-                    self.platform.free(frame, F::TABLE_BYTES);
-                    freed += 1;
-                }
-            }
-        }
-        freed
+    /// Whether all threads that were inside tables of this guest's VMID at `moment` have left, or
+    /// [refreshed](Guard::refresh) their guards. Threads inside other guests' tables are not waited
+    /// for. A caller who is inside waits for himself.
+    pub fn is_past(&self, moment: Moment) -> bool {
+        self.platform.grace().passed(moment.0, self.vmid)
     }
 
     /// Takes the tables out of use.
@@ -529,9 +493,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// No CPU has the root loaded, nor will load it before [`Inactive::activate`].
     pub unsafe fn deactivate(self) -> Inactive<'p, F, P> {
         self.invalidate_all();
-        raise(&self.covered, self.dropped.load(Ordering::Acquire));
-        raise(&self.covered_removals, self.dropped_removals.load(Ordering::Acquire));
-        self.removing.swap(0, Ordering::AcqRel);
+        let Pending { dropped, covered, removals, cleans } = &self.pending;
+        raise(covered, dropped.load(Ordering::Acquire));
+        removals.clear();
+        cleans.clear();
         Inactive(self)
     }
 
@@ -539,10 +504,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     pub(crate) fn free_all(self) {
         let platform = self.platform;
         // Guards borrow the tables, so nobody is in them, whatever the grace says of other guests'.
-        self.forgotten_at.store(0, Ordering::Relaxed);
-        self.free_forgotten();
-        self.forgotten.store(self.retired.swap(0, Ordering::AcqRel), Ordering::Relaxed);
-        self.free_forgotten();
+        self.retired.free_all::<F>(platform);
         // SAFETY: the tables are owned, so no software walker exists, and hardware forgot them
         // (`deactivate`, or they were never active). Tables came from caches, which
         // allocate `TABLE_BYTES`; the root from `allocate` with its bytes; and `self` ends here.
@@ -556,16 +518,4 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             }
         }
     }
-}
-
-/// Sets a count that only grows to `to` at least; returns what it was.
-fn raise(count: &AtomicU64, to: u64) -> u64 {
-    let mut was = count.load(Ordering::Acquire);
-    while was < to {
-        match count.compare_exchange(was, to, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => break,
-            Err(found) => was = found,
-        }
-    }
-    was
 }

@@ -20,6 +20,7 @@ use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
 use crate::format::{Attributes, Format, Kind};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
+use crate::retired::Chain;
 use crate::shootdown::Owed;
 use crate::sync::relax;
 use crate::table::Slot;
@@ -227,7 +228,9 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
             let _ = entry.slot.update(|raw| Some((raw | merged) & !F::MARK));
         }
         self.tables.platform.publish();
-        self.tables.retire(table, &children[0]);
+        let mut chain = Chain::<F>::EMPTY;
+        chain.add(table, &children[0]);
+        self.tables.retired.invalidated(self.tables.platform, &chain);
         self.done.bytes += entry.end - entry.start;
         Ok(())
     }

@@ -52,6 +52,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if let Err(why) = refusal.and(tables.check_change(&range)) {
             return Self::halted(range.start(), why);
         }
+        self.begin_clean();
         let mut visitor = Harvest {
             tables,
             start: range.start().0,
@@ -83,6 +84,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Those of [`Guard::write_protect`].
     pub fn clean(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
         let format = self.tables.format;
+        self.begin_clean();
         self.rewrite::<Atomically, _>(range, Clean(format))
     }
 

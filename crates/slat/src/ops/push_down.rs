@@ -97,6 +97,7 @@ impl<'t, F: Format> Visitor<'t, F> for Protect {
                 if old & F::TABLE_WRITE != 0 {
                     self.done.bytes += entry.end - entry.start;
                     self.done.owed.table(entry.start, entry.end);
+                    self.done.owed.take();
                 }
                 Some(Flow::Next)
             }

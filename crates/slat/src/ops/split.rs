@@ -315,10 +315,14 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// Replacements that wait for one common break.
+/// Replacements of blocks of one size that wait for one common break. Kept in place, and small: a
+/// hypervisor's stack has a few KiB.
 struct Waiting<'t> {
     blocks: [Option<Replacement<'t>>; MOST_MERGED],
+    /// Where each block stands, in blocks from the start of the hull.
+    offsets: [u8; MOST_MERGED],
     len: usize,
+    level: u8,
     hull: GpaRange,
 }
 
@@ -327,9 +331,6 @@ struct Replacement<'t> {
     /// The block as it was when its tables were built.
     raw: u64,
     table: Frame,
-    level: u8,
-    base: u64,
-    frozen: bool,
 }
 
 struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
@@ -431,8 +432,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.done.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
             let Entry { slot, raw, .. } = *entry;
-            let new = Replacement { slot, raw, table: frame, level, base, frozen: false };
-            self.wait(new, range);
+            self.wait(Replacement { slot, raw, table: frame }, level, range);
         }
         match dry {
             Some(at) => {
@@ -462,21 +462,41 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     }
 
     /// Adds a replacement to those that wait, and links them when they are enough.
-    fn wait(&mut self, new: Replacement<'t>, range: GpaRange) {
+    fn wait(&mut self, new: Replacement<'t>, level: u8, range: GpaRange) {
         let alone = self.waiting.is_none() && range.end().0 >= self.end;
         if self.together == 1 || alone {
-            return self.link(&mut [Some(new)]);
+            let (tables, cache) = (self.tables, &mut *self.cache);
+            let base = |_| range.start().0;
+            return link(
+                tables,
+                cache,
+                &mut self.done,
+                &mut self.lost,
+                level,
+                &mut [Some(new)],
+                base,
+            );
         }
         let most = self.together as u64 * range.size();
-        if self.waiting.as_ref().is_some_and(|w| w.hull.hull(&range).size() > most) {
+        // Offsets count from the start of the hull, which stays.
+        let joins = |waiting: &Waiting<'_>| {
+            waiting.level == level
+                && waiting.hull.start() <= range.start()
+                && waiting.hull.hull(&range).size() <= most
+        };
+        if self.waiting.as_ref().is_some_and(|waiting| !joins(waiting)) {
             self.link_waiting();
         }
-        let waiting = self.waiting.get_or_insert(Waiting {
+        let waiting = self.waiting.get_or_insert_with(|| Waiting {
             blocks: [const { None }; MOST_MERGED],
+            offsets: [0; MOST_MERGED],
             len: 0,
+            level,
             hull: range,
         });
         waiting.hull = waiting.hull.hull(&range);
+        let offset = (range.start().0 - waiting.hull.start().0) >> F::shift(level);
+        waiting.offsets[waiting.len] = offset as u8;
         waiting.blocks[waiting.len] = Some(new);
         waiting.len += 1;
         if waiting.len == self.together {
@@ -485,47 +505,63 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     }
 
     fn link_waiting(&mut self) {
-        if let Some(Waiting { mut blocks, len, .. }) = self.waiting.take() {
-            self.link(&mut blocks[..len]);
+        // Where they lie: a copy would take the stack twice.
+        if let Some(Waiting { blocks, offsets, len, level, hull }) = &mut self.waiting {
+            let base =
+                |index: usize| hull.start().0 + (u64::from(offsets[index]) << F::shift(*level));
+            let (tables, blocks) = (self.tables, &mut blocks[..*len]);
+            link(tables, self.cache, &mut self.done, &mut self.lost, *level, blocks, base);
+            self.waiting = None;
         }
     }
+}
 
-    /// Breaks the blocks, invalidates them once, links their tables.
-    ///
-    /// Tables whose block changed meanwhile go back to the cache last of all, when nothing stands
-    /// broken any more.
-    fn link(&mut self, blocks: &mut [Option<Replacement<'t>>]) {
-        let mut broken = Owed::NOTHING;
-        for block in blocks.iter_mut().flatten() {
-            let Replacement { slot, raw, table, level, base, .. } = block;
-            let size = F::size(*level);
-            block.frozen = slot.exchange(*raw, F::frozen(table.hpa())).is_ok();
-            if block.frozen {
-                broken.leaves(*base, *base + size.bytes(), size);
-                self.done.counts.broken += 1;
-                self.done.bytes += size.bytes();
-                self.done.counts.slots_written += 2;
-            } else {
-                self.lost = Some(self.lost.map_or(*base, |lost| lost.min(*base)));
+/// Breaks blocks at `level`, invalidates them once, links their tables. Keeps the lowest block that changed
+/// meanwhile in `lost`.
+///
+/// Tables whose block changed meanwhile go back to the cache last of all, when nothing stands
+/// broken any more.
+fn link<F: Format, P: Platform>(
+    tables: &Tables<'_, F, P>,
+    cache: &mut TableCache<'_, F, P>,
+    done: &mut Done,
+    lost: &mut Option<u64>,
+    level: u8,
+    blocks: &mut [Option<Replacement<'_>>],
+    base: impl Fn(usize) -> u64,
+) {
+    let mut broken = Owed::NOTHING;
+    // A bit a block.
+    let mut frozen = 0u64;
+    let size = F::size(level);
+    for (index, block) in blocks.iter().enumerate() {
+        let Some(Replacement { slot, raw, table }) = block else { continue };
+        let base = base(index);
+        if slot.exchange(*raw, F::frozen(table.hpa())).is_ok() {
+            frozen |= 1 << index;
+            broken.leaves(base, base + size.bytes(), size);
+            done.counts.broken += 1;
+            done.bytes += size.bytes();
+            done.counts.slots_written += 2;
+        } else {
+            *lost = Some(lost.map_or(base, |lost| lost.min(base)));
+        }
+    }
+    if let Some(what) = tables.invalidation(&broken) {
+        done.counts.invalidations += 1;
+        tables.platform.invalidate(&what);
+        for (index, block) in blocks.iter_mut().enumerate() {
+            if let Some(Replacement { slot, table, .. }) =
+                block.take_if(|_| frozen >> index & 1 == 1)
+            {
+                let hpa = table.into_hpa();
+                slot.release(F::frozen(hpa), F::table(hpa, level));
             }
         }
-        if let Some(what) = self.tables.invalidation(&broken) {
-            self.done.counts.invalidations += 1;
-            self.tables.platform.invalidate(&what);
-            for block in blocks.iter_mut() {
-                if let Some(Replacement { slot, table, level, .. }) =
-                    block.take_if(|block| block.frozen)
-                {
-                    let hpa = table.into_hpa();
-                    slot.release(F::frozen(hpa), F::table(hpa, level));
-                }
-            }
-            self.tables.platform.publish();
-        }
-        for Replacement { table, level, .. } in blocks.iter_mut().filter_map(Option::take) {
-            let counts = &mut self.done.counts;
-            Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None }
-                .recycle(table, level - 1);
-        }
+        tables.platform.publish();
+    }
+    for Replacement { table, .. } in blocks.iter_mut().filter_map(Option::take) {
+        let counts = &mut done.counts;
+        Builder { platform: tables.platform, cache, counts, dry: None }.recycle(table, level - 1);
     }
 }

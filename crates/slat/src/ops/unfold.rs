@@ -29,7 +29,6 @@ use crate::format::{Format, Kind};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::sync::Ordering;
 use crate::table::{self, Slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
@@ -236,7 +235,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// As [`Tables::break_before_fill`], of all slots at once, some of which others have emptied: they
     /// were counted before this thread got the slots.
     fn break_before_fill_group(&self, group: &Group<'_, F>, counts: &mut Counts) {
-        if self.refill_breaks() && self.removing.load(Ordering::Acquire) != 0 {
+        if self.refill_breaks() && self.removals().count() != 0 {
             self.invalidate_slots(group.start, group.end);
             counts.invalidations += 1;
         }

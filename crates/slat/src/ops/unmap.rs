@@ -7,8 +7,9 @@
 //! (`Tables::break_before_fill`). A table whose
 //! whole range was unmapped is then retired in this order: every one of its slots goes from empty
 //! to retired, which keeps other software out and fails if anything was mapped there meanwhile;
-//! its parent's slot is emptied; the table joins the retired list. Between the first marker and the
-//! last nothing is allocated and nobody is called.
+//! its parent's slot is emptied; the table waits in the removals for their invalidation. Between the first
+//! marker and the last nothing is allocated and nobody is called. A table around an end of the range
+//! that is found empty afterwards goes in the same order, and so do those above it.
 //!
 //! A slot of a retired table stays so until the table is given back; so who retired all of them owns
 //! the link in the parent's slot, in which others may still change bits, but not the address.
@@ -19,9 +20,9 @@ use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{Attributes, Format, Kind};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
+use crate::retired::Chain;
 use crate::shootdown::Owed;
-use crate::sync::Ordering;
-use crate::table::Slot;
+use crate::table::{self, Slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
 use core::fmt;
@@ -40,6 +41,10 @@ pub struct Removed {
     /// Rights (those of the leaves, whatever tables above withheld), memory type and state at the
     /// moment they were taken out. A page that was writable
     /// may have been written until the invalidation completed, if it was dirty already.
+    ///
+    /// Not dirty is a page that was not written since the last [`Guard::clean`] or [`Guard::harvest`]
+    /// that has completed: while one is under way, a page whose dirty state it may have taken is dirty here
+    /// as well, as the guest may write it through a TLB entry that marks nothing.
     pub attributes: Attributes,
 }
 
@@ -69,12 +74,15 @@ pub struct Removals<'s, 't, 'p, F: Format, P: Platform> {
     owed: Owed,
     /// Whether the guest counts these removals among those that are under way.
     counted: bool,
+    /// Tables that were unlinked: the invalidation that the removals owe is theirs, too.
+    unlinked: Chain<F>,
 }
 
 impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
     /// Nothing yet, in the caller's storage, whose content is overwritten.
     pub fn new(tables: &'t Tables<'p, F, P>, storage: &'s mut [Place]) -> Self {
-        Self { tables, storage, len: 0, owed: Owed::NOTHING, counted: false }
+        let (owed, unlinked) = (Owed::NOTHING, Chain::EMPTY);
+        Self { tables, storage, len: 0, owed, counted: false, unlinked }
     }
 
     /// Invalidates, then hands out what was removed, in the order in which it was.
@@ -86,14 +94,15 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
     pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
         let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
         // What somebody else has taken out, and not invalidated yet, was found empty here.
-        if self.tables.removing.load(Ordering::Acquire) > u64::from(self.counted) {
+        if self.tables.removals().count() > u64::from(self.counted) {
             self.tables.complete_all();
         } else {
             self.tables.complete(owed);
         }
         if core::mem::replace(&mut self.counted, false) {
-            self.tables.removed(1);
+            self.tables.removals().end(1);
         }
+        self.tables.retired.invalidated(self.tables.platform, &self.unlinked.take());
         let len = core::mem::replace(&mut self.len, 0);
         self.storage[..len].iter_mut().filter_map(|place| place.0.take())
     }
@@ -128,8 +137,12 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
         }
     }
 
-    fn fits(&mut self, new: &Removed) -> bool {
-        !self.is_full() || self.continued(new).is_some()
+    /// What was removed last counts as dirty, all of the run.
+    #[cold]
+    fn dirty_last(&mut self) {
+        if let Some(last) = self.storage[..self.len].last_mut().and_then(|place| place.0.as_mut()) {
+            last.attributes.dirty = true;
+        }
     }
 
     /// Keeps what fits, and what it owes: whatever happens to the walk.
@@ -147,9 +160,10 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
 
 impl<F: Format, P: Platform> Drop for Removals<'_, '_, '_, F, P> {
     fn drop(&mut self) {
+        self.tables.retired.unlinked(self.tables.platform, &self.unlinked.take());
         if self.counted {
             match self.owed.is_nothing() {
-                true => self.tables.removed(1),
+                true => self.tables.removals().end(1),
                 false => self.tables.drop_removals(),
             }
         }
@@ -206,7 +220,7 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
     /// are void.
     ///
     /// What is owed is in the removals, not in the guard. A table goes with the call that covers it
-    /// whole; one that is unmapped in parts stays, empty.
+    /// whole, or that empties it; reservations in it are void as well.
     ///
     /// # Errors
     /// Nothing is done on [`UnmapError::Range`], [`UnmapError::ForeignRemovals`], and on
@@ -226,7 +240,7 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
             return Self::halted(range.start(), why.into());
         }
         if !core::mem::replace(&mut removals.counted, true) {
-            tables.removing.fetch_add(1, Ordering::AcqRel);
+            tables.removals().begin();
         }
         let (done, why) = (Done::NOTHING, UnmapError::Contended);
         let (start, end) = (range.start().0, range.end().0);
@@ -234,6 +248,11 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
             Unmap { tables, removals, start, end, taken: 0, empty: 0, next: (0, 0, 0), done, why };
         visitor.empty = visitor.token();
         let result = tables.walk(start, end, &mut visitor);
+        let reached = result.map_or_else(|at| at.0, |()| end);
+        if start < reached {
+            visitor.retire_around(start);
+            visitor.retire_around(reached - 1);
+        }
         let Unmap { done, why, .. } = visitor;
         let bytes = done.into(self);
         match result {
@@ -287,17 +306,21 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
             }
             tally.change(&entry);
             self.removals.extend(&entry, F::size(level));
+            if self.may_be_dirty(entry.raw) {
+                self.removals.dirty_last();
+            }
             self.next = (F::further(entry.raw, F::size(level).bytes()), entry.end, level);
             return Flow::Next;
         }
-        let removed = Removed {
+        let mut removed = Removed {
             gpa: Gpa(entry.start),
             bytes: entry.end - entry.start,
             size: F::size(level),
             hpa: F::leaf_address(entry.raw, level),
             attributes: self.tables.format.decode(entry.raw, level),
         };
-        if !self.removals.fits(&removed) {
+        let continues = self.removals.continued(&removed).is_some();
+        if !continues && self.removals.is_full() {
             self.why = UnmapError::Full;
             return Flow::Stop;
         }
@@ -305,6 +328,12 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
             return Flow::Again;
         }
         tally.change(&entry);
+        if self.may_be_dirty(entry.raw) {
+            removed.attributes.dirty = true;
+            if continues {
+                self.removals.dirty_last();
+            }
+        }
         self.removals.push(removed);
         let bytes = F::size(level).bytes();
         self.next = (F::further(entry.raw, bytes), entry.end, level);
@@ -320,13 +349,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Slot]) {
         if entry.whole::<F>(level) && self.retire(level - 1, children) {
-            self.done.counts.slots_written += children.len() as u64 + 1;
-            let empty = self.token();
-            let unlinked =
-                entry.slot.update(|raw| links::<F>(raw, level, entry.raw).then_some(empty));
-            debug_assert!(unlinked.is_ok(), "a retired table was unlinked by somebody else");
-            self.tables.retire(F::table_address(entry.raw), &children[0]);
-            self.removals.owed.table(entry.start, entry.end);
+            self.unlink(entry.slot, entry.raw, level, entry.start, children);
         }
     }
 
@@ -353,19 +376,72 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
         self.done.counts.slots_written += 2 * group.slots.len() as u64;
         self.done.bytes += group.bytes();
         self.taken = group.end;
+        let mut attributes = tables.format.decode(first, level);
+        attributes.dirty |= self.may_be_dirty(first);
         self.removals.push(Removed {
             gpa: Gpa(group.start),
             bytes: group.bytes(),
             size: F::size(level),
             hpa: F::leaf_address(first, level),
-            attributes: tables.format.decode(first, level),
+            attributes,
         });
         Flow::Next
+    }
+
+    /// Whether a leaf that was just taken out, and is not dirty, may have been written all the same: its
+    /// dirty state may have been cleared by a thread whose invalidation has not completed, and the
+    /// guest may have written since through a TLB entry that marks nothing.
+    #[inline(always)]
+    fn may_be_dirty(&self, raw: u64) -> bool {
+        raw & F::DIRTY == 0 && self.tables.cleans().count() != 0
     }
 
     /// What to leave in slots that are emptied now.
     fn token(&self) -> u64 {
         if self.tables.refill_breaks() { self.tables.next_token() } else { 0 }
+    }
+
+    /// Empties the slot at `level` that links `table`, whose slots are retired; it covers `start` on.
+    fn unlink(&mut self, slot: &Slot, table: u64, level: u8, start: u64, children: &[Slot]) {
+        self.done.counts.slots_written += children.len() as u64 + 1;
+        let empty = self.token();
+        let unlinked = slot.update(|raw| links::<F>(raw, level, table).then_some(empty));
+        debug_assert!(unlinked.is_ok(), "a retired table was unlinked by somebody else");
+        self.removals.unlinked.add(F::table_address(table), &children[0]);
+        self.removals.owed.table(start, start + (1 << F::shift(level)));
+    }
+
+    /// Retires the lowest table around `gpa` if it is empty, and then those above it, below the root.
+    fn retire_around(&mut self, gpa: u64) {
+        let tables = self.tables;
+        let mut level = tables.geometry().root_level;
+        let mut slots = tables.root_slots();
+        // By the level of the linked table's slots: those around the link, and the link.
+        let mut above = [None; 4];
+        while level > 0 {
+            let index = (gpa >> F::shift(level)) as usize & (slots.len() - 1);
+            let raw = slots[index].load();
+            if F::kind(raw, level) != Kind::Table {
+                break;
+            }
+            level -= 1;
+            above[level as usize] = Some((slots, index, raw));
+            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
+            slots =
+                unsafe { table::slots(tables.platform, F::table_address(raw), F::slots(level)) };
+        }
+        while let Some(Some((around, index, raw))) = above.get(level as usize).copied() {
+            let vacant =
+                |slot: &Slot| matches!(F::kind(slot.load(), level), Kind::Empty | Kind::Reserved);
+            // Most tables that are not empty show it at one end.
+            let ends = vacant(&slots[0]) && vacant(&slots[slots.len() - 1]);
+            if !(ends && slots.iter().all(vacant) && self.retire(level, slots)) {
+                return;
+            }
+            let start = gpa & !((1 << F::shift(level + 1)) - 1);
+            self.unlink(&around[index], raw, level + 1, start, slots);
+            (slots, level) = (around, level + 1);
+        }
     }
 
     /// Retires the slots of a table that is empty; leaves any other empty where it was, but not as

@@ -20,8 +20,8 @@ use crate::tables::{Halted, Tables};
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
     /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns the
     /// bytes that were mapped. A run may end where memory crosses a multiple of [`Format::CARRY`], too.
-    /// Reservations in the range are void. Tables that the range covers whole are given back; one that
-    /// is emptied in parts stays.
+    /// Reservations in the range are void. Tables that the range covers whole, or that it leaves empty, are
+    /// given back.
     ///
     /// Where `removed` panics, everything up to the end of the run that it was given is unmapped, and
     /// everything behind that stays mapped: the call can be repeated for the rest.
@@ -89,6 +89,13 @@ impl<F: Format, P: Platform> Told<'_, '_, F, P> {
                     let children =
                         unsafe { table::slots(self.tables.platform, hpa, F::slots(level - 1)) };
                     self.empty(children, level - 1, from, to);
+                    let vacant = |slot: &Slot| {
+                        matches!(F::kind(slot.load(), level - 1), Kind::Empty | Kind::Reserved)
+                    };
+                    if children.iter().all(vacant) {
+                        slot.init(0);
+                        self.free(hpa, level - 1);
+                    }
                 }
             } else {
                 slot.init(0);

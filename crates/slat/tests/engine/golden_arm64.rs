@@ -205,6 +205,7 @@ pub fn leaves_are_the_manuals<const G: u32, const DS: bool>() {
             .flat_map(|bytes| all_attributes().map(move |a| (bytes, a)))
         {
             let (at, hpa) = (range((1 << bits) - bytes, bytes), (1 << bits) - bytes);
+            cache.fill(8).unwrap();
             let result = guard.map(at, Hpa(hpa), attributes, size(bytes), &mut cache);
             if attributes.write && !attributes.dirty && !hd {
                 assert!(result.is_err());

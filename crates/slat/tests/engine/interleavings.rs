@@ -204,8 +204,11 @@ fn who_completes_does_not_rely_on_an_invalidation_that_another_has_only_begun() 
     let guest = guest(platform);
     map(guest, 0, 4096, PAGE, MEMORY);
     let mut member = Member::join(platform).unwrap();
-    guest.enter(&mut member).unwrap().write_protect(range(0, 4096)).unwrap();
-    assert_eq!(platform.invalidations(), 0, "the guard was dropped, and owes");
+    let mut guard = guest.enter(&mut member).unwrap();
+    guard.write_protect(range(0, 4096)).unwrap();
+    drop(guest.shootdown(&mut guard).unwrap());
+    drop(guard);
+    assert_eq!(platform.invalidations(), 0, "the shootdown was dropped, and is owed");
     let covered = Arc::new(AtomicUsize::new(0));
     let seen = covered.clone();
     // While the first to complete is inside its invalidation, another completes.

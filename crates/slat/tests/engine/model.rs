@@ -202,7 +202,7 @@ fn a_table_is_given_back_only_when_no_walk_cache_can_hold_it() {
     let what = Mapping { hpa: 0, attributes: Attributes::RAM, largest: PageSize::SIZE_4K };
     assert_eq!(world.map(page, what, 2), None);
     platform.observe();
-    // The shootdown is still owed when the table is reclaimed: the machine checks each free.
+    // The machine checks each free: until the shootdown has completed, there is none.
     let mut storage = [Place::EMPTY; 1];
     let mut member = platform.join();
     let mut removals = Removals::new(&world.tables, &mut storage);
@@ -210,9 +210,11 @@ fn a_table_is_given_back_only_when_no_walk_cache_can_hold_it() {
     assert_eq!(guard.unmap(block, &mut removals), Ok(1 << 12));
     assert_eq!((platform.live(), world.tables.reclaim(), platform.live()), (3, 0, 3));
     drop(guard);
-    assert_eq!((world.tables.reclaim(), platform.live()), (1, 2));
+    assert_eq!((world.tables.reclaim(), platform.live()), (0, 3));
     assert_eq!(removals.complete().count(), 1);
     drop(removals);
+    // The table of pages, and the one above it, which it left empty.
+    assert_eq!((world.tables.reclaim(), platform.live()), (2, 1));
     platform.machine.take();
     // SAFETY: no machine is left.
     unsafe { world.tables.deactivate() }.destroy();

@@ -88,3 +88,227 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
     drop((cache, member));
     destroy(tables);
 }
+
+#[test]
+fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
+    let platform = always();
+    cache!(cache, &platform);
+    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+    let tables = Tables::new(format, VMID, 40, &platform).unwrap();
+    let (mut first, mut second) = (platform.join(), platform.join());
+    let mut log = tables.enter(&mut first).unwrap();
+    let mut pager = tables.enter(&mut second).unwrap();
+    let pages = range(0, 16 * K);
+    let clean = Attributes { dirty: false, ..RAM };
+    let dirty = |pager: &mut slat::Guard<'_, '_, _, _>, at: u64| {
+        let removed = crate::common::unmap(pager, range(at, 4 * K));
+        assert_eq!(removed.len(), 1);
+        removed[0].attributes.dirty
+    };
+    // A CPU holds the first page as writable and dirty: what it writes marks nothing.
+    log.map(range(0, 4 * K), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
+    log.map(range(4 * K, 12 * K), Hpa((1 << 32) + 4 * K), clean, PAGE, &mut cache).unwrap();
+    assert_eq!(log.clean(pages), Ok(4 * K));
+    assert!(dirty(&mut pager, 0), "what was written through the TLB is in no dirty bit");
+    // Handed on, and dropped, it is under way until an invalidation of everything.
+    drop(tables.shootdown(&mut log).unwrap());
+    log.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, &mut cache).unwrap();
+    let mut places = [const { Place::EMPTY }; 2];
+    let mut removals = pager.removals(&mut places);
+    assert_eq!(pager.unmap(range(0, 8 * K), &mut removals), Ok(8 * K));
+    // Pages of one run, of which one is taken before and one after: the whole run may be dirty.
+    assert!(removals.complete().all(|run| run.attributes.dirty));
+    drop(removals);
+    log.complete();
+    assert!(!dirty(&mut pager, 8 * K), "the clean has completed");
+    // A harvest that refuses cleans nothing, and one that is done has completed.
+    assert!(log.harvest(range(1 << 41, 4 * K), &mut [0]).is_err());
+    assert_eq!(log.harvest(range(12 * K, 4 * K), &mut [0]), Ok(0));
+    assert!(!dirty(&mut pager, 12 * K));
+    drop((log, pager));
+    drop((cache, first, second));
+    destroy(tables);
+}
+
+#[test]
+fn a_run_of_clean_pages_becomes_dirty_as_a_whole_if_a_clean_begins_in_its_middle() {
+    let platform = always();
+    cache!(cache, &platform);
+    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+    let tables = Tables::new(format, VMID, 40, &platform).unwrap();
+    let (mut first, mut second) = (platform.join(), platform.join());
+    let mut log = tables.enter(&mut first).unwrap();
+    let mut pager = tables.enter(&mut second).unwrap();
+    let clean = Attributes { dirty: false, ..RAM };
+    for room in [1, 2] {
+        log.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, &mut cache).unwrap();
+        log.map(range(4 * K, 8 * K), Hpa((1 << 32) + 4 * K), RAM, PAGE, &mut cache).unwrap();
+        let mut places = [const { Place::EMPTY }; 2];
+        let mut removals = pager.removals(&mut places[..room]);
+        assert_eq!(pager.unmap(range(0, 4 * K), &mut removals), Ok(4 * K));
+        assert_eq!(log.clean(range(4 * K, 8 * K)), Ok(8 * K));
+        assert_eq!(pager.unmap(range(4 * K, 8 * K), &mut removals), Ok(8 * K));
+        let runs: Vec<_> = removals.complete().collect();
+        let dirty: u64 = runs.iter().filter(|run| run.attributes.dirty).map(|run| run.bytes).sum();
+        assert!(dirty >= 8 * K, "{runs:?}");
+        assert_eq!(runs.iter().map(|run| run.bytes).sum::<u64>(), 12 * K);
+        drop(removals);
+        log.complete();
+        cache.fill(8).unwrap();
+    }
+    drop((log, pager));
+    drop((cache, first, second));
+    destroy(tables);
+}
+
+#[test]
+fn tables_whose_invalidation_has_completed_are_given_back_without_another() {
+    let platform = always();
+    cache!(cache, &platform);
+    let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
+    let mut member = platform.join();
+    for completes in [true, false] {
+        let mut guard = tables.enter(&mut member).unwrap();
+        guard.map(range(0, 2 * M), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
+        let mut places = [Place::EMPTY; 4];
+        let mut removals = guard.removals(&mut places);
+        guard.unmap(range(0, 2 * M), &mut removals).unwrap();
+        platform.take_events();
+        if completes {
+            assert_eq!(removals.complete().count(), 1);
+            let [Event::Invalidate(what)] = platform.take_events()[..] else { panic!() };
+            assert!(what.tables, "walk caches were named");
+        }
+        drop(removals);
+        drop(guard);
+        assert_ne!(tables.reclaim(), 0);
+        let events = platform.take_events();
+        let all = Invalidation { vmid: VMID, range: None, leaf: None, tables: true };
+        assert_eq!(events, if completes { vec![] } else { vec![Event::Invalidate(all)] });
+        cache.fill(8).unwrap();
+    }
+    drop((cache, member));
+    destroy(tables);
+}
+
+#[test]
+fn tables_that_are_emptied_page_by_page_make_room_for_a_block() {
+    for alone in [false, true] {
+        let platform = always();
+        cache!(cache, &platform);
+        let mut tables = Inactive::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
+        tables.map(range(0, 2 * M), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
+        let with_tables = platform.live();
+        let pages = (0..512).map(|page| range((page * 173 % 512) * 4 * K, 4 * K));
+        let tables = if alone {
+            pages.for_each(|page| assert_eq!(tables.unmap(page, |_| {}), Ok(4 * K)));
+            assert_eq!(platform.live(), with_tables - 2, "the table, and the one above it");
+            tables.activate()
+        } else {
+            let tables = tables.activate();
+            let mut member = platform.join();
+            let mut guard = tables.enter(&mut member).unwrap();
+            pages.for_each(|page| assert_eq!(crate::common::unmap(&mut guard, page).len(), 1));
+            drop(guard);
+            assert_eq!((tables.reclaim(), platform.live()), (2, with_tables - 2));
+            tables
+        };
+        let mut member = platform.join();
+        let mut guard = tables.enter(&mut member).unwrap();
+        cache.fill(8).unwrap();
+        guard.map(range(0, 2 * M), Hpa(1 << 32), RAM, BLOCK, &mut cache).unwrap();
+        assert_eq!(guard.translate(Gpa(0)).unwrap().unwrap().size, BLOCK);
+        drop(guard);
+        drop((cache, member));
+        destroy(tables);
+    }
+}
+
+#[test]
+fn a_guard_that_is_dropped_with_rights_taken_completes() {
+    let platform = always();
+    cache!(cache, &platform);
+    let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
+    let mut member = platform.join();
+    let block = range(0, 2 * M);
+    macro_rules! enter {
+        () => {
+            tables.enter(&mut member).unwrap()
+        };
+    }
+    enter!().map(block, Hpa(1 << 32), RAM, BLOCK, &mut cache).unwrap();
+    platform.take_events();
+    let invalidated = || {
+        let events = platform.take_events().into_iter();
+        events.filter(|event| matches!(event, Event::Invalidate(_))).count()
+    };
+    enter!().write_protect(block).unwrap();
+    assert_eq!(invalidated(), 1);
+    enter!().execute_protect(block).unwrap();
+    assert_eq!(invalidated(), 1);
+    enter!().owe(block).unwrap();
+    assert_eq!(invalidated(), 1, "another thread may have taken it");
+    // A split changes no translation: what it owes waits for the next to complete.
+    let format = Arm64K4::default();
+    let relaxed = TestPlatform::new(BreakBeforeMake::Never);
+    cache!(more, &relaxed);
+    let others = Tables::new(format, VMID, 40, &relaxed).unwrap();
+    let mut seat = relaxed.join();
+    let mut guard = others.enter(&mut seat).unwrap();
+    guard.map(block, Hpa(1 << 32), RAM, BLOCK, &mut more).unwrap();
+    guard.split(block, PAGE, &mut more).unwrap();
+    relaxed.take_events();
+    drop(guard);
+    assert_eq!(relaxed.take_events(), []);
+    others.enter(&mut seat).unwrap().complete();
+    assert_eq!(relaxed.take_events().len(), 1);
+    drop((cache, member, more, seat));
+    destroy(tables);
+    destroy(others);
+}
+
+/// A platform without state.
+struct Unit;
+static GRACE: Grace<[Seat; 4]> = Grace::new([const { Seat::new() }; 4]);
+
+// SAFETY: 1. to 3. frames are the allocator's, never given back, and no CPU walks them; 4. the grace is
+// a static; 5. `fill` is the engine's; 6. nothing unwinds.
+unsafe impl Platform for Unit {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        let layout = std::alloc::Layout::from_size_align(bytes, bytes).ok()?;
+        // SAFETY: the size is not 0; the frame is new, and reached by its own address.
+        unsafe { Frame::from_hpa(Hpa(std::alloc::alloc_zeroed(layout) as u64)) }
+    }
+
+    unsafe fn free(&self, _: Frame, _: usize) {}
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        NonNull::new(table.0 as *mut Slot).unwrap()
+    }
+
+    fn publish(&self) {}
+
+    fn invalidate(&self, _: &Invalidation) {}
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        BreakBeforeMake::Always
+    }
+
+    fn grace(&self) -> &Grace {
+        &GRACE
+    }
+}
+
+#[test]
+fn a_platform_without_state_is_one_wherever_it_lies() {
+    let boxed = Box::new((0_u8, Unit));
+    let here = (0_u64, Unit);
+    let tables = Tables::new(Arm64K4::default(), Vmid(1), 40, &boxed.1).unwrap();
+    let mut member = Member::join(&here.1).unwrap();
+    let mut storage = [const { None }; 4];
+    let mut cache = TableCache::new(&here.1, &mut storage);
+    cache.fill(4).unwrap();
+    let mut guard = tables.enter(&mut member).expect("the same platform");
+    let page = range(0, 4 * K);
+    assert_eq!(guard.map(page, Hpa(1 << 32), RAM, PAGE, &mut cache), Ok(4 * K));
+}

@@ -403,7 +403,8 @@ impl<'p, const G: u32> Bed<'p, G> {
         result.unwrap();
         let grouped = |run: &Run| Grouped::<G>::is_group(run.size);
         assert_eq!(after.within(range.start().0, range.end().0).find(grouped), None);
-        self.settle(&after);
+        // The access may have come in an invalidation that completed later, owed by an operation before.
+        self.settle(&self.tree());
     }
 
     pub fn access(&mut self, gpa: u64, write: bool) {

@@ -42,8 +42,11 @@ pub struct World<'p, H: Hardware> {
     other: Option<Member<'p, TestPlatform>>,
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
-    /// Tables unlinked and not reclaimed yet.
+    /// Tables unlinked and not reclaimed yet; and of those, the ones whose invalidation was dropped.
     retired: usize,
+    unlinked: usize,
+    /// The operation only splits: what it owes may be dropped.
+    splits: bool,
     /// The next operation drops what it owes.
     pub drops: bool,
     /// Somebody dropped what was owed: the TLB may be stale until the next completes.
@@ -141,6 +144,8 @@ impl<'p, H: Hardware> World<'p, H> {
             bbm,
             flat: Rc::default(),
             retired: 0,
+            unlinked: 0,
+            splits: false,
             drops: false,
             pending: false,
             removing: false,
@@ -301,10 +306,16 @@ impl<'p, H: Hardware> World<'p, H> {
             assert!(self.pending, "more was invalidated than was owed");
             self.pending = false;
         }
-        if self.drops {
+        if self.drops && (self.splits || owed.is_none()) {
             drop(guard);
             assert_eq!(platform.take_events(), []);
             self.pending |= owed.is_some() || dropped.get();
+        } else if self.drops {
+            // Rights or dirty state were taken: whoever drops the guard completes.
+            drop(guard);
+            let expected = if self.pending { Some(ALL) } else { owed };
+            assert_eq!(invalidations(&platform.take_events()), Vec::from_iter(expected));
+            self.pending = false;
         } else {
             guard.complete();
             assert_eq!((guard.owed(), guard.counts()), (None, counts));

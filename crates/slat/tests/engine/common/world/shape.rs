@@ -1,6 +1,6 @@
 //! What changes the shape of the tables: map, unmap, split, collapse, reclaim.
 
-use super::super::hardware::{Hardware, Leaf, Run, Tree};
+use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
 use super::super::{Event, Moment};
 use super::{
     ALL, Mapping, Outcome, World, cache, floor, invalidations, owes, same_but_state, size,
@@ -160,7 +160,9 @@ impl<H: Hardware> World<'_, H> {
         let before = self.begin();
         let mut storage = Vec::new();
         let mut cache = cache::<H>(self.platform, &mut storage, frames);
+        self.splits = true;
         let out = self.run(|guard| guard.split_by::<W>(range, to, &mut cache, together));
+        self.splits = false;
         let left = cache.len();
         drop(cache);
 
@@ -276,13 +278,19 @@ impl<H: Hardware> World<'_, H> {
             if start < reached { before.within(start, reached).collect() } else { Vec::new() };
         let sum = gone.iter().map(Run::bytes).sum::<u64>();
         assert!(out.result.is_err() || out.result == Ok(sum), "bytes unmapped");
-        let retired: Vec<_> = before
+        let mut retired: Vec<_> = before
             .tables
             .values()
             .filter(|table| table.within(start, reached))
             .map(|table| (table.start, table.end))
             .collect();
+        if start < reached {
+            for at in [start, reached - 1] {
+                retire_around(&before, (start, reached), at, &mut retired);
+            }
+        }
         self.retired += retired.len();
+        self.unlinked += if drops { retired.len() } else { 0 };
         assert_eq!(out.owed, None, "what is owed is in the removals");
         let slots: u64 = retired.iter().map(|(start, end)| emptied::<H>(end - start)).sum();
         let leaves = gone.iter().map(Run::leaves).sum::<u64>();
@@ -380,14 +388,43 @@ impl<H: Hardware> World<'_, H> {
         }
         freed += self.tables.reclaim();
         assert_eq!(freed, expected, "tables given back");
-        let events = if expected == 0 { vec![] } else { vec![Event::Invalidate(ALL)] };
-        assert_eq!(self.platform.take_events(), events, "one invalidation for all");
+        let invalidates = std::mem::take(&mut self.unlinked) != 0;
+        let events = if invalidates { vec![Event::Invalidate(ALL)] } else { vec![] };
+        assert_eq!(self.platform.take_events(), events, "one for all that nobody invalidated");
         let tree = self.tree();
         assert_eq!(tree.tables, before.tables);
         if !self.pending {
             self.machine(|machine| machine.check_fresh(&tree));
         }
         self.settle(&tree);
+    }
+}
+
+/// Adds the tables around `at`, the lowest first, that an unmap of a range leaves empty.
+pub fn retire_around(
+    tree: &Tree,
+    (start, end): (u64, u64),
+    at: u64,
+    retired: &mut Vec<(u64, u64)>,
+) {
+    let around = |table: &&Table| table.start <= at && at < table.end;
+    let mut tables: Vec<_> = tree.tables.values().filter(around).collect();
+    tables.sort_by_key(|table| table.height);
+    for table in tables {
+        let range = (table.start, table.end);
+        if retired.contains(&range) {
+            continue;
+        }
+        let below = tree
+            .tables
+            .values()
+            .filter(|below| below.height < table.height && below.within(table.start, table.end));
+        let bare = below.map(|below| (below.start, below.end)).all(|it| retired.contains(&it));
+        let kept = |run: Run| run.start < start || end < run.end;
+        if !bare || tree.within(table.start, table.end).any(kept) {
+            return;
+        }
+        retired.push(range);
     }
 }
 
