@@ -153,8 +153,8 @@ fn one<'p, F: Format>(
                 attributes.accessed = true;
                 match access {
                     Access::Write => (attributes.write, attributes.dirty) = (true, true),
-                    Access::Execute => attributes.execute = Execute::All,
                     Access::Read => {}
+                    fetch => attributes.execute = attributes.execute.with(fetch),
                 }
             });
         }

@@ -182,7 +182,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
             (None, _) => self.map(self.guest.config.largest),
             (Some(leaf), Access::Read) => self.relax(leaf.size, Software::NONE),
             (Some(leaf), Access::Write) => self.write(leaf),
-            (Some(leaf), Access::Execute) => self.execute(leaf),
+            (Some(leaf), _) => self.execute(leaf),
         }
     }
 
@@ -229,7 +229,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                         self.written(range);
                         Outcome::MadeWritable(size)
                     }
-                    Access::Execute => Outcome::MadeExecutable(size),
+                    _ => Outcome::MadeExecutable(size),
                 };
                 self.forget(range);
                 outcome.into()
@@ -282,7 +282,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
     }
 
     fn execute(&mut self, leaf: Translation) -> Step {
-        if leaf.attributes.execute == Execute::All {
+        if leaf.attributes.execute.permits(self.access) {
             return match self.relax(leaf.size, MAY_EXECUTE) {
                 Step::Done(Outcome::MadeExecutable(_)) => Outcome::MadeAccessed.into(),
                 step => step,
@@ -291,7 +291,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         if !leaf.attributes.software.contains(MAY_EXECUTE) {
             return Outcome::Refused(Refused::NotExecutable).into();
         }
-        let page = F::size(0);
+        let (page, fetch) = (F::size(0), self.access);
         let block = leaf.size > page;
         match self.guest.config.execute_huge {
             ExecuteHuge::Allowed => return self.relax(leaf.size, MAY_EXECUTE),
@@ -302,9 +302,9 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                     step => step,
                 };
             }
-            ExecuteHuge::Split if block => match self
-                .split_by(|guard, page, cache| guard.split_to_execute(page, cache, MAY_EXECUTE))
-            {
+            ExecuteHuge::Split if block => match self.split_by(|guard, page, cache| {
+                guard.split_to_execute(page, cache, fetch, MAY_EXECUTE)
+            }) {
                 Err(step) => return step,
                 Ok(0) => {}
                 Ok(_) => {
@@ -324,7 +324,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         let granted = match self.guest.config.execute_huge {
             ExecuteHuge::Split => {
                 let around = self.page(F::size(1));
-                match self.guard.allow_execute(around, MAY_EXECUTE) {
+                match self.guard.allow_execute(around, fetch, MAY_EXECUTE) {
                     Ok(0) => 0,
                     Ok(bytes) => {
                         self.forget(around);
@@ -470,7 +470,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                 continue;
             }
             let write = page.write && !spec.read_only;
-            if self.access == Access::Execute && !page.execute {
+            if self.access.is_fetch() && !page.execute {
                 return Outcome::Refused(Refused::NotExecutable).into();
             }
             if self.access == Access::Write && !write {
@@ -496,7 +496,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
             }
             let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
             return match reservation.commit(hpa, attributes) {
-                Ok(Some(_)) if self.access == Access::Execute && !execute => Step::Again,
+                Ok(Some(_)) if self.access.is_fetch() && !execute => Step::Again,
                 Ok(Some(_)) => {
                     if written {
                         self.written(range);

@@ -200,11 +200,11 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         F::size(0)
     }
 
-    /// Waits until all threads that were inside any tables of the host have left.
+    /// Waits until all threads that were inside tables of this guest, or of another with its VMID, have
+    /// left.
     pub(crate) fn wait_for_faults(&self) {
-        let grace = self.tables.platform().grace();
-        let moment = grace.moment();
-        while !grace.is_past(moment) {
+        let moment = self.tables.platform().grace().moment();
+        while !self.tables.is_past(moment) {
             self.tables.platform().wait();
         }
     }

@@ -99,7 +99,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
                 let done = match access {
                     Access::Write => cpu.write(gpa, self.stamp.fetch_add(1, Ordering::Relaxed)),
                     Access::Read => cpu.read(gpa).map(drop),
-                    Access::Execute => cpu.execute(gpa).map(drop),
+                    _ => cpu.execute(gpa).map(drop),
                 };
                 if done.is_ok() || self.stop.load(Ordering::Relaxed) {
                     break;

@@ -39,8 +39,11 @@ pub unsafe trait Platform {
     fn publish(&self);
 
     /// Makes earlier stores to tables visible, invalidates, and waits for completion on every
-    /// CPU that runs the guest (Arm: the instructions of [`tlbi`](crate::format::arm64::tlbi); x86:
-    /// INVEPT on every CPU that runs the guest; RISC-V: HFENCE.GVMA there).
+    /// CPU that may hold entries of the guest (Arm: the instructions of
+    /// [`tlbi`](crate::format::arm64::tlbi), which reach all of them; x86: INVEPT; RISC-V: HFENCE.GVMA).
+    /// Where entries are tagged, by EPT root, ASID or VMID, these are not only the CPUs that run the guest
+    /// now but all that ran it since they last invalidated it: such a CPU may also be noted, and
+    /// invalidate before it enters the guest again.
     fn invalidate(&self, what: &Invalidation);
 
     /// Which changes of a live entry's size this machine's CPUs allow without a break.

@@ -376,7 +376,7 @@ pub fn attempt<C: Case>(
     let used = match access {
         slat::Access::Read => slat_sim::Access::Read,
         slat::Access::Write => slat_sim::Access::Write,
-        slat::Access::Execute => slat_sim::Access::Execute,
+        _ => slat_sim::Access::Execute,
     };
     let mut outcomes = Vec::new();
     for _ in 0..32 {

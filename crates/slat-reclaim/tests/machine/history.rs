@@ -93,7 +93,7 @@ where
         let used = match access {
             Access::Read => slat_sim::Access::Read,
             Access::Write => slat_sim::Access::Write,
-            Access::Execute => slat_sim::Access::Execute,
+            _ => slat_sim::Access::Execute,
         };
         let gpa = BASE + page * self.page;
         for _ in 0..10_000 {

@@ -201,7 +201,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
             let access = match access {
                 Access::Read => slat_sim::Access::Read,
                 Access::Write => slat_sim::Access::Write,
-                Access::Execute => slat_sim::Access::Execute,
+                _ => slat_sim::Access::Execute,
             };
             self.guest.machine.claim_progress(0, Gpa(gpa), access);
         }

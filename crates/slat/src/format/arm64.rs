@@ -84,7 +84,8 @@ const DBM: u64 = 1 << 51;
 const XN_SHIFT: u32 = 53;
 const XN: u64 = 0b11 << XN_SHIFT;
 /// Bits 58:55 are ignored by hardware. Software uses bit 55 for its own, 56 to remember a
-/// written leaf that lost the right to write, 58 as the marker; 57 is kept for the engine.
+/// written leaf that lost the right to write, 58 as the marker; 57 is software's second of its own.
+/// In a Realm's tables bit 55 is NS, which hardware reads: this format is not for them.
 const SW_USER: [u64; 2] = [1 << 55, 1 << 57];
 const SW_DIRTY: u64 = 1 << 56;
 const MARK: u64 = 1 << 58;

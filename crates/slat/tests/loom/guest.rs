@@ -431,6 +431,15 @@ impl<F: Walked> In<'_, F> {
         ended(&at, result).1
     }
 
+    /// Cleans, completes, and copies what it cleaned: when that was.
+    pub fn clean(&mut self, at: Range<u64>) -> usize {
+        // Where somebody was in the way nothing was cleaned, and nothing need be copied.
+        let _ = self.guard.clean(range(&at));
+        self.guard.complete();
+        let _bus = self.on.world.bus.lock().unwrap();
+        self.on.world.tick()
+    }
+
     /// What software sees; `None` if it has to try again.
     pub fn look(&mut self, gpa: u64) -> Option<Option<Hpa>> {
         self.guard.translate(Gpa(gpa)).ok().map(|found| found.map(|found| found.hpa))
@@ -459,6 +468,7 @@ unseated! {
     fn unmap(at: Range<u64>) -> (Vec<Removed>, Outcome<UnmapError>);
     fn age(at: Range<u64>, how: Ageing) -> (Vec<u64>, Vec<u64>);
     fn look(gpa: u64) -> Option<Option<Hpa>>;
+    fn clean(at: Range<u64>) -> usize;
 }
 
 /// Goes on where an operation gave up, now that everybody else has ended.

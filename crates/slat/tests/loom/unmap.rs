@@ -135,6 +135,26 @@ fn a_write_that_hardware_marked_is_in_the_attributes_that_unmap_hands_out() {
     });
 }
 
+/// The log copies the page after its clean; the pager drops a page that is handed out as not dirty.
+#[test]
+fn a_write_beside_a_clean_is_in_its_copy_or_the_page_is_handed_out_as_dirty() {
+    bounded("unmap || clean || hardware, through the TLB", 2, || {
+        let guest = Guest::new(14, ALWAYS).running().mapped(0..PAGE, RAM, PAGE);
+        // Writable and dirty in the TLB: later writes mark nothing.
+        guest.access(0, true, Use::Always);
+        let log = spawn(move || guest.clean(0..PAGE));
+        let vcpu = spawn(move || guest.access(0, true, Use::Always).is_some());
+        let result = guest.unmap(0..BLOCK);
+        let removed = guest.unmap_rest(result);
+        let (copied, _) = (log.join().unwrap(), vcpu.join().unwrap());
+        let uses = guest.world.uses.borrow();
+        let last = uses.iter().filter(|used| used.write).map(|used| used.when).max();
+        assert!(removed[0].attributes.dirty || last < Some(copied), "a write is lost");
+        drop(uses);
+        guest.end(1);
+    });
+}
+
 #[test]
 fn after_its_shootdown_nobody_reaches_unmapped_memory_nor_a_retired_table() {
     explore("unmap || hardware, lazy TLB and walk cache", || {
