@@ -101,8 +101,7 @@ fn a_slot_of_a_group_that_is_taken_out_is_not_filled_beside_the_rest_of_it() {
 #[test]
 fn a_group_is_filled_where_it_is_empty_and_its_pages_are_where_it_is_not() {
     on_both("fold || map of a page", None, |bbm| {
-        let guest = Guest::new(14, bbm).mapped(PAGE..BLOCK, RAM, PAGE);
-        bytes(&guest.unmap(PAGE..BLOCK).0);
+        let guest = Guest::new(14, bbm).with_empty_table(PAGE);
         let (mut cache, mut others) = (guest.cache(1), guest.cache(1));
         let other = spawn(move || (guest.map(PAGE..BLOCK, RAM, PAGE, &mut others), others));
         let rest = guest.fold(0..BLOCK, RAM, PAGE, &mut cache);
@@ -124,8 +123,7 @@ fn a_group_is_filled_where_it_is_empty_and_its_pages_are_where_it_is_not() {
 #[test]
 fn two_threads_that_fold_one_group_fold_it_once() {
     on_both("fold || fold", None, |bbm| {
-        let guest = Guest::new(14, bbm).mapped(PAGE..BLOCK, RAM, PAGE);
-        bytes(&guest.unmap(PAGE..BLOCK).0);
+        let guest = Guest::new(14, bbm).with_empty_table(PAGE);
         let (mut cache, mut others) = (guest.cache(1), guest.cache(1));
         let other = spawn(move || (guest.fold(0..BLOCK, RAM, PAGE, &mut others), others));
         let rest = guest.fold(0..BLOCK, RAM, PAGE, &mut cache);
@@ -143,8 +141,7 @@ fn two_threads_that_fold_one_group_fold_it_once() {
 #[test]
 fn a_group_that_is_filled_while_its_table_is_unmapped_stands_or_was_handed_out() {
     on_both("fold || unmap, retire", Some(4), |bbm| {
-        let guest = Guest::new(14, bbm).mapped(PAGE..BLOCK, RAM, PAGE);
-        bytes(&guest.unmap(PAGE..BLOCK).0);
+        let guest = Guest::new(14, bbm).with_empty_table(PAGE);
         let mut cache = guest.cache(1);
         let other = spawn(move || (guest.fold(0..BLOCK, RAM, PAGE, &mut cache), cache));
         let unmapped = guest.unmap(0..BLOCK);

@@ -134,6 +134,17 @@ impl<F: Walked> On<F> {
         self
     }
 
+    /// With the table of the page at `gpa`, in which a fault left a token and nothing is mapped.
+    pub fn with_empty_table(self, gpa: u64) -> Self {
+        let mut cache = self.cache(3);
+        let page = PageSize::from_bytes(PAGE).unwrap();
+        let mut inside = self.inside();
+        assert!(inside.guard.reserve(Gpa(gpa), page, &mut cache).is_ok());
+        drop(inside);
+        drop(cache);
+        self
+    }
+
     /// The same, folded.
     pub fn folded(self, at: Range<u64>, attributes: Attributes, size: u64) -> Self {
         assert!(self.fold(at, attributes, size, &mut self.cache(3)).is_none());
