@@ -93,7 +93,7 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 64, ..slat_seed::config() })]
 
     #[test]
     fn inactive_tables_are_mapped_protected_and_unmapped_as_live_ones(
