@@ -285,7 +285,7 @@ fn rounds() -> u64 {
 
 #[test]
 fn threads_on_intel_lose_no_write() {
-    for seed in 0..rounds() {
+    for seed in slat_seed::seeds(rounds()) {
         configs(true)
             .into_iter()
             .for_each(|config| run(Ept1G::default(), Ept::default(), config, seed));
@@ -294,7 +294,7 @@ fn threads_on_intel_lose_no_write() {
 
 #[test]
 fn threads_on_arm_lose_no_write() {
-    for seed in 0..rounds() {
+    for seed in slat_seed::seeds(rounds()) {
         for config in configs(false) {
             let arm = Arm { hardware_dirty: false, ..FORCED };
             let format = Arm64 { forced_write_back: true, ..Arm64::default() };
@@ -305,7 +305,7 @@ fn threads_on_arm_lose_no_write() {
 
 #[test]
 fn threads_on_arm_with_hardware_dirty_state_lose_no_write() {
-    for seed in 0..rounds() {
+    for seed in slat_seed::seeds(rounds()) {
         for config in configs(true) {
             let format =
                 Arm64K4 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() };
@@ -321,7 +321,7 @@ mod every {
     use slat_sim::{Npt, Power, RiscV};
 
     fn all<F: Format, A: Arch>(format: F, arch: A) {
-        for seed in 0..rounds() {
+        for seed in slat_seed::seeds(rounds()) {
             configs(true).into_iter().for_each(|config| run(format, arch, config, seed));
         }
     }

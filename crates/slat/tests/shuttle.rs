@@ -18,7 +18,7 @@
 //!   of a page where the format forbids it, nor two sizes.
 //! - At the end no marker is left, and every frame comes back.
 //!
-//! `SHUTTLE_ITERATIONS=1000000` samples more, `SHUTTLE_RANDOM_SEED=7` others. A failure prints its
+//! `SHUTTLE_ITERATIONS=1000000` samples more, `SLAT_SEED=7` others. A failure prints its
 //! schedule; to run just that again, with a line for each operation and access:
 //! `SHUTTLE_REPLAY='9103f9...' cargo test ... --test shuttle -- --nocapture <name of the test>`.
 //! (The seed inside a schedule also decides the operations, so it is worth nothing after `mix` changes.)

@@ -337,17 +337,13 @@ pub fn count() -> u64 {
     number("HISTORIES").unwrap_or(20)
 }
 
-/// `SEED=N` for one.
 fn histories<C: Case>()
 where
     C::A: 'static,
 {
-    if let Some(seed) = number("SEED") {
-        return history::<C>(seed);
-    }
-    for seed in 0..count() {
+    for seed in slat_seed::seeds(count()) {
         let run = std::panic::catch_unwind(|| history::<C>(seed));
-        assert!(run.is_ok(), "run it again with SEED={seed}");
+        assert!(run.is_ok(), "run it again with SLAT_SEED={seed} HISTORIES=1");
     }
 }
 

@@ -166,14 +166,16 @@ fn storm<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64) {
 
 fn nothing_is_lost_with_everything_at_once<F: Format, A: Arch>(format: F, arch: A) {
     let rounds = std::env::var("ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
+    let seed = slat_seed::seed();
     for round in 0..rounds {
+        let seed = seed + 100 * round;
         let setup = Setup::new(PAGES, PAGES * 2 / 3);
         let reclaim = slat_reclaim::Config { fresh: true, ..setup.reclaim };
-        storm(format, arch, Setup { reclaim, ..setup }, 100 * round);
+        storm(format, arch, Setup { reclaim, ..setup }, seed);
         let reclaim = slat_reclaim::Config { huge: true, batch: 16, ..reclaim };
-        storm(format, arch, Setup { reclaim, frames: 1700, ..setup }, 100 * round + 10);
+        storm(format, arch, Setup { reclaim, frames: 1700, ..setup }, seed + 10);
         let reclaim = slat_reclaim::Config { policy: Policy::TwoLists, batch: 1, ..reclaim };
-        storm(format, arch, Setup { reclaim, frames: 600, ..setup }, 100 * round + 20);
+        storm(format, arch, Setup { reclaim, frames: 600, ..setup }, seed + 20);
         if (round + 1) % 100 == 0 {
             eprintln!("{}: {} rounds of three storms", std::any::type_name::<A>(), round + 1);
         }
@@ -188,7 +190,8 @@ fn hardware_log(log: Logging) -> slat_guest::Config {
 #[test]
 fn nothing_is_lost_where_hardware_keeps_the_log() {
     let setup = Setup { guest: hardware_log(Logging::Hardware), ..Setup::new(PAGES, 1300) };
-    storm(ept(), slat_sim::Ept::default(), setup, 7);
+    let seed = slat_seed::seed();
+    storm(ept(), slat_sim::Ept::default(), setup, seed + 7);
     let (format, arch) = arm(true);
-    storm(format, arch, setup, 8);
+    storm(format, arch, setup, seed + 8);
 }

@@ -117,7 +117,7 @@ fn the_engines_split_beside_a_protection_forgets_neither<C: Case>() {
 /// Rounds of logging by subtrees, beside faults that push protection down, on real threads.
 fn the_engines_push_down_beside_rounds_of_protection_loses_no_write<C: Case>() {
     const PAGES: u64 = 24;
-    for seed in 0..4 {
+    for seed in slat_seed::seeds(4) {
         let machine = C::machine().random(seed);
         let guest = C::guest(&machine);
         guest.map_clean(BASE, RAM, PAGES << 12, K4);
@@ -128,7 +128,7 @@ fn the_engines_push_down_beside_rounds_of_protection_loses_no_write<C: Case>() {
             for cpu in 0..2 {
                 let (machine, guest, log, stop) = (&machine, &guest, &log, &stop);
                 scope.spawn(move || {
-                    let mut rng = fastrand::Rng::with_seed(seed * 2 + cpu as u64);
+                    let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(2) + cpu as u64);
                     let mut member = Member::join(machine).unwrap();
                     while !stop.load(Ordering::Relaxed) {
                         let page = BASE + (rng.u64(..PAGES) << 12);

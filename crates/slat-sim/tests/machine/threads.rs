@@ -74,7 +74,7 @@ fn run<F: Format + Sync, A: Arch>(machine: &Machine<A>, format: F, seed: u64) {
         }
         let guest = &guest;
         let workers: Vec<_> = (0..WORKERS)
-            .map(|index| scope.spawn(move || worker(guest, index, seed * 31 + index)))
+            .map(|index| scope.spawn(move || worker(guest, index, seed.wrapping_mul(31) + index)))
             .collect();
         let results: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         stop.store(true, Ordering::Relaxed);
@@ -85,14 +85,14 @@ fn run<F: Format + Sync, A: Arch>(machine: &Machine<A>, format: F, seed: u64) {
 
 #[test]
 fn threads_on_arm_leave_nothing_behind() {
-    for (seed, bbm) in [0, 2, 3].into_iter().enumerate() {
-        let machine = Machine::new(Arm { bbm, ..arm() }, 2).random(seed as u64);
-        run(&machine, arm64::<12>(), seed as u64);
+    for (seed, bbm) in slat_seed::seeds(3).zip([0, 2, 3]) {
+        let machine = Machine::new(Arm { bbm, ..arm() }, 2).random(seed);
+        run(&machine, arm64::<12>(), seed);
     }
 }
 
 fn threads_leave_nothing_behind<C: Case>() {
-    for seed in 0..2 {
+    for seed in slat_seed::seeds(2) {
         let machine = C::machine().random(seed);
         run(&machine, C::format(), seed);
     }

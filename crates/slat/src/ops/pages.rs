@@ -108,6 +108,8 @@ mod tests {
     use std::vec::Vec;
 
     proptest! {
+        #![proptest_config(slat_seed::config())]
+
         #[test]
         fn runs_name_exactly_the_bits_that_are_set(bits in proptest::collection::vec(
             prop_oneof![Just(0), Just(u64::MAX), any::<u64>()], 0..5)) {

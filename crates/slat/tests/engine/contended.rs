@@ -5,7 +5,7 @@ use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::npt::{self, Npt};
-use crate::common::stage::{K, M, RAM, on_stage, range, refused, says};
+use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused, says};
 use crate::common::world::{CacheOf, GuardOf, TablesOf};
 use crate::common::{Moment, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
@@ -93,6 +93,33 @@ fn an_entry_that_somebody_holds_is_contended_for_everybody_else() {
         #[cfg(feature = "every-format")]
         everybody_says_so::<Ept<false>>(ept(), sealed);
     }
+}
+
+#[test]
+fn an_entry_that_is_held_is_noticed_among_those_that_need_no_change() {
+    fn notices<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            // Nothing of it was used or written, nor can it be written.
+            let pages = range(2 * M, PAGES);
+            let quiet = Attributes { write: false, ..CLEAN };
+            assert_eq!(guard.map(pages, Hpa(0), quiet, PageSize::SIZE_4K, cache), Ok(PAGES));
+            let (slot, _) = H::of(tables).slot(guard.platform(), HELD);
+            let raw = slot.swap(H::MARK, SeqCst);
+            let why = ChangeError::Contended;
+            refused(guard.write_protect(pages), HELD, why);
+            refused(guard.write_protect_subtrees(pages), HELD, why);
+            refused(guard.clean(pages), HELD, why);
+            refused(guard.harvest(pages, &mut [0]), HELD, why);
+            let (mut young, mut unanswered) = ([0], [0]);
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let aged = guard.age(pages, &mut ages, Ageing::LEAVES);
+            assert_eq!(aged, Ok(Aged { young: 0, unanswered: 1 }));
+            assert_eq!((young, unanswered), ([0], [0b1000]));
+            assert_eq!(slot.swap(raw, SeqCst), H::MARK);
+        });
+    }
+    notices::<Arm<12>>(arm());
+    notices::<Ept<true>>(ept());
 }
 
 #[test]

@@ -9,11 +9,11 @@ use crate::common::hardware::npt::{self, Npt};
 use crate::common::hardware::power::Core;
 #[cfg(feature = "every-format")]
 use crate::common::hardware::riscv::Hart;
-use crate::common::stage::{RAM, host, on_stage, range, refused};
+use crate::common::stage::{K, M, RAM, host, on_stage, range, refused};
 use crate::common::unmap;
 use crate::common::world::size;
 use slat::format::arm64::Arm64;
-use slat::{Access, Ageing, Ages, ChangeError, Gpa, Hpa, Pages, RangeError, Skip};
+use slat::{Access, Ageing, Ages, ChangeError, Gpa, Hpa, PageSize, Pages, RangeError, Skip};
 
 fn arm<const G: u32, const DS: bool>() -> Arm64<G, DS> {
     Arm64 { hardware_dirty: true, ..Default::default() }
@@ -293,4 +293,27 @@ fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf() {
     for bits in 25..=31 {
         small::<Arm<12>>(arm(), bits);
     }
+}
+
+/// However far into a table its range begins, and however many tables it passes by at once.
+#[test]
+fn a_split_without_frames_stops_at_the_block_and_not_behind_its_start() {
+    fn stops<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 24), |_, guard, cache| {
+            let (page, block) = (PageSize::SIZE_4K, PageSize::SIZE_2M);
+            let all = range(0, 40 * M);
+            assert_eq!(guard.map(all, Hpa(0), RAM, block, cache), Ok(40 * M));
+            // Seventeen tables, then three blocks.
+            assert_eq!(guard.split(range(0, 34 * M), page, cache), Ok(34 * M));
+            for first in [0, 4 * K, 1020 * K, 2 * M, 2 * M + 4 * K] {
+                let mut none = [];
+                let mut none = slat::TableCache::new(guard.platform(), &mut none);
+                let part = range(first, 40 * M - first);
+                let result = guard.split(part, page, &mut none);
+                refused(result, 34 * M, slat::SplitError::CacheEmpty);
+            }
+        });
+    }
+    stops::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
+    stops::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }

@@ -93,7 +93,7 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 64, ..slat_seed::config() })]
 
     #[test]
     fn inactive_tables_are_mapped_protected_and_unmapped_as_live_ones(
@@ -163,6 +163,47 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
     apart::<Ept<true>>(ept());
     #[cfg(feature = "every-format")]
     apart::<Npt<true>>(npt::FORMAT);
+}
+
+/// Where a field of the descriptor ends, pages that follow each other do so by another step.
+#[test]
+fn memory_is_handed_out_as_it_was_mapped_on_both_sides_of_a_multiple_of_2_to_the_50() {
+    type Lpa2 = Arm<12, true>;
+    let format = slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() };
+    for multiple in 1..4 {
+        for (before, size) in [(1, 0), (3, 0), (511, 0), (2, 1)] {
+            let platform = TestPlatform::new(BreakBeforeMake::Never);
+            let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+            let mut live = Tables::new(format, VMID, 40, &platform).unwrap();
+            let leaf = if size == 0 { 4 * K } else { 2 * M };
+            let hpa = (multiple << 50) - before * leaf;
+            let all = range(8 * M, 8 * M);
+            for unmapped in [range(8 * M, 8 * M), range(8 * M, 4 * M)] {
+                let (mut one, mut two) = (Vec::new(), Vec::new());
+                let mut one = cache::<Lpa2>(&platform, &mut one, 8);
+                let mut two = cache::<Lpa2>(&platform, &mut two, 8);
+                let largest = slat::PageSize::from_bytes(leaf).unwrap();
+                assert!(inactive.map(all, Hpa(hpa), RAM, largest, &mut one).is_ok());
+                let mut guard = live.exclusive();
+                assert!(guard.map(all, Hpa(hpa), RAM, largest, &mut two).is_ok());
+                let mut found = [Vec::new(), crate::common::unmap(&mut guard, unmapped)];
+                let done = inactive.unmap(unmapped, |removed| found[0].push(removed));
+                assert_eq!(done, Ok(unmapped.size()));
+                // In as many runs as they like: each byte once, in order.
+                for runs in &found {
+                    let mut at = unmapped.start().0;
+                    for run in runs {
+                        assert_eq!((run.gpa.0, run.hpa.0), (at, hpa + (at - 8 * M)));
+                        at += run.bytes;
+                    }
+                    assert_eq!(at, unmapped.end().0);
+                }
+            }
+            live.exclusive().complete();
+            crate::common::destroy(live);
+            inactive.destroy();
+        }
+    }
 }
 
 #[test]

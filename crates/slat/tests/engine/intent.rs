@@ -121,9 +121,9 @@ fn what_another_may_owe_can_be_owed_as_well() {
     on_stage::<Ept<true>>((Default::default(), 40, 4), |_, guard, _| {
         assert!(guard.owe(range(0, 4 * K + 1)).is_err());
         assert_eq!(guard.owed(), None);
-        guard.owe(range(8 * K, 4 * K)).unwrap();
+        guard.owe(range(8 * K, 12 * K)).unwrap();
         let owed = guard.owed().unwrap();
-        assert_eq!((owed.range, owed.leaf), (Some(range(8 * K, 4 * K)), None));
+        assert_eq!((owed.range, owed.leaf), (Some(range(8 * K, 12 * K)), None));
         guard.complete();
         assert_eq!(guard.owed(), None);
     });

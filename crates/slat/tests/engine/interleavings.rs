@@ -199,6 +199,28 @@ fn a_map_that_begins_anew_maps_what_is_left_and_not_what_was_unmapped_meanwhile(
 }
 
 #[test]
+fn a_map_that_begins_anew_keeps_to_its_range() {
+    let platform = Hooked::new(BreakBeforeMake::Never);
+    let guest = guest(platform);
+    empty_tables(guest);
+    // The table goes while the map is in it, on its second page.
+    platform.at_each_call(once(
+        |call| call == Call::Maintain(MEMORY + 3 * 4096),
+        move || assert_eq!(unmap(guest, 0, GIB), 4096),
+    ));
+    let mut member = Member::join(platform).unwrap();
+    let mut guard = guest.enter(&mut member).unwrap();
+    let result = with_cache(platform, 8, |cache| {
+        let pages = range(2 * 4096, 4 * 4096);
+        guard.map(pages, Hpa(MEMORY + 2 * 4096), Attributes::RAM, PAGE, cache)
+    });
+    drop(guard);
+    assert_eq!(result, Ok(5 * 4096), "one of them twice");
+    let there = [0, 1, 2, 3, 4, 5, 6].map(|page| hpa(guest, page * 4096).is_some());
+    assert_eq!(there, [false, false, true, true, true, true, false]);
+}
+
+#[test]
 fn who_completes_does_not_rely_on_an_invalidation_that_another_has_only_begun() {
     let platform = Hooked::new(BreakBeforeMake::Always);
     let guest = guest(platform);

@@ -16,20 +16,14 @@ use crate::common::history::history;
 use crate::common::space::Space;
 use crate::common::world::{Mapping, World};
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
 use slat::format::arm64::Arm64;
 use slat::{
     Attributes, Batched, Bounded, BreakBeforeMake, EveryEntry, Gpa, GpaRange, PageSize, Place,
     Removals,
 };
 
-fn config() -> ProptestConfig {
-    let persistence = FileFailurePersistence::WithSource("regressions");
-    ProptestConfig { failure_persistence: Some(Box::new(persistence)), ..Default::default() }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(slat_seed::config())]
 
     #[test]
     fn any_history_on_the_4k_granule_agrees_with_the_flat_model(history in history()) {

@@ -187,25 +187,34 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
         let executed = || {
             let events = platform.take_events().into_iter();
             let only = events.filter_map(|event| match event {
-                Event::Invalidate(what) => what.range,
+                Event::Invalidate(what) => Some(what),
                 _ => None,
             });
             only.collect::<Vec<_>>()
         };
+        // What took the place of a block, or of a table, is found by walks alone: walk caches, too.
+        let refill = |at| Invalidation { tables: true, ..one(VMID, at, 2 * M, None) };
+        let leaf = (bbm == BreakBeforeMake::Always).then_some(PageSize::SIZE_2M);
+        let removal = one(VMID, 0, 4 * M, leaf);
         let mut places = [const { Place::EMPTY }; 2];
         let mut removals = guard.removals(&mut places);
         assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(4 * M));
         assert_eq!(guard.map(range(0, 2 * M), Hpa(64 * M), RAM, block, &mut cache), Ok(2 * M));
-        let first = if breaks { vec![range(0, 2 * M)] } else { vec![] };
+        let first = if breaks { vec![refill(0)] } else { vec![] };
         assert_eq!(executed(), first);
         // A fault does it when it reserves, or when it fills.
         let reservation = guard.reserve(Gpa(2 * M), block, &mut cache).unwrap();
         assert_eq!(reservation.commit(Hpa(66 * M), RAM), Ok(Some(2 * M)));
-        let second = if breaks { vec![range(2 * M, 2 * M)] } else { vec![] };
+        let second = if breaks { vec![refill(2 * M)] } else { vec![] };
         assert_eq!(executed(), second);
         assert_eq!(guard.counts().invalidations, if breaks { 2 } else { 0 });
+        // Nobody has emptied what was never filled.
+        assert_eq!(guard.map(range(32 * M, 2 * M), Hpa(0), RAM, block, &mut cache), Ok(2 * M));
+        let reservation = guard.reserve(Gpa(34 * M), block, &mut cache).unwrap();
+        assert_eq!(reservation.commit(Hpa(66 * M), RAM), Ok(Some(2 * M)));
+        assert_eq!(executed(), []);
         assert_eq!(removals.complete().count(), 1);
-        assert_eq!(executed(), [range(0, 4 * M)]);
+        assert_eq!(executed(), [removal]);
         // Once it has completed, nothing is invalidated any more.
         drop(removals);
         assert_eq!(unmap(&mut guard, range(0, 4 * M)).len(), 1);
@@ -229,6 +238,77 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
     refills::<Ept<true>>(ept(), BreakBeforeMake::Always, true);
     #[cfg(feature = "every-format")]
     refills::<Npt<true>>(npt::FORMAT, BreakBeforeMake::Always, true);
+}
+
+/// Whatever was dropped, and whoever forgot it, deactivation invalidates all: afterwards an obligation is
+/// a new one.
+#[test]
+fn what_was_dropped_before_tables_became_inactive_is_owed_no_more() {
+    fn drops<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let tables = guest::<H>(&platform, format, VMID);
+        let mut storage = [const { Place::EMPTY }; 2];
+        {
+            let mut member = platform.join();
+            let mut guard = tables.enter(&mut member).unwrap();
+            assert_eq!(guard.write_protect(range(8 * M, 2 * M)), Ok(2 * M));
+            drop(tables.shootdown(&mut guard).unwrap());
+            let mut removals = guard.removals(&mut storage);
+            assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
+            drop(removals);
+            let mut more = [const { Place::EMPTY }; 2];
+            let mut forgotten = guard.removals(&mut more);
+            assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut forgotten), Ok(2 * M));
+            std::mem::forget(forgotten);
+        }
+        // SAFETY: no test of this file gives the root to a machine.
+        let mut inactive = unsafe { tables.deactivate() };
+        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+        // Nothing is owed by what is done there.
+        let mut guard = inactive.guard();
+        assert_eq!(guard.write_protect(range(10 * M, 2 * M)), Ok(2 * M));
+        assert_eq!(guard.owed(), None);
+        guard.complete();
+        assert_eq!(guard.write_protect(range(12 * M, 2 * M)), Ok(2 * M));
+        drop(guard);
+        assert_eq!(platform.take_events(), []);
+        let tables = inactive.activate();
+        assert_eq!(platform.take_events(), [Event::Publish]);
+        let mut member = platform.join();
+        let mut guard = tables.enter(&mut member).unwrap();
+        guard.complete();
+        assert_eq!(platform.take_events(), [], "it was covered");
+        // Slots that were emptied before are filled at once.
+        let mut frames = Vec::new();
+        let mut frames = cache::<H>(&platform, &mut frames, 4);
+        let block = PageSize::SIZE_2M;
+        assert_eq!(guard.map(range(0, 4 * M), Hpa(0), RAM, block, &mut frames), Ok(4 * M));
+        let executed = |events: Vec<Event>| {
+            let quiet = |event: &Event| !matches!(event, Event::Invalidate(_));
+            events.into_iter().filter(|event| !quiet(event)).collect::<Vec<_>>()
+        };
+        assert_eq!(executed(platform.take_events()), []);
+        // Removals count those that are under way anew: theirs alone is invalidated, or what was dropped.
+        for dropped in [false, true] {
+            let mut removals = guard.removals(&mut storage);
+            assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));
+            let expected = if dropped {
+                drop(removals);
+                guard.complete();
+                ALL
+            } else {
+                assert_eq!(removals.complete().count(), 1);
+                one(VMID, 0, 2 * M, Some(block))
+            };
+            assert_eq!(executed(platform.take_events()), [Event::Invalidate(expected)]);
+            assert_eq!(guard.map(range(0, 2 * M), Hpa(0), RAM, block, &mut frames), Ok(2 * M));
+            assert_eq!(executed(platform.take_events()), [], "no removal is under way");
+        }
+        drop((guard, frames));
+        destroy(tables);
+    }
+    drops::<Arm<12>>(arm());
+    drops::<Ept<true>>(ept());
 }
 
 #[test]

@@ -139,7 +139,7 @@ impl<F: Walked> On<F> {
         let mut cache = self.cache(3);
         let page = PageSize::from_bytes(PAGE).unwrap();
         let mut inside = self.inside();
-        assert!(inside.guard.reserve(Gpa(gpa), page, &mut cache).is_ok());
+        assert!(inside.guard.reserve(Gpa(gpa), page, cache.pages()).is_ok());
         drop(inside);
         drop(cache);
         self

@@ -43,7 +43,7 @@ pub fn sample(name: &str, way: Way, iterations: u64, history: impl Fn() + Send +
         return;
     }
     let iterations = number("SHUTTLE_ITERATIONS").unwrap_or(iterations) as usize;
-    let seed = number("SHUTTLE_RANDOM_SEED").unwrap_or(0x51a7);
+    let seed = slat_seed::seed();
     let begin = Instant::now();
     match way {
         Way::Random => explore(RandomScheduler::new_from_seed(seed, iterations), history),

@@ -72,7 +72,7 @@ impl<H: Hardware> Space<H> {
         for Step { op, drops } in &history.steps {
             world.drops = *drops;
             self.step(&mut world, op);
-            world.platform.meanwhile(None);
+            world.alone();
         }
         world.destroy();
     }

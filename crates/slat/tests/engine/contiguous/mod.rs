@@ -326,7 +326,7 @@ where
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        failure_persistence: None, cases: ProptestConfig::default().cases / 4, ..Default::default()
+        cases: ProptestConfig::default().cases / 4, ..slat_seed::config()
     })]
 
     #[test]

@@ -95,7 +95,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig { cases: 1000, ..slat_seed::config() })]
 
     #[test]
     fn everything_asked_for_is_gone_and_neighbours_stay(

@@ -1,6 +1,6 @@
 //! Ageing scans.
 
-use super::super::hardware::{Hardware, Table, Tree};
+use super::super::hardware::{Hardware, Run, Table, Tree};
 use super::dirty::set;
 use super::{ALL, VMID, World, floor, invalidations};
 use slat::{Aged, Ageing, Ages, ChangeError, GpaRange, Invalidation, Skip};
@@ -92,8 +92,10 @@ impl<H: Hardware> World<'_, H> {
         if skip == Skip::Nothing {
             let (from, to) = whole(&before, start, end);
             let old = before.within(from, to.max(from)).filter(|run| run.leaf.own.accessed);
-            let leaves = if how.clear { old.map(|run| run.leaves()).sum() } else { 0 };
+            let old: Vec<_> = old.filter(|_| how.clear).collect();
+            let leaves = old.iter().map(Run::leaves).sum::<u64>();
             assert_eq!(out.counts.slots_written, leaves, "a store a leaf");
+            assert_eq!(out.counts.bytes_changed, old.iter().map(Run::bytes).sum::<u64>());
         }
         self.settle(&out.tree);
     }

@@ -58,6 +58,7 @@ impl<H: Hardware> World<'_, H> {
         }
         drop(flat);
         assert_eq!(out.counts.slots_written, cleaned.iter().map(Run::leaves).sum::<u64>());
+        assert_eq!(out.counts.bytes_changed, cleaned.iter().map(Run::bytes).sum::<u64>());
         let owed = owes(cleaned, &[], self.bbm);
         assert_eq!(out.counts.invalidations, u64::from(owed.is_some()));
         let expected = if pending { Some(ALL) } else { owed };

@@ -11,6 +11,7 @@ mod shape;
 pub use age::Scan;
 pub use reserve::{Between, Commit};
 pub use rights::Rule;
+pub use shape::maintained;
 
 use super::flat::Flat;
 use super::hardware::{Access, Hardware, Root, Run, Tree};
@@ -55,6 +56,8 @@ pub struct World<'p, H: Hardware> {
     removing: bool,
     /// Tables may be unmarked while walk caches hold them.
     doubt: bool,
+    /// Hardware uses what the next operation works on: it may have to begin anew.
+    beside: Cell<bool>,
 }
 
 /// What to map.
@@ -150,6 +153,7 @@ impl<'p, H: Hardware> World<'p, H> {
             pending: false,
             removing: false,
             doubt: false,
+            beside: Cell::new(false),
         }
     }
 
@@ -161,6 +165,7 @@ impl<'p, H: Hardware> World<'p, H> {
     /// one in each invalidation: before it completes, through a walk cache, or late, when it has
     /// completed and the engine does not know yet.
     pub fn meanwhile(&self, accesses: Vec<(u64, bool, bool)>) {
+        self.beside.set(!accesses.is_empty());
         let (flat, hardware) = (self.flat.clone(), self.hardware);
         let mut accesses = accesses.into_iter().peekable();
         self.platform.meanwhile(Some(Box::new(move |platform, moment| {
@@ -180,6 +185,12 @@ impl<'p, H: Hardware> World<'p, H> {
     pub fn access(&self, gpa: u64, write: bool, lazily: bool) {
         let through = if lazily && !self.pending { Through::Cache } else { Through::Root };
         access(&self.hardware, self.platform, &self.flat, (gpa, write), through);
+    }
+
+    /// Nobody does any more.
+    pub fn alone(&self) {
+        self.platform.meanwhile(None);
+        self.beside.set(false);
     }
 
     fn range_errors(&self, range: &GpaRange) -> Vec<RangeError> {
@@ -334,6 +345,15 @@ impl<'p, H: Hardware> World<'p, H> {
     /// What holds after every operation.
     fn settle(&mut self, tree: &Tree) {
         assert_eq!(Flat::of(tree), self.flat.borrow().merged());
+        let guard = self.tables.exclusive();
+        for run in tree.runs.iter().take(64) {
+            for gpa in [run.start, run.end - 1] {
+                let found = guard.translate(Gpa(gpa)).unwrap().unwrap();
+                let (hpa, attributes) = (run.oa(gpa), run.leaf.attributes());
+                assert_eq!((found.hpa.0, found.attributes), (hpa, attributes), "{gpa:#x}");
+            }
+        }
+        drop(guard);
         assert_eq!(self.platform.live(), 1 + tree.tables.len() + self.retired, "frames");
         if H::TABLES_COUNT && self.hardware.records_accessed() && !self.doubt {
             self.machine(|machine| machine.check_unmarked(tree));

@@ -1,8 +1,12 @@
 //! What rewrites leaves: protect, relax, clean, and write protection by subtree.
 
+use super::super::Event;
 use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
+use super::shape::{maintained, maintenance};
 use super::{GuardOf, World, owes};
-use slat::{Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Pages, RangeError};
+use slat::{
+    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Maintenance, Pages, RangeError,
+};
 
 /// What becomes of a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,6 +110,7 @@ impl<H: Hardware> World<'_, H> {
             self.flat_write_protected(start, end);
             bytes += leaves.iter().map(Run::bytes).sum::<u64>();
             assert_eq!(out.result, Ok(bytes), "bytes of leaves and tables");
+            assert_eq!(out.counts.bytes_changed, bytes);
             let slots = written + leaves.iter().map(Run::leaves).sum::<u64>();
             assert_eq!(out.counts.slots_written, slots, "a store a table");
             assert_eq!(out.owed, owes(leaves, &tables, self.bbm));
@@ -122,6 +127,11 @@ impl<H: Hardware> World<'_, H> {
             self.expect(&changed, rule);
             let bytes = changed.iter().map(Run::bytes).sum::<u64>();
             assert_eq!(out.result, Ok(bytes), "bytes changed");
+            assert_eq!(out.counts.bytes_changed, bytes);
+            let maintained = maintained(&out.events, Some(&Maintenance::Instructions));
+            assert_eq!(maintained, fetched::<H>(&changed, rule), "memory made coherent");
+            let seen = bytes == 0 || out.events.last() == Some(&Event::Publish);
+            assert!(seen || !matches!(rule, Rule::Relax(_)), "rights unseen");
             let slots = changed.iter().map(Run::leaves).sum::<u64>();
             assert_eq!(out.counts.slots_written, pushed + slots, "a store a leaf");
             let stale = !matches!(rule, Rule::Relax(_));
@@ -172,6 +182,7 @@ impl<H: Hardware> World<'_, H> {
         }
         let slots = all.iter().map(Run::leaves).sum::<u64>();
         assert_eq!(out.counts.slots_written, slots, "a store a leaf");
+        assert_eq!(out.counts.bytes_changed, all.iter().map(Run::bytes).sum::<u64>());
         assert_eq!(out.owed, owes(all, &[], self.bbm));
         self.settle(&out.tree);
     }
@@ -206,6 +217,24 @@ fn own(rule: Rule, leaf: &Leaf) -> Attributes {
         Rule::Relax(Access::Write) => leaf.attributes(),
         _ => leaf.own,
     }
+}
+
+/// Memory that becomes executable, neighbours joined.
+fn fetched<H: Hardware>(changed: &[Run], rule: Rule) -> Vec<(u64, u64)> {
+    let mut memory: Vec<(u64, u64)> = Vec::new();
+    for run in changed.iter().filter(|run| matches!(rule, Rule::Relax(access) if access.is_fetch()))
+    {
+        let new = rule.of::<H>(&run.leaf);
+        if new.execute == run.leaf.own.execute || maintenance(&new).is_none() {
+            continue;
+        }
+        let end = run.leaf.oa + run.bytes();
+        match memory.last_mut() {
+            Some(last) if last.1 == run.leaf.oa => last.1 = end,
+            _ => memory.push((run.leaf.oa, end)),
+        }
+    }
+    memory
 }
 
 /// Visits the highest tables that lie in `start..end` as a whole; returns the leaves beside them that

@@ -95,6 +95,12 @@ impl<H: Hardware> World<'_, H> {
         let built = out.counts.tables_built as usize;
         assert_eq!(out.tree.tables.len() - before.tables.len(), built);
         assert_eq!(built + left, frames);
+        let (slots, links) = filled::<H>(&before, &out.tree);
+        let leaves = |(from, to)| out.tree.within(from, to).map(|run| run.leaves()).sum::<u64>();
+        let all: u64 = new.iter().copied().map(leaves).sum();
+        let built: u64 = links.iter().flat_map(|link| clipped(&new, *link)).map(leaves).sum();
+        let stores = slots + links.len() as u64 + all - built;
+        assert_eq!(out.counts.slots_written, stores, "a store a slot");
         self.check_largest(&before, &out.tree, (start, end), what, stopped);
         self.settle(&out.tree);
         stopped
@@ -198,6 +204,14 @@ impl<H: Hardware> World<'_, H> {
         assert!(bytes.is_none_or(|bytes| bytes == sum), "bytes split: {bytes:?}, not {sum:#x}");
         let breaks = self.bbm == BreakBeforeMake::Always;
         assert_eq!(out.counts.broken, if breaks { split.len() as u64 } else { 0 });
+        assert_eq!(out.counts.bytes_changed, sum);
+        // What hardware uses meanwhile is built again.
+        if !self.beside.get() {
+            assert_eq!(out.counts.tables_built as usize, tree.tables.len() - before.tables.len());
+            let (slots, links) = filled::<H>(&before, tree);
+            let stores = links.len() as u64 * if breaks { 2 } else { 1 };
+            assert_eq!(out.counts.slots_written, slots + stores, "a store a slot");
+        }
         if breaks {
             assert_eq!(out.owed, None, "completed inside");
             let all = out.counts.invalidations;
@@ -278,6 +292,7 @@ impl<H: Hardware> World<'_, H> {
             if start < reached { before.within(start, reached).collect() } else { Vec::new() };
         let sum = gone.iter().map(Run::bytes).sum::<u64>();
         assert!(out.result.is_err() || out.result == Ok(sum), "bytes unmapped");
+        assert_eq!(out.counts.bytes_changed, sum);
         let mut retired: Vec<_> = before
             .tables
             .values()
@@ -340,6 +355,9 @@ impl<H: Hardware> World<'_, H> {
         }
         let bytes: u64 = gone.iter().map(|(_, size)| size).sum();
         assert_eq!(out.result, Ok(bytes), "bytes collapsed");
+        assert_eq!(out.counts.bytes_changed, bytes);
+        let seen = gone.is_empty() || out.events.last() == Some(&Event::Publish);
+        assert!(seen, "new blocks unseen");
         assert_eq!(out.owed, None, "completed inside");
         let n = gone.len() as u64;
         let breaks = self.bbm == BreakBeforeMake::Always;
@@ -426,6 +444,24 @@ pub fn retire_around(
         }
         retired.push(range);
     }
+}
+
+/// Slots of the tables that are new, and what those cover that stand in slots that were there before.
+fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
+    let new = after.tables.iter().filter(|(hpa, _)| !before.tables.contains_key(hpa));
+    let new: Vec<_> = new.map(|(_, table)| *table).collect();
+    let slots = new.iter().map(|table| H::slots(table.height - 1) as u64).sum();
+    let inner = |table: &&Table| {
+        new.iter().any(|t| t.height > table.height && table.within(t.start, t.end))
+    };
+    let highest = new.iter().filter(|table| !inner(table));
+    (slots, highest.map(|table| (table.start, table.end)).collect())
+}
+
+/// The parts of some ranges that lie in another.
+fn clipped(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> Vec<(u64, u64)> {
+    let parts = ranges.iter().map(|&(from, to)| (from.max(start), to.min(end)));
+    parts.filter(|(from, to)| from < to).collect()
 }
 
 /// Slots of the table whose slot covers `size` bytes, and that slot.

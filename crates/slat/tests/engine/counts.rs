@@ -1,0 +1,110 @@
+//! Exact costs: each slot that is read or written counts, wherever a walk finds it.
+
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{G, K, M, RAM, on_stage, range};
+use crate::common::world::GuardOf;
+use slat::{Access, Ageing, Ages, Gpa, GpaRange, Hpa, PageSize, Place, Skip};
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+
+/// What an operation in a guard has read and written.
+fn cost<H: Hardware, R>(
+    guard: &mut GuardOf<'_, '_, H>,
+    operation: impl FnOnce(&mut GuardOf<'_, '_, H>) -> R,
+) -> (u64, u64) {
+    let before = guard.counts();
+    operation(guard);
+    let after = guard.counts();
+    (after.slots_read - before.slots_read, after.slots_written - before.slots_written)
+}
+
+#[test]
+fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
+    fn costs<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 39, 8), |_, guard, cache| {
+            // Levels above that of pages.
+            let up = u64::from(guard.geometry().root_level);
+            let page = |number: u64| range(number * 4 * K, 4 * K);
+            let map = |at: GpaRange, size| {
+                move |guard: &mut GuardOf<'_, '_, H>, cache: &mut _| {
+                    guard.map(at, Hpa(at.start().0), RAM, size, cache).unwrap()
+                }
+            };
+            // The empty slot of the root, looked at first and then filled; tables are built, not read.
+            let first = cost::<H, _>(guard, |guard| map(range(0, 8 * K), PAGE)(guard, cache));
+            assert_eq!(first, (2, 1 + 512 * up));
+            // A page whose table is there: a slot a level.
+            let fault = cost::<H, _>(guard, |guard| map(page(2), PAGE)(guard, cache));
+            assert_eq!(fault, (up + 1, 1));
+            // Again: it stands there, and the path of faults does not count what it leaves to the walk.
+            let again = cost::<H, _>(guard, |guard| map(page(2), PAGE)(guard, cache));
+            assert_eq!(again, (up + 1, 0));
+            // The way to the table and 29 pages, twice.
+            let more = cost::<H, _>(guard, |guard| map(range(0, 116 * K), PAGE)(guard, cache));
+            assert_eq!(more, (2 * (up + 29), 26));
+            let block = cost::<H, _>(guard, |guard| map(range(2 * M, 2 * M), BLOCK)(guard, cache));
+            assert_eq!(block, (2 * up, 1));
+            // Rights of a page, of some, of none that has one to lose; runs of eight and the rest.
+            assert_eq!(cost::<H, _>(guard, |guard| guard.write_protect(page(3))), (up + 1, 1));
+            let pages = range(4 * K, 80 * K);
+            assert_eq!(cost::<H, _>(guard, |guard| guard.write_protect(pages)), (up + 20, 19));
+            assert_eq!(cost::<H, _>(guard, |guard| guard.write_protect(pages)), (up + 20, 0));
+            // The way, both slots, all of the table.
+            let all = range(0, 4 * M);
+            let relaxed = cost::<H, _>(guard, |guard| guard.relax(all, Access::Write));
+            assert_eq!(relaxed, (up + 1 + 512, 20));
+            let mut bits = [0; 16];
+            let harvest = cost::<H, _>(guard, |guard| guard.harvest(all, &mut bits));
+            assert_eq!(harvest, (up + 1 + 512, 30));
+            let (mut young, mut unanswered) = ([0; 16], [0; 16]);
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
+            let aged = cost::<H, _>(guard, |guard| guard.age(all, &mut ages, how));
+            assert_eq!(aged, (up + 1 + 512, 30));
+            // To know that all is split, a load a level; a block costs its table and its slot, broken
+            // and linked.
+            let split = cost::<H, _>(guard, |guard| guard.split(page(5), PAGE, cache));
+            assert_eq!(split, (up, 0));
+            let split = cost::<H, _>(guard, |guard| guard.split(all, PAGE, cache));
+            assert_eq!(split, (up + 1, 512 + 2));
+            let by_entry = |guard: &mut GuardOf<'_, '_, H>, cache: &mut _| {
+                guard.split_by::<slat::EveryEntry>(range(6 * M, 2 * M), PAGE, cache, 1).unwrap()
+            };
+            let block = range(6 * M, 2 * M);
+            guard.map(block, Hpa(6 * M), RAM, BLOCK, cache).unwrap();
+            // The way, the block, its new table's slots; then it is read again, and walked into.
+            let split = cost::<H, _>(guard, |guard| by_entry(guard, cache));
+            assert_eq!(split, (up + 512 + 1 + 512, 512 + 2));
+            // The way, the table's link; its children looked at, then sealed and retired.
+            let collapse = cost::<H, _>(guard, |guard| guard.collapse(block, BLOCK));
+            assert_eq!(collapse, (up + 512, 2 * 512 + 2));
+            // A fault reads a level, and writes what it reserves and commits.
+            let fault = cost::<H, _>(guard, |guard| {
+                let reserved = guard.reserve(Gpa(116 * K), PAGE, cache).unwrap();
+                assert_eq!(reserved.commit(Hpa(116 * K), RAM), Ok(Some(4 * K)));
+            });
+            assert_eq!(fault, (up + 1, 2));
+            let fault = cost::<H, _>(guard, |guard| {
+                let reserved = guard.reserve(Gpa(G), PAGE, cache).unwrap();
+                assert_eq!(reserved.commit(Hpa(G), RAM), Ok(Some(4 * K)));
+            });
+            // Two links found empty, and read again.
+            assert_eq!(fault, (up + 3, 4));
+            let mut places = [const { Place::EMPTY }; 8];
+            let mut removals = guard.removals(&mut places);
+            let before = guard.counts();
+            assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(120 * K));
+            let after = guard.counts();
+            let written = after.slots_written - before.slots_written;
+            let taken = (after.slots_read - before.slots_read, written);
+            // All slots of the table: 30 leaves, then retired, and its link.
+            assert_eq!(taken, (up + 512, 30 + 512 + 1));
+            assert_eq!(removals.complete().map(|run| run.bytes).sum::<u64>(), 120 * K);
+        });
+    }
+    costs::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
+    costs::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+}

@@ -1,0 +1,138 @@
+//! Memory that becomes executable: coherent before the guest can fetch from it, all of it and no more.
+
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{BBM, G, K, M, RAM, range};
+use crate::common::world::{VMID, cache, maintained};
+use crate::common::{Event, Moment, TestPlatform, destroy};
+use slat::{Access, Attributes, Execute, Gpa, GpaRange, Hpa, Maintenance, Software, Tables};
+
+const DATA: Attributes =
+    Attributes { execute: Execute::None, software: Software::A, accessed: false, ..RAM };
+/// Where a guest's blocks are, in it and in the host.
+const AT: u64 = 4 * G;
+const HOST: u64 = 32 * G;
+
+/// Addresses that can be fetched from.
+fn executable<H: Hardware>(hardware: H, memory: &TestPlatform) -> Vec<(u64, u64)> {
+    let mut all: Vec<(u64, u64)> = Vec::new();
+    let tree = hardware.tree(memory);
+    for run in tree.runs.iter().filter(|run| run.leaf.own.execute == Execute::All) {
+        match all.last_mut() {
+            Some(last) if last.1 == run.start => last.1 = run.end,
+            _ => all.push((run.start, run.end)),
+        }
+    }
+    all
+}
+
+/// Splits blocks of `size` to pages that may be executed where `part` lies, on each kind of CPU;
+/// returns what became executable, from the first block on.
+fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Software) -> (u64, u64) {
+    let mut found = Vec::new();
+    for bbm in BBM {
+        let platform = TestPlatform::new(bbm);
+        let mut tables = Tables::new(format, VMID, 40, &platform).unwrap();
+        let hardware = H::of(&tables);
+        let mut storage = Vec::new();
+        let mut cache = cache::<H>(&platform, &mut storage, 8);
+        let mut guard = tables.exclusive();
+        let largest = slat::PageSize::from_bytes(size).unwrap();
+        let blocks = range(AT, 2 * size);
+        assert_eq!(guard.map(blocks, Hpa(HOST), DATA, largest, &mut cache), Ok(2 * size));
+        platform.take_events();
+        platform.meanwhile(Some(Box::new(move |platform, moment| {
+            if let Moment::Maintain { hpa, bytes } = moment {
+                let (start, end) = (hpa - HOST + AT, hpa - HOST + AT + bytes);
+                let executable = executable(hardware, platform);
+                let early = executable.iter().find(|run| run.0 < end && start < run.1);
+                assert_eq!(early, None, "before it was coherent");
+            }
+        })));
+        guard.split_to_execute(part, &mut cache, Access::Execute, bits).unwrap();
+        let events = platform.take_events();
+        platform.meanwhile(None);
+        let new = executable(hardware, &platform);
+        let memory: Vec<_> = new.iter().map(|(a, b)| (a - AT + HOST, b - AT + HOST)).collect();
+        assert_eq!(maintained(&events, Some(&Maintenance::Instructions)), memory);
+        assert_eq!(events.last(), Some(&Event::Publish), "who faulted is to find it");
+        let accessed = hardware.tree(&platform).runs.iter().any(|run| run.leaf.own.accessed);
+        assert!(!accessed, "nobody has used it");
+        let (start, end) = new.first().copied().unwrap_or((AT, AT));
+        assert!(new.len() <= 1);
+        found.push((start - AT, end - AT));
+        guard.complete();
+        drop((guard, cache));
+        destroy(tables);
+    }
+    assert!(found.iter().all(|one| *one == found[0]), "{found:x?}");
+    found[0]
+}
+
+#[test]
+fn all_of_a_table_whose_pages_become_executable_is_coherent_before() {
+    fn parts<H: Hardware>(format: H::Format) {
+        let whole =
+            |size, at, bytes| split::<H>(format, size, range(AT + at, bytes), DATA.software);
+        // A page, first, in the middle and last; pages on both sides of a block's end.
+        for at in [0, 1020 * K, 2044 * K] {
+            assert_eq!(whole(2 * M, at, 4 * K), (0, 2 * M));
+        }
+        assert_eq!(whole(2 * M, 2 * M - 4 * K, 8 * K), (0, 4 * M));
+        // Of a large block those tables that the range touches; the rest stays as it was.
+        assert_eq!(whole(G, 6 * M + 8 * K, 4 * K), (6 * M, 8 * M));
+        assert_eq!(whole(G, 4 * M - 4 * K, 8 * K), (2 * M, 6 * M));
+        assert_eq!(whole(G, G - 4 * K, 8 * K), (G - 2 * M, G + 2 * M));
+        let bits = DATA.software.union(Software::B);
+        let (size, part) = (2 * M, range(AT, 4 * K));
+        assert_eq!(split::<H>(format, size, part, bits), (0, 0), "it lacks one of the bits");
+    }
+    parts::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
+    parts::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+}
+
+#[test]
+fn exactly_the_pages_that_become_executable_are_made_coherent() {
+    fn gives<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(slat::BreakBeforeMake::Never);
+        let mut tables = Tables::new(format, VMID, 40, &platform).unwrap();
+        let mut storage = Vec::new();
+        let mut cache = cache::<H>(&platform, &mut storage, 8);
+        let mut guard = tables.exclusive();
+        // One that may be executed already; one that has a bit of two; memory of a device.
+        let kinds = [
+            DATA,
+            Attributes { execute: Execute::All, ..DATA },
+            Attributes { software: Software::B, ..DATA },
+            DATA,
+        ];
+        let page = slat::PageSize::SIZE_4K;
+        for (at, kind) in (0..).map(|page| page * 4 * K).zip(kinds) {
+            guard.map(range(AT + at, 4 * K), Hpa(HOST + at), kind, page, &mut cache).unwrap();
+        }
+        let block = range(AT + 2 * M, 2 * M);
+        let large = slat::PageSize::SIZE_2M;
+        guard.map(block, Hpa(HOST + 2 * M), DATA, large, &mut cache).unwrap();
+        let mut pieces = || {
+            let events = platform.take_events();
+            assert_eq!(events.last(), Some(&Event::Publish));
+            maintained(&events, Some(&Maintenance::Instructions))
+        };
+        let at = |first: u64, end: u64| (HOST + first * 4 * K, HOST + end * 4 * K);
+        platform.take_events();
+        assert_eq!(guard.allow_execute(range(AT, 16 * K), Access::Execute, Software::A), Ok(8 * K));
+        assert_eq!(pieces(), [at(0, 1), at(3, 4)]);
+        let accessed = |gpa| guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.accessed;
+        assert!(!accessed(AT) && !accessed(AT + 12 * K), "nobody has used them");
+        // A use: the one that may not be executed yet, and the others become accessed.
+        assert_eq!(guard.relax(range(AT, 16 * K), Access::Execute), Ok(16 * K));
+        assert_eq!(pieces(), [at(2, 3)]);
+        assert_eq!(guard.relax(block, Access::Execute), Ok(2 * M));
+        assert_eq!(pieces(), [at(512, 1024)], "a block as a whole");
+        drop((guard, cache));
+        destroy(tables);
+    }
+    gives::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
+    gives::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+}

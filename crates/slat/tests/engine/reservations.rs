@@ -1,0 +1,95 @@
+//! Reservations: void for good once somebody was there, and no leaves.
+
+use crate::common::TestPlatform;
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{K, M, RAM, on_stage, range};
+use crate::common::world::cache;
+use slat::{Aged, Ageing, Ages, BreakBeforeMake, Gpa, Hpa, PageSize, Place, Skip, Tables, Vmid};
+use std::sync::atomic::Ordering::SeqCst;
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+
+#[test]
+fn a_void_reservation_stays_void_however_often_its_slot_is_reserved_and_emptied() {
+    fn voids<H: Hardware>(format: H::Format, bbm: BreakBeforeMake) {
+        let platform = TestPlatform::new(bbm);
+        let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+        let (mut first, mut second) = (platform.join(), platform.join());
+        let mut frames = Vec::new();
+        let mut frames = cache::<H>(&platform, &mut frames, 4);
+        let mut guard = tables.enter(&mut first).unwrap();
+        // Their table stays, whatever is unmapped.
+        guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, &mut frames).unwrap();
+        let early = guard.reserve(Gpa(0), PAGE, &mut frames).unwrap();
+        let mut other = tables.enter(&mut second).unwrap();
+        let mut places = [const { Place::EMPTY }; 1];
+        let slot = H::of(&tables).slot(&platform, 0).0;
+        let token = slot.load(SeqCst);
+        for _ in 0..300 {
+            let mut removals = other.removals(&mut places);
+            assert_eq!(other.unmap(range(0, 4 * K), &mut removals), Ok(0));
+            assert_eq!(removals.complete().count(), 0);
+            drop(removals);
+            assert_ne!(slot.load(SeqCst), token);
+            let _ = other.reserve(Gpa(0), PAGE, &mut frames).unwrap();
+            assert_ne!(slot.load(SeqCst), token);
+        }
+        assert_eq!(early.commit(Hpa(0), RAM), Ok(None));
+        drop((guard, other, frames));
+        crate::common::destroy(tables);
+    }
+    for bbm in crate::common::stage::BBM {
+        voids::<Arm<12>>(Default::default(), bbm);
+        voids::<Ept<true>>(Default::default(), bbm);
+    }
+}
+
+/// Whatever bits its token has.
+#[test]
+fn a_reservation_is_never_taken_for_a_leaf() {
+    fn apart<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let pages = range(2 * M, 64 * K);
+            let platform = guard.platform();
+            let slot = |gpa| H::of(tables).slot(platform, gpa).0;
+            // Their table stays, whatever is unmapped.
+            guard.map(range(3 * M, 4 * K), Hpa(M), RAM, PAGE, cache).unwrap();
+            for number in 0..64 {
+                // Leaves that were used and written, with a reservation among them.
+                let at = 2 * M + number % 8 * 4 * K;
+                let first = if at > 2 * M {
+                    guard.map(range(2 * M, at - 2 * M), Hpa(0), RAM, PAGE, cache).unwrap()
+                } else {
+                    0
+                };
+                let _ = guard.reserve(Gpa(at), PAGE, cache).unwrap();
+                let after = range(at + 4 * K, 60 * K - first);
+                let hpa = Hpa(first + 4 * K);
+                assert_eq!(guard.map(after, hpa, RAM, PAGE, cache), Ok(60 * K - first));
+                let reserved = slot(at).load(SeqCst);
+                assert_ne!(reserved, 0);
+                let named = 0xffff & !(1 << (number % 8));
+                let (mut young, mut unanswered) = ([0], [0]);
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
+                let aged = guard.age(pages, &mut ages, how);
+                assert_eq!(aged, Ok(Aged { young: 15, unanswered: 0 }));
+                assert_eq!((young, unanswered), ([named], [0]));
+                let mut dirty = [0];
+                assert_eq!(guard.harvest(pages, &mut dirty), Ok(15));
+                assert_eq!(dirty, [named]);
+                assert_eq!(guard.write_protect(pages), Ok(60 * K));
+                assert_eq!(guard.relax(pages, slat::Access::Write), Ok(60 * K));
+                assert_eq!(guard.execute_protect(pages), Ok(60 * K));
+                assert_eq!(slot(at).load(SeqCst), reserved);
+                assert_eq!(guard.leaves(pages).unwrap().count(), 15);
+                let removed = crate::common::unmap(guard, pages);
+                assert_eq!(removed.iter().map(|run| run.bytes).sum::<u64>(), 60 * K);
+            }
+        });
+    }
+    apart::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
+    apart::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+}

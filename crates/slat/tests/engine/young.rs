@@ -1,0 +1,184 @@
+//! Marks of the tables above a leaf that software makes accessed: an exact scan of ages passes by a table
+//! without one, so each of them has to have it, whichever had it before.
+
+use crate::common::hardware::ept::Ept;
+use crate::common::hardware::npt::{self, Npt};
+use crate::common::hardware::{Descriptor, Hardware};
+use crate::common::stage::{CLEAN, G, K, M, RAM, on_stage, range};
+use crate::common::world::{ALL, CacheOf, GuardOf};
+use crate::common::{Event, TestPlatform};
+use slat::{Access, Ageing, Ages, Format, Gpa, Hpa, Invalidation, PageSize, Skip, Software};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+
+/// Slots that link the tables on the way to `gpa`, the highest first.
+fn links<H: Hardware>(hardware: H, memory: &TestPlatform, gpa: u64) -> Vec<&AtomicU64> {
+    let mut links = Vec::new();
+    let mut from = hardware.root();
+    loop {
+        let index = (gpa >> H::shift(from.height)) as usize % from.slots;
+        let slot = &memory.table(from.table, from.slots)[index];
+        let Descriptor::Table { table, .. } = hardware.decode(slot.load(SeqCst), from.height)
+        else {
+            return links;
+        };
+        links.push(slot);
+        (from.table, from.height) = (table, from.height - 1);
+        from.slots = H::slots(from.height);
+    }
+}
+
+/// What makes leaves accessed, and where.
+type Step<H> =
+    (&'static str, &'static [u64], for<'t, 'p> fn(&mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>));
+
+fn steps<H: Hardware>() -> Vec<Step<H>> {
+    vec![
+        ("map of a page", &[8 * K], |guard, cache| {
+            assert_eq!(guard.map(range(8 * K, 4 * K), Hpa(G), RAM, PAGE, cache), Ok(4 * K));
+        }),
+        ("map of pages", &[8 * K], |guard, cache| {
+            assert_eq!(guard.map(range(8 * K, 8 * K), Hpa(G), RAM, PAGE, cache), Ok(8 * K));
+        }),
+        ("map of pages of two tables", &[2 * M - 4 * K, 2 * M + 4 * K], |guard, cache| {
+            let both = range(2 * M - 4 * K, 12 * K);
+            assert_eq!(guard.map(both, Hpa(2 * M - 4 * K), CLEAN, PAGE, cache), Ok(8 * K));
+            assert_eq!(guard.relax(both, Access::Read), Ok(12 * K));
+        }),
+        ("map of a block", &[4 * M], |guard, cache| {
+            assert_eq!(guard.map(range(4 * M, 2 * M), Hpa(G), RAM, BLOCK, cache), Ok(2 * M));
+        }),
+        ("commit of a page", &[8 * K], |guard, cache| {
+            let reserved = guard.reserve(Gpa(8 * K), PAGE, cache).unwrap();
+            assert_eq!(reserved.commit(Hpa(G), RAM), Ok(Some(4 * K)));
+        }),
+        ("commit of a block", &[4 * M], |guard, cache| {
+            let reserved = guard.reserve(Gpa(4 * M), BLOCK, cache).unwrap();
+            assert_eq!(reserved.commit(Hpa(G), RAM), Ok(Some(2 * M)));
+        }),
+        ("a read of a page", &[0], |guard, _| {
+            assert_eq!(guard.relax(range(0, 4 * K), Access::Read), Ok(4 * K));
+        }),
+        ("a write of a page", &[0], |guard, _| {
+            assert_eq!(guard.relax(range(0, 4 * K), Access::Write), Ok(4 * K));
+        }),
+        ("an execution of pages", &[0, 2 * M], |guard, _| {
+            assert_eq!(guard.relax(range(0, 4 * M), Access::Execute), Ok(8 * K));
+        }),
+        ("a read of all", &[0, 2 * M], |guard, _| {
+            assert_eq!(guard.relax(range(0, 1 << 40), Access::Read), Ok(8 * K));
+        }),
+        ("a right that is given in place", &[0], |guard, _| {
+            assert_eq!(guard.write_protect(range(0, 4 * K)), Ok(4 * K));
+            assert_eq!(guard.grant_write(Gpa(0), Hpa(0), Software::NONE), Ok(true));
+        }),
+    ]
+}
+
+#[test]
+fn whatever_makes_a_leaf_accessed_marks_each_table_above_it() {
+    fn marks<H: Hardware>(format: H::Format) {
+        let mark = <H::Format as Format>::TABLE_ACCESSED;
+        for (name, at, step) in steps::<H>() {
+            // Each choice of tables that had lost their marks before.
+            for lost in 1u32..8 {
+                on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+                    for page in [range(0, 4 * K), range(2 * M, 4 * K)] {
+                        let hpa = Hpa(page.start().0);
+                        assert_eq!(guard.map(page, hpa, CLEAN, PAGE, cache), Ok(4 * K));
+                    }
+                    let (hardware, platform) = (H::of(tables), guard.platform());
+                    for &at in at {
+                        for (number, slot) in links(hardware, platform, at).iter().enumerate() {
+                            slot.fetch_or(mark, SeqCst);
+                            let clear = if lost >> number & 1 == 1 { mark } else { 0 };
+                            slot.fetch_and(!clear, SeqCst);
+                        }
+                    }
+                    step(guard, cache);
+                    for &at in at {
+                        assert!(guard.translate(Gpa(at)).unwrap().unwrap().attributes.accessed);
+                        let links = links(hardware, platform, at);
+                        assert!(links.len() >= 2);
+                        let marked = links.iter().map(|slot| slot.load(SeqCst) & mark == mark);
+                        let marked: Vec<_> = marked.collect();
+                        assert!(!marked.contains(&false), "{name}, {lost:#b}: {marked:?}");
+                    }
+                });
+            }
+        }
+    }
+    marks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+    marks::<Npt<true>>(npt::FORMAT);
+}
+
+/// A walk that stops has made leaves accessed that it leaves behind.
+#[test]
+fn what_was_made_accessed_before_an_early_end_is_below_marked_tables() {
+    fn stops<H: Hardware>(format: H::Format, bytes: u64) {
+        let mark = <H::Format as Format>::TABLE_ACCESSED;
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let pages = range(0, 64 * K);
+            assert_eq!(guard.map(pages, Hpa(0), CLEAN, PAGE, cache), Ok(64 * K));
+            let (hardware, platform) = (H::of(tables), guard.platform());
+            for slot in links(hardware, platform, 0) {
+                slot.fetch_and(!mark, SeqCst);
+            }
+            let (slot, _) = hardware.slot(platform, 12 * K);
+            let raw = slot.swap(H::MARK, SeqCst);
+            let halted = guard.relax(range(0, bytes), Access::Read).unwrap_err();
+            assert_eq!(halted.at, Gpa(12 * K));
+            slot.store(raw, SeqCst);
+            let marked = |slot: &&AtomicU64| slot.load(SeqCst) & mark == mark;
+            assert!(links(hardware, platform, 0).iter().all(marked), "{bytes:#x}");
+        });
+    }
+    for bytes in [64 * K, 2 * M, 4 * M, 2 * G] {
+        stops::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() }, bytes);
+        stops::<Npt<true>>(npt::FORMAT, bytes);
+    }
+}
+
+#[test]
+fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters() {
+    fn takes<H: Hardware>(format: H::Format, skip: Skip) {
+        const TABLES: u64 = 21;
+        on_stage::<H>((format, 40, 32), |tables, guard, cache| {
+            for at in (0..TABLES).map(|table| table * 2 * M) {
+                assert_eq!(guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache), Ok(4 * K));
+            }
+            let mut bits = [vec![0; 512], vec![0; 512]];
+            let mut scan = |guard: &mut GuardOf<'_, '_, H>| {
+                let [young, unanswered] = &mut bits;
+                young.fill(0);
+                let before = guard.counts().slots_read;
+                let how = Ageing { clear: true, skip, fresh: false };
+                let aged = guard.age(range(0, 64 * M), &mut Ages { young, unanswered }, how);
+                (aged.unwrap().young, guard.counts().slots_read - before)
+            };
+            guard.platform().take_events();
+            assert_eq!(scan(guard).0, TABLES);
+            let last = guard.platform().take_events();
+            let all = Invalidation { vmid: guard.vmid(), range: Some(range(0, 64 * M)), ..ALL };
+            let exact = skip == Skip::Exact;
+            assert_eq!(last, if exact { vec![Event::Invalidate(all)] } else { vec![] });
+            let tree = H::of(tables).tree(guard.platform());
+            let marked = tree.tables.values().filter(|table| table.within(0, 64 * M));
+            assert_eq!(marked.filter(|table| table.accessed).count(), 0);
+            // Now none is entered.
+            let (young, read) = scan(guard);
+            assert!(young == 0 && read < 512, "{read} slots were read");
+            // One of them, in the midst of others.
+            let page = range(10 * M, 4 * K);
+            assert_eq!(guard.relax(page, Access::Read), Ok(4 * K));
+            assert_eq!(scan(guard).0, 1);
+            assert_eq!(scan(guard).0, 0);
+        });
+    }
+    for skip in [Skip::Exact, Skip::Hint] {
+        takes::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() }, skip);
+        takes::<Npt<true>>(npt::FORMAT, skip);
+    }
+}
