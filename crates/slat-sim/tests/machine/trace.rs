@@ -17,6 +17,8 @@ fn traced() -> String {
     let machine = arm_machine().tracing();
     let guest = Guest::arm(&machine);
     guest.map(BASE, RAM, 0x1000, K4);
+    // Its neighbour keeps the table: the page alone is unmapped.
+    guest.map(BASE + 0x1000, RAM + 0x1000, 0x1000, K4);
     guest.unmap(BASE, 0x1000);
     clean(&machine);
     machine.trace()
