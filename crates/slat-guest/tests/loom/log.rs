@@ -114,7 +114,7 @@ fn a_ring_beside_splits_loses_no_write() {
             let none = DirtyPage { slot: SlotId(9), page: 0 };
             let mut pages = [none; 4];
             let count = worker.harvest_ring(0, &mut pages);
-            worker.reset_rings();
+            worker.reset_rings().unwrap();
             let bits = pages[..count].iter().fold(0, |bits, page| bits | 1 << page.page);
             copy.take(ram, bits);
         };
@@ -152,7 +152,7 @@ fn a_ring_that_wraps_around_loses_no_write() {
         });
         let mut copy = Copy { pages: [0; 4] };
         let mut collect = |worker: &mut TheWorker, pages: &[DirtyPage]| {
-            worker.reset_rings();
+            worker.reset_rings().unwrap();
             copy.take(ram, pages.iter().fold(0, |bits, page| bits | 1 << page.page));
         };
         collect(&mut worker, &pages);
