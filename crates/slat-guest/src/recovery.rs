@@ -100,11 +100,11 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                 };
                 recovered.bytes += bytes;
                 if larger.is_some_and(|last| (last ^ gpa) >> F::shift(2) != 0) {
-                    larger.take().map(|last| recovered.bytes += self.enlarge(&spec, &splits, last));
+                    recovered.bytes += larger.map_or(0, |last| self.enlarge(&spec, &splits, last));
                 }
                 larger = Some(gpa);
             }
-            larger.map(|last| recovered.bytes += self.enlarge(&spec, &splits, last));
+            recovered.bytes += larger.map_or(0, |last| self.enlarge(&spec, &splits, last));
         }
         recovered
     }

@@ -154,6 +154,15 @@ pub fn vcpu(guest: &'static TheGuest) -> TheVcpu {
     Vcpu::new(guest, 0, Box::leak(Box::new([const { None }; 4]))).unwrap()
 }
 
+/// A guest whose writes hardware marks, and whose log is of those marks.
+pub fn marked(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
+    let TwoSlots(arm) = tiny();
+    let format = TwoSlots(slat::format::arm64::Arm64K4 { hardware_dirty: true, ..arm });
+    let page = PageSize::from_bytes(PAGE).unwrap();
+    let config = Config { logging: Logging::Hardware, largest: page, ..config() };
+    Box::leak(Box::new(Guest::new(format, Vmid(1), BITS, world, ram, config).unwrap()))
+}
+
 /// A guest whose vCPUs begin on views of their own.
 pub fn uncached(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
     let guest = Guest::new(Tiny::default(), Vmid(1), BITS, world, ram, config()).unwrap();
