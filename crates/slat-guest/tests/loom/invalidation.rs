@@ -47,7 +47,7 @@ fn fault_and_host_at(block: u64, first: u64, bytes: u64, before: bool) {
     take_from(setup, ram, first, bytes);
     let mut vcpu = thread.join().unwrap().get();
     let found = at(vcpu.worker(), first);
-    assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW), "{found:?}");
+    assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW + first), "{found:?}");
 }
 
 #[test]
