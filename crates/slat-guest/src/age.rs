@@ -1,13 +1,15 @@
 //! Ageing: which pages were used, over guest or host addresses, without a lock.
 
 use crate::backing::{Backing, HvaRange};
+use crate::bits::each_word;
+use crate::blocks::cut_by;
 use crate::guest::Worker;
 use crate::host::Host;
 use crate::slots::View;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
-use slat::{Aged, Ageing, Ages, ChangeError, Format, Gpa, GpaRange, Halted, Pages};
+use slat::{Aged, Ageing, Ages, ChangeError, Format, Gpa, GpaRange, Guard, Halted, Pages};
 
 /// Why pages were not aged. Nothing was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +57,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         self.age_if(range, selected, young, how, |_| true)
     }
 
-    /// [`Worker::age`], if `wanted` by what the slots are when it looks.
+    /// [`Worker::age`], where `wanted` by what the slots are when it looks; else there is no answer.
     fn age_if(
         &mut self,
         range: GpaRange,
@@ -64,7 +66,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         how: Ageing,
         wanted: impl Fn(&View) -> bool,
     ) -> Result<Aged, AgeError> {
-        let needed = (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize;
+        let needed = words::<F>(&range);
         let shortest = selected.map_or(young.len(), |selected| selected.len().min(young.len()));
         if shortest < needed {
             return Err(AgeError::Refused(ChangeError::Bitmap { needed, given: shortest }));
@@ -92,7 +94,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 
     /// [`Worker::age`] of the memory at `host`: bit 0 of `young` is its first page. What no slot has is
-    /// old; a page that several slots have is young if it is so in one.
+    /// old; a page that several slots have is young if it is so in one. Where a slot has gone, or moved,
+    /// by the time it is looked at, its pages have no answer.
     ///
     /// # Errors
     /// [`AgeError`]; nothing was done.
@@ -123,7 +126,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             let pages = range.size() >> F::PAGE_SHIFT;
             let mut found = vec![0; pages.div_ceil(64) as usize];
             let part = selected.map(|selected| cut(selected, first, pages));
-            let there = |view: &View| view.named(spec.id).is_some_and(|slot| slot.spec == spec);
+            let there = |view: &View| {
+                view.named(spec.id).is_some_and(|slot| !slot.going && slot.spec.is_where(&spec))
+            };
             let one = self.age_if(range, part.as_deref(), &mut found, how, there)?;
             aged.unanswered += one.unanswered;
             aged.young += shift_into(young, &found, first as usize);
@@ -131,7 +136,11 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         Ok(aged)
     }
 
-    /// All pages of `range`, in all tables that may have leaves.
+    /// All pages of `range`, in all tables that may have leaves, and what is kept about them.
+    ///
+    /// A page was used if a leaf says so, or if the slot's bits do ([`Kept`](crate::bits::Kept)). A block
+    /// that the range cuts through is asked as a whole: if it is to be old, all of it is, and those of
+    /// its pages that nobody asked about are kept as used.
     fn age_run(
         &mut self,
         range: GpaRange,
@@ -141,8 +150,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         wanted: &impl Fn(&View) -> bool,
     ) -> Result<(), AgeError> {
         let guest = self.guest;
-        let words = (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize;
-        let mut open = vec![0; words];
+        let words = words::<F>(&range);
+        // Those without an answer, in one of the tables; and in all of them.
+        let (mut open, mut left) = (vec![0; words], Vec::new());
         for tables in guest.spaces() {
             open.fill(0);
             let found = self.age_in(tables, range, young, &mut open, how, wanted)?;
@@ -151,24 +161,32 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                 continue;
             }
             guest.counters.ageing_slow.add(found.unanswered);
+            left.resize(words, 0);
             // Run by run, so that a block is asked about as a whole.
             for (first, count) in (Pages { start: range.start(), bits: &open }).runs() {
                 let at = Gpa(range.start().0 + ((first as u64) << F::PAGE_SHIFT));
                 let run = GpaRange::new(at, (count as u64) << F::PAGE_SHIFT).expect("not empty");
-                let (mut is_young, mut left) = (vec![0; count.div_ceil(64)], count as u64);
+                let words = count.div_ceil(64);
+                let (mut is_young, mut open) = (vec![0; words], vec![0; words]);
                 for _ in 0..SLOW_TRIES {
                     tables.platform().wait();
-                    let mut open = vec![0; count.div_ceil(64)];
-                    left =
-                        self.age_in(tables, run, &mut is_young, &mut open, how, wanted)?.unanswered;
-                    if left == 0 {
+                    open.fill(0);
+                    let found = self.age_in(tables, run, &mut is_young, &mut open, how, wanted)?;
+                    if found.unanswered == 0 {
                         break;
                     }
                 }
-                aged.unanswered += left;
+                shift_into(&mut left, &open, first);
                 aged.young += shift_into(young, &is_young, first);
             }
         }
+        match self.kept_in(range, young, how.clear, wanted) {
+            Some(found) => aged.young += found,
+            // It went after its leaves were looked at.
+            None => left = ones((range.size() >> F::PAGE_SHIFT) as usize),
+        }
+        let unanswered = left.iter().zip(young).map(|(left, young)| left & !*young);
+        aged.unanswered += unanswered.map(|bits| u64::from(bits.count_ones())).sum::<u64>();
         Ok(())
     }
 
@@ -182,13 +200,156 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         wanted: &impl Fn(&View) -> bool,
     ) -> Result<Aged, AgeError> {
         let found = self.with_slots(tables, |view, guard, _| {
+            let page = |at: Gpa| ((at.0 - range.start().0) >> F::PAGE_SHIFT) as usize;
             if !wanted(view) {
-                return Ok(Aged::default());
+                let pages = page(range.end());
+                return Ok(Aged { young: 0, unanswered: shift_into(unanswered, &ones(pages), 0) });
             }
-            guard.age(range, &mut Ages { young, unanswered }, how)
+            let mut inner = range;
+            let mut aged = Aged::default();
+            // What is not whole pages is refused below.
+            let page_mask = (1 << F::PAGE_SHIFT) - 1;
+            if how.clear && (range.start().0 | range.size()) & page_mask == 0 {
+                let (rest, held) = age_ends(view, guard, range, how.fresh)?;
+                for held in held.into_iter().flatten() {
+                    let pages = ones((held.size() >> F::PAGE_SHIFT) as usize);
+                    aged.unanswered += shift_into(unanswered, &pages, page(held.start()));
+                }
+                match rest {
+                    Some(rest) => inner = rest,
+                    None => return Ok(aged),
+                }
+            }
+            let first = page(inner.start());
+            let found = if first == 0 {
+                guard.age(inner, &mut Ages { young, unanswered }, how)?
+            } else {
+                let words = words::<F>(&inner);
+                let (mut some, mut open) = (vec![0; words], vec![0; words]);
+                let mut ages = Ages { young: &mut some, unanswered: &mut open };
+                guard.age(inner, &mut ages, how)?;
+                let young = shift_into(young, &some, first);
+                Aged { young, unanswered: shift_into(unanswered, &open, first) }
+            };
+            aged.young += found.young;
+            aged.unanswered += found.unanswered;
+            Ok(aged)
         });
         found.map_err(|Halted { why, .. }| AgeError::Refused(why))
     }
+
+    /// Adds pages of `range` that are kept as used, and keeps them no longer if they are to be old;
+    /// returns how many are new, or that it is not `wanted`.
+    fn kept_in(
+        &mut self,
+        range: GpaRange,
+        young: &mut [u64],
+        clear: bool,
+        wanted: &impl Fn(&View) -> bool,
+    ) -> Option<u64> {
+        self.look(|view| {
+            if !wanted(view) {
+                return None;
+            }
+            let mut new = 0;
+            for (slot, part) in view.parts(&range) {
+                let Some(kept) = &slot.kept else { continue };
+                let offset = (part.start().0 - range.start().0) >> F::PAGE_SHIFT;
+                let before = (part.start().0 - slot.spec.gpa.0) >> F::PAGE_SHIFT;
+                each_word::<F>(&slot.spec, part.start().0, part.size(), |word, mask| {
+                    let used = match clear {
+                        true => kept.used.take(word, mask),
+                        false => kept.used.get(word, mask),
+                    };
+                    // Of the word, from its first page in the range on.
+                    let first = u64::from(mask.trailing_zeros());
+                    let page = word as u64 * 64 + first - before + offset;
+                    new += shift_into(young, &[used >> first], page as usize);
+                });
+            }
+            Some(new)
+        })
+    }
+}
+
+/// Makes the leaves old through which the ends of `range` cut, and keeps that they were used. Returns
+/// what of the range is between them, and what of it at either end has no answer.
+#[expect(clippy::type_complexity, reason = "two ranges, which may not be")]
+fn age_ends<F: Format, H: Host>(
+    view: &View,
+    guard: &mut Guard<'_, '_, F, H>,
+    range: GpaRange,
+    fresh: bool,
+) -> Result<(Option<GpaRange>, [Option<GpaRange>; 2]), Halted<ChangeError>> {
+    let (mut start, mut end) = (range.start().0, range.end().0);
+    let mut held = [None; 2];
+    for (side, held) in held.iter_mut().enumerate() {
+        let at = Gpa(if side == 0 { start } else { end });
+        if start >= end {
+            break;
+        }
+        let leaf = match cut_by(guard, at) {
+            Ok(None) => continue,
+            Ok(Some(leaf)) if !is_kept(view, &leaf) => continue,
+            Ok(Some(_)) => guard.age_leaf(at, true),
+            Err(_) => Err(Halted { at, why: ChangeError::Contended }),
+        };
+        let (leaf, used) = match leaf {
+            // It has become smaller, or has gone: the scan asks what is there.
+            Ok(None) => continue,
+            Ok(Some((leaf, used))) => (leaf, used),
+            Err(Halted { why: ChangeError::Contended, .. }) => {
+                // Nobody says how far it reaches: the page at the end, and the scan asks the rest.
+                let page = if side == 0 { start } else { end - (1 << F::PAGE_SHIFT) };
+                *held = GpaRange::new(Gpa(page), 1 << F::PAGE_SHIFT).ok();
+                match side {
+                    0 => start += 1 << F::PAGE_SHIFT,
+                    _ => end -= 1 << F::PAGE_SHIFT,
+                }
+                continue;
+            }
+            Err(halted) => return Err(halted),
+        };
+        if used {
+            for (slot, part) in view.parts(&leaf) {
+                if let Some(kept) = &slot.kept {
+                    kept.used.mark::<F>(&slot.spec, part.start().0, part.size());
+                }
+            }
+        }
+        if fresh {
+            guard.owe(leaf).map_err(|why| Halted { at, why: ChangeError::Range(why) })?;
+            guard.complete();
+        }
+        match side {
+            0 => start = leaf.end().0.clamp(start, end),
+            _ => end = leaf.start().0.clamp(start, end),
+        }
+    }
+    let rest = end.checked_sub(start).and_then(|bytes| GpaRange::new(Gpa(start), bytes).ok());
+    Ok((rest, held))
+}
+
+/// Whether each page of a leaf has a place where its use can be kept.
+fn is_kept(view: &View, leaf: &GpaRange) -> bool {
+    let kept = view.parts(leaf).filter(|(slot, _)| slot.kept.is_some());
+    kept.map(|(_, part)| part.size()).sum::<u64>() == leaf.size()
+}
+
+/// Words of a bitmap of `range`.
+fn words<F: Format>(range: &GpaRange) -> usize {
+    (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize
+}
+
+/// So many bits, all set.
+fn ones(bits: usize) -> Vec<u64> {
+    let mut all = vec![u64::MAX; bits.div_ceil(64)];
+    if !bits.is_multiple_of(64)
+        && let Some(last) = all.last_mut()
+    {
+        *last = (1 << (bits % 64)) - 1;
+    }
+    all
 }
 
 /// Adds `bits` to `to`, from bit `first` on; returns how many were not there.

@@ -1,8 +1,10 @@
 //! Eager split: huge pages of a range become small before the guest writes them.
 
 use crate::backing::Backing;
+use crate::budget::{NoPages, TableLimit};
 use crate::guest::Worker;
 use crate::host::Host;
+use crate::log::PATIENCE;
 use crate::sync::{AtomicU64, Ordering};
 use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, PageSize, SplitError};
 
@@ -41,8 +43,32 @@ pub enum SplitStop {
         /// What the platform said.
         error: OutOfFrames,
     },
+    /// The guest may have no more table pages; a run goes on from this address.
+    TableLimit {
+        /// The first address that is not split.
+        at: Gpa,
+        /// How many it may have.
+        limit: TableLimit,
+    },
+    /// Somebody held an entry for too long; a run goes on from this address.
+    Contended {
+        /// The first address that is not split.
+        at: Gpa,
+    },
     /// The guest has no such addresses, or the format no such size.
     Refused(SplitError),
+}
+
+impl SplitStop {
+    /// Where a run goes on.
+    const fn at(&self) -> Option<Gpa> {
+        match self {
+            Self::OutOfFrames { at, .. } | Self::TableLimit { at, .. } | Self::Contended { at } => {
+                Some(*at)
+            }
+            Self::Asked | Self::Refused(_) => None,
+        }
+    }
 }
 
 impl EagerSplit {
@@ -93,7 +119,7 @@ impl EagerSplit {
             match worker.split(chunk, self.to, &mut report.split) {
                 Ok(()) => report.done += end - start,
                 Err(stop) => {
-                    if let SplitStop::OutOfFrames { at, .. } = stop {
+                    if let Some(at) = stop.at() {
                         report.done += at.0.saturating_sub(start);
                         // Others may have gone on; what they did is not undone by doing it again.
                         self.give_back(at.0);
@@ -142,10 +168,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let guest = self.guest;
         let host = guest.tables.platform();
         let (mut start, end) = (range.start().0, range.end().0);
+        let mut patience = PATIENCE;
         while start < end {
             // A split that runs dry has used what there was: each round goes on.
-            if let Err(error) = self.top_up(1) {
-                return Err(SplitStop::OutOfFrames { at: Gpa(start), error });
+            let at = Gpa(start);
+            match self.top_up(1) {
+                Ok(()) => {}
+                Err(NoPages::Frames(error)) => return Err(SplitStop::OutOfFrames { at, error }),
+                Err(NoPages::Limit(limit)) => return Err(SplitStop::TableLimit { at, limit }),
             }
             let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
             let result = self.inside(&guest.tables, |guard, cache| {
@@ -157,7 +187,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                 Ok(_) => return Ok(()),
                 Err(Halted { at, why: SplitError::CacheEmpty }) => start = at.0,
                 Err(Halted { at, why: SplitError::Contended }) => {
+                    if at.0 > start {
+                        patience = PATIENCE;
+                    }
                     start = at.0;
+                    patience -= 1;
+                    if patience == 0 {
+                        return Err(SplitStop::Contended { at });
+                    }
                     host.wait();
                 }
                 Err(Halted { why, .. }) => return Err(SplitStop::Refused(why)),

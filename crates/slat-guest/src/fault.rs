@@ -1,15 +1,16 @@
 //! Faults: what a vCPU's access is answered with, without a lock.
 
 use crate::backing::{Backing, HvaRange, NoPage};
+use crate::budget::{NoPages, TableLimit};
 use crate::config::{ExecuteHuge, Logging};
-use crate::guest::Worker;
+use crate::guest::{Guest, Worker};
 use crate::host::Host;
-use crate::slots::Slot;
+use crate::slots::{Slot, View};
 use crate::stats::Counters;
 use crate::vcpu::Vcpu;
 use slat::{
     Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, MapError,
-    PageSize, Software, SplitError, Translation,
+    PageSize, Removed, Software, SplitError, Translation,
 };
 
 /// The guest may write the page: its leaf can become writable without asking the backing.
@@ -74,8 +75,14 @@ pub enum Refused {
     NotExecutable,
     /// The platform has no table pages.
     OutOfFrames,
+    /// The guest may have no more table pages ([`Config::table_pages`](crate::Config::table_pages)).
+    TableLimit(TableLimit),
     /// The backing named memory that the tables cannot hold.
     Page(MapError),
+    /// The tables refuse to change the leaf.
+    Change(ChangeError),
+    /// The tables refuse to split it.
+    Split(SplitError),
 }
 
 /// How often a fault begins anew, where others change the same entries.
@@ -89,6 +96,24 @@ enum Step {
     Again,
     /// Table pages ran out.
     Dry,
+}
+
+impl From<ChangeError> for Outcome {
+    fn from(why: ChangeError) -> Self {
+        match why {
+            ChangeError::Contended => Self::Retry(Retry::Contended),
+            why => Self::Refused(Refused::Change(why)),
+        }
+    }
+}
+
+impl From<SplitError> for Outcome {
+    fn from(why: SplitError) -> Self {
+        match why {
+            SplitError::Contended => Self::Retry(Retry::Contended),
+            why => Self::Refused(Refused::Split(why)),
+        }
+    }
 }
 
 impl From<Outcome> for Step {
@@ -118,9 +143,10 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
             return Outcome::RingFull;
         }
         self.announce();
+        let mut left = false;
         for attempt in 0..ATTEMPTS {
-            // What little is at hand will do, if the platform has no more.
-            let _ = self.worker.top_up(PATH);
+            // What little is at hand will do, if there is no more: else the fault runs dry, and asks.
+            let _at_hand = self.worker.top_up(PATH);
             let (id, tables) = (self.id, guest.space(self.view));
             let (own_view, counters) = (self.view.is_some(), self.worker.counters);
             let step = self.worker.with_slots(tables, |view, guard, cache| {
@@ -135,6 +161,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
                 let folds = attempt == 0 && guest.config.folds();
                 Fault {
                     guest,
+                    slots: view,
                     tables,
                     guard,
                     cache,
@@ -152,8 +179,18 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
                 Step::Done(outcome) => return outcome,
                 Step::Again => {}
                 // Nothing is at hand, and what there was went into the path.
-                Step::Dry if self.worker.top_up(1).is_ok() => {}
-                Step::Dry => return Outcome::Refused(Refused::OutOfFrames),
+                Step::Dry => match self.worker.top_up(1) {
+                    Ok(()) => {}
+                    // What its view has comes back page by page, as it is used.
+                    Err(NoPages::Limit(_)) if self.view.is_some() && !left => {
+                        left = true;
+                        self.leave_for_room();
+                    }
+                    Err(NoPages::Limit(limit)) => {
+                        return Outcome::Refused(Refused::TableLimit(limit));
+                    }
+                    Err(NoPages::Frames(_)) => return Outcome::Refused(Refused::OutOfFrames),
+                },
             }
         }
         Outcome::Retry(Retry::Contended)
@@ -162,7 +199,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
 
 /// One attempt at a fault, inside the tables.
 struct Fault<'f, 'w, 'p, 'g, 't, F: Format, H: Host, B: Backing> {
-    guest: &'w crate::Guest<'p, F, H, B>,
+    guest: &'w Guest<'p, F, H, B>,
+    slots: &'f View,
     tables: &'w slat::Tables<'p, F, H>,
     guard: &'g mut Guard<'t, 'p, F, H>,
     cache: &'g mut slat::TableCache<'w, F, H>,
@@ -235,7 +273,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                 outcome.into()
             }
             Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => Step::Again,
-            Err(_) => Outcome::Retry(Retry::Contended).into(),
+            Err(Halted { why, .. }) => Outcome::from(why).into(),
         }
     }
 
@@ -244,7 +282,10 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
     }
 
     fn write(&mut self, leaf: Translation) -> Step {
-        if leaf.attributes.write {
+        // What lies in two slots is written in one of them.
+        let block = leaf.size > F::size(0);
+        let crosses = block && !self.slot.spec.has(self.gpa.0, leaf.size.bytes());
+        if leaf.attributes.write && !crosses {
             // Only its accessed bit can be missing, or the dirty bit that software sets.
             return match self.relax(leaf.size, MAY_WRITE) {
                 Step::Done(Outcome::MadeWritable(_)) => Outcome::MadeAccessed.into(),
@@ -255,7 +296,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
             // Shared by the backing for reading: another page takes its place.
             return self.replace();
         }
-        if self.logs() && leaf.size > F::size(0) {
+        if crosses || block && self.logs() {
             if let Some(step) = self.split() {
                 return step;
             }
@@ -266,7 +307,8 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                 match self.guard.allow_write(around, MAY_WRITE) {
                     Ok(0) => {}
                     Ok(_) => self.forget(around),
-                    Err(_) => return Outcome::Retry(Retry::Contended).into(),
+                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
+                    Err(Halted { why, .. }) => return Outcome::from(why).into(),
                 }
             }
             return match self.relax(F::size(0), MAY_WRITE) {
@@ -296,9 +338,15 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         match self.guest.config.execute_huge {
             ExecuteHuge::Allowed => return self.relax(leaf.size, MAY_EXECUTE),
             ExecuteHuge::Zap if block => {
-                self.empty(leaf.size);
+                // Of the other pages of the block nobody else says what it knew.
+                let moving = self.guest.leaving.begin();
+                self.empty(leaf.size, |guest, view, removed| guest.keep_marks(view, removed));
+                drop(moving);
                 return match self.map(page) {
-                    Step::Done(Outcome::Mapped(_)) => Outcome::Zapped { from: leaf.size }.into(),
+                    Step::Done(Outcome::Mapped(_)) => {
+                        self.note_table();
+                        Outcome::Zapped { from: leaf.size }.into()
+                    }
                     step => step,
                 };
             }
@@ -308,7 +356,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                 Err(step) => return step,
                 Ok(0) => {}
                 Ok(_) => {
-                    self.split_for_execution();
+                    self.note_table();
                     self.forget(self.page(F::size(1)));
                     return Outcome::Split { from: leaf.size }.into();
                 }
@@ -317,7 +365,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                 if let Some(step) = self.split() {
                     return step;
                 }
-                self.split_for_execution();
+                self.note_table();
             }
             _ => {}
         }
@@ -331,12 +379,16 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                         bytes
                     }
                     Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
-                    Err(_) => return Outcome::Retry(Retry::Contended).into(),
+                    Err(Halted { why, .. }) => return Outcome::from(why).into(),
                 }
             }
             _ => 0,
         };
         let step = self.relax(page, MAY_EXECUTE);
+        if granted != 0 || matches!(step, Step::Done(Outcome::MadeExecutable(_))) {
+            // Also where a log, and not a fetch, has made the table.
+            self.note_table();
+        }
         match step {
             Step::Done(Outcome::MadeExecutable(_) | Outcome::Spurious) if block => {
                 Outcome::Split { from: leaf.size }.into()
@@ -351,8 +403,8 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         self.split_by(|guard, page, cache| guard.split(page, F::size(0), cache)).err()
     }
 
-    /// Recovery is to know of the table that a fetch has made.
-    fn split_for_execution(&self) {
+    /// Recovery is to know of a table in which pages may be executed: a block instead may not.
+    fn note_table(&self) {
         if let Some(splits) = &self.slot.splits {
             splits.add::<F>(&self.slot.spec, self.gpa.0);
         }
@@ -375,7 +427,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         match result {
             Ok(bytes) => Ok(bytes),
             Err(Halted { why: SplitError::CacheEmpty, .. }) => Err(Step::Dry),
-            Err(_) => Err(Outcome::Retry(Retry::Contended).into()),
+            Err(Halted { why, .. }) => Err(Outcome::from(why).into()),
         }
     }
 
@@ -388,7 +440,8 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         if let Some(step) = self.grant() {
             return step;
         }
-        self.empty(F::size(0));
+        // The page goes, and was never written; the one that takes its place is used from the start.
+        self.empty(F::size(0), |guest, view, removed| guest.keep_dirty(view, removed));
         self.map(F::size(0))
     }
 
@@ -407,14 +460,14 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                 Some(Outcome::MadeWritable(F::size(0)).into())
             }
             Ok(false) => None,
-            Err(_) => Some(Outcome::Retry(Retry::Contended).into()),
+            Err(Halted { why, .. }) => Some(Outcome::from(why).into()),
         }
     }
 
     /// Unmaps the leaf of `size`, or what took its place, to completion.
-    fn empty(&mut self, size: PageSize) {
-        let (guest, slot, range) = (self.guest, self.slot, self.page(size));
-        guest.unmap(self.tables, self.guard, [range], |removed| guest.keep_dirty(slot, &removed));
+    fn empty(&mut self, size: PageSize, keep: impl Fn(&Guest<'p, F, H, B>, &View, &Removed)) {
+        let (guest, view, range) = (self.guest, self.slots, self.page(size));
+        guest.unmap(self.tables, self.guard, [range], |removed| keep(guest, view, &removed));
     }
 
     /// Maps the page, or as much around it as `largest`, slot and backing allow.
@@ -512,7 +565,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
 }
 
 /// The largest leaf of the format, at most `largest`, that `fits`.
-fn fitting<F: Format>(largest: PageSize, fits: impl Fn(u64) -> bool) -> PageSize {
+pub(crate) fn fitting<F: Format>(largest: PageSize, fits: impl Fn(u64) -> bool) -> PageSize {
     let sizes = (0..=F::LARGEST_LEAF).rev().map(F::size);
     let mut sizes = sizes.filter(|&size| size <= largest && fits(size.bytes()));
     sizes.next().unwrap_or(F::size(0))
@@ -523,12 +576,9 @@ impl<F: Format, H: Host, B: Backing> Worker<'_, '_, F, H, B> {
     /// is not in a slot that logs is left out.
     pub fn mark_written(&mut self, range: GpaRange) {
         self.look(|view| {
-            for slot in &view.slots {
-                let Some(log) = &slot.log else { continue };
-                let start = range.start().max(slot.spec.gpa);
-                let end = range.end().min(slot.spec.range().end());
-                if start < end {
-                    log.mark::<F>(&slot.spec, start.0, end.0 - start.0);
+            for (slot, part) in view.parts(&range) {
+                if let Some(log) = &slot.log {
+                    log.mark::<F>(&slot.spec, part.start().0, part.size());
                 }
             }
         });

@@ -1,6 +1,8 @@
 //! One guest's memory, and the threads that work on it.
 
 use crate::backing::{Backing, HvaRange};
+use crate::bits::Moves;
+use crate::budget::Budget;
 use crate::config::{Config, Logging};
 use crate::host::Host;
 use crate::invalidate::Invalidations;
@@ -11,9 +13,10 @@ use crate::sync::{AtomicU64, Lock, Ordering};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
+use core::mem::ManuallyDrop;
 use slat::{
     Attributes, Contended, Format, Frame, Gpa, GpaRange, Guard, LeafSizeError, Member, NewError,
-    NoSeat, OutOfFrames, PageSize, TableCache, Tables, Translation, Vmid,
+    NoSeat, PageSize, TableCache, Tables, Translation, Vmid,
 };
 
 /// One guest's memory: slots and tables, and all that a hypervisor does to them.
@@ -23,7 +26,7 @@ use slat::{
 /// no lock; changes of slots take turns.
 #[derive(Debug)]
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
-    pub(crate) tables: Tables<'p, F, H>,
+    pub(crate) tables: Owned<'p, F, H>,
     /// Tables of their own for vCPUs whose caches are off; none unless the policy is `Exact`.
     pub(crate) views: Box<[OwnView<'p, F, H>]>,
     pub(crate) backing: B,
@@ -36,6 +39,9 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) resetting: Lock<()>,
     /// Held while huge pages are recovered.
     pub(crate) recovering: Lock<()>,
+    pub(crate) budget: Budget,
+    /// What leaves that go say of their pages is on its way to where it is kept.
+    pub(crate) leaving: Moves,
     pub(crate) caches: crate::caches::CacheState,
     pub(crate) vcpus: Box<[VcpuCounters]>,
     pub(crate) counters: Counters,
@@ -44,9 +50,30 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
 /// The tables of one vCPU while its caches are off.
 #[derive(Debug)]
 pub(crate) struct OwnView<'p, F: Format, H: Host> {
-    pub tables: Tables<'p, F, H>,
+    pub tables: Owned<'p, F, H>,
     /// Whether they may have leaves. Set before the first: see `Guest::spaces`.
     pub live: AtomicU64,
+}
+
+/// Tables that go with the guest.
+#[derive(Debug)]
+pub(crate) struct Owned<'p, F: Format, H: Host>(ManuallyDrop<Tables<'p, F, H>>);
+
+impl<'p, F: Format, H: Host> core::ops::Deref for Owned<'p, F, H> {
+    type Target = Tables<'p, F, H>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<F: Format, H: Host> Drop for Owned<'_, F, H> {
+    fn drop(&mut self) {
+        // SAFETY: `take`: nobody uses `self.0` after its owner was dropped. `deactivate`: nothing in
+        // this crate loads a root; whoever does so promises at `Vcpu::root`, or `Guest::tables`, that
+        // no CPU has it loaded when the guest is dropped, nor loads it later.
+        unsafe { ManuallyDrop::take(&mut self.0).deactivate().destroy() }
+    }
 }
 
 /// Why a guest could not be made.
@@ -120,7 +147,10 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         if let Some(entries) = config.ring.filter(|entries| !valid(entries)) {
             return Err(GuestError::RingSize { entries });
         }
-        let new = || Tables::new(format, vmid, address_bits, host).map_err(GuestError::Tables);
+        let new = || match Tables::new(format, vmid, address_bits, host) {
+            Ok(tables) => Ok(Owned(ManuallyDrop::new(tables))),
+            Err(error) => Err(GuestError::Tables(error)),
+        };
         let own = if config.needs_views(format.forces_caches()) { config.vcpus } else { 0 };
         let mut views = Vec::new();
         for _ in 0..own {
@@ -138,6 +168,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Lock::new(()),
             recovering: Lock::new(()),
+            budget: Budget::new(config.table_pages),
+            leaving: Moves::new(),
             caches: crate::caches::CacheState::new(&config, format.forces_caches()),
             vcpus: vcpu_counters(config.vcpus),
             counters: Counters::default(),
@@ -146,7 +178,10 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// The tables that vCPUs load, unless their caches are off and the policy gives them a view of
     /// their own ([`Vcpu::root`](crate::Vcpu::root)).
-    pub const fn tables(&self) -> &Tables<'p, F, H> {
+    ///
+    /// Who has a CPU load their root promises that none has it loaded when the guest is dropped: the
+    /// frames of its tables are given back then.
+    pub fn tables(&self) -> &Tables<'p, F, H> {
         &self.tables
     }
 
@@ -165,16 +200,12 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         Stats::read(&self.vcpus, &self.counters)
     }
 
-    /// Gives back all tables.
+    /// Gives back all tables, as dropping the guest does: for callers who would rather say where.
     ///
     /// # Safety
     /// No CPU has any of the guest's tables loaded.
     pub unsafe fn destroy(self) {
-        // SAFETY: by this function's contract; threads that work on the guest borrow it.
-        unsafe {
-            self.views.into_iter().for_each(|view| view.tables.deactivate().destroy());
-            self.tables.deactivate().destroy();
-        }
+        drop(self);
     }
 
     /// All tables that may have leaves.
@@ -185,8 +216,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     pub(crate) fn spaces(&self) -> impl Iterator<Item = &Tables<'p, F, H>> {
         crate::sync::agreed();
         let live = |view: &&OwnView<'p, F, H>| view.live.load(Ordering::SeqCst) != 0;
-        let views = self.views.iter().filter(live).map(|view| &view.tables);
-        core::iter::once(&self.tables).chain(views)
+        let views = self.views.iter().filter(live).map(|view| &*view.tables);
+        core::iter::once(&*self.tables).chain(views)
     }
 
     pub(crate) fn space(&self, view: Option<u16>) -> &Tables<'p, F, H> {
@@ -244,18 +275,6 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// The guest.
     pub const fn guest(&self) -> &'w Guest<'p, F, H, B> {
         self.guest
-    }
-
-    /// Has at least `pages` table pages at hand, and more while it is about it.
-    pub(crate) fn top_up(&mut self, pages: usize) -> Result<(), OutOfFrames> {
-        if self.cache.len() >= pages {
-            return Ok(());
-        }
-        match self.cache.fill(TABLE_PAGES) {
-            Err(error) if error.at_hand < pages => Err(error),
-            Ok(()) if self.cache.is_empty() => Err(OutOfFrames { wanted: pages, at_hand: 0 }),
-            _ => Ok(()),
-        }
     }
 
     /// Inside `tables`; what happens there is counted.

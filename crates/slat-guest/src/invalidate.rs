@@ -13,14 +13,16 @@
 //!   and the backing, asked only now, answers as the host left it.
 
 use crate::backing::{Backing, Hva, HvaRange};
+use crate::bits::each_word;
+use crate::blocks::cut_by;
 use crate::config::Logging;
 use crate::guest::{Guest, Worker};
 use crate::host::Host;
-use crate::slots::Slot;
+use crate::slots::{Slot, View};
 use crate::sync::{AtomicU64, Ordering, agreed};
 use slat::{
-    Format, Gpa, GpaRange, Guard, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
-    UnmapError,
+    Attributes, Contended, Format, Gpa, GpaRange, Guard, Halted, Maintenance, Memory, Place,
+    Removals, Removed, Tables, UnmapError,
 };
 
 /// A place that nobody has.
@@ -101,13 +103,16 @@ impl Invalidations {
 #[must_use = "dropped, the invalidation ends: the backing must have changed by then"]
 #[derive(Debug)]
 pub struct Invalidation<'i> {
-    invalidations: &'i Invalidations,
+    /// `None`: of nothing.
+    invalidations: Option<&'i Invalidations>,
     place: Option<usize>,
 }
 
 impl Drop for Invalidation<'_> {
     fn drop(&mut self) {
-        self.invalidations.end(self.place);
+        if let Some(invalidations) = self.invalidations {
+            invalidations.end(self.place);
+        }
     }
 }
 
@@ -118,9 +123,10 @@ pub struct Taken {
     pub gpa: Gpa,
     /// Where the host has them.
     pub host: HvaRange,
-    /// The guest wrote them, or may have.
+    /// The guest wrote them, or may have, since they were taken last: also where a log has taken the
+    /// mark from the leaf since.
     pub dirty: bool,
-    /// It used them.
+    /// It used them since they were aged last.
     pub accessed: bool,
 }
 
@@ -129,7 +135,8 @@ const BATCH: usize = 64;
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Takes the memory at `host` from the guest; `taken` learns of what was mapped there, once the
-    /// guest cannot reach it. Blocks that the range touches are taken whole.
+    /// guest cannot reach it, and of what was used or written and is not mapped any more. Blocks that
+    /// the range touches are taken whole; of a range of no bytes nothing is.
     ///
     /// When this returns the host may take the memory back, or change it. Until the value is dropped
     /// no fault maps any of it. It may be called with locks that [`Backing::page`] takes.
@@ -137,8 +144,12 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// `taken` runs inside the tables: it takes no lock under which somebody changes slots, reads a log
     /// that hardware keeps, switches caches, or says what the host wrote, which all wait for this.
     pub fn invalidate(&mut self, host: HvaRange, mut taken: impl FnMut(Taken)) -> Invalidation<'w> {
+        if host.bytes == 0 {
+            return Invalidation { invalidations: None, place: None };
+        }
         let invalidations = &self.guest.invalidations;
-        let invalidation = Invalidation { invalidations, place: invalidations.begin(&host) };
+        let place = invalidations.begin(&host);
+        let invalidation = Invalidation { invalidations: Some(invalidations), place };
         self.take_pages(&[host], &mut taken);
         invalidation
     }
@@ -161,7 +172,6 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 
     fn take_pages(&mut self, hosts: &[HvaRange], taken: &mut impl FnMut(Taken)) {
-        let guest = self.guest;
         // Pages are taken whole.
         let page = F::size(0).bytes();
         let whole = |host: &HvaRange| {
@@ -169,36 +179,122 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             let end = host.end().0.checked_next_multiple_of(page).unwrap_or(!(page - 1));
             HvaRange { start: Hva(start), bytes: end.saturating_sub(start) }
         };
-        for tables in guest.spaces() {
+        let some = |host: &&HvaRange| host.bytes != 0;
+        let guest = self.guest;
+        let mut spaces = guest.spaces().peekable();
+        while let Some(tables) = spaces.next() {
+            let last = spaces.peek().is_none();
             // What is unmapped is in the log that a reader finds who waits for this guard.
             let bytes = self.with_slots(tables, |view, guard, _| {
                 let mut bytes = 0;
                 for slot in &view.slots {
-                    let ranges = hosts.iter().filter_map(|host| slot.spec.guest_of(&whole(host)));
-                    bytes += guest.unmap(tables, guard, ranges, |removed| {
-                        guest.keep_dirty(slot, &removed);
+                    let ranges = hosts.iter().filter(some).map(whole);
+                    let ranges = ranges.filter_map(|host| slot.spec.guest_of(&host));
+                    bytes += guest.unmap(tables, guard, ranges.clone(), |removed| {
+                        guest.keep_dirty(view, &removed);
                         let Removed { gpa, bytes, attributes, .. } = removed;
-                        let host = HvaRange { start: slot.spec.host_of(gpa.0), bytes };
-                        let (dirty, accessed) = (attributes.dirty, attributes.accessed);
-                        taken(Taken { gpa, host, dirty, accessed });
+                        // Each slot's own part, as that slot has it.
+                        let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
+                        for (slot, part) in view.parts(&all) {
+                            guest.tell(slot, part, Some(attributes), taken);
+                        }
                     });
+                    // Of all tables, or a view's leaf would be told as one that is not there.
+                    if last {
+                        ranges.for_each(|part| guest.tell(slot, part, None, taken));
+                    }
                 }
                 bytes
             });
             guest.counters.invalidated_bytes.add(bytes);
-            tables.reclaim();
+            guest.reclaim_in(tables);
         }
     }
 }
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
-    /// Where the log is in the leaves, what was unmapped takes a part of it along: keeps it.
-    pub(crate) fn keep_dirty(&self, slot: &Slot, removed: &Removed) {
-        if let Some(log) = &slot.log
-            && self.config.logging == Logging::Hardware
-            && removed.attributes.dirty
-        {
-            log.mark::<F>(&slot.spec, removed.gpa.0, removed.bytes);
+    /// Tells of pages of a slot that were taken from the guest: as their leaves had it, if there were
+    /// any, and what is kept about them ([`Kept`](crate::bits::Kept)). Without leaves, of those alone
+    /// about which something is.
+    fn tell(
+        &self,
+        slot: &Slot,
+        part: GpaRange,
+        leaves: Option<Attributes>,
+        taken: &mut impl FnMut(Taken),
+    ) {
+        let spec = &slot.spec;
+        let mut tell = |first: u64, end: u64, (dirty, accessed): (bool, bool)| {
+            if leaves.is_none() && !(dirty || accessed) {
+                return;
+            }
+            let gpa = Gpa(spec.gpa.0 + (first << F::PAGE_SHIFT));
+            let bytes = (end - first) << F::PAGE_SHIFT;
+            taken(Taken {
+                gpa,
+                host: HvaRange { start: spec.host_of(gpa.0), bytes },
+                dirty,
+                accessed,
+            });
+        };
+        let of_leaf = leaves.map_or((false, false), |leaf| (leaf.dirty, leaf.accessed));
+        let first = (part.start().0 - spec.gpa.0) >> F::PAGE_SHIFT;
+        let end = first + (part.size() >> F::PAGE_SHIFT);
+        let Some(kept) = &slot.kept else { return tell(first, end, of_leaf) };
+        // Neighbours that are alike, and where they begin.
+        let mut run = (first, None);
+        each_word::<F>(spec, part.start().0, part.size(), |word, mask| {
+            let (written, used) = kept.take(word, mask, leaves.is_some(), &self.leaving);
+            let of = |bits: u64, leaf: bool| if leaf { mask } else { bits };
+            let (written, used) = (of(written, of_leaf.0), of(used, of_leaf.1));
+            let alike = |bits: u64| bits == 0 || bits == mask;
+            let first = mask.trailing_zeros();
+            let step = if alike(written) && alike(used) { mask.count_ones() } else { 1 };
+            for bit in (first..first + mask.count_ones()).step_by(step as usize) {
+                let state = (written >> bit & 1 != 0, used >> bit & 1 != 0);
+                let page = word as u64 * 64 + u64::from(bit);
+                match run {
+                    (_, Some(now)) if now == state => {}
+                    (begin, Some(now)) => {
+                        tell(begin, page, now);
+                        run = (page, Some(state));
+                    }
+                    (_, None) => run = (page, Some(state)),
+                }
+            }
+        });
+        if let (begin, Some(state)) = run {
+            tell(begin, end, state);
+        }
+    }
+
+    /// Where the log is in the leaves, what was unmapped takes a part of it along: keeps it, in the log
+    /// of every slot that has some of it.
+    pub(crate) fn keep_dirty(&self, view: &View, removed: &Removed) {
+        if self.config.logging != Logging::Hardware || !removed.attributes.dirty {
+            return;
+        }
+        let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
+        for (slot, part) in view.parts(&all) {
+            if let Some(log) = &slot.log {
+                log.mark::<F>(&slot.spec, part.start().0, part.size());
+            }
+        }
+    }
+
+    /// Keeps all that the leaves knew, of pages that stay the guest's. The caller has begun to move it
+    /// ([`Guest::leaving`]) before it unmapped them.
+    pub(crate) fn keep_marks(&self, view: &View, removed: &Removed) {
+        self.keep_dirty(view, removed);
+        let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
+        for (slot, part) in view.parts(&all) {
+            let Some(kept) = &slot.kept else { continue };
+            if removed.attributes.dirty {
+                kept.written.mark::<F>(&slot.spec, part.start().0, part.size());
+            }
+            if removed.attributes.accessed {
+                kept.used.mark::<F>(&slot.spec, part.start().0, part.size());
+            }
         }
     }
 
@@ -245,7 +341,10 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
                 let at = match guard.unmap(rest, &mut removals) {
                     Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
                         complete(&mut removals);
-                        rest = widened(guard, rest);
+                        match widened(guard, rest) {
+                            Ok(wider) => rest = wider,
+                            Err(_) => tables.platform().wait(),
+                        }
                         continue;
                     }
                     Err(Halted { at, why: UnmapError::Full }) => {
@@ -257,7 +356,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
                         tables.platform().wait();
                         at
                     }
-                    Ok(_) | Err(_) => break,
+                    Ok(_) => break,
+                    Err(Halted { why, .. }) => unreachable!("a slot's pages, these tables': {why}"),
                 };
                 match GpaRange::new(at, rest.end().0.saturating_sub(at.0)) {
                     Ok(behind) => rest = behind,
@@ -269,21 +369,15 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     }
 }
 
-/// `range`, with the blocks that its ends cut through: of each end on its own, as what is beyond may be
-/// another slot's.
+/// `range`, with the leaves that its ends cut through: of each end on its own, as what is beyond may be
+/// another slot's. Who counts its pages clips it to the slot.
 pub(crate) fn widened<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     range: GpaRange,
-) -> GpaRange {
-    // An entry that is being changed is looked at again by whoever finds it in the way.
-    let block = |at: Gpa| {
-        let leaf = guard.translate(at).ok().flatten()?;
-        let start = at.0 & !(leaf.size.bytes() - 1);
-        (start != at.0).then_some((start, start + leaf.size.bytes()))
-    };
-    let start = block(range.start()).map_or(range.start().0, |(start, _)| start);
-    let end = block(range.end()).map_or(range.end().0, |(_, end)| end);
-    GpaRange::new(Gpa(start), end - start).unwrap_or(range)
+) -> Result<GpaRange, Contended> {
+    let start = cut_by(guard, range.start())?.map_or(range.start(), |leaf| leaf.start());
+    let end = cut_by(guard, range.end())?.map_or(range.end(), |leaf| leaf.end());
+    Ok(GpaRange::new(start, end.0 - start.0).expect("wider than a range"))
 }
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {

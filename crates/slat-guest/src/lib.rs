@@ -33,6 +33,9 @@ extern crate std;
 
 mod age;
 mod backing;
+mod bits;
+mod blocks;
+mod budget;
 mod caches;
 mod config;
 mod eager;
@@ -50,6 +53,7 @@ mod vcpu;
 
 pub use age::AgeError;
 pub use backing::{Backing, Hva, HvaRange, NoPage, Page};
+pub use budget::TableLimit;
 pub use caches::{CachePolicy, CacheSwitch, Flush};
 pub use config::{Config, ExecuteHuge, Logging};
 pub use eager::{EagerSplit, SplitReport, SplitStop};
@@ -60,6 +64,6 @@ pub use invalidate::{Invalidation, Taken};
 pub use log::{Cleared, LogError};
 pub use recovery::Recovered;
 pub use ring::DirtyPage;
-pub use slots::{SlotChange, SlotError, SlotId, SlotSpec};
+pub use slots::{Kvm, SlotChange, SlotError, SlotId, SlotSpec};
 pub use stats::{FaultKind, Spent, Stats, Totals, VcpuStats};
 pub use vcpu::{Vcpu, VcpuError};

@@ -14,7 +14,7 @@
 //! The last round of a migration reads the log after the last fault has returned: vCPUs stand still.
 
 /// How often a call tries an entry that somebody holds, before it says so.
-const PATIENCE: u32 = 1000;
+pub(crate) const PATIENCE: u32 = 1000;
 
 mod change;
 mod clear;
@@ -23,12 +23,9 @@ mod read;
 pub(crate) use clear::Clear;
 pub use clear::Cleared;
 
-use crate::slots::{SlotId, SlotSpec};
-use crate::sync::{AtomicU64, Ordering};
-use alloc::boxed::Box;
-use alloc::vec::Vec;
+use crate::slots::SlotId;
 use core::fmt;
-use slat::{Format, Gpa, PageSize};
+use slat::{ChangeError, Gpa, SplitError};
 
 /// Why a log was not read or cleared, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +55,36 @@ pub enum LogError {
         /// The first page that is not done.
         at: Gpa,
     },
+    /// The tables refuse to change a leaf; to wait does not help. Nothing is lost.
+    Change {
+        /// The first page that is not done.
+        at: Gpa,
+        /// Why.
+        why: ChangeError,
+    },
+    /// They refuse to split one.
+    Split {
+        /// The first page that is not done.
+        at: Gpa,
+        /// Why.
+        why: SplitError,
+    },
+}
+
+impl LogError {
+    fn changing(at: Gpa, why: ChangeError) -> Self {
+        match why {
+            ChangeError::Contended => Self::Contended { at },
+            why => Self::Change { at, why },
+        }
+    }
+
+    fn splitting(at: Gpa, why: SplitError) -> Self {
+        match why {
+            SplitError::Contended => Self::Contended { at },
+            why => Self::Split { at, why },
+        }
+    }
 }
 
 impl LogError {
@@ -68,6 +95,8 @@ impl LogError {
             Self::Contended { .. } => "EAGAIN",
             Self::Bitmap { .. } => "EFAULT",
             Self::Unaligned | Self::Beyond { .. } => "EINVAL",
+            // Linux has nothing of the kind: it sleeps until it has the lock, and then cannot fail.
+            Self::Change { .. } | Self::Split { .. } => "EIO",
         }
     }
 }
@@ -86,71 +115,10 @@ impl fmt::Display for LogError {
             Self::Contended { at } => {
                 write!(f, "the entry of {at} is held by somebody else; go on from there")
             }
+            Self::Change { at, why } => write!(f, "the leaf at {at} cannot be changed: {why}"),
+            Self::Split { at, why } => write!(f, "the leaf at {at} cannot be split: {why}"),
         }
     }
 }
 
 impl core::error::Error for LogError {}
-
-/// The log of one slot: a bit a page.
-#[derive(Debug)]
-pub(crate) struct Log {
-    words: Box<[AtomicU64]>,
-}
-
-impl Log {
-    /// A log of `pages`, all dirty or none; `None` if memory is short.
-    pub fn new(pages: u64, dirty: bool) -> Option<Self> {
-        let len = pages.div_ceil(64) as usize;
-        let mut words = Vec::new();
-        words.try_reserve_exact(len).ok()?;
-        let all = if dirty { u64::MAX } else { 0 };
-        words.extend((0..len).map(|word| {
-            let rest = pages - 64 * word as u64;
-            AtomicU64::new(if rest >= 64 { all } else { all & ((1 << rest) - 1) })
-        }));
-        Some(Self { words: words.into_boxed_slice() })
-    }
-
-    pub fn words(&self) -> &[AtomicU64] {
-        &self.words
-    }
-
-    /// Says that the pages in `gpa..gpa + bytes` were written.
-    pub fn mark<F: Format>(&self, slot: &SlotSpec, gpa: u64, bytes: u64) {
-        debug_assert!(
-            gpa >= slot.gpa.0 && gpa + bytes <= slot.gpa.0 + slot.bytes,
-            "beyond the slot"
-        );
-        let first = (gpa - slot.gpa.0) >> F::PAGE_SHIFT;
-        let end = (gpa + bytes - slot.gpa.0).div_ceil(1 << F::PAGE_SHIFT);
-        let mut page = first;
-        while page < end {
-            let (word, bit) = ((page / 64) as usize, page % 64);
-            let count = (64 - bit).min(end - page);
-            let mask = (u64::MAX >> (64 - count)) << bit;
-            self.add(word, mask);
-            page += count;
-        }
-    }
-
-    /// Adds bits.
-    pub fn add(&self, word: usize, mask: u64) {
-        if mask != 0 {
-            self.words[word].fetch_or(mask, Ordering::AcqRel);
-        }
-    }
-
-    /// Takes those bits of `mask` that are there.
-    pub fn take(&self, word: usize, mask: u64) -> u64 {
-        if mask == 0 || self.words[word].load(Ordering::Acquire) & mask == 0 {
-            return 0;
-        }
-        self.words[word].fetch_and(!mask, Ordering::AcqRel) & mask
-    }
-}
-
-/// Pages of a slot.
-pub(crate) fn pages(slot: &SlotSpec, page: PageSize) -> u64 {
-    slot.bytes >> page.shift()
-}

@@ -15,7 +15,7 @@
 use crate::backing::Backing;
 use crate::guest::Worker;
 use crate::host::Host;
-use crate::log::{Clear, Cleared};
+use crate::log::{Clear, Cleared, LogError};
 use crate::slots::SlotId;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
@@ -156,7 +156,11 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
 
     /// Protects all pages that were harvested, of all rings, and empties their entries; returns how
     /// many. When this returns, every later write to them is in a ring again.
-    pub fn reset_rings(&mut self) -> u64 {
+    ///
+    /// # Errors
+    /// [`LogError::Contended`], and what else a clear may come to: the entries of that ring, and of those
+    /// behind it, are as they were, to be reset another time.
+    pub fn reset_rings(&mut self) -> Result<u64, LogError> {
         let guest = self.guest;
         let _turn = guest.resetting.lock();
         let mut total = 0;
@@ -169,11 +173,11 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                 let slot = SlotId((state.load(Ordering::Acquire) >> 32) as u16);
                 let page = DirtyPage { slot, page: number.load(Ordering::Relaxed) };
                 if batch.as_mut().is_none_or(|batch| !batch.add(page)) {
-                    batch.into_iter().for_each(|batch| self.protect_batch(&batch));
+                    batch.map_or(Ok(()), |batch| self.protect_batch(&batch))?;
                     batch = Some(Batch::of(page));
                 }
             }
-            batch.into_iter().for_each(|batch| self.protect_batch(&batch));
+            batch.map_or(Ok(()), |batch| self.protect_batch(&batch))?;
             if first != end {
                 for tables in guest.spaces() {
                     // What guards left behind.
@@ -184,33 +188,33 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                 ring.entry(index).0.store(EMPTY, Ordering::Relaxed);
             }
             ring.reset.store(end, Ordering::Release);
+            guest.counters.ring_resets.add(end - first);
             total += end - first;
         }
-        guest.counters.ring_resets.add(total);
-        total
+        Ok(total)
     }
 
     /// Takes the right to write from the pages of a batch; a later `complete` covers it.
-    fn protect_batch(&mut self, batch: &Batch) {
+    fn protect_batch(&mut self, batch: &Batch) -> Result<(), LogError> {
         let guest = self.guest;
         let slot = self.look(|view| view.named(batch.slot).map(|slot| slot.spec));
         // A slot that was deleted meanwhile has no writable page.
-        let Some(spec) = slot else { return };
+        let Some(spec) = slot else { return Ok(()) };
         let start = Gpa(spec.gpa.0 + (batch.start << F::PAGE_SHIFT));
         // Pages beyond its end are those of a slot that had its name before.
         let bits = match (spec.bytes >> F::PAGE_SHIFT).saturating_sub(batch.start) {
-            0 => return,
+            0 => return Ok(()),
             pages if pages < 64 => batch.bits & ((1 << pages) - 1),
             _ => batch.bits,
         };
         for tables in guest.spaces() {
             self.inside(tables, |guard, cache| {
                 let mut cleared = Cleared::default();
-                let mut clear = Clear { guest, guard, cache, cleared: &mut cleared };
-                while clear.pages(start, &[bits]).is_err() {
-                    guest.tables.platform().wait();
-                }
-            });
+                // Rings go with protection: no mark is cleaned.
+                let mut clear = Clear { guest, guard, cache, cleared: &mut cleared, kept: None };
+                clear.pages(start, &[bits]).map_err(|(_, error)| error)
+            })?;
         }
+        Ok(())
     }
 }

@@ -6,8 +6,8 @@
 //! the list that the next change will overwrite.
 
 use crate::backing::{Hva, HvaRange};
+use crate::bits::{Bits, Kept};
 use crate::eager::SplitReport;
-use crate::log::Log;
 use crate::recovery::Splits;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::sync::Arc;
@@ -66,11 +66,13 @@ pub enum SlotError {
         /// The page size.
         page: PageSize,
     },
-    /// The slot reaches beyond what the guest or the host can address.
+    /// The slot reaches beyond what the guest can address.
     Beyond {
         /// Bits of a guest address.
         bits: u32,
     },
+    /// Its guest or host addresses go beyond 64 bits.
+    Wraps,
     /// More pages than a log can number: 2^31 - 1.
     TooManyPages {
         /// Pages asked for.
@@ -91,19 +93,31 @@ pub enum SlotError {
         /// The name.
         id: SlotId,
     },
-    /// Memory for the log is short.
+    /// Memory for the log, or what else is kept of each page, is short.
     OutOfMemory,
 }
 
 impl SlotError {
-    /// The error of Linux's `KVM_SET_USER_MEMORY_REGION` for the same mistake.
-    pub const fn errno(&self) -> &'static str {
-        match self {
-            Self::Overlaps { .. } => "EEXIST",
-            Self::OutOfMemory => "ENOMEM",
+    /// The error of Linux's `KVM_SET_USER_MEMORY_REGION`, on that architecture, for the same mistake.
+    pub const fn errno(&self, kvm: Kvm) -> &'static str {
+        match (self, kvm) {
+            (Self::Overlaps { .. }, _) => "EEXIST",
+            (Self::OutOfMemory, _) => "ENOMEM",
+            (Self::Beyond { .. }, Kvm::Arm64 | Kvm::RiscV) => "EFAULT",
             _ => "EINVAL",
         }
     }
+}
+
+/// An architecture of Linux's KVM, where its errors differ.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kvm {
+    /// Intel and AMD.
+    X86,
+    /// Arm.
+    Arm64,
+    /// RISC-V.
+    RiscV,
 }
 
 impl fmt::Display for SlotError {
@@ -113,8 +127,9 @@ impl fmt::Display for SlotError {
                 write!(f, "size, guest and host address of a slot are multiples of {page}")
             }
             Self::Beyond { bits } => {
-                write!(f, "the slot ends beyond the {bits} bits of a guest address, or wraps")
+                write!(f, "the slot ends beyond the {bits} bits of a guest address")
             }
+            Self::Wraps => f.write_str("the slot's guest or host addresses go beyond 64 bits"),
             Self::TooManyPages { pages } => {
                 write!(f, "{pages} pages are too many for a slot; use several of at most 2^31 - 1")
             }
@@ -130,7 +145,7 @@ impl fmt::Display for SlotError {
                 if is.read_only { ", read-only" } else { "" }
             ),
             Self::Missing { id } => write!(f, "there is no slot {}", id.0),
-            Self::OutOfMemory => f.write_str("no memory for the slot's log"),
+            Self::OutOfMemory => f.write_str("no memory for what is kept of each page"),
         }
     }
 }
@@ -162,18 +177,51 @@ impl SlotSpec {
     /// Whether a leaf of `bytes` around `gpa` lies in the slot, and is aligned in the host as in the
     /// guest.
     pub(crate) const fn fits(&self, gpa: u64, bytes: u64) -> bool {
-        let start = gpa & !(bytes - 1);
+        self.is_aligned(bytes) && self.has(gpa, bytes)
+    }
+
+    /// Whether leaves of `bytes` are aligned in the host as in the guest.
+    pub(crate) const fn is_aligned(&self, bytes: u64) -> bool {
         (self.gpa.0 ^ self.host.0) & (bytes - 1) == 0
-            && start >= self.gpa.0
-            && start - self.gpa.0 + bytes <= self.bytes
+    }
+
+    /// Whether a leaf of `bytes` around `gpa` lies in the slot.
+    pub(crate) const fn has(&self, gpa: u64, bytes: u64) -> bool {
+        let start = gpa & !(bytes - 1);
+        start >= self.gpa.0
+            && match start.checked_add(bytes) {
+                Some(end) => end <= self.gpa.0 + self.bytes,
+                None => false,
+            }
+    }
+
+    /// What the two have in common, if anything.
+    pub(crate) fn common(&self, range: &GpaRange) -> Option<GpaRange> {
+        let start = range.start().max(self.gpa);
+        let end = range.end().0.min(self.gpa.0 + self.bytes);
+        GpaRange::new(start, end.checked_sub(start.0)?).ok()
+    }
+
+    /// Whether it is the same memory at the same place; what is logged is another matter.
+    pub(crate) fn is_where(&self, other: &Self) -> bool {
+        let place = |spec: &Self| (spec.id, spec.gpa, spec.bytes, spec.host);
+        place(self) == place(other)
+    }
+
+    /// The pages that it has.
+    pub(crate) const fn pages(&self, page: PageSize) -> u64 {
+        self.bytes >> page.shift()
     }
 
     fn checked(&self, page: PageSize, bits: u32) -> Result<(), SlotError> {
         if (self.gpa.0 | self.host.0 | self.bytes) & (page.bytes() - 1) != 0 {
             return Err(SlotError::Unaligned { page });
         }
-        let end = self.gpa.0.checked_add(self.bytes);
-        if self.host.0.checked_add(self.bytes).is_none() || end.is_none_or(|end| end > 1 << bits) {
+        let Some(end) = self.gpa.0.checked_add(self.bytes) else { return Err(SlotError::Wraps) };
+        if self.host.0.checked_add(self.bytes).is_none() {
+            return Err(SlotError::Wraps);
+        }
+        if end > 1 << bits {
             return Err(SlotError::Beyond { bits });
         }
         let pages = self.bytes >> page.shift();
@@ -190,7 +238,9 @@ pub(crate) struct Slot {
     pub spec: SlotSpec,
     /// It is being deleted or moved: faults try again, invalidations still find it.
     pub going: bool,
-    pub log: Option<Arc<Log>>,
+    pub log: Option<Arc<Bits>>,
+    /// What is known of its pages beside their leaves, where a leaf cannot say it all.
+    pub kept: Option<Arc<Kept>>,
     /// Where instruction fetches have split huge pages.
     pub splits: Option<Arc<Splits>>,
 }
@@ -218,12 +268,21 @@ impl View {
         (gpa.0 - slot.spec.gpa.0 < slot.spec.bytes).then_some(slot)
     }
 
+    /// The slots that have some of `range`, each with what it has.
+    pub fn parts<'v>(&'v self, range: &GpaRange) -> impl Iterator<Item = (&'v Slot, GpaRange)> {
+        let range = *range;
+        // No two overlap, so they end in the order in which they begin.
+        let ends = |slot: &Slot| slot.spec.gpa.0 + slot.spec.bytes;
+        let first = self.slots.partition_point(|slot| ends(slot) <= range.start().0);
+        self.slots[first..].iter().map_while(move |slot| Some((slot, slot.spec.common(&range)?)))
+    }
+
     pub fn named(&self, id: SlotId) -> Option<&Slot> {
         self.slots.iter().find(|slot| slot.spec.id == id)
     }
 
     /// Whether the slot is where `spec` has it, and logs into `log`.
-    pub fn logs_into(&self, spec: &SlotSpec, log: &Log) -> bool {
+    pub fn logs_into(&self, spec: &SlotSpec, log: &Bits) -> bool {
         let slot = self.named(spec.id).filter(|slot| !slot.going && slot.spec == *spec);
         let theirs = slot.and_then(|slot| slot.log.as_deref());
         theirs.is_some_and(|theirs| core::ptr::eq(theirs, log))

@@ -7,6 +7,8 @@
 mod age;
 #[path = "memory/bed.rs"]
 mod bed;
+#[path = "memory/budget.rs"]
+mod budget;
 #[path = "memory/contiguous.rs"]
 mod contiguous;
 #[path = "memory/corners.rs"]
@@ -19,11 +21,17 @@ mod histories;
 mod huge;
 #[path = "memory/invalidation.rs"]
 mod invalidation;
+#[path = "memory/kept.rs"]
+mod kept;
 #[path = "memory/log.rs"]
 mod log;
 #[path = "memory/pairs.rs"]
 mod pairs;
+#[path = "memory/recovery.rs"]
+mod recovery;
 #[path = "memory/ring.rs"]
 mod ring;
 #[path = "memory/slots.rs"]
 mod slots;
+#[path = "memory/two_slots.rs"]
+mod two_slots;

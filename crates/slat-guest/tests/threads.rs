@@ -137,7 +137,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
         for vcpu in 0..2 {
             let mut pages = vec![none; 256];
             let count = worker.harvest_ring(vcpu, &mut pages);
-            worker.reset_rings();
+            worker.reset_rings().unwrap();
             self.copy_pages(pages[..count].iter().map(|page| page.page));
         }
     }
@@ -164,7 +164,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
                     worker.age(some, None, &mut [0], how).unwrap();
                 }
             }
-            self.guest.tables().reclaim();
+            self.guest.reclaim();
         }
     }
 

@@ -144,7 +144,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         }
         let mut bytes = 0;
         for tables in guest.spaces() {
-            let shared = core::ptr::eq(tables, &guest.tables);
+            let shared = core::ptr::eq(tables, &*guest.tables);
             if all || !(exact && shared) {
                 bytes += self.maintain(tables, range, what);
             }

@@ -2,6 +2,7 @@
 
 use super::{Event, Work};
 use crate::backing::Backing;
+use crate::blocks::pieces;
 use crate::host::Host;
 use crate::sync::Ordering;
 use crate::vcpu::Vcpu;
@@ -135,7 +136,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
     /// Maintained first, then unmapped: an invalidation that finds a page gone finds it maintained.
     /// One that takes a page before maintains it itself, and keeps it out of the shared tables until
     /// it has.
-    fn leave(&mut self) -> u64 {
+    pub(crate) fn leave(&mut self) -> u64 {
         let guest = self.worker.guest;
         let Some(view) = self.view.map(|view| &guest.views[view as usize]) else { return 0 };
         if view.live.load(Ordering::SeqCst) == 0 {
@@ -144,20 +145,38 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
         let all = GpaRange::new(Gpa(0), 1 << view.tables.geometry().address_bits);
         let all = all.expect("a guest has an address");
         let bytes = self.worker.maintain(&view.tables, all, Maintenance::Data);
-        // What is unmapped is in the log that a reader finds who waits for this guard.
-        self.worker.with_slots(&view.tables, |slots, guard, _| {
-            // Slot by slot: neighbours in two of them would be told as one.
-            for slot in &slots.slots {
-                guest.remove(&view.tables, guard, [slot.spec.range()], |removed| {
-                    guest.keep_dirty(slot, &removed);
-                });
-            }
-            // Nothing is left but tables.
-            guest.remove(&view.tables, guard, [all], |_| {});
+        // Its pages stay the guest's: what their leaves knew is kept.
+        let moving = guest.leaving.begin();
+        let parts = self.worker.look(|slots| {
+            slots.slots.iter().map(|slot| slot.spec.range()).collect::<alloc::vec::Vec<_>>()
         });
-        view.tables.reclaim();
+        // The last: nothing is left but tables.
+        let parts = parts.into_iter().flat_map(|part| pieces(part, F::size(0)));
+        for part in parts.chain([all]) {
+            // What is unmapped is in the log that a reader finds who waits for this guard.
+            self.worker.with_slots(&view.tables, |slots, guard, _| {
+                guest.remove(&view.tables, guard, [part], |removed| {
+                    guest.keep_marks(slots, &removed);
+                });
+            });
+        }
+        drop(moving);
+        guest.reclaim_in(&view.tables);
         view.live.swap(0, Ordering::SeqCst);
         self.announced = false;
         bytes
+    }
+
+    /// Empties the view, whose tables are too many; what is used of it faults again. The tables are free
+    /// when those who were in them have left, which takes moments: no longer is waited for them.
+    pub(crate) fn leave_for_room(&mut self) {
+        self.leave();
+        for _ in 0..crate::log::PATIENCE {
+            if self.worker.top_up(1).is_ok() {
+                break;
+            }
+            self.worker.guest.tables.platform().wait();
+        }
+        self.announce();
     }
 }

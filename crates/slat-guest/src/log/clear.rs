@@ -1,17 +1,24 @@
 //! Clearing the log: exactly the pages that a bitmap names, by any number of threads.
 //!
-//! Of each table's worth of pages the bits are taken, the blocks that hold them are split, and exactly
-//! those pages lose the right to write (or their dirty mark). One invalidation completes all of it. What
+//! Of each table's worth of pages the bits are taken, the blocks that hold them are split, if faults are
+//! not to do so ([`Config::eager_split`](crate::Config)), and exactly those pages lose the right to write (or their dirty mark). One invalidation completes all of it. What
 //! cannot be done goes back into the log. See the invariant of [`log`](super).
 
-use super::{Log, LogError, PATIENCE, pages};
+use super::read::Logs;
+use super::{LogError, PATIENCE};
 use crate::backing::Backing;
+use crate::bits::Kept;
 use crate::config::Logging;
-use crate::guest::{Guest, TABLE_PAGES, Worker};
+use crate::fault::MAY_WRITE;
+use crate::guest::{Guest, Worker};
 use crate::host::Host;
 use crate::invalidate::widened;
 use crate::slots::{SlotId, SlotSpec};
-use slat::{Format, Gpa, GpaRange, Guard, Halted, Pages, SplitError, TableCache};
+use alloc::vec::Vec;
+use slat::{
+    ChangeError, Contended, Format, Gpa, GpaRange, Guard, Halted, PageSize, Pages, SplitError,
+    TableCache,
+};
 
 /// What a clear did.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -20,8 +27,8 @@ pub struct Cleared {
     pub pages: u64,
     /// Bytes of blocks that were split for it.
     pub split: u64,
-    /// Bytes of blocks that were protected whole, as table pages were short: each write there faults
-    /// once more than needed.
+    /// Bytes of blocks that were protected whole, as splits are left to the faults, or table pages were
+    /// short: the first write in each splits it.
     pub whole: u64,
 }
 
@@ -47,8 +54,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         count: u64,
         bitmap: &[u64],
     ) -> Result<Cleared, LogError> {
-        let (spec, log) = self.logging(id, usize::MAX)?;
-        let all = pages(&spec, self.guest.page());
+        let logging = self.logging(id, usize::MAX)?;
+        let all = logging.spec.pages(self.guest.page());
         let end = first.checked_add(count).filter(|&end| end <= all);
         let Some(end) = end else { return Err(LogError::Beyond { pages: all }) };
         if !first.is_multiple_of(64) || !(count.is_multiple_of(64) || end == all) {
@@ -58,18 +65,19 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         if bitmap.len() < needed {
             return Err(LogError::Bitmap { needed, given: bitmap.len() });
         }
-        self.clear_words(&spec, &log, (first / 64) as usize, &bitmap[..needed])
+        self.clear_words(&logging, (first / 64) as usize, &bitmap[..needed])
     }
 
     /// Clears the pages that `words` name, of which the first is number `from` of the log.
     pub(super) fn clear_words(
         &mut self,
-        spec: &SlotSpec,
-        log: &Log,
+        logging: &Logs,
         from: usize,
         words: &[u64],
     ) -> Result<Cleared, LogError> {
         let guest = self.guest;
+        let Logs { spec, log, kept } = logging;
+        let kept = kept.as_deref().filter(|_| guest.config.logging == Logging::Hardware);
         let mut cleared = Cleared::default();
         let mut shootdown = None;
         let mut result = Ok(());
@@ -81,7 +89,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             // Groups that are done in all tables.
             let mut done = taken.len();
             for tables in guest.spaces() {
-                let shared = core::ptr::eq(tables, &guest.tables);
+                let shared = core::ptr::eq(tables, &*guest.tables);
                 let one = self.with_slots(tables, |view, guard, cache| {
                     if !view.logs_into(spec, log) {
                         return Err(LogError::Missing { id: spec.id });
@@ -91,8 +99,18 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                             *taken = log.take(from + at, word);
                         });
                     }
-                    let mut call = Clear { guest, guard, cache, cleared: &mut cleared };
+                    // Their marks are the log's, and still the host's.
+                    let moving = kept.map(|kept| kept.moves.begin());
+                    let mut call = Clear {
+                        guest,
+                        guard,
+                        cache,
+                        cleared: &mut cleared,
+                        kept: kept.map(|kept| (spec, kept)),
+                    };
                     let result = call.pages(start, taken);
+                    kept.iter().for_each(|kept| keep::<F, H>(kept, spec, guard, start, taken));
+                    drop(moving);
                     match shared {
                         true => {
                             let owed = tables.shootdown(guard).expect("a guard of these tables");
@@ -103,13 +121,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                         }
                         false => guard.complete(),
                     }
-                    result.map_err(|at| LogError::Contended { at })
+                    Ok(result)
                 });
                 match one {
-                    Ok(()) => {}
-                    Err(LogError::Contended { at }) => {
+                    Ok(Ok(())) => {}
+                    Ok(Err((at, error))) => {
+                        // What is done is done in all of them.
                         done = done.min(((at.0 - start.0) >> (F::PAGE_SHIFT + 6)) as usize);
-                        result = Err(LogError::Contended { at });
+                        result = Err(error);
                     }
                     // It is gone, or somewhere else with the same log.
                     Err(error) => {
@@ -136,18 +155,68 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 }
 
+/// Keeps of the pages that were cleared, and are mapped, that they may have been written. After they were
+/// cleaned, as one may have been mapped, and written, until then; whoever takes one before finds that
+/// marks are on their way.
+fn keep<F: Format, H: Host>(
+    kept: &Kept,
+    spec: &SlotSpec,
+    guard: &Guard<'_, '_, F, H>,
+    start: Gpa,
+    words: &[u64],
+) {
+    for (first, count) in (Pages { start, bits: words }).runs() {
+        let at = start.0 + ((first as u64) << F::PAGE_SHIFT);
+        let run =
+            spec.common(&GpaRange::new(Gpa(at), (count as u64) << F::PAGE_SHIFT).expect("a run"));
+        let Some(run) = run else { continue };
+        let leaves = guard.leaves(run).expect("a slot's pages");
+        for leaf in leaves {
+            // Where an entry is being changed there was, or will be, a leaf.
+            let (at, bytes) = match leaf {
+                Ok(leaf) if !leaf.attributes.software.contains(MAY_WRITE) => continue,
+                Ok(leaf) => (leaf.gpa.0, leaf.size.bytes()),
+                Err(Contended { at }) => (at.0, 1 << F::PAGE_SHIFT),
+            };
+            let leaf = GpaRange::new(Gpa(at), bytes).expect("a leaf");
+            // Of a block, what was named: the rest is kept where the block is cleaned as a whole.
+            if let Some(part) = common(&run, &leaf) {
+                kept.written.mark::<F>(spec, part.start().0, part.size());
+            }
+        }
+    }
+}
+
+fn common(one: &GpaRange, other: &GpaRange) -> Option<GpaRange> {
+    let (start, end) = (one.start().max(other.start()), one.end().min(other.end()));
+    GpaRange::new(start, end.0.checked_sub(start.0)?).ok()
+}
+
 /// A clear inside one set of tables.
 pub(crate) struct Clear<'c, 'w, 'p, 'g, 't, F: Format, H: Host, B: Backing> {
     pub guest: &'c Guest<'p, F, H, B>,
     pub guard: &'g mut Guard<'t, 'p, F, H>,
     pub cache: &'g mut TableCache<'w, F, H>,
     pub cleared: &'c mut Cleared,
+    /// Where the marks of blocks that are cleaned as a whole are kept.
+    pub kept: Option<(&'c SlotSpec, &'c Kept)>,
+}
+
+/// Where a clear stopped, and why.
+type Stopped = (Gpa, LogError);
+
+/// A step of a clear.
+enum Step {
+    Done,
+    /// Somebody is in the way: this, if he stays.
+    Again(LogError),
 }
 
 impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
-    /// Takes the right to write, or the dirty mark, from exactly the pages named. Where somebody held
-    /// an entry for too long: the start of the group, which is not done.
-    pub fn pages(&mut self, start: Gpa, words: &[u64]) -> Result<(), Gpa> {
+    /// Takes the right to write, or the dirty mark, from exactly the pages named; from all of a block,
+    /// where faults or table pages leave it whole. An error names the start of the group that is not
+    /// done.
+    pub fn pages(&mut self, start: Gpa, words: &[u64]) -> Result<(), Stopped> {
         // Groups are those of tables, not of slots.
         let word_bytes = 64u64 << F::PAGE_SHIFT;
         let group = (F::slots(0) / 64).max(1);
@@ -156,13 +225,13 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
             let at = Gpa(start.0 + word as u64 * word_bytes);
             let lead = (at.0 / word_bytes) as usize % group;
             let len = (group - lead).min(words.len() - word);
-            self.group(at, &words[word..word + len]).map_err(|()| at)?;
+            self.group(at, &words[word..word + len]).map_err(|error| (at, error))?;
             word += len;
         }
         Ok(())
     }
 
-    fn group(&mut self, start: Gpa, bits: &[u64]) -> Result<(), ()> {
+    fn group(&mut self, start: Gpa, bits: &[u64]) -> Result<(), LogError> {
         let Some(first) = bits.iter().position(|&bits| bits != 0) else { return Ok(()) };
         let last = bits.iter().rposition(|&bits| bits != 0).unwrap_or(first);
         let first = first as u64 * 64 + u64::from(bits[first].trailing_zeros());
@@ -171,51 +240,114 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
         let hull = GpaRange::new(Gpa(start.0 + first * page), (last - first + 1) * page);
         let hull = hull.expect("a page at least");
         // Who protected one of them before may not have completed it.
-        let _ = self.guard.owe(hull);
-        for _ in 0..PATIENCE {
-            let pages = Pages { start, bits };
-            let result = match (self.split(hull), self.guest.config.logging) {
-                (Err(()), _) => self.whole(hull),
-                (Ok(false), _) => Err(()),
-                (Ok(true), Logging::Protect) => {
-                    self.guard.write_protect_pages(&pages).map(drop).map_err(drop)
-                }
-                (Ok(true), Logging::Hardware) => {
-                    self.guard.clean_pages(&pages).map(drop).map_err(drop)
-                }
-            };
-            if result.is_ok() {
-                return Ok(());
+        self.guard.owe(hull).expect("a slot's pages");
+        let mut patience = PATIENCE;
+        loop {
+            match self.attempt(hull, &Pages { start, bits })? {
+                Step::Done => return Ok(()),
+                Step::Again(error) if patience == 0 => return Err(error),
+                Step::Again(_) => patience -= 1,
             }
             self.guest.tables.platform().wait();
         }
-        Err(())
     }
 
-    /// Splits what holds `range`; whether it is split, or an error if table pages are short.
-    fn split(&mut self, range: GpaRange) -> Result<bool, ()> {
+    fn attempt(&mut self, hull: GpaRange, pages: &Pages<'_>) -> Result<Step, LogError> {
+        // To pages, or to the size that is asked for, or not at all.
+        let to = self.guest.config.eager_split;
+        if let Some(to) = to {
+            match self.split(hull, to) {
+                Ok(()) => {}
+                Err(Halted { why: SplitError::CacheEmpty, .. }) => return self.whole(hull),
+                Err(Halted { at, why: SplitError::Contended }) => {
+                    return Ok(Step::Again(LogError::Contended { at }));
+                }
+                Err(Halted { at, why }) => return Err(LogError::splitting(at, why)),
+            }
+        }
+        let result = match self.guest.config.logging {
+            // A block of which all pages are named must not stay writable, either: the next write would
+            // mark it as a whole.
+            Logging::Hardware if to != Some(F::size(0)) && self.has_block(hull) => {
+                return self.whole(hull);
+            }
+            Logging::Protect => self.guard.write_protect_pages(pages),
+            Logging::Hardware => self.guard.clean_pages(pages),
+        };
+        match result {
+            Ok(_) => Ok(Step::Done),
+            Err(Halted { at, why: ChangeError::CutsBlock { .. } }) => match to {
+                // One came to be after the split.
+                Some(to) if to == F::size(0) => Ok(Step::Again(LogError::Contended { at })),
+                _ => self.whole(hull),
+            },
+            Err(halted) => again(halted),
+        }
+    }
+
+    /// Whether one of the tables of pages in `range` is a block.
+    fn has_block(&self, range: GpaRange) -> bool {
+        let table = F::size(1).bytes();
+        let tables = (range.start().0 & !(table - 1)..range.end().0).step_by(table as usize);
+        let leaf = |at: u64| self.guard.translate(Gpa(at.max(range.start().0))).ok().flatten();
+        tables.filter_map(leaf).any(|leaf| leaf.size > F::size(0))
+    }
+
+    /// Splits what holds `range`, as far as table pages go.
+    fn split(&mut self, range: GpaRange, to: PageSize) -> Result<(), Halted<SplitError>> {
+        let (budget, vcpus) = (&self.guest.budget, self.guest.config.vcpus);
         let before = self.guard.counts().bytes_changed;
-        let mut result = self.guard.split(range, F::size(0), self.cache);
+        let mut result = self.guard.split(range, to, self.cache);
         while let Err(Halted { why: SplitError::CacheEmpty, .. }) = result {
-            let _ = self.cache.fill(TABLE_PAGES);
-            if self.cache.is_empty() {
+            if budget.fill(self.cache, 1, vcpus).is_err() {
                 break;
             }
-            result = self.guard.split(range, F::size(0), self.cache);
+            result = self.guard.split(range, to, self.cache);
         }
         self.cleared.split += self.guard.counts().bytes_changed - before;
-        match result {
-            Ok(_) => Ok(true),
-            Err(Halted { why: SplitError::CacheEmpty, .. }) => Err(()),
-            Err(_) => Ok(false),
-        }
+        result.map(drop)
     }
 
-    /// Protects the blocks that hold `range`.
-    fn whole(&mut self, range: GpaRange) -> Result<(), ()> {
-        let range = widened(self.guard, range);
-        let bytes = self.guard.write_protect(range).map_err(drop)?;
-        self.cleared.whole += bytes;
-        Ok(())
+    /// Protects the blocks that hold `range`, and what is between them; where hardware logs, cleans the
+    /// blocks as well, or the first write would find all pages of the block marked.
+    ///
+    /// That loses no page that was not named. No block comes to be in a slot that logs, so this one is
+    /// older than the log. If the log began with all pages dirty, the others of the block are so still,
+    /// unless this was done to it before; otherwise, and afterwards, nobody can write to it: what its
+    /// mark says is from before, and in the log.
+    fn whole(&mut self, range: GpaRange) -> Result<Step, LogError> {
+        let Ok(range) = widened(self.guard, range) else {
+            return Ok(Step::Again(LogError::Contended { at: range.start() }));
+        };
+        match self.guard.write_protect(range) {
+            Ok(bytes) => self.cleared.whole += bytes,
+            Err(halted) => return again(halted),
+        }
+        if self.guest.config.logging == Logging::Protect {
+            return Ok(Step::Done);
+        }
+        let blocks: Vec<_> = match self.guard.leaves(range) {
+            Ok(leaves) => leaves.flatten().filter(|leaf| leaf.size > F::size(0)).collect(),
+            Err(why) => return Err(LogError::changing(range.start(), why)),
+        };
+        for block in blocks {
+            let range = GpaRange::new(block.gpa, block.size.bytes()).expect("a leaf is not empty");
+            if let Err(halted) = self.guard.clean(range) {
+                return again(halted);
+            }
+            if let Some((slot, kept)) = self.kept.filter(|_| block.attributes.dirty) {
+                kept.written.mark::<F>(slot, range.start().0, range.size());
+            }
+        }
+        Ok(Step::Done)
+    }
+}
+
+fn again(halted: Halted<ChangeError>) -> Result<Step, LogError> {
+    match halted {
+        Halted { at, why: ChangeError::Contended | ChangeError::CutsBlock { .. } } => {
+            Ok(Step::Again(LogError::Contended { at }))
+        }
+        Halted { at, why } => Err(LogError::changing(at, why)),
     }
 }

@@ -1,14 +1,15 @@
 //! Reading the log: as it is, or to protect what was read at once.
 
-use super::{Log, LogError, pages};
+use super::{LogError, PATIENCE};
 use crate::backing::Backing;
+use crate::bits::{Bits, Kept};
 use crate::config::Logging;
 use crate::guest::Worker;
 use crate::host::Host;
 use crate::slots::{SlotId, SlotSpec};
 use crate::sync::Ordering;
 use alloc::sync::Arc;
-use slat::{Format, Tables};
+use slat::{ChangeError, Contended, Format, Halted, Tables};
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Copies the log of `id` into `bitmap`, a bit a page; returns how many pages are dirty. Nothing is
@@ -22,20 +23,16 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// [`LogError::Missing`], [`LogError::Bitmap`]: nothing was done. [`LogError::Contended`]: what was
     /// gathered is in the log.
     pub fn read_log(&mut self, id: SlotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
-        let (spec, log) = self.logging(id, bitmap.len())?;
-        self.read(&spec, &log, bitmap)
+        let logging = self.logging(id, bitmap.len())?;
+        self.read(&logging, bitmap)
     }
 
-    fn read(
-        &mut self,
-        spec: &SlotSpec,
-        log: &Arc<Log>,
-        bitmap: &mut [u64],
-    ) -> Result<u64, LogError> {
+    fn read(&mut self, logging: &Logs, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let guest = self.guest;
+        let log = &*logging.log;
         if guest.config.logging == Logging::Hardware {
             for tables in guest.spaces() {
-                self.harvest(tables, spec, log, &mut bitmap[..log.words().len()])?;
+                self.harvest(tables, logging, &mut bitmap[..log.words().len()])?;
             }
             // What others have taken from leaves is in the log once they have left them.
             guest.wait_for_faults();
@@ -55,10 +52,11 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// # Errors
     /// Those of [`Worker::read_log`]; nothing is lost: all that was read is in the log still.
     pub fn take_log(&mut self, id: SlotId, bitmap: &mut [u64]) -> Result<u64, LogError> {
-        let (spec, log) = self.logging(id, bitmap.len())?;
-        let dirty = self.read(&spec, &log, bitmap)?;
+        let logging = self.logging(id, bitmap.len())?;
+        let log = &*logging.log;
+        let dirty = self.read(&logging, bitmap)?;
         let words = &bitmap[..log.words().len()];
-        match self.clear_words(&spec, &log, 0, words) {
+        match self.clear_words(&logging, 0, words) {
             Ok(_) => Ok(dirty),
             Err(error) => {
                 // A page too many is no harm.
@@ -72,49 +70,64 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     fn harvest(
         &mut self,
         tables: &'w Tables<'p, F, H>,
-        spec: &SlotSpec,
-        log: &Arc<Log>,
+        logging: &Logs,
         bitmap: &mut [u64],
     ) -> Result<(), LogError> {
-        let range = spec.range();
-        bitmap.fill(0);
-        self.with_slots(tables, |view, guard, _| {
-            if !view.logs_into(spec, log) {
-                return Err(LogError::Missing { id: spec.id });
-            }
-            let mut result = Ok(());
-            for _ in 0..super::PATIENCE {
-                // All over: what was found before is in the bitmap, and its leaves are clean.
-                match guard.harvest(range, bitmap) {
-                    Ok(_) => {
-                        result = Ok(());
-                        break;
-                    }
-                    Err(halted) => result = Err(LogError::Contended { at: halted.at }),
+        let Logs { spec, log, kept } = logging;
+        let mut result = Ok(());
+        for _ in 0..PATIENCE {
+            bitmap.fill(0);
+            let step = self.with_slots(tables, |view, guard, _| {
+                if !view.logs_into(spec, log) {
+                    return Err(LogError::Missing { id: spec.id });
                 }
-                tables.platform().wait();
+                // The marks are the log's from here on, and still the host's.
+                let _moving = kept.as_ref().map(|kept| kept.moves.begin());
+                // All over: what was found before is in the log, and its leaves are clean.
+                let found = guard.harvest(spec.range(), bitmap);
+                for (word, &bits) in bitmap.iter().enumerate() {
+                    log.add(word, bits);
+                    kept.iter().for_each(|kept| kept.written.add(word, bits));
+                }
+                Ok(found)
+            })?;
+            match step {
+                Ok(_) => return Ok(()),
+                Err(Halted { at, why: ChangeError::CutsBlock { .. } }) => {
+                    result = Err(LogError::Contended { at });
+                    match self.cut_ends(spec) {
+                        Ok(()) => {}
+                        Err(Contended { at }) => return Err(LogError::Contended { at }),
+                    }
+                }
+                Err(Halted { at, why }) => {
+                    result = Err(LogError::changing(at, why));
+                    tables.platform().wait();
+                }
             }
-            bitmap.iter().enumerate().for_each(|(word, &bits)| log.add(word, bits));
-            result
-        })
+        }
+        result
     }
 
     /// The log of a slot, if `given` words are enough for it.
-    pub(crate) fn logging(
-        &mut self,
-        id: SlotId,
-        given: usize,
-    ) -> Result<(SlotSpec, Arc<Log>), LogError> {
+    pub(crate) fn logging(&mut self, id: SlotId, given: usize) -> Result<Logs, LogError> {
         let page = self.guest.page();
         let found = self.look(|view| {
             let slot = view.named(id).filter(|slot| !slot.going)?;
-            Some((slot.spec, slot.log.clone()?))
+            Some(Logs { spec: slot.spec, log: slot.log.clone()?, kept: slot.kept.clone() })
         });
-        let (spec, log) = found.ok_or(LogError::Missing { id })?;
-        let needed = pages(&spec, page).div_ceil(64) as usize;
+        let found = found.ok_or(LogError::Missing { id })?;
+        let needed = found.spec.pages(page).div_ceil(64) as usize;
         if given < needed {
             return Err(LogError::Bitmap { needed, given });
         }
-        Ok((spec, log))
+        Ok(found)
     }
+}
+
+/// A slot that logs, as somebody found it.
+pub(crate) struct Logs {
+    pub spec: SlotSpec,
+    pub log: Arc<Bits>,
+    pub kept: Option<Arc<Kept>>,
 }

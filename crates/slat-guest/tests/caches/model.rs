@@ -252,6 +252,9 @@ impl Host for Machine {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Its vCPUs walk the tables at each access.
+    fn forget(&self, _: slat::Vmid, _: slat::GpaRange) {}
+
     fn forget_instructions(&self) {
         self.state.lock().unwrap().instructions.clear();
     }

@@ -65,6 +65,9 @@ impl Host for World {
         0
     }
 
+    /// Nobody holds a translation.
+    fn forget(&self, _: Vmid, _: slat::GpaRange) {}
+
     fn wait(&self) {
         loom::thread::yield_now();
     }
@@ -149,6 +152,15 @@ pub fn worker(guest: &'static TheGuest) -> TheWorker {
 
 pub fn vcpu(guest: &'static TheGuest) -> TheVcpu {
     Vcpu::new(guest, 0, Box::leak(Box::new([const { None }; 4]))).unwrap()
+}
+
+/// A guest whose writes hardware marks, and whose log is of those marks.
+pub fn marked(world: &'static World, ram: &'static Ram) -> &'static TheGuest {
+    let TwoSlots(arm) = tiny();
+    let format = TwoSlots(slat::format::arm64::Arm64K4 { hardware_dirty: true, ..arm });
+    let page = PageSize::from_bytes(PAGE).unwrap();
+    let config = Config { logging: Logging::Hardware, largest: page, ..config() };
+    Box::leak(Box::new(Guest::new(format, Vmid(1), BITS, world, ram, config).unwrap()))
 }
 
 /// A guest whose vCPUs begin on views of their own.

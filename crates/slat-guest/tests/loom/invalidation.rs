@@ -7,19 +7,29 @@ use slat::{Access, BreakBeforeMake, Gpa, PageSize};
 use slat_guest::{Config, Hva, HvaRange, Vcpu};
 
 /// The host takes `bytes` from `HOST` on, moves all of its memory, and finishes.
-fn take(mut worker: TheWorker, ram: &'static Ram, bytes: u64) {
-    let range = HvaRange { start: Hva(HOST), bytes };
+fn take(worker: TheWorker, ram: &'static Ram, bytes: u64) {
+    take_from(worker, ram, 0, bytes);
+}
+
+/// The same of `bytes` from `first` on.
+fn take_from(mut worker: TheWorker, ram: &'static Ram, first: u64, bytes: u64) {
+    let range = HvaRange { start: Hva(HOST + first), bytes };
     let invalidation = worker.invalidate(range, |_| {});
-    let found = at(&mut worker, 0);
+    let found = at(&mut worker, first);
     assert!(found.is_none(), "reachable after the invalidation: {found:?}");
     *ram.at.lock().unwrap() = NEW;
-    let found = at(&mut worker, 0);
+    let found = at(&mut worker, first);
     assert!(found.is_none(), "mapped before the invalidation has ended: {found:?}");
     drop(invalidation);
 }
 
 /// `before`: a page is mapped already, so that the table is there.
 fn fault_and_host(block: u64, bytes: u64, before: bool) {
+    fault_and_host_at(block, 0, bytes, before);
+}
+
+/// The host takes what is from `first` on, the guest uses the first page.
+fn fault_and_host_at(block: u64, first: u64, bytes: u64, before: bool) {
     let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(block));
     let guest = guest(world, ram, config());
     let mut setup = worker(guest);
@@ -34,10 +44,10 @@ fn fault_and_host(block: u64, bytes: u64, before: bool) {
         vcpu.fault(Gpa(0), Access::Write);
         Sent(vcpu)
     });
-    take(setup, ram, bytes);
+    take_from(setup, ram, first, bytes);
     let mut vcpu = thread.join().unwrap().get();
-    let found = at(vcpu.worker(), 0);
-    assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW), "{found:?}");
+    let found = at(vcpu.worker(), first);
+    assert!(found.is_none_or(|leaf| leaf.hpa.0 == NEW + first), "{found:?}");
 }
 
 #[test]
@@ -52,6 +62,9 @@ fn a_page_that_the_host_takes_is_not_mapped_by_a_fault_that_asked_before() {
 fn nor_is_a_block_of_which_the_host_takes_a_page() {
     bounded("fault of a block || invalidation of a page", 5, || {
         fault_and_host(BLOCK, PAGE, false);
+    });
+    bounded("fault of a block || invalidation of its last page", 5, || {
+        fault_and_host_at(BLOCK, PAGE, PAGE, false);
     });
     bounded("fault of a block || invalidation of all", 5, || fault_and_host(BLOCK, BLOCK, false));
 }

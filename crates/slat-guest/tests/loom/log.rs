@@ -114,7 +114,7 @@ fn a_ring_beside_splits_loses_no_write() {
             let none = DirtyPage { slot: SlotId(9), page: 0 };
             let mut pages = [none; 4];
             let count = worker.harvest_ring(0, &mut pages);
-            worker.reset_rings();
+            worker.reset_rings().unwrap();
             let bits = pages[..count].iter().fold(0, |bits, page| bits | 1 << page.page);
             copy.take(ram, bits);
         };
@@ -152,7 +152,7 @@ fn a_ring_that_wraps_around_loses_no_write() {
         });
         let mut copy = Copy { pages: [0; 4] };
         let mut collect = |worker: &mut TheWorker, pages: &[DirtyPage]| {
-            worker.reset_rings();
+            worker.reset_rings().unwrap();
             copy.take(ram, pages.iter().fold(0, |bits, page| bits | 1 << page.page));
         };
         collect(&mut worker, &pages);
@@ -191,4 +191,37 @@ fn two_clears_and_a_fault_lose_no_write() {
         round(&mut first, ram, &mut copy);
         assert_eq!(copy.pages, *ram.content.lock().unwrap());
     });
+}
+
+/// A page that the guest wrote is told as such to who takes it, while the log takes its mark: as it is
+/// read, or as it is cleared.
+#[test]
+fn a_mark_on_its_way_into_the_log_is_not_lost_to_who_takes_the_page() {
+    for clears in [false, true] {
+        let name = if clears { "clear || invalidation" } else { "harvest || invalidation" };
+        bounded(name, 3, move || {
+            let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+            let guest = marked(world, ram);
+            let mut setup = worker(guest);
+            setup.set_slot(slot(true)).unwrap();
+            vcpu(guest).fault(Gpa(0), Access::Write);
+            if clears {
+                setup.mark_written(slat::GpaRange::new(Gpa(0), PAGE).unwrap());
+            }
+            let logs = Sent(worker(guest));
+            let thread = spawn(move || {
+                let mut worker = logs.get();
+                if clears {
+                    worker.clear_log(SlotId(0), 0, 4, &[1]).unwrap();
+                } else {
+                    worker.read_log(SlotId(0), &mut [0]).unwrap();
+                }
+            });
+            let mut dirty = false;
+            let range = HvaRange { start: Hva(HOST), bytes: PAGE };
+            drop(setup.invalidate(range, |part| dirty |= part.dirty));
+            assert!(dirty, "a page that was written");
+            thread.join().unwrap();
+        });
+    }
 }

@@ -176,7 +176,7 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE + 60 * K4, Access::Write).unwrap();
         let mut pages = [DirtyPage { slot: SlotId(9), page: 0 }; 8];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 2);
-        vcpu.worker().reset_rings();
+        vcpu.worker().reset_rings().unwrap();
         let leaf = vcpu.worker().translate(Gpa(BASE + 60 * K4)).unwrap().unwrap();
         assert!(!leaf.attributes.write, "the next write is in the ring again");
     }

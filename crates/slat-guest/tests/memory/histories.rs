@@ -90,7 +90,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
             22 if self.logs => self.read(),
             _ => self.use_page(),
         }
-        self.guest.tables().reclaim();
+        self.guest.reclaim();
     }
 
     pub fn use_page(&mut self) {
@@ -170,7 +170,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
             let count = self.vcpus[0].worker().harvest_ring(cpu, &mut pages);
             all.extend_from_slice(&pages[..count]);
         }
-        self.vcpus[0].worker().reset_rings();
+        self.vcpus[0].worker().reset_rings().unwrap();
         all.iter().for_each(|page| self.copy_page(page.page));
     }
 

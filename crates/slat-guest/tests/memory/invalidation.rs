@@ -8,6 +8,43 @@ use slat_sim::Moment;
 use std::sync::{Arc, Mutex};
 
 on_all! {
+    fn an_invalidation_of_nothing_takes_nothing_and_holds_nobody_up<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+        for start in [HOST, HOST + 0x10, HOST + M2 / 2] {
+            let mut taken = 0;
+            let held = vcpu.worker().invalidate(host_range(start, 0), |part| taken += part.host.bytes);
+            assert_eq!(taken, 0);
+            vcpu.worker().evict(&[host_range(start, 0)], |part| taken += part.host.bytes);
+            assert_eq!(taken, 0);
+            attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+            drop(held);
+        }
+        drop(vcpu.worker().invalidate(host_range(HOST, K4), |_| {}));
+        let held = vcpu.worker().invalidate(host_range(HOST + 5 * K4, 0), |_| {});
+        assert_eq!(vcpu.fault(Gpa(BASE), Access::Read), Outcome::Mapped(PageSize::SIZE_2M));
+        drop(held);
+    }
+
+    fn a_block_waits_for_an_invalidation_of_any_of_its_pages<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        let mut room = room();
+        let mut worker = Worker::new(&guest, &mut room).unwrap();
+        for page in [0, 5, 511] {
+            let held = worker.invalidate(host_range(HOST + page * K4, K4), |_| {});
+            for asked in [0, 5, 300, 511] {
+                let outcome = vcpu.fault(Gpa(BASE + asked * K4), Access::Read);
+                assert_eq!(outcome, Outcome::Retry(Retry::Invalidated), "{page}, {asked}");
+            }
+            drop(held);
+        }
+        // Those beside it hold nobody up.
+        let held = worker.invalidate(host_range(HOST + M2, K4), |_| {});
+        let before = worker.invalidate(host_range(HOST - K4, K4), |_| {});
+        assert_eq!(vcpu.fault(Gpa(BASE), Access::Read), Outcome::Mapped(PageSize::SIZE_2M));
+        drop((held, before));
+    }
+
     fn what_was_invalidated_is_out_of_reach_and_comes_back_by_faults<C: Case>() {
         with_guest!(C, config(), slot(4 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         for page in 0..4 {

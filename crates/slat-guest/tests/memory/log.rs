@@ -60,7 +60,8 @@ on_all! {
     }
 
     fn a_clear_protects_its_pages_and_no_others<C: Case>() {
-        let config = Config { initially_set: true, ..config() };
+        let eager_split = Some(PageSize::SIZE_4K);
+        let config = Config { initially_set: true, eager_split, ..config() };
         with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         assert_eq!(vcpu.worker().set_slot(logged(M2)), Ok(SlotChange::LogOn(None)));
@@ -79,7 +80,8 @@ on_all! {
     }
 
     fn a_clear_without_table_pages_protects_more_and_loses_nothing<C: Case>() {
-        let config = Config { initially_set: true, ..config() };
+        let eager_split = Some(PageSize::SIZE_4K);
+        let config = Config { initially_set: true, eager_split, ..config() };
         with_guest!(C, config, slot(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         vcpu.worker().set_slot(logged(M2)).unwrap();
@@ -140,6 +142,54 @@ on_all! {
         worker.set_slot(slot(M2 + K4)).unwrap();
         let off = worker.read_log(SlotId(0), &mut bits);
         assert_eq!(off, Err(LogError::Missing { id: SlotId(0) }));
+    }
+
+    fn a_clear_leaves_splits_to_the_faults_unless_told_otherwise<C: Case>() {
+        let hardware = C::HARDWARE_DIRTY.then_some(Logging::Hardware);
+        for logging in [Logging::Protect].into_iter().chain(hardware) {
+            let config = Config { logging, initially_set: true, ..config() };
+            with_guest!(C, config, slot(2 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            for block in 0..2 {
+                attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
+            }
+            vcpu.worker().set_slot(logged(2 * M2)).unwrap();
+            let cleared = vcpu.worker().clear_log(SlotId(0), 0, 64, &[1]).unwrap();
+            assert_eq!(cleared, Cleared { pages: 1, split: 0, whole: M2 });
+            let mut bits = [0; 16];
+            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1023), "the others stay");
+            let cleared = vcpu.worker().clear_log(SlotId(0), 0, 1024, &bits).unwrap();
+            assert_eq!((cleared.pages, cleared.split), (1023, 0));
+            assert_eq!(vcpu.worker().leaves_by_size()[1], (PageSize::SIZE_2M, 2));
+            for page in [3, 600] {
+                let gpa = BASE + page * K4;
+                let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, gpa, Access::Write).unwrap();
+                assert!(outcomes.contains(&Outcome::Split { from: PageSize::SIZE_2M }), "{page}: {outcomes:?} {logging:?}");
+            }
+            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(2));
+            assert_eq!(pages(&bits), [3, 600]);
+            assert!(machine.finish().is_empty());
+        }
+    }
+
+    fn a_clear_splits_to_the_size_that_is_asked_for<C: Case>() {
+        for (to, leaves) in [(PageSize::SIZE_2M, [0, 512]), (PageSize::SIZE_4K, [512, 511])] {
+            let config = Config { initially_set: true, eager_split: Some(to), ..config() };
+            with_guest!(C, config, slot(G1), PageSize::SIZE_1G => machine, ram, guest, vcpu);
+            attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+            vcpu.worker().set_slot(logged(G1)).unwrap();
+            vcpu.worker().clear_log(SlotId(0), 0, 64, &[1]).unwrap();
+            let found = vcpu.worker().leaves_by_size();
+            assert_eq!([found[0].1, found[1].1], leaves, "{to}");
+            let mut bits = vec![0; 4096];
+            assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok((1 << 18) - 1));
+            // Before the next write nothing else is named.
+            vcpu.worker().clear_log(SlotId(0), 0, 1024, &bits).unwrap();
+            attempt::<C>(&machine, &mut vcpu, BASE + 7 * K4, Access::Write).unwrap();
+            attempt::<C>(&machine, &mut vcpu, BASE + M2, Access::Write).unwrap();
+            vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
+            assert_eq!(pages(&bits[..16]), [7, 512]);
+            assert!(machine.finish().is_empty());
+        }
     }
 
     fn what_the_host_writes_is_in_the_log_if_it_says_so<C: Case>() {

@@ -24,7 +24,7 @@ on_all! {
         assert_eq!(pages, [of(700), of(3), of(2047)]);
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
         assert_eq!(pages[0], of(4));
-        assert_eq!(vcpu.worker().reset_rings(), 4);
+        assert_eq!(vcpu.worker().reset_rings().unwrap(), 4);
         for page in written {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
@@ -37,10 +37,10 @@ on_all! {
         for page in [1, 2, 3] {
             attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         }
-        assert_eq!(vcpu.worker().reset_rings(), 0);
+        assert_eq!(vcpu.worker().reset_rings().unwrap(), 0);
         let mut pages = [NONE; 8];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages[..2]), 2);
-        assert_eq!(vcpu.worker().reset_rings(), 2);
+        assert_eq!(vcpu.worker().reset_rings().unwrap(), 2);
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 1);
         assert_eq!(pages[0].page, 3);
         assert_eq!(vcpu.worker().harvest_ring(1, &mut pages), 0);
@@ -61,7 +61,7 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Read).unwrap();
         let mut pages = [NONE; 128];
         assert_eq!(vcpu.worker().harvest_ring(0, &mut pages), 64);
-        assert_eq!(vcpu.worker().reset_rings(), 64);
+        assert_eq!(vcpu.worker().reset_rings().unwrap(), 64);
         attempt::<C>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
         assert!(machine.finish().is_empty());
     }
@@ -72,6 +72,6 @@ on_all! {
         let mut pages = [NONE; 8];
         vcpu.worker().harvest_ring(0, &mut pages);
         vcpu.worker().set_slot(SlotSpec { bytes: 0, ..slot(M2) }).unwrap();
-        assert_eq!(vcpu.worker().reset_rings(), 1);
+        assert_eq!(vcpu.worker().reset_rings().unwrap(), 1);
     }
 }

@@ -18,13 +18,19 @@ fn slots_follow_the_rules_of_linux() {
         (SlotSpec { host: Hva(HOST + 0x800), ..base }, "EINVAL"),
         (SlotSpec { bytes: 0x1800, ..base }, "EINVAL"),
         (SlotSpec { bytes: 0, ..base }, "EINVAL"),
-        (SlotSpec { gpa: Gpa((1 << BITS) - M2), ..base }, "EINVAL"),
         (SlotSpec { gpa: Gpa(!0xfff), ..base }, "EINVAL"),
         (SlotSpec { host: Hva(!0xfff), ..base }, "EINVAL"),
     ];
     for (spec, errno) in errors {
-        assert_eq!(worker.set_slot(spec).map_err(|error| error.errno()), Err(errno), "{spec:?}");
+        for kvm in [Kvm::X86, Kvm::Arm64, Kvm::RiscV] {
+            let result = worker.set_slot(spec);
+            assert_eq!(result.map_err(|error| error.errno(kvm)), Err(errno), "{spec:?}");
+        }
     }
+    let beyond = worker.set_slot(SlotSpec { gpa: Gpa((1 << BITS) - M2), ..base }).unwrap_err();
+    assert_eq!(beyond, SlotError::Beyond { bits: BITS });
+    let errnos = [Kvm::X86, Kvm::Arm64, Kvm::RiscV].map(|kvm| beyond.errno(kvm));
+    assert_eq!(errnos, ["EINVAL", "EFAULT", "EFAULT"]);
     assert_eq!(worker.set_slot(base), Ok(SlotChange::Inserted));
     assert_eq!(worker.set_slot(base), Ok(SlotChange::Same));
     let other = SlotSpec { id: SlotId(1), gpa: Gpa(BASE + 16 * M2), ..base };
@@ -37,7 +43,7 @@ fn slots_follow_the_rules_of_linux() {
         SlotSpec { gpa: Gpa(BASE + 17 * M2), ..base },
     ];
     for spec in overlapping {
-        assert_eq!(worker.set_slot(spec).map_err(|error| error.errno()), Err("EEXIST"));
+        assert_eq!(worker.set_slot(spec).map_err(|error| error.errno(Kvm::X86)), Err("EEXIST"));
     }
     let differing = [
         SlotSpec { bytes: 8 * M2, ..base },

@@ -159,7 +159,7 @@ where
                     worker.age(range, None, &mut young, how).unwrap();
                 }
                 6 => self.pool.resume(),
-                _ => _ = self.guest.tables().reclaim(),
+                _ => _ = self.guest.reclaim(),
             }
             if self.small_blocks {
                 self.pauses(300, &mut rng);

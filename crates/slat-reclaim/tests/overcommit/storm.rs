@@ -52,7 +52,7 @@ fn reclaim<F: Format, A: Arch>(bench: &Bench<'_, F, A>, seed: u64) {
             }
             _ => std::thread::yield_now(),
         }
-        bench.guest.tables().reclaim();
+        bench.guest.reclaim();
     }
 }
 

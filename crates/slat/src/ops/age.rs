@@ -21,8 +21,8 @@
 //! everywhere until one has covered the whole guest. One scan at a time clears tables.
 
 use super::ChangeError;
-use super::folded;
 use super::pages::{or_bits, set_bits};
+use super::unfold::{Group, folded};
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::guard::{Done, Guard};
@@ -144,6 +144,123 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         done.into(self);
         Ok(aged)
     }
+}
+
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+    /// Whether the leaf around `gpa` was used, and, if asked, makes it old: all of it, be it a block or
+    /// a group, where a range that cuts through it ([`Guard::age`]) only tests. Returns what the leaf
+    /// covers; `None` if nothing is mapped there. Nothing is owed; without an invalidation the answer
+    /// is as old as what TLBs hold.
+    ///
+    /// # Errors
+    /// [`ChangeError::Range`], [`ChangeError::NotRecorded`]: nothing is done.
+    /// [`ChangeError::Contended`]: somebody is changing the entry, and it is as it was.
+    pub fn age_leaf(
+        &mut self,
+        gpa: Gpa,
+        clear: bool,
+    ) -> Result<Option<(GpaRange, bool)>, Halted<ChangeError>> {
+        let tables = self.tables;
+        let start = gpa.0 & !((1 << F::PAGE_SHIFT) - 1);
+        let page = GpaRange::new(Gpa(start), 1 << F::PAGE_SHIFT);
+        if let Err(why) = page.and_then(|page| tables.check(&page)) {
+            return Self::halted(gpa, ChangeError::Range(why));
+        }
+        if !tables.format.records_accessed() {
+            return Self::halted(gpa, ChangeError::NotRecorded);
+        }
+        let mut visitor =
+            One { tables, clear, young: false, found: None, held: false, done: Done::NOTHING };
+        let result = tables.walk(start, start + (1 << F::PAGE_SHIFT), &mut visitor);
+        let One { young, found, held, done, .. } = visitor;
+        done.into(self);
+        match found {
+            Some((start, end)) => Ok(Some((GpaRange::from_bounds(start, end), young))),
+            None if held || result.is_err() => Self::halted(gpa, ChangeError::Contended),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Reads, and clears, the accessed state of the one leaf around an address.
+struct One<'t, 'p, F: Format, P: Platform> {
+    tables: &'t Tables<'p, F, P>,
+    clear: bool,
+    /// Kept from one attempt to the next: what was cleared is told.
+    young: bool,
+    found: Option<(u64, u64)>,
+    held: bool,
+    done: Done,
+}
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
+    const LEVELS: Levels = Levels::ALL;
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+        if kind != Kind::Leaf {
+            return Flow::Next;
+        }
+        if folded::<F>(entry.raw) {
+            let Some(group) = self.tables.group(entry.start, level) else { return Flow::Again };
+            let (used, whole) = age_group::<F>(&group, level, self.clear, &mut self.done);
+            self.young |= used;
+            if used || whole {
+                // What was cleared is told, whatever comes of the rest.
+                self.found = Some((group.start, group.end));
+            }
+            return if whole { Flow::Next } else { Flow::Again };
+        }
+        if entry.raw & F::ACCESSED != 0 {
+            if self.clear {
+                if entry.slot.exchange(entry.raw, entry.raw & !F::ACCESSED).is_err() {
+                    return Flow::Again;
+                }
+                self.done.counts.slots_written += 1;
+                self.done.bytes += F::size(level).bytes();
+            }
+            self.young = true;
+        }
+        let start = entry.start & !(F::size(level).bytes() - 1);
+        self.found = Some((start, start + F::size(level).bytes()));
+        Flow::Next
+    }
+
+    #[inline]
+    fn held(&mut self, _: u8, _: &Entry<'t>) -> Flow {
+        self.held = true;
+        Flow::Next
+    }
+
+    #[inline]
+    fn settle(&mut self, _level: u8, tally: Tally) {
+        self.done.counts.slots_read += tally.read;
+    }
+}
+
+/// Reads, and clears, the accessed state of each member; whether one had it, and whether all are
+/// members still.
+fn age_group<F: Format>(
+    group: &Group<'_, F>,
+    level: u8,
+    clear: bool,
+    done: &mut Done,
+) -> (bool, bool) {
+    let (mut used, mut cleared) = (false, 0);
+    let whole = group.slots.iter().all(|slot| {
+        let member = |raw| F::kind(raw, level) == Kind::Leaf && folded::<F>(raw);
+        let old = slot.update(|raw| {
+            (clear && member(raw) && raw & F::ACCESSED != 0).then_some(raw & !F::ACCESSED)
+        });
+        cleared += u64::from(old.is_ok());
+        let (Ok(raw) | Err(raw)) = old;
+        used |= member(raw) && raw & F::ACCESSED != 0;
+        member(raw)
+    });
+    done.counts.slots_read += group.slots.len() as u64;
+    done.counts.slots_written += cleared;
+    done.bytes += cleared << F::shift(level);
+    (used, whole)
 }
 
 /// Which tables a scan of leaves descends into: all; those marked accessed; the same, clearing them;
@@ -328,20 +445,7 @@ impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
         let range = &self.scan.range;
         let clear = CLEAR && group.inside(range.start().0, range.end().0);
         let (start, end) = (entry.start, group.end.min(range.end().0));
-        let (mut used, mut cleared) = (false, 0);
-        let whole = group.slots.iter().all(|slot| {
-            let member = |raw| F::kind(raw, level) == Kind::Leaf && folded::<F>(raw);
-            let old = slot.update(|raw| {
-                (clear && member(raw) && raw & F::ACCESSED != 0).then_some(raw & !F::ACCESSED)
-            });
-            cleared += u64::from(old.is_ok());
-            let (Ok(raw) | Err(raw)) = old;
-            used |= member(raw) && raw & F::ACCESSED != 0;
-            member(raw)
-        });
-        self.scan.done.counts.slots_read += group.slots.len() as u64;
-        self.scan.done.counts.slots_written += cleared;
-        self.scan.done.bytes += cleared << F::shift(level);
+        let (used, whole) = age_group::<F>(&group, level, clear, &mut self.scan.done);
         if used {
             self.scan.young::<F>(start, end);
         } else if !whole {

@@ -92,6 +92,10 @@ impl Host for Flushing {
         self.machine.now()
     }
 
+    fn forget(&self, vmid: slat::Vmid, range: slat::GpaRange) {
+        self.machine.forget(vmid, range);
+    }
+
     fn wait(&self) {
         self.machine.wait();
     }

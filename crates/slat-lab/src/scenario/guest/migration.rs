@@ -127,7 +127,10 @@ impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
             return (harvest, 0.0, 0);
         }
         let begin = Instant::now();
-        self.worker.reset_rings();
+        // What somebody holds is reset another time; nothing is copied before.
+        while let Err(error) = self.worker.reset_rings() {
+            assert!(matches!(error, LogError::Contended { .. }), "{error}");
+        }
         let reset = begin.elapsed().as_secs_f64();
         for page in &pages[..found] {
             self.copy[page.page as usize] = self.bed.first_word(page.page);

@@ -1,0 +1,144 @@
+//! A bit for each page of a slot, and what is known of pages though no leaf says so.
+
+use crate::slots::SlotSpec;
+use crate::sync::{AtomicU64, Ordering};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use slat::Format;
+
+/// A bit a page: a slot's log, or what is kept about its pages.
+#[derive(Debug)]
+pub(crate) struct Bits {
+    words: Box<[AtomicU64]>,
+}
+
+impl Bits {
+    /// Bits of `pages`, all set or none; `None` if memory is short.
+    pub fn new(pages: u64, set: bool) -> Option<Self> {
+        let len = pages.div_ceil(64) as usize;
+        let mut words = Vec::new();
+        words.try_reserve_exact(len).ok()?;
+        let all = if set { u64::MAX } else { 0 };
+        words.extend((0..len).map(|word| {
+            let rest = pages - 64 * word as u64;
+            AtomicU64::new(if rest >= 64 { all } else { all & ((1 << rest) - 1) })
+        }));
+        Some(Self { words: words.into_boxed_slice() })
+    }
+
+    pub fn words(&self) -> &[AtomicU64] {
+        &self.words
+    }
+
+    /// Sets the bits of the pages in `gpa..gpa + bytes`, as far as they are the slot's.
+    pub fn mark<F: Format>(&self, slot: &SlotSpec, gpa: u64, bytes: u64) {
+        each_word::<F>(slot, gpa, bytes, |word, mask| self.add(word, mask));
+    }
+
+    /// Adds bits.
+    pub fn add(&self, word: usize, mask: u64) {
+        if mask != 0 {
+            self.words[word].fetch_or(mask, Ordering::AcqRel);
+        }
+    }
+
+    /// Takes those bits of `mask` that are there.
+    pub fn take(&self, word: usize, mask: u64) -> u64 {
+        if self.get(word, mask) == 0 {
+            return 0;
+        }
+        self.words[word].fetch_and(!mask, Ordering::AcqRel) & mask
+    }
+
+    /// Those bits of `mask` that are there.
+    pub fn get(&self, word: usize, mask: u64) -> u64 {
+        self.words[word].load(Ordering::Acquire) & mask
+    }
+}
+
+/// Hands out the words of a slot's bits, and in each the bits, of the pages in `gpa..gpa + bytes`. What
+/// is not the slot's is left out here, whoever asks: no index comes from a range that nobody checked.
+pub(crate) fn each_word<F: Format>(
+    slot: &SlotSpec,
+    gpa: u64,
+    bytes: u64,
+    mut word: impl FnMut(usize, u64),
+) {
+    let start = gpa.max(slot.gpa.0);
+    let end = gpa.saturating_add(bytes).min(slot.gpa.0 + slot.bytes);
+    if start >= end {
+        return;
+    }
+    let mut page = (start - slot.gpa.0) >> F::PAGE_SHIFT;
+    let end = (end - slot.gpa.0).div_ceil(1 << F::PAGE_SHIFT);
+    while page < end {
+        let bit = page % 64;
+        let count = (64 - bit).min(end - page);
+        word((page / 64) as usize, (u64::MAX >> (64 - count)) << bit);
+        page += count;
+    }
+}
+
+/// What is known of a slot's pages though no leaf says so: somebody has taken it from the leaf for one
+/// purpose, and others are to have it, too (ADR 17).
+///
+/// *Invariant*: a page that the guest wrote since the host last took it is dirty in its leaf, or in
+/// `written`, or its mark is on the way from one to the other. Who moves marks says so first
+/// ([`Moves::begin`]), then cleans leaves or takes them out, then adds to `written`, then says that it is
+/// done. Who takes a page takes its leaf first, then looks for moves, then at `written`
+/// ([`Kept::take`]). If the leaf was clean, or gone, by then, the exchange that found it so has acquired
+/// the one that made it so, and with it the move; and who finds the move done has acquired what it
+/// added.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// Pages that were used since they were last made old.
+    pub used: Bits,
+    /// Pages that were written since the host last took them.
+    pub written: Bits,
+    /// From leaves that stay.
+    pub moves: Moves,
+}
+
+impl Kept {
+    pub fn new(pages: u64) -> Option<Self> {
+        let (used, written) = (Bits::new(pages, false)?, Bits::new(pages, false)?);
+        Some(Self { used, written, moves: Moves::new() })
+    }
+
+    /// Takes what is kept of pages that the caller has taken from the guest: which were written, or may
+    /// have been, and which were used. `mapped`: there were leaves; else a mark can be on its way only
+    /// if it came from one that went, which `leaving` tells.
+    pub fn take(&self, word: usize, mask: u64, mapped: bool, leaving: &Moves) -> (u64, u64) {
+        let moving = leaving.any() || mapped && self.moves.any();
+        let (written, used) = (self.written.take(word, mask), self.used.take(word, mask));
+        (if moving { mask } else { written }, used)
+    }
+}
+
+/// How many threads move marks from leaves to where they are kept.
+#[derive(Debug)]
+pub(crate) struct Moves(AtomicU64);
+
+impl Moves {
+    pub fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// From here until the result is dropped, marks are on their way.
+    pub fn begin(&self) -> Move<'_> {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        Move(self)
+    }
+
+    fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+}
+
+pub(crate) struct Move<'m>(&'m Moves);
+
+impl Drop for Move<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}

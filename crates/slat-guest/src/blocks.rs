@@ -1,0 +1,159 @@
+//! Blocks and slots: no block lies over two slots.
+//!
+//! A slot has its own place in the host, its own log, its own rights; a leaf that lay in two would be
+//! written on behalf of both and logged by one. *Invariant*: what maps, folds or puts together asks
+//! [`SlotSpec::fits`](crate::slots::SlotSpec::fits), or works on what a slot has of a range and at
+//! sizes at which it is aligned in the host as in the guest: faults by `fitting`, everybody else by
+//! [`Worker::collapse_if`], which is the one place that puts tables together.
+//!
+//! Whoever has the tables ([`Guest::tables`](crate::Guest::tables)) can still make such a block. A log
+//! that meets one cuts it ([`Worker::cut_ends`]), and marks what is its own of it.
+
+use crate::backing::Backing;
+use crate::config::ExecuteHuge;
+use crate::eager::SplitStop;
+use crate::fault::fitting;
+use crate::guest::Worker;
+use crate::host::Host;
+use crate::slots::{Slot, SlotSpec};
+use alloc::vec::Vec;
+use slat::{
+    Attributes, Contended, Execute, Format, Gpa, GpaRange, Guard, Halted, PageSize, SplitError,
+};
+
+/// What is worked on inside the tables at a time: unlinked tables of all guests wait for it.
+const PIECE: u64 = 1 << 30;
+
+/// `range` in pieces that end at multiples of [`PIECE`], or of `block` if that is larger.
+pub(crate) fn pieces(range: GpaRange, block: PageSize) -> impl Iterator<Item = GpaRange> {
+    let piece = PIECE.max(block.bytes());
+    let (mut start, end) = (range.start().0, range.end().0);
+    core::iter::from_fn(move || {
+        let next = (start / piece + 1).saturating_mul(piece).min(end);
+        let part = GpaRange::new(Gpa(start), next.checked_sub(start)?).ok();
+        start = next;
+        part
+    })
+}
+
+/// The leaf that `at` cuts through, if any.
+pub(crate) fn cut_by<F: Format, H: Host>(
+    guard: &Guard<'_, '_, F, H>,
+    at: Gpa,
+) -> Result<Option<GpaRange>, Contended> {
+    let Some(leaf) = guard.translate(at)? else { return Ok(None) };
+    let start = at.0 & !(leaf.size.bytes() - 1);
+    let cut = (start != at.0).then(|| GpaRange::new(Gpa(start), leaf.size.bytes()));
+    Ok(cut.map(|leaf| leaf.expect("a leaf is not empty")))
+}
+
+impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+    /// Puts tables in `range` together to blocks of at most `to`, where the pages behind them are
+    /// neighbours of one kind; returns the bytes. A block lies in one slot, aligned in the host as in
+    /// the guest. Nothing becomes one in slots that log: the log is of pages.
+    pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> u64 {
+        let page = F::size(0).bytes();
+        let start = range.start().0.next_multiple_of(page);
+        let end = range.end().0 & !(page - 1);
+        match end.checked_sub(start).map(|bytes| GpaRange::new(Gpa(start), bytes)) {
+            Some(Ok(pages)) => self.collapse_if(pages, to, |_| true),
+            // Less than a page.
+            _ => 0,
+        }
+    }
+
+    /// [`Worker::collapse`] of whole pages, in slots that are `wanted` as they are then.
+    pub(crate) fn collapse_if(
+        &mut self,
+        range: GpaRange,
+        to: PageSize,
+        wanted: impl Fn(&Slot) -> bool,
+    ) -> u64 {
+        let guest = self.guest;
+        // A huge page that may be executed does not come to be by the back door.
+        let huge = guest.config.execute_huge == ExecuteHuge::Allowed;
+        let fits = |leaf: &Attributes| leaf.execute == Execute::None || huge;
+        let parts: Vec<_> = self.look(|view| view.parts(&range).map(|(_, part)| part).collect());
+        let mut bytes = 0;
+        for piece in parts.into_iter().flat_map(|part| pieces(part, F::size(F::LARGEST_LEAF))) {
+            bytes += self.with_slots(&guest.tables, |view, guard, _| {
+                for (slot, part) in view.parts(&piece) {
+                    if slot.going || slot.log.is_some() || !wanted(slot) {
+                        continue;
+                    }
+                    let to = fitting::<F>(to, |bytes| slot.spec.is_aligned(bytes));
+                    match guard.collapse_where(part, to, fits) {
+                        // Where somebody holds an entry, the table stays as it is.
+                        Ok(_) | Err(Halted { why: SplitError::Contended, .. }) => {}
+                        Err(Halted { why, .. }) => {
+                            unreachable!("a slot's pages, a leaf's size: {why}")
+                        }
+                    }
+                }
+                guard.counts().bytes_changed
+            });
+        }
+        guest.counters.collapsed_bytes.add(bytes);
+        guest.reclaim_in(&guest.tables);
+        bytes
+    }
+
+    /// Cuts the leaves that cross an end of the slot: splits them; where table pages are short, unmaps
+    /// them, and faults map what fits. Views hold pages only.
+    ///
+    /// # Errors
+    /// [`Contended`]: somebody held an entry for too long.
+    pub(crate) fn cut_ends(&mut self, spec: &SlotSpec) -> Result<(), Contended> {
+        let guest = self.guest;
+        let host = guest.tables.platform();
+        for at in [spec.gpa, spec.range().end()] {
+            let mut patience = crate::log::PATIENCE;
+            loop {
+                let leaf = match self.inside(&guest.tables, |guard, _| cut_by(guard, at)) {
+                    Ok(None) => break,
+                    Ok(Some(leaf)) => Ok(leaf),
+                    Err(contended) => Err(contended),
+                };
+                let done = leaf.and_then(|leaf| self.cut(leaf, at));
+                if let Err(contended) = done {
+                    patience -= 1;
+                    if patience == 0 {
+                        return Err(contended);
+                    }
+                    host.wait();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cut(&mut self, leaf: GpaRange, at: Gpa) -> Result<(), Contended> {
+        let guest = self.guest;
+        let level = (0..=F::LARGEST_LEAF).find(|&level| F::size(level).bytes() == leaf.size());
+        if level.is_none() {
+            let unfolded = self.inside(&guest.tables, |guard, _| guard.unfold(leaf));
+            return unfolded.map(drop).map_err(|halted| Contended { at: halted.at });
+        }
+        let page = GpaRange::new(at, F::size(0).bytes()).expect("a page is not empty");
+        let mut bytes = 0;
+        let result = self.split(page, F::size(0), &mut bytes);
+        guest.counters.split_bytes.add(bytes);
+        match result {
+            Ok(()) => Ok(()),
+            Err(SplitStop::Contended { at }) => Err(Contended { at }),
+            Err(SplitStop::OutOfFrames { .. } | SplitStop::TableLimit { .. }) => {
+                let _moving = guest.leaving.begin();
+                self.with_slots(&guest.tables, |view, guard, _| {
+                    guest.unmap(&guest.tables, guard, [leaf], |removed| {
+                        guest.keep_marks(view, &removed);
+                    });
+                });
+                guest.reclaim_in(&guest.tables);
+                Ok(())
+            }
+            Err(SplitStop::Asked | SplitStop::Refused(_)) => {
+                unreachable!("a page of the guest's, of the format's smallest size")
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! How many table pages a guest may take: accounts that are exact.
+
+use crate::backing::Backing;
+use crate::guest::{Guest, Worker};
+use crate::host::Host;
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use slat::{Format, OutOfFrames, TableCache, Tables};
+
+use crate::guest::TABLE_PAGES;
+
+/// Table pages of one guest. A page is charged before it is allocated, and until it was given back; so
+/// the guest never has more than it may.
+///
+/// A number alone, which orders nothing: models leave it out.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: u64,
+    charged: AtomicU64,
+}
+
+impl Budget {
+    pub fn new(limit: Option<u32>) -> Self {
+        Self { limit: limit.map_or(u64::MAX, u64::from), charged: AtomicU64::new(0) }
+    }
+
+    pub fn charged(&self) -> u64 {
+        self.charged.load(Ordering::Relaxed)
+    }
+
+    /// Charges as many pages as there may be, at most `wanted`; returns how many.
+    fn charge(&self, wanted: u64) -> u64 {
+        let mut granted = 0;
+        let _always = self.charged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |charged| {
+            granted = wanted.min(self.limit.saturating_sub(charged));
+            Some(charged + granted)
+        });
+        granted
+    }
+
+    pub fn give_back(&self, pages: u64) {
+        if pages != 0 {
+            self.charged.fetch_sub(pages, Ordering::Relaxed);
+        }
+    }
+
+    /// Pages that a worker takes at once if it needs `needed`: near the bound no more than its share of
+    /// what is left, beside `vcpus`.
+    fn portion(&self, needed: u64, vcpus: u16) -> u64 {
+        let share = self.limit.saturating_sub(self.charged()) / (u64::from(vcpus) + 1);
+        (TABLE_PAGES as u64).min(share).max(needed)
+    }
+
+    /// Has at least `needed` pages in `cache`, and more while it is about it, as far as guest and platform
+    /// have them.
+    pub fn fill<F: Format, H: Host>(
+        &self,
+        cache: &mut TableCache<'_, F, H>,
+        needed: usize,
+        vcpus: u16,
+    ) -> Result<(), NoPages> {
+        let before = cache.len();
+        if before >= needed {
+            return Ok(());
+        }
+        let wanted = self.portion(needed as u64, vcpus).saturating_sub(before as u64);
+        let granted = self.charge(wanted);
+        let filled = cache.fill(before + granted as usize);
+        self.give_back(granted - (cache.len() - before) as u64);
+        match filled {
+            _ if cache.len() >= needed => Ok(()),
+            // Storage for fewer pages than an operation likes will do, if there is any.
+            Ok(()) if granted == wanted && !cache.is_empty() => Ok(()),
+            Ok(()) if granted == wanted => {
+                Err(NoPages::Frames(OutOfFrames { wanted: needed, at_hand: 0 }))
+            }
+            Err(error) => Err(NoPages::Frames(error)),
+            Ok(()) => Err(NoPages::Limit(TableLimit { pages: self.limit })),
+        }
+    }
+}
+
+/// Why there are no table pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NoPages {
+    Frames(OutOfFrames),
+    Limit(TableLimit),
+}
+
+/// The guest has all the table pages that it may have
+/// ([`Config::table_pages`](crate::Config::table_pages)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TableLimit {
+    /// How many that is.
+    pub pages: u64,
+}
+
+impl fmt::Display for TableLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the guest has the {} table pages that its configuration allows; allow more, or have it \
+             use less memory in small pages",
+            self.pages
+        )
+    }
+}
+
+impl core::error::Error for TableLimit {}
+
+impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
+    /// Table pages that the guest has: in its tables, in vCPUs' views, unlinked and not given back yet,
+    /// and at hand in its workers' caches. Roots are not among them.
+    pub fn table_pages(&self) -> u64 {
+        self.budget.charged()
+    }
+
+    /// Gives back tables that were unlinked, if nobody can be in them any more; returns how many. For
+    /// callers who would like them back at once: operations that unlink tables do so themselves. Those
+    /// that [`Tables::reclaim`] gives back would stay charged.
+    pub fn reclaim(&self) -> usize {
+        // Also of views that are empty by now.
+        let views = self.views.iter().map(|view| &*view.tables);
+        core::iter::once(&*self.tables).chain(views).map(|tables| self.reclaim_in(tables)).sum()
+    }
+
+    pub(crate) fn reclaim_in(&self, tables: &Tables<'p, F, H>) -> usize {
+        let freed = tables.reclaim();
+        self.budget.give_back(freed as u64);
+        freed
+    }
+}
+
+impl<F: Format, H: Host, B: Backing> Worker<'_, '_, F, H, B> {
+    /// Has at least `pages` table pages at hand, and more while it is about it.
+    #[inline]
+    pub(crate) fn top_up(&mut self, pages: usize) -> Result<(), NoPages> {
+        if self.cache.len() >= pages { Ok(()) } else { self.fill(pages) }
+    }
+
+    #[cold]
+    fn fill(&mut self, pages: usize) -> Result<(), NoPages> {
+        let (budget, vcpus) = (&self.guest.budget, self.guest.config.vcpus);
+        let result = budget.fill(&mut self.cache, pages, vcpus);
+        if let Err(NoPages::Limit(_)) = result
+            && self.guest.reclaim() != 0
+        {
+            return budget.fill(&mut self.cache, pages, vcpus);
+        }
+        result
+    }
+}
+
+impl<F: Format, H: Host, B: Backing> Drop for Worker<'_, '_, F, H, B> {
+    /// The pages at hand go back with the cache, right after this.
+    fn drop(&mut self) {
+        self.guest.budget.give_back(self.cache.len() as u64);
+    }
+}

@@ -1,0 +1,179 @@
+//! Table pages of a guest: an exact account, and what is refused at its bound.
+
+use crate::bed::*;
+use crate::{on_all, with_guest};
+use slat::{Access, PageSize};
+use slat_guest::*;
+
+on_all! {
+    fn table_pages_add_up_after_each_step<C: Case>() {
+        let machine = C::machine(2);
+        give_all::<C>(&machine);
+        let ram = Ram::from(C::FIRST_HPA);
+        let nobody = machine.frames();
+        let guest = guest::<C>(&machine, &ram, config());
+        let roots = machine.frames();
+        let check = |guest: &TheGuest<'_, C>, what: &str| {
+            let frames = machine.frames() - roots;
+            assert_eq!(guest.table_pages(), frames as u64, "after {what}");
+        };
+        check(&guest, "nothing");
+        ram.populate(HOST, 8 * M2, PageSize::SIZE_2M);
+        {
+            let (mut one, mut two) = (room(), room());
+            let mut vcpu = Vcpu::new(&guest, 0, &mut one).unwrap();
+            let mut other = Worker::new(&guest, &mut two).unwrap();
+            machine.cpu(0).load(VMID, vcpu.root());
+            other.set_slot(slot(8 * M2)).unwrap();
+            for round in 0..3 {
+                for block in 0..8 {
+                    attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
+                    check(&guest, "faults");
+                }
+                other.set_slot(logged(8 * M2)).unwrap();
+                check(&guest, "a log's beginning");
+                for block in 0..8 {
+                    let gpa = BASE + block * M2 + round * K4;
+                    attempt::<C>(&machine, &mut vcpu, gpa, Access::Write).unwrap();
+                    check(&guest, "writes");
+                }
+                other.take_log(SlotId(0), &mut [0; 64]).unwrap();
+                check(&guest, "a clear");
+                other.set_slot(slot(8 * M2)).unwrap();
+                check(&guest, "a log's end");
+                let split = EagerSplit::new(range(BASE, 8 * M2), PageSize::SIZE_4K);
+                split.run(&mut other, || false);
+                check(&guest, "a split");
+                drop(other.invalidate(host_range(HOST, 3 * M2), |_| {}));
+                check(&guest, "an invalidation");
+                other.collapse(range(BASE, 8 * M2), PageSize::SIZE_2M);
+                check(&guest, "a collapse");
+                guest.reclaim();
+                check(&guest, "a reclaim");
+            }
+            other.teardown();
+            check(&guest, "all slots have gone");
+            drop(other);
+            check(&guest, "a worker has gone");
+        }
+        check(&guest, "the vCPU has gone");
+        guest.reclaim();
+        check(&guest, "all is given back");
+        assert!(guest.table_pages() <= 2, "what is left are the tables above the slot's");
+        drop(guest);
+        assert_eq!(machine.frames(), nobody);
+    }
+
+    fn a_guest_that_is_dropped_gives_back_its_tables<C: Case>() {
+        let machine = C::machine(2);
+        give_all::<C>(&machine);
+        let before = machine.frames();
+        {
+            let ram = Ram::from(C::FIRST_HPA);
+            let guest = guest::<C>(&machine, &ram, config());
+            let mut room = room();
+            let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+            ram.populate(HOST, M2, PageSize::SIZE_4K);
+            vcpu.worker().set_slot(slot(M2)).unwrap();
+            assert!(matches!(vcpu.fault(slat::Gpa(BASE), Access::Write), Outcome::Mapped(_)));
+            assert!(machine.frames() > before);
+        }
+        assert_eq!(machine.frames(), before);
+        assert!(machine.finish().is_empty());
+    }
+
+    fn a_guest_is_refused_more_table_pages_than_it_may_have<C: Case>() {
+        for bound in [0, 1, 8, 20, 100] {
+            let config = Config { table_pages: Some(bound), ..config() };
+            with_guest!(C, config, slot(64 * M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+            let mut refused = None;
+            for table in 0..64 {
+                match attempt::<C>(&machine, &mut vcpu, BASE + table * M2, Access::Write) {
+                    Ok(_) => assert_eq!(refused, None),
+                    Err(outcome) => refused = refused.or(Some((table, outcome))),
+                }
+                assert!(guest.table_pages() <= u64::from(bound));
+            }
+            let limit = TableLimit { pages: u64::from(bound) };
+            match (bound, refused) {
+                (100, found) => assert_eq!(found, None),
+                (_, Some((table, outcome))) => {
+                    assert_eq!(outcome, Outcome::Refused(Refused::TableLimit(limit)));
+                    assert!(table + 8 > u64::from(bound), "{table} of {bound}");
+                }
+                (_, None) => panic!("{bound}"),
+            }
+            // What it has is answered for; what goes leaves room.
+            if bound == 20 {
+                let other = attempt::<C>(&machine, &mut vcpu, BASE + K4, Access::Write);
+                assert!(other.is_ok());
+                drop(vcpu.worker().invalidate(host_range(HOST, 8 * M2), |_| {}));
+                attempt::<C>(&machine, &mut vcpu, BASE + 60 * M2, Access::Write).unwrap();
+            }
+            assert!(machine.finish().is_empty());
+        }
+    }
+
+    fn a_split_at_the_bound_says_so_and_goes_on_when_there_is_room<C: Case>() {
+        let config = Config { table_pages: Some(12), ..config() };
+        with_guest!(C, config, slot(16 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        for block in 0..16 {
+            attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
+        }
+        let split = EagerSplit::new(range(BASE, 16 * M2), PageSize::SIZE_4K);
+        let report = split.run(vcpu.worker(), || false);
+        let Some(SplitStop::TableLimit { at, limit }) = report.stopped else {
+            panic!("{report:?}")
+        };
+        assert_eq!((at.0 - BASE, limit), (report.split, TableLimit { pages: 12 }));
+        assert!(limit.to_string().contains("12 table pages"), "{limit}");
+        vcpu.worker().collapse(range(BASE, 16 * M2), PageSize::SIZE_2M);
+        assert!(split.run(vcpu.worker(), || false).split > 0);
+        // A log protects the rest as it is, and misses nothing.
+        vcpu.worker().set_slot(logged(16 * M2)).unwrap();
+        let mut bits = [0; 128];
+        for block in 0..16 {
+            let wrote = attempt::<C>(&machine, &mut vcpu, BASE + block * M2, Access::Write);
+            let dirty = vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
+            assert_eq!(bits[block as usize * 8], u64::from(wrote.is_ok()), "{dirty} {wrote:?}");
+        }
+    }
+}
+
+/// Two vCPUs that use all of the memory, each past its caches: both views together are larger than that.
+#[test]
+fn views_do_not_grow_beyond_the_bound_and_vcpus_go_on() {
+    let (bound, blocks) = (60, 32);
+    let machine = ArmUncached::machine(2);
+    give_all::<ArmUncached>(&machine);
+    let ram = Ram::from(ArmUncached::FIRST_HPA);
+    let config = Config { vcpus: 2, table_pages: Some(bound), ..config() };
+    let guest = guest::<ArmUncached>(&machine, &ram, config);
+    let roots = machine.frames();
+    ram.populate(HOST, blocks * M2, PageSize::SIZE_2M);
+    let mut rooms: Vec<TableRoom> = (0..2).map(|_| room()).collect();
+    let mut vcpus: Vec<_> =
+        rooms.iter_mut().zip(0..).map(|(room, id)| Vcpu::new(&guest, id, room).unwrap()).collect();
+    vcpus[0].worker().set_slot(slot(blocks * M2)).unwrap();
+    for vcpu in &vcpus {
+        machine.cpu(vcpu.id() as usize).load(VMID, vcpu.root());
+    }
+    for round in 0..2 {
+        for vcpu in &mut vcpus {
+            for block in 0..blocks {
+                let gpa = BASE + block * M2 + round * K4;
+                attempt::<ArmUncached>(&machine, vcpu, gpa, Access::Write).unwrap();
+                assert!(guest.table_pages() <= u64::from(bound));
+                assert_eq!(guest.table_pages(), (machine.frames() - roots) as u64);
+            }
+        }
+    }
+    // What was in views that were emptied for room was used, and written.
+    let mut young = vec![0; blocks as usize * 8];
+    let how = slat::Ageing { clear: false, ..slat::Ageing::LEAVES };
+    vcpus[0].worker().age(range(BASE, blocks * M2), None, &mut young, how).unwrap();
+    let used: Vec<_> = (0..blocks as usize).map(|block| young[block * 8]).collect();
+    assert_eq!(used, vec![0b11; blocks as usize]);
+    drop(vcpus);
+    assert!(machine.finish().is_empty());
+}
