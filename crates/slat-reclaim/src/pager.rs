@@ -402,8 +402,8 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
             }
         }
         pool.wipe(&mut slots);
-        // These pages may have been written to swap more than once.
-        while any && pool.slots.stale() != 0 {
+        // These pages may have been written to swap more than once; somebody else may be wiping that by now.
+        while any {
             match pool.wiper() {
                 Some(wiper) => {
                     wiper.wipe();

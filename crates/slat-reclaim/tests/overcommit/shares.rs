@@ -274,3 +274,59 @@ fn nobody_is_told_that_swap_is_full_while_slots_are_wiped() {
         });
     });
 }
+
+/// While the disk says that it is full, somebody gives slots back: it is asked again, and nobody has to say so.
+#[test]
+fn slots_that_come_back_while_a_disk_says_that_it_is_full_are_not_forgotten() {
+    struct Full<'f>(Flaky, std::sync::Mutex<Box<dyn FnMut() + Send + 'f>>);
+    impl Swap for Full<'_> {
+        fn slots(&self) -> u32 {
+            self.0.slots()
+        }
+
+        fn page(&self) -> u64 {
+            self.0.page()
+        }
+
+        fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
+            let result = self.0.write(slot, page);
+            if result.is_err() {
+                (self.1.lock().unwrap())();
+            }
+            result
+        }
+
+        fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
+            self.0.read(slot, page)
+        }
+    }
+    let (asked, go) = (AtomicBool::new(false), AtomicBool::new(false));
+    let wait = || {
+        asked.store(true, Relaxed);
+        while !go.load(Relaxed) {
+            std::thread::yield_now();
+        }
+    };
+    let swap = Full(Flaky::new(64, PageSize::SIZE_4K), std::sync::Mutex::new(Box::new(wait)));
+    let two = [(64, config(64, u32::MAX)), (64, config(64, u32::MAX))];
+    guests(&swap, 128, &two, |pool, mut threads| {
+        let mut other = threads.pop().unwrap();
+        let mut one = threads.pop().unwrap();
+        bring(&mut one, 0..8).unwrap();
+        bring(&mut other, 0..8).unwrap();
+        while Pager::new(&mut one).reclaim(8).is_ok() {}
+        swap.0.fail_writes.store(true, Relaxed);
+        std::thread::scope(|scope| {
+            let full = scope.spawn(|| Pager::new(&mut other).reclaim(1));
+            while !asked.load(Relaxed) {
+                std::thread::yield_now();
+            }
+            Pager::new(&mut one).discard(pages(0, 8));
+            swap.0.fail_writes.store(false, Relaxed);
+            go.store(true, Relaxed);
+            assert_eq!(full.join().unwrap(), Err(FULL));
+        });
+        assert_eq!(pool.trouble(), None);
+        assert!(Pager::new(&mut other).reclaim(1).is_ok());
+    });
+}

@@ -155,3 +155,38 @@ fn a_page_may_leave_as_soon_as_it_is_old_enough() {
         });
     }
 }
+
+/// Who brings in a block loses the race for one of its pages: it lets go of all that it has.
+#[test]
+fn a_race_for_a_page_of_a_block_leaves_nothing_behind() {
+    let mut setup = Setup::new(512, 1024);
+    setup.reclaim.huge = true;
+    setup.run(ept(), Ept::default(), |bench| {
+        let (mut mine, mut theirs) = (room(), room());
+        let mut worker = Worker::new(bench.guest, &mut mine).unwrap();
+        let other = Worker::new(bench.guest, &mut theirs).unwrap();
+        let other = &Mutex::new(other);
+        let mut rounds = 0;
+        // Some of the blocks came whole, and some were lost to who copied a page of them.
+        while rounds < 300 || bench.paged.stats().huge == rounds || bench.paged.stats().huge == 0 {
+            rounds += 1;
+            let page = 511 - rounds % 64;
+            let over = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut other, mut content) = (other.lock().unwrap(), bench.room_for_a_page());
+                    while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                        let mut pager = Pager::new(&mut *other);
+                        pager.copy(bench.host(page), &mut content).unwrap();
+                    }
+                });
+                std::thread::yield_now();
+                Pager::new(&mut worker).bring_in(bench.host(0), Access::Write).unwrap();
+                over.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            bench.check_accounts();
+            Pager::new(&mut worker).discard(bench.hosts(0, 512));
+            assert_eq!(bench.paged.resident(), 0);
+        }
+    });
+}
