@@ -1,12 +1,13 @@
-//! Pages that came in, or that a device used, until who orders them takes note: a stack of page numbers, each in it
-//! once at most.
+//! Pages that came in, or that a device used, until who orders them takes note: a stack of page
+//! numbers, each in it once at most.
 //!
 //! # Protocol
-//! Faults push, and take no lock; who holds the order takes all. A page's link is `ABSENT` while the page is not
-//! on the stack. Who pushes claims the link first; who finds it claimed lowers the distance in it, if his is less.
-//! Who takes makes each link absent, then notes the page, with the distance that the link had then. While a link is
-//! not absent, its upper half changes by exchanges alone, and its lower half is of the thread that put it there, until
-//! the stack has the page, and of the taker from then on: each keeps the half that is not its own.
+//! Faults push, and take no lock; who holds the order takes all. A page's link is `ABSENT` while
+//! the page is not on the stack. Who pushes claims the link first; who finds it claimed lowers the
+//! distance in it, if his is less. Who takes makes each link absent, then notes the page, with the
+//! distance that the link had then. While a link is not absent, its upper half changes by exchanges
+//! alone, and its lower half is of the thread that put it there, until the stack has the page, and
+//! of the taker from then on: each keeps the half that is not its own.
 //!
 //! *Invariant*: a page is noted after it came. It claims its word, then looks at its link; who takes changes the
 //! link, then looks at words: crosswise, so sequentially consistent. Either the link was absent, and the page is
@@ -38,8 +39,9 @@ impl Arrivals {
         Self { head: AtomicU64::new(END.into()), links }
     }
 
-    /// `page` came in, of which `distance` pages were given up while it was away, if it ever was; or a device used it:
-    /// it was away for none. Of a page that came twice since anybody took note the least counts.
+    /// `page` came in, of which `distance` pages were given up while it was away, if it ever was;
+    /// or a device used it: it was away for none. Of a page that came twice since anybody took note
+    /// the least counts.
     pub fn push(&self, page: u32, distance: Option<u32>) {
         let distance = distance.map_or(FIRST, |distance| distance.min(FIRST - 1));
         let place = &self.links[page as usize];

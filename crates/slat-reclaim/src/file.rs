@@ -10,8 +10,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Swap in a file of a directory, without a name from the beginning where the file system can
-/// (`O_TMPFILE`), else unlinked at once. It grows as it is written, and is its owner's alone (mode 0600). What it is
-/// to forget it gives back to the file system, as a hole; where there are no holes, it writes zeroes there.
+/// (`O_TMPFILE`), else unlinked at once. It grows as it is written, and is its owner's alone (mode
+/// 0600). What it is to forget it gives back to the file system, as a hole; where there are no
+/// holes, it writes zeroes there.
 ///
 /// Through the page cache a write ends before the disk has it: memory is taken from the guest, but the host has it
 /// only later, and an error of the disk's comes when nobody waits for it any more. [`SwapFile::direct`] goes past
@@ -189,7 +190,8 @@ mod tests {
         assert!(SwapFile::new(Path::new("/nonexistent"), 1, PageSize::SIZE_4K).is_err());
     }
 
-    /// With holes and without, past the page cache and through it: what is forgotten is not in the file, the rest is.
+    /// With holes and without, past the page cache and through it: what is forgotten is not in the
+    /// file, the rest is.
     #[test]
     #[cfg(target_os = "linux")]
     fn what_is_forgotten_is_gone_and_its_neighbours_are_kept() {

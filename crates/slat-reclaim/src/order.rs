@@ -3,8 +3,9 @@
 //! Both work on numbers of pages, and ask for accessed bits through [`Accessed`]; neither knows of
 //! tables, frames or swap.
 //!
-//! Who has the turn ([`Paged::turn`](crate::paged::Paged)) alone changes an order. The lock on it is for those that look
-//! at it meanwhile, and is held for short stretches: never while the guest is asked, or a disk.
+//! Who has the turn ([`Paged::turn`](crate::paged::Paged)) alone changes an order. The lock on it
+//! is for those that look at it meanwhile, and is held for short stretches: never while the guest
+//! is asked, or a disk.
 
 mod generations;
 mod lists;
@@ -128,8 +129,8 @@ impl Order {
         Self::Lists(Mutex::new(order))
     }
 
-    /// Takes note of all that came: of each page, how many were given up since it was in memory; `None` for a first
-    /// touch. `here` is how many pages are in memory.
+    /// Takes note of all that came: of each page, how many were given up since it was in memory;
+    /// `None` for a first touch. `here` is how many pages are in memory.
     pub fn note(&self, arrivals: &Arrivals, here: u32) {
         match self {
             Self::Generations(order) => {
@@ -154,7 +155,8 @@ impl Order {
         }
     }
 
-    /// These pages were not given up: they were used meanwhile, which is said of each, or could not be written.
+    /// These pages were not given up: they were used meanwhile, which is said of each, or could not
+    /// be written.
     pub fn put_back(&self, pages: &[(u32, bool)]) {
         match self {
             Self::Generations(order) => {

@@ -44,8 +44,8 @@ pub struct Config {
     pub residency: u64,
     /// Pages that are given up together.
     pub batch: u32,
-    /// Slots of swap that the guest may have, copies of pages in memory included: should it want more, its own pages stay,
-    /// and nobody else's. `u32::MAX`: as many as there are.
+    /// Slots of swap that the guest may have, copies of pages in memory included: should it want
+    /// more, its own pages stay, and nobody else's. `u32::MAX`: as many as there are.
     pub swap: u32,
 }
 
@@ -89,10 +89,11 @@ pub struct Paged<'h, M, S> {
     /// Pages in memory, those on their way in included.
     pub(crate) here: AtomicU32,
     pub(crate) quota: AtomicU32,
-    /// Slots of swap that the guest has: a word, or who gives up its pages, has each. Never above the quota.
+    /// Slots of swap that the guest has: a word, or who gives up its pages, has each. Never above
+    /// the quota.
     pub(crate) slots: AtomicU32,
-    /// Of those, slots of pages that are not in memory. Who frees a slot counts it here first, so that one less the other
-    /// is never less than there are copies.
+    /// Of those, slots of pages that are not in memory. Who frees a slot counts it here first, so
+    /// that one less the other is never less than there are copies.
     pub(crate) away: AtomicU32,
     /// Pages that were given up so far.
     pub(crate) given_up: AtomicU64,
@@ -208,13 +209,14 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         self.slots.load(Ordering::Relaxed)
     }
 
-    /// Sets how many slots of swap it may have ([`Config::swap`]). What it has above that stays there until it is used or
-    /// discarded.
+    /// Sets how many slots of swap it may have ([`Config::swap`]). What it has above that stays
+    /// there until it is used or discarded.
     pub fn set_swap(&self, slots: u32) {
         self.quota.store(slots, Ordering::Relaxed);
     }
 
-    /// How many of its pages are where. Beside threads that move pages, each counts as of when it is looked at.
+    /// How many of its pages are where. Beside threads that move pages, each counts as of when it
+    /// is looked at.
     pub fn places(&self) -> Places {
         let mut places = Places::default();
         for word in &self.words {
@@ -229,8 +231,8 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         places
     }
 
-    /// Gives all that the guest had back to the pool. Swap has forgotten it when this returns, but for what
-    /// it could not ([`Pool::trouble`]).
+    /// Gives all that the guest had back to the pool. Swap has forgotten it when this returns, but
+    /// for what it could not ([`Pool::trouble`]).
     ///
     /// # Safety
     /// No CPU can reach the pages any more: the guest that this was the backing of has been destroyed

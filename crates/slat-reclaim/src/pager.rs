@@ -258,10 +258,11 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
         }
     }
 
-    /// Of a batch, the part that the guest has of memory, and one page at least: what a fault of a guest that keeps to its
-    /// limit gives up where others have taken all there is. What it gives up beyond the one page is for whoever comes
-    /// first. For each of its faults a guest that is alone has a batch go, as above its limit; one that has a 64th of memory has
-    /// one page go, and keeps what it has, whatever the others do.
+    /// Of a batch, the part that the guest has of memory, and one page at least: what a fault of a
+    /// guest that keeps to its limit gives up where others have taken all there is. What it gives
+    /// up beyond the one page is for whoever comes first. For each of its faults a guest that is
+    /// alone has a batch go, as above its limit; one that has a 64th of memory has one page go, and
+    /// keeps what it has, whatever the others do.
     fn share(&self) -> u32 {
         let (paged, pool) = (self.paged, self.paged.pool);
         let part = u64::from(paged.config.batch) * u64::from(paged.resident());
@@ -352,10 +353,10 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
         }
     }
 
-    /// Takes the pages of `host` from the guest for good: they read as zero from now on (a balloon, or a file
-    /// that was cut off), which the dirty log has. What the range has no whole page of is left, and what is not
-    /// memory of the guest. Swap has forgotten the pages when this returns; should it not be able to,
-    /// [`Pool::trouble`](crate::Pool::trouble) says why.
+    /// Takes the pages of `host` from the guest for good: they read as zero from now on (a balloon,
+    /// or a file that was cut off), which the dirty log has. What the range has no whole page of is
+    /// left, and what is not memory of the guest. Swap has forgotten the pages when this returns;
+    /// should it not be able to, [`Pool::trouble`](crate::Pool::trouble) says why.
     pub fn discard(&mut self, host: HvaRange) {
         let (paged, pool) = (self.paged, self.paged.pool);
         let size = pool.layout.page.bytes();
@@ -402,16 +403,18 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
             }
         }
         pool.wipe(&mut slots);
-        // These pages may have been written to swap more than once; somebody else may be wiping that by now.
-        while any {
+        if !any {
+            return;
+        }
+        // These pages may have been written to swap more than once; somebody else may be wiping
+        // that by now.
+        let wiper = loop {
             match pool.wiper() {
-                Some(wiper) => {
-                    wiper.wipe();
-                    break;
-                }
+                Some(wiper) => break wiper,
                 None => self.wait(),
             }
-        }
+        };
+        wiper.wipe();
     }
 }
 

@@ -54,6 +54,13 @@ pub enum PoolError {
         /// What they are to be a multiple of.
         size: PageSize,
     },
+    /// The frames do not end within 64-bit addresses.
+    Beyond {
+        /// The first.
+        base: Hpa,
+        /// Bytes of all of them.
+        bytes: u64,
+    },
     /// More than 2^28 - 1 pages of memory, of swap, or of a guest.
     TooMany {
         /// Pages asked for.
@@ -76,6 +83,9 @@ impl fmt::Display for PoolError {
         match self {
             Self::Unaligned { size } => {
                 write!(f, "memory that is paged begins and ends at multiples of {size}")
+            }
+            Self::Beyond { base, bytes } => {
+                write!(f, "{bytes} bytes from {base} on end beyond the last address")
             }
             Self::TooMany { pages } => {
                 write!(f, "{pages} pages; at most {} can be numbered", NUMBERS - 1)
@@ -125,6 +135,9 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         if !bytes.is_multiple_of(page.bytes()) {
             return Err(PoolError::Unaligned { size: page });
         }
+        if base.0.checked_add(bytes).is_none() {
+            return Err(PoolError::Beyond { base, bytes });
+        }
         if swap.page() != page.bytes() {
             return Err(PoolError::Swap { page: swap.page() });
         }
@@ -153,8 +166,9 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         self.slots.used()
     }
 
-    /// Why nothing is sent to swap, if something went wrong there: until [`Pool::resume`]. That a disk was full
-    /// ([`SwapError::Full`] of [`Swap::write`]) counts until slots are given back only.
+    /// Why nothing is sent to swap, if something went wrong there: until [`Pool::resume`]. That a
+    /// disk was full ([`SwapError::Full`] of [`Swap::write`]) counts until slots are given back
+    /// only.
     pub fn trouble(&self) -> Option<SwapError> {
         *self.trouble.lock()
     }
@@ -170,11 +184,11 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         self.full.store(what == Some(SwapError::Full), Ordering::Relaxed);
     }
 
-    /// Swap failed; `gives` were the slots given back when it was asked ([`Slots::gives`]). Had it no room, and slots
-    /// were given back meanwhile, it has some again.
+    /// Swap failed; `gives` were the slots given back when it was asked ([`Slots::gives`]). Had it
+    /// no room, and slots were given back meanwhile, it has some again.
     ///
-    /// Of this and [`Pool::room_was_made`] at least one sees what the other did: both go through the lock of the
-    /// slots, after and before they look at `full`.
+    /// Of this and [`Pool::room_was_made`] at least one sees what the other did: both go through
+    /// the lock of the slots, after and before they look at `full`.
     pub(crate) fn stop(&self, error: SwapError, gives: u64) {
         self.say(Some(error));
         if self.slots.gives() != gives {
@@ -233,8 +247,8 @@ pub(crate) struct Wiper<'p, M, S> {
 }
 
 impl<M: Ram, S: Swap> Wiper<'_, M, S> {
-    /// All of them. What was stale when this began is forgotten when it ends, or handed out, or could not be
-    /// forgotten ([`Pool::trouble`]).
+    /// All of them. What was stale when this began is forgotten when it ends, or handed out, or
+    /// could not be forgotten ([`Pool::trouble`]).
     pub fn wipe(self) {
         let mut from = 0;
         while let Some(run) = self.pool.slots.withhold_stale(from) {

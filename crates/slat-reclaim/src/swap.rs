@@ -26,8 +26,9 @@ pub trait Swap: Sync {
     /// The slot still has it.
     fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError>;
 
-    /// Forgets what these slots hold: nobody is to read it any more, and its room may be given back. They are not
-    /// read or written meanwhile, and not read before they are written again. Without, nothing happens.
+    /// Forgets what these slots hold: nobody is to read it any more, and its room may be given
+    /// back. They are not read or written meanwhile, and not read before they are written again.
+    /// Without, nothing happens.
     ///
     /// # Errors
     /// Some of them may hold what they held. They are free all the same.

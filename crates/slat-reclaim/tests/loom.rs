@@ -263,8 +263,8 @@ fn a_page_that_came_is_noted_after_it_came() {
     });
 }
 
-/// A page that came from far away waits for being noted, and a device uses it: it is noted as used, whenever others
-/// take note.
+/// A page that came from far away waits for being noted, and a device uses it: it is noted as used,
+/// whenever others take note.
 #[test]
 fn the_use_by_a_device_is_noted_beside_who_takes_note() {
     bounded("came || use || note", 3, || {

@@ -5,9 +5,9 @@
 //! a number a page, and moves nothing. The oldest generation is given up first. What is about to be given
 //! up is asked about once more, if wanted with its neighbours, and goes to the youngest if it was used.
 //!
-//! *Invariant*: a page is in one queue at most. A page that comes while it is in a queue still, since it left and came
-//! back before its turn, gets the number of its new generation and stays where it is. A page that is not in memory
-//! leaves its queue when its turn comes.
+//! *Invariant*: a page is in one queue at most. A page that comes while it is in a queue still,
+//! since it left and came back before its turn, gets the number of its new generation and stays
+//! where it is. A page that is not in memory leaves its queue when its turn comes.
 
 use super::queue::{Links, Queue};
 use super::{Accessed, Look, Looks, Stretches, Victims};
@@ -470,7 +470,8 @@ mod tests {
         assert_eq!(order.now().woken[0], 90);
     }
 
-    /// Whatever pages do: each is in one queue at most, and in one if it is here and was not given up.
+    /// Whatever pages do: each is in one queue at most, and in one if it is here and was not given
+    /// up.
     #[test]
     fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
         const PAGES: u32 = 150;

@@ -4,8 +4,8 @@
 //! end of the inactive list becomes active; the end of the active list becomes inactive whenever that is
 //! the shorter one.
 //!
-//! *Invariant*: a page is in one list at most. One that comes while it is in a list still is said to be of the
-//! other, and goes there when its turn comes.
+//! *Invariant*: a page is in one list at most. One that comes while it is in a list still is said
+//! to be of the other, and goes there when its turn comes.
 
 use super::queue::{Links, Queue};
 use super::{Accessed, Stretches, Victims};

@@ -1,8 +1,9 @@
 //! Queues of pages: each page is in one at most.
 //!
-//! A queue is linked through one array that all queues of an order share, with an entry a page. So a page that is in
-//! a queue cannot be put into another, all queues together are never longer than the guest has pages, and nothing is
-//! allocated after the start, whatever a guest does with its pages.
+//! A queue is linked through one array that all queues of an order share, with an entry a page. So
+//! a page that is in a queue cannot be put into another, all queues together are never longer than
+//! the guest has pages, and nothing is allocated after the start, whatever a guest does with its
+//! pages.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -43,7 +44,8 @@ impl Links {
         Self(vec![ABSENT; pages as usize].into_boxed_slice())
     }
 
-    /// Puts `page` at the end of `queue`; `false` if it is in some queue already, and stays where it is.
+    /// Puts `page` at the end of `queue`; `false` if it is in some queue already, and stays where
+    /// it is.
     pub fn push(&mut self, queue: &mut Queue, page: u32) -> bool {
         let link = &mut self.0[page as usize];
         if *link != ABSENT {

@@ -14,7 +14,8 @@ use core::sync::atomic::Ordering;
 use slat::Format;
 use slat_guest::Host;
 
-/// So many slots are freed before swap is asked to forget them, unless they are written again first.
+/// So many slots are freed before swap is asked to forget them, unless they are written again
+/// first.
 const STALE: u32 = 64;
 
 /// What was given up.
@@ -33,7 +34,8 @@ pub enum ReclaimError {
     /// Swap does not take pages: until [`Pool::resume`](crate::Pool::resume), or, if it is
     /// [full](SwapError::Full), until somebody gives slots back.
     Swap(SwapError),
-    /// The guest has all the slots of swap that it may have, and all of them hold pages that are not in memory.
+    /// The guest has all the slots of swap that it may have, and all of them hold pages that are
+    /// not in memory.
     Quota {
         /// How many it may have.
         slots: u32,
@@ -132,7 +134,8 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         true
     }
 
-    /// Why a page without a copy cannot leave at the moment, unless the slot of another's copy is taken for it.
+    /// Why a page without a copy cannot leave at the moment, unless the slot of another's copy is
+    /// taken for it.
     fn no_slot(&self) -> Option<ReclaimError> {
         let (paged, pool) = (self.paged, self.paged.pool);
         let slots = paged.quota();
@@ -201,8 +204,8 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         }
     }
 
-    /// Claims those of `pages` that can leave, with a slot for each. So that a page is not taken from the guest in
-    /// vain, what has no slot is let go of at once.
+    /// Claims those of `pages` that can leave, with a slot for each. So that a page is not taken
+    /// from the guest in vain, what has no slot is let go of at once.
     fn claim(&mut self, pages: &[u32], stays: &mut Stays) -> Vec<Claimed> {
         let paged = self.paged;
         let mut claimed = Vec::with_capacity(pages.len());
@@ -306,7 +309,8 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         }
     }
 
-    /// The slot of a copy whose page is in memory, and will be written should it leave. It is on the account already.
+    /// The slot of a copy whose page is in memory, and will be written should it leave. It is on
+    /// the account already.
     fn spare_slot(&self) -> Option<u32> {
         let paged = self.paged;
         if !paged.may_have_copies() {

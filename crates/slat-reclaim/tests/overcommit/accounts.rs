@@ -1,5 +1,5 @@
-//! Everything that one thread can do, in any order: after each step all frames, slots and pages add up, and say
-//! what they are said to.
+//! Everything that one thread can do, in any order: after each step all frames, slots and pages add
+//! up, and say what they are said to.
 
 use crate::bed::*;
 use slat::{Access, Format};

@@ -328,6 +328,8 @@ fn a_pool_that_cannot_be_is_refused() {
     let unaligned = |size| PoolError::Unaligned { size };
     assert_eq!(refused(Layout { base: Hpa(4096), ..layout }), unaligned(PageSize::SIZE_2M));
     assert_eq!(refused(Layout { bytes: 4095, ..layout }), unaligned(PageSize::SIZE_4K));
+    let (base, bytes) = (Hpa(0u64.wrapping_sub(2 << 20)), 2 << 20);
+    assert_eq!(refused(Layout { base, bytes, ..layout }), PoolError::Beyond { base, bytes });
     let pages = 1 << 28;
     assert_eq!(refused(Layout { bytes: 1 << 40, ..layout }), PoolError::TooMany { pages });
     let block = PageSize::SIZE_4K;

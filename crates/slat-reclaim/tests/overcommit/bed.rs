@@ -231,8 +231,8 @@ impl<F: Format, A: Arch> Bench<'_, F, A> {
     }
 }
 
-/// Nobody moves a page of these guests, who share a pool: every frame and every slot is one page's, or free, and
-/// each account says so.
+/// Nobody moves a page of these guests, who share a pool: every frame and every slot is one page's,
+/// or free, and each account says so.
 pub fn check_accounts<M: Ram, S: Swap>(pool: &Pool<M, S>, guests: &[&Paged<'_, M, S>]) {
     let (mut here, mut slots) = (0, 0);
     for guest in guests {

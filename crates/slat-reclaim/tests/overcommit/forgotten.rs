@@ -78,8 +78,8 @@ fn what_a_guest_had_is_not_in_the_swap_file_once_it_has_gone() {
     nothing_is_left(2, false);
 }
 
-/// A guest that writes its pages as they come back leaves slots behind: those that are not used again are given
-/// back some dozen at a time.
+/// A guest that writes its pages as they come back leaves slots behind: those that are not used
+/// again are given back some dozen at a time.
 #[test]
 fn what_guests_leave_behind_in_swap_is_bounded() {
     let swap = Flaky::new(2048, PageSize::SIZE_4K);

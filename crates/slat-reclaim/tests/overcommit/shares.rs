@@ -14,8 +14,8 @@ const K4: u64 = 4096;
 pub type Memory<'h, S> = Paged<'h, Mem<'h, Ept>, &'h S>;
 pub type Thread<'w, 'h, S> = Worker<'w, 'h, Ept1G, FastMachine<Ept>, &'h Memory<'h, S>>;
 
-/// Guests of so many pages each on one pool, and a thread for each; at the end, all accounts add up, and guests that
-/// have gone have left nothing.
+/// Guests of so many pages each on one pool, and a thread for each; at the end, all accounts add
+/// up, and guests that have gone have left nothing.
 pub fn guests<S: Swap>(
     swap: &S,
     frames: u64,
@@ -228,7 +228,8 @@ fn a_small_guest_within_its_limit_gives_up_one_page_for_each_that_comes() {
     });
 }
 
-/// A slot that is being wiped is free, and not to be had yet: who wants it waits, and is not told that swap is full.
+/// A slot that is being wiped is free, and not to be had yet: who wants it waits, and is not told
+/// that swap is full.
 #[test]
 fn nobody_is_told_that_swap_is_full_while_slots_are_wiped() {
     struct Slow(Flaky, AtomicBool);
@@ -275,7 +276,8 @@ fn nobody_is_told_that_swap_is_full_while_slots_are_wiped() {
     });
 }
 
-/// While the disk says that it is full, somebody gives slots back: it is asked again, and nobody has to say so.
+/// While the disk says that it is full, somebody gives slots back: it is asked again, and nobody
+/// has to say so.
 #[test]
 fn slots_that_come_back_while_a_disk_says_that_it_is_full_are_not_forgotten() {
     struct Full<'f>(Flaky, std::sync::Mutex<Box<dyn FnMut() + Send + 'f>>);

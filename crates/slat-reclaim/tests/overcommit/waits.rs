@@ -159,6 +159,7 @@ fn a_page_may_leave_as_soon_as_it_is_old_enough() {
 /// Who brings in a block loses the race for one of its pages: it lets go of all that it has.
 #[test]
 fn a_race_for_a_page_of_a_block_leaves_nothing_behind() {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     let mut setup = Setup::new(512, 1024);
     setup.reclaim.huge = true;
     setup.run(ept(), Ept::default(), |bench| {
@@ -168,21 +169,24 @@ fn a_race_for_a_page_of_a_block_leaves_nothing_behind() {
         let other = &Mutex::new(other);
         let mut rounds = 0;
         // Some of the blocks came whole, and some were lost to who copied a page of them.
-        while rounds < 300 || bench.paged.stats().huge == rounds || bench.paged.stats().huge == 0 {
+        while rounds < 1000 || bench.paged.stats().huge == rounds || bench.paged.stats().huge == 0 {
             rounds += 1;
             let page = 511 - rounds % 64;
-            let over = std::sync::atomic::AtomicBool::new(false);
+            let (begun, over) = (&AtomicBool::new(false), &AtomicBool::new(false));
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let (mut other, mut content) = (other.lock().unwrap(), bench.room_for_a_page());
-                    while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    while !over.load(Relaxed) {
                         let mut pager = Pager::new(&mut *other);
                         pager.copy(bench.host(page), &mut content).unwrap();
+                        begun.store(true, Relaxed);
                     }
                 });
-                std::thread::yield_now();
+                while !begun.load(Relaxed) {
+                    std::hint::spin_loop();
+                }
                 Pager::new(&mut worker).bring_in(bench.host(0), Access::Write).unwrap();
-                over.store(true, std::sync::atomic::Ordering::Relaxed);
+                over.store(true, Relaxed);
             });
             bench.check_accounts();
             Pager::new(&mut worker).discard(bench.hosts(0, 512));
