@@ -166,16 +166,15 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
             Counters::add(&counters.rescued, used.len() as u64);
             used.iter().for_each(|page| self.keep(page, &mut stays));
             let gives = paged.pool.slots.gives();
+            let mut sent = 0;
             for page in &idle {
                 match self.send_away(page) {
                     Ok(()) => {
                         let since = paged.given_up.fetch_add(1, Ordering::Relaxed) as u32;
-                        Counters::add(&counters.given_up, 1);
-                        paged.away.fetch_add(1, Ordering::Relaxed);
                         let away = Place::Away { slot: page.slot, since };
                         paged.words[page.page as usize].release(away);
                         self.give(page.frame);
-                        given_up += 1;
+                        sent += 1;
                     }
                     Err(error) => {
                         paged.pool.stop(error, gives);
@@ -184,6 +183,11 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
                     }
                 }
             }
+            // Those that came back already were taken from it before they are added; nobody but
+            // who has the turn asks.
+            paged.away.fetch_add(sent, Ordering::Relaxed);
+            Counters::add(&counters.given_up, sent.into());
+            given_up += sent;
             paged.order.put_back(&stays.pages);
             stays.pages.clear();
         }

@@ -102,6 +102,12 @@ fn history<F: Format, A: Arch>(format: F, arch: A, setup: Setup, seed: u64, step
         (0..pages).for_each(|page| runner.check(page));
         let stats = bench.paged.stats();
         assert!(stats.refaults > 50 && stats.clean > 0 && stats.given_up > 50, "{stats:?}");
+        // No page is lost to the order: all leave that swap has room for.
+        let mut refused = 0;
+        while refused < 10 {
+            refused += u32::from(Pager::new(&mut worker).reclaim(64).is_err());
+        }
+        assert_eq!(u64::from(bench.paged.resident()), pages.saturating_sub(setup.swap.into()));
         Pager::new(&mut worker).discard(bench.hosts(0, pages));
         bench.check_accounts();
         let left = (bench.paged.resident(), bench.pool.swapped(), bench.swap.holds());

