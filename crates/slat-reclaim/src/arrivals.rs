@@ -1,9 +1,13 @@
-//! Pages that came in, until who orders them takes note: a stack of page numbers, each in it once at most.
+//! Pages that came in, or that a device used, until who orders them takes note: a stack of page
+//! numbers, each in it once at most.
 //!
 //! # Protocol
-//! Faults push, and take no lock; who holds the order takes all. A page's link is `ABSENT` while the page is not
-//! on the stack. Who pushes claims the link first; who finds it claimed does nothing. Who takes makes each link
-//! absent, then notes the page.
+//! Faults push, and take no lock; who holds the order takes all. A page's link is `ABSENT` while
+//! the page is not on the stack. Who pushes claims the link first; who finds it claimed lowers the
+//! distance in it, if his is less. Who takes makes each link absent, then notes the page, with the
+//! distance that the link had then. While a link is not absent, its upper half changes by exchanges
+//! alone, and its lower half is of the thread that put it there, until the stack has the page, and
+//! of the taker from then on: each keeps the half that is not its own.
 //!
 //! *Invariant*: a page is noted after it came. It claims its word, then looks at its link; who takes changes the
 //! link, then looks at words: crosswise, so sequentially consistent. Either the link was absent, and the page is
@@ -35,27 +39,47 @@ impl Arrivals {
         Self { head: AtomicU64::new(END.into()), links }
     }
 
-    /// `page` came in, of which `distance` pages were given up while it was away, if it ever was. A page that
-    /// came twice since anybody took note has the distance of the first time.
+    /// `page` came in, of which `distance` pages were given up while it was away, if it ever was;
+    /// or a device used it: it was away for none. Of a page that came twice since anybody took note
+    /// the least counts.
     pub fn push(&self, page: u32, distance: Option<u32>) {
         let distance = distance.map_or(FIRST, |distance| distance.min(FIRST - 1));
         let place = &self.links[page as usize];
         agreed();
-        let claim = link(END, distance);
-        if place.compare_exchange(ABSENT, claim, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            return;
-        }
         let mut head = self.head.load(Ordering::Relaxed);
+        let mut now = ABSENT;
         loop {
-            place.store(link(head as u32, distance), Ordering::Relaxed);
-            match self.head.compare_exchange(
-                head,
-                page.into(),
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
+            let new = match now {
+                ABSENT => link(head as u32, distance),
+                _ => link(now as u32, distance),
+            };
+            match place.compare_exchange(now, new, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(ABSENT) => break,
                 Ok(_) => return,
-                Err(now) => head = now,
+                Err(ABSENT) => now = ABSENT,
+                Err(other) => match (other >> 32) as u32 {
+                    // A first touch counts as the least.
+                    least if least == FIRST || least <= distance => return,
+                    _ => now = other,
+                },
+            }
+        }
+        while let Err(now) =
+            self.head.compare_exchange(head, page.into(), Ordering::Release, Ordering::Relaxed)
+        {
+            head = now;
+            self.point(place, head as u32);
+        }
+    }
+
+    /// Has a link of the caller's point to `next`; returns where it pointed to before.
+    fn point(&self, place: &AtomicU64, next: u32) -> u32 {
+        let mut now = place.load(Ordering::Relaxed);
+        loop {
+            let new = link(next, (now >> 32) as u32);
+            match place.compare_exchange(now, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return now as u32,
+                Err(other) => now = other,
             }
         }
     }
@@ -64,12 +88,9 @@ impl Arrivals {
     pub fn take(&self, mut note: impl FnMut(u32, Option<u32>)) {
         let mut down = self.head.swap(END.into(), Ordering::Acquire) as u32;
         let mut first = END;
-        // Links that are not absent are the taker's to turn round.
         while down != END {
-            let place = &self.links[down as usize];
-            let now = place.load(Ordering::Relaxed);
-            place.store(link(first, (now >> 32) as u32), Ordering::Relaxed);
-            (first, down) = (down, now as u32);
+            let next = self.point(&self.links[down as usize], first);
+            (first, down) = (down, next);
         }
         while first != END {
             let page = first;
@@ -106,6 +127,17 @@ mod tests {
         assert_eq!(taken(&arrivals), []);
         arrivals.push(7, Some(1));
         assert_eq!(taken(&arrivals), [(7, Some(1))]);
+    }
+
+    #[test]
+    fn of_a_page_that_came_twice_the_least_distance_counts() {
+        let arrivals = Arrivals::new(3);
+        for distance in [9, 12, 0, 4] {
+            arrivals.push(1, Some(distance));
+            arrivals.push(2, Some(5));
+        }
+        arrivals.push(1, None);
+        assert_eq!(taken(&arrivals), [(1, Some(0)), (2, Some(5))]);
     }
 
     #[test]

@@ -2,13 +2,17 @@
 
 use crate::swap::{Swap, SwapError};
 use slat::PageSize;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Swap in a file of a directory, without a name from the beginning where the file system can
-/// (`O_TMPFILE`), else unlinked at once. It grows as it is written.
+/// (`O_TMPFILE`), else unlinked at once. It grows as it is written, and is its owner's alone (mode
+/// 0600). What it is to forget it gives back to the file system, as a hole; where there are no
+/// holes, it writes zeroes there.
 ///
 /// Through the page cache a write ends before the disk has it: memory is taken from the guest, but the host has it
 /// only later, and an error of the disk's comes when nobody waits for it any more. [`SwapFile::direct`] goes past
@@ -18,6 +22,8 @@ pub struct SwapFile {
     file: File,
     slots: u32,
     page: PageSize,
+    /// The file system has no holes.
+    no_holes: AtomicBool,
 }
 
 impl SwapFile {
@@ -27,7 +33,9 @@ impl SwapFile {
     /// # Errors
     /// The system's: no such directory, no right to write there.
     pub fn new(directory: &Path, slots: u32, page: PageSize) -> io::Result<Self> {
-        Ok(Self { file: tempfile::tempfile_in(directory)?, slots, page })
+        let file = tempfile::tempfile_in(directory)?;
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        Ok(Self { file, slots, page, no_holes: AtomicBool::new(false) })
     }
 
     /// The same past the page cache (`O_DIRECT`): once a page is away, its memory is the host's, and its write has
@@ -45,6 +53,36 @@ impl SwapFile {
 
     const fn at(&self, slot: u32) -> u64 {
         (slot as u64) << self.page.shift()
+    }
+
+    /// Makes a hole; `false` if the file system has none.
+    #[cfg(target_os = "linux")]
+    fn punch(&self, slots: &Range<u32>) -> io::Result<bool> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        use rustix::io::{Errno, retry_on_intr};
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (start, end) = (self.at(slots.start), self.at(slots.end));
+        match retry_on_intr(|| fallocate(&self.file, hole, start, end - start)) {
+            Ok(()) => Ok(true),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn punch(&self, _: &Range<u32>) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    /// Writes zeroes over what was written of these slots.
+    fn overwrite(&self, slots: Range<u32>) -> io::Result<()> {
+        let end = self.file.metadata()?.len();
+        let mut buffer = crate::buffer::Buffer::default();
+        let zeroes = buffer.page(self.page.bytes());
+        zeroes.fill(0);
+        slots
+            .take_while(|&slot| self.at(slot) < end)
+            .try_for_each(|slot| self.file.write_all_at(zeroes, self.at(slot)))
     }
 }
 
@@ -80,6 +118,19 @@ impl Swap for SwapFile {
             }
         }
         Ok(())
+    }
+
+    fn forget(&self, slots: Range<u32>) -> Result<(), SwapError> {
+        let forget = || {
+            if !self.no_holes.load(Ordering::Relaxed) {
+                if self.punch(&slots)? {
+                    return Ok(());
+                }
+                self.no_holes.store(true, Ordering::Relaxed);
+            }
+            self.overwrite(slots.clone())
+        };
+        forget().map_err(|why| error(&why))
     }
 }
 
@@ -129,12 +180,47 @@ mod tests {
     #[test]
     fn a_full_disk_is_called_so() {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let swap = SwapFile { file: full, slots: 1, page: PageSize::SIZE_4K };
+        let no_holes = AtomicBool::new(false);
+        let swap = SwapFile { file: full, slots: 1, page: PageSize::SIZE_4K, no_holes };
         assert_eq!(swap.write(0, &[0; 4096]), Err(SwapError::Full));
     }
 
     #[test]
     fn a_directory_that_is_not_there_is_an_error() {
         assert!(SwapFile::new(Path::new("/nonexistent"), 1, PageSize::SIZE_4K).is_err());
+    }
+
+    /// With holes and without, past the page cache and through it: what is forgotten is not in the
+    /// file, the rest is.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_is_forgotten_is_gone_and_its_neighbours_are_kept() {
+        use std::os::unix::fs::MetadataExt;
+        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let direct = SwapFile::direct(directory.path(), 64, PageSize::SIZE_4K);
+        let swaps = [SwapFile::new(directory.path(), 64, PageSize::SIZE_4K).ok(), direct.ok()];
+        for (swap, no_holes) in
+            swaps.iter().flatten().flat_map(|swap| [(swap, false), (swap, true)])
+        {
+            let mut buffer = crate::buffer::Buffer::default();
+            let page = buffer.page(4096);
+            page.fill(7);
+            (0..40).for_each(|slot| swap.write(slot, page).unwrap());
+            let before = swap.file.metadata().unwrap();
+            swap.no_holes.fetch_or(no_holes, Ordering::Relaxed);
+            // Beyond the end, too.
+            swap.forget(8..24).unwrap();
+            swap.forget(32..64).unwrap();
+            for slot in 0..40 {
+                swap.read(slot, page).unwrap();
+                let kept = !(8..24).contains(&slot) && slot < 32;
+                assert!(page.iter().all(|byte| *byte == if kept { 7 } else { 0 }), "{slot}");
+            }
+            let after = swap.file.metadata().unwrap();
+            assert_eq!(after.len(), 40 * 4096, "its size");
+            assert_eq!(after.mode() & 0o777, 0o600);
+            let holes = !swap.no_holes.load(Ordering::Relaxed);
+            assert!(!holes || after.blocks() < before.blocks(), "room that was given back");
+        }
     }
 }

@@ -4,7 +4,6 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::ops::Range;
 use spin::Mutex;
 
 /// Frames, in blocks of a power of two: single frames come from blocks that are broken already, so that
@@ -126,101 +125,6 @@ impl Frames {
     }
 }
 
-/// Places in swap.
-#[derive(Debug)]
-pub(crate) struct Slots {
-    total: u32,
-    used: Mutex<Used>,
-}
-
-#[derive(Debug)]
-struct Used {
-    bits: Box<[u64]>,
-    /// Of each word of the others, whether all of it is used.
-    full: Box<[u64]>,
-    count: u32,
-    /// Where to look first: neighbours are written together.
-    next: u32,
-}
-
-impl Used {
-    /// The first in `range` that is free.
-    fn first(&self, range: Range<u32>) -> Option<u32> {
-        let mut slot = range.start;
-        while slot < range.end {
-            let word = slot / 64;
-            let full = !self.full[word as usize / 64] & !0 << (word % 64);
-            let free = !self.bits[word as usize] & !0 << (slot % 64);
-            slot = match (free, full) {
-                (1.., _) => {
-                    let found = word * 64 + free.trailing_zeros();
-                    return (found < range.end).then_some(found);
-                }
-                // The next word that is not full, or the next that tells of 64 of them.
-                (_, full) => match full & !(1 << (word % 64)) {
-                    0 => (word / 64 + 1) * 64 * 64,
-                    later => (word / 64 * 64 + later.trailing_zeros()) * 64,
-                },
-            };
-        }
-        None
-    }
-
-    fn set(&mut self, slot: u32) {
-        let word = slot as usize / 64;
-        self.bits[word] |= 1 << (slot % 64);
-        self.full[word / 64] |= u64::from(self.bits[word] == !0) << (word % 64);
-    }
-
-    fn clear(&mut self, slot: u32) {
-        let word = slot as usize / 64;
-        self.bits[word] &= !(1 << (slot % 64));
-        self.full[word / 64] &= !(1 << (word % 64));
-    }
-
-    fn is_set(&self, slot: u32) -> bool {
-        self.bits[slot as usize / 64] >> (slot % 64) & 1 != 0
-    }
-}
-
-impl Slots {
-    pub fn new(total: u32) -> Self {
-        let words = |len: usize| vec![0; len.div_ceil(64)].into_boxed_slice();
-        let bits = words(total as usize);
-        let full = words(bits.len());
-        Self { total, used: Mutex::new(Used { bits, full, count: 0, next: 0 }) }
-    }
-
-    pub fn used(&self) -> u32 {
-        self.used.lock().count
-    }
-
-    /// So few are free that pages that came back should not keep theirs.
-    pub fn scarce(&self) -> bool {
-        self.total - self.used() < self.total / 16
-    }
-
-    pub fn take(&self) -> Option<u32> {
-        let mut used = self.used.lock();
-        if used.count == self.total {
-            return None;
-        }
-        let next = used.next;
-        let slot = used.first(next..self.total).or_else(|| used.first(0..next))?;
-        used.set(slot);
-        used.count += 1;
-        used.next = slot + 1;
-        Some(slot)
-    }
-
-    pub fn give(&self, slot: u32) {
-        let mut used = self.used.lock();
-        assert!(used.is_set(slot), "swap slot {slot} was given back twice");
-        used.clear(slot);
-        used.count -= 1;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,35 +170,6 @@ mod tests {
         let frames = Frames::new(4 << 9, 9);
         (0..512).for_each(|_| assert!(frames.take().is_some()));
         assert_eq!(std::iter::from_fn(|| frames.take_block()).count(), 3);
-    }
-
-    #[test]
-    fn swap_slots_are_handed_out_once_until_there_is_none() {
-        for total in [1, 63, 64, 65, 200] {
-            let slots = Slots::new(total);
-            let taken: HashSet<u32> = std::iter::from_fn(|| slots.take()).collect();
-            assert_eq!((taken.len(), slots.used()), (total as usize, total));
-            assert!(taken.iter().all(|slot| *slot < total));
-            slots.give(total / 2);
-            assert_eq!(slots.take(), Some(total / 2));
-        }
-        assert_eq!(Slots::new(0).take(), None);
-    }
-
-    #[test]
-    fn the_last_free_slot_is_found_wherever_it_is() {
-        let total = 3 * 64 * 64 + 100;
-        let slots = Slots::new(total);
-        while slots.take().is_some() {}
-        let mut rng = fastrand::Rng::with_seed(1);
-        for free in
-            [0, 63, 64, 4095, 4096, total - 1].into_iter().chain((0..200).map(|_| rng.u32(..total)))
-        {
-            slots.give(free);
-            assert!(slots.scarce());
-            assert_eq!(slots.take(), Some(free));
-            assert_eq!(slots.take(), None);
-        }
     }
 
     #[test]

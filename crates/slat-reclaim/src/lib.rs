@@ -28,13 +28,14 @@ mod page;
 mod paged;
 mod pager;
 mod pool;
+mod slots;
 mod stats;
 mod swap;
 
 #[cfg(feature = "std")]
 pub use file::SwapFile;
 pub use limits::{Load, choose};
-pub use paged::{Config, Paged, Policy};
+pub use paged::{Config, Paged, Places, Policy};
 pub use pager::{Gate, Generation, Idle, PageError, Pager, ReclaimError, Reclaimed};
 pub use pool::{Layout, Pool, PoolError, Ram};
 pub use stats::{Part, Stats};

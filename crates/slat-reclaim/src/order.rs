@@ -2,15 +2,22 @@
 //!
 //! Both work on numbers of pages, and ask for accessed bits through [`Accessed`]; neither knows of
 //! tables, frames or swap.
+//!
+//! Who has the turn ([`Paged::turn`](crate::paged::Paged)) alone changes an order. The lock on it
+//! is for those that look at it meanwhile, and is held for short stretches: never while the guest
+//! is asked, or a disk.
 
 mod generations;
 mod lists;
+mod queue;
 
 pub(crate) use generations::Generations;
 pub(crate) use lists::Lists;
 
+use crate::arrivals::Arrivals;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use spin::{Mutex, MutexGuard};
 
 /// Why accessed bits are looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,8 +36,8 @@ pub(crate) trait Accessed {
     fn pages(&self) -> u32;
     /// Whether the page is in memory, or on its way: what is not is out of its list until it arrives.
     fn is_here(&self, page: u32) -> bool;
-    /// Whether the page came back so recently that it is not to be given up.
-    fn is_new(&self, page: u32) -> bool;
+    /// Until when the page is not to be given up, as it came back so recently; `None` if it may be.
+    fn new_until(&self, page: u32) -> Option<u64>;
     /// Tests and clears the accessed bits of `count` pages from `first` on: bit 0 of `young` is the
     /// first. `young` is all zero, and long enough.
     fn young(&mut self, look: Look, first: u32, count: u32, young: &mut [u64]);
@@ -54,6 +61,15 @@ pub(crate) struct Victims {
     pub walks: u64,
     /// Pages that were next, but had come back too recently.
     pub held: u64,
+    /// When the first of those may be given up.
+    pub until: Option<u64>,
+}
+
+impl Victims {
+    fn hold(&mut self, until: u64) {
+        self.held += 1;
+        self.until = Some(self.until.map_or(until, |first| first.min(until)));
+    }
 }
 
 /// How accessed bits are looked at.
@@ -65,37 +81,92 @@ pub(crate) struct Looks {
     pub around: bool,
 }
 
+/// Steps after which who holds the lock lets others have it.
+const STRETCH: u32 = 1024;
+
+/// The lock on an order, held for one stretch after the other.
+pub(crate) struct Stretches<'o, T> {
+    order: &'o Mutex<T>,
+    held: Option<MutexGuard<'o, T>>,
+    left: u32,
+}
+
+impl<'o, T> Stretches<'o, T> {
+    pub const fn new(order: &'o Mutex<T>) -> Self {
+        Self { order, held: None, left: STRETCH }
+    }
+
+    /// The order, for the next step.
+    pub fn get(&mut self) -> &mut T {
+        match self.left.checked_sub(1) {
+            Some(left) => self.left = left,
+            None => self.pause(),
+        }
+        let order = self.order;
+        self.held.get_or_insert_with(|| order.lock())
+    }
+
+    /// Lets go of the lock until the next step.
+    pub fn pause(&mut self) {
+        self.held = None;
+        self.left = STRETCH;
+    }
+}
+
 /// Either order.
 #[derive(Debug)]
 pub(crate) enum Order {
-    Generations(Box<Generations>),
-    Lists(Lists),
+    Generations(Box<Mutex<Generations>>),
+    Lists(Mutex<Lists>),
 }
 
 impl Order {
-    /// `page` is in memory. `distance` is how many pages were given up since it was; `None` for a first
-    /// touch. `here` is how many pages are in memory.
-    pub fn arrive(&mut self, page: u32, distance: Option<u32>, here: u32) {
+    pub fn generations(order: Generations) -> Self {
+        Self::Generations(Box::new(Mutex::new(order)))
+    }
+
+    pub const fn lists(order: Lists) -> Self {
+        Self::Lists(Mutex::new(order))
+    }
+
+    /// Takes note of all that came: of each page, how many were given up since it was in memory;
+    /// `None` for a first touch. `here` is how many pages are in memory.
+    pub fn note(&self, arrivals: &Arrivals, here: u32) {
         match self {
-            Self::Generations(order) => order.arrive(page, distance, here),
-            Self::Lists(order) => order.arrive(page, distance, here),
+            Self::Generations(order) => {
+                let mut order = Stretches::new(order);
+                arrivals.take(|page, distance| order.get().arrive(page, distance, here));
+            }
+            Self::Lists(order) => {
+                let mut order = Stretches::new(order);
+                arrivals.take(|page, distance| order.get().arrive(page, distance, here));
+            }
         }
     }
 
     /// Pages to be given up, `want` at most. They are in no list any more: what is not given up after all
     /// is to be put back by [`Order::put_back`].
-    pub fn victims(&mut self, want: usize, guest: &mut impl Accessed) -> Victims {
+    pub fn victims(&self, want: usize, guest: &mut impl Accessed) -> Victims {
         match self {
-            Self::Generations(order) => order.victims(want, guest),
-            Self::Lists(order) => order.victims(want, guest),
+            Self::Generations(order) => {
+                Generations::victims(&mut Stretches::new(order), want, guest)
+            }
+            Self::Lists(order) => Lists::victims(&mut Stretches::new(order), want, guest),
         }
     }
 
-    /// `page` was not given up: it was used meanwhile, or could not be written.
-    pub fn put_back(&mut self, page: u32, used: bool) {
+    /// These pages were not given up: they were used meanwhile, which is said of each, or could not
+    /// be written.
+    pub fn put_back(&self, pages: &[(u32, bool)]) {
         match self {
-            Self::Generations(order) => order.put_back(page, used),
-            Self::Lists(order) => order.put_back(page, used),
+            Self::Generations(order) => {
+                let mut order = Stretches::new(order);
+                pages.iter().for_each(|&(page, used)| order.get().put_back(page, used));
+            }
+            Self::Lists(order) => {
+                let mut order = Stretches::new(order);
+                pages.iter().for_each(|&(page, used)| order.get().put_back(page, used));
+            }
         }
     }
 }
@@ -121,6 +192,11 @@ pub(crate) mod tests {
             Self { here, accessed, always_used: false, new: false, time: 0, calls: 0 }
         }
 
+        /// When a page is old enough, should it be new.
+        pub fn until(&self, page: u32) -> u64 {
+            self.time + 100 + u64::from(page)
+        }
+
         pub fn uses(&mut self, pages: Range<usize>) {
             self.accessed[pages].fill(true);
         }
@@ -135,8 +211,8 @@ pub(crate) mod tests {
             self.here[page as usize]
         }
 
-        fn is_new(&self, _page: u32) -> bool {
-            self.new
+        fn new_until(&self, page: u32) -> Option<u64> {
+            self.new.then_some(self.until(page))
         }
 
         fn young(&mut self, _look: Look, first: u32, count: u32, young: &mut [u64]) {
@@ -155,16 +231,12 @@ pub(crate) mod tests {
     }
 
     /// Runs uses through an order; how many pages had to come back.
-    fn refaults(
-        mut order: Order,
-        pages: u32,
-        memory: usize,
-        uses: impl Iterator<Item = u32>,
-    ) -> u64 {
+    fn refaults(order: Order, pages: u32, memory: usize, uses: impl Iterator<Item = u32>) -> u64 {
         let mut guest = Memory::all_here(pages);
         guest.here.fill(false);
         let (mut here, mut given_up, mut refaults) = (0, 0u32, 0);
         let mut away: Vec<Option<u32>> = vec![None; pages as usize];
+        let arrivals = Arrivals::new(pages);
         for page in (0..pages).chain(uses) {
             let index = page as usize;
             if !guest.here[index] {
@@ -180,7 +252,8 @@ pub(crate) mod tests {
                 refaults += u64::from(distance.is_some());
                 guest.here[index] = true;
                 here += 1;
-                order.arrive(page, distance, here as u32);
+                arrivals.push(page, distance);
+                order.note(&arrivals, here as u32);
             }
             guest.accessed[index] = true;
         }
@@ -209,9 +282,9 @@ pub(crate) mod tests {
             };
             for scan in [false, true] {
                 let looks = Looks { window: 64, around: true };
-                let generations = Order::Generations(Box::new(Generations::new(pages, looks, 0)));
+                let generations = Order::generations(Generations::new(pages, looks, 0));
                 let ours = refaults(generations, pages, memory, uses(scan));
-                let theirs = refaults(Order::Lists(Lists::new(pages)), pages, memory, uses(scan));
+                let theirs = refaults(Order::lists(Lists::new(pages)), pages, memory, uses(scan));
                 assert!(
                     ours as f64 <= 1.03 * theirs as f64,
                     "{name}, scan {scan}: {ours} by {theirs}"

@@ -103,9 +103,20 @@ impl Word {
 
     /// Ends the caller's own claim.
     pub fn release(&self, place: Place) {
-        debug_assert_eq!(self.load(), Place::Moving, "a claim was not respected");
+        assert_eq!(self.load(), Place::Moving, "a claim was not respected");
         self.0.store(place.encode(), Ordering::Release);
     }
+}
+
+/// Claims all of these pages, of which nobody has touched any; or none.
+pub(crate) fn claim_untouched(words: &[Word]) -> bool {
+    let claim = |word: &&Word| word.claim(|place| *place == Place::Nowhere).is_ok();
+    let claimed = words.iter().take_while(claim).count();
+    if claimed == words.len() {
+        return true;
+    }
+    words[..claimed].iter().for_each(|word| word.release(Place::Nowhere));
+    false
 }
 
 /// A claim that ends where it goes out of scope, a panic included.
@@ -151,5 +162,25 @@ mod tests {
         word.release(here);
         assert_eq!(word.claim(|place| *place == Place::Nowhere), Err(here));
         assert!(word.exchange(here, Place::Here { frame: 3, copy: None }));
+    }
+
+    #[test]
+    fn pages_of_a_block_are_claimed_all_or_none() {
+        for taken in 0..8 {
+            let words: [Word; 8] = core::array::from_fn(|_| Word::default());
+            assert_eq!(words[taken].claim(|_| true), Ok(Place::Nowhere));
+            assert!(!claim_untouched(&words));
+            let moving = words.iter().filter(|word| word.load() == Place::Moving).count();
+            assert_eq!(moving, 1, "page {taken} was another's, and is alone claimed");
+            words[taken].release(Place::Nowhere);
+            assert!(claim_untouched(&words));
+            assert!(words.iter().all(|word| word.load() == Place::Moving));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a claim was not respected")]
+    fn a_word_that_nobody_claimed_is_not_let_go_of() {
+        Word::default().release(Place::Nowhere);
     }
 }

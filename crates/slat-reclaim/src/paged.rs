@@ -7,6 +7,7 @@ use crate::pool::{Pool, PoolError, Ram};
 use crate::stats::Counters;
 use crate::swap::Swap;
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use slat::{Access, Memory, Skip};
 use slat_guest::{Backing, Hva, HvaRange, NoPage, Page};
@@ -43,11 +44,14 @@ pub struct Config {
     pub residency: u64,
     /// Pages that are given up together.
     pub batch: u32,
+    /// Slots of swap that the guest may have, copies of pages in memory included: should it want
+    /// more, its own pages stay, and nobody else's. `u32::MAX`: as many as there are.
+    pub swap: u32,
 }
 
 impl Config {
     /// Generations with look-around, walks of 1 GiB of 4 KiB pages at a time that skip what is exactly known to
-    /// be idle, no huge pages.
+    /// be idle, no huge pages, no bound on swap.
     pub const fn new(limit: u32) -> Self {
         Self {
             limit,
@@ -59,6 +63,7 @@ impl Config {
             huge: false,
             residency: 0,
             batch: 64,
+            swap: u32::MAX,
         }
     }
 }
@@ -83,13 +88,44 @@ pub struct Paged<'h, M, S> {
     pub(crate) limit: AtomicU32,
     /// Pages in memory, those on their way in included.
     pub(crate) here: AtomicU32,
+    pub(crate) quota: AtomicU32,
+    /// Slots of swap that the guest has: a word, or who gives up its pages, has each. Never above
+    /// the quota.
+    pub(crate) slots: AtomicU32,
+    /// Of those, slots of pages that are not in memory. Who frees a slot counts it here first, so
+    /// that one less the other is never less than there are copies.
+    pub(crate) away: AtomicU32,
     /// Pages that were given up so far.
     pub(crate) given_up: AtomicU64,
     pub(crate) arrivals: Arrivals,
     /// Where swap's copies of pages in memory are looked for next, should there be no other slot.
     pub(crate) spare: AtomicU32,
-    pub(crate) order: Mutex<Order>,
+    /// Who gives up pages of the guest, or walks, has it: one at a time, all the time.
+    pub(crate) turn: Mutex<Turn>,
+    pub(crate) order: Order,
     pub(crate) counters: Counters,
+}
+
+/// What is known to whoever gives up pages.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    /// No page is old enough to be given up before: ticks, in units of 2^20.
+    pub none_before: u64,
+}
+
+/// How many of a guest's pages are where.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Places {
+    /// Nowhere: they read as zero.
+    pub nowhere: u32,
+    /// In memory alone.
+    pub here: u32,
+    /// In memory, and as it is there in swap.
+    pub copied: u32,
+    /// On their way, or in somebody's hands.
+    pub moving: u32,
+    /// In swap alone.
+    pub away: u32,
 }
 
 /// Ticks are kept in units of this, as a base-2 logarithm: a millisecond, if they are nanoseconds.
@@ -122,10 +158,8 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         let pages = pages as u32;
         let looks = Looks { window: config.window, around: config.look_around };
         let order = match config.policy {
-            Policy::Generations => {
-                Order::Generations(Box::new(Generations::new(pages, looks, now)))
-            }
-            Policy::TwoLists => Order::Lists(Lists::new(pages)),
+            Policy::Generations => Order::generations(Generations::new(pages, looks, now)),
+            Policy::TwoLists => Order::lists(Lists::new(pages)),
         };
         let blocks = pages.div_ceil(1 << pool.frames.order());
         Ok(Self {
@@ -137,10 +171,14 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             born: (0..pages).map(|_| AtomicU32::new(0)).collect(),
             limit: AtomicU32::new(config.limit),
             here: AtomicU32::new(0),
+            quota: AtomicU32::new(config.swap),
+            slots: AtomicU32::new(0),
+            away: AtomicU32::new(0),
             given_up: AtomicU64::new(0),
             arrivals: Arrivals::new(pages),
             spare: AtomicU32::new(0),
-            order: Mutex::new(order),
+            turn: Mutex::default(),
+            order,
             counters: Counters::default(),
         })
     }
@@ -166,23 +204,89 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         self.limit.store(pages, Ordering::Relaxed);
     }
 
-    /// Gives all that the guest had back to the pool.
+    /// Slots of swap that it has: of pages that are not in memory, and of copies of pages that are.
+    pub fn swapped(&self) -> u32 {
+        self.slots.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many slots of swap it may have ([`Config::swap`]). What it has above that stays
+    /// there until it is used or discarded.
+    pub fn set_swap(&self, slots: u32) {
+        self.quota.store(slots, Ordering::Relaxed);
+    }
+
+    /// How many of its pages are where. Beside threads that move pages, each counts as of when it
+    /// is looked at.
+    pub fn places(&self) -> Places {
+        let mut places = Places::default();
+        for word in &self.words {
+            *match word.load() {
+                Place::Nowhere => &mut places.nowhere,
+                Place::Here { copy: None, .. } => &mut places.here,
+                Place::Here { .. } => &mut places.copied,
+                Place::Moving => &mut places.moving,
+                Place::Away { .. } => &mut places.away,
+            } += 1;
+        }
+        places
+    }
+
+    /// Gives all that the guest had back to the pool. Swap has forgotten it when this returns, but
+    /// for what it could not ([`Pool::trouble`]).
     ///
     /// # Safety
     /// No CPU can reach the pages any more: the guest that this was the backing of has been destroyed
     /// ([`Guest::destroy`](slat_guest::Guest::destroy)), under what that asks for.
     pub unsafe fn release(self) {
+        let mut slots = Vec::new();
         for word in &self.words {
-            match word.load() {
+            let slot = match word.load() {
                 Place::Here { frame, copy } => {
                     self.pool.frames.give(frame);
-                    copy.into_iter().for_each(|slot| self.pool.slots.give(slot));
+                    copy
                 }
-                Place::Away { slot, .. } => self.pool.slots.give(slot),
+                Place::Away { slot, .. } => Some(slot),
                 // Claimed by nobody: whoever moves a page borrows this.
-                Place::Nowhere | Place::Moving => {}
-            }
+                Place::Nowhere | Place::Moving => None,
+            };
+            slots.extend(slot.inspect(|&slot| self.pool.slots.withhold(slot)));
         }
+        self.pool.wipe(&mut slots);
+        // What it freed earlier is stale.
+        loop {
+            if let Some(wiper) = self.pool.wiper() {
+                return wiper.wipe();
+            }
+            #[cfg(feature = "std")]
+            std::thread::yield_now();
+            core::hint::spin_loop();
+        }
+    }
+
+    /// Takes a slot into the guest's account, should it have one to spare.
+    pub(crate) fn charge(&self) -> bool {
+        let more = |slots: u32| Some(slots + 1).filter(|slots| *slots <= self.quota());
+        self.slots.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    pub(crate) fn uncharge(&self) {
+        self.slots.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn quota(&self) -> u32 {
+        self.quota.load(Ordering::Relaxed)
+    }
+
+    /// What `slot` holds is the guest's no more.
+    pub(crate) fn give_slot(&self, slot: u32) {
+        self.pool.give_slot(slot);
+        self.uncharge();
+    }
+
+    /// Whether some page in memory has a copy in swap; it may be that none has, if pages move.
+    pub(crate) fn may_have_copies(&self) -> bool {
+        let slots = self.slots.load(Ordering::Acquire);
+        slots > self.away.load(Ordering::Acquire)
     }
 
     /// What reclaim did so far.
@@ -234,7 +338,7 @@ impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
             if let (Access::Write, Some(slot)) = (access, copy) {
                 // From here on what is in swap is not what the guest has.
                 if word.exchange(place, Place::Here { frame, copy: None }) {
-                    self.pool.slots.give(slot);
+                    self.give_slot(slot);
                 }
                 continue;
             }
@@ -248,7 +352,7 @@ impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
         let place = word.claim(|place| matches!(place, Place::Here { .. })).ok()?;
         let Place::Here { frame, copy } = place else { return None };
         let _claim = Claim { word, place: Place::Here { frame, copy: None } };
-        copy.into_iter().for_each(|slot| self.pool.slots.give(slot));
+        copy.into_iter().for_each(|slot| self.give_slot(slot));
         Some(grant(self.page_of(number, frame, true)))
     }
 }

@@ -10,14 +10,15 @@ use crate::order::{Accessed, Look};
 use crate::page::{Claim, Place};
 use crate::paged::{BORN_SHIFT, Paged};
 use crate::pool::Ram;
+use crate::slots::RUN;
 use crate::stats::Counters;
 use crate::swap::{Swap, SwapError};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::Ordering;
-use slat::{Access, Ageing, Format, Hpa, Skip};
-use slat_guest::{Host, Hva, HvaRange, Worker};
+use slat::{Access, Ageing, ChangeError, Format, Hpa, PageSize, Skip};
+use slat_guest::{AgeError, Host, Hva, HvaRange, Worker};
 
 /// What ageing and unmapping are done under: nothing, or, to measure what that costs, a lock.
 pub trait Gate {
@@ -52,6 +53,13 @@ pub enum PageError {
         /// It.
         host: Hva,
     },
+    /// The guest's tables have pages of another size than the pool.
+    PageSize {
+        /// The pool's.
+        pool: PageSize,
+        /// The tables'.
+        tables: PageSize,
+    },
     /// The buffer is not of a page's size.
     Length {
         /// Bytes of it.
@@ -75,6 +83,10 @@ impl fmt::Display for PageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Outside { host } => write!(f, "{host} is not memory of this guest"),
+            Self::PageSize { pool, tables } => write!(
+                f,
+                "the pool has pages of {pool}, the guest's tables of {tables}; make the pool for those"
+            ),
             Self::Length { bytes } => {
                 write!(f, "a buffer of {bytes} bytes for one page; take one of a page's size")
             }
@@ -129,6 +141,11 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
     /// [`PageError`]; the page is where it was.
     pub fn bring_in(&mut self, host: Hva, access: Access) -> Result<(), PageError> {
         let paged = self.paged;
+        let (pool, tables) = (paged.pool.layout.page, F::size(0));
+        if pool != tables {
+            // A leaf would reach beyond its frame.
+            return Err(PageError::PageSize { pool, tables });
+        }
         let page = paged.number(host).ok_or(PageError::Outside { host })?;
         let word = &paged.words[page as usize];
         loop {
@@ -187,9 +204,12 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
         pool.ram.write(pool.hpa(frame), self.content.page(bytes));
         self.arrived(page, distance);
         let kept = copy.filter(|_| access != Access::Write && !pool.slots.scarce());
+        if copy.is_some() {
+            paged.away.fetch_sub(1, Ordering::Release);
+        }
         word.release(Place::Here { frame, copy: kept });
         if let (Some(slot), None) = (copy, kept) {
-            pool.slots.give(slot);
+            paged.give_slot(slot);
         }
         Ok(())
     }
@@ -214,14 +234,15 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
         let mut made_room = false;
         let mut attempts = 0;
         loop {
-            let here = paged.here.fetch_add(1, Ordering::AcqRel);
-            if (here < paged.limit() || made_room)
+            let within = paged.here.fetch_add(1, Ordering::AcqRel) < paged.limit();
+            if (within || made_room)
                 && let Some(frame) = paged.pool.frames.take()
             {
                 return Ok(frame);
             }
             paged.here.fetch_sub(1, Ordering::AcqRel);
-            match self.reclaim(paged.config.batch) {
+            let want = if within { self.share() } else { paged.config.batch };
+            match self.reclaim(want) {
                 Ok(Reclaimed { busy: true, .. }) => self.wait(),
                 Ok(_) => made_room = true,
                 Err(why @ (ReclaimError::Nothing | ReclaimError::InUse)) => {
@@ -235,6 +256,17 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
                 Err(why) => return Err(PageError::NoRoom { why }),
             }
         }
+    }
+
+    /// Of a batch, the part that the guest has of memory, and one page at least: what a fault of a
+    /// guest that keeps to its limit gives up where others have taken all there is. What it gives
+    /// up beyond the one page is for whoever comes first. For each of its faults a guest that is
+    /// alone has a batch go, as above its limit; one that has a 64th of memory has one page go, and
+    /// keeps what it has, whatever the others do.
+    fn share(&self) -> u32 {
+        let (paged, pool) = (self.paged, self.paged.pool);
+        let part = u64::from(paged.config.batch) * u64::from(paged.resident());
+        (part / u64::from(pool.total().max(1))).max(1) as u32
     }
 
     fn give(&self, frame: u32) {
@@ -282,6 +314,7 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
     /// Has `work` read or write the page at `host` in memory, as a device does; it stays there meanwhile.
     /// Where `work` is to `write`, the page is in the dirty log. Faults on the page wait until `work` has ended: it
     /// must not wait for a vCPU, nor move pages itself (two that hold each a page that the other wants wait for ever).
+    /// For the order in which pages leave, it was used.
     ///
     /// # Errors
     /// [`PageError`]; `work` was not called.
@@ -302,9 +335,11 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
             };
             let Place::Here { frame, copy } = place else { continue };
             let kept = copy.filter(|_| !write);
+            // Nothing else tells: a device leaves no accessed bit.
+            paged.arrivals.push(page, Some(0));
             let _claim = Claim { word, place: Place::Here { frame, copy: kept } };
             if write {
-                copy.into_iter().for_each(|slot| paged.pool.slots.give(slot));
+                copy.into_iter().for_each(|slot| paged.give_slot(slot));
                 // Who finds it in the log, and copies it, waits for the claim.
                 self.mark_written(page);
             }
@@ -318,14 +353,17 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
         }
     }
 
-    /// Takes the pages of `host` from the guest for good: they read as zero from now on (a balloon, or a file
-    /// that was cut off), which the dirty log has. What the range has no whole page of is left, and what is not
-    /// memory of the guest.
+    /// Takes the pages of `host` from the guest for good: they read as zero from now on (a balloon,
+    /// or a file that was cut off), which the dirty log has. What the range has no whole page of is
+    /// left, and what is not memory of the guest. Swap has forgotten the pages when this returns;
+    /// should it not be able to, [`Pool::trouble`](crate::Pool::trouble) says why.
     pub fn discard(&mut self, host: HvaRange) {
         let (paged, pool) = (self.paged, self.paged.pool);
         let size = pool.layout.page.bytes();
         let start = host.start.max(paged.range.start).0.saturating_add(size - 1) & !(size - 1);
         let end = host.end().min(paged.range.end()).0 & !(size - 1);
+        let mut slots = vec![];
+        let mut any = false;
         for host in (start..end).step_by(size as usize) {
             let Some(page) = paged.number(Hva(host)) else { continue };
             let word = &paged.words[page as usize];
@@ -336,23 +374,47 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
                     Err(_) => self.wait(),
                 }
             };
-            match place {
+            let slot = match place {
                 Place::Here { frame, copy } => {
                     self.break_block(page);
                     self.worker.evict(&[paged.host(page, 1)], |_| {});
                     self.mark_written(page);
                     word.release(Place::Nowhere);
                     self.give(frame);
-                    copy.into_iter().for_each(|slot| pool.slots.give(slot));
+                    copy
                 }
                 Place::Away { slot, .. } => {
                     self.mark_written(page);
+                    paged.away.fetch_sub(1, Ordering::Release);
                     word.release(Place::Nowhere);
-                    pool.slots.give(slot);
+                    Some(slot)
                 }
-                _ => {}
+                _ => continue,
+            };
+            any = true;
+            if let Some(slot) = slot {
+                // Nobody may have it before it is wiped.
+                pool.slots.withhold(slot);
+                paged.uncharge();
+                slots.push(slot);
+            }
+            if slots.len() == RUN as usize {
+                pool.wipe(&mut slots);
             }
         }
+        pool.wipe(&mut slots);
+        if !any {
+            return;
+        }
+        // These pages may have been written to swap more than once; somebody else may be wiping
+        // that by now.
+        let wiper = loop {
+            match pool.wiper() {
+                Some(wiper) => break wiper,
+                None => self.wait(),
+            }
+        };
+        wiper.wipe();
     }
 }
 
@@ -384,11 +446,16 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Accessed
         self.pager.paged.words[page as usize].may_be_here()
     }
 
-    fn is_new(&self, page: u32) -> bool {
+    fn new_until(&self, page: u32) -> Option<u64> {
         let paged = self.pager.paged;
+        let residency = paged.config.residency;
+        if residency == 0 {
+            return None;
+        }
         let born = paged.born[page as usize].load(Ordering::Relaxed);
-        let age = (self.now as u32).wrapping_sub(born);
-        paged.config.residency != 0 && u64::from(age) << BORN_SHIFT < paged.config.residency
+        let age = u64::from((self.now as u32).wrapping_sub(born));
+        let left = residency.div_ceil(1 << BORN_SHIFT).checked_sub(age)?;
+        (left != 0).then(|| self.now.saturating_add(left))
     }
 
     fn young(&mut self, look: Look, first: u32, count: u32, young: &mut [u64]) {
@@ -402,8 +469,14 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Accessed
             fresh: walk && paged.config.fresh,
         };
         let (worker, range) = (&mut *pager.worker, paged.host(first, count));
-        // Tables that record no accesses are reclaimed in the order in which pages came.
-        let _ = pager.gate.alone(|| worker.age_host(range, None, young, how));
+        let unanswered = match pager.gate.alone(|| worker.age_host(range, None, young, how)) {
+            Ok(aged) => aged.unanswered,
+            // Such guests give up their pages in the order in which these came.
+            Err(AgeError::Refused(ChangeError::NotRecorded)) => 0,
+            // Somebody held an entry for long: what is behind it was not asked about.
+            Err(_) => count.into(),
+        };
+        Counters::add(&paged.counters.unanswered, unanswered);
         let part = match look {
             Look::Walk => &paged.counters.walk,
             Look::Check => &paged.counters.check,

@@ -1,11 +1,15 @@
 //! What guests share: frames, swap, and what went wrong with it.
 
-use crate::frames::{Frames, Slots};
+use crate::frames::Frames;
 use crate::page::NUMBERS;
+use crate::slots::Slots;
 use crate::swap::{Swap, SwapError};
+use alloc::vec::Vec;
 use core::fmt;
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
 use slat::{Hpa, PageSize};
-use spin::Mutex;
+use spin::{Mutex, MutexGuard};
 
 /// The memory that frames are in.
 ///
@@ -50,6 +54,13 @@ pub enum PoolError {
         /// What they are to be a multiple of.
         size: PageSize,
     },
+    /// The frames do not end within 64-bit addresses.
+    Beyond {
+        /// The first.
+        base: Hpa,
+        /// Bytes of all of them.
+        bytes: u64,
+    },
     /// More than 2^28 - 1 pages of memory, of swap, or of a guest.
     TooMany {
         /// Pages asked for.
@@ -72,6 +83,9 @@ impl fmt::Display for PoolError {
         match self {
             Self::Unaligned { size } => {
                 write!(f, "memory that is paged begins and ends at multiples of {size}")
+            }
+            Self::Beyond { base, bytes } => {
+                write!(f, "{bytes} bytes from {base} on end beyond the last address")
             }
             Self::TooMany { pages } => {
                 write!(f, "{pages} pages; at most {} can be numbered", NUMBERS - 1)
@@ -96,8 +110,12 @@ pub struct Pool<M, S> {
     pub(crate) layout: Layout,
     pub(crate) frames: Frames,
     pub(crate) slots: Slots,
-    /// The last error of swap: nothing is sent there until somebody has looked.
+    /// The last error of swap: nothing is sent there until somebody has looked, or room was made.
     trouble: Mutex<Option<SwapError>>,
+    /// That error is that there is no room. Changes under the lock on it.
+    full: AtomicBool,
+    /// Who has swap forget stale slots holds it.
+    wiper: Mutex<()>,
 }
 
 impl<M: Ram, S: Swap> Pool<M, S> {
@@ -117,6 +135,9 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         if !bytes.is_multiple_of(page.bytes()) {
             return Err(PoolError::Unaligned { size: page });
         }
+        if base.0.checked_add(bytes).is_none() {
+            return Err(PoolError::Beyond { base, bytes });
+        }
         if swap.page() != page.bytes() {
             return Err(PoolError::Swap { page: swap.page() });
         }
@@ -126,7 +147,8 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         }
         let frames = Frames::new((bytes >> page.shift()) as u32, order);
         let slots = Slots::new(swap.slots());
-        Ok(Self { ram, swap, layout, frames, slots, trouble: Mutex::new(None) })
+        let (trouble, full, wiper) = (Mutex::new(None), AtomicBool::new(false), Mutex::new(()));
+        Ok(Self { ram, swap, layout, frames, slots, trouble, full, wiper })
     }
 
     /// Pages of all guests together.
@@ -139,26 +161,99 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         self.frames.free()
     }
 
-    /// Pages that are in swap.
+    /// Slots of swap that hold a page.
     pub fn swapped(&self) -> u32 {
         self.slots.used()
     }
 
-    /// Why nothing is sent to swap, if something went wrong there: until [`Pool::resume`].
+    /// Why nothing is sent to swap, if something went wrong there: until [`Pool::resume`]. That a
+    /// disk was full ([`SwapError::Full`] of [`Swap::write`]) counts until slots are given back
+    /// only.
     pub fn trouble(&self) -> Option<SwapError> {
         *self.trouble.lock()
     }
 
     /// Sends pages to swap again: the disk has room, say.
     pub fn resume(&self) {
-        *self.trouble.lock() = None;
+        self.say(None);
     }
 
-    pub(crate) fn stop(&self, error: SwapError) {
-        *self.trouble.lock() = Some(error);
+    fn say(&self, what: Option<SwapError>) {
+        let mut trouble = self.trouble.lock();
+        *trouble = what;
+        self.full.store(what == Some(SwapError::Full), Ordering::Relaxed);
+    }
+
+    /// Swap failed; `gives` were the slots given back when it was asked ([`Slots::gives`]). Had it
+    /// no room, and slots were given back meanwhile, it has some again.
+    ///
+    /// Of this and [`Pool::room_was_made`] at least one sees what the other did: both go through
+    /// the lock of the slots, after and before they look at `full`.
+    pub(crate) fn stop(&self, error: SwapError, gives: u64) {
+        self.say(Some(error));
+        if self.slots.gives() != gives {
+            self.room_was_made();
+        }
+    }
+
+    /// Slots were given back.
+    fn room_was_made(&self) {
+        if self.full.load(Ordering::Relaxed) {
+            let mut trouble = self.trouble.lock();
+            if *trouble == Some(SwapError::Full) {
+                *trouble = None;
+                self.full.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// What `slot` holds is nobody's any more. It is forgotten later, or written over.
+    pub(crate) fn give_slot(&self, slot: u32) {
+        self.slots.give(slot);
+        self.room_was_made();
+    }
+
+    /// Has swap forget what these slots hold, which are withheld, and gives them back.
+    pub(crate) fn wipe(&self, withheld: &mut Vec<u32>) {
+        withheld.sort_unstable();
+        let follows = |before: &u32, slot: &u32| before + 1 == *slot;
+        withheld.chunk_by(follows).for_each(|run| self.wipe_run(run[0]..run[0] + run.len() as u32));
+        withheld.clear();
+    }
+
+    fn wipe_run(&self, slots: Range<u32>) {
+        let result = self.swap.forget(slots.clone());
+        self.slots.wiped(slots, result.is_ok());
+        match result {
+            Ok(()) => self.room_was_made(),
+            Err(error) => self.stop(error, self.slots.gives()),
+        }
+    }
+
+    /// `None` if somebody else wipes what is stale.
+    pub(crate) fn wiper(&self) -> Option<Wiper<'_, M, S>> {
+        self.wiper.try_lock().map(|held| Wiper { pool: self, _held: held })
     }
 
     pub(crate) const fn hpa(&self, frame: u32) -> Hpa {
         Hpa(self.layout.base.0 + ((frame as u64) << self.layout.page.shift()))
+    }
+}
+
+/// Who alone has swap forget what stale slots hold.
+pub(crate) struct Wiper<'p, M, S> {
+    pool: &'p Pool<M, S>,
+    _held: MutexGuard<'p, ()>,
+}
+
+impl<M: Ram, S: Swap> Wiper<'_, M, S> {
+    /// All of them. What was stale when this began is forgotten when it ends, or handed out, or
+    /// could not be forgotten ([`Pool::trouble`]).
+    pub fn wipe(self) {
+        let mut from = 0;
+        while let Some(run) = self.pool.slots.withhold_stale(from) {
+            from = run.end;
+            self.pool.wipe_run(run);
+        }
     }
 }

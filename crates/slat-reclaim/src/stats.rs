@@ -106,6 +106,9 @@ stats! {
         rescued,
         /// Pages that were next, and had come back too recently.
         held,
+        /// Pages that a look found no answer for, as somebody held their entries: at most, of a
+        /// look that ended early. They are taken for idle; who unmaps them finds what was used.
+        unanswered,
         /// Huge pages that came to be at first touch.
         huge,
         /// Huge pages that were split because they were next.

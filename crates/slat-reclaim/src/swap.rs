@@ -1,6 +1,7 @@
 //! Where pages are while they are not in memory.
 
 use core::fmt;
+use core::ops::Range;
 
 /// A place for pages: a file, a device, memory of another host.
 ///
@@ -24,6 +25,17 @@ pub trait Swap: Sync {
     /// # Errors
     /// The slot still has it.
     fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError>;
+
+    /// Forgets what these slots hold: nobody is to read it any more, and its room may be given
+    /// back. They are not read or written meanwhile, and not read before they are written again.
+    /// Without, nothing happens.
+    ///
+    /// # Errors
+    /// Some of them may hold what they held. They are free all the same.
+    fn forget(&self, slots: Range<u32>) -> Result<(), SwapError> {
+        _ = slots;
+        Ok(())
+    }
 }
 
 impl<S: Swap> Swap for &S {
@@ -41,6 +53,10 @@ impl<S: Swap> Swap for &S {
 
     fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
         (**self).read(slot, page)
+    }
+
+    fn forget(&self, slots: Range<u32>) -> Result<(), SwapError> {
+        (**self).forget(slots)
     }
 }
 

@@ -262,3 +262,29 @@ fn a_page_that_came_is_noted_after_it_came() {
         assert_eq!(*noted.lock().unwrap(), all);
     });
 }
+
+/// A page that came from far away waits for being noted, and a device uses it: it is noted as used,
+/// whenever others take note.
+#[test]
+fn the_use_by_a_device_is_noted_beside_who_takes_note() {
+    bounded("came || use || note", 3, || {
+        let arrivals: &'static arrivals::Arrivals = Box::leak(Box::new(arrivals::Arrivals::new(2)));
+        let noted: &'static Mutex<[u32; 2]> = Box::leak(Box::new(Mutex::new([u32::MAX; 2])));
+        let note = || {
+            arrivals.take(|page, distance| {
+                let least = &mut noted.lock().unwrap()[page as usize];
+                *least = distance.unwrap().min(*least);
+            });
+        };
+        let came = spawn(move || {
+            arrivals.push(0, Some(9));
+            arrivals.push(1, Some(7));
+        });
+        let uses = spawn(move || arrivals.push(0, Some(0)));
+        note();
+        came.join().unwrap();
+        uses.join().unwrap();
+        note();
+        assert_eq!(*noted.lock().unwrap(), [0, 7]);
+    });
+}

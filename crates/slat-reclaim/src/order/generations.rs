@@ -4,8 +4,13 @@
 //! the generation in which it was put there, and goes on to its own when its turn comes: the walk writes
 //! a number a page, and moves nothing. The oldest generation is given up first. What is about to be given
 //! up is asked about once more, if wanted with its neighbours, and goes to the youngest if it was used.
+//!
+//! *Invariant*: a page is in one queue at most. A page that comes while it is in a queue still,
+//! since it left and came back before its turn, gets the number of its new generation and stays
+//! where it is. A page that is not in memory leaves its queue when its turn comes.
 
-use super::{Accessed, Look, Looks, Victims};
+use super::queue::{Links, Queue};
+use super::{Accessed, Look, Looks, Stretches, Victims};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -23,46 +28,60 @@ pub(crate) struct Generations {
     looks: Looks,
     /// Of each page, the generation that it belongs to.
     of: Box<[u32]>,
-    /// Of each page, the generation in whose queue it is.
-    queued: Box<[u32]>,
+    links: Links,
     /// Of each 64 pages, when they were looked at around a page that was about to be given up.
     around: Box<[u32]>,
     /// Number of the search for victims; answers about neighbours are good for one.
     search: u32,
     /// The oldest first.
-    queues: VecDeque<Queue>,
+    queues: VecDeque<Generation>,
     /// Number of the oldest.
     oldest: u32,
+    /// How often all were numbered anew.
+    renumbered: u64,
     /// Pages that were used again after so many walks without: the last entry is for all beyond.
-    pub(crate) woken: [u64; IDLE],
-    pub(crate) walks: u64,
+    woken: [u64; IDLE],
+    walks: u64,
     young: Vec<u64>,
 }
 
-#[derive(Debug, Default)]
-struct Queue {
-    pages: VecDeque<u32>,
-    /// When the generation began.
+#[derive(Debug)]
+struct Generation {
+    /// Pages that were put here, and have not gone on yet.
+    pages: Queue,
+    /// When it began.
     began: u64,
 }
 
-/// In no queue.
-const NONE: u32 = u32::MAX;
+impl Generation {
+    const fn new(began: u64) -> Self {
+        Self { pages: Queue::new(), began }
+    }
+}
+
+/// What walks found.
+pub(crate) struct Census {
+    /// Of generations, the youngest first: when each began, and how many pages it has.
+    pub generations: Vec<(u64, u64)>,
+    pub walks: u64,
+    pub woken: Vec<u64>,
+}
+
 /// Before the oldest generation has this number, all are numbered anew.
 const LAST: u32 = if cfg!(test) { 1 << 6 } else { 1 << 31 };
 
 impl Generations {
     pub fn new(pages: u32, looks: Looks, now: u64) -> Self {
-        let fill = |value: u32, len: u32| vec![value; len as usize].into_boxed_slice();
-        let queue = || Queue { pages: VecDeque::new(), began: now };
+        let fill = |len: u32| vec![0; len as usize].into_boxed_slice();
         Self {
             looks,
-            of: fill(0, pages),
-            queued: fill(NONE, pages),
-            around: fill(0, pages.div_ceil(AROUND)),
+            of: fill(pages),
+            links: Links::new(pages),
+            around: fill(pages.div_ceil(AROUND)),
             search: 0,
-            queues: (0..=KEPT).map(|_| queue()).collect(),
+            queues: (0..=KEPT).map(|_| Generation::new(now)).collect(),
             oldest: 0,
+            renumbered: 0,
             woken: [0; IDLE],
             walks: 0,
             young: Vec::new(),
@@ -73,11 +92,12 @@ impl Generations {
         self.oldest + self.queues.len() as u32 - 1
     }
 
+    /// `page` is of `generation`: at its end, or where it is queued already.
     fn enqueue(&mut self, page: u32, generation: u32) {
         let generation = generation.clamp(self.oldest, self.youngest());
         self.of[page as usize] = generation;
-        self.queued[page as usize] = generation;
-        self.queues[(generation - self.oldest) as usize].pages.push_back(page);
+        let queue = &mut self.queues[(generation - self.oldest) as usize].pages;
+        self.links.push(queue, page);
     }
 
     pub fn arrive(&mut self, page: u32, distance: Option<u32>, here: u32) {
@@ -91,26 +111,29 @@ impl Generations {
     }
 
     /// Walks over all memory: what was used is in a new generation.
-    pub fn walk(&mut self, guest: &mut impl Accessed) {
-        self.settle();
-        let idle = self.youngest();
+    pub fn walk(order: &mut Stretches<'_, Self>, guest: &mut impl Accessed) {
+        let now = guest.now();
+        let this = order.get();
+        this.settle();
+        let idle = this.youngest();
         let new = idle + 1;
-        self.queues.push_back(Queue { pages: VecDeque::new(), began: guest.now() });
-        self.walks += 1;
-        let (pages, window) = (guest.pages(), self.looks.window.max(1));
-        let mut young = core::mem::take(&mut self.young);
+        this.queues.push_back(Generation::new(now));
+        this.walks += 1;
+        let (pages, window) = (guest.pages(), this.looks.window.max(1));
+        let mut young = core::mem::take(&mut this.young);
         let mut first = 0;
         while first < pages {
             let count = window.min(pages - first);
+            order.pause();
             if (first..first + count).any(|page| guest.is_here(page)) {
                 young.clear();
                 young.resize((count as usize).div_ceil(64), 0);
                 guest.young(Look::Walk, first, count, &mut young);
-                each(&young, |bit| self.used(first + bit, idle, new));
+                each(&young, |bit| order.get().used(first + bit, idle, new));
             }
             first += count;
         }
-        self.young = young;
+        order.get().young = young;
     }
 
     /// Walks that nothing is given up between leave no more generations than are told apart; and numbers
@@ -118,26 +141,18 @@ impl Generations {
     fn settle(&mut self) {
         if self.oldest >= LAST {
             let passed = core::mem::take(&mut self.oldest);
+            self.renumbered += 1;
             for of in &mut self.of {
                 *of = of.saturating_sub(passed);
             }
-            // What is not queued in a generation that there is, is not queued.
-            for queued in &mut self.queued {
-                *queued = queued.checked_sub(passed).filter(|_| *queued != NONE).unwrap_or(NONE);
-            }
         }
         while self.queues.len() > IDLE {
-            let Some(Queue { pages, began }) = self.queues.pop_front() else { return };
+            let Some(Generation { pages, began }) = self.queues.pop_front() else { return };
             self.oldest += 1;
             let Some(next) = self.queues.front_mut() else { return };
             next.began = began;
-            for page in pages.into_iter().rev() {
-                if self.queued[page as usize] == self.oldest - 1 {
-                    self.queued[page as usize] = self.oldest;
-                    self.of[page as usize] = self.of[page as usize].max(self.oldest);
-                    next.pages.push_front(page);
-                }
-            }
+            // Numbers below the oldest generation's are taken for its number.
+            self.links.prepend(&pages, &mut next.pages);
         }
     }
 
@@ -149,55 +164,56 @@ impl Generations {
         *of = generation;
     }
 
-    pub fn victims(&mut self, want: usize, guest: &mut impl Accessed) -> Victims {
+    pub fn victims(
+        order: &mut Stretches<'_, Self>,
+        want: usize,
+        guest: &mut impl Accessed,
+    ) -> Victims {
         let mut found = Victims::default();
-        self.search = self.search.wrapping_add(1);
+        let this = order.get();
+        this.search = this.search.wrapping_add(1);
         // Each page is looked at twice at most: what all use all the time is given up all the same.
         let mut patience = 2 * u64::from(guest.pages()) + want as u64;
         while found.pages.len() < want {
-            let Some(queue) = self.queues.front_mut() else { break };
-            let Some(page) = queue.pages.pop_front() else {
-                if self.queues.len() > KEPT + 1 {
-                    self.queues.pop_front();
-                    self.oldest += 1;
-                } else if self.queues.iter().all(|queue| queue.pages.is_empty()) {
+            let this = order.get();
+            let Some(first) = this.queues.front_mut() else { break };
+            let Some(page) = this.links.pop(&mut first.pages) else {
+                if this.queues.len() > KEPT + 1 {
+                    this.queues.pop_front();
+                    this.oldest += 1;
+                } else if this.queues.iter().all(|queue| queue.pages.is_empty()) {
                     break;
                 } else if found.walks < 2 {
                     found.walks += 1;
-                    self.walk(guest);
+                    Self::walk(order, guest);
                 } else if found.pages.is_empty() {
-                    self.take_regardless(want, guest, &mut found);
+                    Self::take_regardless(order, want, guest, &mut found);
                     break;
                 } else {
                     break;
                 }
                 continue;
             };
-            if self.queued[page as usize] != self.oldest {
-                // It was given up, and came back: it is in another queue.
-                continue;
-            }
-            self.queued[page as usize] = NONE;
             if !guest.is_here(page) {
                 continue;
             }
-            if self.of[page as usize] > self.oldest {
-                self.enqueue(page, self.of[page as usize]);
+            if this.of[page as usize] > this.oldest {
+                this.enqueue(page, this.of[page as usize]);
                 continue;
             }
-            if guest.is_new(page) {
-                found.held += 1;
-                self.enqueue(page, self.youngest());
+            if let Some(until) = guest.new_until(page) {
+                found.hold(until);
+                this.enqueue(page, this.youngest());
                 if patience == 0 {
                     break;
                 }
                 patience -= 1;
                 continue;
             }
-            if patience > 0 && self.was_used(page, guest) {
+            if patience > 0 && Self::was_used(order, page, guest) {
                 found.kept += 1;
                 patience -= 1;
-                self.put_back(page, true);
+                order.get().put_back(page, true);
                 continue;
             }
             found.pages.push(page);
@@ -206,43 +222,51 @@ impl Generations {
     }
 
     /// All pages are in use: gives up those that were used longest ago all the same.
-    fn take_regardless(&mut self, want: usize, guest: &impl Accessed, found: &mut Victims) {
-        for number in self.oldest..=self.youngest() {
-            let place = (number - self.oldest) as usize;
-            for _ in 0..self.queues[place].pages.len() {
+    fn take_regardless(
+        order: &mut Stretches<'_, Self>,
+        want: usize,
+        guest: &impl Accessed,
+        found: &mut Victims,
+    ) {
+        for place in 0..order.get().queues.len() {
+            for _ in 0..order.get().queues[place].pages.len() {
                 if found.pages.len() == want {
                     return;
                 }
-                let Some(page) = self.queues[place].pages.pop_front() else { break };
-                if self.queued[page as usize] != number || !guest.is_here(page) {
+                let this = order.get();
+                let Some(page) = this.links.pop(&mut this.queues[place].pages) else { break };
+                if !guest.is_here(page) {
                     continue;
                 }
-                if self.of[page as usize] > number {
-                    self.enqueue(page, self.of[page as usize]);
-                } else if guest.is_new(page) {
-                    found.held += 1;
-                    self.queues[place].pages.push_back(page);
+                let (of, number) = (this.of[page as usize], this.oldest + place as u32);
+                if of > number {
+                    this.enqueue(page, of);
+                } else if let Some(until) = guest.new_until(page) {
+                    found.hold(until);
+                    this.enqueue(page, number);
                 } else {
-                    self.queued[page as usize] = NONE;
                     found.pages.push(page);
                 }
             }
         }
     }
 
-    fn was_used(&mut self, page: u32, guest: &mut impl Accessed) -> bool {
-        if !self.looks.around {
+    fn was_used(order: &mut Stretches<'_, Self>, page: u32, guest: &mut impl Accessed) -> bool {
+        let this = order.get();
+        if !this.looks.around {
+            order.pause();
             return guest.was_used(page);
         }
         let (number, first) = (page / AROUND, page / AROUND * AROUND);
-        let youngest = self.youngest();
-        if core::mem::replace(&mut self.around[number as usize], self.search) != self.search {
+        let youngest = this.youngest();
+        if core::mem::replace(&mut this.around[number as usize], this.search) != this.search {
             let mut young = [0];
             let count = AROUND.min(guest.pages() - first);
+            order.pause();
             guest.young(Look::Around, first, count, &mut young);
-            each(&young, |bit| self.used(first + bit, youngest, youngest));
+            each(&young, |bit| order.get().used(first + bit, youngest, youngest));
         }
-        self.of[page as usize] == youngest
+        order.get().of[page as usize] == youngest
     }
 
     /// Whether the page was used since the last walk but one.
@@ -250,14 +274,28 @@ impl Generations {
         self.of[page as usize] + 1 >= self.youngest()
     }
 
-    /// Of generations, the youngest first: when each began, and how many pages it has.
-    pub fn census(&self, is_here: impl Fn(u32) -> bool) -> Vec<(u64, u64)> {
-        let mut pages = vec![0; self.queues.len()];
-        for page in (0..self.of.len() as u32).filter(|&page| is_here(page)) {
-            let of = self.of[page as usize].clamp(self.oldest, self.youngest());
-            pages[(self.youngest() - of) as usize] += 1;
+    /// How long pages were idle, as walks found so far.
+    pub fn census(order: &mut Stretches<'_, Self>, is_here: impl Fn(u32) -> bool) -> Census {
+        loop {
+            let this = order.get();
+            let (oldest, youngest, renumbered) = (this.oldest, this.youngest(), this.renumbered);
+            let mut census = Census {
+                generations: this.queues.iter().rev().map(|queue| (queue.began, 0)).collect(),
+                walks: this.walks,
+                woken: this.woken.to_vec(),
+            };
+            // Beside somebody who gives up pages, each counts as of when it is looked at.
+            for page in 0..this.of.len() as u32 {
+                let this = order.get();
+                if this.renumbered == renumbered && is_here(page) {
+                    let of = this.of[page as usize].clamp(oldest, youngest);
+                    census.generations[(youngest - of) as usize].1 += 1;
+                }
+            }
+            if order.get().renumbered == renumbered {
+                return census;
+            }
         }
-        self.queues.iter().rev().map(|queue| queue.began).zip(pages).collect()
     }
 }
 
@@ -276,18 +314,43 @@ fn each(bits: &[u64], mut what: impl FnMut(u32)) {
 mod tests {
     use super::*;
     use crate::order::tests::Memory;
+    use spin::Mutex;
 
-    fn generations(pages: u32, window: u32, around: bool) -> (Generations, Memory) {
+    fn generations(pages: u32, window: u32, around: bool) -> (Locked, Memory) {
         let mut order = Generations::new(pages, Looks { window, around }, 0);
         let memory = Memory::all_here(pages);
         (0..pages).for_each(|page| order.arrive(page, None, pages));
-        (order, memory)
+        (Locked(Mutex::new(order)), memory)
+    }
+
+    struct Locked(Mutex<Generations>);
+
+    impl Locked {
+        fn held(&self) -> Stretches<'_, Generations> {
+            Stretches::new(&self.0)
+        }
+
+        fn now(&self) -> spin::MutexGuard<'_, Generations> {
+            self.0.lock()
+        }
+
+        fn walk(&self, memory: &mut Memory) {
+            Generations::walk(&mut self.held(), memory);
+        }
+
+        fn victims(&self, want: usize, memory: &mut Memory) -> Victims {
+            Generations::victims(&mut self.held(), want, memory)
+        }
+
+        fn census(&self) -> Vec<(u64, u64)> {
+            Generations::census(&mut self.held(), |_| true).generations
+        }
     }
 
     #[test]
     fn what_is_used_is_kept_and_what_is_not_is_given_up() {
         for (window, around) in [(1, false), (64, true), (1 << 20, true)] {
-            let (mut order, mut memory) = generations(1000, window, around);
+            let (order, mut memory) = generations(1000, window, around);
             for _ in 0..4 {
                 memory.uses(0..500);
                 order.walk(&mut memory);
@@ -301,7 +364,7 @@ mod tests {
     #[test]
     fn a_page_that_was_used_since_the_walk_is_kept_when_its_turn_comes() {
         for around in [false, true] {
-            let (mut order, mut memory) = generations(256, 64, around);
+            let (order, mut memory) = generations(256, 64, around);
             for _ in 0..4 {
                 order.walk(&mut memory);
             }
@@ -314,7 +377,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_asked_about_in_one_call() {
-        let (mut order, mut memory) = generations(256, 256, true);
+        let (order, mut memory) = generations(256, 256, true);
         for _ in 0..4 {
             order.walk(&mut memory);
         }
@@ -325,14 +388,14 @@ mod tests {
 
     #[test]
     fn something_is_given_up_even_if_all_pages_are_used_all_the_time() {
-        let (mut order, mut memory) = generations(128, 64, true);
+        let (order, mut memory) = generations(128, 64, true);
         memory.always_used = true;
         assert_eq!(order.victims(32, &mut memory).pages.len(), 32);
     }
 
     #[test]
     fn nothing_is_given_up_that_came_just_now() {
-        let (mut order, mut memory) = generations(128, 64, true);
+        let (order, mut memory) = generations(128, 64, true);
         memory.new = true;
         let found = order.victims(32, &mut memory);
         assert!(found.pages.is_empty() && found.held > 0);
@@ -340,9 +403,9 @@ mod tests {
 
     #[test]
     fn a_page_that_left_and_came_back_is_given_up_once() {
-        let (mut order, mut memory) = generations(64, 64, false);
+        let (order, mut memory) = generations(64, 64, false);
         memory.here[5] = false;
-        order.arrive(5, Some(3), 64);
+        order.now().arrive(5, Some(3), 64);
         memory.here[5] = true;
         let mut all = order.victims(100, &mut memory).pages;
         all.sort_unstable();
@@ -351,14 +414,14 @@ mod tests {
 
     #[test]
     fn walks_without_end_keep_a_bounded_number_of_generations() {
-        let (mut order, mut memory) = generations(100, 64, false);
+        let (order, mut memory) = generations(100, 64, false);
         for _ in 0..200 {
             memory.uses(0..30);
             order.walk(&mut memory);
         }
-        assert!(order.queues.len() <= IDLE + 1);
-        assert!(order.youngest() <= LAST + IDLE as u32 + 1, "numbers begin anew");
-        assert_eq!(order.census(|_| true).iter().map(|row| row.1).sum::<u64>(), 100);
+        assert!(order.now().queues.len() <= IDLE + 1);
+        assert!(order.now().youngest() <= LAST + IDLE as u32 + 1, "numbers begin anew");
+        assert_eq!(order.census().iter().map(|row| row.1).sum::<u64>(), 100);
         let found = order.victims(70, &mut memory).pages;
         assert!(found.len() == 70 && found.iter().all(|page| *page >= 30));
     }
@@ -366,13 +429,14 @@ mod tests {
     #[test]
     fn a_page_was_idle_as_long_whoever_finds_it_used() {
         for by_walk in [false, true] {
-            let (mut order, mut memory) = generations(64, 64, true);
+            let (order, mut memory) = generations(64, 64, true);
             (0..6).for_each(|_| order.walk(&mut memory));
             memory.uses(5..6);
             match by_walk {
                 true => order.walk(&mut memory),
                 false => assert_eq!(order.victims(1, &mut memory).pages.len(), 1),
             }
+            let order = order.now();
             let woken = order.woken.iter().enumerate().filter(|(_, pages)| **pages != 0);
             assert_eq!(woken.collect::<Vec<_>>(), [(6, &1)], "by a walk: {by_walk}");
         }
@@ -380,29 +444,97 @@ mod tests {
 
     #[test]
     fn of_pages_that_are_all_in_use_those_used_last_stay() {
-        let (mut order, mut memory) = generations(128, 64, false);
+        let (order, mut memory) = generations(128, 64, false);
         // Since they came, the first half were used again.
         memory.uses(0..64);
         order.walk(&mut memory);
         let mut found = Victims::default();
-        order.take_regardless(64, &memory, &mut found);
+        Generations::take_regardless(&mut order.held(), 64, &memory, &mut found);
         assert!(found.pages.len() == 64 && found.pages.iter().all(|page| *page >= 64));
-        order.take_regardless(100, &memory, &mut found);
+        Generations::take_regardless(&mut order.held(), 100, &memory, &mut found);
         assert_eq!(found.pages.len(), 100);
     }
 
     #[test]
     fn the_census_tells_how_long_pages_were_idle() {
-        let (mut order, mut memory) = generations(100, 64, false);
+        let (order, mut memory) = generations(100, 64, false);
         for now in 1..=3 {
             memory.time = now * 10;
             memory.uses(0..30);
             order.walk(&mut memory);
         }
-        let census = order.census(|_| true);
+        let census = order.census();
         assert_eq!(census[0], (30, 30));
         assert_eq!(census.iter().map(|row| row.1).sum::<u64>(), 100);
         assert_eq!(census[3].1, 70, "idle since the first: {census:?}");
-        assert_eq!(order.woken[0], 90);
+        assert_eq!(order.now().woken[0], 90);
+    }
+
+    /// Whatever pages do: each is in one queue at most, and in one if it is here and was not given
+    /// up.
+    #[test]
+    fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
+        const PAGES: u32 = 150;
+        for seed in 0..4 {
+            let (order, mut memory) = generations(PAGES, 64, seed % 2 == 0);
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut given_up: Vec<u32> = vec![];
+            for _ in 0..2000 {
+                let page = rng.u32(..PAGES);
+                let index = page as usize;
+                match rng.u8(..16) {
+                    // A balloon takes it, and the guest touches it again.
+                    0..5 => memory.here[index] = false,
+                    5..11 if !given_up.contains(&page) => {
+                        memory.here[index] = true;
+                        let distance = [None, Some(rng.u32(..2 * PAGES))][rng.usize(..2)];
+                        order.now().arrive(page, distance, PAGES);
+                    }
+                    11 => memory.uses(index..(index + 20).min(PAGES as usize)),
+                    12 => order.walk(&mut memory),
+                    13 => memory.new = rng.u8(..4) == 0,
+                    14 => given_up.drain(..).for_each(|page| match rng.bool() {
+                        true => order.now().put_back(page, rng.bool()),
+                        false => memory.here[page as usize] = false,
+                    }),
+                    _ => given_up.extend(order.victims(rng.usize(1..40), &mut memory).pages),
+                }
+                let order = order.now();
+                let mut queued: Vec<u32> =
+                    order.queues.iter().flat_map(|it| order.links.pages(&it.pages)).collect();
+                let lengths: u32 = order.queues.iter().map(|it| it.pages.len()).sum();
+                assert_eq!(lengths as usize, queued.len());
+                queued.sort_unstable();
+                assert!(queued.windows(2).all(|pages| pages[0] < pages[1]), "{queued:?}");
+                for page in 0..PAGES {
+                    let is_queued = queued.binary_search(&page).is_ok();
+                    assert_eq!(is_queued, order.links.is_queued(page));
+                    let wanted = memory.here[page as usize] && !given_up.contains(&page);
+                    assert!(is_queued || !wanted, "page {page} is lost");
+                    assert!(!is_queued || !given_up.contains(&page), "page {page} is in the way");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_that_comes_before_its_turn_moves_on_when_that_comes() {
+        let (order, mut memory) = generations(64, 64, false);
+        (0..4).for_each(|_| order.walk(&mut memory));
+        // It left, and came back; so it is of the youngest generation, in the oldest queue.
+        order.now().arrive(5, None, 64);
+        assert!(order.now().is_young(5));
+        let found = order.victims(63, &mut memory).pages;
+        assert!(found.len() == 63 && !found.contains(&5));
+    }
+
+    #[test]
+    fn the_first_time_at_which_a_page_is_old_enough_is_told() {
+        let (order, mut memory) = generations(128, 64, true);
+        memory.new = true;
+        let found = order.victims(32, &mut memory);
+        assert_eq!(found.until, Some(memory.until(0)));
+        memory.here[0] = false;
+        assert_eq!(order.victims(32, &mut memory).until, Some(memory.until(1)));
     }
 }

@@ -3,47 +3,52 @@
 //! Pages are asked about one by one, when they reach the end of a list. A page that was used and is at the
 //! end of the inactive list becomes active; the end of the active list becomes inactive whenever that is
 //! the shorter one.
+//!
+//! *Invariant*: a page is in one list at most. One that comes while it is in a list still is said
+//! to be of the other, and goes there when its turn comes.
 
-use super::{Accessed, Victims};
+use super::queue::{Links, Queue};
+use super::{Accessed, Stretches, Victims};
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
 use alloc::vec;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum List {
-    None,
     Active,
     Inactive,
 }
 
 #[derive(Debug)]
 pub(crate) struct Lists {
-    active: VecDeque<u32>,
-    inactive: VecDeque<u32>,
-    /// Of each page: entries of other lists are of an earlier stay.
+    active: Queue,
+    inactive: Queue,
+    links: Links,
+    /// Of each page, the list that it belongs to.
     of: Box<[List]>,
 }
 
 impl Lists {
     pub fn new(pages: u32) -> Self {
         Self {
-            active: VecDeque::new(),
-            inactive: VecDeque::new(),
-            of: vec![List::None; pages as usize].into_boxed_slice(),
+            active: Queue::new(),
+            inactive: Queue::new(),
+            links: Links::new(pages),
+            of: vec![List::Inactive; pages as usize].into_boxed_slice(),
         }
     }
 
     fn enqueue(&mut self, page: u32, list: List) {
         self.of[page as usize] = list;
-        match list {
-            List::Active => self.active.push_back(page),
-            _ => self.inactive.push_back(page),
-        }
+        let queue = match list {
+            List::Active => &mut self.active,
+            List::Inactive => &mut self.inactive,
+        };
+        self.links.push(queue, page);
     }
 
     pub fn arrive(&mut self, page: u32, distance: Option<u32>, _here: u32) {
         // It would not have been given up, had the active list been given up instead.
-        let in_use = distance.is_some_and(|distance| distance as usize <= self.active.len());
+        let in_use = distance.is_some_and(|distance| distance <= self.active.len());
         self.enqueue(page, if in_use { List::Active } else { List::Inactive });
     }
 
@@ -51,37 +56,50 @@ impl Lists {
         self.enqueue(page, if used { List::Active } else { List::Inactive });
     }
 
-    pub fn victims(&mut self, want: usize, guest: &mut impl Accessed) -> Victims {
+    pub fn victims(
+        order: &mut Stretches<'_, Self>,
+        want: usize,
+        guest: &mut impl Accessed,
+    ) -> Victims {
         let mut found = Victims::default();
         let mut patience = 2 * u64::from(guest.pages()) + want as u64;
         while found.pages.len() < want {
-            while self.inactive.len() < self.active.len() {
-                let Some(page) = self.active.pop_front() else { break };
-                if self.of[page as usize] == List::Active && guest.is_here(page) {
+            let mut this = order.get();
+            while this.inactive.len() < this.active.len() {
+                let Some(page) = this.links.pop(&mut this.active) else { break };
+                if guest.is_here(page) {
+                    order.pause();
                     guest.was_used(page);
-                    self.enqueue(page, List::Inactive);
+                    order.get().enqueue(page, List::Inactive);
                 }
+                this = order.get();
             }
-            let Some(page) = self.inactive.pop_front() else { break };
-            if self.of[page as usize] != List::Inactive || !guest.is_here(page) {
+            let Some(page) = this.links.pop(&mut this.inactive) else { break };
+            if !guest.is_here(page) {
                 continue;
             }
-            if guest.is_new(page) {
-                found.held += 1;
-                self.enqueue(page, List::Inactive);
+            if this.of[page as usize] == List::Active {
+                this.enqueue(page, List::Active);
+                continue;
+            }
+            if let Some(until) = guest.new_until(page) {
+                found.hold(until);
+                this.enqueue(page, List::Inactive);
                 if patience == 0 {
                     break;
                 }
                 patience -= 1;
                 continue;
             }
-            if patience > 0 && guest.was_used(page) {
-                found.kept += 1;
-                patience -= 1;
-                self.enqueue(page, List::Active);
-                continue;
+            if patience > 0 {
+                order.pause();
+                if guest.was_used(page) {
+                    found.kept += 1;
+                    patience -= 1;
+                    order.get().enqueue(page, List::Active);
+                    continue;
+                }
             }
-            self.of[page as usize] = List::None;
             found.pages.push(page);
         }
         found
@@ -92,13 +110,19 @@ impl Lists {
 mod tests {
     use super::*;
     use crate::order::tests::Memory;
+    use spin::Mutex;
+
+    fn victims(lists: &Mutex<Lists>, want: usize, memory: &mut Memory) -> Victims {
+        Lists::victims(&mut Stretches::new(lists), want, memory)
+    }
 
     #[test]
     fn what_is_used_twice_outlives_what_is_used_once() {
         let (mut order, mut memory) = (Lists::new(100), Memory::all_here(100));
         (0..100).for_each(|page| order.arrive(page, None, 100));
+        let order = Mutex::new(order);
         memory.uses(0..20);
-        let first = order.victims(40, &mut memory).pages;
+        let first = victims(&order, 40, &mut memory).pages;
         assert!(first.iter().all(|page| *page >= 20) && first.len() == 40);
     }
 
@@ -106,8 +130,9 @@ mod tests {
     fn something_is_given_up_even_if_all_pages_are_used_all_the_time() {
         let (mut order, mut memory) = (Lists::new(100), Memory::all_here(100));
         (0..100).for_each(|page| order.arrive(page, None, 100));
+        let order = Mutex::new(order);
         memory.always_used = true;
-        assert_eq!(order.victims(10, &mut memory).pages.len(), 10);
+        assert_eq!(victims(&order, 10, &mut memory).pages.len(), 10);
     }
 
     #[test]
@@ -117,5 +142,56 @@ mod tests {
         order.arrive(8, Some(8), 8);
         order.arrive(9, Some(10), 8);
         assert_eq!((order.active.len(), order.inactive.len()), (9, 1));
+    }
+
+    #[test]
+    fn a_page_is_in_one_list_at_most_and_none_that_is_here_is_lost() {
+        const PAGES: u32 = 150;
+        let (order, mut memory) = (Mutex::new(Lists::new(PAGES)), Memory::all_here(PAGES));
+        memory.here.fill(false);
+        let mut rng = fastrand::Rng::with_seed(5);
+        let mut given_up: std::vec::Vec<u32> = vec![];
+        for _ in 0..10_000 {
+            let page = rng.u32(..PAGES);
+            let index = page as usize;
+            match rng.u8(..16) {
+                0..5 => memory.here[index] = false,
+                5..12 if !given_up.contains(&page) => {
+                    memory.here[index] = true;
+                    let distance = [None, Some(rng.u32(..PAGES))][rng.usize(..2)];
+                    order.lock().arrive(page, distance, PAGES);
+                }
+                12 => memory.uses(index..(index + 20).min(PAGES as usize)),
+                13 => memory.new = rng.u8(..4) == 0,
+                14 => given_up.drain(..).for_each(|page| match rng.bool() {
+                    true => order.lock().put_back(page, rng.bool()),
+                    false => memory.here[page as usize] = false,
+                }),
+                _ => given_up.extend(victims(&order, rng.usize(1..40), &mut memory).pages),
+            }
+            let order = order.lock();
+            let mut queued = order.links.pages(&order.active);
+            queued.extend(order.links.pages(&order.inactive));
+            assert_eq!((order.active.len() + order.inactive.len()) as usize, queued.len());
+            queued.sort_unstable();
+            assert!(queued.windows(2).all(|pages| pages[0] < pages[1]), "{queued:?}");
+            for page in 0..PAGES {
+                let is_queued = queued.binary_search(&page).is_ok();
+                assert_eq!(is_queued, order.links.is_queued(page));
+                let wanted = memory.here[page as usize] && !given_up.contains(&page);
+                assert!(is_queued || !wanted, "page {page} is lost");
+                assert!(!is_queued || !given_up.contains(&page), "page {page} is in the way");
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_that_comes_before_its_turn_goes_to_its_list_when_that_comes() {
+        let mut order = Lists::new(10);
+        (0..10).for_each(|page| order.arrive(page, None, 10));
+        order.put_back(3, true);
+        let order = Mutex::new(order);
+        let found = victims(&order, 9, &mut Memory::all_here(10)).pages;
+        assert!(found.len() == 9 && !found.contains(&3));
     }
 }

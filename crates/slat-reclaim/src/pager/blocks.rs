@@ -2,14 +2,15 @@
 
 use super::{Gate, Pager};
 use crate::order::Generations;
-use crate::page::Place;
+use crate::page::{Place, claim_untouched};
 use crate::pool::Ram;
 use crate::stats::Counters;
 use crate::swap::Swap;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use slat::{Format, PageSize};
+use slat::Format;
 use slat_guest::{EagerSplit, Host};
+use spin::Mutex;
 
 impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M, S, G> {
     /// Brings in the whole block around a page that nobody has touched, if none of it was, and a block
@@ -32,11 +33,7 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
             paged.here.fetch_sub(pages, Ordering::AcqRel);
             return false;
         };
-        let claim =
-            |word: &&crate::page::Word| word.claim(|place| *place == Place::Nowhere).is_ok();
-        let claimed = words.iter().take_while(claim).count();
-        if claimed < words.len() {
-            words[..claimed].iter().for_each(|word| word.release(Place::Nowhere));
+        if !claim_untouched(words) {
             (frame..frame + pages).for_each(|frame| self.give(frame));
             return false;
         }
@@ -64,25 +61,22 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         let order = paged.pool.frames.order();
         for range in self.worker.guest_ranges(paged.host((block as u32) << order, 1 << order)) {
             // Where tables are short, unmapping takes the block whole.
-            EagerSplit::new(
-                range,
-                PageSize::from_bytes(paged.pool.layout.page.bytes()).unwrap_or(F::size(0)),
-            )
-            .run(self.worker, || false);
+            EagerSplit::new(range, paged.pool.layout.page).run(self.worker, || false);
         }
         true
     }
 
     /// Blocks of pages of which all are in memory, and most were used since the last walk but one.
-    pub(super) fn hot_blocks(&self, generations: &Generations) -> Vec<u32> {
+    pub(super) fn hot_blocks(&self, generations: &Mutex<Generations>) -> Vec<u32> {
         let paged = self.paged;
         let pages = 1u32 << paged.pool.frames.order();
         let is_hot = |block: &u32| {
             let all = block * pages..(block + 1) * pages;
             let here = |page: u32| matches!(paged.words[page as usize].load(), Place::Here { .. });
-            !paged.is_whole(block * pages)
-                && all.clone().all(here)
-                && all.filter(|&page| generations.is_young(page)).count() as u32 * 4 >= pages * 3
+            !paged.is_whole(block * pages) && all.clone().all(here) && {
+                let generations = generations.lock();
+                all.filter(|&page| generations.is_young(page)).count() as u32 * 4 >= pages * 3
+            }
         };
         (0..paged.words.len() as u32 / pages).filter(is_hot).collect()
     }
@@ -128,7 +122,7 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         for ((index, word), (frame, copy)) in words.iter().enumerate().zip(old) {
             // One leaf lets the guest write all of it: swap's copies are none any more.
             word.release(Place::Here { frame: new + index as u32, copy: None });
-            copy.into_iter().for_each(|slot| pool.slots.give(slot));
+            copy.into_iter().for_each(|slot| paged.give_slot(slot));
             if !in_place {
                 pool.frames.give(frame);
             }

@@ -1,10 +1,11 @@
 //! Pages that are given up.
 
 use super::{Eyes, Gate, Pager, ranges};
-use crate::order::{Order, Victims};
+use crate::order::{Generations, Order, Stretches, Victims};
 use crate::page::Place;
-use crate::paged::Paged;
+use crate::paged::{BORN_SHIFT, Paged};
 use crate::pool::Ram;
+use crate::slots::Taken;
 use crate::stats::Counters;
 use crate::swap::{Swap, SwapError};
 use alloc::vec::Vec;
@@ -12,6 +13,10 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 use slat::Format;
 use slat_guest::Host;
+
+/// So many slots are freed before swap is asked to forget them, unless they are written again
+/// first.
+const STALE: u32 = 64;
 
 /// What was given up.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -26,8 +31,15 @@ pub struct Reclaimed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ReclaimError {
-    /// Swap does not take pages: until [`Pool::resume`](crate::Pool::resume).
+    /// Swap does not take pages: until [`Pool::resume`](crate::Pool::resume), or, if it is
+    /// [full](SwapError::Full), until somebody gives slots back.
     Swap(SwapError),
+    /// The guest has all the slots of swap that it may have, and all of them hold pages that are
+    /// not in memory.
+    Quota {
+        /// How many it may have.
+        slots: u32,
+    },
     /// All pages came back too recently to be given up: the guest uses more than it may have. It
     /// should wait, or be given more.
     Thrashing,
@@ -41,6 +53,11 @@ impl fmt::Display for ReclaimError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Swap(error) => write!(f, "pages cannot be sent to swap: {error}"),
+            Self::Quota { slots } => write!(
+                f,
+                "the guest has all the {slots} slots of swap that it may have; raise its quota or its \
+                 limit, or take pages from it by a balloon"
+            ),
             Self::Thrashing => f.write_str(
                 "all of the guest's pages came back within the minimum residency; have the guest \
                  wait, raise its limit, or lower the residency",
@@ -53,11 +70,12 @@ impl fmt::Display for ReclaimError {
 
 impl core::error::Error for ReclaimError {}
 
-/// A claimed page.
+/// A claimed page, and the slot that it is to go to.
 struct Claimed {
     page: u32,
     frame: u32,
     copy: Option<u32>,
+    slot: u32,
     /// It was used after it was looked at last.
     used: bool,
 }
@@ -70,14 +88,32 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
     /// [`ReclaimError`]: none was given up.
     pub fn reclaim(&mut self, want: u32) -> Result<Reclaimed, ReclaimError> {
         let paged = self.paged;
-        let Some(mut order) = paged.order.try_lock() else {
+        let Some(mut turn) = paged.turn.try_lock() else {
             return Ok(Reclaimed { pages: 0, busy: true });
         };
         let begin = self.now();
-        self.note_arrivals(&mut order);
-        let victims = order.victims(want.max(1) as usize, &mut Eyes::new(self));
-        let result = self.give_up(&mut order, victims);
+        // A fault that has to wait costs no walk.
+        if begin >> BORN_SHIFT < turn.none_before {
+            return Err(ReclaimError::Thrashing);
+        }
+        if let Some(why) = self.no_slot()
+            && !paged.may_have_copies()
+        {
+            return Err(why);
+        }
+        paged.order.note(&paged.arrivals, paged.resident());
+        let victims = paged.order.victims(want.max(1) as usize, &mut Eyes::new(self));
+        if let (true, Some(until)) = (victims.pages.is_empty(), victims.until) {
+            turn.none_before = until;
+        }
+        let result = self.give_up(victims);
         paged.counters.reclaim.add(self.now() - begin);
+        drop(turn);
+        if paged.pool.slots.stale() >= STALE
+            && let Some(wiper) = paged.pool.wiper()
+        {
+            wiper.wipe();
+        }
         result
     }
 
@@ -86,25 +122,29 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
     /// has no walks.
     pub fn walk(&mut self) -> bool {
         let paged = self.paged;
-        let Some(mut order) = paged.order.try_lock() else { return false };
-        self.note_arrivals(&mut order);
-        let Order::Generations(generations) = &mut *order else { return false };
-        generations.walk(&mut Eyes::new(self));
+        let Some(turn) = paged.turn.try_lock() else { return false };
+        let Order::Generations(generations) = &paged.order else { return false };
+        paged.order.note(&paged.arrivals, paged.resident());
+        Generations::walk(&mut Stretches::new(generations), &mut Eyes::new(self));
         if paged.config.huge {
             let hot = self.hot_blocks(generations);
-            drop(order);
+            drop(turn);
             hot.into_iter().for_each(|block| _ = self.collapse(block));
         }
         true
     }
 
-    fn note_arrivals(&self, order: &mut Order) {
-        let paged = self.paged;
-        let here = paged.resident();
-        paged.arrivals.take(|page, distance| order.arrive(page, distance, here));
+    /// Why a page without a copy cannot leave at the moment, unless the slot of another's copy is
+    /// taken for it.
+    fn no_slot(&self) -> Option<ReclaimError> {
+        let (paged, pool) = (self.paged, self.paged.pool);
+        let slots = paged.quota();
+        let full = || pool.slots.is_full().then_some(ReclaimError::Swap(SwapError::Full));
+        let quota = || (paged.swapped() >= slots).then_some(ReclaimError::Quota { slots });
+        pool.trouble().map(ReclaimError::Swap).or_else(quota).or_else(full)
     }
 
-    fn give_up(&mut self, order: &mut Order, victims: Victims) -> Result<Reclaimed, ReclaimError> {
+    fn give_up(&mut self, victims: Victims) -> Result<Reclaimed, ReclaimError> {
         let (paged, counters) = (self.paged, &self.paged.counters);
         Counters::add(&counters.kept, victims.kept);
         Counters::add(&counters.held, victims.held);
@@ -117,62 +157,90 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         }
         pages.sort_unstable();
         let mut given_up = 0;
+        let mut stays = Stays::default();
         // Faults on a page wait while it is claimed.
         for pages in pages.chunks(paged.config.batch.max(1) as usize) {
-            let mut claimed = self.claim(order, pages);
+            let mut claimed = self.claim(pages, &mut stays);
             self.unmap(&mut claimed);
             let (used, idle): (Vec<_>, Vec<_>) = claimed.into_iter().partition(|page| page.used);
             Counters::add(&counters.rescued, used.len() as u64);
-            used.iter().for_each(|page| self.keep(order, page));
+            used.iter().for_each(|page| self.keep(page, &mut stays));
+            let gives = paged.pool.slots.gives();
+            let mut sent = 0;
             for page in &idle {
                 match self.send_away(page) {
-                    Ok(slot) => {
+                    Ok(()) => {
                         let since = paged.given_up.fetch_add(1, Ordering::Relaxed) as u32;
-                        Counters::add(&counters.given_up, 1);
-                        paged.words[page.page as usize].release(Place::Away { slot, since });
+                        let away = Place::Away { slot: page.slot, since };
+                        paged.words[page.page as usize].release(away);
                         self.give(page.frame);
-                        given_up += 1;
+                        sent += 1;
                     }
                     Err(error) => {
-                        paged.pool.stop(error);
-                        self.keep(order, page);
+                        paged.pool.stop(error, gives);
+                        stays.why = Some(ReclaimError::Swap(error));
+                        self.keep(page, &mut stays);
                     }
                 }
             }
+            // Those that came back already were taken from it before they are added; nobody but
+            // who has the turn asks.
+            paged.away.fetch_add(sent, Ordering::Relaxed);
+            Counters::add(&counters.given_up, sent.into());
+            given_up += sent;
+            paged.order.put_back(&stays.pages);
+            stays.pages.clear();
         }
-        match (given_up, paged.pool.trouble()) {
-            (0, Some(error)) => Err(ReclaimError::Swap(error)),
-            (0, None) => Err(ReclaimError::InUse),
+        match (given_up, stays.why) {
+            (0, why) => Err(why.unwrap_or(ReclaimError::InUse)),
             (pages, _) => Ok(Reclaimed { pages, busy: false }),
         }
     }
 
     /// The page stays after all.
-    fn keep(&self, order: &mut Order, page: &Claimed) {
-        order.put_back(page.page, page.used);
+    fn keep(&self, page: &Claimed, stays: &mut Stays) {
+        stays.pages.push((page.page, page.used));
         let here = Place::Here { frame: page.frame, copy: page.copy };
         self.paged.words[page.page as usize].release(here);
+        if page.copy.is_none() {
+            self.paged.pool.slots.return_unwritten(page.slot);
+            self.paged.uncharge();
+        }
     }
 
-    fn claim(&mut self, order: &mut Order, pages: &[u32]) -> Vec<Claimed> {
+    /// Claims those of `pages` that can leave, with a slot for each. So that a page is not taken
+    /// from the guest in vain, what has no slot is let go of at once.
+    fn claim(&mut self, pages: &[u32], stays: &mut Stays) -> Vec<Claimed> {
         let paged = self.paged;
-        let stopped = paged.pool.trouble().is_some();
         let mut claimed = Vec::with_capacity(pages.len());
+        let mut none = paged.pool.trouble().map(ReclaimError::Swap);
         for &page in pages {
             let word = &paged.words[page as usize];
-            if stopped && matches!(word.load(), Place::Here { copy: None, .. }) {
-                order.put_back(page, false);
+            if none.is_some() && matches!(word.load(), Place::Here { copy: None, .. }) {
+                stays.pages.push((page, false));
                 continue;
             }
             let here = |place: &Place| matches!(place, Place::Here { .. });
-            match word.claim(here) {
-                Ok(Place::Here { frame, copy }) => {
-                    claimed.push(Claimed { page, frame, copy, used: false });
-                }
+            let Ok(Place::Here { frame, copy }) = word.claim(here) else {
                 // Somebody copies it, or a device has it; or it is gone, and will arrive anew.
-                _ => order.put_back(page, true),
+                stays.pages.push((page, true));
+                continue;
+            };
+            let slot = match (copy, none) {
+                (Some(slot), _) => Ok(slot),
+                (None, Some(why)) => Err(why),
+                (None, None) => self.slot(),
+            };
+            match slot {
+                Ok(slot) => claimed.push(Claimed { page, frame, copy, slot, used: false }),
+                Err(why) => {
+                    none = Some(why);
+                    word.release(Place::Here { frame, copy });
+                    stays.pages.push((page, false));
+                }
             }
         }
+        stays.why = stays.why.or(none);
         for page in &claimed {
             if self.break_block(page.page) {
                 Counters::add(&paged.counters.split, 1);
@@ -184,6 +252,9 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
     /// Takes the claimed pages from the guest.
     fn unmap(&mut self, claimed: &mut [Claimed]) {
         let paged = self.paged;
+        if claimed.is_empty() {
+            return;
+        }
         let begin = self.now();
         let hosts = ranges(paged, claimed.iter().map(|claimed| claimed.page));
         let worker = &mut *self.worker;
@@ -205,32 +276,50 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         paged.counters.unmap.add(self.now() - begin);
     }
 
-    /// Has swap keep a page that nobody can reach; returns where.
-    fn send_away(&mut self, page: &Claimed) -> Result<u32, SwapError> {
+    /// Has swap keep a page that nobody can reach.
+    fn send_away(&mut self, page: &Claimed) -> Result<(), SwapError> {
         let (paged, pool) = (self.paged, self.paged.pool);
-        if let Some(slot) = page.copy {
+        if page.copy.is_some() {
             Counters::add(&paged.counters.clean, 1);
-            return Ok(slot);
+            return Ok(());
         }
         if let Some(error) = pool.trouble() {
             return Err(error);
         }
-        let slot = pool.slots.take().or_else(|| self.spare_slot()).ok_or(SwapError::Full)?;
         let begin = self.now();
         let content = self.content.page(pool.layout.page.bytes());
         pool.ram.read(pool.hpa(page.frame), content);
-        let written = pool.swap.write(slot, content);
+        let written = pool.swap.write(page.slot, content);
         paged.counters.write.add(self.now() - begin);
-        if let Err(error) = written {
-            pool.slots.give(slot);
-            return Err(error);
-        }
-        Ok(slot)
+        written
     }
 
-    /// The slot of a copy whose page is in memory, and will be written should it leave.
+    /// A slot for a page that is to leave, on the guest's account.
+    fn slot(&self) -> Result<u32, ReclaimError> {
+        let (paged, pool) = (self.paged, self.paged.pool);
+        if !paged.charge() {
+            return self.spare_slot().ok_or(ReclaimError::Quota { slots: paged.quota() });
+        }
+        loop {
+            match pool.slots.take() {
+                Taken::Slot(slot) => return Ok(slot),
+                // Whoever wipes them waits for nobody.
+                Taken::Wait => self.wait(),
+                Taken::Full => {
+                    paged.uncharge();
+                    return self.spare_slot().ok_or(ReclaimError::Swap(SwapError::Full));
+                }
+            }
+        }
+    }
+
+    /// The slot of a copy whose page is in memory, and will be written should it leave. It is on
+    /// the account already.
     fn spare_slot(&self) -> Option<u32> {
         let paged = self.paged;
+        if !paged.may_have_copies() {
+            return None;
+        }
         let (pages, begin) = (paged.words.len() as u32, paged.spare.load(Ordering::Relaxed));
         (begin..pages).chain(0..begin).find_map(|page| {
             let word = &paged.words[page as usize];
@@ -240,6 +329,13 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
             word.exchange(place, Place::Here { frame, copy: None }).then_some(slot)
         })
     }
+}
+
+/// Pages that do not leave, and whether they were used; and why, if it is for want of swap.
+#[derive(Default)]
+struct Stays {
+    pages: Vec<(u32, bool)>,
+    why: Option<ReclaimError>,
 }
 
 /// Pages by how long they were not used.
@@ -311,20 +407,17 @@ impl Idle {
 
 impl<M: Ram, S: Swap> Paged<'_, M, S> {
     /// How long pages were idle, as of the last walk; nothing is given up. `None` where the policy keeps no
-    /// generations. Waits for who reclaims.
+    /// generations. Waits for nobody who does more than to change an order in memory.
     pub fn idle(&self) -> Option<Idle> {
-        let order = self.order.lock();
-        let Order::Generations(generations) = &*order else { return None };
+        let Order::Generations(generations) = &self.order else { return None };
         let is_here = |page: u32| self.words[page as usize].may_be_here();
-        let census = generations.census(is_here);
+        let census = Generations::census(&mut Stretches::new(generations), is_here);
+        let generation = |(began, pages)| Generation { began, pages };
         Some(Idle {
-            generations: census
-                .into_iter()
-                .map(|(began, pages)| Generation { began, pages })
-                .collect(),
-            walks: generations.walks,
+            generations: census.generations.into_iter().map(generation).collect(),
+            walks: census.walks,
             before: 0,
-            woken: generations.woken.to_vec(),
+            woken: census.woken,
         })
     }
 }

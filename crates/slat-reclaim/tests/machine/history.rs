@@ -114,7 +114,9 @@ where
                         Ok(()) => {}
                         Err(
                             PageError::Read { .. }
-                            | PageError::NoRoom { why: ReclaimError::Swap(_) },
+                            | PageError::NoRoom {
+                                why: ReclaimError::Swap(_) | ReclaimError::Quota { .. },
+                            },
                         ) => return false,
                         Err(error) => self.world.fail(format!("page {page}: {error}")),
                     }
@@ -291,10 +293,23 @@ where
         }
     }
 
+    /// Nobody moves a page: every frame and every slot is one page's, or free.
+    fn adds_up(&self) {
+        let Places { nowhere, here, copied, moving, away } = self.paged.places();
+        assert_eq!(moving, 0, "a page is on its way for ever");
+        assert_eq!(u64::from(nowhere + here + copied + away), self.pages, "pages");
+        assert_eq!(here + copied, self.paged.resident(), "pages in memory");
+        assert_eq!(copied + away, self.paged.swapped(), "slots of the guest");
+        assert_eq!(copied + away, self.pool.swapped(), "slots");
+        assert_eq!(self.pool.free() + here + copied, self.pool.total(), "frames");
+    }
+
     /// All stand still: nothing was lost, wherever it is.
     fn ends(&self) {
+        self.adds_up();
         self.world.swap_fails(None);
         self.pool.resume();
+        self.paged.set_swap(u32::MAX);
         let mut rooms = [room(), room()];
         let [first, second] = &mut rooms;
         let mut worker = Worker::<C>::new(self.guest, first).unwrap();
@@ -315,11 +330,11 @@ where
             }
         }
         self.world.machine.claim_fresh(VMID, self.range(0, self.pages));
-        let (free, all) = (self.pool.free(), self.pool.total());
-        assert_eq!(free + self.paged.resident(), all, "frames");
+        self.adds_up();
         Pager::new(&mut worker).discard(self.host(0, self.pages));
-        let left = (self.pool.free(), self.paged.resident(), self.pool.swapped());
-        assert_eq!(left, (all, 0, 0), "frames and swap");
+        self.adds_up();
+        let left = (self.pool.free(), self.pool.swapped(), self.world.holds());
+        assert_eq!(left, (self.pool.total(), 0, 0), "frames and swap");
     }
 }
 
@@ -348,6 +363,8 @@ where
         fresh: rng.bool(),
         huge,
         batch: [1, 3, 8][rng.usize(..3)],
+        // What it uses does not fit into memory and swap, or hardly.
+        swap: if huge { u32::MAX } else { [u32::MAX, 14 + rng.u32(..8)][rng.usize(..2)] },
         ..slat_reclaim::Config::new(limit as u32)
     };
     let logging =

@@ -85,6 +85,11 @@ impl<A: Arch> World<A> {
         self.content().fails = one_in;
     }
 
+    /// Slots of swap that hold something.
+    pub fn holds(&self) -> usize {
+        self.content().swap.len()
+    }
+
     pub fn fail(&self, why: String) {
         self.turns.fail(why);
     }
@@ -306,5 +311,12 @@ impl<A: Arch> Swap for World<A> {
         let done = self.with_slot(slot, |swap| found = swap.get(&slot).copied().unwrap_or(found));
         page[..8].copy_from_slice(&found.to_ne_bytes());
         if done { Ok(()) } else { Err(SwapError::Short { bytes: 7 }) }
+    }
+
+    fn forget(&self, slots: std::ops::Range<u32>) -> Result<(), SwapError> {
+        for slot in slots {
+            self.with_slot(slot, |swap| _ = swap.remove(&slot));
+        }
+        Ok(())
     }
 }

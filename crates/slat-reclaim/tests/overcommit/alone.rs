@@ -328,6 +328,8 @@ fn a_pool_that_cannot_be_is_refused() {
     let unaligned = |size| PoolError::Unaligned { size };
     assert_eq!(refused(Layout { base: Hpa(4096), ..layout }), unaligned(PageSize::SIZE_2M));
     assert_eq!(refused(Layout { bytes: 4095, ..layout }), unaligned(PageSize::SIZE_4K));
+    let (base, bytes) = (Hpa(0u64.wrapping_sub(2 << 20)), 2 << 20);
+    assert_eq!(refused(Layout { base, bytes, ..layout }), PoolError::Beyond { base, bytes });
     let pages = 1 << 28;
     assert_eq!(refused(Layout { bytes: 1 << 40, ..layout }), PoolError::TooMany { pages });
     let block = PageSize::SIZE_4K;
@@ -341,6 +343,31 @@ fn a_pool_that_cannot_be_is_refused() {
     assert_eq!(refused(4096, 4096), unaligned(PageSize::SIZE_2M));
     assert_eq!(refused(0, 100), unaligned(PageSize::SIZE_4K));
     assert_eq!(refused(0, 1 << 40), PoolError::TooMany { pages });
+}
+
+/// A leaf of the guest's would be of several frames, or a frame of several leaves.
+#[test]
+fn a_guest_whose_pages_are_not_the_pools_has_none() {
+    use slat::{PageSize, Vmid};
+    let machine = slat_sim::fast::FastMachine::new(slat_sim::Ept::default(), 1, 4 << 20, 4 << 20);
+    let machine = machine.unwrap();
+    let size = |bytes| PageSize::from_bytes(bytes).unwrap();
+    let (page, block) = (size(16 << 10), size(2 << 20));
+    let swap = Flaky::new(16, page);
+    let layout = Layout { base: machine.memory_base(), bytes: 1 << 20, page, block };
+    let pool = Pool::new(Mem(&machine), layout, &swap).unwrap();
+    let config = slat_reclaim::Config::new(64);
+    let paged = Paged::new(&pool, Hva(HOST), 1 << 20, config, 0).unwrap();
+    let config = slat_guest::Config::new(1, PageSize::SIZE_2M);
+    let guest = Guest::new(ept(), Vmid(1), 39, &machine, &paged, config).unwrap();
+    let mut room = room();
+    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    worker.set_slot(slot(1 << 20, false)).unwrap();
+    let refused = PageError::PageSize { pool: page, tables: PageSize::SIZE_4K };
+    let mut pager = Pager::new(&mut worker);
+    assert_eq!(pager.bring_in(Hva(HOST), Access::Write), Err(refused));
+    assert_eq!(pager.with_page(Hva(HOST), true, |_| ()), Err(refused));
+    assert_eq!(paged.resident(), 0);
 }
 
 /// Two guests share a pool; each has its own limit, both together what there is.

@@ -8,7 +8,7 @@ use slat_reclaim::*;
 use slat_sim::fast::{FastCpu, FastMachine};
 use slat_sim::{Arch, Arm};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 pub const VMID: Vmid = Vmid(5);
 pub const BASE: u64 = 1 << 32;
@@ -35,6 +35,10 @@ pub struct Flaky {
     pages: Vec<Mutex<Vec<u8>>>,
     pub fail_writes: AtomicBool,
     pub fail_reads: AtomicBool,
+    /// It has no holes, and cannot write zeroes.
+    pub fail_forgets: AtomicBool,
+    /// What writes fail with: 0 for a full disk.
+    pub errno: AtomicI32,
     pub writes: AtomicU64,
 }
 
@@ -42,11 +46,28 @@ impl Flaky {
     pub fn new(slots: u32, page: PageSize) -> Self {
         Self {
             page: page.bytes(),
-            pages: (0..slots).map(|_| Mutex::default()).collect(),
+            // What is kept takes no memory that is not there from the start.
+            pages: (0..slots)
+                .map(|_| Mutex::new(Vec::with_capacity(page.bytes() as usize)))
+                .collect(),
             fail_writes: AtomicBool::new(false),
             fail_reads: AtomicBool::new(false),
+            fail_forgets: AtomicBool::new(false),
+            errno: AtomicI32::new(0),
             writes: AtomicU64::new(0),
         }
+    }
+
+    fn error(&self) -> SwapError {
+        match self.errno.load(Relaxed) {
+            0 => SwapError::Full,
+            errno => SwapError::System { errno },
+        }
+    }
+
+    /// Slots in which there is something, whosever it was.
+    pub fn holds(&self) -> usize {
+        self.pages.iter().filter(|page| !page.lock().unwrap().is_empty()).count()
     }
 }
 
@@ -61,11 +82,12 @@ impl Swap for Flaky {
 
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
         let mut kept = self.pages[slot as usize].try_lock().expect("a slot in use was written");
-        *kept = page.to_vec();
+        kept.clear();
+        kept.extend_from_slice(page);
         if self.fail_writes.load(Relaxed) {
             // What is there by now is not what was asked for.
             kept.fill(0xee);
-            return Err(SwapError::Full);
+            return Err(self.error());
         }
         self.writes.fetch_add(1, Relaxed);
         Ok(())
@@ -73,10 +95,21 @@ impl Swap for Flaky {
 
     fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
         let kept = self.pages[slot as usize].try_lock().expect("a slot in use was read");
+        assert!(!kept.is_empty(), "slot {slot} was forgotten, and is read");
         page.copy_from_slice(&kept);
         if self.fail_reads.load(Relaxed) {
             page.fill(0xdd);
             return Err(SwapError::Short { bytes: 7 });
+        }
+        Ok(())
+    }
+
+    fn forget(&self, slots: std::ops::Range<u32>) -> Result<(), SwapError> {
+        if self.fail_forgets.load(Relaxed) {
+            return Err(SwapError::System { errno: 5 });
+        }
+        for slot in slots {
+            self.pages[slot as usize].try_lock().expect("a slot in use was forgotten").clear();
         }
         Ok(())
     }
@@ -192,11 +225,26 @@ impl<F: Format, A: Arch> Bench<'_, F, A> {
         [0, 2048, self.page - 8]
     }
 
-    /// Every frame is somebody's, once; swap has no slot that nobody knows of.
+    /// Nobody moves a page: everything adds up.
     pub fn check_accounts(&self) {
-        assert_eq!(self.pool.free() + self.paged.resident(), self.pool.total(), "frames");
-        assert!(self.pool.swapped() as u64 <= self.setup.pages, "swap");
+        check_accounts(self.pool, &[self.paged]);
     }
+}
+
+/// Nobody moves a page of these guests, who share a pool: every frame and every slot is one page's,
+/// or free, and each account says so.
+pub fn check_accounts<M: Ram, S: Swap>(pool: &Pool<M, S>, guests: &[&Paged<'_, M, S>]) {
+    let (mut here, mut slots) = (0, 0);
+    for guest in guests {
+        let Places { nowhere: _, here: alone, copied, moving, away } = guest.places();
+        assert_eq!(moving, 0, "a page is on its way for ever");
+        assert_eq!(alone + copied, guest.resident(), "pages in memory");
+        assert_eq!(copied + away, guest.swapped(), "slots of swap");
+        here += alone + copied;
+        slots += copied + away;
+    }
+    assert_eq!(pool.free() + here, pool.total(), "frames");
+    assert_eq!(pool.swapped(), slots, "slots of all");
 }
 
 /// A vCPU and its CPU, which answers its own faults.

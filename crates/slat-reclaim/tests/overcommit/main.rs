@@ -4,6 +4,7 @@
 //! `ROUNDS=N` for more.
 #![cfg(all(target_os = "linux", not(loom)))]
 
+mod accounts;
 mod alone;
 mod bed;
 #[cfg(feature = "every-format")]
@@ -11,4 +12,8 @@ mod bed;
 #[path = "../machine/cases.rs"]
 mod cases;
 mod elsewhere;
+#[cfg(feature = "std")]
+mod forgotten;
+mod shares;
 mod storm;
+mod waits;

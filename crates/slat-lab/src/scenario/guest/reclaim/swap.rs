@@ -4,6 +4,7 @@ use crate::cli::SwapPlace;
 use anyhow::Context;
 use slat::PageSize;
 use slat_reclaim::{Swap, SwapError, SwapFile};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub enum LabSwap {
@@ -79,6 +80,14 @@ impl Swap for LabSwap {
                 Ok(())
             }
             Self::File(file) => file.read(slot, content),
+        }
+    }
+
+    fn forget(&self, slots: Range<u32>) -> Result<(), SwapError> {
+        match self {
+            // It is nobody's but this process's.
+            Self::Memory { .. } => Ok(()),
+            Self::File(file) => file.forget(slots),
         }
     }
 }

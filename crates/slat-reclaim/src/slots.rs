@@ -1,0 +1,354 @@
+//! Places in swap: which of them hold something, and which still hold what nobody has any more.
+//!
+//! A slot is *used*; or *stale*: free, with what a guest had there; or *clean*: free, with nothing;
+//! or it is being *wiped*: it is nobody's while swap forgets what it holds. Who frees a slot in a
+//! fault leaves it stale, which takes no system call. Stale slots are handed out first: to write
+//! there again is the cheapest way to forget.
+
+use crate::page::NUMBERS;
+use alloc::boxed::Box;
+use alloc::vec;
+use core::ops::Range;
+use spin::Mutex;
+
+/// Slots that swap forgets in one call, at most.
+pub(crate) const RUN: u32 = 1024;
+
+/// A set of slots, of which the first is found soon.
+#[derive(Debug)]
+struct Bits {
+    words: Box<[u64]>,
+    /// Of each word, whether it has a slot.
+    any: Box<[u64]>,
+    count: u32,
+}
+
+impl Bits {
+    fn new(total: u32) -> Self {
+        let words = |len: usize| vec![0; len.div_ceil(64)].into_boxed_slice();
+        let of = words(total as usize);
+        let any = words(of.len());
+        Self { words: of, any, count: 0 }
+    }
+
+    fn all(total: u32) -> Self {
+        let mut all = Self::new(total);
+        (0..total).for_each(|slot| all.add(slot));
+        all
+    }
+
+    fn has(&self, slot: u32) -> bool {
+        self.words[slot as usize / 64] >> (slot % 64) & 1 != 0
+    }
+
+    /// The first from `from` on.
+    fn first(&self, from: u32) -> Option<u32> {
+        let mut slot = from;
+        loop {
+            let word = slot / 64;
+            let here = self.words.get(word as usize)? & !0 << (slot % 64);
+            if here != 0 {
+                return Some(word * 64 + here.trailing_zeros());
+            }
+            // The next word that has one, or the next that tells of 64 of them.
+            let later = self.any[word as usize / 64] & (!1 << (word % 64));
+            slot = match later {
+                0 => (word / 64 + 1) * 64 * 64,
+                later => (word / 64 * 64 + later.trailing_zeros()) * 64,
+            };
+        }
+    }
+
+    fn add(&mut self, slot: u32) {
+        let word = slot as usize / 64;
+        self.words[word] |= 1 << (slot % 64);
+        self.any[word / 64] |= 1 << (word % 64);
+        self.count += 1;
+    }
+
+    fn remove(&mut self, slot: u32) {
+        let word = slot as usize / 64;
+        self.words[word] &= !(1 << (slot % 64));
+        self.any[word / 64] &= !(u64::from(self.words[word] == 0) << (word % 64));
+        self.count -= 1;
+    }
+}
+
+/// Places in swap.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    total: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    clean: Bits,
+    stale: Bits,
+    used: u32,
+    /// Where to look first: neighbours are written together.
+    next: u32,
+    /// No stale slot is below it.
+    lowest: u32,
+    /// How often slots were given back.
+    gives: u64,
+}
+
+/// A slot for a page, or why there is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taken {
+    Slot(u32),
+    /// All that are free are being wiped: there will be one soon.
+    Wait,
+    Full,
+}
+
+impl State {
+    fn is_free(&self, slot: u32) -> bool {
+        self.clean.has(slot) || self.stale.has(slot)
+    }
+
+    fn stale(&mut self, slot: u32) {
+        assert!(!self.is_free(slot), "swap slot {slot} was given back twice");
+        self.stale.add(slot);
+        self.lowest = self.lowest.min(slot);
+    }
+}
+
+impl Slots {
+    pub fn new(total: u32) -> Self {
+        let (clean, stale) = (Bits::all(total), Bits::new(total));
+        let lowest = NUMBERS as u32;
+        Self {
+            total,
+            state: Mutex::new(State { clean, stale, used: 0, next: 0, lowest, gives: 0 }),
+        }
+    }
+
+    pub fn used(&self) -> u32 {
+        self.state.lock().used
+    }
+
+    /// No slot is free.
+    pub fn is_full(&self) -> bool {
+        self.used() == self.total
+    }
+
+    /// So few are free that pages that came back should not keep theirs.
+    pub fn scarce(&self) -> bool {
+        self.total - self.used() < self.total / 16
+    }
+
+    /// Slots that are free, and hold what somebody had.
+    pub fn stale(&self) -> u32 {
+        self.state.lock().stale.count
+    }
+
+    /// How often slots were given back: room was made.
+    pub fn gives(&self) -> u64 {
+        self.state.lock().gives
+    }
+
+    pub fn take(&self) -> Taken {
+        let mut state = self.state.lock();
+        if state.used == self.total {
+            return Taken::Full;
+        }
+        let slot = match state.stale.first(state.lowest) {
+            Some(slot) => {
+                state.stale.remove(slot);
+                state.lowest = slot + 1;
+                slot
+            }
+            None => {
+                state.lowest = NUMBERS as u32;
+                let next = state.next;
+                let Some(slot) = state.clean.first(next).or_else(|| state.clean.first(0)) else {
+                    return Taken::Wait;
+                };
+                state.clean.remove(slot);
+                state.next = slot + 1;
+                slot
+            }
+        };
+        state.used += 1;
+        Taken::Slot(slot)
+    }
+
+    /// What `slot` holds is nobody's any more.
+    pub fn give(&self, slot: u32) {
+        let mut state = self.state.lock();
+        state.stale(slot);
+        state.used -= 1;
+        state.gives += 1;
+    }
+
+    /// Nothing, or not all of a page, was written to `slot` since it was taken: that makes no room.
+    pub fn return_unwritten(&self, slot: u32) {
+        let mut state = self.state.lock();
+        state.stale(slot);
+        state.used -= 1;
+    }
+
+    /// `slot` is to be wiped, and nobody's until [`Slots::wiped`] is told of it.
+    pub fn withhold(&self, slot: u32) {
+        let mut state = self.state.lock();
+        assert!(!state.is_free(slot), "swap slot {slot} was given back twice");
+        state.used -= 1;
+    }
+
+    /// Withholds the first stale slots from `from` on.
+    pub fn withhold_stale(&self, from: u32) -> Option<Range<u32>> {
+        let mut state = self.state.lock();
+        let first = state.stale.first(from)?;
+        let end = (first + RUN).min(self.total);
+        let end = (first..end).find(|&slot| !state.stale.has(slot)).unwrap_or(end);
+        (first..end).for_each(|slot| state.stale.remove(slot));
+        Some(first..end)
+    }
+
+    /// What was withheld is free again; `clean`, unless swap could not forget what it held.
+    pub fn wiped(&self, slots: Range<u32>, clean: bool) {
+        let mut state = self.state.lock();
+        for slot in slots {
+            if clean {
+                assert!(!state.is_free(slot), "swap slot {slot} was wiped while it was free");
+                state.clean.add(slot);
+            } else {
+                state.stale(slot);
+            }
+        }
+        state.gives += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn take(slots: &Slots) -> Option<u32> {
+        match slots.take() {
+            Taken::Slot(slot) => Some(slot),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn slots_are_handed_out_once_until_there_is_none() {
+        for total in [1, 63, 64, 65, 200] {
+            let slots = Slots::new(total);
+            let taken: HashSet<u32> = std::iter::from_fn(|| take(&slots)).collect();
+            assert_eq!((taken.len(), slots.used()), (total as usize, total));
+            assert!(taken.iter().all(|slot| *slot < total));
+            assert!(slots.is_full());
+            slots.give(total / 2);
+            assert_eq!((slots.stale(), slots.is_full()), (1, false));
+            assert_eq!(slots.take(), Taken::Slot(total / 2));
+            assert_eq!((slots.take(), slots.stale()), (Taken::Full, 0));
+        }
+        assert_eq!(Slots::new(0).take(), Taken::Full);
+    }
+
+    #[test]
+    fn the_last_free_slot_is_found_wherever_it_is() {
+        let total = 3 * 64 * 64 + 100;
+        let slots = Slots::new(total);
+        while take(&slots).is_some() {}
+        let mut rng = fastrand::Rng::with_seed(1);
+        for (index, free) in [0, 63, 64, 4095, 4096, total - 1]
+            .into_iter()
+            .chain((0..200).map(|_| rng.u32(..total)))
+            .enumerate()
+        {
+            match index % 2 {
+                0 => slots.give(free),
+                _ => {
+                    slots.withhold(free);
+                    assert_eq!(slots.take(), Taken::Wait, "it is free, and not to be had yet");
+                    slots.wiped(free..free + 1, true);
+                }
+            }
+            assert!(slots.scarce());
+            assert_eq!(slots.take(), Taken::Slot(free));
+            assert_eq!(slots.take(), Taken::Full);
+        }
+    }
+
+    #[test]
+    fn slots_are_used_stale_clean_or_being_wiped() {
+        const TOTAL: u32 = 5000;
+        let slots = Slots::new(TOTAL);
+        let mut rng = fastrand::Rng::with_seed(3);
+        let (mut used, mut stale, mut wiping): (Vec<u32>, HashSet<u32>, Vec<Range<u32>>) =
+            Default::default();
+        for step in 0..20_000 {
+            match rng.u8(..8) {
+                // What is stale goes first, the first of it.
+                0..3 => match slots.take() {
+                    Taken::Slot(slot) => {
+                        assert_eq!(stale.iter().min().is_some(), stale.contains(&slot));
+                        assert!(stale.iter().all(|other| slot <= *other));
+                        stale.remove(&slot);
+                        used.push(slot);
+                    }
+                    Taken::Wait => assert!(stale.is_empty() && !wiping.is_empty()),
+                    Taken::Full => assert_eq!(used.len(), TOTAL as usize),
+                },
+                3 => (0..40).for_each(|_| {
+                    if let Some(slot) = take(&slots) {
+                        stale.remove(&slot);
+                        used.push(slot);
+                    }
+                }),
+                4 | 5 if !used.is_empty() => {
+                    let slot = used.swap_remove(rng.usize(..used.len()));
+                    match rng.bool() {
+                        true => slots.give(slot),
+                        false => slots.return_unwritten(slot),
+                    }
+                    stale.insert(slot);
+                }
+                6 if rng.bool() && !used.is_empty() => {
+                    let slot = used.swap_remove(rng.usize(..used.len()));
+                    slots.withhold(slot);
+                    wiping.push(slot..slot + 1);
+                }
+                6 => {
+                    let from = rng.u32(..TOTAL);
+                    let first = stale.iter().filter(|slot| **slot >= from).min().copied();
+                    let run = slots.withhold_stale(from);
+                    assert_eq!(run.as_ref().map(|run| run.start), first);
+                    if let Some(run) = run {
+                        assert!(!run.is_empty() && run.clone().all(|slot| stale.remove(&slot)));
+                        assert!(run.len() as u32 == RUN || !stale.contains(&run.end));
+                        wiping.push(run);
+                    }
+                }
+                _ => {
+                    for run in wiping.drain(..) {
+                        let clean = rng.bool();
+                        slots.wiped(run.clone(), clean);
+                        stale.extend(run.filter(|_| !clean));
+                    }
+                }
+            }
+            assert_eq!((slots.used(), slots.stale()), (used.len() as u32, stale.len() as u32));
+            let wiping: usize = wiping.iter().map(ExactSizeIterator::len).sum();
+            let clean = slots.state.lock().clean.count as usize;
+            assert_eq!(clean + stale.len() + used.len() + wiping, TOTAL as usize, "{step}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "given back twice")]
+    fn a_slot_that_is_given_back_twice_is_noticed() {
+        Slots::new(8).give(3);
+    }
+
+    #[test]
+    #[should_panic(expected = "given back twice")]
+    fn a_free_slot_that_is_to_be_wiped_is_noticed() {
+        Slots::new(8).withhold(3);
+    }
+}

@@ -1,0 +1,69 @@
+//! What a guest does costs the host no memory beyond what its pages were given at the start.
+#![cfg(all(target_os = "linux", not(loom)))]
+
+#[allow(dead_code, unused_imports, unused_macros, reason = "a part of it is for other tests")]
+#[path = "overcommit/bed.rs"]
+mod bed;
+
+use bed::*;
+use slat::Access;
+use slat_guest::Worker;
+use slat_reclaim::*;
+use slat_sim::Ept;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+struct Count;
+
+static HEAP: AtomicI64 = AtomicI64::new(0);
+
+// SAFETY: it is the system's allocator, which keeps the contract, with the callers' own arguments.
+unsafe impl GlobalAlloc for Count {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HEAP.fetch_add(layout.size() as i64, Relaxed);
+        // SAFETY: by the same contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        HEAP.fetch_sub(layout.size() as i64, Relaxed);
+        // SAFETY: by the same contract; `alloc` had the memory from there.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Count = Count;
+
+/// Pages that leave and come back before their turn, again and again.
+#[test]
+fn a_balloon_that_is_filled_and_emptied_takes_none_of_the_hosts_memory() {
+    let (idle, cycled) = (1024u64, 512u64);
+    for policy in [Policy::Generations, Policy::TwoLists] {
+        let mut setup = Setup::new(idle + cycled, idle + cycled);
+        setup.reclaim.policy = policy;
+        setup.run(ept(), Ept::default(), |bench| {
+            let mut room = room();
+            let mut worker = Worker::new(bench.guest, &mut room).unwrap();
+            let mut pager = Pager::new(&mut worker);
+            for page in 0..idle + cycled {
+                pager.bring_in(bench.host(page), Access::Write).unwrap();
+            }
+            (0..6).for_each(|_| assert_eq!(pager.walk(), policy == Policy::Generations));
+            let mut before = 0;
+            for round in 0..1010 {
+                if round == 10 {
+                    before = HEAP.load(Relaxed);
+                }
+                pager.discard(bench.hosts(idle, cycled));
+                for page in idle..idle + cycled {
+                    pager.bring_in(bench.host(page), Access::Write).unwrap();
+                }
+                pager.reclaim(1).unwrap();
+            }
+            // Half a million pages came and went.
+            let grown = HEAP.load(Relaxed) - before;
+            assert!(grown < 16 << 10, "{policy:?}: {grown} bytes");
+        });
+    }
+}

@@ -1,0 +1,168 @@
+//! What swap held of a guest is not found there once the guest has given it back.
+
+use crate::bed::*;
+use crate::shares::{at, guests, pages};
+use slat::{Access, PageSize};
+use slat_reclaim::*;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A directory on a file system that may have files past the page cache.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// The file behind a swap file in `directory`, as another process would have to open it.
+fn file_in(directory: &std::path::Path) -> File {
+    let is_there = |path: &std::path::PathBuf| {
+        std::fs::read_link(path).is_ok_and(|target| target.starts_with(directory))
+    };
+    let mut files = std::fs::read_dir("/proc/self/fd").unwrap().flatten().map(|file| file.path());
+    File::open(files.find(is_there).unwrap()).unwrap()
+}
+
+/// Bytes of the file that are not zero.
+fn left(file: &File) -> usize {
+    let bytes = file.metadata().unwrap().len() as usize;
+    let mut all = vec![0; bytes];
+    file.read_exact_at(&mut all, 0).unwrap();
+    all.iter().filter(|byte| **byte != 0).count()
+}
+
+const SECRET: u64 = 0x5ec2_e75e_c2e7;
+
+/// Through the page cache and past it. Each page is written, and so leaves, `times` times.
+fn nothing_is_left(times: u64, gives_back: bool) {
+    let directory = directory();
+    let new = |direct: bool| match direct {
+        true => SwapFile::direct(directory.path(), 1024, PageSize::SIZE_4K),
+        false => SwapFile::new(directory.path(), 1024, PageSize::SIZE_4K),
+    };
+    for swap in [false, true].into_iter().filter_map(|direct| new(direct).ok()) {
+        let file = file_in(directory.path());
+        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600, "who may open it");
+        let limit = slat_reclaim::Config::new(200);
+        guests(&swap, 512, &[(600, limit)], |pool, mut threads| {
+            let machine = threads[0].guest().tables().platform();
+            let mut pager = Pager::new(&mut threads[0]);
+            for _ in 0..times {
+                for page in 0..600 {
+                    let write = |hpa| machine.write_host(hpa, SECRET);
+                    pager.with_page(at(page), true, write).unwrap();
+                }
+            }
+            assert!(pool.swapped() >= 400 && left(&file) >= 400 * 6);
+            if gives_back {
+                pager.discard(pages(0, 600));
+                assert_eq!((pool.swapped(), pool.trouble()), (0, None));
+                assert_eq!(left(&file), 0);
+            }
+        });
+        assert_eq!(left(&file), 0, "once the guest has gone");
+    }
+}
+
+#[test]
+fn what_a_balloon_takes_is_not_in_the_swap_file_any_more() {
+    nothing_is_left(1, true);
+}
+
+#[test]
+fn what_was_written_to_swap_more_than_once_is_not_there_any_more_either() {
+    nothing_is_left(3, true);
+}
+
+#[test]
+fn what_a_guest_had_is_not_in_the_swap_file_once_it_has_gone() {
+    nothing_is_left(2, false);
+}
+
+/// A guest that writes its pages as they come back leaves slots behind: those that are not used
+/// again are given back some dozen at a time.
+#[test]
+fn what_guests_leave_behind_in_swap_is_bounded() {
+    let swap = Flaky::new(2048, PageSize::SIZE_4K);
+    guests(&swap, 1024, &[(1024, slat_reclaim::Config::new(1024))], |pool, mut threads| {
+        let mut pager = Pager::new(&mut threads[0]);
+        let mut bring = |page| pager.bring_in(at(page), Access::Write).unwrap();
+        (0..1024).for_each(&mut bring);
+        let mut pager = Pager::new(&mut threads[0]);
+        while pager.reclaim(64).is_ok() {}
+        assert_eq!((pool.swapped(), swap.holds()), (1024, 1024));
+        (0..1024).for_each(|page| pager.bring_in(at(page), Access::Write).unwrap());
+        assert_eq!((pool.swapped(), swap.holds()), (0, 1024), "no fault has asked swap to forget");
+        while pager.reclaim(1).is_err() {}
+        assert_eq!((pool.swapped(), swap.holds()), (1, 1));
+    });
+}
+
+#[test]
+fn a_swap_that_cannot_forget_is_told_and_asked_again() {
+    let swap = Flaky::new(256, PageSize::SIZE_4K);
+    guests(&swap, 128, &[(128, slat_reclaim::Config::new(128))], |pool, mut threads| {
+        let mut pager = Pager::new(&mut threads[0]);
+        (0..128).for_each(|page| pager.bring_in(at(page), Access::Write).unwrap());
+        while pager.reclaim(64).is_ok() {}
+        swap.fail_forgets.store(true, Relaxed);
+        pager.discard(pages(0, 100));
+        assert_eq!(pool.trouble(), Some(SwapError::System { errno: 5 }));
+        assert_eq!((pool.swapped(), swap.holds()), (28, 128));
+        swap.fail_forgets.store(false, Relaxed);
+        pool.resume();
+        pager.discard(pages(100, 1));
+        assert_eq!((pool.swapped(), swap.holds(), pool.trouble()), (27, 27, None));
+    });
+}
+
+/// What a guest wrote again is being wiped by another, slowly: who discards it waits for that, too.
+#[test]
+fn a_balloon_waits_for_who_wipes_its_pages_already() {
+    use std::sync::atomic::AtomicBool;
+    struct Slow(Flaky, AtomicBool);
+    impl Swap for Slow {
+        fn slots(&self) -> u32 {
+            self.0.slots()
+        }
+
+        fn page(&self) -> u64 {
+            self.0.page()
+        }
+
+        fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
+            self.0.write(slot, page)
+        }
+
+        fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
+            self.0.read(slot, page)
+        }
+
+        fn forget(&self, slots: std::ops::Range<u32>) -> Result<(), SwapError> {
+            if slots.len() > 50 {
+                self.1.store(true, Relaxed);
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+            self.0.forget(slots)
+        }
+    }
+    let swap = Slow(Flaky::new(512, PageSize::SIZE_4K), AtomicBool::new(false));
+    let two = [(256, slat_reclaim::Config::new(256)), (8, slat_reclaim::Config::new(8))];
+    guests(&swap, 512, &two, |pool, mut threads| {
+        let mut other = threads.pop().unwrap();
+        let mut one = threads.pop().unwrap();
+        Pager::new(&mut other).bring_in(at(0), Access::Write).unwrap();
+        let mut pager = Pager::new(&mut one);
+        (0..256).for_each(|page| pager.bring_in(at(page), Access::Write).unwrap());
+        while pager.reclaim(64).is_ok() {}
+        (0..256).for_each(|page| pager.bring_in(at(page), Access::Write).unwrap());
+        assert_eq!((pool.swapped(), swap.0.holds()), (0, 256));
+        std::thread::scope(|scope| {
+            scope.spawn(move || Pager::new(&mut other).discard(pages(0, 1)));
+            while !swap.1.load(Relaxed) {
+                std::thread::yield_now();
+            }
+            pager.discard(pages(0, 256));
+            assert_eq!(swap.0.holds(), 0);
+        });
+    });
+}

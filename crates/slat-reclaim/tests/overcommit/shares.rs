@@ -1,0 +1,339 @@
+//! Guests that share a pool: what one of them takes is not the others' trouble.
+
+use crate::bed::*;
+use slat::format::ept::Ept1G;
+use slat::{Access, PageSize, Vmid};
+use slat_guest::*;
+use slat_reclaim::*;
+use slat_sim::Ept;
+use slat_sim::fast::FastMachine;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+const K4: u64 = 4096;
+
+pub type Memory<'h, S> = Paged<'h, Mem<'h, Ept>, &'h S>;
+pub type Thread<'w, 'h, S> = Worker<'w, 'h, Ept1G, FastMachine<Ept>, &'h Memory<'h, S>>;
+
+/// Guests of so many pages each on one pool, and a thread for each; at the end, all accounts add
+/// up, and guests that have gone have left nothing.
+pub fn guests<S: Swap>(
+    swap: &S,
+    frames: u64,
+    guests: &[(u64, slat_reclaim::Config)],
+    work: impl for<'w, 'h> FnOnce(&Pool<Mem<'h, Ept>, &'h S>, Vec<Thread<'w, 'h, S>>),
+) {
+    let machine = FastMachine::new(Ept::default(), 1, frames * K4, 32 << 20).unwrap();
+    let layout = Layout {
+        base: machine.memory_base(),
+        bytes: frames * K4,
+        page: PageSize::SIZE_4K,
+        block: PageSize::SIZE_2M,
+    };
+    let pool = Pool::new(Mem(&machine), layout, swap).unwrap();
+    let new = |&(pages, config): &(u64, _)| Paged::new(&pool, Hva(HOST), pages * K4, config, 0);
+    let memory: Vec<_> = guests.iter().map(|guest| new(guest).unwrap()).collect();
+    let new = |(index, paged)| {
+        let config = slat_guest::Config::new(1, PageSize::SIZE_2M);
+        Guest::new(ept(), Vmid(index as u16 + 1), 39, &machine, paged, config).unwrap()
+    };
+    let those: Vec<_> = memory.iter().enumerate().map(new).collect();
+    let mut rooms: Vec<_> = guests.iter().map(|_| room()).collect();
+    let threads = those.iter().zip(&mut rooms).zip(guests).map(|((guest, room), (pages, _))| {
+        let mut worker = Worker::new(guest, room).unwrap();
+        worker.set_slot(slot(pages * K4, false)).unwrap();
+        worker
+    });
+    work(&pool, threads.collect());
+    check_accounts(&pool, &memory.iter().collect::<Vec<_>>());
+    for guest in those {
+        // SAFETY: no CPU has loaded its tables.
+        unsafe { guest.destroy() };
+    }
+    for paged in memory {
+        // SAFETY: its guest is destroyed.
+        unsafe { paged.release() };
+    }
+    assert_eq!((pool.free(), pool.swapped()), (pool.total(), 0), "what ended guests had");
+}
+
+pub fn at(page: u64) -> Hva {
+    Hva(HOST + page * K4)
+}
+
+pub fn pages(page: u64, count: u64) -> HvaRange {
+    HvaRange { start: at(page), bytes: count * K4 }
+}
+
+type Ends = Result<(), PageError>;
+
+fn bring<S: Swap>(thread: &mut Thread<'_, '_, S>, mut pages: std::ops::Range<u64>) -> Ends {
+    let mut pager = Pager::new(thread);
+    pages.try_for_each(|page| pager.bring_in(at(page), Access::Write))
+}
+
+const fn config(limit: u32, swap: u32) -> slat_reclaim::Config {
+    slat_reclaim::Config { swap, ..slat_reclaim::Config::new(limit) }
+}
+
+const FULL: ReclaimError = ReclaimError::Swap(SwapError::Full);
+
+#[test]
+fn a_guest_that_fills_swap_stops_nobody_once_it_has_given_it_back() {
+    let swap = Flaky::new(256, PageSize::SIZE_4K);
+    let two = [(4096, config(200, u32::MAX)), (300, config(200, u32::MAX))];
+    guests(&swap, 512, &two, |pool, mut threads| {
+        let [hog, other] = &mut threads[..] else { unreachable!() };
+        bring(other, 0..190).unwrap();
+        assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { why: FULL }));
+        assert_eq!((pool.swapped(), pool.trouble()), (256, None));
+        assert_eq!(bring(other, 190..300), Err(PageError::NoRoom { why: FULL }));
+        Pager::new(hog).discard(pages(0, 4096));
+        assert_eq!((pool.swapped(), pool.trouble()), (0, None));
+        bring(other, 190..300).unwrap();
+    });
+}
+
+#[test]
+fn a_guest_has_no_more_of_swap_than_its_quota_and_leaves_the_rest_to_others() {
+    let swap = Flaky::new(256, PageSize::SIZE_4K);
+    let two = [(4096, config(200, 100)), (300, config(200, u32::MAX))];
+    guests(&swap, 512, &two, |pool, mut threads| {
+        let [hog, other] = &mut threads[..] else { unreachable!() };
+        let quota = ReclaimError::Quota { slots: 100 };
+        assert_eq!(bring(hog, 0..4096), Err(PageError::NoRoom { why: quota }));
+        let paged = *hog.guest().backing();
+        assert_eq!((paged.resident(), paged.swapped(), paged.places().away), (200, 100, 100));
+        // Nothing leaves it that would have to come back at once, and nobody walks in vain.
+        let before = (paged.stats(), hog.guest().stats().totals.invalidations);
+        assert_eq!(Pager::new(hog).reclaim(64), Err(quota));
+        assert_eq!((paged.stats(), hog.guest().stats().totals.invalidations), before);
+        bring(other, 0..300).unwrap();
+        assert_eq!(
+            (pool.swapped(), pool.trouble()),
+            (100 + other.guest().backing().swapped(), None)
+        );
+        // More of it, and it goes on; what was lowered is kept to from then on.
+        paged.set_swap(110);
+        let quota = ReclaimError::Quota { slots: 110 };
+        assert_eq!(bring(hog, 300..4096), Err(PageError::NoRoom { why: quota }));
+        assert_eq!(paged.swapped(), 110);
+        paged.set_swap(20);
+        Pager::new(hog).discard(pages(0, 300));
+        let quota = ReclaimError::Quota { slots: 20 };
+        assert_eq!(bring(hog, 0..300), Err(PageError::NoRoom { why: quota }));
+        assert!(paged.swapped() <= 20);
+    });
+}
+
+/// Copies of pages in memory count, and give way.
+#[test]
+fn a_guest_at_its_quota_gives_up_pages_for_those_that_come_back() {
+    let swap = Flaky::new(256, PageSize::SIZE_4K);
+    guests(&swap, 256, &[(240, config(128, 120))], |_, mut threads| {
+        let thread = &mut threads[0];
+        bring(thread, 0..240).unwrap();
+        let paged = *thread.guest().backing();
+        for round in 0..6 {
+            for page in 0..240 {
+                let access = [Access::Read, Access::Write][usize::from(page % 4 == round % 4)];
+                Pager::new(thread).bring_in(at(page), access).unwrap();
+                assert!(paged.swapped() <= 120, "{:?}", paged.places());
+            }
+        }
+        assert!(paged.places().copied > 0);
+        // All of it but what fits into memory besides.
+        let mut all = 0;
+        while let Ok(gone) = Pager::new(thread).reclaim(7) {
+            all += gone.pages;
+        }
+        assert_eq!((paged.places().away, paged.swapped()), (120, 120), "{all} left");
+    });
+}
+
+/// Swap has three slots left, and eight pages are next: five of them are not taken from the guest.
+#[test]
+fn only_pages_that_have_a_slot_are_taken_from_the_guest() {
+    let swap = Flaky::new(3, PageSize::SIZE_4K);
+    guests(&swap, 64, &[(64, config(64, u32::MAX))], |_, mut threads| {
+        let thread = &mut threads[0];
+        bring(thread, 0..8).unwrap();
+        assert_eq!(Pager::new(thread).reclaim(8), Ok(Reclaimed { pages: 3, busy: false }));
+        let stats = thread.guest().backing().stats();
+        assert_eq!((stats.unmap.count, stats.write.count), (1, 3));
+        assert_eq!(Pager::new(thread).reclaim(8), Err(FULL));
+        assert_eq!(thread.guest().backing().stats().unmap.count, 1);
+        // The others are next when there is room again.
+        for left in [5, 2, 0] {
+            assert_eq!(thread.guest().backing().resident(), left);
+            let away = |page: &u64| thread.guest().backing().page(at(*page), Access::Read).is_err();
+            let gone: Vec<u64> = (0..8).filter(away).collect();
+            gone.iter().for_each(|page| Pager::new(thread).discard(pages(*page, 1)));
+            _ = Pager::new(thread).reclaim(8);
+        }
+    });
+}
+
+#[test]
+fn a_disk_that_was_full_is_asked_again_when_slots_come_back_and_one_that_failed_is_not() {
+    for (errno, error) in [(0, SwapError::Full), (5, SwapError::System { errno: 5 })] {
+        let swap = Flaky::new(128, PageSize::SIZE_4K);
+        guests(&swap, 64, &[(96, config(64, u32::MAX))], |pool, mut threads| {
+            let thread = &mut threads[0];
+            bring(thread, 0..80).unwrap();
+            swap.errno.store(errno, Relaxed);
+            swap.fail_writes.store(true, Relaxed);
+            assert_eq!(Pager::new(thread).reclaim(1), Err(ReclaimError::Swap(error)));
+            swap.fail_writes.store(false, Relaxed);
+            assert_eq!(pool.trouble(), Some(error));
+            assert_eq!(Pager::new(thread).reclaim(1), Err(ReclaimError::Swap(error)));
+            let away = |page: &u64| thread.guest().backing().page(at(*page), Access::Read).is_err();
+            let page = (0..80).find(away).unwrap();
+            let free = Pager::new(thread).bring_in(at(page), Access::Write);
+            let left = match errno {
+                0 => None,
+                _ => Some(error),
+            };
+            if free.is_err() {
+                // No frame was free either.
+                Pager::new(thread).discard(pages(page, 1));
+            }
+            assert_eq!(pool.trouble(), left, "after a slot was given back");
+            assert_eq!(Pager::new(thread).reclaim(1).is_ok(), left.is_none());
+            pool.resume();
+            assert!(Pager::new(thread).reclaim(1).is_ok());
+        });
+    }
+}
+
+/// Others have all of memory: it is not drained for them.
+#[test]
+fn a_small_guest_within_its_limit_gives_up_one_page_for_each_that_comes() {
+    let swap = Flaky::new(2048, PageSize::SIZE_4K);
+    let two = [(1024, config(1024, u32::MAX)), (64, config(64, u32::MAX))];
+    guests(&swap, 512, &two, |pool, mut threads| {
+        let [hog, small] = &mut threads[..] else { unreachable!() };
+        bring(small, 0..8).unwrap();
+        let mut pages_of_hog = 0..1024;
+        let mut fill = || {
+            while pool.free() != 0 {
+                let page = pages_of_hog.next().unwrap();
+                bring(hog, page..page + 1).unwrap();
+            }
+        };
+        for page in 8..64 {
+            fill();
+            bring(small, page..page + 1).unwrap();
+            assert_eq!(small.guest().backing().stats().given_up, page - 7);
+            assert_eq!((small.guest().backing().resident(), pool.free()), (8, 0));
+        }
+        // Who has most of it gives up most of a batch at a time.
+        fill();
+        bring(hog, 1000..1001).unwrap();
+        assert_eq!(hog.guest().backing().stats().given_up, 64 * 504 / 512);
+    });
+}
+
+/// A slot that is being wiped is free, and not to be had yet: who wants it waits, and is not told
+/// that swap is full.
+#[test]
+fn nobody_is_told_that_swap_is_full_while_slots_are_wiped() {
+    struct Slow(Flaky, AtomicBool);
+    impl Swap for Slow {
+        fn slots(&self) -> u32 {
+            self.0.slots()
+        }
+
+        fn page(&self) -> u64 {
+            self.0.page()
+        }
+
+        fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
+            self.0.write(slot, page)
+        }
+
+        fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
+            self.0.read(slot, page)
+        }
+
+        fn forget(&self, slots: std::ops::Range<u32>) -> Result<(), SwapError> {
+            self.1.store(true, Relaxed);
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            self.0.forget(slots)
+        }
+    }
+    let swap = Slow(Flaky::new(64, PageSize::SIZE_4K), AtomicBool::new(false));
+    let two = [(64, config(64, u32::MAX)), (64, config(64, u32::MAX))];
+    guests(&swap, 128, &two, |_, mut threads| {
+        let other = threads.pop().unwrap();
+        let mut one = threads.pop().unwrap();
+        bring(&mut one, 0..64).unwrap();
+        let mut other = other;
+        bring(&mut other, 0..64).unwrap();
+        while Pager::new(&mut one).reclaim(64).is_ok() {}
+        assert_eq!(Pager::new(&mut other).reclaim(1), Err(FULL));
+        std::thread::scope(|scope| {
+            scope.spawn(move || Pager::new(&mut one).discard(pages(0, 64)));
+            while !swap.1.load(Relaxed) {
+                std::thread::yield_now();
+            }
+            assert_eq!(Pager::new(&mut other).reclaim(8), Ok(Reclaimed { pages: 8, busy: false }));
+        });
+    });
+}
+
+/// While the disk says that it is full, somebody gives slots back: it is asked again, and nobody
+/// has to say so.
+#[test]
+fn slots_that_come_back_while_a_disk_says_that_it_is_full_are_not_forgotten() {
+    struct Full<'f>(Flaky, std::sync::Mutex<Box<dyn FnMut() + Send + 'f>>);
+    impl Swap for Full<'_> {
+        fn slots(&self) -> u32 {
+            self.0.slots()
+        }
+
+        fn page(&self) -> u64 {
+            self.0.page()
+        }
+
+        fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
+            let result = self.0.write(slot, page);
+            if result.is_err() {
+                (self.1.lock().unwrap())();
+            }
+            result
+        }
+
+        fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
+            self.0.read(slot, page)
+        }
+    }
+    let (asked, go) = (AtomicBool::new(false), AtomicBool::new(false));
+    let wait = || {
+        asked.store(true, Relaxed);
+        while !go.load(Relaxed) {
+            std::thread::yield_now();
+        }
+    };
+    let swap = Full(Flaky::new(64, PageSize::SIZE_4K), std::sync::Mutex::new(Box::new(wait)));
+    let two = [(64, config(64, u32::MAX)), (64, config(64, u32::MAX))];
+    guests(&swap, 128, &two, |pool, mut threads| {
+        let mut other = threads.pop().unwrap();
+        let mut one = threads.pop().unwrap();
+        bring(&mut one, 0..8).unwrap();
+        bring(&mut other, 0..8).unwrap();
+        while Pager::new(&mut one).reclaim(8).is_ok() {}
+        swap.0.fail_writes.store(true, Relaxed);
+        std::thread::scope(|scope| {
+            let full = scope.spawn(|| Pager::new(&mut other).reclaim(1));
+            while !asked.load(Relaxed) {
+                std::thread::yield_now();
+            }
+            Pager::new(&mut one).discard(pages(0, 8));
+            swap.0.fail_writes.store(false, Relaxed);
+            go.store(true, Relaxed);
+            assert_eq!(full.join().unwrap(), Err(FULL));
+        });
+        assert_eq!(pool.trouble(), None);
+        assert!(Pager::new(&mut other).reclaim(1).is_ok());
+    });
+}
