@@ -19,7 +19,7 @@ use crate::log::{Clear, Cleared, LogError};
 use crate::slots::SlotId;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
-use slat::{Format, Gpa};
+use slat::{Format, Gpa, Shootdown};
 
 /// The states of an entry, in the low bits of its first word.
 const EMPTY: u64 = 0;
@@ -168,21 +168,20 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             let first = ring.reset.load(Ordering::Relaxed);
             let end = ring.harvest.load(Ordering::Acquire);
             let mut batch: Option<Batch> = None;
+            // One invalidation for all of the ring's pages.
+            let mut owed = None;
             for index in first..end {
                 let (state, number) = ring.entry(index);
                 let slot = SlotId((state.load(Ordering::Acquire) >> 32) as u16);
                 let page = DirtyPage { slot, page: number.load(Ordering::Relaxed) };
                 if batch.as_mut().is_none_or(|batch| !batch.add(page)) {
-                    batch.map_or(Ok(()), |batch| self.protect_batch(&batch))?;
+                    batch.map_or(Ok(()), |batch| self.protect_batch(&batch, &mut owed))?;
                     batch = Some(Batch::of(page));
                 }
             }
-            batch.map_or(Ok(()), |batch| self.protect_batch(&batch))?;
-            if first != end {
-                for tables in guest.spaces() {
-                    // What guards left behind.
-                    self.inside(tables, |guard, _| guard.complete());
-                }
+            batch.map_or(Ok(()), |batch| self.protect_batch(&batch, &mut owed))?;
+            if let Some(shootdown) = owed {
+                shootdown.complete();
             }
             for index in first..end {
                 ring.entry(index).0.store(EMPTY, Ordering::Relaxed);
@@ -194,8 +193,13 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         Ok(total)
     }
 
-    /// Takes the right to write from the pages of a batch; a later `complete` covers it.
-    fn protect_batch(&mut self, batch: &Batch) -> Result<(), LogError> {
+    /// Takes the right to write from the pages of a batch. What that owes in the tables that all share
+    /// joins `owed`; views of their own are done.
+    fn protect_batch(
+        &mut self,
+        batch: &Batch,
+        owed: &mut Option<Shootdown<'w, 'p, F, H>>,
+    ) -> Result<(), LogError> {
         let guest = self.guest;
         let slot = self.look(|view| view.named(batch.slot).map(|slot| slot.spec));
         // A slot that was deleted meanwhile has no writable page.
@@ -212,7 +216,15 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                 let mut cleared = Cleared::default();
                 // Rings go with protection: no mark is cleaned.
                 let mut clear = Clear { guest, guard, cache, cleared: &mut cleared, kept: None };
-                clear.pages(start, &[bits]).map_err(|(_, error)| error)
+                let result = clear.pages(start, &[bits]).map_err(|(_, error)| error);
+                if core::ptr::eq(tables, &*guest.tables) {
+                    let own = tables.shootdown(guard).expect("a guard of these tables");
+                    match owed {
+                        None => *owed = Some(own),
+                        Some(all) => all.merge(own),
+                    }
+                }
+                result
             })?;
         }
         Ok(())
