@@ -128,6 +128,31 @@ fn a_page_is_as_dirty_as_its_group_whichever_member_hardware_marked() {
 }
 
 #[test]
+fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_slot_by_slot() {
+    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+    let quiet = Attributes { write: false, dirty: false, accessed: false, ..RAM };
+    let platform = TestPlatform::new(BBM[0]);
+    let mut bed = Bed::<12>::new(&platform, BBM[0], format, 31);
+    let group = range(2 * M, 64 * K);
+    bed.map(group, G, quiet, size(4 * K), 4, true);
+    // One member is marked; what is wanted of the others is so already.
+    bed.access(2 * M + 20 * K, false);
+    for rule in [Rule::WriteProtect, Rule::Clean] {
+        bed.rewrite(group, rule);
+        assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (0, 0), "{rule:?}");
+    }
+    // Of the part of a group nothing is cleared, and all of it is looked at.
+    bed.age(range(2 * M, 32 * K), true);
+    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (0, 0));
+    bed.age(group, true);
+    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (1, 4 * K));
+    assert!(bed.counts.slots_read >= 16, "{:?}", bed.counts);
+    bed.rewrite(group, Rule::Relax(Access::Read));
+    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (16, 64 * K));
+    bed.destroy();
+}
+
+#[test]
 fn inactive_tables_unfold_what_changes_in_part() {
     let platform = TestPlatform::new(BBM[0]);
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
@@ -320,6 +345,7 @@ where
             Op::Access(span, write) => bed.access(at(span), write),
             Op::Look(span) => bed.look(at(span)),
         }
+        bed.check_frames();
     }
     bed.destroy();
 }

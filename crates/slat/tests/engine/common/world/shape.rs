@@ -410,7 +410,7 @@ impl<H: Hardware> World<'_, H> {
 }
 
 /// Slots of the tables that are new, and what those cover that stand in slots that were there before.
-fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
+pub fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
     let new = after.tables.iter().filter(|(hpa, _)| !before.tables.contains_key(hpa));
     let new: Vec<_> = new.map(|(_, table)| *table).collect();
     let slots = new.iter().map(|table| H::slots(table.height - 1) as u64).sum();
@@ -422,7 +422,7 @@ fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
 }
 
 /// The parts of some ranges that lie in another.
-fn clipped(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> Vec<(u64, u64)> {
+pub fn clipped(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> Vec<(u64, u64)> {
     let parts = ranges.iter().map(|&(from, to)| (from.max(start), to.min(end)));
     parts.filter(|(from, to)| from < to).collect()
 }
@@ -486,7 +486,7 @@ impl<H: Hardware> Search<'_, H> {
 }
 
 /// What is not mapped of `start..end`.
-fn gaps(tree: &Tree, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+pub fn gaps(tree: &Tree, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
     let there = if start < end { Vec::from_iter(tree.within(start, end)) } else { Vec::new() };
     let mut from = start;
     let ends = there.into_iter().map(|run| (run.start, run.end)).chain([(end, end)]);
