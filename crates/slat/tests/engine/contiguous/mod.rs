@@ -5,14 +5,14 @@ mod bed;
 
 use crate::common::hardware::grouped::Grouped;
 use crate::common::hardware::{Access as Accessed, Config, Hardware};
-use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range};
+use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range, refused};
 use crate::common::{Event, TestPlatform, destroy};
 use bed::{Bed, Rule};
 use proptest::prelude::*;
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{
-    Access, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Hpa, Inactive, PageSize,
-    TableCache, Vmid,
+    Access, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa, GpaRange, Hpa,
+    Inactive, PageSize, Software, TableCache, Vmid,
 };
 
 fn size(bytes: u64) -> PageSize {
@@ -150,6 +150,29 @@ fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_s
     bed.rewrite(group, Rule::Relax(Access::Read));
     assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (16, 64 * K));
     bed.destroy();
+}
+
+#[test]
+fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
+    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |tables, guard, cache| {
+        let group = range(64 * M, 32 * M);
+        let data = Attributes { execute: Execute::None, software: Software::A, ..RAM };
+        let block = size(2 * M);
+        assert_eq!(guard.map_contiguous(group, Hpa(G), data, block, cache), Ok(32 * M));
+        let folded = |guard: &slat::Guard<'_, '_, Arm64K4, TestPlatform>| {
+            let tree = Grouped::<12>::of(tables).tree(guard.platform());
+            tree.runs.iter().map(|run| (run.start, run.size)).collect::<Vec<_>>()
+        };
+        assert_eq!(folded(guard), [(64 * M, 32 * M)]);
+        guard.platform().take_events();
+        let why = ChangeError::CutsBlock { size: block };
+        refused(guard.allow_execute(group, Software::A), 64 * M, why);
+        refused(guard.write_protect(range(66 * M, 4 * K)), 66 * M, why);
+        refused(guard.relax(range(70 * M, 4 * K), Access::Execute), 70 * M, why);
+        assert_eq!(guard.allow_execute(group, Software::B), Ok(0), "it lacks the bit");
+        assert_eq!(guard.platform().take_events(), []);
+        assert_eq!(folded(guard), [(64 * M, 32 * M)]);
+    });
 }
 
 #[test]
