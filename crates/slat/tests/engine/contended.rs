@@ -243,6 +243,12 @@ fn a_push_down_of_somebody_else_is_waited_for_and_a_new_round_does_not_wait() {
         // A round that begins meanwhile tells who pushes down to begin anew.
         assert_eq!(guard.write_protect_subtrees(block), Ok(0));
         assert_eq!(slot.load(SeqCst), protected | 1 << 62 | 1 << 53);
+        // A table that pages are being protected in becomes no block, and its leaves are let go of.
+        let why = SplitError::Contended;
+        refused(guard.collapse(block, PageSize::SIZE_2M), 2 * M, why);
+        assert_eq!(slot.load(SeqCst), protected | 1 << 62 | 1 << 53);
+        let marks = Ept::<true>::of(tables).tree(guard.platform()).marks;
+        assert_eq!(marks, 1, "that of the table alone");
         // Others pass.
         let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
         assert!(!found.attributes.write);

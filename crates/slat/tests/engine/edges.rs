@@ -295,6 +295,46 @@ fn a_fault_never_maps_past_the_end_of_a_guest_that_is_smaller_than_a_leaf() {
     }
 }
 
+/// As many blocks stand broken together as are asked for, and none for the sake of one far away.
+#[test]
+fn blocks_are_broken_together_with_their_neighbours_only() {
+    fn breaks<H: Hardware>(format: H::Format) {
+        for (second, together, apart) in [
+            (2 * M, 2, false),
+            (4 * M, 2, true),
+            (4 * M, 3, false),
+            (126 * M, 64, false),
+            (128 * M, 64, true),
+            (2 * M, 1, true),
+        ] {
+            on_stage::<H>((format, 40, 24), |_, guard, cache| {
+                let block = PageSize::SIZE_2M;
+                for at in [0, second] {
+                    let done = guard.map(range(at, 2 * M), Hpa(at), RAM, block, cache);
+                    assert_eq!(done, Ok(2 * M));
+                }
+                guard.platform().take_events();
+                let all = range(0, second + 4 * M);
+                let page = PageSize::SIZE_4K;
+                let done = guard.split_by::<slat::Batched>(all, page, cache, together);
+                assert_eq!((done, guard.counts().broken), (Ok(4 * M), 2));
+                let events = guard.platform().take_events().into_iter();
+                let found: Vec<_> = events
+                    .filter_map(|event| match event {
+                        crate::common::Event::Invalidate(what) => what.range,
+                        _ => None,
+                    })
+                    .collect();
+                let one = vec![range(0, second + 2 * M)];
+                let two = vec![range(0, 2 * M), range(second, 2 * M)];
+                assert_eq!(found, if apart { two } else { one }, "{together} at {second:#x}");
+            });
+        }
+    }
+    breaks::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
+    breaks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+}
+
 /// However far into a table its range begins, and however many tables it passes by at once.
 #[test]
 fn a_split_without_frames_stops_at_the_block_and_not_behind_its_start() {

@@ -114,7 +114,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent() {
         let block = range(AT + 2 * M, 2 * M);
         let large = slat::PageSize::SIZE_2M;
         guard.map(block, Hpa(HOST + 2 * M), DATA, large, &mut cache).unwrap();
-        let mut pieces = || {
+        let pieces = || {
             let events = platform.take_events();
             assert_eq!(events.last(), Some(&Event::Publish));
             maintained(&events, Some(&Maintenance::Instructions))
@@ -128,6 +128,9 @@ fn exactly_the_pages_that_become_executable_are_made_coherent() {
         // A use: the one that may not be executed yet, and the others become accessed.
         assert_eq!(guard.relax(range(AT, 16 * K), Access::Execute), Ok(16 * K));
         assert_eq!(pieces(), [at(2, 3)]);
+        platform.take_events();
+        assert_eq!(guard.allow_execute(block, Access::Execute, Software::B), Ok(0), "it lacks the bit");
+        assert_eq!(platform.take_events(), []);
         assert_eq!(guard.relax(block, Access::Execute), Ok(2 * M));
         assert_eq!(pieces(), [at(512, 1024)], "a block as a whole");
         drop((guard, cache));

@@ -46,6 +46,19 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
         // A leaf whose writes nobody marks counts as written.
         assert_eq!((last.write, last.accessed, last.dirty), (true, true, !marks));
         assert_eq!(guard.allow_execute(all, Access::Execute, B), Ok(8 * K));
+        // Nobody has used what was not used before.
+        let unused = Attributes { software: A, ..READ_ONLY };
+        guard.map(range(M, 4 * K), Hpa(M), unused, page, cache).unwrap();
+        assert_eq!(guard.allow_write(range(M, 4 * K), A), Ok(4 * K));
+        let given = attributes::<H>(guard, M);
+        assert_eq!((given.write, given.accessed, given.dirty), (true, false, !marks));
+        // Nor is what was written clean again.
+        assert_eq!(guard.relax(range(M, 4 * K), Access::Write), Ok(4 * K));
+        assert_eq!(guard.write_protect(range(M, 4 * K)), Ok(4 * K));
+        guard.complete();
+        assert_eq!(guard.allow_write(range(M, 4 * K), A), Ok(4 * K));
+        let given = attributes::<H>(guard, M);
+        assert_eq!((given.write, given.accessed, given.dirty), (true, true, true));
         let executable = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K));
         assert_eq!(executable.map(|a| a.execute == Execute::All), [false, false, true, true]);
         assert!(!executable[2].accessed, "nobody has used it");

@@ -199,6 +199,24 @@ fn a_map_that_begins_anew_maps_what_is_left_and_not_what_was_unmapped_meanwhile(
 }
 
 #[test]
+fn tables_that_were_built_for_nothing_go_back_to_the_cache() {
+    let platform = Hooked::new(BreakBeforeMake::Never);
+    let guest = guest(platform);
+    // Another is faster: two levels of tables are there when the first would link its own.
+    platform.at_each_call(once(
+        |call| call == Call::Maintain(MEMORY),
+        move || assert_eq!(map(guest, 0, 4096, PAGE, MEMORY), 4096),
+    ));
+    let mut member = Member::join(platform).unwrap();
+    let mut guard = guest.enter(&mut member).unwrap();
+    with_cache(platform, 8, |cache| {
+        let pages = range(0, 4 * 4096);
+        let done = guard.map(pages, Hpa(MEMORY), Attributes::RAM, PAGE, cache);
+        assert_eq!((done, cache.len()), (Ok(3 * 4096), 8));
+    });
+}
+
+#[test]
 fn a_map_that_begins_anew_keeps_to_its_range() {
     let platform = Hooked::new(BreakBeforeMake::Never);
     let guest = guest(platform);

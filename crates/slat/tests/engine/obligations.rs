@@ -221,6 +221,15 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
         executed();
         assert_eq!(guard.map(range(0, 4 * M), Hpa(0), RAM, block, &mut cache), Ok(4 * M));
         assert_eq!(executed(), []);
+        // A page, as a fault maps it: its table is there.
+        let page = range(16 * M + 8 * K, 4 * K);
+        let mut removals = guard.removals(&mut places);
+        assert_eq!(guard.unmap(page, &mut removals), Ok(4 * K));
+        let small = PageSize::SIZE_4K;
+        assert_eq!(guard.map(page, Hpa(64 * M), RAM, small, &mut cache), Ok(4 * K));
+        let third = Invalidation { range: Some(page), ..refill(0) };
+        assert_eq!(executed(), if breaks { vec![third] } else { vec![] });
+        drop(removals);
         drop((guard, cache));
         destroy(tables);
     }

@@ -5,11 +5,14 @@ use crate::common::hardware::grouped::Grouped;
 use crate::common::hardware::{Access as Accessed, Hardware, Run, Tree};
 use crate::common::machine::Machine;
 use crate::common::world::rights::executed;
-use crate::common::world::{GuardOf, TablesOf, VMID, cache, floor};
-use crate::common::{Moment, TestPlatform};
+use crate::common::world::{
+    ALL, GuardOf, TablesOf, VMID, cache, clipped, filled, floor, gaps, invalidations, maintained,
+    maintenance, size,
+};
+use crate::common::{Event, Moment, TestPlatform};
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Execute, Gpa, GpaRange, Halted,
-    Hpa, MapError, Member, PageSize, Place, SplitError, Tables, UnmapError,
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa, GpaRange,
+    Halted, Hpa, Invalidation, MapError, Member, PageSize, Place, SplitError, Tables, UnmapError,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -48,6 +51,11 @@ pub struct Bed<'p, const G: u32> {
     /// The next operation drops what it owes; somebody did.
     pub drops: bool,
     pending: bool,
+    /// Tables that were unlinked: nobody gives them back.
+    retired: usize,
+    /// What the last operation cost, and called for, without what it completed at its end.
+    pub counts: Counts,
+    pub events: Vec<Event>,
 }
 
 impl<'p, const G: u32> Bed<'p, G> {
@@ -70,11 +78,20 @@ impl<'p, const G: u32> Bed<'p, G> {
             marks: format.hardware_dirty,
             drops: false,
             pending: false,
+            retired: 0,
+            counts: Counts::NONE,
+            events: Vec::new(),
         }
     }
 
     pub fn tree(&self) -> Tree {
         self.hardware.tree(self.platform)
+    }
+
+    /// While nobody has frames at hand, all are in tables, or in those that were unlinked.
+    pub fn check_frames(&self) {
+        let tables = self.tree().tables.len();
+        assert_eq!(self.platform.live(), 1 + tables + self.retired, "frames");
     }
 
     /// An operation in a guard, and what it leaves: no mark, no group in part, nothing that two
@@ -87,9 +104,15 @@ impl<'p, const G: u32> Bed<'p, G> {
     ) -> (Tree, R, Tree) {
         self.platform.observe();
         let before = self.tree();
+        let was_pending = self.pending;
+        self.platform.take_events();
         let mut guard = self.tables.enter(&mut self.member).unwrap();
         let result = op(&self.tables, &mut guard);
         let after = self.hardware.tree(self.platform);
+        self.counts = guard.counts();
+        self.events = self.platform.take_events();
+        self.retired += before.tables.keys().filter(|hpa| !after.tables.contains_key(hpa)).count();
+        check_unfolded::<G>(&before, &after, &invalidations(&self.events), self.bbm);
         assert_eq!(after.marks, 0, "a slot left marked, or a group in part");
         let machine = || self.platform.machine.borrow_mut();
         machine().as_mut().unwrap().check_conflicts(&after, self.bbm);
@@ -97,7 +120,15 @@ impl<'p, const G: u32> Bed<'p, G> {
         if self.drops {
             drop(guard);
         } else {
+            let owed = guard.owed();
             guard.complete();
+            let expected = if self.pending && was_pending { Some(ALL) } else { owed };
+            let found = invalidations(&self.platform.take_events());
+            // What was dropped may have been covered by what was completed inside.
+            assert!(
+                found == Vec::from_iter(expected) || found == Vec::from_iter(owed),
+                "{found:?}"
+            );
             self.pending = false;
         }
         if !self.pending {
@@ -112,6 +143,11 @@ impl<'p, const G: u32> Bed<'p, G> {
             }
         }
         (before, result, after)
+    }
+
+    /// Invalidations inside the last operation.
+    pub fn executed(&self) -> Vec<Invalidation> {
+        invalidations(&self.events)
     }
 
     fn settle(&self, tree: &Tree) {
@@ -172,6 +208,38 @@ impl<'p, const G: u32> Bed<'p, G> {
             self.flat.borrow_mut().map(start, end, hpa, attributes);
         }
         self.settle(&after);
+        let new = Vec::from_iter(gaps(&before, start, end));
+        let bytes = new.iter().map(|(from, to)| to - from).sum::<u64>();
+        assert!(result.is_err() || result == Ok(bytes), "bytes mapped: {result:?}, not {bytes:#x}");
+        let wanted = new.iter().map(|(from, to)| (hpa + (from - start), hpa + (to - start)));
+        let wanted = maintenance(&attributes).map_or(Vec::new(), |_| wanted.collect());
+        // A page of a group may be so twice: the walk had seen it empty, with the first of the group.
+        let mut found: Vec<(u64, u64)> = Vec::new();
+        for piece in maintained(&self.events, maintenance(&attributes).as_ref()) {
+            match found.last_mut() {
+                Some(last) if (last.0..=last.1).contains(&piece.0) => last.1 = last.1.max(piece.1),
+                _ => found.push(piece),
+            }
+        }
+        assert_eq!(found, wanted, "memory made coherent");
+        assert_eq!(self.counts.invalidations, self.executed().len() as u64);
+        if range.size() > 1 << G {
+            assert_eq!(self.counts.bytes_changed, bytes);
+            // In a table that was there, a group is held slot by slot, then filled.
+            let (slots, links) = filled::<Grouped<G>>(&before, &after);
+            let stores = |(from, to)| {
+                let runs = after.within(from, to);
+                let each = |run: Run| {
+                    let times = if Grouped::<G>::is_group(run.size) { 2 } else { 1 };
+                    times * run.bytes() / Grouped::<G>::slot_size(run.size)
+                };
+                runs.map(each).sum::<u64>()
+            };
+            let all: u64 = new.iter().copied().map(stores).sum();
+            let built: u64 = links.iter().flat_map(|&link| clipped(&new, link)).map(stores).sum();
+            let expected = slots + links.len() as u64 + all - built;
+            assert_eq!(self.counts.slots_written, expected, "a store a slot, two in groups");
+        }
         // Whatever can be folded is.
         for slot in [1 << G, Grouped::<G>::size(1)] {
             let bytes = Grouped::<G>::group(slot);
@@ -203,6 +271,7 @@ impl<'p, const G: u32> Bed<'p, G> {
                 result
             });
             self.pending |= dropped;
+            assert!(result.is_err() || result == Ok(self.counts.bytes_changed));
             let stopped = match result {
                 Ok(_) => end,
                 Err(Halted { at, why: UnmapError::Full }) => at.0,
@@ -222,6 +291,8 @@ impl<'p, const G: u32> Bed<'p, G> {
             for leaves in removed.drain(..) {
                 out.map(leaves.gpa.0, leaves.gpa.0 + leaves.bytes, leaves.hpa.0, leaves.attributes);
             }
+            let sum = gone.iter().map(|(at, piece)| piece.end - at).sum::<u64>();
+            assert_eq!(self.counts.bytes_changed, sum, "bytes unmapped");
             assert!(dropped || out.merged() == Flat(gone.into_iter().collect()).merged());
             if at < stopped {
                 flat.unmap(at, stopped);
@@ -398,10 +469,27 @@ impl<'p, const G: u32> Bed<'p, G> {
                 }
             }
         })));
-        let (_, result, after) = self.run(range, |_, guard| guard.unfold(range));
+        let (before, result, after) = self.run(range, |_, guard| guard.unfold(range));
         self.platform.meanwhile(None);
-        result.unwrap();
         let grouped = |run: &Run| Grouped::<G>::is_group(run.size);
+        let mut expected = Vec::new();
+        for run in before.runs.iter().filter(|run| grouped(run)) {
+            let all = (run.start..run.end).step_by(run.size as usize);
+            let touched = |&at: &u64| at < range.end().0 && range.start().0 < at + run.size;
+            expected.extend(all.filter(touched).map(|at| (at, run.size)));
+        }
+        let groups = self.executed().into_iter().map(|what| what.range.unwrap());
+        let groups: Vec<_> = groups.map(|group| (group.start().0, group.size())).collect();
+        assert_eq!(groups, expected, "one invalidation a group");
+        let bytes = expected.iter().map(|(_, size)| size).sum();
+        let slots = expected.iter().map(|(_, size)| size / Grouped::<G>::slot_size(*size)).sum();
+        assert_eq!((result, self.counts.bytes_changed), (Ok(bytes), bytes));
+        let breaks = self.bbm == BreakBeforeMake::Always;
+        let invalidations = expected.len() as u64;
+        let (slots_written, broken) = (2 * slots, if breaks { slots } else { 0 });
+        let costs = Counts { slots_written, broken, invalidations, ..self.counts };
+        assert_eq!(self.counts, costs);
+        assert!(groups.is_empty() || self.events.last() == Some(&Event::Publish), "unseen");
         assert_eq!(after.within(range.start().0, range.end().0).find(grouped), None);
         // The access may have come in an invalidation that completed later, owed by an operation before.
         self.settle(&self.tree());
@@ -442,6 +530,33 @@ impl<'p, const G: u32> Bed<'p, G> {
         // SAFETY: the machine has just unloaded the root.
         unsafe { self.tables.deactivate() }.destroy();
         assert_eq!(self.platform.live(), 0, "frames leaked");
+    }
+}
+
+/// A group whose members stay as leaves of their own was invalidated as a whole, as the leaf of that
+/// level that it was.
+fn check_unfolded<const G: u32>(
+    before: &Tree,
+    after: &Tree,
+    executed: &[Invalidation],
+    bbm: BreakBeforeMake,
+) {
+    for run in before.runs.iter().filter(|run| Grouped::<G>::is_group(run.size)) {
+        let slot = size(Grouped::<G>::slot_size(run.size));
+        for at in (run.start..run.end).step_by(run.size as usize) {
+            let there = |gpa| after.at(gpa).is_some_and(|now| now.size < run.size);
+            if !there(at) && !there(at + run.size - 1) {
+                continue;
+            }
+            let covers = |what: &&Invalidation| {
+                what.range.is_none_or(|r| r.start().0 <= at && at + run.size <= r.end().0)
+                    && what.leaf.is_none_or(|hint| hint == slot)
+            };
+            let found = executed.iter().find(covers);
+            let found = found.unwrap_or_else(|| panic!("{at:#x} unfolded: {executed:?}"));
+            let hint = (bbm == BreakBeforeMake::Always && !found.tables).then_some(slot);
+            assert_eq!(found.leaf, found.range.and(hint));
+        }
     }
 }
 

@@ -5,14 +5,14 @@ mod bed;
 
 use crate::common::hardware::grouped::Grouped;
 use crate::common::hardware::{Access as Accessed, Config, Hardware};
-use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range};
+use crate::common::stage::{BBM, G, K, M, RAM, on_stage, range, refused};
 use crate::common::{Event, TestPlatform, destroy};
 use bed::{Bed, Rule};
 use proptest::prelude::*;
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{
-    Access, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Hpa, Inactive, PageSize,
-    TableCache, Vmid,
+    Access, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa, GpaRange, Hpa,
+    Inactive, PageSize, Software, TableCache, Vmid,
 };
 
 fn size(bytes: u64) -> PageSize {
@@ -125,6 +125,54 @@ fn a_page_is_as_dirty_as_its_group_whichever_member_hardware_marked() {
         bed.rewrite(range(2 * M + 32 * K, 4 * K), Rule::WriteProtect);
         bed.destroy();
     }
+}
+
+#[test]
+fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_slot_by_slot() {
+    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+    let quiet = Attributes { write: false, dirty: false, accessed: false, ..RAM };
+    let platform = TestPlatform::new(BBM[0]);
+    let mut bed = Bed::<12>::new(&platform, BBM[0], format, 31);
+    let group = range(2 * M, 64 * K);
+    bed.map(group, G, quiet, size(4 * K), 4, true);
+    // One member is marked; what is wanted of the others is so already.
+    bed.access(2 * M + 20 * K, false);
+    for rule in [Rule::WriteProtect, Rule::Clean] {
+        bed.rewrite(group, rule);
+        assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (0, 0), "{rule:?}");
+    }
+    // Of the part of a group nothing is cleared, and all of it is looked at.
+    bed.age(range(2 * M, 32 * K), true);
+    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (0, 0));
+    bed.age(group, true);
+    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (1, 4 * K));
+    assert!(bed.counts.slots_read >= 16, "{:?}", bed.counts);
+    bed.rewrite(group, Rule::Relax(Access::Read));
+    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (16, 64 * K));
+    bed.destroy();
+}
+
+#[test]
+fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
+    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |tables, guard, cache| {
+        let group = range(64 * M, 32 * M);
+        let data = Attributes { execute: Execute::None, software: Software::A, ..RAM };
+        let block = size(2 * M);
+        assert_eq!(guard.map_contiguous(group, Hpa(G), data, block, cache), Ok(32 * M));
+        let folded = |guard: &slat::Guard<'_, '_, Arm64K4, TestPlatform>| {
+            let tree = Grouped::<12>::of(tables).tree(guard.platform());
+            tree.runs.iter().map(|run| (run.start, run.size)).collect::<Vec<_>>()
+        };
+        assert_eq!(folded(guard), [(64 * M, 32 * M)]);
+        guard.platform().take_events();
+        let why = ChangeError::CutsBlock { size: block };
+        refused(guard.allow_execute(group, Access::Execute, Software::A), 64 * M, why);
+        refused(guard.write_protect(range(66 * M, 4 * K)), 66 * M, why);
+        refused(guard.relax(range(70 * M, 4 * K), Access::Execute), 70 * M, why);
+        assert_eq!(guard.allow_execute(group, Access::Execute, Software::B), Ok(0), "it lacks the bit");
+        assert_eq!(guard.platform().take_events(), []);
+        assert_eq!(folded(guard), [(64 * M, 32 * M)]);
+    });
 }
 
 #[test]
@@ -320,6 +368,7 @@ where
             Op::Access(span, write) => bed.access(at(span), write),
             Op::Look(span) => bed.look(at(span)),
         }
+        bed.check_frames();
     }
     bed.destroy();
 }

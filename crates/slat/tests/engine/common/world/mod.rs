@@ -11,7 +11,7 @@ mod shape;
 pub use age::Scan;
 pub use reserve::{Between, Commit};
 pub use rights::Rule;
-pub use shape::maintained;
+pub use shape::{clipped, filled, gaps, maintained, maintenance};
 
 use super::flat::Flat;
 use super::hardware::{Access, Hardware, Root, Run, Tree};
@@ -377,7 +377,7 @@ impl<'p, H: Hardware> World<'p, H> {
     }
 }
 
-fn invalidations(events: &[Event]) -> Vec<Invalidation> {
+pub fn invalidations(events: &[Event]) -> Vec<Invalidation> {
     let only = |event: &Event| match event {
         Event::Invalidate(what) => Some(*what),
         _ => None,

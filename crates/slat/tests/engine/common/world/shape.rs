@@ -3,11 +3,11 @@
 use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
 use super::super::{Event, Moment};
 use super::{
-    ALL, Mapping, Outcome, World, cache, floor, invalidations, owes, same_but_state, size,
+    ALL, Mapping, Outcome, VMID, World, cache, floor, invalidations, owes, same_but_state, size,
 };
 use slat::{
-    Attributes, BreakBeforeMake, Execute, Gpa, GpaRange, Halted, Hpa, Maintenance, MapError,
-    Memory, PageSize, Place, Removed, SplitError, SplitWalk, UnmapError,
+    Attributes, BreakBeforeMake, Execute, Gpa, GpaRange, Halted, Hpa, Invalidation, Maintenance,
+    MapError, Memory, PageSize, Place, Removed, SplitError, SplitWalk, UnmapError,
 };
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
@@ -92,6 +92,15 @@ impl<H: Hardware> World<'_, H> {
         // What an unmap has not invalidated yet, and nothing else.
         let refills = self.refill_breaks() && removing;
         assert!(refills || out.counts.invalidations == 0, "{:?}", out.events);
+        for what in invalidations(&out.events) {
+            let slot = what.range.unwrap();
+            let all = Invalidation { vmid: VMID, range: Some(slot), leaf: None, tables: true };
+            assert_eq!(what, all, "a slot, whatever was there");
+            let size = (0..=self.hardware.root().height).find(|&h| H::size(h) == slot.size());
+            assert!(size.is_some() && slot.start().0.is_multiple_of(slot.size()), "{slot:?}");
+            let filled = |&(from, to): &(u64, u64)| from < slot.end().0 && slot.start().0 < to;
+            assert!(new.iter().any(filled), "{slot:?} stays as it was");
+        }
         let built = out.counts.tables_built as usize;
         assert_eq!(out.tree.tables.len() - before.tables.len(), built);
         assert_eq!(built + left, frames);
@@ -209,6 +218,16 @@ impl<H: Hardware> World<'_, H> {
         if !self.beside.get() {
             assert_eq!(out.counts.tables_built as usize, tree.tables.len() - before.tables.len());
             let (slots, links) = filled::<H>(&before, tree);
+            // Each block in one of them, of which none covers more than its blocks.
+            let mut left = split.clone();
+            for what in invalidations(&out.events) {
+                let hull = what.range.unwrap();
+                let inside = |run: &Run| hull.start().0 <= run.start && run.end <= hull.end().0;
+                let (these, others): (Vec<_>, Vec<_>) = left.into_iter().partition(inside);
+                assert_eq!(owes(these, &[], self.bbm), Some(what));
+                left = others;
+            }
+            assert!(left.is_empty() || !breaks, "{left:x?}");
             let stores = links.len() as u64 * if breaks { 2 } else { 1 };
             assert_eq!(out.counts.slots_written, slots + stores, "a store a slot");
         }
@@ -362,6 +381,10 @@ impl<H: Hardware> World<'_, H> {
         let n = gone.len() as u64;
         let breaks = self.bbm == BreakBeforeMake::Always;
         assert_eq!((out.counts.invalidations, out.counts.broken), (n, if breaks { n } else { 0 }));
+        let mut found = invalidations(&out.events);
+        found.sort_by_key(|what| what.range.map(|range| (range.start(), range.size())));
+        let whole = |&(at, size)| owes([], &[(at, at + size)], self.bbm);
+        assert_eq!(found, gone.iter().filter_map(whole).collect::<Vec<_>>(), "a table each");
         // Each slot of the table is sealed and retired; that above is frozen and released.
         let written: u64 = gone.iter().map(|&(_, size)| 2 * emptied::<H>(size)).sum();
         assert_eq!(out.counts.slots_written, written);
@@ -447,7 +470,7 @@ pub fn retire_around(
 }
 
 /// Slots of the tables that are new, and what those cover that stand in slots that were there before.
-fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
+pub fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
     let new = after.tables.iter().filter(|(hpa, _)| !before.tables.contains_key(hpa));
     let new: Vec<_> = new.map(|(_, table)| *table).collect();
     let slots = new.iter().map(|table| H::slots(table.height - 1) as u64).sum();
@@ -459,7 +482,7 @@ fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
 }
 
 /// The parts of some ranges that lie in another.
-fn clipped(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> Vec<(u64, u64)> {
+pub fn clipped(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> Vec<(u64, u64)> {
     let parts = ranges.iter().map(|&(from, to)| (from.max(start), to.min(end)));
     parts.filter(|(from, to)| from < to).collect()
 }
@@ -523,7 +546,7 @@ impl<H: Hardware> Search<'_, H> {
 }
 
 /// What is not mapped of `start..end`.
-fn gaps(tree: &Tree, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+pub fn gaps(tree: &Tree, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
     let there = if start < end { Vec::from_iter(tree.within(start, end)) } else { Vec::new() };
     let mut from = start;
     let ends = there.into_iter().map(|run| (run.start, run.end)).chain([(end, end)]);
