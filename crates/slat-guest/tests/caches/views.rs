@@ -363,3 +363,26 @@ fn a_flush_reaches_what_a_fault_of_another_maps_meanwhile() {
         });
     }
 }
+
+/// A guest that cleans may switch off unnoticed, and writes past the caches what is in the tables that
+/// all share.
+#[test]
+fn what_is_taken_from_shared_tables_is_maintained_for_the_host() {
+    for policy in CachePolicy::ALL {
+        with_cpu(config(policy), false, |machine, guest, mut cpu| {
+            cpu.on();
+            assert_eq!(cpu.read(page(5)), 0);
+            let mut room = room();
+            let mut worker = Worker::new(guest, &mut room).unwrap();
+            machine.read(hpa(page(5)), true);
+            machine.write(hpa(page(5)), 7, false);
+            drop(worker.invalidate(host_range(page(5), 4096), |_| {}));
+            assert_eq!(machine.read(hpa(page(5)), true), 7, "{policy:?}: invalidated");
+            assert_eq!(cpu.read(page(6)), 0);
+            machine.read(hpa(page(6)), true);
+            machine.write(hpa(page(6)), 8, false);
+            worker.set_slot(slot(0, false)).unwrap();
+            assert_eq!(machine.read(hpa(page(6)), true), 8, "{policy:?}: its slot deleted");
+        });
+    }
+}

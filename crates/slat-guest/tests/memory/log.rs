@@ -4,6 +4,8 @@ use crate::bed::*;
 use crate::{on_all, with_guest};
 use slat::{Access, PageSize};
 use slat_guest::*;
+use slat_sim::Moment;
+use std::sync::{Arc, Mutex};
 
 /// What logs on this machine.
 fn ways<C: Case>() -> impl Iterator<Item = Config> {
@@ -237,4 +239,41 @@ on_all! {
 #[test]
 fn a_block_faults_once_where_splits_break() {
     block_faults_once::<ArmBreaks>();
+}
+
+/// While a block stands broken nobody else can split it: a clear says so, and what it has not done is
+/// dirty still.
+#[test]
+fn what_a_clear_could_not_do_is_in_the_log_still() {
+    let (initially_set, eager_split) = (true, Some(PageSize::SIZE_4K));
+    let config = Config { initially_set, eager_split, ..config() };
+    with_guest!(ArmPlain, config, slot(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    for block in 0..4 {
+        attempt::<ArmPlain>(&machine, &mut vcpu, BASE + block * M2, Access::Write).unwrap();
+    }
+    vcpu.worker().set_slot(logged(4 * M2)).unwrap();
+    let mut room2 = room();
+    let other = Worker::new(&guest, &mut room2).unwrap();
+    // SAFETY: the hook is taken off the machine before the worker and the memory go.
+    let other: TheWorker<'static, 'static, ArmPlain> = unsafe { core::mem::transmute(other) };
+    let state = Arc::new(Mutex::new((other, None)));
+    let shared = state.clone();
+    machine.meanwhile(move |_, moment| {
+        let Ok(mut state) = shared.try_lock() else { return };
+        if moment == Moment::Invalidate && state.1.is_none() {
+            let all = [u64::MAX; 32];
+            state.1 = Some(state.0.clear_log(SlotId(0), 0, 2048, &all));
+        }
+    });
+    // The third block is the one that is broken.
+    let split = EagerSplit::new(range(BASE + 2 * M2, M2), PageSize::SIZE_4K);
+    assert_eq!(split.run(vcpu.worker(), || false).split, M2);
+    machine.undisturbed();
+    let cleared = state.lock().unwrap().1.take();
+    assert_eq!(cleared, Some(Err(LogError::Contended { at: slat::Gpa(BASE + 2 * M2) })));
+    let mut bits = [0; 32];
+    assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1024));
+    assert_eq!((bits[15], bits[16], bits[31]), (0, u64::MAX, u64::MAX));
+    drop(Arc::into_inner(state));
+    assert!(machine.finish().is_empty());
 }
