@@ -6,7 +6,7 @@ use crate::cli::LogWay;
 use crate::session::Session;
 use anyhow::ensure;
 use slat::Format;
-use slat_guest::{DirtyPage, SlotId};
+use slat_guest::{DirtyPage, LogError, SlotId};
 use slat_sim::arch::Arch;
 use std::time::{Duration, Instant};
 
