@@ -42,7 +42,8 @@ fn a_fault_that_waits_for_its_backing_holds_up_no_other_guests_slots() {
     let base = machine.memory_base().0;
     let (asked, was_asked) = sync_channel(1);
     let (answer, may_answer) = sync_channel(1);
-    let config = Config::new(1, PageSize::SIZE_2M);
+    // Pages, so that the backing is asked once.
+    let config = Config::new(1, PageSize::SIZE_4K);
     let new = |vmid, gate| {
         let backing = Slow { base, gate };
         Guest::new(Ept1G::default(), Vmid(vmid), 39, &machine, backing, config).unwrap()
