@@ -57,7 +57,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         self.age_if(range, selected, young, how, |_| true)
     }
 
-    /// [`Worker::age`], where `wanted` by what the slots are when it looks; else there is no answer.
+    /// [`Worker::age`], where `wanted` by what the slots are when it looks; else there is no
+    /// answer.
     fn age_if(
         &mut self,
         range: GpaRange,
@@ -93,9 +94,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         Ok(aged)
     }
 
-    /// [`Worker::age`] of the memory at `host`: bit 0 of `young` is its first page. What no slot has is
-    /// old; a page that several slots have is young if it is so in one. Where a slot has gone, or moved,
-    /// by the time it is looked at, its pages have no answer.
+    /// [`Worker::age`] of the memory at `host`: bit 0 of `young` is its first page. What no slot
+    /// has is old; a page that several slots have is young if it is so in one. Where a slot has
+    /// gone, or moved, by the time it is looked at, its pages have no answer.
     ///
     /// # Errors
     /// [`AgeError`]; nothing was done.
@@ -138,9 +139,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
 
     /// All pages of `range`, in all tables that may have leaves, and what is kept about them.
     ///
-    /// A page was used if a leaf says so, or if the slot's bits do ([`Kept`](crate::bits::Kept)). A block
-    /// that the range cuts through is asked as a whole: if it is to be old, all of it is, and those of
-    /// its pages that nobody asked about are kept as used.
+    /// A page was used if a leaf says so, or if the slot's bits do ([`Kept`](crate::bits::Kept)). A
+    /// block that the range cuts through is asked as a whole: if it is to be old, all of it is, and
+    /// those of its pages that nobody asked about are kept as used.
     fn age_run(
         &mut self,
         range: GpaRange,
@@ -272,8 +273,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 }
 
-/// Makes the leaves old through which the ends of `range` cut, and keeps that they were used. Returns
-/// what of the range is between them, and what of it at either end has no answer.
+/// Makes the leaves old through which the ends of `range` cut, and keeps that they were used.
+/// Returns what of the range is between them, and what of it at either end has no answer.
 #[expect(clippy::type_complexity, reason = "two ranges, which may not be")]
 fn age_ends<F: Format, H: Host>(
     view: &View,

@@ -56,8 +56,9 @@ impl Bits {
     }
 }
 
-/// Hands out the words of a slot's bits, and in each the bits, of the pages in `gpa..gpa + bytes`. What
-/// is not the slot's is left out here, whoever asks: no index comes from a range that nobody checked.
+/// Hands out the words of a slot's bits, and in each the bits, of the pages in `gpa..gpa + bytes`.
+/// What is not the slot's is left out here, whoever asks: no index comes from a range that nobody
+/// checked.
 pub(crate) fn each_word<F: Format>(
     slot: &SlotSpec,
     gpa: u64,
@@ -79,16 +80,16 @@ pub(crate) fn each_word<F: Format>(
     }
 }
 
-/// What is known of a slot's pages though no leaf says so: somebody has taken it from the leaf for one
-/// purpose, and others are to have it, too (ADR 17).
+/// What is known of a slot's pages though no leaf says so: somebody has taken it from the leaf for
+/// one purpose, and others are to have it, too (ADR 17).
 ///
 /// *Invariant*: a page that the guest wrote since the host last took it is dirty in its leaf, or in
 /// `written`, or its mark is on the way from one to the other. Who moves marks says so first
-/// ([`Moves::begin`]), then cleans leaves or takes them out, then adds to `written`, then says that it is
-/// done. Who takes a page takes its leaf first, then looks for moves, then at `written`
-/// ([`Kept::take`]). If the leaf was clean, or gone, by then, the exchange that found it so has acquired
-/// the one that made it so, and with it the move; and who finds the move done has acquired what it
-/// added.
+/// ([`Moves::begin`]), then cleans leaves or takes them out, then adds to `written`, then says that
+/// it is done. Who takes a page takes its leaf first, then looks for moves, then at `written`
+/// ([`Kept::take`]). If the leaf was clean, or gone, by then, the exchange that found it so has
+/// acquired the one that made it so, and with it the move; and who finds the move done has acquired
+/// what it added.
 #[derive(Debug)]
 pub(crate) struct Kept {
     /// Pages that were used since they were last made old.
@@ -105,9 +106,9 @@ impl Kept {
         Some(Self { used, written, moves: Moves::new() })
     }
 
-    /// Takes what is kept of pages that the caller has taken from the guest: which were written, or may
-    /// have been, and which were used. `mapped`: there were leaves; else a mark can be on its way only
-    /// if it came from one that went, which `leaving` tells.
+    /// Takes what is kept of pages that the caller has taken from the guest: which were written, or
+    /// may have been, and which were used. `mapped`: there were leaves; else a mark can be on its
+    /// way only if it came from one that went, which `leaving` tells.
     pub fn take(&self, word: usize, mask: u64, mapped: bool, leaving: &Moves) -> (u64, u64) {
         let moving = leaving.any() || mapped && self.moves.any();
         let (written, used) = (self.written.take(word, mask), self.used.take(word, mask));

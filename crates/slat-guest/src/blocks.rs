@@ -1,13 +1,13 @@
 //! Blocks and slots: no block lies over two slots.
 //!
-//! A slot has its own place in the host, its own log, its own rights; a leaf that lay in two would be
-//! written on behalf of both and logged by one. *Invariant*: what maps, folds or puts together asks
-//! [`SlotSpec::fits`](crate::slots::SlotSpec::fits), or works on what a slot has of a range and at
-//! sizes at which it is aligned in the host as in the guest: faults by `fitting`, everybody else by
-//! [`Worker::collapse_if`], which is the one place that puts tables together.
+//! A slot has its own place in the host, its own log, its own rights; a leaf that lay in two would
+//! be written on behalf of both and logged by one. *Invariant*: what maps, folds or puts together
+//! asks [`SlotSpec::fits`](crate::slots::SlotSpec::fits), or works on what a slot has of a range
+//! and at sizes at which it is aligned in the host as in the guest: faults by `fitting`, everybody
+//! else by [`Worker::collapse_if`], which is the one place that puts tables together.
 //!
-//! Whoever has the tables ([`Guest::tables`](crate::Guest::tables)) can still make such a block. A log
-//! that meets one cuts it ([`Worker::cut_ends`]), and marks what is its own of it.
+//! Whoever has the tables ([`Guest::tables`](crate::Guest::tables)) can still make such a block. A
+//! log that meets one cuts it ([`Worker::cut_ends`]), and marks what is its own of it.
 
 use crate::backing::Backing;
 use crate::config::ExecuteHuge;
@@ -49,8 +49,8 @@ pub(crate) fn cut_by<F: Format, H: Host>(
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Puts tables in `range` together to blocks of at most `to`, where the pages behind them are
-    /// neighbours of one kind; returns the bytes. A block lies in one slot, aligned in the host as in
-    /// the guest. Nothing becomes one in slots that log: the log is of pages.
+    /// neighbours of one kind; returns the bytes. A block lies in one slot, aligned in the host as
+    /// in the guest. Nothing becomes one in slots that log: the log is of pages.
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> u64 {
         let page = F::size(0).bytes();
         let start = range.start().0.next_multiple_of(page);
@@ -98,8 +98,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         bytes
     }
 
-    /// Cuts the leaves that cross an end of the slot: splits them; where table pages are short, unmaps
-    /// them, and faults map what fits. Views hold pages only.
+    /// Cuts the leaves that cross an end of the slot: splits them; where table pages are short,
+    /// unmaps them, and faults map what fits. Views hold pages only.
     ///
     /// # Errors
     /// [`Contended`]: somebody held an entry for too long.

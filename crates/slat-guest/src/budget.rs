@@ -9,8 +9,8 @@ use slat::{Format, OutOfFrames, TableCache, Tables};
 
 use crate::guest::TABLE_PAGES;
 
-/// Table pages of one guest. A page is charged before it is allocated, and until it was given back; so
-/// the guest never has more than it may.
+/// Table pages of one guest. A page is charged before it is allocated, and until it was given back;
+/// so the guest never has more than it may.
 ///
 /// A number alone, which orders nothing: models leave it out.
 #[derive(Debug)]
@@ -44,15 +44,15 @@ impl Budget {
         }
     }
 
-    /// Pages that a worker takes at once if it needs `needed`: near the bound no more than its share of
-    /// what is left, beside `vcpus`.
+    /// Pages that a worker takes at once if it needs `needed`: near the bound no more than its
+    /// share of what is left, beside `vcpus`.
     fn portion(&self, needed: u64, vcpus: u16) -> u64 {
         let share = self.limit.saturating_sub(self.charged()) / (u64::from(vcpus) + 1);
         (TABLE_PAGES as u64).min(share).max(needed)
     }
 
-    /// Has at least `needed` pages in `cache`, and more while it is about it, as far as guest and platform
-    /// have them.
+    /// Has at least `needed` pages in `cache`, and more while it is about it, as far as guest and
+    /// platform have them.
     pub fn fill<F: Format, H: Host>(
         &self,
         cache: &mut TableCache<'_, F, H>,
@@ -109,15 +109,15 @@ impl fmt::Display for TableLimit {
 impl core::error::Error for TableLimit {}
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
-    /// Table pages that the guest has: in its tables, in vCPUs' views, unlinked and not given back yet,
-    /// and at hand in its workers' caches. Roots are not among them.
+    /// Table pages that the guest has: in its tables, in vCPUs' views, unlinked and not given back
+    /// yet, and at hand in its workers' caches. Roots are not among them.
     pub fn table_pages(&self) -> u64 {
         self.budget.charged()
     }
 
-    /// Gives back tables that were unlinked, if nobody can be in them any more; returns how many. For
-    /// callers who would like them back at once: operations that unlink tables do so themselves. Those
-    /// that [`Tables::reclaim`] gives back would stay charged.
+    /// Gives back tables that were unlinked, if nobody can be in them any more; returns how many.
+    /// For callers who would like them back at once: operations that unlink tables do so
+    /// themselves. Those that [`Tables::reclaim`] gives back would stay charged.
     pub fn reclaim(&self) -> usize {
         // Also of views that are empty by now.
         let views = self.views.iter().map(|view| &*view.tables);

@@ -15,8 +15,9 @@ pub struct Config {
     /// the first time (Linux: `KVM_DIRTY_LOG_INITIALLY_SET`).
     pub initially_set: bool,
     /// The size to which blocks are split before their first write, when a slot begins to log or,
-    /// with `initially_set`, when its log is cleared; `None` leaves it to the faults. What is larger
-    /// than a page then is protected as a whole, and each first write in it splits it further.
+    /// with `initially_set`, when its log is cleared; `None` leaves it to the faults. What is
+    /// larger than a page then is protected as a whole, and each first write in it splits it
+    /// further.
     pub eager_split: Option<PageSize>,
     /// Entries of each vCPU's dirty ring, a power of two; `None` for no rings.
     pub ring: Option<u32>,
@@ -30,10 +31,11 @@ pub struct Config {
     /// What happens to memory when vCPUs switch their caches, where the format does not force the
     /// guest to use them (Arm without FEAT_S2FWB); elsewhere nothing has to.
     pub caches: crate::CachePolicy,
-    /// Table pages that the guest may have, beside the roots, in the tables that vCPUs share, in those of their own
-    /// and at hand in its workers; `None` for no bound. Each view of [`CachePolicy::Exact`](crate::CachePolicy::Exact)
-    /// may come to map all that the guest has in small pages: without a bound a guest makes its host spend
-    /// 1/512 of its memory (4K pages) for each vCPU. What a bound refuses is refused to that guest alone
+    /// Table pages that the guest may have, beside the roots, in the tables that vCPUs share, in
+    /// those of their own and at hand in its workers; `None` for no bound. Each view of
+    /// [`CachePolicy::Exact`](crate::CachePolicy::Exact) may come to map all that the guest has in
+    /// small pages: without a bound a guest makes its host spend 1/512 of its memory (4K pages) for
+    /// each vCPU. What a bound refuses is refused to that guest alone
     /// ([`Refused::TableLimit`](crate::Refused::TableLimit)).
     pub table_pages: Option<u32>,
 }
@@ -60,9 +62,9 @@ impl Config {
         self.contiguous && self.execute_huge == ExecuteHuge::Allowed
     }
 
-    /// A leaf cannot say of each of its pages what is to be known of it, or does not last as long as
-    /// that is wanted: blocks and groups are used as a whole, views are emptied, logs of hardware's
-    /// are taken from the leaves.
+    /// A leaf cannot say of each of its pages what is to be known of it, or does not last as long
+    /// as that is wanted: blocks and groups are used as a whole, views are emptied, logs of
+    /// hardware's are taken from the leaves.
     pub(crate) fn keeps(&self, page: PageSize, forced: bool) -> bool {
         self.largest > page
             || self.folds()

@@ -75,7 +75,8 @@ pub enum Refused {
     NotExecutable,
     /// The platform has no table pages.
     OutOfFrames,
-    /// The guest may have no more table pages ([`Config::table_pages`](crate::Config::table_pages)).
+    /// The guest may have no more table pages
+    /// ([`Config::table_pages`](crate::Config::table_pages)).
     TableLimit(TableLimit),
     /// The backing named memory that the tables cannot hold.
     Page(MapError),
@@ -145,7 +146,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
         self.announce();
         let mut left = false;
         for attempt in 0..ATTEMPTS {
-            // What little is at hand will do, if there is no more: else the fault runs dry, and asks.
+            // What little is at hand will do, if there is no more: else the fault runs dry, and
+            // asks.
             let _at_hand = self.worker.top_up(PATH);
             let (id, tables) = (self.id, guest.space(self.view));
             let (own_view, counters) = (self.view.is_some(), self.worker.counters);
@@ -440,7 +442,8 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         if let Some(step) = self.grant() {
             return step;
         }
-        // The page goes, and was never written; the one that takes its place is used from the start.
+        // The page goes, and was never written; the one that takes its place is used from the
+        // start.
         self.empty(F::size(0), |guest, view, removed| guest.keep_dirty(view, removed));
         self.map(F::size(0))
     }

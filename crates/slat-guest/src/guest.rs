@@ -69,9 +69,9 @@ impl<'p, F: Format, H: Host> core::ops::Deref for Owned<'p, F, H> {
 
 impl<F: Format, H: Host> Drop for Owned<'_, F, H> {
     fn drop(&mut self) {
-        // SAFETY: `take`: nobody uses `self.0` after its owner was dropped. `deactivate`: nothing in
-        // this crate loads a root; whoever does so promises at `Vcpu::root`, or `Guest::tables`, that
-        // no CPU has it loaded when the guest is dropped, nor loads it later.
+        // SAFETY: `take`: nobody uses `self.0` after its owner was dropped. `deactivate`: nothing
+        // in this crate loads a root; whoever does so promises at `Vcpu::root`, or `Guest::tables`,
+        // that no CPU has it loaded when the guest is dropped, nor loads it later.
         unsafe { ManuallyDrop::take(&mut self.0).deactivate().destroy() }
     }
 }
@@ -179,8 +179,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// The tables that vCPUs load, unless their caches are off and the policy gives them a view of
     /// their own ([`Vcpu::root`](crate::Vcpu::root)).
     ///
-    /// Who has a CPU load their root promises that none has it loaded when the guest is dropped: the
-    /// frames of its tables are given back then.
+    /// Who has a CPU load their root promises that none has it loaded when the guest is dropped:
+    /// the frames of its tables are given back then.
     pub fn tables(&self) -> &Tables<'p, F, H> {
         &self.tables
     }
@@ -231,8 +231,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         F::size(0)
     }
 
-    /// Waits until all threads that were inside tables of this guest, or of another with its VMID, have
-    /// left.
+    /// Waits until all threads that were inside tables of this guest, or of another with its VMID,
+    /// have left.
     pub(crate) fn wait_for_faults(&self) {
         let moment = self.tables.platform().grace().moment();
         while !self.tables.is_past(moment) {

@@ -9,10 +9,11 @@ pub trait Host: Platform {
 
     /// Makes the calling CPU forget what it holds of the pages in `range`, after a fault of its own
     /// gave a right, or found it given (Arm: `tlbi ipas2e1` for each, `dsb nsh`, `tlbi vmalle1`,
-    /// `dsb nsh`, `isb`; x86: nothing, the fault has done so). One that does not, and whose TLB keeps
-    /// what a right is missing in, faults for ever: every host says what its own CPUs need. On RISC-V without Svvptc that is not enough: a slot
-    /// above the page may be cached as invalid, so HFENCE.GVMA without an address comes before the guest
-    /// is run again, whatever the fault came to (see `slat::format::riscv`).
+    /// `dsb nsh`, `isb`; x86: nothing, the fault has done so). One that does not, and whose TLB
+    /// keeps what a right is missing in, faults for ever: every host says what its own CPUs need.
+    /// On RISC-V without Svvptc that is not enough: a slot above the page may be cached as invalid,
+    /// so HFENCE.GVMA without an address comes before the guest is run again, whatever the fault
+    /// came to (see `slat::format::riscv`).
     fn forget(&self, vmid: Vmid, range: GpaRange);
 
     /// Makes all CPUs forget the instructions that they hold (Arm without CTR_EL0.DIC: `ic ialluis`, `dsb ish`,

@@ -123,8 +123,8 @@ pub struct Taken {
     pub gpa: Gpa,
     /// Where the host has them.
     pub host: HvaRange,
-    /// The guest wrote them, or may have, since they were taken last: also where a log has taken the
-    /// mark from the leaf since.
+    /// The guest wrote them, or may have, since they were taken last: also where a log has taken
+    /// the mark from the leaf since.
     pub dirty: bool,
     /// It used them since they were aged last.
     pub accessed: bool,
@@ -135,8 +135,8 @@ const BATCH: usize = 64;
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Takes the memory at `host` from the guest; `taken` learns of what was mapped there, once the
-    /// guest cannot reach it, and of what was used or written and is not mapped any more. Blocks that
-    /// the range touches are taken whole; of a range of no bytes nothing is.
+    /// guest cannot reach it, and of what was used or written and is not mapped any more. Blocks
+    /// that the range touches are taken whole; of a range of no bytes nothing is.
     ///
     /// When this returns the host may take the memory back, or change it. Until the value is dropped
     /// no fault maps any of it. It may be called with locks that [`Backing::page`] takes.
@@ -213,9 +213,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
 }
 
 impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
-    /// Tells of pages of a slot that were taken from the guest: as their leaves had it, if there were
-    /// any, and what is kept about them ([`Kept`](crate::bits::Kept)). Without leaves, of those alone
-    /// about which something is.
+    /// Tells of pages of a slot that were taken from the guest: as their leaves had it, if there
+    /// were any, and what is kept about them ([`Kept`](crate::bits::Kept)). Without leaves, of
+    /// those alone about which something is.
     fn tell(
         &self,
         slot: &Slot,
@@ -268,8 +268,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
-    /// Where the log is in the leaves, what was unmapped takes a part of it along: keeps it, in the log
-    /// of every slot that has some of it.
+    /// Where the log is in the leaves, what was unmapped takes a part of it along: keeps it, in the
+    /// log of every slot that has some of it.
     pub(crate) fn keep_dirty(&self, view: &View, removed: &Removed) {
         if self.config.logging != Logging::Hardware || !removed.attributes.dirty {
             return;
@@ -282,8 +282,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
-    /// Keeps all that the leaves knew, of pages that stay the guest's. The caller has begun to move it
-    /// ([`Guest::leaving`]) before it unmapped them.
+    /// Keeps all that the leaves knew, of pages that stay the guest's. The caller has begun to move
+    /// it ([`Guest::leaving`]) before it unmapped them.
     pub(crate) fn keep_marks(&self, view: &View, removed: &Removed) {
         self.keep_dirty(view, removed);
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
@@ -369,8 +369,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     }
 }
 
-/// `range`, with the leaves that its ends cut through: of each end on its own, as what is beyond may be
-/// another slot's. Who counts its pages clips it to the slot.
+/// `range`, with the leaves that its ends cut through: of each end on its own, as what is beyond
+/// may be another slot's. Who counts its pages clips it to the slot.
 pub(crate) fn widened<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     range: GpaRange,

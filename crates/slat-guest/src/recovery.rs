@@ -12,9 +12,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, Leaf};
 
-/// Which tables of a slot have pages that may be executed, or may have, and would be blocks that may
-/// not: a bit each, in this period and the last. Those that fetches have made, or found, and those that
-/// a log leaves behind.
+/// Which tables of a slot have pages that may be executed, or may have, and would be blocks that
+/// may not: a bit each, in this period and the last. Those that fetches have made, or found, and
+/// those that a log leaves behind.
 #[derive(Debug)]
 pub(crate) struct Splits {
     /// By the parity of the period.
@@ -73,8 +73,8 @@ pub struct Recovered {
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Ends a period: tables that got executable pages in the period before it become blocks again,
-    /// without the right to execute. Those of slots that log are kept for later, and so are those that
-    /// cannot be blocks yet, whose pages keep their rights.
+    /// without the right to execute. Those of slots that log are kept for later, and so are those
+    /// that cannot be blocks yet, whose pages keep their rights.
     ///
     /// Called once a period, whose length is the caller's to choose (Linux: an hour for all of them).
     pub fn recover_huge_pages(&mut self) -> Recovered {
@@ -109,8 +109,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         recovered
     }
 
-    /// Makes the table at `gpa` a block; returns the bytes, none if it is one already. `None`: somebody
-    /// held an entry, or it does not fit yet; it may another time.
+    /// Makes the table at `gpa` a block; returns the bytes, none if it is one already. `None`:
+    /// somebody held an entry, or it does not fit yet; it may another time.
     fn recover(&mut self, spec: &SlotSpec, splits: &Arc<Splits>, gpa: u64) -> Option<u64> {
         let guest = self.guest;
         let size = F::size(1);
@@ -143,9 +143,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         }
     }
 
-    /// Pages of which some are protected since a log and others were written become alike, as at the
-    /// log's end; not in a slot that has begun to log: it waits until this has left the tables, and
-    /// protects all of them.
+    /// Pages of which some are protected since a log and others were written become alike, as at
+    /// the log's end; not in a slot that has begun to log: it waits until this has left the tables,
+    /// and protects all of them.
     fn even_out(&mut self, spec: &SlotSpec, range: GpaRange, theirs: impl Fn(&Slot) -> bool) {
         let guest = self.guest;
         self.with_slots(&guest.tables, |view, guard, _| {
@@ -186,7 +186,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                         self.even_out(spec, range, theirs);
                     }
                 }
-                // The table in which pages may be executed is noted itself, and this comes after it.
+                // The table in which pages may be executed is noted itself, and this comes after
+                // it.
                 Some(Fits::Table { execute: true, .. }) | None => break,
             }
             match self.collapse_if(range, size, theirs) {
@@ -198,8 +199,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         bytes
     }
 
-    /// Tables of a slot whose log has ended, and that stay tables as their pages may be executed, or are
-    /// not all there: they become blocks after a period.
+    /// Tables of a slot whose log has ended, and that stay tables as their pages may be executed,
+    /// or are not all there: they become blocks after a period.
     pub(crate) fn hand_to_recovery(&mut self, spec: &SlotSpec) {
         let guest = self.guest;
         for piece in pieces(spec.range(), F::size(1)) {
@@ -230,7 +231,8 @@ enum Fits {
     },
 }
 
-/// Looks, and changes nothing; `None` if the pages cannot be a block, or somebody is at one of them.
+/// Looks, and changes nothing; `None` if the pages cannot be a block, or somebody is at one of
+/// them.
 fn like_a_block<F: Format, H: Host>(guard: &Guard<'_, '_, F, H>, range: GpaRange) -> Option<Fits> {
     let kind = |leaf: &Leaf| Attributes {
         write: false,

@@ -158,8 +158,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// many. When this returns, every later write to them is in a ring again.
     ///
     /// # Errors
-    /// [`LogError::Contended`], and what else a clear may come to: the entries of that ring, and of those
-    /// behind it, are as they were, to be reset another time.
+    /// [`LogError::Contended`], and what else a clear may come to: the entries of that ring, and of
+    /// those behind it, are as they were, to be reset another time.
     pub fn reset_rings(&mut self) -> Result<u64, LogError> {
         let guest = self.guest;
         let _turn = guest.resetting.lock();
@@ -193,8 +193,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         Ok(total)
     }
 
-    /// Takes the right to write from the pages of a batch. What that owes in the tables that all share
-    /// joins `owed`; views of their own are done.
+    /// Takes the right to write from the pages of a batch. What that owes in the tables that all
+    /// share joins `owed`; views of their own are done.
     fn protect_batch(
         &mut self,
         batch: &Batch,

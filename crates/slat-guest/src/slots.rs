@@ -98,7 +98,8 @@ pub enum SlotError {
 }
 
 impl SlotError {
-    /// The error of Linux's `KVM_SET_USER_MEMORY_REGION`, on that architecture, for the same mistake.
+    /// The error of Linux's `KVM_SET_USER_MEMORY_REGION`, on that architecture, for the same
+    /// mistake.
     pub const fn errno(&self, kvm: Kvm) -> &'static str {
         match (self, kvm) {
             (Self::Overlaps { .. }, _) => "EEXIST",

@@ -1,7 +1,7 @@
 //! The seed of random tests: the same in CI each time, a fresh one elsewhere.
 //!
-//! `SLAT_SEED=N` gives it, in CI and elsewhere. Every test that asks for it prints it in that form, so a
-//! failure says how to run it again.
+//! `SLAT_SEED=N` gives it, in CI and elsewhere. Every test that asks for it prints it in that form,
+//! so a failure says how to run it again.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Range;

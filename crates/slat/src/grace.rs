@@ -1,9 +1,10 @@
 //! Quiescence: when no software walker can still be in a table that was unlinked.
 //!
 //! # Protocol
-//! A thread that walks holds a seat. Entering, it writes the clock's reading into the seat, and whose
-//! tables it enters; leaving, it writes that it is outside. Who unlinked tables advances the clock, and
-//! frees them once every seat is outside, in another guest's tables, or shows a reading at least as late.
+//! A thread that walks holds a seat. Entering, it writes the clock's reading into the seat, and
+//! whose tables it enters; leaving, it writes that it is outside. Who unlinked tables advances the
+//! clock, and frees them once every seat is outside, in another guest's tables, or shows a reading
+//! at least as late.
 //!
 //! Entering and looking are read-modify-writes of the seat, so one of them comes first. If entering
 //! does, the reclaimer sees the walker inside. If looking does, entering reads what it

@@ -17,12 +17,12 @@ use core::fmt;
 /// While it is there, no table that it may meet is given back. Operations are methods of the guard;
 /// any number of threads work on one guest at once, each through its own. What they leave stale
 /// gathers in the guard, as the hull of all of it, until [`Guard::complete`]; or until
-/// [`Tables::shootdown`] takes it, to be merged with that of others. A guard that is dropped with rights or
-/// dirty state taken completes; one that has only split hands what it owes to the guest, and the next
-/// that completes covers it, as splits alone change no translation.
+/// [`Tables::shootdown`] takes it, to be merged with that of others. A guard that is dropped with
+/// rights or dirty state taken completes; one that has only split hands what it owes to the guest,
+/// and the next that completes covers it, as splits alone change no translation.
 ///
-/// Where a CPU invalidates by address (Arm without FEAT_TLBIRANGE, Power), a hull of distant pages costs
-/// an invalidation of the whole guest: complete between them.
+/// Where a CPU invalidates by address (Arm without FEAT_TLBIRANGE, Power), a hull of distant pages
+/// costs an invalidation of the whole guest: complete between them.
 ///
 /// A guard that is kept for long keeps unlinked tables: [`Guard::refresh`] lets them go.
 #[derive(Debug)]
@@ -109,8 +109,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// Before dirty state is cleared: until that is invalidated, an unmap takes a page that is not dirty
-    /// for one that may be (`Tables::cleans`).
+    /// Before dirty state is cleared: until that is invalidated, an unmap takes a page that is not
+    /// dirty for one that may be (`Tables::cleans`).
     pub(crate) fn begin_clean(&mut self) {
         if self.live && self.owed.cleans() == 0 {
             self.tables.cleans().begin();

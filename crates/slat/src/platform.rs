@@ -38,12 +38,12 @@ pub unsafe trait Platform {
     /// where a hart may hold what was invalid: [`riscv`](crate::format::riscv)).
     fn publish(&self);
 
-    /// Makes earlier stores to tables visible, invalidates, and waits for completion on every
-    /// CPU that may hold entries of the guest (Arm: the instructions of
-    /// [`tlbi`](crate::format::arm64::tlbi), which reach all of them; x86: INVEPT; RISC-V: HFENCE.GVMA).
-    /// Where entries are tagged, by EPT root, ASID or VMID, these are not only the CPUs that run the guest
-    /// now but all that ran it since they last invalidated it: such a CPU may also be noted, and
-    /// invalidate before it enters the guest again.
+    /// Makes earlier stores to tables visible, invalidates, and waits for completion on every CPU
+    /// that may hold entries of the guest (Arm: the instructions of
+    /// [`tlbi`](crate::format::arm64::tlbi), which reach all of them; x86: INVEPT; RISC-V:
+    /// HFENCE.GVMA). Where entries are tagged, by EPT root, ASID or VMID, these are not only the
+    /// CPUs that run the guest now but all that ran it since they last invalidated it: such a CPU
+    /// may also be noted, and invalidate before it enters the guest again.
     fn invalidate(&self, what: &Invalidation);
 
     /// Which changes of a live entry's size this machine's CPUs allow without a break.
@@ -83,8 +83,8 @@ pub unsafe trait Platform {
     }
 }
 
-/// Whether two references are to one platform. One without state is the same wherever it lies: what its
-/// methods answer, the same at every call, cannot differ.
+/// Whether two references are to one platform. One without state is the same wherever it lies: what
+/// its methods answer, the same at every call, cannot differ.
 #[inline(always)]
 pub(crate) fn same<P>(one: &P, other: &P) -> bool {
     size_of::<P>() == 0 || core::ptr::eq(one, other)

@@ -1,10 +1,10 @@
 //! Tables that were unlinked, until neither hardware nor software can be in them.
 //!
 //! A list of tables is a chain of addresses: the first slot of each holds a retired marker with the
-//! address of the next; 0 ends it. A table is in one place: in the chain of the thread that unlinked it,
-//! in one of the two lists, or among those that wait for software walkers. *Invariant*: a table in the
-//! list `invalidated` was unlinked before an invalidation of its addresses, walk caches included, that has
-//! completed.
+//! address of the next; 0 ends it. A table is in one place: in the chain of the thread that
+//! unlinked it, in one of the two lists, or among those that wait for software walkers.
+//! *Invariant*: a table in the list `invalidated` was unlinked before an invalidation of its
+//! addresses, walk caches included, that has completed.
 
 use crate::addr::Hpa;
 use crate::format::Format;
@@ -44,8 +44,8 @@ impl<F: Format> Chain<F> {
     }
 }
 
-/// A list that is pushed to by many and taken as a whole: so a head that comes back is the list's head,
-/// and a link may be rewritten until the push succeeds.
+/// A list that is pushed to by many and taken as a whole: so a head that comes back is the list's
+/// head, and a link may be rewritten until the push succeeds.
 #[derive(Debug)]
 struct List(AtomicU64);
 
@@ -122,8 +122,9 @@ impl Retired {
         self.unlinked.push(platform, chain);
     }
 
-    /// Gives back what no walker can be in; returns how many. `invalidate` is called for tables that
-    /// hardware may hold, `now` says from which reading on software has left, `passed` whether it has.
+    /// Gives back what no walker can be in; returns how many. `invalidate` is called for tables
+    /// that hardware may hold, `now` says from which reading on software has left, `passed` whether
+    /// it has.
     pub fn reclaim<F: Format>(
         &self,
         platform: &impl Platform,
@@ -186,9 +187,9 @@ impl Retired {
             // freed below, after its only use.
             let first = unsafe { &table::slots(platform, hpa, 1)[0] };
             next = F::table_address(first.load()).0;
-            // SAFETY: the table came from a cache, which allocates so many bytes; it is unlinked; no
-            // hardware (`reclaim`) and no software (`passed`) can be in it; and `free_forgotten` has
-            // taken it off the list: nobody else owns it.
+            // SAFETY: the table came from a cache, which allocates so many bytes; it is unlinked;
+            // no hardware (`reclaim`) and no software (`passed`) can be in it; and `free_forgotten`
+            // has taken it off the list: nobody else owns it.
             unsafe {
                 if let Some(frame) = Frame::from_hpa(hpa) {
                     platform.free(frame, F::TABLE_BYTES);

@@ -19,16 +19,17 @@ pub use modelled::AtomicU64;
 #[cfg(shuttle)]
 pub use shuttle::sync::atomic::AtomicU64;
 
-/// Whether slots are loaded and exchanged in one order that all threads agree on: where that costs no
-/// more than acquire and release (x86, arm64). Elsewhere (Power, RISC-V) it would be a full fence before
-/// each load, so [`agreed`] is the fence, where one is needed. Loom knows fences only, so its models hold
-/// what other machines run; `slat_fences` has the same compiled anywhere.
+/// Whether slots are loaded and exchanged in one order that all threads agree on: where that costs
+/// no more than acquire and release (x86, arm64). Elsewhere (Power, RISC-V) it would be a full
+/// fence before each load, so [`agreed`] is the fence, where one is needed. Loom knows fences only,
+/// so its models hold what other machines run; `slat_fences` has the same compiled anywhere.
 const ONE_ORDER: bool = cfg!(all(
     any(target_arch = "x86", target_arch = "x86_64", target_arch = "aarch64"),
     not(any(loom, slat_fences)),
 ));
 
-/// How slots are loaded and exchanged. Needed to be more than acquire and release by [`agreed`] alone.
+/// How slots are loaded and exchanged. Needed to be more than acquire and release by [`agreed`]
+/// alone.
 pub(crate) const LOAD: Ordering = if ONE_ORDER { Ordering::SeqCst } else { Ordering::Acquire };
 pub(crate) const EXCHANGE: Ordering = if ONE_ORDER { Ordering::SeqCst } else { Ordering::AcqRel };
 

@@ -468,9 +468,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     /// Gives back tables that were unlinked, and returns how many.
     ///
-    /// Never waits: tables that a guard may still be in stay until a later call, those of removals that
-    /// have not completed until they have. Walk caches are invalidated first, once for all tables whose
-    /// own invalidation has not completed. One thread at a time does the work; another returns 0.
+    /// Never waits: tables that a guard may still be in stay until a later call, those of removals
+    /// that have not completed until they have. Walk caches are invalidated first, once for all
+    /// tables whose own invalidation has not completed. One thread at a time does the work; another
+    /// returns 0.
     pub fn reclaim(&self) -> usize {
         let grace = self.platform.grace();
         let now = || grace.advance();

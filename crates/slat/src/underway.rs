@@ -1,9 +1,10 @@
-//! Work that has begun and whose invalidation has not completed: removals, and cleans of dirty state.
+//! Work that has begun and whose invalidation has not completed: removals, and cleans of dirty
+//! state.
 //!
-//! A thread counts itself before its first exchange, and takes itself off after its invalidation has
-//! completed. *Invariant*: a thread that finds a slot as that exchange left it, and then finds the count 0,
-//! knows that the invalidation has completed. What is dropped stays counted until an invalidation of all
-//! of the guest, which began after the drop, has completed.
+//! A thread counts itself before its first exchange, and takes itself off after its invalidation
+//! has completed. *Invariant*: a thread that finds a slot as that exchange left it, and then finds
+//! the count 0, knows that the invalidation has completed. What is dropped stays counted until an
+//! invalidation of all of the guest, which began after the drop, has completed.
 
 use crate::sync::{AtomicU64, Ordering};
 

@@ -23,10 +23,10 @@ use crate::table::{self, Slot};
 
 /// How often a walk waits for a marker, or loses a slot, before it gives up.
 ///
-/// A marker is held for one invalidation at most. A turn is a pause of the CPU (x86: 40 to 140 cycles;
-/// arm64: an `isb`, some tens), so this is 50 to 200 us: as long as a broadcast for 64 blocks takes, also
-/// on a CPU that virtualises it. Where a hypervisor below stops the holder's CPU, no number is enough, and
-/// who is told *contended* should let that one run.
+/// A marker is held for one invalidation at most. A turn is a pause of the CPU (x86: 40 to 140
+/// cycles; arm64: an `isb`, some tens), so this is 50 to 200 us: as long as a broadcast for 64
+/// blocks takes, also on a CPU that virtualises it. Where a hypervisor below stops the holder's
+/// CPU, no number is enough, and who is told *contended* should let that one run.
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) const PATIENCE: u32 = 1 << 12;
 #[cfg(loom)]

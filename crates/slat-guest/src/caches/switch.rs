@@ -167,8 +167,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
         bytes
     }
 
-    /// Empties the view, whose tables are too many; what is used of it faults again. The tables are free
-    /// when those who were in them have left, which takes moments: no longer is waited for them.
+    /// Empties the view, whose tables are too many; what is used of it faults again. The tables are
+    /// free when those who were in them have left, which takes moments: no longer is waited for
+    /// them.
     pub(crate) fn leave_for_room(&mut self) {
         self.leave();
         for _ in 0..crate::log::PATIENCE {

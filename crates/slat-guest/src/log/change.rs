@@ -243,9 +243,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         }
     }
 
-    /// Repeats `change` until all of `range` is done and invalidated, also what another thread has done
-    /// there and not invalidated yet. Piece by piece: tables that others unlink wait for a piece alone.
-    /// Entries are held briefly; this waits for them.
+    /// Repeats `change` until all of `range` is done and invalidated, also what another thread has
+    /// done there and not invalidated yet. Piece by piece: tables that others unlink wait for a
+    /// piece alone. Entries are held briefly; this waits for them.
     pub(crate) fn until_done(
         &mut self,
         tables: &'w Tables<'p, F, H>,
@@ -279,8 +279,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         }
     }
 
-    /// No fault logs any more: brings huge pages back in place. Those that may not be executed come back
-    /// so, by recovery, where their pages may.
+    /// No fault logs any more: brings huge pages back in place. Those that may not be executed come
+    /// back so, by recovery, where their pages may.
     fn end_log(&mut self, spec: &SlotSpec) -> u64 {
         let guest = self.guest;
         self.one_right_to_write(spec.range());
@@ -289,9 +289,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         bytes
     }
 
-    /// Leaves that were protected differ from those that were not: all become writable that may be, or,
-    /// where hardware would not mark the next write, none is, until a block is written again as a
-    /// whole. In a slot that cannot begin to log meanwhile.
+    /// Leaves that were protected differ from those that were not: all become writable that may be,
+    /// or, where hardware would not mark the next write, none is, until a block is written again as
+    /// a whole. In a slot that cannot begin to log meanwhile.
     fn one_right_to_write(&mut self, range: GpaRange) {
         let guest = self.guest;
         if guest.gives_writes_back() {

@@ -1,8 +1,9 @@
 //! Clearing the log: exactly the pages that a bitmap names, by any number of threads.
 //!
-//! Of each table's worth of pages the bits are taken, the blocks that hold them are split, if faults are
-//! not to do so ([`Config::eager_split`](crate::Config)), and exactly those pages lose the right to write (or their dirty mark). One invalidation completes all of it. What
-//! cannot be done goes back into the log. See the invariant of [`log`](super).
+//! Of each table's worth of pages the bits are taken, the blocks that hold them are split, if
+//! faults are not to do so ([`Config::eager_split`](crate::Config)), and exactly those pages lose
+//! the right to write (or their dirty mark). One invalidation completes all of it. What cannot be
+//! done goes back into the log. See the invariant of [`log`](super).
 
 use super::read::Logs;
 use super::{LogError, PATIENCE};
@@ -27,8 +28,8 @@ pub struct Cleared {
     pub pages: u64,
     /// Bytes of blocks that were split for it.
     pub split: u64,
-    /// Bytes of blocks that were protected whole, as splits are left to the faults, or table pages were
-    /// short: the first write in each splits it.
+    /// Bytes of blocks that were protected whole, as splits are left to the faults, or table pages
+    /// were short: the first write in each splits it.
     pub whole: u64,
 }
 
@@ -155,9 +156,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 }
 
-/// Keeps of the pages that were cleared, and are mapped, that they may have been written. After they were
-/// cleaned, as one may have been mapped, and written, until then; whoever takes one before finds that
-/// marks are on their way.
+/// Keeps of the pages that were cleared, and are mapped, that they may have been written. After
+/// they were cleaned, as one may have been mapped, and written, until then; whoever takes one
+/// before finds that marks are on their way.
 fn keep<F: Format, H: Host>(
     kept: &Kept,
     spec: &SlotSpec,
@@ -213,9 +214,9 @@ enum Step {
 }
 
 impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
-    /// Takes the right to write, or the dirty mark, from exactly the pages named; from all of a block,
-    /// where faults or table pages leave it whole. An error names the start of the group that is not
-    /// done.
+    /// Takes the right to write, or the dirty mark, from exactly the pages named; from all of a
+    /// block, where faults or table pages leave it whole. An error names the start of the group
+    /// that is not done.
     pub fn pages(&mut self, start: Gpa, words: &[u64]) -> Result<(), Stopped> {
         // Groups are those of tables, not of slots.
         let word_bytes = 64u64 << F::PAGE_SHIFT;
@@ -266,8 +267,8 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
             }
         }
         let result = match self.guest.config.logging {
-            // A block of which all pages are named must not stay writable, either: the next write would
-            // mark it as a whole.
+            // A block of which all pages are named must not stay writable, either: the next write
+            // would mark it as a whole.
             Logging::Hardware if to != Some(F::size(0)) && self.has_block(hull) => {
                 return self.whole(hull);
             }
@@ -308,13 +309,13 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
         result.map(drop)
     }
 
-    /// Protects the blocks that hold `range`, and what is between them; where hardware logs, cleans the
-    /// blocks as well, or the first write would find all pages of the block marked.
+    /// Protects the blocks that hold `range`, and what is between them; where hardware logs, cleans
+    /// the blocks as well, or the first write would find all pages of the block marked.
     ///
-    /// That loses no page that was not named. No block comes to be in a slot that logs, so this one is
-    /// older than the log. If the log began with all pages dirty, the others of the block are so still,
-    /// unless this was done to it before; otherwise, and afterwards, nobody can write to it: what its
-    /// mark says is from before, and in the log.
+    /// That loses no page that was not named. No block comes to be in a slot that logs, so this one
+    /// is older than the log. If the log began with all pages dirty, the others of the block are so
+    /// still, unless this was done to it before; otherwise, and afterwards, nobody can write to it:
+    /// what its mark says is from before, and in the log.
     fn whole(&mut self, range: GpaRange) -> Result<Step, LogError> {
         let Ok(range) = widened(self.guard, range) else {
             return Ok(Step::Again(LogError::Contended { at: range.start() }));

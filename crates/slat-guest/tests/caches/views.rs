@@ -364,8 +364,8 @@ fn a_flush_reaches_what_a_fault_of_another_maps_meanwhile() {
     }
 }
 
-/// A guest that cleans may switch off unnoticed, and writes past the caches what is in the tables that
-/// all share.
+/// A guest that cleans may switch off unnoticed, and writes past the caches what is in the tables
+/// that all share.
 #[test]
 fn what_is_taken_from_shared_tables_is_maintained_for_the_host() {
     for policy in CachePolicy::ALL {

@@ -140,7 +140,8 @@ on_all! {
     }
 }
 
-/// Two vCPUs that use all of the memory, each past its caches: both views together are larger than that.
+/// Two vCPUs that use all of the memory, each past its caches: both views together are larger than
+/// that.
 #[test]
 fn views_do_not_grow_beyond_the_bound_and_vcpus_go_on() {
     let (bound, blocks) = (60, 32);

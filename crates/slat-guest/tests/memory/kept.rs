@@ -1,5 +1,5 @@
-//! What one consumer takes from the leaves, others still learn: dirty marks that a log has taken, use
-//! that a scan has, both where leaves go while their pages stay.
+//! What one consumer takes from the leaves, others still learn: dirty marks that a log has taken,
+//! use that a scan has, both where leaves go while their pages stay.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};

@@ -241,8 +241,8 @@ fn a_block_faults_once_where_splits_break() {
     block_faults_once::<ArmBreaks>();
 }
 
-/// While a block stands broken nobody else can split it: a clear says so, and what it has not done is
-/// dirty still.
+/// While a block stands broken nobody else can split it: a clear says so, and what it has not done
+/// is dirty still.
 #[test]
 fn what_a_clear_could_not_do_is_in_the_log_still() {
     let (initially_set, eager_split) = (true, Some(PageSize::SIZE_4K));

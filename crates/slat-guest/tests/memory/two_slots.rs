@@ -1,5 +1,5 @@
-//! Slots that are neighbours, in the guest and in the host: no block lies over both, and a log that meets
-//! one all the same loses nothing.
+//! Slots that are neighbours, in the guest and in the host: no block lies over both, and a log that
+//! meets one all the same loses nothing.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};
@@ -71,8 +71,8 @@ on_all! {
         }
     }
 
-    /// The memory of the slot behind is elsewhere in the host, at an address that is no multiple of the
-    /// block's size: that its pages continue each other is chance.
+    /// The memory of the slot behind is elsewhere in the host, at an address that is no multiple of
+    /// the block's size: that its pages continue each other is chance.
     fn a_block_is_aligned_in_the_host_as_in_the_guest<C: Case>() {
         let odd = SlotSpec { host: Hva(HOST + K4), ..slot(M2) };
         with_guest!(C, config(), odd, PAGE => machine, ram, guest, vcpu);

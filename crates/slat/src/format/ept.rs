@@ -65,9 +65,9 @@ const A: u64 = 1 << 8;
 const D: u64 = 1 << 9;
 /// `HPA[51:12]`; bits above MAXPHYADDR are reserved, as are those below a block's size.
 const ADDRESS: u64 = (1 << 52) - (1 << 12);
-/// The CPU ignores bits 56:52, 59, 62 and 11 of leaves and tables alike. VT-d's second stage does not:
-/// there bit 62 of a leaf is TM (transient mapping), so tables that an IOMMU walks as well are not to be
-/// collapsed or unfolded while it does.
+/// The CPU ignores bits 56:52, 59, 62 and 11 of leaves and tables alike. VT-d's second stage does
+/// not: there bit 62 of a leaf is TM (transient mapping), so tables that an IOMMU walks as well are
+/// not to be collapsed or unfolded while it does.
 const SW_USER: [u64; 2] = [1 << 52, 1 << 55];
 const SW_RENEWED: u64 = 1 << 53;
 const SW_AGEING: u64 = 1 << 54;

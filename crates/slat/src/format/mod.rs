@@ -246,12 +246,12 @@ pub enum Access {
     Read,
     /// It writes: the leaf becomes accessed, writable and dirty.
     Write,
-    /// It executes, at a level that the fault does not tell: the leaf becomes accessed, and executable at
-    /// all levels if it was so at none. A leaf that one level may execute keeps its right as it is: the
-    /// other level is not known to have asked.
+    /// It executes, at a level that the fault does not tell: the leaf becomes accessed, and
+    /// executable at all levels if it was so at none. A leaf that one level may execute keeps its
+    /// right as it is: the other level is not known to have asked.
     Execute,
-    /// A user program executes: user programs get the right. Where the format, as configured, does not
-    /// tell the levels apart, all levels get it.
+    /// A user program executes: user programs get the right. Where the format, as configured, does
+    /// not tell the levels apart, all levels get it.
     ExecuteUser,
     /// The guest's kernel executes, as [`Access::ExecuteUser`].
     ExecuteKernel,

@@ -147,10 +147,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Whether the leaf around `gpa` was used, and, if asked, makes it old: all of it, be it a block or
-    /// a group, where a range that cuts through it ([`Guard::age`]) only tests. Returns what the leaf
-    /// covers; `None` if nothing is mapped there. Nothing is owed; without an invalidation the answer
-    /// is as old as what TLBs hold.
+    /// Whether the leaf around `gpa` was used, and, if asked, makes it old: all of it, be it a
+    /// block or a group, where a range that cuts through it ([`Guard::age`]) only tests. Returns
+    /// what the leaf covers; `None` if nothing is mapped there. Nothing is owed; without an
+    /// invalidation the answer is as old as what TLBs hold.
     ///
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::NotRecorded`]: nothing is done.

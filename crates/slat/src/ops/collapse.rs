@@ -1,10 +1,10 @@
 //! Collapse: a table whose leaves continue each other becomes one block, in place.
 //!
 //! # Protocol
-//! 1. Each child is sealed by compare-and-swap: it stays valid, hardware goes on setting accessed and
-//!    dirty, other software waits. Agreement is decided on the sealed values, the first's with the value
-//!    that the caller was asked about: a child that was unmapped or protected meanwhile is seen, and
-//!    all seals are taken back.
+//! 1. Each child is sealed by compare-and-swap: it stays valid, hardware goes on setting accessed
+//!    and dirty, other software waits. Agreement is decided on the sealed values, the first's with
+//!    the value that the caller was asked about: a child that was unmapped or protected meanwhile
+//!    is seen, and all seals are taken back.
 //! 2. The parent's slot changes from the link to the block, sealed as well; or, where the CPU demands
 //!    a break, to a frozen marker.
 //! 3. The invalidation of the leaves and of walk caches completes. Until then a vCPU may be in the
@@ -47,10 +47,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.collapse_where(range, to, |_| true)
     }
 
-    /// [`Guard::collapse`] of those tables whose leaves, which agree but for accessed and dirty state,
-    /// are as `fits` wants them. It is asked of the first leaf before any leaf is sealed, and a table
-    /// whose leaves differ by then from what it was asked stays: its answer cannot be out of date, and
-    /// where it panics no leaf is held.
+    /// [`Guard::collapse`] of those tables whose leaves, which agree but for accessed and dirty
+    /// state, are as `fits` wants them. It is asked of the first leaf before any leaf is sealed,
+    /// and a table whose leaves differ by then from what it was asked stays: its answer cannot be
+    /// out of date, and where it panics no leaf is held.
     ///
     /// # Errors
     /// Those of [`Guard::collapse`].

@@ -38,8 +38,8 @@ pub(super) trait Rule<F: Format> {
 
     fn change(&self, raw: u64) -> u64;
 
-    /// Whether the leaf `raw` at `level` is one that the rule is for: if not, it stays as it is, and
-    /// so do the tables above.
+    /// Whether the leaf `raw` at `level` is one that the rule is for: if not, it stays as it is,
+    /// and so do the tables above.
     fn concerns(&self, _raw: u64, _level: u8) -> bool {
         true
     }
@@ -220,9 +220,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// before: a round that ends in between must find it in the next.
     ///
     /// # Errors
-    /// Nothing is done on [`ChangeError::Range`], and, but for a read, on [`ChangeError::CutsBlock`]
-    /// unless the block appeared meanwhile: more than was asked for would get the right. A block that
-    /// is fit for the access already is not refused, and a read covers the whole block. [`ChangeError::Contended`] leaves everything done that precedes the
+    /// Nothing is done on [`ChangeError::Range`], and, but for a read, on
+    /// [`ChangeError::CutsBlock`] unless the block appeared meanwhile: more than was asked for
+    /// would get the right. A block that is fit for the access already is not refused, and a read
+    /// covers the whole block. [`ChangeError::Contended`] leaves everything done that precedes the
     /// address where it stopped.
     #[inline]
     pub fn relax(&mut self, range: GpaRange, access: Access) -> Result<u64, Halted<ChangeError>> {
@@ -275,9 +276,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// Gives those pages that have all bits of `software` the right that `fetch` asks for, without saying
-    /// that anybody used them. Nothing is owed, as for [`Guard::relax`]. An access that is no fetch gives
-    /// no right.
+    /// Gives those pages that have all bits of `software` the right that `fetch` asks for, without
+    /// saying that anybody used them. Nothing is owed, as for [`Guard::relax`]. An access that is
+    /// no fetch gives no right.
     ///
     /// # Errors
     /// Those of [`Guard::write_protect`]; [`ChangeError::CutsBlock`] also at a block that would become
@@ -351,9 +352,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> {
-    /// Before the protection of a table is pushed down for a single page: whether the page's leaf would
-    /// be refused, or is none of the rule's business, so that nothing is to be changed. Larger
-    /// ranges were looked at before the walk.
+    /// Before the protection of a table is pushed down for a single page: whether the page's leaf
+    /// would be refused, or is none of the rule's business, so that nothing is to be changed.
+    /// Larger ranges were looked at before the walk.
     #[cold]
     fn refuse(&mut self) -> Option<Flow> {
         if self.range.size() != 1 << F::PAGE_SHIFT {

@@ -196,9 +196,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.split_walk::<W>(range, to, cache, together, None)
     }
 
-    /// [`Guard::split`] to pages, which get the right that `fetch` asks for if their block has all bits of
-    /// `software`; what stays larger does not. Nobody is said to have used them. With an access that is
-    /// no fetch this is [`Guard::split`].
+    /// [`Guard::split`] to pages, which get the right that `fetch` asks for if their block has all
+    /// bits of `software`; what stays larger does not. Nobody is said to have used them. With an
+    /// access that is no fetch this is [`Guard::split`].
     ///
     /// As rights become more in the same step, a CPU that holds the block may go on faulting until it
     /// forgets it. Memory is made coherent first ([`Platform::maintain`]), and the tables are published.
@@ -516,8 +516,8 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     }
 }
 
-/// Breaks blocks at `level`, invalidates them once, links their tables. Keeps the lowest block that changed
-/// meanwhile in `lost`.
+/// Breaks blocks at `level`, invalidates them once, links their tables. Keeps the lowest block that
+/// changed meanwhile in `lost`.
 ///
 /// Tables whose block changed meanwhile go back to the cache last of all, when nothing stands
 /// broken any more.

@@ -1,15 +1,15 @@
 //! Unmap: empties a range, hands out what stood there, retires the tables that it covered.
 //!
 //! # Protocol
-//! A leaf is taken out by one compare-and-swap whose old value is kept for the caller. Where the CPU
-//! must not hold two translations of an address, the slot keeps the unmap's token, and who fills it
-//! again before the unmap's invalidation has completed invalidates first
-//! (`Tables::break_before_fill`). A table whose
-//! whole range was unmapped is then retired in this order: every one of its slots goes from empty
-//! to retired, which keeps other software out and fails if anything was mapped there meanwhile;
-//! its parent's slot is emptied; the table waits in the removals for their invalidation. Between the first
-//! marker and the last nothing is allocated and nobody is called. A table around an end of the range
-//! that is found empty afterwards goes in the same order, and so do those above it.
+//! A leaf is taken out by one compare-and-swap whose old value is kept for the caller. Where the
+//! CPU must not hold two translations of an address, the slot keeps the unmap's token, and who
+//! fills it again before the unmap's invalidation has completed invalidates first
+//! (`Tables::break_before_fill`). A table whose whole range was unmapped is then retired in this
+//! order: every one of its slots goes from empty to retired, which keeps other software out and
+//! fails if anything was mapped there meanwhile; its parent's slot is emptied; the table waits in
+//! the removals for their invalidation. Between the first marker and the last nothing is allocated
+//! and nobody is called. A table around an end of the range that is found empty afterwards goes in
+//! the same order, and so do those above it.
 //!
 //! A slot of a retired table stays so until the table is given back; so who retired all of them owns
 //! the link in the parent's slot, in which others may still change bits, but not the address.
@@ -42,9 +42,10 @@ pub struct Removed {
     /// moment they were taken out. A page that was writable
     /// may have been written until the invalidation completed, if it was dirty already.
     ///
-    /// Not dirty is a page that was not written since the last [`Guard::clean`] or [`Guard::harvest`]
-    /// that has completed: while one is under way, a page whose dirty state it may have taken is dirty here
-    /// as well, as the guest may write it through a TLB entry that marks nothing.
+    /// Not dirty is a page that was not written since the last [`Guard::clean`] or
+    /// [`Guard::harvest`] that has completed: while one is under way, a page whose dirty state it
+    /// may have taken is dirty here as well, as the guest may write it through a TLB entry that
+    /// marks nothing.
     pub attributes: Attributes,
 }
 
@@ -388,9 +389,9 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
         Flow::Next
     }
 
-    /// Whether a leaf that was just taken out, and is not dirty, may have been written all the same: its
-    /// dirty state may have been cleared by a thread whose invalidation has not completed, and the
-    /// guest may have written since through a TLB entry that marks nothing.
+    /// Whether a leaf that was just taken out, and is not dirty, may have been written all the
+    /// same: its dirty state may have been cleared by a thread whose invalidation has not
+    /// completed, and the guest may have written since through a TLB entry that marks nothing.
     #[inline(always)]
     fn may_be_dirty(&self, raw: u64) -> bool {
         raw & F::DIRTY == 0 && self.tables.cleans().count() != 0
@@ -401,7 +402,8 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
         if self.tables.refill_breaks() { self.tables.next_token() } else { 0 }
     }
 
-    /// Empties the slot at `level` that links `table`, whose slots are retired; it covers `start` on.
+    /// Empties the slot at `level` that links `table`, whose slots are retired; it covers `start`
+    /// on.
     fn unlink(&mut self, slot: &Slot, table: u64, level: u8, start: u64, children: &[Slot]) {
         self.done.counts.slots_written += children.len() as u64 + 1;
         let empty = self.token();
@@ -411,7 +413,8 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
         self.removals.owed.table(start, start + (1 << F::shift(level)));
     }
 
-    /// Retires the lowest table around `gpa` if it is empty, and then those above it, below the root.
+    /// Retires the lowest table around `gpa` if it is empty, and then those above it, below the
+    /// root.
     fn retire_around(&mut self, gpa: u64) {
         let tables = self.tables;
         let mut level = tables.geometry().root_level;

@@ -1,11 +1,13 @@
-//! Unmapping where no CPU has the tables and nobody else is in them: leaves are listed, then emptied.
+//! Unmapping where no CPU has the tables and nobody else is in them: leaves are listed, then
+//! emptied.
 //!
 //! # Two steps
-//! The first reads the range and hands each run of leaves to the caller's closure; it changes nothing but
-//! groups that an end of the range cuts, which it unfolds in place. The second empties what was handed out
-//! and gives back the tables that it covers whole; it calls nobody but the platform, which does not
-//! unwind. It also runs where the closure panics. *Invariant*: no table is freed while a slot that can be
-//! reached links it, and what the closure was given is unmapped, no less and no more.
+//! The first reads the range and hands each run of leaves to the caller's closure; it changes
+//! nothing but groups that an end of the range cuts, which it unfolds in place. The second empties
+//! what was handed out and gives back the tables that it covers whole; it calls nobody but the
+//! platform, which does not unwind. It also runs where the closure panics. *Invariant*: no table is
+//! freed while a slot that can be reached links it, and what the closure was given is unmapped, no
+//! less and no more.
 
 use super::unfold::{Group, folded};
 use super::{ChangeError, Removed};
@@ -18,13 +20,13 @@ use crate::table::{self, Frame, Slot};
 use crate::tables::{Halted, Tables};
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
-    /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns the
-    /// bytes that were mapped. A run may end where memory crosses a multiple of [`Format::CARRY`], too.
-    /// Reservations in the range are void. Tables that the range covers whole, or that it leaves empty, are
-    /// given back.
+    /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns
+    /// the bytes that were mapped. A run may end where memory crosses a multiple of
+    /// [`Format::CARRY`], too. Reservations in the range are void. Tables that the range covers
+    /// whole, or that it leaves empty, are given back.
     ///
-    /// Where `removed` panics, everything up to the end of the run that it was given is unmapped, and
-    /// everything behind that stays mapped: the call can be repeated for the rest.
+    /// Where `removed` panics, everything up to the end of the run that it was given is unmapped,
+    /// and everything behind that stays mapped: the call can be repeated for the rest.
     ///
     /// # Errors
     /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
@@ -106,9 +108,10 @@ impl<F: Format, P: Platform> Told<'_, '_, F, P> {
     /// Gives back a table that no slot links any more, and all below it.
     fn free(&self, hpa: Hpa, level: u8) {
         let platform = self.tables.platform;
-        // SAFETY: nobody else is in the tables, and no CPU has them: `Inactive` was borrowed mutably.
-        // The slot that linked the table was emptied just before, so it, and all below it, is this
-        // function's alone. All tables below the root came from caches, which allocate `TABLE_BYTES`.
+        // SAFETY: nobody else is in the tables, and no CPU has them: `Inactive` was borrowed
+        // mutably. The slot that linked the table was emptied just before, so it, and all below it,
+        // is this function's alone. All tables below the root came from caches, which allocate
+        // `TABLE_BYTES`.
         unsafe {
             let slots = table::slots(platform, hpa, F::slots(level));
             let free = &mut |frame| platform.free(frame, F::TABLE_BYTES);
@@ -173,7 +176,8 @@ impl<F: Format, P: Platform> List<'_, '_, '_, F, P> {
                     };
                     self.table(children, level - 1, from, to);
                 }
-                // Empty, or a reservation; marks are gone when their owner's borrow of the tables is.
+                // Empty, or a reservation; marks are gone when their owner's borrow of the tables
+                // is.
                 _ => {}
             }
         }

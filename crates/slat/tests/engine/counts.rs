@@ -33,13 +33,15 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
                     guard.map(at, Hpa(at.start().0), RAM, size, cache).unwrap()
                 }
             };
-            // The empty slot of the root, looked at first and then filled; tables are built, not read.
+            // The empty slot of the root, looked at first and then filled; tables are built, not
+            // read.
             let first = cost::<H, _>(guard, |guard| map(range(0, 8 * K), PAGE)(guard, cache));
             assert_eq!(first, (2, 1 + 512 * up));
             // A page whose table is there: a slot a level.
             let fault = cost::<H, _>(guard, |guard| map(page(2), PAGE)(guard, cache));
             assert_eq!(fault, (up + 1, 1));
-            // Again: it stands there, and the path of faults does not count what it leaves to the walk.
+            // Again: it stands there, and the path of faults does not count what it leaves to the
+            // walk.
             let again = cost::<H, _>(guard, |guard| map(page(2), PAGE)(guard, cache));
             assert_eq!(again, (up + 1, 0));
             // The way to the table and 29 pages, twice.
@@ -64,8 +66,8 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
             let how = Ageing { clear: true, skip: Skip::Nothing, fresh: false };
             let aged = cost::<H, _>(guard, |guard| guard.age(all, &mut ages, how));
             assert_eq!(aged, (up + 1 + 512, 30));
-            // To know that all is split, a load a level; a block costs its table and its slot, broken
-            // and linked.
+            // To know that all is split, a load a level; a block costs its table and its slot,
+            // broken and linked.
             let split = cost::<H, _>(guard, |guard| guard.split(page(5), PAGE, cache));
             assert_eq!(split, (up, 0));
             let split = cost::<H, _>(guard, |guard| guard.split(all, PAGE, cache));

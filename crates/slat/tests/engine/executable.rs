@@ -1,4 +1,5 @@
-//! Memory that becomes executable: coherent before the guest can fetch from it, all of it and no more.
+//! Memory that becomes executable: coherent before the guest can fetch from it, all of it and no
+//! more.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
@@ -129,7 +130,11 @@ fn exactly_the_pages_that_become_executable_are_made_coherent() {
         assert_eq!(guard.relax(range(AT, 16 * K), Access::Execute), Ok(16 * K));
         assert_eq!(pieces(), [at(2, 3)]);
         platform.take_events();
-        assert_eq!(guard.allow_execute(block, Access::Execute, Software::B), Ok(0), "it lacks the bit");
+        assert_eq!(
+            guard.allow_execute(block, Access::Execute, Software::B),
+            Ok(0),
+            "it lacks the bit"
+        );
         assert_eq!(platform.take_events(), []);
         assert_eq!(guard.relax(block, Access::Execute), Ok(2 * M));
         assert_eq!(pieces(), [at(512, 1024)], "a block as a whole");

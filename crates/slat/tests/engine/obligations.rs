@@ -249,8 +249,8 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
     refills::<Npt<true>>(npt::FORMAT, BreakBeforeMake::Always, true);
 }
 
-/// Whatever was dropped, and whoever forgot it, deactivation invalidates all: afterwards an obligation is
-/// a new one.
+/// Whatever was dropped, and whoever forgot it, deactivation invalidates all: afterwards an
+/// obligation is a new one.
 #[test]
 fn what_was_dropped_before_tables_became_inactive_is_owed_no_more() {
     fn drops<H: Hardware>(format: H::Format) {
@@ -297,7 +297,8 @@ fn what_was_dropped_before_tables_became_inactive_is_owed_no_more() {
             events.into_iter().filter(|event| !quiet(event)).collect::<Vec<_>>()
         };
         assert_eq!(executed(platform.take_events()), []);
-        // Removals count those that are under way anew: theirs alone is invalidated, or what was dropped.
+        // Removals count those that are under way anew: theirs alone is invalidated, or what was
+        // dropped.
         for dropped in [false, true] {
             let mut removals = guard.removals(&mut storage);
             assert_eq!(guard.unmap(range(0, 2 * M), &mut removals), Ok(2 * M));

@@ -1,5 +1,5 @@
-//! What the engine's documentation promises its caller, each as a test: closures that panic, refusals
-//! that do nothing, and what is reported beside another thread.
+//! What the engine's documentation promises its caller, each as a test: closures that panic,
+//! refusals that do nothing, and what is reported beside another thread.
 
 use crate::common::stage::{K, M, RAM, range};
 use crate::common::world::VMID;
@@ -271,8 +271,8 @@ fn a_guard_that_is_dropped_with_rights_taken_completes() {
 struct Unit;
 static GRACE: Grace<[Seat; 4]> = Grace::new([const { Seat::new() }; 4]);
 
-// SAFETY: 1. to 3. frames are the allocator's, never given back, and no CPU walks them; 4. the grace is
-// a static; 5. `fill` is the engine's; 6. nothing unwinds.
+// SAFETY: 1. to 3. frames are the allocator's, never given back, and no CPU walks them; 4. the
+// grace is a static; 5. `fill` is the engine's; 6. nothing unwinds.
 unsafe impl Platform for Unit {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let layout = std::alloc::Layout::from_size_align(bytes, bytes).ok()?;

@@ -1,5 +1,5 @@
-//! Marks of the tables above a leaf that software makes accessed: an exact scan of ages passes by a table
-//! without one, so each of them has to have it, whichever had it before.
+//! Marks of the tables above a leaf that software makes accessed: an exact scan of ages passes by a
+//! table without one, so each of them has to have it, whichever had it before.
 
 use crate::common::hardware::ept::Ept;
 use crate::common::hardware::npt::{self, Npt};
@@ -161,7 +161,8 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
                 (aged.unwrap().young, after.slots_read - before.slots_read, written)
             };
             guard.platform().take_events();
-            // Leaves are cleared, and by an exact scan tables before them, for which it walks twice.
+            // Leaves are cleared, and by an exact scan tables before them, for which it walks
+            // twice.
             let (young, read, written) = scan(guard);
             let walks = if skip == Skip::Exact { 2 } else { 1 };
             assert_eq!(young, TABLES);

@@ -213,7 +213,8 @@ impl<'p, const G: u32> Bed<'p, G> {
         assert!(result.is_err() || result == Ok(bytes), "bytes mapped: {result:?}, not {bytes:#x}");
         let wanted = new.iter().map(|(from, to)| (hpa + (from - start), hpa + (to - start)));
         let wanted = maintenance(&attributes).map_or(Vec::new(), |_| wanted.collect());
-        // A page of a group may be so twice: the walk had seen it empty, with the first of the group.
+        // A page of a group may be so twice: the walk had seen it empty, with the first of the
+        // group.
         let mut found: Vec<(u64, u64)> = Vec::new();
         for piece in maintained(&self.events, maintenance(&attributes).as_ref()) {
             match found.last_mut() {
@@ -491,7 +492,8 @@ impl<'p, const G: u32> Bed<'p, G> {
         assert_eq!(self.counts, costs);
         assert!(groups.is_empty() || self.events.last() == Some(&Event::Publish), "unseen");
         assert_eq!(after.within(range.start().0, range.end().0).find(grouped), None);
-        // The access may have come in an invalidation that completed later, owed by an operation before.
+        // The access may have come in an invalidation that completed later, owed by an operation
+        // before.
         self.settle(&self.tree());
     }
 
@@ -533,8 +535,8 @@ impl<'p, const G: u32> Bed<'p, G> {
     }
 }
 
-/// A group whose members stay as leaves of their own was invalidated as a whole, as the leaf of that
-/// level that it was.
+/// A group whose members stay as leaves of their own was invalidated as a whole, as the leaf of
+/// that level that it was.
 fn check_unfolded<const G: u32>(
     before: &Tree,
     after: &Tree,

@@ -169,7 +169,11 @@ fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
         refused(guard.allow_execute(group, Access::Execute, Software::A), 64 * M, why);
         refused(guard.write_protect(range(66 * M, 4 * K)), 66 * M, why);
         refused(guard.relax(range(70 * M, 4 * K), Access::Execute), 70 * M, why);
-        assert_eq!(guard.allow_execute(group, Access::Execute, Software::B), Ok(0), "it lacks the bit");
+        assert_eq!(
+            guard.allow_execute(group, Access::Execute, Software::B),
+            Ok(0),
+            "it lacks the bit"
+        );
         assert_eq!(guard.platform().take_events(), []);
         assert_eq!(folded(guard), [(64 * M, 32 * M)]);
     });

@@ -43,7 +43,8 @@ pub struct World<'p, H: Hardware> {
     other: Option<Member<'p, TestPlatform>>,
     bbm: BreakBeforeMake,
     flat: Rc<RefCell<Flat>>,
-    /// Tables unlinked and not reclaimed yet; and of those, the ones whose invalidation was dropped.
+    /// Tables unlinked and not reclaimed yet; and of those, the ones whose invalidation was
+    /// dropped.
     retired: usize,
     unlinked: usize,
     /// The operation only splits: what it owes may be dropped.

@@ -469,7 +469,8 @@ pub fn retire_around(
     }
 }
 
-/// Slots of the tables that are new, and what those cover that stand in slots that were there before.
+/// Slots of the tables that are new, and what those cover that stand in slots that were there
+/// before.
 pub fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
     let new = after.tables.iter().filter(|(hpa, _)| !before.tables.contains_key(hpa));
     let new: Vec<_> = new.map(|(_, table)| *table).collect();
