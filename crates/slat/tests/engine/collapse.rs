@@ -1,6 +1,5 @@
 //! Which tables become blocks, and which do not: one leaf that differs in anything is enough.
 
-use crate::common::TestPlatform;
 use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
 #[cfg(feature = "every-format")]
@@ -10,7 +9,8 @@ use crate::common::hardware::power::Core;
 use crate::common::hardware::{Config, Hardware};
 use crate::common::stage::{BBM, RAM, range};
 use crate::common::world::{Mapping, Rule, World, size};
-use slat::{Access, Attributes, Execute, Memory, Software};
+use crate::common::{Moment, TestPlatform};
+use slat::{Access, Attributes, BreakBeforeMake, Execute, Memory, Software};
 
 /// What is different about one page of a table.
 #[derive(Clone, Copy, Debug)]
@@ -123,4 +123,42 @@ fn a_table_whose_memory_begins_at_an_odd_address_stays_and_its_part_of_a_range_a
     odd::<Core<16, true>>();
     #[cfg(feature = "every-format")]
     odd::<Ept<false>>();
+}
+
+/// While the invalidation of the table is under way, and afterwards.
+#[test]
+fn a_block_has_the_rights_and_the_state_of_its_pages_at_once() {
+    fn has<H: Hardware>(marks: bool, protected: bool, bbm: BreakBeforeMake) {
+        let config =
+            Config { forced_write_back: false, hardware_marks: marks, split_execute: false };
+        let platform = TestPlatform::new(bbm);
+        let mut world = World::<H>::new(&platform, bbm, H::format(&config), 40);
+        let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
+        let what = Mapping { hpa: 4 * block, attributes: RAM, largest: size(page) };
+        let all = range(block, block);
+        assert_eq!(world.map(all, what, 8), None);
+        if protected {
+            world.rewrite(all, Rule::Subtrees);
+        }
+        let hardware = world.hardware;
+        let before = world.tree().runs[0].leaf.attributes();
+        assert_eq!(before.write, !protected);
+        platform.meanwhile(Some(Box::new(move |platform, moment| {
+            if moment == Moment::Invalidating && bbm != BreakBeforeMake::Always {
+                let run = hardware.tree(platform).runs[0];
+                assert_eq!((run.size, run.leaf.attributes()), (block, before));
+            }
+        })));
+        world.collapse(all, size(block));
+        world.alone();
+        let run = world.tree().runs[0];
+        assert_eq!((run.size, run.leaf.attributes()), (block, before));
+        world.destroy();
+    }
+    for bbm in BBM {
+        for (marks, protected) in [(false, false), (true, false), (false, true), (true, true)] {
+            has::<Arm<12>>(marks, protected, bbm);
+            has::<Ept<true>>(marks, protected, bbm);
+        }
+    }
 }

@@ -134,16 +134,16 @@ fn ages_of_a_held_entry_are_unanswered_and_all_others_are_told() {
                 let aged = guard.age(pages, &mut ages, how);
                 assert_eq!(aged, Ok(Aged { young: 15, unanswered: 1 }));
                 assert_eq!((young, unanswered), ([0xfff7], [0b1000]));
+                if H::TABLES_COUNT && skip != Skip::Nothing {
+                    // What could not be cleared keeps its tables marked: it is not forgotten.
+                    let tree = H::of(tables).tree(guard.platform());
+                    assert!(tree.tables.values().all(|table| table.accessed), "{skip:?}");
+                }
                 // Without the bit already there, nothing is added.
                 let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
                 assert_eq!(guard.age(pages, &mut ages, how), Ok(Aged::default()));
                 guard.relax(range(2 * M, 12 * K), Access::Read).unwrap();
                 guard.relax(range(HELD + 4 * K, PAGES - 16 * K), Access::Read).unwrap();
-            }
-            if sealed && H::TABLES_COUNT {
-                // What could not be cleared keeps its tables marked: it is not forgotten.
-                let tree = H::of(tables).tree(guard.platform());
-                assert!(tree.tables.values().all(|table| table.accessed));
             }
         });
     }
@@ -256,7 +256,33 @@ fn a_push_down_of_somebody_else_is_waited_for_and_a_new_round_does_not_wait() {
         slot.store(protected, SeqCst);
         assert_eq!(guard.relax(page, Access::Write), Ok(4 * K));
         let writable = |at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.write;
-        assert_eq!([2 * M, 2 * M + 4 * K].map(writable), [true, false]);
+        let all = [2 * M, 2 * M + 4 * K, 4 * M - 4 * K].map(writable);
+        assert_eq!(all, [true, false, false]);
+    });
+}
+
+#[test]
+fn a_table_whose_child_is_held_does_not_get_the_right_to_write() {
+    on_stage::<Ept<true>>((ept(), 40, 8), |tables, guard, cache| {
+        let block = range(2 * M, 2 * M);
+        assert_eq!(guard.map(block, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(2 * M));
+        assert_eq!(guard.write_protect_subtrees(block), Ok(2 * M));
+        let tree = Ept::<true>::of(tables).tree(guard.platform());
+        let (upper, _) = tree.table(0, 2).unwrap();
+        let link = &guard.platform().table(upper, 512)[1];
+        let protected = link.load(SeqCst);
+        let (slot, _) = Ept::<true>::of(tables).slot(guard.platform(), HELD);
+        for sealed in [false, true] {
+            let raw = slot.load(SeqCst);
+            let held = if sealed { raw | Ept::<true>::MARK } else { Ept::<true>::MARK };
+            slot.store(held, SeqCst);
+            let page = range(4 * M - 4 * K, 4 * K);
+            refused(guard.relax(page, Access::Write), page.start().0, ChangeError::Contended);
+            assert_eq!(link.load(SeqCst), protected, "nor is it left marked");
+            slot.store(raw, SeqCst);
+        }
+        assert_eq!(guard.relax(range(2 * M, 4 * K), Access::Write), Ok(4 * K));
+        assert_eq!(link.load(SeqCst), protected | 2);
     });
 }
 
@@ -299,6 +325,59 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
     loses::<Npt<true>>(npt::FORMAT);
     #[cfg(feature = "every-format")]
     loses::<Ept<false>>(ept());
+}
+
+#[test]
+fn all_blocks_that_change_while_they_wait_are_split_after_all() {
+    fn loses<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
+        let hardware = H::of(&tables);
+        let mut member = platform.join();
+        let mut guard = tables.enter(&mut member).unwrap();
+        let mut storage = [const { None }; 8];
+        let mut cache = TableCache::new(&platform, &mut storage);
+        cache.fill(8).unwrap();
+        let blocks = range(0, 6 * M);
+        assert_eq!(guard.map(blocks, Hpa(0), CLEAN, PageSize::SIZE_2M, &mut cache), Ok(6 * M));
+        // While the last of the three is built, hardware uses all.
+        let mut filled = 0;
+        platform.meanwhile(Some(Box::new(move |platform, moment| {
+            filled += usize::from(moment == Moment::Fill);
+            if moment == Moment::Fill && filled == 7 {
+                for at in [0, 2 * M, 4 * M] {
+                    hardware.access(platform, hardware.root(), at, false);
+                }
+            }
+        })));
+        let done = guard.split(range(0, 8 * M), PageSize::SIZE_4K, &mut cache);
+        platform.meanwhile(None);
+        assert_eq!(done, Ok(6 * M));
+        assert_eq!(guard.leaves(blocks).unwrap().count(), 3 * 512);
+        let accessed = |leaf: Result<slat::Leaf, _>| leaf.unwrap().attributes.accessed;
+        assert!(guard.leaves(blocks).unwrap().all(accessed), "what hardware marked is kept");
+        drop((guard, cache));
+        destroy(tables);
+        assert_eq!(platform.live(), 0);
+    }
+    loses::<Arm<12>>(arm());
+    loses::<Ept<true>>(ept());
+}
+
+#[test]
+fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
+    on_stage::<Arm<12>>((arm(), 40, 8), |tables, guard, cache| {
+        let all = range(0, 6 * M);
+        assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(6 * M));
+        let slots = [HELD, 4 * M].map(|at| Arm::<12>::of(tables).slot(guard.platform(), at).0);
+        let raws = slots.map(|slot| slot.swap(Arm::<12>::MARK, SeqCst));
+        let why = SplitError::Contended;
+        refused(guard.collapse(all, PageSize::SIZE_2M), 2 * M, why);
+        for (slot, raw) in slots.iter().zip(raws) {
+            slot.store(raw, SeqCst);
+        }
+        assert_eq!(guard.collapse(all, PageSize::SIZE_2M), Ok(4 * M));
+    });
 }
 
 /// What hardware sets while a block is built of its pages goes into the block.

@@ -110,3 +110,21 @@ fn each_slot_on_the_way_and_each_in_the_range_is_read_once() {
     costs::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
     costs::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }
+
+#[test]
+fn an_invalidation_inside_is_counted_whatever_it_is_owed_for() {
+    on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
+        assert_eq!(guard.map(range(0, 8 * K), Hpa(0), RAM, PAGE, cache), Ok(8 * K));
+        // A harvest completes what its guard owed before; one that finds nothing, nothing.
+        let (first, second) = (range(0, 4 * K), range(4 * K, 4 * K));
+        assert_eq!(guard.write_protect(first), Ok(4 * K));
+        assert_eq!(guard.harvest(second, &mut [0]), Ok(1));
+        assert_eq!(guard.counts().invalidations, 1);
+        assert_eq!(guard.harvest(second, &mut [0]), Ok(0));
+        assert_eq!(guard.counts().invalidations, 1);
+        assert_eq!(guard.relax(first, Access::Write), Ok(4 * K));
+        assert_eq!(guard.write_protect(first), Ok(4 * K));
+        assert_eq!(guard.harvest(second, &mut [0]), Ok(0));
+        assert_eq!((guard.counts().invalidations, guard.owed()), (2, None));
+    });
+}

@@ -307,28 +307,31 @@ fn blocks_are_broken_together_with_their_neighbours_only() {
             (128 * M, 64, true),
             (2 * M, 1, true),
         ] {
-            on_stage::<H>((format, 40, 24), |_, guard, cache| {
-                let block = PageSize::SIZE_2M;
-                for at in [0, second] {
-                    let done = guard.map(range(at, 2 * M), Hpa(at), RAM, block, cache);
-                    assert_eq!(done, Ok(2 * M));
-                }
-                guard.platform().take_events();
-                let all = range(0, second + 4 * M);
-                let page = PageSize::SIZE_4K;
-                let done = guard.split_by::<slat::Batched>(all, page, cache, together);
-                assert_eq!((done, guard.counts().broken), (Ok(4 * M), 2));
-                let events = guard.platform().take_events().into_iter();
-                let found: Vec<_> = events
-                    .filter_map(|event| match event {
-                        crate::common::Event::Invalidate(what) => what.range,
-                        _ => None,
-                    })
-                    .collect();
-                let one = vec![range(0, second + 2 * M)];
-                let two = vec![range(0, 2 * M), range(second, 2 * M)];
-                assert_eq!(found, if apart { two } else { one }, "{together} at {second:#x}");
-            });
+            // The range ends with the last block, or behind it.
+            for more in [0, 2 * M] {
+                on_stage::<H>((format, 40, 24), |_, guard, cache| {
+                    let block = PageSize::SIZE_2M;
+                    for at in [0, second] {
+                        let done = guard.map(range(at, 2 * M), Hpa(at), RAM, block, cache);
+                        assert_eq!(done, Ok(2 * M));
+                    }
+                    guard.platform().take_events();
+                    let all = range(0, second + 2 * M + more);
+                    let page = PageSize::SIZE_4K;
+                    let done = guard.split_by::<slat::Batched>(all, page, cache, together);
+                    assert_eq!((done, guard.counts().broken), (Ok(4 * M), 2));
+                    let events = guard.platform().take_events().into_iter();
+                    let found: Vec<_> = events
+                        .filter_map(|event| match event {
+                            crate::common::Event::Invalidate(what) => what.range,
+                            _ => None,
+                        })
+                        .collect();
+                    let one = vec![range(0, second + 2 * M)];
+                    let two = vec![range(0, 2 * M), range(second, 2 * M)];
+                    assert_eq!(found, if apart { two } else { one }, "{together} at {second:#x}");
+                });
+            }
         }
     }
     breaks::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });

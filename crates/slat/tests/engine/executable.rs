@@ -1,5 +1,5 @@
-//! Memory that becomes executable: coherent before the guest can fetch from it, all of it and no
-//! more.
+//! Memory that is made coherent, all of it and no more: before the guest can fetch from it, and where
+//! the host asks for it.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
@@ -7,7 +7,9 @@ use crate::common::hardware::ept::Ept;
 use crate::common::stage::{BBM, G, K, M, RAM, range};
 use crate::common::world::{VMID, cache, maintained};
 use crate::common::{Event, Moment, TestPlatform, destroy};
-use slat::{Access, Attributes, Execute, Gpa, GpaRange, Hpa, Maintenance, Software, Tables};
+use slat::{
+    Access, Attributes, Execute, Gpa, GpaRange, Hpa, Maintenance, Memory, Software, Tables,
+};
 
 const DATA: Attributes =
     Attributes { execute: Execute::None, software: Software::A, accessed: false, ..RAM };
@@ -28,6 +30,18 @@ fn executable<H: Hardware>(hardware: H, memory: &TestPlatform) -> Vec<(u64, u64)
     all
 }
 
+/// From now on, nothing is executable while it is made coherent.
+fn coherent_first<H: Hardware>(hardware: H, platform: &TestPlatform) {
+    platform.meanwhile(Some(Box::new(move |platform, moment| {
+        if let Moment::Maintain { hpa, bytes } = moment {
+            let (start, end) = (hpa - HOST + AT, hpa - HOST + AT + bytes);
+            let executable = executable(hardware, platform);
+            let early = executable.iter().find(|run| run.0 < end && start < run.1);
+            assert_eq!(early, None, "before it was coherent");
+        }
+    })));
+}
+
 /// Splits blocks of `size` to pages that may be executed where `part` lies, on each kind of CPU;
 /// returns what became executable, from the first block on.
 fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Software) -> (u64, u64) {
@@ -43,14 +57,7 @@ fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Softwa
         let blocks = range(AT, 2 * size);
         assert_eq!(guard.map(blocks, Hpa(HOST), DATA, largest, &mut cache), Ok(2 * size));
         platform.take_events();
-        platform.meanwhile(Some(Box::new(move |platform, moment| {
-            if let Moment::Maintain { hpa, bytes } = moment {
-                let (start, end) = (hpa - HOST + AT, hpa - HOST + AT + bytes);
-                let executable = executable(hardware, platform);
-                let early = executable.iter().find(|run| run.0 < end && start < run.1);
-                assert_eq!(early, None, "before it was coherent");
-            }
-        })));
+        coherent_first(hardware, &platform);
         guard.split_to_execute(part, &mut cache, Access::Execute, bits).unwrap();
         let events = platform.take_events();
         platform.meanwhile(None);
@@ -98,6 +105,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent() {
     fn gives<H: Hardware>(format: H::Format) {
         let platform = TestPlatform::new(slat::BreakBeforeMake::Never);
         let mut tables = Tables::new(format, VMID, 40, &platform).unwrap();
+        let hardware = H::of(&tables);
         let mut storage = Vec::new();
         let mut cache = cache::<H>(&platform, &mut storage, 8);
         let mut guard = tables.exclusive();
@@ -106,7 +114,7 @@ fn exactly_the_pages_that_become_executable_are_made_coherent() {
             DATA,
             Attributes { execute: Execute::All, ..DATA },
             Attributes { software: Software::B, ..DATA },
-            DATA,
+            Attributes { accessed: true, ..DATA },
         ];
         let page = slat::PageSize::SIZE_4K;
         for (at, kind) in (0..).map(|page| page * 4 * K).zip(kinds) {
@@ -122,12 +130,13 @@ fn exactly_the_pages_that_become_executable_are_made_coherent() {
         };
         let at = |first: u64, end: u64| (HOST + first * 4 * K, HOST + end * 4 * K);
         platform.take_events();
+        coherent_first(hardware, &platform);
         assert_eq!(guard.allow_execute(range(AT, 16 * K), Access::Execute, Software::A), Ok(8 * K));
         assert_eq!(pieces(), [at(0, 1), at(3, 4)]);
         let accessed = |gpa| guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.accessed;
-        assert!(!accessed(AT) && !accessed(AT + 12 * K), "nobody has used them");
+        assert!(!accessed(AT) && accessed(AT + 12 * K), "one was used, and the other not");
         // A use: the one that may not be executed yet, and the others become accessed.
-        assert_eq!(guard.relax(range(AT, 16 * K), Access::Execute), Ok(16 * K));
+        assert_eq!(guard.relax(range(AT, 16 * K), Access::Execute), Ok(12 * K));
         assert_eq!(pieces(), [at(2, 3)]);
         platform.take_events();
         assert_eq!(
@@ -143,4 +152,31 @@ fn exactly_the_pages_that_become_executable_are_made_coherent() {
     }
     gives::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
     gives::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+}
+
+#[test]
+fn memory_that_is_not_cached_is_not_flushed() {
+    fn flushes<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(slat::BreakBeforeMake::Never);
+        let mut tables = Tables::new(format, VMID, 40, &platform).unwrap();
+        let mut storage = Vec::new();
+        let mut cache = cache::<H>(&platform, &mut storage, 8);
+        let mut guard = tables.exclusive();
+        let kinds = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
+        let page = slat::PageSize::SIZE_4K;
+        for (at, memory) in (0..).map(|page| page * 4 * K).zip(kinds) {
+            let kind = Attributes { memory, ..RAM };
+            let _ = guard.map(range(AT + at, 4 * K), Hpa(HOST + at), kind, page, &mut cache);
+        }
+        platform.take_events();
+        assert_eq!(guard.flush(range(AT, 16 * K)), Ok(4 * K));
+        let events = platform.take_events();
+        assert_eq!(maintained(&events, Some(&Maintenance::Data)), [(HOST, HOST + 4 * K)]);
+        drop((guard, cache));
+        destroy(tables);
+    }
+    flushes::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
+    let format =
+        slat::format::ept::Ept { output_bits: 48, forced_write_back: false, ..Default::default() };
+    flushes::<Ept<true>>(format);
 }

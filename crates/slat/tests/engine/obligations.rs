@@ -172,6 +172,61 @@ fn removals_that_are_dropped_are_covered_by_the_next_that_completes() {
     drops::<Npt<true>>(npt::FORMAT);
 }
 
+#[test]
+fn memory_is_free_once_its_range_was_unmapped_whoever_took_it_out() {
+    fn frees<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Always);
+        let tables = guest::<H>(&platform, format, VMID);
+        let (mut first, mut second) = (platform.join(), platform.join());
+        let mut guard = tables.enter(&mut first).unwrap();
+        let mut other = tables.enter(&mut second).unwrap();
+        let (mut one_storage, mut two) = ([Place::EMPTY; 1], [Place::EMPTY; 1]);
+        let mut taken = guard.removals(&mut one_storage);
+        assert_eq!(guard.unmap(range(0, 2 * M), &mut taken), Ok(2 * M));
+        // It has not been invalidated. Who finds it gone answers for that.
+        let mut none = other.removals(&mut two);
+        assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
+        assert_eq!(none.complete().count(), 0);
+        assert_eq!(platform.take_events(), [Event::Invalidate(ALL)]);
+        assert_eq!(taken.complete().count(), 1);
+        let own = one(VMID, 0, 2 * M, Some(PageSize::SIZE_2M));
+        assert_eq!(platform.take_events(), [Event::Invalidate(own)]);
+        // With nobody beside, nothing is left to answer for.
+        assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
+        assert_eq!(none.complete().count(), 0);
+        assert_eq!(platform.take_events(), []);
+        drop((taken, none));
+        drop((guard, other));
+        destroy(tables);
+    }
+    frees::<Arm<12>>(arm());
+    frees::<Ept<true>>(ept());
+}
+
+#[test]
+fn removals_of_several_calls_share_a_place_where_they_continue_each_other() {
+    fn shares<H: Hardware>(format: H::Format) {
+        let platform = TestPlatform::new(BreakBeforeMake::Never);
+        let tables = guest::<H>(&platform, format, VMID);
+        let mut member = platform.join();
+        let mut guard = tables.enter(&mut member).unwrap();
+        let mut storage = [Place::EMPTY; 1];
+        let mut removals = guard.removals(&mut storage);
+        for at in [0, 2 * M, 4 * M] {
+            assert_eq!(guard.unmap(range(at, 2 * M), &mut removals), Ok(2 * M));
+        }
+        let halted = guard.unmap(range(8 * M, 2 * M), &mut removals).unwrap_err();
+        assert_eq!(halted.at, Gpa(8 * M));
+        let removed: Vec<_> = removals.complete().collect();
+        assert_eq!((removed.len(), removed[0].bytes), (1, 6 * M));
+        assert_eq!(platform.take_events(), [Event::Invalidate(one(VMID, 0, 6 * M, None))]);
+        drop((removals, guard));
+        destroy(tables);
+    }
+    shares::<Arm<12>>(arm());
+    shares::<Ept<true>>(ept());
+}
+
 /// Where a CPU must not hold two translations, a slot is filled again behind an invalidation, as
 /// long as there is one to come.
 #[test]
@@ -196,7 +251,7 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
         let refill = |at| Invalidation { tables: true, ..one(VMID, at, 2 * M, None) };
         let leaf = (bbm == BreakBeforeMake::Always).then_some(PageSize::SIZE_2M);
         let removal = one(VMID, 0, 4 * M, leaf);
-        let mut places = [const { Place::EMPTY }; 2];
+        let mut places = [const { Place::EMPTY }; 4];
         let mut removals = guard.removals(&mut places);
         assert_eq!(guard.unmap(range(0, 4 * M), &mut removals), Ok(4 * M));
         assert_eq!(guard.map(range(0, 2 * M), Hpa(64 * M), RAM, block, &mut cache), Ok(2 * M));
@@ -229,6 +284,19 @@ fn a_slot_that_was_emptied_is_invalidated_before_it_is_filled_again() {
         assert_eq!(guard.map(page, Hpa(64 * M), RAM, small, &mut cache), Ok(4 * K));
         let third = Invalidation { range: Some(page), ..refill(0) };
         assert_eq!(executed(), if breaks { vec![third] } else { vec![] });
+        drop(removals);
+        // A table, where a block was: for a fault.
+        let mut removals = guard.removals(&mut places);
+        assert_eq!(guard.unmap(range(6 * M, 2 * M), &mut removals), Ok(2 * M));
+        let reservation = guard.reserve(Gpa(6 * M), small, &mut cache).unwrap();
+        assert_eq!(reservation.commit(Hpa(70 * M), RAM), Ok(Some(4 * K)));
+        assert_eq!(executed(), if breaks { vec![refill(6 * M)] } else { vec![] });
+        drop(removals);
+        // A block, where a table was unlinked.
+        let mut removals = guard.removals(&mut places);
+        assert_eq!(guard.unmap(range(16 * M, 2 * M), &mut removals), Ok(32 * K));
+        assert_eq!(guard.map(range(16 * M, 2 * M), Hpa(0), RAM, block, &mut cache), Ok(2 * M));
+        assert_eq!(executed(), if breaks { vec![refill(16 * M)] } else { vec![] });
         drop(removals);
         drop((guard, cache));
         destroy(tables);
@@ -425,6 +493,7 @@ fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
     // A page: the way down to it is opened, everything beside it stays protected.
     assert_eq!(guard.relax(range(16 * M + 8 * K, 4 * K), Access::Write), Ok(4 * K));
     // Three tables marked and opened; below them 1 table, 8 blocks and 1 table, 8 pages; the leaf.
+    assert!(guard.counts().slots_read >= 3 * 512, "all of their children");
     assert_eq!(guard.counts().slots_written, 1 + 3 * 2 + 1 + 9 + 8 + 1);
     let found = [0, 14 * M, 16 * M, 16 * M + 4 * K, 16 * M + 8 * K, 16 * M + 12 * K].map(writable);
     assert_eq!(found, [false, false, false, false, true, false]);

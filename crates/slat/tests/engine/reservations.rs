@@ -93,3 +93,28 @@ fn a_reservation_is_never_taken_for_a_leaf() {
     apart::<Arm<12>>(slat::format::arm64::Arm64 { hardware_dirty: true, ..Default::default() });
     apart::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
 }
+
+#[test]
+fn a_table_that_came_too_late_for_a_fault_goes_back_to_the_cache() {
+    fn late<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let there = range(2 * M, 4 * K);
+            assert_eq!(guard.map(there, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
+            let (hardware, platform) = (H::of(tables), guard.platform());
+            let left = cache.len();
+            // While the table is filled, somebody else reserves the slot that it is for.
+            let mut first = true;
+            platform.meanwhile(Some(Box::new(move |platform, _| {
+                if std::mem::take(&mut first) {
+                    let (slot, _) = hardware.slot(platform, 4 * M);
+                    slot.store(<H::Format as slat::Format>::reserved(77), SeqCst);
+                }
+            })));
+            assert_eq!(guard.reserve(Gpa(4 * M), PAGE, cache).unwrap().range().size(), 4 * K);
+            platform.meanwhile(None);
+            assert_eq!(cache.len(), left - 1);
+        });
+    }
+    late::<Arm<12>>(Default::default());
+    late::<Ept<true>>(Default::default());
+}

@@ -183,10 +183,112 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
             assert_eq!(guard.relax(page, Access::Read), Ok(4 * K));
             assert_eq!(scan(guard).0, 1);
             assert_eq!(scan(guard).0, 0);
+            if !exact {
+                // One that a walk cache led to, without a mark on the way.
+                let leaf = H::of(tables).slot(guard.platform(), 12 * M).0;
+                leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
+                let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
+                let [young, unanswered] = &mut bits;
+                let aged = guard.age(range(0, 64 * M), &mut Ages { young, unanswered }, how);
+                assert_eq!(aged.unwrap().young, 1);
+            }
         });
     }
     for skip in [Skip::Exact, Skip::Hint] {
         takes::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() }, skip);
         takes::<Npt<true>>(npt::FORMAT, skip);
     }
+}
+
+#[test]
+fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest() {
+    fn hides<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 8), |_, guard, cache| {
+            let pages = range(0, 64 * K);
+            assert_eq!(guard.map(pages, Hpa(0), RAM, PAGE, cache), Ok(64 * K));
+            let how = Ageing { clear: true, skip: Skip::Hint, fresh: false };
+            for part in [range(0, 4 * K), range(32 * K, 32 * K), range(4 * K, 28 * K)] {
+                let (mut young, mut unanswered) = ([0], [0]);
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                let aged = guard.age(part, &mut ages, how).unwrap();
+                assert_eq!(aged.young, part.size() >> 12);
+            }
+        });
+    }
+    hides::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+    hides::<Npt<true>>(npt::FORMAT);
+}
+
+/// Another's exact scan has taken the mark, and has not answered for the leaves yet.
+#[test]
+fn who_tests_beside_an_exact_scan_looks_below_the_tables_that_it_has_noted() {
+    fn looks<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let page = range(0, 4 * K);
+            assert_eq!(guard.map(page, Hpa(0), RAM, PAGE, cache), Ok(4 * K));
+            for slot in links(H::of(tables), guard.platform(), 0) {
+                slot.fetch_and(!<H::Format as Format>::TABLE_ACCESSED, SeqCst);
+                slot.fetch_or(<H::Format as Format>::AGEING, SeqCst);
+            }
+            for skip in [Skip::Exact, Skip::Hint] {
+                let (mut young, mut unanswered) = ([0; 8], [0; 8]);
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                let how = Ageing { clear: false, skip, fresh: false };
+                let aged = guard.age(range(0, 2 * M), &mut ages, how).unwrap();
+                assert_eq!(aged.young, 1, "{skip:?}");
+            }
+        });
+    }
+    looks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+    looks::<Npt<true>>(npt::FORMAT);
+}
+
+/// A hint takes marks while walk caches may hold the tables: a leaf below is then marked without them.
+#[test]
+fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest() {
+    fn looks<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            for at in [0, G] {
+                assert_eq!(guard.map(range(at, 4 * K), Hpa(at), RAM, PAGE, cache), Ok(4 * K));
+            }
+            let mut bits = [vec![0; 1 << 22], vec![0; 1 << 22]];
+            let mut scan = |guard: &mut GuardOf<'_, '_, H>, at: u64, end: u64, clear, skip| {
+                let [young, unanswered] = &mut bits;
+                young.fill(0);
+                let before = guard.counts().slots_read;
+                let how = Ageing { clear, skip, fresh: false };
+                let aged = guard.age(range(at, end - at), &mut Ages { young, unanswered }, how);
+                (aged.unwrap().young, guard.counts().slots_read - before)
+            };
+            let (hardware, platform) = (H::of(tables), guard.platform());
+            let used = |at| {
+                let leaf = hardware.slot(platform, at).0;
+                leaf.fetch_or(<H::Format as Format>::ACCESSED, SeqCst);
+            };
+            let (exact, end) = (Skip::Exact, 1 << 40);
+            assert_eq!(scan(guard, 0, end, true, Skip::Hint).0, 2);
+            used(0);
+            assert_eq!(scan(guard, 0, end, false, exact).0, 1, "a test finds it");
+            assert_eq!(scan(guard, 0, 64 * K, true, exact).0, 1, "in a part of a table");
+            used(0);
+            assert_eq!(scan(guard, 0, 2 * M, true, exact).0, 1);
+            used(G);
+            assert_eq!(
+                scan(guard, G, end, true, exact).0,
+                1,
+                "the scan before was of another part"
+            );
+            used(0);
+            assert_eq!(scan(guard, 0, G, true, exact).0, 1, "so it was again");
+            used(G);
+            assert_eq!(scan(guard, 0, end, true, exact).0, 1);
+            // All of the guest was covered: from here on marks are believed.
+            for clear in [false, true] {
+                let (young, read) = scan(guard, 0, end, clear, exact);
+                assert!(young == 0 && read < 512, "{read} slots were read");
+            }
+        });
+    }
+    looks::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+    looks::<Npt<true>>(npt::FORMAT);
 }

@@ -488,6 +488,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         let breaks = self.bbm == BreakBeforeMake::Always;
         let invalidations = expected.len() as u64;
         let (slots_written, broken) = (2 * slots, if breaks { slots } else { 0 });
+        assert!(self.counts.slots_read >= invalidations);
         let costs = Counts { slots_written, broken, invalidations, ..self.counts };
         assert_eq!(self.counts, costs);
         assert!(groups.is_empty() || self.events.last() == Some(&Event::Publish), "unseen");

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use slat::format::arm64::{Arm64, Arm64K4};
 use slat::{
     Access, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa, GpaRange, Hpa,
-    Inactive, PageSize, Software, TableCache, Vmid,
+    Inactive, PageSize, Place, Software, TableCache, UnmapError, Vmid,
 };
 
 fn size(bytes: u64) -> PageSize {
@@ -110,6 +110,65 @@ fn a_group_is_filled_again_only_behind_the_invalidation_of_what_stood_there() {
     }
 }
 
+/// By a map that folds, and by a fault that reserves.
+#[test]
+fn a_group_of_which_one_slot_was_emptied_is_filled_behind_one_invalidation_of_all() {
+    let page = size(4 * K);
+    let group = range(2 * M, 64 * K);
+    for (member, reserves) in [0, 7, 15].into_iter().flat_map(|at| [(at, false), (at, true)]) {
+        on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
+            let platform = guard.platform();
+            let executed = || {
+                let events = platform.take_events().into_iter();
+                let only = |event: Event| match event {
+                    Event::Invalidate(what) => Some((what.range, what.leaf, what.tables)),
+                    _ => None,
+                };
+                events.filter_map(only).collect::<Vec<_>>()
+            };
+            let one = range(2 * M + member * 4 * K, 4 * K);
+            // Their table stays, whatever is unmapped.
+            guard.map(range(3 * M, 4 * K), Hpa(3 * M), RAM, page, cache).unwrap();
+            for pending in [true, false] {
+                assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
+                let mut storage = [Place::EMPTY; 1];
+                let mut removals = guard.removals(&mut storage);
+                assert_eq!(guard.unmap(one, &mut removals), Ok(4 * K));
+                if !pending {
+                    assert_eq!(removals.complete().count(), 1);
+                }
+                executed();
+                let before = guard.counts();
+                if reserves {
+                    let reserved = guard.reserve_contiguous(Gpa(2 * M), page, cache).unwrap();
+                    assert_eq!(reserved.range(), group);
+                    assert_eq!(reserved.commit(Hpa(2 * G), RAM), Ok(Some(64 * K)));
+                } else {
+                    let done = guard.map_contiguous(group, Hpa(2 * G), RAM, page, cache);
+                    assert_eq!(done, Ok(64 * K));
+                }
+                let all = executed();
+                let after = guard.counts();
+                let counted = after.invalidations - before.invalidations;
+                assert_eq!(counted, all.len() as u64);
+                let whole = (Some(group), None, true);
+                // The slot of the fault itself was reserved before the others.
+                assert_eq!(all.last(), pending.then_some(&whole), "{member}, {reserves}");
+                assert!(pending || all.is_empty());
+                if reserves {
+                    // Each reserved, then held, then filled; one of them reserved alone before.
+                    let alone = u64::from(member != 0);
+                    let written = after.slots_written - before.slots_written;
+                    assert!((48..=48 + alone).contains(&written), "{written}");
+                }
+                removals.complete().for_each(drop);
+                drop(removals);
+                crate::common::unmap(guard, group);
+            }
+        });
+    }
+}
+
 #[test]
 fn a_page_is_as_dirty_as_its_group_whichever_member_hardware_marked() {
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
@@ -135,6 +194,8 @@ fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_s
     let mut bed = Bed::<12>::new(&platform, BBM[0], format, 31);
     let group = range(2 * M, 64 * K);
     bed.map(group, G, quiet, size(4 * K), 4, true);
+    // Their table stays, whatever is unmapped.
+    bed.map(range(3 * M, 4 * K), 3 * M, quiet, size(4 * K), 0, false);
     // One member is marked; what is wanted of the others is so already.
     bed.access(2 * M + 20 * K, false);
     for rule in [Rule::WriteProtect, Rule::Clean] {
@@ -146,10 +207,33 @@ fn a_group_that_needs_no_change_is_not_touched_and_one_that_is_aged_is_counted_s
     assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (0, 0));
     bed.age(group, true);
     assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (1, 4 * K));
-    assert!(bed.counts.slots_read >= 16, "{:?}", bed.counts);
+    // By the walk, and once for all of them.
+    assert!((32..64).contains(&bed.counts.slots_read), "{:?}", bed.counts);
     bed.rewrite(group, Rule::Relax(Access::Read));
     assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (16, 64 * K));
+    // Held, then emptied.
+    bed.unmap(group);
+    assert_eq!((bed.counts.slots_written, bed.counts.bytes_changed), (32, 64 * K));
     bed.destroy();
+}
+
+#[test]
+fn a_group_that_finds_no_room_is_unfolded_and_stays() {
+    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
+        let (page, one, group) = (size(4 * K), range(2 * M, 4 * K), range(2 * M + 64 * K, 64 * K));
+        assert_eq!(guard.map(one, Hpa(G), RAM, page, cache), Ok(4 * K));
+        assert_eq!(guard.map_contiguous(group, Hpa(2 * G), RAM, page, cache), Ok(64 * K));
+        let mut storage = [Place::EMPTY; 1];
+        let mut removals = guard.removals(&mut storage);
+        let result = guard.unmap(range(2 * M, 2 * M), &mut removals);
+        refused(result, 2 * M + 64 * K, UnmapError::Full);
+        assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [4 * K]);
+        let left: Vec<_> = guard.leaves(group).unwrap().map(|leaf| leaf.unwrap().size).collect();
+        assert_eq!(left, [page; 16]);
+        // Room for it as a whole: neighbours of one kind.
+        assert_eq!(guard.unmap(range(2 * M, 2 * M), &mut removals), Ok(64 * K));
+        assert_eq!(removals.complete().map(|run| run.bytes).collect::<Vec<_>>(), [64 * K]);
+    });
 }
 
 #[test]
