@@ -49,7 +49,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ) -> Result<u64, Halted<ChangeError>> {
         let tables = self.tables;
         let refusal = tables.check_bitmap(&range, bitmap.len());
-        if let Err(why) = refusal.and(tables.check_change(&range)) {
+        if let Err(why) = refusal.and(tables.check_change(&range).map_err(ChangeError::from)) {
             return Self::halted(range.start(), why);
         }
         self.begin_clean();

@@ -76,6 +76,21 @@ impl fmt::Display for ChangeError {
 
 impl core::error::Error for ChangeError {}
 
+/// Why the leaves of a range are not to be changed at all, whatever the change.
+pub(crate) enum Refusal {
+    Range(RangeError),
+    CutsBlock { size: PageSize },
+}
+
+impl From<Refusal> for ChangeError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Range(error) => Self::Range(error),
+            Refusal::CutsBlock { size } => Self::CutsBlock { size },
+        }
+    }
+}
+
 /// How a slot is changed from the value that was read.
 pub(crate) trait Change {
     /// Nobody else, software or hardware, reaches the slots.
@@ -135,7 +150,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 
     /// What every change of a range's leaves refuses at once.
     #[inline(always)]
-    fn check_change(&self, range: &GpaRange) -> Result<(), ChangeError> {
+    fn check_change(&self, range: &GpaRange) -> Result<(), Refusal> {
         self.check_change_where(range, |_| true)
     }
 
@@ -145,10 +160,10 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         &self,
         range: &GpaRange,
         refused: impl Fn(&Found) -> bool,
-    ) -> Result<(), ChangeError> {
-        self.check(range).map_err(ChangeError::Range)?;
+    ) -> Result<(), Refusal> {
+        self.check(range).map_err(Refusal::Range)?;
         match self.cut_block(range, refused) {
-            Some(size) => Err(ChangeError::CutsBlock { size }),
+            Some(size) => Err(Refusal::CutsBlock { size }),
             None => Ok(()),
         }
     }

@@ -45,7 +45,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         let tables = self.tables;
         if let Err(why) = tables.check_change(&range) {
-            return Self::halted(range.start(), why);
+            return Self::halted(range.start(), why.into());
         }
         // Faults that were reported, before marks are looked for: who pushes down goes the other way.
         agreed();

@@ -322,7 +322,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             let given = |found: &Found| {
                 (found.writable || !R::WRITES) && rule.change(found.raw) == found.raw
             };
-            tables.check_change_where(&range, |found| R::STALE || !given(found))
+            tables
+                .check_change_where(&range, |found| R::STALE || !given(found))
+                .map_err(ChangeError::from)
         } else {
             tables.check(&range).map_err(ChangeError::Range)
         };

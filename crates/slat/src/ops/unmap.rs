@@ -14,8 +14,8 @@
 //! A slot of a retired table stays so until the table is given back; so who retired all of them owns
 //! the link in the parent's slot, in which others may still change bits, but not the address.
 
-use super::ChangeError;
 use super::unfold::folded;
+use super::{ChangeError, Refusal};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::format::{Attributes, Format, Kind};
 use crate::guard::{Done, Guard};
@@ -206,12 +206,11 @@ impl fmt::Display for UnmapError {
 
 impl core::error::Error for UnmapError {}
 
-impl From<ChangeError> for UnmapError {
-    fn from(error: ChangeError) -> Self {
-        match error {
-            ChangeError::Range(error) => Self::Range(error),
-            ChangeError::CutsBlock { size } => Self::CutsBlock { size },
-            _ => Self::Contended,
+impl From<Refusal> for UnmapError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Range(error) => Self::Range(error),
+            Refusal::CutsBlock { size } => Self::CutsBlock { size },
         }
     }
 }

@@ -37,7 +37,7 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
     ) -> Result<u64, Halted<ChangeError>> {
         let tables = &self.0;
         if let Err(why) = tables.check_change(&range) {
-            return Err(Halted { at: range.start(), why });
+            return Err(Halted { at: range.start(), why: why.into() });
         }
         let (start, end) = (range.start().0, range.end().0);
         let told = Told { tables, start, end: start };
