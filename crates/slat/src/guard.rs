@@ -118,6 +118,16 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
+    /// What becomes of what is owed when the guard is dropped.
+    #[inline(never)]
+    fn let_go(&mut self) {
+        if self.owed.is_taken() {
+            self.complete();
+        } else if self.live {
+            self.tables.owe(self.owed);
+        }
+    }
+
     /// A refusal before anything was done, or an early end.
     #[cold]
     pub(crate) fn halted<T, E>(at: crate::addr::Gpa, why: E) -> Result<T, Halted<E>> {
@@ -128,13 +138,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.live {
-            return;
-        }
-        if self.owed.is_taken() {
-            self.complete();
-        } else {
-            self.tables.owe(self.owed);
+        if !self.owed.is_untouched() {
+            self.let_go();
         }
     }
 }

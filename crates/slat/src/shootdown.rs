@@ -45,6 +45,12 @@ impl Owed {
         self.end == 0
     }
 
+    /// Nothing stale, and no clean under way.
+    #[inline(always)]
+    pub const fn is_untouched(&self) -> bool {
+        self.end | self.cleans as u64 == 0
+    }
+
     /// Adds changed leaves of `size` in `start..end`.
     #[inline]
     pub fn leaves(&mut self, start: u64, end: u64, size: PageSize) {
