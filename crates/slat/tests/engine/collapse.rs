@@ -136,12 +136,16 @@ fn a_block_has_the_rights_and_the_state_of_its_pages_at_once() {
         let (page, block) = (1u64 << H::PAGE, 1u64 << (H::PAGE + H::LAST_STRIDE));
         let what = Mapping { hpa: 4 * block, attributes: RAM, largest: size(page) };
         let all = range(block, block);
-        assert_eq!(world.map(all, what, 8), None);
+        // The first of them was not used yet.
+        let unused = Mapping { attributes: Attributes { accessed: false, ..RAM }, ..what };
+        assert_eq!(world.map(range(block, page), unused, 8), None);
+        let rest = range(block + page, block - page);
+        assert_eq!(world.map(rest, Mapping { hpa: what.hpa + page, ..what }, 0), None);
         if protected {
             world.rewrite(all, Rule::Subtrees);
         }
         let hardware = world.hardware;
-        let before = world.tree().runs[0].leaf.attributes();
+        let before = world.tree().runs[1].leaf.attributes();
         assert_eq!(before.write, !protected);
         platform.meanwhile(Some(Box::new(move |platform, moment| {
             if moment == Moment::Invalidating && bbm != BreakBeforeMake::Always {

@@ -369,7 +369,8 @@ fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
     on_stage::<Arm<12>>((arm(), 40, 8), |tables, guard, cache| {
         let all = range(0, 6 * M);
         assert_eq!(guard.map(all, Hpa(0), RAM, PageSize::SIZE_4K, cache), Ok(6 * M));
-        let slots = [HELD, 4 * M].map(|at| Arm::<12>::of(tables).slot(guard.platform(), at).0);
+        let slots =
+            [HELD, 4 * M + 12 * K].map(|at| Arm::<12>::of(tables).slot(guard.platform(), at).0);
         let raws = slots.map(|slot| slot.swap(Arm::<12>::MARK, SeqCst));
         let why = SplitError::Contended;
         refused(guard.collapse(all, PageSize::SIZE_2M), 2 * M, why);

@@ -207,16 +207,44 @@ fn a_hint_of_a_part_of_a_table_hides_nothing_of_the_rest() {
             let pages = range(0, 64 * K);
             assert_eq!(guard.map(pages, Hpa(0), RAM, PAGE, cache), Ok(64 * K));
             let how = Ageing { clear: true, skip: Skip::Hint, fresh: false };
-            for part in [range(0, 4 * K), range(32 * K, 32 * K), range(4 * K, 28 * K)] {
-                let (mut young, mut unanswered) = ([0], [0]);
+            // The end of the table, with the next; then all of it.
+            for (part, pages) in [(range(32 * K, 4 * M), 8), (range(0, 2 * M), 8)] {
+                let (mut young, mut unanswered) = ([0; 16], [0; 16]);
                 let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
-                let aged = guard.age(part, &mut ages, how).unwrap();
-                assert_eq!(aged.young, part.size() >> 12);
+                assert_eq!(guard.age(part, &mut ages, how).unwrap().young, pages);
             }
         });
     }
     hides::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
     hides::<Npt<true>>(npt::FORMAT);
+}
+
+#[test]
+fn a_leaf_that_is_held_keeps_its_tables_marked_for_the_next_scan() {
+    fn keeps<H: Hardware>(format: H::Format, skip: Skip, sealed: bool) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            assert_eq!(guard.map(range(0, 4 * K), Hpa(0), RAM, PAGE, cache), Ok(4 * K));
+            let (hardware, platform) = (H::of(tables), guard.platform());
+            let (slot, _) = hardware.slot(platform, 0);
+            let raw = slot.load(SeqCst);
+            slot.store(if sealed { raw | H::MARK } else { H::MARK }, SeqCst);
+            let mut scan = || {
+                let (mut young, mut unanswered) = ([0; 16], [0; 16]);
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                let how = Ageing { clear: true, skip, fresh: false };
+                let aged = guard.age(range(0, 4 * M), &mut ages, how).unwrap();
+                (aged.young, aged.unanswered)
+            };
+            assert_eq!(scan(), (0, 1));
+            slot.store(raw, SeqCst);
+            assert_eq!(scan(), (1, 0));
+        });
+    }
+    for (skip, sealed) in [(Skip::Exact, false), (Skip::Hint, false), (Skip::Exact, true)] {
+        let format = slat::format::ept::Ept { output_bits: 48, ..Default::default() };
+        keeps::<Ept<true>>(format, skip, sealed);
+        keeps::<Npt<true>>(npt::FORMAT, skip, sealed);
+    }
 }
 
 /// Another's exact scan has taken the mark, and has not answered for the leaves yet.

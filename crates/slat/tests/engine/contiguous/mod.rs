@@ -137,7 +137,13 @@ fn a_group_of_which_one_slot_was_emptied_is_filled_behind_one_invalidation_of_al
                 if !pending {
                     assert_eq!(removals.complete().count(), 1);
                 }
+                // One that nobody has used before is none of its business.
+                let fresh = range(2 * M + 128 * K, 64 * K);
                 executed();
+                let hpa = Hpa(4 * G + 128 * K);
+                let done = guard.map_contiguous(fresh, hpa, RAM, page, cache);
+                assert_eq!(done, Ok(if pending { 64 * K } else { 0 }));
+                assert_eq!(executed(), []);
                 let before = guard.counts();
                 if reserves {
                     let reserved = guard.reserve_contiguous(Gpa(2 * M), page, cache).unwrap();
