@@ -22,13 +22,16 @@ use core::fmt;
 const FREE: u64 = 0;
 /// Somebody's who is not walking.
 const OUTSIDE: u64 = 1;
-/// The clock's first reading. It does not end: 2^48 readings are years of one a microsecond.
-const START: u64 = 1;
-/// In the seat of a thread that walks, the reading stands above the guest's VMID.
-const READING: u32 = 16;
+/// What the clock advances by. In the seat of a thread that walks, the reading stands above the guest's
+/// VMID. The clock does not end: 2^48 readings are years of one a microsecond.
+const STEP: u64 = 1 << 16;
+/// The clock's first reading.
+const START: u64 = STEP;
 
+/// In the order of readings, whosever tables.
+#[inline(always)]
 const fn inside(reading: u64, guest: Vmid) -> u64 {
-    reading << READING | guest.0 as u64
+    reading | guest.0 as u64
 }
 
 /// The place of one thread, on a cache line of its own.
@@ -87,7 +90,7 @@ impl Grace {
 
     /// The reading from which on walkers cannot find what was unlinked before.
     pub(crate) fn advance(&self) -> u64 {
-        self.clock.fetch_add(1, Ordering::AcqRel) + 1
+        self.clock.fetch_add(STEP, Ordering::AcqRel) + STEP
     }
 
     /// Whether all who entered tables of `guest` before `reading` have left.
@@ -95,11 +98,12 @@ impl Grace {
         self.each(|inside, whose| whose != guest || inside >= reading)
     }
 
-    /// Whether `fine` holds of each thread that is inside: of its reading, and of whose tables.
+    /// Whether `fine` holds of each thread that is inside: of its reading, or more, but less than the
+    /// next, and of whose tables.
     fn each(&self, fine: impl Fn(u64, Vmid) -> bool) -> bool {
         self.seats.iter().all(|seat| {
             let now = seat.0.fetch_add(0, Ordering::AcqRel);
-            now <= OUTSIDE || fine(now >> READING, Vmid(now as u16))
+            now <= OUTSIDE || fine(now, Vmid(now as u16))
         })
     }
 }

@@ -118,16 +118,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// What becomes of what is owed when the guard is dropped.
-    #[inline(never)]
-    fn let_go(&mut self) {
-        if self.owed.is_taken() {
-            self.complete();
-        } else if self.live {
-            self.tables.owe(self.owed);
-        }
-    }
-
     /// A refusal before anything was done, or an early end.
     #[cold]
     pub(crate) fn halted<T, E>(at: crate::addr::Gpa, why: E) -> Result<T, Halted<E>> {
@@ -139,7 +129,8 @@ impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     #[inline(always)]
     fn drop(&mut self) {
         if !self.owed.is_untouched() {
-            self.let_go();
+            // By value: the guard stays in registers.
+            self.tables.let_go(self.owed, self.live);
         }
     }
 }

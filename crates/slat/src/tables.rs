@@ -401,8 +401,17 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         cleans.cover(before.2);
     }
 
+    /// What becomes of what a guard owes that is dropped.
+    #[inline(never)]
+    pub(crate) fn let_go(&self, owed: Owed, live: bool) {
+        match (live, owed.is_taken()) {
+            (false, _) => {}
+            (true, true) => self.complete(owed),
+            (true, false) => self.owe(owed),
+        }
+    }
+
     /// Keeps in mind what somebody dropped.
-    #[inline(always)]
     pub(crate) fn owe(&self, owed: Owed) {
         match owed.is_taken() {
             true => self.pending.cleans.drop(owed.cleans()),

@@ -126,7 +126,6 @@ impl Change for Plainly {
 impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// The block that an end of `range` cuts through, if any that is `refused`: operations that
     /// cannot split refuse it before they change anything.
-    #[inline(always)]
     fn cut_block(&self, range: &GpaRange, refused: impl Fn(&Found) -> bool) -> Option<PageSize> {
         let (start, end) = (range.start().0, range.end().0);
         [start, end].into_iter().find_map(|edge| {
