@@ -142,7 +142,7 @@ impl<'p, P: Platform> Member<'p, P> {
     pub(crate) fn enter(&mut self, guest: Vmid) -> Inside<'_> {
         let clock = &self.platform.grace().clock;
         self.seat.0.swap(inside(clock.load(Ordering::Acquire), guest), Ordering::AcqRel);
-        Inside { seat: self.seat, clock, guest }
+        Inside { seat: self.seat }
     }
 }
 
@@ -157,8 +157,6 @@ impl<P: Platform> Drop for Member<'_, P> {
 #[derive(Debug)]
 pub(crate) struct Inside<'m> {
     seat: &'m Seat,
-    clock: &'m AtomicU64,
-    guest: Vmid,
 }
 
 impl Inside<'_> {
@@ -167,8 +165,8 @@ impl Inside<'_> {
     /// The reading acquires the unlinking of all that it will let go; the store releases the walks
     /// before it.
     #[inline(always)]
-    pub fn refresh(&mut self) {
-        let now = inside(self.clock.load(Ordering::Acquire), self.guest);
+    pub fn refresh(&mut self, grace: &Grace, guest: Vmid) {
+        let now = inside(grace.clock.load(Ordering::Acquire), guest);
         self.seat.0.store(now, Ordering::Release);
     }
 }
