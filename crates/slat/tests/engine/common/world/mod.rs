@@ -3,15 +3,17 @@
 
 mod age;
 mod dirty;
+mod links;
 mod look;
 mod reserve;
 pub mod rights;
 mod shape;
 
 pub use age::Scan;
+pub use links::{clipped, filled};
 pub use reserve::{Between, Commit};
 pub use rights::Rule;
-pub use shape::{clipped, filled, gaps, maintained, maintenance};
+pub use shape::{gaps, maintained, maintenance};
 
 use super::flat::Flat;
 use super::hardware::{Access, Hardware, Root, Run, Tree};

@@ -2,7 +2,8 @@
 
 use super::super::Event;
 use super::super::hardware::Hardware;
-use super::shape::{maintained, maintenance, retire_around};
+use super::links::retire_around;
+use super::shape::{maintained, maintenance};
 use super::{Mapping, World, cache, floor, size};
 use slat::{Attributes, Gpa, GpaRange, Halted, Hpa, MapError, PageSize, Place, RangeError};
 

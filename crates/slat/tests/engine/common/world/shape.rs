@@ -1,13 +1,14 @@
 //! What changes the shape of the tables: map, unmap, split, collapse, reclaim.
 
-use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
+use super::super::hardware::{Hardware, Leaf, Run, Tree};
 use super::super::{Event, Moment};
+use super::links::{clipped, filled, retire_around};
 use super::{
     ALL, Mapping, Outcome, VMID, World, cache, floor, invalidations, owes, same_but_state, size,
 };
 use slat::{
-    Attributes, BreakBeforeMake, Execute, Gpa, GpaRange, Halted, Hpa, Invalidation, Maintenance,
-    MapError, Memory, PageSize, Place, Removed, SplitError, SplitWalk, UnmapError,
+    Attributes, BreakBeforeMake, ChangeError, Execute, Gpa, GpaRange, Halted, Hpa, Invalidation,
+    Maintenance, MapError, Memory, PageSize, Place, Removed, SplitError, SplitWalk, UnmapError,
 };
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
@@ -294,7 +295,7 @@ impl<H: Hardware> World<'_, H> {
         let (start, end) = (range.start().0, range.end().0);
         let legal = self.change_errors(&before, &range, true);
         if !legal.is_empty() {
-            let legal: Vec<_> = legal.into_iter().map(UnmapError::from).collect();
+            let legal: Vec<_> = legal.into_iter().map(unmap_error).collect();
             self.refused(&before, &out, start, &legal);
             return None;
         }
@@ -443,51 +444,13 @@ impl<H: Hardware> World<'_, H> {
     }
 }
 
-/// Adds the tables around `at`, the lowest first, that an unmap of a range leaves empty.
-pub fn retire_around(
-    tree: &Tree,
-    (start, end): (u64, u64),
-    at: u64,
-    retired: &mut Vec<(u64, u64)>,
-) {
-    let around = |table: &&Table| table.start <= at && at < table.end;
-    let mut tables: Vec<_> = tree.tables.values().filter(around).collect();
-    tables.sort_by_key(|table| table.height);
-    for table in tables {
-        let range = (table.start, table.end);
-        if retired.contains(&range) {
-            continue;
-        }
-        let below = tree
-            .tables
-            .values()
-            .filter(|below| below.height < table.height && below.within(table.start, table.end));
-        let bare = below.map(|below| (below.start, below.end)).all(|it| retired.contains(&it));
-        let kept = |run: Run| run.start < start || end < run.end;
-        if !bare || tree.within(table.start, table.end).any(kept) {
-            return;
-        }
-        retired.push(range);
+/// What an unmap says of what any change would refuse.
+fn unmap_error(error: ChangeError) -> UnmapError {
+    match error {
+        ChangeError::Range(error) => UnmapError::Range(error),
+        ChangeError::CutsBlock { size } => UnmapError::CutsBlock { size },
+        other => panic!("{other} is no reason to refuse a range"),
     }
-}
-
-/// Slots of the tables that are new, and what those cover that stand in slots that were there
-/// before.
-pub fn filled<H: Hardware>(before: &Tree, after: &Tree) -> (u64, Vec<(u64, u64)>) {
-    let new = after.tables.iter().filter(|(hpa, _)| !before.tables.contains_key(hpa));
-    let new: Vec<_> = new.map(|(_, table)| *table).collect();
-    let slots = new.iter().map(|table| H::slots(table.height - 1) as u64).sum();
-    let inner = |table: &&Table| {
-        new.iter().any(|t| t.height > table.height && table.within(t.start, t.end))
-    };
-    let highest = new.iter().filter(|table| !inner(table));
-    (slots, highest.map(|table| (table.start, table.end)).collect())
-}
-
-/// The parts of some ranges that lie in another.
-pub fn clipped(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> Vec<(u64, u64)> {
-    let parts = ranges.iter().map(|&(from, to)| (from.max(start), to.min(end)));
-    parts.filter(|(from, to)| from < to).collect()
 }
 
 /// Slots of the table whose slot covers `size` bytes, and that slot.
