@@ -462,6 +462,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     }
 
     /// Adds a replacement to those that wait, and links them when they are enough.
+    #[expect(clippy::unnecessary_lazy_evaluations, reason = "what waits is built where it stays")]
     fn wait(&mut self, new: Replacement<'t>, level: u8, range: GpaRange) {
         let alone = self.waiting.is_none() && range.end().0 >= self.end;
         if self.together == 1 || alone {
