@@ -128,9 +128,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 impl<F: Format, P: Platform> Drop for Guard<'_, '_, F, P> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.owed.is_untouched() {
-            // By value: the guard stays in registers.
-            self.tables.let_go(self.owed, self.live);
+        if self.live && !self.owed.is_untouched() {
+            self.owed.let_go(self.tables);
         }
     }
 }

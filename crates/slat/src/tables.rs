@@ -341,8 +341,12 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     #[inline(always)]
     pub(crate) fn root_slots(&self) -> &[Slot] {
+        let slots = self.geometry.root_slots;
+        // SAFETY: a power of two (`Format`, 3) is not 0. Said here, a lookup has no index that could
+        // panic, and its guard stays in registers.
+        unsafe { core::hint::assert_unchecked(slots != 0) };
         // SAFETY: the root was allocated with that many slots and lives as long as `self`.
-        unsafe { table::slots(self.platform, self.root, self.geometry.root_slots) }
+        unsafe { table::slots(self.platform, self.root, slots) }
     }
 
     #[inline(always)]
@@ -401,13 +405,11 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         cleans.cover(before.2);
     }
 
-    /// What becomes of what a guard owes that is dropped.
-    #[inline(never)]
-    pub(crate) fn let_go(&self, owed: Owed, live: bool) {
-        match (live, owed.is_taken()) {
-            (false, _) => {}
-            (true, true) => self.complete(owed),
-            (true, false) => self.owe(owed),
+    /// Deals with `owed`, of a guard that is dropped.
+    pub(crate) fn let_go(&self, owed: Owed) {
+        match owed.is_taken() {
+            true => self.complete(owed),
+            false => self.owe(owed),
         }
     }
 

@@ -266,6 +266,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     visitor: &mut V,
 ) -> Result<(), End> {
     let mut above = [const { None }; 4];
+    let mut tally = Tally::NONE;
     while V::LEVELS.any_below(level) && (start ^ (end - 1)) >> F::shift(level) == 0 {
         let index = (start >> F::shift(level)) as usize & (slots.len() - 1);
         let raw = slots[index].load();
@@ -275,7 +276,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         {
             break;
         }
-        visitor.settle(level, Tally { read: 1, ..Tally::NONE });
+        tally.read += 1;
         if V::TOUCHES && F::TABLE_ACCESSED != 0 {
             above[level as usize - 1] = Some((&slots[index], raw));
         }
@@ -283,8 +284,13 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         // SAFETY: as in `one` below.
         slots = unsafe { table::slots(platform, F::table_address(raw), F::slots(level)) };
     }
+    // A page's walk is settled once.
+    let is_page = level == 0 && end - start == 1 << F::PAGE_SHIFT;
+    if !is_page {
+        visitor.settle(level, core::mem::replace(&mut tally, Tally::NONE));
+    }
     let result = match level {
-        0 if end - start == 1 << F::PAGE_SHIFT => page::<F, P, V>(platform, slots, start, visitor),
+        0 if is_page => page::<F, P, V>(platform, slots, start, visitor, tally),
         0 => table::<F, P, V, 0>(platform, slots, start, end, visitor),
         1 => table::<F, P, V, 1>(platform, slots, start, end, visitor),
         2 => table::<F, P, V, 2>(platform, slots, start, end, visitor),
@@ -324,16 +330,16 @@ pub(crate) fn links<F: Format>(raw: u64, level: u8, table: u64) -> bool {
     F::kind(raw, level) == Kind::Table && F::table_address(raw) == F::table_address(table)
 }
 
-/// One page of a table: what a fault concerns.
+/// One page of a table, as a fault concerns; `tally` has what was read above it.
 #[inline(always)]
 fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
     slots: &'t [Slot],
     start: u64,
     visitor: &mut V,
+    mut tally: Tally,
 ) -> Result<(), End> {
     let slot = &slots[(start >> F::PAGE_SHIFT) as usize & (slots.len() - 1)];
-    let mut tally = Tally::NONE;
     let end = start + (1 << F::PAGE_SHIFT);
     let result = one::<F, P, V, 0>(platform, slot, start, end, visitor, &mut tally);
     visitor.settle(0, tally);

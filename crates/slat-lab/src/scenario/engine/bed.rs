@@ -5,8 +5,8 @@ use crate::random::Numbers;
 use crate::scenario::limit::TablePages;
 use anyhow::{Context, ensure};
 use slat::{
-    Attributes, BreakBeforeMake, Counts, Format, Frame, Gpa, GpaRange, Guard, Halted, Hpa,
-    Inactive, PageSize, SplitError, SplitWalk, TableCache, Tables, Vmid,
+    Attributes, BreakBeforeMake, Contended, Counts, Format, Frame, Gpa, GpaRange, Guard, Halted,
+    Hpa, Inactive, PageSize, SplitError, SplitWalk, TableCache, Tables, Vmid,
 };
 use std::sync::atomic::AtomicU64;
 
@@ -161,7 +161,7 @@ impl<F: Format> Bed<F> {
 pub fn look_up<F: Format>(
     guard: &Guard<'_, '_, F, Arena>,
     addresses: &[u64],
-) -> anyhow::Result<u64> {
+) -> Result<u64, Contended> {
     let mut sum = 0u64;
     for &gpa in addresses {
         if let Some(found) = guard.translate(Gpa(gpa))? {

@@ -96,7 +96,10 @@ fn translate(
         let mut found = 0u64;
         for gpa in addresses {
             let guard = tables.enter(&mut member)?;
-            found = found.wrapping_add(look_up(&guard, std::slice::from_ref(gpa))?);
+            let sum = look_up(&guard, std::slice::from_ref(gpa));
+            // An error is made into another once the guard is gone: it stays in registers.
+            drop(guard);
+            found = found.wrapping_add(sum?);
         }
         found
     };
