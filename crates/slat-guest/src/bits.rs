@@ -57,8 +57,8 @@ impl Bits {
 }
 
 /// Hands out the words of a slot's bits, and in each the bits, of the pages in `gpa..gpa + bytes`.
-/// What is not the slot's is left out here, whoever asks: no index comes from a range that nobody
-/// checked.
+/// What is not the slot's is left out here, for every caller: no index comes from a range that
+/// nobody checked.
 pub(crate) fn each_word<F: Format>(
     slot: &SlotSpec,
     gpa: u64,
@@ -84,12 +84,13 @@ pub(crate) fn each_word<F: Format>(
 /// one purpose, and others are to have it, too (ADR 17).
 ///
 /// *Invariant*: a page that the guest wrote since the host last took it is dirty in its leaf, or in
-/// `written`, or its mark is on the way from one to the other. Who moves marks says so first
-/// ([`Moves::begin`]), then cleans leaves or takes them out, then adds to `written`, then says that
-/// it is done. Who takes a page takes its leaf first, then looks for moves, then at `written`
-/// ([`Kept::take`]). If the leaf was clean, or gone, by then, the exchange that found it so has
-/// acquired the one that made it so, and with it the move; and who finds the move done has acquired
-/// what it added.
+/// `written`, or its mark is on the way from one to the other. A thread that moves marks says so
+/// first ([`Moves::begin`]), then cleans leaves or takes them out, then adds to `written`, then
+/// says that it is done. A thread that takes a page takes its leaf first, then looks for moves,
+/// then at
+/// `written` ([`Kept::take`]). If the leaf was clean, or gone, by then, the exchange that found it
+/// so has acquired the one that made it so, and with it the move; and a thread that finds the move
+/// done has acquired what it added.
 #[derive(Debug)]
 pub(crate) struct Kept {
     /// Pages that were used since they were last made old.

@@ -6,7 +6,7 @@
 //! and at sizes at which it is aligned in the host as in the guest: faults by `fitting`, everybody
 //! else by [`Worker::collapse_if`], which is the one place that puts tables together.
 //!
-//! Whoever has the tables ([`Guest::tables`](crate::Guest::tables)) can still make such a block. A
+//! A caller of [`Guest::tables`](crate::Guest::tables) can still make such a block. A
 //! log that meets one cuts it ([`Worker::cut_ends`]), and marks what is its own of it.
 
 use crate::backing::Backing;
@@ -62,7 +62,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         }
     }
 
-    /// [`Worker::collapse`] of whole pages, in slots that are `wanted` as they are then.
+    /// [`Worker::collapse`], where `range` begins and ends at pages: in slots that `wanted`
+    /// chooses, as they are by then.
     pub(crate) fn collapse_if(
         &mut self,
         range: GpaRange,

@@ -99,8 +99,8 @@ impl fmt::Display for TableLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "the guest has the {} table pages that its configuration allows; allow more, or have it \
-             use less memory in small pages",
+            "the guest has the {} table pages that its configuration allows; allow more, or have \
+             it use less memory in small pages",
             self.pages
         )
     }

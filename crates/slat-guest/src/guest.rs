@@ -22,8 +22,8 @@ use slat::{
 /// One guest's memory: slots and tables, and all that a hypervisor does to them.
 ///
 /// Any number of threads work on it, each as a [`Worker`], or, if it runs the guest, as a
-/// [`Vcpu`](crate::Vcpu). Faults, ageing, clears of the log and invalidations from the host's side take
-/// no lock; changes of slots take turns.
+/// [`Vcpu`](crate::Vcpu). Faults, ageing, clears of the log and invalidations from the host's side
+/// take no lock; changes of slots take turns.
 #[derive(Debug)]
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) tables: Owned<'p, F, H>,
@@ -70,8 +70,8 @@ impl<'p, F: Format, H: Host> core::ops::Deref for Owned<'p, F, H> {
 impl<F: Format, H: Host> Drop for Owned<'_, F, H> {
     fn drop(&mut self) {
         // SAFETY: `take`: nobody uses `self.0` after its owner was dropped. `deactivate`: nothing
-        // in this crate loads a root; whoever does so promises at `Vcpu::root`, or `Guest::tables`,
-        // that no CPU has it loaded when the guest is dropped, nor loads it later.
+        // in this crate loads a root; a caller that does promises at `Vcpu::root`, or
+        // `Guest::tables`, that no CPU has it loaded when the guest is dropped, nor loads it later.
         unsafe { ManuallyDrop::take(&mut self.0).deactivate().destroy() }
     }
 }
@@ -179,7 +179,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// The tables that vCPUs load, unless their caches are off and the policy gives them a view of
     /// their own ([`Vcpu::root`](crate::Vcpu::root)).
     ///
-    /// Who has a CPU load their root promises that none has it loaded when the guest is dropped:
+    /// A caller that loads their root into a CPU promises that none has it loaded when the guest is
+    /// dropped:
     /// the frames of its tables are given back then.
     pub fn tables(&self) -> &Tables<'p, F, H> {
         &self.tables
@@ -295,15 +296,16 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         result
     }
 
-    /// Inside `tables`, with the slots as they are: changes of slots wait until `work` has returned.
+    /// Inside `tables`, with the slots as they are: changes of slots wait until `work` has
+    /// returned.
     pub(crate) fn with_slots<R>(
         &mut self,
         tables: &'w Tables<'p, F, H>,
         work: impl FnOnce(&View, &mut Guard<'_, 'p, F, H>, &mut TableCache<'w, F, H>) -> R,
     ) -> R {
         let guest = self.guest;
-        // SAFETY: inside tables of the guest's platform until `work`, which cannot keep the view, has
-        // returned; nobody in this crate refreshes a guard.
+        // SAFETY: inside tables of the guest's platform until `work`, which cannot keep the view,
+        // has returned; nobody in this crate refreshes a guard.
         self.inside(tables, |guard, cache| work(unsafe { guest.slots.view() }, guard, cache))
     }
 
@@ -328,8 +330,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         self.inside(&self.guest.tables, |guard, _| guard.translate(gpa))
     }
 
-    /// Leaves of the guest's tables by size, and how many there are, for statistics; groups, where faults
-    /// fold, as leaves of their own size, last.
+    /// Leaves of the guest's tables by size, and how many there are, for statistics; groups, where
+    /// faults fold, as leaves of their own size, last.
     ///
     /// A walk over all memory; where an entry is being changed its leaf is left out.
     pub fn leaves_by_size(&mut self) -> Vec<(PageSize, u64)> {

@@ -79,11 +79,11 @@ impl Invalidations {
         }
     }
 
-    /// Whether one may be under way in `range`. A caller who reserved a slot before sees all that do
-    /// not see the reservation.
+    /// Whether one may be under way in `range`. A caller who reserved a slot before sees all that
+    /// do not see the reservation.
     ///
-    /// Bounds that belong to two, one after the other, in the same place: then the second began after
-    /// this looked, and will find the reservation.
+    /// Bounds that belong to two, one after the other, in the same place: then the second began
+    /// after this looked, and will find the reservation.
     pub fn cover(&self, range: &HvaRange) -> bool {
         agreed();
         if self.active.load(Ordering::SeqCst) == 0 {
@@ -138,8 +138,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// guest cannot reach it, and of what was used or written and is not mapped any more. Blocks
     /// that the range touches are taken whole; of a range of no bytes nothing is.
     ///
-    /// When this returns the host may take the memory back, or change it. Until the value is dropped
-    /// no fault maps any of it. It may be called with locks that [`Backing::page`] takes.
+    /// When this returns the host may take the memory back, or change it. Until the value is
+    /// dropped no fault maps any of it. It may be called with locks that [`Backing::page`] takes.
     ///
     /// `taken` runs inside the tables: it takes no lock under which somebody changes slots, reads a log
     /// that hardware keeps, switches caches, or says what the host wrote, which all wait for this.
@@ -154,18 +154,19 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         invalidation
     }
 
-    /// Takes memory from the guest that its [`Backing`] has stopped to hand out: of all `hosts`, with one
-    /// invalidation for every few dozen leaves, wherever they are. `taken` learns of what was mapped, as
-    /// in [`Worker::invalidate`]; blocks that a range touches are taken whole.
+    /// Takes memory from the guest that its [`Backing`] has stopped to hand out: of all `hosts`,
+    /// with one invalidation for every few dozen leaves, wherever they are. `taken` learns of what
+    /// was mapped, as in [`Worker::invalidate`]; blocks that a range touches are taken whole.
     ///
-    /// The backing must answer [`NoPage`](crate::NoPage) for these pages from before this is called until
-    /// the memory may be mapped again. Faults on other pages are not held up, which is the difference to
-    /// [`Worker::invalidate`]. When this returns, the guest cannot reach what `hosts` named.
+    /// The backing must answer [`NoPage`](crate::NoPage) for these pages from before this is called
+    /// until the memory may be mapped again. Faults on other pages are not held up, which is the
+    /// difference to [`Worker::invalidate`]. When this returns, the guest cannot reach what `hosts`
+    /// named.
     ///
     /// *Invariant*: the caller changes what the backing answers, then this walks; a fault reserves its
-    /// slot, then asks the backing. The two are crosswise (`agreed`): the fault is refused, or the walk
-    /// finds its reservation or leaf. So the backing keeps its answer where a lock is held or, in atomics, by
-    /// sequentially consistent exchanges and loads.
+    /// slot, then asks the backing. The two are crosswise (`agreed`): the fault is refused, or the
+    /// walk finds its reservation or leaf. So the backing keeps its answer where a lock is held or,
+    /// in atomics, by sequentially consistent exchanges and loads.
     pub fn evict(&mut self, hosts: &[HvaRange], mut taken: impl FnMut(Taken)) {
         agreed();
         self.take_pages(hosts, &mut taken);
@@ -316,8 +317,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         })
     }
 
-    /// [`Guest::unmap`] of what is maintained already. Waits for whoever holds an entry: nobody does
-    /// for long.
+    /// [`Guest::unmap`] of what is maintained already. Waits for threads that hold an entry: none
+    /// does for long.
     pub(crate) fn remove(
         &self,
         tables: &Tables<'p, F, H>,
@@ -370,7 +371,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 }
 
 /// `range`, with the leaves that its ends cut through: of each end on its own, as what is beyond
-/// may be another slot's. Who counts its pages clips it to the slot.
+/// may be another slot's. A caller that counts its pages clips it to the slot.
 pub(crate) fn widened<F: Format, H: Host>(
     guard: &Guard<'_, '_, F, H>,
     range: GpaRange,

@@ -85,12 +85,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
         &mut self.worker
     }
 
-    /// The root that its CPU loads before it enters the guest. It changes with the vCPU's caches only,
-    /// under the policy that gives it a view of its own; a CPU that changes roots invalidates its own
-    /// entries of the guest first (Arm: both have one VMID, so CnP is 0, and `tlbi vmalls12e1`,
+    /// The root that its CPU loads before it enters the guest. It changes with the vCPU's caches
+    /// only, under the policy that gives it a view of its own; a CPU that changes roots invalidates
+    /// its own entries of the guest first (Arm: both have one VMID, so CnP is 0, and `tlbi
+    /// vmalls12e1`,
     /// `dsb nsh`, `isb` come before the entry).
     ///
-    /// Who has a CPU load it promises that no CPU has it loaded when the guest is dropped.
+    /// A caller that loads it into a CPU promises that no CPU has it loaded when the guest is
+    /// dropped.
     pub fn root(&self) -> Hpa {
         self.worker.guest.space(self.view).root()
     }

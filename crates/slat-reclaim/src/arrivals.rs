@@ -2,16 +2,17 @@
 //! numbers, each in it once at most.
 //!
 //! # Protocol
-//! Faults push, and take no lock; who holds the order takes all. A page's link is `ABSENT` while
-//! the page is not on the stack. Who pushes claims the link first; who finds it claimed lowers the
-//! distance in it, if his is less. Who takes makes each link absent, then notes the page, with the
-//! distance that the link had then. While a link is not absent, its upper half changes by exchanges
-//! alone, and its lower half is of the thread that put it there, until the stack has the page, and
-//! of the taker from then on: each keeps the half that is not its own.
+//! Faults push, and take no lock; the holder of the order takes all. A page's link is `ABSENT`
+//! while the page is not on the stack. A pusher claims the link first; one that finds it claimed
+//! lowers the distance in it, if its own is less. The taker makes each link absent, then notes the
+//! page, with the distance that the link had then. While a link is not absent, its upper half
+//! changes by exchanges alone, and its lower half is of the thread that put it there, until the
+//! stack has the page, and of the taker from then on: each keeps the half that is not its own.
 //!
-//! *Invariant*: a page is noted after it came. It claims its word, then looks at its link; who takes changes the
-//! link, then looks at words: crosswise, so sequentially consistent. Either the link was absent, and the page is
-//! pushed; or it is noted after the look, by somebody who finds its word claimed.
+//! *Invariant*: a page is noted after it came. A fault claims its word, then looks at its link; the
+//! taker changes the link, then looks at words: crosswise, so sequentially consistent. Either the
+//! link was absent, and the page is pushed; or it is noted after the look, by a taker that finds
+//! its word claimed.
 
 use alloc::boxed::Box;
 use slat::sync::{AtomicU64, Ordering, agreed};
@@ -25,7 +26,8 @@ const FIRST: u32 = 1 << 31;
 #[derive(Debug)]
 pub(crate) struct Arrivals {
     head: AtomicU64,
-    /// Of each page, the next one down, and above it how many pages were given up while it was away.
+    /// Of each page, the next one down, and above it how many pages were given up while it was
+    /// away.
     links: Box<[AtomicU64]>,
 }
 

@@ -3,9 +3,9 @@
 //! Both work on numbers of pages, and ask for accessed bits through [`Accessed`]; neither knows of
 //! tables, frames or swap.
 //!
-//! Who has the turn ([`Paged::turn`](crate::paged::Paged)) alone changes an order. The lock on it
-//! is for those that look at it meanwhile, and is held for short stretches: never while the guest
-//! is asked, or a disk.
+//! Only the holder of the turn ([`Paged::turn`](crate::paged::Paged)) changes an order. The lock on
+//! it is for threads that look at it meanwhile, and is held for short stretches: never while the
+//! guest is asked, or a disk.
 
 mod generations;
 mod lists;
@@ -34,7 +34,8 @@ pub(crate) enum Look {
 pub(crate) trait Accessed {
     /// Pages of the guest.
     fn pages(&self) -> u32;
-    /// Whether the page is in memory, or on its way: what is not is out of its list until it arrives.
+    /// Whether the page is in memory, or on its way: what is not is out of its list until it
+    /// arrives.
     fn is_here(&self, page: u32) -> bool;
     /// Until when the page is not to be given up, as it came back so recently; `None` if it may be.
     fn new_until(&self, page: u32) -> Option<u64>;
@@ -144,8 +145,8 @@ impl Order {
         }
     }
 
-    /// Pages to be given up, `want` at most. They are in no list any more: what is not given up after all
-    /// is to be put back by [`Order::put_back`].
+    /// Pages to be given up, `want` at most. They are in no list any more: what is not given up
+    /// after all is to be put back by [`Order::put_back`].
     pub fn victims(&self, want: usize, guest: &mut impl Accessed) -> Victims {
         match self {
             Self::Generations(order) => {
@@ -227,6 +228,30 @@ pub(crate) mod tests {
 
         fn now(&self) -> u64 {
             self.time
+        }
+    }
+
+    /// Each page is in one queue at most, and in one if it is here and was not given up.
+    pub(super) fn check_queues<'q>(
+        links: &queue::Links,
+        queues: impl Iterator<Item = &'q queue::Queue>,
+        memory: &Memory,
+        given_up: &[u32],
+    ) {
+        let (mut queued, mut lengths) = (Vec::new(), 0);
+        for queue in queues {
+            queued.extend(links.pages(queue));
+            lengths += queue.len();
+        }
+        assert_eq!(lengths as usize, queued.len());
+        queued.sort_unstable();
+        assert!(queued.windows(2).all(|pages| pages[0] < pages[1]), "{queued:?}");
+        for page in 0..memory.pages() {
+            let is_queued = queued.binary_search(&page).is_ok();
+            assert_eq!(is_queued, links.is_queued(page));
+            let wanted = memory.is_here(page) && !given_up.contains(&page);
+            assert!(is_queued || !wanted, "page {page} is lost");
+            assert!(!is_queued || !given_up.contains(&page), "page {page} is in the way");
         }
     }
 

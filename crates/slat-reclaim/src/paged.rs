@@ -33,10 +33,11 @@ pub struct Config {
     pub look_around: bool,
     /// Pages of one call of an ageing walk; 1 asks for each page that is there.
     pub window: u32,
-    /// What walks leave out where tables have accessed bits. With [`Skip::Exact`] each call of a walk costs
-    /// an invalidation: windows should be large.
+    /// What walks leave out where tables have accessed bits. With [`Skip::Exact`] each call of a
+    /// walk costs an invalidation: windows should be large.
     pub skip: Skip,
-    /// Walks end with an invalidation: without, a page that a TLB holds may look idle while it is used.
+    /// Walks end with an invalidation: without, a page that a TLB holds may look idle while it is
+    /// used.
     pub fresh: bool,
     /// First touches take a whole block, where one is free.
     pub huge: bool,
@@ -50,8 +51,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Generations with look-around, walks of 1 GiB of 4 KiB pages at a time that skip what is exactly known to
-    /// be idle, no huge pages, no bound on swap.
+    /// Generations with look-around, walks of 1 GiB of 4 KiB pages at a time that skip what is
+    /// exactly known to be idle, no huge pages, no bound on swap.
     pub const fn new(limit: u32) -> Self {
         Self {
             limit,
@@ -70,11 +71,12 @@ impl Config {
 
 /// One guest's memory on a [`Pool`]: the [`Backing`] of its slots.
 ///
-/// A fault on a page that is not in memory is answered [`NoPage::NotYet`]; the thread that runs the vCPU
-/// then has [`Pager::bring_in`](crate::Pager::bring_in) fetch it.
+/// A fault on a page that is not in memory is answered [`NoPage::NotYet`]; the thread that runs the
+/// vCPU then has [`Pager::bring_in`](crate::Pager::bring_in) fetch it.
 ///
-/// It is of one guest: a pager takes pages from the guest that its worker belongs to. What a guest that ends has
-/// goes back to the pool by [`Paged::release`], or page by page by [`Pager::discard`](crate::Pager::discard).
+/// It is of one guest: a pager takes pages from the guest that its worker belongs to. What a guest
+/// that ends has goes back to the pool by [`Paged::release`], or page by page by
+/// [`Pager::discard`](crate::Pager::discard).
 #[derive(Debug)]
 pub struct Paged<'h, M, S> {
     pub(crate) pool: &'h Pool<M, S>,
@@ -89,24 +91,24 @@ pub struct Paged<'h, M, S> {
     /// Pages in memory, those on their way in included.
     pub(crate) here: AtomicU32,
     pub(crate) quota: AtomicU32,
-    /// Slots of swap that the guest has: a word, or who gives up its pages, has each. Never above
-    /// the quota.
+    /// Slots of swap that the guest has: a word has each, or the thread that gives up its pages.
+    /// Never above the quota.
     pub(crate) slots: AtomicU32,
-    /// Of those, slots of pages that are not in memory. Who frees a slot counts it here first, so
-    /// that one less the other is never less than there are copies.
+    /// Of those, slots of pages that are not in memory. A slot is counted here before it is freed,
+    /// so that one less the other is never less than there are copies.
     pub(crate) away: AtomicU32,
     /// Pages that were given up so far.
     pub(crate) given_up: AtomicU64,
     pub(crate) arrivals: Arrivals,
     /// Where swap's copies of pages in memory are looked for next, should there be no other slot.
     pub(crate) spare: AtomicU32,
-    /// Who gives up pages of the guest, or walks, has it: one at a time, all the time.
+    /// A thread that gives up pages of the guest, or walks, holds it throughout: one at a time.
     pub(crate) turn: Mutex<Turn>,
     pub(crate) order: Order,
     pub(crate) counters: Counters,
 }
 
-/// What is known to whoever gives up pages.
+/// What the thread that gives up pages knows.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     /// No page is old enough to be given up before: ticks, in units of 2^20.
@@ -198,8 +200,8 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit. What is above it goes by [`Pager::reclaim`](crate::Pager::reclaim); without, a batch
-    /// goes for each page that comes in, so that no fault pays for all of it.
+    /// Sets the limit. What is above it goes by [`Pager::reclaim`](crate::Pager::reclaim); without,
+    /// a batch goes for each page that comes in, so that no fault pays for all of it.
     pub fn set_limit(&self, pages: u32) {
         self.limit.store(pages, Ordering::Relaxed);
     }
@@ -235,8 +237,8 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     /// for what it could not ([`Pool::trouble`]).
     ///
     /// # Safety
-    /// No CPU can reach the pages any more: the guest that this was the backing of has been destroyed
-    /// ([`Guest::destroy`](slat_guest::Guest::destroy)), under what that asks for.
+    /// No CPU can reach the pages any more: the guest that this was the backing of has been
+    /// destroyed ([`Guest::destroy`](slat_guest::Guest::destroy)), under what that asks for.
     pub unsafe fn release(self) {
         let mut slots = Vec::new();
         for word in &self.words {

@@ -35,8 +35,8 @@ impl Gate for () {
 
 /// A thread that moves pages of one guest: its own, or that of a vCPU whose fault waits for a page.
 ///
-/// Any number of threads bring pages in; one at a time gives up pages of a guest, others are told that it
-/// is [`Reclaimed::busy`].
+/// Any number of threads bring pages in; one at a time gives up pages of a guest, others are told
+/// that it is [`Reclaimed::busy`].
 pub struct Pager<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate = ()> {
     worker: &'a mut Worker<'w, 'p, F, H, &'h Paged<'h, M, S>>,
     paged: &'h Paged<'h, M, S>,
@@ -85,7 +85,8 @@ impl fmt::Display for PageError {
             Self::Outside { host } => write!(f, "{host} is not memory of this guest"),
             Self::PageSize { pool, tables } => write!(
                 f,
-                "the pool has pages of {pool}, the guest's tables of {tables}; make the pool for those"
+                "the pool has pages of {pool}, the guest's tables of {tables}; make the pool for \
+                 those"
             ),
             Self::Length { bytes } => {
                 write!(f, "a buffer of {bytes} bytes for one page; take one of a page's size")
@@ -133,9 +134,9 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
     }
 
     /// Brings in the page at `host`, for `access`: after a fault that was answered
-    /// [`Retry::NotYet`](slat_guest::Retry::NotYet). Makes room by giving up other pages of the guest if
-    /// need be. Waits, by [`Host::wait`], for whoever is moving the page, and for whoever gives up pages of this
-    /// guest where no frame is free: as long as swap takes for a batch.
+    /// [`Retry::NotYet`](slat_guest::Retry::NotYet). Makes room by giving up other pages of the
+    /// guest if need be. Waits, by [`Host::wait`], for whoever is moving the page, and for whoever
+    /// gives up pages of this guest where no frame is free: as long as swap takes for a batch.
     ///
     /// # Errors
     /// [`PageError`]; the page is where it was.
@@ -260,9 +261,9 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
 
     /// Of a batch, the part that the guest has of memory, and one page at least: what a fault of a
     /// guest that keeps to its limit gives up where others have taken all there is. What it gives
-    /// up beyond the one page is for whoever comes first. For each of its faults a guest that is
-    /// alone has a batch go, as above its limit; one that has a 64th of memory has one page go, and
-    /// keeps what it has, whatever the others do.
+    /// up beyond the one page is for the guest that comes first. For each of its faults a guest
+    /// that is alone has a batch go, as above its limit; one that has a 64th of memory has one page
+    /// go, and keeps what it has, whatever the others do.
     fn share(&self) -> u32 {
         let (paged, pool) = (self.paged, self.paged.pool);
         let part = u64::from(paged.config.batch) * u64::from(paged.resident());
@@ -274,9 +275,9 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
         self.paged.here.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Copies a page's content as it is now, wherever it is, without bringing it in: what a migration sends.
-    /// A page that the guest writes meanwhile is as a page of any live memory is; its log knows. `to` has the size
-    /// of a page.
+    /// Copies a page's content as it is now, wherever it is, without bringing it in: what a
+    /// migration sends. A page that the guest writes meanwhile is as a page of any live memory is;
+    /// its log knows. `to` has the size of a page.
     ///
     /// # Errors
     /// [`PageError`].
@@ -311,10 +312,11 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
         result.map_err(|error| PageError::Read { host, error })
     }
 
-    /// Has `work` read or write the page at `host` in memory, as a device does; it stays there meanwhile.
-    /// Where `work` is to `write`, the page is in the dirty log. Faults on the page wait until `work` has ended: it
-    /// must not wait for a vCPU, nor move pages itself (two that hold each a page that the other wants wait for ever).
-    /// For the order in which pages leave, it was used.
+    /// Has `work` read or write the page at `host` in memory, as a device does; it stays there
+    /// meanwhile. Where `work` is to `write`, the page is in the dirty log. Faults on the page wait
+    /// until `work` has ended: it must not wait for a vCPU, nor move pages itself (two that hold
+    /// each a page that the other wants wait for ever). For the order in which pages leave, it was
+    /// used.
     ///
     /// # Errors
     /// [`PageError`]; `work` was not called.

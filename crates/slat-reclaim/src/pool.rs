@@ -13,8 +13,9 @@ use spin::{Mutex, MutexGuard};
 
 /// The memory that frames are in.
 ///
-/// Who calls owns the page, or accepts that the guest writes it meanwhile: implementations access it word
-/// by word, or as the machine's memory allows. Methods do not unwind, as those of [`Swap`] do not.
+/// Who calls owns the page, or accepts that the guest writes it meanwhile: implementations access
+/// it word by word, or as the machine's memory allows. Methods do not unwind, as those of [`Swap`]
+/// do not.
 pub trait Ram: Sync {
     /// Copies a page out.
     fn read(&self, hpa: Hpa, page: &mut [u8]);
@@ -114,7 +115,7 @@ pub struct Pool<M, S> {
     trouble: Mutex<Option<SwapError>>,
     /// That error is that there is no room. Changes under the lock on it.
     full: AtomicBool,
-    /// Who has swap forget stale slots holds it.
+    /// A thread that has swap forget stale slots holds it.
     wiper: Mutex<()>,
 }
 
@@ -240,7 +241,7 @@ impl<M: Ram, S: Swap> Pool<M, S> {
     }
 }
 
-/// Who alone has swap forget what stale slots hold.
+/// The one thread that has swap forget what stale slots hold.
 pub(crate) struct Wiper<'p, M, S> {
     pool: &'p Pool<M, S>,
     _held: MutexGuard<'p, ()>,

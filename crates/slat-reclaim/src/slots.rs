@@ -1,8 +1,8 @@
 //! Places in swap: which of them hold something, and which still hold what nobody has any more.
 //!
 //! A slot is *used*; or *stale*: free, with what a guest had there; or *clean*: free, with nothing;
-//! or it is being *wiped*: it is nobody's while swap forgets what it holds. Who frees a slot in a
-//! fault leaves it stale, which takes no system call. Stale slots are handed out first: to write
+//! or it is being *wiped*: it is nobody's while swap forgets what it holds. A fault that frees a
+//! slot leaves it stale, which takes no system call. Stale slots are handed out first: to write
 //! there again is the cheapest way to forget.
 
 use crate::page::NUMBERS;

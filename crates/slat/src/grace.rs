@@ -2,9 +2,9 @@
 //!
 //! # Protocol
 //! A thread that walks holds a seat. Entering, it writes the clock's reading into the seat, and
-//! whose tables it enters; leaving, it writes that it is outside. Who unlinked tables advances the
-//! clock, and frees them once every seat is outside, in another guest's tables, or shows a reading
-//! at least as late.
+//! whose tables it enters; leaving, it writes that it is outside. A reclaimer, which has unlinked
+//! tables, advances the clock, and frees them once every seat is outside, in another guest's
+//! tables, or shows a reading at least as late.
 //!
 //! Entering and looking are read-modify-writes of the seat, so one of them comes first. If entering
 //! does, the reclaimer sees the walker inside. If looking does, entering reads what it
@@ -18,12 +18,12 @@ use crate::shootdown::Vmid;
 use crate::sync::{AtomicU64, Ordering};
 use core::fmt;
 
-/// Nobody's.
+/// A seat that nobody has taken.
 const FREE: u64 = 0;
-/// Somebody's who is not walking.
+/// A seat of a thread that is not walking.
 const OUTSIDE: u64 = 1;
-/// What the clock advances by. In the seat of a thread that walks, the reading stands above the guest's
-/// VMID. The clock does not end: 2^48 readings are years of one a microsecond.
+/// What the clock advances by. In the seat of a thread that walks, the reading stands above the
+/// guest's VMID. The clock does not end: 2^48 readings are years of one a microsecond.
 const STEP: u64 = 1 << 16;
 /// The clock's first reading.
 const START: u64 = STEP;
@@ -66,7 +66,7 @@ constructors!();
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Moment(pub(crate) u64);
 
-/// Who is walking. A platform has one for all of its guests.
+/// The threads that walk, and the clock. A platform has one for all of its guests.
 ///
 /// `&Grace<[Seat; N]>` is taken where `&Grace` is wanted.
 #[derive(Debug)]
@@ -76,14 +76,14 @@ pub struct Grace<S: ?Sized = [Seat]> {
 }
 
 impl Grace {
-    /// The moment from which on who enters finds what was published before: for what a user of the
-    /// engine reads inside a guard, and gives up or frees once nobody can have read it earlier.
+    /// A moment; threads that enter after it find what was published before it: for what a user of
+    /// the engine reads inside a guard, and gives up or frees once nobody can have read it earlier.
     pub fn moment(&self) -> Moment {
         Moment(self.advance())
     }
 
-    /// Whether all who were inside any tables at `moment` have left, or
-    /// [refreshed](crate::Guard::refresh) their guards. A caller who is inside waits for himself.
+    /// Whether all threads that were inside any tables at `moment` have left, or
+    /// [refreshed](crate::Guard::refresh) their guards. A caller that is inside waits for itself.
     pub fn is_past(&self, moment: Moment) -> bool {
         self.each(|reading, _| reading >= moment.0)
     }
@@ -93,13 +93,13 @@ impl Grace {
         self.clock.fetch_add(STEP, Ordering::AcqRel) + STEP
     }
 
-    /// Whether all who entered tables of `guest` before `reading` have left.
+    /// Whether all threads that entered tables of `guest` before `reading` have left.
     pub(crate) fn passed(&self, reading: u64, guest: Vmid) -> bool {
         self.each(|inside, whose| whose != guest || inside >= reading)
     }
 
-    /// Whether `fine` holds of each thread that is inside: of its reading, or more, but less than the
-    /// next, and of whose tables.
+    /// Whether `fine` holds of each thread that is inside: of its reading, or more, but less than
+    /// the next, and of whose tables.
     fn each(&self, fine: impl Fn(u64, Vmid) -> bool) -> bool {
         self.seats.iter().all(|seat| {
             let now = seat.0.fetch_add(0, Ordering::AcqRel);
@@ -147,7 +147,8 @@ impl<'p, P: Platform> Member<'p, P> {
 }
 
 impl<P: Platform> Drop for Member<'_, P> {
-    /// A read-modify-write: the next to take the seat synchronises with who looked at it before.
+    /// A read-modify-write: the next thread that takes the seat synchronises with those that looked
+    /// at it before.
     fn drop(&mut self) {
         self.seat.0.swap(FREE, Ordering::AcqRel);
     }

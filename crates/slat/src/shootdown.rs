@@ -30,9 +30,9 @@ pub(crate) struct Owed {
     end: u64,
     /// Bit `n`: leaves of `2^n` bytes changed.
     sizes: u64,
-    /// [`TABLES`], [`TAKEN`], and a [`CLEAN`] for each clean of dirty state under way that it counts.
-    /// One word, as all of the fields: bytes that are written one by one and read back at once hold
-    /// up a short operation.
+    /// [`TABLES`], [`TAKEN`], and a [`CLEAN`] for each clean of dirty state under way that it
+    /// counts. One word, as all of the fields: bytes that are written one by one and read back at
+    /// once hold up a short operation.
     state: u64,
 }
 
@@ -123,7 +123,7 @@ impl Owed {
     #[inline]
     pub fn merge(&mut self, other: Self) {
         let flags = other.state & (CLEAN - 1);
-        self.state = self.state + (other.state - flags) | flags;
+        self.state = (self.state + (other.state - flags)) | flags;
         if other.end != 0 {
             self.sizes |= other.sizes;
             self.cover(other.start, other.end);

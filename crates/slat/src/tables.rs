@@ -17,9 +17,9 @@ use core::fmt;
 
 /// The second-stage tables of one guest, live: CPUs may have them loaded.
 ///
-/// Operations are methods of a [`Guard`], which [`Tables::enter`] gives. Any number of threads work on
-/// the tables at once, beside hardware that walks them and sets accessed and dirty bits. They hold
-/// no lock; two operations on one slot are ordered by the slot itself.
+/// Operations are methods of a [`Guard`], which [`Tables::enter`] gives. Any number of threads work
+/// on the tables at once, beside hardware that walks them and sets accessed and dirty bits. They
+/// hold no lock; two operations on one slot are ordered by the slot itself.
 ///
 /// Dropping the tables leaks their frames: hardware may still be walking them.
 /// [`Tables::deactivate`] and [`Inactive::destroy`] give them back.
@@ -43,8 +43,8 @@ pub struct Tables<'p, F: Format, P: Platform> {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Pending {
-    /// How many guards, shootdowns and removals were dropped while they owed something, and how many
-    /// of those the completed invalidations of everything cover.
+    /// How many guards, shootdowns and removals were dropped while they owed something, and how
+    /// many of those the completed invalidations of everything cover.
     dropped: AtomicU64,
     covered: AtomicU64,
     /// Removals whose invalidation has not completed.
@@ -239,8 +239,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Ok(Shootdown::new(self, core::mem::replace(&mut guard.owed, Owed::NOTHING)))
     }
 
-    /// The address of the root, for VTTBR_EL2 and its like. Who loads it answers for what is mapped:
-    /// the guest reaches all of that memory, whosever it is.
+    /// The address of the root, for VTTBR_EL2 and its like. Who loads it answers for what is
+    /// mapped: the guest reaches all of that memory, whosever it is.
     pub const fn root(&self) -> Hpa {
         self.root
     }
@@ -342,8 +342,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     #[inline(always)]
     pub(crate) fn root_slots(&self) -> &[Slot] {
         let slots = self.geometry.root_slots;
-        // SAFETY: a power of two (`Format`, 3) is not 0. Said here, a lookup has no index that could
-        // panic, and its guard stays in registers.
+        // SAFETY: a power of two (`Format`, 3) is not 0. Said here, a lookup has no index that
+        // could panic, and its guard stays in registers.
         unsafe { core::hint::assert_unchecked(slots != 0) };
         // SAFETY: the root was allocated with that many slots and lives as long as `self`.
         unsafe { table::slots(self.platform, self.root, slots) }
@@ -383,8 +383,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     /// Invalidates what is owed, and what somebody else dropped.
     ///
-    /// What was dropped counts as covered only after the invalidation: who finds it so, and returns,
-    /// relies on it.
+    /// What was dropped counts as covered only after the invalidation: who finds it so, and
+    /// returns, relies on it.
     pub(crate) fn complete(&self, owed: Owed) {
         let Pending { dropped, covered, cleans, .. } = &self.pending;
         if dropped.load(Ordering::Acquire) != covered.load(Ordering::Acquire) {

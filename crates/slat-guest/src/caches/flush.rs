@@ -12,8 +12,8 @@ use slat::{Contended, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, 
 
 /// A flush of all that the guest has mapped, in chunks that any number of threads take in turn.
 ///
-/// What a chunk takes is the platform's business: [`Platform::maintain`](slat::Platform::maintain) is
-/// given leaves, cut at chunks, and knows the size of a cache line.
+/// What a chunk takes is the platform's business: [`Platform::maintain`](slat::Platform::maintain)
+/// is given leaves, cut at chunks, and knows the size of a cache line.
 #[derive(Debug)]
 pub struct Flush {
     /// Each with where it begins if all of them are laid end to end.
@@ -89,8 +89,8 @@ impl Flush {
 }
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
-    /// Helps vCPUs that flush at the moment; returns the bytes maintained, 0 if there are none. A VMM
-    /// calls it on cores that have nothing better to do while a switch of caches is under way.
+    /// Helps vCPUs that flush at the moment; returns the bytes maintained, 0 if there are none. A
+    /// VMM calls it on cores that have nothing better to do while a switch of caches is under way.
     pub fn help_flush(&mut self) -> u64 {
         let running = self.guest.caches.running.lock().clone();
         running.iter().map(|flush| flush.run(self)).sum()
@@ -107,23 +107,24 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         flush.bytes()
     }
 
-    /// Says that the host wrote `range` of the guest's memory: marks it in the log, and maintains what
-    /// a vCPU could miss of it; returns the bytes. [`Maintenance::Instructions`] for code, whatever
-    /// the guest's caches do: an image, or pages that a migration brought.
+    /// Says that the host wrote `range` of the guest's memory: marks it in the log, and maintains
+    /// what a vCPU could miss of it; returns the bytes. [`Maintenance::Instructions`] for code,
+    /// whatever the guest's caches do: an image, or pages that a migration brought.
     ///
-    /// Until it returns, neither the log nor a vCPU whose caches are off need have seen the write. Waits
-    /// for faults under way, if there is such a vCPU; so the caller holds no lock that
-    /// [`Backing::page`] takes. A line of the cache that host and such a vCPU write at the same time, in
-    /// different places, loses one of the two, as on a machine without hypervisor.
+    /// Until it returns, neither the log nor a vCPU whose caches are off need have seen the write.
+    /// Waits for faults under way, if there is such a vCPU; so the caller holds no lock that
+    /// [`Backing::page`] takes. A line of the cache that host and such a vCPU write at the same
+    /// time, in different places, loses one of the two, as on a machine without hypervisor.
     pub fn host_wrote(&mut self, range: GpaRange, what: Maintenance) -> u64 {
         self.mark_written(range);
-        // The write is before the look for views, as a view's first mapping is behind its being live.
+        // The write is before the look for views, as a view's first mapping is behind its being
+        // live.
         fence(Ordering::SeqCst);
         self.maintain_for_host(range, what, true)
     }
 
-    /// Says that the host is about to read `range` of the guest's memory, and maintains what vCPUs past
-    /// the caches may have written there; returns the bytes. To be called between
+    /// Says that the host is about to read `range` of the guest's memory, and maintains what vCPUs
+    /// past the caches may have written there; returns the bytes. To be called between
     /// [`Worker::clear_log`](Worker::clear_log) and the copy of a migration, for one.
     pub fn host_reads(&mut self, range: GpaRange) -> u64 {
         fence(Ordering::SeqCst);
@@ -152,8 +153,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         bytes
     }
 
-    /// Maintains all cacheable leaves in `range`, of those that may be executed instructions as well if
-    /// so asked; returns the bytes. Waits for whoever holds an entry.
+    /// Maintains all cacheable leaves in `range`, of those that may be executed instructions as
+    /// well if so asked; returns the bytes. Waits for threads that hold an entry.
     pub(crate) fn maintain(
         &mut self,
         tables: &'w Tables<'p, F, H>,

@@ -20,7 +20,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     ///
     /// The rules are those of Linux's `KVM_SET_USER_MEMORY_REGION`. Waits until faults that saw the
     /// slots as they were have returned. A slot that begins to log: when this returns, every later
-    /// write is in the log. One that is deleted or moved: the guest cannot reach its memory any more.
+    /// write is in the log. One that is deleted or moved: the guest cannot reach its memory any
+    /// more.
     ///
     /// # Errors
     /// [`SlotError`]; nothing was done.
@@ -139,8 +140,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         self.guest.wait_for_faults();
     }
 
-    /// No fault maps the slot any more; then it is unmapped, and an invalidation still finds it until
-    /// then; then `view` is without it. Returns it as it was.
+    /// No fault maps the slot any more; then it is unmapped, and an invalidation still finds it
+    /// until then; then `view` is without it. Returns it as it was.
     fn take_away(&mut self, view: &mut View, spec: &SlotSpec) -> Option<Slot> {
         let guest = self.guest;
         let slot = view.slots.iter_mut().find(|slot| slot.spec.id == spec.id)?;
@@ -165,7 +166,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// piece.
     fn begin_log(&mut self, spec: &SlotSpec, mut scratch: Vec<u64>) -> Option<crate::SplitReport> {
         let guest = self.guest;
-        // A change of slots waits for whoever holds an entry, as long as that takes.
+        // A change of slots waits for a thread that holds an entry, as long as that takes.
         while self.cut_ends(spec).is_err() {}
         if guest.config.folds() {
             for tables in guest.spaces() {

@@ -40,9 +40,9 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Clears those of `pages` of slot `id`, from page `first` on, that `bitmap` names and that are
     /// dirty (Linux: `KVM_CLEAR_DIRTY_LOG`).
     ///
-    /// When this returns, every later write to them is in the log; copy them after it. Exactly they are
-    /// protected, however sparse they are. Any number of threads clear at once; a page that two clear
-    /// at once is cleared when both have returned.
+    /// When this returns, every later write to them is in the log; copy them after it. Exactly they
+    /// are protected, however sparse they are. Any number of threads clear at once; a page that two
+    /// clear at once is cleared when both have returned.
     ///
     /// # Errors
     /// [`LogError`]. Nothing was done but on [`LogError::Contended`], when all pages before the
@@ -157,7 +157,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
 }
 
 /// Keeps of the pages that were cleared, and are mapped, that they may have been written. After
-/// they were cleaned, as one may have been mapped, and written, until then; whoever takes one
+/// they were cleaned, as one may have been mapped, and written, until then; a thread that takes one
 /// before finds that marks are on their way.
 fn keep<F: Format, H: Host>(
     kept: &Kept,

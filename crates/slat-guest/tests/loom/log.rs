@@ -193,10 +193,10 @@ fn two_clears_and_a_fault_lose_no_write() {
     });
 }
 
-/// A page that the guest wrote is told as such to who takes it, while the log takes its mark: as it
-/// is read, or as it is cleared.
+/// A page that the guest wrote is told as such to the thread that takes it, while the log takes its
+/// mark: as it is read, or as it is cleared.
 #[test]
-fn a_mark_on_its_way_into_the_log_is_not_lost_to_who_takes_the_page() {
+fn a_mark_on_its_way_into_the_log_is_not_lost_to_the_taker_of_the_page() {
     for clears in [false, true] {
         let name = if clears { "clear || invalidation" } else { "harvest || invalidation" };
         bounded(name, 3, move || {

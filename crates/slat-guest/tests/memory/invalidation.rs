@@ -13,7 +13,8 @@ on_all! {
         attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
         for start in [HOST, HOST + 0x10, HOST + M2 / 2] {
             let mut taken = 0;
-            let held = vcpu.worker().invalidate(host_range(start, 0), |part| taken += part.host.bytes);
+            let nothing = host_range(start, 0);
+            let held = vcpu.worker().invalidate(nothing, |part| taken += part.host.bytes);
             assert_eq!(taken, 0);
             vcpu.worker().evict(&[host_range(start, 0)], |part| taken += part.host.bytes);
             assert_eq!(taken, 0);

@@ -165,7 +165,8 @@ on_all! {
             for page in [3, 600] {
                 let gpa = BASE + page * K4;
                 let (_, outcomes) = attempt::<C>(&machine, &mut vcpu, gpa, Access::Write).unwrap();
-                assert!(outcomes.contains(&Outcome::Split { from: PageSize::SIZE_2M }), "{page}: {outcomes:?} {logging:?}");
+                let split = Outcome::Split { from: PageSize::SIZE_2M };
+                assert!(outcomes.contains(&split), "{page}: {outcomes:?} {logging:?}");
             }
             assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(2));
             assert_eq!(pages(&bits), [3, 600]);

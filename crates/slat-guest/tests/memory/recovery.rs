@@ -1,4 +1,4 @@
-//! Huge pages that may not be executed come back, whoever has made them tables.
+//! Huge pages that may not be executed come back, whichever thread has made them tables.
 
 use crate::bed::*;
 use crate::{on_all, with_guest};

@@ -120,7 +120,7 @@ on_all! {
                 let mut bits = [0; 4];
                 vcpu.worker().read_log(SlotId(0), &mut bits).unwrap();
                 assert_eq!(bits[3] >> 63, 1);
-                // Whoever takes the memory learns what the block knew.
+                // An invalidation of the memory tells what the block knew.
                 let mut clean = 0;
                 drop(vcpu.worker().invalidate(host_range(HOST, M2), |part| {
                     clean += if part.dirty { 0 } else { part.host.bytes };

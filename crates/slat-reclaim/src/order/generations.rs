@@ -313,7 +313,7 @@ fn each(bits: &[u64], mut what: impl FnMut(u32)) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::tests::Memory;
+    use crate::order::tests::{Memory, check_queues};
     use spin::Mutex;
 
     fn generations(pages: u32, window: u32, around: bool) -> (Locked, Memory) {
@@ -500,19 +500,8 @@ mod tests {
                     _ => given_up.extend(order.victims(rng.usize(1..40), &mut memory).pages),
                 }
                 let order = order.now();
-                let mut queued: Vec<u32> =
-                    order.queues.iter().flat_map(|it| order.links.pages(&it.pages)).collect();
-                let lengths: u32 = order.queues.iter().map(|it| it.pages.len()).sum();
-                assert_eq!(lengths as usize, queued.len());
-                queued.sort_unstable();
-                assert!(queued.windows(2).all(|pages| pages[0] < pages[1]), "{queued:?}");
-                for page in 0..PAGES {
-                    let is_queued = queued.binary_search(&page).is_ok();
-                    assert_eq!(is_queued, order.links.is_queued(page));
-                    let wanted = memory.here[page as usize] && !given_up.contains(&page);
-                    assert!(is_queued || !wanted, "page {page} is lost");
-                    assert!(!is_queued || !given_up.contains(&page), "page {page} is in the way");
-                }
+                let queues = order.queues.iter().map(|it| &it.pages);
+                check_queues(&order.links, queues, &memory, &given_up);
             }
         }
     }

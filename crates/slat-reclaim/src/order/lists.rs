@@ -109,7 +109,7 @@ impl Lists {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::tests::Memory;
+    use crate::order::tests::{Memory, check_queues};
     use spin::Mutex;
 
     fn victims(lists: &Mutex<Lists>, want: usize, memory: &mut Memory) -> Victims {
@@ -170,18 +170,8 @@ mod tests {
                 _ => given_up.extend(victims(&order, rng.usize(1..40), &mut memory).pages),
             }
             let order = order.lock();
-            let mut queued = order.links.pages(&order.active);
-            queued.extend(order.links.pages(&order.inactive));
-            assert_eq!((order.active.len() + order.inactive.len()) as usize, queued.len());
-            queued.sort_unstable();
-            assert!(queued.windows(2).all(|pages| pages[0] < pages[1]), "{queued:?}");
-            for page in 0..PAGES {
-                let is_queued = queued.binary_search(&page).is_ok();
-                assert_eq!(is_queued, order.links.is_queued(page));
-                let wanted = memory.here[page as usize] && !given_up.contains(&page);
-                assert!(is_queued || !wanted, "page {page} is lost");
-                assert!(!is_queued || !given_up.contains(&page), "page {page} is in the way");
-            }
+            let queues = [&order.active, &order.inactive];
+            check_queues(&order.links, queues.into_iter(), &memory, &given_up);
         }
     }
 

@@ -55,8 +55,8 @@ impl fmt::Display for ReclaimError {
             Self::Swap(error) => write!(f, "pages cannot be sent to swap: {error}"),
             Self::Quota { slots } => write!(
                 f,
-                "the guest has all the {slots} slots of swap that it may have; raise its quota or its \
-                 limit, or take pages from it by a balloon"
+                "the guest has all the {slots} slots of swap that it may have; raise its quota or \
+                 its limit, or take pages from it by a balloon"
             ),
             Self::Thrashing => f.write_str(
                 "all of the guest's pages came back within the minimum residency; have the guest \
@@ -81,8 +81,9 @@ struct Claimed {
 }
 
 impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M, S, G> {
-    /// Gives up `want` pages of the guest, one at least, or as many as it can; [`Config::batch`](crate::Config) at
-    /// a time. While swap takes no pages, those of which it has a copy.
+    /// Gives up `want` pages of the guest, one at least, or as many as it can;
+    /// [`Config::batch`](crate::Config) at a time. While swap takes no pages, those of which it has
+    /// a copy.
     ///
     /// # Errors
     /// [`ReclaimError`]: none was given up.
@@ -117,9 +118,9 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         result
     }
 
-    /// Walks over all memory: what was used since the last walk begins a generation. For who wants to know
-    /// ([`Paged::idle`]); reclaim walks by itself. `false` if somebody reclaims at the moment, or the policy
-    /// has no walks.
+    /// Walks over all memory: what was used since the last walk begins a generation. For who wants
+    /// to know ([`Paged::idle`]); reclaim walks by itself. `false` if somebody reclaims at the
+    /// moment, or the policy has no walks.
     pub fn walk(&mut self) -> bool {
         let paged = self.paged;
         let Some(turn) = paged.turn.try_lock() else { return false };
@@ -303,7 +304,7 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         loop {
             match pool.slots.take() {
                 Taken::Slot(slot) => return Ok(slot),
-                // Whoever wipes them waits for nobody.
+                // The thread that wipes them waits for nobody.
                 Taken::Wait => self.wait(),
                 Taken::Full => {
                     paged.uncharge();
@@ -347,8 +348,8 @@ pub struct Idle {
     pub walks: u64,
     /// Those before the first that `woken` is of.
     before: u64,
-    /// Pages that walks found used again, by how many walks had found them idle before: the last place is
-    /// for all beyond.
+    /// Pages that walks found used again, by how many walks had found them idle before: the last
+    /// place is for all beyond.
     pub woken: Vec<u64>,
 }
 
@@ -362,8 +363,9 @@ pub struct Generation {
 }
 
 impl Idle {
-    /// What taking all pages that were idle for `walks` walks or more would cost: how many of such woke up
-    /// between two walks, on average. Walks that could not tell, as too few had been before, do not count.
+    /// What taking all pages that were idle for `walks` walks or more would cost: how many of such
+    /// woke up between two walks, on average. Walks that could not tell, as too few had been
+    /// before, do not count.
     pub fn waking(&self, walks: usize) -> f64 {
         let woken = self.woken.iter().enumerate().skip(walks);
         let rate = |(idle, &pages): (usize, &u64)| pages as f64 / self.told(idle).max(1) as f64;
@@ -381,9 +383,10 @@ impl Idle {
         self.generations.iter().skip(walks).map(|generation| generation.pages).sum()
     }
 
-    /// Pages that could be taken from the guest, if it may cost `refaults` pages between two walks at most:
-    /// those that were idle for so many walks that no more than that woke up of them, on average, so far. Idle times
-    /// of which there were fewer walks to tell than they are long are not asked: of 10 walks, none beyond 5.
+    /// Pages that could be taken from the guest, if it may cost `refaults` pages between two walks
+    /// at most: those that were idle for so many walks that no more than that woke up of them, on
+    /// average, so far. Idle times of which there were fewer walks to tell than they are long are
+    /// not asked: of 10 walks, none beyond 5.
     pub fn takeable(&self, refaults: f64) -> u64 {
         let known = |walks: &usize| self.told(*walks) >= *walks as u64;
         let mut walks = (1..self.generations.len()).take_while(known);
@@ -391,7 +394,8 @@ impl Idle {
         walks.map_or(0, |walks| self.pages(walks))
     }
 
-    /// What happened after `earlier`: a guest that changes what it does is told by what it did lately.
+    /// What happened after `earlier`: a guest that changes what it does is told by what it did
+    /// lately.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let woken =
@@ -406,8 +410,8 @@ impl Idle {
 }
 
 impl<M: Ram, S: Swap> Paged<'_, M, S> {
-    /// How long pages were idle, as of the last walk; nothing is given up. `None` where the policy keeps no
-    /// generations. Waits for nobody who does more than to change an order in memory.
+    /// How long pages were idle, as of the last walk; nothing is given up. `None` where the policy
+    /// keeps no generations. Waits for nobody who does more than to change an order in memory.
     pub fn idle(&self) -> Option<Idle> {
         let Order::Generations(generations) = &self.order else { return None };
         let is_here = |page: u32| self.words[page as usize].may_be_here();

@@ -37,6 +37,9 @@ pub struct Flaky {
     pub fail_reads: AtomicBool,
     /// It has no holes, and cannot write zeroes.
     pub fail_forgets: AtomicBool,
+    /// It takes its time to forget more than 50 slots at once, and `forgetting` says when.
+    pub slow_forgets: AtomicBool,
+    pub forgetting: AtomicBool,
     /// What writes fail with: 0 for a full disk.
     pub errno: AtomicI32,
     pub writes: AtomicU64,
@@ -53,6 +56,8 @@ impl Flaky {
             fail_writes: AtomicBool::new(false),
             fail_reads: AtomicBool::new(false),
             fail_forgets: AtomicBool::new(false),
+            slow_forgets: AtomicBool::new(false),
+            forgetting: AtomicBool::new(false),
             errno: AtomicI32::new(0),
             writes: AtomicU64::new(0),
         }
@@ -107,6 +112,10 @@ impl Swap for Flaky {
     fn forget(&self, slots: std::ops::Range<u32>) -> Result<(), SwapError> {
         if self.fail_forgets.load(Relaxed) {
             return Err(SwapError::System { errno: 5 });
+        }
+        if self.slow_forgets.load(Relaxed) && slots.len() > 50 {
+            self.forgetting.store(true, Relaxed);
+            std::thread::sleep(std::time::Duration::from_millis(100));
         }
         for slot in slots {
             self.pages[slot as usize].try_lock().expect("a slot in use was forgotten").clear();

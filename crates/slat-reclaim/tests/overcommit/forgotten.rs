@@ -115,37 +115,11 @@ fn a_swap_that_cannot_forget_is_told_and_asked_again() {
     });
 }
 
-/// What a guest wrote again is being wiped by another, slowly: who discards it waits for that, too.
+/// What a guest wrote again is being wiped by another, slowly: a thread that discards it waits for that, too.
 #[test]
-fn a_balloon_waits_for_who_wipes_its_pages_already() {
-    use std::sync::atomic::AtomicBool;
-    struct Slow(Flaky, AtomicBool);
-    impl Swap for Slow {
-        fn slots(&self) -> u32 {
-            self.0.slots()
-        }
-
-        fn page(&self) -> u64 {
-            self.0.page()
-        }
-
-        fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
-            self.0.write(slot, page)
-        }
-
-        fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
-            self.0.read(slot, page)
-        }
-
-        fn forget(&self, slots: std::ops::Range<u32>) -> Result<(), SwapError> {
-            if slots.len() > 50 {
-                self.1.store(true, Relaxed);
-                std::thread::sleep(std::time::Duration::from_millis(100));
-            }
-            self.0.forget(slots)
-        }
-    }
-    let swap = Slow(Flaky::new(512, PageSize::SIZE_4K), AtomicBool::new(false));
+fn a_balloon_waits_for_a_thread_that_wipes_its_pages_already() {
+    let swap = Flaky::new(512, PageSize::SIZE_4K);
+    swap.slow_forgets.store(true, Relaxed);
     let two = [(256, slat_reclaim::Config::new(256)), (8, slat_reclaim::Config::new(8))];
     guests(&swap, 512, &two, |pool, mut threads| {
         let mut other = threads.pop().unwrap();
@@ -155,14 +129,14 @@ fn a_balloon_waits_for_who_wipes_its_pages_already() {
         (0..256).for_each(|page| pager.bring_in(at(page), Access::Write).unwrap());
         while pager.reclaim(64).is_ok() {}
         (0..256).for_each(|page| pager.bring_in(at(page), Access::Write).unwrap());
-        assert_eq!((pool.swapped(), swap.0.holds()), (0, 256));
+        assert_eq!((pool.swapped(), swap.holds()), (0, 256));
         std::thread::scope(|scope| {
             scope.spawn(move || Pager::new(&mut other).discard(pages(0, 1)));
-            while !swap.1.load(Relaxed) {
+            while !swap.forgetting.load(Relaxed) {
                 std::thread::yield_now();
             }
             pager.discard(pages(0, 256));
-            assert_eq!(swap.0.holds(), 0);
+            assert_eq!(swap.holds(), 0);
         });
     });
 }

@@ -226,42 +226,19 @@ fn a_small_guest_within_its_limit_gives_up_one_page_for_each_that_comes() {
             assert_eq!(small.guest().backing().stats().given_up, page - 7);
             assert_eq!((small.guest().backing().resident(), pool.free()), (8, 0));
         }
-        // Who has most of it gives up most of a batch at a time.
+        // The guest that has most of it gives up most of a batch at a time.
         fill();
         bring(hog, 1000..1001).unwrap();
         assert_eq!(hog.guest().backing().stats().given_up, 64 * 504 / 512);
     });
 }
 
-/// A slot that is being wiped is free, and not to be had yet: who wants it waits, and is not told
-/// that swap is full.
+/// A slot that is being wiped is free, and not to be had yet: a thread that wants it waits, and
+/// is not told that swap is full.
 #[test]
 fn nobody_is_told_that_swap_is_full_while_slots_are_wiped() {
-    struct Slow(Flaky, AtomicBool);
-    impl Swap for Slow {
-        fn slots(&self) -> u32 {
-            self.0.slots()
-        }
-
-        fn page(&self) -> u64 {
-            self.0.page()
-        }
-
-        fn write(&self, slot: u32, page: &[u8]) -> Result<(), SwapError> {
-            self.0.write(slot, page)
-        }
-
-        fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), SwapError> {
-            self.0.read(slot, page)
-        }
-
-        fn forget(&self, slots: std::ops::Range<u32>) -> Result<(), SwapError> {
-            self.1.store(true, Relaxed);
-            std::thread::sleep(std::time::Duration::from_millis(50));
-            self.0.forget(slots)
-        }
-    }
-    let swap = Slow(Flaky::new(64, PageSize::SIZE_4K), AtomicBool::new(false));
+    let swap = Flaky::new(64, PageSize::SIZE_4K);
+    swap.slow_forgets.store(true, Relaxed);
     let two = [(64, config(64, u32::MAX)), (64, config(64, u32::MAX))];
     guests(&swap, 128, &two, |_, mut threads| {
         let other = threads.pop().unwrap();
@@ -273,7 +250,7 @@ fn nobody_is_told_that_swap_is_full_while_slots_are_wiped() {
         assert_eq!(Pager::new(&mut other).reclaim(1), Err(FULL));
         std::thread::scope(|scope| {
             scope.spawn(move || Pager::new(&mut one).discard(pages(0, 64)));
-            while !swap.1.load(Relaxed) {
+            while !swap.forgetting.load(Relaxed) {
                 std::thread::yield_now();
             }
             assert_eq!(Pager::new(&mut other).reclaim(8), Ok(Reclaimed { pages: 8, busy: false }));

@@ -1,4 +1,4 @@
-//! Who waits for whom, and what it costs to be told to wait; whose use counts.
+//! Which guest waits for which, the cost of being told to wait, and whose use counts.
 
 use crate::bed::*;
 use crate::shares::{at, guests};
@@ -156,7 +156,8 @@ fn a_page_may_leave_as_soon_as_it_is_old_enough() {
     }
 }
 
-/// Who brings in a block loses the race for one of its pages: it lets go of all that it has.
+/// A fault that brings in a block loses the race for one of its pages: it lets go of all that it
+/// has.
 #[test]
 fn a_race_for_a_page_of_a_block_leaves_nothing_behind() {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -167,8 +168,8 @@ fn a_race_for_a_page_of_a_block_leaves_nothing_behind() {
         let mut worker = Worker::new(bench.guest, &mut mine).unwrap();
         let other = Worker::new(bench.guest, &mut theirs).unwrap();
         let other = &Mutex::new(other);
-        // Some of the blocks come whole; some are lost to who copies a page of them, before or amid
-        // the claims.
+        // Some of the blocks come whole; some are lost to a thread that copies a page of them,
+        // before or amid the claims.
         for rounds in 0..200u64 {
             let page = 511 - rounds % 64;
             let (begun, over) = (&AtomicBool::new(false), &AtomicBool::new(false));

@@ -12,9 +12,9 @@ const HOST: u64 = 1 << 34;
 const WORKERS: u64 = 2;
 const ROUNDS: u64 = 24;
 
-/// `kept`: something else is mapped, so that tables above the threads' shares stay. If not, one thread
-/// unlinks a table that has another's share in it, too, and hardware may be in that, which links
-/// nothing any more, until the one that unlinked it has completed.
+/// `kept`: something else is mapped, so that tables above the threads' shares stay. If not, one
+/// thread unlinks a table that has another's share in it, too, and hardware may be in that table,
+/// which links nothing any more, until the thread that unlinked it has completed.
 fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, kept: bool) {
     let machine = guest.machine;
     machine.here(index as usize % machine.cpus());

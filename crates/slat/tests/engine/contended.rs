@@ -330,35 +330,27 @@ fn a_split_that_loses_a_block_and_then_waits_in_vain_stops_at_that_block() {
 #[test]
 fn all_blocks_that_change_while_they_wait_are_split_after_all() {
     fn loses<H: Hardware>(format: H::Format) {
-        let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-        let hardware = H::of(&tables);
-        let mut member = platform.join();
-        let mut guard = tables.enter(&mut member).unwrap();
-        let mut storage = [const { None }; 8];
-        let mut cache = TableCache::new(&platform, &mut storage);
-        cache.fill(8).unwrap();
-        let blocks = range(0, 6 * M);
-        assert_eq!(guard.map(blocks, Hpa(0), CLEAN, PageSize::SIZE_2M, &mut cache), Ok(6 * M));
-        // While the last of the three is built, hardware uses all.
-        let mut filled = 0;
-        platform.meanwhile(Some(Box::new(move |platform, moment| {
-            filled += usize::from(moment == Moment::Fill);
-            if moment == Moment::Fill && filled == 7 {
-                for at in [0, 2 * M, 4 * M] {
-                    hardware.access(platform, hardware.root(), at, false);
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let (hardware, platform) = (H::of(tables), guard.platform());
+            let blocks = range(0, 6 * M);
+            assert_eq!(guard.map(blocks, Hpa(0), CLEAN, PageSize::SIZE_2M, cache), Ok(6 * M));
+            // While the last of the three is built, hardware uses all.
+            let mut filled = 0;
+            platform.meanwhile(Some(Box::new(move |platform, moment| {
+                filled += usize::from(moment == Moment::Fill);
+                if moment == Moment::Fill && filled == 7 {
+                    for at in [0, 2 * M, 4 * M] {
+                        hardware.access(platform, hardware.root(), at, false);
+                    }
                 }
-            }
-        })));
-        let done = guard.split(range(0, 8 * M), PageSize::SIZE_4K, &mut cache);
-        platform.meanwhile(None);
-        assert_eq!(done, Ok(6 * M));
-        assert_eq!(guard.leaves(blocks).unwrap().count(), 3 * 512);
-        let accessed = |leaf: Result<slat::Leaf, _>| leaf.unwrap().attributes.accessed;
-        assert!(guard.leaves(blocks).unwrap().all(accessed), "what hardware marked is kept");
-        drop((guard, cache));
-        destroy(tables);
-        assert_eq!(platform.live(), 0);
+            })));
+            let done = guard.split(range(0, 8 * M), PageSize::SIZE_4K, cache);
+            platform.meanwhile(None);
+            assert_eq!(done, Ok(6 * M));
+            assert_eq!(guard.leaves(blocks).unwrap().count(), 3 * 512);
+            let accessed = |leaf: Result<slat::Leaf, _>| leaf.unwrap().attributes.accessed;
+            assert!(guard.leaves(blocks).unwrap().all(accessed), "what hardware marked is kept");
+        });
     }
     loses::<Arm<12>>(arm());
     loses::<Ept<true>>(ept());

@@ -1,5 +1,5 @@
-//! Memory that is made coherent, all of it and no more: before the guest can fetch from it, and where
-//! the host asks for it.
+//! Memory that is made coherent, all of it and no more: before the guest can fetch from it, and
+//! where the host asks for it.
 
 use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;

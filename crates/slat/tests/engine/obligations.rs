@@ -183,7 +183,7 @@ fn memory_is_free_once_its_range_was_unmapped_whoever_took_it_out() {
         let (mut one_storage, mut two) = ([Place::EMPTY; 1], [Place::EMPTY; 1]);
         let mut taken = guard.removals(&mut one_storage);
         assert_eq!(guard.unmap(range(0, 2 * M), &mut taken), Ok(2 * M));
-        // It has not been invalidated. Who finds it gone answers for that.
+        // It has not been invalidated: a thread that finds it gone answers for that.
         let mut none = other.removals(&mut two);
         assert_eq!(other.unmap(range(0, 2 * M), &mut none), Ok(0));
         assert_eq!(none.complete().count(), 0);
@@ -447,8 +447,8 @@ fn a_table_is_kept_until_nobody_can_be_in_it() {
         drop(elsewhere);
         assert_eq!(platform.take_events(), [], "walk caches were invalidated before");
         assert_eq!((tables.reclaim(), other.reclaim()), (0, 0));
-        // Who enters after the unlinking, and before the reclaim, is waited for; who enters later is
-        // not.
+        // Who enters after the unlinking, and before the reclaim, is waited for; who enters later
+        // is not.
         let mut storage = Vec::new();
         let mut frames = cache::<H>(&platform, &mut storage, 4);
         let page = range(16 * M, 4 * K);

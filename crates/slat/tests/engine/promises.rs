@@ -1,7 +1,8 @@
 //! What the engine's documentation promises its caller, each as a test: closures that panic,
 //! refusals that do nothing, and what is reported beside another thread.
 
-use crate::common::stage::{K, M, RAM, range};
+use crate::common::hardware::arm::Arm;
+use crate::common::stage::{K, M, RAM, on_stage, range};
 use crate::common::world::VMID;
 use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
@@ -16,6 +17,11 @@ use std::ptr::NonNull;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const BLOCK: PageSize = PageSize::SIZE_2M;
+
+/// CPUs mark what they write dirty by themselves.
+fn hardware_dirty() -> Arm64K4 {
+    Arm64K4 { hardware_dirty: true, ..Default::default() }
+}
 
 fn always() -> TestPlatform {
     TestPlatform::new(BreakBeforeMake::Always)
@@ -91,74 +97,63 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
 
 #[test]
 fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
-    let platform = always();
-    cache!(cache, &platform);
-    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
-    let tables = Tables::new(format, VMID, 40, &platform).unwrap();
-    let (mut first, mut second) = (platform.join(), platform.join());
-    let mut log = tables.enter(&mut first).unwrap();
-    let mut pager = tables.enter(&mut second).unwrap();
-    let pages = range(0, 16 * K);
-    let clean = Attributes { dirty: false, ..RAM };
-    let dirty = |pager: &mut slat::Guard<'_, '_, _, _>, at: u64| {
-        let removed = crate::common::unmap(pager, range(at, 4 * K));
-        assert_eq!(removed.len(), 1);
-        removed[0].attributes.dirty
-    };
-    // A CPU holds the first page as writable and dirty: what it writes marks nothing.
-    log.map(range(0, 4 * K), Hpa(1 << 32), RAM, PAGE, &mut cache).unwrap();
-    log.map(range(4 * K, 12 * K), Hpa((1 << 32) + 4 * K), clean, PAGE, &mut cache).unwrap();
-    assert_eq!(log.clean(pages), Ok(4 * K));
-    assert!(dirty(&mut pager, 0), "what was written through the TLB is in no dirty bit");
-    // Handed on, and dropped, it is under way until an invalidation of everything.
-    drop(tables.shootdown(&mut log).unwrap());
-    log.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, &mut cache).unwrap();
-    let mut places = [const { Place::EMPTY }; 2];
-    let mut removals = pager.removals(&mut places);
-    assert_eq!(pager.unmap(range(0, 8 * K), &mut removals), Ok(8 * K));
-    // Pages of one run, of which one is taken before and one after: the whole run may be dirty.
-    assert!(removals.complete().all(|run| run.attributes.dirty));
-    drop(removals);
-    log.complete();
-    assert!(!dirty(&mut pager, 8 * K), "the clean has completed");
-    // A harvest that refuses cleans nothing, and one that is done has completed.
-    assert!(log.harvest(range(1 << 41, 4 * K), &mut [0]).is_err());
-    assert_eq!(log.harvest(range(12 * K, 4 * K), &mut [0]), Ok(0));
-    assert!(!dirty(&mut pager, 12 * K));
-    drop((log, pager));
-    drop((cache, first, second));
-    destroy(tables);
+    on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
+        let mut second = log.platform().join();
+        let mut pager = tables.enter(&mut second).unwrap();
+        let pages = range(0, 16 * K);
+        let clean = Attributes { dirty: false, ..RAM };
+        let dirty = |pager: &mut slat::Guard<'_, '_, _, _>, at: u64| {
+            let removed = crate::common::unmap(pager, range(at, 4 * K));
+            assert_eq!(removed.len(), 1);
+            removed[0].attributes.dirty
+        };
+        // A CPU holds the first page as writable and dirty: what it writes marks nothing.
+        log.map(range(0, 4 * K), Hpa(1 << 32), RAM, PAGE, cache).unwrap();
+        log.map(range(4 * K, 12 * K), Hpa((1 << 32) + 4 * K), clean, PAGE, cache).unwrap();
+        assert_eq!(log.clean(pages), Ok(4 * K));
+        assert!(dirty(&mut pager, 0), "what was written through the TLB is in no dirty bit");
+        // Handed on, and dropped, it is under way until an invalidation of everything.
+        drop(tables.shootdown(log).unwrap());
+        log.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
+        let mut places = [const { Place::EMPTY }; 2];
+        let mut removals = pager.removals(&mut places);
+        assert_eq!(pager.unmap(range(0, 8 * K), &mut removals), Ok(8 * K));
+        // Pages of one run, of which one is taken before and one after: the whole run may be dirty.
+        assert!(removals.complete().all(|run| run.attributes.dirty));
+        drop(removals);
+        log.complete();
+        assert!(!dirty(&mut pager, 8 * K), "the clean has completed");
+        // A harvest that refuses cleans nothing, and one that is done has completed.
+        assert!(log.harvest(range(1 << 41, 4 * K), &mut [0]).is_err());
+        assert_eq!(log.harvest(range(12 * K, 4 * K), &mut [0]), Ok(0));
+        assert!(!dirty(&mut pager, 12 * K));
+    });
 }
 
 #[test]
 fn a_run_of_clean_pages_becomes_dirty_as_a_whole_if_a_clean_begins_in_its_middle() {
-    let platform = always();
-    cache!(cache, &platform);
-    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
-    let tables = Tables::new(format, VMID, 40, &platform).unwrap();
-    let (mut first, mut second) = (platform.join(), platform.join());
-    let mut log = tables.enter(&mut first).unwrap();
-    let mut pager = tables.enter(&mut second).unwrap();
-    let clean = Attributes { dirty: false, ..RAM };
-    for room in [1, 2] {
-        log.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, &mut cache).unwrap();
-        log.map(range(4 * K, 8 * K), Hpa((1 << 32) + 4 * K), RAM, PAGE, &mut cache).unwrap();
-        let mut places = [const { Place::EMPTY }; 2];
-        let mut removals = pager.removals(&mut places[..room]);
-        assert_eq!(pager.unmap(range(0, 4 * K), &mut removals), Ok(4 * K));
-        assert_eq!(log.clean(range(4 * K, 8 * K)), Ok(8 * K));
-        assert_eq!(pager.unmap(range(4 * K, 8 * K), &mut removals), Ok(8 * K));
-        let runs: Vec<_> = removals.complete().collect();
-        let dirty: u64 = runs.iter().filter(|run| run.attributes.dirty).map(|run| run.bytes).sum();
-        assert!(dirty >= 8 * K, "{runs:?}");
-        assert_eq!(runs.iter().map(|run| run.bytes).sum::<u64>(), 12 * K);
-        drop(removals);
-        log.complete();
-        cache.fill(8).unwrap();
-    }
-    drop((log, pager));
-    drop((cache, first, second));
-    destroy(tables);
+    on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
+        let mut second = log.platform().join();
+        let mut pager = tables.enter(&mut second).unwrap();
+        let clean = Attributes { dirty: false, ..RAM };
+        for room in [1, 2] {
+            log.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
+            log.map(range(4 * K, 8 * K), Hpa((1 << 32) + 4 * K), RAM, PAGE, cache).unwrap();
+            let mut places = [const { Place::EMPTY }; 2];
+            let mut removals = pager.removals(&mut places[..room]);
+            assert_eq!(pager.unmap(range(0, 4 * K), &mut removals), Ok(4 * K));
+            assert_eq!(log.clean(range(4 * K, 8 * K)), Ok(8 * K));
+            assert_eq!(pager.unmap(range(4 * K, 8 * K), &mut removals), Ok(8 * K));
+            let runs: Vec<_> = removals.complete().collect();
+            let dirty: u64 =
+                runs.iter().filter(|run| run.attributes.dirty).map(|run| run.bytes).sum();
+            assert!(dirty >= 8 * K, "{runs:?}");
+            assert_eq!(runs.iter().map(|run| run.bytes).sum::<u64>(), 12 * K);
+            drop(removals);
+            log.complete();
+            cache.fill(8).unwrap();
+        }
+    });
 }
 
 #[test]

@@ -271,7 +271,8 @@ fn who_tests_beside_an_exact_scan_looks_below_the_tables_that_it_has_noted() {
     looks::<Npt<true>>(npt::FORMAT);
 }
 
-/// A hint takes marks while walk caches may hold the tables: a leaf below is then marked without them.
+/// A hint takes marks while walk caches may hold the tables: a leaf below is then marked without
+/// them.
 #[test]
 fn after_a_hint_an_exact_scan_looks_everywhere_until_one_has_covered_the_guest() {
     fn looks<H: Hardware>(format: H::Format) {

@@ -325,7 +325,7 @@ impl<'p, H: Hardware> World<'p, H> {
             assert_eq!(platform.take_events(), []);
             self.pending |= owed.is_some() || dropped.get();
         } else if self.drops {
-            // Rights or dirty state were taken: whoever drops the guard completes.
+            // Rights or dirty state were taken: the guard completes when it is dropped.
             drop(guard);
             let expected = if self.pending { Some(ALL) } else { owed };
             assert_eq!(invalidations(&platform.take_events()), Vec::from_iter(expected));
