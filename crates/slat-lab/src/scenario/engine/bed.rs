@@ -6,7 +6,7 @@ use crate::scenario::limit::TablePages;
 use anyhow::{Context, ensure};
 use slat::{
     Attributes, BreakBeforeMake, Contended, Counts, Format, Frame, Gpa, GpaRange, Guard, Halted,
-    Hpa, Inactive, PageSize, SplitError, SplitWalk, TableCache, Tables, Vmid,
+    Hpa, Inactive, PageSize, SplitError, SplitWalk, TableCache, Tables, Translation, Vmid,
 };
 use std::sync::atomic::AtomicU64;
 
@@ -164,11 +164,15 @@ pub fn look_up<F: Format>(
 ) -> Result<u64, Contended> {
     let mut sum = 0u64;
     for &gpa in addresses {
-        if let Some(found) = guard.translate(Gpa(gpa))? {
-            sum = sum.wrapping_add(found.hpa.0).wrapping_add(found.attributes.write.into());
-        }
+        sum = sum.wrapping_add(value(guard.translate(Gpa(gpa))?));
     }
     Ok(sum)
+}
+
+/// What a lookup adds to the sum of [`look_up`].
+#[inline(always)]
+pub fn value(found: Option<Translation>) -> u64 {
+    found.map_or(0, |found| found.hpa.0.wrapping_add(found.attributes.write.into()))
 }
 
 /// Splits `range`, as any caller can: table pages are taken once it is known that some are needed, and

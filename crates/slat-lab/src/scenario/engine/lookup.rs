@@ -1,6 +1,6 @@
 //! Translating random addresses, beside another crate's tables of as many levels.
 
-use super::bed::{Bed, look_up};
+use super::bed::{Bed, look_up, value};
 use crate::arena::Arena;
 use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
@@ -10,7 +10,7 @@ use crate::scenario::peers::crates as peers;
 use crate::session::Session;
 use anyhow::ensure;
 use slat::format::ept::Ept1G;
-use slat::{Attributes, Member, PageSize};
+use slat::{Attributes, Gpa, Member, PageSize};
 use std::rc::Rc;
 
 /// The quickest of the crates at it.
@@ -96,7 +96,7 @@ fn translate(
         let mut found = 0u64;
         for gpa in addresses {
             let guard = tables.enter(&mut member)?;
-            let sum = look_up(&guard, std::slice::from_ref(gpa));
+            let sum = guard.translate(Gpa(*gpa)).map(value);
             // An error is made into another once the guard is gone: it stays in registers.
             drop(guard);
             found = found.wrapping_add(sum?);
