@@ -179,6 +179,7 @@ impl PageSize {
         Self(bytes.trailing_zeros() as u8)
     }
 
+    #[inline]
     pub(crate) const fn from_shift(shift: u32) -> Self {
         Self(shift as u8)
     }

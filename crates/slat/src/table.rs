@@ -141,6 +141,30 @@ impl Frame {
     }
 }
 
+/// The values of a run of slots, each loaded once, in one pass with what is asked of all of them:
+/// so they stay in registers. By index, as `array::map` and `zip` are calls where crates are not
+/// optimised as one.
+#[inline(always)]
+pub(crate) fn load_run<const N: usize>(run: &[Slot; N]) -> Run<N> {
+    let mut loaded = Run { raws: [0; N], common: !0, any: 0 };
+    for (index, slot) in run.iter().enumerate() {
+        let raw = slot.load();
+        loaded.raws[index] = raw;
+        loaded.common &= raw;
+        loaded.any |= raw;
+    }
+    loaded
+}
+
+/// Values of a run of slots.
+pub(crate) struct Run<const N: usize> {
+    pub raws: [u64; N],
+    /// The bits that all of them have.
+    pub common: u64,
+    /// The bits that any of them has.
+    pub any: u64,
+}
+
 /// Rewrites a run of slots as plain words, unless `change` refuses; returns whether it did.
 ///
 /// # Safety

@@ -19,7 +19,7 @@ use crate::format::{Format, Kind, RUN};
 use crate::ops::folded;
 use crate::platform::Platform;
 use crate::sync::{agreed, relax};
-use crate::table::{self, Slot};
+use crate::table::{self, Run, Slot};
 
 /// How often a walk waits for a marker, or loses a slot, before it gives up.
 ///
@@ -191,7 +191,8 @@ pub(crate) fn change_run<F: Format>(
     change: impl Fn(u64) -> Option<u64>,
 ) -> (usize, u64) {
     let mut named = 0;
-    for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
+    for index in 0..RUN {
+        let (slot, raw) = (&run[index], raws[index]);
         if F::kind(raw, 0) != Kind::Leaf {
             continue;
         }
@@ -221,7 +222,8 @@ fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
     mut at: u64,
     tally: &mut Tally,
 ) -> usize {
-    for (index, (slot, &raw)) in run.iter().zip(raws).enumerate() {
+    for index in 0..RUN {
+        let (slot, raw) = (&run[index], raws[index]);
         let entry = Entry { slot, raw, start: at, end: at + (1 << F::PAGE_SHIFT) };
         at = entry.end;
         if !matches!(visitor.visit(0, F::kind(raw, 0), entry, tally), Flow::Next) {
@@ -319,8 +321,8 @@ fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
 
 /// [`touch`] of the tables on a path, by their level less one.
 pub(crate) fn touch_all<F: Format>(above: &[Option<(&Slot, u64)>; 4]) {
-    for (level, table) in (1..).zip(above) {
-        table.inspect(|&(slot, raw)| touch::<F>(slot, level, raw));
+    for (below, table) in above.iter().enumerate() {
+        table.inspect(|&(slot, raw)| touch::<F>(slot, below as u8 + 1, raw));
     }
 }
 
@@ -401,9 +403,8 @@ fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
         if enters && (V::TABLES_QUIET.is_none() || !visitor.quiet()) {
             return 0;
         }
-        let raws = run.each_ref().map(Slot::load);
-        let any = raws.iter().fold(0, |any, raw| any | raw);
-        if !F::all_tables(&raws, LEVEL) || enters && any & V::TABLES_QUIET.unwrap_or(0) != 0 {
+        let Run { common, any, .. } = table::load_run(run);
+        if !F::all_tables(common, any, LEVEL) || enters && any & V::TABLES_QUIET.unwrap_or(0) != 0 {
             return 0;
         }
         tally.read += RUN as u64;
@@ -414,8 +415,7 @@ fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
         tally.read += RUN as u64;
         return RUN;
     }
-    let raws = run.each_ref().map(Slot::load);
-    let any = raws.iter().fold(0, |any, raw| any | raw);
+    let Run { raws, any, .. } = table::load_run(run);
     if V::QUIET.is_some_and(|wanted| any & (wanted | F::MARK) == 0) {
         tally.read += RUN as u64;
         return RUN;

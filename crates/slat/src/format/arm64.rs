@@ -10,7 +10,7 @@ pub mod tlbi;
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    RUN, Software,
+    Software,
 };
 use crate::addr::Hpa;
 
@@ -247,8 +247,8 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
     }
 
     #[inline(always)]
-    fn all_tables(raws: &[u64; RUN], level: u8) -> bool {
-        level > 0 && raws.iter().fold(!0, |all, raw| all & raw) & 0b11 == VALID | TABLE_OR_PAGE
+    fn all_tables(common: u64, _any: u64, level: u8) -> bool {
+        level > 0 && common & 0b11 == VALID | TABLE_OR_PAGE
     }
 
     #[inline(always)]

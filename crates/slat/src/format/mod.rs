@@ -108,12 +108,9 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// What hardware makes of `raw` in a table at `level`.
     fn kind(raw: u64, level: u8) -> Kind;
 
-    /// Whether all of `raws`, slots at `level`, link tables: what a walk that wants nothing below
-    /// steps over.
-    #[inline(always)]
-    fn all_tables(raws: &[u64; RUN], level: u8) -> bool {
-        raws.iter().all(|&raw| Self::kind(raw, level) == Kind::Table)
-    }
+    /// Whether all slots of a run at `level` link tables, from the bits that they have in `common`
+    /// and those that `any` of them has: a walk that wants nothing below steps over such a run.
+    fn all_tables(common: u64, any: u64, level: u8) -> bool;
 
     /// Whether all slots of a run without a marker are pages, from the bits that they have in common.
     fn all_pages(common: u64) -> bool;
@@ -196,6 +193,7 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     }
 
     /// Base-2 logarithm of the bytes that a slot at `level` covers.
+    #[inline(always)]
     fn shift(level: u8) -> u32 {
         slot_shift::<Self>(level)
     }
@@ -207,6 +205,7 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     }
 
     /// The size of a leaf at `level`.
+    #[inline(always)]
     fn size(level: u8) -> PageSize {
         PageSize::from_shift(Self::shift(level))
     }
@@ -231,6 +230,14 @@ pub(crate) const fn slot_shift<F: Format>(level: u8) -> u32 {
     let even = F::PAGE_SHIFT + F::INDEX_BITS * level as u32;
     // All tables above level 0 lie above one of pages.
     if level == 0 { even } else { even - (F::INDEX_BITS - F::LAST_INDEX_BITS) }
+}
+
+/// [`Format::all_tables`] of the slots of a run.
+#[cfg(test)]
+fn links_tables<F: Format>(run: &[u64; RUN], level: u8) -> bool {
+    let common = run.iter().fold(!0, |common, raw| common & raw);
+    let any = run.iter().fold(0, |any, raw| any | raw);
+    F::all_tables(common, any, level)
 }
 
 /// Slots that a walk looks at together.

@@ -11,7 +11,7 @@
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    RUN, Software,
+    Software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -208,10 +208,8 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     }
 
     #[inline(always)]
-    fn all_tables(raws: &[u64; RUN], level: u8) -> bool {
-        let all = raws.iter().fold(!0, |all, raw| all & raw);
-        let any = raws.iter().fold(0, |any, raw| any | raw);
-        level > 0 && all & P != 0 && any & BLOCK == 0
+    fn all_tables(common: u64, any: u64, level: u8) -> bool {
+        level > 0 && common & P != 0 && any & BLOCK == 0
     }
 
     #[inline(always)]

@@ -39,7 +39,7 @@ pub mod tlbie;
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    RUN, Software,
+    Software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -234,10 +234,8 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     }
 
     #[inline(always)]
-    fn all_tables(raws: &[u64; RUN], level: u8) -> bool {
-        let all = raws.iter().fold(!0, |all, raw| all & raw);
-        let any = raws.iter().fold(0, |any, raw| any | raw);
-        level > 0 && all & V != 0 && any & L == 0
+    fn all_tables(common: u64, any: u64, level: u8) -> bool {
+        level > 0 && common & V != 0 && any & L == 0
     }
 
     #[inline(always)]

@@ -7,7 +7,7 @@ use super::arm64::Arm64K4;
 use super::ept::Ept1G;
 #[cfg(feature = "riscv")]
 use super::riscv::RiscV;
-use super::{Access, AttributeError, Attributes, Format, Geometry, GeometryError, Kind, RUN};
+use super::{Access, AttributeError, Attributes, Format, Geometry, GeometryError, Kind};
 use crate::addr::Hpa;
 
 /// Arm's: a slot that was emptied is filled after an invalidation.
@@ -93,8 +93,8 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
         F::kind(raw, level)
     }
 
-    fn all_tables(raws: &[u64; RUN], level: u8) -> bool {
-        F::all_tables(raws, level)
+    fn all_tables(common: u64, any: u64, level: u8) -> bool {
+        F::all_tables(common, any, level)
     }
 
     fn all_pages(common: u64) -> bool {

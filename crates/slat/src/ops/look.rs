@@ -145,6 +145,7 @@ pub struct Leaves<'g, 'p, F: Format, P: Platform> {
 impl<F: Format, P: Platform> Iterator for Leaves<'_, '_, F, P> {
     type Item = Result<Leaf, Contended>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         while self.at < self.end {
             let at = self.at;

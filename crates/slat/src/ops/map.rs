@@ -299,6 +299,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 }
 
 /// Whether the leaf `raw` translates `entry` as `plan` would.
+#[inline]
 fn agrees<F: Format>(plan: &Plan, level: u8, entry: &Entry<'_>) -> Result<(), MapError> {
     let base = entry.base::<F>(level);
     let hpa = F::leaf_address(entry.raw, level);

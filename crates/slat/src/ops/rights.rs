@@ -477,7 +477,11 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
                 let sure = common & R::QUIET != 0
                     && any & (F::MARK | F::CONTIGUOUS) == 0
                     && F::all_pages(common);
-                sure.then(|| raws.map(|raw| self.rule.change(raw)))
+                sure.then(|| {
+                    let mut changed = raws;
+                    changed.iter_mut().for_each(|raw| *raw = self.rule.change(*raw));
+                    changed
+                })
             })
         };
         tally.changed += if done { RUN as u64 } else { 0 };

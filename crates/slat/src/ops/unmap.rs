@@ -114,6 +114,7 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
     }
 
     /// The last leaves, if `new` continues them.
+    #[inline]
     fn continued(&mut self, new: &Removed) -> Option<&mut Removed> {
         let last = self.storage[..self.len].last_mut()?.0.as_mut()?;
         let continues = last.gpa.0 + last.bytes == new.gpa.0
@@ -147,6 +148,7 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
     }
 
     /// Keeps what fits, and what it owes: whatever happens to the walk.
+    #[inline]
     fn push(&mut self, new: Removed) {
         self.owed.leaves(new.gpa.0, new.gpa.0 + new.bytes, new.size);
         match self.continued(&new) {

@@ -1,6 +1,7 @@
 //! What the bits of nested paging are held to.
 
 use super::*;
+use crate::format::{RUN, links_tables};
 use std::vec::Vec;
 
 const TOKENS: [u64; 5] = [0, 1, 0x5555_5555_5555, 1 << 47, (1 << 48) - 1];
@@ -192,14 +193,14 @@ fn different_tokens_are_different_slots_and_none_is_empty() {
 #[test]
 fn a_run_is_all_tables_only_if_each_slot_is() {
     let tables = [Npt1G::table(Hpa(0x1000), 1); RUN];
-    assert!(!Npt1G::all_tables(&tables, 0), "level 0 has none");
+    assert!(!links_tables::<Npt1G>(&tables, 0), "level 0 has none");
     let mut others = not_present();
     others.extend(leaves(1).map(|raw| (raw, Kind::Leaf)));
     others.push((Npt1G::table(Hpa(0), 1) & !(A | W) | MARK, Kind::Table));
     for (i, (raw, kind)) in (0..RUN).flat_map(|i| others.iter().map(move |other| (i, other))) {
         let mut run = tables;
         run[i] = *raw;
-        assert_eq!(Npt1G::all_tables(&run, 1), *kind == Kind::Table, "{raw:#x}");
+        assert_eq!(links_tables::<Npt1G>(&run, 1), *kind == Kind::Table, "{raw:#x}");
     }
 }
 

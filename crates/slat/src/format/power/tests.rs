@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::addr::PageSize;
+use crate::format::{RUN, links_tables};
 use std::vec::Vec;
 
 const TOKENS: [u64; 5] = [0, 1, 0x5555_5555_5555, 1 << 47, (1 << 48) - 1];
@@ -248,7 +249,7 @@ fn different_tokens_are_different_slots_and_none_is_empty() {
 #[test]
 fn a_run_is_all_tables_only_if_each_slot_is_and_all_pages_only_of_leaves() {
     let tables = [PowerK64::table(Hpa(0x1000), 1); RUN];
-    assert!(!PowerK64::all_tables(&tables, 0), "level 0 has none");
+    assert!(!links_tables::<PowerK64>(&tables, 0), "level 0 has none");
     assert!(!PowerK64::all_pages(tables[0]) && PowerK64::all_pages(PowerK64::leaf(0, 0, Hpa(0))));
     let mut others = invalid::<16>();
     others.extend(leaves::<16>(1).map(|raw| (raw, Kind::Leaf)));
@@ -256,7 +257,7 @@ fn a_run_is_all_tables_only_if_each_slot_is_and_all_pages_only_of_leaves() {
     for (i, (raw, kind)) in (0..RUN).flat_map(|i| others.iter().map(move |other| (i, other))) {
         let mut run = tables;
         run[i] = *raw;
-        assert_eq!(PowerK64::all_tables(&run, 1), *kind == Kind::Table, "{raw:#x}");
+        assert_eq!(links_tables::<PowerK64>(&run, 1), *kind == Kind::Table, "{raw:#x}");
     }
 }
 
