@@ -1,6 +1,7 @@
 //! The command line.
 
 mod compare;
+mod cpus;
 mod doctor;
 mod emulate;
 mod engine;
@@ -15,9 +16,10 @@ mod peers;
 mod plan;
 mod reclaim;
 mod show;
+pub(crate) mod time;
 mod values;
 
-pub use compare::{AbArgs, CompareArgs, Format, NoiseArgs, Repeat};
+pub use compare::{AbArgs, CompareArgs, NoiseArgs, Repeat};
 pub use doctor::{DoctorArgs, DoctorScenario};
 pub use emulate::{Architecture, EmulateArgs, KernelChoice, ModuleParam};
 pub use engine::{EngineArgs, Part};
@@ -29,7 +31,7 @@ pub use kvm::{
     BootCachesArgs, DirtyLogArgs, KvmArgs, LogArgs, MemoryStressArgs, MemslotArgs, MigrateArgs,
     TuneArgs, TuneWhat,
 };
-pub use output::{OutputArgs, PrintArgs, ReportFormat};
+pub use output::{Format, OutputArgs, PrintArgs, ReportFormat, TablePrintArgs};
 pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
@@ -313,6 +315,10 @@ pub struct SplitArgs {
     #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(10..=1000))]
     pub samples: u32,
 
+    /// 1 GiB at most, ten samples: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
     /// Linux's tables.
     #[command(flatten)]
     pub linux: LinuxArgs,
@@ -336,12 +342,24 @@ impl SplitArgs {
         TablesArgs { format: self.format(), bbm: self.bbm }.bbm()
     }
 
-    /// The backings asked for, or all that the format has, smallest first.
+    /// The backings asked for, or all that the format has from the target size on, smallest first.
     pub fn backings(&self) -> Vec<Size> {
         if !self.backing.is_empty() {
             return self.backing.clone();
         }
-        self.format().leaves().iter().map(|leaf| Size(leaf.bytes())).collect()
+        let target = self.target_size();
+        let leaves = self.format().leaves();
+        let sizes = leaves.iter().map(|leaf| Size(leaf.bytes()));
+        sizes.filter(|size| *size >= target).collect()
+    }
+
+    /// As `--quick` has it, if that is given.
+    pub fn sized(&self) -> Self {
+        let mut args = self.clone();
+        if self.quick {
+            (args.memory, args.samples) = (self.memory.min(Size(1 << 30)), 10);
+        }
+        args
     }
 
     /// The size to split down to.

@@ -136,7 +136,7 @@ pub struct Pair {
     pub samples: [usize; 2],
     /// Half the interquartile range by the median, of each.
     pub spreads: [f64; 2],
-    /// The second median by the first.
+    /// The second median by the first; no number if both are 0.
     pub ratio: f64,
     /// Where that ratio lies, nineteen times of twenty.
     pub interval: Option<(f64, f64)>,
@@ -146,6 +146,9 @@ pub struct Pair {
     pub verdict: Verdict,
     /// Counts that differ: both values, if both runs have it.
     pub counts: BTreeMap<String, [Option<u64>; 2]>,
+    /// Whether both runs counted something.
+    #[serde(skip)]
+    pub counted: bool,
 }
 
 /// A comparison.
@@ -213,7 +216,28 @@ pub fn compare(first: &Run, second: &Run, threshold: f64) -> Comparison {
     if machines_differ.is_empty() {
         pairs.iter_mut().for_each(|pair| pair.verdict = judged(pair, threshold));
     }
+    // What changed most stands first, what has no verdict last; else as it was measured.
+    pairs.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
     Comparison { threshold, machines_differ, variables, pairs, alone: [alone, left.len()] }
+}
+
+impl Comparison {
+    /// Whether something of both runs could be held against each other: times, or counts.
+    pub fn compares(&self) -> bool {
+        let judged = |pair: &Pair| pair.verdict != Verdict::NotComparable || pair.counted;
+        self.pairs.iter().any(judged)
+    }
+}
+
+/// The place of a pair: the less, the sooner it is to be seen.
+fn rank(pair: &Pair) -> f64 {
+    let change = pair.ratio.ln().abs();
+    match pair.verdict {
+        Verdict::Faster | Verdict::Slower if change.is_nan() => f64::NEG_INFINITY,
+        Verdict::Faster | Verdict::Slower => -change,
+        Verdict::NoDifferenceShown => 1.0,
+        Verdict::NotComparable => 2.0,
+    }
 }
 
 /// What results must have in common to be of one thing.
@@ -318,6 +342,7 @@ fn pair(a: &Measurement, b: &Measurement, ignoring: &BTreeSet<String>) -> Pair {
         p: ranks::mann_whitney(&a.samples, &b.samples),
         verdict: Verdict::NotComparable,
         counts: counts.collect(),
+        counted: a.counts.keys().any(|name| b.counts.contains_key(name)),
     }
 }
 
@@ -385,6 +410,34 @@ mod tests {
         assert_eq!(of(1.0, 1.03), Verdict::NoDifferenceShown);
         let few = |middle| run("cpu", &[("x", json!({}), vec![middle; 4])]);
         assert_eq!(compare(&few(1.0), &few(9.0), 0.05).pairs[0].verdict, Verdict::NotComparable);
+    }
+
+    #[test]
+    fn what_changed_most_stands_first_and_what_has_no_verdict_last() {
+        let all = |samples: [Vec<f64>; 5]| {
+            let names = ["same", "few", "faster", "zero", "slower"];
+            let rows = names.into_iter().zip(samples).map(|(name, it)| (name, json!({}), it));
+            run("cpu", &rows.collect::<Vec<_>>())
+        };
+        let few = vec![1.0; 2];
+        let one = all([around(1.0), few.clone(), around(1.0), vec![0.0; 12], around(1.0)]);
+        let two = all([around(1.0), few, around(0.8), vec![0.0; 12], around(2.0)]);
+        let comparison = compare(&one, &two, 0.05);
+        let names: Vec<&str> = comparison.pairs.iter().map(|pair| &*pair.what[2]).collect();
+        assert_eq!(names, ["slower", "faster", "same", "zero", "few"]);
+        assert!(comparison.pairs[3].ratio.is_nan(), "nothing by nothing");
+    }
+
+    #[test]
+    fn runs_without_a_result_in_common_or_with_too_few_samples_compare_nothing() {
+        let of = |name: &str, n: usize| run("cpu", &[(name, json!({}), around(1.0)[..n].to_vec())]);
+        assert!(compare(&of("x", 12), &of("x", 12), 0.05).compares());
+        assert!(!compare(&of("x", 12), &of("y", 12), 0.05).compares());
+        // Counts are compared whatever the samples are.
+        assert!(compare(&of("x", 2), &of("x", 2), 0.05).compares());
+        let mut bare = of("x", 2);
+        bare.results[0].counts.clear();
+        assert!(!compare(&bare, &of("x", 2), 0.05).compares());
     }
 
     #[test]

@@ -311,16 +311,16 @@ mod tests {
     #[test]
     fn cells_are_every_combination_with_all_of_a_repeat_before_the_next() {
         let plan = "version = 1\nscenarios = ['slat bench split --memory 1G', 'bench engine']\n\
-                    repeats = 2\n[settings]\ngranule = ['4k', '64k']\nquick = [false]\n";
-        // `bench split` has no --quick; `false` is not written.
+                    repeats = 2\n[settings]\ngranule = ['4k', '64k']\nrounds = [3]\n";
+        // `bench split` has no --rounds.
         let once = [
             "slat bench split --memory 1G --granule 4k",
             "slat bench split --memory 1G --granule 64k",
             "slat bench engine --granule 4k",
             "slat bench engine --granule 64k",
         ];
-        assert_eq!(lines(&plan.replace("quick = [false]", "")), [once, once].concat());
-        refused(plan, &["--quick", "bench split"]);
+        assert_eq!(lines(&plan.replace("rounds = [3]", "")), [once, once].concat());
+        refused(plan, &["--rounds", "bench split"]);
     }
 
     #[test]

@@ -19,7 +19,8 @@ use crate::explain;
 use crate::failure::{self, bad_input};
 use crate::host::Host;
 use crate::record::Measurement;
-use crate::report::{Report, SCHEMA, comparison, csv, json, ktap, markdown, text};
+use crate::report::comparison::{self, Rows};
+use crate::report::{Report, SCHEMA, csv, json, ktap, markdown, text};
 use crate::scenario;
 use crate::session::Session;
 use clap::{CommandFactory, Parser};
@@ -181,17 +182,32 @@ fn test_failed(
 fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let (first, second) = (Run::read(&args.first)?, Run::read(&args.second)?);
     let comparison = compare::compare(&first, &second, args.threshold / 100.0);
-    show_comparison(&comparison, args.only_differences, args.format)?;
+    if !comparison.compares() {
+        anyhow::bail!(
+            "nothing of these runs can be compared: they have no result in common, too few samples, \
+             or the machines differ; take runs of one command line and one machine"
+        );
+    }
+    let rows = match (args.all, args.only_differences) {
+        (true, _) => Rows::All,
+        (_, true) => Rows::Differing,
+        _ => Rows::Dozen,
+    };
+    show_comparison(&comparison, rows, args.print.format())?;
+    let judged = comparison.pairs.iter().any(|pair| pair.verdict != Verdict::NotComparable);
+    if args.fail_if_slower && !judged {
+        anyhow::bail!(
+            "no time of these runs can be compared, so --fail-if-slower cannot tell; {} samples of \
+             each result are the least, on one machine",
+            compare::LEAST
+        );
+    }
     let slower = comparison.pairs.iter().any(|pair| pair.verdict == Verdict::Slower);
     Ok(if slower && args.fail_if_slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn show_comparison(
-    comparison: &Comparison,
-    only_differences: bool,
-    format: Format,
-) -> anyhow::Result<()> {
-    let tables = comparison::tables(comparison, only_differences);
+fn show_comparison(comparison: &Comparison, rows: Rows, format: Format) -> anyhow::Result<()> {
+    let tables = comparison::tables(comparison, rows);
     output::print(&match format {
         Format::Json => serde_json::to_string_pretty(comparison)? + "\n",
         Format::Markdown => tables.iter().map(markdown::table).collect(),
@@ -216,7 +232,7 @@ fn explain(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
         );
     }
     let table = explain::table(&explained);
-    output::print(&match args.format {
+    output::print(&match args.print.format() {
         Format::Json => serde_json::to_string_pretty(&explained)? + "\n",
         Format::Markdown => markdown::table(&table),
         Format::Text => {
@@ -233,7 +249,7 @@ fn alternate(first: &[String], second: &[String], how: &Repeat) -> anyhow::Resul
     let mut session = Session::interactive()?;
     let (first, second) = alternate::alternate(first, second, how.pairs, &mut session)?;
     let comparison = compare::compare(&first, &second, how.threshold / 100.0);
-    show_comparison(&comparison, false, how.format)?;
+    show_comparison(&comparison, Rows::Dozen, how.print.format())?;
     Ok(ExitCode::SUCCESS)
 }
 

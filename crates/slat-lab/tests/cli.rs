@@ -385,11 +385,11 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
             .and(contains("0 not comparable"))
             .and(contains("split: batched")),
     );
-    slat(&["compare", &at("one"), &at("one"), "--fail-if-slower", "--format", "markdown"])
+    slat(&["compare", &at("one"), &at("one"), "--fail-if-slower", "--report", "markdown"])
         .assert()
         .success()
         .stdout(contains("### The second run by the first").and(contains("difference\u{a0}shown")));
-    let output = slat(&["compare", &at("one"), &at("two"), "--format", "json"]).output().unwrap();
+    let output = slat(&["compare", &at("one"), &at("two"), "--report", "json"]).output().unwrap();
     let comparison: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(comparison["alone"], serde_json::json!([0, 0]));
     // Another machine: times are not comparable.
@@ -402,6 +402,16 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
         .assert()
         .success()
         .stdout(contains("The machines differ: times are not comparable").and(contains("another")));
+    slat(&["compare", &at("one"), &at("two"), "--fail-if-slower"])
+        .assert()
+        .code(1)
+        .stderr(contains("no time of these runs can be compared").and(contains("5 samples")));
+    report["results"] = serde_json::json!([]);
+    std::fs::write(&file, report.to_string()).unwrap();
+    slat(&["compare", &at("one"), &at("two")])
+        .assert()
+        .code(1)
+        .stderr(contains("no result in common"));
     report["schema"] = 7.into();
     std::fs::write(&file, report.to_string()).unwrap();
     refused(&["compare", &at("one"), &at("two")], &["its schema is 7, not 1", "results.json"]);
@@ -420,7 +430,7 @@ fn two_commands_run_in_turns_and_one_against_itself() {
             .and(contains("2 + 2")),
     );
     let words: Vec<&str> = split.split(' ').collect();
-    let noise = [&["noise", "--pairs", "3", "--format", "json", "--"][..], &words].concat();
+    let noise = [&["noise", "--pairs", "3", "--report", "json", "--"][..], &words].concat();
     let output = slat(&noise).output().unwrap();
     let comparison: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(comparison["variables"], serde_json::json!([]));
@@ -444,7 +454,7 @@ fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
         .stdout(contains("missing  dpkg-deb").and(contains("tdp_mmu").not()))
         .stderr(contains("cannot run emulate").and(contains("qemu-system-aarch64")));
     slat(&["doctor"]).assert().success().stdout(contains("tdp_mmu").and(contains("What can run")));
-    let output = slat(&["doctor", "--format", "json"]).output().unwrap();
+    let output = slat(&["doctor", "--report", "json"]).output().unwrap();
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(document["scenarios"].as_array().unwrap().len(), 9);
     refused(&["doctor", "--for", "sorting"], &["sorting", "dirty-log"]);
@@ -475,15 +485,17 @@ fn a_report_is_printed_as_csv_or_as_ktap() {
 fn rates_hot_sets_and_rings_that_cannot_be_are_refused() {
     refused(&["bench", "migrate", "--link", "10Gbit"], &["10Gbit", "500MiB/s"]);
     refused(&["bench", "dirty-log", "--hot-set", "10"], &["hot set", "10:90"]);
-    refused(&["bench", "dirty-log", "--duration", "0"], &["0.05"]);
-    refused(&["bench", "dirty-log", "--interval", "5"], &["--duration"]);
+    refused(&["bench", "dirty-log", "--duration", "5"], &["no unit", "5s"]);
+    refused(&["bench", "dirty-log", "--duration", "0s"], &["50ms"]);
+    refused(&["bench", "dirty-log", "--interval", "5ms"], &["--duration"]);
     refused(&["bench", "execute", "--pin", "0"], &["--target kvm"]);
     refused(&["bench", "populate", "--backing", "memfd"], &["memfd", "--target kvm"]);
     if cfg!(target_arch = "x86_64") && kvm_is_usable() {
         slat(&["bench", "boot-caches"]).assert().code(1).stderr(contains("(Arm)"));
     }
-    refused(&["bench", "execute", "--target", "kvm", "--quick"], &["--quick", "engine"]);
+    refused(&["bench", "execute", "--target", "kvm", "--exit", "9"], &["--exit", "engine"]);
     if kvm_is_usable() {
+        slat(&["bench", "migrate", "--quick", "--pin", "0-0"]).assert().success();
         let ring = ["bench", "dirty-log", "--memory", "8m", "--dirty-ring-size", "1000"];
         refused(&ring, &["power of two"]);
         let cpu = ["bench", "dirty-log", "--memory", "8m", "--pin", "4095"];
@@ -521,7 +533,7 @@ fn a_guest_is_migrated_in_each_way_that_the_host_has() {
 #[test]
 fn a_run_is_explained_and_one_without_guests_is_not() {
     if kvm_is_usable() {
-        let words = ["explain", "--format", "json", "--", "bench", "dirty-log", "--memory", "8m"];
+        let words = ["explain", "--report", "json", "--", "bench", "dirty-log", "--memory", "8m"];
         let done = slat(&words).args(["--runs", "1", "--iterations", "1"]).assert().success();
         let explained: serde_json::Value =
             serde_json::from_slice(&done.get_output().stdout).expect("JSON");
@@ -540,7 +552,7 @@ fn tuning_says_what_to_set() {
     if !kvm_is_usable() {
         return;
     }
-    let words = ["tune", "dirty-log", "--memory", "8m", "--runs", "1", "--duration", "0.2"];
+    let words = ["tune", "dirty-log", "--memory", "8m", "--runs", "1", "--duration", "200ms"];
     let said = contains("Least stall:").and(contains("QEMU:")).and(contains("others:"));
     slat(&words).assert().success().stderr(said);
 }

@@ -64,7 +64,7 @@ fn a_list_has_each_cell_and_runs_nothing() {
         .assert()
         .success()
         .stdout(format!("2  {line} 1g\n4  {line} 1g\n"));
-    let output = bed.plan(&["--list", "--format", "json"]).output().unwrap().stdout;
+    let output = bed.plan(&["--list", "--report", "json"]).output().unwrap().stdout;
     let list: Value = serde_json::from_slice(&output).unwrap();
     assert_eq!((&list[2]["cell"], &list[2]["repeat"]), (&3.into(), &2.into()));
     assert_eq!(bed.names("."), ["plan.toml"]);
@@ -136,7 +136,7 @@ fn a_time_limit_ends_its_cell_and_no_other() {
     );
     let bed = Bed::new(&plan);
     let began = Instant::now();
-    let assert = bed.plan(&["-o", "out", "--format", "json"]).assert().code(1);
+    let assert = bed.plan(&["-o", "out", "--report", "json"]).assert().code(1);
     assert!(began.elapsed() < Duration::from_secs(60));
     let outcomes: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
     assert_eq!(outcomes["cells"][0]["state"], "failed");
@@ -271,7 +271,7 @@ fn reports_of_two_hosts_are_merged_into_two_and_one_table() {
     let assert = merge(&["-o", "out"]).assert().code(2).stdout("");
     assert.stderr(contains("that/cell-002.json").and(contains("--skip-bad")));
     assert!(!bed.at("out").exists());
-    let assert = merge(&["-o", "out", "--skip-bad", "--format", "json"]).assert().success();
+    let assert = merge(&["-o", "out", "--skip-bad", "--report", "json"]).assert().success();
     let table: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
     assert!(table["bad"][0]["file"].as_str().unwrap().ends_with("cell-002.json"), "{table}");
 }

@@ -1,5 +1,6 @@
 //! The command line of comparisons.
 
+use super::TablePrintArgs;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -8,12 +9,12 @@ Examples:
   slat bench split -o before/; (another kernel, another build) slat bench split -o after/
   slat compare before after
   slat compare before/results.json after/results.json --threshold 5 --fail-if-slower
-  slat compare before after --format markdown      to paste into a mail
+  slat compare before after --markdown               to paste into a mail
   slat compare 4k/ 2m/                              runs that differ by an option: it is listed
 
 Exit codes:
   0    compared
-  1    --fail-if-slower, and something is
+  1    nothing can be compared; or --fail-if-slower, and something is, or no time can be compared
   2    a file that is no results.json, or of another schema";
 
 /// Two runs to hold against each other.
@@ -32,15 +33,19 @@ pub struct CompareArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent)]
     pub threshold: f64,
 
-    /// Only what differs
+    /// Every result, not those that differ and as many more as make a dozen
     #[arg(long)]
+    pub all: bool,
+
+    /// Only what differs
+    #[arg(long, conflicts_with = "all")]
     pub only_differences: bool,
 
-    /// How it is printed
-    #[arg(long, value_name = "FORMAT", default_value_t)]
-    pub format: Format,
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: TablePrintArgs,
 
-    /// Exit code 1 if anything is slower
+    /// Exit code 1 if anything is slower, or no time can be compared
     #[arg(long)]
     pub fail_if_slower: bool,
 }
@@ -97,21 +102,9 @@ pub struct Repeat {
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent)]
     pub threshold: f64,
 
-    /// How it is printed
-    #[arg(long, value_name = "FORMAT", default_value_t)]
-    pub format: Format,
-}
-
-/// How a comparison is printed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
-    /// A table
-    #[default]
-    Text,
-    /// A table to paste into a mail or an issue
-    Markdown,
-    /// All of it, for programs
-    Json,
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: TablePrintArgs,
 }
 
 fn percent(text: &str) -> Result<f64, String> {

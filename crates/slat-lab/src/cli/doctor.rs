@@ -1,6 +1,6 @@
 //! The command line of `slat doctor`.
 
-use super::Format;
+use super::TablePrintArgs;
 use clap::{Args, ValueEnum};
 
 const EXAMPLES: &str = "\
@@ -11,13 +11,13 @@ Examples:
       only what matters for it
   slat doctor --for age > /dev/null && slat bench age
       run it only where it can run
-  slat doctor --format markdown
+  slat doctor --markdown
       to paste into an issue
 
 Exit codes:
   0    examined; with --for, the scenario can run
   2    the command line cannot be right
-  3    --for: this host cannot run that scenario; stderr says what it lacks";
+  4    --for: this host cannot run that scenario; stderr says what it lacks";
 
 /// Which scenario, and how it is printed.
 #[derive(Clone, Debug, Args)]
@@ -27,9 +27,9 @@ pub struct DoctorArgs {
     #[arg(long = "for", value_name = "SCENARIO")]
     pub scenario: Option<DoctorScenario>,
 
-    /// How it is printed
-    #[arg(long, value_name = "FORMAT", default_value_t)]
-    pub format: Format,
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: TablePrintArgs,
 }
 
 /// What a host may be asked to run.

@@ -78,7 +78,7 @@ pub struct EmulateArgs {
     pub cpu: Option<String>,
 
     /// How long the machine may take: 90s, 10m
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = super::time::some)]
     pub time_limit: Duration,
 
     /// Write the report, a results.json, to this file
@@ -183,13 +183,6 @@ impl FromStr for ModuleParam {
     }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    match humantime::parse_duration(text) {
-        Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("write a time as 90s, 5m or 1h".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,15 +194,6 @@ mod tests {
         assert_eq!(parts, ("kvm_amd", "npt", "0"));
         for wrong in ["kvm", "kvm.npt", "npt=1", ".npt=1", "kvm.=1", "kvm.npt=1 2", "kvm.a b=1"] {
             assert!(wrong.parse::<ModuleParam>().unwrap_err().contains("MODULE.NAME"), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn a_time_limit_has_a_unit_and_is_not_nothing() {
-        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("5m"), Ok(Duration::from_secs(300)));
-        for wrong in ["", "0s", "5", "-1s", "soon"] {
-            assert!(duration(wrong).unwrap_err().contains("90s"), "{wrong}");
         }
     }
 

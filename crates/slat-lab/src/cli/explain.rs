@@ -1,6 +1,6 @@
 //! The command line of explanations.
 
-use super::Format;
+use super::TablePrintArgs;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ Examples:
       where the time of each phase went, of the guests of a run that was written
   slat explain -- bench dirty-log --memory 64M
       run it, and explain it
-  slat explain results.json --format json
+  slat explain results.json --json
 
 Exit codes:
   0    explained
@@ -25,9 +25,9 @@ pub struct ExplainArgs {
     #[arg(value_name = "FILE|DIR", required_unless_present = "words")]
     pub run: Option<PathBuf>,
 
-    /// How it is printed
-    #[arg(long, value_name = "FORMAT", default_value_t)]
-    pub format: Format,
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: TablePrintArgs,
 
     /// Words of a `slat bench` to run and explain
     #[arg(last = true, value_name = "WORDS", conflicts_with = "run")]

@@ -3,19 +3,22 @@
 //! Options carry the names of Linux's KVM selftests where those have them.
 
 use super::OutputArgs;
+use super::cpus::Cpus;
 use super::format::TablesArgs;
 use super::guest::LogWay;
+use super::time;
 use super::values::{ClearChunk, HotSet, KvmBacking, KvmWay, Others, Rate, Switch, Target};
 use crate::failure::bad_input;
 use crate::size::Size;
 use clap::{Args, Subcommand};
+use std::time::Duration;
 
 /// What only guests under KVM have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub struct KvmArgs {
-    /// CPUs for the vCPUs' threads, one each, over and over (kvm) [default: left to the scheduler]
-    #[arg(long, short = 'c', value_name = "CPU,...", value_delimiter = ',')]
-    pub pin: Vec<usize>,
+    /// CPUs for the vCPUs' threads, one each, over and over: 0-3,8 (kvm) [default: left to the scheduler]
+    #[arg(long, short = 'c', value_name = "CPU,...")]
+    pub pin: Option<Cpus>,
 
     /// Memslots that share the memory (kvm) [default: 1]
     #[arg(long, short = 'x', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32767))]
@@ -56,7 +59,7 @@ impl KvmArgs {
     pub fn cpus(&self) -> anyhow::Result<Vec<usize>> {
         match self.cpu_node {
             Some(node) => slat_kvm::numa::cpus(node).map_err(|error| bad_input(error.to_string())),
-            None => Ok(self.pin.clone()),
+            None => Ok(self.pin.clone().unwrap_or_default().0),
         }
     }
 }
@@ -122,7 +125,7 @@ Examples:
       clear 64 pages a call; the pool is filled beforehand with `sysctl vm.nr_hugepages=128`
   slat bench dirty-log --dirty-ring-size 4096 --write-percent 10 --others read
       by rings; a guest that mostly reads
-  slat bench dirty-log --duration 5 --dirty-rate 100MiB/s --hot-set 10:90
+  slat bench dirty-log --duration 5s --dirty-rate 100MiB/s --hot-set 10:90
       vCPUs that run on for 5 seconds while the log is fetched every 100 ms
   slat bench dirty-log --target engine
       vCPUs as threads that write on while the log is read, in six ways; sparse and parallel clears
@@ -165,13 +168,13 @@ pub struct DirtyLogArgs {
     #[command(flatten)]
     pub log: LogArgs,
 
-    /// Seconds for which vCPUs run on beside a log that is fetched, in place of rounds (kvm)
-    #[arg(long, value_name = "SECONDS", conflicts_with = "iterations", value_parser = seconds)]
-    pub duration: Option<f64>,
+    /// How long vCPUs run on beside a log that is fetched, in place of rounds: 5s (kvm)
+    #[arg(long, value_name = "TIME", conflicts_with = "iterations", value_parser = time::run)]
+    pub duration: Option<Duration>,
 
-    /// Milliseconds from one fetch of the log to the next, with --duration [default: 100]
-    #[arg(long, value_name = "MS", requires = "duration", value_parser = clap::value_parser!(u32).range(1..=60_000))]
-    pub interval: Option<u32>,
+    /// From one fetch of the log to the next, with --duration [default: 100ms]
+    #[arg(long, value_name = "TIME", requires = "duration", value_parser = time::some)]
+    pub interval: Option<Duration>,
 
     /// Rounds of dirtying, reading and clearing the log
     #[arg(long, short = 'i', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -193,7 +196,7 @@ pub struct DirtyLogArgs {
     #[command(flatten)]
     pub tables: TablesArgs,
 
-    /// 16 MiB, one guest, two rounds (engine): shows that it works, gives no figures to quote
+    /// At most 16 MiB, one guest, two rounds: shows that it works, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
 
@@ -249,6 +252,10 @@ pub struct MemoryStressArgs {
     #[command(flatten)]
     pub kvm: KvmArgs,
 
+    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
     /// Where the results go.
     #[command(flatten)]
     pub out: OutputArgs,
@@ -258,7 +265,7 @@ const MEMSLOT_EXAMPLES: &str = "\
 Examples:
   slat bench memslot
       64 MiB come, move and go beside two vCPUs, a change every 10 ms
-  slat bench memslot --memory 4G --slot-size 1G --backing 2m --delay 100000
+  slat bench memslot --memory 4G --slot-size 1G --backing 2m --delay 100ms
       memory that is plugged, into a guest with huge pages, ten times a second
   slat bench memslot --disable-slot-zap-all
       on x86 since Linux 6.12, a VM that gave up that each deletion unmaps everything";
@@ -283,9 +290,9 @@ pub struct MemslotArgs {
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     pub slot_size: Size,
 
-    /// Microseconds from the end of each change to the next
-    #[arg(long, short = 'd', value_name = "US", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(0..=60_000_000))]
-    pub delay: u32,
+    /// From the end of each change to the next
+    #[arg(long, short = 'd', value_name = "TIME", default_value = "10ms", value_parser = time::any)]
+    pub delay: Duration,
 
     /// Times that the slot is added, moved and deleted
     #[arg(long, short = 'i', value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -310,6 +317,10 @@ pub struct MemslotArgs {
     /// What only KVM has.
     #[command(flatten)]
     pub kvm: KvmArgs,
+
+    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
 
     /// Where the results go.
     #[command(flatten)]
@@ -347,6 +358,10 @@ pub struct BootCachesArgs {
     #[command(flatten)]
     pub kvm: KvmArgs,
 
+    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
     /// Where the results go.
     #[command(flatten)]
     pub out: OutputArgs,
@@ -356,7 +371,7 @@ const MIGRATE_EXAMPLES: &str = "\
 Examples:
   slat bench migrate
       256 MiB dirtied at 100 MiB/s, over 10 Gbit/s, 300 ms of downtime allowed, in each way of logging
-  slat bench migrate --dirty-rate 500MiB/s --link 10Gbit/s --max-downtime 300
+  slat bench migrate --dirty-rate 500MiB/s --link 10Gbit/s --max-downtime 300ms
   slat bench migrate --way ring --dirty-ring-size 8192 --hot-set 10:90 --backing 2m";
 
 /// A migration into a second memory.
@@ -391,9 +406,9 @@ pub struct MigrateArgs {
     #[arg(long, value_name = "RATE", default_value = "10Gbit/s")]
     pub link: Rate,
 
-    /// Milliseconds that the guest may stand still at the end
-    #[arg(long, value_name = "MS", default_value = "300", value_parser = milliseconds)]
-    pub max_downtime: u32,
+    /// How long the guest may stand still at the end
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = time::some)]
+    pub max_downtime: Duration,
 
     /// Rounds after which the guest is stopped in any case
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -406,6 +421,10 @@ pub struct MigrateArgs {
     /// What only KVM has.
     #[command(flatten)]
     pub kvm: KvmArgs,
+
+    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
 
     /// Where the results go.
     #[command(flatten)]
@@ -423,7 +442,7 @@ const TUNE_EXAMPLES: &str = "\
 Examples:
   slat tune dirty-log
       256 MiB dirtied at 50 MiB/s for 2 seconds, each way in turns
-  slat tune dirty-log --memory 1G --vcpus 4 --backing 2m --dirty-rate 200MiB/s --duration 5";
+  slat tune dirty-log --memory 1G --vcpus 4 --backing 2m --dirty-rate 200MiB/s --duration 5s";
 
 /// A guest to tune for.
 #[derive(Clone, Debug, Args)]
@@ -449,13 +468,13 @@ pub struct TuneArgs {
     #[arg(long, value_name = "PAGES:STEPS")]
     pub hot_set: Option<HotSet>,
 
-    /// Seconds that each guest runs with its log fetched
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
-    pub duration: f64,
+    /// How long each guest runs with its log fetched
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time::run)]
+    pub duration: Duration,
 
-    /// Milliseconds from one fetch of the log to the next
-    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
-    pub interval: u32,
+    /// From one fetch of the log to the next
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = time::some)]
+    pub interval: Duration,
 
     /// Guests that are measured in each way, in turns; one more warms the host's memory up
     #[arg(long, short = 'r', value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -465,21 +484,89 @@ pub struct TuneArgs {
     #[command(flatten)]
     pub kvm: KvmArgs,
 
+    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
     /// Where the results go.
     #[command(flatten)]
     pub out: OutputArgs,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    let number = text.strip_suffix('s').unwrap_or(text).parse::<f64>();
-    let within = number.ok().filter(|number| (0.05..=86_400.0).contains(number));
-    within.ok_or_else(|| format!("`{text}` is not 0.05 to 86400 seconds"))
+/// Memory with `--quick`, where no more is needed.
+const QUICK: Size = Size(16 << 20);
+/// A run of a guest whose log is fetched, with `--quick`.
+const QUICK_RUN: Duration = Duration::from_millis(200);
+
+impl DirtyLogArgs {
+    /// As `--quick` has it, if that is given, of a guest under KVM.
+    pub fn sized(&self) -> Self {
+        let mut args = self.clone();
+        if self.quick {
+            args.memory = self.memory.min(QUICK);
+            args.duration = self.duration.map(|time| time.min(QUICK_RUN));
+            (args.runs, args.iterations) = (1, self.iterations.min(2));
+        }
+        args
+    }
 }
 
-fn milliseconds(text: &str) -> Result<u32, String> {
-    let number = text.strip_suffix("ms").unwrap_or(text).parse::<u32>();
-    let within = number.ok().filter(|number| (1..=3_600_000).contains(number));
-    within.ok_or_else(|| format!("`{text}` is not 1 to 3600000 milliseconds"))
+impl MemoryStressArgs {
+    /// As `--quick` has it, if that is given.
+    pub fn sized(&self) -> Self {
+        let mut args = self.clone();
+        if self.quick {
+            (args.memory, args.runs, args.iterations) = (self.memory.min(QUICK), 1, 1);
+        }
+        args
+    }
+}
+
+impl MemslotArgs {
+    /// As `--quick` has it, if that is given.
+    pub fn sized(&self) -> Self {
+        let mut args = self.clone();
+        if self.quick {
+            (args.memory, args.runs) = (self.memory.min(QUICK), 1);
+            args.slot_size = self.slot_size.min(args.memory);
+            args.iterations = self.iterations.min(4);
+        }
+        args
+    }
+}
+
+impl BootCachesArgs {
+    /// As `--quick` has it, if that is given.
+    pub fn sized(&self) -> Self {
+        let mut args = self.clone();
+        if self.quick {
+            (args.memory, args.runs) = (self.memory.min(QUICK), 1);
+        }
+        args
+    }
+}
+
+impl MigrateArgs {
+    /// As `--quick` has it, if that is given.
+    pub fn sized(&self) -> Self {
+        let mut args = self.clone();
+        if self.quick {
+            (args.memory, args.runs) = (self.memory.min(QUICK), 1);
+        }
+        args
+    }
+}
+
+impl TuneArgs {
+    /// As `--quick` has it, if that is given.
+    pub fn sized(&self) -> Self {
+        let mut args = self.clone();
+        if self.quick {
+            (args.memory, args.runs) = (self.memory.min(QUICK), 1);
+            args.duration = self.duration.min(QUICK_RUN);
+        }
+        args
+    }
 }
 
 #[cfg(test)]
@@ -487,16 +574,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_bounds_and_may_have_their_unit() {
-        assert_eq!((seconds("2"), milliseconds("300ms")), (Ok(2.0), Ok(300)));
-        assert!(seconds("0").is_err() && seconds("x").is_err() && seconds("inf").is_err());
-        assert!(milliseconds("0").is_err());
+    fn quick_is_at_most_16_mib_and_one_guest_of_every_scenario_under_kvm() {
+        use crate::cli::{Bench, Cli, Command};
+        use clap::Parser;
+        let sized = |words: &str| {
+            let cli = Cli::parse_from(format!("slat {words} --quick").split_whitespace());
+            match cli.command {
+                Some(Command::Bench { bench: Some(bench), .. }) => match bench {
+                    Bench::DirtyLog(args) => (args.sized().memory, args.sized().runs),
+                    Bench::MemoryStress(args) => (args.sized().memory, args.sized().runs),
+                    Bench::Memslot(args) => (args.sized().memory, args.sized().runs),
+                    Bench::BootCaches(args) => (args.sized().memory, args.sized().runs),
+                    Bench::Migrate(args) => (args.sized().memory, args.sized().runs),
+                    other => panic!("{other:?}"),
+                },
+                Some(Command::Tune { what: TuneWhat::DirtyLog(args) }) => {
+                    (args.sized().memory, args.sized().runs)
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        for name in ["dirty-log", "memory-stress", "memslot", "boot-caches", "migrate"] {
+            assert_eq!(sized(&format!("bench {name}")), (QUICK, 1), "{name}");
+            assert_eq!(sized(&format!("bench {name} -b 8m -r 9")), (Size(8 << 20), 1), "{name}");
+        }
+        assert_eq!(sized("tune dirty-log"), (QUICK, 1));
     }
 
     #[test]
     fn options_of_kvm_alone_are_refused_elsewhere() {
         assert!(KvmArgs::default().refuse().is_ok());
-        let pinned = KvmArgs { pin: vec![1], ..KvmArgs::default() };
+        let pinned = KvmArgs { pin: Some(Cpus(vec![1])), ..KvmArgs::default() };
         assert!(pinned.refuse().unwrap_err().to_string().contains("--target kvm"));
     }
 }

@@ -16,7 +16,7 @@ pub struct OutputArgs {
     pub print: PrintArgs,
 
     /// Stop after this time (90s, 5m), as Ctrl-C does, with exit code 5
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = super::time::some)]
     pub time_limit: Option<Duration>,
 }
 
@@ -53,6 +53,55 @@ impl PrintArgs {
     }
 }
 
+/// How tables that are no report are printed on stdout.
+#[derive(Clone, Debug, Default, Args)]
+pub struct TablePrintArgs {
+    /// How it is printed on stdout [default: text]
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "markdown"])]
+    pub report: Option<Format>,
+
+    /// Print JSON, as --report json does
+    #[arg(long, conflicts_with = "markdown")]
+    pub json: bool,
+
+    /// Print Markdown to paste into a mail or an issue, as --report markdown does
+    #[arg(long)]
+    pub markdown: bool,
+
+    /// As it was written once.
+    #[arg(long = "format", hide = true, value_parser = renamed)]
+    pub renamed: Option<String>,
+}
+
+impl TablePrintArgs {
+    /// The format that was asked for.
+    pub fn format(&self) -> Format {
+        match self {
+            Self { report: Some(format), .. } => *format,
+            Self { json: true, .. } => Format::Json,
+            Self { markdown: true, .. } => Format::Markdown,
+            _ => Format::Text,
+        }
+    }
+}
+
+/// `--format` names the format of page tables, and nothing else.
+fn renamed(value: &str) -> Result<String, String> {
+    Err(format!("--format is of page tables now; write --report {value}"))
+}
+
+/// How a table is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A table
+    #[default]
+    Text,
+    /// A table to paste into a mail or an issue
+    Markdown,
+    /// All of it, for programs
+    Json,
+}
+
 /// How a report is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ReportFormat {
@@ -82,6 +131,21 @@ mod tests {
             panic!("{words}")
         };
         Ok(args.out.print.format())
+    }
+
+    #[test]
+    fn what_is_no_report_is_asked_for_in_the_same_words_and_the_old_ones_name_the_new() {
+        let parsed = |words: &str| Cli::try_parse_from(words.split_whitespace());
+        for words in ["--json", "--report json"] {
+            let cli = parsed(&format!("slat doctor {words}")).unwrap();
+            let Some(Command::Doctor(args)) = cli.command else { panic!("{words}") };
+            assert_eq!(args.print.format(), Format::Json);
+        }
+        for command in ["doctor", "compare a b", "explain a", "plan p.toml", "merge a -o b"] {
+            let error = parsed(&format!("slat {command} --format json")).unwrap_err().to_string();
+            assert!(error.contains("--report json"), "{command}: {error}");
+        }
+        assert!(parsed("slat compare a b --json --markdown").is_err());
     }
 
     #[test]

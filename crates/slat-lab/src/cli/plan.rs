@@ -1,6 +1,6 @@
 //! The command line of plans: many settings, on many hosts.
 
-use super::Format;
+use super::TablePrintArgs;
 use crate::plan::Share;
 use clap::Args;
 use std::path::PathBuf;
@@ -58,9 +58,9 @@ pub struct PlanArgs {
     #[arg(long)]
     pub again: bool,
 
-    /// How it is printed
-    #[arg(long, value_name = "FORMAT", default_value_t)]
-    pub format: Format,
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: TablePrintArgs,
 }
 
 const MERGE_EXAMPLES: &str = "\
@@ -96,7 +96,7 @@ pub struct MergeArgs {
     #[arg(long)]
     pub any_name: bool,
 
-    /// How it is printed
-    #[arg(long, value_name = "FORMAT", default_value_t)]
-    pub format: Format,
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: TablePrintArgs,
 }

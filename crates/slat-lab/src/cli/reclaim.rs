@@ -5,6 +5,7 @@ use crate::size::Size;
 use clap::{Args, ValueEnum};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -80,9 +81,9 @@ pub struct ReclaimArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
 
-    /// Milliseconds that a page stays after it came back
-    #[arg(long, value_name = "MS", default_value_t = 0)]
-    pub residency: u64,
+    /// How long a page stays after it came back
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = super::time::any)]
+    pub residency: Duration,
 
     /// Guests by each policy, in turns [default: 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -114,7 +115,7 @@ impl ReclaimArgs {
             window: 64,
             fresh: false,
             batch: 64,
-            residency: 0,
+            residency: Duration::ZERO,
             rounds: None,
             quick,
             out: OutputArgs::default(),

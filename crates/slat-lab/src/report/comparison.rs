@@ -5,17 +5,25 @@ use super::tables::{NOTHING, Table};
 use crate::compare::{Comparison, LEAST, Pair, Verdict};
 use serde_json::{Map, Value};
 
+/// Which results are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// Those that differ, and of the others so many that it is a dozen
+    Dozen,
+    /// Those that differ
+    Differing,
+    /// All
+    All,
+}
+
 /// What is compared, what differs beside it, and counts that differ.
-pub fn tables(comparison: &Comparison, only_differences: bool) -> Vec<Table> {
-    [
-        machines(comparison),
-        variables(comparison),
-        Some(pairs(comparison, only_differences)),
-        counts(comparison),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+pub fn tables(comparison: &Comparison, rows: Rows) -> Vec<Table> {
+    let (times, counts) = (Some(pairs(comparison, rows)), counts(comparison));
+    // Of unlike machines counts alone can be compared: they come first then.
+    let [first, second] =
+        if comparison.machines_differ.is_empty() { [times, counts] } else { [counts, times] };
+    let all = [machines(comparison), variables(comparison), first, second];
+    all.into_iter().flatten().collect()
 }
 
 fn words(verdict: Verdict) -> &'static str {
@@ -64,17 +72,24 @@ fn value(pair: &Pair, which: usize) -> String {
 }
 
 fn percent(ratio: f64) -> String {
+    if !ratio.is_finite() {
+        return NOTHING.to_owned();
+    }
     let change = (ratio - 1.0) * 100.0;
     let sign = if change < 0.0 { '−' } else { '+' };
     format!("{sign}{:.1} %", change.abs())
 }
 
-fn pairs(comparison: &Comparison, only_differences: bool) -> Table {
-    let differs = |pair: &&Pair| {
-        !only_differences || matches!(pair.verdict, Verdict::Faster | Verdict::Slower)
+fn pairs(comparison: &Comparison, rows: Rows) -> Table {
+    let differs = |pair: &Pair| matches!(pair.verdict, Verdict::Faster | Verdict::Slower);
+    let differing = comparison.pairs.iter().filter(|pair| differs(pair)).count();
+    let shown = match rows {
+        Rows::Dozen => differing.max(12).min(comparison.pairs.len()),
+        Rows::Differing => differing,
+        Rows::All => comparison.pairs.len(),
     };
     let constants = constants(comparison);
-    let rows = comparison.pairs.iter().filter(differs).map(|pair| {
+    let rows = comparison.pairs[..shown].iter().map(|pair| {
         let interval = pair.interval.map_or_else(
             || NOTHING.to_owned(),
             |(low, high)| format!("{} to {}", percent(low), percent(high)),
@@ -99,6 +114,12 @@ fn pairs(comparison: &Comparison, only_differences: bool) -> Table {
         of(Verdict::NoDifferenceShown),
         of(Verdict::NotComparable)
     )];
+    if shown < comparison.pairs.len() {
+        notes.push(format!(
+            "{} more, without a difference shown: --all lists them.",
+            comparison.pairs.len() - shown
+        ));
+    }
     notes.push(format!(
         "The second run by the first, by medians ± half of where half of the samples lie. A difference is shown where the \
          medians differ by more than {} % and a rank test (Mann and Whitney) would find as much in one of a hundred pairs \

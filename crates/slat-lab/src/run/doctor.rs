@@ -18,7 +18,7 @@ pub fn doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let refused = refused.map(|verdict| verdict::refusal(&findings, verdict));
     findings.retain(|finding| args.scenario.is_none_or(|scenario| finding.matters_for(scenario)));
     let examination = Examination { findings, verdicts };
-    output::print(&match args.format {
+    output::print(&match args.print.format() {
         Format::Text => examination.text(output::width()),
         Format::Markdown => examination.markdown(),
         Format::Json => examination.json()?,

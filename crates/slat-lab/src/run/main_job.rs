@@ -118,6 +118,7 @@ impl Plan {
             format: None,
             bbm: None,
             samples: self.samples,
+            quick: false,
             linux: LinuxArgs::default(),
             out: OutputArgs::default(),
         }

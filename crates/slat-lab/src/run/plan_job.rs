@@ -22,7 +22,7 @@ pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
             });
             cells.collect::<Vec<_>>()
         };
-        output::print(&match args.format {
+        output::print(&match args.print.format() {
             Format::Json => serde_json::to_string_pretty(&all())? + "\n",
             Format::Markdown => markdown::table(&report::list_table(&cells)),
             Format::Text => report::list(&cells),
@@ -33,7 +33,7 @@ pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let outcomes = plan::run::run(&plan, &cells, &args.output, args.again, &mut session)?;
     let summary = report::summary(&outcomes);
     let failed = report::failed(&outcomes);
-    output::print(&match args.format {
+    output::print(&match args.print.format() {
         Format::Json => serde_json::to_string_pretty(&outcomes)? + "\n",
         Format::Markdown => {
             format!("{summary}\n\n") + &failed.as_ref().map(markdown::table).unwrap_or_default()
@@ -66,7 +66,7 @@ pub fn merge(args: &MergeArgs) -> anyhow::Result<ExitCode> {
     let markdown: String = tables.iter().map(markdown::table).collect();
     output::write_whole(&args.output.join("table.json"), json.as_bytes())?;
     output::write_whole(&args.output.join("table.md"), markdown.as_bytes())?;
-    output::print(&match args.format {
+    output::print(&match args.print.format() {
         Format::Json => json,
         Format::Markdown => markdown,
         Format::Text => {

@@ -77,7 +77,8 @@ impl Asked<'_> {
         params.add("backing", self.backing.to_string());
         params.add_if(self.overlap, "overlap", true);
         params.add_if(self.kvm.slots.is_some_and(|slots| slots > 1), "slots", self.kvm.slots);
-        params.add_if(!self.kvm.pin.is_empty(), "pin", json!(self.kvm.pin).to_string());
+        let pin = self.kvm.pin.as_ref().map_or(&[][..], |cpus| &cpus.0);
+        params.add_if(!pin.is_empty(), "pin", json!(pin).to_string());
         params.add_if(self.kvm.disable_nx_huge_pages, "nx_huge_pages", "off");
         let nodes = &self.kvm.memory_node;
         params.add_if(!nodes.is_empty(), "memory_node", json!(nodes).to_string());

@@ -375,6 +375,7 @@ fn split_args() -> SplitArgs {
         format: None,
         bbm: None,
         samples: 7,
+        quick: false,
         linux: LinuxArgs::default(),
         out: OutputArgs::default(),
     }

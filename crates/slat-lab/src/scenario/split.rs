@@ -25,6 +25,7 @@ use work::{ADDRESS_BITS, WORD, Work};
 /// # Errors
 /// Sizes that cannot be right, too little memory, or a result that is not what a split must leave.
 pub fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let args = &args.sized();
     args.linux.check()?;
     if args.linux.target == TablesTarget::LinuxSource {
         return super::peers::split(args, session);
@@ -170,6 +171,12 @@ fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, P
     }
     let mut cases = Vec::new();
     for backing in backings {
+        if target > backing {
+            return Err(bad_input(format!(
+                "--target-size {target} is larger than --backing {backing}, which a split only makes \
+                 smaller; take {backing} at most"
+            )));
+        }
         if !memory.bytes().is_multiple_of(backing.bytes()) {
             return Err(bad_input(format!(
                 "--memory {memory} is not a whole number of {backing} pages; take a multiple of {backing}"
@@ -283,6 +290,7 @@ mod tests {
             granule: Granule::Size4k,
             bbm: None,
             samples: 1,
+            quick: false,
             linux: LinuxArgs::default(),
             out: OutputArgs::default(),
         }
@@ -386,6 +394,12 @@ mod tests {
         assert!(error.contains("--backing 32m") && error.contains("4k, 2m, 1g"), "{error}");
         let error = refusal(SplitArgs { memory: Size((1 << 30) + (2 << 20)), ..args() });
         assert!(error.contains("1026m") && error.contains("multiple of 1g"), "{error}");
+        let error = refusal(SplitArgs {
+            backing: vec![Size(4096)],
+            target_size: Some(Size(2 << 20)),
+            ..args()
+        });
+        assert!(error.contains("--target-size 2m is larger than --backing 4k"), "{error}");
         let error = refusal(SplitArgs { target_size: Some(Size(8192)), ..args() });
         assert!(error.contains("--target-size 8k"), "{error}");
         let error = refusal(SplitArgs { memory: Size(1 << 50), ..args() });

@@ -182,7 +182,7 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
                 fresh: args.fresh,
                 huge: args.huge,
                 batch: args.batch.min(memory / 4),
-                residency: args.residency.saturating_mul(1_000_000),
+                residency: args.residency.as_nanos() as u64,
                 started: AtomicBool::new(false),
             });
         }

@@ -22,6 +22,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
         refuse(args)?;
         return crate::scenario::guest::dirty_log::run(args, session);
     }
+    let args = &args.sized();
     if args.duration.is_some() {
         return super::live::run(args, session);
     }
@@ -158,10 +159,10 @@ pub(super) fn mode(args: &DirtyLogArgs) -> anyhow::Result<Mode> {
 
 /// The guest that the options say.
 pub(super) fn asked(args: &DirtyLogArgs) -> anyhow::Result<Asked<'_>> {
-    if !args.way.is_empty() || !args.tables.is_default() || args.quick {
+    if !args.way.is_empty() || !args.tables.is_default() {
         return Err(bad_input(
-            "--way, --format, --bbm and --quick are of --target engine; a guest under KVM takes \
-             --manual-protect, --initially-set and a smaller --memory",
+            "--way, --format and --bbm are of --target engine; a guest under KVM takes \
+             --manual-protect and --initially-set",
         ));
     }
     Ok(Asked {

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Name of the scenario in results.
 pub const SCENARIO: &str = "dirty-log-live";
 /// From one fetch to the next unless asked for otherwise.
-const INTERVAL: u32 = 100;
+const INTERVAL: Duration = Duration::from_millis(100);
 /// Phases of a run.
 const PHASES: u64 = 4;
 
@@ -25,17 +25,17 @@ const PHASES: u64 = 4;
 pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let clear_chunk = chunk(args)?;
     let interval = args.interval.unwrap_or(INTERVAL);
-    let duration = args.duration.unwrap_or(1.0);
+    let duration = args.duration.unwrap_or(Duration::from_secs(1));
     let config = Config {
         shape: asked(args)?.shape()?,
         work: Pattern::of(&args.log).work(args.vcpus),
-        duration: Duration::from_secs_f64(duration),
-        interval: Duration::from_millis(interval.into()),
+        duration,
+        interval,
         clear_chunk,
     };
     let mut params = log_params(args, clear_chunk)?;
-    params.insert("duration".to_owned(), duration.into());
-    params.insert("interval_ms".to_owned(), interval.into());
+    params.insert("duration".to_owned(), duration.as_secs_f64().into());
+    params.insert("interval_ms".to_owned(), (interval.as_millis() as u64).into());
     let mut guest = Live::new(config, params, args.kvm.cpus()?);
     session.announce(args.memory.bytes(), args.vcpus as usize + 2);
     session.start(&guest.name(), u64::from(args.runs + 1) * PHASES);

@@ -10,7 +10,6 @@ use serde_json::{Map, Value};
 use slat_kvm::phase::{Phase, VcpuRun};
 use slat_kvm::scenario::live::CallTimes;
 use slat_kvm::scenario::memslot::{self, Config, Report};
-use std::time::Duration;
 
 /// Name of the scenario in results.
 const SCENARIO: &str = "memslot";
@@ -22,6 +21,7 @@ const PHASES: u64 = 5;
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
 pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let args = &args.sized();
     let asked = asked(args.memory, args.vcpus, args.backing, args.overlap, &args.kvm);
     let mut guests = Runs::new(SCENARIO, &asked, args.runs)?;
     guests.shape.slot_zap_all = !args.disable_slot_zap_all;
@@ -34,7 +34,7 @@ pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     };
     let mut add = |name: &str, value: Value| guests.params.insert(name.to_owned(), value);
     add("slot_size", args.slot_size.bytes().into());
-    add("delay_us", args.delay.into());
+    add("delay_us", (args.delay.as_micros() as u64).into());
     add("iterations", args.iterations.into());
     if args.disable_slot_zap_all {
         add("slot_zap_all", "off".into());
@@ -49,7 +49,7 @@ pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
             work,
             slot: args.slot_size.bytes(),
             iterations: args.iterations,
-            delay: Duration::from_micros(args.delay.into()),
+            delay: args.delay,
         };
         let report = memslot::run(&config, setting)?;
         let phases = report.phases.clone();

@@ -45,6 +45,7 @@ struct Migration {
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest or a log that went wrong.
 pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let args = &args.sized();
     let host = slat_kvm::probe()?;
     let ways = if args.way.is_empty() { KvmWay::value_variants() } else { &args.way[..] };
     let mut guests = Vec::new();
@@ -113,7 +114,7 @@ fn prepare(args: &MigrateArgs, way: KvmWay) -> anyhow::Result<Migration> {
     params.insert("way".to_owned(), name.into());
     params.insert("write_percent".to_owned(), args.log.write_percent.into());
     params.insert("link".to_owned(), (args.link.0.round() as u64).into());
-    params.insert("max_downtime_ms".to_owned(), args.max_downtime.into());
+    params.insert("max_downtime_ms".to_owned(), (args.max_downtime.as_millis() as u64).into());
     params.insert("max_rounds".to_owned(), args.max_rounds.into());
     params.insert("runs".to_owned(), args.runs.into());
     if let Some(chunk) = chunk.filter(|_| mode.is_manual()) {
@@ -124,7 +125,7 @@ fn prepare(args: &MigrateArgs, way: KvmWay) -> anyhow::Result<Migration> {
         shape: asked.shape()?,
         work: pattern.work(args.vcpus),
         link: args.link.0,
-        max_downtime: Duration::from_millis(args.max_downtime.into()),
+        max_downtime: args.max_downtime,
         max_rounds: args.max_rounds,
         baseline: BASELINE,
         // Only those that clear by a call of its own can do it in pieces.

@@ -77,14 +77,16 @@ pub(super) fn asked<'a>(
     Asked { memory, vcpus, backing, overlap, mode: Mode::Legacy, eager_split: None, kvm }
 }
 
+/// The memory of a guest unless asked for otherwise.
+const fn usual(quick: bool) -> Size {
+    Size(if quick { 16 << 20 } else { 256 << 20 })
+}
+
 /// Refuses what only the engine's guests have.
-fn refuse(tables: &TablesArgs, quick: bool, others: &[(&str, bool)]) -> anyhow::Result<()> {
-    let format = !tables.is_default();
-    let given = [("--format and --bbm", format), ("--quick", quick)];
+fn refuse(tables: &TablesArgs, others: &[(&str, bool)]) -> anyhow::Result<()> {
+    let given = [("--format and --bbm", !tables.is_default())];
     match given.iter().chain(others).find(|(_, given)| *given) {
-        Some((name, _)) => Err(bad_input(format!(
-            "{name}: only of --target engine; a guest under KVM takes a smaller --memory"
-        ))),
+        Some((name, _)) => Err(bad_input(format!("{name}: only of --target engine"))),
         None => Ok(()),
     }
 }
@@ -94,13 +96,13 @@ fn refuse(tables: &TablesArgs, quick: bool, others: &[(&str, bool)]) -> anyhow::
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
 pub fn populate(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    refuse(&args.tables, args.quick, &[])?;
-    let memory = args.memory.unwrap_or(Size(256 << 20));
+    refuse(&args.tables, &[])?;
+    let memory = args.memory.unwrap_or(usual(args.quick));
     let backings = match &args.backing[..] {
         [] => vec![KvmBacking::Small, KvmBacking::Transparent2m],
         given => given.to_vec(),
     };
-    let runs = args.rounds.unwrap_or(RUNS);
+    let runs = args.rounds.unwrap_or(if args.quick { 1 } else { RUNS });
     let cases =
         backings.iter().flat_map(|&backing| args.vcpus.iter().map(move |&it| (backing, it)));
     let cases: Vec<Runs> = cases
@@ -133,11 +135,11 @@ pub fn populate(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Ve
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
 pub fn execute(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    refuse(&args.tables, args.quick, &[("--exit", args.exit != 0)])?;
+    refuse(&args.tables, &[("--exit", args.exit != 0)])?;
     let backing = args.backing.unwrap_or(KvmBacking::Transparent2m);
     let least = backing.in_kvm()?.page_size() * u64::from(args.vcpus);
-    let memory = args.memory.unwrap_or(Size(least.max(256 << 20)));
-    let runs = args.rounds.unwrap_or(RUNS);
+    let memory = args.memory.unwrap_or(Size(least.max(usual(args.quick).bytes())));
+    let runs = args.rounds.unwrap_or(if args.quick { 1 } else { RUNS });
     let asked = asked(memory, args.vcpus.into(), backing, false, &args.kvm);
     let guests = Runs::new("execute", &asked, runs)?;
     session.start(&guests.name(), u64::from(runs + 1) * 6);
@@ -151,10 +153,10 @@ pub fn execute(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
 pub fn age(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    refuse(&args.tables, args.quick, &[])?;
-    let memory = args.memory.unwrap_or(Size(256 << 20));
+    refuse(&args.tables, &[])?;
+    let memory = args.memory.unwrap_or(usual(args.quick));
     let backing = args.backing.unwrap_or(KvmBacking::Small);
-    let runs = args.rounds.unwrap_or(RUNS);
+    let runs = args.rounds.unwrap_or(if args.quick { 1 } else { RUNS });
     let asked = asked(memory, args.vcpus.into(), backing, false, &args.kvm);
     let mut guests = Runs::new("age", &asked, runs)?;
     slat_kvm::probe()?;
@@ -193,6 +195,7 @@ pub fn boot_caches(
     args: &BootCachesArgs,
     session: &mut Session,
 ) -> anyhow::Result<Vec<Measurement>> {
+    let args = &args.sized();
     let asked = asked(args.memory, args.vcpus, args.backing, false, &args.kvm);
     let guests = Runs::new("boot-caches", &asked, args.runs)?;
     session.start(&guests.name(), u64::from(args.runs + 1) * 4);
@@ -220,6 +223,7 @@ pub fn memory_stress(
     args: &MemoryStressArgs,
     session: &mut Session,
 ) -> anyhow::Result<Vec<Measurement>> {
+    let args = &args.sized();
     let asked = asked(args.memory, args.vcpus, args.backing, false, &args.kvm);
     let mut guests = Runs::new("memory-stress", &asked, args.runs)?;
     guests.params.insert("iterations".to_owned(), args.iterations.into());

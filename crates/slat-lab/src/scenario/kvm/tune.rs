@@ -14,7 +14,6 @@ use crate::session::Session;
 use anyhow::bail;
 use slat_kvm::scenario::live::Config;
 use slat_kvm::{Error, HostKvm, Mode};
-use std::time::Duration;
 
 /// Phases of a run.
 const PHASES: u64 = 4;
@@ -118,6 +117,7 @@ pub fn ways(host: &HostKvm) -> Vec<Way> {
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest or a log that went wrong.
 pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let args = &args.sized();
     let host = slat_kvm::probe()?;
     let ways = ways(&host);
     let mut guests = Vec::new();
@@ -180,15 +180,15 @@ fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
     };
     let mut params = asked.params();
     params.insert("way".to_owned(), way.name.clone().into());
-    params.insert("duration".to_owned(), args.duration.into());
-    params.insert("interval_ms".to_owned(), args.interval.into());
+    params.insert("duration".to_owned(), args.duration.as_secs_f64().into());
+    params.insert("interval_ms".to_owned(), (args.interval.as_millis() as u64).into());
     params.insert("runs".to_owned(), args.runs.into());
     pattern.add_to(&mut params);
     let config = Config {
         shape: asked.shape()?,
         work: pattern.work(args.vcpus),
-        duration: Duration::from_secs_f64(args.duration),
-        interval: Duration::from_millis(args.interval.into()),
+        duration: args.duration,
+        interval: args.interval,
         clear_chunk: way.chunk,
     };
     Ok(Live::new(config, params, args.kvm.cpus()?))
