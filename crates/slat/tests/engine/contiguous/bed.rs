@@ -132,7 +132,9 @@ impl<'p, const G: u32> Bed<'p, G> {
             self.pending = false;
         }
         if !self.pending {
-            machine().as_mut().unwrap().check_fresh(&after);
+            // Hardware may have marked a leaf in the invalidation that has just completed.
+            let now = self.hardware.tree(self.platform);
+            machine().as_mut().unwrap().check_fresh(&now);
         }
         let (start, end) = (range.start().0, range.end().0);
         for group in before.runs.iter().filter(|run| Grouped::<G>::is_group(run.size)) {
