@@ -5,7 +5,7 @@
 //! anything is timed.
 
 use crate::fill::Stores;
-use crate::scenario::lines;
+use crate::lines;
 use anyhow::Context;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};

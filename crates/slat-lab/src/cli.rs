@@ -6,7 +6,6 @@ mod doctor;
 mod emulate;
 mod engine;
 mod explain;
-pub(crate) mod format;
 mod guest;
 mod idle;
 mod kvm;
@@ -19,12 +18,12 @@ mod show;
 pub(crate) mod time;
 mod values;
 
+pub use crate::format::{Granule, TableFormat, TablesArgs};
 pub use compare::{AbArgs, CompareArgs, NoiseArgs, Repeat};
-pub use doctor::{DoctorArgs, DoctorScenario};
+pub use doctor::DoctorArgs;
 pub use emulate::{Architecture, EmulateArgs, KernelChoice, ModuleParam};
 pub use engine::{EngineArgs, Part};
 pub use explain::ExplainArgs;
-pub use format::{TableFormat, TablesArgs};
 pub use guest::{AgeArgs, CacheToggleArgs, ExecuteArgs, LogWay, PopulateArgs};
 pub use idle::IdleArgs;
 pub use kvm::{
@@ -39,7 +38,8 @@ pub use plan::{MergeArgs, PlanArgs};
 pub use reclaim::{AccessPattern, ReclaimArgs, ReclaimPolicy, SwapPlace};
 pub use show::ShowArgs;
 
-pub use values::{ClearChunk, HotSet, KvmBacking, KvmWay, Others, Rate, Switch, Target};
+pub use crate::rate::Rate;
+pub use values::{ClearChunk, HotSet, KvmBacking, KvmWay, Others, Switch, Target};
 
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -401,37 +401,6 @@ pub enum Walk {
     Batched,
 }
 
-/// Smallest page of the tables.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Granule {
-    /// 4096 bytes
-    #[default]
-    #[value(name = "4k")]
-    Size4k,
-    /// 16384 bytes
-    #[value(name = "16k")]
-    Size16k,
-    /// 65536 bytes
-    #[value(name = "64k")]
-    Size64k,
-}
-
-impl Granule {
-    /// Bytes of the smallest page.
-    pub const fn bytes(self) -> u64 {
-        self.leaf_sizes()[0].0
-    }
-
-    /// Sizes of its pages and blocks, the smallest first.
-    pub const fn leaf_sizes(self) -> &'static [Size] {
-        match self {
-            Self::Size4k => &[Size(4 << 10), Size(2 << 20), Size(1 << 30)],
-            Self::Size16k => &[Size(16 << 10), Size(32 << 20)],
-            Self::Size64k => &[Size(64 << 10), Size(512 << 20)],
-        }
-    }
-}
-
 /// Prints the name that is written on the command line, which is also the one in `results.json`.
 macro_rules! display_as_written {
     ($($name:ty),*) => {$(
@@ -457,7 +426,7 @@ display_as_written!(
     Caches,
     Format,
     ReportFormat,
-    DoctorScenario,
+    crate::doctor::DoctorScenario,
     KvmBacking,
     KvmWay,
     Others,

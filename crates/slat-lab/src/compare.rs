@@ -5,7 +5,7 @@ pub mod ranks;
 
 use crate::failure::bad_input;
 use crate::record::Measurement;
-use crate::report::SCHEMA;
+use crate::record::SCHEMA;
 use crate::stats::{Summary, median};
 use anyhow::Context;
 use serde::Serialize;

@@ -19,8 +19,31 @@ pub mod verdict;
 pub use evidence::Evidence;
 pub use verdict::{Verdict, verdicts};
 
-use crate::cli::DoctorScenario::{self, *};
+use DoctorScenario::*;
 use serde::Serialize;
+
+/// What a host may be asked to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum DoctorScenario {
+    /// Touch a guest's memory for the first time
+    Populate,
+    /// Log a guest's dirty pages
+    DirtyLog,
+    /// Execute from a guest's huge pages
+    Execute,
+    /// Look for the pages that a guest used
+    Age,
+    /// Fill a guest's memory, take it away, fill it again
+    MemoryStress,
+    /// Add, move and delete a memslot beside running vCPUs
+    Memslot,
+    /// Have the vCPUs of an Arm guest switch their caches
+    BootCaches,
+    /// Copy a guest's memory while it runs
+    Migrate,
+    /// Measure in a machine emulated by QEMU
+    Emulate,
+}
 
 /// Scenarios that run a guest under the host's KVM.
 const GUESTS: &[DoctorScenario] =

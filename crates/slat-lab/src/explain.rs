@@ -11,8 +11,8 @@
 //!
 //! Nothing here is measured twice: a cost that does not fit the count shows in the rest.
 
+use crate::numbers::{seconds, thousands};
 use crate::record::Measurement;
-use crate::report::numbers::{seconds, thousands};
 use crate::report::tables::{Labels, NOTHING, Row, Table};
 use serde::Serialize;
 use serde_json::{Map, Value};

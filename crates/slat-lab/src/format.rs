@@ -4,7 +4,6 @@
 //! compiled for each format anew: those that the tests can do without take the feature `every-format`, which is a
 //! default.
 
-use super::Granule;
 use crate::failure::bad_input;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
@@ -16,6 +15,37 @@ use slat::format::power::{PowerK4, PowerK64};
 use slat::format::riscv::Mode;
 use slat::format::riscv::RiscV;
 use slat::{Format, PageSize};
+
+/// Smallest page of the tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Granule {
+    /// 4096 bytes
+    #[default]
+    #[value(name = "4k")]
+    Size4k,
+    /// 16384 bytes
+    #[value(name = "16k")]
+    Size16k,
+    /// 65536 bytes
+    #[value(name = "64k")]
+    Size64k,
+}
+
+impl Granule {
+    /// Bytes of the smallest page.
+    pub const fn bytes(self) -> u64 {
+        self.leaf_sizes()[0].0
+    }
+
+    /// Sizes of its pages and blocks, the smallest first.
+    pub const fn leaf_sizes(self) -> &'static [Size] {
+        match self {
+            Self::Size4k => &[Size(4 << 10), Size(2 << 20), Size(1 << 30)],
+            Self::Size16k => &[Size(16 << 10), Size(32 << 20)],
+            Self::Size64k => &[Size(64 << 10), Size(512 << 20)],
+        }
+    }
+}
 
 /// A format of second-stage tables, its hardware marking what is used and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -68,7 +98,7 @@ pub(crate) fn riscv() -> RiscV {
 /// function around it.
 macro_rules! on_format {
     ($choice:expr, |$format:ident| $body:expr) => {{
-        use $crate::cli::format::{TableFormat, arm};
+        use $crate::format::{TableFormat, arm};
         macro_rules! on {
             ($value:expr) => {{
                 let $format = $value;
@@ -87,13 +117,13 @@ macro_rules! on_format {
             #[cfg(feature = "every-format")]
             TableFormat::Npt => on!(::slat::format::npt::Npt1G::default()),
             #[cfg(feature = "every-format")]
-            TableFormat::RiscV => on!($crate::cli::format::riscv()),
+            TableFormat::RiscV => on!($crate::format::riscv()),
             #[cfg(feature = "every-format")]
             TableFormat::Power4k => on!(::slat::format::power::PowerK4::default()),
             #[cfg(feature = "every-format")]
             TableFormat::Power64k => on!(::slat::format::power::PowerK64::default()),
             #[cfg(not(feature = "every-format"))]
-            other => return Err($crate::cli::format::not_built(other)),
+            other => return Err($crate::format::not_built(other)),
         }
     }};
 }
@@ -103,7 +133,7 @@ pub(crate) use on_format;
 /// this program was built without it is an error of the function around it.
 macro_rules! on_machine {
     ($tables:expr, |$format:ident, $machine:ident| $body:expr) => {{
-        use $crate::cli::format::TableFormat;
+        use $crate::format::TableFormat;
         let tables: &$crate::cli::TablesArgs = $tables;
         let bbm = tables.bbm()?;
         macro_rules! on {
@@ -114,7 +144,7 @@ macro_rules! on_machine {
         }
         macro_rules! on_arm {
             ($granule:literal, $lpa2:literal) => {{
-                let mut format = $crate::cli::format::arm::<$granule, $lpa2>();
+                let mut format = $crate::format::arm::<$granule, $lpa2>();
                 format.forced_write_back = true;
                 let cpu = ::slat_sim::Arm::new($granule, 40);
                 on!(format, ::slat_sim::Arm { bbm, forced_write_back: true, lpa2: $lpa2, ..cpu })
@@ -138,7 +168,7 @@ macro_rules! on_machine {
                 on!(::slat::format::npt::Npt1G::default(), ::slat_sim::Npt::default())
             }
             #[cfg(feature = "every-format")]
-            TableFormat::RiscV => on!($crate::cli::format::riscv(), ::slat_sim::RiscV::default()),
+            TableFormat::RiscV => on!($crate::format::riscv(), ::slat_sim::RiscV::default()),
             #[cfg(feature = "every-format")]
             TableFormat::Power4k => {
                 on!(::slat::format::power::PowerK4::default(), ::slat_sim::Power::new(12))
@@ -148,7 +178,7 @@ macro_rules! on_machine {
                 on!(::slat::format::power::PowerK64::default(), ::slat_sim::Power::new(16))
             }
             #[cfg(not(feature = "every-format"))]
-            other => return Err($crate::cli::format::not_built(other)),
+            other => return Err($crate::format::not_built(other)),
         }
     }};
 }

@@ -8,7 +8,7 @@ pub mod files;
 
 use crate::child::without_output;
 use crate::record::{Measurement, Skipped};
-use crate::report::{Report, SCHEMA};
+use crate::record::{Report, SCHEMA};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

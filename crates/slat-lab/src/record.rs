@@ -1,7 +1,9 @@
 //! What a run produces: the schema of `results.json`, one type for every scenario.
 
+use crate::host::Host;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// One variant of one scenario, with every sample that was taken of it.
@@ -40,4 +42,27 @@ pub struct Skipped {
     /// Whether it was tried and failed, as opposed to left out.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,
+}
+
+/// The version of the schema of `results.json`. A change that a reader can stumble over counts it up.
+pub const SCHEMA: u32 = 1;
+
+/// Everything about one run; `results.json` is this, serialised.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Whether Ctrl-C ended the run before it was complete.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
+    /// The version of this program.
+    pub tool: Cow<'static, str>,
+    /// Where it ran.
+    pub host: Host,
+    /// The command line that does it again.
+    pub command: Vec<String>,
+    /// What was measured, in the order it was measured in.
+    pub results: Vec<Measurement>,
+    /// What was not.
+    pub skipped: Vec<Skipped>,
 }

@@ -10,12 +10,13 @@
 //!   `Ok` with what is complete enough to be read; the caller knows from
 //!   [`Session::interrupted`](crate::session::Session::interrupted) that it is a part.
 
+pub(crate) mod bed;
 pub(crate) mod contest;
+pub(crate) mod crew;
 pub mod engine;
 pub mod guest;
 pub mod kvm;
 pub(crate) mod limit;
-pub(crate) mod lines;
 pub mod peers;
 pub mod replay;
 pub mod split;

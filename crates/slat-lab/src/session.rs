@@ -126,7 +126,7 @@ impl Session {
             let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get());
             self.note(&format!(
                 "Takes up to {} of memory and {} of {cpus} CPUs; Ctrl-C stops and keeps what was measured.",
-                crate::report::numbers::bytes(memory),
+                crate::numbers::bytes(memory),
                 threads.min(cpus)
             ));
         }

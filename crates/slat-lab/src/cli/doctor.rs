@@ -1,7 +1,8 @@
 //! The command line of `slat doctor`.
 
 use super::TablePrintArgs;
-use clap::{Args, ValueEnum};
+use crate::doctor::DoctorScenario;
+use clap::Args;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,27 +31,4 @@ pub struct DoctorArgs {
     /// How it is printed.
     #[command(flatten)]
     pub print: TablePrintArgs,
-}
-
-/// What a host may be asked to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum DoctorScenario {
-    /// Touch a guest's memory for the first time
-    Populate,
-    /// Log a guest's dirty pages
-    DirtyLog,
-    /// Execute from a guest's huge pages
-    Execute,
-    /// Look for the pages that a guest used
-    Age,
-    /// Fill a guest's memory, take it away, fill it again
-    MemoryStress,
-    /// Add, move and delete a memslot beside running vCPUs
-    Memslot,
-    /// Have the vCPUs of an Arm guest switch their caches
-    BootCaches,
-    /// Copy a guest's memory while it runs
-    Migrate,
-    /// Measure in a machine emulated by QEMU
-    Emulate,
 }

@@ -1,9 +1,9 @@
 //! The command line of what is measured on a guest of the engine's, threads as vCPUs, or under KVM.
 
 use super::OutputArgs;
-use super::format::TablesArgs;
 use super::kvm::KvmArgs;
 use super::values::{KvmBacking, Target};
+use crate::format::TablesArgs;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
 

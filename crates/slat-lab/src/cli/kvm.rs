@@ -4,11 +4,12 @@
 
 use super::OutputArgs;
 use super::cpus::Cpus;
-use super::format::TablesArgs;
 use super::guest::LogWay;
 use super::time;
-use super::values::{ClearChunk, HotSet, KvmBacking, KvmWay, Others, Rate, Switch, Target};
+use super::values::{ClearChunk, HotSet, KvmBacking, KvmWay, Others, Switch, Target};
 use crate::failure::bad_input;
+use crate::format::TablesArgs;
+use crate::rate::Rate;
 use crate::size::Size;
 use clap::{Args, Subcommand};
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use super::Group::Isolation;
 use super::{ALL, Change, Evidence, Finding, GUESTS, Subject};
-use crate::report::numbers::three_digits;
+use crate::numbers::three_digits;
 
 /// More than one tick of a hundred stolen shows in every spread.
 const STOLEN: f64 = 0.01;

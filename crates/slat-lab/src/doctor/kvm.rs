@@ -3,7 +3,7 @@
 use super::Group::Kvm;
 use super::processor::no_assistance;
 use super::{Change, Evidence, Finding, GUESTS, Subject};
-use crate::cli::DoctorScenario::{self, DirtyLog, Execute, MemoryStress, Memslot, Migrate};
+use crate::doctor::DoctorScenario::{self, DirtyLog, Execute, MemoryStress, Memslot, Migrate};
 use crate::size::Size;
 use slat_kvm::{Error, HostKvm};
 

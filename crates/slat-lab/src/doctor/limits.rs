@@ -2,8 +2,8 @@
 
 use super::Group::Limits;
 use super::{ALL, Change, Evidence, Finding, Subject};
-use crate::cli::DoctorScenario::{self, Age, MemoryStress};
-use crate::report::numbers::{bytes, three_digits};
+use crate::doctor::DoctorScenario::{self, Age, MemoryStress};
+use crate::numbers::{bytes, three_digits};
 use std::path::{Path, PathBuf};
 
 const PRESSURE: &[DoctorScenario] = &[Age, MemoryStress];

@@ -2,10 +2,10 @@
 
 use super::Group::Memory;
 use super::{ALL, Change, Evidence, Finding, GUESTS, Subject};
-use crate::cli::DoctorScenario::{
+use crate::doctor::DoctorScenario::{
     self, DirtyLog, Execute, MemoryStress, Memslot, Migrate, Populate,
 };
-use crate::report::numbers::bytes;
+use crate::numbers::bytes;
 
 /// Below this much, guests of the default size leave the host too little to be undisturbed.
 const COMFORTABLE: u64 = 4 << 30;

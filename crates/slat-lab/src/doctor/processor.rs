@@ -2,7 +2,7 @@
 
 use super::Group::Processor;
 use super::{ALL, Change, Evidence, Finding, GUESTS, Subject};
-use crate::cli::DoctorScenario::BootCaches;
+use crate::doctor::DoctorScenario::BootCaches;
 use slat_kvm::HostKvm;
 
 /// The architecture that guests have code for.

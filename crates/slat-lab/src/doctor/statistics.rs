@@ -3,7 +3,7 @@
 use super::Group::Statistics;
 use super::evidence::{Access, PERFMON, SYS_ADMIN};
 use super::{Change, Evidence, Finding, GUESTS, Subject};
-use crate::cli::DoctorScenario::Age;
+use crate::doctor::DoctorScenario::Age;
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
     vec![binary(evidence), debugfs(evidence), schedstat(evidence), perf(evidence), pmu(evidence)]

@@ -2,7 +2,7 @@
 
 use super::Group::Tools;
 use super::{Change, Evidence, Finding, Subject};
-use crate::cli::DoctorScenario::{self, Emulate};
+use crate::doctor::DoctorScenario::{self, Emulate};
 
 /// The emulator of x86-64.
 pub(super) const QEMU_X86: &str = "qemu-system-x86_64";

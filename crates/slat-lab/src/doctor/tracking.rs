@@ -3,7 +3,7 @@
 use super::Group::Tracking;
 use super::evidence::{Access, SYS_ADMIN};
 use super::{Change, Evidence, Finding, Subject};
-use crate::cli::DoctorScenario::{self, Age};
+use crate::doctor::DoctorScenario::{self, Age};
 
 /// Idle page tracking.
 pub(super) const PAGE_IDLE: &str = "page_idle";

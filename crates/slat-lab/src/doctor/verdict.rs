@@ -1,7 +1,7 @@
 //! Which scenarios a host can run: what each of them cannot do without.
 
 use super::{ALL, Change, Finding, Status, kvm, processor, tools, tracking};
-use crate::cli::DoctorScenario;
+use crate::doctor::DoctorScenario;
 use serde::Serialize;
 
 /// Whether one scenario can run.

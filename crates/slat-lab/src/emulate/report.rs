@@ -1,8 +1,8 @@
 //! A report from an emulated machine: what was counted stays, what was timed does not.
 
 use crate::cli::{Architecture, EmulateArgs};
+use crate::record::SCHEMA;
 use crate::record::{Measurement, Skipped};
-use crate::report::SCHEMA;
 use anyhow::ensure;
 use serde::Serialize;
 use serde_json::Value;

@@ -3,7 +3,7 @@
 use crate::compare;
 use crate::failure::bad_input;
 use crate::plan::cell;
-use crate::report::Report;
+use crate::record::Report;
 use crate::run::output::RESULTS;
 use serde::Serialize;
 use serde_json::Value;

@@ -4,8 +4,8 @@ pub mod distributions;
 mod ecdf;
 mod strips;
 
-use super::numbers::{seconds, three_digits};
 use super::tables::{Row, rows};
+use crate::numbers::{seconds, three_digits};
 use crate::record::Measurement;
 use plotters::coord::Shift;
 use plotters::prelude::*;

@@ -1,8 +1,8 @@
 //! Every sample and every count as a row of its own: the long form that data frames and spreadsheets
 //! take apart.
 
-use super::Report;
 use crate::record::Measurement;
+use crate::record::Report;
 use anyhow::Context;
 use serde_json::Value;
 use std::collections::BTreeSet;

@@ -133,7 +133,7 @@ fn paragraph(text: &mut String, head: &str, indent: usize, what: &str, width: u1
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::DoctorScenario;
+    use crate::doctor::DoctorScenario;
     use crate::doctor::{examine, fake, verdict, verdicts};
 
     fn examination(host: &fake::FakeHost) -> Examination {

@@ -1,8 +1,8 @@
 //! A report made up for tests: every kind of row, and figures that never change.
 
-use super::{Report, SCHEMA};
 use crate::host::{Cpu, Host, HugePool, Kernel, Known, Kvm, Memory, Thp, Virtualisation};
 use crate::record::{Measurement, Skipped};
+use crate::record::{Report, SCHEMA};
 use serde_json::{Value, json};
 
 /// A report with a bit of everything.

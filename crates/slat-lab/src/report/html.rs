@@ -1,7 +1,8 @@
 //! `report.html`: one file that needs no network and no other file.
 
-use super::{Report, charts, tables};
+use super::{charts, tables};
 use crate::host::Known;
+use crate::record::Report;
 use crate::report::tables::split::PUBLISHED_IN;
 use crate::size::Size;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -129,7 +130,7 @@ fn meaning(report: &Report) -> Markup {
 fn host_section(report: &Report) -> Markup {
     let host = &report.host;
     let bytes =
-        |known: &Known<u64>| known.0.map_or_else(|| known.to_string(), super::numbers::bytes);
+        |known: &Known<u64>| known.0.map_or_else(|| known.to_string(), crate::numbers::bytes);
     let guest = match host.virtualisation.hypervisor.0 {
         Some(true) => "yes".to_owned(),
         Some(false) => "no".to_owned(),

@@ -1,6 +1,6 @@
 //! `results.json`.
 
-use super::Report;
+use crate::record::Report;
 
 /// The report as JSON that ends in a newline: parameters and counts in the order of their names,
 /// results in the order of the run, so that two runs differ only where the machine did.

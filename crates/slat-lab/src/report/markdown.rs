@@ -1,7 +1,8 @@
 //! Tables as Markdown, to be pasted into a mail or an issue.
 
 use super::tables::{self, Table};
-use super::{Report, text};
+use super::text;
+use crate::record::Report;
 use std::fmt::Write;
 
 /// The whole report: where it was taken and by which command, so that others can do it again.

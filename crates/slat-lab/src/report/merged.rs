@@ -1,9 +1,9 @@
 //! What many hosts measured, in one table: a row for each setting on each host.
 
-use super::numbers::{three_digits, with_wide_spread};
 use super::tables::{self, Labels, NOTHING, Table};
 use crate::merge::Gathered;
 use crate::merge::files::Left;
+use crate::numbers::{three_digits, with_wide_spread};
 use crate::record::Measurement;
 use crate::stats::Summary;
 use serde_json::{Value, json};

@@ -195,7 +195,7 @@ pub(super) fn shown(name: &str, value: Option<&Value>) -> String {
             Some(Value::Number(number)),
         ) => number.as_u64().map_or_else(|| number.to_string(), |bytes| Size(bytes).to_string()),
         ("link" | "dirty_rate", Some(Value::Number(number))) => {
-            crate::cli::Rate(number.as_f64().unwrap_or(0.0)).to_string()
+            crate::rate::Rate(number.as_f64().unwrap_or(0.0)).to_string()
         }
         (_, Some(other)) => other.to_string(),
     }

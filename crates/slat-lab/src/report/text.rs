@@ -1,7 +1,7 @@
 //! The report on a terminal.
 
-use super::Report;
 use super::tables::{self, Table};
+use crate::record::Report;
 use crate::record::Skipped;
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Row, Table as Grid, TableStyle,

@@ -7,8 +7,8 @@ use crate::cli::{
 };
 use crate::failure::is_interruption;
 use crate::host::Host;
+use crate::numbers::bytes;
 use crate::record::Measurement;
-use crate::report::numbers::bytes;
 use crate::scenario;
 use crate::scenario::kvm::dirty_log::Guest;
 use crate::session::Session;

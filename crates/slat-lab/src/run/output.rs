@@ -1,7 +1,8 @@
 //! Where results go: stdout, and two files in a directory.
 
 use crate::failure::bad_input;
-use crate::report::{Report, html, json};
+use crate::record::Report;
+use crate::report::{html, json};
 use anyhow::Context;
 use std::fs;
 use std::io::{self, IsTerminal, Write};

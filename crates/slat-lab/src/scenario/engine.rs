@@ -6,9 +6,7 @@
 //! the ratios that were asked for. The thread that enters the tables has joined once; for each call
 //! it enters, does the operation, reads the counts and completes what is owed.
 
-pub(in crate::scenario) mod bed;
 mod beside;
-pub(in crate::scenario) mod crew;
 mod faults;
 mod inactive;
 mod leaves;
@@ -23,10 +21,10 @@ use crate::cli::{EngineArgs, Granule, Part, TableFormat, TablesTarget};
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::scenario::contest::Contest;
+use crate::scenario::crew::{Pin, cpus};
 use crate::scenario::peers;
 use crate::session::Session;
 use crate::size::Size;
-use crew::{Pin, cpus};
 use serde_json::json;
 use slat::BreakBeforeMake;
 use slat::format::ept::Ept1G;

@@ -22,9 +22,9 @@ use crate::cli::{
 use crate::failure::bad_input;
 use crate::fill::Stores;
 use crate::record::Measurement;
+use crate::scenario::bed::Bed;
 use crate::scenario::contest::{Contest, ENGINE, MACHINE};
-use crate::scenario::engine::bed::Bed;
-use crate::scenario::engine::crew::{Pin, cpus};
+use crate::scenario::crew::{Pin, cpus};
 use crate::scenario::engine::{STEP, whole_blocks};
 use crate::session::Session;
 use crate::size::Size;

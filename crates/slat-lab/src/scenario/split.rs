@@ -8,11 +8,11 @@
 mod work;
 
 use crate::arena::Arena;
-use crate::cli::format::on_format;
 use crate::cli::{SplitArgs, TablesTarget, Walk, What, When};
 use crate::failure::bad_input;
+use crate::format::on_format;
 use crate::record::Measurement;
-use crate::scenario::engine::bed::breaks_of;
+use crate::scenario::bed::breaks_of;
 use crate::scenario::limit::Limit;
 use crate::session::Session;
 use crate::size::Size;

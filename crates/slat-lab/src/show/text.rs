@@ -2,7 +2,7 @@
 
 use super::bins::{Bin, Part, bins, count_parts, parts};
 use super::dump::{Dump, Run};
-use crate::report::numbers::{bytes, thousands};
+use crate::numbers::{bytes, thousands};
 use crate::report::tables::{NOTHING, Table};
 use crate::size::Size;
 use std::fmt::Write;

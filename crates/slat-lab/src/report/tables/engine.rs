@@ -1,8 +1,8 @@
 //! The engine's operations: what was asked of each, what it reached, and the times behind it.
 
 use super::{NOTHING, Table};
+use crate::numbers::{seconds, three_digits, with_spread};
 use crate::record::Measurement;
-use crate::report::numbers::{seconds, three_digits, with_spread};
 use crate::size::Size;
 use crate::stats::Summary;
 

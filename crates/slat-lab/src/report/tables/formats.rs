@@ -2,8 +2,8 @@
 
 use super::engine::parameter;
 use super::{NOTHING, Table};
+use crate::numbers::{three_digits, with_spread};
 use crate::record::Measurement;
-use crate::report::numbers::{three_digits, with_spread};
 use crate::size::Size;
 use crate::stats::Summary;
 

@@ -2,8 +2,8 @@
 
 use super::engine::{parameter, verdict};
 use super::{Labels, NOTHING, Row, Table, rows};
+use crate::numbers::{seconds, thousands, three_digits, with_spread, with_wide_spread};
 use crate::record::Measurement;
-use crate::report::numbers::{seconds, thousands, three_digits, with_spread, with_wide_spread};
 use crate::stats::Summary;
 
 /// One row for each ratio.
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_run_reads_like_this() {
-        let report = crate::report::Report { results: fake::guests(), ..fake::report() };
+        let report = crate::record::Report { results: fake::guests(), ..fake::report() };
         insta::assert_snapshot!(crate::report::text::render(&report, 120));
     }
 

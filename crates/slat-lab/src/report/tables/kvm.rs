@@ -1,8 +1,8 @@
 //! What a guest on this host pays while its dirty pages are logged.
 
 use super::{Labels, NOTHING, Row, Table, rows};
+use crate::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
 use crate::record::Measurement;
-use crate::report::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
 use crate::stats::{Summary, median};
 
 /// Phases in the order they happen, with the headings of their columns. The names of the variants

@@ -1,8 +1,8 @@
 //! What the machine's memory allows: the least that the same work can take here.
 
 use super::{NOTHING, Row, Table};
+use crate::numbers::{three_digits, with_spread};
 use crate::record::Measurement;
-use crate::report::numbers::{three_digits, with_spread};
 use crate::stats::Summary;
 use serde_json::{Map, Value};
 

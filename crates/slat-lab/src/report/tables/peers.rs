@@ -2,8 +2,8 @@
 
 use super::engine::parameter;
 use super::{Labels, NOTHING, Row, Table, rows};
+use crate::numbers::{thousands, three_digits};
 use crate::record::Measurement;
-use crate::report::numbers::{thousands, three_digits};
 use crate::scenario::peers::{ALLOWED, SLAT};
 use crate::size::Size;
 use crate::stats::Summary;

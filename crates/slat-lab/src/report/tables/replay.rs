@@ -2,8 +2,8 @@
 
 use super::engine::parameter;
 use super::{NOTHING, Table};
+use crate::numbers::{seconds, thousands, three_digits};
 use crate::record::Measurement;
-use crate::report::numbers::{seconds, thousands, three_digits};
 use crate::stats::Summary;
 
 /// One row for each claim.

@@ -2,8 +2,8 @@
 
 use super::limit::{Limit, limit_of};
 use super::{Labels, NOTHING, Row, Table, rows};
+use crate::numbers::{change, thousands, three_digits, with_spread};
 use crate::record::Measurement;
-use crate::report::numbers::{change, thousands, three_digits, with_spread};
 use crate::stats::{Summary, median};
 
 const EVERY_ENTRY: &str = "every-entry";

@@ -2,8 +2,8 @@
 //! migration cost them, and the times of what was done to their memory.
 
 use super::{Labels, NOTHING, Row, Table, rows};
+use crate::numbers::{seconds, three_digits};
 use crate::record::Measurement;
-use crate::report::numbers::{seconds, three_digits};
 use crate::stats::Summary;
 
 /// Scenarios of guests under KVM, in the order of their tables.

@@ -4,13 +4,13 @@
 //! of these. Beside it, on a CPU of its own, another thread goes round and round: it makes pages old
 //! and young again by the engine, or only reads their slots.
 
-use super::bed::{Bed, steps};
-use super::crew::{Gate, together};
 use super::faults::{map_each, tables_of};
 use crate::arena::Arena;
 use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
+use crate::scenario::bed::{Bed, steps};
 use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::scenario::crew::{Gate, together};
 use crate::scenario::limit;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;
@@ -150,7 +150,7 @@ impl<'p> Scene<'_, 'p> {
     fn faults(&self, gate: &Gate) -> Times {
         let first = self.other.size() / 4096;
         let pages = FAULTED / 4096;
-        let mut storage = super::bed::storage(tables_of(pages));
+        let mut storage = crate::scenario::bed::storage(tables_of(pages));
         let mut cache = TableCache::new(self.arena, &mut storage);
         cache.fill(usize::MAX)?;
         let mut member = Member::join(self.arena)?;

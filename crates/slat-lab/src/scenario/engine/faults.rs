@@ -1,11 +1,11 @@
 //! Faults that map one page each, table pages at hand; by one thread and by two.
 
-use super::bed::{Bed, counted, storage};
-use super::crew::{Gate, together};
 use crate::arena::Arena;
 use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
+use crate::scenario::bed::{Bed, counted, storage};
 use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
+use crate::scenario::crew::{Gate, together};
 use crate::scenario::limit;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;

@@ -1,9 +1,9 @@
 //! Tables that no CPU has: mapped and protected by plain stores, beside plain loops.
 
-use super::bed::{Bed, CHUNK, chunk_storage, steps};
 use crate::arena::Arena;
 use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
+use crate::scenario::bed::{Bed, CHUNK, chunk_storage, steps};
 use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
 use crate::scenario::limit;
 use anyhow::ensure;

@@ -1,9 +1,9 @@
 //! Write-protecting and ageing leaf by leaf, beside one atomic exchange or one load a slot.
 
-use super::bed::{Bed, counted};
 use crate::arena::Arena;
 use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
+use crate::scenario::bed::{Bed, counted};
 use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
 use crate::scenario::limit;
 use anyhow::ensure;

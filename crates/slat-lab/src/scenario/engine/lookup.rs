@@ -1,9 +1,9 @@
 //! Translating random addresses, beside another crate's tables of as many levels.
 
-use super::bed::{Bed, look_up, value};
 use crate::arena::Arena;
 use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
+use crate::scenario::bed::{Bed, look_up, value};
 use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
 #[cfg(feature = "peers")]
 use crate::scenario::peers::crates as peers;

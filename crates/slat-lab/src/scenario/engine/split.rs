@@ -1,11 +1,11 @@
 //! Splitting blocks, beside filling as many bytes.
 
-use super::bed::{Bed, CHUNK, chunk_storage, counted, steps};
-use super::crew::{Gate, together};
 use crate::arena::Arena;
 use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
+use crate::scenario::bed::{Bed, CHUNK, chunk_storage, counted, steps};
 use crate::scenario::contest::{Contest, ENGINE, MACHINE, Sample, Watch};
+use crate::scenario::crew::{Gate, together};
 use crate::scenario::limit;
 use anyhow::ensure;
 use slat::format::arm64::Arm64K4;

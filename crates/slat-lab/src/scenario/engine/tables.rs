@@ -1,12 +1,12 @@
 //! Formats whose tables say something, EPT and NPT: ageing by their accessed bits, write protection by their right to
 //! write and the faults that follow; each beside the same work leaf by leaf.
 
-use super::bed::{Bed, breaks_of, counted};
 use super::scatter::{clustered, scattered};
 use super::touch::touch;
 use crate::arena::Arena;
 use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
+use crate::scenario::bed::{Bed, breaks_of, counted};
 use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
 use anyhow::ensure;
 use slat::{Access, Ageing, Ages, Attributes, Counts, Format, Member, PageSize, Skip, Tables};

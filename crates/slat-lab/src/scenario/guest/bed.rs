@@ -1,8 +1,8 @@
 //! A machine, its memory, and guests on it, one after the other.
 
-use crate::cli::format::LARGEST;
 use crate::cli::{TableFormat, TablesArgs};
 use crate::failure::bad_input;
+use crate::format::LARGEST;
 use crate::session::Session;
 use crate::size::Size;
 use anyhow::Context;

@@ -7,8 +7,8 @@
 use super::turns::{Recorder, counts, ratios, take_turns};
 use crate::cli::CacheToggleArgs;
 use crate::failure::bad_input;
+use crate::lines;
 use crate::record::Measurement;
-use crate::scenario::lines;
 use crate::session::Session;
 use anyhow::{Context, ensure};
 use serde_json::json;

@@ -7,7 +7,7 @@ use super::runner::Locks;
 use super::turns::{Recorder, ratios, take_turns};
 use super::vcpus::{PhaseRun, run_phases};
 use crate::cli::ExecuteArgs;
-use crate::cli::format::on_machine;
+use crate::format::on_machine;
 use crate::record::Measurement;
 use crate::session::Session;
 use crate::size::Size;

@@ -12,11 +12,11 @@ mod sample;
 mod swap;
 
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
-use crate::cli::format::on_machine;
 use crate::cli::{AccessPattern, ReclaimArgs, ReclaimPolicy, SwapPlace};
 use crate::failure::bad_input;
+use crate::format::on_machine;
 use crate::record::Measurement;
-use crate::scenario::engine::crew::cpus;
+use crate::scenario::crew::cpus;
 use crate::session::Session;
 use crate::size::Size;
 use anyhow::Context;

@@ -14,7 +14,7 @@ use crate::cli::{CheckArgs, Granule, WalkKind};
 use crate::failure::Failure;
 use crate::random::Numbers;
 use crate::record::Measurement;
-use crate::scenario::engine::bed::Bed;
+use crate::scenario::bed::Bed;
 use crate::session::Session;
 use anyhow::{Context, anyhow, bail, ensure};
 use serde_json::json;
@@ -429,7 +429,7 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     fn ours(&mut self, step: Step, member: &mut Member<'p, Arena>) -> anyhow::Result<u64> {
         let mut places = [Place::EMPTY; 4096];
         let mut removals = Removals::new(self.tables, &mut places);
-        let mut storage = crate::scenario::engine::bed::chunk_storage();
+        let mut storage = crate::scenario::bed::chunk_storage();
         let mut cache = TableCache::new(self.arena, &mut storage);
         let mut guard = self.tables.enter(member)?;
         let range = |start, size| GpaRange::new(Gpa(start), size);

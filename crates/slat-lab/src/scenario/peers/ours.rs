@@ -5,10 +5,10 @@ use super::work::{LOOKUPS, Op, Setting, Work};
 use crate::arena::Arena;
 use crate::cli::Caches;
 use crate::fill::Stores;
-use crate::scenario::contest::{Sample, Watch};
-use crate::scenario::engine::bed::{
+use crate::scenario::bed::{
     Bed, CHUNK, breaks_of, chunk_storage, counted, look_up, split_range, steps, storage,
 };
+use crate::scenario::contest::{Sample, Watch};
 use crate::scenario::limit::{self, Limit};
 use anyhow::ensure;
 use slat::{

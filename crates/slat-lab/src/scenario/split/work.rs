@@ -3,8 +3,8 @@
 use super::{Case, Cost, Sample};
 use crate::arena::Arena;
 use crate::cli::{Walk, What, When};
+use crate::scenario::bed::{split_range, steps};
 use crate::scenario::contest::Watch;
-use crate::scenario::engine::bed::{split_range, steps};
 use crate::scenario::limit::{self, Limit, TablePages};
 use anyhow::{Context, ensure};
 use slat::{

@@ -5,9 +5,9 @@
 
 use super::sample::{Runner, TheGuest, with_guest};
 use super::{Case, cases, params};
-use crate::cli::format::on_machine;
 use crate::cli::{AccessPattern, IdleArgs, ReclaimArgs, SwapPlace};
 use crate::failure::bad_input;
+use crate::format::on_machine;
 use crate::record::Measurement;
 use crate::scenario::guest::bed::room;
 use crate::scenario::guest::turns::{Counts, Recorder, counts};

@@ -4,7 +4,7 @@ use super::Case;
 use super::pattern::{Use, own};
 use super::swap::LabSwap;
 use crate::cli::{ReclaimPolicy, SwapPlace};
-use crate::scenario::engine::crew::Pin;
+use crate::scenario::crew::Pin;
 use crate::scenario::guest::bed::{GUEST_BASE, room};
 use crate::scenario::guest::lock::FairLock;
 use crate::scenario::guest::times::Times;
