@@ -5,13 +5,12 @@
 //! `slat` a second one means *at once*, and costs what was measured.
 
 use crate::failure::bad_input;
-use crate::session::Session;
+use crate::session::{Running, Session};
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,9 +19,6 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// How long a child may take to end after it was told to.
 const GRACE: Duration = Duration::from_secs(5);
-
-/// The group of the child that runs now, 0 without one.
-static RUNNING: AtomicI32 = AtomicI32::new(0);
 
 /// A child that has ended.
 #[derive(Debug)]
@@ -104,21 +100,14 @@ pub fn run(words: &[String], limit: Option<Duration>, session: &Session) -> anyh
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let began = Instant::now();
     let mut child = command.spawn().context("cannot start this program again")?;
-    RUNNING.store(child.id().cast_signed(), Relaxed);
+    let running = Running::new(child.id());
     let (stdout, stderr) = (gather(child.stdout.take()), gather(child.stderr.take()));
     let waited = wait(&mut child, began, limit, session);
-    RUNNING.store(0, Relaxed);
+    drop(running);
     let (status, out_of_time) = waited.context("cannot wait for this program")?;
     let stdout = stdout.join().unwrap_or_default();
     let stderr = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
     Ok(Ended { status, out_of_time, stdout, stderr, took: began.elapsed() })
-}
-
-/// Ends the child that runs, and what it started, at once.
-pub fn abandon() {
-    if let Some(group) = Pid::from_raw(RUNNING.load(Relaxed)) {
-        let _ = kill_process_group(group, Signal::KILL);
-    }
 }
 
 fn gather(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {

@@ -34,7 +34,7 @@ pub use output::{Format, OutputArgs, PrintArgs, ReportFormat, TablePrintArgs};
 pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,
 };
-pub use plan::{MergeArgs, PlanArgs};
+pub use plan::{MergeArgs, PlanArgs, Share};
 pub use reclaim::{AccessPattern, ReclaimArgs, ReclaimPolicy, SwapPlace};
 pub use show::ShowArgs;
 

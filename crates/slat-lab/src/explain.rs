@@ -13,7 +13,8 @@
 
 use crate::numbers::{seconds, thousands};
 use crate::record::Measurement;
-use crate::report::tables::{Labels, NOTHING, Row, Table};
+use crate::report::tables::{Labels, Row};
+use crate::table::{NOTHING, Table};
 use serde::Serialize;
 use serde_json::{Map, Value};
 

@@ -134,7 +134,7 @@ pub(crate) use on_format;
 macro_rules! on_machine {
     ($tables:expr, |$format:ident, $machine:ident| $body:expr) => {{
         use $crate::format::TableFormat;
-        let tables: &$crate::cli::TablesArgs = $tables;
+        let tables: &$crate::format::TablesArgs = $tables;
         let bbm = tables.bbm()?;
         macro_rules! on {
             ($value:expr, $cpu:expr) => {{

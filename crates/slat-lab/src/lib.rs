@@ -13,9 +13,11 @@ pub mod doctor;
 pub mod emulate;
 pub mod explain;
 pub mod failure;
+pub mod files;
 mod fill;
 pub mod format;
 pub mod host;
+pub mod known;
 mod lines;
 pub mod merge;
 pub mod numbers;
@@ -30,5 +32,6 @@ pub mod session;
 pub mod show;
 pub mod size;
 pub mod stats;
+pub mod table;
 
 pub use run::main;

@@ -7,7 +7,7 @@ pub mod cell;
 pub mod run;
 
 use crate::child;
-use crate::cli::Cli;
+use crate::cli::{Cli, Share};
 use crate::failure::bad_input;
 use anyhow::Context;
 use cell::{Cell, option_of};
@@ -230,59 +230,25 @@ fn limit(text: Option<&str>) -> anyhow::Result<Option<Duration>> {
     Ok(Some(limit))
 }
 
-/// Which cells, as `--cell` has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
-    /// The cell of this number.
-    One(usize),
-    /// The first of so many even shares, both counted from 1.
-    Part(usize, usize),
-}
-
-impl std::str::FromStr for Share {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| match text.parse::<usize>() {
-            Ok(0) => Err(format!("`{text}`: cells and shares are counted from 1")),
-            Ok(number) => Ok(number),
-            Err(_) => {
-                Err("write 7, the seventh cell, or 2/5, the second of five shares".to_owned())
-            }
-        };
-        match text.split_once('/') {
-            None => number(text).map(Self::One),
-            Some((part, parts)) => match (number(part)?, number(parts)?) {
-                (part, parts) if part > parts => {
-                    Err(format!("there is no share {part} of {parts}; the last is {parts}/{parts}"))
-                }
-                (part, parts) => Ok(Self::Part(part, parts)),
-            },
+/// The cells of this share. Every N-th, so that each share has some of every part of the plan, and all
+/// repeats of a cell fall to one host if N divides the cells of a repeat.
+///
+/// # Errors
+/// There is no cell of that number.
+pub fn share_of(share: Option<Share>, cells: &[Cell]) -> anyhow::Result<Vec<&Cell>> {
+    Ok(match share {
+        None => cells.iter().collect(),
+        Some(Share::Part(part, parts)) => cells.iter().skip(part - 1).step_by(parts).collect(),
+        Some(Share::One(number)) => {
+            let cell = cells.get(number - 1);
+            vec![cell.ok_or_else(|| {
+                bad_input(format!(
+                    "--cell {number}: the plan has {} cells; --list prints them",
+                    cells.len()
+                ))
+            })?]
         }
-    }
-}
-
-impl Share {
-    /// The cells of this share. Every N-th, so that each share has some of every part of the plan, and all
-    /// repeats of a cell fall to one host if N divides the cells of a repeat.
-    ///
-    /// # Errors
-    /// There is no cell of that number.
-    pub fn of(share: Option<Self>, cells: &[Cell]) -> anyhow::Result<Vec<&Cell>> {
-        Ok(match share {
-            None => cells.iter().collect(),
-            Some(Self::Part(part, parts)) => cells.iter().skip(part - 1).step_by(parts).collect(),
-            Some(Self::One(number)) => {
-                let cell = cells.get(number - 1);
-                vec![cell.ok_or_else(|| {
-                    bad_input(format!(
-                        "--cell {number}: the plan has {} cells; --list prints them",
-                        cells.len()
-                    ))
-                })?]
-            }
-        })
-    }
+    })
 }
 
 /// The parser of command lines, as a plan's settings meet it.
@@ -390,7 +356,7 @@ mod tests {
         let settings = "samples = [10, 11, 12, 13, 14, 15, 16]";
         let plan = Plan::parse(&format!("{TWO}{settings}")).unwrap();
         let numbers = |text: &str| -> Vec<usize> {
-            let share = Share::of(Some(text.parse().unwrap()), &plan.cells).unwrap();
+            let share = share_of(Some(text.parse().unwrap()), &plan.cells).unwrap();
             share.iter().map(|cell| cell.number).collect()
         };
         assert_eq!(numbers("1/3"), [1, 4, 7]);
@@ -398,8 +364,8 @@ mod tests {
         assert_eq!(numbers("3/3"), [3, 6]);
         assert_eq!(numbers("6"), [6]);
         assert!(numbers("9/9").is_empty());
-        assert_eq!(Share::of(None, &plan.cells).unwrap().len(), 7);
-        let error = Share::of(Some(Share::One(8)), &plan.cells).unwrap_err().to_string();
+        assert_eq!(share_of(None, &plan.cells).unwrap().len(), 7);
+        let error = share_of(Some(Share::One(8)), &plan.cells).unwrap_err().to_string();
         assert!(error.contains("7 cells"), "{error}");
     }
 

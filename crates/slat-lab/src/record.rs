@@ -1,10 +1,11 @@
 //! What a run produces: the schema of `results.json`, one type for every scenario.
 
 use crate::host::Host;
+use crate::stats::median;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One variant of one scenario, with every sample that was taken of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,4 +66,32 @@ pub struct Report {
     pub results: Vec<Measurement>,
     /// What was not.
     pub skipped: Vec<Skipped>,
+}
+
+/// The counts of several samples: one number where they agree, first, least and most where not; of
+/// times the median.
+pub fn merged_counts(
+    samples: impl Iterator<Item = BTreeMap<String, u64>>,
+) -> BTreeMap<String, u64> {
+    let samples: Vec<_> = samples.collect();
+    let names: BTreeSet<&String> = samples.iter().flat_map(BTreeMap::keys).collect();
+    let mut merged = BTreeMap::new();
+    for name in names {
+        // KVM's counters are given where they changed.
+        let counts = || samples.iter().map(|sample| sample.get(name).copied().unwrap_or(0));
+        let (Some(first), Some(min), Some(max)) = (counts().next(), counts().min(), counts().max())
+        else {
+            continue;
+        };
+        if name.ends_with("_ns") {
+            let all: Vec<f64> = counts().map(|count| count as f64).collect();
+            merged.insert(name.clone(), median(&all).unwrap_or(0.0) as u64);
+        } else if min == max {
+            merged.insert(name.clone(), first);
+        } else {
+            let three = [("first", first), ("min", min), ("max", max)];
+            merged.extend(three.map(|(which, count)| (format!("{name}_{which}"), count)));
+        }
+    }
+    merged
 }

@@ -61,7 +61,13 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
             bench(&args.out, |session| scenario::engine::run(args, session))
         }
         Some(Command::Bench { bench: Some(Bench::DirtyLog(args)), .. }) => {
-            bench(&args.out, |session| scenario::kvm::dirty_log::run(args, session))
+            bench(&args.out, |session| match args.target {
+                Target::Kvm => scenario::kvm::dirty_log::run(args, session),
+                Target::Engine => {
+                    scenario::kvm::dirty_log::refuse(args)?;
+                    scenario::guest::dirty_log::run(args, session)
+                }
+            })
         }
         Some(Command::Bench { bench: Some(Bench::Execute(args)), .. }) => {
             bench(&args.out, |session| match args.target {
@@ -305,8 +311,8 @@ fn show(report: &Report, format: ReportFormat, output: Option<Output>) -> anyhow
     if let Some(directory) = written? {
         eprintln!(
             "\nWritten: {} and {}",
-            directory.join(output::RESULTS).display(),
-            directory.join(output::PAGE).display()
+            directory.join(crate::files::RESULTS).display(),
+            directory.join(crate::files::PAGE).display()
         );
     }
     Ok(())

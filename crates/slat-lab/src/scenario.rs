@@ -19,4 +19,7 @@ pub mod kvm;
 pub(crate) mod limit;
 pub mod peers;
 pub mod replay;
+pub(crate) mod scatter;
 pub mod split;
+pub(crate) mod tables;
+pub(crate) mod touch;

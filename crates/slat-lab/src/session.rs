@@ -1,14 +1,14 @@
 //! How a scenario meets the person in front of it: progress, Ctrl-C, what had to be skipped.
 
-use crate::child;
 use crate::failure::Failure;
 use crate::host;
 use crate::record::Skipped;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::IsTerminal;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 /// One run of the command.
@@ -33,7 +33,7 @@ impl Session {
         ctrlc::set_handler(move || {
             // The second one means it: whatever hangs, the person gets the prompt back.
             if stop.swap(true, Ordering::Relaxed) {
-                child::abandon();
+                abandon();
                 std::process::exit(130);
             }
         })
@@ -174,6 +174,34 @@ impl Session {
     /// Bytes of memory that can be had now without pushing anybody else out (`MemAvailable`).
     pub fn memory_available(&self) -> u64 {
         host::memory_available()
+    }
+}
+
+/// The process group of the child that runs now, 0 without one.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+/// A child that runs, whose group is ended when the person waiting wants to stop at once.
+#[derive(Debug)]
+pub struct Running(());
+
+impl Running {
+    /// Of the child with this process identifier, which is its group's.
+    pub fn new(child: u32) -> Self {
+        CHILD.store(child.cast_signed(), Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        CHILD.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Ends the child that runs, and what it started, at once.
+fn abandon() {
+    if let Some(group) = Pid::from_raw(CHILD.load(Ordering::Relaxed)) {
+        let _ = kill_process_group(group, Signal::KILL);
     }
 }
 

@@ -1,7 +1,6 @@
 //! The command line of plans: many settings, on many hosts.
 
 use super::TablePrintArgs;
-use crate::plan::Share;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -99,4 +98,36 @@ pub struct MergeArgs {
     /// How it is printed.
     #[command(flatten)]
     pub print: TablePrintArgs,
+}
+
+/// Which cells, as `--cell` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// The cell of this number.
+    One(usize),
+    /// The first of so many even shares, both counted from 1.
+    Part(usize, usize),
+}
+
+impl std::str::FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| match text.parse::<usize>() {
+            Ok(0) => Err(format!("`{text}`: cells and shares are counted from 1")),
+            Ok(number) => Ok(number),
+            Err(_) => {
+                Err("write 7, the seventh cell, or 2/5, the second of five shares".to_owned())
+            }
+        };
+        match text.split_once('/') {
+            None => number(text).map(Self::One),
+            Some((part, parts)) => match (number(part)?, number(parts)?) {
+                (part, parts) if part > parts => {
+                    Err(format!("there is no share {part} of {parts}; the last is {parts}/{parts}"))
+                }
+                (part, parts) => Ok(Self::Part(part, parts)),
+            },
+        }
+    }
 }

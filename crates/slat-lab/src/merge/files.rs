@@ -2,9 +2,9 @@
 
 use crate::compare;
 use crate::failure::bad_input;
+use crate::files::RESULTS;
 use crate::plan::cell;
 use crate::record::Report;
-use crate::run::output::RESULTS;
 use serde::Serialize;
 use serde_json::Value;
 use std::fs;

@@ -8,7 +8,7 @@ use super::cell::Cell;
 use crate::child::{self, Ended};
 use crate::compare;
 use crate::failure::bad_input;
-use crate::run::output;
+use crate::files;
 use crate::session::Session;
 use anyhow::Context;
 use serde::Serialize;
@@ -76,7 +76,7 @@ pub fn run(
     again: bool,
     session: &mut Session,
 ) -> anyhow::Result<Outcomes> {
-    output::writable(directory)?;
+    files::writable(directory)?;
     let there = |cell: &&&Cell| is_there(cell, directory);
     // Before minutes are spent measuring.
     let done: Vec<usize> = match again {
@@ -150,12 +150,12 @@ fn one(
     };
     let file = cell.failure(directory);
     let Some(reason) = failure else {
-        output::write_whole(&cell.report(directory), &ended.stdout)?;
+        files::write_whole(&cell.report(directory), &ended.stdout)?;
         remove(&file)?;
         return Ok(State::Measured);
     };
     let record = record(cell, &ended, &reason, report.ok());
-    output::write_whole(&file, (serde_json::to_string_pretty(&record)? + "\n").as_bytes())?;
+    files::write_whole(&file, (serde_json::to_string_pretty(&record)? + "\n").as_bytes())?;
     // What was measured before is not this time's result.
     remove(&cell.report(directory))?;
     session.note(&format!("slat: cell {}: `{}`: {reason}", cell.number, cell.line()));

@@ -50,7 +50,7 @@ fn peers(results: &[Measurement]) -> Option<Chart> {
     let mut names: Vec<&str> = Vec::new();
     let mut strips: Vec<(String, Vec<(usize, f64)>)> = Vec::new();
     for row in &rows {
-        let Some(base) = row.variant(crate::scenario::peers::SLAT) else { continue };
+        let Some(base) = row.variant(crate::known::SLAT) else { continue };
         let others = row.measurements.iter().filter(|m| m.target != "engine");
         let mut dots = Vec::new();
         for m in others {

@@ -1,8 +1,8 @@
 //! A comparison as tables.
 
-use super::tables::{NOTHING, Table};
 use crate::compare::{Comparison, LEAST, Pair, Verdict};
 use crate::numbers::{seconds, thousands, three_digits};
+use crate::table::{NOTHING, Table};
 use serde_json::{Map, Value};
 
 /// Which results are listed.

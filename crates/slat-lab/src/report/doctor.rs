@@ -1,8 +1,8 @@
 //! What was found out about a host, as text, tables and JSON.
 
 use super::markdown;
-use super::tables::Table;
 use crate::doctor::{Change, Finding, Status, Verdict};
+use crate::table::Table;
 use serde::Serialize;
 use std::fmt::Write;
 use textwrap::Options;

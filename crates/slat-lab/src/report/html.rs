@@ -41,7 +41,7 @@ pub fn render(report: &Report) -> String {
     page.into_string()
 }
 
-fn table_section(table: &tables::Table) -> Markup {
+fn table_section(table: &crate::table::Table) -> Markup {
     let class = |index: usize| if index < table.labels { "label" } else { "" };
     html! {
         h2 { (table.title) }

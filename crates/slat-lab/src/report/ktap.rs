@@ -4,12 +4,13 @@
 //! what was tried and went wrong, a threshold that three quarters of the rounds missed, a run that did not
 //! come to its end. A time alone fails nothing.
 
-use super::tables::{NOTHING, PROSE, engine::verdict, shown};
+use super::tables::{PROSE, engine::verdict, shown};
 use super::text;
 use crate::numbers::{list_of_seconds, three_digits, with_spread};
 use crate::record::Measurement;
 use crate::record::Report;
 use crate::stats::Summary;
+use crate::table::NOTHING;
 use std::collections::HashMap;
 use std::fmt::Write;
 

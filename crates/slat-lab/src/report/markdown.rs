@@ -1,8 +1,9 @@
 //! Tables as Markdown, to be pasted into a mail or an issue.
 
-use super::tables::{self, Table};
+use super::tables::{self};
 use super::text;
 use crate::record::Report;
+use crate::table::Table;
 use std::fmt::Write;
 
 /// The whole report: where it was taken and by which command, so that others can do it again.

@@ -1,11 +1,12 @@
 //! What many hosts measured, in one table: a row for each setting on each host.
 
-use super::tables::{self, Labels, NOTHING, Table};
+use super::tables::{self, Labels};
 use crate::merge::Gathered;
 use crate::merge::files::Left;
 use crate::numbers::{three_digits, with_wide_spread};
 use crate::record::Measurement;
 use crate::stats::Summary;
+use crate::table::{NOTHING, Table};
 use serde_json::{Value, json};
 
 /// The hosts, what each of them measured, and what is missing.

@@ -1,8 +1,8 @@
 //! A plan's cells, and what became of them, as a person reads it.
 
-use super::tables::{NOTHING, Table};
 use crate::plan::cell::Cell;
 use crate::plan::run::{Outcomes, State};
+use crate::table::{NOTHING, Table};
 
 /// A line a cell: its number and its command line.
 pub fn list(cells: &[&Cell]) -> String {

@@ -1,8 +1,9 @@
 //! The report on a terminal.
 
-use super::tables::{self, Table};
+use super::tables::{self};
 use crate::record::Report;
 use crate::record::Skipped;
+use crate::table::Table;
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Row, Table as Grid, TableStyle,
     Width,

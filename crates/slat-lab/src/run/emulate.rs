@@ -1,9 +1,10 @@
 //! `slat emulate`, from the command line to the exit code.
 
-use super::output::{self, print, temporary};
+use super::output::{self, print};
 use crate::cli::EmulateArgs;
 use crate::emulate::{self, Emulated};
 use crate::failure::bad_input;
+use crate::files::temporary;
 use crate::report::tables::counts;
 use crate::report::text;
 use crate::session::Session;

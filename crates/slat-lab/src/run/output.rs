@@ -1,18 +1,13 @@
 //! Where results go: stdout, and two files in a directory.
 
 use crate::failure::bad_input;
+use crate::files::{PAGE, RESULTS, temporary, writable};
 use crate::record::Report;
 use crate::report::{html, json};
 use anyhow::Context;
-use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
-
-/// Name of the file for programs.
-pub const RESULTS: &str = "results.json";
-/// Name of the file for people.
-pub const PAGE: &str = "report.html";
 
 /// A directory that two files can be written to, as was found out before measuring.
 ///
@@ -58,48 +53,6 @@ impl Output {
         let _ = page.persist(directory.join(PAGE)).with_context(failed)?;
         Ok(directory)
     }
-}
-
-/// Makes the directory, and finds out whether files can be made in it.
-///
-/// # Errors
-/// They cannot.
-pub fn writable(directory: &Path) -> anyhow::Result<()> {
-    let made = fs::create_dir_all(directory).and_then(|()| temporary(directory).map(drop));
-    made.map_err(|error| {
-        bad_input(format!(
-            "--output {}: cannot write there ({error}); name a directory that can be written to",
-            directory.display()
-        ))
-    })
-}
-
-/// Writes a file that is there complete or not at all, whoever kills this process, or the machine.
-///
-/// # Errors
-/// It cannot be written.
-pub fn write_whole(path: &Path, text: &[u8]) -> anyhow::Result<()> {
-    let write = || -> io::Result<()> {
-        let mut file = temporary(path.parent().unwrap_or(Path::new(".")))?;
-        file.write_all(text)?;
-        file.as_file().sync_all()?;
-        let _ = file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// A new file in `directory`, under a name that nobody reads, gone when dropped.
-pub(super) fn temporary(directory: &Path) -> io::Result<NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    let _ = builder.prefix(".slat-");
-    #[cfg(unix)]
-    {
-        // A report is to be read by others as any new file would be.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(directory)
 }
 
 /// Prints to stdout, for as long as somebody reads it.

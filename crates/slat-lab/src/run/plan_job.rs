@@ -5,7 +5,7 @@ use crate::cli::{Format, MergeArgs, PlanArgs};
 use crate::merge;
 use crate::merge::files::{self, Found};
 use crate::plan::run::State;
-use crate::plan::{self, Plan, Share};
+use crate::plan::{self, Plan, share_of};
 use crate::report::{markdown, merged, plan as report, text};
 use crate::session::Session;
 use serde_json::json;
@@ -14,7 +14,7 @@ use std::process::ExitCode;
 /// Runs the cells of a plan, or lists them.
 pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let plan = Plan::read(&args.file)?;
-    let cells = Share::of(args.cell, &plan.cells)?;
+    let cells = share_of(args.cell, &plan.cells)?;
     if args.list {
         let all = || {
             let cells = cells.iter().map(|cell| {
@@ -56,7 +56,7 @@ pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
 pub fn merge(args: &MergeArgs) -> anyhow::Result<ExitCode> {
     let found = files::read(&args.paths, &args.output, args.skip_bad)?;
     let Found { reports, bad, failed } = found;
-    output::writable(&args.output)?;
+    crate::files::writable(&args.output)?;
     let hosts = merge::merge(reports, args.any_name, &super::command(std::env::args()));
     for host in &hosts {
         let _ = Output::prepare(&args.output.join(&host.name))?.write(&host.report)?;
@@ -64,8 +64,8 @@ pub fn merge(args: &MergeArgs) -> anyhow::Result<ExitCode> {
     let tables = merged::tables(&hosts, &bad, &failed);
     let json = serde_json::to_string_pretty(&merged::value_of(&hosts, &bad, &failed))? + "\n";
     let markdown: String = tables.iter().map(markdown::table).collect();
-    output::write_whole(&args.output.join("table.json"), json.as_bytes())?;
-    output::write_whole(&args.output.join("table.md"), markdown.as_bytes())?;
+    crate::files::write_whole(&args.output.join("table.json"), json.as_bytes())?;
+    crate::files::write_whole(&args.output.join("table.md"), markdown.as_bytes())?;
     output::print(&match args.print.format() {
         Format::Json => json,
         Format::Markdown => markdown,

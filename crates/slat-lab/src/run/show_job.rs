@@ -18,7 +18,7 @@ pub fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     // The file first: a pipe that closes early must not cost it.
     if let Some(file) = &args.svg {
         let picture = svg::render(&dump, args.strip.bytes())?;
-        output::write_whole(file, picture.as_bytes())
+        crate::files::write_whole(file, picture.as_bytes())
             .map_err(|error| bad_input(format!("--svg: {error:#}")))?;
     }
     let unit = args.unit.map_or_else(|| drawing::unit(&dump), |unit| unit.bytes());

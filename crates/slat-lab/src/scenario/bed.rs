@@ -1,14 +1,36 @@
 //! The tables of a guest, built anew before each turn.
 
 use crate::arena::Arena;
+use crate::failure::bad_input;
 use crate::random::Numbers;
 use crate::scenario::limit::TablePages;
+use crate::size::Size;
 use anyhow::{Context, ensure};
 use slat::{
     Attributes, BreakBeforeMake, Contended, Counts, Format, Frame, Gpa, GpaRange, Guard, Halted,
     Hpa, Inactive, PageSize, SplitError, SplitWalk, TableCache, Tables, Translation, Vmid,
 };
 use std::sync::atomic::AtomicU64;
+
+/// What memory must be a multiple of, for the largest blocks.
+pub const STEP: u64 = 1 << 30;
+
+/// The most that fits into 40 bits of guest addresses above where memory begins.
+const MOST: u64 = 512 << 30;
+
+/// Refuses memory that the largest blocks do not fill, or that guest addresses do not reach.
+///
+/// # Errors
+/// Says what would do.
+pub fn whole_blocks(memory: Size) -> anyhow::Result<Size> {
+    if !memory.bytes().is_multiple_of(STEP) || memory.bytes() > MOST {
+        return Err(bad_input(format!(
+            "--memory {memory} is not a number of 1g blocks up to {}; take a multiple of 1g",
+            Size(MOST)
+        )));
+    }
+    Ok(memory)
+}
 
 /// Where RAM begins.
 const GUEST_BASE: u64 = 1 << 30;

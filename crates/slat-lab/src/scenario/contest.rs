@@ -1,8 +1,11 @@
 //! A contest: entrants that take turns, and the ratios that were asked for.
 
 use crate::arena::Arena;
+use crate::cli::Part;
+use crate::format::TableFormat;
 use crate::record::Measurement;
 use crate::session::Session;
+use crate::size::Size;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -292,6 +295,18 @@ fn counts(samples: &[Sample]) -> BTreeMap<String, u64> {
         }
     }
     counts
+}
+
+/// A contest of a part; `of` tells those of one part and size apart.
+pub fn pose<'a>(part: Part, format: TableFormat, memory: u64, of: &'static str) -> Contest<'a> {
+    let params = [
+        ("part", json!(part.to_string())),
+        ("format", json!(format.to_string())),
+        ("memory", json!(memory)),
+        ("of", json!(of)),
+    ];
+    let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
+    Contest::new("engine", format!("{part}, {}, {of}", Size(memory)), params)
 }
 
 #[cfg(test)]

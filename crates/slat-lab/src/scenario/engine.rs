@@ -11,29 +11,20 @@ mod faults;
 mod inactive;
 mod leaves;
 mod lookup;
-mod scatter;
 mod split;
-pub(in crate::scenario) mod tables;
-mod touch;
 
 use crate::arena::Arena;
 use crate::cli::{EngineArgs, Granule, Part, TableFormat, TablesTarget};
 use crate::failure::bad_input;
 use crate::record::Measurement;
+use crate::scenario::bed::{STEP, whole_blocks};
 use crate::scenario::contest::Contest;
 use crate::scenario::crew::{Pin, cpus};
 use crate::scenario::peers;
 use crate::session::Session;
 use crate::size::Size;
-use serde_json::json;
 use slat::BreakBeforeMake;
 use slat::format::ept::Ept1G;
-
-/// What memory must be a multiple of, for the largest blocks.
-pub(in crate::scenario) const STEP: u64 = 1 << 30;
-
-/// The most that fits into 40 bits of guest addresses above where memory begins.
-const MOST: u64 = 512 << 30;
 
 /// Measures the parts that `args` asks for.
 ///
@@ -93,32 +84,6 @@ pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measu
     Ok(results)
 }
 
-/// A contest of a part; `of` tells those of one part and size apart.
-fn pose<'a>(part: Part, format: TableFormat, memory: u64, of: &'static str) -> Contest<'a> {
-    let params = [
-        ("part", json!(part.to_string())),
-        ("format", json!(format.to_string())),
-        ("memory", json!(memory)),
-        ("of", json!(of)),
-    ];
-    let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
-    Contest::new("engine", format!("{part}, {}, {of}", Size(memory)), params)
-}
-
-/// Refuses memory that the largest blocks do not fill, or that guest addresses do not reach.
-///
-/// # Errors
-/// Says what would do.
-pub(in crate::scenario) fn whole_blocks(memory: Size) -> anyhow::Result<Size> {
-    if !memory.bytes().is_multiple_of(STEP) || memory.bytes() > MOST {
-        return Err(bad_input(format!(
-            "--memory {memory} is not a number of 1g blocks up to {}; take a multiple of 1g",
-            Size(MOST)
-        )));
-    }
-    Ok(memory)
-}
-
 /// The memory sizes that are measured.
 struct Sizes {
     /// An eighth of the guest's memory.
@@ -170,10 +135,18 @@ fn contests<'a>(
         }
     }
     if wants(Part::AgeTables) {
-        contests.extend(tables::age(Ept1G::default(), TableFormat::Ept, sizes.large));
+        contests.extend(crate::scenario::tables::age(
+            Ept1G::default(),
+            TableFormat::Ept,
+            sizes.large,
+        ));
     }
     if wants(Part::ProtectTables) {
-        contests.extend(tables::protect(Ept1G::default(), TableFormat::Ept, sizes.large));
+        contests.extend(crate::scenario::tables::protect(
+            Ept1G::default(),
+            TableFormat::Ept,
+            sizes.large,
+        ));
     }
     if wants(Part::Map) {
         contests.push(faults::map(sizes.small)?);

@@ -13,8 +13,6 @@ mod stalls;
 pub mod touch;
 pub mod tune;
 
-pub(crate) use phases::merge;
-
 use crate::cli::{HotSet, KvmArgs, KvmBacking, LogArgs, Others, Rate};
 use crate::failure::bad_input;
 use crate::record::Measurement;

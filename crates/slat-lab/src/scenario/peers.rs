@@ -21,14 +21,14 @@ use crate::cli::{
 };
 use crate::failure::bad_input;
 use crate::fill::Stores;
+use crate::known::SLAT;
 use crate::record::Measurement;
 use crate::scenario::bed::Bed;
+use crate::scenario::bed::{STEP, whole_blocks};
 use crate::scenario::contest::{Contest, ENGINE, MACHINE};
 use crate::scenario::crew::{Pin, cpus};
-use crate::scenario::engine::{STEP, whole_blocks};
 use crate::session::Session;
 use crate::size::Size;
-pub use leaves::ALLOWED;
 use linux::{LinuxTurns, Trees};
 use ours::Turns;
 use slat::format::arm64::Arm64;
@@ -42,9 +42,6 @@ use work::{Op, SPARSE, Setting, Work};
 pub const LINUX: &str = "linux-source";
 #[cfg(feature = "peers")]
 const CRATE: &str = "crate";
-
-/// What the engine's entrant is called.
-pub const SLAT: &str = "slat";
 
 /// The same, where it fills tables around the caches.
 const STREAMING: &str = "slat, streaming";

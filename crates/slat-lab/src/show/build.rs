@@ -3,9 +3,8 @@
 use super::dump::{Dump, Rights, Run};
 use super::ops::{Op, What};
 use crate::arena::Arena;
-use crate::cli::TableFormat;
 use crate::failure::bad_input;
-use crate::format::on_format;
+use crate::format::{TableFormat, on_format};
 use crate::size::Size;
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa, GpaRange,

@@ -3,8 +3,8 @@
 use super::bins::{Bin, Part, bins, count_parts, parts};
 use super::dump::{Dump, Run};
 use crate::numbers::{bytes, thousands};
-use crate::report::tables::{NOTHING, Table};
 use crate::size::Size;
+use crate::table::{NOTHING, Table};
 use std::fmt::Write;
 
 /// Characters of a line of a map.

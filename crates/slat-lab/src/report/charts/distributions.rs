@@ -4,7 +4,8 @@ use super::strips::{self, Strip};
 use super::{Chart, ecdf};
 use crate::compare::LEAST;
 use crate::record::Measurement;
-use crate::report::tables::{Labels, NOTHING, PROSE, Row, heading, shown};
+use crate::report::tables::{Labels, PROSE, Row, heading, shown};
+use crate::table::NOTHING;
 
 /// From so many samples on, dots lie on each other, and a line says more.
 const MANY: usize = 50;

@@ -1,8 +1,9 @@
 //! What was counted, one count a line: for runs whose times say nothing.
 
-use super::{Labels, Row, Table, rows};
+use super::{Labels, Row, rows};
 use crate::numbers::thousands;
 use crate::record::Measurement;
+use crate::table::Table;
 
 /// A table for each scenario that counted. What single vCPUs counted is in `results.json` only.
 pub fn tables(results: &[Measurement]) -> Vec<Table> {

@@ -1,10 +1,10 @@
 //! The engine's operations: what was asked of each, what it reached, and the times behind it.
 
-use super::{NOTHING, Table};
 use crate::numbers::{seconds, three_digits, with_spread};
 use crate::record::Measurement;
 use crate::size::Size;
 use crate::stats::Summary;
+use crate::table::{NOTHING, Table};
 
 pub(super) fn parameter<'a>(measurement: &'a Measurement, name: &str) -> &'a str {
     measurement.params.get(name).and_then(|value| value.as_str()).unwrap_or(NOTHING)

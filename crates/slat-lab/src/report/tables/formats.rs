@@ -1,11 +1,11 @@
 //! Formats beside each other: the time of a page on each, by the first format's and by the machine's.
 
 use super::engine::parameter;
-use super::{NOTHING, Table};
 use crate::numbers::{three_digits, with_spread};
 use crate::record::Measurement;
 use crate::size::Size;
 use crate::stats::Summary;
+use crate::table::{NOTHING, Table};
 
 /// Times of a page, round by round.
 fn of_a_page(measured: &Measurement) -> Vec<f64> {

@@ -1,10 +1,11 @@
 //! What guests of the engine's pay: thresholds and ratios first, then a table for each scenario.
 
 use super::engine::{parameter, verdict};
-use super::{Labels, NOTHING, Row, Table, rows};
+use super::{Labels, Row, rows};
 use crate::numbers::{seconds, thousands, three_digits, with_spread, with_wide_spread};
 use crate::record::Measurement;
 use crate::stats::Summary;
+use crate::table::{NOTHING, Table};
 
 /// One row for each ratio.
 pub fn asked(results: &[Measurement]) -> Option<Table> {

@@ -1,9 +1,10 @@
 //! What a guest on this host pays while its dirty pages are logged.
 
-use super::{Labels, NOTHING, Row, Table, rows};
+use super::{Labels, Row, rows};
 use crate::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
 use crate::record::Measurement;
 use crate::stats::{Summary, median};
+use crate::table::{NOTHING, Table};
 
 /// Phases in the order they happen, with the headings of their columns. The names of the variants
 /// are those of Linux's `dirty_log_perf_test`, so that figures can be laid side by side.

@@ -1,9 +1,10 @@
 //! What the machine's memory allows: the least that the same work can take here.
 
-use super::{NOTHING, Row, Table};
+use super::Row;
 use crate::numbers::{three_digits, with_spread};
 use crate::record::Measurement;
 use crate::stats::Summary;
+use crate::table::{NOTHING, Table};
 use serde_json::{Map, Value};
 
 /// What bounds a split from below.

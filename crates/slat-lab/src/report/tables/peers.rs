@@ -1,12 +1,13 @@
 //! The engine beside others: one table of ratios, one of counts, one of what histories showed.
 
 use super::engine::parameter;
-use super::{Labels, NOTHING, Row, Table, rows};
+use super::{Labels, Row, rows};
+use crate::known::{DIFFERENCES, SLAT};
 use crate::numbers::{thousands, three_digits};
 use crate::record::Measurement;
-use crate::scenario::peers::{ALLOWED, SLAT};
 use crate::size::Size;
 use crate::stats::Summary;
+use crate::table::{NOTHING, Table};
 
 /// What a crate does not have.
 const NONE: &str = "none";
@@ -201,8 +202,8 @@ pub fn counts(results: &[Measurement]) -> Option<Table> {
             };
             let engine = |name| row.variant(SLAT).map_or_else(String::new, |m| of(m, name));
             let differing: u64 =
-                ALLOWED.iter().filter_map(|allowed| m.counts.get(allowed.name)).sum();
-            for allowed in &ALLOWED {
+                DIFFERENCES.iter().filter_map(|allowed| m.counts.get(allowed.name)).sum();
+            for allowed in &DIFFERENCES {
                 if m.counts.contains_key(allowed.name) && !reasons.contains(&allowed.reason) {
                     reasons.push(allowed.reason);
                 }

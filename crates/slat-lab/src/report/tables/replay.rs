@@ -1,10 +1,10 @@
 //! Claims that were published, beside what this machine gave.
 
 use super::engine::parameter;
-use super::{NOTHING, Table};
 use crate::numbers::{seconds, thousands, three_digits};
 use crate::record::Measurement;
 use crate::stats::Summary;
+use crate::table::{NOTHING, Table};
 
 /// One row for each claim.
 pub fn claims(results: &[Measurement]) -> Option<Table> {

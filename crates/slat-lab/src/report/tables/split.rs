@@ -1,10 +1,11 @@
 //! Splitting in the engine: the times of each walk, and the slots that each reads.
 
 use super::limit::{Limit, limit_of};
-use super::{Labels, NOTHING, Row, Table, rows};
+use super::{Labels, Row, rows};
 use crate::numbers::{change, thousands, three_digits, with_spread};
 use crate::record::Measurement;
 use crate::stats::{Summary, median};
+use crate::table::{NOTHING, Table};
 
 const EVERY_ENTRY: &str = "every-entry";
 const BOUNDED: &str = "bounded";

@@ -1,10 +1,11 @@
 //! What guests under the host's KVM pay, as their vCPUs see it: how long they stood still, what a
 //! migration cost them, and the times of what was done to their memory.
 
-use super::{Labels, NOTHING, Row, Table, rows};
+use super::{Labels, Row, rows};
 use crate::numbers::{seconds, three_digits};
 use crate::record::Measurement;
 use crate::stats::Summary;
+use crate::table::{NOTHING, Table};
 
 /// Scenarios of guests under KVM, in the order of their tables.
 const SCENARIOS: [&str; 9] = [

@@ -47,17 +47,22 @@ enum Beside {
 pub fn contest(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
     let entrant =
         |beside| move |arena: &mut Arena, check: bool| sample(memory, cpus, beside, arena, check);
-    Ok(super::pose(Part::Beside, TableFormat::Arm64K4, memory, "p99 of 64 faults")
-        .enter("alone", ENGINE, entrant(Beside::Nobody))
-        .enter("beside-reading", ENGINE, entrant(Beside::Reads))
-        .enter("beside-ageing", ENGINE, entrant(Beside::Ages))
-        .enter("beside-ageing-shared", ENGINE, entrant(Beside::AgesShared))
-        .enter("beside-ageing-locked", MACHINE, entrant(Beside::AgesLocked))
-        .ask("64 faults beside ageing, p99", &["beside-ageing"], &["beside-reading"], 1.15)
-        .show("  alone", &["alone"], &["beside-reading"])
-        .show("  shared range", &["beside-ageing-shared"], &["beside-reading"])
-        .show("  a lock for 64 pages", &["beside-ageing-locked"], &["beside-reading"])
-        .rounds_at_least(10))
+    Ok(crate::scenario::contest::pose(
+        Part::Beside,
+        TableFormat::Arm64K4,
+        memory,
+        "p99 of 64 faults",
+    )
+    .enter("alone", ENGINE, entrant(Beside::Nobody))
+    .enter("beside-reading", ENGINE, entrant(Beside::Reads))
+    .enter("beside-ageing", ENGINE, entrant(Beside::Ages))
+    .enter("beside-ageing-shared", ENGINE, entrant(Beside::AgesShared))
+    .enter("beside-ageing-locked", MACHINE, entrant(Beside::AgesLocked))
+    .ask("64 faults beside ageing, p99", &["beside-ageing"], &["beside-reading"], 1.15)
+    .show("  alone", &["alone"], &["beside-reading"])
+    .show("  shared range", &["beside-ageing-shared"], &["beside-reading"])
+    .show("  a lock for 64 pages", &["beside-ageing-locked"], &["beside-reading"])
+    .rounds_at_least(10))
 }
 
 /// A lock that is spun on, as a kernel's is.

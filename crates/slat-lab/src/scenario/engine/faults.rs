@@ -44,7 +44,7 @@ pub fn map_each<'p>(
 /// One thread maps all pages in ascending order.
 pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
     let bed = Bed::new(Arm64K4::default(), memory);
-    Ok(super::pose(Part::Map, TableFormat::Arm64K4, memory, "4k, one by one")
+    Ok(crate::scenario::contest::pose(Part::Map, TableFormat::Arm64K4, memory, "4k, one by one")
         .enter("map", ENGINE, move |arena, check| {
             arena.reset();
             arena.set_break_before_make(BreakBeforeMake::Always);
@@ -79,12 +79,17 @@ pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
     let cas = move |threads: usize| {
         move |arena: &mut Arena, _: bool| exchange_by(&bed, &cpus[..threads], arena)
     };
-    Ok(super::pose(Part::MapThreads, TableFormat::Arm64K4, memory, "4k, one by one")
-        .enter("map-1", ENGINE, map(1))
-        .enter("map-2", ENGINE, map(2))
-        .enter("cas-1", MACHINE, cas(1))
-        .enter("cas-2", MACHINE, cas(2))
-        .ask("map one page, two threads by one", &["map-2", "cas-1"], &["map-1", "cas-2"], 1.2))
+    Ok(crate::scenario::contest::pose(
+        Part::MapThreads,
+        TableFormat::Arm64K4,
+        memory,
+        "4k, one by one",
+    )
+    .enter("map-1", ENGINE, map(1))
+    .enter("map-2", ENGINE, map(2))
+    .enter("cas-1", MACHINE, cas(1))
+    .enter("cas-2", MACHINE, cas(2))
+    .ask("map one page, two threads by one", &["map-2", "cas-1"], &["map-1", "cas-2"], 1.2))
 }
 
 fn map_by(

@@ -16,11 +16,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     let bed = Bed::new(Arm64K4::default(), memory);
     let bytes = (memory >> 9) as usize;
-    let protect = super::pose(Part::Inactive, TableFormat::Arm64K4, memory, "write-protect")
-        .enter("protect", ENGINE, move |arena, check| protect(&bed, arena, check))
-        .enter("modify", MACHINE, move |arena, _| modify(&bed, arena))
-        .ask("inactive: write-protect", &["protect"], &["modify"], 1.5);
-    let map = super::pose(Part::Inactive, TableFormat::Arm64K4, memory, "map")
+    let protect = crate::scenario::contest::pose(
+        Part::Inactive,
+        TableFormat::Arm64K4,
+        memory,
+        "write-protect",
+    )
+    .enter("protect", ENGINE, move |arena, check| protect(&bed, arena, check))
+    .enter("modify", MACHINE, move |arena, _| modify(&bed, arena))
+    .ask("inactive: write-protect", &["protect"], &["modify"], 1.5);
+    let map = crate::scenario::contest::pose(Part::Inactive, TableFormat::Arm64K4, memory, "map")
         .enter("map", ENGINE, move |arena, check| map(&bed, bytes, arena, check))
         .enter("fill-plain", MACHINE, move |arena, _| {
             arena.reset();

@@ -75,7 +75,7 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
         if again { ("read", limit::read) } else { ("cas", limit::exchange) };
     let mut bits = Bits::of(&bed);
     let mut more = Bits::of(&bed);
-    super::pose(part, TableFormat::Arm64K4, memory, of)
+    crate::scenario::contest::pose(part, TableFormat::Arm64K4, memory, of)
         .enter(name, ENGINE, move |arena, check| {
             ready(arena);
             let arena = &*arena;

@@ -27,9 +27,10 @@ pub fn contest<'a>(memory: u64, session: &mut Session) -> anyhow::Result<Contest
         let addresses = addresses.clone();
         move |arena: &mut Arena, _: bool| translate(&bed, &addresses, kept, arena)
     };
-    let contest = super::pose(Part::Translate, TableFormat::Ept, memory, "random")
-        .enter("translate", ENGINE, entrant(true))
-        .enter("translate-entering", ENGINE, entrant(false));
+    let contest =
+        crate::scenario::contest::pose(Part::Translate, TableFormat::Ept, memory, "random")
+            .enter("translate", ENGINE, entrant(true))
+            .enter("translate-entering", ENGINE, entrant(false));
     Ok(beside_a_peer(contest, bed, addresses, session))
 }
 

@@ -38,7 +38,7 @@ pub fn contests<'a>(memory: u64, large: bool) -> anyhow::Result<Vec<Contest<'a>>
                 Ok(Sample::time(watch.seconds()))
             }
         };
-        let contest = super::pose(Part::Split, TableFormat::Arm64K4, memory, of)
+        let contest = crate::scenario::contest::pose(Part::Split, TableFormat::Arm64K4, memory, of)
             .enter("split", ENGINE, split(Stores::Plain))
             .enter("split-unbroken", ENGINE, by(BreakBeforeMake::Never, Stores::Plain))
             .enter("split-wide", ENGINE, split(Stores::Wide))
@@ -133,7 +133,7 @@ pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
     let fill = move |threads: usize| {
         move |arena: &mut Arena, _: bool| fill_by(bytes, &cpus[..threads], arena)
     };
-    Ok(super::pose(Part::SplitThreads, TableFormat::Arm64K4, memory, "2m")
+    Ok(crate::scenario::contest::pose(Part::SplitThreads, TableFormat::Arm64K4, memory, "2m")
         .enter("split-1", ENGINE, split(1))
         .enter("split-2", ENGINE, split(2))
         .enter("fill-1", MACHINE, fill(1))

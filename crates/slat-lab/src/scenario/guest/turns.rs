@@ -80,7 +80,7 @@ impl Recorder {
             params,
             unit: unit.to_owned(),
             samples,
-            counts: crate::scenario::kvm::merge(counts),
+            counts: crate::record::merged_counts(counts),
         }
     }
 

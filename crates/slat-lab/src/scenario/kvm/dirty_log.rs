@@ -1,7 +1,7 @@
 //! Dirty logging of a guest under the host's KVM, phase by phase.
 
 use super::{Asked, Pattern, observe, phases};
-use crate::cli::{DirtyLogArgs, Target};
+use crate::cli::DirtyLogArgs;
 use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::session::Session;
@@ -18,10 +18,6 @@ use slat_kvm::{Backing, Mode};
 /// [`Failure::BadInput`](crate::failure::Failure::BadInput) for values that cannot be right; any
 /// other error for what this host lacks, or for a guest or a log that went wrong.
 pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    if args.target == Target::Engine {
-        refuse(args)?;
-        return crate::scenario::guest::dirty_log::run(args, session);
-    }
     let args = &args.sized();
     if args.duration.is_some() {
         return super::live::run(args, session);
@@ -122,7 +118,10 @@ impl<'a> Guest<'a> {
 }
 
 /// Refuses what a guest of the engine's would ignore.
-fn refuse(args: &DirtyLogArgs) -> anyhow::Result<()> {
+///
+/// # Errors
+/// Something of that was given.
+pub fn refuse(args: &DirtyLogArgs) -> anyhow::Result<()> {
     args.kvm.refuse()?;
     let log = &args.log;
     let pattern = Pattern::of(log);

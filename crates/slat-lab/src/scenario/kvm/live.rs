@@ -105,7 +105,7 @@ impl Live {
                 ];
                 counts.map(|(name, count)| (name.to_owned(), count)).into()
             });
-            run.counts.extend(phases::merge(reports));
+            run.counts.extend(crate::record::merged_counts(reports));
         }
         let reports = || self.reports.iter();
         let mut add = |variant: &str, unit: &str, samples: Vec<f64>| {

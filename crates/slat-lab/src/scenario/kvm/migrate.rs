@@ -162,7 +162,7 @@ impl Migration {
                 ];
                 counts.map(|(name, count)| (name.to_owned(), count)).into()
             });
-            run.counts.extend(phases::merge(counts));
+            run.counts.extend(crate::record::merged_counts(counts));
         }
         let mut add = |variant: &str, unit: &str, of: &dyn Fn(&Report) -> f64| {
             let samples = self.reports.iter().map(of).collect();

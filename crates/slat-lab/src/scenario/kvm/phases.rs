@@ -7,11 +7,11 @@
 //! time is the middle one; `_typical` are counts of the same.
 
 use super::{measurement, stalls};
-use crate::record::Measurement;
+use crate::record::{Measurement, merged_counts};
 use crate::stats::median;
 use serde_json::{Map, Value};
 use slat_kvm::phase::{Phase, PhaseRun, VcpuRun};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// All phases of the runs, in the order in which runs have them.
 pub fn measurements(
@@ -27,7 +27,7 @@ pub fn measurements(
         let seconds = runs.iter().map(|run| run.seconds).collect();
         let mut whole = measurement(scenario, name, params.clone(), "s", seconds);
         let each: Vec<_> = runs.iter().map(|run| counts(run)).collect();
-        whole.counts = merge(each.iter().cloned());
+        whole.counts = merged_counts(each.iter().cloned());
         whole.counts.extend(typical(&each));
         results.push(whole);
         results.extend(stalls::measurements(scenario, params, &runs));
@@ -42,7 +42,7 @@ pub fn measurements(
             params.insert("vcpu".to_owned(), vcpu.into());
             let seconds = parts.iter().map(|part| part.seconds).collect();
             let mut part = measurement(scenario, name, params, "s", seconds);
-            part.counts = merge(parts.iter().map(|part| vcpu_counts(part)));
+            part.counts = merged_counts(parts.iter().map(|part| vcpu_counts(part)));
             // Rounds of a share differ by a page at most; whoever divides wants one number.
             let pages = parts.iter().map(|part| part.pages).sum::<u64>();
             part.counts.insert("pages".to_owned(), pages / (parts.len() as u64).max(1));
@@ -147,32 +147,6 @@ fn changes(changes: &BTreeMap<String, i64>) -> BTreeMap<String, u64> {
     changes.map(count).collect()
 }
 
-/// The counts of several samples: one number where they agree, first, least and most where not; of
-/// times the median.
-pub fn merge(samples: impl Iterator<Item = BTreeMap<String, u64>>) -> BTreeMap<String, u64> {
-    let samples: Vec<_> = samples.collect();
-    let names: BTreeSet<&String> = samples.iter().flat_map(BTreeMap::keys).collect();
-    let mut merged = BTreeMap::new();
-    for name in names {
-        // KVM's counters are given where they changed.
-        let counts = || samples.iter().map(|sample| sample.get(name).copied().unwrap_or(0));
-        let (Some(first), Some(min), Some(max)) = (counts().next(), counts().min(), counts().max())
-        else {
-            continue;
-        };
-        if name.ends_with("_ns") {
-            let all: Vec<f64> = counts().map(|count| count as f64).collect();
-            merged.insert(name.clone(), median(&all).unwrap_or(0.0) as u64);
-        } else if min == max {
-            merged.insert(name.clone(), first);
-        } else {
-            let three = [("first", first), ("min", min), ("max", max)];
-            merged.extend(three.map(|(which, count)| (format!("{name}_{which}"), count)));
-        }
-    }
-    merged
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,7 +228,7 @@ mod tests {
     #[test]
     fn times_among_the_counts_are_medians() {
         let sample = |ns| [("vcpu_ns".to_owned(), ns)].into();
-        let merged = merge([sample(3), sample(100), sample(5)].into_iter());
+        let merged = merged_counts([sample(3), sample(100), sample(5)].into_iter());
         assert_eq!(merged, [("vcpu_ns".to_owned(), 5)].into());
     }
 }

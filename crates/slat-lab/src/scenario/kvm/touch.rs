@@ -181,7 +181,7 @@ pub fn age(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurem
         let samples = idle.into_iter().skip(1);
         let counts = samples.map(|idle| BTreeMap::from([(name.to_owned(), idle)]));
         if let Some(whole) = results.iter_mut().find(whole) {
-            whole.counts.extend(phases::merge(counts));
+            whole.counts.extend(crate::record::merged_counts(counts));
         }
     }
     Ok(results)
@@ -210,7 +210,7 @@ pub fn boot_caches(
     let samples = toggles.into_iter().skip(1);
     let counts = samples.map(|toggles| BTreeMap::from([("cache_toggles".to_owned(), toggles)]));
     if let Some(whole) = results.iter_mut().find(|m| m.variant == "toggle") {
-        whole.counts.extend(phases::merge(counts));
+        whole.counts.extend(crate::record::merged_counts(counts));
     }
     Ok(results)
 }

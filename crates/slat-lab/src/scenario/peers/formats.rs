@@ -13,10 +13,11 @@ use crate::failure::bad_input;
 use crate::fill::Stores;
 use crate::format::on_format;
 use crate::record::Measurement;
+use crate::scenario::bed::whole_blocks;
 use crate::scenario::bed::{Bed, CHUNK};
 use crate::scenario::contest::{Contest, ENGINE, MACHINE};
 use crate::scenario::crew::{Pin, cpus};
-use crate::scenario::engine::{tables, whole_blocks};
+use crate::scenario::tables;
 use crate::session::Session;
 use crate::size::Size;
 use anyhow::ensure;
@@ -252,7 +253,7 @@ impl Common {
     fn told(&self, mut measured: Measurement) -> Measurement {
         let (format, variant) = match measured.variant.split_once(BESIDE) {
             Some((format, limit)) => (format.to_owned(), limit.to_owned()),
-            None => (measured.variant.clone(), super::SLAT.to_owned()),
+            None => (measured.variant.clone(), crate::known::SLAT.to_owned()),
         };
         if let Some((_, work)) = self.of.iter().find(|(name, _)| name.to_string() == format) {
             measured.params.insert("backing".to_owned(), json!(work.leaf.to_string()));

@@ -2,6 +2,7 @@
 
 use super::work::Op;
 use crate::arena::Arena;
+use crate::known::{Difference, MADE_YOUNG, PROTECTED_IN_HULL, SOFTWARE_BITS};
 use anyhow::bail;
 use slat::format::Kind;
 use slat::{Format, GpaRange, Hpa, Platform, Tables};
@@ -62,10 +63,8 @@ pub struct Allowed {
     pub bits: u64,
     /// After which operation, and which of these bits the engine's descriptor has, and the other's.
     pub right: fn(Op, u64, u64) -> bool,
-    /// What results count it by.
-    pub name: &'static str,
-    /// Why it is right.
-    pub reason: &'static str,
+    /// What it is called, and why it is right.
+    pub known: Difference,
 }
 
 /// S2AP[1], AF, and the software bits of the engine: see the manual's D8.3.2.
@@ -80,21 +79,14 @@ pub const ALLOWED: [Allowed; 3] = [
         right: |op, ours, theirs| {
             matches!(op, Op::Clear(word) if word != u64::MAX) && ours != 0 && theirs == 0
         },
-        name: "leaves_protected_in_hull",
-        reason: "Linux protects all pages between the first and the last that a word of the log names",
+        known: PROTECTED_IN_HULL,
     },
     Allowed {
         bits: ACCESSED,
         right: |op, ours, theirs| op.splits() && ours == 0 && theirs != 0,
-        name: "leaves_made_young",
-        reason: "a split of Linux's makes all pages of a block young; the engine's keeps its age",
+        known: MADE_YOUNG,
     },
-    Allowed {
-        bits: SOFTWARE,
-        right: |_, _, theirs| theirs == 0,
-        name: "leaves_with_software_bits",
-        reason: "bits 58 to 55 are each one's own; the engine keeps there what hardware has no bit for",
-    },
+    Allowed { bits: SOFTWARE, right: |_, _, theirs| theirs == 0, known: SOFTWARE_BITS },
 ];
 
 /// Leaves that were compared, and how many differed in each way that is right.
@@ -204,7 +196,7 @@ mod tests {
     #[test]
     fn every_difference_that_is_right_has_its_reason() {
         for allowed in ALLOWED {
-            assert!(allowed.reason.len() > 20 && allowed.bits != 0, "{}", allowed.name);
+            assert!(allowed.known.reason.len() > 20 && allowed.bits != 0, "{}", allowed.known.name);
         }
     }
 }

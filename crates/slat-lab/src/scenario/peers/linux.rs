@@ -1,12 +1,12 @@
 //! Linux's side of an operation: trees, their programs, and what comes of them.
 
-use super::SLAT;
 use super::leaves::{self, ALLOWED};
 use super::ours::{Left, Turns};
 use super::work::{Op, Setting, Work};
 use crate::arena::Arena;
 use crate::cli::{Caches, TreesArgs, WalkKind};
 use crate::failure::Failure;
+use crate::known::SLAT;
 use crate::scenario::bed::Bed;
 use crate::scenario::contest::Sample;
 use crate::session::Session;
@@ -268,7 +268,7 @@ impl LinuxTurns {
             .context("the leaves of the engine and of Linux differ")?;
         let mut counts = vec![("leaves_compared", compared.leaves)];
         let differing = ALLOWED.iter().zip(compared.differing).filter(|(_, seen)| *seen > 0);
-        counts.extend(differing.map(|(allowed, seen)| (allowed.name, seen)));
+        counts.extend(differing.map(|(allowed, seen)| (allowed.known.name, seen)));
         counts.push(("table_memory_in_huge_pages", helper.huge_bytes()));
         Ok(counts)
     }

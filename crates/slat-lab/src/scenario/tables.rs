@@ -1,13 +1,13 @@
 //! Formats whose tables say something, EPT and NPT: ageing by their accessed bits, write protection by their right to
 //! write and the faults that follow; each beside the same work leaf by leaf.
 
-use super::scatter::{clustered, scattered};
-use super::touch::touch;
 use crate::arena::Arena;
 use crate::cli::{Part, TableFormat};
 use crate::fill::Stores;
 use crate::scenario::bed::{Bed, breaks_of, counted};
-use crate::scenario::contest::{Contest, ENGINE, Sample, Watch};
+use crate::scenario::contest::{Contest, ENGINE, Sample, Watch, pose};
+use crate::scenario::scatter::{clustered, scattered};
+use crate::scenario::touch::touch;
 use anyhow::ensure;
 use slat::{Access, Ageing, Ages, Attributes, Counts, Format, Member, PageSize, Skip, Tables};
 use std::rc::Rc;
@@ -26,7 +26,7 @@ pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Cont
                 age_once(&bed, &touched, skip, ages, arena, check)
             }
         };
-        super::pose(Part::AgeTables, name, memory, of)
+        pose(Part::AgeTables, name, memory, of)
             .enter("exact", ENGINE, entrant(Skip::Exact))
             .enter("leaves", ENGINE, entrant(Skip::Nothing))
             .ask(format!("{}, age by tables, {of}", shown(name)), &["exact"], &["leaves"], at_most)
@@ -119,7 +119,7 @@ pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<
                 round(&bed, &written, subtrees, least, arena, check)
             }
         };
-        super::pose(Part::ProtectTables, name, memory, of)
+        pose(Part::ProtectTables, name, memory, of)
             .enter("subtrees", ENGINE, entrant(true, false))
             .enter("leaves", ENGINE, entrant(false, false))
             .enter("subtrees-worst-fault", ENGINE, entrant(true, true))

@@ -1,0 +1,152 @@
+//! Modules of the laboratory, and crates of the workspace, use those below them and none above.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Crates, each of which may depend on those before it.
+const CRATES: [&str; 16] = [
+    "slat-seed",
+    "slat",
+    "slat-size",
+    "slat-guest",
+    "slat-sim",
+    "slat-reclaim",
+    "slat-kvm",
+    "slat-debian",
+    "slat-linux",
+    "slat-peers",
+    "slat-lab",
+    "slat-walker-npt",
+    "slat-walker-riscv",
+    "slat-work",
+    "slat-hypervisor",
+    "xtask",
+];
+
+/// What is used of which module, by which.
+type Uses = BTreeMap<String, BTreeSet<String>>;
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The module of a path as the test sees it: what lies in `scenario` counts by its own name.
+fn room(words: &[&str]) -> Option<String> {
+    match words {
+        ["scenario", inner, ..] => Some(format!("scenario::{inner}")),
+        [room, ..] => Some((*room).to_owned()),
+        [] => None,
+    }
+}
+
+/// The text without comments, and without tests, which may look anywhere.
+fn program(text: &str) -> String {
+    let code = text.split("\nmod tests {").next().unwrap_or_default();
+    code.lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect()
+}
+
+fn uses() -> Uses {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&root, &mut files);
+    let name = |path: &Path| {
+        let path = path.strip_prefix(&root).unwrap().with_extension("");
+        let words: Vec<&str> = path.iter().map(|word| word.to_str().unwrap()).collect();
+        room(&words).unwrap()
+    };
+    let rooms: BTreeSet<String> = files.iter().map(|path| name(path)).collect();
+    let mut uses = Uses::new();
+    for path in files.iter().filter(|path| !path.ends_with("fake.rs")) {
+        let (own, text) = (name(path), program(&std::fs::read_to_string(path).unwrap()));
+        for place in text.split("crate::").skip(1) {
+            let end = place.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
+            let words: Vec<&str> = place[..end.unwrap_or(place.len())].split("::").collect();
+            let used = room(&words).unwrap();
+            let whole = used.split("::").next().unwrap().to_owned();
+            let used = if rooms.contains(&used) { used } else { whole };
+            if rooms.contains(&used) && used != own {
+                uses.entry(own.clone()).or_default().insert(used);
+            }
+        }
+    }
+    uses
+}
+
+/// A way from a module back to itself, if there is one.
+fn circle(uses: &Uses) -> Option<Vec<String>> {
+    fn walk<'u>(
+        at: &'u str,
+        uses: &'u Uses,
+        way: &mut Vec<&'u str>,
+        done: &mut BTreeSet<&'u str>,
+    ) -> Option<Vec<String>> {
+        if let Some(first) = way.iter().position(|room| *room == at) {
+            return Some(way[first..].iter().map(|room| (*room).to_owned()).collect());
+        }
+        if !done.insert(at) {
+            return None;
+        }
+        way.push(at);
+        let found = uses.get(at).into_iter().flatten().find_map(|used| walk(used, uses, way, done));
+        way.pop();
+        found
+    }
+    let mut done = BTreeSet::new();
+    uses.keys().find_map(|room| walk(room, uses, &mut Vec::new(), &mut done))
+}
+
+#[test]
+fn no_module_of_the_laboratory_uses_one_that_uses_it() {
+    let uses = uses();
+    assert!(uses["run"].contains("cli") && uses["scenario::engine"].len() > 4, "{uses:?}");
+    assert_eq!(circle(&uses), None);
+}
+
+#[test]
+fn a_circle_is_found() {
+    let uses = |pairs: &[(&str, &str)]| {
+        let mut uses = Uses::new();
+        for (one, other) in pairs {
+            uses.entry((*one).to_owned()).or_default().insert((*other).to_owned());
+        }
+        uses
+    };
+    assert_eq!(circle(&uses(&[("a", "b"), ("b", "c"), ("a", "c")])), None);
+    let found = circle(&uses(&[("a", "b"), ("b", "c"), ("c", "b")])).unwrap();
+    assert_eq!(found, ["b", "c"]);
+}
+
+#[test]
+fn crates_depend_on_those_before_them_alone() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut manifests = Vec::new();
+    for folder in ["crates", "peers", "walkers"] {
+        let entries = std::fs::read_dir(workspace.join(folder)).unwrap();
+        manifests.extend(entries.map(|entry| entry.unwrap().path().join("Cargo.toml")));
+    }
+    manifests.extend(
+        ["hypervisor", "hypervisor/work", "xtask"].map(|at| workspace.join(at).join("Cargo.toml")),
+    );
+    let place = |name: &str| CRATES.iter().position(|known| *known == name);
+    let mut seen = 0;
+    for path in manifests.iter().filter(|path| path.exists()) {
+        let manifest: toml::Table = std::fs::read_to_string(path).unwrap().parse().unwrap();
+        let name = manifest["package"]["name"].as_str().unwrap();
+        let own = place(name).unwrap_or_else(|| panic!("{name} is not in the order of crates"));
+        seen += 1;
+        let below = manifest.get("dependencies").and_then(toml::Value::as_table);
+        for used in below.into_iter().flat_map(toml::Table::keys) {
+            if let Some(used_place) = place(used) {
+                assert!(used_place < own, "{name} depends on {used}, which is above it");
+            }
+        }
+    }
+    assert_eq!(seen, CRATES.len());
+}
