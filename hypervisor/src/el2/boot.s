@@ -1,6 +1,6 @@
 // From the reset of a CPU to Rust: EL2, caches and MMU off, x0 from PSCI.
 
-.section .text.boot, "ax"
+.section .first, "ax"
 
 // The CPU that QEMU starts.
 .global _start

@@ -5,7 +5,7 @@
 .asciz "Xen"
 .quad start
 
-.section .text.start, "ax"
+.section .first, "ax"
 .code32
 .global start
 start:

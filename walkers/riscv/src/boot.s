@@ -1,7 +1,7 @@
 // From reset in M-mode to Rust in HS-mode, and from there into the guest and back. CSRs of the
 // hypervisor extension by number: assemblers know their names only with it.
 
-.section .text.boot, "ax"
+.section .first, "ax"
 .global _start
 _start:
     csrr    t0, mhartid

@@ -1,6 +1,6 @@
 // From the guest's first instruction to Rust: EL1, caches and MMU off, x0 the device tree.
 
-.section .text.boot, "ax"
+.section .first, "ax"
 .global _start
 _start:
     adrp    x1, vectors
