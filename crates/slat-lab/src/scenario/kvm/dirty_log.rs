@@ -286,7 +286,7 @@ mod tests {
     fn what_the_engine_would_ignore_is_refused() {
         for options in [&["--dirty-ring-size", "4096"][..], &["--overlap"], &["--pin", "0"]] {
             let args = args(&[&["--target", "engine"], options].concat());
-            let error = run(&args, &mut Session::quiet()).unwrap_err();
+            let error = refuse(&args).unwrap_err();
             assert!(error.to_string().contains("--target kvm"), "{error}");
         }
     }
