@@ -87,10 +87,9 @@ pub(crate) fn each_word<F: Format>(
 /// `written`, or its mark is on the way from one to the other. A thread that moves marks says so
 /// first ([`Moves::begin`]), then cleans leaves or takes them out, then adds to `written`, then
 /// says that it is done. A thread that takes a page takes its leaf first, then looks for moves,
-/// then at
-/// `written` ([`Kept::take`]). If the leaf was clean, or gone, by then, the exchange that found it
-/// so has acquired the one that made it so, and with it the move; and a thread that finds the move
-/// done has acquired what it added.
+/// then at `written` ([`Kept::take`]). If the leaf was clean, or gone, by then, the exchange that
+/// found it so has acquired the one that made it so, and with it the move; and a thread that finds
+/// the move done has acquired what it added.
 #[derive(Debug)]
 pub(crate) struct Kept {
     /// Pages that were used since they were last made old.

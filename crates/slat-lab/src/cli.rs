@@ -9,6 +9,7 @@ mod explain;
 mod guest;
 mod idle;
 mod kvm;
+mod migrate;
 
 mod output;
 mod peers;
@@ -26,10 +27,8 @@ pub use engine::{EngineArgs, Part};
 pub use explain::ExplainArgs;
 pub use guest::{AgeArgs, CacheToggleArgs, ExecuteArgs, LogWay, PopulateArgs};
 pub use idle::IdleArgs;
-pub use kvm::{
-    BootCachesArgs, DirtyLogArgs, KvmArgs, LogArgs, MemoryStressArgs, MemslotArgs, MigrateArgs,
-    TuneArgs, TuneWhat,
-};
+pub use kvm::{BootCachesArgs, DirtyLogArgs, KvmArgs, LogArgs, MemoryStressArgs, MemslotArgs};
+pub use migrate::{MigrateArgs, TuneArgs, TuneWhat};
 pub use output::{Format, OutputArgs, PrintArgs, ReportFormat, TablePrintArgs};
 pub use peers::{
     Caches, CheckArgs, EditSet, LinuxArgs, NamedTree, PeersArgs, TablesTarget, TreesArgs, WalkKind,

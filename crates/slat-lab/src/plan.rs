@@ -224,14 +224,12 @@ fn excluded(
 
 fn limit(text: Option<&str>) -> anyhow::Result<Option<Duration>> {
     let Some(text) = text else { return Ok(None) };
-    let limit = humantime::parse_duration(text)
-        .map_err(|error| anyhow::anyhow!("time-limit `{text}`: {error}; write 90s, 10m or 2h"))?;
-    anyhow::ensure!(!limit.is_zero(), "time-limit `{text}` leaves no time; write 90s, 10m or 2h");
-    Ok(Some(limit))
+    let limit = crate::cli::time::some(text);
+    Ok(Some(limit.map_err(|error| anyhow::anyhow!("time-limit: {error}"))?))
 }
 
-/// The cells of this share. Every N-th, so that each share has some of every part of the plan, and all
-/// repeats of a cell fall to one host if N divides the cells of a repeat.
+/// The cells of this share. Every N-th, so that each share has some of every part of the plan, and
+/// all repeats of a cell fall to one host if N divides the cells of a repeat.
 ///
 /// # Errors
 /// There is no cell of that number.

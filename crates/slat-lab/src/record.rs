@@ -45,7 +45,8 @@ pub struct Skipped {
     pub failed: bool,
 }
 
-/// The version of the schema of `results.json`. A change that a reader can stumble over counts it up.
+/// The version of the schema of `results.json`. A change that a reader can stumble over counts it
+/// up.
 pub const SCHEMA: u32 = 1;
 
 /// Everything about one run; `results.json` is this, serialised.

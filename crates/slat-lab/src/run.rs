@@ -191,8 +191,8 @@ fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let comparison = compare::compare(&first, &second, args.threshold / 100.0);
     if !comparison.compares() {
         anyhow::bail!(
-            "nothing of these runs can be compared: they have no result in common, too few samples, \
-             or the machines differ; take runs of one command line and one machine"
+            "nothing of these runs can be compared: they have no result in common, too few \
+             samples, or the machines differ; take runs of one command line and one machine"
         );
     }
     let rows = match (args.all, args.only_differences) {

@@ -135,8 +135,9 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
 
     /// Brings in the page at `host`, for `access`: after a fault that was answered
     /// [`Retry::NotYet`](slat_guest::Retry::NotYet). Makes room by giving up other pages of the
-    /// guest if need be. Waits, by [`Host::wait`], for whoever is moving the page, and for whoever
-    /// gives up pages of this guest where no frame is free: as long as swap takes for a batch.
+    /// guest if need be. Waits, by [`Host::wait`], for a thread that is moving the page, and for
+    /// the thread that gives up pages of this guest where no frame is free: as long as swap takes
+    /// for a batch.
     ///
     /// # Errors
     /// [`PageError`]; the page is where it was.

@@ -99,7 +99,7 @@ impl Grace {
     }
 
     /// Whether `fine` holds of each thread that is inside: of its reading, or more, but less than
-    /// the next, and of whose tables.
+    /// the next, and of the guest in whose tables it is.
     fn each(&self, fine: impl Fn(u64, Vmid) -> bool) -> bool {
         self.seats.iter().all(|seat| {
             let now = seat.0.fetch_add(0, Ordering::AcqRel);

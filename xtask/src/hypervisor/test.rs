@@ -1,5 +1,5 @@
-//! Real Linux on real stage-2 walks: what each source is about, seen to work, and what goes wrong when it
-//! is made to.
+//! Real Linux on real stage-2 walks: what each source is about, seen to work, and what goes wrong
+//! when it is made to.
 
 use super::build::{Build, program};
 use super::{Ending, Granule, RunArgs, boot};
@@ -53,8 +53,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
                     let once =
                         || boot(&case.args, &folder, false).and_then(|end| (case.check)(&end));
                     let mut done = once();
-                    // A deliberate fault shows if the guest writes where it matters, in time for it:
-                    // on a busy machine not at the first try.
+                    // A deliberate fault shows if the guest writes where it matters, in time for
+                    // it: on a busy machine not at the first try.
                     for _ in 1..case.tries() {
                         if let Err(error) = &done {
                             println!("{}: once more: {error:#}", case.name);

@@ -173,8 +173,8 @@ fn plan<F: Format>(format: &F, args: &SplitArgs) -> anyhow::Result<(Vec<Case>, P
     for backing in backings {
         if target > backing {
             return Err(bad_input(format!(
-                "--target-size {target} is larger than --backing {backing}, which a split only makes \
-                 smaller; take {backing} at most"
+                "--target-size {target} is larger than --backing {backing}, which a split only \
+                 makes smaller; take {backing} at most"
             )));
         }
         if !memory.bytes().is_multiple_of(backing.bytes()) {

@@ -64,6 +64,14 @@ fn aged<'a, F: Format>(
     Ok(tables)
 }
 
+/// The arena without tables, for those of a format.
+fn emptied<F: Format>(arena: &mut Arena) -> &Arena {
+    arena.reset();
+    arena.set_break_before_make(breaks_of::<F>());
+    arena.set_stores(Stores::Plain);
+    arena
+}
+
 fn age_once<F: Format>(
     bed: &Bed<F>,
     touched: &[u64],
@@ -72,10 +80,7 @@ fn age_once<F: Format>(
     arena: &mut Arena,
     check: bool,
 ) -> anyhow::Result<Sample> {
-    arena.reset();
-    arena.set_break_before_make(breaks_of::<F>());
-    arena.set_stores(Stores::Plain);
-    let arena = &*arena;
+    let arena = emptied::<F>(arena);
     let tables = aged(bed, touched, &mut ages, arena)?;
     ages.young.fill(0);
     ages.unanswered.fill(0);
@@ -148,10 +153,7 @@ fn round<F: Format>(
     arena: &mut Arena,
     check: bool,
 ) -> anyhow::Result<Sample> {
-    arena.reset();
-    arena.set_break_before_make(breaks_of::<F>());
-    arena.set_stores(Stores::Plain);
-    let arena = &*arena;
+    let arena = emptied::<F>(arena);
     let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
     let mut member = Member::join(arena)?;
     let before = arena.invalidations();

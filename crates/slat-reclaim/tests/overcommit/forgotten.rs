@@ -115,7 +115,8 @@ fn a_swap_that_cannot_forget_is_told_and_asked_again() {
     });
 }
 
-/// What a guest wrote again is being wiped by another, slowly: a thread that discards it waits for that, too.
+/// What a guest wrote again is being wiped by another, slowly: a thread that discards it waits for
+/// that, too.
 #[test]
 fn a_balloon_waits_for_a_thread_that_wipes_its_pages_already() {
     let swap = Flaky::new(512, PageSize::SIZE_4K);
