@@ -356,7 +356,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         if kind == Kind::Leaf && folded::<F>(entry.raw) {
-            return self.group(level, entry.start);
+            return self.group(level, &entry.apart());
         }
         if kind != Kind::Leaf || entry.raw & F::ACCESSED == 0 {
             return Flow::Next;
@@ -437,14 +437,14 @@ impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
     /// Answers for all of a group at its first member in the range. Each member is cleared where the
     /// range covers the group; who unfolds it meanwhile keeps what is not cleared yet.
     #[cold]
-    fn group(&mut self, level: u8, start: u64) -> Flow {
-        if start < self.scan.answered {
+    fn group(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
+        if entry.start < self.scan.answered {
             return Flow::Next;
         }
-        let Some(group) = self.tables.group(start, level) else { return Flow::Again };
+        let Some(group) = self.tables.group(entry.start, level) else { return Flow::Again };
         let range = &self.scan.range;
         let clear = CLEAR && group.inside(range.start().0, range.end().0);
-        let end = group.end.min(range.end().0);
+        let (start, end) = (entry.start, group.end.min(range.end().0));
         let (used, whole) = age_group::<F>(&group, level, clear, &mut self.scan.done);
         if used {
             self.scan.young::<F>(start, end);

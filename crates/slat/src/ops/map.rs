@@ -371,7 +371,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, '
         if level <= self.plan.largest && entry.whole::<F>(level) && self.plan.aligned::<F>(level) {
             if let Some((start, end)) = self.plan.group::<F>(level, entry.start)
                 && start == entry.start
-                && let Some(flow) = self.group(level, &entry, end)
+                && let Some(flow) = self.group(level, &entry.apart(), end)
             {
                 return flow;
             }
@@ -385,7 +385,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, '
             tally.change(&entry);
             return Flow::Next;
         }
-        self.subtree(level, &entry)
+        self.subtree(level, &entry.apart())
     }
 
     #[inline]
@@ -409,6 +409,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, '_, F, P, C> {
     }
 
     #[inline(always)]
+    #[inline]
     fn break_before_fill(&mut self, level: u8, entry: &Entry<'_>) {
         let base = entry.base::<F>(level);
         let broke = self.tables.break_before_fill(entry.raw, level, base);

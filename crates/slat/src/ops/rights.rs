@@ -380,19 +380,15 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
     /// What becomes of a member of a group, whose state is that of the group: it may become accessed,
     /// as a fault wants it that only this member's use causes. Otherwise the group stays as it is, or is
     /// unfolded first.
-    ///
-    /// `start..end` of the range is the member's. Word by word: an entry that a call may look at is
-    /// stored for every page, and each exchange then waits for the stores.
     #[cold]
-    fn member(&mut self, level: u8, raw: u64, (start, end): (u64, u64)) -> Result<u64, Flow> {
-        let group = self.tables.group(start, level).ok_or(Flow::Again)?;
+    fn member(&mut self, level: u8, entry: &Entry<'_>) -> Result<u64, Flow> {
+        let group = self.tables.group(entry.start, level).ok_or(Flow::Again)?;
         let state = group.state().ok_or(Flow::Wait)?;
         let changed = self.rule.change(state);
         if (changed ^ state) & !F::ACCESSED == 0 {
-            return Ok(raw | changed & self.rule.change(raw) & F::ACCESSED);
+            return Ok(entry.raw | changed & self.rule.change(entry.raw) & F::ACCESSED);
         }
-        let whole = end - start == 1 << F::shift(level);
-        if level > 0 && (R::WHOLE && !whole || R::PAGES) {
+        if level > 0 && (R::WHOLE && !entry.whole::<F>(level) || R::PAGES) {
             // To be refused.
             return Ok(changed);
         }
@@ -400,7 +396,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
             group.unfold_alone();
             return Err(Flow::Again);
         }
-        Err(self.tables.unfold(start, level, &mut self.done.counts))
+        Err(self.tables.unfold(entry.start, level, &mut self.done.counts))
     }
 
     /// Before `raw` becomes `changed`, which may be executed where `raw` may not.
@@ -439,7 +435,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
             return Flow::Next;
         }
         let changed = if folded::<F>(entry.raw) {
-            match self.member(level, entry.raw, (entry.start, entry.end)) {
+            match self.member(level, &entry.apart()) {
                 Ok(changed) => changed,
                 Err(flow) => return flow,
             }

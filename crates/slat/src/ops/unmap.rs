@@ -297,7 +297,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
             return Flow::Stop;
         }
         if folded::<F>(entry.raw) {
-            return self.group(level, &entry);
+            return self.group(level, &entry.apart());
         }
         // The next of a run, as most are: it differs from the last by its address alone.
         if (entry.raw, entry.start, level) == self.next
