@@ -409,7 +409,6 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, '_, F, P, C> {
     }
 
     #[inline(always)]
-    #[inline]
     fn break_before_fill(&mut self, level: u8, entry: &Entry<'_>) {
         let base = entry.base::<F>(level);
         let broke = self.tables.break_before_fill(entry.raw, level, base);
