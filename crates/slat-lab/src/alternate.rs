@@ -1,10 +1,11 @@
-//! Two command lines of `slat`, each in processes of its own, in the order A, B, B, A: what a machine
+//! Two command lines of a program, each in processes of its own, in the order A, B, B, A: what a machine
 //! does over minutes then weighs on both alike, and what differs between two processes of one
 //! command line shows.
 
 use crate::child;
 use crate::compare::Run;
 use crate::failure::Failure;
+use crate::scenario::Program;
 use crate::session::Session;
 use anyhow::{Context, bail};
 use std::path::Path;
@@ -15,13 +16,14 @@ use std::path::Path;
 /// # Errors
 /// A process fails; Ctrl-C.
 pub fn alternate(
+    program: &Program,
     first: &[String],
     second: &[String],
     pairs: u32,
     session: &mut Session,
 ) -> anyhow::Result<(Run, Run)> {
     for words in [first, second] {
-        child::check_words(words)?;
+        child::check_words(program, words)?;
     }
     let folder = tempfile::tempdir().context("cannot make a folder for results")?;
     let order = [first, second]
@@ -34,7 +36,7 @@ pub fn alternate(
     for (number, (words, counts)) in order.into_iter().enumerate() {
         session.check()?;
         session.say(&words.join(" "));
-        let run = one(words, &folder.path().join(number.to_string()), session)?;
+        let run = one(program, words, &folder.path().join(number.to_string()), session)?;
         if counts {
             // By its place, since the words may be the same.
             let is_first = matches!((number - 2) % 4, 0 | 3);
@@ -50,13 +52,18 @@ pub fn alternate(
 ///
 /// # Errors
 /// The process fails; Ctrl-C.
-pub fn once(words: &[String], session: &Session) -> anyhow::Result<Run> {
-    child::check_words(words)?;
+pub fn once(program: &Program, words: &[String], session: &Session) -> anyhow::Result<Run> {
+    child::check_words(program, words)?;
     let folder = tempfile::tempdir().context("cannot make a folder for results")?;
-    one(words, folder.path(), session)
+    one(program, words, folder.path(), session)
 }
 
-fn one(words: &[String], output: &Path, session: &Session) -> anyhow::Result<Run> {
+fn one(
+    program: &Program,
+    words: &[String],
+    output: &Path,
+    session: &Session,
+) -> anyhow::Result<Run> {
     let mut all = words.to_vec();
     all.extend(["--output".to_owned(), output.display().to_string()]);
     let ended = child::run(&all, None, session)?;
@@ -64,7 +71,8 @@ fn one(words: &[String], output: &Path, session: &Session) -> anyhow::Result<Run
         return Err(Failure::Interrupted.into());
     }
     if !ended.status.success() {
-        bail!("`slat {}` failed ({}): {}", words.join(" "), ended.status, ended.stderr.trim());
+        let (name, line) = (program.name, words.join(" "));
+        bail!("`{name} {line}` failed ({}): {}", ended.status, ended.stderr.trim());
     }
     Run::read(output)
 }

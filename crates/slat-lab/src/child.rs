@@ -1,10 +1,11 @@
-//! `slat` as a process of its own: what is measured in it shares no heap, no warm cache and no failure
+//! This program as a process of its own: what is measured in it shares no heap, no warm cache and no failure
 //! with what was measured before.
 //!
 //! A child has a process group of its own, so that the terminal's Ctrl-C reaches it once, from here: to
-//! `slat` a second one means *at once*, and costs what was measured.
+//! a program a second one means *at once*, and costs what was measured.
 
 use crate::failure::bad_input;
+use crate::scenario::Program;
 use crate::session::{Running, Session};
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -46,22 +47,26 @@ impl Ended {
         }
         (!self.status.success()).then(|| {
             let line = self.stderr.lines().rfind(|line| !line.trim().is_empty());
-            line.unwrap_or("it says nothing").trim().trim_start_matches("slat: ").to_owned()
+            let line = line.unwrap_or("it says nothing").trim();
+            // Its name, which the line of an error begins with.
+            let named = line.split_once(": ").filter(|(name, _)| name.starts_with("slat"));
+            named.map_or(line, |(_, rest)| rest).to_owned()
         })
     }
 }
 
-/// What may be measured in a child: the words of a `bench` or a `replay`, without those that say where
-/// the results go.
+/// What may be measured in a child: the words of a scenario, without those that say where the
+/// results go.
 ///
 /// # Errors
 /// They are those of something else.
-pub fn check_words(words: &[String]) -> anyhow::Result<()> {
-    let known = ["bench", "replay"];
-    if !words.first().is_some_and(|word| known.contains(&word.as_str())) {
+pub fn check_words(program: &Program, words: &[String]) -> anyhow::Result<()> {
+    if !(program.measures)(words) {
         return Err(bad_input(format!(
-            "`{}` is nothing to measure; give the words of a `bench`, such as: bench split --backing 2m",
-            words.join(" ")
+            "`{}` is nothing to measure with {}; give the words of a scenario, such as: {}",
+            words.join(" "),
+            program.name,
+            program.example
         )));
     }
     if without_output(words).len() != words.len() {
@@ -88,14 +93,14 @@ pub fn without_output(words: &[String]) -> Vec<String> {
     left
 }
 
-/// Runs `slat` with these words to its end, to that of its time, or until the session is interrupted,
+/// Runs this program with these words to its end, to that of its time, or until the session is interrupted,
 /// which the child learns.
 ///
 /// # Errors
 /// It cannot be started, or waited for.
 pub fn run(words: &[String], limit: Option<Duration>, session: &Session) -> anyhow::Result<Ended> {
-    let slat = std::env::current_exe().context("cannot find this program")?;
-    let mut command = Command::new(slat);
+    let this = std::env::current_exe().context("cannot find this program")?;
+    let mut command = Command::new(this);
     command.args(words).process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let began = Instant::now();
@@ -174,10 +179,11 @@ mod tests {
 
     #[test]
     fn only_what_measures_is_run_and_its_results_go_nowhere_else() {
-        assert!(check_words(&words("bench split --backing 2m")).is_ok());
+        let program = &crate::scenario::fake::PROGRAM;
+        assert!(check_words(program, &words("bench split --backing 2m")).is_ok());
         for (text, why) in [("compare a b", "nothing to measure"), ("bench split -o x", "--output")]
         {
-            let error = check_words(&words(text)).unwrap_err().to_string();
+            let error = check_words(program, &words(text)).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
     }

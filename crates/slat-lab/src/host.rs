@@ -152,7 +152,7 @@ impl Host {
     }
 
     /// Reads a host whose files are below `root`.
-    pub(crate) fn read_below(root: &Path) -> Self {
+    pub fn read_below(root: &Path) -> Self {
         let files = Files(root);
         let cpuinfo = files.text("proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| Known(cpuinfo_field(&cpuinfo, name));
@@ -209,10 +209,11 @@ pub fn memory_available() -> u64 {
 }
 
 /// The files that a host describes itself by.
-pub(crate) struct Files<'a>(pub(crate) &'a Path);
+pub struct Files<'a>(pub &'a Path);
 
 impl Files<'_> {
-    pub(crate) fn text(&self, path: &str) -> Option<String> {
+    /// A file without the blanks at its ends, if it is there and has anything else.
+    pub fn text(&self, path: &str) -> Option<String> {
         let text = fs::read_to_string(self.0.join(path)).ok()?;
         let text = text.trim();
         (!text.is_empty()).then(|| text.to_owned())
@@ -222,12 +223,13 @@ impl Files<'_> {
         Known(self.text(path))
     }
 
-    pub(crate) fn number(&self, path: &str) -> Option<u64> {
+    /// The number in a file.
+    pub fn number(&self, path: &str) -> Option<u64> {
         self.text(path)?.parse().ok()
     }
 
     /// The word in brackets of `always [madvise] never`.
-    pub(crate) fn choice(&self, path: &str) -> Known<String> {
+    pub fn choice(&self, path: &str) -> Known<String> {
         let chosen = self.text(path).and_then(|text| {
             let (_, rest) = text.split_once('[')?;
             rest.split_once(']').map(|(word, _)| word.to_owned())
@@ -236,7 +238,7 @@ impl Files<'_> {
     }
 
     /// Names in a directory, in an order that does not change from run to run.
-    pub(crate) fn names(&self, path: &str) -> Vec<String> {
+    pub fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.0.join(path)).into_iter().flatten().flatten();
         let mut names: Vec<_> =
             entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -309,7 +311,8 @@ impl Files<'_> {
     }
 }
 
-pub(crate) fn cpuinfo_field(cpuinfo: &str, name: &str) -> Option<String> {
+/// The first value of a field of /proc/cpuinfo.
+pub fn cpuinfo_field(cpuinfo: &str, name: &str) -> Option<String> {
     let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
     lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned())
 }
@@ -322,19 +325,9 @@ fn kvm_device(path: &Path) -> String {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// A host made of files.
-    pub(crate) fn fake(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        root
-    }
+    use crate::fake::files as fake;
 
     #[test]
     fn a_host_that_tells_nothing_is_described_all_the_same() {

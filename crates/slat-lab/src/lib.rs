@@ -1,37 +1,34 @@
-//! What memory management costs guests, measured from user space.
+//! What measuring takes, whatever is measured: sessions, samples, statistics, reports, plans, and
+//! the command line of all that.
 //!
-//! A *scenario* measures one thing and returns [`record::Measurement`]s; a [`session::Session`] is
-//! how it meets the person in front of it (progress, Ctrl-C, what had to be skipped); [`report`]
-//! turns what was measured into a table, `results.json` and `report.html`.
+//! A [`scenario::Scenario`] measures one thing and returns [`record::Measurement`]s; a
+//! [`session::Session`] is how it meets the person in front of it (progress, Ctrl-C, what had to be
+//! skipped); a [`scenario::Program`] has a list of scenarios; [`report`] turns what was measured
+//! into a table, `results.json` and `report.html`.
 
 pub mod alternate;
-mod arena;
-mod child;
+pub mod child;
 pub mod cli;
 pub mod compare;
-pub mod doctor;
-pub mod emulate;
 pub mod explain;
 pub mod failure;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 pub mod files;
-mod fill;
-pub mod format;
+pub mod first;
 pub mod host;
 pub mod known;
-mod lines;
 pub mod merge;
 pub mod numbers;
 pub mod plan;
-mod random;
+pub mod published;
+pub mod random;
 pub mod rate;
 pub mod record;
 pub mod report;
 pub mod run;
 pub mod scenario;
 pub mod session;
-pub mod show;
 pub mod size;
 pub mod stats;
 pub mod table;
-
-pub use run::main;

@@ -219,8 +219,8 @@ fn spread(counts: &Counts) -> BTreeMap<String, [u64; 3]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake;
     use crate::host::Known;
-    use crate::report::fake;
 
     fn report(command: &str, samples: &[f64]) -> (PathBuf, Report) {
         let mut report = fake::short_report();

@@ -1,4 +1,4 @@
-//! A plan: which command lines of `slat` are to be measured, as a matrix in a file.
+//! A plan: which command lines of a program are to be measured, as a matrix in a file.
 //!
 //! A cell is one command line in one repeat. Its number depends on the file alone, so that many
 //! hosts, or many jobs of a scheduler, can part the cells among themselves without a word.
@@ -7,11 +7,11 @@ pub mod cell;
 pub mod run;
 
 use crate::child;
-use crate::cli::{Cli, Share};
+use crate::cli::Share;
 use crate::failure::bad_input;
+use crate::scenario::Program;
 use anyhow::Context;
 use cell::{Cell, option_of};
-use clap::CommandFactory;
 use serde::Deserialize;
 use std::path::Path;
 use std::time::Duration;
@@ -60,28 +60,32 @@ impl Plan {
     /// Reads a plan, and checks the command line of each cell.
     ///
     /// # Errors
-    /// The file cannot be read, is no plan, or has a cell whose command line `slat` would refuse.
-    pub fn read(path: &Path) -> anyhow::Result<Self> {
+    /// The file cannot be read, is no plan, or has a cell whose command line the program would
+    /// refuse.
+    pub fn read(program: &'static Program, path: &Path) -> anyhow::Result<Self> {
         let name = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| bad_input(format!("{name}: {error}; give the file of a plan")))?;
-        Self::parse(&text).map_err(|error| bad_input(format!("{name}: {error:#}")))
+        Self::parse(program, &text).map_err(|error| bad_input(format!("{name}: {error:#}")))
     }
 
-    fn parse(text: &str) -> anyhow::Result<Self> {
+    fn parse(program: &'static Program, text: &str) -> anyhow::Result<Self> {
         let file: File = toml::from_str(text)?;
         let refuse = |why: String| Err(anyhow::Error::msg(why));
         if file.version != VERSION {
-            return refuse(format!("version {} of plans; this slat knows {VERSION}", file.version));
+            return refuse(format!(
+                "version {} of plans; this {} knows {VERSION}",
+                file.version, program.name
+            ));
         }
         if file.scenarios.is_empty() {
-            return refuse("scenarios is empty: name one, such as \"bench split\"".to_owned());
+            return refuse(format!("scenarios is empty: name one, such as {:?}", program.example));
         }
         if file.repeats == 0 {
             return refuse("repeats is 0; 1 is the least".to_owned());
         }
         let scenarios: Vec<Vec<String>> =
-            file.scenarios.iter().map(|text| words(text)).collect::<Result<_, _>>()?;
+            file.scenarios.iter().map(|text| words(program, text)).collect::<Result<_, _>>()?;
         if let Some((_, twice)) = repeated(&scenarios) {
             return refuse(format!(
                 "scenarios has `{}` twice; `repeats` measures all cells more than once",
@@ -90,7 +94,7 @@ impl Plan {
         }
         let settings = settings(&file.settings)?;
         let combinations = combinations(&settings, scenarios.len() * file.repeats as usize)?;
-        let exclude = excluded(&file, &scenarios, &settings)?;
+        let exclude = excluded(program, &file, &scenarios, &settings)?;
         let mut plan = Self { cells: Vec::new(), limit: limit(file.time_limit.as_deref())? };
         // All of a repeat before the next: what a machine does over hours weighs on all alike.
         for repeat in 1..=file.repeats {
@@ -98,7 +102,8 @@ impl Plan {
                 for combination in &combinations {
                     if !exclude.iter().any(|rule| rule.fits(scenario, combination)) {
                         let number = plan.cells.len() + 1;
-                        plan.cells.push(Cell::new(number, repeat, scenario, combination));
+                        let cell = Cell::new(program, number, repeat, scenario, combination);
+                        plan.cells.push(cell);
                     }
                 }
             }
@@ -113,11 +118,11 @@ impl Plan {
 }
 
 /// A scenario's words, with or without the program's name.
-fn words(text: &str) -> anyhow::Result<Vec<String>> {
+fn words(program: &Program, text: &str) -> anyhow::Result<Vec<String>> {
     let words = shlex::split(text).with_context(|| format!("`{text}`: a quote is not closed"))?;
-    let skip = usize::from(words.first().is_some_and(|word| word == "slat"));
+    let skip = usize::from(words.first().is_some_and(|word| word == program.name));
     let words = words[skip..].to_vec();
-    child::check_words(&words)?;
+    child::check_words(program, &words)?;
     Ok(words)
 }
 
@@ -189,6 +194,7 @@ impl Exclude {
 }
 
 fn excluded(
+    program: &Program,
     file: &File,
     scenarios: &[Vec<String>],
     settings: &[(String, Vec<toml::Value>)],
@@ -200,7 +206,7 @@ fn excluded(
         for (name, value) in table {
             if name == SCENARIO {
                 let text = value.as_str().context("exclude.scenario is no text")?;
-                let wanted = words(text)?;
+                let wanted = words(program, text)?;
                 anyhow::ensure!(
                     scenarios.contains(&wanted),
                     "exclude: `{text}` is none of the scenarios"
@@ -250,8 +256,8 @@ pub fn share_of(share: Option<Share>, cells: &[Cell]) -> anyhow::Result<Vec<&Cel
 }
 
 /// The parser of command lines, as a plan's settings meet it.
-fn parser() -> clap::Command {
-    let mut parser = Cli::command();
+fn parser(program: &Program) -> clap::Command {
+    let mut parser = (program.command)();
     parser.build();
     parser
 }
@@ -259,14 +265,15 @@ fn parser() -> clap::Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::fake::PROGRAM;
 
     fn lines(text: &str) -> Vec<String> {
-        let plan = Plan::parse(text).unwrap_or_else(|error| panic!("{error:#}"));
+        let plan = Plan::parse(&PROGRAM, text).unwrap_or_else(|error| panic!("{error:#}"));
         plan.cells.iter().map(Cell::line).collect()
     }
 
     fn refused(text: &str, words: &[&str]) {
-        let error = format!("{:#}", Plan::parse(text).unwrap_err());
+        let error = format!("{:#}", Plan::parse(&PROGRAM, text).unwrap_err());
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
     }
 
@@ -352,7 +359,7 @@ mod tests {
     #[test]
     fn shares_are_even_and_together_all() {
         let settings = "samples = [10, 11, 12, 13, 14, 15, 16]";
-        let plan = Plan::parse(&format!("{TWO}{settings}")).unwrap();
+        let plan = Plan::parse(&PROGRAM, &format!("{TWO}{settings}")).unwrap();
         let numbers = |text: &str| -> Vec<usize> {
             let share = share_of(Some(text.parse().unwrap()), &plan.cells).unwrap();
             share.iter().map(|cell| cell.number).collect()

@@ -3,7 +3,6 @@
 pub mod charts;
 pub mod comparison;
 pub mod csv;
-pub mod doctor;
 pub mod html;
 pub mod json;
 pub mod ktap;
@@ -12,6 +11,3 @@ pub mod merged;
 pub mod plan;
 pub mod tables;
 pub mod text;
-
-#[cfg(test)]
-pub(crate) mod fake;

@@ -1,141 +1,69 @@
-//! Runs commands: from the command line to the exit code.
+//! What every program does with its command line: run a scenario, show what it measured, compare.
 
-mod doctor;
-mod emulate;
-mod main_job;
-pub(crate) mod output;
+pub mod output;
 mod plan_job;
-mod show_job;
-
-pub use main_job::main_job;
 
 use crate::alternate;
-use crate::cli::{
-    Bench, Cli, Command, CompareArgs, ExplainArgs, Format, OutputArgs, Repeat, ReportFormat,
-    Target, TuneWhat,
-};
+use crate::cli::{Common, CompareArgs, Format, OutputArgs, Repeat, ReportFormat};
 use crate::compare::{self, Comparison, Run, Verdict};
-use crate::explain;
 use crate::failure::{self, bad_input};
 use crate::host::Host;
 use crate::record::Measurement;
 use crate::record::{Report, SCHEMA};
 use crate::report::comparison::{self, Rows};
 use crate::report::{csv, json, ktap, markdown, text};
-use crate::scenario;
+use crate::scenario::{Chosen, Program};
 use crate::session::Session;
-use clap::{CommandFactory, Parser};
 use output::Output;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The `slat` command.
-pub fn main() -> ExitCode {
-    if crate::emulate::init::is_first_process() {
-        crate::emulate::init::main();
-    }
-    // A wrong command line ends here, with exit code 2.
-    let cli = Cli::parse();
-    match execute(&cli) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("slat: {error:#}");
-            failure::exit_code(&error)
-        }
-    }
+/// The end of a program: what went wrong is said on stderr, and is its exit code.
+pub fn exit(program: &Program, result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("{}: {error:#}", program.name);
+        failure::exit_code(&error)
+    })
 }
 
-fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
-    match &cli.command {
-        None => main_job(&cli.main, &mut Session::interactive()?),
-        Some(Command::Bench { bench: None, peers: args }) => {
-            bench(&args.out, |session| scenario::peers::all(args, session))
+/// Runs a command that all programs have.
+///
+/// # Errors
+/// Those of the command.
+pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<ExitCode> {
+    match command {
+        Common::Compare(args) => compare(args),
+        Common::Ab(args) => {
+            alternate(program, &words(&args.first)?, &words(&args.second)?, &args.how)
         }
-        Some(Command::Check(args)) => {
-            bench(&args.out, |session| scenario::peers::check::run(args, session))
-        }
-        Some(Command::Bench { bench: Some(Bench::Split(args)), .. }) => {
-            bench(&args.out, |session| scenario::split::run(args, session))
-        }
-        Some(Command::Bench { bench: Some(Bench::Engine(args)), .. }) => {
-            bench(&args.out, |session| scenario::engine::run(args, session))
-        }
-        Some(Command::Bench { bench: Some(Bench::DirtyLog(args)), .. }) => {
-            bench(&args.out, |session| match args.target {
-                Target::Kvm => scenario::kvm::dirty_log::run(args, session),
-                Target::Engine => {
-                    scenario::kvm::dirty_log::refuse(args)?;
-                    scenario::guest::dirty_log::run(args, session)
-                }
-            })
-        }
-        Some(Command::Bench { bench: Some(Bench::Execute(args)), .. }) => {
-            bench(&args.out, |session| match args.target {
-                Target::Kvm => scenario::kvm::touch::execute(args, session),
-                Target::Engine => scenario::guest::execute::run(args, session),
-            })
-        }
-        Some(Command::Bench { bench: Some(Bench::Age(args)), .. }) => {
-            bench(&args.out, |session| match args.target {
-                Target::Kvm => scenario::kvm::touch::age(args, session),
-                Target::Engine => scenario::guest::age::run(args, session),
-            })
-        }
-        Some(Command::Bench { bench: Some(Bench::Populate(args)), .. }) => {
-            bench(&args.out, |session| match args.target {
-                Target::Kvm => scenario::kvm::touch::populate(args, session),
-                Target::Engine => scenario::guest::populate::run(args, session),
-            })
-        }
-        Some(Command::Bench { bench: Some(Bench::Reclaim(args)), .. }) => {
-            bench(&args.out, |session| scenario::guest::reclaim::run(args, session))
-        }
-        Some(Command::Bench { bench: Some(Bench::Idle(args)), .. }) => {
-            bench(&args.out, |session| scenario::guest::reclaim::idle::run(args, session))
-        }
-        Some(Command::Bench { bench: Some(Bench::CacheToggle(args)), .. }) => {
-            bench(&args.out, |session| scenario::guest::cache_toggle::run(args, session))
-        }
-        Some(Command::Bench { bench: Some(Bench::MemoryStress(args)), .. }) => {
-            bench(&args.out, |session| scenario::kvm::touch::memory_stress(args, session))
-        }
-        Some(Command::Bench { bench: Some(Bench::Memslot(args)), .. }) => {
-            bench(&args.out, |session| scenario::kvm::memslot::run(args, session))
-        }
-        Some(Command::Bench { bench: Some(Bench::BootCaches(args)), .. }) => {
-            bench(&args.out, |session| scenario::kvm::touch::boot_caches(args, session))
-        }
-        Some(Command::Bench { bench: Some(Bench::Migrate(args)), .. }) => {
-            bench(&args.out, |session| scenario::kvm::migrate::run(args, session))
-        }
-        Some(Command::Explain(args)) => explain(args),
-        Some(Command::Tune { what: TuneWhat::DirtyLog(args) }) => {
-            bench(&args.out, |session| scenario::kvm::tune::dirty_log(args, session))
-        }
-        Some(Command::Doctor(args)) => doctor::doctor(args),
-        Some(Command::Compare(args)) => compare(args),
-        Some(Command::Ab(args)) => {
-            alternate(&words(&args.first)?, &words(&args.second)?, &args.how)
-        }
-        Some(Command::Noise(args)) => alternate(&args.words, &args.words, &args.how),
-        Some(Command::Emulate(args)) => emulate::emulate(args),
-        Some(Command::Plan(args)) => plan_job::plan(args),
-        Some(Command::Merge(args)) => plan_job::merge(args),
-        Some(Command::Show(args)) => show_job::show(args),
-        Some(Command::Replay(args)) => {
-            bench(&args.out, |session| scenario::replay::run(args, session))
-        }
-        Some(Command::Completions { shell }) => {
+        Common::Noise(args) => alternate(program, &args.words, &args.words, &args.how),
+        Common::Plan(args) => plan_job::plan(program, args),
+        Common::Merge(args) => plan_job::merge(program, args),
+        Common::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "slat", &mut script);
+            let command = &mut (program.command)();
+            clap_complete::generate(*shell, command, program.name, &mut script);
             output::print(&String::from_utf8_lossy(&script))?;
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
+/// Runs the scenario that was chosen, and shows what it measured.
+///
+/// # Errors
+/// Those of the scenario.
+pub fn chosen<L>(program: &Program, chosen: &Chosen<L>) -> anyhow::Result<ExitCode> {
+    bench(program, &chosen.out, |session| chosen.run(session))
+}
+
 /// Runs one scenario and shows what it measured.
-fn bench(
+///
+/// # Errors
+/// Those of the scenario; results that cannot be written.
+pub fn bench(
+    program: &Program,
     args: &OutputArgs,
     scenario: impl FnOnce(&mut Session) -> anyhow::Result<Vec<Measurement>>,
 ) -> anyhow::Result<ExitCode> {
@@ -150,12 +78,12 @@ fn bench(
             if args.print.format() == ReportFormat::Ktap && !failure::is_bad_input(&error) =>
         {
             session.finish();
-            return test_failed(host, error, &mut session);
+            return test_failed(program, host, error, &mut session);
         }
         results => results?,
     };
     session.finish();
-    let report = report(host, results, &mut session);
+    let report = report(program, host, results, &mut session);
     show(&report, args.print.format(), output)?;
     Ok(match report.partial {
         true if session.out_of_time() => ExitCode::from(5),
@@ -167,6 +95,7 @@ fn bench(
 
 /// A test that could not run is a result, too, for whoever reads test results only.
 fn test_failed(
+    program: &Program,
     host: Host,
     error: anyhow::Error,
     session: &mut Session,
@@ -174,14 +103,14 @@ fn test_failed(
     let words: Vec<_> =
         std::env::args().skip(1).take_while(|word| !word.starts_with('-')).collect();
     let (what, reason) = (words.join(" "), format!("{error:#}"));
-    match error.downcast_ref().is_some_and(slat_kvm::Error::is_lack) {
+    match (program.is_lack)(&error) {
         true => {
-            session.note(&format!("slat: {reason}"));
+            session.note(&format!("{}: {reason}", program.name));
             session.skip(what, reason);
         }
         false => session.fail(what, reason),
     }
-    show(&report(host, Vec::new(), session), ReportFormat::Ktap, None)?;
+    show(&report(program, host, Vec::new(), session), ReportFormat::Ktap, None)?;
     Ok(failure::exit_code(&error))
 }
 
@@ -226,35 +155,15 @@ fn show_comparison(comparison: &Comparison, rows: Rows, format: Format) -> anyho
     })
 }
 
-/// Takes a run's phases apart.
-fn explain(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
-    let run = match &args.run {
-        Some(path) => Run::read(path)?,
-        None => alternate::once(&args.words, &Session::interactive()?)?,
-    };
-    let explained = explain::explain(run.results());
-    if explained.is_empty() {
-        anyhow::bail!(
-            "no guest under KVM is in it whose time is known; try: slat explain -- bench dirty-log"
-        );
-    }
-    let table = explain::table(&explained);
-    output::print(&match args.print.format() {
-        Format::Json => serde_json::to_string_pretty(&explained)? + "\n",
-        Format::Markdown => markdown::table(&table),
-        Format::Text => {
-            let mut text = String::new();
-            text::grid(&mut text, &table, output::width());
-            text
-        }
-    })?;
-    Ok(ExitCode::SUCCESS)
-}
-
 /// Runs two command lines in turns, and compares them.
-fn alternate(first: &[String], second: &[String], how: &Repeat) -> anyhow::Result<ExitCode> {
+fn alternate(
+    program: &Program,
+    first: &[String],
+    second: &[String],
+    how: &Repeat,
+) -> anyhow::Result<ExitCode> {
     let mut session = Session::interactive()?;
-    let (first, second) = alternate::alternate(first, second, how.pairs, &mut session)?;
+    let (first, second) = alternate::alternate(program, first, second, how.pairs, &mut session)?;
     let comparison = compare::compare(&first, &second, how.threshold / 100.0);
     show_comparison(&comparison, Rows::Dozen, how.print.format())?;
     Ok(ExitCode::SUCCESS)
@@ -266,7 +175,12 @@ fn words(text: &str) -> anyhow::Result<Vec<String>> {
 }
 
 /// What was measured, with what a reader has to know beside it.
-fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Report {
+pub fn report(
+    program: &Program,
+    host: Host,
+    results: Vec<Measurement>,
+    session: &mut Session,
+) -> Report {
     if session.interrupted() {
         session.skip(
             "the rest of this run",
@@ -279,21 +193,20 @@ fn report(host: Host, results: Vec<Measurement>, session: &mut Session) -> Repor
     Report {
         schema: SCHEMA,
         partial: session.interrupted(),
-        tool: env!("CARGO_PKG_VERSION").into(),
+        tool: program.version.into(),
         host,
-        command: command(std::env::args()),
+        command: command(program, std::env::args()),
         results,
         skipped: session.skipped().to_vec(),
     }
 }
 
 /// Prints the report and writes its files.
-fn show(report: &Report, format: ReportFormat, output: Option<Output>) -> anyhow::Result<()> {
-    // Ctrl-C a moment after the start must not cost the report of an earlier run.
-    let nothing = report.partial && report.results.is_empty();
-    let output = output.filter(|output| !(nothing && output.has_results()));
-    // The files first: a pipe that closes early must not cost them.
-    let written = output.map(|output| output.write(report)).transpose();
+///
+/// # Errors
+/// A file that cannot be written; stdout that cannot.
+pub fn show(report: &Report, format: ReportFormat, output: Option<Output>) -> anyhow::Result<()> {
+    let written = write(report, output);
     output::print(&match format {
         ReportFormat::Json => json::render(report)?,
         ReportFormat::Markdown => markdown::render(report),
@@ -307,20 +220,47 @@ fn show(report: &Report, format: ReportFormat, output: Option<Output>) -> anyhow
             report.skipped.iter().map(|s| format!("not measured: {}: {}", s.what, s.reason));
         lines.for_each(|line| eprintln!("{line}"));
     }
-    // A disk that is full must not cost the table, either.
-    if let Some(directory) = written? {
+    say(written?);
+    Ok(())
+}
+
+/// Prints the report as `text` has it, in lines of a width, and writes its files.
+///
+/// # Errors
+/// A file that cannot be written; stdout that cannot.
+pub fn show_as(
+    report: &Report,
+    text: fn(&Report, u16) -> String,
+    output: Option<Output>,
+) -> anyhow::Result<()> {
+    let written = write(report, output);
+    output::print(&text(report, output::width()))?;
+    say(written?);
+    Ok(())
+}
+
+/// Writes the files, first of all: a pipe that closes early must not cost them, nor a disk that is
+/// full the table.
+fn write(report: &Report, output: Option<Output>) -> anyhow::Result<Option<PathBuf>> {
+    // Ctrl-C a moment after the start must not cost the report of an earlier run.
+    let nothing = report.partial && report.results.is_empty();
+    let output = output.filter(|output| !(nothing && output.has_results()));
+    output.map(|output| output.write(report)).transpose()
+}
+
+fn say(written: Option<PathBuf>) {
+    if let Some(directory) = written {
         eprintln!(
             "\nWritten: {} and {}",
             directory.join(crate::files::RESULTS).display(),
             directory.join(crate::files::PAGE).display()
         );
     }
-    Ok(())
 }
 
-/// The command line as it can be repeated: wherever the program was, its name is `slat`.
-fn command(arguments: impl Iterator<Item = String>) -> Vec<String> {
-    std::iter::once("slat".to_owned()).chain(arguments.skip(1)).collect()
+/// The command line as it can be repeated: wherever the program was, its name is its own.
+pub fn command(program: &Program, arguments: impl Iterator<Item = String>) -> Vec<String> {
+    std::iter::once(program.name.to_owned()).chain(arguments.skip(1)).collect()
 }
 
 /// Whether the other end of a pipe is gone: nobody is reading, and that is no failure of ours.

@@ -1,25 +1,211 @@
-//! What can be measured, one scenario a file.
-//!
-//! A scenario is a function `run(&Args, &mut Session) -> anyhow::Result<Vec<Measurement>>`:
-//!
-//! * Input that cannot be right is [`Failure::BadInput`](crate::failure::Failure::BadInput), before
-//!   anything is measured. Any other error is a measurement that failed.
-//! * What this machine cannot do is [`Session::skip`](crate::session::Session::skip), not an error,
-//!   as long as something of what was asked for remains.
-//! * It asks [`Session::check`](crate::session::Session::check) between samples. Stopped, it returns
-//!   `Ok` with what is complete enough to be read; the caller knows from
-//!   [`Session::interrupted`](crate::session::Session::interrupted) that it is a part.
+//! What can be measured, one scenario a file, and the programs that have a list of them.
 
-pub(crate) mod bed;
-pub(crate) mod contest;
-pub(crate) mod crew;
-pub mod engine;
-pub mod guest;
-pub mod kvm;
-pub(crate) mod limit;
-pub mod peers;
-pub mod replay;
-pub(crate) mod scatter;
-pub mod split;
-pub(crate) mod tables;
-pub(crate) mod touch;
+use crate::cli::OutputArgs;
+use crate::record::Measurement;
+use crate::session::Session;
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Something to measure. The command line, the doctor and plans take all that they know of it from
+/// here.
+pub trait Scenario: 'static {
+    /// Its name, on the command line and in results.
+    const NAME: &'static str;
+
+    /// What it does, in a line.
+    const ABOUT: &'static str;
+
+    /// Command lines, each with what it does.
+    const EXAMPLES: &'static str;
+
+    /// What a host must have for it, by the names of the doctor's findings: of each entry, any one.
+    const NEEDS: &'static [&'static [&'static str]] = &[];
+
+    /// What can be set.
+    type Settings: Args;
+
+    /// Measures.
+    ///
+    /// * Input that cannot be right is [`Failure::BadInput`](crate::failure::Failure::BadInput),
+    ///   before anything is measured. Any other error is a measurement that failed.
+    /// * What this machine cannot do is [`Session::skip`], not an error, as long as something of
+    ///   what was asked for remains.
+    /// * It asks [`Session::check`] between samples. Stopped, it returns `Ok` with what is complete
+    ///   enough to be read; the caller knows from [`Session::interrupted`] that it is a part.
+    ///
+    /// # Errors
+    /// Those.
+    fn run(settings: &Self::Settings, session: &mut Session) -> anyhow::Result<Vec<Measurement>>;
+}
+
+/// A scenario in a list.
+pub struct Entry {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does, in a line.
+    pub about: &'static str,
+    /// What a host must have for it.
+    pub needs: &'static [&'static [&'static str]],
+    command: fn() -> Command,
+    run: fn(&ArgMatches, &mut Session) -> anyhow::Result<Vec<Measurement>>,
+}
+
+impl Entry {
+    /// The entry of a scenario.
+    pub const fn of<S: Scenario>() -> Self {
+        Self {
+            name: S::NAME,
+            about: S::ABOUT,
+            needs: S::NEEDS,
+            command: || {
+                let command = S::Settings::augment_args(Command::new(S::NAME));
+                OutputArgs::augment_args(command).about(S::ABOUT).after_help(S::EXAMPLES)
+            },
+            run: |matches, session| S::run(&S::Settings::from_arg_matches(matches)?, session),
+        }
+    }
+}
+
+/// The scenarios of one program.
+pub trait Scenarios: 'static {
+    /// All of them, in the order of the help.
+    const ALL: &'static [Entry];
+
+    /// Whether one has that name.
+    fn has(name: &str) -> bool {
+        Self::ALL.iter().any(|entry| entry.name == name)
+    }
+}
+
+/// A scenario of a list, as the command line chose it.
+pub struct Chosen<L> {
+    /// Where its results go.
+    pub out: OutputArgs,
+    entry: &'static Entry,
+    matches: ArgMatches,
+    list: PhantomData<L>,
+}
+
+impl<L> Chosen<L> {
+    /// Measures.
+    ///
+    /// # Errors
+    /// The scenario's.
+    pub fn run(&self, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        (self.entry.run)(&self.matches, session)
+    }
+}
+
+impl<L> fmt::Debug for Chosen<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.entry.name)
+    }
+}
+
+impl<L: Scenarios> FromArgMatches for Chosen<L> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let missing = || clap::Error::new(ErrorKind::MissingSubcommand);
+        let (name, matches) = matches.subcommand().ok_or_else(missing)?;
+        let entry = L::ALL.iter().find(|entry| entry.name == name).ok_or_else(missing)?;
+        let out = OutputArgs::from_arg_matches(matches)?;
+        Ok(Self { out, entry, matches: matches.clone(), list: PhantomData })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl<L: Scenarios> Subcommand for Chosen<L> {
+    fn augment_subcommands(command: Command) -> Command {
+        command.subcommands(L::ALL.iter().map(|entry| (entry.command)()))
+    }
+
+    fn augment_subcommands_for_update(command: Command) -> Command {
+        Self::augment_subcommands(command)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        L::has(name)
+    }
+}
+
+/// A program that measures.
+pub struct Program {
+    /// Its name.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// Its command line.
+    pub command: fn() -> Command,
+    /// Whether these words, after its name, measure a scenario.
+    pub measures: fn(&[String]) -> bool,
+    /// Words that do.
+    pub example: &'static str,
+    /// Whether an error is of what the host lacks, which is no failure of a test.
+    pub is_lack: fn(&anyhow::Error) -> bool,
+}
+
+impl PartialEq for Program {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// A scenario's settings, from the words of a command line: for tests.
+///
+/// # Panics
+/// The words cannot be right.
+pub fn settings<S: Scenario>(words: &str) -> S::Settings {
+    let words = std::iter::once(S::NAME).chain(words.split_whitespace());
+    let matches = S::Settings::augment_args(Command::new(S::NAME)).try_get_matches_from(words);
+    S::Settings::from_arg_matches(&matches.unwrap_or_else(|error| panic!("{error}")))
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[cfg(test)]
+pub(crate) mod fake {
+    //! A program that measures nothing, and has a command line like one that does.
+
+    use super::*;
+    use clap::{Arg, ArgAction};
+
+    fn option(name: &'static str) -> Arg {
+        Arg::new(name).long(name)
+    }
+
+    fn command() -> Command {
+        let flags = ["quick", "manual-protect"];
+        let split = Command::new("split")
+            .arg(option("memory"))
+            .arg(option("granule").value_parser(["4k", "16k", "64k"]))
+            .arg(option("backing").short('s').value_delimiter(',').action(ArgAction::Append))
+            .arg(option("when").value_parser(["enable", "clear"]))
+            .arg(option("samples").value_parser(clap::value_parser!(u32).range(10..=1000)))
+            .args(flags.map(|name| option(name).action(ArgAction::SetTrue)));
+        let engine = Command::new("engine")
+            .arg(option("granule").value_parser(["4k", "16k", "64k"]))
+            .arg(option("rounds").value_parser(clap::value_parser!(u32).range(1..=1000)))
+            .arg(option("quick").action(ArgAction::SetTrue));
+        let all = [split, engine].map(OutputArgs::augment_args);
+        Command::new("slat").subcommand(Command::new("bench").subcommands(all))
+    }
+
+    pub static PROGRAM: Program = Program {
+        name: "slat",
+        version: "0.1.0",
+        command,
+        measures: |words| words.first().is_some_and(|word| word == "bench"),
+        example: "bench split --backing 2m",
+        is_lack: |_| false,
+    };
+}

@@ -15,7 +15,7 @@ Examples:
 
 A plan:
   version = 1
-  scenarios = [\"bench dirty-log --target kvm\"]   # command lines of slat
+  scenarios = [\"bench dirty-log\"]   # command lines of slat
   repeats = 3                                    # each cell so often [default: 1]
   time-limit = \"10m\"                             # of each cell [default: none]
 

@@ -137,7 +137,8 @@ fn failure(file: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{fake, json};
+    use crate::fake;
+    use crate::report::json;
 
     /// A directory of files, all with the text of a report where none is given.
     fn files(names: &[(&str, Option<&str>)]) -> tempfile::TempDir {

@@ -2,14 +2,14 @@
 
 use super::{Setting, parser};
 use crate::child;
-use crate::cli::Cli;
+use crate::scenario::Program;
 use anyhow::bail;
-use clap::Parser;
 use std::path::{Path, PathBuf};
 
 /// One command line in one repeat.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
+    program: &'static Program,
     /// From 1, in the order of the plan.
     pub number: usize,
     /// From 1.
@@ -25,6 +25,7 @@ pub struct Cell {
 impl Cell {
     /// The scenario's words with one combination of settings.
     pub(super) fn new(
+        program: &'static Program,
         number: usize,
         repeat: u32,
         scenario: &[String],
@@ -36,14 +37,14 @@ impl Cell {
             words.extend(written(name, value).unwrap_or_default());
         }
         let settings = combination.iter().map(|(name, _)| name.clone()).collect();
-        Self { number, repeat, words, scenario: scenario.len(), settings }
+        Self { program, number, repeat, words, scenario: scenario.len(), settings }
     }
 
     /// The command line, to be pasted into a shell.
     pub fn line(&self) -> String {
         let words = self.words.iter().map(String::as_str);
         let line = shlex::try_join(words).unwrap_or_else(|_| self.words.join(" "));
-        format!("slat {line}")
+        format!("{} {line}", self.program.name)
     }
 
     /// What the parser of command lines says to this one.
@@ -51,11 +52,12 @@ impl Cell {
     /// # Errors
     /// It refuses it, or the scenario says itself what is a setting.
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        let parser = parser();
+        let parser = parser(self.program);
         let command = self.command(&parser);
         self.check_twice(command)?;
-        let all = std::iter::once("slat").chain(self.words.iter().map(String::as_str));
-        let Err(error) = Cli::try_parse_from(all) else { return self.check_known(command) };
+        let all = std::iter::once(self.program.name).chain(self.words.iter().map(String::as_str));
+        let parsed = (self.program.command)().try_get_matches_from(all);
+        let Err(error) = parsed else { return self.check_known(command) };
         if !error.use_stderr() {
             bail!("`{}` prints a text and measures nothing; leave out --help", self.line());
         }
@@ -84,7 +86,11 @@ impl Cell {
             command.get_arguments().any(|argument| argument.get_long() == Some(name))
         };
         match self.settings.iter().find(|name| !known(name)) {
-            Some(name) => bail!("settings.{name}: `slat {}` has no --{name}", self.scenario()),
+            Some(name) => bail!(
+                "settings.{name}: `{} {}` has no --{name}",
+                self.program.name,
+                self.scenario()
+            ),
             None => Ok(()),
         }
     }
@@ -117,7 +123,7 @@ impl Cell {
 
     /// Whether a report's command line is this cell's.
     pub fn is_command(&self, command: &[String]) -> bool {
-        command.first().is_some_and(|word| word == "slat")
+        command.first().is_some_and(|word| word == self.program.name)
             && child::without_output(&command[1..]) == self.words
     }
 

@@ -61,7 +61,7 @@ fn parameter(measurement: &Measurement, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::fake;
+    use crate::fake;
     use std::collections::HashMap;
 
     fn read(report: &Report) -> Vec<HashMap<String, String>> {

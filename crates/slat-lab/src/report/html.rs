@@ -187,7 +187,7 @@ fn command_line(command: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::fake;
+    use crate::fake;
 
     #[test]
     fn the_page_refers_to_nothing_outside_itself() {

@@ -11,7 +11,7 @@ pub fn render(report: &Report) -> serde_json::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::fake;
+    use crate::fake;
 
     #[test]
     fn the_schema_is_the_documented_one() {

@@ -135,8 +135,8 @@ fn diagnostic(ktap: &mut String, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake;
     use crate::record::Skipped;
-    use crate::report::fake;
 
     /// A result as a parser of KTAP sees it: whether it passed, its name, what it was skipped for.
     type Parsed = (bool, String, Option<String>);

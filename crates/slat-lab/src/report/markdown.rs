@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn a_report_begins_with_the_command_and_the_machine() {
-        let report = Report { partial: true, ..crate::report::fake::report() };
+        let report = Report { partial: true, ..crate::fake::report() };
         let text = render(&report);
         let mut lines = text.lines();
         assert!(

@@ -165,8 +165,9 @@ pub fn value_of(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake;
     use crate::host::Known;
-    use crate::report::{fake, text};
+    use crate::report::text;
 
     #[test]
     fn a_row_is_a_setting_on_a_host() {

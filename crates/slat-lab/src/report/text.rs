@@ -39,7 +39,8 @@ pub fn host(report: &Report) -> String {
     )
 }
 
-fn header(text: &mut String, report: &Report, width: u16) {
+/// The first lines: the machine, and whether this is a part.
+pub fn header(text: &mut String, report: &Report, width: u16) {
     wrap(text, &host(report), "", width);
     if report.partial {
         text.push_str("\nINTERRUPTED: this is a part of what was asked for.\n");
@@ -120,7 +121,7 @@ fn wrap(text: &mut String, paragraph: &str, indent: &str, width: u16) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::fake;
+    use crate::fake;
 
     #[test]
     fn a_whole_report_reads_like_this() {

@@ -1,4 +1,4 @@
-//! `slat plan` and `slat merge`.
+//! `plan` and `merge`.
 
 use super::output::{self, Output};
 use crate::cli::{Format, MergeArgs, PlanArgs};
@@ -7,13 +7,14 @@ use crate::merge::files::{self, Found};
 use crate::plan::run::State;
 use crate::plan::{self, Plan, share_of};
 use crate::report::{markdown, merged, plan as report, text};
+use crate::scenario::Program;
 use crate::session::Session;
 use serde_json::json;
 use std::process::ExitCode;
 
 /// Runs the cells of a plan, or lists them.
-pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    let plan = Plan::read(&args.file)?;
+pub fn plan(program: &'static Program, args: &PlanArgs) -> anyhow::Result<ExitCode> {
+    let plan = Plan::read(program, &args.file)?;
     let cells = share_of(args.cell, &plan.cells)?;
     if args.list {
         let all = || {
@@ -53,11 +54,11 @@ pub fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Gathers reports: one a host, and a table of all of them.
-pub fn merge(args: &MergeArgs) -> anyhow::Result<ExitCode> {
+pub fn merge(program: &Program, args: &MergeArgs) -> anyhow::Result<ExitCode> {
     let found = files::read(&args.paths, &args.output, args.skip_bad)?;
     let Found { reports, bad, failed } = found;
     crate::files::writable(&args.output)?;
-    let hosts = merge::merge(reports, args.any_name, &super::command(std::env::args()));
+    let hosts = merge::merge(reports, args.any_name, &super::command(program, std::env::args()));
     for host in &hosts {
         let _ = Output::prepare(&args.output.join(&host.name))?.write(&host.report)?;
     }

@@ -128,7 +128,7 @@ fn label(topic: &Topic, row: &Row, differing: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::fake;
+    use crate::fake;
 
     #[test]
     fn a_phase_of_a_guest_under_kvm_is_a_chart_whose_strips_are_the_ways() {

@@ -48,7 +48,7 @@ fn table(results: &[Measurement], scenario: &str) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::fake;
+    use crate::fake;
 
     #[test]
     fn every_count_of_a_whole_phase_has_a_line() {

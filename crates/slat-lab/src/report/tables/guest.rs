@@ -294,7 +294,7 @@ fn count_of(row: &Row, way: &str, (figure, name, _): &Count) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::fake;
+    use crate::fake;
 
     #[test]
     fn a_run_reads_like_this() {

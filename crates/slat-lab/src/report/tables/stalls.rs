@@ -261,7 +261,8 @@ fn columns(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{fake, text};
+    use crate::fake;
+    use crate::report::text;
 
     #[test]
     fn guests_under_kvm_are_told_by_what_they_lost_then_by_stalls_then_by_times() {

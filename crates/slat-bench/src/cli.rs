@@ -1,0 +1,126 @@
+//! The command line of `slat-bench`.
+
+use crate::engine::Engine;
+use crate::guest::dirty_log::DirtyLog;
+use crate::guest::populate::Populate;
+use crate::guest::reclaim::Reclaim;
+use crate::guest::reclaim::idle::IdlePages;
+use crate::peers::Peers;
+use crate::peers::check::Check;
+use crate::replay::Replay;
+use crate::split::Split;
+use clap::{CommandFactory, Parser, Subcommand};
+use slat_ideas::guest::age::Age;
+use slat_ideas::guest::cache_toggle::CacheToggle;
+use slat_ideas::guest::execute::Execute;
+use slat_lab::cli::Common;
+use slat_lab::run;
+use slat_lab::scenario::{Chosen, Entry, Program, Scenarios};
+use std::process::ExitCode;
+
+/// What this program measures.
+pub struct Tables;
+
+impl Scenarios for Tables {
+    const ALL: &'static [Entry] = &[
+        Entry::of::<Split>(),
+        Entry::of::<Engine>(),
+        Entry::of::<Peers>(),
+        Entry::of::<Check>(),
+        Entry::of::<Replay>(),
+        Entry::of::<DirtyLog>(),
+        Entry::of::<Execute>(),
+        Entry::of::<Age>(),
+        Entry::of::<Populate>(),
+        Entry::of::<Reclaim>(),
+        Entry::of::<IdlePages>(),
+        Entry::of::<CacheToggle>(),
+    ];
+}
+
+/// This program.
+pub static PROGRAM: Program = Program {
+    name: "slat-bench",
+    version: env!("CARGO_PKG_VERSION"),
+    command: Cli::command,
+    measures: |words| words.first().is_some_and(|word| Tables::has(word)),
+    example: "split --backing 2m",
+    is_lack: |_| false,
+};
+
+const AFTER_HELP: &str = "\
+Examples:
+  slat-bench split --memory 64G             split the tables of a 64 GiB guest, three ways
+  slat-bench engine --quick                 hold the engine's operations against their limits
+  slat-bench peers --linux-tree linux-6.12  and against Linux's own code and other crates
+  slat-bench check --linux-tree linux-6.12  random histories, descriptor by descriptor
+  slat-bench replay                         each claim that Slat grew from, and what this machine gives
+  slat-bench execute --vcpus 4              a guest that executes from 1g blocks
+  slat-bench compare before/ after/         hold two runs against each other
+  slat-bench ab --first 'split --walk bounded' --second 'split --walk batched'
+
+Guests under the host's KVM are measured by slat: cargo run --release -- --help
+
+Exit codes:
+  0    all that was asked for was measured, or skipped with the reason shown
+  1    a measurement failed, or cannot be done on this machine
+  2    the command line or its values cannot be right
+  5    --time-limit came first; what was measured until then has been written
+  130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
+
+/// Second-stage tables, measured: the engine's against the machine's limits, Linux's own code and
+/// other crates, and guests of the engine's, whose vCPUs are threads.
+///
+/// Needs no root, no KVM and changes no setting.
+#[derive(Debug, Parser)]
+#[command(name = "slat-bench", version, after_help = AFTER_HELP, max_term_width = 100)]
+#[command(subcommand_help_heading = "Commands", arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What `slat-bench` can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure.
+    #[command(flatten)]
+    Measure(Chosen<Tables>),
+    /// What all programs have.
+    #[command(flatten)]
+    Common(Common),
+}
+
+/// The `slat-bench` command.
+pub fn main() -> ExitCode {
+    if slat_lab::first::is_first_process() {
+        slat_lab::first::main();
+    }
+    // A wrong command line ends here, with exit code 2.
+    let cli = Cli::parse();
+    run::exit(
+        &PROGRAM,
+        match &cli.command {
+            Command::Measure(scenario) => run::chosen(&PROGRAM, scenario),
+            Command::Common(common) => run::common(&PROGRAM, common),
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_measures_is_told_from_what_does_not() {
+        let measures = |word: &str| (PROGRAM.measures)(&[word.to_owned()]);
+        assert!(measures("split") && measures("idle"));
+        assert!(!measures("compare") && !measures("bench"));
+    }
+}

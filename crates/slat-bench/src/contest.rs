@@ -1,0 +1,352 @@
+//! A contest: entrants that take turns, and the ratios that were asked for.
+
+use crate::settings::engine::Part;
+use serde_json::{Map, Value, json};
+use slat_ideas::arena::Arena;
+use slat_ideas::format::TableFormat;
+use slat_lab::record::Measurement;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use std::collections::BTreeMap;
+
+/// What one turn gave.
+pub struct Sample {
+    /// Usually how long it took.
+    pub seconds: f64,
+    /// Exact counts.
+    pub counts: Vec<(&'static str, u64)>,
+}
+
+impl Sample {
+    /// A time, and nothing that was counted.
+    pub fn time(seconds: f64) -> Self {
+        Self { seconds, counts: Vec::new() }
+    }
+}
+
+/// A turn: prepares what it needs in the arena, times, checks. The flag asks for the thorough checks,
+/// which the round that warms up pays for.
+type Turn<'a> = Box<dyn FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + 'a>;
+
+/// Whose work a variant is.
+pub const ENGINE: &str = "engine";
+/// A plain loop's.
+pub const MACHINE: &str = "machine";
+
+struct Entrant<'a> {
+    variant: String,
+    target: &'static str,
+    note: String,
+    turn: Turn<'a>,
+}
+
+/// A threshold: a product of variants by another, or a variant's time for each piece of work.
+struct Asked {
+    what: String,
+    of: Vec<String>,
+    by: Vec<String>,
+    at_most: Option<f64>,
+    unit: &'static str,
+    scale: f64,
+}
+
+impl Asked {
+    fn ratio(what: String, of: &[&str], by: &[&str], at_most: Option<f64>) -> Self {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Self { what, of: names(of), by: names(by), at_most, unit: "x", scale: 1.0 }
+    }
+}
+
+/// Entrants, and what is asked of them.
+pub struct Contest<'a> {
+    scenario: &'static str,
+    title: String,
+    params: Map<String, Value>,
+    most_rounds: u32,
+    least_rounds: u32,
+    guests: bool,
+    entrants: Vec<Entrant<'a>>,
+    asked: Vec<Asked>,
+}
+
+impl<'a> Contest<'a> {
+    /// Nobody yet. `params` are what all its results have in common, and tell them from those of
+    /// the scenario's other contests; `title` is for the person waiting.
+    pub fn new(scenario: &'static str, title: String, params: Map<String, Value>) -> Self {
+        let (entrants, asked) = (Vec::new(), Vec::new());
+        let (least_rounds, most_rounds) = (0, u32::MAX);
+        Self { scenario, title, params, most_rounds, least_rounds, guests: false, entrants, asked }
+    }
+
+    /// One more entrant.
+    pub fn enter(
+        mut self,
+        variant: impl Into<String>,
+        target: &'static str,
+        turn: impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + 'a,
+    ) -> Self {
+        self.entrants.push(Entrant {
+            variant: variant.into(),
+            target,
+            note: String::new(),
+            turn: Box::new(turn),
+        });
+        self
+    }
+
+    /// At most `at_most` times as long: the product of the variants `of` by that of `by`.
+    pub fn ask(mut self, what: impl Into<String>, of: &[&str], by: &[&str], at_most: f64) -> Self {
+        self.asked.push(Asked::ratio(what.into(), of, by, Some(at_most)));
+        self
+    }
+
+    /// A ratio that nothing is asked of, to be seen beside the others.
+    pub fn show(mut self, what: impl Into<String>, of: &[&str], by: &[&str]) -> Self {
+        self.asked.push(Asked::ratio(what.into(), of, by, None));
+        self
+    }
+
+    /// At most `at_most` nanoseconds for each of `pieces`.
+    pub fn ask_each(
+        mut self,
+        what: impl Into<String>,
+        of: &[&str],
+        pieces: u64,
+        at_most: f64,
+    ) -> Self {
+        let scale = 1e9 / pieces as f64;
+        let ratio = Asked::ratio(what.into(), of, &[], Some(at_most));
+        self.asked.push(Asked { unit: "ns", scale, ..ratio });
+        self
+    }
+
+    /// The entrants beside the engine are other people's code, which may fail.
+    pub fn with_guests(mut self) -> Self {
+        self.guests = true;
+        self
+    }
+
+    /// What a reader should know of a variant here.
+    pub fn note(mut self, variant: &str, note: impl Into<String>) -> Self {
+        let of = |entrant: &&mut Entrant| entrant.variant == variant;
+        if let Some(entrant) = self.entrants.iter_mut().find(of) {
+            entrant.note = note.into();
+        }
+        self
+    }
+
+    /// Takes fewer rounds than others: its turns are long.
+    pub fn at_most(mut self, rounds: u32) -> Self {
+        self.most_rounds = rounds;
+        self
+    }
+
+    /// Takes more rounds than others: its turns vary.
+    pub fn rounds_at_least(mut self, rounds: u32) -> Self {
+        self.least_rounds = rounds;
+        self
+    }
+
+    /// The rounds that count, where so many were asked for.
+    pub fn rounds(&self, asked: u32) -> u32 {
+        asked.clamp(self.least_rounds, self.most_rounds)
+    }
+
+    /// What is being measured, for the person waiting.
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
+    /// Takes turns; `None` if Ctrl-C was pressed. One round warms up.
+    pub fn hold(
+        &mut self,
+        arena: &mut Arena,
+        session: &mut Session,
+        rounds: u32,
+    ) -> anyhow::Result<Option<Vec<Measurement>>> {
+        let mut samples: Vec<Vec<Sample>> = self.entrants.iter().map(|_| Vec::new()).collect();
+        let mut out = vec![false; self.entrants.len()];
+        for round in 0..=rounds as usize {
+            // Whoever comes next finds the machine as the one before left it: the first place goes
+            // round, and every other round runs backwards.
+            let mut order: Vec<usize> = (0..self.entrants.len()).collect();
+            order.rotate_left(round % self.entrants.len());
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for place in order {
+                if session.check().is_err() {
+                    return Ok(None);
+                }
+                if out[place] {
+                    continue;
+                }
+                let entrant = &mut self.entrants[place];
+                let sample = (entrant.turn)(arena, round == 0);
+                // A turn that Ctrl-C broke off is no failure.
+                if sample.is_err() && session.interrupted() {
+                    return Ok(None);
+                }
+                match sample {
+                    Ok(sample) if round > 0 => samples[place].push(sample),
+                    Ok(_) => {}
+                    // Somebody else's failure is not the engine's: it drops out, the others go on.
+                    Err(error) if self.guests && entrant.target != ENGINE => {
+                        out[place] = true;
+                        let what = format!("{}, {}", self.title, entrant.variant);
+                        session.fail(what, format!("{error:#}"));
+                    }
+                    Err(error) => {
+                        return Err(error.context(format!("{}, {}", self.title, entrant.variant)));
+                    }
+                }
+            }
+            session.step();
+        }
+        let stayed = |variant: &String| {
+            self.entrants.iter().zip(&out).any(|(e, out)| e.variant == *variant && !out)
+        };
+        let there = self.entrants.iter().zip(&samples).zip(&out).filter(|(_, out)| !**out);
+        let mut results: Vec<Measurement> = there.map(|((e, s), _)| self.raw(e, s)).collect();
+        let asked = self.asked.iter();
+        let asked = asked.filter(|asked| asked.of.iter().chain(&asked.by).all(stayed));
+        results.extend(asked.map(|asked| self.ratio(asked, &samples)));
+        Ok(Some(results))
+    }
+
+    fn raw(&self, entrant: &Entrant, samples: &[Sample]) -> Measurement {
+        let mut params = self.params.clone();
+        if !entrant.note.is_empty() {
+            params.insert("note".to_owned(), json!(entrant.note));
+        }
+        Measurement {
+            scenario: self.scenario.to_owned(),
+            target: entrant.target.to_owned(),
+            variant: entrant.variant.clone(),
+            params,
+            unit: "s".to_owned(),
+            samples: samples.iter().map(|sample| sample.seconds).collect(),
+            counts: counts(samples),
+        }
+    }
+
+    /// The ratio of each round.
+    fn ratio(&self, asked: &Asked, samples: &[Vec<Sample>]) -> Measurement {
+        let of = |variant: &str, round: usize| {
+            let place = self.entrants.iter().position(|entrant| entrant.variant == variant);
+            samples[place.expect("a contest asks for its own variants")][round].seconds
+        };
+        let product = |variants: &[String], round| -> f64 {
+            variants.iter().map(|variant| of(variant, round)).product()
+        };
+        let rounds = samples.iter().map(Vec::len).max().unwrap_or(0);
+        let ratio = |round| product(&asked.of, round) / product(&asked.by, round) * asked.scale;
+        let mut params = self.params.clone();
+        params.insert("asked".to_owned(), json!(asked.at_most));
+        params.insert("against".to_owned(), json!(asked.by.join(" * ")));
+        params.insert("variants".to_owned(), json!(asked.of.join(" * ")));
+        Measurement {
+            scenario: format!("{}-asked", self.scenario),
+            target: ENGINE.to_owned(),
+            variant: asked.what.clone(),
+            params,
+            unit: asked.unit.to_owned(),
+            samples: (0..rounds).map(ratio).collect(),
+            counts: BTreeMap::new(),
+        }
+    }
+}
+
+/// Counts that are the same in each sample by their name; others by their first, least and most.
+fn counts(samples: &[Sample]) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    let Some(first) = samples.first() else { return counts };
+    for (index, &(name, count)) in first.counts.iter().enumerate() {
+        let all = || samples.iter().map(|sample| sample.counts[index].1);
+        let (least, most) = (all().min().unwrap_or(count), all().max().unwrap_or(count));
+        if least == most {
+            counts.insert(name.to_owned(), count);
+        } else {
+            for (suffix, count) in [("first", count), ("min", least), ("max", most)] {
+                counts.insert(format!("{name}_{suffix}"), count);
+            }
+        }
+    }
+    counts
+}
+
+/// A contest of a part; `of` tells those of one part and size apart.
+pub fn pose<'a>(part: Part, format: TableFormat, memory: u64, of: &'static str) -> Contest<'a> {
+    let params = [
+        ("part", json!(part.to_string())),
+        ("format", json!(format.to_string())),
+        ("memory", json!(memory)),
+        ("of", json!(of)),
+    ];
+    let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
+    Contest::new("engine", format!("{part}, {}, {of}", Size(memory)), params)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat::BreakBeforeMake;
+
+    #[test]
+    fn a_ratio_is_taken_within_each_round() {
+        let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Never).unwrap();
+        let mut time = 0.0;
+        let mut contest = Contest::new("test", "a test".to_owned(), Map::new())
+            .enter("one", ENGINE, |_, _| {
+                time += 1.0;
+                Ok(Sample { seconds: 3.0, counts: vec![("pages", 7), ("rounds", time as u64)] })
+            })
+            .enter("two", MACHINE, |_, _| Ok(Sample::time(2.0)))
+            .ask("one by two", &["one"], &["two"], 1.2)
+            .ask_each("one a page", &["one"], 3_000, 5.0);
+        let results = contest.hold(&mut arena, &mut Session::quiet(), 3).unwrap().unwrap();
+        let samples: Vec<_> = results.iter().map(|m| (&*m.variant, &*m.samples)).collect();
+        assert_eq!(samples[0], ("one", &[3.0; 3][..]));
+        assert_eq!(samples[2], ("one by two", &[1.5; 3][..]));
+        assert_eq!(samples[3], ("one a page", &[1e6; 3][..]));
+        let counts: Vec<_> = results[0].counts.iter().map(|(n, c)| (&**n, *c)).collect();
+        assert_eq!(
+            counts,
+            [("pages", 7), ("rounds_first", 2), ("rounds_max", 4), ("rounds_min", 2)]
+        );
+        assert_eq!(results[2].params["asked"], 1.2);
+    }
+
+    #[test]
+    fn a_guest_that_fails_drops_out_and_the_others_stay() {
+        let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Never).unwrap();
+        let mut turns = 0;
+        let mut contest = Contest::new("test", "a test".to_owned(), Map::new())
+            .with_guests()
+            .enter("one", ENGINE, |_, _| Ok(Sample::time(1.0)))
+            .enter("guest", "crate", |_, _| {
+                turns += 1;
+                anyhow::ensure!(turns < 3, "no more");
+                Ok(Sample::time(1.0))
+            })
+            .enter("other", "crate", |_, _| Ok(Sample::time(2.0)))
+            .ask("one by guest", &["one"], &["guest"], 1.0)
+            .ask("one by other", &["one"], &["other"], 1.0);
+        let mut session = Session::quiet();
+        let results = contest.hold(&mut arena, &mut session, 3).unwrap().unwrap();
+        let names: Vec<_> = results.iter().map(|m| (&*m.variant, m.samples.len())).collect();
+        assert_eq!(names, [("one", 3), ("other", 3), ("one by other", 3)]);
+        assert!(session.failed() && session.skipped()[0].what == "a test, guest");
+    }
+
+    #[test]
+    fn a_contest_that_is_stopped_gives_nothing() {
+        let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Never).unwrap();
+        let mut contest =
+            Contest::new("test", "a test".to_owned(), Map::new())
+                .enter("one", ENGINE, |_, _| Ok(Sample::time(1.0)));
+        let mut session = Session::quiet();
+        session.stop();
+        assert!(contest.hold(&mut arena, &mut session, 3).unwrap().is_none());
+    }
+}

@@ -1,0 +1,275 @@
+//! The engine's operations, as a hypervisor's fault path calls them, beside what the machine allows.
+//!
+//! A *contest* holds a few entrants against each other: an operation of the engine, and a plain
+//! loop over the same slots or another crate's operation. They take turns on the same warm memory,
+//! each on tables that were built anew, and the turn's first place goes round. From each round come
+//! the ratios that were asked for. The thread that enters the tables has joined once; for each call
+//! it enters, does the operation, reads the counts and completes what is owed.
+
+mod beside;
+mod faults;
+mod inactive;
+mod leaves;
+mod lookup;
+mod split;
+
+use crate::contest::Contest;
+use crate::peers;
+use crate::settings::engine::{EXAMPLES, EngineArgs, Part};
+use crate::settings::peers::TablesTarget;
+use slat::BreakBeforeMake;
+use slat::format::ept::Ept1G;
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::{STEP, whole_blocks};
+use slat_ideas::crew::{Pin, cpus};
+use slat_ideas::format::{Granule, TableFormat};
+use slat_lab::failure::bad_input;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+
+/// The scenario.
+pub struct Engine;
+
+impl Scenario for Engine {
+    const NAME: &'static str = "engine";
+    const ABOUT: &'static str =
+        "Hold the engine's operations against the machine's limits (no guest memory needed)";
+    const EXAMPLES: &'static str = EXAMPLES;
+    type Settings = EngineArgs;
+
+    fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Measures the parts that `args` asks for.
+///
+/// # Errors
+/// Sizes that cannot be right, too little memory, or a result that is not what an operation must
+/// leave.
+pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    args.linux.check()?;
+    if args.linux.target == TablesTarget::LinuxSource {
+        return peers::engine(args, session);
+    }
+    if args.granule != Granule::Size4k {
+        return Err(bad_input(format!(
+            "--granule {0}: the limits are those of 4k tables; take --format arm64-{0}, or --target linux-source",
+            args.granule
+        )));
+    }
+    if !args.format.is_empty() {
+        return peers::formats::run(args, session);
+    }
+    let memory = whole_blocks(args.memory())?;
+    let sizes = Sizes::of(memory);
+    let bytes = table_bytes(memory);
+    let available = session.memory_available();
+    if bytes > available / 10 * 9 {
+        return Err(bad_input(format!(
+            "the tables of {memory} take {} MiB, and this machine has {} MiB free; take a smaller \
+             --memory",
+            bytes >> 20,
+            available >> 20
+        )));
+    }
+    let mut arena = Arena::new(bytes as usize, 4096, BreakBeforeMake::Always)?;
+    let cpus = cpus()?;
+    let contests = contests(args, &sizes, &cpus, session)?;
+    let _pin = Pin::to(cpus[0])?;
+    // Who names a number gets it, where the default would be more.
+    let rounds = |contest: &Contest| args.rounds.unwrap_or_else(|| contest.rounds(args.rounds()));
+    session.start("engine", contests.iter().map(|c| u64::from(rounds(c)) + 1).sum());
+    let mut results = Vec::new();
+    for mut contest in contests {
+        session.say(contest.title());
+        let rounds = rounds(&contest);
+        match contest.hold(&mut arena, session, rounds)? {
+            Some(measured) => results.extend(measured),
+            None => break,
+        }
+    }
+    session.finish();
+    drop(arena);
+    // What the engine does alone here, and beside others there.
+    let parts = [Part::Unmap, Part::Clear, Part::Relax, Part::Flush];
+    let wanted: Vec<Part> = parts.into_iter().filter(|part| args.wants(*part)).collect();
+    if !wanted.is_empty() && !session.interrupted() {
+        results.extend(peers::alone(args, &wanted, session)?);
+    }
+    Ok(results)
+}
+
+/// The memory sizes that are measured.
+struct Sizes {
+    /// An eighth of the guest's memory.
+    small: u64,
+    /// All of it.
+    large: u64,
+}
+
+impl Sizes {
+    fn of(memory: Size) -> Self {
+        let small = (memory.bytes() / 8).next_multiple_of(STEP);
+        Self { small, large: memory.bytes() }
+    }
+
+    /// Both, once each, and whether it is the large one.
+    fn both(&self) -> Vec<(u64, bool)> {
+        let mut both = vec![(self.small, false), (self.large, true)];
+        both.dedup_by_key(|(memory, _)| *memory);
+        both
+    }
+}
+
+/// All tables of the memory by pages, with room for caches that are full.
+fn table_bytes(memory: Size) -> u64 {
+    let memory = memory.bytes();
+    (memory >> 9) + (memory >> 18) + (8 << 20)
+}
+
+fn contests<'a>(
+    args: &EngineArgs,
+    sizes: &Sizes,
+    cpus: &'a [usize],
+    session: &mut Session,
+) -> anyhow::Result<Vec<Contest<'a>>> {
+    let mut contests = Vec::new();
+    let wants = |part| args.wants(part);
+    for (memory, large) in sizes.both() {
+        if wants(Part::Split) {
+            contests.extend(split::contests(memory, large)?);
+        }
+        if wants(Part::Protect) {
+            contests.extend(leaves::protect(memory, large)?);
+        }
+        if wants(Part::Age) {
+            contests.extend(leaves::age(memory, large)?);
+        }
+        if wants(Part::Inactive) {
+            contests.extend(inactive::contests(memory)?);
+        }
+    }
+    if wants(Part::AgeTables) {
+        contests.extend(crate::tables::age(Ept1G::default(), TableFormat::Ept, sizes.large));
+    }
+    if wants(Part::ProtectTables) {
+        contests.extend(crate::tables::protect(Ept1G::default(), TableFormat::Ept, sizes.large));
+    }
+    if wants(Part::Map) {
+        contests.push(faults::map(sizes.small)?);
+    }
+    if wants(Part::Translate) {
+        contests.push(lookup::contest(sizes.small, session)?);
+    }
+    let threaded = [Part::SplitThreads, Part::MapThreads, Part::Beside];
+    if cpus.len() < 2 {
+        for part in threaded.into_iter().filter(|part| wants(*part)) {
+            session.skip(part.to_string(), "it takes two CPUs, and this process may use one");
+        }
+        return Ok(contests);
+    }
+    if wants(Part::SplitThreads) {
+        contests.push(split::threads(sizes.large, cpus)?);
+    }
+    if wants(Part::MapThreads) {
+        contests.push(faults::threads(sizes.small, cpus)?);
+    }
+    if wants(Part::Beside) {
+        contests.push(beside::contest(sizes.small, cpus)?);
+    }
+    Ok(contests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    fn args(only: &[Part]) -> EngineArgs {
+        EngineArgs {
+            memory: Some(Size(1 << 30)),
+            only: only.to_vec(),
+            rounds: Some(1),
+            quick: true,
+            format: Vec::new(),
+            granule: Granule::Size4k,
+            linux: crate::settings::peers::LinuxArgs::default(),
+        }
+    }
+
+    fn run_only(only: &[Part]) -> Vec<Measurement> {
+        let mut session = Session::quiet();
+        let results = run(&args(only), &mut session).unwrap();
+        let left_out: Vec<_> = session.skipped().iter().map(|skipped| &skipped.what).collect();
+        assert!(!results.is_empty() || !left_out.is_empty(), "{only:?}");
+        results
+    }
+
+    fn count(results: &[Measurement], of: &str, variant: &str, name: &str) -> u64 {
+        let found = results.iter().find(|m| m.params["of"] == of && m.variant == variant);
+        found.and_then(|m| m.counts.get(name)).copied().unwrap_or_else(|| {
+            panic!("no {name} of {variant}, {of}: {results:?}");
+        })
+    }
+
+    /// Each turn checks what it did; here it only has to get through.
+    #[test]
+    fn every_part_gives_samples_that_are_times() {
+        for &part in Part::value_variants() {
+            for result in run_only(&[part]) {
+                // Those that are measured beside others elsewhere name their operation.
+                let beside = result.scenario.starts_with("peers");
+                assert!(beside || result.params["part"] == part.to_string(), "{result:?}");
+                assert_eq!(result.samples.len(), 1, "{result:?}");
+                assert!(result.samples.iter().all(|time| *time > 0.0), "{result:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn counts_are_those_of_the_work() {
+        let results = run_only(&[Part::Split, Part::Protect, Part::Age]);
+        let pages = (1 << 30) / 4096;
+        assert_eq!(count(&results, "2m", "split", "tables_built"), 512);
+        assert_eq!(count(&results, "2m", "split-streaming", "invalidations"), 8);
+        assert_eq!(count(&results, "1g", "split", "tables_built"), 513);
+        assert_eq!(count(&results, "writable", "protect", "slots_written"), pages);
+        assert_eq!(count(&results, "writable", "protect", "invalidations"), 1);
+        assert_eq!(count(&results, "protected already", "protect", "slots_written"), 0);
+        assert_eq!(count(&results, "young", "age", "slots_written"), pages);
+        assert_eq!(count(&results, "old", "age", "slots_read"), pages + 512 + 1);
+    }
+
+    #[test]
+    fn tables_spare_what_the_guest_did_not_touch() {
+        let results = run_only(&[Part::AgeTables, Part::ProtectTables]);
+        let (runs, writes) = ("1 % in runs of 32 MiB", "writes 1 % in runs of 32 MiB");
+        let exact = count(&results, runs, "exact", "slots_read");
+        let leaves = count(&results, runs, "leaves", "slots_read");
+        // One run of 32 MiB is a thirty-second of this guest.
+        assert!(exact * 20 < leaves, "{exact} of {leaves}");
+        assert_eq!(count(&results, runs, "exact", "invalidations"), 1);
+        let subtrees = count(&results, writes, "subtrees", "slots_written");
+        let leaves = count(&results, writes, "leaves", "slots_written");
+        assert!(subtrees * 10 < leaves, "{subtrees} of {leaves}");
+        // One for the round; a fault owes other CPUs none.
+        assert_eq!(count(&results, writes, "subtrees", "invalidations"), 1);
+    }
+
+    #[test]
+    fn a_size_is_measured_once_where_both_are_one() {
+        assert_eq!(Sizes::of(Size(64 << 30)).both(), [(8 << 30, false), (64 << 30, true)]);
+        assert_eq!(Sizes::of(Size(1 << 30)).both(), [(1 << 30, false)]);
+        assert_eq!(Sizes::of(Size(12 << 30)).both(), [(2 << 30, false), (12 << 30, true)]);
+    }
+
+    #[test]
+    fn a_session_that_is_stopped_returns_what_it_has() {
+        let mut session = Session::quiet();
+        session.stop();
+        assert!(run(&args(&[Part::Protect]), &mut session).unwrap().is_empty());
+    }
+}

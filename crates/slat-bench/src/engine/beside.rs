@@ -1,0 +1,255 @@
+//! How long faults take while another thread ages.
+//!
+//! One thread maps pages, and its time for each 64 of them is kept; a sample is the 99th percentile
+//! of these. Beside it, on a CPU of its own, another thread goes round and round: it makes pages old
+//! and young again by the engine, or only reads their slots.
+
+use super::faults::{map_each, tables_of};
+use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::settings::engine::Part;
+use anyhow::ensure;
+use slat::format::arm64::Arm64K4;
+use slat::{
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, Counts, GpaRange, Inactive, Member,
+    PageSize, TableCache, Tables,
+};
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::{Bed, steps};
+use slat_ideas::crew::{Gate, together};
+use slat_ideas::fill::Stores;
+use slat_ideas::format::TableFormat;
+use slat_ideas::limit;
+use std::hint::{black_box, spin_loop};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Faults that are timed together, and pages that are aged under one lock.
+const BATCH: u64 = 64;
+
+/// Memory that is mapped by faults: a batch in a hundred is forty batches.
+const FAULTED: u64 = 1 << 30;
+
+/// What the other thread does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    /// There is none.
+    Nobody,
+    /// It reads the slots of other memory.
+    Reads,
+    /// It ages other memory.
+    Ages,
+    /// It ages the memory that is being mapped.
+    AgesShared,
+    /// It ages other memory, under a lock that each fault takes, 64 pages at a time.
+    AgesLocked,
+}
+
+/// The faults beside each kind of neighbour.
+pub fn contest(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
+    let entrant =
+        |beside| move |arena: &mut Arena, check: bool| sample(memory, cpus, beside, arena, check);
+    Ok(crate::contest::pose(Part::Beside, TableFormat::Arm64K4, memory, "p99 of 64 faults")
+        .enter("alone", ENGINE, entrant(Beside::Nobody))
+        .enter("beside-reading", ENGINE, entrant(Beside::Reads))
+        .enter("beside-ageing", ENGINE, entrant(Beside::Ages))
+        .enter("beside-ageing-shared", ENGINE, entrant(Beside::AgesShared))
+        .enter("beside-ageing-locked", MACHINE, entrant(Beside::AgesLocked))
+        .ask("64 faults beside ageing, p99", &["beside-ageing"], &["beside-reading"], 1.15)
+        .show("  alone", &["alone"], &["beside-reading"])
+        .show("  shared range", &["beside-ageing-shared"], &["beside-reading"])
+        .show("  a lock for 64 pages", &["beside-ageing-locked"], &["beside-reading"])
+        .rounds_at_least(10))
+}
+
+/// A lock that is spun on, as a kernel's is.
+#[derive(Default)]
+struct Lock(AtomicBool);
+
+impl Lock {
+    fn with<R>(&self, work: impl FnOnce() -> R) -> R {
+        while self.0.swap(true, Ordering::Acquire) {
+            while self.0.load(Ordering::Relaxed) {
+                spin_loop();
+            }
+        }
+        let result = work();
+        self.0.store(false, Ordering::Release);
+        result
+    }
+}
+
+/// What both threads see.
+struct Scene<'a, 'p> {
+    bed: Bed<Arm64K4>,
+    arena: &'p Arena,
+    tables: &'a Tables<'p, Arm64K4, Arena>,
+    slots: &'a [&'a [AtomicU64]],
+    /// Mapped from the start; the faults come behind it.
+    other: GpaRange,
+    beside: Beside,
+    lock: Lock,
+    /// Pages that the other thread has looked at.
+    looked: AtomicU64,
+    over: AtomicBool,
+}
+
+fn sample(
+    memory: u64,
+    cpus: &[usize],
+    beside: Beside,
+    arena: &mut Arena,
+    check: bool,
+) -> anyhow::Result<Sample> {
+    arena.reset();
+    arena.set_break_before_make(BreakBeforeMake::Always);
+    arena.set_stores(Stores::Plain);
+    let arena = &*arena;
+    let bed = Bed::new(Arm64K4::default(), memory + FAULTED);
+    let mapped = bed.mapped(arena, memory, PageSize::SIZE_4K, Attributes::RAM)?;
+    let tables = Inactive::activate(mapped);
+    let slots = Bed::new(Arm64K4::default(), memory).slots(&tables, arena);
+    let scene = Scene {
+        bed,
+        arena,
+        tables: &tables,
+        slots: &slots,
+        other: bed.part(0, memory),
+        beside,
+        lock: Lock::default(),
+        looked: AtomicU64::new(0),
+        over: AtomicBool::new(false),
+    };
+    let works = if beside == Beside::Nobody { 1 } else { 2 };
+    let work = |thread: usize| {
+        let scene = &scene;
+        move |gate: &Gate| if thread == 0 { scene.faults(gate) } else { scene.neighbour(gate) }
+    };
+    let (_, mut times) = together(cpus, (0..works).map(work).collect())?;
+    let mut times = times.swap_remove(0);
+    ensure!(times.len() as u64 == FAULTED / 4096 / BATCH, "{} batches", times.len());
+    if check {
+        let mut member = Member::join(arena)?;
+        let guard = tables.enter(&mut member)?;
+        let right = |a| Attributes { accessed: true, ..a } == Attributes::RAM;
+        bed.check(&guard, bed.range(), PageSize::SIZE_4K, right)?;
+    }
+    times.sort_unstable();
+    let p99 = times[times.len() * 99 / 100];
+    let nanoseconds = |part: usize| times[part];
+    let counts = vec![
+        ("median_ns", nanoseconds(times.len() / 2)),
+        ("worst_ns", nanoseconds(times.len() - 1)),
+        ("pages_looked_at", scene.looked.load(Ordering::Relaxed)),
+    ];
+    Ok(Sample { seconds: p99 as f64 / 1e9, counts })
+}
+
+type Times = anyhow::Result<(f64, Vec<u64>)>;
+
+impl<'p> Scene<'_, 'p> {
+    /// Maps the memory behind, and keeps the nanoseconds of each batch.
+    fn faults(&self, gate: &Gate) -> Times {
+        let first = self.other.size() / 4096;
+        let pages = FAULTED / 4096;
+        let mut storage = slat_ideas::bed::storage(tables_of(pages));
+        let mut cache = TableCache::new(self.arena, &mut storage);
+        cache.fill(usize::MAX)?;
+        let mut member = Member::join(self.arena)?;
+        let mut times = Vec::with_capacity((pages / BATCH) as usize);
+        let mut counts = Counts::NONE;
+        let (seconds, done) = gate.pass(|| {
+            while self.beside != Beside::Nobody && self.looked.load(Ordering::Relaxed) == 0 {
+                spin_loop();
+            }
+            for batch in (first..first + pages).step_by(BATCH as usize) {
+                let begin = Instant::now();
+                let all = batch..batch + BATCH;
+                if self.beside == Beside::AgesLocked {
+                    for page in all {
+                        self.lock.with(|| {
+                            self.map(&mut member, &mut cache, page..page + 1, &mut counts)
+                        })?;
+                    }
+                } else {
+                    self.map(&mut member, &mut cache, all, &mut counts)?;
+                }
+                times.push(begin.elapsed().as_nanos() as u64);
+            }
+            anyhow::Ok(())
+        });
+        self.over.store(true, Ordering::Relaxed);
+        done?;
+        Ok((seconds, times))
+    }
+
+    fn map(
+        &self,
+        member: &mut Member<'p, Arena>,
+        cache: &mut TableCache<'_, Arm64K4, Arena>,
+        pages: std::ops::Range<u64>,
+        counts: &mut Counts,
+    ) -> anyhow::Result<()> {
+        let expected = (pages.end - pages.start) * 4096;
+        let mapped = map_each(&self.bed, self.tables, member, cache, pages, counts)?;
+        ensure!(mapped == expected, "{mapped} bytes of {expected} were mapped");
+        Ok(())
+    }
+
+    /// Goes round until the faults are over.
+    fn neighbour(&self, gate: &Gate) -> Times {
+        let mut member = Member::join(self.arena)?;
+        let (mut young, mut unanswered) = (self.bed.bitmap(), self.bed.bitmap());
+        let (seconds, done) = gate.pass(|| {
+            if self.beside == Beside::Reads {
+                self.read();
+                return Ok(());
+            }
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            self.age(&mut member, &mut ages)
+        });
+        done?;
+        Ok((seconds, Vec::new()))
+    }
+
+    fn over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    fn read(&self) {
+        for table in self.slots.iter().cycle() {
+            black_box(limit::read(table));
+            self.looked.fetch_add(table.len() as u64, Ordering::Relaxed);
+            if self.over() {
+                return;
+            }
+        }
+    }
+
+    /// Makes pages old, then young again: each is an exchange of a slot.
+    fn age(&self, member: &mut Member<'p, Arena>, ages: &mut Ages<'_>) -> anyhow::Result<()> {
+        let (range, step) = match self.beside {
+            Beside::AgesShared => (self.bed.part(self.other.size(), FAULTED), 2 << 20),
+            Beside::AgesLocked => (self.other, BATCH * 4096),
+            _ => (self.other, 2 << 20),
+        };
+        loop {
+            for step in steps(range, step) {
+                let mut turn = || -> anyhow::Result<()> {
+                    let mut guard = self.tables.enter(member)?;
+                    guard.age(step, ages, Ageing::LEAVES)?;
+                    guard.relax(step, Access::Read)?;
+                    guard.complete();
+                    Ok(())
+                };
+                match self.beside {
+                    Beside::AgesLocked => self.lock.with(turn)?,
+                    _ => turn()?,
+                }
+                self.looked.fetch_add(step.size() / 4096, Ordering::Relaxed);
+                if self.over() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}

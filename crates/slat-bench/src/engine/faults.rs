@@ -1,0 +1,145 @@
+//! Faults that map one page each, table pages at hand; by one thread and by two.
+
+use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::settings::engine::Part;
+use anyhow::ensure;
+use slat::format::arm64::Arm64K4;
+use slat::{Attributes, BreakBeforeMake, Counts, Member, PageSize, TableCache, Tables};
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::{Bed, counted, storage};
+use slat_ideas::crew::{Gate, together};
+use slat_ideas::fill::Stores;
+use slat_ideas::format::TableFormat;
+use slat_ideas::limit;
+use slat_ideas::watch::Watch;
+use std::hint::black_box;
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+
+/// Table pages that mapping `pages` pages takes.
+pub fn tables_of(pages: u64) -> usize {
+    (pages.div_ceil(512) + pages.div_ceil(512 * 512)) as usize + 4
+}
+
+/// A fault on each page of `pages`; returns the bytes that were mapped.
+#[inline]
+pub fn map_each<'p>(
+    bed: &Bed<Arm64K4>,
+    tables: &Tables<'p, Arm64K4, Arena>,
+    member: &mut Member<'p, Arena>,
+    cache: &mut TableCache<'_, Arm64K4, Arena>,
+    pages: Range<u64>,
+    counts: &mut Counts,
+) -> anyhow::Result<u64> {
+    let mut mapped = 0;
+    for page in pages {
+        let page = bed.page(page);
+        let hpa = Bed::<Arm64K4>::host(&page);
+        let mut guard = tables.enter(member)?;
+        mapped += guard.map(page, hpa, Attributes::RAM, PageSize::SIZE_4K, cache)?;
+        *counts += guard.counts();
+        guard.complete();
+    }
+    Ok(mapped)
+}
+
+/// One thread maps all pages in ascending order.
+pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
+    let bed = Bed::new(Arm64K4::default(), memory);
+    Ok(crate::contest::pose(Part::Map, TableFormat::Arm64K4, memory, "4k, one by one")
+        .enter("map", ENGINE, move |arena, check| {
+            arena.reset();
+            arena.set_break_before_make(BreakBeforeMake::Always);
+            arena.set_stores(Stores::Plain);
+            let arena = &*arena;
+            let tables = bed.empty(arena)?.activate();
+            let mut storage = storage(tables_of(bed.pages()));
+            let mut cache = TableCache::new(arena, &mut storage);
+            cache.fill(usize::MAX)?;
+            let mut member = Member::join(arena)?;
+            let mut counts = Counts::NONE;
+            let pages = 0..bed.pages();
+            let watch = Watch::start();
+            let mapped = map_each(&bed, &tables, &mut member, &mut cache, pages, &mut counts)?;
+            let seconds = watch.seconds();
+            ensure!(mapped == bed.range().size(), "{mapped} bytes were mapped");
+            if check {
+                let guard = tables.enter(&mut member)?;
+                bed.check(&guard, bed.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
+            }
+            Ok(Sample { seconds, counts: counted(counts, arena.invalidations()) })
+        })
+        .ask_each("map one page", &["map"], bed.pages(), 15.0))
+}
+
+/// One thread and two map disjoint ranges, beside compare-and-swaps of the same slots.
+pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
+    let bed = Bed::new(Arm64K4::default(), memory);
+    let map = move |threads: usize| {
+        move |arena: &mut Arena, check: bool| map_by(&bed, &cpus[..threads], arena, check)
+    };
+    let cas = move |threads: usize| {
+        move |arena: &mut Arena, _: bool| exchange_by(&bed, &cpus[..threads], arena)
+    };
+    Ok(crate::contest::pose(Part::MapThreads, TableFormat::Arm64K4, memory, "4k, one by one")
+        .enter("map-1", ENGINE, map(1))
+        .enter("map-2", ENGINE, map(2))
+        .enter("cas-1", MACHINE, cas(1))
+        .enter("cas-2", MACHINE, cas(2))
+        .ask("map one page, two threads by one", &["map-2", "cas-1"], &["map-1", "cas-2"], 1.2))
+}
+
+fn map_by(
+    bed: &Bed<Arm64K4>,
+    cpus: &[usize],
+    arena: &mut Arena,
+    check: bool,
+) -> anyhow::Result<Sample> {
+    arena.reset();
+    arena.set_break_before_make(BreakBeforeMake::Always);
+    arena.set_stores(Stores::Plain);
+    let arena = &*arena;
+    let tables = &bed.empty(arena)?.activate();
+    let share = bed.pages() / cpus.len() as u64;
+    let work = |thread: u64| {
+        move |gate: &Gate| {
+            let mut storage = storage(tables_of(share));
+            let mut cache = TableCache::new(arena, &mut storage);
+            cache.fill(usize::MAX)?;
+            let mut member = Member::join(arena)?;
+            let mut counts = Counts::NONE;
+            let pages = thread * share..(thread + 1) * share;
+            let (seconds, mapped) =
+                gate.pass(|| map_each(bed, tables, &mut member, &mut cache, pages, &mut counts));
+            ensure!(mapped? == share << 12, "not all was mapped");
+            Ok((seconds, counts))
+        }
+    };
+    let (seconds, counts) = together(cpus, (0..cpus.len() as u64).map(work).collect())?;
+    if check {
+        let mut member = Member::join(arena)?;
+        let guard = tables.enter(&mut member)?;
+        bed.check(&guard, bed.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
+    }
+    let written = counts.iter().map(|counts| counts.slots_written).sum();
+    Ok(Sample { seconds, counts: vec![("slots_written", written)] })
+}
+
+fn exchange_by(bed: &Bed<Arm64K4>, cpus: &[usize], arena: &mut Arena) -> anyhow::Result<Sample> {
+    arena.reset();
+    arena.set_stores(Stores::Plain);
+    let arena = &*arena;
+    let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
+    let slots = bed.slots(&tables, arena);
+    let share = slots.len() / cpus.len();
+    let exchange = |tables: &[&[AtomicU64]]| -> u64 {
+        tables.iter().map(|table| black_box(limit::exchange(table))).sum()
+    };
+    let works = slots
+        .chunks(share)
+        .map(|tables| move |gate: &Gate| Ok(gate.pass(|| exchange(tables))))
+        .collect();
+    let (seconds, lost) = together(cpus, works)?;
+    ensure!(lost.iter().all(|lost| *lost == 0), "an exchange was lost to nobody");
+    Ok(Sample::time(seconds))
+}

@@ -1,0 +1,99 @@
+//! Tables that no CPU has: mapped and protected by plain stores, beside plain loops.
+
+use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::settings::engine::Part;
+use anyhow::ensure;
+use slat::format::arm64::Arm64K4;
+use slat::{Attributes, PageSize, TableCache};
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::{Bed, CHUNK, chunk_storage, steps};
+use slat_ideas::fill::Stores;
+use slat_ideas::format::TableFormat;
+use slat_ideas::limit;
+use slat_ideas::watch::Watch;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Map a range; write-protect one.
+pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
+    let bed = Bed::new(Arm64K4::default(), memory);
+    let bytes = (memory >> 9) as usize;
+    let protect =
+        crate::contest::pose(Part::Inactive, TableFormat::Arm64K4, memory, "write-protect")
+            .enter("protect", ENGINE, move |arena, check| protect(&bed, arena, check))
+            .enter("modify", MACHINE, move |arena, _| modify(&bed, arena))
+            .ask("inactive: write-protect", &["protect"], &["modify"], 1.5);
+    let map = crate::contest::pose(Part::Inactive, TableFormat::Arm64K4, memory, "map")
+        .enter("map", ENGINE, move |arena, check| map(&bed, bytes, arena, check))
+        .enter("fill-plain", MACHINE, move |arena, _| {
+            arena.reset();
+            arena.warm(bytes);
+            let watch = Watch::start();
+            limit::fill_by(arena.words(bytes), 512, Stores::Plain);
+            Ok(Sample::time(watch.seconds()))
+        })
+        .ask("inactive: map a range", &["map"], &["fill-plain"], 1.5);
+    Ok(vec![protect, map])
+}
+
+fn protect(bed: &Bed<Arm64K4>, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
+    arena.reset();
+    arena.set_stores(Stores::Plain);
+    let mut tables = bed.mapped(arena, bed.range().size(), PageSize::SIZE_4K, Attributes::RAM)?;
+    let watch = Watch::start();
+    let bytes = tables.write_protect(bed.range())?;
+    let seconds = watch.seconds();
+    ensure!(bytes == bed.range().size(), "{bytes} bytes changed");
+    if check {
+        let expected = Attributes { write: false, ..Attributes::RAM };
+        bed.check(&tables.guard(), bed.range(), PageSize::SIZE_4K, |a| a == expected)?;
+    }
+    Ok(Sample::time(seconds))
+}
+
+/// A plain load and store of each slot.
+fn modify(bed: &Bed<Arm64K4>, arena: &mut Arena) -> anyhow::Result<Sample> {
+    arena.reset();
+    arena.set_stores(Stores::Plain);
+    let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
+    let slots = bed.slots(&tables, arena);
+    let watch = Watch::start();
+    for table in &slots {
+        black_box(modify_each(table));
+    }
+    Ok(Sample::time(watch.seconds()))
+}
+
+fn modify_each(words: &[AtomicU64]) -> u64 {
+    let mut any = 0;
+    for word in words {
+        let raw = word.load(Ordering::Relaxed);
+        any |= raw;
+        word.store(raw & !(1 << 7), Ordering::Relaxed);
+    }
+    any
+}
+
+/// Maps all of it, chunk by chunk; topping up the cache is timed, too.
+fn map(bed: &Bed<Arm64K4>, bytes: usize, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
+    arena.reset();
+    arena.set_stores(Stores::Plain);
+    let arena = &*arena;
+    let mut tables = bed.empty(arena)?;
+    arena.warm(bytes);
+    let mut storage = chunk_storage();
+    let mut cache = TableCache::new(arena, &mut storage);
+    let mut mapped = 0;
+    let watch = Watch::start();
+    for chunk in steps(bed.range(), CHUNK) {
+        cache.fill(usize::MAX)?;
+        let hpa = Bed::<Arm64K4>::host(&chunk);
+        mapped += tables.map(chunk, hpa, Attributes::RAM, PageSize::SIZE_4K, &mut cache)?;
+    }
+    let seconds = watch.seconds();
+    ensure!(mapped == bed.range().size(), "{mapped} bytes were mapped");
+    if check {
+        bed.check(&tables.guard(), bed.range(), PageSize::SIZE_4K, |a| a == Attributes::RAM)?;
+    }
+    Ok(Sample::time(seconds))
+}

@@ -1,0 +1,167 @@
+//! Write-protecting and ageing leaf by leaf, beside one atomic exchange or one load a slot.
+
+use crate::contest::{Contest, ENGINE, MACHINE, Sample};
+use crate::settings::engine::Part;
+use anyhow::ensure;
+use slat::format::arm64::Arm64K4;
+use slat::{Ageing, Ages, Attributes, BreakBeforeMake, Format, Member, PageSize, Platform, Tables};
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::{Bed, counted};
+use slat_ideas::fill::Stores;
+use slat_ideas::format::TableFormat;
+use slat_ideas::limit;
+use slat_ideas::watch::Watch;
+use std::hint::black_box;
+use std::sync::atomic::AtomicU64;
+
+/// What is done to all leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Op {
+    Protect,
+    Age,
+}
+
+/// The bitmaps of ageing, touched before anything is timed.
+struct Bits {
+    young: Vec<u64>,
+    unanswered: Vec<u64>,
+}
+
+impl Bits {
+    fn of<F: Format>(bed: &Bed<F>) -> Self {
+        Self { young: bed.bitmap(), unanswered: bed.bitmap() }
+    }
+
+    fn clear(&mut self) {
+        self.young.fill(0);
+        self.unanswered.fill(0);
+    }
+
+    fn young(&self) -> u64 {
+        self.young.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+}
+
+/// Write protection of a writable range, and of one that is protected already.
+pub fn protect<'a>(memory: u64, large: bool) -> anyhow::Result<Vec<Contest<'a>>> {
+    let again = if large { 1.5 } else { 2.0 };
+    Ok(vec![
+        contest(memory, Op::Protect, false).ask("write-protect", &["protect"], &["cas"], 1.25),
+        contest(memory, Op::Protect, true).ask(
+            "write-protect, protected already",
+            &["protect"],
+            &["read"],
+            again,
+        ),
+    ])
+}
+
+/// Ageing of a range that is young, and of one that is old.
+pub fn age<'a>(memory: u64, large: bool) -> anyhow::Result<Vec<Contest<'a>>> {
+    let again = if large { 1.5 } else { 2.0 };
+    Ok(vec![
+        contest(memory, Op::Age, false).ask("age, all young", &["age"], &["cas"], 1.25),
+        contest(memory, Op::Age, true).ask("age, all old", &["age"], &["read"], again),
+    ])
+}
+
+fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
+    let bed = Bed::new(Arm64K4::default(), memory);
+    let (part, name, of) = match (op, again) {
+        (Op::Protect, false) => (Part::Protect, "protect", "writable"),
+        (Op::Protect, true) => (Part::Protect, "protect", "protected already"),
+        (Op::Age, false) => (Part::Age, "age", "young"),
+        (Op::Age, true) => (Part::Age, "age", "old"),
+    };
+    let (limit, each): (_, fn(&[AtomicU64]) -> u64) =
+        if again { ("read", limit::read) } else { ("cas", limit::exchange) };
+    let mut bits = Bits::of(&bed);
+    let mut more = Bits::of(&bed);
+    crate::contest::pose(part, TableFormat::Arm64K4, memory, of)
+        .enter(name, ENGINE, move |arena, check| {
+            ready(arena);
+            let arena = &*arena;
+            let tables = prepared(&bed, arena, op, again, &mut bits)?;
+            let mut member = Member::join(arena)?;
+            let before = arena.invalidations();
+            bits.clear();
+            let watch = Watch::start();
+            let mut guard = tables.enter(&mut member)?;
+            let pages = done(&bed, &mut guard, op, &mut bits)?;
+            let counts = guard.counts();
+            guard.complete();
+            drop(guard);
+            let seconds = watch.seconds();
+            let expected = if again { 0 } else { bed.pages() };
+            ensure!(pages == expected, "{pages} pages changed, not {expected}");
+            let invalidations = arena.invalidations() - before;
+            if op == Op::Age {
+                ensure!(bits.young() == expected, "{} bits, not {expected}", bits.young());
+            }
+            if check {
+                let guard = tables.enter(&mut member)?;
+                bed.check(&guard, bed.range(), PageSize::SIZE_4K, |a| match op {
+                    Op::Protect => a == Attributes { write: false, ..Attributes::RAM },
+                    Op::Age => a == Attributes { accessed: false, ..Attributes::RAM },
+                })?;
+            }
+            Ok(Sample { seconds, counts: counted(counts, invalidations) })
+        })
+        .enter(limit, MACHINE, move |arena, _| {
+            ready(arena);
+            let tables = prepared(&bed, arena, op, again, &mut more)?;
+            let slots = bed.slots(&tables, arena);
+            more.clear();
+            let watch = Watch::start();
+            for table in &slots {
+                black_box(each(table));
+            }
+            let seconds = watch.seconds();
+            let slots: usize = slots.iter().map(|table| table.len()).sum();
+            ensure!(slots as u64 == bed.pages(), "{slots} slots of {} pages", bed.pages());
+            Ok(Sample { seconds, counts: vec![("slots", slots as u64)] })
+        })
+}
+
+fn ready(arena: &mut Arena) {
+    arena.reset();
+    arena.set_break_before_make(BreakBeforeMake::Always);
+    arena.set_stores(Stores::Plain);
+}
+
+/// Tables just built; with `again`, the operation was done once. The caches are as the last pass
+/// over all slots left them.
+fn prepared<'a, F: Format>(
+    bed: &Bed<F>,
+    arena: &'a Arena,
+    op: Op,
+    again: bool,
+    bits: &mut Bits,
+) -> anyhow::Result<Tables<'a, F, Arena>> {
+    let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
+    if again {
+        let mut member = Member::join(arena)?;
+        let mut guard = tables.enter(&mut member)?;
+        done(bed, &mut guard, op, bits)?;
+        guard.complete();
+    }
+    Ok(tables)
+}
+
+/// Does it to all of the memory; returns the pages that changed.
+fn done<F: Format, P: Platform>(
+    bed: &Bed<F>,
+    guard: &mut slat::Guard<'_, '_, F, P>,
+    op: Op,
+    bits: &mut Bits,
+) -> anyhow::Result<u64> {
+    Ok(match op {
+        Op::Protect => guard.write_protect(bed.range())? >> F::PAGE_SHIFT,
+        Op::Age => {
+            let mut ages = Ages { young: &mut bits.young, unanswered: &mut bits.unanswered };
+            let aged = guard.age(bed.range(), &mut ages, Ageing::LEAVES)?;
+            ensure!(aged.unanswered == 0, "{} pages without an answer", aged.unanswered);
+            aged.young
+        }
+    })
+}

@@ -1,0 +1,9 @@
+//! What a guest of the engine's pays beyond the ideas of [`slat_ideas::guest`]: logs, first touches,
+//! reclaim.
+
+mod density;
+pub mod dirty_log;
+mod migration;
+mod parallel;
+pub mod populate;
+pub mod reclaim;

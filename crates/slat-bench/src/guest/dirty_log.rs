@@ -1,0 +1,417 @@
+//! Dirty logging of a guest whose vCPUs write on while its log is read and cleared.
+//!
+//! Each round lets the vCPUs write for a while, reads the log, clears it, and copies the pages it
+//! named. In the end the vCPUs stop, what is left is copied, and memory and copy must be equal: a page
+//! that the log lost is a measurement that failed.
+
+use super::migration::{Migration, RING};
+use super::{density, parallel};
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use slat::Format;
+use slat_guest::{Config, Logging, Worker};
+use slat_ideas::format::TablesArgs;
+use slat_ideas::guest::bed::{Bed, Shape, room};
+use slat_ideas::guest::lock::FairLock;
+use slat_ideas::guest::runner::{Locks, Runner};
+use slat_ideas::guest::times::Times;
+use slat_ideas::guest::turns::{Counts, Recorder, counts, ratios, take_turns};
+use slat_ideas::guest::vcpus::faults_between;
+use slat_ideas::on_machine;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use slat_sim::arch::Arch;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat-bench dirty-log
+      vCPUs as threads that write on while the log is read, in six ways; sparse and parallel clears
+  slat-bench dirty-log --format arm64 --way manual,hardware --backing 2m
+  slat-bench dirty-log --format arm64-16k --backing 32m";
+
+/// The guest, its memory and how its dirty pages are logged.
+#[derive(Clone, Debug, Args)]
+pub struct DirtyLogArgs {
+    /// The guest's tables.
+    #[command(flatten)]
+    pub tables: TablesArgs,
+
+    /// Memory that the vCPUs write to, all of them together
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs; each writes to its own share of the memory
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=192))]
+    pub vcpus: u16,
+
+    /// What backs the guest's memory [default: the smallest pages]
+    #[arg(long, short = 's', value_name = "SIZE")]
+    pub backing: Option<Size>,
+
+    /// Ways to log [default: all]
+    #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
+    pub way: Vec<LogWay>,
+
+    /// How many of a hundred steps write
+    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub write_percent: u8,
+
+    /// Rounds of dirtying, reading and clearing the log
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub iterations: u32,
+
+    /// Guests that are measured in each way, in turns; one more warms up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
+    /// 16 MiB or one block, one guest, two rounds: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// How a guest of the engine's has its writes logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum LogWay {
+    /// Reading the log protects what was read
+    Legacy,
+    /// Read, then clear what was read
+    Manual,
+    /// The same under a lock that each fault takes for reading: Linux's way
+    Locked,
+    /// All pages count as dirty at first, so that enabling protects none
+    InitiallySet,
+    /// Each vCPU names the pages that it wrote in a ring of 4096
+    Ring,
+    /// By hardware's dirty bits
+    Hardware,
+}
+
+impl LogWay {
+    /// The ways asked for, or all.
+    pub fn all_or(asked: &[Self]) -> Vec<Self> {
+        if asked.is_empty() { Self::value_variants().to_vec() } else { asked.to_vec() }
+    }
+}
+
+slat_lab::display_as_written!(LogWay);
+
+/// The scenario.
+pub struct DirtyLog;
+
+impl Scenario for DirtyLog {
+    const NAME: &'static str = "dirty-log";
+    const ABOUT: &'static str = "Log the dirty pages of a guest, in six ways";
+    const EXAMPLES: &'static str = EXAMPLES;
+    type Settings = DirtyLogArgs;
+
+    fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Measures the engine's log as `args` asks for.
+///
+/// # Errors
+/// Values that cannot be right, too little memory, or a page that a log lost.
+pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let format = args.tables.format;
+    let backing = match args.backing {
+        Some(backing) => format.leaf("--backing", backing)?,
+        None => format.leaves()[0],
+    };
+    let small = backing.bytes().max(16 << 20);
+    let memory = if args.quick { Size(small) } else { args.memory };
+    let rounds = if args.quick { 2 } else { args.iterations };
+    let runs = if args.quick { 1 } else { args.runs };
+    let shape = Shape::new(memory, format, backing, args.vcpus)?;
+    let ways = LogWay::all_or(&args.way);
+    let mut results = on_machine!(&args.tables, |format, arch| {
+        let bed = Bed::new(format, arch, &args.tables, shape, session)?;
+        let plan = Plan { ways: &ways, rounds, runs, percent: args.write_percent.into() };
+        let mut results = measure(&bed, &plan, session)?;
+        let rounds = if args.quick { 1 } else { runs.max(5) };
+        results.extend(density::measure(&bed, rounds, session)?);
+        results
+    });
+    results.extend(parallel::run(args, memory, session)?);
+    Ok(results)
+}
+
+struct Plan<'a> {
+    ways: &'a [LogWay],
+    rounds: u32,
+    runs: u32,
+    percent: u64,
+}
+
+/// What one guest gave.
+struct Sample {
+    /// From before logging was enabled until the vCPUs had stopped.
+    seconds: f64,
+    times: Times,
+    enable: f64,
+    reads: Vec<f64>,
+    clears: Vec<f64>,
+    disable: f64,
+    counts: Counts,
+}
+
+fn measure<F: Format, A: Arch>(
+    bed: &Bed<F, A>,
+    plan: &Plan<'_>,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Measurement>> {
+    session.start("dirty-log", u64::from(plan.runs) + 1);
+    let samples = take_turns(session, plan.runs, plan.ways.len(), |way, _| {
+        let way = plan.ways[way];
+        session.say(&way.to_string());
+        sample(bed, way, plan, session).with_context(|| format!("dirty-log, {way}"))
+    })?;
+    session.finish();
+    let mut params = bed.params();
+    params.insert("iterations".to_owned(), plan.rounds.into());
+    params.insert("write_percent".to_owned(), plan.percent.into());
+    let recorder = Recorder { scenario: "guest-log", params };
+    let vcpus = f64::from(bed.shape.vcpus);
+    let stall = |sample: &Sample| sample.times.sum as f64 / 1e6 / sample.seconds / vcpus;
+    let mut results = Vec::new();
+    for (way, samples) in plan.ways.iter().zip(&samples) {
+        if samples.is_empty() {
+            continue;
+        }
+        let target = if *way == LogWay::Locked { "baseline" } else { "engine" };
+        let mut add = |figure: &str, unit: &str, values: Vec<f64>| {
+            let counts = samples.iter().map(|sample| match figure {
+                "stall" => sample.counts.clone(),
+                _ => Counts::new(),
+            });
+            results.push(recorder.figure(&way.to_string(), target, figure, unit, values, counts));
+        };
+        let each = |figure: fn(&Sample) -> f64| samples.iter().map(figure).collect::<Vec<_>>();
+        let calls = |figure: fn(&Sample) -> &[f64]| {
+            samples.iter().flat_map(|sample| figure(sample).to_vec()).collect::<Vec<_>>()
+        };
+        add("stall", "ms/s", samples.iter().map(stall).collect());
+        let in_faults =
+            |sample: &Sample| sample.counts["in_faults_ns"] as f64 / 1e6 / sample.seconds / vcpus;
+        add("in faults", "ms/s", samples.iter().map(in_faults).collect());
+        add("p50", "s", each(|s| s.times.quantile(0.5) as f64 / 1e9));
+        add("p99", "s", each(|s| s.times.quantile(0.99) as f64 / 1e9));
+        add("longest", "s", each(|s| s.times.longest as f64 / 1e9));
+        add("enable", "s", each(|s| s.enable));
+        add("read", "s", calls(|s| &s.reads));
+        if samples.iter().any(|s| !s.clears.is_empty()) {
+            add("clear", "s", calls(|s| &s.clears));
+        }
+        add("disable", "s", each(|s| s.disable));
+    }
+    let place = |way| plan.ways.iter().position(|other| *other == way);
+    if let (Some(free), Some(locked)) = (place(LogWay::Manual), place(LogWay::Locked))
+        && !samples[free].is_empty()
+    {
+        let of = |way: usize| samples[way].iter().map(stall);
+        let stalls = ratios(of(free), of(locked));
+        results.push(recorder.ratio("stall of vCPUs", "manual", "locked", None, stalls));
+    }
+    Ok(results)
+}
+
+fn config<F: Format, A: Arch>(bed: &Bed<F, A>, way: LogWay) -> Config {
+    let config = bed.config();
+    match way {
+        LogWay::Legacy | LogWay::Manual | LogWay::Locked => config,
+        LogWay::InitiallySet => Config { initially_set: true, ..config },
+        LogWay::Ring => Config { ring: Some(RING), ..config },
+        LogWay::Hardware => Config { logging: Logging::Hardware, ..config },
+    }
+}
+
+fn sample<F: Format, A: Arch>(
+    bed: &Bed<F, A>,
+    way: LogWay,
+    plan: &Plan<'_>,
+    session: &Session,
+) -> anyhow::Result<Sample> {
+    let lock = FairLock::default();
+    let locks = if way == LogWay::Locked { Locks::Shared(&lock) } else { Locks::Free };
+    let vcpus = bed.shape.vcpus;
+    bed.with_guest(config(bed, way), |guest| {
+        let (over, barrier) = (&AtomicBool::new(false), &Barrier::new(usize::from(vcpus) + 1));
+        let writer = |id: u16| {
+            move || -> anyhow::Result<(Times, u64)> {
+                let mut room = room();
+                let runner = Runner::new(guest, bed.machine(), id, &mut room, locks);
+                let mut runner = runner.inspect_err(|_| over.store(true, Ordering::Relaxed));
+                let populated = match &mut runner {
+                    Ok(runner) => write(bed, runner, id, plan.percent, None),
+                    Err(_) => Ok(0),
+                };
+                barrier.wait();
+                barrier.wait();
+                let mut runner = runner?;
+                runner.times = Times::default();
+                let written = write(bed, &mut runner, id, plan.percent, Some((over, populated?)))?;
+                Ok((runner.times, written))
+            }
+        };
+        let mut room = room();
+        let mut migration = Migration {
+            bed,
+            worker: Worker::new(guest, &mut room)?,
+            lock: &lock,
+            way,
+            bitmap: vec![0; bed.pages().div_ceil(64) as usize],
+            copy: vec![0; bed.pages() as usize],
+            reads: Vec::new(),
+            clears: Vec::new(),
+            dirty: 0,
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..vcpus).map(|id| scope.spawn(writer(id))).collect();
+            barrier.wait();
+            let before = (guest.stats(), bed.machine().service().invalidations);
+            barrier.wait();
+            let begin = Instant::now();
+            let rounds = migration.rounds(plan.rounds, session);
+            over.store(true, Ordering::Relaxed);
+            while way == LogWay::Ring && threads.iter().any(|thread| !thread.is_finished()) {
+                // Somebody may wait for room.
+                migration.harvest();
+                std::thread::yield_now();
+            }
+            let mut times = Times::default();
+            let mut written = 0;
+            for thread in threads {
+                let (of_one, pages) = match thread.join() {
+                    Ok(result) => result?,
+                    Err(panic) => std::panic::resume_unwind(panic),
+                };
+                times.merge(&of_one);
+                written += pages;
+            }
+            let seconds = begin.elapsed().as_secs_f64();
+            let enable = rounds?;
+            let after = (guest.stats(), bed.machine().service().invalidations);
+            let faults = faults_between(&before.0, &after.0);
+            let count = |figure: fn(&(slat_guest::FaultKind, u64, u64)) -> u64| {
+                faults.iter().map(figure).sum::<u64>()
+            };
+            migration.finish()?;
+            let disable = Instant::now();
+            migration.worker.set_slot(bed.slot(false))?;
+            let disable = disable.elapsed().as_secs_f64();
+            let counts = counts([
+                ("faults", count(|f| f.1)),
+                ("in_faults_ns", count(|f| f.2)),
+                ("stalls", times.count),
+                ("waits_for_ring", times.waited_for_room),
+                ("pages_in_log", migration.dirty),
+                ("pages_written", written),
+                ("pages_compared", bed.pages()),
+                ("invalidations", after.1 - before.1),
+            ]);
+            let Migration { reads, clears, .. } = migration;
+            Ok(Sample { seconds, times, enable, reads, clears, disable, counts })
+        })
+    })
+}
+
+/// A vCPU writes to its share: once to every page, or to `percent` of them, over and over, until it is
+/// over. Each write is a stamp that no other write has; returns how many there were.
+fn write<F: Format, A: Arch>(
+    bed: &Bed<F, A>,
+    runner: &mut Runner<'_, '_, F, A>,
+    id: u16,
+    percent: u64,
+    on: Option<(&AtomicBool, u64)>,
+) -> anyhow::Result<u64> {
+    let mut stamp = on.map_or(0, |(_, written)| written);
+    let share = bed.share(id.into(), bed.shape.vcpus.into());
+    loop {
+        for page in share.clone() {
+            if let Some((over, _)) = on {
+                if over.load(Ordering::Relaxed) {
+                    return Ok(stamp);
+                }
+                if density::scatter(page ^ stamp << 32) % 100 >= percent {
+                    continue;
+                }
+            }
+            stamp += 1;
+            runner.write(bed.gpa(page), u64::from(id) << 48 | stamp)?;
+        }
+        if on.is_none() {
+            return Ok(stamp);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(more: &[&str]) -> DirtyLogArgs {
+        slat_lab::scenario::settings::<DirtyLog>(&format!("--quick {}", more.join(" ")))
+    }
+
+    fn results(more: &[&str]) -> Vec<Measurement> {
+        run(&args(more), &mut Session::quiet()).unwrap()
+    }
+
+    fn count(results: &[Measurement], way: &str, name: &str) -> u64 {
+        let of_way = |m: &&Measurement| m.variant == way && m.params["figure"] == "stall";
+        results.iter().find(of_way).unwrap_or_else(|| panic!("no {way}")).counts[name]
+    }
+
+    /// Each sample compares all pages; here it only has to get through.
+    #[test]
+    fn every_way_logs_every_page_in_both_formats_and_on_huge_pages() {
+        for more in [&["--backing", "4k"][..], &["--format", "arm64", "--bbm", "3", "-s", "2m"]] {
+            let results = results(more);
+            for way in LogWay::all_or(&[]) {
+                let way = way.to_string();
+                assert_eq!(count(&results, &way, "pages_compared"), 4096, "{way}");
+                assert!(count(&results, &way, "pages_in_log") > 0, "{way}");
+            }
+            assert_eq!(count(&results, "ring", "in_faults_ns").min(1), 1);
+        }
+    }
+
+    #[test]
+    fn hardware_marks_pages_without_a_fault() {
+        let results = results(&["--way", "hardware,manual"]);
+        assert_eq!(count(&results, "hardware", "faults"), 0);
+        assert!(count(&results, "manual", "faults") > 0);
+    }
+
+    #[test]
+    fn exact_clears_protect_what_was_named_and_hulls_more() {
+        let results = results(&["--way", "manual"]);
+        let protected = |variant: &str, bits: u64| {
+            let found = results.iter().find(|m| {
+                m.scenario == "guest-log-density"
+                    && m.variant == variant
+                    && m.params["bits"] == bits
+            });
+            found.unwrap().counts["protected"]
+        };
+        for bits in [1, 2, 4, 8, 16, 32, 64] {
+            assert_eq!(protected("exact", bits), 64 * bits);
+        }
+        assert_eq!(protected("hull", 1), 64);
+        assert!(protected("hull", 2) > 8 * protected("exact", 2));
+        let parallel = results.iter().filter(|m| m.scenario == "guest-log-parallel");
+        assert!(parallel.into_iter().all(|m| m.counts["pages"] == 4096));
+    }
+
+    #[test]
+    fn a_level_of_bbm_needs_a_format_that_has_one() {
+        let error = run(&args(&["--bbm", "2"]), &mut Session::quiet()).unwrap_err().to_string();
+        assert!(error.contains("--format arm64"), "{error}");
+    }
+}

@@ -1,0 +1,188 @@
+//! Who reads the log of a guest that writes on, and keeps a copy of its memory by it.
+
+use super::dirty_log::LogWay;
+use anyhow::ensure;
+use slat::Format;
+use slat_guest::{DirtyPage, LogError, SlotId};
+use slat_ideas::guest::bed::{Bed, SLOT, TheWorker};
+use slat_ideas::guest::lock::FairLock;
+use slat_lab::session::Session;
+use slat_sim::arch::Arch;
+use std::time::{Duration, Instant};
+
+/// How long vCPUs write before each read of the log.
+const DWELL: Duration = Duration::from_millis(20);
+/// How often rings are harvested meanwhile.
+const HARVEST: Duration = Duration::from_micros(200);
+/// Entries of a ring.
+pub const RING: u32 = 4096;
+
+/// Who reads the log, and copies.
+pub struct Migration<'m, 'w, 'p, F: Format, A: Arch> {
+    pub bed: &'p Bed<F, A>,
+    pub worker: TheWorker<'w, 'p, F, A>,
+    pub lock: &'m FairLock,
+    pub way: LogWay,
+    pub bitmap: Vec<u64>,
+    pub copy: Vec<u64>,
+    pub reads: Vec<f64>,
+    pub clears: Vec<f64>,
+    /// Pages that the log named.
+    pub dirty: u64,
+}
+
+impl<F: Format, A: Arch> Migration<'_, '_, '_, F, A> {
+    /// Enables the log, copies everything, and goes round; returns how long enabling took.
+    pub fn rounds(&mut self, rounds: u32, session: &Session) -> anyhow::Result<f64> {
+        let begin = Instant::now();
+        let slot = self.bed.slot(true);
+        match self.way {
+            LogWay::Locked => self.lock.exclusive(|| self.worker.set_slot(slot))?,
+            _ => self.worker.set_slot(slot)?,
+        };
+        let enable = begin.elapsed().as_secs_f64();
+        for page in 0..self.bed.pages() {
+            self.copy[page as usize] = self.bed.first_word(page);
+        }
+        for _ in 0..rounds {
+            if session.interrupted() {
+                break;
+            }
+            match self.way {
+                LogWay::Ring => self.harvest_for(DWELL)?,
+                _ => {
+                    std::thread::sleep(DWELL);
+                    self.round()?;
+                }
+            }
+        }
+        Ok(enable)
+    }
+
+    /// Reads the log, clears it, and copies what it named.
+    fn round(&mut self) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        self.dirty += match self.way {
+            LogWay::Legacy | LogWay::Ring => self.worker.take_log(SLOT, &mut self.bitmap)?,
+            _ => self.worker.read_log(SLOT, &mut self.bitmap)?,
+        };
+        let read = begin.elapsed().as_secs_f64();
+        if self.way != LogWay::Ring {
+            self.reads.push(read);
+        }
+        let pages = self.bed.pages();
+        let begin = Instant::now();
+        match self.way {
+            LogWay::Legacy | LogWay::Ring => {}
+            LogWay::Locked => {
+                let (worker, bitmap) = (&mut self.worker, &self.bitmap);
+                self.lock.exclusive(|| worker.clear_log(SLOT, 0, pages, bitmap))?;
+                self.clears.push(begin.elapsed().as_secs_f64());
+            }
+            _ => {
+                self.worker.clear_log(SLOT, 0, pages, &self.bitmap)?;
+                self.clears.push(begin.elapsed().as_secs_f64());
+            }
+        }
+        for (index, &word) in self.bitmap.iter().enumerate() {
+            let mut bits = word;
+            while bits != 0 {
+                let page = index as u64 * 64 + u64::from(bits.trailing_zeros());
+                self.copy[page as usize] = self.bed.first_word(page);
+                bits &= bits - 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Harvests all rings over and over; then what did not fit into them is read from the bitmap.
+    fn harvest_for(&mut self, time: Duration) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        let (mut read, mut clear) = (0.0, 0.0);
+        loop {
+            let (harvest, reset, _) = self.harvest();
+            (read, clear) = (read + harvest, clear + reset);
+            if begin.elapsed() > time {
+                break;
+            }
+            // A reset costs an invalidation, however few pages it is for.
+            std::thread::sleep(HARVEST);
+        }
+        self.reads.push(read);
+        self.clears.push(clear);
+        self.round()
+    }
+
+    /// Harvests all rings once: seconds of that and of the reset, and how many pages there were.
+    pub fn harvest(&mut self) -> (f64, f64, usize) {
+        const NONE: DirtyPage = DirtyPage { slot: SlotId(u16::MAX), page: u64::MAX };
+        let begin = Instant::now();
+        let mut pages = vec![NONE; RING as usize * usize::from(self.bed.shape.vcpus)];
+        let mut found = 0;
+        for vcpu in 0..self.bed.shape.vcpus {
+            found += self.worker.harvest_ring(vcpu, &mut pages[found..]);
+        }
+        let harvest = begin.elapsed().as_secs_f64();
+        if found == 0 {
+            return (harvest, 0.0, 0);
+        }
+        let begin = Instant::now();
+        // What somebody holds is reset another time; nothing is copied before.
+        while let Err(error) = self.worker.reset_rings() {
+            assert!(matches!(error, LogError::Contended { .. }), "{error}");
+        }
+        let reset = begin.elapsed().as_secs_f64();
+        for page in &pages[..found] {
+            self.copy[page.page as usize] = self.bed.first_word(page.page);
+        }
+        self.dirty += found as u64;
+        (harvest, reset, found)
+    }
+
+    /// Nobody writes any more: copies the rest, and compares.
+    pub fn finish(&mut self) -> anyhow::Result<()> {
+        let (reads, clears) = (self.reads.len(), self.clears.len());
+        while self.way == LogWay::Ring && self.harvest().2 != 0 {}
+        self.round()?;
+        self.reads.truncate(reads);
+        self.clears.truncate(clears);
+        compare(self.bed, &self.copy)
+    }
+}
+
+/// Whether every page is as it was copied last.
+fn compare<F: Format, A: Arch>(bed: &Bed<F, A>, copy: &[u64]) -> anyhow::Result<()> {
+    let differs = |&page: &u64| copy[page as usize] != bed.first_word(page);
+    let lost: Vec<u64> = (0..bed.pages()).filter(differs).collect();
+    ensure!(
+        lost.is_empty(),
+        "the log lost {} of {} pages, the first at {:#x}: they were written and not named",
+        lost.len(),
+        bed.pages(),
+        bed.gpa(lost[0])
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_ideas::format::{TableFormat, TablesArgs};
+    use slat_ideas::guest::bed::Shape;
+    use slat_lab::size::Size;
+
+    #[test]
+    fn a_page_that_the_log_did_not_name_is_an_error() {
+        let shape =
+            Shape::new(Size(2 << 20), TableFormat::Ept, slat::PageSize::SIZE_4K, 1).unwrap();
+        let (format, arch) = (slat::format::ept::Ept1G::default(), slat_sim::Ept::default());
+        let session = Session::quiet();
+        let tables = TablesArgs::of(TableFormat::Ept);
+        let bed = Bed::new(format, arch, &tables, shape, &session).unwrap();
+        let copy = vec![0; 512];
+        compare(&bed, &copy).unwrap();
+        bed.machine().write_host(slat::Hpa(bed.machine().memory_base().0 + 3 * 4096), 1);
+        let error = compare(&bed, &copy).unwrap_err().to_string();
+        assert!(error.contains("lost 1 of 512") && error.contains("0x100003000"), "{error}");
+    }
+}

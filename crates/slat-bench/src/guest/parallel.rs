@@ -1,0 +1,129 @@
+//! Clearing the log with one thread and with two, beside plain compare-and-swaps of as many slots.
+
+use super::dirty_log::DirtyLogArgs;
+use anyhow::ensure;
+use slat::Format;
+use slat_guest::Worker;
+use slat_ideas::crew::{Gate, cpus, together};
+use slat_ideas::guest::bed::{Bed, SLOT, Shape, room};
+use slat_ideas::guest::runner::{Locks, Runner};
+use slat_ideas::guest::turns::{Counts, Recorder, counts, take_turns};
+use slat_ideas::limit;
+use slat_ideas::on_machine;
+use slat_lab::record::Measurement;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use slat_sim::arch::Arch;
+use std::sync::atomic::AtomicU64;
+
+/// Enough slots that two threads are worth starting.
+const LEAST: u64 = 1 << 30;
+/// Rounds are short, and threads meet when they meet.
+const LEAST_ROUNDS: u32 = 15;
+const VARIANTS: [&str; 4] = ["clear-1", "clear-2", "cas-1", "cas-2"];
+
+/// Measures two threads against one.
+///
+/// # Errors
+/// Too little memory, or a clear that is not complete.
+pub fn run(
+    args: &DirtyLogArgs,
+    memory: Size,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Measurement>> {
+    let cpus = cpus()?;
+    if cpus.len() < 2 {
+        session
+            .skip("clearing with two threads", "it takes two CPUs, and this process may use one");
+        return Ok(Vec::new());
+    }
+    let guest = if args.quick { memory.bytes() } else { memory.bytes().max(LEAST) };
+    let page = args.tables.format.leaves()[0];
+    let shape = Shape {
+        // For each thread whole words of the log.
+        memory: guest.next_multiple_of((2 * 64 * page.bytes()).max(4 << 20)),
+        host: memory.bytes(),
+        block: page,
+        page,
+        vcpus: 1,
+        resident: true,
+    };
+    let rounds = if args.quick { 1 } else { args.runs.max(LEAST_ROUNDS) };
+    on_machine!(&args.tables, |format, arch| {
+        let bed = Bed::new(format, arch, &args.tables, shape, session)?;
+        measure(&bed, rounds, &cpus, session)
+    })
+}
+
+fn measure<F: Format, A: Arch>(
+    bed: &Bed<F, A>,
+    rounds: u32,
+    cpus: &[usize],
+    session: &mut Session,
+) -> anyhow::Result<Vec<Measurement>> {
+    session.start("parallel clears", u64::from(rounds) + 1);
+    let slots: Vec<AtomicU64> = (0..bed.pages()).map(AtomicU64::new).collect();
+    let samples = take_turns(session, rounds, VARIANTS.len(), |place, _| {
+        session.say(VARIANTS[place]);
+        let cpus = &cpus[..place % 2 + 1];
+        if place < 2 { clear(bed, cpus) } else { exchange(&slots, cpus) }
+    })?;
+    session.finish();
+    if samples[0].is_empty() {
+        return Ok(Vec::new());
+    }
+    let recorder = Recorder { scenario: "guest-log-parallel", params: bed.params() };
+    let mut results = Vec::new();
+    for (place, samples) in samples.iter().enumerate() {
+        let target = if place < 2 { "engine" } else { "machine" };
+        let seconds = samples.iter().map(|(seconds, _)| *seconds).collect();
+        let counts = samples.iter().map(|(_, counts)| counts.clone());
+        results.push(recorder.figure(VARIANTS[place], target, "clear", "s", seconds, counts));
+    }
+    let of = |place: usize, round: usize| samples[place][round].0;
+    let ratio = |round| of(1, round) * of(2, round) / of(0, round) / of(3, round);
+    results.push(recorder.ratio(
+        "clear, two threads by one",
+        "clear-2 * cas-1",
+        "clear-1 * cas-2",
+        Some(1.2),
+        (0..samples[0].len()).map(ratio).collect(),
+    ));
+    Ok(results)
+}
+
+/// A guest whose pages are all dirty and writable; each thread clears its share.
+fn clear<F: Format, A: Arch>(bed: &Bed<F, A>, cpus: &[usize]) -> anyhow::Result<(f64, Counts)> {
+    bed.with_guest(bed.config(), |guest| {
+        let mut room_of_vcpu = room();
+        let mut vcpu = Runner::new(guest, bed.machine(), 0, &mut room_of_vcpu, Locks::Free)?;
+        vcpu.worker().set_slot(bed.slot(true))?;
+        (0..bed.pages()).try_for_each(|page| vcpu.write(bed.gpa(page), page))?;
+        let share = bed.pages() / cpus.len() as u64;
+        let bitmap = &vec![u64::MAX; share.div_ceil(64) as usize];
+        let work = |thread: u64| {
+            move |gate: &Gate| {
+                let mut room = room();
+                let mut worker = Worker::new(guest, &mut room)?;
+                let clear = || worker.clear_log(SLOT, thread * share, share, bitmap);
+                let (seconds, cleared) = gate.pass(clear);
+                Ok((seconds, cleared?.pages))
+            }
+        };
+        let (seconds, pages) = together(cpus, (0..cpus.len() as u64).map(work).collect())?;
+        let cleared = pages.iter().sum::<u64>();
+        ensure!(cleared == bed.pages(), "{cleared} of {} pages were cleared", bed.pages());
+        Ok((seconds, counts([("pages", cleared)])))
+    })
+}
+
+fn exchange(slots: &[AtomicU64], cpus: &[usize]) -> anyhow::Result<(f64, Counts)> {
+    let share = slots.len() / cpus.len();
+    let works = slots
+        .chunks(share)
+        .map(|slots| move |gate: &Gate| Ok(gate.pass(|| limit::exchange(slots))))
+        .collect();
+    let (seconds, lost) = together(cpus, works)?;
+    ensure!(lost.iter().all(|lost| *lost == 0), "an exchange was lost to nobody");
+    Ok((seconds, counts([("pages", slots.len() as u64)])))
+}

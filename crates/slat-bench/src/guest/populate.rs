@@ -1,0 +1,230 @@
+//! First touches: how many faults a second, by the size of the backing and the number of vCPUs.
+//!
+//! Each fault is the first touch of a page or block; one word is written. The baselines hold a lock
+//! during each fault: for reading, as Linux does, or alone.
+
+use anyhow::ensure;
+use clap::Args;
+use slat::{Format, PageSize};
+use slat_ideas::format::TablesArgs;
+use slat_ideas::guest::bed::{Bed, GUEST_BASE, Shape};
+use slat_ideas::guest::lock::FairLock;
+use slat_ideas::guest::runner::Locks;
+use slat_ideas::guest::turns::{Recorder, ratios, take_turns};
+use slat_ideas::guest::vcpus::{PhaseRun, run_phases};
+use slat_ideas::on_machine;
+use slat_lab::failure::bad_input;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use slat_sim::arch::Arch;
+
+/// What a fault is answered under.
+const WAYS: [&str; 3] = ["lock-free", "shared", "exclusive"];
+
+/// Blocks that are touched at most, where they are huge: their addresses are many, their memory is one
+/// page each.
+const MOST: u64 = 16384;
+/// The same, from this size on.
+const MOST_HUGE: u64 = 512;
+const HUGE: u64 = 512 << 20;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat-bench populate
+      faults of 1 and 2 vCPUs on 4k, 2m and 1g blocks, without a lock and with one
+  slat-bench populate --format npt --backing 2m
+  slat-bench populate --vcpus 1,2,4,8 --backing 4k --overlap
+      all vCPUs touch the same memory";
+
+/// First touches.
+#[derive(Clone, Debug, Args)]
+pub struct PopulateArgs {
+    /// The guest's tables.
+    #[command(flatten)]
+    pub tables: TablesArgs,
+
+    /// What backs the guest's memory [default: all of the format]
+    #[arg(long, short = 's', value_name = "SIZE,...", value_delimiter = ',')]
+    pub backing: Vec<Size>,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N,...", value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u16).range(1..=192))]
+    pub vcpus: Vec<u16>,
+
+    /// Host memory that is touched, a page a fault; of huge blocks fewer are touched [default: 512m]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// All vCPUs touch all of the memory, in the same order, not each its own share
+    #[arg(long)]
+    pub overlap: bool,
+
+    /// Samples of each way, in turns [default: 9]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+
+    /// 16 MiB, one round: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// The scenario.
+pub struct Populate;
+
+impl Scenario for Populate {
+    const NAME: &'static str = "populate";
+    const ABOUT: &'static str =
+        "Touch memory for the first time: faults, without a lock and with one";
+    const EXAMPLES: &'static str = EXAMPLES;
+    type Settings = PopulateArgs;
+
+    fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Measures what `args` asks for.
+///
+/// # Errors
+/// Sizes that cannot be right, too little memory, or a guest that went wrong.
+pub fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let memory = args.memory.unwrap_or(Size(if args.quick { 16 << 20 } else { 512 << 20 }));
+    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 9 });
+    if !memory.bytes().is_multiple_of(2 << 20) {
+        return Err(bad_input(format!("--memory {memory} is no multiple of 2m; take one")));
+    }
+    let format = args.tables.format;
+    let backings: Vec<PageSize> = match &args.backing[..] {
+        [] => format.leaves(),
+        given => {
+            given.iter().map(|&it| format.leaf("--backing", it)).collect::<anyhow::Result<_>>()?
+        }
+    };
+    let page = format.leaves()[0];
+    let cases: Vec<(PageSize, u16)> = backings
+        .iter()
+        .flat_map(|&backing| args.vcpus.iter().map(move |&vcpus| (backing, vcpus)))
+        .collect();
+    session.start("populate", cases.len() as u64 * (u64::from(rounds) + 1));
+    let mut results = Vec::new();
+    for (block, vcpus) in cases {
+        session.say(&format!("{block}, {vcpus} vCPUs"));
+        let pages = memory.bytes() / page.bytes();
+        let blocks = match block.bytes() {
+            _ if block == page => pages,
+            ..HUGE => pages.min(MOST),
+            _ => pages.min(MOST_HUGE),
+        };
+        let bytes = blocks * block.bytes();
+        let resident = block == page;
+        let shape = Shape { memory: bytes, host: bytes, block, page, vcpus, resident };
+        on_machine!(&args.tables, |format, arch| {
+            let bed = Bed::new(format, arch, &args.tables, shape, session)?;
+            results.extend(measure(&bed, blocks, args.overlap, rounds, session)?);
+        });
+        if session.interrupted() {
+            break;
+        }
+    }
+    session.finish();
+    Ok(results)
+}
+
+fn measure<F: Format, A: Arch>(
+    bed: &Bed<F, A>,
+    blocks: u64,
+    overlap: bool,
+    rounds: u32,
+    session: &Session,
+) -> anyhow::Result<Vec<Measurement>> {
+    let samples =
+        take_turns(session, rounds, WAYS.len(), |way, _| sample(bed, blocks, overlap, way))?;
+    if samples[0].is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut params = bed.params();
+    params.insert("overlap".to_owned(), overlap.into());
+    let recorder = Recorder { scenario: "guest-populate", params };
+    let mut results = Vec::new();
+    for (way, samples) in WAYS.iter().zip(&samples) {
+        let target = if *way == "lock-free" { "engine" } else { "baseline" };
+        let counts = || samples.iter().map(PhaseRun::counts);
+        let mut add = |figure: &str, unit: &str, of: fn(&PhaseRun) -> f64| {
+            let values = samples.iter().map(of).collect();
+            results.push(recorder.figure(way, target, figure, unit, values, counts()));
+        };
+        add("all", "s", |run| run.seconds);
+        add("rate", "faults/s", |run| run.fault_count() as f64 / run.seconds);
+        add("p50", "s", |run| run.times.quantile(0.5) as f64 / 1e9);
+        add("p99", "s", |run| run.times.quantile(0.99) as f64 / 1e9);
+        add("longest", "s", |run| run.times.longest as f64 / 1e9);
+    }
+    let time = |way: usize| samples[way].iter().map(|run| run.seconds);
+    let what = format!(
+        "populate, {}, {} vCPU{}",
+        Size(bed.shape.block.bytes()),
+        bed.shape.vcpus,
+        if bed.shape.vcpus == 1 { "" } else { "s" }
+    );
+    results.push(recorder.ratio(what, WAYS[0], WAYS[1], None, ratios(time(0), time(1))));
+    Ok(results)
+}
+
+fn sample<F: Format, A: Arch>(
+    bed: &Bed<F, A>,
+    blocks: u64,
+    overlap: bool,
+    way: usize,
+) -> anyhow::Result<PhaseRun> {
+    let lock = FairLock::default();
+    let locks = [Locks::Free, Locks::Shared(&lock), Locks::Exclusive(&lock)][way];
+    let (vcpus, block) = (u64::from(bed.shape.vcpus), bed.shape.block.bytes());
+    bed.with_guest(bed.config(), |guest| {
+        let mut phases = run_phases(bed, guest, locks, 1, |runner, id, _| {
+            let id = u64::from(id);
+            let mut share = blocks * id / vcpus..blocks * (id + 1) / vcpus;
+            if overlap {
+                share = 0..blocks;
+            }
+            share
+                .into_iter()
+                .try_for_each(|number| runner.write(GUEST_BASE + number * block, number))
+        })?;
+        let run = phases.pop().expect("there is a phase");
+        let mapped = run.counts().get("faults_mapped").copied().unwrap_or(0);
+        ensure!(mapped == blocks, "{mapped} of {blocks} blocks were mapped by faults");
+        Ok(run)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_ideas::format::TableFormat;
+
+    #[test]
+    fn each_block_is_mapped_once_whoever_touches_it() {
+        for (format, overlap) in [(TableFormat::Ept, false), (TableFormat::Arm64K4, true)] {
+            let args = PopulateArgs {
+                tables: TablesArgs::of(format),
+                backing: Vec::new(),
+                vcpus: vec![1, 2],
+                memory: Some(Size(4 << 20)),
+                overlap,
+                rounds: Some(1),
+                quick: true,
+            };
+            let results = run(&args, &mut Session::quiet()).unwrap();
+            let all = results.iter().filter(|m| m.params.get("figure").is_some_and(|f| f == "all"));
+            let mut seen = 0;
+            for result in all {
+                let blocks = if result.params["backing"] == "1g" { 512 } else { 1024 };
+                assert_eq!(result.counts["faults_mapped"], blocks);
+                seen += 1;
+            }
+            assert_eq!(seen, 3 * 2 * WAYS.len());
+        }
+    }
+}

@@ -1,0 +1,448 @@
+//! A guest with more memory than it may have: what leaves, how often it has to come back, and what finding
+//! out costs.
+//!
+//! vCPUs use pages in an order that is made before they run, the same for all policies; each page has a
+//! stamp, which is checked at each read. A thread gives up pages while few are free; where none is, the
+//! vCPU does so in its fault. The locked policies hold a lock for each look at accessed bits and for each
+//! unmapping, and faults hold it for reading, as Linux does.
+
+pub mod idle;
+mod pattern;
+mod sample;
+pub mod settings;
+mod swap;
+
+use anyhow::Context;
+use clap::ValueEnum;
+use pattern::Use;
+use sample::{Sample, sample};
+use serde_json::{Map, Value, json};
+use settings::{AccessPattern, EXAMPLES, ReclaimArgs, ReclaimPolicy, SwapPlace};
+use slat::Format;
+use slat_ideas::crew::cpus;
+use slat_ideas::guest::turns::{Counts, Recorder, counts, ratios, take_turns};
+use slat_ideas::on_machine;
+use slat_lab::failure::bad_input;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use slat_sim::arch::Arch;
+use slat_sim::fast::FastMachine;
+use std::sync::atomic::AtomicBool;
+
+/// What guests are run with.
+pub struct Case {
+    pattern: AccessPattern,
+    /// Bytes of a page.
+    page: u64,
+    /// The guest's pages, and those that it may have.
+    pages: u32,
+    memory: u32,
+    vcpus: u16,
+    /// Of each vCPU.
+    uses: Vec<Vec<Use>>,
+    /// What Belady's rule needs; `None` of several vCPUs, whose order is not known.
+    fewest: Option<u64>,
+    /// What giving up the page used longest ago needs, if every use is seen.
+    lru: Option<u64>,
+    /// What who knows frequencies alone needs.
+    by_frequency: u64,
+    window: u32,
+    fresh: bool,
+    huge: bool,
+    batch: u32,
+    /// Nanoseconds.
+    residency: u64,
+    /// The part that is timed has begun.
+    started: AtomicBool,
+}
+
+impl Case {
+    fn machine<A: Arch>(&self, arch: A) -> anyhow::Result<FastMachine<A>> {
+        let table_bytes = u64::from(self.pages) * 64 + (64 << 20) + (self.page << 8);
+        let bytes = (u64::from(self.memory) * self.page).next_multiple_of(2 << 20);
+        let machine = FastMachine::new(arch, self.vcpus.into(), bytes, table_bytes)
+            .context("the host does not map the guest's memory; take a smaller --memory")?;
+        // Advice: without, the same takes longer.
+        let _ = machine.set_huge_pages(true);
+        let _ = machine.populate(machine.memory_base(), bytes);
+        Ok(machine)
+    }
+}
+
+/// The scenario.
+pub struct Reclaim;
+
+impl Scenario for Reclaim {
+    const NAME: &'static str = "reclaim";
+    const ABOUT: &'static str =
+        "Run a guest with more memory than there is: what leaves, and what that costs";
+    const EXAMPLES: &'static str = EXAMPLES;
+    type Settings = ReclaimArgs;
+
+    fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Measures what `args` asks for.
+///
+/// # Errors
+/// Sizes that cannot be right, too little memory, no swap file, or a guest that lost a page.
+pub fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let memory = args.memory.unwrap_or(Size(if args.quick { 8 << 20 } else { 64 << 20 }));
+    let swap = &args.swap;
+    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 5 });
+    let cases = cases(args, memory, session)?;
+    let policies = match &args.policy[..] {
+        [] => ReclaimPolicy::value_variants().to_vec(),
+        given => given.to_vec(),
+    };
+    let cpus = cpus()?;
+    session.start("reclaim", cases.len() as u64 * (u64::from(rounds) + 1));
+    let mut results = Vec::new();
+    for case in &cases {
+        on_machine!(&args.tables, |format, arch| {
+            let machine = case.machine(arch)?;
+            let mut params = params(case, swap);
+            params.insert("format".to_owned(), json!(args.tables.format.to_string()));
+            let bench = Bench { case, policies: &policies, swap, cpus: &cpus, params };
+            results.extend(bench.measure(format, &machine, rounds, session)?);
+        });
+        if session.interrupted() {
+            break;
+        }
+    }
+    session.finish();
+    Ok(results)
+}
+
+fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<Vec<Case>> {
+    use AccessPattern::{Phase, Scan, Trace, Uniform, Zipf};
+    if !memory.bytes().is_multiple_of(2 << 20) || memory.bytes() == 0 {
+        return Err(bad_input(format!("--memory {memory} is no multiple of 2m; take one")));
+    }
+    let largest = args.guest.iter().copied().fold(1.0, f64::max);
+    let needed = memory.bytes() as f64 * (1.0 + largest * 1.2);
+    if needed > session.memory_available() as f64 * 0.8 {
+        return Err(bad_input(format!(
+            "a guest of {largest} times {memory}, its swap and its tables take {} MiB, and this machine has \
+             {} MiB free; take a smaller --memory",
+            needed as u64 >> 20,
+            session.memory_available() >> 20
+        )));
+    }
+    let patterns = match &args.pattern[..] {
+        [] if args.trace.is_some() => vec![Trace],
+        [] => vec![Uniform, Zipf, Scan, Phase, Trace],
+        given => given.to_vec(),
+    };
+    let page = args.tables.format.leaves()[0].bytes();
+    let mut cases = Vec::new();
+    for &pattern in &patterns {
+        let recorded = match pattern {
+            Trace => Some(pattern::trace(args.trace.as_deref())?),
+            _ => None,
+        };
+        for &factor in &args.guest {
+            // A trace has its own pages: memory is what is chosen.
+            let (pages, memory) = match &recorded {
+                Some((_, pages)) => (*pages, (f64::from(*pages) / factor) as u32),
+                None => {
+                    let memory = (memory.bytes() / page) as u32;
+                    ((f64::from(memory) * factor) as u32, memory)
+                }
+            };
+            if memory < 64 * u32::from(args.vcpus) {
+                return Err(bad_input(format!(
+                    "{memory} pages of memory for {} vCPUs; each needs 64",
+                    args.vcpus
+                )));
+            }
+            let times = args.accesses.unwrap_or(match pattern {
+                _ if args.quick => 4,
+                // Of a program that ran for a moment.
+                Trace => 400,
+                _ => 20,
+            });
+            let accesses = u64::from(times) * u64::from(pages);
+            let uses: Vec<Vec<Use>> = match &recorded {
+                // The program runs again and again.
+                Some((uses, _)) => {
+                    let again = uses.iter().copied().cycle().take(accesses as usize);
+                    vec![again.collect(); args.vcpus.into()]
+                }
+                None => (0..args.vcpus)
+                    .map(|id| pattern::uses(pattern, pages, memory, accesses, id, args.vcpus))
+                    .collect(),
+            };
+            let fewest = (args.vcpus == 1).then(|| {
+                pattern::fewest_refaults(pages, memory, uses[0].iter().map(|one| one.page()))
+            });
+            let lru = (args.vcpus == 1).then(|| {
+                pattern::refaults_of_lru(pages, memory, uses[0].iter().map(|one| one.page()))
+            });
+            let all = uses.iter().flatten().map(|one| one.page());
+            let by_frequency = pattern::refaults_by_frequency(pages, memory, all);
+            cases.push(Case {
+                pattern,
+                page,
+                pages,
+                memory,
+                vcpus: args.vcpus,
+                uses,
+                fewest,
+                lru,
+                by_frequency,
+                window: args.window,
+                fresh: args.fresh,
+                huge: args.huge,
+                batch: args.batch.min(memory / 4),
+                residency: args.residency.as_nanos() as u64,
+                started: AtomicBool::new(false),
+            });
+        }
+    }
+    Ok(cases)
+}
+
+fn params(case: &Case, swap: &SwapPlace) -> Map<String, Value> {
+    [
+        ("pattern", json!(case.pattern.to_string())),
+        ("memory", json!(u64::from(case.memory) * case.page)),
+        ("guest", json!(u64::from(case.pages) * case.page)),
+        ("vcpus", json!(case.vcpus)),
+        ("fresh", json!(case.fresh)),
+        ("huge", json!(case.huge)),
+        ("swap", json!(swap.to_string())),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into_iter()
+    .collect()
+}
+
+struct Bench<'b> {
+    case: &'b Case,
+    policies: &'b [ReclaimPolicy],
+    swap: &'b SwapPlace,
+    cpus: &'b [usize],
+    params: Map<String, Value>,
+}
+
+/// What is asked: of which figure, of whom, against whom, at most so much.
+type Asked = (&'static str, ReclaimPolicy, ReclaimPolicy, Option<f64>, fn(&Sample) -> f64);
+
+const ASKED: [Asked; 10] = {
+    use ReclaimPolicy::{Clock, FreeBitmap, FreeExact, FreePage, LockedBitmap, LockedPage};
+    [
+        ("p99 of a fault", FreeBitmap, LockedPage, Some(0.5), Sample::p99),
+        ("p99 of a fault", FreeBitmap, LockedBitmap, None, Sample::p99),
+        ("reclaim per page given up", FreeBitmap, LockedPage, Some(0.7), Sample::per_page),
+        ("reclaim per page given up", FreePage, LockedPage, None, Sample::per_page),
+        ("reclaim per page given up", FreeBitmap, FreePage, None, Sample::per_page),
+        ("reclaim per page given up", FreeExact, FreeBitmap, None, Sample::per_page),
+        ("time of the guest", FreeBitmap, LockedPage, Some(1.03), Sample::seconds),
+        ("time of the guest", FreeBitmap, LockedBitmap, Some(1.03), Sample::seconds),
+        ("time of the guest", FreeBitmap, Clock, Some(1.03), Sample::seconds),
+        ("refaults", FreeBitmap, Clock, Some(1.03), Sample::refaults),
+    ]
+};
+
+impl Sample {
+    fn p99(&self) -> f64 {
+        self.faults.quantile(0.99) as f64
+    }
+
+    const fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    const fn refaults(&self) -> f64 {
+        self.refaults as f64
+    }
+
+    /// Nanoseconds of reclaim for each page that was given up.
+    fn per_page(&self) -> f64 {
+        self.stats.reclaim.ticks as f64 / self.stats.given_up.max(1) as f64
+    }
+
+    /// A part of that, in percent.
+    fn share(&self, ticks: u64) -> f64 {
+        100.0 * ticks as f64 / self.stats.reclaim.ticks.max(1) as f64
+    }
+
+    fn counts(&self) -> Counts {
+        let stats = &self.stats;
+        counts([
+            ("accesses", self.accesses),
+            ("faults", self.faults.count),
+            ("refaults", self.refaults),
+            ("refaults_soon", stats.soon),
+            ("given_up", stats.given_up),
+            ("given_up_clean", stats.clean),
+            ("kept", stats.kept),
+            ("rescued", stats.rescued),
+            ("walk_calls", stats.walk.count),
+            ("check_calls", stats.check.count),
+            ("around_calls", stats.around.count),
+        ])
+    }
+}
+
+impl Bench<'_> {
+    fn measure<F: Format, A: Arch>(
+        &self,
+        format: F,
+        machine: &FastMachine<A>,
+        rounds: u32,
+        session: &Session,
+    ) -> anyhow::Result<Vec<Measurement>> {
+        let samples = take_turns(session, rounds, self.policies.len(), |place, _| {
+            let policy = self.policies[place];
+            session.say(&format!("{}, {policy}", self.case.pattern));
+            sample(format, machine, self.case, policy, self.swap, self.cpus)
+                .with_context(|| format!("{}, {policy}", self.case.pattern))
+        })?;
+        if samples[0].is_empty() {
+            return Ok(Vec::new());
+        }
+        let recorder = Recorder { scenario: "guest-reclaim", params: self.params.clone() };
+        let mut results = Vec::new();
+        for (policy, samples) in self.policies.iter().zip(&samples) {
+            self.figures(&recorder, *policy, samples, &mut results);
+        }
+        self.asked(&recorder, &samples, &mut results);
+        Ok(results)
+    }
+
+    fn figures(
+        &self,
+        recorder: &Recorder,
+        policy: ReclaimPolicy,
+        samples: &[Sample],
+        results: &mut Vec<Measurement>,
+    ) {
+        let mut add = |figure: &str, unit: &str, of: &dyn Fn(&Sample) -> f64| {
+            let values = samples.iter().map(of).collect();
+            let counts = samples.iter().map(Sample::counts);
+            let name = policy.to_string();
+            results.push(recorder.figure(&name, "engine", figure, unit, values, counts));
+        };
+        add("time", "s", &|s| s.seconds);
+        add("accesses", "M/s", &|s| s.accesses as f64 / s.seconds / 1e6);
+        add("p50", "s", &|s| s.faults.quantile(0.5) as f64 / 1e9);
+        add("p99", "s", &|s| s.faults.quantile(0.99) as f64 / 1e9);
+        add("reclaim a page", "s", &|s| s.per_page() / 1e9);
+        add("thread", "CPU s", &|s| s.cpu);
+        add("lock", "%", &|s| s.share(s.waited));
+        add("walk", "%", &|s| s.share(s.stats.walk.ticks));
+        add("check", "%", &|s| s.share(s.stats.check.ticks));
+        add("around", "%", &|s| s.share(s.stats.around.ticks));
+        add("unmap", "%", &|s| s.share(s.stats.unmap.ticks));
+        add("write", "%", &|s| s.share(s.stats.write.ticks));
+    }
+
+    fn asked(&self, recorder: &Recorder, samples: &[Vec<Sample>], results: &mut Vec<Measurement>) {
+        let of = |policy: ReclaimPolicy| {
+            let place = self.policies.iter().position(|&one| one == policy)?;
+            Some(&samples[place])
+        };
+        let name = |what: &str| format!("{}: {what}", self.case.pattern);
+        for (what, ours, theirs, at_most, figure) in ASKED {
+            let (Some(ours_of), Some(theirs_of)) = (of(ours), of(theirs)) else { continue };
+            let only = matches!(self.case.pattern, AccessPattern::Zipf | AccessPattern::Scan);
+            let at_most = at_most.filter(|_| what != "refaults" || only);
+            let values = ratios(ours_of.iter().map(figure), theirs_of.iter().map(figure));
+            results.push(recorder.ratio(
+                name(what),
+                &ours.to_string(),
+                &theirs.to_string(),
+                at_most,
+                values,
+            ));
+        }
+        let zipf = self.case.pattern == AccessPattern::Zipf;
+        let by_frequency = (zipf && self.case.by_frequency != 0).then_some(self.case.by_frequency);
+        let fewest = self.case.fewest.filter(|&fewest| fewest != 0);
+        let lru = self.case.lru.filter(|&lru| lru != 0);
+        for (bound, best) in [("belady", fewest), ("by frequency", by_frequency), ("lru", lru)] {
+            let Some(best) = best else { continue };
+            for policy in self.policies {
+                let Some(ours) = of(*policy) else { continue };
+                let values = ours.iter().map(|s| s.refaults as f64 / best as f64).collect();
+                let asked = (*policy == ReclaimPolicy::FreeBitmap && zipf && bound == "belady")
+                    .then_some(2.0);
+                let name = name("refaults");
+                results.push(recorder.ratio(name, &policy.to_string(), bound, asked, values));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_ideas::format::{TableFormat, TablesArgs};
+
+    fn args(pattern: AccessPattern, format: TableFormat, vcpus: u16) -> ReclaimArgs {
+        ReclaimArgs {
+            tables: TablesArgs::of(format),
+            memory: Some(Size(2 << 20)),
+            pattern: vec![pattern],
+            vcpus,
+            accesses: Some(3),
+            batch: 32,
+            rounds: Some(1),
+            ..ReclaimArgs::of(true)
+        }
+    }
+
+    /// The guest checks every read; here it only has to get through, and to have needed swap.
+    #[test]
+    fn every_policy_brings_a_guest_through() {
+        use AccessPattern::{Fill, Scan, Trace, Zipf};
+        use ReclaimPolicy::{FreeBitmap, LockedPage};
+        let all = ReclaimPolicy::value_variants();
+        for (pattern, format, vcpus, policies) in [
+            (Zipf, TableFormat::Arm64K4, 1, all),
+            (Scan, TableFormat::Arm64K4, 2, &[LockedPage, FreeBitmap]),
+            (Fill, TableFormat::Ept, 2, &[FreeBitmap]),
+            (Trace, TableFormat::Arm64K4, 1, &[FreeBitmap]),
+        ] {
+            let policy = policies.to_vec();
+            let args = ReclaimArgs { policy, ..args(pattern, format, vcpus) };
+            let results = run(&args, &mut Session::quiet()).unwrap();
+            for policy in policies {
+                let name = policy.to_string();
+                let time = |m: &&Measurement| m.variant == name && m.params["figure"] == "time";
+                let found = results.iter().find(time).unwrap();
+                assert!(found.counts["refaults"] > 0, "{pattern} {policy}: {:?}", found.counts);
+            }
+            let belady =
+                results.iter().filter(|m| m.params.get("against") == Some(&json!("belady")));
+            for m in belady {
+                assert!(m.samples[0] >= 1.0, "{pattern}: nothing needs fewer, {:?}", m.samples);
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused_with_what_can() {
+        let good = || args(AccessPattern::Zipf, TableFormat::Ept, 1);
+        let refused =
+            |args: ReclaimArgs| run(&args, &mut Session::quiet()).unwrap_err().to_string();
+        let odd = ReclaimArgs { memory: Some(Size(3 << 20)), ..good() };
+        assert!(refused(odd).contains("multiple of 2m"));
+        let huge = ReclaimArgs { memory: Some(Size(1 << 50)), ..good() };
+        assert!(refused(huge).contains("smaller --memory"));
+        let traceless =
+            ReclaimArgs { trace: Some("/nonexistent".into()), pattern: vec![], ..good() };
+        assert!(refused(traceless).contains("cannot read the trace"));
+        let crowded = ReclaimArgs { vcpus: 64, ..good() };
+        assert!(refused(crowded).contains("each needs 64"));
+        let nowhere = ReclaimArgs { swap: SwapPlace::Directory("/nonexistent".into()), ..good() };
+        let error = run(&nowhere, &mut Session::quiet()).unwrap_err();
+        assert!(format!("{error:#}").contains("another --swap"), "{error:#}");
+    }
+}

@@ -1,0 +1,360 @@
+//! How much could be taken from a guest, as walks over its accessed bits tell; and whether that was true: so
+//! many pages are taken, the guest goes on as before, and what comes back is counted.
+//!
+//! Walks come after a number of accesses, on the vCPU's own thread: all counts are the same in each run.
+
+use super::sample::{Runner, TheGuest, with_guest};
+use super::settings::{AccessPattern, ReclaimArgs, SwapPlace, swap_place};
+use super::{Case, cases, params};
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use slat::Format;
+#[cfg(test)]
+use slat_ideas::format::TableFormat;
+use slat_ideas::format::TablesArgs;
+use slat_ideas::guest::bed::room;
+use slat_ideas::guest::turns::{Counts, Recorder, counts};
+use slat_ideas::on_machine;
+use slat_lab::failure::bad_input;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use slat_reclaim::{Config, Idle, Pager, Reclaimed};
+use slat_sim::arch::Arch;
+use slat_sim::fast::FastMachine;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Walks without a use that the report has a row for.
+const ROWS: [usize; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24];
+
+const EXAMPLES: &str = "\
+Examples:
+  slat-bench idle
+      four patterns: how long pages are idle, and what taking those that come back rarely costs
+  slat-bench idle --pattern zipf --may-return 0.1,0.5,1,2,5
+  slat-bench idle --pattern trace --trace pages.txt --interval 0.25 --format arm64-4k";
+
+/// How much could be taken from a guest, and does the forecast hold.
+#[derive(Clone, Debug, Args)]
+pub struct IdleArgs {
+    /// Its tables.
+    #[command(flatten)]
+    pub tables: TablesArgs,
+
+    /// The guest's memory, a multiple of 2m [default: 64m]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// In which order it uses its pages [default: zipf,phase,scan,trace]
+    #[arg(long, value_name = "PATTERN,...", value_delimiter = ',')]
+    pub pattern: Vec<AccessPattern>,
+
+    /// A recorded trace, for --pattern trace, as `slat-bench reclaim` reads it [default: one of GNU sort]
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
+    /// Accesses between two walks, in multiples of the guest's pages
+    #[arg(long, value_name = "N", default_value_t = 0.5, value_parser = interval)]
+    pub interval: f64,
+
+    /// Walks before pages are taken, and after
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub walks: u32,
+
+    /// How many pages may come back between two walks, in percent of the guest's: a guest for each
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_value = "1,2,5", value_parser = percent)]
+    pub may_return: Vec<f64>,
+
+    /// Do not invalidate at the end of a walk: what a TLB holds looks idle
+    #[arg(long)]
+    pub stale: bool,
+
+    /// Where pages go: memory of this process, or a file without a name in a directory
+    #[arg(long, value_name = "memory|DIR", default_value = "memory", value_parser = swap_place)]
+    pub swap: SwapPlace,
+
+    /// 8 MiB and few walks: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl IdleArgs {
+    /// What `slat-bench idle` does by itself.
+    #[cfg(test)]
+    pub fn of(format: TableFormat, quick: bool) -> Self {
+        Self {
+            tables: TablesArgs::of(format),
+            memory: None,
+            pattern: Vec::new(),
+            trace: None,
+            interval: 0.5,
+            walks: 48,
+            may_return: vec![1.0, 2.0, 5.0],
+            stale: false,
+            swap: SwapPlace::Memory,
+            quick,
+        }
+    }
+}
+
+fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok().filter(|number| (least..=most).contains(number));
+    number.ok_or_else(|| format!("a number from {least} to {most}"))
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    within(text, 0.01, 1000.0)
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    within(text, 0.0, 100.0)
+}
+
+/// The scenario.
+pub struct IdlePages;
+
+impl Scenario for IdlePages {
+    const NAME: &'static str = "idle";
+    const ABOUT: &'static str =
+        "Ask which pages of a guest are idle, take what could be taken, and see what comes back";
+    const EXAMPLES: &'static str = EXAMPLES;
+    type Settings = IdleArgs;
+
+    fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Measures what `args` asks for.
+///
+/// # Errors
+/// Sizes that cannot be right, too little memory, no swap file, or a guest that lost a page.
+pub fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    use AccessPattern::{Fill, Phase, Scan, Trace, Zipf};
+    let memory = args.memory.unwrap_or(Size(if args.quick { 8 << 20 } else { 64 << 20 }));
+    let walks = if args.quick { args.walks.min(24) } else { args.walks };
+    let pattern = match &args.pattern[..] {
+        [] if args.trace.is_some() => vec![Trace],
+        [] => vec![Zipf, Phase, Scan, Trace],
+        given => given.to_vec(),
+    };
+    if pattern.contains(&Fill) {
+        return Err(bad_input("fill uses each page once; take another --pattern"));
+    }
+    let needed = (f64::from(2 * walks) * args.interval).ceil() as u32;
+    let guests = ReclaimArgs {
+        tables: args.tables,
+        pattern,
+        trace: args.trace.clone(),
+        guest: vec![1.0],
+        accesses: Some(needed.max(1)),
+        fresh: !args.stale,
+        ..ReclaimArgs::of(args.quick)
+    };
+    let cases = cases(&guests, memory, session)?;
+    let swap = &args.swap;
+    session.start("idle", (cases.len() * args.may_return.len()) as u64);
+    let mut results = Vec::new();
+    for case in &cases {
+        on_machine!(&args.tables, |format, arch| {
+            let machine = case.machine(arch)?;
+            let mut params = params(case, swap);
+            params.retain(|name, _| !["memory", "huge"].contains(&name.as_str()));
+            params.insert("format".to_owned(), json!(args.tables.format.to_string()));
+            params.insert("interval".to_owned(), json!(args.interval));
+            let query = Query { case, args, walks, swap, params };
+            results.extend(query.answer(format, &machine, session)?);
+        });
+        if session.interrupted() {
+            break;
+        }
+    }
+    session.finish();
+    Ok(results)
+}
+
+struct Query<'q> {
+    case: &'q Case,
+    args: &'q IdleArgs,
+    walks: u32,
+    swap: &'q SwapPlace,
+    params: Map<String, Value>,
+}
+
+/// What one guest told, and what taking pages from it came to.
+struct Answer {
+    idle: Idle,
+    /// Pages that were taken, and how many were expected to come back between two walks.
+    taken: u64,
+    expected: f64,
+    /// Between two walks each, how many did.
+    returned: Vec<u64>,
+    /// Seconds of each walk.
+    walks: Vec<f64>,
+}
+
+impl Query<'_> {
+    fn answer<F: Format, A: Arch>(
+        &self,
+        format: F,
+        machine: &FastMachine<A>,
+        session: &Session,
+    ) -> anyhow::Result<Vec<Measurement>> {
+        let config = Config { fresh: !self.args.stale, ..Config::new(self.case.pages) };
+        let mut results = Vec::new();
+        for (place, &percent) in self.args.may_return.iter().enumerate() {
+            if session.check().is_err() {
+                break;
+            }
+            session.say(&format!("{}, {percent} %", self.case.pattern));
+            let answer = with_guest(format, machine, self.case, config, self.swap, |guest| {
+                self.ask(machine, guest, percent)
+            })
+            .with_context(|| format!("{}, {percent} %", self.case.pattern))?;
+            if place == 0 {
+                results.extend(self.histogram(&answer));
+            }
+            results.extend(self.forecast(percent, &answer));
+            session.step();
+        }
+        Ok(results)
+    }
+
+    fn ask<F: Format, A: Arch>(
+        &self,
+        machine: &FastMachine<A>,
+        guest: &TheGuest<'_, F, A>,
+        percent: f64,
+    ) -> anyhow::Result<Answer> {
+        let (case, paged) = (self.case, guest.backing());
+        let mut room = room();
+        let mut runner = Runner::alone(guest, machine, case, &mut room)?;
+        runner.fill()?;
+        let accesses = (self.args.interval * f64::from(case.pages)) as usize;
+        let mut uses = case.uses[0].chunks_exact(accesses.max(1));
+        let mut walks = Vec::new();
+        for uses in uses.by_ref().take(self.walks as usize) {
+            uses.iter().try_for_each(|&one| runner.apply(one))?;
+            let begin = Instant::now();
+            ensure!(Pager::new(runner.worker()).walk(), "somebody else reclaims");
+            walks.push(begin.elapsed().as_secs_f64());
+        }
+        let idle = paged.idle().context("generations tell")?;
+        let may_return = percent / 100.0 * f64::from(case.pages);
+        let taken = idle.takeable(may_return);
+        let length = (1..idle.generations.len()).find(|&walks| idle.pages(walks) == taken);
+        let limit = u64::from(paged.resident()) - taken;
+        paged.set_limit(limit as u32);
+        while u64::from(paged.resident()) > limit {
+            let excess = u64::from(paged.resident()) - limit;
+            let batch = excess.min(case.batch.into()) as u32;
+            let Reclaimed { pages, .. } = Pager::new(runner.worker()).reclaim(batch)?;
+            ensure!(pages > 0, "nothing could be taken");
+        }
+        let mut returned = Vec::new();
+        for uses in uses.take(self.walks as usize) {
+            let before = paged.stats().refaults;
+            uses.iter().try_for_each(|&one| runner.apply(one))?;
+            returned.push(paged.stats().refaults - before);
+            Pager::new(runner.worker()).walk();
+        }
+        let expected = length.map_or(0.0, |walks| idle.waking(walks));
+        Ok(Answer { idle, taken, expected, returned, walks })
+    }
+
+    fn share(&self, pages: f64) -> f64 {
+        100.0 * pages / f64::from(self.case.pages)
+    }
+
+    /// What walks found, nothing having been taken.
+    fn histogram(&self, answer: &Answer) -> Vec<Measurement> {
+        let recorder = Recorder { scenario: "guest-idle", params: self.params.clone() };
+        let idle = &answer.idle;
+        let counts = |walks: usize| {
+            let at = |pages: Option<u64>| pages.unwrap_or(0);
+            counts([
+                ("pages", idle.pages(walks)),
+                ("pages_exactly", at(idle.generations.get(walks).map(|it| it.pages))),
+                ("woken_exactly", at(idle.woken.get(walks).copied())),
+                ("walks", idle.walks),
+            ])
+        };
+        let mut results = Vec::new();
+        for walks in ROWS.into_iter().filter(|&walks| walks as u64 <= idle.walks) {
+            let mut add = |figure: &str, unit: &str, samples: Vec<f64>| {
+                let name = format!("{walks} walks or more");
+                let counts = std::iter::once(counts(walks));
+                results.push(recorder.figure(&name, "engine", figure, unit, samples, counts));
+            };
+            add("idle", "%", vec![self.share(idle.pages(walks) as f64)]);
+            add("waking a walk", "%", vec![self.share(idle.waking(walks))]);
+        }
+        let none = std::iter::empty::<Counts>();
+        let seconds = answer.walks.clone();
+        results.push(recorder.figure("a walk", "engine", "time", "s", seconds, none));
+        results
+    }
+
+    /// What came back of what was taken, beside what was expected to.
+    fn forecast(&self, percent: f64, answer: &Answer) -> Vec<Measurement> {
+        let recorder = Recorder { scenario: "guest-idle-taken", params: self.params.clone() };
+        let counts =
+            || counts([("taken", answer.taken), ("returned", answer.returned.iter().sum::<u64>())]);
+        let figure = |figure: &str, samples: Vec<f64>| {
+            let name = format!("at most {percent} %");
+            recorder.figure(&name, "engine", figure, "%", samples, std::iter::once(counts()))
+        };
+        let returned = answer.returned.iter().map(|&pages| self.share(pages as f64));
+        vec![
+            figure("taken", vec![self.share(answer.taken as f64)]),
+            figure("expected back a walk", vec![self.share(answer.expected)]),
+            figure("came back a walk", returned.collect()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(pattern: AccessPattern, format: TableFormat) -> IdleArgs {
+        IdleArgs {
+            memory: Some(Size(2 << 20)),
+            pattern: vec![pattern],
+            ..IdleArgs::of(format, true)
+        }
+    }
+
+    #[test]
+    fn what_was_taken_comes_back_about_as_often_as_was_expected() {
+        for format in [TableFormat::Ept, TableFormat::Arm64K4] {
+            let args = IdleArgs { walks: 24, ..args(AccessPattern::Zipf, format) };
+            let results = run(&args, &mut Session::quiet()).unwrap();
+            let figure = |asked: &str, figure: &str| {
+                let wanted = |m: &&Measurement| m.variant == asked && m.params["figure"] == figure;
+                let samples = &results.iter().find(wanted).unwrap().samples;
+                samples.iter().sum::<f64>() / samples.len() as f64
+            };
+            let taken = figure("at most 5 %", "taken");
+            let expected = figure("at most 5 %", "expected back a walk");
+            let came = figure("at most 5 %", "came back a walk");
+            assert!(taken > 1.0 && expected <= 5.0, "{taken} {expected}");
+            assert!(came > expected / 4.0 && came < expected * 4.0 + 1.0, "{expected}: {came}");
+            // More patience, fewer pages.
+            let idle = |walks: u32| figure(&format!("{walks} walks or more"), "idle");
+            assert!(idle(0) > 99.0 && idle(1) > idle(4), "{} {}", idle(1), idle(4));
+        }
+    }
+
+    #[test]
+    fn what_says_nothing_of_idle_pages_is_refused() {
+        let fill = run(&args(AccessPattern::Fill, TableFormat::Ept), &mut Session::quiet());
+        assert!(fill.unwrap_err().to_string().contains("another --pattern"));
+        let odd =
+            IdleArgs { memory: Some(Size(3 << 20)), ..args(AccessPattern::Zipf, TableFormat::Ept) };
+        assert!(run(&odd, &mut Session::quiet()).unwrap_err().to_string().contains("2m"));
+    }
+}

@@ -1,0 +1,312 @@
+//! In which order a guest uses its pages, made before it runs; and what could have been kept of them.
+
+use super::settings::AccessPattern;
+use anyhow::Context;
+use slat_lab::failure::bad_input;
+use slat_lab::random::Numbers;
+use std::collections::{BinaryHeap, VecDeque};
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+/// One access in four writes.
+const WRITES: u64 = 4;
+const EXPONENT: f64 = 0.99;
+
+/// A page, and in the highest bit whether it is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Use(u32);
+
+impl Use {
+    const WRITE: u32 = 1 << 31;
+
+    pub const fn new(page: u32, write: bool) -> Self {
+        Self(page | if write { Self::WRITE } else { 0 })
+    }
+
+    pub const fn page(self) -> u32 {
+        self.0 & !Self::WRITE
+    }
+
+    pub const fn writes(self) -> bool {
+        self.0 & Self::WRITE != 0
+    }
+}
+
+/// What one vCPU of `vcpus` does with a guest of `pages`, of which `memory` fit.
+pub fn uses(
+    pattern: AccessPattern,
+    pages: u32,
+    memory: u32,
+    accesses: u64,
+    vcpu: u16,
+    vcpus: u16,
+) -> Vec<Use> {
+    let mut numbers = Numbers(0x51a7 + u64::from(vcpu));
+    let write = |numbers: &mut Numbers| numbers.below(WRITES) == 0;
+    let some = |numbers: &mut Numbers, page: u32| Use::new(page, write(numbers));
+    let own = own(pages, vcpu, vcpus);
+    match pattern {
+        AccessPattern::Uniform => (0..accesses)
+            .map(|_| {
+                let page = numbers.below(pages.into()) as u32;
+                some(&mut numbers, page)
+            })
+            .collect(),
+        AccessPattern::Zipf => {
+            let zipf = Zipf::new(pages);
+            (0..accesses)
+                .map(|_| {
+                    let page = zipf.page(&mut numbers);
+                    some(&mut numbers, page)
+                })
+                .collect()
+        }
+        AccessPattern::Scan => (0..accesses)
+            .map(|index| {
+                let page = own.start + (index % u64::from(own.end - own.start).max(1)) as u32;
+                some(&mut numbers, page)
+            })
+            .collect(),
+        AccessPattern::Phase => (0..accesses)
+            .map(|index| {
+                let phase = index * 4 / accesses;
+                let part = u64::from(memory) * 4 / 5;
+                let first = phase * u64::from(pages) / 4;
+                let page = match numbers.below(10) {
+                    0 => numbers.below(pages.into()),
+                    _ => (first + numbers.below(part)) % u64::from(pages),
+                };
+                some(&mut numbers, page as u32)
+            })
+            .collect(),
+        AccessPattern::Fill => own.map(|page| Use::new(page, true)).collect(),
+        AccessPattern::Trace => Vec::new(),
+    }
+}
+
+/// A vCPU's share of the pages.
+pub fn own(pages: u32, vcpu: u16, vcpus: u16) -> std::ops::Range<u32> {
+    let begin = |vcpu: u16| (u64::from(pages) * u64::from(vcpu) / u64::from(vcpus)) as u32;
+    begin(vcpu)..begin(vcpu + 1)
+}
+
+/// Pages by Zipf's law; which are used often has nothing to do with where they are.
+struct Zipf {
+    /// Shares of all pages up to one.
+    sums: Vec<f64>,
+    pages: Vec<u32>,
+}
+
+impl Zipf {
+    fn new(pages: u32) -> Self {
+        let mut sum = 0.0;
+        let add = |rank: u32| {
+            sum += f64::from(rank).powf(-EXPONENT);
+            sum
+        };
+        let sums = (1..=pages).map(add).collect();
+        let mut pages: Vec<u32> = (0..pages).collect();
+        Numbers(0x21bf).shuffle(&mut pages);
+        Self { sums, pages }
+    }
+
+    fn page(&self, numbers: &mut Numbers) -> u32 {
+        const STEPS: u64 = 1 << 52;
+        let at = numbers.below(STEPS) as f64 / STEPS as f64 * self.sums.last().unwrap_or(&0.0);
+        let rank = self.sums.partition_point(|&sum| sum <= at);
+        self.pages[rank.min(self.pages.len() - 1)]
+    }
+}
+
+/// GNU sort over 60,000 numbers of up to 19 digits: 4 KiB pages in the order of their first use, as what
+/// misses 32 entries that are replaced by the least recently used (instruction fetches, loads, stores).
+const SORT: &[u8] = include_bytes!("../../../traces/sort.txt.xz");
+
+/// A trace, from a file or the one that comes with the program: the uses, and how many pages there are. Pages
+/// are numbered as they first appear.
+///
+/// # Errors
+/// It cannot be read, or is none.
+pub fn trace(path: Option<&Path>) -> anyhow::Result<(Vec<Use>, u32)> {
+    let Some(path) = path else {
+        let mut text = String::new();
+        let mut packed = lzma_rust2::XzReader::new(SORT, true);
+        packed.read_to_string(&mut text).context("the trace that comes with the program")?;
+        return parse("sort.txt", &text);
+    };
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("cannot read the trace {}", path.display()))
+        .map_err(|error| bad_input(format!("{error:#}")))?;
+    parse(&path.display().to_string(), &text)
+}
+
+fn parse(name: &str, text: &str) -> anyhow::Result<(Vec<Use>, u32)> {
+    let mut numbers = std::collections::HashMap::new();
+    let mut uses = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let (line, write) = match line.trim().strip_prefix('w') {
+            Some(rest) => (rest.trim(), true),
+            None => (line.trim(), false),
+        };
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let page: u64 = line.parse().map_err(|_| {
+            bad_input(format!(
+                "{name}, line {}: “{line}” is no page; write its number, with w in front if it is written",
+                index + 1
+            ))
+        })?;
+        let next = numbers.len() as u32;
+        uses.push(Use::new(*numbers.entry(page).or_insert(next), write));
+    }
+    if uses.is_empty() {
+        return Err(bad_input(format!("{name} has no page in it")));
+    }
+    Ok((uses, numbers.len() as u32))
+}
+
+/// How often pages had to come back, had each time the one been given up that is used again last, of a
+/// guest that first uses all `pages` in order (Belady's rule: nothing needs fewer).
+pub fn fewest_refaults(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
+    let all: Vec<u32> = (0..pages).chain(uses).collect();
+    let mut next = vec![u32::MAX; all.len()];
+    let mut later = vec![u32::MAX; pages as usize];
+    for (at, &page) in all.iter().enumerate().rev() {
+        next[at] = std::mem::replace(&mut later[page as usize], at as u32);
+    }
+    // Of pages in memory, when they are used next; out of date entries stay in the heap.
+    let mut farthest: BinaryHeap<(u32, u32)> = BinaryHeap::new();
+    let mut due: Vec<Option<u32>> = vec![None; pages as usize];
+    let (mut here, mut misses) = (0, 0);
+    for (at, &page) in all.iter().enumerate() {
+        if due[page as usize].is_none() {
+            misses += 1;
+            if here == memory {
+                while let Some((when, victim)) = farthest.pop() {
+                    if due[victim as usize] == Some(when) {
+                        due[victim as usize] = None;
+                        break;
+                    }
+                }
+            } else {
+                here += 1;
+            }
+        }
+        due[page as usize] = Some(next[at]);
+        farthest.push((next[at], page));
+    }
+    misses - u64::from(pages)
+}
+
+/// How often pages had to come back, were it always the one used longest ago that is given up.
+pub fn refaults_of_lru(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
+    // Uses in their order, of which the last of each page counts.
+    let mut queue: VecDeque<(u32, u64)> = VecDeque::new();
+    let mut last: Vec<Option<u64>> = vec![None; pages as usize];
+    let (mut here, mut misses) = (0, 0);
+    for (now, page) in (0..).zip((0..pages).chain(uses)) {
+        if last[page as usize].replace(now).is_none() {
+            misses += 1;
+            here += 1;
+            while here > memory {
+                let Some((victim, when)) = queue.pop_front() else { break };
+                if last[victim as usize] == Some(when) {
+                    last[victim as usize] = None;
+                    here -= 1;
+                }
+            }
+        }
+        queue.push_back((page, now));
+    }
+    misses - u64::from(pages)
+}
+
+/// The fewest refaults of who knows how often each page is used, and nothing of when: the pages used
+/// most stay, and one place is for all others (of independent uses nothing that does not see the future
+/// does better: Aho, Denning, Ullman, "Principles of Optimal Page Replacement", 1971).
+pub fn refaults_by_frequency(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
+    let mut counts = vec![0u64; pages as usize];
+    uses.for_each(|page| counts[page as usize] += 1);
+    counts.sort_unstable_by(|a, b| b.cmp(a));
+    counts.iter().skip(memory as usize - 1).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_stay_where_only_frequencies_are_known() {
+        let uses = || [0, 1, 0, 2, 0, 1, 3, 0].into_iter();
+        assert_eq!(refaults_by_frequency(4, 2, uses()), 4);
+        assert_eq!(refaults_by_frequency(4, 3, uses()), 2);
+        assert!(refaults_by_frequency(4, 2, uses()) >= fewest_refaults(4, 2, uses()));
+    }
+
+    #[test]
+    fn of_a_scan_that_does_not_fit_nothing_is_there_when_it_is_used_longest_ago() {
+        assert_eq!(refaults_of_lru(10, 9, (0..10).cycle().take(100)), 100);
+        assert_eq!(refaults_of_lru(10, 10, (0..10).cycle().take(100)), 0);
+        assert_eq!(refaults_of_lru(3, 2, [2, 1, 2, 0, 2, 1].into_iter()), 2);
+    }
+
+    #[test]
+    fn beladys_rule_gives_up_what_is_used_last() {
+        // Memory for 2 of 3 pages, after 0 1 2 (which leaves 0 or 1 here, and 2).
+        assert_eq!(fewest_refaults(3, 2, [2, 1, 2, 1].into_iter()), 0);
+        assert_eq!(fewest_refaults(3, 2, [0, 1, 2].into_iter()), 1);
+        assert_eq!(fewest_refaults(3, 3, [0, 1, 2, 0].into_iter()), 0);
+        // A scan: of each round, all but what stays misses.
+        let scan = || (0..10u32).cycle().take(1000);
+        let refaults = fewest_refaults(10, 9, scan());
+        assert!((100..=125).contains(&refaults), "{refaults}");
+    }
+
+    #[test]
+    fn patterns_are_what_they_are_called() {
+        let uses_of = |pattern| uses(pattern, 1000, 600, 100_000, 0, 1);
+        let count = |pattern| {
+            let mut counts = vec![0u32; 1000];
+            uses_of(pattern).iter().for_each(|it| counts[it.page() as usize] += 1);
+            counts.sort_unstable_by(|a, b| b.cmp(a));
+            counts
+        };
+        let uniform = count(AccessPattern::Uniform);
+        assert!(uniform[0] < 200 && uniform[999] > 40, "{uniform:?}");
+        let zipf = count(AccessPattern::Zipf);
+        // The first has 1/7.5 of all, the tenth a tenth of it.
+        assert!((12_000..15_000).contains(&zipf[0]), "{}", zipf[0]);
+        assert!((1_100..1_700).contains(&zipf[9]), "{}", zipf[9]);
+        assert_eq!(count(AccessPattern::Scan), [100; 1000]);
+        let phase = uses_of(AccessPattern::Phase);
+        let hot = phase[..25_000].iter().filter(|it| it.page() < 480).count();
+        assert!(hot > 22_000, "{hot}");
+        let writes = phase.iter().filter(|it| it.writes()).count();
+        assert!((24_000..26_000).contains(&writes), "{writes}");
+        let fill: Vec<u32> = (0..2u16)
+            .flat_map(|vcpu| uses(AccessPattern::Fill, 7, 3, 1, vcpu, 2))
+            .map(Use::page)
+            .collect();
+        assert_eq!(fill, [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn a_trace_is_read_and_what_is_none_is_refused_by_line() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "# pages\n4711\nw 9\n4711\n").unwrap();
+        let (uses, pages) = trace(Some(file.path())).unwrap();
+        assert_eq!(
+            (uses, pages),
+            (vec![Use::new(0, false), Use::new(1, true), Use::new(0, false)], 2)
+        );
+        fs::write(file.path(), "1\nx\n").unwrap();
+        assert!(trace(Some(file.path())).unwrap_err().to_string().contains("line 2"));
+        fs::write(file.path(), "\n").unwrap();
+        assert!(trace(Some(file.path())).is_err());
+        assert!(trace(Some(Path::new("/nonexistent"))).is_err());
+        let (uses, pages) = trace(None).unwrap();
+        assert_eq!((uses.len(), pages), (12_033, 1018));
+    }
+}

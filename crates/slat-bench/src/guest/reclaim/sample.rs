@@ -1,0 +1,410 @@
+//! One guest, run once under one policy.
+
+use super::Case;
+use super::pattern::{Use, own};
+use super::settings::{ReclaimPolicy, SwapPlace};
+use super::swap::LabSwap;
+use anyhow::{Context, bail, ensure};
+use rustix::time::{ClockId, clock_gettime};
+use slat::{Access, Format, Gpa, Hpa, Skip, Vmid};
+use slat_guest::{Guest, Host, Hva, Outcome, Retry, SlotId, SlotSpec, TableRoom, Vcpu, Worker};
+use slat_ideas::crew::Pin;
+use slat_ideas::guest::bed::{GUEST_BASE, room};
+use slat_ideas::guest::lock::FairLock;
+use slat_ideas::guest::times::Times;
+use slat_reclaim::{
+    Config, Gate, Layout, PageError, Paged, Pager, Policy, Pool, Ram, ReclaimError, Stats,
+};
+use slat_sim::arch::Arch;
+use slat_sim::fast::{AccessError, FastCpu, FastMachine};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const VMID: Vmid = Vmid(1);
+const HOST_BASE: u64 = 0x7000_0000_0000;
+/// Of 1,024 pages, how many are kept free: the reclaiming thread begins below the first.
+const LOW: u32 = 4;
+const HIGH: u32 = 8;
+/// How long the reclaiming thread sleeps while enough is free.
+const NAP: Duration = Duration::from_micros(50);
+/// A guest that waits for a page for so long does so for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The machine's memory.
+pub struct MachineRam<'m, A: Arch>(pub &'m FastMachine<A>);
+
+impl<A: Arch> Ram for MachineRam<'_, A> {
+    fn read(&self, hpa: Hpa, page: &mut [u8]) {
+        self.0.copy_out(hpa, page);
+    }
+
+    fn write(&self, hpa: Hpa, page: &[u8]) {
+        self.0.copy_in(hpa, page);
+    }
+}
+
+/// The lock that Linux has, or none; and how long it was waited for by who reclaims.
+#[derive(Clone, Copy, Default)]
+struct Locking<'l> {
+    lock: Option<(&'l FairLock, &'l AtomicU64)>,
+}
+
+impl Gate for Locking<'_> {
+    fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+        let Some((lock, waited)) = self.lock else { return work() };
+        let begin = Instant::now();
+        lock.exclusive(|| {
+            waited.fetch_add(begin.elapsed().as_nanos() as u64, Relaxed);
+            work()
+        })
+    }
+}
+
+/// What one run came to. Times are of the part after all pages were written once.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// Seconds until the last vCPU was done.
+    pub seconds: f64,
+    pub accesses: u64,
+    pub refaults: u64,
+    /// What reclaim did, threads that wait for their own page included.
+    pub stats: Stats,
+    /// Nanoseconds that reclaim waited for the lock.
+    pub waited: u64,
+    /// CPU seconds of the thread that reclaims.
+    pub cpu: f64,
+    /// Each fault, from the access to its success.
+    pub faults: Times,
+}
+
+/// Its memory.
+pub type ThePaged<'h, A> = Paged<'h, MachineRam<'h, A>, LabSwap>;
+/// A guest on one machine's memory, and swap.
+pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
+
+/// Runs `case` under `policy`.
+pub fn sample<F: Format, A: Arch>(
+    format: F,
+    machine: &FastMachine<A>,
+    case: &Case,
+    policy: ReclaimPolicy,
+    swap: &SwapPlace,
+    cpus: &[usize],
+) -> anyhow::Result<Sample> {
+    with_guest(format, machine, case, config(case, policy), swap, |guest| {
+        run(machine, guest, case, policy, cpus)
+    })
+}
+
+/// Has `work` work on `case`'s guest, which may have the memory that `config` says.
+pub fn with_guest<F: Format, A: Arch, R>(
+    format: F,
+    machine: &FastMachine<A>,
+    case: &Case,
+    config: Config,
+    swap: &SwapPlace,
+    work: impl FnOnce(&TheGuest<'_, F, A>) -> anyhow::Result<R>,
+) -> anyhow::Result<R> {
+    // What is on its way out, of each thread.
+    let spare = (u32::from(case.vcpus) + 1) * case.batch;
+    let swap = LabSwap::new(swap, case.pages + spare, F::size(0))?;
+    let layout = Layout {
+        base: machine.memory_base(),
+        bytes: u64::from(case.memory) * case.page,
+        page: F::size(0),
+        block: F::size(1),
+    };
+    let pool = Pool::new(MachineRam(machine), layout, swap)?;
+    let bytes = u64::from(case.pages) * case.page;
+    let paged = Paged::new(&pool, Hva(HOST_BASE), bytes, config, machine.now())?;
+    let largest = F::size(config.huge.into());
+    let config = slat_guest::Config::new(case.vcpus, largest);
+    let bits = machine.arch().address_bits();
+    let guest = Guest::new(format, VMID, bits, machine, &paged, config)?;
+    let slot = SlotSpec {
+        id: SlotId(0),
+        gpa: Gpa(GUEST_BASE),
+        bytes,
+        host: Hva(HOST_BASE),
+        read_only: false,
+        log_dirty: false,
+    };
+    Worker::new(&guest, &mut room())?.set_slot(slot).context("the guest's slot")?;
+    let result = work(&guest);
+    // SAFETY: CPUs are borrowed by threads, which have ended: none has loaded the guest's tables.
+    unsafe { guest.destroy() };
+    result
+}
+
+fn config(case: &Case, policy: ReclaimPolicy) -> Config {
+    let base = Config {
+        window: case.window,
+        skip: Skip::Nothing,
+        fresh: case.fresh,
+        huge: case.huge,
+        residency: case.residency,
+        batch: case.batch,
+        ..Config::new(case.memory)
+    };
+    match policy {
+        ReclaimPolicy::Clock => Config { policy: Policy::TwoLists, ..base },
+        ReclaimPolicy::LockedPage | ReclaimPolicy::FreePage => {
+            Config { window: 1, look_around: false, ..base }
+        }
+        ReclaimPolicy::LockedBitmap | ReclaimPolicy::FreeBitmap => base,
+        ReclaimPolicy::FreeExact => Config { window: u32::MAX, skip: Skip::Exact, ..base },
+    }
+}
+
+const fn is_locked(policy: ReclaimPolicy) -> bool {
+    use ReclaimPolicy::{Clock, LockedBitmap, LockedPage};
+    matches!(policy, Clock | LockedPage | LockedBitmap)
+}
+
+fn run<F: Format, A: Arch>(
+    machine: &FastMachine<A>,
+    guest: &TheGuest<'_, F, A>,
+    case: &Case,
+    policy: ReclaimPolicy,
+    cpus: &[usize],
+) -> anyhow::Result<Sample> {
+    let (lock, waited) = (&FairLock::default(), &AtomicU64::new(0));
+    let locking = Locking { lock: is_locked(policy).then_some((lock, waited)) };
+    let vcpus = usize::from(case.vcpus);
+    let (filled, done) = (&Barrier::new(vcpus + 1), &Barrier::new(vcpus + 1));
+    let (over, failed) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..case.vcpus)
+            .map(|id| {
+                scope.spawn(move || -> anyhow::Result<(Times, u64)> {
+                    let mut room = room();
+                    // The thread that reclaims has the last CPU, where there are two.
+                    let pin = Pin::to(cpus[usize::from(id) % (cpus.len() - 1).max(1)]);
+                    let mut ready = pin.and_then(|pin| {
+                        let mut runner = Runner::new(
+                            guest,
+                            machine,
+                            case,
+                            id,
+                            &mut room,
+                            locking,
+                            Some(failed),
+                        )?;
+                        runner.fill()?;
+                        Ok((runner, pin))
+                    });
+                    failed.fetch_or(ready.is_err(), Relaxed);
+                    filled.wait();
+                    // What was counted until now is being noted.
+                    filled.wait();
+                    let begin = Instant::now();
+                    let used = match &mut ready {
+                        Ok((runner, _)) => runner.use_all(),
+                        Err(_) => Ok(()),
+                    };
+                    let seconds = begin.elapsed().as_nanos() as u64;
+                    failed.fetch_or(used.is_err(), Relaxed);
+                    done.wait();
+                    let (runner, _pin) = ready?;
+                    used?;
+                    Ok((runner.times, seconds))
+                })
+            })
+            .collect();
+        let reclaimer = scope.spawn(move || -> anyhow::Result<f64> {
+            let _pin = Pin::to(cpus[cpus.len() - 1])?;
+            let mut room = room();
+            let mut worker = Worker::new(guest, &mut room)?;
+            let mut pager = Pager::gated(&mut worker, locking);
+            let mut start = None;
+            let cpu = || {
+                let time = clock_gettime(ClockId::ThreadCPUTime);
+                time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+            };
+            let pool = guest.backing().pool();
+            let (low, high) = ((pool.total() >> 10) * LOW, (pool.total() >> 10) * HIGH);
+            let mut active = false;
+            while !over.load(Relaxed) {
+                if start.is_none() && case.started.load(Relaxed) {
+                    start = Some(cpu());
+                }
+                let free = pool.free();
+                active = free < low.max(8) || (active && free < high.max(16));
+                if !active {
+                    std::thread::sleep(NAP);
+                    continue;
+                }
+                if let Err(ReclaimError::Swap(error)) = pager.reclaim(case.batch) {
+                    bail!("swap: {error}");
+                }
+            }
+            Ok(cpu() - start.unwrap_or_default())
+        });
+        case.started.store(false, Relaxed);
+        filled.wait();
+        let (before, waited_before) = (guest.backing().stats(), waited.load(Relaxed));
+        case.started.store(true, Relaxed);
+        filled.wait();
+        done.wait();
+        let (after, waited_after) = (guest.backing().stats(), waited.load(Relaxed));
+        over.store(true, Relaxed);
+        let cpu = reclaimer.join().expect("the reclaiming thread does not panic")?;
+        let mut faults = Times::default();
+        let mut longest = 0;
+        for thread in threads {
+            let (times, nanoseconds) = thread.join().expect("a vCPU does not panic")?;
+            faults.merge(&times);
+            longest = longest.max(nanoseconds);
+        }
+        let stats = after.since(&before);
+        Ok(Sample {
+            seconds: longest as f64 / 1e9,
+            accesses: case.uses.iter().map(|uses| uses.len() as u64).sum(),
+            refaults: stats.refaults,
+            stats,
+            waited: waited_after - waited_before,
+            cpu,
+            faults,
+        })
+    })
+}
+
+/// A vCPU on its CPU, which has its own faults answered, and checks what it reads.
+pub struct Runner<'w, 'h, F: Format, A: Arch> {
+    vcpu: Vcpu<'w, 'h, F, FastMachine<A>, &'h ThePaged<'h, A>>,
+    cpu: FastCpu<'h, A>,
+    case: &'w Case,
+    id: u16,
+    locking: Locking<'w>,
+    /// Another vCPU has failed: nothing is waited for any more.
+    failed: Option<&'w AtomicBool>,
+    /// Of each page, what this vCPU wrote there last.
+    written: Vec<u32>,
+    times: Times,
+}
+
+impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
+    fn new(
+        guest: &'w TheGuest<'h, F, A>,
+        machine: &'h FastMachine<A>,
+        case: &'w Case,
+        id: u16,
+        room: &'w mut TableRoom,
+        locking: Locking<'w>,
+        failed: Option<&'w AtomicBool>,
+    ) -> anyhow::Result<Self> {
+        let vcpu = Vcpu::new(guest, id, room)?;
+        let mut cpu = machine.cpu(id.into())?;
+        cpu.load(VMID, vcpu.root());
+        let written = vec![0; case.pages as usize];
+        Ok(Self { vcpu, cpu, case, id, locking, failed, written, times: Times::default() })
+    }
+
+    /// The only vCPU, without locks.
+    pub fn alone(
+        guest: &'w TheGuest<'h, F, A>,
+        machine: &'h FastMachine<A>,
+        case: &'w Case,
+        room: &'w mut TableRoom,
+    ) -> anyhow::Result<Self> {
+        Self::new(guest, machine, case, 0, room, Locking::default(), None)
+    }
+
+    /// What pages are moved from on this thread.
+    pub fn worker(&mut self) -> &mut Worker<'w, 'h, F, FastMachine<A>, &'h ThePaged<'h, A>> {
+        self.vcpu.worker()
+    }
+
+    /// Writes this vCPU's share of all pages for the first time.
+    pub fn fill(&mut self) -> anyhow::Result<()> {
+        own(self.case.pages, self.id, self.case.vcpus)
+            .try_for_each(|page| self.apply(Use::new(page, true)))?;
+        self.times = Times::default();
+        Ok(())
+    }
+
+    fn use_all(&mut self) -> anyhow::Result<()> {
+        let case = self.case;
+        case.uses[usize::from(self.id)].iter().try_for_each(|&one| self.apply(one))
+    }
+
+    /// The word of the page that is this vCPU's.
+    fn gpa(&self, page: u32) -> u64 {
+        GUEST_BASE + u64::from(page) * self.case.page + u64::from(self.id) * 64
+    }
+
+    /// Reads a page, checks what is found, and writes it if that is the use.
+    #[inline]
+    pub fn apply(&mut self, one: Use) -> anyhow::Result<()> {
+        let (page, gpa) = (one.page(), self.gpa(one.page()));
+        let stamp = |version: u32| u64::from(page) << 32 | u64::from(version);
+        let version = self.written[page as usize];
+        let found = match self.cpu.read(gpa) {
+            Ok(word) => word,
+            Err(error) => self.insist(error, |cpu| cpu.read(gpa))?,
+        };
+        let wanted = if version == 0 { 0 } else { stamp(version) };
+        ensure!(found == wanted, "page {page} has {found:#x}, not {wanted:#x}: it was lost");
+        if one.writes() {
+            let value = stamp(version + 1);
+            if let Err(error) = self.cpu.write(gpa, value) {
+                self.insist(error, |cpu| cpu.write(gpa, value))?;
+            }
+            self.written[page as usize] = version + 1;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn insist<R>(
+        &mut self,
+        mut error: AccessError,
+        mut access: impl FnMut(&mut FastCpu<'h, A>) -> Result<R, AccessError>,
+    ) -> anyhow::Result<R> {
+        let begin = Instant::now();
+        loop {
+            ensure!(error.fault().is_some(), "{error}");
+            let how = match error.access {
+                slat_sim::Access::Read => Access::Read,
+                slat_sim::Access::Write => Access::Write,
+                slat_sim::Access::Execute => Access::Execute,
+            };
+            let gpa = Gpa(error.gpa & !(self.case.page - 1));
+            let outcome = match self.locking.lock {
+                Some((lock, _)) => lock.shared(|| self.vcpu.fault(gpa, how)),
+                None => self.vcpu.fault(gpa, how),
+            };
+            match outcome {
+                Outcome::Retry(Retry::NotYet) => {
+                    let host = Hva(HOST_BASE + (gpa.0 - GUEST_BASE));
+                    let mut pager = Pager::gated(self.vcpu.worker(), self.locking);
+                    match pager.bring_in(host, how) {
+                        Ok(()) => {}
+                        Err(PageError::NoRoom {
+                            why:
+                                ReclaimError::Thrashing | ReclaimError::Nothing | ReclaimError::InUse,
+                        }) => std::thread::yield_now(),
+                        Err(error) => bail!("{error}"),
+                    }
+                }
+                Outcome::Retry(_) => std::thread::yield_now(),
+                Outcome::Mmio | Outcome::Refused(_) | Outcome::RingFull => {
+                    bail!("the guest's {how:?} at {gpa:?} came to {outcome:?}")
+                }
+                _ => {}
+            }
+            match access(&mut self.cpu) {
+                Ok(result) => {
+                    self.times.add(begin.elapsed().as_nanos() as u64);
+                    return Ok(result);
+                }
+                Err(again) => error = again,
+            }
+            let failed = self.failed.is_some_and(|failed| failed.load(Relaxed));
+            ensure!(!failed, "another vCPU failed");
+            ensure!(begin.elapsed() < PATIENCE, "the guest waits for {gpa:?} for ever");
+        }
+    }
+}

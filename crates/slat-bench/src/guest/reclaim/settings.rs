@@ -1,0 +1,191 @@
+//! What can be set of guests with more memory than there is.
+
+use clap::{Args, ValueEnum};
+use slat_ideas::format::{TableFormat, TablesArgs};
+use slat_lab::size::Size;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Command lines.
+pub const EXAMPLES: &str = "\
+Examples:
+  slat-bench reclaim
+      a guest of 1.5 times its memory, five patterns, all policies: a few minutes
+  slat-bench reclaim --pattern zipf --guest 1.1,1.5,2
+  slat-bench reclaim --pattern fill --memory 256m
+      fill, reset, fill again: the test of \u{201c}lockless test_clear_young\u{201d}
+  slat-bench reclaim --pattern trace --trace pages.txt
+      a recorded trace: a page number a line, with w in front if it was written
+  slat-bench reclaim --swap /var/tmp --policy clock,free-bitmap
+      swap on a disk, past the page cache, two policies
+  slat-bench reclaim --huge --pattern phase,scan --policy clock,free-bitmap
+      huge pages at first touch: kept, split and put together by heat";
+
+/// A guest with more memory than it may have at a time.
+#[derive(Clone, Debug, Args)]
+pub struct ReclaimArgs {
+    /// Its tables.
+    #[command(flatten)]
+    pub tables: TablesArgs,
+
+    /// Memory that the guest may have at a time, a multiple of 2m [default: 64m]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// Memory that the guest thinks it has, in multiples of the other
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1.5", value_parser = factor)]
+    pub guest: Vec<f64>,
+
+    /// In which order it uses its pages [default: uniform,zipf,scan,phase,trace]
+    #[arg(long, value_name = "PATTERN,...", value_delimiter = ',')]
+    pub pattern: Vec<AccessPattern>,
+
+    /// A recorded trace, for --pattern trace [default: one of GNU sort]
+    ///
+    /// A page number a line, with w in front if the page is written; `#` begins a comment.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
+    /// Who decides what leaves [default: all]
+    #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
+    pub policy: Vec<ReclaimPolicy>,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub vcpus: u16,
+
+    /// Accesses of each vCPU, in multiples of the guest's pages [default: 20, and 400 of a trace]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub accesses: Option<u32>,
+
+    /// Where pages go: memory of this process, or a file without a name in a directory
+    ///
+    /// A file is read and written past the page cache, if its file system can do that.
+    #[arg(long, value_name = "memory|DIR", default_value = "memory", value_parser = swap_place)]
+    pub swap: SwapPlace,
+
+    /// First touches take a whole block where one is free, and walks put blocks together again
+    #[arg(long)]
+    pub huge: bool,
+
+    /// Pages of one call of an ageing walk by bitmap
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub window: u32,
+
+    /// Invalidate at the end of each walk: what a TLB holds does not look idle
+    #[arg(long)]
+    pub fresh: bool,
+
+    /// Pages that are given up together
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub batch: u32,
+
+    /// How long a page stays after it came back
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = slat_lab::cli::time::any)]
+    pub residency: Duration,
+
+    /// Guests by each policy, in turns [default: 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+
+    /// 8 MiB, few accesses, one round: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl ReclaimArgs {
+    /// What `slat-bench reclaim` does by itself.
+    pub fn of(quick: bool) -> Self {
+        Self {
+            tables: TablesArgs::of(TableFormat::Ept),
+            memory: None,
+            guest: vec![1.5],
+            pattern: Vec::new(),
+            trace: None,
+            policy: Vec::new(),
+            vcpus: 1,
+            accesses: None,
+            swap: SwapPlace::Memory,
+            huge: false,
+            window: 64,
+            fresh: false,
+            batch: 64,
+            residency: Duration::ZERO,
+            rounds: None,
+            quick,
+        }
+    }
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let wrong = "a number from 1 to 16, for instance 1.5";
+    let factor: f64 = text.parse().map_err(|_| wrong.to_owned())?;
+    if (1.0..=16.0).contains(&factor) { Ok(factor) } else { Err(wrong.to_owned()) }
+}
+
+/// Where pages go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SwapPlace {
+    /// Memory of this process.
+    Memory,
+    /// A file there.
+    Directory(PathBuf),
+}
+
+impl fmt::Display for SwapPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Directory(directory) => directory.display().fmt(f),
+        }
+    }
+}
+
+/// Reads where pages go.
+///
+/// # Errors
+/// It is neither memory nor a directory.
+pub fn swap_place(text: &str) -> Result<SwapPlace, String> {
+    match text {
+        "memory" => Ok(SwapPlace::Memory),
+        _ if Path::new(text).is_dir() => Ok(SwapPlace::Directory(text.into())),
+        _ => Err("neither “memory” nor a directory".to_owned()),
+    }
+}
+
+/// In which order a guest uses its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AccessPattern {
+    /// Each page as often as any other
+    Uniform,
+    /// A few pages often, most of them rarely: by Zipf's law, exponent 0.99, anywhere in memory
+    Zipf,
+    /// One page after the other, over and over
+    Scan,
+    /// A part that fits into memory nine times of ten; it moves on four times
+    Phase,
+    /// All pages once, in order, after they were written before: fill, reset, fill again
+    Fill,
+    /// As a program did whose pages were recorded, over and over
+    Trace,
+}
+
+/// Who decides what leaves memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReclaimPolicy {
+    /// Two lists, page by page, under a lock
+    Clock,
+    /// Generations, page by page, under a lock that faults take for reading
+    LockedPage,
+    /// Generations, by bitmap with look-around, under that lock
+    LockedBitmap,
+    /// Generations, page by page, without a lock
+    FreePage,
+    /// Generations, by bitmap with look-around, without a lock
+    FreeBitmap,
+    /// The same; walks go over all memory in one call, and leave out what tables rule out
+    FreeExact,
+}
+
+slat_lab::display_as_written!(AccessPattern, ReclaimPolicy);

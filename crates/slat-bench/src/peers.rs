@@ -1,0 +1,476 @@
+//! The engine beside others who keep such tables: Linux's own code, crates of the field, and the
+//! machine's limits, on the same work in the same run.
+//!
+//! Linux's code runs in a program of its own that a pipe drives; all take turns, on one CPU, by one
+//! clock. In the round that warms up, the leaves that each leaves behind are compared with those of the
+//! engine, descriptor by descriptor, and what may differ is counted by its reason.
+
+pub mod check;
+#[cfg(feature = "peers")]
+pub(crate) mod crates;
+pub mod formats;
+mod leaves;
+mod linux;
+mod ours;
+mod work;
+
+use crate::contest::{Contest, ENGINE, MACHINE};
+use crate::settings::engine::{EngineArgs, Part};
+use crate::settings::peers::{LinuxArgs, PeersArgs, TablesTarget, TreesArgs, WalkKind};
+use linux::{LinuxTurns, Trees};
+use ours::Turns;
+use slat::format::arm64::Arm64;
+use slat::{BreakBeforeMake, Format, PageSize};
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::Bed;
+use slat_ideas::bed::{STEP, whole_blocks};
+use slat_ideas::crew::{Pin, cpus};
+use slat_ideas::fill::Stores;
+use slat_ideas::format::Granule;
+use slat_ideas::split::{SplitArgs, What, When};
+use slat_lab::failure::bad_input;
+use slat_lab::known::SLAT;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use slat_linux::Build;
+use std::cell::RefCell;
+use std::rc::Rc;
+use work::{Op, SPARSE, Setting, Work};
+
+/// Whose results these are.
+pub const LINUX: &str = "linux-source";
+#[cfg(feature = "peers")]
+const CRATE: &str = "crate";
+
+/// The same, where it fills tables around the caches.
+const STREAMING: &str = "slat, streaming";
+
+/// The scenario.
+pub struct Peers;
+
+impl Scenario for Peers {
+    const NAME: &'static str = "peers";
+    const ABOUT: &'static str =
+        "Hold the engine against everybody: Linux's trees, other crates, the machine's limits";
+    const EXAMPLES: &'static str = crate::settings::peers::EXAMPLES;
+    type Settings = PeersArgs;
+
+    fn run(args: &PeersArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        all(args, session)
+    }
+}
+
+/// `split` beside Linux.
+///
+/// # Errors
+/// Values that cannot be right, no usable tree, a measurement that failed.
+pub fn split(
+    args: &SplitArgs,
+    linux: &LinuxArgs,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Measurement>> {
+    let granule = args.format().granule()?;
+    let (memory, page) = (whole_blocks(args.memory)?.bytes(), leaf_sizes(granule)[0]);
+    if args.target_size() != Size(page.bytes()) || args.bbm()? != 0 {
+        return Err(bad_input(
+            "Linux splits down to pages, and always breaks: leave out --target-size and --bbm beside \
+             --target linux-source",
+        ));
+    }
+    let mut works = Vec::new();
+    for backing in args.backings() {
+        let leaf = leaf(granule, backing)?;
+        for (&when, &what) in
+            args.when.iter().flat_map(|when| args.what.iter().map(move |what| (when, what)))
+        {
+            let op = match (when, what) {
+                (When::Enable, What::Split) => Op::Split,
+                (When::Enable, What::Call) => Op::Enable,
+                (When::Clear, What::Call) => Op::ClearSplit,
+                (When::Clear, What::Split) => {
+                    let reason = "Linux clears and splits in one function; --what call measures it";
+                    session.skip(format!("{backing} pages, clear, split"), reason);
+                    continue;
+                }
+            };
+            works.push(Work { op, memory, leaf, page });
+        }
+    }
+    let run = Run { granule, rounds: args.samples, linux, everybody: false };
+    run.measure(&works, session)
+}
+
+/// `engine` beside Linux, or the parts of it that Linux has as well.
+///
+/// # Errors
+/// As [`split`].
+pub fn engine(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let memory = whole_blocks(args.memory())?.bytes();
+    let granule = args.granule()?;
+    let sizes = leaf_sizes(granule);
+    for part in &args.only {
+        if works_of(*part, &sizes, memory).is_empty() {
+            session.skip(part.to_string(), "Linux has nothing like it, or not with one thread");
+        }
+    }
+    let parts =
+        <Part as clap::ValueEnum>::value_variants().iter().filter(|part| args.wants(**part));
+    let works: Vec<Work> = parts.flat_map(|part| works_of(*part, &sizes, memory)).collect();
+    let run = Run { granule, rounds: args.rounds(), linux: &args.linux, everybody: false };
+    run.measure(&works, session)
+}
+
+/// The parts of `engine` that are measured here, whoever else is there: `target engine`.
+///
+/// # Errors
+/// As [`split`].
+pub fn alone(
+    args: &EngineArgs,
+    parts: &[Part],
+    session: &mut Session,
+) -> anyhow::Result<Vec<Measurement>> {
+    let memory = whole_blocks(args.memory())?.bytes();
+    let works: Vec<Work> = parts
+        .iter()
+        .flat_map(|part| works_of(*part, &leaf_sizes(Granule::Size4k), memory))
+        .collect();
+    let linux = LinuxArgs::default();
+    Run { granule: Granule::Size4k, rounds: args.rounds(), linux: &linux, everybody: false }
+        .measure(&works, session)
+}
+
+/// Everybody.
+///
+/// # Errors
+/// As [`split`].
+pub fn all(args: &PeersArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let memory = args.memory.unwrap_or(Size(if args.quick { 1 << 30 } else { 64 << 30 }));
+    let memory = whole_blocks(memory)?.bytes();
+    let parts = <Part as clap::ValueEnum>::value_variants().iter();
+    let works: Vec<Work> =
+        parts.flat_map(|part| works_of(*part, &leaf_sizes(Granule::Size4k), memory)).collect();
+    let rounds = args.rounds.unwrap_or(if args.quick { 3 } else { 7 });
+    let linux = LinuxArgs { target: TablesTarget::LinuxSource, ..args.linux.clone() };
+    if linux.trees.linux_tree.is_empty() {
+        session
+            .skip("Linux's tables", "no tree was given; --linux-tree PATH, or `cargo xtask peers`");
+    }
+    Run { granule: Granule::Size4k, rounds, linux: &linux, everybody: true }
+        .measure(&works, session)
+}
+
+/// Sizes of leaves, the smallest first.
+fn leaf_sizes(granule: Granule) -> Vec<PageSize> {
+    granule.leaf_sizes().iter().filter_map(|size| PageSize::from_bytes(size.bytes())).collect()
+}
+
+fn leaf(granule: Granule, backing: Size) -> anyhow::Result<PageSize> {
+    let sizes = leaf_sizes(granule);
+    sizes.iter().copied().find(|size| size.bytes() == backing.bytes()).ok_or_else(|| {
+        let names: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+        bad_input(format!(
+            "--backing {backing}: a granule of {granule} has pages and blocks of {}",
+            names.join(", ")
+        ))
+    })
+}
+
+/// What a part is here: nothing, where only the engine has it.
+fn works_of(part: Part, sizes: &[PageSize], memory: u64) -> Vec<Work> {
+    let (page, blocks) = (sizes[0], &sizes[1..]);
+    let small = (memory / 8).next_multiple_of(STEP);
+    let by_pages = |op| Work { op, memory: small, leaf: page, page };
+    let all = |ops: &[Op]| ops.iter().map(|op| by_pages(*op)).collect();
+    match part {
+        Part::Split => {
+            let mut works = Vec::new();
+            for memory in if small == memory { vec![memory] } else { vec![small, memory] } {
+                let of = |leaf: &PageSize| Work { op: Op::Split, memory, leaf: *leaf, page };
+                works.extend(sizes.iter().map(of));
+            }
+            works
+        }
+        Part::Protect => all(&[Op::Protect, Op::ProtectAgain]),
+        Part::Clear => {
+            let mut works: Vec<Work> = all(&[Op::Clear(u64::MAX), Op::Clear(SPARSE)]);
+            works.push(Work { leaf: blocks[0], ..by_pages(Op::ClearSplit) });
+            works
+        }
+        Part::Age => all(&[Op::AgeYoung, Op::AgeOld, Op::AgeEach]),
+        Part::Map => all(&[Op::Map]),
+        Part::Unmap => all(&[Op::Unmap]),
+        Part::Relax => all(&[Op::Relax]),
+        Part::Translate => vec![Work { memory, ..by_pages(Op::Lookup) }],
+        Part::Flush => all(&[Op::Flush]),
+        Part::Inactive => all(&[Op::BuildInactive, Op::ProtectInactive]),
+        _ => Vec::new(),
+    }
+}
+
+/// A run.
+struct Run<'r> {
+    granule: Granule,
+    rounds: u32,
+    linux: &'r LinuxArgs,
+    /// Crates, too; and edited trees in what splits only.
+    everybody: bool,
+}
+
+impl Run<'_> {
+    fn measure(&self, works: &[Work], session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        match self.granule {
+            Granule::Size4k => self.by(Arm64::<12>::default(), works, session),
+            Granule::Size16k => self.by(Arm64::<14>::default(), works, session),
+            Granule::Size64k => self.by(Arm64::<16>::default(), works, session),
+        }
+    }
+
+    fn by<const SHIFT: u32>(
+        &self,
+        format: Arm64<SHIFT>,
+        works: &[Work],
+        session: &mut Session,
+    ) -> anyhow::Result<Vec<Measurement>>
+    where
+        Arm64<SHIFT>: Format,
+    {
+        let largest = leaf_sizes(self.granule).last().map_or(STEP, |size| size.bytes());
+        let chunk = match self.linux.chunk_size {
+            Some(chunk) => leaf(self.granule, chunk).map(|size| size.bytes()).map_err(|_| {
+                bad_input(format!(
+                    "--chunk-size {chunk} is not what KVM takes with a granule of {}: a block of the granule's",
+                    self.granule
+                ))
+            })?,
+            None => largest,
+        };
+        let setting =
+            Setting { chunk, fwb: self.linux.trees.fwb.is_on(), caches: self.linux.caches };
+        let Some(table_bytes) = works.iter().map(Work::table_bytes).max() else {
+            return Ok(Vec::new());
+        };
+        let kinds = self.kinds();
+        let builds: Vec<Build> =
+            kinds.iter().map(|kind| linux::build(SHIFT, setting.fwb, *kind, false)).collect();
+        let trees = self.linux.trees.linux_tree.len() + self.linux.trees.with.len();
+        // One for each kind of walks, one that flushes, one that counts; a page of tables has 64 bytes
+        // beside it.
+        let needed = table_bytes * (1 + (trees * (kinds.len() + 2)) as u64) / 60 * 61;
+        let available = session.memory_available();
+        if needed > available / 10 * 9 {
+            return Err(bad_input(format!(
+                "the tables take {} MiB, each in memory of its own, and this machine has {} MiB free; take \
+                 a smaller --memory, or fewer trees",
+                needed >> 20,
+                available >> 20
+            )));
+        }
+        let cpus = cpus()?;
+        // Before a helper starts: it stays where its parent is.
+        let _pin = Pin::to(cpus[0])?;
+        let trees = self.trees(&builds, table_bytes, session)?;
+        let mut arena = Arena::new(table_bytes as usize, 1 << SHIFT, BreakBeforeMake::Always)?;
+        let mut contests = Vec::new();
+        for &work in works {
+            let mut format = format;
+            format.forced_write_back = work.fwb(&setting);
+            let bed = Bed::new(format, work.memory);
+            contests.push(
+                self.contest(&Turns { bed, work, setting, left: Rc::default() }, trees.as_ref()),
+            );
+        }
+        #[cfg(feature = "peers")]
+        if self.everybody {
+            contests.extend(crates::contests(
+                works.iter().map(|work| work.memory).min().unwrap_or(STEP),
+                setting.caches,
+            ));
+        }
+        session.start("peers", contests.len() as u64 * u64::from(self.rounds + 1));
+        let mut results = Vec::new();
+        for mut contest in contests {
+            session.say(contest.title());
+            match contest.hold(&mut arena, session, self.rounds) {
+                Ok(Some(measured)) => results.extend(measured),
+                Ok(None) => break,
+                // One difference must not cost what was measured before, nor what comes after.
+                Err(error) => session.fail(contest.title(), format!("{error:#}")),
+            }
+        }
+        session.finish();
+        Ok(results)
+    }
+
+    fn kinds(&self) -> Vec<WalkKind> {
+        let mut kinds = match self.linux.target {
+            TablesTarget::Engine => Vec::new(),
+            TablesTarget::LinuxSource => self.linux.trees.walks.clone(),
+        };
+        kinds.sort_by_key(|kind| *kind as u8);
+        kinds.dedup();
+        kinds
+    }
+
+    /// The trees, where any are wanted.
+    fn trees(
+        &self,
+        builds: &[Build],
+        table_bytes: u64,
+        session: &mut Session,
+    ) -> anyhow::Result<Option<Rc<RefCell<Trees>>>> {
+        if builds.is_empty() || (self.everybody && self.linux.trees.linux_tree.is_empty()) {
+            return Ok(None);
+        }
+        let opened = checked_trees(&self.linux.trees, builds, table_bytes, session);
+        match opened {
+            Ok(mut trees) => {
+                trees.start(builds)?;
+                Ok(Some(Rc::new(RefCell::new(trees))))
+            }
+            // Everybody else still runs.
+            Err(error) if self.everybody && session.check().is_ok() => {
+                session.skip("Linux's tables", format!("{error:#}"));
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn contest<'a, F: Format + 'a>(
+        &self,
+        turns: &Turns<F>,
+        trees: Option<&Rc<RefCell<Trees>>>,
+    ) -> Contest<'a> {
+        let work = turns.work;
+        let mut contest = Contest::new("peers", work.title(), work.params(&turns.setting))
+            .with_guests()
+            // First of all in the round that warms up: the others are held against what it leaves.
+            .enter(SLAT, ENGINE, turns.clone().turn(Stores::Plain));
+        let streams = work.op == Op::Split && !work.is_split_already();
+        if streams {
+            contest = contest.enter(STREAMING, ENGINE, turns.clone().turn(Stores::Streaming));
+        }
+        let mut first: Option<(String, Option<String>)> = None;
+        if let Some(trees) = trees {
+            let count = trees.borrow().len();
+            for tree in 0..count {
+                let (name, edited) =
+                    (trees.borrow().name(tree).to_owned(), trees.borrow().is_edited(tree));
+                if self.everybody && edited && !work.op.splits() {
+                    continue;
+                }
+                let mut shared = None;
+                let kinds = self.kinds();
+                for &kind in &kinds {
+                    let alone = kinds.contains(&WalkKind::Exclusive);
+                    let variant = match kind {
+                        WalkKind::Exclusive => name.clone(),
+                        WalkKind::Shared if self.everybody && edited => continue,
+                        WalkKind::Shared if work.op.differs_if_shared() => {
+                            format!("{name}, shared")
+                        }
+                        // It is the same walk: once is enough.
+                        WalkKind::Shared if alone => continue,
+                        WalkKind::Shared => name.clone(),
+                    };
+                    if kind == WalkKind::Shared && variant != name {
+                        shared = Some(variant.clone());
+                    }
+                    let linux = LinuxTurns::beside(turns, trees, tree, kind);
+                    contest = contest.enter(&*variant, LINUX, linux.turn());
+                    contest = contest.note(&variant, trees.borrow().compiler());
+                }
+                if let Some((before, _)) = &first
+                    && *before != name
+                    && kinds.contains(&WalkKind::Exclusive)
+                {
+                    let what = format!("{}, {} pages: {name}", work.op.name(), work.leaf);
+                    contest = contest.show(what, &[&name], &[before]);
+                }
+                first.get_or_insert((name, shared));
+            }
+        }
+        if let Some((limit, turn)) = turns.limit() {
+            contest = contest.enter(limit, MACHINE, turn);
+        }
+        match first {
+            Some((name, shared)) if self.granule == Granule::Size4k => ask(
+                contest,
+                &work,
+                streams,
+                self.kinds().contains(&WalkKind::Exclusive).then_some(&*name),
+                shared.as_deref(),
+            ),
+            _ => contest,
+        }
+    }
+}
+
+/// Reads the trees.
+///
+/// # Errors
+/// None was given, or none can be used; Ctrl-C.
+fn checked_trees(
+    args: &TreesArgs,
+    builds: &[Build],
+    table_bytes: u64,
+    session: &mut Session,
+) -> anyhow::Result<Trees> {
+    if args.linux_tree.is_empty() {
+        return Err(bad_input(
+            "this needs a tree: --linux-tree PATH, the top folder of Linux's source (Debian's \
+             package linux-source-6.12 has one)",
+        ));
+    }
+    let before = session.skipped().len();
+    let trees = Trees::open(args, builds, table_bytes, session)?;
+    if trees.len() == 0 {
+        let reasons: Vec<&str> =
+            session.skipped()[before..].iter().map(|skipped| &*skipped.reason).collect();
+        return Err(bad_input(reasons.join("\n")));
+    }
+    Ok(trees)
+}
+
+/// What is asked of the engine beside Linux, with the 4k granule.
+fn ask<'a>(
+    contest: Contest<'a>,
+    work: &Work,
+    streams: bool,
+    exclusive: Option<&str>,
+    shared: Option<&str>,
+) -> Contest<'a> {
+    let large = work.memory > 16 << 30;
+    let what = format!("{}, {} pages", work.op.name(), work.leaf);
+    let mut contest = contest;
+    if let Some(linux) = exclusive {
+        let at_most = match work.op {
+            Op::Split if work.is_split_already() => Some(0.01),
+            Op::Split if large => Some(0.125),
+            Op::Split => Some(0.05),
+            Op::AgeOld => Some(0.25),
+            Op::Map => Some(1.0 / 3.0),
+            Op::Lookup => Some(0.5),
+            Op::Protect => Some(1.1),
+            Op::ProtectInactive => Some(1.0 / 6.0),
+            _ => None,
+        };
+        contest = match at_most {
+            Some(at_most) => contest.ask(&*what, &[SLAT], &[linux], at_most),
+            None => contest.show(&*what, &[SLAT], &[linux]),
+        };
+        if streams && large {
+            contest = contest.ask(format!("{what}, streaming"), &[STREAMING], &[linux], 1.0 / 12.0);
+        }
+    }
+    if let Some(linux) = shared {
+        let asked = matches!(work.op, Op::Protect | Op::Clear(_) | Op::AgeYoung);
+        contest = match asked {
+            true => contest.ask(&*what, &[SLAT], &[linux], 1.0 / 1.5),
+            false => contest.show(&*what, &[SLAT], &[linux]),
+        };
+    }
+    contest
+}

@@ -1,0 +1,582 @@
+//! Random histories of operations through Linux's tables and the engine's: after each operation the
+//! same addresses are mapped, by leaves of the same sizes, to the same memory, with the same rights.
+//!
+//! What the two are asked is what both define alike: Linux takes a block whole where the engine
+//! refuses to cut it, so ranges are widened to the leaves at their ends; nothing is mapped over what is
+//! there, nor a block where the engine keeps a table that was emptied in parts, in which it would map
+//! by smaller leaves. Two things may differ: Linux makes pages young as it splits them off an old
+//! block, until they age, and it protects the hull of a cleared word.
+
+use super::linux::{Trees, build, interrupted};
+use super::{LINUX, checked_trees, leaf_sizes, leaves};
+use crate::settings::peers::{CHECK_EXAMPLES, CheckArgs, WalkKind};
+use anyhow::{Context, anyhow, bail, ensure};
+use serde_json::json;
+use slat::format::arm64::Arm64;
+use slat::{
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Member,
+    PageSize, Pages, Place, Removals, TableCache, Tables,
+};
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::Bed;
+use slat_ideas::format::Granule;
+use slat_lab::failure::Failure;
+use slat_lab::random::Numbers;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_linux::{Helper, Leaf, Op as Call, Prot, Run};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// Where the histories take place: the blocks around the first GiB and the second.
+const MEMORY: u64 = 2 << 30;
+
+/// Table memory of each side.
+const TABLES: usize = 32 << 20;
+
+/// An operation that both are asked.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// By a fault, leaf by leaf, or as one walk.
+    Map {
+        start: u64,
+        size: u64,
+        leaf: u64,
+        write: bool,
+        fault: bool,
+    },
+    Unmap {
+        start: u64,
+        size: u64,
+    },
+    Split {
+        start: u64,
+        size: u64,
+        chunk: u64,
+    },
+    Protect {
+        start: u64,
+        size: u64,
+    },
+    Clear {
+        start: u64,
+        word: u64,
+    },
+    Age {
+        start: u64,
+        size: u64,
+    },
+    Write {
+        gpa: u64,
+    },
+    Read {
+        gpa: u64,
+    },
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Map { start, size, leaf, write, fault } => {
+                let rights = if *write { "rwx" } else { "rx" };
+                let how = if *fault { "faults" } else { "a walk" };
+                write!(f, "map {start:#x} + {size:#x} by {leaf:#x}, {rights}, by {how}")
+            }
+            Self::Unmap { start, size } => write!(f, "unmap {start:#x} + {size:#x}"),
+            Self::Split { start, size, chunk } => {
+                write!(f, "split {start:#x} + {size:#x} by chunks of {chunk:#x}")
+            }
+            Self::Protect { start, size } => write!(f, "write-protect {start:#x} + {size:#x}"),
+            Self::Clear { start, word } => write!(f, "clear the word {word:#x} at {start:#x}"),
+            Self::Age { start, size } => write!(f, "age {start:#x} + {size:#x}"),
+            Self::Write { gpa } => write!(f, "write fault at {gpa:#x}"),
+            Self::Read { gpa } => write!(f, "access fault at {gpa:#x}"),
+        }
+    }
+}
+
+/// The scenario.
+pub struct Check;
+
+impl Scenario for Check {
+    const NAME: &'static str = "check";
+    const ABOUT: &'static str =
+        "Check Linux's tables against the engine's by random histories of operations";
+    const EXAMPLES: &'static str = CHECK_EXAMPLES;
+    type Settings = CheckArgs;
+
+    fn run(args: &CheckArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Runs the histories.
+///
+/// # Errors
+/// No usable tree; or the two differ: the history is in the error.
+pub fn run(args: &CheckArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    match args.granule {
+        Granule::Size4k => by(Arm64::<12>::default(), args, session),
+        Granule::Size16k => by(Arm64::<14>::default(), args, session),
+        Granule::Size64k => by(Arm64::<16>::default(), args, session),
+    }
+}
+
+fn by<const SHIFT: u32>(
+    format: Arm64<SHIFT>,
+    args: &CheckArgs,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Measurement>>
+where
+    Arm64<SHIFT>: Format,
+{
+    let fwb = args.trees.fwb.is_on();
+    let builds: Vec<_> =
+        args.trees.walks.iter().map(|kind| build(SHIFT, fwb, *kind, false)).collect();
+    let mut trees = checked_trees(&args.trees, &builds, TABLES as u64, session)?;
+    let mut arena = Arena::new(TABLES, 1 << SHIFT, BreakBeforeMake::Always)?;
+    let format = Arm64 { forced_write_back: fwb, ..format };
+    let bed = Bed::new(format, MEMORY);
+    let all = trees.len() * builds.len() * args.histories as usize;
+    session.start("histories", all as u64);
+    let mut results = Vec::new();
+    for tree in 0..trees.len() {
+        for (kind, how) in args.trees.walks.iter().zip(&builds) {
+            let name = trees.name(tree).to_owned();
+            session.say(&format!("{name}, {kind}"));
+            let mut tally = Tally::default();
+            for history in 0..args.histories {
+                if session.check().is_err() {
+                    break;
+                }
+                let seed = args.seed.wrapping_add(u64::from(history));
+                let helper = trees.helper(tree, *how)?;
+                let mut steps = Vec::new();
+                let went = one(&bed, &mut arena, helper, seed, args, &mut steps, &mut tally);
+                went.map_err(|error| match error.is::<Failure>() {
+                    true => error,
+                    false => anyhow!("{error:#}\n{}", told(args, &name, *kind, seed, &steps)),
+                })?;
+                tally.histories += 1;
+                session.step();
+            }
+            results.push(measurement(args, &trees, tree, *kind, &tally));
+        }
+    }
+    session.finish();
+    Ok(results)
+}
+
+/// The history as text, to be read from its end, and what does it again.
+fn told(args: &CheckArgs, name: &str, kind: WalkKind, seed: u64, steps: &[Step]) -> String {
+    let steps: Vec<String> = steps.iter().map(|step| format!("  {step}")).collect();
+    format!(
+        "this is after the last of these operations, {kind} walks of {name}; `slat check --seed {seed} --histories 1 \
+         --length {} --granule {} --walks {kind} --fwb {}`, with the same trees and edits, does them again:\n{}",
+        args.length,
+        args.granule,
+        args.trees.fwb,
+        steps.join("\n")
+    )
+}
+
+#[derive(Default)]
+struct Tally {
+    histories: u64,
+    steps: u64,
+    leaves: u64,
+}
+
+fn measurement(
+    args: &CheckArgs,
+    trees: &Trees,
+    tree: usize,
+    kind: WalkKind,
+    tally: &Tally,
+) -> Measurement {
+    let params = [
+        ("granule", json!(args.granule.bytes())),
+        ("walks", json!(kind.to_string())),
+        ("linux", json!(trees.version(tree))),
+        ("seed", json!(args.seed)),
+        ("length", json!(args.length)),
+    ];
+    let counts = [
+        ("histories", tally.histories),
+        ("operations", tally.steps),
+        ("leaves_compared", tally.leaves),
+    ];
+    Measurement {
+        scenario: "peers-check".to_owned(),
+        target: LINUX.to_owned(),
+        variant: trees.name(tree).to_owned(),
+        params: params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect(),
+        unit: "operations".to_owned(),
+        samples: vec![tally.steps as f64],
+        counts: counts.map(|(name, count)| (name.to_owned(), count)).into(),
+    }
+}
+
+fn one<F: Format>(
+    bed: &Bed<F>,
+    arena: &mut Arena,
+    helper: &mut Helper,
+    seed: u64,
+    args: &CheckArgs,
+    steps: &mut Vec<Step>,
+    tally: &mut Tally,
+) -> anyhow::Result<()> {
+    arena.reset();
+    let arena = &*arena;
+    let tables = bed.empty(arena)?.activate();
+    helper.call(Call::Reset).map_err(interrupted)?;
+    let sizes = &leaf_sizes(args.granule);
+    let mut numbers = Numbers(seed.wrapping_mul(2).wrapping_add(1));
+    let mut both = Both {
+        bed,
+        arena,
+        tables: &tables,
+        helper,
+        sizes,
+        loose: BTreeSet::new(),
+        rejuvenated: Vec::new(),
+    };
+    let mut member = Member::join(arena)?;
+    // What is drawn cannot always be done.
+    for _ in 0..args.length * 16 {
+        if steps.len() == args.length as usize {
+            break;
+        }
+        let Some(step) = both.choose(&mut numbers, &mut member)? else { continue };
+        steps.push(step);
+        both.step(step, &mut member)?;
+        tally.steps += 1;
+        tally.leaves += both.compare()?;
+    }
+    both.end()
+}
+
+/// The two sides.
+struct Both<'b, 'p, F: Format> {
+    bed: &'b Bed<F>,
+    arena: &'p Arena,
+    tables: &'b Tables<'p, F, Arena>,
+    helper: &'b mut Helper,
+    sizes: &'b [PageSize],
+    /// Pages that Linux protected though nobody asked.
+    loose: BTreeSet<u64>,
+    /// Old blocks that Linux made young as it split them: where each begins and ends.
+    rejuvenated: Vec<(u64, u64)>,
+}
+
+impl<'p, F: Format> Both<'_, 'p, F> {
+    fn page(&self) -> u64 {
+        self.sizes[0].bytes()
+    }
+
+    /// A step that both define alike; none where nothing of its kind can be done there.
+    fn choose(
+        &self,
+        numbers: &mut Numbers,
+        member: &mut Member<'p, Arena>,
+    ) -> anyhow::Result<Option<Step>> {
+        let (page, all) = (self.page(), self.bed.range());
+        let mut one_of =
+            |sizes: &[PageSize]| sizes[numbers.below(sizes.len() as u64) as usize].bytes();
+        let (block, chunk) = (one_of(self.sizes), one_of(&self.sizes[1..]));
+        // Around the beginnings of a few blocks, from either side, so that operations meet, and what
+        // begins in one table ends in another.
+        let middle = self.sizes[1].bytes();
+        let mut near = || {
+            let block = all.start().0 + numbers.below(2) * (1 << 30) + numbers.below(4) * middle;
+            let at = block + numbers.below(80) * page;
+            at.saturating_sub(numbers.below(2) * 40 * page).max(all.start().0)
+        };
+        let (at, other) = (near(), near());
+        let kind = numbers.below(12);
+        let (start, end) = if kind < 4 || numbers.below(2) == 0 {
+            let start = at & !(block - 1);
+            (start, (start + (1 + numbers.below(3)) * block).min(all.end().0))
+        } else {
+            (at.min(other), at.max(other) + page)
+        };
+        if start >= end {
+            return Ok(None);
+        }
+        let guard = self.tables.enter(member)?;
+        let (from, to) = widened(&guard, start, end)?;
+        let (start_whole, size) = (from, to - from);
+        let mapped = guard.translate(Gpa(at))?;
+        let empty = |at| guard.descriptor(Gpa(at)).is_some_and(|(_, size)| size.bytes() >= block);
+        let free =
+            || self.found(start, end).is_empty() && (start..end).step_by(block as usize).all(empty);
+        Ok(match kind {
+            0..=3 => free().then(|| Step::Map {
+                start,
+                size: end - start,
+                leaf: block,
+                write: numbers.below(4) > 0,
+                fault: numbers.below(2) == 0,
+            }),
+            4 => Some(Step::Unmap { start: start_whole, size }),
+            5 | 6 => Some(Step::Split { start: start_whole, size, chunk }),
+            7 => Some(Step::Protect { start: start_whole, size }),
+            8 => {
+                // Where it is pages already: of a block, Linux protects all.
+                let start = at & !(64 * page - 1);
+                let bit = |numbers: &mut Numbers| 1u64 << numbers.below(64);
+                let word = match numbers.below(4) {
+                    0 => bit(numbers),
+                    1 => bit(numbers) | bit(numbers) | bit(numbers),
+                    2 => u64::MAX,
+                    _ => numbers.below(u64::MAX) | bit(numbers),
+                };
+                self.is_pages(start, start + 64 * page).then_some(Step::Clear { start, word })
+            }
+            9 => Some(Step::Age { start: start_whole, size }),
+            10 => mapped.map(|_| Step::Write { gpa: at & !(page - 1) }),
+            _ => mapped.map(|_| Step::Read { gpa: at & !(page - 1) }),
+        })
+    }
+
+    /// Unmaps all that is left: Linux's counts of references must give all tables back.
+    fn end(&mut self) -> anyhow::Result<()> {
+        let all = self.bed.range();
+        let left = self.call(Call::Unmap { start: all.start().0, size: all.size() })?;
+        let empty = self.call(Call::Reset)?;
+        let tables = |answer: &slat_linux::Answer| {
+            answer.counts.iter().find(|(name, _)| name == "tables").map_or(0, |(_, bytes)| *bytes)
+        };
+        ensure!(
+            tables(&left) == tables(&empty),
+            "all is unmapped, and {} bytes of tables stay allocated",
+            tables(&left) - tables(&empty)
+        );
+        Ok(())
+    }
+
+    fn found(&self, start: u64, end: u64) -> Vec<Run> {
+        let range = GpaRange::new(Gpa(start), end - start).expect("it is not empty");
+        leaves::of(self.tables, self.arena, range)
+    }
+
+    fn is_pages(&self, start: u64, end: u64) -> bool {
+        let found = self.found(start, end);
+        found.iter().map(|run| run.count).sum::<u64>() == (end - start) / self.page()
+            && found.iter().all(|run| run.first.size == self.page())
+    }
+
+    fn call(&mut self, what: Call) -> anyhow::Result<slat_linux::Answer> {
+        self.helper.call(what).map_err(interrupted)
+    }
+
+    fn step(&mut self, step: Step, member: &mut Member<'p, Arena>) -> anyhow::Result<()> {
+        if let Step::Split { start, size, .. } = step {
+            let blocks = self.found(start, start + size).into_iter().flat_map(|run| each(&run));
+            let page = self.page();
+            let old = blocks.filter(|leaf| leaf.size > page && leaf.raw & leaves::ACCESSED == 0);
+            self.rejuvenated.extend(old.map(|leaf| (leaf.gpa, leaf.gpa + leaf.size)));
+        }
+        let ours = self.ours(step, member)?;
+        let host = Bed::<F>::host(&self.bed.range()).0 - self.bed.range().start().0;
+        let (largest, page) = (self.sizes[self.sizes.len() - 1].bytes(), self.page());
+        match step {
+            Step::Map { start, size, leaf, write, fault } => {
+                let (prot, host) = (Prot { write, ..Prot::RAM }, start + host);
+                self.call(match fault {
+                    true => Call::Map { start, size, host, leaf, prot },
+                    false => Call::Build { start, size, host, leaf, prot },
+                })?;
+            }
+            Step::Unmap { start, size } => {
+                self.call(Call::Unmap { start, size })?;
+            }
+            Step::Split { start, size, chunk } => {
+                self.call(Call::Split { start, size, chunk })?;
+            }
+            Step::Protect { start, size } => {
+                self.call(Call::Protect { start, size })?;
+            }
+            Step::Clear { start, word } => {
+                let size = 64 * page;
+                self.call(Call::Clear { start, size, word, chunk: largest })?;
+                let hull = word.trailing_zeros()..64 - word.leading_zeros();
+                let spared = hull.filter(|bit| word >> bit & 1 == 0);
+                self.loose.extend(spared.map(|bit| start + u64::from(bit) * page));
+            }
+            Step::Age { start, size } => {
+                let young = self.call(Call::Age { start, size, each: false })?.found;
+                ensure!(ours == 0 || young > 0, "the engine found young pages, Linux none");
+                let known =
+                    self.rejuvenated.iter().any(|&(from, to)| from < start + size && to > start);
+                ensure!(
+                    ours > 0 || young == 0 || known,
+                    "Linux found young pages, the engine none"
+                );
+            }
+            Step::Write { gpa } => {
+                self.call(Call::Relax { start: gpa, size: page, prot: Prot::RAM })?;
+                self.call(Call::Young { start: gpa, size: page })?;
+                self.loose.remove(&gpa);
+            }
+            Step::Read { gpa } => {
+                self.call(Call::Young { start: gpa, size: page })?;
+            }
+        }
+        if let Step::Map { start, size, .. }
+        | Step::Unmap { start, size }
+        | Step::Age { start, size } = step
+        {
+            let all = std::mem::take(&mut self.rejuvenated).into_iter();
+            let left =
+                all.flat_map(|(from, to)| [(from, to.min(start)), (from.max(start + size), to)]);
+            self.rejuvenated = left.filter(|(from, to)| from < to).collect();
+        }
+        if let Step::Map { start, size, .. }
+        | Step::Unmap { start, size }
+        | Step::Protect { start, size } = step
+        {
+            self.loose.retain(|page| !(start..start + size).contains(page));
+        }
+        Ok(())
+    }
+
+    /// The engine's side; of ageing, how many pages were young.
+    fn ours(&mut self, step: Step, member: &mut Member<'p, Arena>) -> anyhow::Result<u64> {
+        let mut places = [Place::EMPTY; 4096];
+        let mut removals = Removals::new(self.tables, &mut places);
+        let mut storage = slat_ideas::bed::chunk_storage();
+        let mut cache = TableCache::new(self.arena, &mut storage);
+        let mut guard = self.tables.enter(member)?;
+        let range = |start, size| GpaRange::new(Gpa(start), size);
+        let mut young = 0;
+        match step {
+            Step::Map { start, size, leaf, write, .. } => {
+                let range = range(start, size)?;
+                let leaf = PageSize::from_bytes(leaf).context("a size of the granule")?;
+                let attributes = Attributes { write, ..Attributes::RAM };
+                cache.fill(usize::MAX)?;
+                guard.map(range, Bed::<F>::host(&range), attributes, leaf, &mut cache)?;
+            }
+            Step::Unmap { start, size } => {
+                guard.unmap(range(start, size)?, &mut removals)?;
+            }
+            Step::Split { start, size, .. } => {
+                let (mut at, end) = (start, start + size);
+                while at < end {
+                    let step = (end - at).min(1 << 30);
+                    cache.fill(usize::MAX)?;
+                    guard.split(range(at, step)?, self.sizes[0], &mut cache)?;
+                    at += step;
+                }
+            }
+            Step::Protect { start, size } => {
+                guard.write_protect(range(start, size)?)?;
+            }
+            Step::Clear { start, word } => {
+                guard.write_protect_pages(&Pages { start: Gpa(start), bits: &[word] })?;
+            }
+            Step::Age { start, size } => {
+                let words = (size / self.sizes[0].bytes()).div_ceil(64) as usize;
+                let (mut yes, mut unanswered) = (vec![0; words], vec![0; words]);
+                let mut ages = Ages { young: &mut yes, unanswered: &mut unanswered };
+                young = guard.age(range(start, size)?, &mut ages, Ageing::LEAVES)?.young;
+            }
+            Step::Write { gpa } | Step::Read { gpa } => {
+                let write = matches!(step, Step::Write { .. });
+                let leaf = guard.translate(Gpa(gpa))?.context("it was mapped")?.size.bytes();
+                let access = if write { Access::Write } else { Access::Read };
+                guard.relax(range(gpa & !(leaf - 1), leaf)?, access)?;
+            }
+        }
+        guard.complete();
+        drop(guard);
+        removals.complete().for_each(drop);
+        Ok(young)
+    }
+
+    /// Holds all leaves against each other; returns how many there are.
+    fn compare(&mut self) -> anyhow::Result<u64> {
+        let all = self.bed.range();
+        let ours = self.found(all.start().0, all.end().0);
+        let theirs = self.helper.leaves(all.start().0, all.size()).map_err(interrupted)?;
+        let (mut ours, mut theirs) = (ours.into_iter(), theirs.into_iter());
+        let (mut our, mut their) = (ours.next(), theirs.next());
+        let mut count = 0;
+        while let (Some(a), Some(b)) = (our, their) {
+            let both = a.count.min(b.count);
+            // Leaves that follow each other in both differ all alike, or not at all.
+            if (a.first.gpa, a.first.size) != (b.first.gpa, b.first.size)
+                || (a.first.raw ^ b.first.raw) & !leaves::SOFTWARE != 0
+                || b.first.raw & leaves::SOFTWARE != 0
+            {
+                let pairs = each(&a).zip(each(&b)).take(both as usize);
+                pairs.into_iter().try_for_each(|(our, their)| self.same(our, their))?;
+            }
+            count += both;
+            our = leaves::rest(a, both).or_else(|| ours.next());
+            their = leaves::rest(b, both).or_else(|| theirs.next());
+        }
+        if let Some(our) = our {
+            bail!("only the engine maps {:#x}", our.first.gpa);
+        }
+        if let Some(their) = their {
+            bail!("only Linux maps {:#x}, by {:#x}", their.first.gpa, their.first.raw);
+        }
+        Ok(count)
+    }
+
+    fn same(&self, our: Leaf, their: Leaf) -> anyhow::Result<()> {
+        ensure!(
+            (our.gpa, our.size) == (their.gpa, their.size),
+            "the engine has a leaf of {:#x} bytes at {:#x}, Linux one of {:#x} at {:#x}",
+            our.size,
+            our.gpa,
+            their.size,
+            their.gpa
+        );
+        let mut differing = our.raw ^ their.raw;
+        if their.raw & leaves::SOFTWARE == 0 {
+            differing &= !leaves::SOFTWARE;
+        }
+        let rejuvenated = self.rejuvenated.iter().any(|&(from, to)| (from..to).contains(&our.gpa));
+        if rejuvenated && their.raw & leaves::ACCESSED != 0 {
+            differing &= !leaves::ACCESSED;
+        }
+        if self.loose.contains(&our.gpa) && their.raw & leaves::WRITE == 0 {
+            differing &= !leaves::WRITE;
+        }
+        ensure!(
+            differing == 0,
+            "{:#x}: the engine's descriptor is {:#x}, Linux's {:#x}",
+            our.gpa,
+            our.raw,
+            their.raw
+        );
+        Ok(())
+    }
+}
+
+fn each(run: &Run) -> impl Iterator<Item = Leaf> + use<> {
+    let Run { first, count } = *run;
+    (0..count).map(move |number| Leaf {
+        gpa: first.gpa + number * first.size,
+        raw: first.raw + number * first.size,
+        ..first
+    })
+}
+
+/// The range, with the whole of the leaves at its ends.
+fn widened<F: Format>(
+    guard: &Guard<'_, '_, F, Arena>,
+    start: u64,
+    end: u64,
+) -> anyhow::Result<(u64, u64)> {
+    let around = |gpa: u64| -> anyhow::Result<(u64, u64)> {
+        let size = guard.translate(Gpa(gpa))?.map_or(1, |found| found.size.bytes());
+        let first = gpa & !(size - 1);
+        Ok((first, first + size))
+    };
+    Ok((start.min(around(start)?.0), end.max(around(end - 1)?.1)))
+}

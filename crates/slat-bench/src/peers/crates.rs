@@ -1,0 +1,276 @@
+//! Crates of the field beside the engine's inactive tables of as many levels: no CPU has any of them.
+
+use super::ours::temper;
+use super::work::LOOKUPS;
+use super::{CRATE, SLAT};
+use crate::contest::{Contest, ENGINE, Sample};
+use crate::settings::peers::Caches;
+use anyhow::{anyhow, ensure};
+use serde_json::json;
+use slat::format::arm64::Arm64K4;
+use slat::format::ept::Ept1G;
+use slat::{Attributes, BreakBeforeMake, Format, Inactive, PageSize, TableCache, Vmid};
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::{Bed, CHUNK, chunk_storage, look_up, steps, storage};
+use slat_ideas::fill::Stores;
+use slat_ideas::watch::Watch;
+use slat_lab::size::Size;
+use slat_peers::{Leaf, Memory, PEERS, Peer, Tables, Way};
+use std::hint::black_box;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+/// What is done, from the start to the end of the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Op {
+    MapRange,
+    MapEach,
+    Protect,
+    Unmap,
+    Split,
+    Lookup,
+}
+
+const OPS: [(Op, &str); 6] = [
+    (Op::MapRange, "map a range"),
+    (Op::MapEach, "map page by page"),
+    (Op::Protect, "write-protect"),
+    (Op::Unmap, "unmap"),
+    (Op::Split, "split"),
+    (Op::Lookup, "look up"),
+];
+
+/// At most a tenth slower than a crate: what is asked.
+const AT_MOST: f64 = 1.1;
+
+/// For each operation, the crates with as many levels as a format of the engine's.
+pub fn contests<'a>(memory: u64, caches: Caches) -> Vec<Contest<'a>> {
+    let mut contests = Vec::new();
+    for (op, name) in OPS {
+        contests.extend(contest(Bed::new(Arm64K4::default(), memory), 40, 3, op, name, caches));
+        contests.extend(contest(Bed::new(Ept1G::default(), memory), 48, 4, op, name, caches));
+    }
+    contests
+}
+
+fn has(peer: &Peer, op: Op) -> bool {
+    match op {
+        Op::MapRange => peer.map_range,
+        Op::Split => peer.split.is_some(),
+        _ => true,
+    }
+}
+
+/// Whether the crate does it by a call for each page.
+fn each(peer: &Peer, op: Op) -> bool {
+    match op {
+        Op::Protect => peer.protect == Way::EachPage,
+        Op::Unmap => peer.unmap == Way::EachPage,
+        _ => false,
+    }
+}
+
+fn contest<'a, F: Format + 'a>(
+    bed: Bed<F>,
+    address_bits: u32,
+    levels: u32,
+    op: Op,
+    name: &str,
+    caches: Caches,
+) -> Option<Contest<'a>> {
+    let peers: Vec<&'static Peer> =
+        PEERS.iter().filter(|peer| peer.levels == levels && has(peer, op)).collect();
+    if peers.is_empty() {
+        return None;
+    }
+    let memory = bed.range().size();
+    let operation = format!("inactive, {levels} levels: {name}");
+    let lacking: Vec<&str> = PEERS
+        .iter()
+        .filter(|peer| peer.levels == levels && !has(peer, op))
+        .map(|peer| peer.name)
+        .collect();
+    let pieces = if op == Op::Lookup { LOOKUPS as u64 } else { bed.pages() };
+    let leaf = if op == Op::Split { PageSize::SIZE_2M } else { PageSize::SIZE_4K };
+    let params = [
+        ("operation", json!(operation)),
+        ("memory", json!(memory)),
+        ("backing", json!(leaf.to_string())),
+        ("granule", json!(4096)),
+        ("pieces", json!(pieces)),
+        ("caches", json!(caches.to_string())),
+        ("lack", json!(lacking.join(","))),
+    ];
+    let params = params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
+    let addresses: Rc<[u64]> = bed.addresses(LOOKUPS).into();
+    let ours = Ours {
+        bed,
+        address_bits,
+        op,
+        caches,
+        sum: bed.sum(&addresses),
+        addresses: addresses.clone(),
+    };
+    let title = format!("{operation}, {}", Size(memory));
+    let mut contest = Contest::new("peers", title, params).enter(
+        SLAT,
+        ENGINE,
+        move |arena: &mut Arena, check| ours.turn(arena, check),
+    );
+    for peer in peers {
+        let variant = peer.name;
+        let (addresses, sum) = (addresses.clone(), bed.sum(&addresses));
+        contest = contest.enter(variant, CRATE, move |arena: &mut Arena, check| {
+            theirs(peer, &bed, op, (&addresses, sum), caches, arena, check)
+        });
+        contest = contest.ask(&*operation, &[SLAT], &[variant], AT_MOST);
+        // Why it may be slower stands with the results.
+        let way = if each(peer, op) { "a call for each page. " } else { "" };
+        contest =
+            contest.note(variant, format!("{way}{} {}: {}", peer.name, peer.version, peer.notes));
+    }
+    Some(contest)
+}
+
+/// The engine's side.
+struct Ours<F> {
+    bed: Bed<F>,
+    address_bits: u32,
+    op: Op,
+    caches: Caches,
+    addresses: Rc<[u64]>,
+    sum: u64,
+}
+
+impl<F: Format> Ours<F> {
+    fn turn(&self, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
+        let Self { bed, op, .. } = self;
+        arena.reset();
+        arena.set_break_before_make(BreakBeforeMake::Never);
+        arena.set_stores(Stores::Plain);
+        let arena = &*arena;
+        let all = bed.range();
+        let mut tables = Inactive::new(*bed.format(), Vmid(1), self.address_bits, arena)?;
+        let mut storage = storage((bed.pages() / 512 + bed.pages() / (512 * 512)) as usize + 8);
+        let mut each_cache = TableCache::new(arena, &mut storage);
+        let mut storage = chunk_storage();
+        let mut cache = TableCache::new(arena, &mut storage);
+        if *op == Op::MapEach {
+            each_cache.fill(usize::MAX)?;
+        }
+        temper(arena, bed.pages() * 8 + (4 << 20), self.caches);
+        let leaf = if *op == Op::Split { PageSize::SIZE_2M } else { PageSize::SIZE_4K };
+        let mut seconds = 0.0;
+        if *op == Op::MapEach {
+            let watch = Watch::start();
+            for page in 0..bed.pages() {
+                let page = bed.page(page);
+                let hpa = Bed::<F>::host(&page);
+                tables.map(page, hpa, Attributes::RAM, leaf, &mut each_cache)?;
+            }
+            seconds = watch.seconds();
+        } else {
+            let watch = Watch::start();
+            for chunk in steps(all, CHUNK) {
+                cache.fill(usize::MAX)?;
+                tables.map(chunk, Bed::<F>::host(&chunk), Attributes::RAM, leaf, &mut cache)?;
+            }
+            if *op == Op::MapRange {
+                seconds = watch.seconds();
+            }
+        }
+        let watch = Watch::start();
+        let done = match op {
+            Op::MapRange | Op::MapEach => all.size(),
+            Op::Protect => tables.write_protect(all)?,
+            Op::Unmap => {
+                let mut handed = 0;
+                let bytes = tables.unmap(all, |removed| handed += removed.bytes)?;
+                ensure!(handed == bytes, "{handed} of {bytes} bytes were handed out");
+                bytes
+            }
+            Op::Split => {
+                let mut split = 0;
+                for chunk in steps(all, CHUNK) {
+                    cache.fill(usize::MAX)?;
+                    split += tables.guard().split(chunk, PageSize::SIZE_4K, &mut cache)?;
+                }
+                split
+            }
+            Op::Lookup => {
+                let sum = look_up(&tables.guard(), &self.addresses)?;
+                ensure!(black_box(sum) == self.sum, "other addresses");
+                all.size()
+            }
+        };
+        if !matches!(op, Op::MapRange | Op::MapEach) {
+            seconds = watch.seconds();
+        }
+        ensure!(done == all.size(), "{done} bytes");
+        if check && *op != Op::Unmap {
+            let write = *op != Op::Protect;
+            let right = |a: Attributes| a.write == write;
+            bed.check(&tables.guard(), all, PageSize::SIZE_4K, right)?;
+        }
+        Ok(Sample::time(seconds))
+    }
+}
+
+/// A crate's empty tables, in all of the arena's memory.
+pub fn tables<'a>(peer: &Peer, arena: &'a mut Arena) -> anyhow::Result<Box<dyn Tables + 'a>> {
+    arena.reset();
+    let words = arena.words(usize::MAX);
+    let (start, bytes) = (NonNull::from(&mut *words).cast::<u8>(), words.len() * 8);
+    let why = |error: String| anyhow!("{}: {error}", peer.name);
+    // SAFETY: the arena's memory is page-aligned and writable, and its borrow, which lasts as long as
+    // the tables, keeps everybody else from it.
+    let memory = unsafe { Memory::new(start, bytes) }.map_err(why)?;
+    peer.tables(memory).map_err(why)
+}
+
+fn theirs<F: Format>(
+    peer: &Peer,
+    bed: &Bed<F>,
+    op: Op,
+    (addresses, expected): (&[u64], u64),
+    caches: Caches,
+    arena: &mut Arena,
+    check: bool,
+) -> anyhow::Result<Sample> {
+    let why = |error: String| anyhow!("{}: {error}", peer.name);
+    temper(arena, bed.pages() * 8 + (4 << 20), caches);
+    let mut tables = tables(peer, arena)?;
+    let (gpa, bytes) = (bed.range().start().0, bed.range().size());
+    let hpa = Bed::<F>::host(&bed.range()).0;
+    let leaf = if op == Op::Split { Leaf::Block2M } else { Leaf::Page4K };
+    let watch = Watch::start();
+    let mapped = match (op, peer.map_range) {
+        (Op::MapEach, _) | (_, false) => tables.map_each(gpa, hpa, bytes, leaf),
+        _ => tables.map_range(gpa, hpa, bytes, leaf),
+    };
+    mapped.map_err(why)?;
+    let mut seconds = watch.seconds();
+    let watch = Watch::start();
+    match op {
+        Op::MapRange | Op::MapEach => {}
+        Op::Protect => tables.protect_range(gpa, bytes).map_err(why)?,
+        Op::Unmap => tables.unmap_range(gpa, bytes).map_err(why)?,
+        Op::Split => tables.split(gpa, bytes).map_err(why)?,
+        Op::Lookup => {
+            let sum = tables.lookup_all(addresses).map_err(why)?;
+            ensure!(black_box(sum) == expected, "{}: other addresses", peer.name);
+        }
+    }
+    if !matches!(op, Op::MapRange | Op::MapEach) {
+        seconds = watch.seconds();
+    }
+    if check {
+        let found = tables.leaves(gpa, bytes).map_err(why)?;
+        let found: Vec<_> =
+            found.iter().map(|run| (run.gpa, run.hpa, run.bytes, run.leaf, run.writable)).collect();
+        let whole = vec![(gpa, hpa, bytes, 4096, op != Op::Protect)];
+        let right = if op == Op::Unmap { Vec::new() } else { whole };
+        ensure!(found == right, "{} left {found:x?}", peer.name);
+    }
+    Ok(Sample::time(seconds))
+}

@@ -1,0 +1,325 @@
+//! `bench engine --format`: the same operations on tables of several formats, beside each other and beside
+//! the machine's limits.
+//!
+//! All entrants of an operation take turns, each on memory of its own. They have the same guest memory, in
+//! leaves of their own sizes: what is compared is the time of a page.
+
+use super::ours::{Left, Turns};
+use super::work::{Op, Setting, Work};
+use super::works_of;
+use crate::contest::{Contest, ENGINE, MACHINE};
+use crate::settings::engine::{EngineArgs, Part};
+use crate::settings::peers::Caches;
+use crate::tables;
+use anyhow::ensure;
+use clap::ValueEnum;
+use serde_json::{Map, json};
+use slat::{BreakBeforeMake, Format};
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::whole_blocks;
+use slat_ideas::bed::{Bed, CHUNK};
+use slat_ideas::crew::{Pin, cpus};
+use slat_ideas::fill::Stores;
+use slat_ideas::format::TableFormat;
+use slat_ideas::on_format;
+use slat_lab::failure::bad_input;
+use slat_lab::record::Measurement;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Between a format's name and that of a limit.
+const BESIDE: &str = ": ";
+
+/// Memory for tables of one page size.
+type Shared = Rc<RefCell<Arena>>;
+
+/// An operation that formats have in common.
+struct Common {
+    op: Op,
+    memory: u64,
+    /// Which of a format's leaves it finds, from 0, the smallest.
+    rank: usize,
+    of: Vec<(TableFormat, Work)>,
+}
+
+/// Measures the parts that `args` asks for, on each of its formats.
+///
+/// # Errors
+/// Sizes that cannot be right, too little memory, or a result that is not what an operation must leave.
+pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let memory = whole_blocks(args.memory())?.bytes();
+    let mut formats = Vec::new();
+    for format in &args.format {
+        if !formats.contains(format) {
+            formats.push(*format);
+        }
+    }
+    let works = common(args, &formats, memory, session)?;
+    let arenas = arenas(&formats, &works, memory, session)?;
+    let cpus = cpus()?;
+    let _pin = Pin::to(cpus[0])?;
+    let by_tables = by_tables(args, &formats, memory, session)?;
+    let rounds = args.rounds();
+    let contests = works.len() + by_tables.len();
+    session.start("formats", contests as u64 * u64::from(rounds + 1));
+    let mut results = Vec::new();
+    // Each entrant has its own.
+    let mut nobodys = Arena::new(0, 4096, BreakBeforeMake::Never)?;
+    for work in &works {
+        let mut contest = Contest::new("formats", work.title(), work.params());
+        for &(format, each) in &work.of {
+            let arena = arenas[&each.page.bytes()].clone();
+            contest = on_format!(format, |f| enter(contest, format, f, each, arena));
+        }
+        session.say(contest.title());
+        match contest.hold(&mut nobodys, session, rounds)? {
+            Some(measured) => results.extend(measured.into_iter().map(|m| work.told(m))),
+            None => return Ok(results),
+        }
+    }
+    for (mut contest, page) in by_tables {
+        session.say(contest.title());
+        let rounds = contest.rounds(rounds);
+        match contest.hold(&mut arenas[&page].borrow_mut(), session, rounds)? {
+            Some(measured) => results.extend(measured),
+            None => break,
+        }
+    }
+    session.finish();
+    Ok(results)
+}
+
+/// The operations, each with the formats that have it. What one lacks is said.
+fn common(
+    args: &EngineArgs,
+    formats: &[TableFormat],
+    memory: u64,
+    session: &mut Session,
+) -> anyhow::Result<Vec<Common>> {
+    let mut all: Vec<Common> = Vec::new();
+    for &part in Part::value_variants().iter().filter(|part| args.wants(**part)) {
+        if matches!(part, Part::SplitThreads | Part::MapThreads | Part::Beside) {
+            if args.only.contains(&part) {
+                let reason = "two threads are measured on arm64-4k, without --format";
+                session.skip(part.to_string(), reason);
+            }
+            continue;
+        }
+        for &format in formats {
+            if part == Part::Flush && on_format!(format, |f| f.forces_caches()) {
+                let reason = "not with this format: its guests cannot get past the caches";
+                session.skip(format!("{part}, {format}"), reason);
+                continue;
+            }
+            let leaves = format.leaves();
+            for work in works_of(part, &leaves, memory) {
+                let rank = leaves.iter().position(|leaf| *leaf == work.leaf).unwrap_or(0);
+                let (op, memory) = (work.op, work.memory);
+                let same = |it: &&mut Common| (it.op, it.memory, it.rank) == (op, memory, rank);
+                match all.iter_mut().find(same) {
+                    Some(common) => common.of.push((format, work)),
+                    None => all.push(Common { op, memory, rank, of: vec![(format, work)] }),
+                }
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Memory for each page size.
+fn arenas(
+    formats: &[TableFormat],
+    works: &[Common],
+    memory: u64,
+    session: &Session,
+) -> anyhow::Result<BTreeMap<u64, Shared>> {
+    let mut bytes: BTreeMap<u64, u64> = BTreeMap::new();
+    // What is done by tables needs as much as a split to pages.
+    let least = formats.iter().map(|format| {
+        let page = format.leaves()[0];
+        Work { op: Op::Split, memory, leaf: page, page }
+    });
+    let works = works.iter().flat_map(|common| common.of.iter().map(|(_, work)| *work));
+    for work in works.chain(least) {
+        let most = bytes.entry(work.page.bytes()).or_default();
+        *most = work.table_bytes().max(*most);
+    }
+    let (needed, available) = (bytes.values().sum::<u64>(), session.memory_available());
+    if needed > available / 10 * 9 {
+        return Err(bad_input(format!(
+            "the tables of {} take {} MiB, those of each page size in memory of their own, and this machine has \
+             {} MiB free; take a smaller --memory, or fewer formats",
+            Size(memory),
+            needed >> 20,
+            available >> 20
+        )));
+    }
+    let arena = |(page, bytes): (u64, u64)| {
+        let arena = Arena::new(bytes as usize, page as usize, BreakBeforeMake::Always)?;
+        Ok((page, Rc::new(RefCell::new(arena))))
+    };
+    bytes.into_iter().map(arena).collect()
+}
+
+/// A format's entrant, and its limit.
+fn enter<'a, F: Format>(
+    contest: Contest<'a>,
+    name: TableFormat,
+    format: F,
+    work: Work,
+    arena: Shared,
+) -> Contest<'a> {
+    let setting = Setting { chunk: CHUNK, fwb: false, caches: Caches::Warm };
+    let left = Left::default();
+    let turns = Turns { bed: Bed::new(format, work.memory), work, setting, left: left.clone() };
+    let limit = turns.limit();
+    let (mut turn, own) = (turns.turn(Stores::Plain), arena.clone());
+    let contest = contest.enter(name.to_string(), ENGINE, move |_, check| {
+        let sample = turn(&mut own.borrow_mut(), check)?;
+        if check {
+            let mapped: u64 = left.take().iter().map(|run| run.count * run.first.size).sum();
+            let expected = if work.op == Op::Unmap { 0 } else { work.memory };
+            ensure!(mapped == expected, "{mapped} bytes are mapped, not {expected}");
+        }
+        Ok(sample)
+    });
+    let Some((limit, mut turn)) = limit else { return contest };
+    contest.enter(format!("{name}{BESIDE}{limit}"), MACHINE, move |_, check| {
+        turn(&mut arena.borrow_mut(), check)
+    })
+}
+
+/// What only formats have whose tables say something, with the page size of each.
+fn by_tables<'a>(
+    args: &EngineArgs,
+    formats: &[TableFormat],
+    memory: u64,
+    session: &mut Session,
+) -> anyhow::Result<Vec<(Contest<'a>, u64)>> {
+    let mut all = Vec::new();
+    for part in [Part::AgeTables, Part::ProtectTables] {
+        for &name in formats.iter().filter(|_| args.wants(part)) {
+            let (contests, page) = on_format!(name, |f| posed(f, name, part, memory));
+            match contests {
+                Ok(contests) => all.extend(contests.into_iter().map(|contest| (contest, page))),
+                Err(reason) => session.skip(format!("{part}, {name}"), reason),
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The contests of a part by tables, and the page size; or why there are none.
+fn posed<'a, F: Format>(
+    format: F,
+    name: TableFormat,
+    part: Part,
+    memory: u64,
+) -> (Result<Vec<Contest<'a>>, &'static str>, u64) {
+    let contests = if part == Part::AgeTables {
+        if F::TABLE_ACCESSED != 0 {
+            Ok(tables::age(format, name, memory))
+        } else {
+            Err("not with this format: its tables have no accessed flag")
+        }
+    } else if F::TABLE_WRITE != 0 {
+        Ok(tables::protect(format, name, memory))
+    } else {
+        Err("not with this format: its tables have no right to write")
+    };
+    (contests, F::size(0).bytes())
+}
+
+impl Common {
+    fn leaves(&self) -> &'static str {
+        ["pages", "blocks", "larger blocks"][self.rank.min(2)]
+    }
+
+    fn title(&self) -> String {
+        format!("{}, {}, {}", self.op.name(), self.leaves(), Size(self.memory))
+    }
+
+    fn params(&self) -> Map<String, serde_json::Value> {
+        let params = [
+            ("operation", json!(self.op.name())),
+            ("memory", json!(self.memory)),
+            ("leaves", json!(self.leaves())),
+        ];
+        params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
+    }
+
+    /// A result of one entrant, with what its variant says where others look for it.
+    fn told(&self, mut measured: Measurement) -> Measurement {
+        let (format, variant) = match measured.variant.split_once(BESIDE) {
+            Some((format, limit)) => (format.to_owned(), limit.to_owned()),
+            None => (measured.variant.clone(), slat_lab::known::SLAT.to_owned()),
+        };
+        if let Some((_, work)) = self.of.iter().find(|(name, _)| name.to_string() == format) {
+            measured.params.insert("backing".to_owned(), json!(work.leaf.to_string()));
+            measured.params.insert("granule".to_owned(), json!(work.page.bytes()));
+            measured.params.insert("pieces".to_owned(), json!(work.pieces()));
+        }
+        measured.params.insert("format".to_owned(), json!(format));
+        measured.variant = variant;
+        measured
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::peers::LinuxArgs;
+    use slat_ideas::format::Granule;
+
+    fn run_on(format: &[TableFormat], only: &[Part]) -> (Vec<Measurement>, Session) {
+        let args = EngineArgs {
+            memory: Some(Size(1 << 30)),
+            only: only.to_vec(),
+            rounds: Some(1),
+            quick: true,
+            format: format.to_vec(),
+            granule: Granule::Size4k,
+            linux: LinuxArgs::default(),
+        };
+        let mut session = Session::quiet();
+        (run(&args, &mut session).unwrap(), session)
+    }
+
+    /// Each turn checks that it did the work; here it has to get through, on as many slots as there are pages.
+    #[test]
+    fn formats_do_the_same_on_leaves_of_their_own_sizes() {
+        let formats = [TableFormat::Arm64K16, TableFormat::Arm64K64, TableFormat::Ept];
+        let (results, _) = run_on(&formats, &[Part::Split, Part::Protect, Part::Age, Part::Map]);
+        let pages = [1 << 16, 1 << 14, 1 << 18];
+        for (format, pages) in formats.into_iter().zip(pages) {
+            let of = |operation: &str| {
+                let found = results.iter().find(|m| {
+                    m.variant == "slat"
+                        && m.params["format"] == format.to_string()
+                        && m.params["operation"] == operation
+                });
+                found.unwrap_or_else(|| panic!("no {operation} of {format}"))
+            };
+            assert_eq!(of("map page by page").params["pieces"], pages, "{format}");
+            assert_eq!(of("write-protect").counts["slots_written"], pages, "{format}");
+            assert_eq!(of("age, all young").counts["slots_written"], pages, "{format}");
+        }
+        let large = results.iter().filter(|m| m.params["leaves"] == "larger blocks");
+        assert!(
+            large.clone().count() > 0 && large.into_iter().all(|m| m.params["format"] == "ept")
+        );
+    }
+
+    #[test]
+    fn what_a_format_lacks_is_said() {
+        let formats = [TableFormat::Arm64K4, TableFormat::Ept];
+        let (results, session) = run_on(&formats, &[Part::Flush, Part::AgeTables, Part::Beside]);
+        let left_out: Vec<_> = session.skipped().iter().map(|it| &*it.what).collect();
+        assert_eq!(left_out, ["flush, ept", "beside", "age-tables, arm64-4k"]);
+        let named = |name: &str| results.iter().any(|m| m.params["format"] == name);
+        assert!(named("arm64-4k") && named("ept"));
+    }
+}

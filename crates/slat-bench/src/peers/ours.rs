@@ -1,0 +1,380 @@
+//! The engine's side of an operation.
+
+use super::leaves;
+use super::work::{LOOKUPS, Op, Setting, Work};
+use crate::contest::Sample;
+use crate::settings::peers::Caches;
+use anyhow::ensure;
+use slat::{
+    Access, Ageing, Ages, Attributes, Batched, Counts, Format, GpaRange, Guard, Member, Pages,
+    Place, Removals, TableCache, Tables,
+};
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::{
+    Bed, CHUNK, breaks_of, chunk_storage, counted, look_up, split_range, steps, storage,
+};
+use slat_ideas::fill::Stores;
+use slat_ideas::limit::{self, Limit};
+use slat_ideas::watch::Watch;
+use slat_linux::Run;
+use std::cell::RefCell;
+use std::hint::black_box;
+use std::rc::Rc;
+
+/// What the engine left behind in the round that warms up: what others are held against.
+pub type Left = Rc<RefCell<Vec<Run>>>;
+
+/// The engine's turns at one work.
+#[derive(Clone)]
+pub struct Turns<F> {
+    pub bed: Bed<F>,
+    pub work: Work,
+    pub setting: Setting,
+    pub left: Left,
+}
+
+/// Bitmaps of all pages, touched before anything is timed.
+#[derive(Clone)]
+struct Bitmaps {
+    young: Vec<u64>,
+    unanswered: Vec<u64>,
+    named: Vec<u64>,
+}
+
+impl<F: Format> Turns<F> {
+    /// The addresses that everybody looks up, if that is what is done.
+    pub fn addresses(&self) -> Vec<u64> {
+        if self.work.op == Op::Lookup { self.bed.addresses(LOOKUPS) } else { Vec::new() }
+    }
+
+    /// A turn, by that kind of stores where tables are filled.
+    pub fn turn(self, stores: Stores) -> impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> {
+        let word = if let Op::Clear(word) = self.work.op { word } else { u64::MAX };
+        let mut named = self.bed.bitmap();
+        named.fill(word);
+        let mut bitmaps =
+            Bitmaps { young: self.bed.bitmap(), unanswered: self.bed.bitmap(), named };
+        let addresses = self.addresses();
+        move |arena, check| self.once(stores, &mut bitmaps, &addresses, arena, check)
+    }
+
+    fn once(
+        &self,
+        stores: Stores,
+        bitmaps: &mut Bitmaps,
+        addresses: &[u64],
+        arena: &mut Arena,
+        check: bool,
+    ) -> anyhow::Result<Sample> {
+        ready::<F>(arena);
+        arena.set_stores(stores);
+        let arena = &*arena;
+        match self.work.op {
+            Op::BuildInactive | Op::ProtectInactive => return self.inactive(arena, check),
+            _ => {}
+        }
+        let tables = match self.work.op {
+            Op::Map => self.bed.empty(arena)?.activate(),
+            _ => self.bed.live(arena, self.work.leaf, Attributes::RAM)?,
+        };
+        let mut member = Member::join(arena)?;
+        self.prepare(&tables, &mut member, bitmaps)?;
+        let caches = self.setting.caches;
+        bitmaps.young.fill(0);
+        bitmaps.unanswered.fill(0);
+        temper(arena, self.work.table_bytes(), caches);
+        let before = arena.invalidations();
+        let mut doer = Doer { turns: self, arena, tables: &tables, counts: Counts::NONE };
+        let seconds = doer.timed(&mut member, bitmaps, addresses)?;
+        let counts = counted(doer.counts, arena.invalidations() - before);
+        if check {
+            *self.left.borrow_mut() = leaves::of(&tables, arena, self.bed.range());
+        }
+        Ok(Sample { seconds, counts })
+    }
+
+    /// What comes before the operation, untimed.
+    fn prepare<'p>(
+        &self,
+        tables: &Tables<'p, F, Arena>,
+        member: &mut Member<'p, Arena>,
+        bitmaps: &mut Bitmaps,
+    ) -> anyhow::Result<()> {
+        let mut guard = tables.enter(member)?;
+        match self.work.op {
+            Op::ProtectAgain | Op::Relax => {
+                guard.write_protect(self.bed.range())?;
+            }
+            Op::AgeOld => {
+                age(&mut guard, self.bed.range(), bitmaps)?;
+            }
+            _ => {}
+        }
+        guard.complete();
+        Ok(())
+    }
+
+    /// Tables that no CPU has.
+    fn inactive(&self, arena: &Arena, check: bool) -> anyhow::Result<Sample> {
+        let mut tables = self.bed.empty(arena)?;
+        let mut storage = chunk_storage();
+        let mut cache = TableCache::new(arena, &mut storage);
+        let build = self.work.op == Op::BuildInactive;
+        if build {
+            temper(arena, self.work.table_bytes(), self.setting.caches);
+        }
+        let watch = Watch::start();
+        for chunk in steps(self.bed.range(), CHUNK) {
+            cache.fill(usize::MAX)?;
+            let hpa = Bed::<F>::host(&chunk);
+            tables.map(chunk, hpa, Attributes::RAM, self.work.leaf, &mut cache)?;
+        }
+        let mut seconds = watch.seconds();
+        if !build {
+            temper(arena, self.work.table_bytes(), self.setting.caches);
+            let watch = Watch::start();
+            let bytes = tables.write_protect(self.bed.range())?;
+            seconds = watch.seconds();
+            ensure!(bytes == self.work.memory, "{bytes} bytes changed");
+        }
+        let counts = counted(tables.guard().counts(), 0);
+        if check {
+            let tables = tables.activate();
+            *self.left.borrow_mut() = leaves::of(&tables, arena, self.bed.range());
+        }
+        Ok(Sample { seconds, counts })
+    }
+
+    /// A plain loop over the same slots, or the same bytes filled; nothing, where none compares.
+    pub fn limit(
+        &self,
+    ) -> Option<(&'static str, impl FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + use<F>)>
+    {
+        let (op, fills) = (self.work.op, self.work.op == Op::BuildInactive);
+        let limit = match op {
+            _ if self.work.is_split_already() => Limit::ReadUpper,
+            Op::Split | Op::BuildInactive => Limit::FillPlain,
+            Op::Protect | Op::Clear(u64::MAX) | Op::AgeYoung => Limit::Cas,
+            Op::ProtectAgain | Op::AgeOld => Limit::Read,
+            _ => return None,
+        };
+        let turns = self.clone();
+        let built = turns.built_bytes() as usize;
+        let turn = move |arena: &mut Arena, _: bool| {
+            ready::<F>(arena);
+            if fills || limit == Limit::FillPlain {
+                temper(arena, built as u64, turns.setting.caches);
+                let watch = Watch::start();
+                limit::fill_by(arena.words(built), F::slots(0), Stores::Plain);
+                return Ok(Sample::time(watch.seconds()));
+            }
+            let arena = &*arena;
+            let tables = turns.bed.live(arena, turns.work.page, Attributes::RAM)?;
+            let pages = limit::TablePages::of(&tables, arena, turns.bed.range());
+            temper(arena, turns.work.table_bytes(), turns.setting.caches);
+            // SAFETY: the tables stand, and nobody else is there.
+            let (seconds, slots) = unsafe { pages.sample(arena, limit) };
+            Ok(Sample { seconds, counts: vec![("slots", slots)] })
+        };
+        Some((limit.name(), turn))
+    }
+
+    /// Bytes of the tables that the operation builds.
+    fn built_bytes(&self) -> u64 {
+        let above =
+            if self.work.op == Op::BuildInactive { u64::MAX } else { self.work.leaf.bytes() };
+        let levels = (1..=F::LARGEST_LEAF).filter(|&level| F::size(level).bytes() <= above);
+        levels.map(|level| self.work.memory >> F::shift(level)).sum::<u64>() << F::PAGE_SHIFT
+    }
+}
+
+fn ready<F: Format>(arena: &mut Arena) {
+    arena.reset();
+    arena.set_break_before_make(breaks_of::<F>());
+    arena.set_stores(Stores::Plain);
+}
+
+/// Puts the first bytes of table memory where they are to be when an operation begins.
+pub fn temper(arena: &Arena, bytes: u64, caches: Caches) {
+    match caches {
+        Caches::Warm => arena.warm(bytes as usize),
+        Caches::Cold => arena.cool(bytes as usize),
+    }
+}
+
+fn age<F: Format>(
+    guard: &mut Guard<'_, '_, F, Arena>,
+    range: GpaRange,
+    bitmaps: &mut Bitmaps,
+) -> anyhow::Result<u64> {
+    let mut ages = Ages { young: &mut bitmaps.young, unanswered: &mut bitmaps.unanswered };
+    let aged = guard.age(range, &mut ages, Ageing::LEAVES)?;
+    ensure!(aged.unanswered == 0, "{} pages without an answer", aged.unanswered);
+    Ok(aged.young)
+}
+
+/// The timed part.
+struct Doer<'d, 'p, F: Format> {
+    turns: &'d Turns<F>,
+    arena: &'p Arena,
+    tables: &'d Tables<'p, F, Arena>,
+    counts: Counts,
+}
+
+impl<'p, F: Format> Doer<'_, 'p, F> {
+    fn timed(
+        &mut self,
+        member: &mut Member<'p, Arena>,
+        bitmaps: &mut Bitmaps,
+        addresses: &[u64],
+    ) -> anyhow::Result<f64> {
+        let Turns { bed, work, .. } = self.turns;
+        let pages = work.memory / work.page.bytes();
+        let range = bed.range();
+        match work.op {
+            Op::Map => self.map(member),
+            Op::Unmap => self.unmap(member),
+            Op::Split => self.split(member, false),
+            Op::Enable => self.split(member, true),
+            Op::ClearSplit => self.clear_split(member, bitmaps),
+            Op::Protect => self.whole(member, work.memory, |guard| Ok(guard.write_protect(range)?)),
+            Op::ProtectAgain => self.whole(member, 0, |guard| Ok(guard.write_protect(range)?)),
+            Op::Clear(word) => {
+                let named = Pages { start: range.start(), bits: &bitmaps.named };
+                let bytes = pages / 64 * u64::from(word.count_ones()) * work.page.bytes();
+                self.whole(member, bytes, |guard| Ok(guard.write_protect_pages(&named)?))
+            }
+            Op::AgeYoung => self.whole(member, pages, |guard| age(guard, range, bitmaps)),
+            Op::AgeOld => self.whole(member, 0, |guard| age(guard, range, bitmaps)),
+            Op::AgeEach => self.each(member, pages, |guard, page| {
+                let (mut young, mut unanswered) = ([0], [0]);
+                let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                Ok(guard.age(page, &mut ages, Ageing::LEAVES)?.young)
+            }),
+            Op::Relax => {
+                self.each(member, work.memory, |guard, page| Ok(guard.relax(page, Access::Write)?))
+            }
+            Op::Flush => self.whole(member, work.memory, |guard| Ok(guard.flush(range)?)),
+            Op::Lookup => {
+                let watch = Watch::start();
+                let guard = self.tables.enter(member)?;
+                let sum = black_box(look_up(&guard, addresses)?);
+                let seconds = watch.seconds();
+                ensure!(sum == bed.sum(addresses), "other addresses were found");
+                Ok(seconds)
+            }
+            Op::BuildInactive | Op::ProtectInactive => unreachable!("these have no live tables"),
+        }
+    }
+
+    /// One call for all of it, whose answer is known.
+    fn whole(
+        &mut self,
+        member: &mut Member<'p, Arena>,
+        expected: u64,
+        mut call: impl FnMut(&mut Guard<'_, 'p, F, Arena>) -> anyhow::Result<u64>,
+    ) -> anyhow::Result<f64> {
+        let watch = Watch::start();
+        let mut guard = self.tables.enter(member)?;
+        let done = call(&mut guard)?;
+        self.counts += guard.counts();
+        guard.complete();
+        drop(guard);
+        let seconds = watch.seconds();
+        ensure!(done == expected, "{done} in place of {expected}");
+        Ok(seconds)
+    }
+
+    /// A call for each page.
+    fn each(
+        &mut self,
+        member: &mut Member<'p, Arena>,
+        expected: u64,
+        mut call: impl FnMut(&mut Guard<'_, 'p, F, Arena>, GpaRange) -> anyhow::Result<u64>,
+    ) -> anyhow::Result<f64> {
+        let Turns { bed, work, .. } = self.turns;
+        let watch = Watch::start();
+        let mut done = 0;
+        for page in 0..work.pieces() {
+            let mut guard = self.tables.enter(member)?;
+            done += call(&mut guard, bed.page(page))?;
+            self.counts += guard.counts();
+            guard.complete();
+        }
+        let seconds = watch.seconds();
+        ensure!(done == expected, "{done} in place of {expected}");
+        Ok(seconds)
+    }
+
+    fn map(&mut self, member: &mut Member<'p, Arena>) -> anyhow::Result<f64> {
+        let work = &self.turns.work;
+        let (per, pages) = (F::slots(0) as u64, work.pieces());
+        let tables = pages.div_ceil(per) + pages.div_ceil(per * per) + 4;
+        let mut storage = storage(tables as usize);
+        let mut cache = TableCache::new(self.arena, &mut storage);
+        cache.fill(usize::MAX)?;
+        self.each(member, work.memory, |guard, page| {
+            let hpa = Bed::<F>::host(&page);
+            Ok(guard.map(page, hpa, Attributes::RAM, work.page, &mut cache)?)
+        })
+    }
+
+    fn unmap(&mut self, member: &mut Member<'p, Arena>) -> anyhow::Result<f64> {
+        let mut places = [Place::EMPTY; 64];
+        let watch = Watch::start();
+        let mut removals = Removals::new(self.tables, &mut places);
+        let mut guard = self.tables.enter(member)?;
+        let bytes = guard.unmap(self.turns.bed.range(), &mut removals)?;
+        self.counts += guard.counts();
+        guard.complete();
+        drop(guard);
+        let removed: u64 = removals.complete().map(|removed| removed.bytes).sum();
+        let seconds = watch.seconds();
+        drop(removals);
+        let all = self.turns.work.memory;
+        ensure!((bytes, removed) == (all, all), "{bytes} bytes unmapped, {removed} handed out");
+        Ok(seconds)
+    }
+
+    /// In steps of the largest chunk; the cache's filling is timed, too.
+    fn split(&mut self, member: &mut Member<'p, Arena>, protect: bool) -> anyhow::Result<f64> {
+        let Turns { bed, work, .. } = self.turns;
+        let mut storage = chunk_storage();
+        let mut cache = TableCache::new(self.arena, &mut storage);
+        let watch = Watch::start();
+        if protect {
+            let mut guard = self.tables.enter(member)?;
+            guard.write_protect(bed.range())?;
+            self.counts += guard.counts();
+            guard.complete();
+        }
+        for chunk in steps(bed.range(), CHUNK) {
+            let mut guard = self.tables.enter(member)?;
+            split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
+            self.counts += guard.counts();
+            guard.complete();
+        }
+        Ok(watch.seconds())
+    }
+
+    /// As a VMM's call that clears all of a chunk's log.
+    fn clear_split(
+        &mut self,
+        member: &mut Member<'p, Arena>,
+        bitmaps: &Bitmaps,
+    ) -> anyhow::Result<f64> {
+        let Turns { bed, work, .. } = self.turns;
+        let words = (CHUNK / work.page.bytes() / 64) as usize;
+        let mut storage = chunk_storage();
+        let mut cache = TableCache::new(self.arena, &mut storage);
+        let watch = Watch::start();
+        for (chunk, bits) in steps(bed.range(), CHUNK).zip(bitmaps.named.chunks(words)) {
+            let mut guard = self.tables.enter(member)?;
+            split_range::<F, Batched>(&mut guard, chunk, work.page, &mut cache)?;
+            guard.write_protect_pages(&Pages { start: chunk.start(), bits })?;
+            self.counts += guard.counts();
+            guard.complete();
+        }
+        Ok(watch.seconds())
+    }
+}

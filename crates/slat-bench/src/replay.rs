@@ -1,0 +1,490 @@
+//! The claims that Slat grew from: each by the command that shows it here, beside what was published.
+//!
+//! The results of the scenarios themselves are kept as well: every sample.
+
+mod linux;
+
+use crate::guest;
+use crate::guest::reclaim::settings::{AccessPattern, ReclaimArgs, ReclaimPolicy};
+use crate::settings::peers::NamedTree;
+use clap::{Args, ValueEnum};
+use serde_json::{Map, json};
+use slat_ideas::format::{Granule, TableFormat, TablesArgs};
+use slat_ideas::guest::age::{Age, AgeArgs};
+use slat_ideas::guest::cache_toggle::{CacheToggle, CacheToggleArgs};
+use slat_ideas::guest::execute::{Execute, ExecuteArgs};
+use slat_ideas::split::{self, SplitArgs, Walk, What, When};
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat-bench replay
+      all claims, at sizes that take a few minutes
+  slat-bench replay --quick
+      the same on small sizes, in a minute: shows that it works, gives no figures to quote
+  slat-bench replay --only execute,flush-once
+  slat-bench replay --only skip-levels,skip-levels-hardware --linux-tree linux-6.12
+      on Linux's own code, with the changes as edits to a copy of it";
+
+/// Which claims to replay.
+#[derive(Clone, Debug, Args)]
+pub struct ReplayArgs {
+    /// Only these [default: all]
+    #[arg(long, value_name = "CLAIM,...", value_delimiter = ',')]
+    pub only: Vec<Claim>,
+
+    /// A Linux source tree, 6.6 to 7.x: the claims about Linux's walks are replayed on its own code, too
+    #[arg(long, value_name = "[NAME=]PATH")]
+    pub linux_tree: Option<NamedTree>,
+
+    /// Where edits to it are, NAME.cocci each [default: Slat's own]
+    #[arg(long, value_name = "DIR")]
+    pub edits: Option<PathBuf>,
+
+    /// Small sizes: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// The discussions that Slat grew from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Claim {
+    /// Walks that leave out levels, as proposed: 1 GiB
+    SkipLevels,
+    /// The same, measured on hardware: twelve cells over three granules
+    SkipLevelsHardware,
+    /// Splitting a huge page in the fault
+    Execute,
+    /// Ageing without a lock
+    Ageing,
+    /// Flushing once as caches come on
+    FlushOnce,
+}
+
+slat_lab::display_as_written!(Claim);
+
+/// The scenario.
+pub struct Replay;
+
+impl Scenario for Replay {
+    const NAME: &'static str = "replay";
+    const ABOUT: &'static str =
+        "Run the command that shows each published claim here, and print both";
+    const EXAMPLES: &'static str = EXAMPLES;
+    type Settings = ReplayArgs;
+
+    fn run(args: &ReplayArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Replays the claims that `args` asks for.
+///
+/// # Errors
+/// Those of the scenarios.
+pub fn run(args: &ReplayArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let mut replay = Rows { args, quick: args.quick, rows: Vec::new(), results: Vec::new() };
+    let wanted = |claim| args.only.is_empty() || args.only.contains(&claim);
+    type Step<'a> = fn(&mut Rows<'a>, &mut Session) -> anyhow::Result<()>;
+    let steps: [(Claim, Step<'_>); 5] = [
+        (Claim::SkipLevels, Rows::skip_levels),
+        (Claim::SkipLevelsHardware, Rows::skip_levels_hardware),
+        (Claim::Execute, Rows::execute),
+        (Claim::Ageing, Rows::ageing),
+        (Claim::FlushOnce, Rows::flush_once),
+    ];
+    for (_, step) in steps.into_iter().filter(|(claim, _)| wanted(*claim)) {
+        step(&mut replay, session)?;
+        if session.interrupted() {
+            break;
+        }
+    }
+    replay.rows.append(&mut replay.results);
+    Ok(replay.rows)
+}
+
+struct Rows<'a> {
+    args: &'a ReplayArgs,
+    quick: bool,
+    rows: Vec<Measurement>,
+    results: Vec<Measurement>,
+}
+
+/// What was published of each call: by kind of memory, without levels, without levels and children.
+type Cells = [(When, &'static str, [[&'static str; 2]; 3]); 2];
+
+/// Memory of that publication, by kind, and which pages it is in by granule: what THP has, what
+/// hugetlb has.
+const KINDS: [&str; 3] = ["regular pages", "THP", "hugetlb"];
+const GRANULES: [(Granule, [u64; 3]); 3] = [
+    (Granule::Size4k, [4 << 10, 2 << 20, 1 << 30]),
+    (Granule::Size16k, [16 << 10, 32 << 20, 32 << 20]),
+    (Granule::Size64k, [64 << 10, 512 << 20, 512 << 20]),
+];
+
+/// What all rows of a claim have in common.
+struct Told {
+    claim: &'static str,
+    command: String,
+    why: &'static str,
+}
+
+const SKIP: &str = "level-3 skip";
+const SKIP_WHY: &str = "here the entries left out cost a quarter of a nanosecond, not a call each, and next to \
+    nothing in a table just built; no invalidation is executed. In the whole call one exchange a page weighs most.";
+
+impl Rows<'_> {
+    fn row(
+        &mut self,
+        told: &Told,
+        what: impl Into<String>,
+        published: &str,
+        unit: &str,
+        samples: Vec<f64>,
+    ) {
+        if samples.is_empty() {
+            return;
+        }
+        let mut params = Map::new();
+        params.insert("claim".to_owned(), json!(told.claim));
+        params.insert("published".to_owned(), json!(published));
+        params.insert("command".to_owned(), json!(told.command));
+        params.insert("why".to_owned(), json!(told.why));
+        self.rows.push(Measurement {
+            scenario: "replay".to_owned(),
+            target: "engine".to_owned(),
+            variant: what.into(),
+            params,
+            unit: unit.to_owned(),
+            samples,
+            counts: BTreeMap::new(),
+        });
+    }
+
+    fn split(
+        &mut self,
+        session: &mut Session,
+        args: &SplitArgs,
+    ) -> anyhow::Result<Vec<Measurement>> {
+        let results = split::run(args, session)?;
+        self.results.extend(results.iter().cloned());
+        Ok(results)
+    }
+
+    /// The proposal: 1 GiB, the split alone, as logging is enabled.
+    fn skip_levels(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let memory = "1g";
+        let args = SplitArgs {
+            memory: Size(1 << 30),
+            what: vec![What::Split],
+            when: vec![When::Enable],
+            walk: vec![Walk::EveryEntry, Walk::Bounded, Walk::Childless, Walk::Tested],
+            samples: if self.quick { 5 } else { 21 },
+            ..split_args()
+        };
+        let results = self.split(session, &args)?;
+        let told = Told {
+            claim: SKIP,
+            command: format!(
+                "slat-bench split -b {memory} --when enable --what split --walk \
+                 every-entry,bounded,childless,tested"
+            ),
+            why: SKIP_WHY,
+        };
+        for (backing, name, published) in [
+            (4 << 10, "split already", "−97.33 %"),
+            (2 << 20, "THP", "−19.82 %"),
+            (1 << 30, "1g hugetlb", "−20.65 %"),
+        ] {
+            let change = changes(&results, "bounded", backing, When::Enable);
+            self.row(&told, format!("1 GiB, {name}: time of the split"), published, "%", change);
+        }
+        // The lesson: a flag tested at each entry costs about what leaving out children gains.
+        let of = |walk| changes(&results, walk, 2 << 20, When::Enable);
+        let lost = of("tested").iter().zip(of("childless")).map(|(a, b)| a - b).collect();
+        let what = "1 GiB, THP: points lost by testing a flag at each entry";
+        self.row(&told, what, "about 1 (of a call)", "%", lost);
+        linux::skip_levels(self, session)
+    }
+
+    /// The figures from hardware: twelve cells, each a mean over three granules, of whole calls.
+    fn skip_levels_hardware(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let memory = Size(if self.quick { 2 << 30 } else { 16 << 30 });
+        let mut all = Vec::new();
+        for (granule, backings) in GRANULES {
+            let args = SplitArgs {
+                memory,
+                granule,
+                what: vec![What::Call],
+                when: vec![When::Enable, When::Clear],
+                walk: vec![Walk::EveryEntry, Walk::Bounded, Walk::Childless],
+                samples: if self.quick { 3 } else { 7 },
+                ..split_args()
+            };
+            all.push((self.split(session, &args)?, backings));
+            if session.interrupted() {
+                return Ok(());
+            }
+        }
+        let told = Told {
+            claim: SKIP,
+            command: format!(
+                "slat-bench split -b {memory} --granule 4k --what call --walk \
+                 every-entry,bounded,childless; and 16k, 64k"
+            ),
+            why: SKIP_WHY,
+        };
+        let mean = |walk: &str, kind: usize, when| {
+            let parts =
+                all.iter().map(|(results, backings)| changes(results, walk, backings[kind], when));
+            let parts: Vec<Vec<f64>> = parts.collect();
+            self::mean(&parts)
+        };
+        let cells: Cells = [
+            (
+                When::Clear,
+                "clear",
+                [["−26.7 %", "−25.3 %"], ["−13.2 %", "−11.9 %"], ["−14.3 %", "−13.2 %"]],
+            ),
+            (
+                When::Enable,
+                "enable",
+                [["−33.1 %", "−35.0 %"], ["−11.9 %", "−10.7 %"], ["−13.4 %", "−13.2 %"]],
+            ),
+        ];
+        for (when, name, published) in &cells {
+            for (kind, [levels, children]) in published.iter().enumerate() {
+                let call = format!("call, {name}, {}", KINDS[kind]);
+                self.row(
+                    &told,
+                    format!("{call}: levels"),
+                    levels,
+                    "%",
+                    mean("bounded", kind, *when),
+                );
+                let children_too = format!("{call}: levels and children");
+                self.row(&told, children_too, children, "%", mean("childless", kind, *when));
+            }
+        }
+        linux::skip_levels_hardware(self, session, &cells)
+    }
+
+    fn execute(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let args = ExecuteArgs {
+            tables: EPT,
+            backing: Some(Size(1 << 30)),
+            vcpus: 2,
+            memory: Some(Size(if self.quick { 1 << 30 } else { 2 << 30 })),
+            rounds: Some(if self.quick { 1 } else { 7 }),
+            exit: 0,
+            quick: false,
+        };
+        let results = Execute::run(&args, session)?;
+        let told = Told {
+            claim: "split on fault",
+            command: "slat-bench execute --backing 1g --vcpus 2".to_owned(),
+            why: "another machine, 2 vCPUs and 2 GiB in place of 96 and their memory; a fault is a call here, \
+                not an exit to a kernel (--exit models one), so zap costs less than it did there.",
+        };
+        let time = |way: &str, figure: &str| find(&results, way, "figure", figure);
+        let seconds = |way, figure| time(way, figure).map_or(Vec::new(), |m| m.samples.clone());
+        self.row(&told, "execute, zap", "2.90 s", "s", seconds("zap", "execute"));
+        self.row(&told, "execute, split", "0.112 s", "s", seconds("split", "execute"));
+        let (split, zap) = (seconds("split", "execute"), seconds("zap", "execute"));
+        self.row(&told, "execute, split by zap", "0.039 ×", "x", quotients(&split, &zap));
+        let faults = |way| time(way, "execute").map_or(0.0, |m| m.counts["faults"] as f64);
+        let ratio = faults("split") / faults("zap").max(1.0);
+        self.row(&told, "faults, split by zap", "1/512 expected", "x", vec![ratio]);
+        self.results.extend(results);
+        Ok(())
+    }
+
+    fn ageing(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let args = AgeArgs { tables: EPT, vcpus: 1, memory: None, rounds: None, quick: self.quick };
+        let results = Age::run(&args, session)?;
+        let told = Told {
+            claim: "lock-free ageing",
+            command: "slat-bench age".to_owned(),
+            why: "there a whole reclaimer under memory pressure, here its scan alone, beside one vCPU that \
+                faults: what the lock costs both.",
+        };
+        for m in results.iter().filter(|m| m.scenario == "guest-asked") {
+            let text =
+                |name: &str| m.params.get(name).and_then(|value| value.as_str()).unwrap_or("");
+            let what = format!("{}: {} by {}", m.variant, text("variants"), text("against"));
+            let published = if text("against").starts_with("locked") {
+                "51 s / 64 s = 0.80 ×, whole test"
+            } else {
+                ""
+            };
+            self.row(&told, what, published, "x", m.samples.clone());
+        }
+        self.results.extend(results);
+        if session.interrupted() {
+            return Ok(());
+        }
+        self.fill_again(session)
+    }
+
+    /// The shape of the published test: a guest writes all of its memory, and then again.
+    fn fill_again(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        use ReclaimPolicy::{FreeBitmap, LockedBitmap, LockedPage};
+        let args = ReclaimArgs {
+            pattern: vec![AccessPattern::Fill],
+            policy: vec![LockedPage, LockedBitmap, FreeBitmap],
+            ..ReclaimArgs::of(self.quick)
+        };
+        let results = guest::reclaim::run(&args, session)?;
+        let told = Told {
+            claim: "lock-free ageing",
+            command: "slat-bench reclaim --pattern fill".to_owned(),
+            why: "there 64 vCPUs and swap in memory, here one vCPU, a thread that reclaims, and 1.5 times the \
+                memory that there is: the second fill.",
+        };
+        let seconds = |policy: ReclaimPolicy| {
+            let found = find(&results, &policy.to_string(), "figure", "time");
+            found.map_or(Vec::new(), |m| m.samples.clone())
+        };
+        for (locked, published) in [(LockedPage, "51 s / 64 s = 0.80 ×"), (LockedBitmap, "")] {
+            let what = format!("fill again: {FreeBitmap} by {locked}");
+            let ratio = quotients(&seconds(FreeBitmap), &seconds(locked));
+            self.row(&told, what, published, "x", ratio);
+        }
+        self.results.extend(results);
+        Ok(())
+    }
+
+    fn flush_once(&mut self, session: &mut Session) -> anyhow::Result<()> {
+        let real = CacheToggleArgs {
+            memory: None,
+            vcpus: 8,
+            image: Size(16 << 20),
+            startup: 16,
+            threads: 1,
+            count: false,
+            rounds: None,
+            quick: self.quick,
+        };
+        let counted = CacheToggleArgs {
+            memory: Some(Size(if self.quick { 1 << 30 } else { 128 << 30 })),
+            vcpus: 64,
+            count: true,
+            rounds: Some(1),
+            ..real.clone()
+        };
+        let why = "there the boot of a Linux guest, here its switches alone; on 1 GiB the CPU's own flush, on \
+            128 GiB by count. exact is right for guests that rely on the hypervisor, which vcpu0 and first are not.";
+        let told = Told {
+            claim: "flush once",
+            command: "slat-bench cache-toggle --count -b 128g -v 64".to_owned(),
+            why,
+        };
+        let results = CacheToggle::run(&counted, session)?;
+        for (way, published) in
+            [("every", "33 s of boot"), ("vcpu0", "5 s"), ("first", ""), ("exact", "")]
+        {
+            let bytes = find(&results, way, "figure", "switches, all vCPUs")
+                .map(|m| (m.counts["bytes-switching"] + m.counts["bytes-touching"]) as f64);
+            let what = format!("64 vCPUs, 128 GiB, {way}: bytes maintained");
+            self.row(&told, what, published, "bytes", bytes.into_iter().collect());
+        }
+        self.results.extend(results);
+        if session.interrupted() {
+            return Ok(());
+        }
+        let results = CacheToggle::run(&real, session)?;
+        let told = Told { command: "slat-bench cache-toggle".to_owned(), ..told };
+        for (way, published) in
+            [("every", ""), ("vcpu0", "0.15 × of a boot"), ("first", ""), ("exact", "")]
+        {
+            let time = |way| {
+                let found = find(&results, way, "figure", "switches, all vCPUs");
+                found.map_or(Vec::new(), |m| m.samples.clone())
+            };
+            let what = format!("8 vCPUs, 1 GiB, {way}: time in switches, by every");
+            self.row(&told, what, published, "x", quotients(&time(way), &time("every")));
+        }
+        self.results.extend(results);
+        Ok(())
+    }
+}
+
+const EPT: TablesArgs = TablesArgs::of(TableFormat::Ept);
+
+fn split_args() -> SplitArgs {
+    SplitArgs {
+        memory: Size(1 << 30),
+        backing: Vec::new(),
+        target_size: None,
+        when: Vec::new(),
+        what: Vec::new(),
+        walk: vec![Walk::EveryEntry, Walk::Bounded],
+        granule: Granule::Size4k,
+        format: None,
+        bbm: None,
+        samples: 7,
+        quick: false,
+    }
+}
+
+fn find<'m>(
+    results: &'m [Measurement],
+    variant: &str,
+    param: &str,
+    value: &str,
+) -> Option<&'m Measurement> {
+    results.iter().find(|m| m.variant == variant && m.params.get(param) == Some(&json!(value)))
+}
+
+/// The change of time of a walk against that over every entry, in percent, round by round.
+fn changes(results: &[Measurement], walk: &str, backing: u64, when: When) -> Vec<f64> {
+    let (backing, when) = (json!(Size(backing).to_string()), json!(when.to_string()));
+    let of = |walk: &str| {
+        let fits = |m: &&Measurement| {
+            m.scenario == "split"
+                && m.variant == walk
+                && m.params.get("backing") == Some(&backing)
+                && m.params.get("when") == Some(&when)
+        };
+        results.iter().find(fits).map_or(Vec::new(), |m| m.samples.clone())
+    };
+    quotients(&of(walk), &of("every-entry")).iter().map(|ratio| (ratio - 1.0) * 100.0).collect()
+}
+
+/// The mean over granules, round by round.
+fn mean(parts: &[Vec<f64>]) -> Vec<f64> {
+    let rounds = parts.iter().map(Vec::len).min().unwrap_or(0);
+    let of = |round: usize| parts.iter().map(|part| part[round]).sum::<f64>();
+    (0..rounds).map(|round| of(round) / parts.len() as f64).collect()
+}
+
+fn quotients(of: &[f64], by: &[f64]) -> Vec<f64> {
+    of.iter().zip(by).map(|(of, by)| of / by).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_claim_has_its_rows_beside_what_was_published() {
+        let args = ReplayArgs {
+            only: vec![Claim::SkipLevels, Claim::FlushOnce],
+            linux_tree: None,
+            edits: None,
+            quick: true,
+        };
+        let results = run(&args, &mut Session::quiet()).unwrap();
+        let rows: Vec<_> = results.iter().filter(|m| m.scenario == "replay").collect();
+        assert_eq!(rows.len(), 4 + 4 + 4);
+        let published = |row: &&Measurement| row.params["published"].as_str().unwrap().to_owned();
+        assert_eq!(published(&rows[0]), "−97.33 %");
+        assert!(rows[0].samples.iter().all(|&change| change < -90.0), "{:?}", rows[0].samples);
+        assert!(results.len() > rows.len(), "the samples behind them are kept");
+    }
+}

@@ -1,0 +1,121 @@
+//! What can be set of the engine's operations.
+
+use crate::settings::peers::LinuxArgs;
+use clap::{Args, ValueEnum};
+use slat_ideas::format::{Granule, TableFormat};
+use slat_lab::failure::bad_input;
+use slat_lab::size::Size;
+
+/// Command lines.
+pub const EXAMPLES: &str = "\
+Examples:
+  slat-bench engine
+      every operation on the tables of 8 GiB and of 64 GiB, three to five minutes
+  slat-bench engine --quick
+      the same on 1 GiB, in seconds: shows that it works, gives no figures to quote
+  slat-bench engine --only protect,age --rounds 15
+  slat-bench engine --only beside --output beside/
+      faults beside ageing, with every sample in beside/results.json
+  slat-bench engine --target linux-source --linux-tree vanilla=a --linux-tree patched=b
+      beside two trees of Linux's own code
+  slat-bench engine --format arm64-4k,ept,npt,riscv --only split,protect,age,map --memory 8G
+      the formats beside the first of them, all in turns";
+
+/// Which operations, on how much memory.
+#[derive(Clone, Debug, Args)]
+pub struct EngineArgs {
+    /// Memory of the guest; what is also measured small takes an eighth of it [default: 64G]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// Only these [default: all]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub only: Vec<Part>,
+
+    /// Samples of each variant, taken in turns; the slow ones take fewer [default: 9]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+
+    /// 1 GiB and three rounds unless said otherwise, a few seconds
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Formats that are held against the first of them and against the machine's limits
+    /// [default: arm64-4k against the limits, EPT where tables have flags]
+    #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
+    pub format: Vec<TableFormat>,
+
+    /// Smallest page of the tables, where they are held against Linux's
+    #[arg(long, value_name = "SIZE", default_value = "4k", conflicts_with = "format")]
+    pub granule: Granule,
+
+    /// Linux's tables.
+    #[command(flatten)]
+    pub linux: LinuxArgs,
+}
+
+impl EngineArgs {
+    /// Memory of the guest.
+    pub fn memory(&self) -> Size {
+        self.memory.unwrap_or(Size(if self.quick { 1 << 30 } else { 64 << 30 }))
+    }
+
+    /// Samples of each variant.
+    pub fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.quick { 3 } else { 9 })
+    }
+
+    /// The granule of tables that are held against Linux's.
+    ///
+    /// # Errors
+    /// Linux's have none of the format, or only one of those asked for.
+    pub fn granule(&self) -> anyhow::Result<Granule> {
+        match self.format[..] {
+            [] => Ok(self.granule),
+            [format] => format.granule(),
+            _ => Err(bad_input("--target linux-source takes one --format")),
+        }
+    }
+
+    /// Whether the part was asked for.
+    pub fn wants(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+}
+
+/// A part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Part {
+    /// Split 2m and 1g blocks, by three kinds of stores
+    Split,
+    /// Split with two threads
+    SplitThreads,
+    /// Write-protect pages, writable or protected already
+    Protect,
+    /// Age pages, young or old
+    Age,
+    /// Age by the accessed bits of tables (EPT, NPT)
+    AgeTables,
+    /// Write-protect by tables, and the faults afterwards (EPT, NPT)
+    ProtectTables,
+    /// Map page by page
+    Map,
+    /// Map page by page with two threads
+    MapThreads,
+    /// Translate random addresses
+    Translate,
+    /// Unmap pages
+    Unmap,
+    /// Clear a dirty log: protect the pages that its bitmap names
+    Clear,
+    /// Give back the right to write, page by page, as write faults do
+    Relax,
+    /// Clean the caches of all that is mapped
+    Flush,
+    /// Map and protect in tables that no CPU has
+    Inactive,
+    /// How long faults take beside a thread that ages
+    Beside,
+}
+
+slat_lab::display_as_written!(Part);

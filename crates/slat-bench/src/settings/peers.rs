@@ -1,0 +1,234 @@
+//! What can be set of other people's tables: Linux's, and crates of the field.
+
+use clap::{Args, ValueEnum};
+use slat_ideas::format::Granule;
+use slat_lab::cli::Switch;
+use slat_lab::failure::bad_input;
+use slat_lab::size::Size;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Linux trees, and how they walk.
+#[derive(Clone, Debug, Default, Args)]
+pub struct TreesArgs {
+    /// A Linux source tree, 6.6 to 7.x; give it once for each, by a name of your own if you like
+    #[arg(long, value_name = "[NAME=]PATH")]
+    pub linux_tree: Vec<NamedTree>,
+
+    /// Edits to a copy of the first tree, which stands beside it; once for each set of edits
+    ///
+    /// skip-level3: a split does not visit entries of the last level. skip-children: nor those of tables
+    /// that it just built. They need Coccinelle (spatch).
+    #[arg(long, value_name = "EDIT[,EDIT]")]
+    pub with: Vec<EditSet>,
+
+    /// Where edits are, NAME.cocci each [default: Slat's own]
+    #[arg(long, value_name = "DIR")]
+    pub edits: Option<PathBuf>,
+
+    /// How Linux walks live tables: alone, by plain stores; or as if shared, by compare-and-swap
+    ///
+    /// Linux itself shares tables in faults only, and does the rest alone, under a lock. Shared shows what
+    /// its walks would cost without that lock; the engine's never have one.
+    #[arg(
+        long,
+        value_name = "KIND,...",
+        value_delimiter = ',',
+        default_value = "exclusive,shared"
+    )]
+    pub walks: Vec<WalkKind>,
+
+    /// Whether stage 2 forces the memory type (FEAT_S2FWB); without, Linux maintains caches as it maps
+    #[arg(long, value_name = "on|off", default_value_t)]
+    pub fwb: Switch,
+}
+
+/// Whose tables are measured, and how Linux's are built and walked.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Linux's own tables")]
+pub struct LinuxArgs {
+    /// Beside the engine's tables, those of Linux's own code, compiled from a source tree
+    #[arg(long, value_name = "TARGET", default_value_t)]
+    pub target: TablesTarget,
+
+    /// Its trees.
+    #[command(flatten)]
+    pub trees: TreesArgs,
+
+    /// How much Linux splits at a time (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) [default: the largest block]
+    #[arg(long, value_name = "SIZE")]
+    pub chunk_size: Option<Size>,
+
+    /// Whether the tables are in the CPU's caches before each operation, as far as they fit
+    #[arg(long, value_name = "warm|cold", default_value_t)]
+    pub caches: Caches,
+}
+
+impl LinuxArgs {
+    /// Refuses options that would be ignored.
+    ///
+    /// # Errors
+    /// Linux's tables are not asked for, and something about them is.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let Self { target, trees, chunk_size, caches } = self;
+        let about = !trees.linux_tree.is_empty()
+            || !trees.with.is_empty()
+            || trees.edits.is_some()
+            || chunk_size.is_some()
+            || *caches != Caches::Warm
+            || trees.fwb != Switch::On;
+        match (target, about) {
+            (TablesTarget::Engine, true) => {
+                Err(bad_input("options about Linux's own tables need --target linux-source"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whose tables are measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum TablesTarget {
+    /// The engine's
+    #[default]
+    Engine,
+    /// The engine's and Linux's
+    LinuxSource,
+}
+
+/// A tree, and what results call it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedTree {
+    /// As given, if it was.
+    pub name: Option<String>,
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+impl FromStr for NamedTree {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, path) = match text.split_once('=') {
+            // A path may have the sign, too.
+            Some((name, path)) if !name.contains('/') => (Some(name.to_owned()), path),
+            _ => (None, text),
+        };
+        if path.is_empty() || name.as_deref() == Some("") {
+            return Err("write it as PATH or NAME=PATH".to_owned());
+        }
+        Ok(Self { name, path: path.into() })
+    }
+}
+
+/// Edits that are applied together, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EditSet(pub Vec<String>);
+
+impl FromStr for EditSet {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+        match names.iter().any(String::is_empty) {
+            true => Err("write it as EDIT or EDIT,EDIT".to_owned()),
+            false => Ok(Self(names)),
+        }
+    }
+}
+
+/// How Linux walks live tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WalkKind {
+    /// Alone, under its lock: plain stores
+    Exclusive,
+    /// As if beside other walks: compare-and-swap (KVM_PGTABLE_WALK_SHARED)
+    Shared,
+}
+
+/// Where tables are when an operation begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Caches {
+    /// In the caches, as far as they fit
+    #[default]
+    Warm,
+    /// In memory only
+    Cold,
+}
+
+/// Everybody who can do the work, in one run.
+#[derive(Clone, Debug, Args)]
+pub struct PeersArgs {
+    /// Memory of the guest; most operations take an eighth of it [default: 64G]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// Samples of each, taken in turns [default: 7]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+
+    /// 1 GiB and three rounds unless said otherwise: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Linux's tables.
+    #[command(flatten)]
+    pub linux: LinuxArgs,
+}
+
+/// Command lines of the check.
+pub const CHECK_EXAMPLES: &str = "\
+Examples:
+  slat-bench check --linux-tree linux-6.12
+      random histories through Linux's tables and the engine's: the same translation everywhere
+  slat-bench check --linux-tree patched=~/linux --histories 2000 --granule 16k
+  slat-bench check --linux-tree linux-6.12 --with skip-level3 --seed 7";
+
+/// Random histories of operations through Linux's tables and the engine's.
+#[derive(Clone, Debug, Args)]
+pub struct CheckArgs {
+    /// Histories of each kind of walk, for each tree
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub histories: u32,
+
+    /// Operations of a history
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub length: u32,
+
+    /// Where the random numbers begin; the same one gives the same histories
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+
+    /// Smallest page of the tables
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    pub granule: Granule,
+
+    /// Linux's trees.
+    #[command(flatten)]
+    pub trees: TreesArgs,
+}
+
+/// Command lines of the comparison.
+pub const EXAMPLES: &str = "\
+Examples:
+  slat-bench peers --linux-tree linux-6.12 --with skip-level3
+      the engine, Linux's own code with and without an edit, other crates, the machine's limits
+  slat-bench peers --quick";
+
+slat_lab::display_as_written!(TablesTarget, WalkKind, Caches);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_has_a_name_only_if_one_is_given() {
+        let tree = |text: &str| text.parse::<NamedTree>().map(|tree| (tree.name, tree.path));
+        assert_eq!(tree("a/b").unwrap(), (None, "a/b".into()));
+        assert_eq!(tree("new=/a=b").unwrap(), (Some("new".to_owned()), "/a=b".into()));
+        assert_eq!(tree("/a=b").unwrap(), (None, "/a=b".into()));
+        assert!(tree("=x").is_err() && tree("x=").is_err());
+        assert!("a,,b".parse::<EditSet>().is_err());
+        assert_eq!("a, b".parse::<EditSet>().unwrap().0, ["a", "b"]);
+    }
+}

@@ -1,0 +1,291 @@
+//! Formats whose tables say something, EPT and NPT: ageing by their accessed bits, write protection by their right to
+//! write and the faults that follow; each beside the same work leaf by leaf.
+
+use crate::contest::{Contest, ENGINE, Sample, pose};
+use crate::scatter::{clustered, scattered};
+use crate::settings::engine::Part;
+use crate::touch::touch;
+use anyhow::ensure;
+use slat::{Access, Ageing, Ages, Attributes, Counts, Format, Member, PageSize, Skip, Tables};
+use slat_ideas::arena::Arena;
+use slat_ideas::bed::{Bed, breaks_of, counted};
+use slat_ideas::fill::Stores;
+use slat_ideas::format::TableFormat;
+use slat_ideas::watch::Watch;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Ageing of the whole guest, exactly, after it touched a hundredth of its pages.
+pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
+    let bed = Bed::new(format, memory);
+    let contest = |of, touched: Vec<u64>, at_most| {
+        let touched: Rc<[u64]> = touched.into();
+        let entrant = |skip| {
+            let touched = touched.clone();
+            let (mut young, mut unanswered) = (bed.bitmap(), bed.bitmap());
+            move |arena: &mut Arena, check: bool| {
+                let ages = Ages { young: &mut young, unanswered: &mut unanswered };
+                age_once(&bed, &touched, skip, ages, arena, check)
+            }
+        };
+        pose(Part::AgeTables, name, memory, of)
+            .enter("exact", ENGINE, entrant(Skip::Exact))
+            .enter("leaves", ENGINE, entrant(Skip::Nothing))
+            .ask(format!("{}, age by tables, {of}", shown(name)), &["exact"], &["leaves"], at_most)
+    };
+    let pages = bed.pages();
+    vec![
+        contest("1 % in runs of 32 MiB", clustered(pages), 0.05),
+        contest("1 % scattered", scattered(pages), 1.1),
+    ]
+}
+
+/// As people write it.
+fn shown(format: TableFormat) -> String {
+    format.to_string().to_uppercase()
+}
+
+/// Tables without any accessed bit, but for what a guest that touches `pages` leaves.
+fn aged<'a, F: Format>(
+    bed: &Bed<F>,
+    pages: &[u64],
+    ages: &mut Ages<'_>,
+    arena: &'a Arena,
+) -> anyhow::Result<Tables<'a, F, Arena>> {
+    let old = Attributes { accessed: false, ..Attributes::RAM };
+    let tables = bed.live(arena, PageSize::SIZE_4K, old)?;
+    let mut member = Member::join(arena)?;
+    let mut guard = tables.enter(&mut member)?;
+    let how = Ageing { clear: true, skip: Skip::Exact, fresh: false };
+    let aged = guard.age(bed.range(), ages, how)?;
+    ensure!(aged.young == 0, "{} pages are young before the guest ran", aged.young);
+    drop(guard);
+    for &page in pages {
+        touch(&tables, arena, bed.page(page).start())?;
+    }
+    Ok(tables)
+}
+
+/// The arena without tables, for those of a format.
+fn emptied<F: Format>(arena: &mut Arena) -> &Arena {
+    arena.reset();
+    arena.set_break_before_make(breaks_of::<F>());
+    arena.set_stores(Stores::Plain);
+    arena
+}
+
+fn age_once<F: Format>(
+    bed: &Bed<F>,
+    touched: &[u64],
+    skip: Skip,
+    mut ages: Ages<'_>,
+    arena: &mut Arena,
+    check: bool,
+) -> anyhow::Result<Sample> {
+    let arena = emptied::<F>(arena);
+    let tables = aged(bed, touched, &mut ages, arena)?;
+    ages.young.fill(0);
+    ages.unanswered.fill(0);
+    let mut member = Member::join(arena)?;
+    let before = arena.invalidations();
+    let watch = Watch::start();
+    let mut guard = tables.enter(&mut member)?;
+    let aged = guard.age(bed.range(), &mut ages, Ageing { clear: true, skip, fresh: false })?;
+    let counts = guard.counts();
+    guard.complete();
+    drop(guard);
+    let seconds = watch.seconds();
+    let invalidations = arena.invalidations() - before;
+    ensure!(
+        (aged.young, aged.unanswered) == (touched.len() as u64, 0),
+        "{aged:?} after {} pages were touched",
+        touched.len()
+    );
+    if check {
+        let named = |page: &u64| ages.young[(page / 64) as usize] >> (page % 64) & 1 == 1;
+        ensure!(touched.iter().all(named), "a page that was touched is not young");
+        let mut guard = tables.enter(&mut member)?;
+        let how = Ageing { clear: false, skip: Skip::Nothing, fresh: false };
+        let left = guard.age(bed.range(), &mut ages, how)?;
+        ensure!(left.young == 0, "pages are young after they were aged");
+    }
+    Ok(Sample { seconds, counts: counted(counts, invalidations) })
+}
+
+/// A round of dirty logging: the whole guest is protected, then it writes.
+pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
+    let bed = Bed::new(format, memory);
+    let contest = |of, written: Vec<u64>, at_most, rounds| {
+        let written: Rc<[u64]> = written.into();
+        let entrant = |subtrees, each: bool| {
+            let written = written.clone();
+            // The least of each fault in all rounds so far: what recurs is the fault's own.
+            let mut least = vec![u32::MAX; if each { written.len() } else { 0 }];
+            move |arena: &mut Arena, check: bool| {
+                let least = each.then_some(&mut least[..]);
+                round(&bed, &written, subtrees, least, arena, check)
+            }
+        };
+        pose(Part::ProtectTables, name, memory, of)
+            .enter("subtrees", ENGINE, entrant(true, false))
+            .enter("leaves", ENGINE, entrant(false, false))
+            .enter("subtrees-worst-fault", ENGINE, entrant(true, true))
+            .enter("leaves-worst-fault", ENGINE, entrant(false, true))
+            .at_most(rounds)
+            .ask(
+                format!("{}, protect by tables, {of}", shown(name)),
+                &["subtrees"],
+                &["leaves"],
+                at_most,
+            )
+    };
+    let pages = bed.pages();
+    vec![
+        contest("writes 1 % in runs of 32 MiB", clustered(pages), 0.1, 9),
+        contest("writes 1 % scattered", scattered(pages), 1.1, 9),
+        contest("writes all pages", (0..pages).collect(), 1.1, 5),
+    ]
+}
+
+fn round<F: Format>(
+    bed: &Bed<F>,
+    written: &[u64],
+    subtrees: bool,
+    least: Option<&mut [u32]>,
+    arena: &mut Arena,
+    check: bool,
+) -> anyhow::Result<Sample> {
+    let arena = emptied::<F>(arena);
+    let tables = bed.live(arena, PageSize::SIZE_4K, Attributes::RAM)?;
+    let mut member = Member::join(arena)?;
+    let before = arena.invalidations();
+    let watch = Watch::start();
+    let mut counts = Counts::NONE;
+    let mut guard = tables.enter(&mut member)?;
+    if subtrees {
+        guard.write_protect_subtrees(bed.range())?;
+    } else {
+        guard.write_protect(bed.range())?;
+    }
+    counts += guard.counts();
+    guard.complete();
+    drop(guard);
+    let mut changed = 0;
+    let seconds = match least {
+        None => {
+            changed += faults(bed, &tables, &mut member, written, &mut counts)?;
+            watch.seconds()
+        }
+        Some(least) => {
+            for (page, least) in written.chunks(1).zip(&mut *least) {
+                let begin = Instant::now();
+                changed += faults(bed, &tables, &mut member, page, &mut counts)?;
+                *least = (*least).min(begin.elapsed().as_nanos() as u32);
+            }
+            f64::from(least.iter().copied().max().unwrap_or(0)) / 1e9
+        }
+    };
+    let invalidations = arena.invalidations() - before;
+    ensure!(changed == (written.len() as u64) << 12, "faults changed {changed} bytes");
+    if check {
+        verify(bed, &tables, &mut member, written)?;
+    }
+    Ok(Sample { seconds, counts: counted(counts, invalidations) })
+}
+
+/// A write fault on each page; returns the bytes that changed.
+fn faults<'p, F: Format>(
+    bed: &Bed<F>,
+    tables: &Tables<'p, F, Arena>,
+    member: &mut Member<'p, Arena>,
+    pages: &[u64],
+    counts: &mut Counts,
+) -> anyhow::Result<u64> {
+    let mut changed = 0;
+    for &page in pages {
+        let mut guard = tables.enter(member)?;
+        changed += guard.relax(bed.page(page), Access::Write)?;
+        *counts += guard.counts();
+        guard.complete();
+    }
+    Ok(changed)
+}
+
+/// The pages written are writable, and no other is.
+fn verify<'p, F: Format>(
+    bed: &Bed<F>,
+    tables: &Tables<'p, F, Arena>,
+    member: &mut Member<'p, Arena>,
+    written: &[u64],
+) -> anyhow::Result<()> {
+    let guard = tables.enter(member)?;
+    let mut writable = 0;
+    for leaf in guard.leaves(bed.range())? {
+        writable += u64::from(leaf?.attributes.write);
+    }
+    ensure!(writable == written.len() as u64, "{writable} pages are writable");
+    for &page in written {
+        let found = guard.translate(bed.page(page).start())?;
+        ensure!(found.is_some_and(|f| f.attributes.write), "page {page} was written");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat::format::ept::Ept1G;
+    use slat::{BreakBeforeMake, GpaRange};
+
+    /// The slots on the way to some page, from the root.
+    fn path(tables: &Tables<'_, Ept1G, Arena>, arena: &Arena, page: GpaRange) -> Vec<u64> {
+        use slat::format::Kind;
+        use slat::{Format, Platform};
+        let (mut table, mut level) = (tables.root(), tables.geometry().root_level);
+        let mut slots = tables.geometry().root_slots;
+        let mut found = Vec::new();
+        loop {
+            let index = (page.start().0 >> Ept1G::shift(level)) as usize & (slots - 1);
+            // SAFETY: as in `touch`.
+            let raw = unsafe { arena.slots(table).add(index).as_ref() }.load();
+            found.push(raw);
+            if Ept1G::kind(raw, level) != Kind::Table {
+                return found;
+            }
+            (table, slots) = (Ept1G::table_address(raw), 512);
+            level -= 1;
+        }
+    }
+
+    #[test]
+    fn hardware_and_a_fault_leave_the_same_marks() {
+        let bed = Bed::new(Ept1G::default(), 1 << 30);
+        let mut arena = Arena::new(16 << 20, 4096, BreakBeforeMake::Never).unwrap();
+        let pages = [0, 511, 512, 70_000];
+        let mut after = Vec::new();
+        for by_hardware in [true, false] {
+            arena.reset();
+            let (mut young, mut unanswered) = (bed.bitmap(), bed.bitmap());
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let tables = aged(&bed, &[], &mut ages, &arena).unwrap();
+            let mut member = Member::join(&arena).unwrap();
+            let clean = path(&tables, &arena, bed.page(0));
+            // Below the root, whose slot covers more than the guest, nothing is accessed.
+            assert!(clean[1..].iter().all(|raw| raw & (1 << 8) == 0), "{clean:x?}");
+            for page in pages {
+                if by_hardware {
+                    touch(&tables, &arena, bed.page(page).start()).unwrap();
+                } else {
+                    let mut guard = tables.enter(&mut member).unwrap();
+                    guard.relax(bed.page(page), Access::Read).unwrap();
+                }
+            }
+            let other = pages.map(|page| bed.page(page + 1));
+            let all = pages.map(|page| bed.page(page)).into_iter().chain(other);
+            let paths: Vec<_> = all.map(|page| path(&tables, &arena, page)).collect();
+            assert!(paths[..4].iter().flatten().all(|raw| raw & (1 << 8) != 0), "{paths:x?}");
+            after.push(paths);
+        }
+        assert_eq!(after[0], after[1]);
+    }
+}

@@ -1,0 +1,40 @@
+//! Hardware that walks tables: it marks what it walks through as accessed.
+
+use anyhow::bail;
+use slat::format::Kind;
+use slat::{Format, Gpa, Platform, Slot, Tables};
+use slat_ideas::arena::Arena;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Reads at `gpa`: marks the leaf and all tables above it.
+///
+/// # Errors
+/// Nothing is mapped there.
+pub fn touch<F: Format>(
+    tables: &Tables<'_, F, Arena>,
+    arena: &Arena,
+    gpa: Gpa,
+) -> anyhow::Result<()> {
+    let geometry = tables.geometry();
+    let (mut level, mut table) = (geometry.root_level, tables.root());
+    let mut slots = geometry.root_slots;
+    loop {
+        let index = (gpa.0 >> F::shift(level)) as usize & (slots - 1);
+        // SAFETY: a table in use has that many slots, and stays while the tables are borrowed:
+        // nobody retires one here.
+        let slot: &Slot = unsafe { arena.slots(table).add(index).as_ref() };
+        let raw = slot.load();
+        let (bit, next) = match F::kind(raw, level) {
+            Kind::Table => (F::TABLE_ACCESSED, Some(F::table_address(raw))),
+            Kind::Leaf => (F::ACCESSED, None),
+            kind => bail!("{gpa} is {kind:?}"),
+        };
+        if raw & bit != bit {
+            // SAFETY: a `Slot` is one atomic word.
+            let word = unsafe { &*std::ptr::from_ref(slot).cast::<AtomicU64>() };
+            word.fetch_or(bit, Ordering::AcqRel);
+        }
+        let Some(next) = next else { return Ok(()) };
+        (table, slots, level) = (next, F::slots(level - 1), level - 1);
+    }
+}

@@ -1,0 +1,120 @@
+//! The command line of `slat`.
+
+mod doctor;
+mod emulate;
+mod explain;
+mod show;
+
+pub use doctor::DoctorArgs;
+pub use emulate::{Architecture, EmulateArgs, KernelChoice, ModuleParam};
+pub use explain::ExplainArgs;
+pub use show::ShowArgs;
+
+use crate::kvm::{Guests, Tunes};
+use clap::{Args, Parser, Subcommand};
+use slat_lab::cli::{Common, PrintArgs};
+use slat_lab::scenario::Chosen;
+use std::path::PathBuf;
+
+const AFTER_HELP: &str = "\
+Examples:
+  slat                                     measure this host, write slat-report/
+  slat --quick                             the same on small sizes, in seconds
+  slat doctor                              what this host can measure, and what would change the rest
+  slat bench dirty-log -v 2                log the dirty pages of a guest with 2 vCPUs
+  slat bench migrate --dirty-rate 200MiB/s --link 10Gbit/s
+                                           migrate a running guest, in each way of logging
+  slat explain slat-report/                where the time of its guests went
+  slat tune dirty-log                      which way of logging stalls a guest least here
+  slat compare before/ after/              hold two runs against each other
+  slat noise -- bench dirty-log            the machine against itself
+  slat emulate --kernel debian-6.1 -- bench dirty-log --memory 64M
+                                           the same in an emulated machine: exact counts
+  slat plan plan.toml --cell 1/5           a fifth of a matrix of settings
+  slat completions bash > ~/.local/share/bash-completion/completions/slat
+
+The engine's own tables are measured by slat-bench: cargo run --release -p slat-bench -- --help
+
+Exit codes:
+  0    all that was asked for was measured, or skipped with the reason shown
+  1    a measurement failed, or cannot be done on this host
+  2    the command line or its values cannot be right
+  3    an emulated machine gave no report
+  4    slat doctor --for: this host cannot run that scenario
+  5    --time-limit came first; what was measured until then has been written
+  130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
+
+/// What memory management costs guests, measured from user space.
+///
+/// Without a subcommand, measures what this host's KVM costs its guests, and what the ideas that
+/// Slat grew from could save. Needs no root and changes no setting.
+#[derive(Debug, Parser)]
+#[command(name = "slat", version, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
+#[command(max_term_width = 100, subcommand_help_heading = "Commands")]
+pub struct Cli {
+    /// What to do instead of the main job.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
+    /// How to do the main job.
+    #[command(flatten)]
+    pub main: MainArgs,
+}
+
+/// The main job: what memory management costs guests on this host, and what it could cost.
+#[derive(Clone, Debug, Args)]
+pub struct MainArgs {
+    /// Where to write results.json and report.html
+    #[arg(long, short, value_name = "DIR", default_value = "slat-report")]
+    pub output: PathBuf,
+
+    /// Small sizes, a few seconds: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: PrintArgs,
+}
+
+/// What `slat` can do beside the main job.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure one scenario on a guest under this host's KVM
+    #[command(arg_required_else_help = true)]
+    Bench {
+        /// Which.
+        #[command(subcommand)]
+        scenario: Chosen<Guests>,
+    },
+    /// Say what this host can measure, what not and why, and the commands that would change it
+    Doctor(DoctorArgs),
+    /// Say where the time of a run's guests went: faults, calls, waiting, and what is left
+    #[command(arg_required_else_help = true)]
+    Explain(ExplainArgs),
+    /// Find the setting that costs guests on this host the least
+    #[command(arg_required_else_help = true)]
+    Tune {
+        /// Of what.
+        #[command(subcommand)]
+        what: Chosen<Tunes>,
+    },
+    /// Draw second-stage tables: leaf sizes, rights, what was used and written
+    Show(ShowArgs),
+    /// Run in an emulated machine: another kernel or architecture, with a real TDP MMU or stage 2
+    Emulate(EmulateArgs),
+    /// What all programs have.
+    #[command(flatten)]
+    Common(Common),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,279 @@
+//! What a host can measure and what it cannot, with the reason and the command that would change
+//! it: `slat doctor`.
+//!
+//! Each file below looks at one part of the host and answers with [`Finding`]s; [`verdict`] says
+//! which of them a scenario cannot do without. Reads only: whatever must be written to be found
+//! out is not found out.
+
+mod evidence;
+mod isolation;
+mod kvm;
+mod limits;
+mod memory;
+mod processor;
+pub mod report;
+mod statistics;
+mod tools;
+mod tracking;
+pub mod verdict;
+
+pub use evidence::Evidence;
+pub use verdict::{Verdict, verdicts};
+
+use crate::kvm::Guests;
+use serde::Serialize;
+use slat_lab::scenario::Scenarios;
+
+/// What a host may be asked for beside the scenarios of guests: to emulate a machine.
+pub const EMULATE: &str = "emulate";
+
+/// The names of all that a host may be asked to run.
+pub fn scenarios() -> impl Iterator<Item = &'static str> {
+    Guests::ALL.iter().map(|entry| entry.name).chain([EMULATE])
+}
+
+/// Which scenarios' figures depend on a matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum For {
+    /// All of them.
+    All,
+    /// Those that run a guest under the host's KVM.
+    Guests,
+    /// Those of these names.
+    Only(&'static [&'static str]),
+}
+
+impl For {
+    fn has(self, scenario: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Guests => scenario != EMULATE,
+            Self::Only(names) => names.contains(&scenario),
+        }
+    }
+}
+
+/// How the host stands in one matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Status {
+    /// As a measurement wants it.
+    Ok,
+    /// Usable, and the figures have to be read with that in mind.
+    Limited,
+    /// Not there.
+    Missing,
+}
+
+impl Status {
+    /// The word that is printed.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Limited => "limited",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+/// Findings that are read together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Group {
+    /// The processor, and what is below it.
+    Processor,
+    /// The host's KVM.
+    Kvm,
+    /// Memory and huge pages.
+    Memory,
+    /// Ways to learn which pages were used.
+    Tracking,
+    /// Counters and clocks that explain a time.
+    Statistics,
+    /// Control groups and swap.
+    Limits,
+    /// What else the CPUs do.
+    Isolation,
+    /// Programs that `slat emulate` runs.
+    Tools,
+}
+
+impl Group {
+    /// What the group is called.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Processor => "Processor and virtualisation",
+            Self::Kvm => "KVM",
+            Self::Memory => "Memory and huge pages",
+            Self::Tracking => "Accessed tracking",
+            Self::Statistics => "Statistics",
+            Self::Limits => "Control groups and swap",
+            Self::Isolation => "Isolation",
+            Self::Tools => "Tools of slat emulate",
+        }
+    }
+}
+
+/// What would make it better.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// A command, which may need root.
+    Command(String),
+    /// Something that no command of this host does.
+    ByHand(String),
+    /// Nothing does, for this reason.
+    Nothing(String),
+    /// Whatever changes another finding.
+    See(&'static str),
+}
+
+impl Change {
+    fn command(text: impl Into<String>) -> Self {
+        Self::Command(text.into())
+    }
+
+    fn by_hand(text: impl Into<String>) -> Self {
+        Self::ByHand(text.into())
+    }
+
+    fn nothing(text: impl Into<String>) -> Self {
+        Self::Nothing(text.into())
+    }
+
+    /// The change as a sentence, commands between backquotes.
+    pub fn sentence(&self) -> String {
+        match self {
+            Self::Command(command) => format!("`{command}`"),
+            Self::ByHand(what) => what.clone(),
+            Self::Nothing(reason) => format!("nothing does: {reason}"),
+            Self::See(other) => format!("see {other}"),
+        }
+    }
+}
+
+/// One matter: how the host stands, why anybody asks, and what would change it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Where it belongs.
+    pub group: Group,
+    /// What was looked at; [`verdict`] knows it by this name.
+    pub name: &'static str,
+    /// How the host stands.
+    pub status: Status,
+    /// What was found.
+    pub found: String,
+    /// Why it matters.
+    pub why: &'static str,
+    /// What it matters for.
+    pub scenarios: Vec<String>,
+    /// What would change it; nothing where it is as it should be.
+    pub change: Option<Change>,
+    #[serde(skip)]
+    matters_for: For,
+}
+
+impl Finding {
+    /// Whether the scenario's figures depend on it.
+    pub fn matters_for(&self, scenario: &str) -> bool {
+        self.matters_for.has(scenario)
+    }
+}
+
+/// A matter before it was looked at.
+struct Subject {
+    group: Group,
+    name: &'static str,
+    matters_for: For,
+    why: &'static str,
+}
+
+impl Subject {
+    const fn new(group: Group, name: &'static str, matters_for: For, why: &'static str) -> Self {
+        Self { group, name, matters_for, why }
+    }
+
+    fn finding(self, status: Status, found: String, change: Option<Change>) -> Finding {
+        let Self { group, name, matters_for, why } = self;
+        let names = scenarios().filter(|name| matters_for.has(name));
+        let scenarios = names.map(str::to_owned).collect();
+        Finding { group, name, status, found, why, scenarios, change, matters_for }
+    }
+
+    fn ok(self, found: impl Into<String>) -> Finding {
+        self.finding(Status::Ok, found.into(), None)
+    }
+
+    fn limited(self, found: impl Into<String>, change: Change) -> Finding {
+        self.finding(Status::Limited, found.into(), Some(change))
+    }
+
+    fn missing(self, found: impl Into<String>, change: Change) -> Finding {
+        self.finding(Status::Missing, found.into(), Some(change))
+    }
+}
+
+/// Everything that was found, group by group.
+pub fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let parts: [fn(&Evidence) -> Vec<Finding>; 8] = [
+        processor::findings,
+        kvm::findings,
+        memory::findings,
+        tracking::findings,
+        statistics::findings,
+        limits::findings,
+        isolation::findings,
+        tools::findings,
+    ];
+    parts.into_iter().flat_map(|part| part(evidence)).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod fake;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Vec<Finding>> {
+        fake::hosts().into_iter().map(|host| examine(&host.evidence())).collect()
+    }
+
+    #[test]
+    fn what_is_not_as_it_should_be_comes_with_what_would_change_it() {
+        for finding in all().into_iter().flatten() {
+            assert_eq!(finding.status == Status::Ok, finding.change.is_none(), "{finding:?}");
+            assert!(!finding.why.is_empty(), "{finding:?}");
+            if let For::Only(names) = finding.matters_for {
+                let known = |name: &&str| scenarios().any(|scenario| scenario == *name);
+                assert!(!names.is_empty() && names.iter().all(known), "{finding:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_host_is_asked_the_same_questions_each_once() {
+        let names = |findings: &Vec<Finding>| findings.iter().map(|f| f.name).collect::<Vec<_>>();
+        let all = all();
+        let mut first = names(&all[0]);
+        assert!(all.iter().all(|findings| names(findings) == first));
+        let count = first.len();
+        first.sort_unstable();
+        first.dedup();
+        assert_eq!(first.len(), count);
+    }
+
+    #[test]
+    fn a_host_of_which_nothing_is_known_is_examined_all_the_same() {
+        let findings = examine(&fake::nothing().evidence());
+        assert_eq!(findings.len(), all()[0].len());
+        let device = findings.iter().find(|f| f.name == kvm::DEVICE).unwrap();
+        assert_eq!(device.status, Status::Missing);
+    }
+
+    #[test]
+    fn this_host_can_be_examined() {
+        let findings = examine(&Evidence::here());
+        assert_eq!(findings.len(), all()[0].len());
+    }
+}

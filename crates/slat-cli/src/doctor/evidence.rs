@@ -1,0 +1,162 @@
+//! Where findings come from: files below a root, KVM's own answers, the folders of programs.
+
+use slat_kvm::HostKvm;
+use slat_lab::host::{Files, Host, cpuinfo_field};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// A host under examination.
+pub struct Evidence {
+    root: PathBuf,
+    /// What reports say of the host, too.
+    pub(super) host: Host,
+    /// What KVM answers, or why it does not.
+    pub(super) kvm: Result<HostKvm, slat_kvm::Error>,
+    /// Folders that programs are looked for in.
+    programs: Vec<PathBuf>,
+}
+
+/// What became of the attempt to read something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// It can be read.
+    Readable,
+    /// It is there, for others.
+    Denied,
+    /// It is not there.
+    Absent,
+}
+
+/// `CAP_SYS_ADMIN`, by its number in a mask of capabilities.
+pub const SYS_ADMIN: u32 = 21;
+/// `CAP_PERFMON`.
+pub const PERFMON: u32 = 38;
+
+impl Evidence {
+    /// The host that this runs on.
+    pub fn here() -> Self {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let programs = std::env::split_paths(&path).collect();
+        Self::below(PathBuf::from("/"), slat_kvm::probe(), programs)
+    }
+
+    /// A host whose files are below `root`.
+    pub(super) fn below(
+        root: PathBuf,
+        kvm: Result<HostKvm, slat_kvm::Error>,
+        programs: Vec<PathBuf>,
+    ) -> Self {
+        let host = Host::read_below(&root);
+        Self { root, host, kvm, programs }
+    }
+
+    pub(super) fn files(&self) -> Files<'_> {
+        Files(&self.root)
+    }
+
+    /// Whether a file or folder can be read.
+    pub(super) fn access(&self, path: &str) -> Access {
+        let path = self.root.join(path);
+        let opened = match path.is_dir() {
+            true => fs::read_dir(path).map(drop),
+            false => fs::File::open(path).map(drop),
+        };
+        match opened.map_err(|error| error.kind()) {
+            Ok(()) => Access::Readable,
+            Err(ErrorKind::PermissionDenied) => Access::Denied,
+            Err(_) => Access::Absent,
+        }
+    }
+
+    /// Whether the kernel lets a file be written by whom it belongs to.
+    pub(super) fn is_writable(&self, path: &str) -> bool {
+        let metadata = fs::metadata(self.root.join(path));
+        metadata.is_ok_and(|file| file.permissions().mode() & 0o200 != 0)
+    }
+
+    /// Whether this process has a capability.
+    pub(super) fn is_capable(&self, capability: u32) -> bool {
+        let status = self.files().text("proc/self/status").unwrap_or_default();
+        let mask = cpuinfo_field(&status, "CapEff");
+        let mask = mask.and_then(|mask| u64::from_str_radix(&mask, 16).ok());
+        mask.is_some_and(|mask| mask >> capability & 1 != 0)
+    }
+
+    /// Whether the processor has one of x86's features, or lists it among Arm's.
+    pub(super) fn has_flag(&self, name: &str) -> bool {
+        let cpuinfo = self.files().text("proc/cpuinfo").unwrap_or_default();
+        let flags =
+            cpuinfo_field(&cpuinfo, "flags").or_else(|| cpuinfo_field(&cpuinfo, "Features"));
+        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == name))
+    }
+
+    /// A parameter of a module of KVM's.
+    pub(super) fn parameter(&self, module: &str, name: &str) -> Option<&str> {
+        self.host.kvm.parameters.get(module)?.get(name)?.0.as_deref()
+    }
+
+    /// Whether a file system of that kind is mounted.
+    pub(super) fn is_mounted(&self, kind: &str) -> bool {
+        let mounts = self.files().text("proc/mounts").unwrap_or_default();
+        mounts.lines().any(|line| line.split_whitespace().nth(2) == Some(kind))
+    }
+
+    /// Where a program is.
+    pub(super) fn program(&self, name: &str) -> Option<PathBuf> {
+        let within = |folder: &Path| self.root.join(folder.strip_prefix("/").unwrap_or(folder));
+        let is_program = |path: &PathBuf| {
+            let file = fs::metadata(within(path.as_path()));
+            file.is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+        };
+        self.programs.iter().map(|folder| folder.join(name)).find(is_program)
+    }
+
+    /// Whether a hypervisor is known to be below this host.
+    pub(super) fn is_guest(&self) -> bool {
+        self.host.virtualisation.hypervisor.0 == Some(true)
+    }
+
+    /// Whether KVM works here without the processor's help.
+    pub(super) fn is_software_kvm(&self) -> bool {
+        let helped = self.has_flag("vmx") || self.has_flag("svm");
+        self.host.cpu.architecture == "x86_64" && self.kvm.is_ok() && !helped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_lab::fake::files as fake;
+
+    fn below(files: &[(&str, &str)]) -> (tempfile::TempDir, Evidence) {
+        let root = fake(files);
+        let programs = vec!["/sbin".into(), "/usr/bin".into()];
+        let kvm = Err(slat_kvm::Error::NoKvm);
+        let evidence = Evidence::below(root.path().to_owned(), kvm, programs);
+        (root, evidence)
+    }
+
+    #[test]
+    fn a_program_is_a_file_that_can_be_executed() {
+        let (root, evidence) = below(&[("sbin/tool", ""), ("usr/bin/tool", "")]);
+        assert_eq!(evidence.program("tool"), None);
+        let file = root.path().join("usr/bin/tool");
+        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(evidence.program("tool"), Some("/usr/bin/tool".into()));
+    }
+
+    #[test]
+    fn capabilities_are_bits_of_a_mask() {
+        let (_root, evidence) =
+            below(&[("proc/self/status", "Name:\tx\nCapEff:\t0000000000200000")]);
+        assert!(evidence.is_capable(SYS_ADMIN) && !evidence.is_capable(PERFMON));
+    }
+
+    #[test]
+    fn a_file_system_counts_as_mounted_by_its_kind_and_not_by_its_name() {
+        let (_root, evidence) = below(&[("proc/mounts", "debugfs /mnt tmpfs rw 0 0\n")]);
+        assert!(evidence.is_mounted("tmpfs") && !evidence.is_mounted("debugfs"));
+    }
+}

@@ -1,0 +1,89 @@
+//! Control groups and swap: what bounds this process, and what memory pressure can be made with.
+
+use super::Group::Limits;
+use super::{Change, Evidence, Finding, For, Subject};
+use slat_lab::numbers::{bytes, three_digits};
+use std::path::{Path, PathBuf};
+
+const PRESSURE: For = For::Only(&["age", "memory-stress"]);
+
+pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
+    vec![memory_controller(evidence), cpu_quota(evidence), swap(evidence)]
+}
+
+fn memory_controller(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Limits,
+        "cgroup memory",
+        PRESSURE,
+        "A limit below the guest's memory makes the host reclaim from it, and MGLRU ages by control \
+         group.",
+    );
+    let files = evidence.files();
+    let controllers = files.text("sys/fs/cgroup/cgroup.controllers");
+    let has_memory = |list: &String| list.split_whitespace().any(|name| name == "memory");
+    match controllers {
+        Some(list) if has_memory(&list) => subject.ok("version 2"),
+        Some(_) => subject.missing(
+            "version 2, without the memory controller",
+            Change::by_hand("boot without cgroup_disable=memory, or with cgroup_enable=memory"),
+        ),
+        None if files.number("sys/fs/cgroup/memory/memory.limit_in_bytes").is_some() => subject
+            .limited("version 1", Change::by_hand("boot with systemd.unified_cgroup_hierarchy=1")),
+        None => subject.missing(
+            "none at /sys/fs/cgroup",
+            Change::command("mount -t cgroup2 none /sys/fs/cgroup"),
+        ),
+    }
+}
+
+fn cpu_quota(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Limits,
+        "cgroup CPU quota",
+        For::All,
+        "A quota stops all threads for the rest of each period: waits that nothing measured explains.",
+    );
+    let files = evidence.files();
+    let own = files.text("proc/self/cgroup").and_then(|groups| {
+        groups.lines().find_map(|line| line.strip_prefix("0::/").map(PathBuf::from))
+    });
+    let quota = |group: &Path| {
+        let path = Path::new("sys/fs/cgroup").join(group).join("cpu.max");
+        let text = files.text(path.to_str()?)?;
+        let (quota, period) = text.split_once(' ')?;
+        // Without a quota the file says `max`, which is no number.
+        Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+    };
+    let own = own.unwrap_or_default();
+    match own.ancestors().filter_map(quota).min_by(f64::total_cmp) {
+        None => subject.ok("none"),
+        Some(cpus) => subject.limited(
+            format!("{} CPUs", three_digits(cpus)),
+            Change::by_hand(
+                "raise the quota of the container or unit (systemctl set-property UNIT CPUQuota=)",
+            ),
+        ),
+    }
+}
+
+fn swap(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Limits,
+        "swap",
+        PRESSURE,
+        "A guest's memory is anonymous: without swap none of it can be reclaimed, under any pressure.",
+    );
+    let text = evidence.files().text("proc/swaps").unwrap_or_default();
+    let kib =
+        text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+    match kib.sum::<u64>() {
+        0 => subject.missing(
+            "none",
+            Change::command(
+                "fallocate -l 4G /swapfile && chmod 600 /swapfile && mkswap /swapfile && swapon /swapfile",
+            ),
+        ),
+        kib => subject.ok(bytes(kib << 10)),
+    }
+}

@@ -1,0 +1,118 @@
+//! Memory, and the huge pages that can back a guest.
+
+use super::Group::Memory;
+use super::{Change, Evidence, Finding, For, Subject};
+use slat_lab::numbers::bytes;
+
+/// Below this much, guests of the default size leave the host too little to be undisturbed.
+const COMFORTABLE: u64 = 4 << 30;
+
+/// Pages of a pool that back a guest of the default size.
+const DEFAULT_GUEST: u64 = 256 << 20;
+
+const BACKED: For =
+    For::Only(&["populate", "dirty-log", "execute", "memory-stress", "memslot", "migrate"]);
+
+pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
+    vec![
+        available(evidence),
+        transparent(evidence),
+        pool(evidence, "hugetlb 2m", 2 << 20),
+        pool(evidence, "hugetlb 1g", 1 << 30),
+        nodes(evidence),
+    ]
+}
+
+fn available(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Memory,
+        "memory available",
+        For::All,
+        "A guest that pushes others out measures reclaim; what a control group leaves counts.",
+    );
+    match evidence.host.memory.available.0 {
+        Some(free) if free >= COMFORTABLE => subject.ok(bytes(free)),
+        Some(free) => subject.limited(
+            bytes(free),
+            Change::by_hand("end what uses the rest, or take a smaller --memory"),
+        ),
+        None => subject.limited(
+            "/proc/meminfo does not tell",
+            Change::by_hand("mount /proc, or take a small --memory"),
+        ),
+    }
+}
+
+fn transparent(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Memory,
+        "transparent huge pages",
+        BACKED,
+        "--backing 2m asks for them by madvise.",
+    );
+    let change = || Change::command("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+    match evidence.host.thp.enabled.0.as_deref() {
+        Some(choice @ ("always" | "madvise")) => subject.ok(choice),
+        Some(other) => subject.missing(other, change()),
+        None => subject.missing(
+            "this kernel has none",
+            Change::nothing("a kernel with CONFIG_TRANSPARENT_HUGEPAGE has them"),
+        ),
+    }
+}
+
+fn pool(evidence: &Evidence, name: &'static str, page_size: u64) -> Finding {
+    let subject = Subject::new(
+        Memory,
+        name,
+        BACKED,
+        "--backing hugetlb-2m and hugetlb-1g take huge pages that stay huge, from a pool.",
+    );
+    let pool = evidence.host.hugetlb.iter().find(|pool| pool.page_size == page_size);
+    let Some(pool) = pool else {
+        return subject.missing(
+            "this kernel has no such pool",
+            Change::nothing("processor or kernel lack it"),
+        );
+    };
+    let wanted = DEFAULT_GUEST.div_ceil(page_size);
+    let (total, free) = (pool.total.0.unwrap_or(0), pool.free.0.unwrap_or(0));
+    let found = format!("{free} pages free of {total}");
+    // Those that others hold have to stay.
+    let pages = total - free.min(total) + wanted;
+    let change = || {
+        let folder = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page_size >> 10);
+        Change::command(format!("echo {pages} > {folder}/nr_hugepages"))
+    };
+    match free {
+        0 => subject.missing(found, change()),
+        free if free < wanted => subject.limited(found, change()),
+        _ => subject.ok(found),
+    }
+}
+
+fn nodes(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Memory,
+        "NUMA",
+        For::Guests,
+        "Memory of another node is slower, and automatic balancing unmaps pages to see who uses them.",
+    );
+    let balancing = evidence.files().number("proc/sys/kernel/numa_balancing");
+    match (evidence.host.numa_nodes.0, balancing) {
+        (Some(1), _) => subject.ok("one node"),
+        (Some(nodes), Some(0)) => subject.limited(
+            format!("{nodes} nodes, balancing off"),
+            Change::command("slat bench … --cpu-node 0 --memory-node 0"),
+        ),
+        (Some(nodes), Some(_)) => subject.limited(
+            format!("{nodes} nodes, balancing on"),
+            Change::command("sysctl kernel.numa_balancing=0"),
+        ),
+        (Some(nodes), None) => subject.limited(
+            format!("{nodes} nodes"),
+            Change::command("slat bench … --cpu-node 0 --memory-node 0"),
+        ),
+        (None, _) => subject.ok("this kernel knows no nodes"),
+    }
+}

@@ -1,0 +1,210 @@
+//! `slat` in an emulated machine: another kernel, another architecture, or second-stage translation
+//! that this machine does not have, and the report of what was counted there.
+//!
+//! The machine is QEMU without acceleration, a kernel, and an initial file system that holds nothing
+//! but the program itself, and the libraries that it needs: it is the first process
+//! ([`slat_lab::first`]) and the command. Nothing is installed and nothing needs root.
+
+mod binary;
+mod initramfs;
+mod kernel;
+mod machine;
+mod modules;
+mod report;
+
+pub use report::{Emulated, Emulator};
+
+use crate::cli::{Architecture, Cli, Command, EmulateArgs};
+use anyhow::Context;
+use binary::Program;
+use clap::Parser;
+use kernel::Kernel;
+use machine::Machine;
+use modules::Module;
+use slat_lab::failure::{bad_input, no_report};
+use slat_lab::first::job::{self, Answer, Job, LoadModule};
+use slat_lab::first::{NAME, PROGRAM};
+use slat_lab::session::Session;
+
+/// What came of a command in an emulated machine.
+#[derive(Debug)]
+pub struct Run {
+    /// All that the console said.
+    pub console: String,
+    /// How the command ended and what it reported; or why it did not.
+    pub end: anyhow::Result<Ended>,
+}
+
+/// A command that ran to its end.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit code.
+    pub exit_code: u8,
+    /// What it said on stderr.
+    pub stderr: String,
+    /// Its report, if it wrote one.
+    pub report: Option<Emulated>,
+}
+
+/// Runs a command in the machine that `args` describes.
+///
+/// # Errors
+/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for what cannot be right,
+/// [`Failure::Interrupted`](slat_lab::failure::Failure::Interrupted), or whatever is missing. What
+/// happened once the machine ran is in [`Run::end`].
+pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
+    let (name, words) = check_command(&args.command)?;
+    let nodes = args.numa_nodes;
+    if nodes > args.cpus || !args.memory.bytes().is_multiple_of(u64::from(nodes) << 20) {
+        return Err(bad_input(format!(
+            "{nodes} NUMA nodes do not share {} CPUs and {} of memory in whole MiB",
+            args.cpus, args.memory
+        )));
+    }
+    let arch = args.arch.or_else(Architecture::of_this_machine).ok_or_else(|| {
+        bad_input("this machine's own architecture cannot be emulated; name one by --arch")
+    })?;
+    let program = binary::choose(args.binary.as_deref(), name, arch)?;
+    let emulator = Emulator::new(arch, args, machine::version(arch)?);
+    session.start(&format!("emulate {arch}"), 2);
+    let kernel = Kernel::find(&args.kernel, args.modules.as_deref(), arch, session)?;
+    session.step();
+    let mut modules = kernel.kvm_modules(arch)?;
+    let mut append = modules::give(&args.module_param, &mut modules);
+    append.extend(args.append.clone());
+    let initramfs = initramfs(&program, &modules, words, arch)?;
+    session.say("running it");
+    let machine = Machine {
+        arch,
+        cpus: args.cpus,
+        memory: args.memory,
+        numa_nodes: args.numa_nodes,
+        kernel: &kernel.image,
+        initramfs: &initramfs,
+        append: &append.join(" "),
+        cpu: args.cpu.as_deref(),
+        time_limit: args.time_limit,
+    };
+    let outcome = machine.run(session);
+    session.finish();
+    let outcome = outcome?;
+    let end = outcome.answer.and_then(|answer| ended(answer, emulator));
+    Ok(Run { console: outcome.console, end })
+}
+
+/// Everything that the machine has.
+fn initramfs(
+    program: &Program,
+    modules: &[Module],
+    words: &[String],
+    arch: Architecture,
+) -> anyhow::Result<Vec<u8>> {
+    let mut archive = initramfs::Archive::new()?;
+    archive.program(&PROGRAM[1..], &program.bytes)?;
+    for (path, bytes) in &program.libraries {
+        archive.library(path, bytes)?;
+    }
+    archive.link(&NAME[1..], PROGRAM)?;
+    let mut load = Vec::new();
+    for Module { name, image, params } in modules {
+        let path = format!("modules/{name}.ko");
+        archive.file(&path, image)?;
+        load.push(LoadModule {
+            name: name.clone(),
+            path: format!("/{path}"),
+            params: params.clone(),
+        });
+    }
+    let command = words.to_vec();
+    let job = Job { modules: load, command, port: arch.port().to_owned() };
+    archive.file(&job::PATH[1..], &serde_json::to_vec(&job)?)?;
+    archive.finish()
+}
+
+fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
+    let Answer { error, exit_code, stderr, report } = answer;
+    if let Some(error) = error {
+        return Err(no_report(format!("in the machine: {error}")));
+    }
+    let Some(exit_code) = exit_code.and_then(|code| u8::try_from(code).ok()) else {
+        return Err(no_report(format!("in the machine a signal ended the command\n{stderr}")));
+    };
+    let report = report.map(|text| Emulated::read(&text, emulator)).transpose();
+    let report = report.context("the report that came from the machine is none")?;
+    Ok(Ended { exit_code, stderr, report })
+}
+
+/// The engine's program, which may run in a machine as well.
+const BENCH: &str = "slat-bench";
+
+/// Which program the words are for, and its own words, before a machine is started for them. Those
+/// of `slat-bench` it reads itself.
+///
+/// # Errors
+/// They are no command that reports.
+fn check_command(words: &[String]) -> anyhow::Result<(&'static str, &[String])> {
+    let elsewhere = || {
+        bad_input(
+            "the report comes out of the machine by itself: give --output FILE and --json before `--`",
+        )
+    };
+    if let Some((first, rest)) = words.split_first()
+        && first == BENCH
+    {
+        let own = slat_lab::child::without_output(rest).len() == rest.len();
+        return if own { Ok((BENCH, rest)) } else { Err(elsewhere()) };
+    }
+    let line = std::iter::once("slat").chain(words.iter().map(String::as_str));
+    let cli = Cli::try_parse_from(line).map_err(|error| {
+        let text = crate::moved::moved(words).unwrap_or_else(|| error.render().to_string());
+        bad_input(format!("the command for the machine:\n{text}"))
+    })?;
+    let own = match &cli.command {
+        Some(Command::Bench { scenario }) => &scenario.out,
+        Some(Command::Tune { what }) => &what.out,
+        _ => {
+            return Err(bad_input(format!(
+                "`slat {}` measures nothing; in a machine run `bench`, `tune` or `slat-bench`",
+                words.join(" ")
+            )));
+        }
+    };
+    if own.output.is_some() || own.print.is_given() {
+        return Err(elsewhere());
+    }
+    Ok(("slat", words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_lab::failure::Failure;
+
+    fn refusal(words: &str) -> String {
+        let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+        let error = check_command(&words).unwrap_err();
+        assert!(matches!(error.downcast_ref(), Some(Failure::BadInput(_))), "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn commands_that_report_are_taken() {
+        for words in
+            ["bench dirty-log --memory 64M", "tune dirty-log", "slat-bench check --histories 3"]
+        {
+            let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+            check_command(&words).unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        }
+    }
+
+    #[test]
+    fn a_command_that_is_wrong_or_reports_nothing_is_refused_before_a_machine_starts() {
+        assert!(refusal("bench dirty-log --memory lots").contains("64G"));
+        assert!(refusal("bensh").contains("bench"));
+        assert!(refusal("completions bash").contains("measures nothing"));
+        assert!(refusal("emulate -- bench age").contains("measures nothing"));
+        assert!(refusal("bench age -o there").contains("before `--`"));
+        assert!(refusal("slat-bench check -o there").contains("before `--`"));
+        assert!(refusal("replay --quick").contains("slat-bench replay --quick"));
+    }
+}

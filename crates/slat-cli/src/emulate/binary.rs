@@ -1,0 +1,232 @@
+//! Which program runs in the machine, where there is nothing else: a static one, or one of this machine
+//! with the shared libraries that it has here.
+
+use crate::cli::Architecture;
+use anyhow::{Context, ensure};
+use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64, PT_INTERP};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, elf};
+use slat_lab::failure::bad_input;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What an executable is, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Kind {
+    machine: elf::Machine,
+    /// Who puts it together from shared libraries; nobody if it is static.
+    interpreter: Option<PathBuf>,
+}
+
+/// A program for the machine.
+#[derive(Debug)]
+pub struct Program {
+    /// The executable.
+    pub bytes: Vec<u8>,
+    /// What has to be there for it to start, each at its place; nothing if it is static.
+    pub libraries: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl Program {
+    fn new(path: &Path, bytes: Vec<u8>, interpreter: Option<&Path>) -> anyhow::Result<Self> {
+        let paths = interpreter.map(|interpreter| libraries(path, interpreter)).transpose()?;
+        let libraries = paths.unwrap_or_default().into_iter().map(|path| {
+            let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+            Ok((path, bytes))
+        });
+        Ok(Self { bytes, libraries: libraries.collect::<anyhow::Result<_>>()? })
+    }
+}
+
+/// The program of that name that the machine runs: the one asked for, this one, or one beside it.
+///
+/// # Errors
+/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if there is none that could run there.
+pub fn choose(asked: Option<&Path>, name: &str, arch: Architecture) -> anyhow::Result<Program> {
+    if let Some(path) = asked {
+        let bytes = read(path)?;
+        let interpreter = fits(&bytes, arch).map_err(|why| refused(path, name, &why, arch))?;
+        return Program::new(path, bytes, interpreter.as_deref());
+    }
+    let own = std::env::current_exe().context("cannot find out where this program is")?;
+    let here = if name == "slat" { own.clone() } else { own.with_file_name(name) };
+    let candidates = [here.clone(), own.with_file_name(format!("{name}-{arch}"))];
+    for path in &candidates {
+        if let Ok(bytes) = std::fs::read(path)
+            && let Ok(interpreter) = fits(&bytes, arch)
+        {
+            return Program::new(path, bytes, interpreter.as_deref());
+        }
+    }
+    let why = match std::fs::read(&here) {
+        Ok(bytes) => fits(&bytes, arch).err().unwrap_or_default(),
+        Err(_) => "is not there".to_owned(),
+    };
+    Err(refused(&here, name, &why, arch))
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| bad_input(format!("--binary {}: {error}", path.display())))
+}
+
+fn refused(path: &Path, name: &str, why: &str, arch: Architecture) -> anyhow::Error {
+    bad_input(format!(
+        "{} {why}; the machine needs a {name} for {arch}, static unless it is this machine's own: build \
+         one with `cargo xtask static --arch {arch}` and give it by `--binary target/static/{name}-{arch}`",
+        path.display()
+    ))
+}
+
+/// The shared libraries of a program, and what loads them, as that says itself (`ld.so --list`).
+fn libraries(program: &Path, interpreter: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let output = Command::new(interpreter).arg("--list").arg(program).output();
+    let output = output.with_context(|| interpreter.display().to_string())?;
+    ensure!(
+        output.status.success(),
+        "{} --list {} failed: {}",
+        interpreter.display(),
+        program.display(),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let mut paths = listed(&String::from_utf8_lossy(&output.stdout));
+    paths.retain(|path| path != interpreter);
+    paths.push(interpreter.to_owned());
+    Ok(paths)
+}
+
+/// The files of such a list: `libc.so.6 => /lib/libc.so.6 (0x7f00)`, `/lib64/ld.so.2 (0x7f00)`.
+fn listed(text: &str) -> Vec<PathBuf> {
+    let path = |line: &str| {
+        let place = line.split_once("=>").map_or(line, |(_, place)| place);
+        place.split_whitespace().next().map(PathBuf::from)
+    };
+    text.lines().filter_map(path).filter(|path| path.is_absolute()).collect()
+}
+
+/// Who has to start a program in the machine, if anybody; or why it could not run there.
+fn fits(bytes: &[u8], arch: Architecture) -> Result<Option<PathBuf>, String> {
+    let kind = kind(bytes).ok_or("is no ELF executable of 64 bits")?;
+    let machine = match arch {
+        Architecture::X86_64 => EM_X86_64,
+        Architecture::Aarch64 => EM_AARCH64,
+    };
+    match kind {
+        Kind { machine: other, .. } if other != machine => Err(format!("is not for {arch}")),
+        Kind { interpreter: Some(_), .. } if Architecture::of_this_machine() != Some(arch) => {
+            Err("is not static".to_owned())
+        }
+        Kind { interpreter, .. } => Ok(interpreter),
+    }
+}
+
+fn kind(bytes: &[u8]) -> Option<Kind> {
+    let header = FileHeader64::<Endianness>::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let kind = header.e_type(endian);
+    if kind != elf::ET_EXEC && kind != elf::ET_DYN {
+        return None;
+    }
+    // A program that names an interpreter has itself put together by it, from shared libraries.
+    let segments = header.program_headers(endian, bytes).ok()?;
+    let named = segments.iter().find(|segment| segment.p_type(endian) == PT_INTERP);
+    let interpreter = match named {
+        Some(segment) => {
+            let name = segment.interpreter(endian, bytes).ok()??;
+            Some(PathBuf::from(OsStr::from_bytes(name)))
+        }
+        None => None,
+    };
+    Some(Kind { machine: header.e_machine(endian), interpreter })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The least that is an executable: a header, and one segment of a kind.
+    pub fn executable(machine: u16, segment: u32) -> Vec<u8> {
+        let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
+        bytes.resize(16, 0);
+        bytes.extend(2u16.to_le_bytes()); // ET_EXEC
+        bytes.extend(machine.to_le_bytes());
+        bytes.extend(1u32.to_le_bytes());
+        bytes.extend(0u64.to_le_bytes()); // entry
+        bytes.extend(64u64.to_le_bytes()); // program headers
+        bytes.extend(0u64.to_le_bytes()); // section headers
+        bytes.extend(0u32.to_le_bytes()); // flags
+        for half in [64u16, 56, 1, 64, 0, 0] {
+            bytes.extend(half.to_le_bytes());
+        }
+        bytes.extend(segment.to_le_bytes());
+        bytes.extend(0u32.to_le_bytes()); // flags
+        // It has the name behind the headers, which only matters if it is to name an interpreter.
+        for word in [64 + 56, 0, 0, NAME.len() as u64, NAME.len() as u64, 1] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(NAME);
+        bytes
+    }
+
+    const NAME: &[u8] = b"/lib/ld.so\0";
+
+    const LOAD: u32 = 1;
+    const INTERP: u32 = 3;
+    const X86: u16 = 62;
+    const ARM: u16 = 183;
+
+    #[test]
+    fn a_static_program_of_the_architecture_fits() {
+        assert_eq!(fits(&executable(X86, LOAD), Architecture::X86_64), Ok(None));
+        assert_eq!(fits(&executable(ARM, LOAD), Architecture::Aarch64), Ok(None));
+    }
+
+    #[test]
+    fn others_do_not_and_are_told_why() {
+        let why = |bytes: &[u8], arch| fits(bytes, arch).unwrap_err();
+        assert_eq!(why(&executable(ARM, LOAD), Architecture::X86_64), "is not for x86_64");
+        let (machine, other) = foreign();
+        assert_eq!(why(&executable(machine, INTERP), other), "is not static");
+        assert!(why(b"#!/bin/sh\n", Architecture::X86_64).contains("no ELF"));
+        assert!(why(&[], Architecture::X86_64).contains("no ELF"));
+        let mut object = executable(X86, LOAD);
+        object[16] = 1; // ET_REL
+        assert!(why(&object, Architecture::X86_64).contains("no ELF"));
+    }
+
+    #[test]
+    fn the_way_to_a_right_one_is_in_the_refusal() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("slat");
+        let (machine, other) = foreign();
+        std::fs::write(&path, executable(machine, INTERP)).unwrap();
+        let error = choose(Some(&path), "slat", other).unwrap_err().to_string();
+        assert!(error.contains("not static") && error.contains("cargo xtask static"), "{error}");
+    }
+
+    /// An architecture that this machine is not of.
+    fn foreign() -> (u16, Architecture) {
+        match Architecture::of_this_machine() {
+            Some(Architecture::Aarch64) => (X86, Architecture::X86_64),
+            _ => (ARM, Architecture::Aarch64),
+        }
+    }
+
+    #[test]
+    fn a_program_of_this_machine_comes_with_its_libraries() {
+        let Some(own) = Architecture::of_this_machine() else { return };
+        let program = choose(Some(&std::env::current_exe().unwrap()), "slat", own).unwrap();
+        let names: Vec<_> = program.libraries.iter().map(|(path, _)| path).collect();
+        assert_eq!(names.is_empty(), cfg!(target_feature = "crt-static"), "{names:?}");
+        assert!(program.libraries.iter().all(|(_, bytes)| bytes.starts_with(b"\x7fELF")));
+    }
+
+    #[test]
+    fn a_list_of_libraries_names_files_and_what_the_kernel_brings() {
+        let text = "\tlinux-vdso.so.1 (0x7ffd)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x7f0)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x7f1)\n";
+        let expected = ["/lib/x/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
+        assert_eq!(listed(text), expected.map(PathBuf::from));
+    }
+}

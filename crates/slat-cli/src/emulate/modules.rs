@@ -1,0 +1,262 @@
+//! Modules of a kernel, from its `/lib/modules/VERSION`: which, in which order, unpacked.
+//!
+//! `modules.dep` comes with an installed kernel only, so what a module needs is read from the module
+//! itself (`.modinfo`, as `modinfo` shows it).
+
+use crate::cli::ModuleParam;
+use anyhow::{Context, bail};
+use object::{Object, ObjectSection};
+use slat_lab::failure::bad_input;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// A module, ready to be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// Its name, with `_`.
+    pub name: String,
+    /// The module itself, unpacked.
+    pub image: Vec<u8>,
+    /// Its parameters: name and value.
+    pub params: Vec<(String, String)>,
+}
+
+/// The modules of one kernel.
+#[derive(Debug)]
+pub struct Tree {
+    files: BTreeMap<String, PathBuf>,
+    built_in: Vec<String>,
+}
+
+impl Tree {
+    /// Looks what is there.
+    ///
+    /// # Errors
+    /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if there is no module.
+    pub fn read(folder: &Path) -> anyhow::Result<Self> {
+        let mut files = BTreeMap::new();
+        let mut folders = vec![folder.to_owned()];
+        while let Some(next) = folders.pop() {
+            let entries = fs::read_dir(&next);
+            let entries = entries
+                .map_err(|error| bad_input(format!("--modules {}: {error}", next.display())))?;
+            for entry in entries.flatten() {
+                // Links lead to the kernel's source and build trees.
+                match entry.file_type() {
+                    Ok(kind) if kind.is_dir() => folders.push(entry.path()),
+                    Ok(kind) if kind.is_file() => {
+                        if let Some(name) = module_name(&entry.path()) {
+                            files.insert(name, entry.path());
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        if files.is_empty() {
+            return Err(bad_input(format!(
+                "--modules {}: there is no module in it; give the /lib/modules/VERSION of the kernel",
+                folder.display()
+            )));
+        }
+        let list = fs::read_to_string(folder.join("modules.builtin")).unwrap_or_default();
+        let built_in = list.lines().filter_map(|line| module_name(Path::new(line))).collect();
+        Ok(Self { files, built_in })
+    }
+
+    /// A module and all that it needs, each after what it needs itself. A module that is built in
+    /// needs no loading.
+    ///
+    /// # Errors
+    /// A module is missing or cannot be read.
+    pub fn load(&self, name: &str) -> anyhow::Result<Vec<Module>> {
+        let mut loaded = Vec::new();
+        self.load_into(name, &mut loaded, &mut Vec::new())?;
+        Ok(loaded)
+    }
+
+    fn load_into(
+        &self,
+        name: &str,
+        loaded: &mut Vec<Module>,
+        waiting: &mut Vec<String>,
+    ) -> anyhow::Result<()> {
+        let known = loaded.iter().any(|module| module.name == name);
+        if known || waiting.iter().any(|other| other == name) {
+            return Ok(());
+        }
+        let Some(path) = self.files.get(name) else {
+            if self.built_in.iter().any(|other| other == name) {
+                return Ok(());
+            }
+            bail!("the kernel has no module {name}: it is neither among its modules nor built in");
+        };
+        let image = unpack(path)?;
+        let needs = needs(&image)
+            .with_context(|| format!("{} is no module of a kernel", path.display()))?;
+        waiting.push(name.to_owned());
+        for other in &needs {
+            self.load_into(other, loaded, waiting)?;
+        }
+        loaded.push(Module { name: name.to_owned(), image, params: Vec::new() });
+        Ok(())
+    }
+}
+
+/// Gives each parameter to its module; those of modules that are not loaded are returned, as words
+/// for the kernel's command line, which is where built-in code looks for them.
+pub fn give(params: &[ModuleParam], modules: &mut [Module]) -> Vec<String> {
+    let mut words = Vec::new();
+    for ModuleParam { module, name, value } in params {
+        match modules.iter_mut().find(|known| known.name == *module) {
+            Some(module) => module.params.push((name.clone(), value.clone())),
+            None => words.push(format!("{module}.{name}={value}")),
+        }
+    }
+    words
+}
+
+/// `kvm_amd` for `.../kvm-amd.ko.xz`.
+fn module_name(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let (stem, rest) = name.split_once(".ko")?;
+    (rest.is_empty() || rest.starts_with('.')).then(|| stem.replace('-', "_"))
+}
+
+fn unpack(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let name = path.display();
+    let packed = fs::read(path).with_context(|| format!("cannot read {name}"))?;
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("ko") => Ok(packed),
+        Some("xz") => {
+            let mut image = Vec::new();
+            let mut reader = lzma_rust2::XzReader::new(&packed[..], true);
+            reader.read_to_end(&mut image).with_context(|| format!("cannot unpack {name}"))?;
+            Ok(image)
+        }
+        _ => bail!("{name}: modules may be plain or packed by xz; unpack it first"),
+    }
+}
+
+/// The modules that a module says it needs.
+fn needs(image: &[u8]) -> anyhow::Result<Vec<String>> {
+    let file = object::File::parse(image)?;
+    let section = file.section_by_name(".modinfo").context("it has no .modinfo")?;
+    Ok(depends(section.data()?))
+}
+
+fn depends(modinfo: &[u8]) -> Vec<String> {
+    let fields = modinfo.split(|byte| *byte == 0);
+    let list = fields.filter_map(|field| field.strip_prefix(b"depends="));
+    let names = list.flat_map(|list| list.split(|byte| *byte == b','));
+    let names = names.filter(|name| !name.is_empty());
+    names.map(|name| String::from_utf8_lossy(name).replace('-', "_")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A module that is nothing but an ELF file with a `.modinfo`.
+    fn module(needs: &str) -> Vec<u8> {
+        let modinfo = format!("license=GPL\0depends={needs}\0name=x\0");
+        let names = b"\0.modinfo\0.shstrtab\0";
+        let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
+        bytes.resize(16, 0);
+        let body = 64 + modinfo.len() + names.len();
+        bytes.extend(1u16.to_le_bytes()); // ET_REL
+        bytes.extend(62u16.to_le_bytes());
+        bytes.extend(1u32.to_le_bytes());
+        bytes.extend([0; 16]);
+        bytes.extend((body as u64).to_le_bytes()); // section headers
+        bytes.extend(0u32.to_le_bytes());
+        for half in [64u16, 0, 0, 64, 3, 2] {
+            bytes.extend(half.to_le_bytes());
+        }
+        bytes.extend(modinfo.bytes());
+        bytes.extend(names);
+        let mut section = |name: u32, kind: u32, offset: usize, size: usize| {
+            bytes.extend(name.to_le_bytes());
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend([0; 16]);
+            bytes.extend((offset as u64).to_le_bytes());
+            bytes.extend((size as u64).to_le_bytes());
+            bytes.extend([0; 24]);
+        };
+        section(0, 0, 0, 0);
+        section(1, 1, 64, modinfo.len());
+        section(10, 3, 64 + modinfo.len(), names.len());
+        bytes
+    }
+
+    fn tree(modules: &[(&str, &str)]) -> (tempfile::TempDir, anyhow::Result<Tree>) {
+        let folder = tempfile::tempdir().unwrap();
+        let kernel = folder.path().join("kernel/arch");
+        fs::create_dir_all(&kernel).unwrap();
+        for (name, needs) in modules {
+            fs::write(kernel.join(name), module(needs)).unwrap();
+        }
+        fs::write(folder.path().join("modules.builtin"), "kernel/lib/crc-32.ko\n").unwrap();
+        let tree = Tree::read(folder.path());
+        (folder, tree)
+    }
+
+    fn names(modules: &[Module]) -> Vec<&str> {
+        modules.iter().map(|module| &*module.name).collect()
+    }
+
+    #[test]
+    fn a_module_comes_after_all_that_it_needs() {
+        let (_folder, tree) = tree(&[
+            ("kvm-amd.ko", "kvm,ccp"),
+            ("kvm.ko", "irqbypass,crc_32"),
+            ("irqbypass.ko", ""),
+            ("ccp.ko", "irqbypass"),
+            ("other.ko", ""),
+        ]);
+        let loaded = tree.unwrap().load("kvm_amd").unwrap();
+        assert_eq!(names(&loaded), ["irqbypass", "kvm", "ccp", "kvm_amd"]);
+    }
+
+    #[test]
+    fn modules_that_need_each_other_are_loaded_once() {
+        let (_folder, tree) = tree(&[("a.ko", "b"), ("b.ko", "a")]);
+        assert_eq!(names(&tree.unwrap().load("a").unwrap()), ["b", "a"]);
+    }
+
+    #[test]
+    fn what_is_built_in_is_not_loaded_and_what_is_missing_is_named() {
+        let (_folder, tree) = tree(&[("kvm.ko", "irqbypass")]);
+        let tree = tree.unwrap();
+        assert_eq!(tree.load("crc_32").unwrap(), []);
+        let error = tree.load("kvm").unwrap_err().to_string();
+        assert!(error.contains("no module irqbypass"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_without_modules_is_refused() {
+        let (_folder, tree) = tree(&[]);
+        assert!(tree.unwrap_err().to_string().contains("/lib/modules/VERSION"));
+    }
+
+    #[test]
+    fn a_module_that_is_packed_otherwise_or_no_module_is_refused() {
+        let (folder, tree) = tree(&[("a.ko", ""), ("b.ko.zst", ""), ("c.ko", "")]);
+        fs::write(folder.path().join("kernel/arch/c.ko"), "text").unwrap();
+        let tree = tree.unwrap();
+        assert!(tree.load("b").unwrap_err().to_string().contains("unpack it first"));
+        assert!(format!("{:#}", tree.load("c").unwrap_err()).contains("no module of a kernel"));
+    }
+
+    #[test]
+    fn parameters_go_to_their_modules_and_those_of_built_in_code_to_the_command_line() {
+        let param = |text: &str| text.parse::<ModuleParam>().unwrap();
+        let params = [param("kvm.nx_huge_pages=1"), param("kvm-arm.mode=nvhe")];
+        let mut modules =
+            [Module { name: "kvm".to_owned(), image: Vec::new(), params: Vec::new() }];
+        assert_eq!(give(&params, &mut modules), ["kvm_arm.mode=nvhe"]);
+        assert_eq!(modules[0].params, [("nx_huge_pages".to_owned(), "1".to_owned())]);
+    }
+}

@@ -1,0 +1,178 @@
+//! A report from an emulated machine: what was counted stays, what was timed does not.
+
+use crate::cli::{Architecture, EmulateArgs};
+use anyhow::ensure;
+use serde::Serialize;
+use serde_json::Value;
+use slat_lab::record::SCHEMA;
+use slat_lab::record::{Measurement, Skipped};
+
+/// What the machine was emulated by; `results.json` has it under `emulator`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Emulator {
+    /// QEMU and its version.
+    pub program: String,
+    /// The architecture of the machine.
+    pub architecture: String,
+    /// The kernel as it was asked for.
+    pub kernel: String,
+}
+
+impl Emulator {
+    /// The emulator of one machine.
+    pub fn new(arch: Architecture, args: &EmulateArgs, program: String) -> Self {
+        Self { program, architecture: arch.to_string(), kernel: args.kernel.to_string() }
+    }
+}
+
+/// Whether a count says how fast things went: a time, or how many took long.
+fn hangs_on_time(name: &str) -> bool {
+    name.ends_with("_ns") || name.split('_').next() == Some("stalls")
+}
+
+/// A report from an emulated machine.
+#[derive(Clone, Debug)]
+pub struct Emulated {
+    /// The report as it goes into a file.
+    value: Value,
+    /// Its results.
+    pub results: Vec<Measurement>,
+    /// What it left out.
+    pub skipped: Vec<Skipped>,
+}
+
+impl Emulated {
+    /// Takes the times out of a report.
+    ///
+    /// # Errors
+    /// It is no report of this schema.
+    pub fn read(text: &str, emulator: Emulator) -> anyhow::Result<Self> {
+        let mut value: Value = serde_json::from_str(text)?;
+        ensure!(value["schema"] == SCHEMA, "its schema is {}, not {SCHEMA}", value["schema"]);
+        let mut results: Vec<Measurement> = serde_json::from_value(value["results"].take())?;
+        let mut skipped: Vec<Skipped> = serde_json::from_value(value["skipped"].take())?;
+        let timed = results.iter().filter(|m| m.is_timed()).count();
+        for m in results.iter_mut().filter(|m| m.is_timed()) {
+            m.samples.clear();
+        }
+        // Times that stand among the counts.
+        results.iter_mut().for_each(|m| m.counts.retain(|name, _| !hangs_on_time(name)));
+        results.retain(|m| !m.samples.is_empty() || !m.counts.is_empty());
+        if timed > 0 {
+            skipped.push(Skipped {
+                what: "emulator".to_owned(),
+                reason: format!(
+                    "{} interprets every instruction, so times, and ratios of them, say nothing of \
+                     any CPU: they have been left out of {timed} results; counts are exact",
+                    emulator.program
+                ),
+                failed: false,
+            });
+        }
+        value["results"] = serde_json::to_value(&results)?;
+        value["skipped"] = serde_json::to_value(&skipped)?;
+        value["emulator"] = serde_json::to_value(emulator)?;
+        Ok(Self { value, results, skipped })
+    }
+
+    /// Says which command line does it again.
+    pub fn set_command(&mut self, words: Vec<String>) {
+        self.value["command"] = words.into();
+    }
+
+    /// The report as JSON that ends in a newline.
+    ///
+    /// # Errors
+    /// None in practice: it was JSON before.
+    pub fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(&self.value).map(|text| text + "\n")
+    }
+
+    /// The machine, for the line above the tables.
+    pub fn machine(&self) -> String {
+        let text = |path: &str| {
+            let value = self.value.pointer(path);
+            value.and_then(Value::as_str).unwrap_or("unknown").to_owned()
+        };
+        let cpus = self.value.pointer("/host/cpu/usable").and_then(Value::as_u64).unwrap_or(0);
+        format!(
+            "{}, {cpus} CPUs, Linux {}, KVM {}; {}. Counts only.",
+            text("/emulator/architecture"),
+            text("/host/kernel/release"),
+            text("/host/kvm/device"),
+            text("/emulator/program"),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_lab::compare::{Run, compare};
+    use slat_lab::fake;
+    use slat_lab::report::json;
+
+    fn emulator() -> Emulator {
+        Emulator {
+            program: "QEMU emulator version 0".to_owned(),
+            architecture: "x86_64".to_owned(),
+            kernel: "debian-6.1".to_owned(),
+        }
+    }
+
+    fn emulated() -> Emulated {
+        let text = json::render(&fake::report()).unwrap();
+        Emulated::read(&text, emulator()).unwrap()
+    }
+
+    #[test]
+    fn no_time_and_no_ratio_of_times_stays_and_every_count_does() {
+        let mut report = fake::report();
+        assert!(report.results.iter().any(|m| m.unit == "s"));
+        let ratio =
+            Measurement { unit: "x".to_owned(), counts: [].into(), ..report.results[0].clone() };
+        report.results.push(ratio);
+        let text = json::render(&report).unwrap();
+        let (before, after) = (report.results, Emulated::read(&text, emulator()).unwrap());
+        assert!(after.results.iter().all(|m| m.samples.is_empty()));
+        let counts = |results: &[Measurement]| -> Vec<_> {
+            results.iter().map(|m| m.counts.clone()).filter(|counts| !counts.is_empty()).collect()
+        };
+        assert_eq!(counts(&after.results), counts(&before));
+        assert!(!after.results.is_empty() && after.results.len() < before.len());
+        let last = after.skipped.last().unwrap();
+        assert!(last.what == "emulator" && last.reason.contains("counts are exact"));
+    }
+
+    #[test]
+    fn samples_that_are_counts_stay() {
+        let mut report = fake::report();
+        report.results.truncate(1);
+        report.results[0].unit = "operations".to_owned();
+        let text = json::render(&report).unwrap();
+        let after = Emulated::read(&text, emulator()).unwrap();
+        assert_eq!(after.results, report.results);
+        assert_eq!(after.skipped.len(), report.skipped.len());
+    }
+
+    #[test]
+    fn it_is_a_report_that_can_be_compared() {
+        let folder = tempfile::tempdir().unwrap();
+        let (first, second) = (folder.path().join("a.json"), folder.path().join("b.json"));
+        std::fs::write(&first, emulated().json().unwrap()).unwrap();
+        let mut other = emulated();
+        other.value["host"]["kernel"]["release"] = "9.9".into();
+        std::fs::write(&second, other.json().unwrap()).unwrap();
+        let comparison = compare(&Run::read(&first).unwrap(), &Run::read(&second).unwrap(), 0.02);
+        assert_eq!(comparison.variables[0][0], "kernel release");
+        assert_eq!(comparison.variables[0][2], "9.9");
+        assert!(!comparison.pairs.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_report_is_refused() {
+        for text in ["", "{}", "{\"schema\": 99}", "{\"schema\": 1}"] {
+            assert!(Emulated::read(text, emulator()).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Looking for used pages, by what the host has for it.
+
+use super::options::KvmArgs;
+use super::runs::{Runs, asked, runs, usual};
+use super::values::KvmBacking;
+use crate::needs;
+use clap::Args;
+use slat_kvm::idle::Tracking;
+use slat_kvm::scenario::age;
+use slat_lab::record::{Measurement, merged_counts};
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use std::collections::BTreeMap;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat bench age
+      a guest under KVM, aged by the kernel's idle page tracking (needs root)";
+
+/// A guest whose used pages are looked for.
+#[derive(Clone, Debug, Args)]
+pub struct AgeArgs {
+    /// Memory that is aged [default: 256m]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Guests that are measured, one after the other; one more warms the host's memory up [default: 3]
+    #[arg(long, short = 'r', value_name = "N", alias = "rounds", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: Option<u32>,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// The scenario.
+pub struct Age;
+
+impl Scenario for Age {
+    const NAME: &'static str = "age";
+    const ABOUT: &'static str = "Look for the pages that a guest used";
+    const EXAMPLES: &'static str = EXAMPLES;
+    const NEEDS: &'static [&'static [&'static str]] =
+        &[&[needs::GUEST_CODE], &[needs::KVM_DEVICE], &[needs::PAGE_IDLE, needs::MGLRU]];
+    type Settings = AgeArgs;
+
+    fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Ageing by what the host has.
+///
+/// # Errors
+/// Values that cannot be right, what this host lacks, or a guest that went wrong.
+fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let memory = args.memory.unwrap_or(usual(args.quick));
+    let runs = runs(args.runs, args.quick);
+    let asked = asked(memory, args.vcpus, args.backing, false, &args.kvm);
+    let mut guests = Runs::new("age", &asked, runs)?;
+    slat_kvm::probe()?;
+    let tracking = Tracking::of_host()?;
+    guests.params.insert("tracking".to_owned(), tracking.to_string().into());
+    session.start(&guests.name(), u64::from(runs + 1) * 8);
+    let (mut idle, mut marked): ([Vec<u64>; 2], Vec<u64>) = Default::default();
+    let results = guests.measure(session, |shape, setting| {
+        let report = age::run(shape, tracking, setting)?;
+        marked.extend(report.marked);
+        idle[0].extend(report.idle_after_writes);
+        idle[1].extend(report.idle_after_reads);
+        Ok(report.phases)
+    });
+    session.finish();
+    let mut results = results?;
+    let told = [("write-idle", "idle_after"), ("read-idle", "idle_after"), ("mark-idle", "marked")];
+    let [writes, reads] = idle;
+    for ((phase, name), idle) in told.into_iter().zip([writes, reads, marked]) {
+        let whole = |m: &&mut Measurement| m.variant == phase && !m.params.contains_key("vcpu");
+        // The first run only warms up.
+        let samples = idle.into_iter().skip(1);
+        let counts = samples.map(|idle| BTreeMap::from([(name.to_owned(), idle)]));
+        if let Some(whole) = results.iter_mut().find(whole) {
+            whole.counts.extend(merged_counts(counts));
+        }
+    }
+    Ok(results)
+}

@@ -1,0 +1,433 @@
+//! Dirty logging of a guest under the host's KVM, phase by phase.
+
+use super::options::{KvmArgs, LogArgs, QUICK_RUN, shrunk};
+use super::values::KvmBacking;
+use super::{Asked, Pattern, observe, phases};
+use crate::needs::GUEST;
+use clap::Args;
+use serde_json::{Map, Value, json};
+use slat_kvm::phase::{Phase, PhaseRun};
+use slat_kvm::scenario::dirty_log::{self, Config, Report};
+use slat_kvm::{Backing, Mode};
+use slat_lab::cli::Switch;
+use slat_lab::cli::time;
+use slat_lab::failure::bad_input;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat bench dirty-log
+      256 MiB on 4k pages, 2 vCPUs, 3 rounds of dirtying
+  slat bench dirty-log --memory 1G --backing 2m --manual-protect on --initially-set on
+      huge pages by THP, split as the log is cleared
+  slat bench dirty-log --backing hugetlb-2m --clear-chunk 64
+      clear 64 pages a call; the pool is filled beforehand with `sysctl vm.nr_hugepages=128`
+  slat bench dirty-log --dirty-ring-size 4096 --write-percent 10 --others read
+      by rings; a guest that mostly reads
+  slat bench dirty-log --duration 5s --dirty-rate 100MiB/s --hot-set 10:90
+      vCPUs that run on for 5 seconds while the log is fetched every 100 ms";
+
+/// The guest, its memory and how its dirty pages are logged.
+#[derive(Clone, Debug, Args)]
+pub struct DirtyLogArgs {
+    /// Memory that the vCPUs write to, all of them together
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs; each writes to its own share of the memory
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Whether reading the log leaves the pages writable until they are cleared
+    #[arg(long, value_name = "on|off", default_value = "on")]
+    pub manual_protect: Switch,
+
+    /// Whether all pages count as dirty at first, so that enabling protects none
+    #[arg(long, value_name = "on|off", default_value = "off")]
+    pub initially_set: Switch,
+
+    /// Entries of each vCPU's dirty ring, in place of a log: a power of two
+    #[arg(long, value_name = "N", conflicts_with_all = ["manual_protect", "initially_set", "clear_chunk"])]
+    pub dirty_ring_size: Option<u32>,
+
+    /// The log and the work.
+    #[command(flatten)]
+    pub log: LogArgs,
+
+    /// How long vCPUs run on beside a log that is fetched, in place of rounds: 5s
+    #[arg(long, value_name = "TIME", conflicts_with = "iterations", value_parser = time::run)]
+    pub duration: Option<Duration>,
+
+    /// From one fetch of the log to the next, with --duration [default: 100ms]
+    #[arg(long, value_name = "TIME", requires = "duration", value_parser = time::some)]
+    pub interval: Option<Duration>,
+
+    /// Rounds of dirtying, reading and clearing the log
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub iterations: u32,
+
+    /// Guests that are measured, one after the other; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// At most 16 MiB, one guest, two rounds: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl DirtyLogArgs {
+    /// As `--quick` has it, if that is given, of a guest under KVM.
+    pub fn sized(&self) -> Self {
+        let mut args = self.clone();
+        if shrunk(args.quick, &mut args.memory, &mut args.runs) {
+            args.duration = args.duration.map(|time| time.min(QUICK_RUN));
+            args.iterations = args.iterations.min(2);
+        }
+        args
+    }
+}
+
+/// The scenario.
+pub struct DirtyLog;
+
+impl Scenario for DirtyLog {
+    const NAME: &'static str = "dirty-log";
+    const ABOUT: &'static str = "Log the dirty pages of a guest";
+    const EXAMPLES: &'static str = EXAMPLES;
+    const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    type Settings = DirtyLogArgs;
+
+    fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Measures the phases of dirty logging that `args` asks for.
+///
+/// # Errors
+///
+/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for values that cannot be right; any
+/// other error for what this host lacks, or for a guest or a log that went wrong.
+pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let args = &args.sized();
+    if args.duration.is_some() {
+        return super::live::run(args, session);
+    }
+    let mut guest = Guest::new(args)?;
+    session.announce(args.memory.bytes(), args.vcpus as usize);
+    session.start(&guest.name(), guest.steps());
+    for _ in 0..=args.runs {
+        guest.run(session)?;
+    }
+    session.finish();
+    Ok(guest.measurements())
+}
+
+/// One way of logging, measured in several runs of a guest of its own; the first warms up.
+///
+/// Memory that the host never used before costs more at its first touch than ever again, most of
+/// all where the host is itself a guest: a run that nobody counts takes that upon itself.
+pub struct Guest<'a> {
+    args: &'a DirtyLogArgs,
+    config: Config,
+    pin: Vec<usize>,
+    warm: bool,
+    phases: Vec<PhaseRun>,
+    last: Option<Report>,
+}
+
+impl<'a> Guest<'a> {
+    /// A guest as `args` describes it, checked.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for values that cannot be right.
+    pub fn new(args: &'a DirtyLogArgs) -> anyhow::Result<Self> {
+        let config = config(args)?;
+        let pin = args.kvm.cpus()?;
+        Ok(Self { args, config, pin, warm: false, phases: Vec::new(), last: None })
+    }
+
+    /// What is measured, for the person waiting.
+    pub fn name(&self) -> String {
+        let (memory, backing) = (self.args.memory, self.args.backing);
+        format!("dirty-log, {memory} on {backing}, {}", self.config.shape.mode)
+    }
+
+    /// Steps of all its runs.
+    pub fn steps(&self) -> u64 {
+        let calls = if self.config.shape.mode.is_manual() { 3 } else { 2 };
+        (4 + u64::from(self.config.iterations) * calls) * u64::from(self.args.runs + 1)
+    }
+
+    /// Runs the guest once. After Ctrl-C, what had ended by then is kept.
+    ///
+    /// # Errors
+    ///
+    /// What this host lacks, or a guest or a log that went wrong.
+    pub fn run(&mut self, session: &Session) -> anyhow::Result<()> {
+        let mut phases = Vec::new();
+        let name = self.name();
+        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
+            dirty_log::run(&self.config, setting)
+        })?;
+        if self.warm {
+            self.phases.extend(phases);
+        }
+        let Some(report) = report else { return Ok(()) };
+        let lines = [
+            (!self.warm).then(|| shortfall(self.args, &report)).flatten(),
+            left_behind(&name, &report),
+        ];
+        lines.iter().flatten().for_each(|line| session.note(line));
+        self.last = Some(report);
+        self.warm = true;
+        Ok(())
+    }
+
+    /// What was measured so far.
+    pub fn measurements(&self) -> Vec<Measurement> {
+        let params = params(self.args, &self.config);
+        let mut results = phases::measurements("dirty-log", &params, &self.phases);
+        if let Some(report) = &self.last {
+            let mut add = |phase: Phase, name: &str, count| {
+                let whole = |m: &&mut Measurement| m.variant == phase.name();
+                if let Some(whole) = results.iter_mut().find(whole) {
+                    whole.counts.insert(name.to_owned(), count);
+                }
+            };
+            if let Some(bytes) = report.transparent_huge_bytes {
+                add(Phase::Populate, "transparent_huge_bytes", bytes);
+            }
+            add(Phase::Get, "left_after_last_round", report.left_in_log);
+            if report.config.shape.mode.is_ring() {
+                add(Phase::Dirty, "full_rings_of_last_run", report.full_rings);
+            }
+        }
+        results
+    }
+}
+
+/// The mode that the options say.
+pub(super) fn mode(args: &DirtyLogArgs) -> anyhow::Result<Mode> {
+    if let Some(entries) = args.dirty_ring_size {
+        return Ok(Mode::Ring { entries });
+    }
+    match (args.manual_protect.is_on(), args.initially_set.is_on()) {
+        (false, false) => Ok(Mode::Legacy),
+        (true, false) => Ok(Mode::Manual),
+        (true, true) => Ok(Mode::ManualInitiallySet),
+        (false, true) => Err(bad_input(
+            "--initially-set on needs --manual-protect on: KVM has no such log otherwise",
+        )),
+    }
+}
+
+/// The guest that the options say.
+pub(super) fn asked(args: &DirtyLogArgs) -> anyhow::Result<Asked<'_>> {
+    Ok(Asked {
+        memory: args.memory,
+        vcpus: args.vcpus,
+        backing: args.backing,
+        overlap: args.log.overlap,
+        mode: mode(args)?,
+        eager_split: args.log.eager_split,
+        kvm: &args.kvm,
+    })
+}
+
+/// Pages of one clear.
+pub(super) fn chunk(args: &DirtyLogArgs) -> anyhow::Result<Option<u64>> {
+    args.log.clear_chunk.map(|chunk| chunk.pages(Backing::Small.page_size())).transpose()
+}
+
+fn config(args: &DirtyLogArgs) -> anyhow::Result<Config> {
+    Ok(Config {
+        shape: asked(args)?.shape()?,
+        iterations: args.iterations,
+        clear_chunk: chunk(args)?,
+        work: Pattern::of(&args.log).work(args.vcpus),
+        ..Config::default()
+    })
+}
+
+/// Parameters of a guest and its log.
+pub(super) fn log_params(
+    args: &DirtyLogArgs,
+    chunk: Option<u64>,
+) -> anyhow::Result<Map<String, Value>> {
+    let mut params = asked(args)?.params();
+    match args.dirty_ring_size {
+        Some(entries) => {
+            params.insert("dirty_ring_size".to_owned(), entries.into());
+        }
+        None => {
+            params.insert("manual_protect".to_owned(), args.manual_protect.is_on().into());
+            params.insert("initially_set".to_owned(), args.initially_set.is_on().into());
+            params.insert("clear_chunk".to_owned(), json!(chunk));
+        }
+    }
+    params.insert("write_percent".to_owned(), args.log.write_percent.into());
+    params.insert("runs".to_owned(), args.runs.into());
+    Pattern::of(&args.log).add_to(&mut params);
+    Ok(params)
+}
+
+fn params(args: &DirtyLogArgs, config: &Config) -> Map<String, Value> {
+    // What was refused has no parameters: `config` has come before.
+    let mut params = log_params(args, config.clear_chunk).unwrap_or_default();
+    params.insert("iterations".to_owned(), config.iterations.into());
+    params
+}
+
+/// What to say if the kernel gave fewer huge pages than were asked for.
+fn shortfall(args: &DirtyLogArgs, report: &Report) -> Option<String> {
+    let asked = report.config.shape.memory;
+    let found = report.transparent_huge_bytes?;
+    (report.config.shape.backing == Backing::Thp && found < asked).then(|| {
+        format!(
+            "dirty-log on {}: the kernel found huge pages for {} of {} only, the rest is on 4k",
+            args.backing,
+            Size(found),
+            Size(asked)
+        )
+    })
+}
+
+/// What to say if pages stayed in the log that the last round cleared, nobody writing.
+fn left_behind(name: &str, report: &Report) -> Option<String> {
+    (report.left_in_log > 0).then(|| {
+        format!(
+            "{name}: {} of {} pages are in the log again after it was cleared, and nobody wrote",
+            report.left_in_log, report.pages
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_lab::failure::Failure;
+
+    fn args(options: &[&str]) -> DirtyLogArgs {
+        slat_lab::scenario::settings::<DirtyLog>(&options.join(" "))
+    }
+
+    fn refusal(options: &[&str]) -> String {
+        let error = config(&args(options)).expect_err("refused");
+        assert!(matches!(error.downcast_ref(), Some(Failure::BadInput(_))), "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn each_mode_has_its_options() {
+        let mode = |options: &[&str]| config(&args(options)).unwrap().shape.mode;
+        assert_eq!(mode(&["--manual-protect", "off"]), Mode::Legacy);
+        assert_eq!(mode(&[]), Mode::Manual);
+        assert_eq!(mode(&["--initially-set", "on"]), Mode::ManualInitiallySet);
+        assert_eq!(mode(&["--dirty-ring-size", "2048"]), Mode::Ring { entries: 2048 });
+    }
+
+    #[test]
+    fn options_that_contradict_each_other_are_refused() {
+        let text = refusal(&["--manual-protect", "off", "--initially-set", "on"]);
+        assert!(text.contains("--manual-protect on"), "{text}");
+        assert!(refusal(&["--clear-chunk", "63"]).contains("multiple of 64"));
+        let text = refusal(&["--memory", "1g", "--backing", "hugetlb-1g"]);
+        assert!(text.contains("--memory 1g") && text.contains("multiple of 2g"), "{text}");
+    }
+
+    #[test]
+    fn a_chunk_in_bytes_is_one_in_pages() {
+        let chunk = |text| config(&args(&["--clear-chunk", text])).unwrap().clear_chunk;
+        assert_eq!(chunk("128"), Some(128));
+        assert_eq!(chunk("2m"), Some((2 << 20) / Backing::Small.page_size()));
+    }
+
+    #[test]
+    fn a_guest_on_this_host_gives_every_phase() {
+        if let Err(reason) = slat_kvm::probe() {
+            eprintln!("skipped: {reason}");
+            let required = std::env::var("SLAT_REQUIRE_KVM").is_ok_and(|value| value == "1");
+            assert!(!required, "SLAT_REQUIRE_KVM=1, and no guest can run: {reason}");
+            return;
+        }
+        let small =
+            args(&["--memory", "8m", "--clear-chunk", "64", "--iterations", "2", "--runs", "2"]);
+        let results = run(&small, &mut Session::quiet()).unwrap();
+        let samples = |variant: &str| {
+            let of_all = |m: &&Measurement| m.variant == variant && !m.params.contains_key("vcpu");
+            results.iter().find(of_all).map(|m| m.samples.len())
+        };
+        for (variant, count) in [
+            ("populate", 2),
+            ("warm", 2),
+            ("dirty-stall", 4),
+            ("dirty-stall-p99", 4),
+            ("enable", 2),
+            ("dirty", 4),
+            ("get", 4),
+            ("clear", 4),
+            ("clear-longest-call", 4),
+            ("disable", 2),
+        ] {
+            assert_eq!(samples(variant), Some(count), "{variant}");
+        }
+    }
+
+    #[test]
+    fn pages_that_a_clear_left_behind_are_told() {
+        let report = |left_in_log| Report {
+            config: Config::default(),
+            pages: 9,
+            phases: Vec::new(),
+            transparent_huge_bytes: None,
+            left_in_log,
+            stamps_checked: 9,
+            full_rings: 0,
+        };
+        assert_eq!(left_behind("guest", &report(0)), None);
+        assert!(left_behind("guest", &report(2)).unwrap().starts_with("guest: 2 of 9 pages"));
+    }
+
+    #[test]
+    fn a_run_that_only_warms_up_gives_no_samples_when_stopped() {
+        if slat_kvm::probe().is_err() {
+            return;
+        }
+        let session = Session::quiet();
+        let args = args(&["--memory", "64m", "--iterations", "1000"]);
+        let mut guest = Guest::new(&args).unwrap();
+        let stop = session.stop_flag();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(500));
+                stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            guest.run(&session).unwrap();
+        });
+        assert_eq!(guest.measurements(), []);
+    }
+
+    #[test]
+    fn a_session_that_was_stopped_gives_what_it_has() {
+        if slat_kvm::probe().is_err() {
+            return;
+        }
+        let mut session = Session::quiet();
+        session.stop();
+        assert_eq!(run(&args(&["--memory", "8m"]), &mut session).unwrap(), []);
+    }
+}

@@ -1,0 +1,235 @@
+//! vCPUs that run on while their log is fetched.
+
+use super::dirty_log::{DirtyLogArgs, asked, chunk, log_params};
+use super::{Pattern, measurement, observe, phases};
+use serde_json::{Map, Value};
+use slat_kvm::phase::{Phase, PhaseRun};
+use slat_kvm::scenario::live::{self, CallTimes, Config, Report, Sample};
+use slat_lab::record::Measurement;
+use slat_lab::session::Session;
+use slat_lab::stats::median;
+use std::time::Duration;
+
+/// Name of the scenario in results.
+pub const SCENARIO: &str = "dirty-log-live";
+/// From one fetch to the next unless asked for otherwise.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Phases of a run.
+const PHASES: u64 = 4;
+
+/// Measures what `args` asks for.
+///
+/// # Errors
+/// Values that cannot be right, what this host lacks, or a guest or a log that went wrong.
+pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let clear_chunk = chunk(args)?;
+    let interval = args.interval.unwrap_or(INTERVAL);
+    let duration = args.duration.unwrap_or(Duration::from_secs(1));
+    let config = Config {
+        shape: asked(args)?.shape()?,
+        work: Pattern::of(&args.log).work(args.vcpus),
+        duration,
+        interval,
+        clear_chunk,
+    };
+    let mut params = log_params(args, clear_chunk)?;
+    params.insert("duration".to_owned(), duration.as_secs_f64().into());
+    params.insert("interval_ms".to_owned(), (interval.as_millis() as u64).into());
+    let mut guest = Live::new(config, params, args.kvm.cpus()?);
+    session.announce(args.memory.bytes(), args.vcpus as usize + 2);
+    session.start(&guest.name(), u64::from(args.runs + 1) * PHASES);
+    for _ in 0..=args.runs {
+        guest.run(session)?;
+        if session.interrupted() {
+            break;
+        }
+    }
+    session.finish();
+    Ok(guest.measurements())
+}
+
+/// One way of logging, in several runs; the first warms up.
+pub(super) struct Live {
+    pub config: Config,
+    params: Map<String, Value>,
+    pin: Vec<usize>,
+    warm: bool,
+    phases: Vec<PhaseRun>,
+    pub reports: Vec<Report>,
+}
+
+impl Live {
+    pub fn new(config: Config, params: Map<String, Value>, pin: Vec<usize>) -> Self {
+        Self { config, params, pin, warm: false, phases: Vec::new(), reports: Vec::new() }
+    }
+
+    /// What is measured, for the person waiting.
+    pub fn name(&self) -> String {
+        let shape = &self.config.shape;
+        format!("dirty-log beside running vCPUs, on {}, {}", shape.backing, shape.mode)
+    }
+
+    /// Runs once.
+    pub fn run(&mut self, session: &Session) -> anyhow::Result<()> {
+        let mut phases = Vec::new();
+        let name = self.name();
+        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
+            live::run(&self.config, setting)
+        })?;
+        // A run that was stopped has no pace to be held against.
+        if let Some(report) = report {
+            if self.warm {
+                self.phases.extend(phases);
+                self.reports.push(report);
+            }
+            self.warm = true;
+        }
+        Ok(())
+    }
+
+    /// What was measured so far.
+    pub fn measurements(&self) -> Vec<Measurement> {
+        if self.reports.is_empty() {
+            return Vec::new();
+        }
+        let mut results = phases::measurements(SCENARIO, &self.params, &self.phases);
+        if let Some(run) = results.iter_mut().find(|m| m.variant == Phase::Run.name()) {
+            let reports = self.reports.iter().map(|report| {
+                let counts = [
+                    ("fetches", report.rounds),
+                    ("pages_named", report.named),
+                    ("pages_in_excess", report.verified.excess),
+                    ("writes_verified", report.verified.writes),
+                    ("full_rings", report.full_rings),
+                ];
+                counts.map(|(name, count)| (name.to_owned(), count)).into()
+            });
+            run.counts.extend(slat_lab::record::merged_counts(reports));
+        }
+        let reports = || self.reports.iter();
+        let mut add = |variant: &str, unit: &str, samples: Vec<f64>| {
+            results.push(measurement(SCENARIO, variant, self.params.clone(), unit, samples));
+        };
+        add("loss", "%", reports().map(|it| loss(&it.samples, it.baseline)).collect());
+        add("loss-worst", "%", reports().map(|it| worst(&it.samples, it.baseline)).collect());
+        for (name, of) in
+            [("enable", enable as fn(&Report) -> CallTimes), ("get", get), ("clear", clear)]
+        {
+            let each: Vec<CallTimes> = reports().map(of).collect();
+            results.extend(calls(SCENARIO, &self.params, name, &each));
+        }
+        if let Some(last) = self.reports.last() {
+            let pace = pace(&last.samples, last.baseline);
+            results.push(measurement(SCENARIO, "pace", self.params.clone(), "%", pace));
+        }
+        results
+    }
+}
+
+/// Calls of one kind: their mean, and the longest of each run. Nothing if there were none.
+pub(super) fn calls(
+    scenario: &str,
+    params: &Map<String, Value>,
+    name: &str,
+    runs: &[CallTimes],
+) -> Vec<Measurement> {
+    if runs.iter().all(|calls| calls.count == 0) {
+        return Vec::new();
+    }
+    let mean = runs.iter().map(|calls| calls.seconds / calls.count.max(1) as f64).collect();
+    let longest = runs.iter().map(|calls| calls.longest).collect();
+    let longest_call = format!("{name}-longest-call");
+    vec![
+        measurement(scenario, name, params.clone(), "s", mean),
+        measurement(scenario, &longest_call, params.clone(), "s", longest),
+    ]
+}
+
+fn enable(report: &Report) -> CallTimes {
+    report.enable
+}
+
+fn get(report: &Report) -> CallTimes {
+    report.get
+}
+
+fn clear(report: &Report) -> CallTimes {
+    report.clear
+}
+
+/// Each tenth of a second's steps, in per cent of what the vCPUs do with logging off.
+pub(super) fn pace(samples: &[Sample], baseline: f64) -> Vec<f64> {
+    let whole = samples.iter().filter(|sample| sample.seconds > 0.05);
+    whole.map(|sample| share(sample.steps, sample.seconds, baseline)).collect()
+}
+
+fn share(steps: u64, seconds: f64, baseline: f64) -> f64 {
+    if seconds * baseline > 0.0 { steps as f64 / (seconds * baseline) * 100.0 } else { 0.0 }
+}
+
+/// What the guest lost of its pace, in per cent; below 0 if it was faster.
+pub(super) fn loss(samples: &[Sample], baseline: f64) -> f64 {
+    let steps = samples.iter().map(|sample| sample.steps).sum();
+    let seconds = samples.iter().map(|sample| sample.seconds).sum();
+    100.0 - share(steps, seconds, baseline)
+}
+
+/// The same of the second that lost most.
+pub(super) fn worst(samples: &[Sample], baseline: f64) -> f64 {
+    let from = |first: usize| {
+        let begin = samples[first].at - samples[first].seconds;
+        // The clock of floating point: ten tenths may be a little less than one.
+        let last = samples[first..].iter().position(|it| it.at - begin > 0.999)?;
+        Some(loss(&samples[first..=first + last], baseline))
+    };
+    // A run of less than a second is one.
+    (0..samples.len()).filter_map(from).reduce(f64::max).unwrap_or_else(|| loss(samples, baseline))
+}
+
+/// The middle of a figure of the runs' stalls, by its place in [`FIGURES`](super::stalls::FIGURES).
+pub(super) fn stall(reports: &[Report], place: usize) -> Vec<f64> {
+    let runs = reports.iter().flat_map(|report| &report.phases);
+    let runs = runs.filter(|run| run.phase == Phase::Run);
+    runs.filter_map(|run| Some(super::stalls::figures(run)?[place])).collect()
+}
+
+/// The middle of samples; nothing's is 0.
+pub(super) fn middle(samples: &[f64]) -> f64 {
+    median(samples).unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(steps: &[u64]) -> Vec<Sample> {
+        let sample = |(index, &steps)| Sample {
+            at: (index + 1) as f64 / 10.0,
+            seconds: 0.1,
+            steps,
+            stalled: Vec::new(),
+        };
+        steps.iter().enumerate().map(sample).collect()
+    }
+
+    #[test]
+    fn a_loss_is_what_is_missing_of_the_pace_before() {
+        let even = samples(&[5; 20]);
+        assert!((loss(&even, 100.0) - 50.0).abs() < 1e-9);
+        assert!((worst(&even, 100.0) - 50.0).abs() < 1e-9);
+        assert_eq!(pace(&even, 100.0).len(), 20);
+        assert!(loss(&even, 0.0) == 100.0, "no pace, nothing but loss");
+    }
+
+    #[test]
+    fn the_worst_second_is_found_wherever_it_is() {
+        let mut steps = [10; 30];
+        steps[12..20].fill(0);
+        assert!((worst(&samples(&steps), 100.0) - 80.0).abs() < 1e-6);
+        assert!((worst(&samples(&[10; 3]), 100.0)).abs() < 1e-6);
+        // Across the boundary of two seconds, too.
+        let mut steps = [10; 20];
+        steps[5..15].fill(0);
+        assert!((worst(&samples(&steps), 100.0) - 100.0).abs() < 1e-6);
+    }
+}

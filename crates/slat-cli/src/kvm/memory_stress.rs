@@ -1,0 +1,108 @@
+//! Filling memory, taking it away, filling it again.
+
+use super::options::{KvmArgs, shrunk};
+use super::runs::{Runs, asked};
+use super::values::KvmBacking;
+use crate::needs::GUEST;
+use clap::Args;
+use slat_kvm::cgroup::MemoryLimit;
+use slat_kvm::scenario::memory_stress;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat bench memory-stress
+      512 MiB: fill, write again, take it away, fill again, read
+  slat bench memory-stress --memory 1g --limit 512m
+      under a memory limit of a cgroup of its own: what does not fit is swapped (needs root and swap)
+  slat bench memory-stress --backing 2m --vcpus 8 --slots 16";
+
+/// Filling memory over and over.
+#[derive(Clone, Debug, Args)]
+pub struct MemoryStressArgs {
+    /// Memory of the guest
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "512M")]
+    pub memory: Size,
+
+    /// vCPUs; each fills its own share of the memory
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Times that memory is written, taken away and filled again
+    #[arg(long, short = 'i', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub iterations: u32,
+
+    /// Guests that are measured, one after the other; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
+    /// Memory that a cgroup made for the run allows; the rest is swapped (needs root and swap)
+    #[arg(long, value_name = "SIZE")]
+    pub limit: Option<Size>,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl MemoryStressArgs {
+    /// As `--quick` has it, if that is given.
+    pub fn sized(&self) -> Self {
+        let mut args = self.clone();
+        if shrunk(args.quick, &mut args.memory, &mut args.runs) {
+            args.iterations = 1;
+        }
+        args
+    }
+}
+
+/// The scenario.
+pub struct MemoryStress;
+
+impl Scenario for MemoryStress {
+    const NAME: &'static str = "memory-stress";
+    const ABOUT: &'static str =
+        "Fill a guest's memory, take it away, fill it again, and move on to swap if asked";
+    const EXAMPLES: &'static str = EXAMPLES;
+    const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    type Settings = MemoryStressArgs;
+
+    fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Filling memory, taking it away, filling it again.
+///
+/// # Errors
+/// Values that cannot be right, what this host lacks, or a guest that went wrong.
+fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let args = &args.sized();
+    let asked = asked(args.memory, args.vcpus, args.backing, false, &args.kvm);
+    let mut guests = Runs::new("memory-stress", &asked, args.runs)?;
+    guests.params.insert("iterations".to_owned(), args.iterations.into());
+    let limit = match args.limit {
+        Some(limit) => {
+            guests.params.insert("limit".to_owned(), limit.bytes().into());
+            Some(MemoryLimit::new(limit.bytes(), args.memory.bytes())?)
+        }
+        None => None,
+    };
+    session.start(&guests.name(), u64::from(args.runs + 1) * (2 + 4 * u64::from(args.iterations)));
+    let results = guests
+        .measure(session, |shape, setting| memory_stress::run(shape, args.iterations, setting));
+    drop(limit);
+    session.finish();
+    results
+}

@@ -1,0 +1,279 @@
+//! Migrations of a running guest into a second memory, in each way of logging.
+
+use super::live::{loss, pace, worst};
+use super::options::{KvmArgs, LogArgs, shrunk};
+use super::values::{KvmBacking, KvmWay};
+use super::{Asked, Pattern, measurement, observe, phases};
+use crate::needs::GUEST;
+use anyhow::bail;
+use clap::Args;
+use clap::ValueEnum;
+use serde_json::{Map, Value};
+use slat_kvm::phase::{Phase, PhaseRun};
+use slat_kvm::scenario::migrate::{self, Config, Report};
+use slat_kvm::{Backing, Mode};
+use slat_lab::cli::time;
+use slat_lab::failure::bad_input;
+use slat_lab::rate::Rate;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use std::time::Duration;
+
+/// How long vCPUs run before, to know their pace.
+const BASELINE: Duration = Duration::from_secs(1);
+/// Phases of a run.
+const PHASES: u64 = 4;
+
+impl KvmWay {
+    /// The mode, with rings of `entries`.
+    pub fn mode(self, entries: u32) -> Mode {
+        match self {
+            Self::Legacy => Mode::Legacy,
+            Self::Manual => Mode::Manual,
+            Self::InitiallySet => Mode::ManualInitiallySet,
+            Self::Ring => Mode::Ring { entries },
+        }
+    }
+}
+
+/// A guest that is migrated in one way.
+struct Migration {
+    way: KvmWay,
+    config: Config,
+    params: Map<String, Value>,
+    phases: Vec<PhaseRun>,
+    reports: Vec<Report>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  slat bench migrate
+      256 MiB dirtied at 100 MiB/s, over 10 Gbit/s, 300 ms of downtime allowed, in each way of logging
+  slat bench migrate --dirty-rate 500MiB/s --link 10Gbit/s --max-downtime 300ms
+  slat bench migrate --way ring --dirty-ring-size 8192 --hot-set 10:90 --backing 2m";
+
+/// A migration into a second memory.
+#[derive(Clone, Debug, Args)]
+pub struct MigrateArgs {
+    /// Memory of the guest; the second takes as much again
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Ways to log [default: all that this host has]
+    #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
+    pub way: Vec<KvmWay>,
+
+    /// Entries of each vCPU's dirty ring: a power of two
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub dirty_ring_size: u32,
+
+    /// The log and the work.
+    #[command(flatten)]
+    pub log: LogArgs,
+
+    /// What the link carries: 10Gbit/s, 1GiB/s
+    #[arg(long, value_name = "RATE", default_value = "10Gbit/s")]
+    pub link: Rate,
+
+    /// How long the guest may stand still at the end
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = time::some)]
+    pub max_downtime: Duration,
+
+    /// Rounds after which the guest is stopped in any case
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub max_rounds: u32,
+
+    /// Guests that are migrated in each way, in turns; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl MigrateArgs {
+    /// As `--quick` has it, if that is given.
+    pub fn sized(&self) -> Self {
+        let mut args = self.clone();
+        shrunk(args.quick, &mut args.memory, &mut args.runs);
+        args
+    }
+}
+
+/// The scenario.
+pub struct Migrate;
+
+impl Scenario for Migrate {
+    const NAME: &'static str = "migrate";
+    const ABOUT: &'static str =
+        "Migrate a running guest into a second memory, for each way of logging";
+    const EXAMPLES: &'static str = EXAMPLES;
+    const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    type Settings = MigrateArgs;
+
+    fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// Measures what `args` asks for.
+///
+/// # Errors
+/// Values that cannot be right, what this host lacks, or a guest or a log that went wrong.
+pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let args = &args.sized();
+    let host = slat_kvm::probe()?;
+    let ways = if args.way.is_empty() { KvmWay::value_variants() } else { &args.way[..] };
+    let mut guests = Vec::new();
+    for &way in ways {
+        let guest = prepare(args, way)?;
+        match guest.config.check(&host) {
+            Ok(()) => guests.push(guest),
+            Err(error @ slat_kvm::Error::Invalid { .. }) => {
+                return Err(bad_input(error.to_string()));
+            }
+            // Of ways that were not asked for by name, some may be missing.
+            Err(error @ slat_kvm::Error::MissingCapability { .. }) if args.way.is_empty() => {
+                session.skip(format!("migrate, {way}"), error.to_string());
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if guests.is_empty() {
+        bail!("this host's KVM has no way of logging dirty pages that was asked for");
+    }
+    let pin = args.kvm.cpus()?;
+    session.announce(2 * args.memory.bytes(), args.vcpus as usize + 2);
+    session.start("migrate", guests.len() as u64 * u64::from(args.runs + 1) * PHASES);
+    for run in 0..=args.runs {
+        // A guest finds the host's memory as the one before left it: the order turns round.
+        let mut order: Vec<usize> = (0..guests.len()).collect();
+        if run % 2 == 1 {
+            order.reverse();
+        }
+        for place in order {
+            if session.interrupted() {
+                break;
+            }
+            guests[place].run(&pin, run > 0, session)?;
+        }
+    }
+    session.finish();
+    Ok(guests.iter().flat_map(Migration::measurements).collect())
+}
+
+fn prepare(args: &MigrateArgs, way: KvmWay) -> anyhow::Result<Migration> {
+    let mode = way.mode(args.dirty_ring_size);
+    let asked = Asked {
+        memory: args.memory,
+        vcpus: args.vcpus,
+        backing: args.backing,
+        overlap: args.log.overlap,
+        mode,
+        eager_split: args.log.eager_split,
+        kvm: &args.kvm,
+    };
+    let chunk = args.log.clear_chunk;
+    let chunk = chunk.map(|chunk| chunk.pages(Backing::Small.page_size())).transpose()?;
+    let pattern = Pattern::of(&args.log);
+    let pattern = Pattern {
+        // Memory that nobody writes, or that everybody writes as fast as they can, says nothing of
+        // a guest at work.
+        dirty_rate: pattern.dirty_rate.or_else(|| "100MiB/s".parse().ok()),
+        ..pattern
+    };
+    let mut params = asked.params();
+    let name = match mode {
+        Mode::Ring { entries } => format!("{way}-{entries}"),
+        _ => way.to_string(),
+    };
+    params.insert("way".to_owned(), name.into());
+    params.insert("write_percent".to_owned(), args.log.write_percent.into());
+    params.insert("link".to_owned(), (args.link.0.round() as u64).into());
+    params.insert("max_downtime_ms".to_owned(), (args.max_downtime.as_millis() as u64).into());
+    params.insert("max_rounds".to_owned(), args.max_rounds.into());
+    params.insert("runs".to_owned(), args.runs.into());
+    if let Some(chunk) = chunk.filter(|_| mode.is_manual()) {
+        params.insert("clear_chunk".to_owned(), chunk.into());
+    }
+    pattern.add_to(&mut params);
+    let config = Config {
+        shape: asked.shape()?,
+        work: pattern.work(args.vcpus),
+        link: args.link.0,
+        max_downtime: args.max_downtime,
+        max_rounds: args.max_rounds,
+        baseline: BASELINE,
+        // Only those that clear by a call of its own can do it in pieces.
+        clear_chunk: chunk.filter(|_| mode.is_manual()),
+    };
+    Ok(Migration { way, config, params, phases: Vec::new(), reports: Vec::new() })
+}
+
+impl Migration {
+    fn run(&mut self, pin: &[usize], counts: bool, session: &Session) -> anyhow::Result<()> {
+        let mut phases = Vec::new();
+        let name = format!("migrate, {}", self.way);
+        let report = observe(session, &name, pin, &mut phases, |setting| {
+            migrate::run(&self.config, setting)
+        })?;
+        if let Some(report) = report.filter(|_| counts) {
+            self.phases.extend(phases);
+            self.reports.push(report);
+        }
+        Ok(())
+    }
+
+    fn measurements(&self) -> Vec<Measurement> {
+        let Some(last) = self.reports.last() else { return Vec::new() };
+        let mut results = phases::measurements("migrate", &self.params, &self.phases);
+        if let Some(run) = results.iter_mut().find(|m| m.variant == Phase::Run.name()) {
+            let counts = self.reports.iter().map(|report| {
+                let counts = [
+                    ("converged", report.converged.into()),
+                    ("pages_compared", report.compared),
+                    ("writes_verified", report.verified.writes),
+                    ("pages_in_excess", report.verified.excess),
+                    ("full_rings", report.full_rings),
+                ];
+                counts.map(|(name, count)| (name.to_owned(), count)).into()
+            });
+            run.counts.extend(slat_lab::record::merged_counts(counts));
+        }
+        let mut add = |variant: &str, unit: &str, of: &dyn Fn(&Report) -> f64| {
+            let samples = self.reports.iter().map(of).collect();
+            results.push(measurement("migrate", variant, self.params.clone(), unit, samples));
+        };
+        add("total", "s", &|report| report.seconds);
+        add("downtime", "s", &|report| report.downtime);
+        add("rounds", "rounds", &|report| report.passes.len() as f64);
+        add("copied", "MiB", &|report| report.bytes as f64 / f64::from(1 << 20));
+        add("loss", "%", &|report| loss(&report.samples, report.baseline));
+        add("loss-worst", "%", &|report| worst(&report.samples, report.baseline));
+        add("enable", "s", &|report| report.enable.seconds);
+        add("get-longest-call", "s", &|report| report.get.longest);
+        if last.clear.count > 0 {
+            add("clear-longest-call", "s", &|report| report.clear.longest);
+        }
+        let pace = pace(&last.samples, last.baseline);
+        results.push(measurement("migrate", "pace", self.params.clone(), "%", pace));
+        let passes = last.passes.iter().map(|pass| pass.pages as f64).collect();
+        results.push(measurement("migrate", "pass", self.params.clone(), "pages", passes));
+        results
+    }
+}

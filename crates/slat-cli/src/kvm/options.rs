@@ -1,0 +1,110 @@
+//! Options that several scenarios have.
+//!
+//! They carry the names of Linux's KVM selftests where those have them.
+
+use super::values::{ClearChunk, HotSet, Others};
+use clap::Args;
+use slat_lab::cli::Cpus;
+use slat_lab::failure::bad_input;
+use slat_lab::rate::Rate;
+use slat_lab::size::Size;
+use std::time::Duration;
+
+/// Where a guest runs, and how KVM is told of its memory.
+#[derive(Clone, Debug, Default, Args)]
+pub struct KvmArgs {
+    /// CPUs for the vCPUs' threads, one each: 0-3,8 [default: left to the scheduler]
+    #[arg(long, short = 'c', value_name = "CPU,...")]
+    pub pin: Option<Cpus>,
+
+    /// Memslots that share the memory [default: 1]
+    #[arg(long, short = 'x', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32767))]
+    pub slots: Option<u32>,
+
+    /// Let guests execute from huge pages although the host says no (needs CAP_SYS_BOOT)
+    #[arg(long)]
+    pub disable_nx_huge_pages: bool,
+
+    /// NUMA nodes that the guest's memory is bound to [default: left to the kernel]
+    #[arg(long, value_name = "NODE,...", value_delimiter = ',')]
+    pub memory_node: Vec<u32>,
+
+    /// NUMA node on whose CPUs the vCPUs' threads are pinned, one each
+    #[arg(long, value_name = "NODE", conflicts_with = "pin")]
+    pub cpu_node: Option<u32>,
+}
+
+impl KvmArgs {
+    /// CPUs of the vCPUs' threads, one each, over and over.
+    ///
+    /// # Errors
+    /// A NUMA node that has no CPU.
+    pub fn cpus(&self) -> anyhow::Result<Vec<usize>> {
+        match self.cpu_node {
+            Some(node) => slat_kvm::numa::cpus(node).map_err(|error| bad_input(error.to_string())),
+            None => Ok(self.pin.clone().unwrap_or_default().0),
+        }
+    }
+}
+
+/// A run of a guest whose log is fetched, with `--quick`.
+pub const QUICK_RUN: Duration = Duration::from_millis(200);
+
+/// Makes a guest small, and the only one, if that was asked for by `--quick`; says whether.
+pub fn shrunk(quick: bool, memory: &mut Size, runs: &mut u32) -> bool {
+    if quick {
+        (*memory, *runs) = ((*memory).min(Size(16 << 20)), 1);
+    }
+    quick
+}
+
+/// How dirty pages are logged, and what the vCPUs do meanwhile.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct LogArgs {
+    /// Pages (64) or bytes (256k) cleared a call, a multiple of 64 pages [default: all at once]
+    #[arg(long, value_name = "PAGES|SIZE")]
+    pub clear_chunk: Option<ClearChunk>,
+
+    /// Split huge pages as logging protects them, by chunks of this size (Arm)
+    #[arg(long, value_name = "SIZE")]
+    pub eager_split: Option<Size>,
+
+    /// How many of a hundred steps write; see --others
+    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub write_percent: u8,
+
+    /// What is done to pages that are not written
+    #[arg(long, value_name = "read|skip", default_value = "skip")]
+    pub others: Others,
+
+    /// Pages in random order, some more than once
+    #[arg(long, short = 'a')]
+    pub random_access: bool,
+
+    /// Most steps go to a part of the pages: 10:90 is 90 % of them to the first 10 %
+    #[arg(long, value_name = "PAGES:STEPS", conflicts_with = "random_access")]
+    pub hot_set: Option<HotSet>,
+
+    /// Bytes that all vCPUs touch a second, a page a step: 200MiB/s [default: all they can]
+    #[arg(long, value_name = "RATE")]
+    pub dirty_rate: Option<Rate>,
+
+    /// Every vCPU touches all of the memory, not its share
+    #[arg(long)]
+    pub overlap: bool,
+}
+
+impl Default for LogArgs {
+    fn default() -> Self {
+        Self {
+            clear_chunk: None,
+            eager_split: None,
+            write_percent: 100,
+            others: Others::Skip,
+            random_access: false,
+            hot_set: None,
+            dirty_rate: None,
+            overlap: false,
+        }
+    }
+}

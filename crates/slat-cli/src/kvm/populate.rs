@@ -1,0 +1,109 @@
+//! First touches.
+
+use super::options::KvmArgs;
+use super::runs::{Runs, asked, runs, usual};
+use super::values::KvmBacking;
+use crate::needs::GUEST;
+use clap::Args;
+use slat_kvm::Error;
+use slat_kvm::scenario::populate;
+use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat bench populate
+      first touches of 1 and 2 vCPUs on 4k pages and on transparent huge ones
+  slat bench populate --backing 4k,2m,shmem --vcpus 1,4
+      real memory, by KVM's faults
+  slat bench populate --vcpus 1,2,4,8 --backing 4k --overlap
+      all vCPUs touch the same memory";
+
+/// First touches.
+#[derive(Clone, Debug, Args)]
+pub struct PopulateArgs {
+    /// Memory of the guest [default: 256m]
+    #[arg(long, short = 'b', value_name = "SIZE")]
+    pub memory: Option<Size>,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N,...", value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: Vec<u32>,
+
+    /// What backs the guest's memory
+    #[arg(
+        long,
+        short = 's',
+        value_name = "BACKING,...",
+        value_delimiter = ',',
+        default_value = "4k,2m"
+    )]
+    pub backing: Vec<KvmBacking>,
+
+    /// All vCPUs touch all of the memory, in the same order, not each its own share
+    #[arg(long)]
+    pub overlap: bool,
+
+    /// Guests that are measured, one after the other; one more warms the host's memory up [default: 3]
+    #[arg(long, short = 'r', value_name = "N", alias = "rounds", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: Option<u32>,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// The scenario.
+pub struct Populate;
+
+impl Scenario for Populate {
+    const NAME: &'static str = "populate";
+    const ABOUT: &'static str = "Touch memory for the first time";
+    const EXAMPLES: &'static str = EXAMPLES;
+    const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    type Settings = PopulateArgs;
+
+    fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
+
+/// First touches.
+///
+/// # Errors
+/// Values that cannot be right, what this host lacks, or a guest that went wrong.
+fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    let memory = args.memory.unwrap_or(usual(args.quick));
+    let runs = runs(args.runs, args.quick);
+    let cases =
+        args.backing.iter().flat_map(|&backing| args.vcpus.iter().map(move |&it| (backing, it)));
+    let cases: Vec<Runs> = cases
+        .map(|(backing, vcpus)| {
+            let asked = asked(memory, vcpus, backing, args.overlap, &args.kvm);
+            Runs::new("populate", &asked, runs)
+        })
+        .collect::<anyhow::Result<_>>()?;
+    session.start("populate", cases.len() as u64 * u64::from(runs + 1) * 2);
+    let mut results = Vec::new();
+    for case in &cases {
+        if session.interrupted() {
+            break;
+        }
+        match case.measure(session, populate::run) {
+            Ok(measured) => results.extend(measured),
+            // The others may be possible.
+            Err(error) if cases.len() > 1 && error.downcast_ref().is_some_and(Error::is_lack) => {
+                session.skip(case.name(), format!("{error:#}"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    session.finish();
+    Ok(results)
+}

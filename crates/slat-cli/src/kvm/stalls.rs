@@ -1,0 +1,118 @@
+//! How long vCPUs stood still, by their own clocks, as measurements.
+//!
+//! A stall is a time between two accesses above five times what is usual on warm memory, less what
+//! is usual. What the vCPU's thread waited for a CPU between accesses, and its part of what the machine below took
+//! from the host (steal), is no matter of KVM's: it is taken out of the sum and shown beside it.
+//! Single stalls are shown as they were, since nobody can say which of them such a wait hit. Each
+//! figure is that of the vCPU that had it worst.
+
+use super::measurement;
+use serde_json::{Map, Value};
+use slat_kvm::phase::{PhaseRun, VcpuRun};
+use slat_kvm::stall::Stalls;
+use slat_lab::record::Measurement;
+
+/// What is told of the stalls of a phase: end of the variant's name, unit.
+pub const FIGURES: [(&str, &str); 7] = [
+    ("stall", "ms/s"),
+    ("stall-p50", "s"),
+    ("stall-p95", "s"),
+    ("stall-p99", "s"),
+    ("stall-max", "s"),
+    ("waited", "ms/s"),
+    ("stolen", "ms/s"),
+];
+
+/// The stalls of a phase of vCPUs; nothing where it is not yet known what is usual.
+pub fn measurements(
+    scenario: &str,
+    params: &Map<String, Value>,
+    runs: &[&PhaseRun],
+) -> Vec<Measurement> {
+    let figures: Vec<[f64; 7]> = runs.iter().filter_map(|run| figures(run)).collect();
+    let Some(first) = runs.first().filter(|_| !figures.is_empty()) else { return Vec::new() };
+    let of = |(place, (name, unit)): (usize, &(&str, &str))| {
+        let samples = figures.iter().map(|figures| figures[place]).collect();
+        measurement(scenario, &format!("{}-{name}", first.phase), params.clone(), unit, samples)
+    };
+    FIGURES.iter().enumerate().map(of).collect()
+}
+
+/// In the order of [`FIGURES`].
+pub fn figures(run: &PhaseRun) -> Option<[f64; 7]> {
+    let stolen = run.stolen;
+    let worst = |of: &dyn Fn(&VcpuRun, Stalls) -> f64| {
+        let each = run.vcpus.iter().filter_map(|vcpu| Some(of(vcpu, vcpu.stalls?)));
+        each.reduce(f64::max)
+    };
+    let per_second = |seconds: f64, vcpu: &VcpuRun| {
+        if vcpu.seconds > 0.0 { seconds / vcpu.seconds * 1e3 } else { 0.0 }
+    };
+    Some([
+        worst(&|vcpu, stalls| {
+            let others = (vcpu.waited.unwrap_or(0.0) + stolen - stalls.idle).max(0.0);
+            per_second((stalls.seconds - others).max(0.0), vcpu)
+        })?,
+        worst(&|_, stalls| stalls.p50)?,
+        worst(&|_, stalls| stalls.p95)?,
+        worst(&|_, stalls| stalls.p99)?,
+        worst(&|_, stalls| stalls.longest)?,
+        worst(&|vcpu, _| per_second(vcpu.waited.unwrap_or(0.0), vcpu))?,
+        worst(&|vcpu, _| per_second(stolen, vcpu))?,
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_kvm::phase::Phase;
+
+    fn vcpu(stalled: f64, waited: f64, p99: f64) -> VcpuRun {
+        let stalls = Stalls { seconds: stalled, p99, ..Stalls::default() };
+        let counters = Default::default();
+        VcpuRun { pages: 1, seconds: 2.0, counters, stalls: Some(stalls), waited: Some(waited) }
+    }
+
+    fn run(vcpus: Vec<VcpuRun>) -> PhaseRun {
+        PhaseRun {
+            phase: Phase::Dirty,
+            iteration: None,
+            seconds: 2.0,
+            calls: 0,
+            longest_call_seconds: 0.0,
+            call_seconds: 0.0,
+            vcpus,
+            log: None,
+            vm: Default::default(),
+            mapped: None,
+            tables: None,
+            nodes: Default::default(),
+            stolen: 0.0,
+        }
+    }
+
+    #[test]
+    fn what_the_scheduler_took_is_taken_out_of_the_sum_and_shown() {
+        let figures = figures(&run(vec![vcpu(0.5, 0.1, 0.01), vcpu(0.3, 0.0, 0.02)])).unwrap();
+        assert!((figures[0] - 200.0).abs() < 1e-9, "{figures:?}");
+        assert_eq!(figures[3], 0.02);
+        assert!((figures[5] - 50.0).abs() < 1e-9, "{figures:?}");
+        // Who waits while no step is due misses nothing.
+        let mut idle = vcpu(0.5, 0.4, 0.0);
+        idle.stalls.as_mut().unwrap().idle = 0.3;
+        assert!((super::figures(&run(vec![idle])).unwrap()[0] - 200.0).abs() < 1e-9);
+        // More waiting than stalls: the waits were between accesses that did not stall.
+        assert_eq!(super::figures(&run(vec![vcpu(0.1, 0.4, 0.0)])).unwrap()[0], 0.0);
+    }
+
+    #[test]
+    fn without_knowing_what_is_usual_there_is_nothing_to_say() {
+        let unknown = VcpuRun { stalls: None, ..vcpu(1.0, 0.0, 1.0) };
+        assert!(figures(&run(vec![unknown.clone()])).is_none());
+        assert!(measurements("x", &Map::new(), &[&run(vec![unknown])]).is_empty());
+        let known = measurements("x", &Map::new(), &[&run(vec![vcpu(0.5, 0.1, 0.01)])]);
+        let names: Vec<_> = known.iter().map(|m| (&*m.variant, &*m.unit)).collect();
+        assert_eq!(names[0], ("dirty-stall", "ms/s"));
+        assert_eq!(known.len(), FIGURES.len());
+    }
+}

@@ -1,0 +1,27 @@
+//! The `slat` command: what memory management costs guests, measured from user space.
+
+mod brief;
+pub mod cli;
+pub mod doctor;
+pub mod emulate;
+pub mod ideas;
+pub mod kvm;
+mod moved;
+pub mod needs;
+pub mod run;
+pub mod show;
+
+pub use run::main;
+
+use clap::CommandFactory;
+use slat_lab::scenario::Program;
+
+/// This program.
+pub static PROGRAM: Program = Program {
+    name: "slat",
+    version: env!("CARGO_PKG_VERSION"),
+    command: cli::Cli::command,
+    measures: |words| words.first().is_some_and(|word| word == "bench"),
+    example: "bench dirty-log --memory 1g",
+    is_lack: |error| error.downcast_ref().is_some_and(slat_kvm::Error::is_lack),
+};

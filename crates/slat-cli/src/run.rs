@@ -1,0 +1,46 @@
+//! Runs commands: from the command line to the exit code.
+
+mod doctor;
+mod emulate;
+mod explain;
+pub mod main_job;
+mod show_job;
+
+use crate::PROGRAM;
+use crate::cli::{Cli, Command};
+use crate::moved::moved;
+use clap::Parser;
+use slat_lab::run;
+use slat_lab::session::Session;
+use std::process::ExitCode;
+
+/// The `slat` command.
+pub fn main() -> ExitCode {
+    if slat_lab::first::is_first_process() {
+        slat_lab::first::main();
+    }
+    match Cli::try_parse() {
+        Ok(cli) => run::exit(&PROGRAM, execute(&cli)),
+        Err(error) => {
+            // A wrong command line ends here, with exit code 2.
+            if let Some(now) = moved(&std::env::args().skip(1).collect::<Vec<_>>()) {
+                eprintln!("error: {now}");
+                return ExitCode::from(2);
+            }
+            error.exit()
+        }
+    }
+}
+
+fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
+    match &cli.command {
+        None => main_job::main_job(&cli.main, &mut Session::interactive()?),
+        Some(Command::Bench { scenario }) => run::chosen(&PROGRAM, scenario),
+        Some(Command::Tune { what }) => run::chosen(&PROGRAM, what),
+        Some(Command::Doctor(args)) => doctor::doctor(args),
+        Some(Command::Explain(args)) => explain::explain(&PROGRAM, args),
+        Some(Command::Emulate(args)) => emulate::emulate(args),
+        Some(Command::Show(args)) => show_job::show(args),
+        Some(Command::Common(common)) => run::common(&PROGRAM, common),
+    }
+}

@@ -1,0 +1,84 @@
+//! `slat emulate`, from the command line to the exit code.
+
+use crate::PROGRAM;
+use crate::cli::EmulateArgs;
+use crate::emulate::{self, Emulated};
+use anyhow::Context;
+use slat_lab::failure::bad_input;
+use slat_lab::files::temporary;
+use slat_lab::report::tables::counts;
+use slat_lab::report::text;
+use slat_lab::run::output::{self, print};
+use slat_lab::session::Session;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tempfile::NamedTempFile;
+
+/// Runs a command in an emulated machine and shows what it counted.
+pub fn emulate(args: &EmulateArgs) -> anyhow::Result<ExitCode> {
+    // Whatever can be known to go wrong goes wrong before a machine is started.
+    let report_file = args.output.as_deref().map(|path| Destination::prepare("--output", path));
+    let report_file = report_file.transpose()?;
+    let console_file = args.console.as_deref().map(|path| Destination::prepare("--console", path));
+    let console_file = console_file.transpose()?;
+    let run = emulate::run(args, &mut Session::interactive()?)?;
+    if let Some(file) = console_file {
+        file.write(&run.console)?;
+    }
+    let ended = run.end?;
+    eprint!("{}", ended.stderr);
+    if let Some(mut report) = ended.report {
+        report.set_command(slat_lab::run::command(&PROGRAM, std::env::args()));
+        let json = report.json()?;
+        // The file first: a pipe that closes early must not cost it.
+        let written = report_file.map(|file| file.write(&json)).transpose();
+        print(&if args.json { json } else { shown(&report, output::width()) })?;
+        if let Some(path) = written? {
+            eprintln!("\nWritten: {}", path.display());
+        }
+    }
+    Ok(ExitCode::from(ended.exit_code))
+}
+
+fn shown(report: &Emulated, width: u16) -> String {
+    let mut shown = report.machine() + "\n";
+    for table in counts::tables(&report.results) {
+        text::grid(&mut shown, &table, width);
+    }
+    text::skipped(&mut shown, &report.skipped, width);
+    shown
+}
+
+/// A file to be, that can be written.
+struct Destination {
+    path: PathBuf,
+    file: NamedTempFile,
+}
+
+impl Destination {
+    fn prepare(option: &str, path: &Path) -> anyhow::Result<Self> {
+        let refuse = |why: String| {
+            bad_input(format!(
+                "{option} {}: cannot write there ({why}); name a file in a directory that can be \
+                 written to",
+                path.display()
+            ))
+        };
+        if path.is_dir() {
+            return Err(refuse("it is a directory".to_owned()));
+        }
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let file = temporary(parent.unwrap_or(Path::new(".")));
+        let file = file.map_err(|error| refuse(error.to_string()))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Writes it, complete or not at all.
+    fn write(mut self, text: &str) -> anyhow::Result<PathBuf> {
+        let failed = || format!("cannot write {}", self.path.display());
+        self.file.write_all(text.as_bytes()).with_context(failed)?;
+        self.file.persist(&self.path).with_context(failed)?;
+        Ok(self.path)
+    }
+}

@@ -1,0 +1,40 @@
+//! `slat explain`.
+
+use crate::cli::ExplainArgs;
+use slat_lab::alternate;
+use slat_lab::cli::Format;
+use slat_lab::compare::Run;
+use slat_lab::explain;
+use slat_lab::report::{markdown, text};
+use slat_lab::run::output;
+use slat_lab::scenario::Program;
+use slat_lab::session::Session;
+use std::process::ExitCode;
+
+/// Takes a run's phases apart.
+///
+/// # Errors
+/// No run is there; it has no guest under KVM.
+pub fn explain(program: &Program, args: &ExplainArgs) -> anyhow::Result<ExitCode> {
+    let run = match &args.run {
+        Some(path) => Run::read(path)?,
+        None => alternate::once(program, &args.words, &Session::interactive()?)?,
+    };
+    let explained = explain::explain(run.results());
+    if explained.is_empty() {
+        anyhow::bail!(
+            "no guest under KVM is in it whose time is known; try: slat explain -- bench dirty-log"
+        );
+    }
+    let table = explain::table(&explained);
+    output::print(&match args.print.format() {
+        Format::Json => serde_json::to_string_pretty(&explained)? + "\n",
+        Format::Markdown => markdown::table(&table),
+        Format::Text => {
+            let mut text = String::new();
+            text::grid(&mut text, &table, output::width());
+            text
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,259 @@
+//! The main job: what memory management costs guests on this host, and what it could cost.
+
+use crate::PROGRAM;
+use crate::brief;
+use crate::cli::MainArgs;
+use crate::ideas::{self, Sizes};
+use crate::kvm::dirty_log::{DirtyLogArgs, Guest};
+use crate::kvm::options::{KvmArgs, LogArgs};
+use crate::kvm::values::KvmBacking;
+use slat_lab::cli::ReportFormat;
+use slat_lab::cli::Switch;
+use slat_lab::failure::is_interruption;
+use slat_lab::host::Host;
+use slat_lab::numbers::bytes;
+use slat_lab::record::Measurement;
+use slat_lab::run::output::Output;
+use slat_lab::run::{report, show, show_as};
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Below this much free memory the main job shrinks: the machine has other things to do.
+const COMFORTABLE: u64 = 4 << 30;
+
+/// Below this much, it does what it can.
+const TIGHT: u64 = 1 << 30;
+
+/// How long guests may take before the remaining ones are left out.
+const GUESTS: Duration = Duration::from_secs(40);
+
+/// What will be run, and how large.
+#[derive(Clone, Debug, PartialEq)]
+struct Plan {
+    /// Memory of the guest under KVM.
+    guest: Size,
+    /// vCPUs of that guest.
+    vcpus: u32,
+    /// Runs of each guest that count.
+    runs: u32,
+    /// How the ideas are measured.
+    ideas: Sizes,
+    /// How long the person waiting should expect to wait.
+    duration: &'static str,
+    /// Whether it is smaller than it would be on a machine with memory to spare.
+    shrunk: bool,
+}
+
+impl Plan {
+    fn new(quick: bool, available: u64, cpus: usize) -> Self {
+        let shrunk = !quick && available < COMFORTABLE;
+        let small = Sizes {
+            split: Size(1 << 30),
+            guest: Size(64 << 20),
+            flushed: Size(1 << 30),
+            rounds: 3,
+        };
+        let full = Sizes {
+            split: Size(16 << 30),
+            guest: Size(1 << 30),
+            flushed: Size(128 << 30),
+            rounds: 7,
+        };
+        let (guest, ideas, duration) = match available {
+            _ if quick => (32 << 20, small, "a few seconds"),
+            ..TIGHT => (32 << 20, small, "half a minute"),
+            TIGHT..COMFORTABLE => (64 << 20, Sizes { rounds: 7, ..small }, "a minute"),
+            _ => (256 << 20, full, "a minute and a half"),
+        };
+        let vcpus = cpus.clamp(1, 2) as u32;
+        let runs = if quick { 1 } else { 5 };
+        Self { guest: Size(guest), vcpus, runs, ideas, duration, shrunk }
+    }
+
+    /// What all of it needs at its widest: a guest's memory, which those of the engine have twice.
+    fn memory(&self) -> u64 {
+        self.guest.bytes().max(2 * self.ideas.guest.bytes()) + (64 << 20)
+    }
+
+    /// The ways of logging that are compared: on small pages, protecting as the log is read or as
+    /// it is cleared; and the ways that a VMM would choose, on each kind of huge page.
+    fn guests(&self) -> Vec<DirtyLogArgs> {
+        use KvmBacking::*;
+        use Switch::{Off, On};
+        let ways = [
+            (Small, Off, Off),
+            (Small, On, Off),
+            (Transparent2m, Off, Off),
+            (Transparent2m, On, On),
+            (Hugetlb2m, On, On),
+        ];
+        let guest = |(backing, manual_protect, initially_set)| DirtyLogArgs {
+            memory: self.guest,
+            vcpus: self.vcpus,
+            backing,
+            manual_protect,
+            initially_set,
+            dirty_ring_size: None,
+            log: LogArgs::default(),
+            duration: None,
+            interval: None,
+            iterations: 3,
+            runs: self.runs,
+            kvm: KvmArgs::default(),
+            quick: false,
+        };
+        ways.map(guest).into()
+    }
+
+    fn announce(&self, args: &MainArgs, available: u64) -> String {
+        let shrunk = if self.shrunk {
+            format!(
+                "\n  Shrunk: only {} of memory are free, the full size wants {}.",
+                bytes(available),
+                bytes(COMFORTABLE)
+            )
+        } else {
+            String::new()
+        };
+        format!(
+            "Measuring this host, in {} and with {} of memory ({} are free):{shrunk}
+  1. a guest of {} and {} vCPU{} under the host's KVM, its dirty pages logged in several ways;
+  2. the ideas that Slat grew from, in tables of its own: a guest of {} is split, one of {} faults.
+Results go to {}. Ctrl-C stops and keeps what was measured.",
+            self.duration,
+            bytes(self.memory()),
+            bytes(available),
+            bytes(self.guest.bytes()),
+            self.vcpus,
+            if self.vcpus == 1 { "" } else { "s" },
+            bytes(self.ideas.split.bytes()),
+            bytes(self.ideas.guest.bytes()),
+            args.output.display(),
+        )
+    }
+}
+
+/// Measures, prints and writes all that this machine can run.
+pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    let output = Output::prepare(&args.output)?;
+    let host = Host::read();
+    let available = session.memory_available();
+    let plan = Plan::new(args.quick, available, host.cpu.usable);
+    session.note(&plan.announce(args, available));
+
+    let (mut results, wrong) = guests(&plan, session);
+    let measured =
+        if session.interrupted() { Ok(Vec::new()) } else { ideas::run(&plan.ideas, session) };
+    session.finish();
+    let failed = match measured {
+        Ok(measured) => {
+            results.extend(measured);
+            wrong
+        }
+        Err(error) if is_interruption(&error) => wrong,
+        Err(error) => {
+            session.fail("the ideas, in the engine", format!("{error:#}"));
+            true
+        }
+    };
+    let report = report(&PROGRAM, host, results, session);
+    session.note("");
+    match args.print.format() {
+        ReportFormat::Text => show_as(&report, brief::render, Some(output))?,
+        format => show(&report, format, Some(output))?,
+    }
+    Ok(match () {
+        () if report.partial => ExitCode::from(130),
+        () if failed || report.results.is_empty() => ExitCode::from(1),
+        () => ExitCode::SUCCESS,
+    })
+}
+
+/// Guests under the host's KVM, in turns. What fails here is skipped with its reason: the rest of
+/// the job does not depend on it. The second answer says whether any result was wrong, which is no
+/// matter of what the host lacks.
+fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
+    let mut wrong = false;
+    if let Err(reason) = slat_kvm::probe() {
+        session.skip("guests under the host's KVM", reason.to_string());
+        return (Vec::new(), false);
+    }
+    let ways = plan.guests();
+    let mut guests = Vec::new();
+    for way in &ways {
+        match Guest::new(way) {
+            Ok(guest) => guests.push(Some(guest)),
+            Err(error) => session.skip(way.backing.to_string(), format!("{error:#}")),
+        }
+    }
+    session.start("guests", guests.iter().flatten().map(Guest::steps).sum());
+    let begin = Instant::now();
+    let runs = ways.iter().map(|way| way.runs).max().unwrap_or(0);
+    for run in 0..=runs {
+        if begin.elapsed() > GUESTS && run > 1 {
+            session.skip(
+                format!("dirty-log, runs {run} to {runs} of each guest"),
+                format!(
+                    "guests took {} s already; `slat bench dirty-log` runs more",
+                    GUESTS.as_secs()
+                ),
+            );
+            break;
+        }
+        // A guest finds the host's memory as the one before left it: the order turns round.
+        let mut order: Vec<usize> = (0..guests.len()).collect();
+        if run % 2 == 1 {
+            order.reverse();
+        }
+        for place in order {
+            let Some(guest) = &mut guests[place] else { continue };
+            if let Err(error) = guest.run(session) {
+                wrong |= error.downcast_ref().is_some_and(slat_kvm::Error::is_wrong_result);
+                session.skip(guest.name(), format!("{error:#}"));
+                guests[place] = None;
+            }
+        }
+        if session.interrupted() {
+            break;
+        }
+    }
+    session.finish();
+    (guests.iter().flatten().flat_map(Guest::measurements).collect(), wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_memory_to_spare_nothing_is_shrunk() {
+        let plan = Plan::new(false, 20 << 30, 2);
+        assert_eq!((plan.ideas.split, plan.shrunk), (Size(16 << 30), false));
+    }
+
+    #[test]
+    fn below_4_gib_free_the_job_shrinks_and_says_so() {
+        let plan = Plan::new(false, 3 << 30, 2);
+        assert!(plan.shrunk && plan.memory() < 256 << 20, "{plan:?}");
+        let args = MainArgs {
+            output: "out".into(),
+            quick: false,
+            print: slat_lab::cli::PrintArgs::default(),
+        };
+        let text = plan.announce(&args, 3 << 30);
+        assert!(
+            text.contains("only 3 GiB of memory are free, the full size wants 4 GiB"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_is_planned_always_fits_into_what_is_free() {
+        for available in [512 << 20, 1 << 30, 3 << 30, 4 << 30, 1u64 << 40] {
+            let plan = Plan::new(false, available, 64);
+            assert!(plan.memory() < available, "{available}: {plan:?}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Tables of the engine, made by operations.
+
+use super::dump::{Dump, Rights, Run};
+use super::ops::{Op, What};
+use slat::{
+    Access, Ageing, Ages, Attributes, BreakBeforeMake, Execute, Format, Frame, Gpa, GpaRange,
+    Guard, Halted, Hpa, MapError, Memory, PageSize, Place, Software, SplitError, TableCache,
+    Tables, UnmapError, Vmid,
+};
+use slat_ideas::arena::Arena;
+use slat_ideas::format::TableFormat;
+use slat_ideas::on_format;
+use slat_lab::failure::bad_input;
+use slat_lab::size::Size;
+use std::fmt::Display;
+
+/// Bits of guest addresses: a TiB, more than anybody draws.
+const ADDRESS_BITS: u32 = 40;
+
+/// Guest memory stands as far above its own address; none of it is touched.
+const HOST_OFFSET: u64 = 1 << 40;
+
+/// Memory for the tables: those of some 30 GiB on 4k pages.
+const TABLES: usize = 64 << 20;
+
+/// Table pages at hand.
+const AT_HAND: usize = 16;
+
+/// Empty tables after `ops`.
+///
+/// # Errors
+/// The engine refuses an operation; the tables become too large.
+pub fn build(format: TableFormat, ops: &[Op]) -> anyhow::Result<Dump> {
+    on_format!(format, |format| of(format, ops))
+}
+
+fn of<F: Format>(format: F, ops: &[Op]) -> anyhow::Result<Dump> {
+    let page = 1usize << F::PAGE_SHIFT;
+    let arena = Arena::new(TABLES, page, BreakBeforeMake::Always)?;
+    let mut tables = Tables::new(format, Vmid(1), ADDRESS_BITS, &arena)?;
+    let mut storage = [const { None::<Frame> }; AT_HAND];
+    let mut work = Work { guard: tables.exclusive(), cache: TableCache::new(&arena, &mut storage) };
+    for op in ops {
+        work.run(op)?;
+        work.guard.complete();
+    }
+    let mut dump = Dump::new(format!("{}, {} pages", F::NAME, Size(page as u64)), page as u64);
+    dump.operations = ops.iter().map(ToString::to_string).collect();
+    for leaf in work.guard.leaves(GpaRange::new(Gpa(0), 1 << ADDRESS_BITS)?)? {
+        let leaf = leaf?;
+        let attributes = leaf.attributes;
+        dump.push(Run {
+            gpa: leaf.gpa.0,
+            hpa: Some(leaf.hpa.0),
+            size: leaf.size.bytes(),
+            count: 1,
+            rights: rights(attributes),
+            accessed: attributes.accessed,
+            dirty: Some(attributes.dirty),
+        });
+    }
+    Ok(dump)
+}
+
+fn rights(attributes: Attributes) -> Rights {
+    let execute = match attributes.execute {
+        Execute::None => '-',
+        Execute::All => 'x',
+        Execute::User => 'u',
+        Execute::Kernel => 'k',
+    };
+    Rights { read: attributes.read, write: attributes.write, execute }
+}
+
+/// Leaves as they are mapped ahead of any use.
+fn attributes(rights: Rights) -> Attributes {
+    let execute = match rights.execute {
+        'x' => Execute::All,
+        'u' => Execute::User,
+        'k' => Execute::Kernel,
+        _ => Execute::None,
+    };
+    Attributes {
+        read: rights.read,
+        write: rights.write,
+        execute,
+        memory: Memory::Normal,
+        accessed: false,
+        dirty: false,
+        software: Software::NONE,
+    }
+}
+
+/// The tables at work.
+struct Work<'t, 'p, 's, F: Format> {
+    guard: Guard<'t, 'p, F, Arena>,
+    cache: TableCache<'s, F, Arena>,
+}
+
+impl<F: Format> Work<'_, '_, '_, F> {
+    fn run(&mut self, op: &Op) -> anyhow::Result<()> {
+        let refused = |why: &dyn Display| bad_input(format!("--do {op}: {why}"));
+        let range = op.range;
+        match op.what {
+            What::Map(largest, rights) => {
+                self.map(range, largest, rights)?.map_err(|e| refused(&e))
+            }
+            What::Split(size) => self.split(range, size)?.map_err(|e| refused(&e)),
+            What::Unmap => self.unmap(range).map_err(|e| refused(&e)),
+            What::Protect(rights) => {
+                if !rights.write {
+                    let _ = self.guard.write_protect(range).map_err(|e| refused(&e))?;
+                }
+                if rights.execute == '-' {
+                    let _ = self.guard.execute_protect(range).map_err(|e| refused(&e))?;
+                }
+                Ok(())
+            }
+            What::Access(access) => self.access(range, access).map_err(|e| refused(&e)),
+            What::Collapse(to) => self.guard.collapse(range, to).map(drop).map_err(|e| refused(&e)),
+            What::Clean => self.guard.clean(range).map(drop).map_err(|e| refused(&e)),
+            What::Age => self.age(range).map_err(|e| refused(&e)),
+        }
+    }
+
+    /// Fills the cache, if it can be.
+    fn fill(&mut self) -> anyhow::Result<()> {
+        let filled = self.cache.fill(usize::MAX);
+        match filled {
+            Err(_) if self.cache.is_empty() => Err(bad_input(format!(
+                "the tables take more than {}; draw less memory, or larger pages",
+                Size(TABLES as u64)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn map(
+        &mut self,
+        range: GpaRange,
+        largest: PageSize,
+        rights: Rights,
+    ) -> anyhow::Result<Result<(), Halted<MapError>>> {
+        let mut rest = range;
+        // A format without so large a leaf takes the largest it has.
+        let largest = largest.min(F::size(F::LARGEST_LEAF));
+        loop {
+            self.fill()?;
+            let hpa = Hpa(rest.start().0 + HOST_OFFSET);
+            match self.guard.map(rest, hpa, attributes(rights), largest, &mut self.cache) {
+                Ok(_) => return Ok(Ok(())),
+                Err(Halted { at, why: MapError::CacheEmpty }) => {
+                    rest = GpaRange::new(at, range.end().0 - at.0)?;
+                }
+                Err(halted) => return Ok(Err(halted)),
+            }
+        }
+    }
+
+    fn split(
+        &mut self,
+        range: GpaRange,
+        to: PageSize,
+    ) -> anyhow::Result<Result<(), Halted<SplitError>>> {
+        let mut rest = range;
+        loop {
+            self.fill()?;
+            match self.guard.split(rest, to, &mut self.cache) {
+                Ok(_) => return Ok(Ok(())),
+                Err(Halted { at, why: SplitError::CacheEmpty }) => {
+                    rest = GpaRange::new(at, range.end().0 - at.0)?;
+                }
+                Err(halted) => return Ok(Err(halted)),
+            }
+        }
+    }
+
+    fn unmap(&mut self, range: GpaRange) -> Result<(), Halted<UnmapError>> {
+        let mut storage = [Place::EMPTY; AT_HAND];
+        let mut removals = self.guard.removals(&mut storage);
+        let mut rest = range;
+        loop {
+            let done = self.guard.unmap(rest, &mut removals);
+            removals.complete().for_each(drop);
+            match done {
+                Err(Halted { at, why: UnmapError::Full }) => {
+                    let range = GpaRange::new(at, range.end().0 - at.0);
+                    rest = range.map_err(|error| Halted { at, why: UnmapError::Range(error) })?;
+                }
+                done => return done.map(drop),
+            }
+        }
+    }
+
+    /// What the guest does by itself: hardware marks a leaf as a whole, and a fault gives what it lacks.
+    fn access(&mut self, range: GpaRange, access: Access) -> anyhow::Result<()> {
+        let leaves: Vec<GpaRange> = self
+            .guard
+            .leaves(range)?
+            .map(|leaf| {
+                let leaf = leaf?;
+                Ok(GpaRange::new(leaf.gpa, leaf.size.bytes())?)
+            })
+            .collect::<anyhow::Result<_>>()?;
+        anyhow::ensure!(!leaves.is_empty(), "nothing is mapped there");
+        for leaf in leaves {
+            let _ = self.guard.relax(leaf, access)?;
+        }
+        Ok(())
+    }
+
+    fn age(&mut self, range: GpaRange) -> anyhow::Result<()> {
+        let words = (range.size() >> F::PAGE_SHIFT).div_ceil(64) as usize;
+        let (mut young, mut unanswered) = (vec![0; words], vec![0; words]);
+        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        let _ = self.guard.age(range, &mut ages, Ageing::LEAVES)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dump::tests::run;
+    use super::*;
+
+    fn ops(text: &str) -> Vec<Op> {
+        text.split(',').map(|op| op.parse().unwrap_or_else(|error| panic!("{error}"))).collect()
+    }
+
+    fn leaves(kind: TableFormat, text: &str) -> Vec<Run> {
+        build(kind, &ops(text)).unwrap_or_else(|error| panic!("{error:#}")).leaves
+    }
+
+    const K: u64 = 1 << 10;
+    const M: u64 = 1 << 20;
+    const G: u64 = 1 << 30;
+
+    #[test]
+    fn a_page_that_is_written_after_a_split_is_the_only_one_that_is_dirty() {
+        let text = "map:0-2g:1g,protect:0-2g:rx,split:4m-6m:4k,write:5m-5124k";
+        let wanted = [
+            run(0, 2 * M, 2, "r-x", ""),
+            run(4 * M, 4 * K, 256, "r-x", ""),
+            run(5 * M, 4 * K, 1, "rwx", "AD"),
+            run(5 * M + 4 * K, 4 * K, 255, "r-x", ""),
+            run(6 * M, 2 * M, 509, "r-x", ""),
+            run(G, G, 1, "r-x", ""),
+        ];
+        for kind in [TableFormat::Ept, TableFormat::Arm64K4] {
+            assert_eq!(leaves(kind, text), wanted, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn hardware_marks_a_leaf_as_a_whole_and_ageing_makes_it_old() {
+        let used = "map:0-2m:2m,read:0-4k,write:8k-12k";
+        assert_eq!(leaves(TableFormat::Ept, used), [run(0, 2 * M, 1, "rwx", "AD")]);
+        let old = format!("{used},age:0-2m,clean:0-2m");
+        assert_eq!(leaves(TableFormat::Ept, &old), [run(0, 2 * M, 1, "rwx", "")]);
+    }
+
+    #[test]
+    fn what_was_split_collapses_and_what_was_unmapped_is_gone() {
+        let text = "map:0-1g,split:0-1g:4k,collapse:0-1g:1g";
+        assert_eq!(leaves(TableFormat::Arm64K4, text), [run(0, G, 1, "rwx", "")]);
+        let holes = "map:0-8m:4k,unmap:0-2m,unmap:3m-4m,unmap:8188k-8m";
+        let bytes: u64 = leaves(TableFormat::Ept, holes).iter().map(Run::bytes).sum();
+        assert_eq!(bytes, 5 * M - 4 * K);
+    }
+
+    #[test]
+    fn each_granule_has_its_own_sizes() {
+        let sizes = |kind, text| -> Vec<(u64, u64)> {
+            leaves(kind, text).iter().map(|run| (run.size, run.count)).collect()
+        };
+        assert_eq!(
+            sizes(TableFormat::Arm64K16, "map:0-64m,split:0-16k:16k"),
+            [(16 * K, 2048), (32 * M, 1)]
+        );
+        assert_eq!(sizes(TableFormat::Arm64K64, "map:0-1g"), [(512 * M, 2)]);
+        let error =
+            build(TableFormat::Arm64K64, &ops("map:0-1g,split:0-1g:4k")).unwrap_err().to_string();
+        assert!(error.contains("--do split:0-1g:4k") && error.contains("64k"), "{error}");
+    }
+
+    #[test]
+    fn what_the_engine_refuses_names_the_operation() {
+        for (text, why) in [
+            ("map:0-1g,protect:0-4k:r", "split it first"),
+            ("read:0-4k", "nothing is mapped"),
+            ("map:1-5", "not aligned"),
+            ("map:0-2t", "40-bit"),
+            ("map:0-4k:4k:w", "right to read"),
+            ("map:0-64g:4k", "larger pages"),
+        ] {
+            let error = build(TableFormat::Ept, &ops(text)).unwrap_err();
+            assert!(error.to_string().contains(why), "{text}: {error:#}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Tables that KVM has for a guest on arm64: `stage2_page_tables` in debugfs, of Linux 6.12 and later.
+//!
+//! A line is a range, its size, the level, and, of leaves, flags: `arch/arm64/kvm/ptdump.c`. Neither the
+//! memory behind a leaf nor dirty state is among them.
+
+use super::dump::{Dump, Rights, Run};
+use anyhow::{Context, bail};
+use std::fs;
+use std::path::Path;
+
+/// Where the kernel has its guests.
+pub const GUESTS: &str = "sys/kernel/debug/kvm";
+const FILE: &str = "stage2_page_tables";
+
+/// The tables of a guest that runs here; `which` names it as debugfs does, and may be left out if there is
+/// one only.
+///
+/// # Errors
+/// This kernel shows none, or others than that; its text is not understood.
+pub fn read(root: &Path, which: Option<&str>, page: u64) -> anyhow::Result<Dump> {
+    let folder = root.join(GUESTS);
+    let entries = fs::read_dir(&folder).with_context(|| {
+        format!(
+            "cannot look into {}; it needs root, and debugfs (mount -t debugfs none /sys/kernel/debug)",
+            folder.display()
+        )
+    })?;
+    let mut guests: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| folder.join(name).join(FILE).exists())
+        .collect();
+    guests.sort();
+    let guest = match (which, &guests[..]) {
+        (_, []) => bail!(
+            "no guest below {} has a {FILE}: that takes a guest that runs, on arm64, with Linux 6.12 or \
+             later built with CONFIG_PTDUMP_STAGE2_DEBUGFS",
+            folder.display()
+        ),
+        (Some(which), _) if guests.iter().any(|guest| guest == which) => which,
+        (Some(which), _) => bail!("no guest {which} runs here; there are {}", guests.join(", ")),
+        (None, [one]) => one,
+        (None, _) => bail!("several guests run here; name one: --kvm {}", guests.join(", --kvm ")),
+    };
+    let file = folder.join(guest).join(FILE);
+    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    parse(&text, page).map_err(|why| anyhow::anyhow!("{}: {why}", file.display()))
+}
+
+/// Tables as the kernel prints them, of a host whose pages have `page` bytes.
+///
+/// # Errors
+/// The text is something else; the ranges are no multiples of such pages.
+pub fn parse(text: &str, page: u64) -> Result<Dump, String> {
+    let mut dump = Dump::new("KVM, arm64", page);
+    let mut lines = 0;
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        // `---[ Guest IPA ]---`
+        if line.is_empty() || line.starts_with("---[") {
+            continue;
+        }
+        let run = leaves(line, page).map_err(|why| format!("line {}: {why}", number + 1))?;
+        run.into_iter().for_each(|run| dump.push(run));
+        lines += 1;
+    }
+    if lines == 0 {
+        return Err("no line of it is one of a page table".to_owned());
+    }
+    Ok(dump)
+}
+
+/// What a line says; nothing if it is about a hole.
+fn leaves(line: &str, page: u64) -> Result<Option<Run>, String> {
+    let mut words = line.split_whitespace();
+    let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
+    let range = words.next().and_then(|word| {
+        let (start, end) = word.split_once('-')?;
+        Some((address(start)?, address(end)?))
+    });
+    let (Some((start, end)), Some(_size)) = (range, words.next()) else {
+        return Err(format!("`{line}` is no line of a page table"));
+    };
+    // A hole above the first table has no level.
+    let level = words.next();
+    let flags: Vec<&str> = words.collect();
+    if flags.is_empty() || flags.contains(&"F") {
+        return Ok(None);
+    }
+    let size = match level {
+        Some("3" | "PTE") => page,
+        Some("2" | "PMD") => page * page / 8,
+        Some("1" | "PUD") if page == 4096 => 1 << 30,
+        level => return Err(format!("leaves at level {}", level.unwrap_or("?"))),
+    };
+    let bytes = end.checked_sub(start).filter(|bytes| *bytes > 0);
+    let count = bytes.filter(|bytes| start % size == 0 && bytes % size == 0);
+    let Some(count) = count.map(|bytes| bytes / size) else {
+        return Err(format!(
+            "{start:#x}-{end:#x} is no range of {}; the host has pages of another size (--page)",
+            slat_lab::size::Size(size)
+        ));
+    };
+    let mut run = Run {
+        gpa: start,
+        hpa: None,
+        size,
+        count,
+        rights: Rights { read: false, write: false, execute: 'x' },
+        accessed: false,
+        dirty: None,
+    };
+    for flag in flags {
+        match flag {
+            "R" => run.rights.read = true,
+            "W" => run.rights.write = true,
+            "AF" => run.accessed = true,
+            // In the first kernels that print it, `X` says that the bit "execute never" is set.
+            "X" | "XN" | "NX" | "PXNUXN" => run.rights.execute = '-',
+            "PXNux" => run.rights.execute = 'u',
+            // In `px UXN`.
+            "UXN" => run.rights.execute = 'k',
+            "px" | "ux" | "x" | "BLK" | "CON" => {}
+            other => return Err(format!("`{other}` is no flag that is known")),
+        }
+    }
+    Ok(Some(run))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As such a kernel prints it: holes, a device page, blocks.
+    const TEXT: &str = "\
+---[ Guest IPA ]---
+0x0000000000000000-0x0000000001000000          16M 2
+0x0000000001000000-0x0000000001020000         128K 3
+0x0000000001020000-0x0000000001021000           4K 3   R W X AF    
+0x0000000001021000-0x0000000001200000        1916K 3
+0x0000000001200000-0x0000000080000000        2030M 1
+0x0000000080000000-0x0000000081200000          18M 2   R W   AF BLK
+0x0000000081200000-0x0000000081a00000           8M 2   R   X AF BLK
+0x0000000081a00000-0x00000000c0000000         998M 2
+0x00000000c0000000-0x0000000100000000           1G 1   R W X    BLK
+0x0000000100000000-0x0000010000000000        1020G 0
+";
+
+    #[test]
+    fn leaves_are_read_and_holes_left_out() {
+        let shown = |run: &Run| {
+            let used = if run.accessed { " A" } else { "" };
+            format!("{:#x} {} x {:#x} {}{used}", run.gpa, run.count, run.size, run.rights)
+        };
+        let dump = parse(TEXT, 4096).unwrap();
+        let leaves: Vec<_> = dump.leaves.iter().map(shown).collect();
+        let wanted = [
+            "0x1020000 1 x 0x1000 rw- A",
+            "0x80000000 9 x 0x200000 rwx A",
+            "0x81200000 4 x 0x200000 r-- A",
+            "0xc0000000 1 x 0x40000000 rw-",
+        ];
+        assert_eq!(leaves, wanted);
+        assert!(dump.leaves.iter().all(|run| run.dirty.is_none() && run.hpa.is_none()));
+    }
+
+    #[test]
+    fn later_kernels_tell_whose_execution_is_allowed() {
+        let rights = |flags: &str| {
+            let line = format!("0x0000000000200000-0x0000000000400000  2M 2  {flags}");
+            parse(&line, 4096).unwrap().leaves.first().map(|run| run.rights.to_string())
+        };
+        for (flags, shown) in [
+            ("  R W px ux  AF BLK", "rwx"),
+            ("  R W PXNux  AF BLK", "rwu"),
+            ("  R   PXNUXN AF BLK", "r--"),
+            ("  R   px UXN    BLK", "r-k"),
+        ] {
+            assert_eq!(rights(flags).as_deref(), Some(shown), "{flags}");
+        }
+        assert_eq!(rights("F     px ux"), None, "an entry that is not valid is no leaf");
+    }
+
+    #[test]
+    fn the_page_size_of_the_host_decides_what_a_level_is() {
+        let text = "0x0000000080000000-0x0000000084000000  64M 2   R W   AF BLK\n";
+        assert_eq!(parse(text, 16384).unwrap().leaves[0].size, 32 << 20);
+        assert!(parse(text, 65536).unwrap_err().contains("--page"));
+    }
+
+    #[test]
+    fn something_else_is_refused_with_its_line() {
+        for (text, why) in [
+            ("", "no line"),
+            ("hello\n", "line 1"),
+            ("---[ Guest IPA ]---\n0x0-0x1000 4K 3 R W Q AF\n", "line 2: `Q`"),
+            ("0x0-0x1000 4K 0 R W AF\n", "level 0"),
+        ] {
+            let error = parse(text, 4096).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_guest_is_named_where_there_are_several() {
+        let root = tempfile::tempdir().unwrap();
+        let refused = |which| format!("{:#}", read(root.path(), which, 4096).unwrap_err());
+        assert!(refused(None).contains("root"));
+        fs::create_dir_all(root.path().join(GUESTS).join("12-3")).unwrap();
+        assert!(refused(None).contains("CONFIG_PTDUMP_STAGE2_DEBUGFS"));
+        let add = |name: &str| {
+            let folder = root.path().join(GUESTS).join(name);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(FILE), TEXT).unwrap();
+        };
+        add("12-3");
+        assert_eq!(read(root.path(), None, 4096).unwrap().leaves.len(), 4);
+        add("15-4");
+        assert!(refused(None).contains("--kvm 12-3, --kvm 15-4"));
+        assert!(refused(Some("9-9")).contains("12-3, 15-4"));
+        assert!(read(root.path(), Some("15-4"), 4096).is_ok());
+    }
+}

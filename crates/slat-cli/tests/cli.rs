@@ -1,0 +1,139 @@
+//! The `slat` command as a user meets it: what it prints, and the exit code.
+
+mod common;
+
+use common::{kvm_is_usable, refused, send, slat, spawned};
+use predicates::prelude::*;
+use predicates::str::contains;
+use rustix::process::Signal;
+
+#[test]
+fn help_has_examples_and_exit_codes() {
+    let help = contains("slat bench dirty-log").and(contains("Exit codes")).and(contains("130"));
+    slat(&["--help"]).assert().success().stdout(help);
+    for scenario in [
+        "dirty-log",
+        "execute",
+        "age",
+        "populate",
+        "memory-stress",
+        "memslot",
+        "migrate",
+        "boot-caches",
+    ] {
+        slat(&["bench", scenario, "--help"]).assert().success().stdout(contains("Examples:"));
+    }
+    for words in [&["explain", "--help"][..], &["tune", "dirty-log", "--help"]] {
+        slat(words).assert().success().stdout(contains("Examples:"));
+    }
+}
+
+#[test]
+fn what_moved_to_the_engines_program_is_answered_with_the_new_command_line() {
+    refused(&["bench", "split", "--backing", "2m"], &["`slat-bench split --backing 2m`"]);
+    refused(&["bench", "dirty-log", "--target", "engine"], &["`slat-bench dirty-log`"]);
+    refused(&["bench", "dirty-log", "--target", "kvm"], &["leave out --target"]);
+    refused(&["replay", "--quick"], &["cargo run --release -p slat-bench -- replay --quick"]);
+}
+
+#[test]
+fn a_memory_that_cannot_be_is_refused_with_an_example() {
+    refused(&["bench", "dirty-log", "--memory", "0"], &["--memory", "zero"]);
+    refused(&["bench", "dirty-log", "--memory", "lots"], &["lots", "64G"]);
+    refused(&["bench", "dirty-log", "--backing", "3m"], &["3m", "hugetlb-2m"]);
+    if kvm_is_usable() {
+        refused(&["bench", "dirty-log", "--memory", "4097"], &["4097"]);
+    }
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let below = file.join("report");
+    let words = &["--output", "cannot write there"];
+    refused(&["--output", below.to_str().unwrap()], words);
+    refused(&["--output", file.to_str().unwrap()], words);
+    refused(&["bench", "dirty-log", "--output", below.to_str().unwrap()], words);
+}
+
+#[test]
+fn the_main_job_answers_both_questions_and_ctrl_c_keeps_what_was_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report");
+    let shown = contains("What it could cost").and(contains("split in the fault"));
+    slat(&["--quick", "--output", path.to_str().unwrap()]).assert().success().stdout(shown);
+    let report = |at: &std::path::Path| -> serde_json::Value {
+        let text = std::fs::read_to_string(at.join("results.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let ideas = report(&path)["results"].as_array().unwrap().clone();
+    assert!(ideas.iter().filter(|m| m["scenario"] == "ideas").count() >= 5);
+    let begun = folder.path().join("begun");
+    let mut child = spawned("--output", &begun);
+    while !begun.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(3000));
+    send(&child, Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(report(&begun)["partial"], true);
+}
+
+#[test]
+fn completions_complete_the_subcommands() {
+    let words = contains("dirty-log").and(contains("arm64-lpa2-16k")).and(contains("riscv"));
+    slat(&["completions", "bash"]).assert().success().stdout(words);
+    refused(&["completions", "cobol"], &["cobol", "bash"]);
+}
+
+#[test]
+fn a_clear_chunk_that_kvm_would_refuse_is_refused_before_any_guest_runs() {
+    refused(&["bench", "dirty-log", "--clear-chunk", "0"], &["--clear-chunk", "64"]);
+    refused(&["bench", "dirty-log", "--clear-chunk", "65"], &["65", "multiple of 64"]);
+    refused(&["bench", "dirty-log", "--clear-chunk", "5k"], &["5k", "multiple of 64"]);
+}
+
+#[test]
+fn an_output_whose_files_are_directories_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("results.json")).unwrap();
+    refused(&["--output", folder.path().to_str().unwrap()], &["results.json", "directory"]);
+}
+
+#[test]
+fn a_doctor_refuses_what_the_host_cannot_run_by_an_exit_code_of_its_own() {
+    // No program is in a folder that does not exist, whatever is installed.
+    slat(&["doctor", "--for", "emulate"])
+        .env("PATH", "/nonexistent")
+        .assert()
+        .code(4)
+        .stdout(contains("missing  dpkg-deb").and(contains("tdp_mmu").not()))
+        .stderr(contains("cannot run emulate").and(contains("qemu-system-aarch64")));
+    slat(&["doctor"]).assert().success().stdout(contains("tdp_mmu").and(contains("What can run")));
+    let output = slat(&["doctor", "--report", "json"]).output().unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["scenarios"].as_array().unwrap().len(), 9);
+    refused(&["doctor", "--for", "sorting"], &["sorting", "dirty-log"]);
+}
+
+#[test]
+fn a_time_limit_keeps_what_was_measured_and_has_its_own_exit_code() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let words = ["bench", "dirty-log", "--memory", "8m", "--runs", "1000", "--time-limit", "3s"];
+    let done = slat(&words).arg("--json").assert().code(5);
+    let report: serde_json::Value =
+        serde_json::from_slice(&done.get_output().stdout).expect("a report is JSON");
+    assert_eq!(report["partial"], true);
+    let results = report["results"].as_array().unwrap();
+    assert!(results.iter().any(|result| result["variant"] == "dirty"));
+    assert!(report["skipped"][0]["reason"].as_str().unwrap().contains("time limit"), "{report}");
+}
+
+#[test]
+fn what_can_be_right_nowhere_is_no_test_that_failed() {
+    refused(&["bench", "dirty-log", "--clear-chunk", "65", "--report", "ktap"], &["65"]);
+}

@@ -1,0 +1,123 @@
+//! Guests under this host's KVM, as a user runs them.
+
+mod common;
+
+use common::{kvm_is_usable, refused, slat};
+use predicates::prelude::*;
+use predicates::str::contains;
+
+#[test]
+fn rates_hot_sets_and_rings_that_cannot_be_are_refused() {
+    refused(&["bench", "migrate", "--link", "10Gbit"], &["10Gbit", "500MiB/s"]);
+    refused(&["bench", "dirty-log", "--hot-set", "10"], &["hot set", "10:90"]);
+    refused(&["bench", "dirty-log", "--duration", "5"], &["no unit", "5s"]);
+    refused(&["bench", "dirty-log", "--duration", "0s"], &["50ms"]);
+    refused(&["bench", "dirty-log", "--interval", "5ms"], &["--duration"]);
+    if cfg!(target_arch = "x86_64") && kvm_is_usable() {
+        slat(&["bench", "boot-caches"]).assert().code(1).stderr(contains("(Arm)"));
+    }
+    refused(&["bench", "execute", "--exit", "9"], &["--exit", "slat-bench execute --exit 9"]);
+    if kvm_is_usable() {
+        slat(&["bench", "migrate", "--quick", "--pin", "0-0"]).assert().success();
+        let ring = ["bench", "dirty-log", "--memory", "8m", "--dirty-ring-size", "1000"];
+        refused(&ring, &["power of two"]);
+        let cpu = ["bench", "dirty-log", "--memory", "8m", "--pin", "4095"];
+        refused(&cpu, &["CPU to pin to", "4095"]);
+    }
+}
+
+/// The report on stdout.
+fn report(words: &[&str]) -> serde_json::Value {
+    let done = slat(words).arg("--json").assert().success();
+    serde_json::from_slice(&done.get_output().stdout).expect("a report is JSON")
+}
+
+fn named<'a>(report: &'a serde_json::Value, variant: &str) -> Vec<&'a serde_json::Value> {
+    let results = report["results"].as_array().expect("results");
+    results.iter().filter(|m| m["variant"] == variant && m["params"]["vcpu"].is_null()).collect()
+}
+
+#[test]
+fn a_guest_is_migrated_in_each_way_that_the_host_has() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let words = ["bench", "migrate", "--memory", "8m", "--runs", "1", "--dirty-rate", "4MiB/s"];
+    let report = report(&[&words[..], &["--link", "1Gbit/s"]].concat());
+    let ways = named(&report, "downtime").len();
+    assert!(ways >= 1, "{report}");
+    for run in named(&report, "run") {
+        assert_eq!(run["counts"]["pages_compared"], 2048);
+        assert_eq!(run["counts"]["pages_in_excess"], 0);
+    }
+    assert_eq!(named(&report, "run-stall-p99").len(), ways);
+}
+
+#[test]
+fn a_run_is_explained_and_one_without_guests_is_not() {
+    if kvm_is_usable() {
+        let words = ["explain", "--report", "json", "--", "bench", "dirty-log", "--memory", "8m"];
+        let done = slat(&words).args(["--runs", "1", "--iterations", "1"]).assert().success();
+        let explained: serde_json::Value =
+            serde_json::from_slice(&done.get_output().stdout).expect("JSON");
+        let phases: Vec<_> =
+            explained.as_array().unwrap().iter().map(|it| it["what"][1].clone()).collect();
+        for phase in ["dirty", "get", "clear"] {
+            assert!(phases.contains(&phase.into()), "{phases:?}");
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let nothing = r#"{"schema": 1, "results": [], "host": {}, "command": []}"#;
+    std::fs::write(folder.path().join("results.json"), nothing).unwrap();
+    let words = ["explain", folder.path().to_str().unwrap()];
+    slat(&words).assert().code(1).stderr(contains("slat explain -- bench dirty-log"));
+}
+
+#[test]
+fn tuning_says_what_to_set() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let words = ["tune", "dirty-log", "--memory", "8m", "--runs", "1", "--duration", "200ms"];
+    let said = contains("Least stall:").and(contains("QEMU:")).and(contains("others:"));
+    slat(&words).assert().success().stderr(said);
+}
+
+#[test]
+fn all_of_memory_is_touched_under_kvm() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let small = ["--memory", "8m", "--runs", "1"];
+    let populate =
+        report(&[&["bench", "populate", "-v", "1", "-s", "4k,shmem"][..], &small].concat());
+    assert_eq!(named(&populate, "populate").len(), 2);
+    let execute = report(&[&["bench", "execute", "-s", "4k"][..], &small].concat());
+    assert_eq!(named(&execute, "execute")[0]["counts"]["pages"], 2048);
+    let stress = ["bench", "memory-stress", "--memory", "8m", "-r", "1", "-x", "2", "-i", "1"];
+    let stress = report(&stress);
+    for phase in ["populate", "write", "reset", "refill", "read"] {
+        assert_eq!(named(&stress, phase).len(), 1, "{phase}");
+    }
+}
+
+#[test]
+fn slots_come_and_go_beside_vcpus_and_memory_lies_where_it_is_bound() {
+    refused(&["bench", "memslot", "--cpu-node", "0", "--pin", "0"], &["--pin"]);
+    if !kvm_is_usable() {
+        return;
+    }
+    refused(&["bench", "memslot", "--memory", "8m"], &["slot", "at most the guest's memory"]);
+    refused(&["bench", "memslot", "--memory-node", "4000"], &["4000", "nodes that have"]);
+    refused(&["bench", "memslot", "--cpu-node", "4000"], &["4000", "nodes that have"]);
+    let small = ["bench", "memslot", "--memory", "8m", "--slot-size", "4m", "-r", "1", "-i", "4"];
+    let numa = std::path::Path::new("/proc/self/numa_maps").exists();
+    let bound = ["--memory-node", "0", "--cpu-node", "0"];
+    let report = report(&[&small[..], if numa { &bound } else { &[] }].concat());
+    for variant in ["add", "move", "delete", "add-longest-call", "loss", "run-stall"] {
+        assert_eq!(named(&report, variant).len(), 1, "{variant}");
+    }
+    if numa {
+        assert_eq!(named(&report, "populate")[0]["counts"]["bytes_on_node0"], 8 << 20);
+    }
+}

@@ -1,0 +1,257 @@
+//! The tables of a guest, built anew before each turn.
+
+use crate::arena::Arena;
+use crate::limit::TablePages;
+use anyhow::{Context, ensure};
+use slat::{
+    Attributes, BreakBeforeMake, Contended, Counts, Format, Frame, Gpa, GpaRange, Guard, Halted,
+    Hpa, Inactive, PageSize, SplitError, SplitWalk, TableCache, Tables, Translation, Vmid,
+};
+use slat_lab::failure::bad_input;
+use slat_lab::random::Numbers;
+use slat_lab::size::Size;
+use std::sync::atomic::AtomicU64;
+
+/// What memory must be a multiple of, for the largest blocks.
+pub const STEP: u64 = 1 << 30;
+
+/// The most that fits into 40 bits of guest addresses above where memory begins.
+const MOST: u64 = 512 << 30;
+
+/// Refuses memory that the largest blocks do not fill, or that guest addresses do not reach.
+///
+/// # Errors
+/// Says what would do.
+pub fn whole_blocks(memory: Size) -> anyhow::Result<Size> {
+    if !memory.bytes().is_multiple_of(STEP) || memory.bytes() > MOST {
+        return Err(bad_input(format!(
+            "--memory {memory} is not a number of 1g blocks up to {}; take a multiple of 1g",
+            Size(MOST)
+        )));
+    }
+    Ok(memory)
+}
+
+/// Where RAM begins.
+const GUEST_BASE: u64 = 1 << 30;
+
+/// Where the guest's memory would stand in the host; none of it is touched.
+const HOST_BASE: u64 = 1 << 40;
+
+/// How much is done at a time where table pages are needed: what their cache is filled for.
+pub const CHUNK: u64 = 1 << 30;
+
+/// Table pages that a chunk may take: 512 of the last level and the one above, and two for the way
+/// there.
+const CHUNK_TABLES: usize = 512 + 1 + 2;
+
+/// A guest of some memory, in one format.
+#[derive(Clone, Copy)]
+pub struct Bed<F> {
+    format: F,
+    memory: u64,
+}
+
+impl<F: Format> Bed<F> {
+    /// A guest of `memory` bytes.
+    pub fn new(format: F, memory: u64) -> Self {
+        Self { format, memory }
+    }
+
+    /// Its format.
+    pub fn format(&self) -> &F {
+        &self.format
+    }
+
+    /// All of its memory.
+    pub fn range(&self) -> GpaRange {
+        self.part(0, self.memory)
+    }
+
+    /// `bytes` of it from `offset` on.
+    pub fn part(&self, offset: u64, bytes: u64) -> GpaRange {
+        GpaRange::new(Gpa(GUEST_BASE + offset), bytes).expect("memory is not empty and not huge")
+    }
+
+    /// The page of that number.
+    pub fn page(&self, number: u64) -> GpaRange {
+        self.part(number << F::PAGE_SHIFT, 1 << F::PAGE_SHIFT)
+    }
+
+    /// Pages of the memory.
+    pub fn pages(&self) -> u64 {
+        self.memory >> F::PAGE_SHIFT
+    }
+
+    /// Words of a bitmap of the pages.
+    pub fn bitmap(&self) -> Vec<u64> {
+        vec![0; self.pages().div_ceil(64) as usize]
+    }
+
+    /// Where `range` stands in the host.
+    pub fn host(range: &GpaRange) -> Hpa {
+        Hpa(range.start().0 - GUEST_BASE + HOST_BASE)
+    }
+
+    /// Empty tables.
+    pub fn empty<'a>(&self, arena: &'a Arena) -> anyhow::Result<Inactive<'a, F, Arena>> {
+        Ok(Inactive::new(self.format, Vmid(1), 40, arena)?)
+    }
+
+    /// Tables that map `bytes` from the start by leaves of at most `leaves`.
+    pub fn mapped<'a>(
+        &self,
+        arena: &'a Arena,
+        bytes: u64,
+        leaves: PageSize,
+        attributes: Attributes,
+    ) -> anyhow::Result<Inactive<'a, F, Arena>> {
+        let mut tables = self.empty(arena)?;
+        let mut storage = storage(CHUNK_TABLES);
+        let mut cache = TableCache::new(arena, &mut storage);
+        for chunk in steps(self.part(0, bytes), CHUNK) {
+            cache.fill(usize::MAX)?;
+            tables.map(chunk, Self::host(&chunk), attributes, leaves, &mut cache)?;
+        }
+        Ok(tables)
+    }
+
+    /// All of the memory mapped by leaves of at most `leaves`, live.
+    pub fn live<'a>(
+        &self,
+        arena: &'a Arena,
+        leaves: PageSize,
+        attributes: Attributes,
+    ) -> anyhow::Result<Tables<'a, F, Arena>> {
+        Ok(self.mapped(arena, self.memory, leaves, attributes)?.activate())
+    }
+
+    /// Random addresses of the memory: the same ones each time.
+    pub fn addresses(&self, count: usize) -> Vec<u64> {
+        let mut numbers = Numbers(3);
+        let start = self.range().start().0;
+        (0..count).map(|_| start + numbers.below(self.memory)).collect()
+    }
+
+    /// What [`look_up`] must find at `addresses`: the sum of what they translate to, and one for each,
+    /// which may be written.
+    pub fn sum(&self, addresses: &[u64]) -> u64 {
+        let delta = HOST_BASE - GUEST_BASE;
+        addresses.iter().fold(0, |sum, gpa| sum.wrapping_add(gpa + delta).wrapping_add(1))
+    }
+
+    /// The slots of the last level.
+    pub fn slots<'t>(
+        &self,
+        tables: &'t Tables<'_, F, Arena>,
+        arena: &'t Arena,
+    ) -> Vec<&'t [AtomicU64]> {
+        use slat::Platform;
+        let pages = TablePages::of(tables, arena, self.range());
+        let slots = |&(hpa, len): &(Hpa, usize)| {
+            let table = arena.slots(hpa).cast::<AtomicU64>();
+            // SAFETY: a table in use has that many slots, each an atomic word, and stays while the
+            // tables are borrowed: nobody retires one here.
+            unsafe { std::slice::from_raw_parts(table.as_ptr().cast_const(), len) }
+        };
+        pages.last().iter().map(slots).collect()
+    }
+
+    /// Looks at pages all over `range`: what they translate to, by what, with which attributes.
+    pub fn check(
+        &self,
+        tables: &Guard<'_, '_, F, Arena>,
+        range: GpaRange,
+        size: PageSize,
+        right: impl Fn(Attributes) -> bool,
+    ) -> anyhow::Result<()> {
+        // An odd number of pages, so that every place in a table is met.
+        for gpa in (range.start().0..range.end().0).step_by(509 << F::PAGE_SHIFT) {
+            let gpa = Gpa(gpa);
+            let found = tables.translate(gpa)?.with_context(|| format!("{gpa} is not mapped"))?;
+            ensure!(found.hpa.0 == gpa.0 - GUEST_BASE + HOST_BASE, "{gpa} moved to {}", found.hpa);
+            ensure!(found.size == size, "{gpa} is in a leaf of {}, not {size}", found.size);
+            ensure!(right(found.attributes), "{gpa} has {:?}", found.attributes);
+        }
+        Ok(())
+    }
+}
+
+/// Looks all addresses up; the sum of what they translate to, and one for each that may be written.
+#[inline]
+pub fn look_up<F: Format>(
+    guard: &Guard<'_, '_, F, Arena>,
+    addresses: &[u64],
+) -> Result<u64, Contended> {
+    let mut sum = 0u64;
+    for &gpa in addresses {
+        sum = sum.wrapping_add(value(guard.translate(Gpa(gpa))?));
+    }
+    Ok(sum)
+}
+
+/// What a lookup adds to the sum of [`look_up`].
+#[inline(always)]
+pub fn value(found: Option<Translation>) -> u64 {
+    found.map_or(0, |found| found.hpa.0.wrapping_add(found.attributes.write.into()))
+}
+
+/// Splits `range`, as any caller can: table pages are taken once it is known that some are needed, and
+/// are topped up once some are in use.
+#[inline]
+pub fn split_range<F: Format, W: SplitWalk>(
+    guard: &mut Guard<'_, '_, F, Arena>,
+    range: GpaRange,
+    target: PageSize,
+    cache: &mut TableCache<'_, F, Arena>,
+) -> anyhow::Result<()> {
+    if !cache.is_empty() {
+        cache.fill(usize::MAX)?;
+    }
+    let mut rest = range;
+    loop {
+        match guard.split_by::<W>(rest, target, cache, W::MERGED) {
+            Ok(_) => return Ok(()),
+            Err(Halted { at, why: SplitError::CacheEmpty }) => {
+                rest = GpaRange::new(at, rest.end().0 - at.0)?;
+                cache.fill(usize::MAX)?;
+            }
+            Err(halted) => return Err(halted.into()),
+        }
+    }
+}
+
+/// What CPUs of the format demand when a live entry changes its size, unless they say more of themselves.
+pub fn breaks_of<F: Format>() -> BreakBeforeMake {
+    if F::REFILL_BREAKS { BreakBeforeMake::Always } else { BreakBeforeMake::Never }
+}
+
+/// Storage for a cache of so many table pages.
+pub fn storage(pages: usize) -> Vec<Option<Frame>> {
+    let mut storage = Vec::new();
+    storage.resize_with(pages, || None);
+    storage
+}
+
+/// Storage for the table pages of a chunk.
+pub fn chunk_storage() -> Vec<Option<Frame>> {
+    storage(CHUNK_TABLES)
+}
+
+/// `range` in steps of `step` bytes; the last may be shorter.
+pub fn steps(range: GpaRange, step: u64) -> impl Iterator<Item = GpaRange> {
+    let end = range.end().0;
+    (range.start().0..end)
+        .step_by(step as usize)
+        .map(move |at| GpaRange::new(Gpa(at), step.min(end - at)).expect("a step is not empty"))
+}
+
+/// What a guard counted, with what the platform was asked to invalidate.
+pub fn counted(counts: Counts, invalidations: u64) -> Vec<(&'static str, u64)> {
+    vec![
+        ("slots_read", counts.slots_read),
+        ("slots_written", counts.slots_written),
+        ("tables_built", counts.tables_built),
+        ("invalidations", invalidations),
+    ]
+}

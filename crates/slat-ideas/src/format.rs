@@ -1,0 +1,331 @@
+//! The formats of second-stage tables, by the names of the command line and of reports: the one list.
+//!
+//! A format is a variant, and an arm of each match below it, without which nothing compiles. What
+//! measures is compiled for each format anew: a crate that names these macros has those that the
+//! tests can do without under a feature `every-format` of its own.
+
+use clap::{Args, ValueEnum};
+use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64};
+use slat::format::ept::Ept1G;
+use slat::format::npt::Npt1G;
+use slat::format::power::{PowerK4, PowerK64};
+use slat::format::riscv::{Mode, RiscV};
+use slat::{Format, PageSize};
+use slat_lab::failure::bad_input;
+use slat_lab::size::Size;
+
+/// Smallest page of the tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Granule {
+    /// 4096 bytes
+    #[default]
+    #[value(name = "4k")]
+    Size4k,
+    /// 16384 bytes
+    #[value(name = "16k")]
+    Size16k,
+    /// 65536 bytes
+    #[value(name = "64k")]
+    Size64k,
+}
+
+impl Granule {
+    /// Bytes of the smallest page.
+    pub const fn bytes(self) -> u64 {
+        self.leaf_sizes()[0].0
+    }
+
+    /// Sizes of its pages and blocks, the smallest first.
+    pub const fn leaf_sizes(self) -> &'static [Size] {
+        match self {
+            Self::Size4k => &[Size(4 << 10), Size(2 << 20), Size(1 << 30)],
+            Self::Size16k => &[Size(16 << 10), Size(32 << 20)],
+            Self::Size64k => &[Size(64 << 10), Size(512 << 20)],
+        }
+    }
+}
+
+/// A format of second-stage tables, its hardware marking what is used and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum TableFormat {
+    /// Arm's stage 2 in pages of 4k, with blocks of 2m and 1g; or `arm64`
+    #[value(name = "arm64-4k", alias = "arm64")]
+    Arm64K4,
+    /// Arm's stage 2 in pages of 16k, with blocks of 32m
+    #[value(name = "arm64-16k")]
+    Arm64K16,
+    /// Arm's stage 2 in pages of 64k, with blocks of 512m
+    #[value(name = "arm64-64k")]
+    Arm64K64,
+    /// The same as arm64-4k with FEAT_LPA2: addresses of 52 bits
+    #[value(name = "arm64-lpa2-4k")]
+    Arm64Lpa2K4,
+    /// The same as arm64-16k with FEAT_LPA2; its blocks of 64g are not used here
+    #[value(name = "arm64-lpa2-16k")]
+    Arm64Lpa2K16,
+    /// Intel's extended page tables, with accessed and dirty bits: 4k, 2m, 1g
+    Ept,
+    /// AMD's nested page tables: 4k, 2m, 1g
+    Npt,
+    /// RISC-V's G-stage, the narrowest of Sv39x4, Sv48x4 and Sv57x4 that will do: 4k, 2m, 1g
+    #[value(name = "riscv")]
+    RiscV,
+    /// Power's radix trees, partition-scoped, in pages of 4k, with 2m and 1g
+    #[value(name = "power-4k")]
+    Power4k,
+    /// The same in pages of 64k, with 2m and 1g
+    #[value(name = "power-64k")]
+    Power64k,
+}
+
+/// Arm's stage 2 as a CPU has it that marks writes.
+pub fn arm<const PAGE_SHIFT: u32, const DS: bool>() -> Arm64<PAGE_SHIFT, DS>
+where
+    Arm64<PAGE_SHIFT, DS>: Format,
+{
+    Arm64 { hardware_dirty: true, ..Arm64::default() }
+}
+
+/// The G-stage of a CPU that has all modes.
+pub fn riscv() -> RiscV {
+    RiscV { widest: Mode::Sv57x4, ..RiscV::default() }
+}
+
+/// Runs `$body` with the format that `$choice` names. Of what this program was built without it is an error of the
+/// function around it.
+#[macro_export]
+macro_rules! on_format {
+    ($choice:expr, |$format:ident| $body:expr) => {{
+        use $crate::format::{TableFormat, arm};
+        macro_rules! on {
+            ($value:expr) => {{
+                let $format = $value;
+                $body
+            }};
+        }
+        match $choice {
+            TableFormat::Arm64K4 => on!(arm::<12, false>()),
+            #[cfg(any(feature = "granules", feature = "every-format"))]
+            TableFormat::Arm64K16 => on!(arm::<14, false>()),
+            #[cfg(any(feature = "granules", feature = "every-format"))]
+            TableFormat::Arm64K64 => on!(arm::<16, false>()),
+            TableFormat::Ept => on!(::slat::format::ept::Ept1G::default()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64Lpa2K4 => on!(arm::<12, true>()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64Lpa2K16 => on!(arm::<14, true>()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Npt => on!(::slat::format::npt::Npt1G::default()),
+            #[cfg(feature = "every-format")]
+            TableFormat::RiscV => on!($crate::format::riscv()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Power4k => on!(::slat::format::power::PowerK4::default()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Power64k => on!(::slat::format::power::PowerK64::default()),
+            #[cfg(not(feature = "every-format"))]
+            other => return Err($crate::format::not_built(other)),
+        }
+    }};
+}
+/// Runs `$body` with the format that `$tables` names, and with a CPU of the simulator's that walks it. Of what
+/// this program was built without it is an error of the function around it.
+#[macro_export]
+macro_rules! on_machine {
+    ($tables:expr, |$format:ident, $machine:ident| $body:expr) => {{
+        use $crate::format::TableFormat;
+        let tables: &$crate::format::TablesArgs = $tables;
+        let bbm = tables.bbm()?;
+        macro_rules! on {
+            ($value:expr, $cpu:expr) => {{
+                let ($format, $machine) = ($value, $cpu);
+                $body
+            }};
+        }
+        macro_rules! on_arm {
+            ($granule:literal, $lpa2:literal) => {{
+                let mut format = $crate::format::arm::<$granule, $lpa2>();
+                format.forced_write_back = true;
+                let cpu = ::slat_sim::Arm::new($granule, 40);
+                on!(format, ::slat_sim::Arm { bbm, forced_write_back: true, lpa2: $lpa2, ..cpu })
+            }};
+        }
+        match tables.format {
+            TableFormat::Arm64K4 => on_arm!(12, false),
+            TableFormat::Ept => {
+                on!(::slat::format::ept::Ept1G::default(), ::slat_sim::Ept::default())
+            }
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64K16 => on_arm!(14, false),
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64K64 => on_arm!(16, false),
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64Lpa2K4 => on_arm!(12, true),
+            #[cfg(feature = "every-format")]
+            TableFormat::Arm64Lpa2K16 => on_arm!(14, true),
+            #[cfg(feature = "every-format")]
+            TableFormat::Npt => {
+                on!(::slat::format::npt::Npt1G::default(), ::slat_sim::Npt::default())
+            }
+            #[cfg(feature = "every-format")]
+            TableFormat::RiscV => on!($crate::format::riscv(), ::slat_sim::RiscV::default()),
+            #[cfg(feature = "every-format")]
+            TableFormat::Power4k => {
+                on!(::slat::format::power::PowerK4::default(), ::slat_sim::Power::new(12))
+            }
+            #[cfg(feature = "every-format")]
+            TableFormat::Power64k => {
+                on!(::slat::format::power::PowerK64::default(), ::slat_sim::Power::new(16))
+            }
+            #[cfg(not(feature = "every-format"))]
+            other => return Err($crate::format::not_built(other)),
+        }
+    }};
+}
+/// Why a program built without the feature `every-format` has no such tables.
+pub fn not_built(format: TableFormat) -> anyhow::Error {
+    bad_input(format!(
+        "--format {format}: this program was built without the feature `every-format`, for tests; it has arm64-4k and \
+         ept for guests, arm64-16k and arm64-64k for the rest"
+    ))
+}
+
+impl TableFormat {
+    /// Whether it is one of Arm's.
+    pub const fn is_arm(self) -> bool {
+        matches!(
+            self,
+            Self::Arm64K4
+                | Self::Arm64K16
+                | Self::Arm64K64
+                | Self::Arm64Lpa2K4
+                | Self::Arm64Lpa2K16
+        )
+    }
+
+    /// Arm's, by its granule.
+    pub const fn of_granule(granule: Granule) -> Self {
+        match granule {
+            Granule::Size4k => Self::Arm64K4,
+            Granule::Size16k => Self::Arm64K16,
+            Granule::Size64k => Self::Arm64K64,
+        }
+    }
+
+    /// The granule, where Linux's own tables have the same format.
+    ///
+    /// # Errors
+    /// They have not.
+    pub fn granule(self) -> anyhow::Result<Granule> {
+        let all = Granule::value_variants();
+        let found = all.iter().copied().find(|granule| Self::of_granule(*granule) == self);
+        found.ok_or_else(|| {
+            bad_input(format!(
+                "--format {self}: of Linux's tables there are arm64-4k, arm64-16k and arm64-64k"
+            ))
+        })
+    }
+
+    /// Sizes of its leaves, the smallest first: of those that the largest step of a split has room for.
+    pub fn leaves(self) -> Vec<PageSize> {
+        match self {
+            Self::Arm64K4 | Self::Arm64Lpa2K4 => leaves_of::<Arm64K4>(),
+            Self::Arm64K16 | Self::Arm64Lpa2K16 => leaves_of::<Arm64K16>(),
+            Self::Arm64K64 => leaves_of::<Arm64K64>(),
+            Self::Ept => leaves_of::<Ept1G>(),
+            Self::Npt => leaves_of::<Npt1G>(),
+            Self::RiscV => leaves_of::<RiscV>(),
+            Self::Power4k => leaves_of::<PowerK4>(),
+            Self::Power64k => leaves_of::<PowerK64>(),
+        }
+    }
+
+    /// The leaf of `size`, which `option` asked for.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn leaf(self, option: &str, size: Size) -> anyhow::Result<PageSize> {
+        let leaves = self.leaves();
+        leaves.iter().copied().find(|leaf| leaf.bytes() == size.bytes()).ok_or_else(|| {
+            let names: Vec<String> = leaves.iter().map(ToString::to_string).collect();
+            bad_input(format!(
+                "{option} {size}: tables of {self} have pages and blocks of {}",
+                names.join(", ")
+            ))
+        })
+    }
+}
+
+/// Guests here are whole numbers of it, and tables are built in steps of it: larger blocks would not fit.
+pub const LARGEST: PageSize = PageSize::SIZE_1G;
+
+fn leaves_of<F: Format>() -> Vec<PageSize> {
+    (0..=F::LARGEST_LEAF).map(F::size).filter(|size| *size <= LARGEST).collect()
+}
+
+/// The tables of the guest.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct TablesArgs {
+    /// Format of the guest's tables
+    #[arg(long, value_name = "FORMAT", default_value = "ept")]
+    pub format: TableFormat,
+
+    /// How far an Arm CPU lets a live entry change its size: its level of FEAT_BBM [default: 0]
+    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub bbm: Option<u8>,
+}
+
+impl TablesArgs {
+    /// Those of a format, on a CPU that says nothing more.
+    pub const fn of(format: TableFormat) -> Self {
+        Self { format, bbm: None }
+    }
+
+    /// The level of FEAT_BBM.
+    ///
+    /// # Errors
+    /// It was given, and the format has none.
+    pub fn bbm(&self) -> anyhow::Result<u8> {
+        match self.bbm {
+            Some(bbm) if !self.format.is_arm() => Err(bad_input(format!(
+                "--bbm {bbm} is of Arm CPUs; take --format arm64 with it, or leave it out"
+            ))),
+            bbm => Ok(bbm.unwrap_or(0)),
+        }
+    }
+}
+
+slat_lab::display_as_written!(Granule, TableFormat);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_has_a_name_of_its_own_and_the_old_ones_still_do() {
+        let named = |name: &str| TableFormat::from_str(name, false);
+        for format in TableFormat::value_variants() {
+            assert_eq!(named(&format.to_string()), Ok(*format));
+        }
+        assert_eq!(named("arm64"), Ok(TableFormat::Arm64K4));
+        assert_eq!(named("arm64-16k"), Ok(TableFormat::Arm64K16));
+        assert!(named("power").is_err());
+    }
+
+    #[test]
+    fn a_leaf_that_a_format_lacks_is_refused_with_those_that_it_has() {
+        let size = |format: TableFormat, bytes| format.leaf("--backing", Size(bytes));
+        assert_eq!(size(TableFormat::RiscV, 1 << 30).unwrap(), PageSize::SIZE_1G);
+        let error = size(TableFormat::Arm64K16, 2 << 20).unwrap_err().to_string();
+        assert!(error.contains("--backing 2m") && error.contains("16k, 32m"), "{error}");
+        // Blocks of 64g are larger than a step.
+        assert_eq!(TableFormat::Arm64Lpa2K16.leaves(), TableFormat::Arm64K16.leaves());
+    }
+
+    #[test]
+    fn a_level_of_bbm_is_arms_alone() {
+        for &format in TableFormat::value_variants() {
+            let bbm = TablesArgs { format, bbm: Some(2) }.bbm();
+            assert_eq!(bbm.is_ok(), format.is_arm(), "{format}");
+        }
+    }
+}

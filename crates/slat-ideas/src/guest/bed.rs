@@ -1,0 +1,253 @@
+//! A machine, its memory, and guests on it, one after the other.
+
+use crate::format::{LARGEST, TableFormat, TablesArgs};
+use anyhow::Context;
+use serde_json::{Map, Value, json};
+use slat::{Access, Format, Frame, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
+use slat_guest::{
+    Backing, Config, Guest, Hva, NoPage, Page, SlotId, SlotSpec, TABLE_PAGES, TableRoom, Worker,
+};
+use slat_lab::failure::bad_input;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+use slat_sim::arch::Arch;
+use slat_sim::fast::FastMachine;
+
+/// Bytes of the smallest page of any format: what host memory is touched in.
+const SMALLEST: u64 = 4096;
+/// Where guests have their memory.
+pub const GUEST_BASE: u64 = 4 << 30;
+/// Where the backing has it; aligned alike.
+const HOST_BASE: u64 = 0x7000_0000_0000;
+/// The one slot.
+pub const SLOT: SlotId = SlotId(0);
+/// Whose tables they are.
+pub const VMID: Vmid = Vmid(1);
+
+/// How large a guest is, and what the host has for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Bytes of guest memory.
+    pub memory: u64,
+    /// Bytes of host memory: where it is less, the guest's wraps round.
+    pub host: u64,
+    /// In blocks of that size.
+    pub block: PageSize,
+    /// The smallest page of the tables.
+    pub page: PageSize,
+    /// How many vCPUs it has.
+    pub vcpus: u16,
+    /// The host's memory is there before anything is timed.
+    pub resident: bool,
+}
+
+impl Shape {
+    /// Memory that is all there, for tables of `format`.
+    ///
+    /// # Errors
+    /// It is no multiple of the blocks.
+    pub fn new(
+        memory: Size,
+        format: TableFormat,
+        block: PageSize,
+        vcpus: u16,
+    ) -> anyhow::Result<Self> {
+        let (bytes, page) = (memory.bytes(), format.leaves()[0]);
+        // A word of the log is of 64 pages.
+        let step = Size(block.bytes().max(64 * page.bytes()).max(2 << 20));
+        if !bytes.is_multiple_of(step.bytes()) {
+            return Err(bad_input(format!(
+                "--memory {memory} is no multiple of {step}, in which the host has it; take one"
+            )));
+        }
+        Ok(Self { memory: bytes, host: bytes, block, page, vcpus, resident: true })
+    }
+
+    /// Tables of the whole, full caches of all threads, and what waits to be freed.
+    fn table_bytes(&self) -> u64 {
+        let threads = u64::from(self.vcpus) + 8;
+        // Where not all memory is there, nothing is split.
+        let leaf = if self.resident { self.page.bytes() } else { self.block.bytes() };
+        3 * (self.memory / leaf * 8)
+            + (self.memory >> 16)
+            + threads * (TABLE_PAGES as u64 + 8) * self.page.bytes()
+            + (8 << 20)
+    }
+}
+
+/// What the host has behind the guest: one piece, in blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Ram {
+    base: u64,
+    bytes: u64,
+    block: PageSize,
+}
+
+impl Backing for Ram {
+    fn page(&self, host: Hva, _: Access) -> Result<Page, NoPage> {
+        let offset = host.0.checked_sub(HOST_BASE).ok_or(NoPage::Never)? % self.bytes;
+        let hpa = Hpa(self.base + offset);
+        let (write, execute) = (true, true);
+        Ok(Page { hpa, block: self.block, write, execute, memory: Memory::Normal })
+    }
+}
+
+/// A guest on a machine of the bed's.
+pub type TheGuest<'p, F, A> = Guest<'p, F, FastMachine<A>, Ram>;
+/// A thread that works on its memory.
+pub type TheWorker<'w, 'p, F, A> = Worker<'w, 'p, F, FastMachine<A>, Ram>;
+
+/// A machine with memory, on which guests run one after the other.
+pub struct Bed<F, A: Arch> {
+    format: F,
+    machine: FastMachine<A>,
+    /// The guest that is made on it.
+    pub shape: Shape,
+    params: Map<String, Value>,
+}
+
+impl<F: Format, A: Arch> Bed<F, A> {
+    /// A machine for guests of `shape`.
+    ///
+    /// # Errors
+    /// Memory is short.
+    pub fn new(
+        format: F,
+        arch: A,
+        tables: &TablesArgs,
+        shape: Shape,
+        session: &Session,
+    ) -> anyhow::Result<Self> {
+        let table_bytes = shape.table_bytes();
+        let available = session.memory_available();
+        let needed = if shape.resident { shape.host + table_bytes } else { table_bytes };
+        if needed > available / 10 * 9 {
+            return Err(bad_input(format!(
+                "a guest of {} takes {} MiB, and this machine has {} MiB free; take a smaller \
+                 --memory",
+                Size(shape.memory),
+                needed >> 20,
+                available >> 20
+            )));
+        }
+        let machine = FastMachine::new(arch, shape.vcpus.into(), shape.host, table_bytes)
+            .context("the host does not map the guest's memory; take a smaller --memory")?;
+        if shape.resident {
+            // Small pages will do.
+            let _ = machine.set_huge_pages(true);
+            if machine.populate(machine.memory_base(), shape.host).is_err() {
+                for at in (0..shape.host).step_by(SMALLEST as usize) {
+                    machine.write_host(Hpa(machine.memory_base().0 + at), 0);
+                }
+            }
+        } else {
+            let _ = machine.set_huge_pages(false);
+        }
+        let mut params: Map<String, Value> = [
+            ("memory", json!(shape.memory)),
+            ("vcpus", json!(shape.vcpus)),
+            ("backing", json!(Size(shape.block.bytes()).to_string())),
+            ("format", json!(tables.format.to_string())),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into_iter()
+        .collect();
+        if tables.format.is_arm() {
+            params.insert("bbm".to_owned(), json!(tables.bbm()?));
+        }
+        Ok(Self { format, machine, shape, params })
+    }
+
+    /// What has to be equal for two results to be compared.
+    pub fn params(&self) -> Map<String, Value> {
+        self.params.clone()
+    }
+
+    /// The machine.
+    pub const fn machine(&self) -> &FastMachine<A> {
+        &self.machine
+    }
+
+    /// How a guest here is managed, unless somebody says otherwise.
+    pub fn config(&self) -> Config {
+        let mut sizes = (0..=F::LARGEST_LEAF).rev().map(F::size).filter(|size| *size <= LARGEST);
+        Config::new(self.shape.vcpus, sizes.next().unwrap_or(F::size(0)))
+    }
+
+    /// Makes a guest with all of its memory, has `work` work on it, and takes it apart.
+    ///
+    /// # Errors
+    /// Those of `work`; or the guest cannot be made so.
+    pub fn with_guest<R>(
+        &self,
+        config: Config,
+        work: impl FnOnce(&TheGuest<'_, F, A>) -> anyhow::Result<R>,
+    ) -> anyhow::Result<R> {
+        let ram = Ram {
+            base: self.machine.memory_base().0,
+            bytes: self.shape.host,
+            block: self.shape.block,
+        };
+        let bits = self.machine.arch().address_bits();
+        let guest = Guest::new(self.format, VMID, bits, &self.machine, ram, config)
+            .context("the guest cannot be made")?;
+        let result = self.change_slot(&guest, false).and_then(|()| work(&guest));
+        // SAFETY: CPUs are borrowed by runners, and those have ended with `work`: none has loaded
+        // the guest's tables.
+        unsafe { guest.destroy() };
+        result
+    }
+
+    /// Makes the slot, or has it begin or end to log.
+    pub fn change_slot(&self, guest: &TheGuest<'_, F, A>, log: bool) -> anyhow::Result<()> {
+        let mut room = room();
+        let mut worker = Worker::new(guest, &mut room)?;
+        worker.set_slot(self.slot(log)).context("the guest's slot cannot be changed")?;
+        Ok(())
+    }
+
+    /// The slot, as it is asked for.
+    pub const fn slot(&self, log_dirty: bool) -> SlotSpec {
+        SlotSpec {
+            id: SLOT,
+            gpa: Gpa(GUEST_BASE),
+            bytes: self.shape.memory,
+            host: Hva(HOST_BASE),
+            read_only: false,
+            log_dirty,
+        }
+    }
+
+    /// Pages of the guest.
+    pub const fn pages(&self) -> u64 {
+        self.shape.memory >> F::PAGE_SHIFT
+    }
+
+    /// The pages of one of `of` equal shares.
+    pub fn share(&self, number: u64, of: u64) -> std::ops::Range<u64> {
+        let begin =
+            |number: u64| (u128::from(self.pages()) * u128::from(number) / u128::from(of)) as u64;
+        begin(number)..begin(number + 1)
+    }
+
+    /// Where a page begins.
+    pub const fn gpa(&self, page: u64) -> u64 {
+        GUEST_BASE + (page << F::PAGE_SHIFT)
+    }
+
+    /// Some pages.
+    pub fn range(&self, first: u64, pages: u64) -> GpaRange {
+        GpaRange::new(Gpa(self.gpa(first)), pages << F::PAGE_SHIFT).expect("some pages")
+    }
+
+    /// What the host sees in the first word of a page.
+    pub fn first_word(&self, page: u64) -> u64 {
+        let offset = (page << F::PAGE_SHIFT) % self.shape.host;
+        self.machine.read_host(Hpa(self.machine.memory_base().0 + offset))
+    }
+}
+
+/// Room for a thread's table pages.
+pub const fn room() -> TableRoom {
+    [const { None::<Frame> }; TABLE_PAGES]
+}

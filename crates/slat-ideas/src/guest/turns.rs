@@ -1,0 +1,147 @@
+//! Taking turns, and what is made of the samples.
+
+use serde_json::{Map, Value, json};
+use slat_lab::record::Measurement;
+use slat_lab::session::Session;
+use std::collections::BTreeMap;
+
+/// The samples of each entrant, of the rounds that are complete: Ctrl-C ends them. One round warms up.
+///
+/// The turn's first place goes round, every other round runs backwards. `turn` learns who it is, and
+/// whether it counts.
+///
+/// # Errors
+/// Those of `turn`.
+pub fn take_turns<T>(
+    session: &Session,
+    rounds: u32,
+    entrants: usize,
+    mut turn: impl FnMut(usize, bool) -> anyhow::Result<T>,
+) -> anyhow::Result<Vec<Vec<T>>> {
+    let mut samples: Vec<Vec<T>> = (0..entrants).map(|_| Vec::new()).collect();
+    for round in 0..=rounds as usize {
+        let mut order: Vec<usize> = (0..entrants).collect();
+        order.rotate_left(round % entrants.max(1));
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        let mut taken: Vec<Option<T>> = (0..entrants).map(|_| None).collect();
+        for place in order {
+            if session.check().is_err() {
+                return Ok(samples);
+            }
+            taken[place] = Some(turn(place, round > 0)?);
+        }
+        // A turn that was stopped half-way is none.
+        if session.check().is_err() {
+            return Ok(samples);
+        }
+        if round > 0 {
+            samples.iter_mut().zip(taken).for_each(|(all, one)| all.extend(one));
+        }
+        session.step();
+    }
+    Ok(samples)
+}
+
+/// Counts of one sample.
+pub type Counts = BTreeMap<String, u64>;
+
+/// Names for counts.
+pub fn counts<const N: usize>(named: [(&str, u64); N]) -> Counts {
+    named.map(|(name, count)| (name.to_owned(), count)).into()
+}
+
+/// What results of one scenario have in common.
+pub struct Recorder {
+    /// The scenario.
+    pub scenario: &'static str,
+    /// Parameters of all.
+    pub params: Map<String, Value>,
+}
+
+impl Recorder {
+    /// A variant's samples of one figure.
+    pub fn figure(
+        &self,
+        variant: &str,
+        target: &str,
+        figure: &str,
+        unit: &str,
+        samples: Vec<f64>,
+        counts: impl Iterator<Item = Counts>,
+    ) -> Measurement {
+        let mut params = self.params.clone();
+        params.insert("figure".to_owned(), json!(figure));
+        Measurement {
+            scenario: self.scenario.to_owned(),
+            target: target.to_owned(),
+            variant: variant.to_owned(),
+            params,
+            unit: unit.to_owned(),
+            samples,
+            counts: slat_lab::record::merged_counts(counts),
+        }
+    }
+
+    /// A figure of each round against another's, and the most that it should be, if anything.
+    pub fn ratio(
+        &self,
+        what: impl Into<String>,
+        of: &str,
+        by: &str,
+        at_most: Option<f64>,
+        samples: Vec<f64>,
+    ) -> Measurement {
+        let mut params = self.params.clone();
+        params.insert("variants".to_owned(), json!(of));
+        params.insert("against".to_owned(), json!(by));
+        params.insert("asked".to_owned(), json!(at_most));
+        Measurement {
+            scenario: "guest-asked".to_owned(),
+            target: "engine".to_owned(),
+            variant: what.into(),
+            params,
+            unit: "x".to_owned(),
+            samples,
+            counts: BTreeMap::new(),
+        }
+    }
+}
+
+/// The quotients of two lists, round by round.
+pub fn ratios(of: impl Iterator<Item = f64>, by: impl Iterator<Item = f64>) -> Vec<f64> {
+    of.zip(by).map(|(of, by)| of / by).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_a_turn_in_each_round_and_the_first_round_does_not_count() {
+        let mut order = Vec::new();
+        let samples = take_turns(&Session::quiet(), 2, 3, |place, counts| {
+            order.push((place, counts));
+            Ok(place)
+        });
+        assert_eq!(samples.unwrap(), [[0, 0], [1, 1], [2, 2]]);
+        assert_eq!(order.iter().filter(|(_, counts)| !counts).count(), 3);
+        let firsts: Vec<_> = order.chunks(3).map(|round| round[0].0).collect();
+        assert_eq!(firsts, [0, 0, 2]);
+    }
+
+    #[test]
+    fn a_round_that_was_stopped_half_way_is_left_out() {
+        let session = Session::quiet();
+        let mut turns = 0;
+        let samples = take_turns(&session, 5, 2, |place, _| {
+            turns += 1;
+            if turns == 6 {
+                session.stop();
+            }
+            Ok(place)
+        });
+        assert_eq!(samples.unwrap(), [[0], [1]]);
+    }
+}

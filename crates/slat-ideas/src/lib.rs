@@ -1,0 +1,16 @@
+//! The ideas that Slat grew from, measured in the engine, on any format of tables.
+//!
+//! [`split`] walks that skip levels and entries; [`guest::execute`] a huge page split in the fault;
+//! [`guest::age`] ageing without a lock; [`guest::cache_toggle`] a flush for all vCPUs together.
+//! What they stand on is here as well: memory for tables, limits of the machine, vCPUs as threads.
+
+pub mod arena;
+pub mod bed;
+pub mod crew;
+pub mod fill;
+pub mod format;
+pub mod guest;
+pub mod limit;
+pub mod lines;
+pub mod split;
+pub mod watch;

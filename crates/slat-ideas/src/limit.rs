@@ -1,0 +1,178 @@
+//! What the machine allows: the same bytes filled, read or exchanged by a plain loop.
+//!
+//! Each limit runs in the same rounds as what is held against it, on the same warm memory.
+
+use crate::fill::Stores;
+use crate::watch::Watch;
+use slat::format::Kind;
+use slat::{Format, GpaRange, Hpa, Platform, Slot, Tables};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A thing that a plain loop does to table memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Stores of consecutive descriptors, by a plain loop.
+    FillPlain,
+    /// The same by the widest stores that the CPU has, through its caches or around them: the
+    /// faster of the two.
+    FillBest,
+    /// One load a slot, of the last level's tables.
+    Read,
+    /// One load a slot, of the tables above the last level.
+    ReadUpper,
+    /// One compare-and-swap a slot, of the last level's tables.
+    Cas,
+}
+
+impl Limit {
+    /// Its name in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FillPlain => "fill-plain",
+            Self::FillBest => "fill-best",
+            Self::Read => "read",
+            Self::ReadUpper => "read-upper",
+            Self::Cas => "cas",
+        }
+    }
+}
+
+/// The tables of a guest by where their slots stand in the tree: address, and slots in use.
+#[derive(Debug, Default)]
+pub struct TablePages {
+    upper: Vec<(Hpa, usize)>,
+    last: Vec<(Hpa, usize)>,
+}
+
+impl TablePages {
+    /// Finds every table, the part of the root that translates `guest` included.
+    pub fn of<F: Format, P: Platform>(
+        tables: &Tables<'_, F, P>,
+        platform: &P,
+        guest: GpaRange,
+    ) -> Self {
+        let geometry = tables.geometry();
+        let shift = F::shift(geometry.root_level);
+        let first = (guest.start().0 >> shift) as usize;
+        let used = ((guest.end().0 - 1) >> shift) as usize + 1 - first;
+        let mut found = Self::default();
+        let root = Hpa(tables.root().0 + first as u64 * 8);
+        found.table::<F, P>(platform, root, used, geometry.root_level);
+        found
+    }
+
+    fn table<F: Format, P: Platform>(&mut self, platform: &P, hpa: Hpa, len: usize, level: u8) {
+        if level == 0 {
+            self.last.push((hpa, len));
+            return;
+        }
+        self.upper.push((hpa, len));
+        // SAFETY: a table in use has that many slots, and stays while the tables are borrowed.
+        let slots = unsafe { std::slice::from_raw_parts(platform.slots(hpa).as_ptr(), len) };
+        for raw in slots.iter().map(Slot::load) {
+            if F::kind(raw, level) == Kind::Table {
+                let child = F::table_address(raw);
+                self.table::<F, P>(platform, child, F::slots(level - 1), level - 1);
+            }
+        }
+    }
+
+    /// The tables of the last level, in ascending order of what they translate.
+    pub fn last(&self) -> &[(Hpa, usize)] {
+        &self.last
+    }
+
+    /// Reads or exchanges each slot once; seconds, and slots touched.
+    ///
+    /// # Safety
+    /// The tables that were found still stand in `platform`, or others at the same places.
+    pub unsafe fn sample<P: Platform>(&self, platform: &P, limit: Limit) -> (f64, u64) {
+        let pages = if limit == Limit::ReadUpper { &self.upper } else { &self.last };
+        let watch = Watch::start();
+        for &(hpa, len) in pages {
+            let table = platform.slots(hpa).cast::<AtomicU64>();
+            // SAFETY: the caller's contract; a `Slot` is one atomic word.
+            let words = unsafe { std::slice::from_raw_parts(table.as_ptr(), len) };
+            black_box(if limit == Limit::Cas { exchange(words) } else { read(words) });
+        }
+        let seconds = watch.seconds();
+        (seconds, pages.iter().map(|&(_, len)| len as u64).sum())
+    }
+}
+
+/// Reads each word.
+pub fn read(words: &[AtomicU64]) -> u64 {
+    words.iter().fold(0, |sum, word| sum ^ word.load(Ordering::Acquire))
+}
+
+/// Changes a bit of each word, as write protection does; the value is loaded first, as there.
+pub fn exchange(words: &[AtomicU64]) -> u64 {
+    words.iter().fold(0, |lost, word| {
+        let raw = word.load(Ordering::Acquire);
+        let new = raw ^ (1 << 55);
+        lost + u64::from(
+            word.compare_exchange(raw, new, Ordering::AcqRel, Ordering::Acquire).is_err(),
+        )
+    })
+}
+
+/// Fills `words` with consecutive descriptors, table by table; seconds.
+pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
+    match limit {
+        Limit::FillBest => {
+            let stream = fill_by(words, table_slots, Stores::Streaming);
+            fill_by(words, table_slots, Stores::Wide).min(stream)
+        }
+        _ => fill_by(words, table_slots, Stores::Plain),
+    }
+}
+
+/// [`fill`] by one kind of stores.
+pub fn fill_by(words: &mut [u64], table_slots: usize, stores: Stores) -> f64 {
+    let watch = Watch::start();
+    for (index, table) in words.chunks_exact_mut(table_slots).enumerate() {
+        stores.fill(table, (index as u64) << 21 | 0x7ff, 1 << 12);
+    }
+    stores.fence();
+    // Before the clock is read: what is stored must not be put off past it.
+    black_box(words);
+    watch.seconds()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_of_filling_stores_the_same_descriptors() {
+        let mut memory = vec![0u64; 2048 + 8];
+        let skip = memory.as_ptr().align_offset(64);
+        let words = &mut memory[skip..skip + 2048];
+        let expected: Vec<u64> =
+            (0..2048u64).map(|i| ((i / 512) << 21) + 0x7ff + ((i % 512) << 12)).collect();
+        for limit in [Limit::FillPlain, Limit::FillBest] {
+            words.fill(0);
+            fill(words, 512, limit);
+            assert!(words == expected, "{limit:?}");
+        }
+        for stores in Stores::ALL {
+            words.fill(0);
+            fill_by(words, 512, stores);
+            assert!(words == expected, "{stores:?}");
+        }
+    }
+
+    #[test]
+    fn reading_and_exchanging_touch_each_word_once() {
+        let words: Vec<AtomicU64> = (0..512).map(AtomicU64::new).collect();
+        assert_eq!(read(&words), (0..512).fold(0, |a, b| a ^ b));
+        assert_eq!(exchange(&words), 0);
+        assert!(
+            words
+                .iter()
+                .enumerate()
+                .all(|(i, w)| w.load(Ordering::Relaxed) == (i as u64 | 1 << 55))
+        );
+    }
+}

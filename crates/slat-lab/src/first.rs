@@ -1,0 +1,147 @@
+//! The first process of an emulated machine: it makes a system of what the kernel unpacked, runs the command,
+//! answers, and ends the machine, whatever happens.
+
+pub mod job;
+
+use anyhow::{Context, bail};
+use job::{Answer, Job, LoadModule};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount};
+use rustix::system::{RebootCommand, finit_module, reboot};
+use rustix::termios::{OptionalActions, tcdrain, tcgetattr, tcsetattr};
+use std::ffi::CString;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Its name in the machine.
+pub const NAME: &str = "/init";
+
+/// The name of the program that it runs there: itself.
+pub const PROGRAM: &str = "/slat";
+
+/// Where the command leaves its report.
+const REPORT: &str = "/tmp/report";
+
+/// Whether this process is the first one of an emulated machine.
+pub fn is_first_process() -> bool {
+    // The first process of a container may be slat, too; it has no job.
+    std::process::id() == 1
+        && std::env::args_os().next().is_some_and(|name| name == NAME)
+        && Path::new(job::PATH).exists()
+}
+
+/// Does what the job says. Does not return: the kernel would panic.
+pub fn main() -> ! {
+    let job = catch_unwind(read_job).unwrap_or_else(|_| bail!("the first process panicked"));
+    let answer = match &job {
+        Ok(job) => catch_unwind(AssertUnwindSafe(|| run(job)))
+            .unwrap_or_else(|_| bail!("the first process panicked")),
+        Err(error) => Err(anyhow::anyhow!("{error:#}")),
+    };
+    let answer = answer.unwrap_or_else(|error| {
+        eprintln!("slat: {error:#}");
+        Answer { error: Some(format!("{error:#}")), ..Answer::default() }
+    });
+    if let Ok(job) = &job
+        && let Err(error) = send(&answer, &job.port)
+    {
+        eprintln!("slat: cannot answer over {}: {error:#}", job.port);
+    }
+    end()
+}
+
+fn read_job() -> anyhow::Result<Job> {
+    // Devices first: without them there is nothing to answer on.
+    mount_all()?;
+    let text = fs::read_to_string(job::PATH).context("there is no job")?;
+    serde_json::from_str(&text).context("the job is of another version of slat")
+}
+
+fn mount_all() -> anyhow::Result<()> {
+    let places = [
+        ("devtmpfs", "/dev"),
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("tmpfs", "/tmp"),
+        ("debugfs", "/sys/kernel/debug"),
+    ];
+    for (kind, place) in places {
+        let done = mount(kind, place, kind, MountFlags::empty(), None);
+        // Some kernels mount devices themselves; not every kernel has debugfs, and nothing needs it.
+        if kind != "debugfs" && done != Err(Errno::BUSY) {
+            done.with_context(|| format!("cannot mount {kind} at {place}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn run(job: &Job) -> anyhow::Result<Answer> {
+    for module in &job.modules {
+        load(module)?;
+    }
+    fs::create_dir(REPORT).context("cannot make a directory for the report")?;
+    let mut command = Command::new(PROGRAM);
+    command.args(&job.command).args(["--output", REPORT]);
+    command.env_clear().env("HOME", "/tmp").env("TMPDIR", "/tmp").env("PATH", "/");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot start the command")?;
+    let mut stderr = String::new();
+    if let Some(pipe) = child.stderr.take() {
+        // Where it wrote its report is of no use outside.
+        let lines = BufReader::new(pipe).lines().map_while(Result::ok);
+        for line in lines.filter(|line| !line.is_empty() && !line.contains(REPORT)) {
+            eprintln!("{line}");
+            stderr += &line;
+            stderr.push('\n');
+        }
+    }
+    let status = child.wait().context("cannot wait for the command")?;
+    if status.code().is_none() {
+        eprintln!("slat: the command ended by {status}");
+    }
+    let report = fs::read_to_string(Path::new(REPORT).join("results.json")).ok();
+    Ok(Answer { error: None, exit_code: status.code(), stderr, report })
+}
+
+fn load(module: &LoadModule) -> anyhow::Result<()> {
+    let LoadModule { name, path, params } = module;
+    let words: Vec<String> = params.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let words = CString::new(words.join(" ")).context("a parameter has a zero byte")?;
+    let file = fs::File::open(path).with_context(|| format!("cannot read the module {name}"))?;
+    finit_module(&file, &words, 0).with_context(|| {
+        format!("cannot load the module {name}; the kernel's reason is on the console")
+    })?;
+    // The kernel loads a module that is given a parameter which it does not have, and goes on.
+    for (param, _) in params {
+        let there = Path::new("/sys/module").join(name).join("parameters").join(param);
+        if !there.exists() {
+            bail!("the module {name} of this kernel has no parameter {param}");
+        }
+    }
+    Ok(())
+}
+
+fn send(answer: &Answer, port: &str) -> anyhow::Result<()> {
+    let mut line = fs::File::options().read(true).write(true).open(port)?;
+    // As a terminal it would put a carriage return before each line's end.
+    let mut mode = tcgetattr(&line)?;
+    mode.make_raw();
+    tcsetattr(&line, OptionalActions::Now, &mode)?;
+    line.write_all(&job::encode(answer)?)?;
+    tcdrain(&line)?;
+    Ok(())
+}
+
+fn end() -> ! {
+    let _ = std::io::stderr().flush();
+    // Unless it fails it does not return. Restarting ends the machine, too: QEMU is told not to.
+    let _ = reboot(RebootCommand::PowerOff);
+    let _ = reboot(RebootCommand::Restart);
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}

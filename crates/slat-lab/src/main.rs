@@ -1,5 +1,0 @@
-//! The `slat` command. All of it is in the library, where tests can reach it.
-
-fn main() -> std::process::ExitCode {
-    slat_lab::main()
-}
