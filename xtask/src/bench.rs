@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: the engine's operations against what was asked of each.
 
-use crate::stages::cargo;
+use crate::stages::slat_bench;
 use crate::target;
 use anyhow::{Context, bail};
 use serde_json::Value;
@@ -19,11 +19,10 @@ struct Asked {
 /// failure: a benchmark is not a test.
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     let directory = target().join("engine-bench");
-    let mut slat =
-        cargo(&["run", "--quiet", "--release", "--package", "slat-lab", "--bin", "slat", "--"]);
-    slat.args(["bench", "engine"]).args(arguments).arg("--output").arg(&directory);
+    let mut slat = slat_bench();
+    slat.arg("engine").args(arguments).arg("--output").arg(&directory);
     slat.stdout(std::process::Stdio::null());
-    let status = slat.status().context("cannot start slat")?;
+    let status = slat.status().context("cannot start slat-bench")?;
     if !status.success() {
         bail!("{slat:?} failed: {status}");
     }

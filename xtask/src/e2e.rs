@@ -1,6 +1,6 @@
 //! The `slat` command as a user runs it, on small sizes, and what it wrote.
 
-use crate::stages::{RUN, cargo};
+use crate::stages::{SLAT, cargo};
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::Path;
 /// Runs the main job into `directory` and checks what it left there; returns what it had to skip.
 pub fn run(directory: &Path) -> anyhow::Result<Vec<String>> {
     let _ = fs::remove_dir_all(directory);
-    let mut slat = cargo(&RUN);
+    let mut slat = cargo(&SLAT);
     slat.args(["--", "--quick"]).arg("--output").arg(directory);
     let status = slat.status().context("cannot start slat")?;
     if !status.success() {
@@ -42,22 +42,22 @@ fn check(report: &Value) -> anyhow::Result<()> {
             samples.iter().all(|s| s.as_f64().is_some_and(|s| s >= 0.0)),
             "bad sample in {result}"
         );
-        ensure!(result["unit"] == "s" || result["unit"] == "ms/s", "the unit of {result}");
+        let units = ["s", "ms/s", "x"];
+        ensure!(units.iter().any(|unit| result["unit"] == *unit), "the unit of {result}");
     }
     let of = |scenario: &'static str, variant: &'static str| {
         results.iter().filter(move |r| r["scenario"] == scenario && r["variant"] == variant)
     };
+    // Five ideas, and of four of them what the engine does beyond.
+    for (kind, rows) in [("as proposed", 5), ("further", 4)] {
+        ensure!(of("ideas", kind).count() == rows, "{kind}: {} ideas", of("ideas", kind).count());
+    }
     for walk in ["every-entry", "bounded", "batched"] {
-        // Three backings, two times to split, two things to time.
-        ensure!(of("split", walk).count() == 12, "{walk}: {} splits", of("split", walk).count());
+        // The split alone, and in a call.
+        ensure!(of("split", walk).count() == 2, "{walk}: {} splits", of("split", walk).count());
         for split in of("split", walk) {
-            let samples = split["samples"].as_array().map_or(0, Vec::len);
-            ensure!(samples >= 10, "{samples} samples in {split}");
             ensure!(split["counts"]["slots_read"].is_u64(), "no count of slots in {split}");
         }
-    }
-    for limit in ["fill-plain", "fill-best", "read", "read-upper", "cas"] {
-        ensure!(of("limit", limit).count() > 0, "the limit {limit} was not measured");
     }
     if report["host"]["kvm"]["device"] == "usable" {
         for phase in ["populate", "enable", "dirty", "get", "clear", "disable"] {

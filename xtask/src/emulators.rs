@@ -82,7 +82,7 @@ fn x86_guests(long: bool) -> anyhow::Result<()> {
 /// each page faults; since then it splits it in the fault.
 fn split_on_fault() -> anyhow::Result<()> {
     let memory = format!("{GUEST_MIB}m");
-    let words = ["bench", "execute", "--target", "kvm", "--memory", &memory, "--rounds", "1"];
+    let words = ["bench", "execute", "--memory", &memory, "--runs", "1"];
     let (pages, blocks) = (GUEST_MIB * 256, GUEST_MIB / 2);
     for (kernel, faults) in
         [("debian-6.1", pages..=pages + 16), ("debian-6.12", blocks..=blocks + 16)]
@@ -147,7 +147,7 @@ fn arm_guests(long: bool) -> anyhow::Result<()> {
     let migrate = [&migrate[..], &["--link", "1Gbit/s"], way].concat();
     let report = emulate(Arch::Aarch64, "debian-6.12", &migrate)?;
     ensure!(count(&report, "run", "pages_compared")? == 1024, "not all of the memory was compared");
-    let words = ["bench", "split", "--memory", "128m", "--backing", "2m", "--when", "enable"];
+    let words = ["slat-bench", "split", "--memory", "128m", "--backing", "2m", "--when", "enable"];
     let words = [&words[..], &["--what", "split", "--samples", "10"]].concat();
     splits(&emulate(Arch::Aarch64, "debian-6.12", &words)?)
 }
@@ -171,7 +171,8 @@ fn emulate_with(
     slat.args(["emulate", "--arch", arch.name(), "--kernel", kernel, "--json", "--output"]);
     slat.arg(&output).arg("--console").arg(&console);
     if arch == other() {
-        slat.arg("--binary").arg(arch.program());
+        let name = if words[0] == "slat-bench" { words[0] } else { "slat" };
+        slat.arg("--binary").arg(arch.program(name));
     }
     slat.args(options).arg("--").args(words);
     let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;

@@ -58,26 +58,26 @@ enum Task {
     /// Measure the engine's operations beside the machine's limits, and print what was asked of each
     /// and what it reached
     ///
-    /// Builds for release and runs `slat bench engine`. A threshold that is missed is no failure.
+    /// Builds for release and runs `slat-bench engine`. A threshold that is missed is no failure.
     Bench {
-        /// Arguments of `slat bench engine`: --quick, --only NAME,..., --rounds N, --memory SIZE
+        /// Arguments of `slat-bench engine`: --quick, --only NAME,..., --rounds N, --memory SIZE
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
     /// Measure the engine beside Linux's own page-table code and other crates, in one run
     ///
     /// Installs Debian's Linux source and Coccinelle, builds for release and runs
-    /// `slat bench --all-peers`.
+    /// `slat-bench peers`.
     Peers {
-        /// Arguments of `slat bench --all-peers`: --quick, --memory SIZE, --rounds N, --output DIR
+        /// Arguments of `slat-bench peers`: --quick, --memory SIZE, --rounds N, --output DIR
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
     /// Print the bytes of text that the engine adds to a user without an operating system
     Size,
-    /// Build `slat` without anything that it needs of a system, for `slat emulate`
+    /// Build `slat` and `slat-bench` without anything that they need of a system, for `slat emulate`
     ///
-    /// The programs are target/static/slat-ARCH. Needs rustup, which installs what each target needs.
+    /// The programs are target/static/slat-ARCH and slat-bench-ARCH. Needs rustup, which installs what each target needs.
     Static {
         /// For which architecture, again and again [default: this machine's]
         #[arg(long)]

@@ -1,6 +1,6 @@
 //! `cargo xtask peers`: what other people's code needs, and the one run beside all of it.
 
-use crate::stages::{Outcome, RUN, TESTED, cargo, ran};
+use crate::stages::{Outcome, SLAT_BENCH, TESTED, cargo, ran, slat_bench};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, bail, ensure};
 use std::path::{Path, PathBuf};
@@ -18,13 +18,12 @@ const PARTS: [&str; 5] = [
 /// The edits of the sources, beside the tree as it is.
 const EDITS: [&str; 2] = ["skip-level3", "skip-level3,skip-children"];
 
-/// Installs what is missing, builds for release, and runs `slat bench --all-peers`.
+/// Installs what is missing, builds for release, and runs `slat-bench peers`.
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     setup::package("coccinelle", "spatch")?;
     let tree = linux_tree()?;
-    let mut slat =
-        cargo(&["run", "--quiet", "--release", "--package", "slat-lab", "--bin", "slat", "--"]);
-    slat.args(["bench", "--all-peers", "--linux-tree"]).arg(tree);
+    let mut slat = slat_bench();
+    slat.args(["peers", "--linux-tree"]).arg(tree);
     if !arguments.iter().any(|argument| argument.starts_with("--with")) {
         slat.args(["--with", EDITS[0]]);
     }
@@ -55,9 +54,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     if !long {
         return Ok(ran_tests);
     }
-    let mut slat = cargo(&RUN);
-    slat.args(["--", "bench", "--all-peers", "--quick", "--rounds", "1", "--linux-tree"])
-        .arg(&tree);
+    let mut slat = cargo(&SLAT_BENCH);
+    slat.args(["--", "peers", "--quick", "--rounds", "1", "--linux-tree"]).arg(&tree);
     for edits in EDITS {
         slat.args(["--with", edits]);
     }
@@ -104,7 +102,7 @@ fn newest_source() -> anyhow::Result<String> {
         known = listed()?;
     }
     let newest = known.into_iter().max().context(
-        "no package linux-source-6.6 to -7.x is known to apt; give a tree to `slat bench --all-peers \
+        "no package linux-source-6.6 to -7.x is known to apt; give a tree to `slat-bench peers \
          --linux-tree PATH` yourself",
     )?;
     Ok(format!("linux-source-{}.{}", newest.0, newest.1))

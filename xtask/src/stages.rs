@@ -43,7 +43,7 @@ pub enum Stage {
     Walkers,
     /// Linux on the hypervisor: migrated, aged, switched off and on, and what goes wrong on purpose
     Hypervisor,
-    /// The `slat` command on small sizes, and what it wrote
+    /// The main job of `slat` on small sizes, and what it wrote
     EndToEnd,
 }
 
@@ -55,23 +55,33 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// The workspace as it is tested: `slat` without its feature `every-format`, which takes as long to compile as
-/// the rest of it. (`slat-size` alone has another default that matters.)
-pub const TESTED: [&str; 4] =
-    ["--workspace", "--no-default-features", "--features", "slat-lab/peers,slat-size/default"];
+/// The workspace as it is tested: both commands without their feature `every-format`, which takes as
+/// long to compile as the rest. (`slat-size` alone has another default that matters.)
+pub const TESTED: [&str; 4] = [
+    "--workspace",
+    "--no-default-features",
+    "--features",
+    "slat-bench/peers,slat-bench/granules,slat-cli/granules,slat-size/default",
+];
 
-/// The same `slat`, run.
-pub const RUN: [&str; 9] = [
+/// `slat` as it is tested, run.
+pub const SLAT: [&str; 5] = ["run", "--quiet", "--no-default-features", "--package", "slat-cli"];
+
+/// `slat-bench` as it is tested, run.
+pub const SLAT_BENCH: [&str; 7] = [
     "run",
     "--quiet",
     "--no-default-features",
     "--features",
-    "peers",
+    "peers,granules",
     "--package",
-    "slat-lab",
-    "--bin",
-    "slat",
+    "slat-bench",
 ];
+
+/// `slat-bench` as users get it, run.
+pub fn slat_bench() -> Command {
+    cargo(&["run", "--quiet", "--release", "--package", "slat-bench", "--"])
+}
 
 /// The tests that are programs.
 fn tests() -> Command {
@@ -104,7 +114,7 @@ impl Stage {
                 let mut tests = tests();
                 tests.arg("--no-fail-fast");
                 if long {
-                    let every = "slat/every-format,slat-sim/every-format,slat-guest/every-format,slat-reclaim/every-format,slat-lab/every-format";
+                    let every = "slat/every-format,slat-sim/every-format,slat-guest/every-format,slat-reclaim/every-format,slat-bench/every-format,slat-cli/every-format";
                     tests.args(["--features", every]);
                     tests.envs([
                         ("HISTORIES", "240"),

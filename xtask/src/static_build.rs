@@ -1,4 +1,4 @@
-//! `cargo xtask static`: `slat` without anything that it needs of a system, for emulated machines.
+//! `cargo xtask static`: `slat` and `slat-bench` without anything that it needs of a system, for emulated machines.
 
 use crate::stages::cargo;
 use crate::{setup, target};
@@ -9,6 +9,9 @@ use std::path::PathBuf;
 
 /// musl comes with the target, and Rust's own linker knows every architecture: no cross compiler.
 const FLAGS: &str = "-C linker=rust-lld -C link-self-contained=yes -C target-feature=+crt-static";
+
+/// What is built.
+const PROGRAMS: [&str; 2] = ["slat", "slat-bench"];
 
 /// An architecture that machines are emulated of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -36,9 +39,9 @@ impl Arch {
         Self::from_str(own, false).ok().with_context(|| format!("no machine of {own} is emulated"))
     }
 
-    /// Where its program is.
-    pub fn program(self) -> PathBuf {
-        target().join("static").join(format!("slat-{}", self.name()))
+    /// Where a program for it is.
+    pub fn program(self, name: &str) -> PathBuf {
+        target().join("static").join(format!("{name}-{}", self.name()))
     }
 }
 
@@ -48,7 +51,7 @@ pub fn run(arches: &[Arch]) -> anyhow::Result<()> {
     let arches = if arches.is_empty() { &own[..] } else { arches };
     build(arches, false)?;
     for arch in arches {
-        println!("{}", arch.program().display());
+        PROGRAMS.iter().for_each(|name| println!("{}", arch.program(name).display()));
     }
     Ok(())
 }
@@ -62,7 +65,7 @@ pub fn build(arches: &[Arch], quickly: bool) -> anyhow::Result<()> {
         setup::target(target)?;
     }
     let folder = folder();
-    let mut build = cargo(&["build", "--package", "slat-lab", "--bin", "slat"]);
+    let mut build = cargo(&["build", "--package", "slat-cli", "--package", "slat-bench", "--bins"]);
     build.args(["--profile", "emulated"]);
     for target in &targets {
         build.args(["--target", target]);
@@ -75,10 +78,14 @@ pub fn build(arches: &[Arch], quickly: bool) -> anyhow::Result<()> {
     let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
     ensure!(status.success(), "{build:?} failed: {status}");
     for (arch, target) in arches.iter().zip(&targets) {
-        let (from, to) = (folder.join(target).join("emulated/slat"), arch.program());
-        let parent = to.parent().context("a file is in a folder")?;
-        let copied = fs::create_dir_all(parent).and_then(|()| fs::copy(&from, &to));
-        copied.with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+        for name in PROGRAMS {
+            let from = folder.join(target).join("emulated").join(name);
+            let to = arch.program(name);
+            let parent = to.parent().context("a file is in a folder")?;
+            let copied = fs::create_dir_all(parent).and_then(|()| fs::copy(&from, &to));
+            copied
+                .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+        }
     }
     Ok(())
 }
