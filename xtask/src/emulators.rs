@@ -1,7 +1,7 @@
 //! The same command on machines that this one is not: booted, run, and its counts checked.
 
 use crate::stages::{Outcome, TESTED, cargo, ran};
-use crate::static_build::{self, Arch};
+use crate::static_build::{self, Arch, Effort, Program};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -28,7 +28,7 @@ fn other() -> Arch {
 /// Builds what runs in a machine of the other architecture; skipped where it cannot be, as are the
 /// machines.
 pub fn build() -> anyhow::Result<Outcome> {
-    match static_build::build(&[other()], true) {
+    match static_build::build(&[other()], &Program::ALL, Effort::Quick) {
         Err(error) if in_ci() => Err(error),
         Err(error) => Ok(Outcome::Skipped(format!("{error:#}"))),
         Ok(()) => Ok(Outcome::Ran(Vec::new())),
@@ -38,7 +38,9 @@ pub fn build() -> anyhow::Result<Outcome> {
 /// Boots machines of this architecture, each with a small command, and checks what came home; of both, and
 /// with larger guests, if it is to be long: the other's `slat` takes a minute to build.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
-    let built = || if long { static_build::build(&[other()], true) } else { Ok(()) };
+    let built = || {
+        if long { static_build::build(&[other()], &Program::ALL, Effort::Quick) } else { Ok(()) }
+    };
     match install().and_then(|()| built()) {
         Ok(()) => {}
         Err(error) if in_ci() => return Err(error),
@@ -171,8 +173,9 @@ fn emulate_with(
     slat.args(["emulate", "--arch", arch.name(), "--kernel", kernel, "--json", "--output"]);
     slat.arg(&output).arg("--console").arg(&console);
     if arch == other() {
-        let name = if words[0] == "slat-bench" { words[0] } else { "slat" };
-        slat.arg("--binary").arg(arch.program(name));
+        let all = Program::ALL.into_iter();
+        let named = all.rev().find(|program| program.name() == words[0]);
+        slat.arg("--binary").arg(arch.program(named.unwrap_or(Program::Slat)));
     }
     slat.args(options).arg("--").args(words);
     let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;

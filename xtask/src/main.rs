@@ -1,6 +1,7 @@
 //! What a person would otherwise type by hand: set-up, tests, benchmarks and checks of the workspace.
 
 mod bench;
+mod dist;
 mod e2e;
 mod emulators;
 mod fuzz;
@@ -16,7 +17,7 @@ mod walkers;
 
 use clap::{Parser, Subcommand};
 use stages::Stage;
-use static_build::Arch;
+use static_build::{Arch, Program};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -30,6 +31,7 @@ Examples:
   cargo xtask peers --quick          beside Linux's own code and other crates
   cargo xtask size                   the engine's text, by format and operation
   cargo xtask static --arch x86_64 --arch aarch64    programs for `slat emulate`
+  cargo xtask dist                   programs to copy to other machines
   cargo xtask hypervisor run         Linux on the hypervisor, in QEMU
   cargo xtask fuzz 60                fuzz the operations for a minute
   cargo xtask setup                  install what the tests need, and stop";
@@ -82,7 +84,12 @@ enum Task {
         /// For which architecture, again and again [default: this machine's]
         #[arg(long)]
         arch: Vec<Arch>,
+        /// Only this one [default: both]
+        #[arg(long)]
+        program: Vec<Program>,
     },
+    /// Build static programs for x86-64 and aarch64 into target/dist, with checksums and manuals
+    Dist,
     /// Run Linux on the hypervisor, in QEMU
     #[command(subcommand)]
     Hypervisor(Hypervisor),
@@ -122,7 +129,8 @@ fn main() -> ExitCode {
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Peers { arguments } => peers::run(&arguments),
         Task::Size => size::run(),
-        Task::Static { arch } => static_build::run(&arch),
+        Task::Static { arch, program } => static_build::run(&arch, &program),
+        Task::Dist => dist::run(),
         Task::Hypervisor(Hypervisor::Run(args)) => hypervisor::run(&args),
         Task::Hypervisor(Hypervisor::Guest { dir, kernel, kexec }) => {
             hypervisor::image_to(&dir, &kernel, kexec)

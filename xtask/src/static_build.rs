@@ -10,8 +10,45 @@ use std::path::PathBuf;
 /// musl comes with the target, and Rust's own linker knows every architecture: no cross compiler.
 const FLAGS: &str = "-C linker=rust-lld -C link-self-contained=yes -C target-feature=+crt-static";
 
-/// What is built.
-const PROGRAMS: [&str; 2] = ["slat", "slat-bench"];
+/// A command that is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Program {
+    /// Guests under KVM
+    Slat,
+    /// Tables
+    SlatBench,
+}
+
+impl Program {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Slat, Self::SlatBench];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Slat => "slat",
+            Self::SlatBench => "slat-bench",
+        }
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            Self::Slat => "slat-cli",
+            Self::SlatBench => "slat-bench",
+        }
+    }
+}
+
+/// How much the compiler is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// As users get it.
+    Release,
+    /// For emulated machines, where counts are looked at.
+    Emulated,
+    /// The same, as soon as possible: it runs slowly, and lacks most formats and other crates' tables.
+    Quick,
+}
 
 /// An architecture that machines are emulated of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -34,53 +71,56 @@ impl Arch {
     }
 
     /// This machine's.
-    fn own() -> anyhow::Result<Self> {
+    pub fn own() -> anyhow::Result<Self> {
         let own = std::env::consts::ARCH;
         Self::from_str(own, false).ok().with_context(|| format!("no machine of {own} is emulated"))
     }
 
     /// Where a program for it is.
-    pub fn program(self, name: &str) -> PathBuf {
-        target().join("static").join(format!("{name}-{}", self.name()))
+    pub fn program(self, program: Program) -> PathBuf {
+        target().join("static").join(format!("{}-{}", program.name(), self.name()))
     }
 }
 
 /// Builds for these architectures, or for this machine's, and says where the programs are.
-pub fn run(arches: &[Arch]) -> anyhow::Result<()> {
+pub fn run(arches: &[Arch], programs: &[Program]) -> anyhow::Result<()> {
     let own = [Arch::own()?];
     let arches = if arches.is_empty() { &own[..] } else { arches };
-    build(arches, false)?;
+    let programs = if programs.is_empty() { &Program::ALL[..] } else { programs };
+    build(arches, programs, Effort::Emulated)?;
     for arch in arches {
-        PROGRAMS.iter().for_each(|name| println!("{}", arch.program(name).display()));
+        programs.iter().for_each(|program| println!("{}", arch.program(*program).display()));
     }
     Ok(())
 }
 
-/// Builds for all of some architectures at once: what runs while building is built once. Quickly: it
-/// runs slowly then, and lacks the tables of other crates.
-pub fn build(arches: &[Arch], quickly: bool) -> anyhow::Result<()> {
+/// Builds for all of some architectures at once: what runs while building is built once.
+pub fn build(arches: &[Arch], programs: &[Program], effort: Effort) -> anyhow::Result<()> {
     let targets: Vec<String> =
         arches.iter().map(|arch| format!("{}-unknown-linux-musl", arch.name())).collect();
     for target in &targets {
         setup::target(target)?;
     }
     let folder = folder();
-    let mut build = cargo(&["build", "--package", "slat-cli", "--package", "slat-bench", "--bins"]);
-    build.args(["--profile", "emulated"]);
+    let profile = if effort == Effort::Release { "release" } else { "emulated" };
+    let mut build = cargo(&["build", "--bins", "--profile", profile]);
+    for program in programs {
+        build.args(["--package", program.package()]);
+    }
     for target in &targets {
         build.args(["--target", target]);
     }
     build.env("RUSTFLAGS", FLAGS);
-    if quickly {
+    if effort == Effort::Quick {
         build.arg("--no-default-features").env("CARGO_PROFILE_EMULATED_OPT_LEVEL", "0");
     }
     build.env("CARGO_TARGET_DIR", &folder);
     let status = build.status().with_context(|| format!("cannot start {build:?}"))?;
     ensure!(status.success(), "{build:?} failed: {status}");
     for (arch, target) in arches.iter().zip(&targets) {
-        for name in PROGRAMS {
-            let from = folder.join(target).join("emulated").join(name);
-            let to = arch.program(name);
+        for program in programs {
+            let from = folder.join(target).join(profile).join(program.name());
+            let to = arch.program(*program);
             let parent = to.parent().context("a file is in a folder")?;
             let copied = fs::create_dir_all(parent).and_then(|()| fs::copy(&from, &to));
             copied

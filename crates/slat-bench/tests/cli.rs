@@ -31,6 +31,12 @@ fn help_has_examples_and_exit_codes() {
 }
 
 #[test]
+fn the_manual_is_a_page_of_man() {
+    let page = contains(".TH slat-bench 1").and(contains("Exit codes"));
+    bench(&["manual"]).assert().success().stdout(page);
+}
+
+#[test]
 fn completions_complete_the_subcommands() {
     let words = contains("cache-toggle").and(contains("arm64-lpa2-16k")).and(contains("riscv"));
     bench(&["completions", "bash"]).assert().success().stdout(words);

@@ -82,6 +82,12 @@ fn the_main_job_answers_both_questions_and_ctrl_c_keeps_what_was_measured() {
 }
 
 #[test]
+fn the_manual_is_a_page_of_man() {
+    let page = contains(".TH slat 1").and(contains("Exit codes"));
+    slat(&["manual"]).assert().success().stdout(page);
+}
+
+#[test]
 fn completions_complete_the_subcommands() {
     let words = contains("dirty-log").and(contains("arm64-lpa2-16k")).and(contains("riscv"));
     slat(&["completions", "bash"]).assert().success().stdout(words);

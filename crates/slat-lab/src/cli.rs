@@ -31,6 +31,8 @@ pub enum Common {
         /// The shell to print it for
         shell: clap_complete::Shell,
     },
+    /// Print the manual page, for `man -l -`
+    Manual,
 }
 
 /// On or off.

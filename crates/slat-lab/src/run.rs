@@ -47,6 +47,12 @@ pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<Exi
             output::print(&String::from_utf8_lossy(&script))?;
             Ok(ExitCode::SUCCESS)
         }
+        Common::Manual => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new((program.command)()).render(&mut page)?;
+            output::print(&String::from_utf8_lossy(&page))?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

@@ -14,7 +14,8 @@ Examples:
       KVM with NPT and the TDP MMU, on a host without either; which pages it split, exactly
   slat emulate --kernel debian-6.12 -o after.json -- bench dirty-log --memory 64M --backing 2m
   slat compare before.json after.json
-  slat emulate --arch aarch64 --binary target/static/slat-aarch64 -- bench engine --quick
+  slat emulate --arch aarch64 -- bench dirty-log --memory 16M --backing 2m
+  slat emulate --arch aarch64 -- slat-bench engine --quick
   slat emulate --kernel arch/x86/boot/bzImage --modules /lib/modules/7.1.0 \\
       --module-param kvm.nx_huge_pages=1 -- bench dirty-log --memory 64M
       a kernel of one's own
@@ -56,8 +57,8 @@ pub struct EmulateArgs {
 
     /// The slat of that architecture to run there; a static one unless it is of this machine's own
     ///
-    /// [default: this program, with its shared libraries, if it is of that architecture, or slat-ARCH
-    /// beside it; `cargo xtask static` builds them]
+    /// [default: this program, with its shared libraries, if it is of that architecture; slat-ARCH
+    /// beside it; or one that `cargo xtask static` builds from this program's sources]
     #[arg(long, value_name = "PATH")]
     pub binary: Option<PathBuf>,
 
@@ -93,7 +94,7 @@ pub struct EmulateArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// The words after `slat` to run there: bench ..., check ..., replay ...
+    /// The words to run there: bench ..., tune ..., or slat-bench ...
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }

@@ -10,7 +10,7 @@ use slat_lab::failure::bad_input;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// What an executable is, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,8 @@ impl Program {
     }
 }
 
-/// The program of that name that the machine runs: the one asked for, this one, or one beside it.
+/// The program of that name that the machine runs: the one asked for, this one, one beside it, or
+/// one that is built from the sources that this one was built from, if they are still there.
 ///
 /// # Errors
 /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if there is none that could run there.
@@ -60,11 +61,38 @@ pub fn choose(asked: Option<&Path>, name: &str, arch: Architecture) -> anyhow::R
             return Program::new(path, bytes, interpreter.as_deref());
         }
     }
+    if let Some(path) = built(name, arch, &own)? {
+        return Program::new(&path, read(&path)?, None);
+    }
     let why = match std::fs::read(&here) {
         Ok(bytes) => fits(&bytes, arch).err().unwrap_or_default(),
         Err(_) => "is not there".to_owned(),
     };
     Err(refused(&here, name, &why, arch))
+}
+
+/// A static program from the sources, built now if there is none or this program is newer.
+fn built(name: &str, arch: Architecture, own: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if !sources.join("xtask/Cargo.toml").exists() {
+        return Ok(None);
+    }
+    let path = sources.join("target/static").join(format!("{name}-{arch}"));
+    let changed = |path: &Path| path.metadata().and_then(|it| it.modified()).ok();
+    if changed(&path) < changed(own) {
+        eprintln!(
+            "slat: building {} once, which takes minutes: cargo xtask static --arch {arch} --program \
+             {name}",
+            path.display()
+        );
+        let mut cargo = Command::new("cargo");
+        cargo.args(["xtask", "static", "--arch", &arch.to_string(), "--program", name]);
+        cargo.current_dir(&sources);
+        // What the machine reports is all that is printed on stdout.
+        let status = cargo.stdout(Stdio::null()).status().context("cannot start cargo")?;
+        ensure!(status.success(), "`cargo xtask static --arch {arch}` failed: {status}");
+    }
+    Ok(path.exists().then_some(path))
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
