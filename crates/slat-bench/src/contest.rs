@@ -7,6 +7,8 @@ use slat_ideas::format::TableFormat;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
+use slat_lab::turns::order;
+use slat_lab::unit::Unit;
 use std::collections::BTreeMap;
 
 /// What one turn gave.
@@ -167,14 +169,7 @@ impl<'a> Contest<'a> {
         let mut samples: Vec<Vec<Sample>> = self.entrants.iter().map(|_| Vec::new()).collect();
         let mut out = vec![false; self.entrants.len()];
         for round in 0..=rounds as usize {
-            // Whoever comes next finds the machine as the one before left it: the first place goes
-            // round, and every other round runs backwards.
-            let mut order: Vec<usize> = (0..self.entrants.len()).collect();
-            order.rotate_left(round % self.entrants.len());
-            if round % 2 == 1 {
-                order.reverse();
-            }
-            for place in order {
+            for place in order(round, self.entrants.len()) {
                 if session.check().is_err() {
                     return Ok(None);
                 }
@@ -224,7 +219,7 @@ impl<'a> Contest<'a> {
             target: entrant.target.to_owned(),
             variant: entrant.variant.clone(),
             params,
-            unit: "s".to_owned(),
+            unit: Unit::SECONDS,
             samples: samples.iter().map(|sample| sample.seconds).collect(),
             counts: counts(samples),
         }
@@ -250,7 +245,7 @@ impl<'a> Contest<'a> {
             target: ENGINE.to_owned(),
             variant: asked.what.clone(),
             params,
-            unit: asked.unit.to_owned(),
+            unit: asked.unit.into(),
             samples: (0..rounds).map(ratio).collect(),
             counts: BTreeMap::new(),
         }

@@ -160,7 +160,7 @@ impl Rows<'_> {
             target: "engine".to_owned(),
             variant: what.into(),
             params,
-            unit: unit.to_owned(),
+            unit: unit.into(),
             samples,
             counts: BTreeMap::new(),
         });

@@ -15,6 +15,7 @@ use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
+use slat_lab::unit::Unit;
 
 /// The name of the rows in results.
 pub const SCENARIO: &str = "ideas";
@@ -226,7 +227,7 @@ fn row(idea: &Idea, variant: &str, samples: Vec<f64>) -> Option<Measurement> {
         target: "engine".to_owned(),
         variant: variant.to_owned(),
         params: params.map(|(name, value)| (name.to_owned(), json!(value))).into_iter().collect(),
-        unit: "x".to_owned(),
+        unit: Unit::RATIO,
         samples,
         counts: Default::default(),
     })

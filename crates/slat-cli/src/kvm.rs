@@ -240,7 +240,7 @@ fn measurement(
         target: "kvm".to_owned(),
         variant: variant.to_owned(),
         params,
-        unit: unit.to_owned(),
+        unit: unit.into(),
         samples,
         counts: Default::default(),
     }

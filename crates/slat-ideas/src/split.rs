@@ -19,6 +19,8 @@ use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
+use slat_lab::turns::order;
+use slat_lab::unit::Unit;
 use work::{ADDRESS_BITS, WORD, Work};
 
 /// Command lines, for whichever program measures it.
@@ -270,14 +272,7 @@ fn measure<F: Format>(
             .collect();
         let mut samples: Vec<Vec<Sample>> = entrants.iter().map(|_| Vec::new()).collect();
         for round in 0..rounds {
-            // Whoever comes next finds the caches as the one before left them: the first place goes
-            // round, and every other round runs backwards.
-            let mut order: Vec<usize> = (0..entrants.len()).collect();
-            order.rotate_left(round % entrants.len());
-            if round % 2 == 1 {
-                order.reverse();
-            }
-            for place in order {
+            for place in order(round, entrants.len()) {
                 if session.check().is_err() {
                     return Ok(results);
                 }
@@ -410,7 +405,7 @@ fn measurement(
         target: of.to_owned(),
         variant,
         params,
-        unit: "s".to_owned(),
+        unit: Unit::SECONDS,
         samples: samples.iter().map(|sample| sample.seconds).collect(),
         counts: counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
     })

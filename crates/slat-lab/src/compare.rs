@@ -7,6 +7,7 @@ use crate::failure::bad_input;
 use crate::record::Measurement;
 use crate::record::SCHEMA;
 use crate::stats::{Summary, median};
+use crate::unit::Unit;
 use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -129,7 +130,7 @@ pub struct Pair {
     /// Parameters in common.
     pub params: Map<String, Value>,
     /// Unit of the samples.
-    pub unit: String,
+    pub unit: Unit,
     /// Median of each, and how many samples there are.
     pub medians: [f64; 2],
     /// Samples of each.
@@ -247,7 +248,7 @@ fn key<'m>(
 ) -> (&'m str, &'m str, &'m str, &'m str, Map<String, Value>) {
     let mut params = m.params.clone();
     params.retain(|name, _| !ignoring.contains(name) && name != "note");
-    (&m.scenario, &m.target, &m.variant, &m.unit, params)
+    (&m.scenario, &m.target, &m.variant, m.unit.name(), params)
 }
 
 /// Parameters that all results of a run that have them agree on: what its command line chose.
@@ -377,7 +378,7 @@ mod tests {
             target: "engine".to_owned(),
             variant: (*variant).to_owned(),
             params: params.as_object().unwrap().clone(),
-            unit: "s".to_owned(),
+            unit: Unit::SECONDS,
             samples: samples.clone(),
             counts: [("slots_read".to_owned(), samples.len() as u64)].into(),
         });

@@ -172,6 +172,7 @@ pub fn table(explained: &[Explained]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unit::Unit;
 
     fn phase(variant: &str, counts: &[(&str, u64)]) -> Measurement {
         Measurement {
@@ -179,7 +180,7 @@ mod tests {
             target: "kvm".to_owned(),
             variant: variant.to_owned(),
             params: Map::new(),
-            unit: "s".to_owned(),
+            unit: Unit::SECONDS,
             samples: vec![1.0],
             counts: counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
         }

@@ -3,6 +3,7 @@
 use crate::host::{Cpu, Host, HugePool, Kernel, Known, Kvm, Memory, Thp, Virtualisation};
 use crate::record::{Measurement, Skipped};
 use crate::record::{Report, SCHEMA};
+use crate::unit::Unit;
 use serde_json::{Value, json};
 
 /// A report with a bit of everything.
@@ -45,7 +46,7 @@ pub fn guests() -> Vec<Measurement> {
     let mut add =
         |scenario, variant, figure, unit: &str, samples: &[f64], counts: &[(&str, u64)]| {
             let mut one = measurement(scenario, "engine", variant, params(figure), samples);
-            one.unit = unit.to_owned();
+            one.unit = unit.into();
             one.counts = counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
             results.push(one);
         };
@@ -66,7 +67,7 @@ pub fn guests() -> Vec<Measurement> {
     add("guest-log", "ring", "stall", "ms/s", &[9.5, 9.6], &[("waits_for_ring", 5)]);
     let asked = json!({ "variants": "split", "against": "zap", "asked": 0.002 });
     results.push(Measurement {
-        unit: "x".to_owned(),
+        unit: Unit::RATIO,
         ..measurement("guest-asked", "engine", "faults", asked, &[0.001953125; 3])
     });
     results
@@ -79,7 +80,7 @@ pub fn kvm() -> Vec<Measurement> {
         for (variant, unit, median) in figures {
             let samples = [median * 0.99, *median, median * 1.02];
             let mut one = measurement(scenario, "kvm", variant, params.clone(), &samples);
-            one.unit = (*unit).to_owned();
+            one.unit = (*unit).into();
             results.push(one);
         }
     };
@@ -203,7 +204,7 @@ fn measurement(
         target: target.to_owned(),
         variant: variant.to_owned(),
         params,
-        unit: "s".to_owned(),
+        unit: Unit::SECONDS,
         samples: samples.to_vec(),
         counts: Default::default(),
     }

@@ -2,6 +2,7 @@
 
 use crate::host::Host;
 use crate::stats::median;
+use crate::unit::Unit;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -18,8 +19,8 @@ pub struct Measurement {
     pub variant: String,
     /// Everything that has to be equal for two results to be compared.
     pub params: Map<String, Value>,
-    /// Unit of `samples`: `s` for seconds.
-    pub unit: String,
+    /// Unit of `samples`.
+    pub unit: Unit,
     /// Every sample, in the order it was taken.
     pub samples: Vec<f64>,
     /// Exact counts of one sample (the same in each, unless the scenario says otherwise).
@@ -29,7 +30,7 @@ pub struct Measurement {
 impl Measurement {
     /// Whether the samples are times, ratios of times, or hang on how fast things went.
     pub fn is_timed(&self) -> bool {
-        ["s", "ns", "x", "ms/s", "%", "rounds", "MiB"].contains(&&*self.unit)
+        self.unit.is_timed()
     }
 }
 

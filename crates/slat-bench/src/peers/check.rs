@@ -25,6 +25,7 @@ use slat_lab::random::Numbers;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
+use slat_lab::unit::Unit;
 use slat_linux::{Helper, Leaf, Op as Call, Prot, Run};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -212,7 +213,7 @@ fn measurement(
         target: LINUX.to_owned(),
         variant: trees.name(tree).to_owned(),
         params: params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect(),
-        unit: "operations".to_owned(),
+        unit: Unit::OPERATIONS,
         samples: vec![tally.steps as f64],
         counts: counts.map(|(name, count)| (name.to_owned(), count)).into(),
     }

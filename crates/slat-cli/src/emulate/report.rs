@@ -111,6 +111,7 @@ mod tests {
     use slat_lab::compare::{Run, compare};
     use slat_lab::fake;
     use slat_lab::report::json;
+    use slat_lab::unit::Unit;
 
     fn emulator() -> Emulator {
         Emulator {
@@ -128,9 +129,9 @@ mod tests {
     #[test]
     fn no_time_and_no_ratio_of_times_stays_and_every_count_does() {
         let mut report = fake::report();
-        assert!(report.results.iter().any(|m| m.unit == "s"));
+        assert!(report.results.iter().any(|m| m.unit == Unit::SECONDS));
         let ratio =
-            Measurement { unit: "x".to_owned(), counts: [].into(), ..report.results[0].clone() };
+            Measurement { unit: Unit::RATIO, counts: [].into(), ..report.results[0].clone() };
         report.results.push(ratio);
         let text = json::render(&report).unwrap();
         let (before, after) = (report.results, Emulated::read(&text, emulator()).unwrap());
@@ -148,7 +149,7 @@ mod tests {
     fn samples_that_are_counts_stay() {
         let mut report = fake::report();
         report.results.truncate(1);
-        report.results[0].unit = "operations".to_owned();
+        report.results[0].unit = Unit::OPERATIONS;
         let text = json::render(&report).unwrap();
         let after = Emulated::read(&text, emulator()).unwrap();
         assert_eq!(after.results, report.results);

@@ -19,6 +19,7 @@ use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
+use slat_lab::turns::order;
 use std::time::Duration;
 
 /// How long vCPUs run before, to know their pace.
@@ -161,12 +162,7 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     session.announce(2 * args.memory.bytes(), args.vcpus as usize + 2);
     session.start("migrate", guests.len() as u64 * u64::from(args.runs + 1) * PHASES);
     for run in 0..=args.runs {
-        // A guest finds the host's memory as the one before left it: the order turns round.
-        let mut order: Vec<usize> = (0..guests.len()).collect();
-        if run % 2 == 1 {
-            order.reverse();
-        }
-        for place in order {
+        for place in order(run as usize, guests.len()) {
             if session.interrupted() {
                 break;
             }

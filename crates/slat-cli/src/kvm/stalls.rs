@@ -111,7 +111,7 @@ mod tests {
         assert!(figures(&run(vec![unknown.clone()])).is_none());
         assert!(measurements("x", &Map::new(), &[&run(vec![unknown])]).is_empty());
         let known = measurements("x", &Map::new(), &[&run(vec![vcpu(0.5, 0.1, 0.01)])]);
-        let names: Vec<_> = known.iter().map(|m| (&*m.variant, &*m.unit)).collect();
+        let names: Vec<_> = known.iter().map(|m| (&*m.variant, m.unit.name())).collect();
         assert_eq!(names[0], ("dirty-stall", "ms/s"));
         assert_eq!(known.len(), FIGURES.len());
     }

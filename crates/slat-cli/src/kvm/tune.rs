@@ -21,6 +21,7 @@ use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
+use slat_lab::turns::order;
 use std::time::Duration;
 
 /// Phases of a run.
@@ -222,12 +223,7 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
     session.announce(args.memory.bytes(), args.vcpus as usize + 2);
     session.start("tune dirty-log", guests.len() as u64 * u64::from(args.runs + 1) * PHASES);
     for run in 0..=args.runs as usize {
-        let mut order: Vec<usize> = (0..guests.len()).collect();
-        order.rotate_left(run % guests.len());
-        if run % 2 == 1 {
-            order.reverse();
-        }
-        for place in order {
+        for place in order(run, guests.len()) {
             if session.interrupted() {
                 break;
             }

@@ -17,6 +17,7 @@ use slat_lab::run::output::Output;
 use slat_lab::run::{report, show, show_as};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
+use slat_lab::turns::order;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -202,12 +203,7 @@ fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
             );
             break;
         }
-        // A guest finds the host's memory as the one before left it: the order turns round.
-        let mut order: Vec<usize> = (0..guests.len()).collect();
-        if run % 2 == 1 {
-            order.reverse();
-        }
-        for place in order {
+        for place in order(run as usize, guests.len()) {
             let Some(guest) = &mut guests[place] else { continue };
             if let Err(error) = guest.run(session) {
                 wrong |= error.downcast_ref().is_some_and(slat_kvm::Error::is_wrong_result);

@@ -388,6 +388,7 @@ fn room() -> TableRoom {
 mod tests {
     use super::*;
     use slat_lab::size::Size;
+    use slat_lab::unit::Unit;
 
     #[test]
     fn exact_maintains_what_was_touched_twice_and_every_all_memory_each_time() {
@@ -404,7 +405,8 @@ mod tests {
             };
             let results = run(&args, &mut Session::quiet()).unwrap();
             let bytes = |way: &str| {
-                let found = results.iter().find(|m| m.variant == way && m.unit == "s").unwrap();
+                let found =
+                    results.iter().find(|m| m.variant == way && m.unit == Unit::SECONDS).unwrap();
                 found.counts["bytes-switching"] + found.counts["bytes-touching"]
             };
             let past = (1 << 20) + 4 * PAGE;

@@ -3,11 +3,13 @@
 use serde_json::{Map, Value, json};
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
+use slat_lab::turns::order;
+use slat_lab::unit::Unit;
 use std::collections::BTreeMap;
 
 /// The samples of each entrant, of the rounds that are complete: Ctrl-C ends them. One round warms up.
 ///
-/// The turn's first place goes round, every other round runs backwards. `turn` learns who it is, and
+/// `turn` learns who it is, and
 /// whether it counts.
 ///
 /// # Errors
@@ -20,13 +22,8 @@ pub fn take_turns<T>(
 ) -> anyhow::Result<Vec<Vec<T>>> {
     let mut samples: Vec<Vec<T>> = (0..entrants).map(|_| Vec::new()).collect();
     for round in 0..=rounds as usize {
-        let mut order: Vec<usize> = (0..entrants).collect();
-        order.rotate_left(round % entrants.max(1));
-        if round % 2 == 1 {
-            order.reverse();
-        }
         let mut taken: Vec<Option<T>> = (0..entrants).map(|_| None).collect();
-        for place in order {
+        for place in order(round, entrants) {
             if session.check().is_err() {
                 return Ok(samples);
             }
@@ -78,7 +75,7 @@ impl Recorder {
             target: target.to_owned(),
             variant: variant.to_owned(),
             params,
-            unit: unit.to_owned(),
+            unit: unit.into(),
             samples,
             counts: slat_lab::record::merged_counts(counts),
         }
@@ -102,7 +99,7 @@ impl Recorder {
             target: "engine".to_owned(),
             variant: what.into(),
             params,
-            unit: "x".to_owned(),
+            unit: Unit::RATIO,
             samples,
             counts: BTreeMap::new(),
         }

@@ -5,8 +5,9 @@ mod ecdf;
 mod strips;
 
 use super::tables::{Row, rows};
-use crate::numbers::{seconds, three_digits};
+use crate::numbers::seconds;
 use crate::record::Measurement;
+use crate::unit::Unit;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use strips::Strip;
@@ -195,7 +196,7 @@ fn splitting(results: &[Measurement]) -> Vec<Chart> {
         }
     }
     let chart = |(title, strips): (String, Vec<Strip>)| {
-        Some(Chart { svg: strips::svg(&strips, "s")?, title })
+        Some(Chart { svg: strips::svg(&strips, &Unit::SECONDS)?, title })
     };
     groups.into_iter().filter_map(chart).collect()
 }
@@ -204,11 +205,6 @@ fn splitting(results: &[Measurement]) -> Vec<Chart> {
 fn colour(place: usize) -> RGBColor {
     let all = COLOURS.len() + MORE.len();
     *COLOURS.iter().chain(&MORE).nth(place % all).unwrap_or(&BLACK)
-}
-
-/// A figure as its unit wants it.
-fn figure(value: f64, unit: &str) -> String {
-    if unit == "s" { seconds(value) } else { three_digits(value) }
 }
 
 /// Draws on a fresh sheet. What cannot be drawn leaves the sheet unfinished: a report without one

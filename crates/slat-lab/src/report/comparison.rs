@@ -1,7 +1,7 @@
 //! A comparison as tables.
 
 use crate::compare::{Comparison, LEAST, Pair, Verdict};
-use crate::numbers::{seconds, thousands, three_digits};
+use crate::numbers::{thousands, three_digits};
 use crate::table::{NOTHING, Table};
 use serde_json::{Map, Value};
 
@@ -63,11 +63,7 @@ fn name(pair: &Pair, constants: &Map<String, Value>) -> String {
 
 fn value(pair: &Pair, which: usize) -> String {
     let (median, spread) = (pair.medians[which], pair.spreads[which] * 100.0);
-    let text = if pair.unit == "s" {
-        seconds(median)
-    } else {
-        format!("{} {}", three_digits(median), pair.unit)
-    };
+    let text = pair.unit.shown(median);
     if pair.samples[which] < 2 { text } else { format!("{text} ±{spread:.0}%") }
 }
 

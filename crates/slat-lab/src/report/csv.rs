@@ -30,7 +30,7 @@ pub fn render(report: &Report) -> anyhow::Result<String> {
             what.into_iter().chain(names.iter().map(|name| parameter(m, name)))
         };
         for (number, sample) in (1..).zip(&m.samples) {
-            let tail = [m.unit.clone(), format!("{number}"), String::new(), sample.to_string()];
+            let tail = [m.unit.to_string(), format!("{number}"), String::new(), sample.to_string()];
             writer.write_record(head().chain(tail))?;
         }
         for (name, count) in &m.counts {
@@ -81,7 +81,7 @@ mod tests {
                 assert_eq!([&row["scenario"], &row["variant"]], [&m.scenario, &m.variant]);
                 assert_eq!(row["value"].parse(), Ok(*sample));
                 assert_eq!((&*row["sample"], &*row["count"]), (&*(number + 1).to_string(), ""));
-                assert_eq!(row["unit"], m.unit);
+                assert_eq!(row["unit"], m.unit.name());
             }
             for (name, count) in &m.counts {
                 let row = rows.next().unwrap();

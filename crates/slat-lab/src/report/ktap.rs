@@ -4,13 +4,15 @@
 //! what was tried and went wrong, a threshold that three quarters of the rounds missed, a run that did not
 //! come to its end. A time alone fails nothing.
 
-use super::tables::{PROSE, engine::verdict, shown};
+use super::tables::engine::verdict;
 use super::text;
 use crate::numbers::{list_of_seconds, three_digits, with_spread};
+use crate::param::{is_prose, shown};
 use crate::record::Measurement;
 use crate::record::Report;
 use crate::stats::Summary;
 use crate::table::NOTHING;
+use crate::unit::Unit;
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -82,8 +84,7 @@ fn tests(report: &Report) -> Vec<Test> {
 
 fn measurement(m: &Measurement) -> Test {
     let Measurement { scenario, target, variant, params, samples, counts, .. } = m;
-    let named =
-        params.iter().filter(|(name, value)| !PROSE.contains(&&***name) && !value.is_null());
+    let named = params.iter().filter(|(name, value)| !is_prose(name) && !value.is_null());
     let words = named.map(|(name, value)| format!(" {name}={}", shown(name, Some(value))));
     let name = name(&format!("{scenario} {target} {variant}{}", words.collect::<String>()));
     let mut diagnostics = Vec::new();
@@ -101,9 +102,9 @@ fn measurement(m: &Measurement) -> Test {
     Test { name, passed, judged, skipped: None, diagnostics }
 }
 
-fn figures(summary: &Summary, unit: &str) -> String {
+fn figures(summary: &Summary, unit: &Unit) -> String {
     let Summary { count, min, max, median, .. } = *summary;
-    match (unit, count) {
+    match (unit.name(), count) {
         ("s", 1) => with_spread(summary),
         ("s", _) => {
             let range = list_of_seconds(&[min, max]).replace(", ", " to ");

@@ -3,10 +3,11 @@
 use super::tables::{self, Labels};
 use crate::merge::Gathered;
 use crate::merge::files::Left;
-use crate::numbers::{three_digits, with_wide_spread};
+use crate::numbers::with_wide_spread;
 use crate::record::Measurement;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
+use crate::unit::Unit;
 use serde_json::{Value, json};
 
 /// The hosts, what each of them measured, and what is missing.
@@ -117,9 +118,9 @@ fn value(m: Option<&Measurement>) -> String {
     let Some((m, summary)) = m.and_then(|m| Some((m, Summary::of(&m.samples)?))) else {
         return NOTHING.to_owned();
     };
-    match &*m.unit {
-        "s" => with_wide_spread(&summary),
-        unit => format!("{} {unit}", three_digits(summary.median)),
+    match m.unit == Unit::SECONDS {
+        true => with_wide_spread(&summary),
+        false => m.unit.shown(summary.median),
     }
 }
 

@@ -14,9 +14,9 @@ pub mod replay;
 pub mod split;
 pub mod stalls;
 
+use crate::param::{heading, rank, shown};
 use crate::record::Measurement;
-use crate::size::Size;
-use crate::table::{NOTHING, Table};
+use crate::table::Table;
 use serde_json::{Map, Value};
 
 /// All tables that the results fill, in the order a reader wants them: what guests on this host
@@ -77,36 +77,6 @@ pub fn rows<'a>(results: &'a [Measurement], scenario: &str, ignoring: &[&str]) -
     rows
 }
 
-/// Parameters in the order in which a person asks about them; others follow by name.
-const ORDER: [&str; 23] = [
-    "host",
-    "format",
-    "memory",
-    "vcpus",
-    "granule",
-    "backing",
-    "target_size",
-    "way",
-    "when",
-    "what",
-    "bbm",
-    "overlap",
-    "bits",
-    "exit_ns",
-    "manual_protect",
-    "initially_set",
-    "clear_chunk",
-    "write_percent",
-    "iterations",
-    "runs",
-    "bytes",
-    "slots",
-    "asked",
-];
-
-/// Parameters that are prose about a result, and would make its name long without telling it apart.
-pub(super) const PROSE: [&str; 5] = ["note", "why", "command", "published", "lack"];
-
 /// The parameters of some rows, parted into those that are equal in all and those that are not.
 pub struct Labels {
     /// What is said once, above the table.
@@ -119,8 +89,6 @@ impl Labels {
     /// Parts the parameters of `rows`.
     pub fn of(rows: &[Row]) -> Self {
         let mut names: Vec<&String> = rows.iter().flat_map(|row| row.params.keys()).collect();
-        let rank =
-            |name: &str| ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len());
         names.sort_by_key(|name| (rank(name), name.as_str()));
         names.dedup();
         let first = |name: &str| rows.first().and_then(|row| row.params.get(name));
@@ -142,42 +110,5 @@ impl Labels {
     /// The label cells of one row.
     pub fn cells(&self, row: &Row) -> Vec<String> {
         self.differing.iter().map(|name| shown(name, row.params.get(name))).collect()
-    }
-}
-
-/// What a parameter is called above a column.
-pub(super) fn heading(name: &str) -> String {
-    match name {
-        "vcpu" => "vCPU".to_owned(),
-        "max_downtime_ms" => "max downtime, ms".to_owned(),
-        "delay_us" => "delay, µs".to_owned(),
-        "interval_ms" => "interval, ms".to_owned(),
-        "vcpus" => "vCPUs".to_owned(),
-        "backing" => "pages".to_owned(),
-        "manual_protect" => "manual".to_owned(),
-        "bbm" => "BBM level".to_owned(),
-        "bits" => "dirty of 64".to_owned(),
-        "exit_ns" => "exit, ns".to_owned(),
-        "write_percent" => "% written".to_owned(),
-        _ => name.replace('_', " "),
-    }
-}
-
-/// A parameter's value as it would be written on the command line.
-pub(super) fn shown(name: &str, value: Option<&Value>) -> String {
-    match (name, value) {
-        ("clear_chunk", Some(Value::Null)) => "all at once".to_owned(),
-        (_, None | Some(Value::Null)) => NOTHING.to_owned(),
-        (_, Some(Value::String(text))) => text.clone(),
-        (_, Some(Value::Bool(on))) => if *on { "on" } else { "off" }.to_owned(),
-        (
-            "memory" | "granule" | "bytes" | "target_size" | "chunk_size" | "slot_size" | "limit"
-            | "eager_split",
-            Some(Value::Number(number)),
-        ) => number.as_u64().map_or_else(|| number.to_string(), |bytes| Size(bytes).to_string()),
-        ("link" | "dirty_rate", Some(Value::Number(number))) => {
-            crate::rate::Rate(number.as_f64().unwrap_or(0.0)).to_string()
-        }
-        (_, Some(other)) => other.to_string(),
     }
 }

@@ -3,9 +3,11 @@
 use super::strips::{self, Strip};
 use super::{Chart, ecdf};
 use crate::compare::LEAST;
+use crate::param::{heading, is_prose, shown};
 use crate::record::Measurement;
-use crate::report::tables::{Labels, PROSE, Row, heading, shown};
+use crate::report::tables::{Labels, Row};
 use crate::table::NOTHING;
+use crate::unit::Unit;
 
 /// From so many samples on, dots lie on each other, and a line says more.
 const MANY: usize = 50;
@@ -55,7 +57,7 @@ pub fn all(results: &[Measurement]) -> Vec<Scenario> {
 #[derive(PartialEq)]
 struct Topic<'a> {
     scenario: &'a str,
-    unit: &'a str,
+    unit: &'a Unit,
     /// The operation, the figure or the phase.
     name: &'a str,
     /// Whether that is the variant.
@@ -73,7 +75,7 @@ impl<'a> Topic<'a> {
     }
 
     fn title(&self) -> String {
-        match (self.name, self.unit) {
+        match (self.name, self.unit.name()) {
             ("", "s") => self.scenario.to_owned(),
             (name, "s") => name.to_owned(),
             ("", unit) => unit.to_owned(),
@@ -87,7 +89,7 @@ fn charts(topic: &Topic, measurements: &[&Measurement]) -> Vec<Chart> {
         .iter()
         .map(|&m| {
             let mut params = m.params.clone();
-            params.retain(|name, _| !PROSE.contains(&&**name) && !DERIVED.contains(&&**name));
+            params.retain(|name, _| !is_prose(name) && !DERIVED.contains(&&**name));
             Row { params, measurements: vec![m] }
         })
         .collect();

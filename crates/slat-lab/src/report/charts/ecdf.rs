@@ -1,14 +1,15 @@
 //! Many samples: the part of them that does not exceed a value, a line for each measurement.
 
 use super::strips::Strip;
-use super::{DOT, FONT, colour, figure};
+use super::{DOT, FONT, colour};
+use crate::unit::Unit;
 use plotters::prelude::*;
 
 /// Points of a line; more would not be seen.
 const POINTS: usize = 400;
 
 /// The empirical distribution functions of a few measurements. Nothing without samples to draw.
-pub(super) fn svg(strips: &[Strip], unit: &str) -> Option<String> {
+pub(super) fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
     let lines: Vec<(&str, Vec<(f64, f64)>)> =
         strips.iter().map(|strip| (&*strip.label, steps(strip.samples))).collect();
     let all = || lines.iter().flat_map(|(_, points)| points).map(|(value, _)| *value);
@@ -30,7 +31,7 @@ pub(super) fn svg(strips: &[Strip], unit: &str) -> Option<String> {
             .max_light_lines(0)
             .label_style(FONT)
             .x_labels(8)
-            .x_label_formatter(&|value| figure(back(*value), unit))
+            .x_label_formatter(&|value| unit.figure(back(*value)))
             .y_label_formatter(&|part| format!("{:.0} %", part * 100.0))
             .draw()?;
         for (place, (name, points)) in lines.iter().enumerate() {
@@ -91,8 +92,8 @@ mod tests {
     #[test]
     fn a_distribution_of_nothing_is_not_drawn() {
         let strip = |samples| Strip { label: "a".to_owned(), family: "a", samples };
-        assert!(svg(&[strip(&[][..])], "s").is_none());
-        let svg = svg(&[strip(&[1e-6, 2e-6, 1.0]), strip(&[1e-6])], "s").unwrap();
+        assert!(svg(&[strip(&[][..])], &Unit::SECONDS).is_none());
+        let svg = svg(&[strip(&[1e-6, 2e-6, 1.0]), strip(&[1e-6])], &Unit::SECONDS).unwrap();
         assert!(svg.matches("<polyline").count() >= 2 && svg.contains("100 %"), "{svg}");
     }
 }

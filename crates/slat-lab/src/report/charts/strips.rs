@@ -1,7 +1,8 @@
 //! Samples as they are: a strip of dots for each measurement, over the box of their quartiles.
 
-use super::{Area, DOT, Drawn, FONT, colour, figure};
+use super::{Area, DOT, Drawn, FONT, colour};
 use crate::stats::Summary;
+use crate::unit::Unit;
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
@@ -23,7 +24,7 @@ const BOXED: usize = 5;
 const LETTER: usize = 7;
 
 /// The strips, the first on top. Nothing without samples to draw.
-pub(super) fn svg(strips: &[Strip], unit: &str) -> Option<String> {
+pub(super) fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
     let all = || strips.iter().flat_map(|strip| strip.samples).copied().filter(|s| s.is_finite());
     let (least, most) = (all().min_by(f64::total_cmp)?, all().max_by(f64::total_cmp)?);
     let height = 70 + 26 * strips.len() as u32;
@@ -34,7 +35,7 @@ pub(super) fn svg(strips: &[Strip], unit: &str) -> Option<String> {
         }
         // A scale that begins at its least value would make much of little.
         let room = (most - least).max(most.abs() / 10.0).max(f64::MIN_POSITIVE) / 10.0;
-        draw(area, strips, (least - room..most + room, 8), &|value| figure(value, unit))
+        draw(area, strips, (least - room..most + room, 8), &|value| unit.figure(value))
     }))
 }
 
@@ -99,9 +100,9 @@ where
 
 /// The label of a tick on the logarithmic scale. Only 1, 2 and 5 of each decade get one: between the
 /// others there is no room for text.
-fn tick(value: f64, unit: &str) -> String {
+fn tick(value: f64, unit: &Unit) -> String {
     let leading = format!("{value:e}").chars().next();
-    if matches!(leading, Some('1' | '2' | '5')) { figure(value, unit) } else { String::new() }
+    if matches!(leading, Some('1' | '2' | '5')) { unit.figure(value) } else { String::new() }
 }
 
 #[cfg(test)]
@@ -114,16 +115,16 @@ mod tests {
 
     #[test]
     fn each_sample_is_a_dot_and_only_finite_ones_are_drawn() {
-        let svg = svg(&[strip(&[1.0, 2.0, f64::NAN]), strip(&[3.0])], "s").unwrap();
+        let svg = svg(&[strip(&[1.0, 2.0, f64::NAN]), strip(&[3.0])], &Unit::SECONDS).unwrap();
         assert_eq!(svg.matches("<circle").count(), 3);
-        assert!(super::svg(&[strip(&[])], "s").is_none());
+        assert!(super::svg(&[strip(&[])], &Unit::SECONDS).is_none());
     }
 
     #[test]
     fn five_samples_have_a_box_and_four_have_none() {
         // The box and its median are the only wide lines.
         let boxes = |samples: &[f64]| {
-            let svg = svg(&[strip(samples)], "s").unwrap();
+            let svg = svg(&[strip(samples)], &Unit::SECONDS).unwrap();
             svg.matches("stroke-width=\"14\"").count()
         };
         assert_eq!(boxes(&[1.0, 2.0, 3.0, 4.0]), 0);
@@ -133,7 +134,10 @@ mod tests {
     #[test]
     fn equal_zero_and_negative_samples_can_be_drawn() {
         for samples in [&[0.0, 0.0][..], &[-1.0, 100.0], &[7.0, 7.0], &[1e-9, 1e3]] {
-            assert!(svg(&[strip(samples)], "%").unwrap().contains("<circle"), "{samples:?}");
+            assert!(
+                svg(&[strip(samples)], &Unit::PERCENT).unwrap().contains("<circle"),
+                "{samples:?}"
+            );
         }
     }
 }

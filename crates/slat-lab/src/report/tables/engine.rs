@@ -53,7 +53,6 @@ fn thresholds(results: &[Measurement], scenario: &str, title: &str, meant: &str)
         .filter_map(|m| {
             let summary = Summary::of(&m.samples)?;
             let asked = m.params.get("asked").and_then(|asked| asked.as_f64());
-            let unit = if m.unit == "x" { "×" } else { m.unit.as_str() };
             let against = match parameter(m, "against") {
                 "" => NOTHING,
                 against => against,
@@ -62,11 +61,8 @@ fn thresholds(results: &[Measurement], scenario: &str, title: &str, meant: &str)
                 m.variant.clone(),
                 memory(m),
                 against.to_owned(),
-                asked.map_or_else(
-                    || NOTHING.to_owned(),
-                    |asked| format!("{} {unit}", three_digits(asked)),
-                ),
-                format!("{} {unit}", three_digits(summary.median)),
+                asked.map_or_else(|| NOTHING.to_owned(), |asked| m.unit.shown(asked)),
+                m.unit.shown(summary.median),
                 format!(
                     "{}–{}",
                     three_digits(summary.lower_quartile),
@@ -148,6 +144,7 @@ pub fn times(results: &[Measurement]) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unit::Unit;
     use serde_json::json;
 
     fn measurement(scenario: &str, samples: &[f64]) -> Measurement {
@@ -160,7 +157,7 @@ mod tests {
             target: "engine".to_owned(),
             variant: "age, all young".to_owned(),
             params,
-            unit: "x".to_owned(),
+            unit: Unit::RATIO,
             samples: samples.to_vec(),
             counts: Default::default(),
         }

@@ -83,6 +83,7 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unit::Unit;
     use serde_json::json;
 
     #[test]
@@ -98,7 +99,7 @@ mod tests {
                 target: target.to_owned(),
                 variant: if target == "engine" { "slat" } else { "cas" }.to_owned(),
                 params,
-                unit: "s".to_owned(),
+                unit: Unit::SECONDS,
                 samples: samples.to_vec(),
                 counts: Default::default(),
             }

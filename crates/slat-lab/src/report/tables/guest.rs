@@ -253,7 +253,7 @@ fn find<'a>(row: &Row<'a>, way: &str, figure: &str) -> Option<&'a Measurement> {
 fn figure_of(row: &Row, way: &str, figure: &str) -> String {
     let found = find(row, way, figure).and_then(|m| Some((m, Summary::of(&m.samples)?)));
     let Some((measurement, summary)) = found else { return NOTHING.to_owned() };
-    match (measurement.unit.as_str(), figure) {
+    match (measurement.unit.name(), figure) {
         // Medians of extremes: the worst of all is the one to show.
         ("s", "longest") => seconds(summary.max),
         ("s", _) if ["guest-log", "guest-populate"].contains(&measurement.scenario.as_str()) => {
@@ -279,7 +279,7 @@ fn figure_of(row: &Row, way: &str, figure: &str) -> String {
 /// The name of a figure, with its unit if that is not one of time.
 fn heading(rows: &[Row], figure: &str) -> String {
     let mut all = rows.iter().flat_map(|row| &row.measurements);
-    let unit = all.find(|m| parameter(m, "figure") == figure).map_or("s", |m| m.unit.as_str());
+    let unit = all.find(|m| parameter(m, "figure") == figure).map_or("s", |m| m.unit.name());
     if unit == "s" { figure.to_owned() } else { format!("{figure}, {unit}") }
 }
 

@@ -290,6 +290,7 @@ pub fn histories(results: &[Measurement]) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unit::Unit;
     use serde_json::json;
 
     fn measurement(variant: &str, target: &str, operation: &str, samples: &[f64]) -> Measurement {
@@ -303,7 +304,7 @@ mod tests {
             target: target.to_owned(),
             variant: variant.to_owned(),
             params,
-            unit: "s".to_owned(),
+            unit: Unit::SECONDS,
             samples: samples.to_vec(),
             counts: [("visits".to_owned(), 524_800), ("leaves_made_young".to_owned(), 3)].into(),
         }

@@ -1,10 +1,11 @@
 //! Claims that were published, beside what this machine gave.
 
 use super::engine::parameter;
-use crate::numbers::{seconds, thousands, three_digits};
+use crate::numbers::three_digits;
 use crate::record::Measurement;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
+use crate::unit::Unit;
 
 /// One row for each claim.
 pub fn claims(results: &[Measurement]) -> Option<Table> {
@@ -55,14 +56,12 @@ pub fn claims(results: &[Measurement]) -> Option<Table> {
     })
 }
 
-fn figure(unit: &str, value: f64) -> String {
-    match unit {
+fn figure(unit: &Unit, value: f64) -> String {
+    match unit.name() {
         "%" => format!("{value:+.1} %").replace('-', "−"),
         "x" => {
             format!("{} ×", if value < 0.01 { format!("{value:.5}") } else { three_digits(value) })
         }
-        "s" => seconds(value),
-        "bytes" => format!("{} MiB", thousands((value / f64::from(1 << 20)) as i64)),
-        _ => thousands(value as i64),
+        _ => unit.shown(value),
     }
 }

@@ -2,7 +2,6 @@
 //! migration cost them, and the times of what was done to their memory.
 
 use super::{Labels, Row, rows};
-use crate::numbers::{seconds, three_digits};
 use crate::record::Measurement;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
@@ -92,10 +91,7 @@ fn shown(measurement: Option<&Measurement>) -> String {
     let Some((m, summary)) = measurement.and_then(|m| Some((m, Summary::of(&m.samples)?))) else {
         return NOTHING.to_owned();
     };
-    match &*m.unit {
-        "s" => seconds(summary.median),
-        unit => format!("{} {unit}", three_digits(summary.median)),
-    }
+    m.unit.shown(summary.median)
 }
 
 /// A row for each way in which a guest was migrated, or logged beside its running vCPUs.

@@ -1,0 +1,98 @@
+//! Units of samples: what a result counts, how it is printed, and whether noise can touch it.
+
+use crate::numbers::{seconds, thousands, three_digits};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::fmt;
+
+/// A unit, by its name in `results.json`. One that is not known here is printed by its name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Unit(Cow<'static, str>);
+
+impl Unit {
+    /// Seconds.
+    pub const SECONDS: Self = Self(Cow::Borrowed("s"));
+    /// Nanoseconds, for a piece of work.
+    pub const NANOSECONDS: Self = Self(Cow::Borrowed("ns"));
+    /// One time by another.
+    pub const RATIO: Self = Self(Cow::Borrowed("x"));
+    /// Milliseconds in each second that something ran.
+    pub const SHARE: Self = Self(Cow::Borrowed("ms/s"));
+    /// Hundredths, of a change or a part.
+    pub const PERCENT: Self = Self(Cow::Borrowed("%"));
+    /// Rounds of a migration, of which a slower host needs more.
+    pub const ROUNDS: Self = Self(Cow::Borrowed("rounds"));
+    /// Memory that was copied, of which the same is true.
+    pub const MEBIBYTES: Self = Self(Cow::Borrowed("MiB"));
+    /// Bytes, counted.
+    pub const BYTES: Self = Self(Cow::Borrowed("bytes"));
+    /// Operations, counted.
+    pub const OPERATIONS: Self = Self(Cow::Borrowed("operations"));
+
+    /// Whether samples are times, ratios of times, or hang on how fast things went.
+    pub fn is_timed(&self) -> bool {
+        let timed = [
+            Self::SECONDS,
+            Self::NANOSECONDS,
+            Self::RATIO,
+            Self::SHARE,
+            Self::PERCENT,
+            Self::ROUNDS,
+            Self::MEBIBYTES,
+        ];
+        timed.contains(self)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+
+    /// A value of it: `1.25 ms`, `0.80 ×`, `12.5 MiB`.
+    pub fn shown(&self, value: f64) -> String {
+        match self.name() {
+            "s" => seconds(value),
+            "x" => format!("{} ×", three_digits(value)),
+            "bytes" => format!("{} MiB", thousands((value / f64::from(1 << 20)) as i64)),
+            name => format!("{} {name}", three_digits(value)),
+        }
+    }
+
+    /// The same without the name, where a heading or an axis has it; times keep theirs.
+    pub fn figure(&self, value: f64) -> String {
+        if *self == Self::SECONDS { seconds(value) } else { three_digits(value) }
+    }
+}
+
+impl From<&str> for Unit {
+    fn from(name: &str) -> Self {
+        Self(Cow::Owned(name.to_owned()))
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_shown_as_its_unit_wants_it_and_an_unknown_unit_by_its_name() {
+        assert_eq!(Unit::SECONDS.shown(0.001_25), "1.25 ms");
+        assert_eq!(Unit::RATIO.shown(0.8), "0.80 ×");
+        assert_eq!(Unit::from("M/s").shown(1234.0), "1,234 M/s");
+        assert_eq!(Unit::BYTES.shown(f64::from(3 << 20)), "3 MiB");
+    }
+
+    #[test]
+    fn counts_are_not_timed_and_what_hangs_on_speed_is() {
+        assert!(Unit::from("s").is_timed() && Unit::ROUNDS.is_timed());
+        assert!(!Unit::BYTES.is_timed() && !Unit::from("faults").is_timed());
+        assert_eq!(serde_json::to_string(&Unit::SHARE).unwrap(), "\"ms/s\"");
+    }
+}
