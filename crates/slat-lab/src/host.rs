@@ -46,8 +46,22 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Known<T> {
     }
 }
 
+#[cfg(test)]
+impl<T: schemars::JsonSchema> schemars::JsonSchema for Known<T> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("Known_{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "anyOf": [generator.subschema_for::<T>(), { "const": NOT_AVAILABLE }],
+        })
+    }
+}
+
 /// The host of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Host {
     /// What it calls itself.
     #[serde(default)]
@@ -74,6 +88,7 @@ pub struct Host {
 
 /// Processors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Cpu {
     /// What `/proc/cpuinfo` calls the first.
     pub model: Known<String>,
@@ -91,6 +106,7 @@ pub struct Cpu {
 
 /// The kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Kernel {
     /// As `uname -r` has it.
     pub release: Known<String>,
@@ -100,6 +116,7 @@ pub struct Kernel {
 
 /// Whether the host is itself a guest; its times are then those of two hypervisors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Virtualisation {
     /// Whether the processor says that a hypervisor is below.
     pub hypervisor: Known<bool>,
@@ -109,6 +126,7 @@ pub struct Virtualisation {
 
 /// Main memory in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Memory {
     /// All of it.
     pub total: Known<u64>,
@@ -118,6 +136,7 @@ pub struct Memory {
 
 /// The host's KVM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Kvm {
     /// `usable`, or why it is not.
     pub device: String,
@@ -127,6 +146,7 @@ pub struct Kvm {
 
 /// Transparent huge pages: the choice made, of those that the kernel offers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Thp {
     /// For which mappings.
     pub enabled: Known<String>,
@@ -136,6 +156,7 @@ pub struct Thp {
 
 /// A pool of huge pages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HugePool {
     /// Bytes of a page.
     pub page_size: u64,

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// One variant of one scenario, with every sample that was taken of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Measurement {
     /// `split`, `limit`, `dirty-log`, ...
     pub scenario: String,
@@ -36,6 +37,7 @@ impl Measurement {
 
 /// Something that could not be measured here, and why.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Skipped {
     /// What would have been measured.
     pub what: String,
@@ -52,6 +54,7 @@ pub const SCHEMA: u32 = 1;
 
 /// Everything about one run; `results.json` is this, serialised.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -96,4 +99,27 @@ pub fn merged_counts(
         }
     }
     merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake;
+
+    /// `UPDATE_SCHEMA=1 cargo test -p slat-lab` writes it.
+    #[test]
+    fn the_published_schema_is_that_of_the_types_and_a_report_fits_it() {
+        let schema = serde_json::to_value(schemars::schema_for!(Report)).unwrap();
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/results.schema.json");
+        let text = serde_json::to_string_pretty(&schema).unwrap() + "\n";
+        if std::env::var_os("UPDATE_SCHEMA").is_some() {
+            std::fs::write(file, &text).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(file).unwrap(), text, "UPDATE_SCHEMA=1 writes it anew");
+        let validator = jsonschema::validator_for(&schema).unwrap();
+        let mut report = serde_json::to_value(fake::report()).unwrap();
+        validator.validate(&report).unwrap();
+        report["results"][0]["samples"][0] = "fast".into();
+        assert!(!validator.is_valid(&report));
+    }
 }

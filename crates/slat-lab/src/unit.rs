@@ -7,6 +7,7 @@ use std::fmt;
 
 /// A unit, by its name in `results.json`. One that is not known here is printed by its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct Unit(Cow<'static, str>);
 

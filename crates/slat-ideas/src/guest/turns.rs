@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(samples.unwrap(), [[0, 0], [1, 1], [2, 2]]);
         assert_eq!(order.iter().filter(|(_, counts)| !counts).count(), 3);
         let firsts: Vec<_> = order.chunks(3).map(|round| round[0].0).collect();
-        assert_eq!(firsts, [0, 0, 2]);
+        assert_eq!(firsts, [0, 2, 1]);
     }
 
     #[test]
