@@ -4,18 +4,18 @@
 
 mod linux;
 
-use crate::guest;
-use crate::guest::reclaim::settings::{AccessPattern, ReclaimArgs, ReclaimPolicy};
+use crate::guest::reclaim::Reclaim;
 use crate::settings::peers::NamedTree;
+use crate::split::Split;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, json};
-use slat_ideas::format::{Granule, TableFormat, TablesArgs};
-use slat_ideas::guest::age::{Age, AgeArgs};
-use slat_ideas::guest::cache_toggle::{CacheToggle, CacheToggleArgs};
-use slat_ideas::guest::execute::{Execute, ExecuteArgs};
-use slat_ideas::split::{self, SplitArgs, Walk, What, When};
+use slat_ideas::format::Granule;
+use slat_ideas::guest::age::Age;
+use slat_ideas::guest::cache_toggle::CacheToggle;
+use slat_ideas::guest::execute::Execute;
+use slat_ideas::split::When;
 use slat_lab::record::Measurement;
-use slat_lab::scenario::Scenario;
+use slat_lab::scenario::{self, Scenario};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 use std::collections::BTreeMap;
@@ -166,36 +166,26 @@ impl Rows<'_> {
         });
     }
 
-    fn split(
+    /// Runs a scenario by the command line that is printed beside its claim.
+    fn replayed<S: Scenario>(
         &mut self,
+        line: &str,
         session: &mut Session,
-        args: &SplitArgs,
-    ) -> anyhow::Result<Vec<Measurement>> {
-        let results = split::run(args, session)?;
+    ) -> anyhow::Result<(String, Vec<Measurement>)> {
+        let results = scenario::run::<S>(line, session)?;
         self.results.extend(results.iter().cloned());
-        Ok(results)
+        Ok((format!("slat-bench {} {line}", S::NAME).trim_end().to_owned(), results))
     }
 
     /// The proposal: 1 GiB, the split alone, as logging is enabled.
     fn skip_levels(&mut self, session: &mut Session) -> anyhow::Result<()> {
-        let memory = "1g";
-        let args = SplitArgs {
-            memory: Size(1 << 30),
-            what: vec![What::Split],
-            when: vec![When::Enable],
-            walk: vec![Walk::EveryEntry, Walk::Bounded, Walk::Childless, Walk::Tested],
-            samples: if self.quick { 5 } else { 21 },
-            ..split_args()
-        };
-        let results = self.split(session, &args)?;
-        let told = Told {
-            claim: SKIP,
-            command: format!(
-                "slat-bench split -b {memory} --when enable --what split --walk \
-                 every-entry,bounded,childless,tested"
-            ),
-            why: SKIP_WHY,
-        };
+        let samples = if self.quick { 10 } else { 21 };
+        let line = format!(
+            "-b 1g --when enable --what split --walk every-entry,bounded,childless,tested \
+             --samples {samples}"
+        );
+        let (command, results) = self.replayed::<Split>(&line, session)?;
+        let told = Told { claim: SKIP, command, why: SKIP_WHY };
         for (backing, name, published) in [
             (4 << 10, "split already", "−97.33 %"),
             (2 << 20, "THP", "−19.82 %"),
@@ -214,31 +204,21 @@ impl Rows<'_> {
 
     /// The figures from hardware: twelve cells, each a mean over three granules, of whole calls.
     fn skip_levels_hardware(&mut self, session: &mut Session) -> anyhow::Result<()> {
-        let memory = Size(if self.quick { 2 << 30 } else { 16 << 30 });
-        let mut all = Vec::new();
+        let memory = if self.quick { "2g" } else { "16g" };
+        let (mut all, mut commands) = (Vec::new(), Vec::new());
         for (granule, backings) in GRANULES {
-            let args = SplitArgs {
-                memory,
-                granule,
-                what: vec![What::Call],
-                when: vec![When::Enable, When::Clear],
-                walk: vec![Walk::EveryEntry, Walk::Bounded, Walk::Childless],
-                samples: if self.quick { 3 } else { 7 },
-                ..split_args()
-            };
-            all.push((self.split(session, &args)?, backings));
+            let line = format!(
+                "-b {memory} --granule {granule} --what call --walk every-entry,bounded,childless \
+                 --samples 10"
+            );
+            let (command, results) = self.replayed::<Split>(&line, session)?;
+            all.push((results, backings));
+            commands.push(command);
             if session.interrupted() {
                 return Ok(());
             }
         }
-        let told = Told {
-            claim: SKIP,
-            command: format!(
-                "slat-bench split -b {memory} --granule 4k --what call --walk \
-                 every-entry,bounded,childless; and 16k, 64k"
-            ),
-            why: SKIP_WHY,
-        };
+        let told = Told { claim: SKIP, command: commands.join("; "), why: SKIP_WHY };
         let mean = |walk: &str, kind: usize, when| {
             let parts =
                 all.iter().map(|(results, backings)| changes(results, walk, backings[kind], when));
@@ -275,19 +255,14 @@ impl Rows<'_> {
     }
 
     fn execute(&mut self, session: &mut Session) -> anyhow::Result<()> {
-        let args = ExecuteArgs {
-            tables: EPT,
-            backing: Some(Size(1 << 30)),
-            vcpus: 2,
-            memory: Some(Size(if self.quick { 1 << 30 } else { 2 << 30 })),
-            rounds: Some(if self.quick { 1 } else { 7 }),
-            exit: 0,
-            quick: false,
+        let line = match self.quick {
+            true => "--backing 1g --vcpus 2 --memory 1g --rounds 1",
+            false => "--backing 1g --vcpus 2",
         };
-        let results = Execute::run(&args, session)?;
+        let (command, results) = self.replayed::<Execute>(line, session)?;
         let told = Told {
             claim: "split on fault",
-            command: "slat-bench execute --backing 1g --vcpus 2".to_owned(),
+            command,
             why: "another machine, 2 vCPUs and 2 GiB in place of 96 and their memory; a fault is a call here, \
                 not an exit to a kernel (--exit models one), so zap costs less than it did there.",
         };
@@ -300,16 +275,15 @@ impl Rows<'_> {
         let faults = |way| time(way, "execute").map_or(0.0, |m| m.counts["faults"] as f64);
         let ratio = faults("split") / faults("zap").max(1.0);
         self.row(&told, "faults, split by zap", "1/512 expected", "x", vec![ratio]);
-        self.results.extend(results);
         Ok(())
     }
 
     fn ageing(&mut self, session: &mut Session) -> anyhow::Result<()> {
-        let args = AgeArgs { tables: EPT, vcpus: 1, memory: None, rounds: None, quick: self.quick };
-        let results = Age::run(&args, session)?;
+        let line = if self.quick { "--quick" } else { "" };
+        let (command, results) = self.replayed::<Age>(line, session)?;
         let told = Told {
             claim: "lock-free ageing",
-            command: "slat-bench age".to_owned(),
+            command,
             why: "there a whole reclaimer under memory pressure, here its scan alone, beside one vCPU that \
                 faults: what the lock costs both.",
         };
@@ -324,7 +298,6 @@ impl Rows<'_> {
             };
             self.row(&told, what, published, "x", m.samples.clone());
         }
-        self.results.extend(results);
         if session.interrupted() {
             return Ok(());
         }
@@ -333,58 +306,36 @@ impl Rows<'_> {
 
     /// The shape of the published test: a guest writes all of its memory, and then again.
     fn fill_again(&mut self, session: &mut Session) -> anyhow::Result<()> {
-        use ReclaimPolicy::{FreeBitmap, LockedBitmap, LockedPage};
-        let args = ReclaimArgs {
-            pattern: vec![AccessPattern::Fill],
-            policy: vec![LockedPage, LockedBitmap, FreeBitmap],
-            ..ReclaimArgs::of(self.quick)
-        };
-        let results = guest::reclaim::run(&args, session)?;
+        let policies = "locked-page,locked-bitmap,free-bitmap";
+        let quick = if self.quick { " --quick" } else { "" };
+        let line = format!("--pattern fill --policy {policies}{quick}");
+        let (command, results) = self.replayed::<Reclaim>(&line, session)?;
         let told = Told {
             claim: "lock-free ageing",
-            command: "slat-bench reclaim --pattern fill".to_owned(),
+            command,
             why: "there 64 vCPUs and swap in memory, here one vCPU, a thread that reclaims, and 1.5 times the \
                 memory that there is: the second fill.",
         };
-        let seconds = |policy: ReclaimPolicy| {
-            let found = find(&results, &policy.to_string(), "figure", "time");
+        let seconds = |policy| {
+            let found = find(&results, policy, "figure", "time");
             found.map_or(Vec::new(), |m| m.samples.clone())
         };
-        for (locked, published) in [(LockedPage, "51 s / 64 s = 0.80 ×"), (LockedBitmap, "")] {
-            let what = format!("fill again: {FreeBitmap} by {locked}");
-            let ratio = quotients(&seconds(FreeBitmap), &seconds(locked));
+        for (locked, published) in [("locked-page", "51 s / 64 s = 0.80 ×"), ("locked-bitmap", "")]
+        {
+            let what = format!("fill again: free-bitmap by {locked}");
+            let ratio = quotients(&seconds("free-bitmap"), &seconds(locked));
             self.row(&told, what, published, "x", ratio);
         }
-        self.results.extend(results);
         Ok(())
     }
 
     fn flush_once(&mut self, session: &mut Session) -> anyhow::Result<()> {
-        let real = CacheToggleArgs {
-            memory: None,
-            vcpus: 8,
-            image: Size(16 << 20),
-            startup: 16,
-            threads: 1,
-            count: false,
-            rounds: None,
-            quick: self.quick,
-        };
-        let counted = CacheToggleArgs {
-            memory: Some(Size(if self.quick { 1 << 30 } else { 128 << 30 })),
-            vcpus: 64,
-            count: true,
-            rounds: Some(1),
-            ..real.clone()
-        };
+        let memory = if self.quick { "1g" } else { "128g" };
+        let line = format!("--count -b {memory} -v 64 --rounds 1");
+        let (command, results) = self.replayed::<CacheToggle>(&line, session)?;
         let why = "there the boot of a Linux guest, here its switches alone; on 1 GiB the CPU's own flush, on \
             128 GiB by count. exact is right for guests that rely on the hypervisor, which vcpu0 and first are not.";
-        let told = Told {
-            claim: "flush once",
-            command: "slat-bench cache-toggle --count -b 128g -v 64".to_owned(),
-            why,
-        };
-        let results = CacheToggle::run(&counted, session)?;
+        let told = Told { claim: "flush once", command, why };
         for (way, published) in
             [("every", "33 s of boot"), ("vcpu0", "5 s"), ("first", ""), ("exact", "")]
         {
@@ -393,12 +344,12 @@ impl Rows<'_> {
             let what = format!("64 vCPUs, 128 GiB, {way}: bytes maintained");
             self.row(&told, what, published, "bytes", bytes.into_iter().collect());
         }
-        self.results.extend(results);
         if session.interrupted() {
             return Ok(());
         }
-        let results = CacheToggle::run(&real, session)?;
-        let told = Told { command: "slat-bench cache-toggle".to_owned(), ..told };
+        let line = if self.quick { "--quick" } else { "" };
+        let (command, results) = self.replayed::<CacheToggle>(line, session)?;
+        let told = Told { command, ..told };
         for (way, published) in
             [("every", ""), ("vcpu0", "0.15 × of a boot"), ("first", ""), ("exact", "")]
         {
@@ -409,26 +360,7 @@ impl Rows<'_> {
             let what = format!("8 vCPUs, 1 GiB, {way}: time in switches, by every");
             self.row(&told, what, published, "x", quotients(&time(way), &time("every")));
         }
-        self.results.extend(results);
         Ok(())
-    }
-}
-
-const EPT: TablesArgs = TablesArgs::of(TableFormat::Ept);
-
-fn split_args() -> SplitArgs {
-    SplitArgs {
-        memory: Size(1 << 30),
-        backing: Vec::new(),
-        target_size: None,
-        when: Vec::new(),
-        what: Vec::new(),
-        walk: vec![Walk::EveryEntry, Walk::Bounded],
-        granule: Granule::Size4k,
-        format: None,
-        bbm: None,
-        samples: 7,
-        quick: false,
     }
 }
 

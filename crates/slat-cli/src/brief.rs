@@ -160,7 +160,9 @@ fn ideas_table(results: &[Measurement]) -> Option<Table> {
             };
             let (here, further) = (shown(ideas::AS_PROPOSED), shown(ideas::FURTHER));
             sources.push(format!("{}: {}", idea, text("source")));
-            vec![idea, text("what"), text("published"), here, further, text("command")]
+            let command = text("command");
+            let command = command.split(" --").next().unwrap_or(&command).to_owned();
+            vec![idea, text("what"), text("published"), here, further, command]
         })
         .collect();
     (!rows.is_empty()).then(|| Table {

@@ -117,6 +117,7 @@ impl Arena {
     }
 
     /// Invalidations asked for since the last reset.
+    #[inline]
     pub fn invalidations(&self) -> u64 {
         self.invalidations.load(Relaxed)
     }
@@ -141,6 +142,7 @@ impl Arena {
     }
 
     /// The next `bytes` bytes that nobody has, for one frame or a portion of frames.
+    #[inline]
     fn take(&self, bytes: usize, alignment: usize) -> Option<usize> {
         let next = |used: usize| {
             let end = used.next_multiple_of(alignment).checked_add(bytes)?;
@@ -151,6 +153,7 @@ impl Arena {
     }
 
     /// A page from the thread's own portion.
+    #[inline]
     fn take_page(&self) -> Option<usize> {
         let (epoch, mut at, mut end) = OWN.get();
         if epoch != self.epoch || at == end {
@@ -161,6 +164,7 @@ impl Arena {
         Some(at)
     }
 
+    #[inline]
     fn reuse(&self) -> Option<Hpa> {
         if !self.any_free.load(Relaxed) {
             return None;
@@ -195,6 +199,7 @@ impl Drop for Arena {
 // 3. No CPU loads these tables, so none can use a translation.
 // 4. `grace` is a field.
 unsafe impl Platform for Arena {
+    #[inline]
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let page = bytes == self.page;
         let hpa = match if page { self.reuse() } else { None } {
@@ -209,6 +214,7 @@ unsafe impl Platform for Arena {
     }
 
     /// Frames of the page size are reused; a root, of which there is one, is not.
+    #[inline]
     unsafe fn free(&self, frame: Frame, bytes: usize) {
         if bytes == self.page {
             let mut free = self.free.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -224,18 +230,22 @@ unsafe impl Platform for Arena {
         unsafe { self.start.add(offset).cast() }
     }
 
+    #[inline]
     fn publish(&self) {
         self.stores.fence();
     }
 
+    #[inline]
     fn invalidate(&self, _what: &Invalidation) {
         self.invalidations.fetch_add(1, Relaxed);
     }
 
+    #[inline]
     fn break_before_make(&self) -> BreakBeforeMake {
         self.break_before_make
     }
 
+    #[inline]
     fn grace(&self) -> &Grace {
         &self.grace
     }

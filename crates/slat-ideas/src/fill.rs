@@ -37,6 +37,7 @@ impl Stores {
     }
 }
 
+#[inline]
 fn plain(words: &mut [u64], first: u64, step: u64) {
     let mut raw = first;
     for word in words {
@@ -47,6 +48,7 @@ fn plain(words: &mut [u64], first: u64, step: u64) {
 
 /// The loop of `plain`, compiled for the widest registers.
 #[cfg(target_arch = "x86_64")]
+#[inline]
 fn wide(words: &mut [u64], first: u64, step: u64) {
     #[target_feature(enable = "avx512f")]
     fn avx512(words: &mut [u64], first: u64, step: u64) {
@@ -69,6 +71,7 @@ fn wide(words: &mut [u64], first: u64, step: u64) {
 
 /// Around the caches, 64 bytes a store where the CPU can, else 8.
 #[cfg(target_arch = "x86_64")]
+#[inline]
 fn stream(words: &mut [u64], first: u64, step: u64) {
     if is_x86_feature_detected!("avx512f") && words.as_ptr().align_offset(64) == 0 {
         // SAFETY: the CPU has AVX-512F, and the words begin at a multiple of 64 bytes.
@@ -95,6 +98,7 @@ unsafe fn stream_avx512(words: &mut [u64], first: u64, step: u64) {
 }
 
 #[cfg(target_arch = "x86_64")]
+#[inline]
 fn stream_words(words: &mut [u64], first: u64, step: u64) {
     use std::arch::x86_64::_mm_stream_si64;
     let mut raw = first;
@@ -106,12 +110,14 @@ fn stream_words(words: &mut [u64], first: u64, step: u64) {
 }
 
 #[cfg(target_arch = "x86_64")]
+#[inline]
 fn fence() {
     // SAFETY: SSE is part of x86-64.
     unsafe { std::arch::x86_64::_mm_sfence() }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
+#[inline]
 fn fence() {}
 
 #[cfg(not(target_arch = "x86_64"))]

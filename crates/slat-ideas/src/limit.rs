@@ -102,11 +102,13 @@ impl TablePages {
 }
 
 /// Reads each word.
+#[inline]
 pub fn read(words: &[AtomicU64]) -> u64 {
     words.iter().fold(0, |sum, word| sum ^ word.load(Ordering::Acquire))
 }
 
 /// Changes a bit of each word, as write protection does; the value is loaded first, as there.
+#[inline]
 pub fn exchange(words: &[AtomicU64]) -> u64 {
     words.iter().fold(0, |lost, word| {
         let raw = word.load(Ordering::Acquire);
@@ -118,6 +120,7 @@ pub fn exchange(words: &[AtomicU64]) -> u64 {
 }
 
 /// Fills `words` with consecutive descriptors, table by table; seconds.
+#[inline]
 pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
     match limit {
         Limit::FillBest => {
@@ -129,6 +132,7 @@ pub fn fill(words: &mut [u64], table_slots: usize, limit: Limit) -> f64 {
 }
 
 /// [`fill`] by one kind of stores.
+#[inline]
 pub fn fill_by(words: &mut [u64], table_slots: usize, stores: Stores) -> f64 {
     let watch = Watch::start();
     for (index, table) in words.chunks_exact_mut(table_slots).enumerate() {

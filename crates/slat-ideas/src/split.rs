@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 use slat::{BreakBeforeMake, Counts, Format, PageSize};
 use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
+use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 use slat_lab::turns::order;
@@ -168,6 +169,21 @@ pub enum Walk {
 }
 
 slat_lab::display_as_written!(When, What, Walk);
+
+/// The scenario, without anybody else's tables.
+pub struct Split;
+
+impl Scenario for Split {
+    const NAME: &'static str = "split";
+    const ABOUT: &'static str =
+        "Split huge pages in the tables of a guest (no guest memory needed)";
+    const EXAMPLES: &'static str = EXAMPLES;
+    type Settings = SplitArgs;
+
+    fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+        run(args, session)
+    }
+}
 
 /// Measures the splits that `args` asks for.
 ///

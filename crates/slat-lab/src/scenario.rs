@@ -3,6 +3,7 @@
 use crate::cli::OutputArgs;
 use crate::record::Measurement;
 use crate::session::Session;
+use anyhow::Context;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use std::fmt;
@@ -161,15 +162,23 @@ impl fmt::Debug for Program {
     }
 }
 
-/// A scenario's settings, from the words of a command line: for tests.
+/// A scenario's settings, as its command line after its name has them.
 ///
-/// # Panics
-/// The words cannot be right.
-pub fn settings<S: Scenario>(words: &str) -> S::Settings {
-    let words = std::iter::once(S::NAME).chain(words.split_whitespace());
-    let matches = S::Settings::augment_args(Command::new(S::NAME)).try_get_matches_from(words);
-    S::Settings::from_arg_matches(&matches.unwrap_or_else(|error| panic!("{error}")))
-        .unwrap_or_else(|error| panic!("{error}"))
+/// # Errors
+/// The words cannot be right, or a quote is not closed.
+pub fn settings<S: Scenario>(line: &str) -> anyhow::Result<S::Settings> {
+    let words = shlex::split(line).with_context(|| format!("`{line}`: a quote is not closed"))?;
+    let words = std::iter::once(S::NAME.to_owned()).chain(words);
+    let matches = S::Settings::augment_args(Command::new(S::NAME)).try_get_matches_from(words)?;
+    Ok(S::Settings::from_arg_matches(&matches)?)
+}
+
+/// Runs a scenario by its command line, after its name.
+///
+/// # Errors
+/// Those of [`settings`], and the scenario's.
+pub fn run<S: Scenario>(line: &str, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
+    S::run(&settings::<S>(line)?, session)
 }
 
 #[cfg(test)]

@@ -356,7 +356,7 @@ mod tests {
     use super::*;
 
     fn args(more: &[&str]) -> DirtyLogArgs {
-        slat_lab::scenario::settings::<DirtyLog>(&format!("--quick {}", more.join(" ")))
+        slat_lab::scenario::settings::<DirtyLog>(&format!("--quick {}", more.join(" "))).unwrap()
     }
 
     fn results(more: &[&str]) -> Vec<Measurement> {

@@ -1,11 +1,11 @@
 //! The claims about Linux's walks, on Linux's own code: as it is, and with each change as an edit to a
 //! copy of it.
 
-use super::{Cells, GRANULES, KINDS, Rows, SKIP, Told, mean, quotients, split_args};
+use super::{Cells, GRANULES, KINDS, Rows, SKIP, Told, mean, quotients};
 use crate::peers;
-use crate::settings::peers::{EditSet, LinuxArgs, TablesTarget, TreesArgs, WalkKind};
+use crate::split::Split;
 use serde_json::json;
-use slat_ideas::split::{SplitArgs, What, When};
+use slat_ideas::split::When;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -15,25 +15,24 @@ const BOTH: &str = "skip-level3,skip-children";
 const WHY: &str = "Linux's code in user space on another CPU: what its walk costs there, without invalidations, locks, \
     or the rest of the call.";
 
-/// Nothing, where no tree was given.
+/// The command and its results; nothing of them, where no tree was given.
 fn measured(
     replay: &mut Rows,
     session: &mut Session,
-    args: SplitArgs,
-) -> anyhow::Result<Vec<Measurement>> {
-    let Some(tree) = replay.args.linux_tree.clone() else { return Ok(Vec::new()) };
-    let set = |names: &str| EditSet(names.split(',').map(str::to_owned).collect());
-    let trees = TreesArgs {
-        linux_tree: vec![tree],
-        with: vec![set(LEVELS), set(BOTH)],
-        edits: replay.args.edits.clone(),
-        walks: vec![WalkKind::Exclusive],
-        ..TreesArgs::default()
-    };
-    let linux = LinuxArgs { target: TablesTarget::LinuxSource, trees, ..LinuxArgs::default() };
-    let results = peers::split(&args, &linux, session)?;
-    replay.results.extend(results.iter().cloned());
-    Ok(results)
+    options: &str,
+) -> anyhow::Result<(String, Vec<Measurement>)> {
+    let Some(tree) = &replay.args.linux_tree else { return Ok(Default::default()) };
+    let quoted = |text: &str| shlex::try_quote(text).map(|text| text.into_owned());
+    let named = tree.name.as_ref().map_or(String::new(), |name| format!("{name}="));
+    let tree = quoted(&format!("{named}{}", tree.path.display()))?;
+    let mut line = format!(
+        "--target linux-source --linux-tree {tree} --with {LEVELS} --with {BOTH} --walks exclusive \
+         --walk every-entry,bounded {options}"
+    );
+    if let Some(edits) = &replay.args.edits {
+        line += &format!(" --edits {}", quoted(&edits.display().to_string())?);
+    }
+    replay.replayed::<Split>(&line, session)
 }
 
 /// The change of time that an edit brings, in percent, round by round.
@@ -52,27 +51,16 @@ fn changes(results: &[Measurement], operation: &str, backing: u64, edit: &str) -
     quotients(&of(edit), &of("")).iter().map(|ratio| (ratio - 1.0) * 100.0).collect()
 }
 
-fn told(options: &str) -> Told {
-    Told {
-        claim: SKIP,
-        command: format!(
-            "slat-bench split --target linux-source --linux-tree PATH --with {LEVELS} --with {BOTH} {options}"
-        ),
-        why: WHY,
-    }
+fn told(command: String) -> Told {
+    Told { claim: SKIP, command, why: WHY }
 }
 
 /// The proposal: both hints, 1 GiB, the split alone.
 pub fn skip_levels(replay: &mut Rows, session: &mut Session) -> anyhow::Result<()> {
-    let args = SplitArgs {
-        memory: Size(1 << 30),
-        what: vec![What::Split],
-        when: vec![When::Enable],
-        samples: if replay.quick { 5 } else { 21 },
-        ..split_args()
-    };
-    let results = measured(replay, session, args)?;
-    let told = told("-b 1g --when enable --what split");
+    let samples = if replay.quick { 10 } else { 21 };
+    let options = format!("-b 1g --when enable --what split --samples {samples}");
+    let (command, results) = measured(replay, session, &options)?;
+    let told = told(command);
     for (backing, name, published) in [
         (4 << 10, "split already", "−97.33 %"),
         (2 << 20, "THP", "−19.82 %"),
@@ -96,23 +84,18 @@ pub fn skip_levels_hardware(
     session: &mut Session,
     cells: &Cells,
 ) -> anyhow::Result<()> {
-    let memory = Size(if replay.quick { 2 << 30 } else { 16 << 30 });
-    let mut all = Vec::new();
+    let memory = if replay.quick { "2g" } else { "16g" };
+    let (mut all, mut commands) = (Vec::new(), Vec::new());
     for (granule, backings) in GRANULES {
-        let args = SplitArgs {
-            memory,
-            granule,
-            what: vec![What::Call],
-            when: vec![When::Enable, When::Clear],
-            samples: if replay.quick { 3 } else { 7 },
-            ..split_args()
-        };
-        all.push((measured(replay, session, args)?, backings));
+        let options = format!("-b {memory} --granule {granule} --what call --samples 10");
+        let (command, results) = measured(replay, session, &options)?;
+        all.push((results, backings));
+        commands.push(command);
         if session.interrupted() {
             return Ok(());
         }
     }
-    let told = told(&format!("-b {memory} --granule 4k --what call; and 16k, 64k"));
+    let told = told(commands.join("; "));
     for (when, name, published) in cells {
         let operation = match when {
             When::Enable => "protect and split",

@@ -322,7 +322,7 @@ mod tests {
     use slat_lab::failure::Failure;
 
     fn args(options: &[&str]) -> DirtyLogArgs {
-        slat_lab::scenario::settings::<DirtyLog>(&options.join(" "))
+        slat_lab::scenario::settings::<DirtyLog>(&options.join(" ")).unwrap()
     }
 
     fn refusal(options: &[&str]) -> String {

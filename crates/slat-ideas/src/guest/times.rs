@@ -25,6 +25,7 @@ impl Default for Times {
     }
 }
 
+#[inline]
 fn bucket(time: u64) -> usize {
     let log = time.max(1 << STEPS).ilog2();
     ((log - STEPS) as usize * (1 << STEPS)) + (time >> (log - STEPS)) as usize
@@ -39,6 +40,7 @@ fn top(bucket: usize) -> u64 {
 
 impl Times {
     /// One more.
+    #[inline]
     pub fn add(&mut self, time: u64) {
         self.buckets[bucket(time)] += 1;
         self.count += 1;
