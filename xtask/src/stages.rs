@@ -39,8 +39,10 @@ pub enum Stage {
     Peers,
     /// The same program in emulated machines: of this architecture, and with --long of the other
     Emulators,
-    /// AMD's and RISC-V's tables under the walkers of emulated CPUs; with --long
+    /// AMD's and RISC-V's tables under the walkers of emulated CPUs; in CI and with --long
     Walkers,
+    /// The engine, its guests, reclaim and the simulator on every format; in CI and with --long
+    Formats,
     /// Linux on the hypervisor: migrated, aged, switched off and on, and what goes wrong on purpose
     Hypervisor,
     /// The main job of `slat` on small sizes, and what it wrote
@@ -94,8 +96,8 @@ impl Stage {
     /// The stages of a run that names none: all, or all that fit into its time.
     pub fn all(long: bool) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
-        all.filter(|stage| long || !matches!(stage, Self::Shuttle | Self::Static | Self::Walkers))
-            .collect()
+        let deep = [Self::Shuttle, Self::Static, Self::Walkers, Self::Formats];
+        all.filter(|stage| long || !deep.contains(stage)).collect()
     }
 
     /// Runs the stage, to its depth if it is to be `long`.
@@ -148,6 +150,7 @@ impl Stage {
             Self::Peers => peers::test(long),
             Self::Emulators => emulators::test(long),
             Self::Walkers => walkers::test(),
+            Self::Formats => formats(),
             Self::Hypervisor => hypervisor::test(long),
             Self::EndToEnd => e2e::run(&target().join("end-to-end")).map(Outcome::Ran),
         }
@@ -188,6 +191,15 @@ fn features() -> anyhow::Result<Outcome> {
         }
     }
     Ok(Outcome::Ran(Vec::new()))
+}
+
+/// The tests of what is generic over a format, on all of them.
+fn formats() -> anyhow::Result<Outcome> {
+    let mut tests = cargo(&["test", "--lib", "--bins", "--tests", "--features", "every-format"]);
+    for package in ["slat", "slat-guest", "slat-sim", "slat-reclaim"] {
+        tests.args(["--package", package]);
+    }
+    ran(&mut tests)
 }
 
 fn shuttle(long: bool) -> anyhow::Result<Outcome> {
