@@ -20,7 +20,7 @@ mod stalls;
 pub mod tune;
 pub mod values;
 
-use options::{KvmArgs, LogArgs};
+use options::{GuestArgs, LogArgs};
 use serde_json::{Map, Value, json};
 use slat_kvm::guest::Shape;
 use slat_kvm::phase::PhaseRun;
@@ -32,7 +32,7 @@ use slat_lab::record::Measurement;
 use slat_lab::scenario::{Entry, Scenarios};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
-use values::{HotSet, KvmBacking, Others};
+use values::{HotSet, Others};
 
 /// The scenarios of guests under KVM.
 pub struct Guests;
@@ -62,13 +62,10 @@ const SEED: u64 = 0x51a7;
 
 /// The guest that was asked for.
 pub(crate) struct Asked<'a> {
-    pub memory: Size,
-    pub vcpus: u32,
-    pub backing: KvmBacking,
+    pub guest: &'a GuestArgs,
     pub overlap: bool,
     pub mode: Mode,
     pub eager_split: Option<Size>,
-    pub kvm: &'a KvmArgs,
 }
 
 impl Asked<'_> {
@@ -77,43 +74,47 @@ impl Asked<'_> {
     /// # Errors
     /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if the vCPUs do not get whole pages.
     pub fn shape(&self) -> anyhow::Result<Shape> {
-        let backing = self.backing.in_kvm();
-        let shares = if self.overlap { 1 } else { u64::from(self.vcpus) };
+        let backing = self.guest.backing.in_kvm();
+        let shares = if self.overlap { 1 } else { u64::from(self.guest.vcpus) };
         let share = Size(backing.page_size().saturating_mul(shares));
-        if !self.memory.bytes().is_multiple_of(share.bytes()) {
+        if !self.guest.memory.bytes().is_multiple_of(share.bytes()) {
             return Err(bad_input(format!(
                 "--memory {} does not give each of {} vCPUs whole pages of {}; take a multiple of {share}",
-                self.memory, self.vcpus, self.backing
+                self.guest.memory, self.guest.vcpus, self.guest.backing
             )));
         }
         Ok(Shape {
-            memory: self.memory.bytes(),
+            memory: self.guest.memory.bytes(),
             backing,
-            vcpus: self.vcpus as usize,
+            vcpus: self.guest.vcpus as usize,
             overlap: self.overlap,
-            slots: self.kvm.slots.unwrap_or(1),
+            slots: self.guest.kvm.slots.unwrap_or(1),
             mode: self.mode,
             eager_split: self.eager_split.map(Size::bytes),
-            nx_huge_pages: !self.kvm.disable_nx_huge_pages,
+            nx_huge_pages: !self.guest.kvm.disable_nx_huge_pages,
             slot_zap_all: true,
-            nodes: self.kvm.memory_node.clone(),
+            nodes: self.guest.kvm.memory_node.clone(),
         })
     }
 
     /// Parameters of its results. Those that are as usual are left out.
     pub fn params(&self) -> Map<String, Value> {
         let mut params = Params::default();
-        params.add("memory", self.memory.bytes());
-        params.add("vcpus", self.vcpus);
-        params.add("backing", self.backing.to_string());
+        params.add("memory", self.guest.memory.bytes());
+        params.add("vcpus", self.guest.vcpus);
+        params.add("backing", self.guest.backing.to_string());
         params.add_if(self.overlap, "overlap", true);
-        params.add_if(self.kvm.slots.is_some_and(|slots| slots > 1), "slots", self.kvm.slots);
-        let pin = self.kvm.pin.as_ref().map_or(&[][..], |cpus| &cpus.0);
+        params.add_if(
+            self.guest.kvm.slots.is_some_and(|slots| slots > 1),
+            "slots",
+            self.guest.kvm.slots,
+        );
+        let pin = self.guest.kvm.pin.as_ref().map_or(&[][..], |cpus| &cpus.0);
         params.add_if(!pin.is_empty(), "pin", json!(pin).to_string());
-        params.add_if(self.kvm.disable_nx_huge_pages, "nx_huge_pages", "off");
-        let nodes = &self.kvm.memory_node;
+        params.add_if(self.guest.kvm.disable_nx_huge_pages, "nx_huge_pages", "off");
+        let nodes = &self.guest.kvm.memory_node;
         params.add_if(!nodes.is_empty(), "memory_node", json!(nodes).to_string());
-        params.add_if(self.kvm.cpu_node.is_some(), "cpu_node", self.kvm.cpu_node);
+        params.add_if(self.guest.kvm.cpu_node.is_some(), "cpu_node", self.guest.kvm.cpu_node);
         if let Some(chunk) = self.eager_split {
             params.add("eager_split", chunk.bytes());
         }

@@ -21,6 +21,9 @@ pub trait Scenario: 'static {
     /// Command lines, each with what it does.
     const EXAMPLES: &'static str;
 
+    /// Values of options that it has in common with others, and by itself takes otherwise.
+    const DEFAULTS: &'static [(&'static str, &'static str)] = &[];
+
     /// What a host must have for it, by the names of the doctor's findings: of each entry, any one.
     const NEEDS: &'static [&'static [&'static str]] = &[];
 
@@ -61,12 +64,20 @@ impl Entry {
             about: S::ABOUT,
             needs: S::NEEDS,
             command: || {
-                let command = S::Settings::augment_args(Command::new(S::NAME));
-                OutputArgs::augment_args(command).about(S::ABOUT).after_help(S::EXAMPLES)
+                OutputArgs::augment_args(own::<S>()).about(S::ABOUT).after_help(S::EXAMPLES)
             },
             run: |matches, session| S::run(&S::Settings::from_arg_matches(matches)?, session),
         }
     }
+}
+
+/// A scenario's own part of the command line.
+fn own<S: Scenario>() -> Command {
+    let command = S::Settings::augment_args(Command::new(S::NAME));
+    let differing = S::DEFAULTS.iter();
+    differing.fold(command, |command, &(name, value)| {
+        command.mut_arg(name, |argument| argument.default_value(value))
+    })
 }
 
 /// The scenarios of one program.
@@ -169,7 +180,7 @@ impl fmt::Debug for Program {
 pub fn settings<S: Scenario>(line: &str) -> anyhow::Result<S::Settings> {
     let words = shlex::split(line).with_context(|| format!("`{line}`: a quote is not closed"))?;
     let words = std::iter::once(S::NAME.to_owned()).chain(words);
-    let matches = S::Settings::augment_args(Command::new(S::NAME)).try_get_matches_from(words)?;
+    let matches = own::<S>().try_get_matches_from(words)?;
     Ok(S::Settings::from_arg_matches(&matches)?)
 }
 

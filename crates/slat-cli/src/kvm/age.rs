@@ -1,8 +1,7 @@
 //! Looking for used pages, by what the host has for it.
 
-use super::options::KvmArgs;
-use super::runs::{Runs, asked, runs, usual};
-use super::values::KvmBacking;
+use super::options::GuestArgs;
+use super::runs::{Runs, asked};
 use crate::needs;
 use clap::Args;
 use slat_kvm::idle::Tracking;
@@ -10,7 +9,6 @@ use slat_kvm::scenario::age;
 use slat_lab::record::{Measurement, merged_counts};
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
-use slat_lab::size::Size;
 use std::collections::BTreeMap;
 
 const EXAMPLES: &str = "\
@@ -21,29 +19,9 @@ Examples:
 /// A guest whose used pages are looked for.
 #[derive(Clone, Debug, Args)]
 pub struct AgeArgs {
-    /// Memory that is aged [default: 256m]
-    #[arg(long, short = 'b', value_name = "SIZE")]
-    pub memory: Option<Size>,
-
-    /// vCPUs
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub vcpus: u32,
-
-    /// What backs the guest's memory
-    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
-    pub backing: KvmBacking,
-
-    /// Guests that are measured, one after the other; one more warms the host's memory up [default: 3]
-    #[arg(long, short = 'r', value_name = "N", alias = "rounds", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub runs: Option<u32>,
-
-    /// What only KVM has.
+    /// The guest.
     #[command(flatten)]
-    pub kvm: KvmArgs,
-
-    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
-    #[arg(long)]
-    pub quick: bool,
+    pub guest: GuestArgs,
 }
 
 /// The scenario.
@@ -53,6 +31,7 @@ impl Scenario for Age {
     const NAME: &'static str = "age";
     const ABOUT: &'static str = "Look for the pages that a guest used";
     const EXAMPLES: &'static str = EXAMPLES;
+    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("vcpus", "1")];
     const NEEDS: &'static [&'static [&'static str]] =
         &[&[needs::GUEST_CODE], &[needs::KVM_DEVICE], &[needs::PAGE_IDLE, needs::MGLRU]];
     type Settings = AgeArgs;
@@ -67,14 +46,13 @@ impl Scenario for Age {
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
 fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let memory = args.memory.unwrap_or(usual(args.quick));
-    let runs = runs(args.runs, args.quick);
-    let asked = asked(memory, args.vcpus, args.backing, false, &args.kvm);
-    let mut guests = Runs::new("age", &asked, runs)?;
+    let mut guest = args.guest.clone();
+    guest.shrink();
+    let mut guests = Runs::new("age", &asked(&guest, false), guest.runs)?;
     slat_kvm::probe()?;
     let tracking = Tracking::of_host()?;
     guests.params.insert("tracking".to_owned(), tracking.to_string().into());
-    session.start(&guests.name(), u64::from(runs + 1) * 8);
+    session.start(&guests.name(), u64::from(guest.runs + 1) * 8);
     let (mut idle, mut marked): ([Vec<u64>; 2], Vec<u64>) = Default::default();
     let results = guests.measure(session, |shape, setting| {
         let report = age::run(shape, tracking, setting)?;

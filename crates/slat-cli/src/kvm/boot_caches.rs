@@ -1,15 +1,13 @@
 //! vCPUs of an Arm guest that switch their caches off and on, all at once.
 
-use super::options::{KvmArgs, shrunk};
+use super::options::GuestArgs;
 use super::runs::{Runs, asked};
-use super::values::KvmBacking;
 use crate::needs;
 use clap::Args;
 use slat_kvm::scenario::boot_caches;
 use slat_lab::record::{Measurement, merged_counts};
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
-use slat_lab::size::Size;
 use std::collections::BTreeMap;
 
 const EXAMPLES: &str = "\
@@ -22,36 +20,16 @@ Examples:
 /// vCPUs that switch their caches.
 #[derive(Clone, Debug, Args)]
 pub struct BootCachesArgs {
-    /// Memory of the guest, all of it mapped
-    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
-    pub memory: Size,
-
-    /// vCPUs, which switch all at once
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub vcpus: u32,
-
-    /// What backs the guest's memory
-    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
-    pub backing: KvmBacking,
-
-    /// Guests that are measured, one after the other; one more warms the host's memory up
-    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub runs: u32,
-
-    /// What only KVM has.
+    /// The guest.
     #[command(flatten)]
-    pub kvm: KvmArgs,
-
-    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
-    #[arg(long)]
-    pub quick: bool,
+    pub guest: GuestArgs,
 }
 
 impl BootCachesArgs {
     /// As `--quick` has it, if that is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
-        shrunk(args.quick, &mut args.memory, &mut args.runs);
+        args.guest.shrink();
         args
     }
 }
@@ -63,6 +41,7 @@ impl Scenario for BootCaches {
     const NAME: &'static str = "boot-caches";
     const ABOUT: &'static str = "Have each vCPU of an Arm guest switch its caches, as at boot";
     const EXAMPLES: &'static str = EXAMPLES;
+    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("vcpus", "8")];
     const NEEDS: &'static [&'static [&'static str]] =
         &[&[needs::CACHES], &[needs::GUEST_CODE], &[needs::KVM_DEVICE]];
     type Settings = BootCachesArgs;
@@ -78,9 +57,9 @@ impl Scenario for BootCaches {
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
 fn run(args: &BootCachesArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
-    let asked = asked(args.memory, args.vcpus, args.backing, false, &args.kvm);
-    let guests = Runs::new("boot-caches", &asked, args.runs)?;
-    session.start(&guests.name(), u64::from(args.runs + 1) * 4);
+    let asked = asked(&args.guest, false);
+    let guests = Runs::new("boot-caches", &asked, args.guest.runs)?;
+    session.start(&guests.name(), u64::from(args.guest.runs + 1) * 4);
     let mut toggles = Vec::new();
     let results = guests.measure(session, |shape, setting| {
         let report = boot_caches::run(shape, setting)?;

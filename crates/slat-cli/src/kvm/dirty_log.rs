@@ -1,7 +1,6 @@
 //! Dirty logging of a guest under the host's KVM, phase by phase.
 
-use super::options::{KvmArgs, LogArgs, QUICK_RUN, shrunk};
-use super::values::KvmBacking;
+use super::options::{GuestArgs, LogArgs, QUICK_RUN};
 use super::{Asked, Pattern, observe, phases};
 use crate::needs::GUEST;
 use clap::Args;
@@ -34,17 +33,9 @@ Examples:
 /// The guest, its memory and how its dirty pages are logged.
 #[derive(Clone, Debug, Args)]
 pub struct DirtyLogArgs {
-    /// Memory that the vCPUs write to, all of them together
-    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
-    pub memory: Size,
-
-    /// vCPUs; each writes to its own share of the memory
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub vcpus: u32,
-
-    /// What backs the guest's memory
-    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
-    pub backing: KvmBacking,
+    /// The guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
 
     /// Whether reading the log leaves the pages writable until they are cleared
     #[arg(long, value_name = "on|off", default_value = "on")]
@@ -73,25 +64,13 @@ pub struct DirtyLogArgs {
     /// Rounds of dirtying, reading and clearing the log
     #[arg(long, short = 'i', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub iterations: u32,
-
-    /// Guests that are measured, one after the other; one more warms the host's memory up
-    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub runs: u32,
-
-    /// What only KVM has.
-    #[command(flatten)]
-    pub kvm: KvmArgs,
-
-    /// At most 16 MiB, one guest, two rounds: shows that it works, gives no figures to quote
-    #[arg(long)]
-    pub quick: bool,
 }
 
 impl DirtyLogArgs {
     /// As `--quick` has it, if that is given, of a guest under KVM.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
-        if shrunk(args.quick, &mut args.memory, &mut args.runs) {
+        if args.guest.shrink() {
             args.duration = args.duration.map(|time| time.min(QUICK_RUN));
             args.iterations = args.iterations.min(2);
         }
@@ -126,9 +105,9 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
         return super::live::run(args, session);
     }
     let mut guest = Guest::new(args)?;
-    session.announce(args.memory.bytes(), args.vcpus as usize);
+    session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize);
     session.start(&guest.name(), guest.steps());
-    for _ in 0..=args.runs {
+    for _ in 0..=args.guest.runs {
         guest.run(session)?;
     }
     session.finish();
@@ -156,20 +135,20 @@ impl<'a> Guest<'a> {
     /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for values that cannot be right.
     pub fn new(args: &'a DirtyLogArgs) -> anyhow::Result<Self> {
         let config = config(args)?;
-        let pin = args.kvm.cpus()?;
+        let pin = args.guest.kvm.cpus()?;
         Ok(Self { args, config, pin, warm: false, phases: Vec::new(), last: None })
     }
 
     /// What is measured, for the person waiting.
     pub fn name(&self) -> String {
-        let (memory, backing) = (self.args.memory, self.args.backing);
+        let (memory, backing) = (self.args.guest.memory, self.args.guest.backing);
         format!("dirty-log, {memory} on {backing}, {}", self.config.shape.mode)
     }
 
     /// Steps of all its runs.
     pub fn steps(&self) -> u64 {
         let calls = if self.config.shape.mode.is_manual() { 3 } else { 2 };
-        (4 + u64::from(self.config.iterations) * calls) * u64::from(self.args.runs + 1)
+        (4 + u64::from(self.config.iterations) * calls) * u64::from(self.args.guest.runs + 1)
     }
 
     /// Runs the guest once. After Ctrl-C, what had ended by then is kept.
@@ -238,13 +217,10 @@ pub(super) fn mode(args: &DirtyLogArgs) -> anyhow::Result<Mode> {
 /// The guest that the options say.
 pub(super) fn asked(args: &DirtyLogArgs) -> anyhow::Result<Asked<'_>> {
     Ok(Asked {
-        memory: args.memory,
-        vcpus: args.vcpus,
-        backing: args.backing,
+        guest: &args.guest,
         overlap: args.log.overlap,
         mode: mode(args)?,
         eager_split: args.log.eager_split,
-        kvm: &args.kvm,
     })
 }
 
@@ -258,7 +234,7 @@ fn config(args: &DirtyLogArgs) -> anyhow::Result<Config> {
         shape: asked(args)?.shape()?,
         iterations: args.iterations,
         clear_chunk: chunk(args)?,
-        work: Pattern::of(&args.log).work(args.vcpus),
+        work: Pattern::of(&args.log).work(args.guest.vcpus),
         ..Config::default()
     })
 }
@@ -280,7 +256,7 @@ pub(super) fn log_params(
         }
     }
     params.insert("write_percent".to_owned(), args.log.write_percent.into());
-    params.insert("runs".to_owned(), args.runs.into());
+    params.insert("runs".to_owned(), args.guest.runs.into());
     Pattern::of(&args.log).add_to(&mut params);
     Ok(params)
 }
@@ -299,7 +275,7 @@ fn shortfall(args: &DirtyLogArgs, report: &Report) -> Option<String> {
     (report.config.shape.backing == Backing::Thp && found < asked).then(|| {
         format!(
             "dirty-log on {}: the kernel found huge pages for {} of {} only, the rest is on 4k",
-            args.backing,
+            args.guest.backing,
             Size(found),
             Size(asked)
         )

@@ -1,8 +1,7 @@
 //! Execution from all of memory.
 
-use super::options::KvmArgs;
-use super::runs::{Runs, asked, runs, usual};
-use super::values::KvmBacking;
+use super::options::GuestArgs;
+use super::runs::{Runs, asked};
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::scenario::execute;
@@ -21,29 +20,9 @@ Examples:
 /// A guest that executes from all of its memory.
 #[derive(Clone, Debug, Args)]
 pub struct ExecuteArgs {
-    /// Memory of the guest; at least a page of the backing for each vCPU [default: 256m]
-    #[arg(long, short = 'b', value_name = "SIZE")]
-    pub memory: Option<Size>,
-
-    /// vCPUs
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub vcpus: u32,
-
-    /// What backs the guest's memory
-    #[arg(long, short = 's', value_name = "BACKING", default_value = "2m")]
-    pub backing: KvmBacking,
-
-    /// Guests that are measured, one after the other; one more warms the host's memory up [default: 3]
-    #[arg(long, short = 'r', value_name = "N", alias = "rounds", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub runs: Option<u32>,
-
-    /// What only KVM has.
+    /// The guest.
     #[command(flatten)]
-    pub kvm: KvmArgs,
-
-    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
-    #[arg(long)]
-    pub quick: bool,
+    pub guest: GuestArgs,
 }
 
 /// The scenario.
@@ -53,6 +32,7 @@ impl Scenario for Execute {
     const NAME: &'static str = "execute";
     const ABOUT: &'static str = "Execute from huge pages that may not be executed";
     const EXAMPLES: &'static str = EXAMPLES;
+    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("backing", "2m")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     type Settings = ExecuteArgs;
 
@@ -66,13 +46,13 @@ impl Scenario for Execute {
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
 fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let backing = args.backing;
-    let least = backing.in_kvm().page_size() * u64::from(args.vcpus);
-    let memory = args.memory.unwrap_or(Size(least.max(usual(args.quick).bytes())));
-    let runs = runs(args.runs, args.quick);
-    let asked = asked(memory, args.vcpus, backing, false, &args.kvm);
-    let guests = Runs::new("execute", &asked, runs)?;
-    session.start(&guests.name(), u64::from(runs + 1) * 6);
+    let mut guest = args.guest.clone();
+    guest.shrink();
+    // At least a page for each vCPU.
+    let least = guest.backing.in_kvm().page_size() * u64::from(guest.vcpus);
+    guest.memory = guest.memory.max(Size(least));
+    let guests = Runs::new("execute", &asked(&guest, false), guest.runs)?;
+    session.start(&guests.name(), u64::from(guest.runs + 1) * 6);
     let results = guests.measure(session, |shape, setting| execute::run(shape, 2, setting));
     session.finish();
     results

@@ -1,8 +1,7 @@
 //! Filling memory, taking it away, filling it again.
 
-use super::options::{KvmArgs, shrunk};
+use super::options::GuestArgs;
 use super::runs::{Runs, asked};
-use super::values::KvmBacking;
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::cgroup::MemoryLimit;
@@ -23,44 +22,24 @@ Examples:
 /// Filling memory over and over.
 #[derive(Clone, Debug, Args)]
 pub struct MemoryStressArgs {
-    /// Memory of the guest
-    #[arg(long, short = 'b', value_name = "SIZE", default_value = "512M")]
-    pub memory: Size,
-
-    /// vCPUs; each fills its own share of the memory
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub vcpus: u32,
-
-    /// What backs the guest's memory
-    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
-    pub backing: KvmBacking,
+    /// The guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
 
     /// Times that memory is written, taken away and filled again
     #[arg(long, short = 'i', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub iterations: u32,
 
-    /// Guests that are measured, one after the other; one more warms the host's memory up
-    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub runs: u32,
-
     /// Memory that a cgroup made for the run allows; the rest is swapped (needs root and swap)
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<Size>,
-
-    /// What only KVM has.
-    #[command(flatten)]
-    pub kvm: KvmArgs,
-
-    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
-    #[arg(long)]
-    pub quick: bool,
 }
 
 impl MemoryStressArgs {
     /// As `--quick` has it, if that is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
-        if shrunk(args.quick, &mut args.memory, &mut args.runs) {
+        if args.guest.shrink() {
             args.iterations = 1;
         }
         args
@@ -75,6 +54,7 @@ impl Scenario for MemoryStress {
     const ABOUT: &'static str =
         "Fill a guest's memory, take it away, fill it again, and move on to swap if asked";
     const EXAMPLES: &'static str = EXAMPLES;
+    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("memory", "512M")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     type Settings = MemoryStressArgs;
 
@@ -89,17 +69,20 @@ impl Scenario for MemoryStress {
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
 fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
-    let asked = asked(args.memory, args.vcpus, args.backing, false, &args.kvm);
-    let mut guests = Runs::new("memory-stress", &asked, args.runs)?;
+    let asked = asked(&args.guest, false);
+    let mut guests = Runs::new("memory-stress", &asked, args.guest.runs)?;
     guests.params.insert("iterations".to_owned(), args.iterations.into());
     let limit = match args.limit {
         Some(limit) => {
             guests.params.insert("limit".to_owned(), limit.bytes().into());
-            Some(MemoryLimit::new(limit.bytes(), args.memory.bytes())?)
+            Some(MemoryLimit::new(limit.bytes(), args.guest.memory.bytes())?)
         }
         None => None,
     };
-    session.start(&guests.name(), u64::from(args.runs + 1) * (2 + 4 * u64::from(args.iterations)));
+    session.start(
+        &guests.name(),
+        u64::from(args.guest.runs + 1) * (2 + 4 * u64::from(args.iterations)),
+    );
     let results = guests
         .measure(session, |shape, setting| memory_stress::run(shape, args.iterations, setting));
     drop(limit);

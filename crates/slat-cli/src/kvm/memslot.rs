@@ -1,9 +1,9 @@
 //! Memslots that come, move and go beside running vCPUs.
 
 use super::live::{calls, loss, pace, worst};
-use super::options::{KvmArgs, shrunk};
+use super::options::GuestArgs;
 use super::runs::{Runs, asked};
-use super::values::{KvmBacking, Others};
+use super::values::Others;
 use super::{Pattern, measurement};
 use crate::needs::GUEST;
 use clap::Args;
@@ -36,17 +36,9 @@ Examples:
 /// Slots that come, move and go.
 #[derive(Clone, Debug, Args)]
 pub struct MemslotArgs {
-    /// Memory that the vCPUs write to, all of them together
-    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
-    pub memory: Size,
-
-    /// vCPUs; each writes to its own share of the memory
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub vcpus: u32,
-
-    /// What backs the guest's memory
-    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
-    pub backing: KvmBacking,
+    /// The guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
 
     /// Size of the slot, of which no vCPU touches anything; at most the memory
     #[arg(long, value_name = "SIZE", default_value = "64M")]
@@ -72,26 +64,14 @@ pub struct MemslotArgs {
     /// 6.12)
     #[arg(long, short = 'q')]
     pub disable_slot_zap_all: bool,
-
-    /// Guests that are measured, one after the other; one more warms the host's memory up
-    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub runs: u32,
-
-    /// What only KVM has.
-    #[command(flatten)]
-    pub kvm: KvmArgs,
-
-    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
-    #[arg(long)]
-    pub quick: bool,
 }
 
 impl MemslotArgs {
     /// As `--quick` has it, if that is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
-        if shrunk(args.quick, &mut args.memory, &mut args.runs) {
-            args.slot_size = args.slot_size.min(args.memory);
+        if args.guest.shrink() {
+            args.slot_size = args.slot_size.min(args.guest.memory);
             args.iterations = args.iterations.min(4);
         }
         args
@@ -119,8 +99,8 @@ impl Scenario for Memslot {
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
 pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
-    let asked = asked(args.memory, args.vcpus, args.backing, args.overlap, &args.kvm);
-    let mut guests = Runs::new(SCENARIO, &asked, args.runs)?;
+    let asked = asked(&args.guest, args.overlap);
+    let mut guests = Runs::new(SCENARIO, &asked, args.guest.runs)?;
     guests.shape.slot_zap_all = !args.disable_slot_zap_all;
     let pattern = Pattern {
         write_percent: 100,
@@ -137,8 +117,8 @@ pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
         add("slot_zap_all", "off".into());
     }
     pattern.add_to(&mut guests.params);
-    let work = pattern.work(args.vcpus);
-    session.start(&guests.name(), u64::from(args.runs + 1) * PHASES);
+    let work = pattern.work(args.guest.vcpus);
+    session.start(&guests.name(), u64::from(args.guest.runs + 1) * PHASES);
     let mut reports = Vec::new();
     let results = guests.measure(session, |shape, setting| {
         let config = Config {

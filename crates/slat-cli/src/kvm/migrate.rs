@@ -1,8 +1,8 @@
 //! Migrations of a running guest into a second memory, in each way of logging.
 
 use super::live::{loss, pace, worst};
-use super::options::{KvmArgs, LogArgs, shrunk};
-use super::values::{KvmBacking, KvmWay};
+use super::options::{GuestArgs, LogArgs};
+use super::values::KvmWay;
 use super::{Asked, Pattern, measurement, observe, phases};
 use crate::needs::GUEST;
 use anyhow::bail;
@@ -18,7 +18,6 @@ use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
-use slat_lab::size::Size;
 use slat_lab::turns::order;
 use std::time::Duration;
 
@@ -58,17 +57,9 @@ Examples:
 /// A migration into a second memory.
 #[derive(Clone, Debug, Args)]
 pub struct MigrateArgs {
-    /// Memory of the guest; the second takes as much again
-    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
-    pub memory: Size,
-
-    /// vCPUs
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub vcpus: u32,
-
-    /// What backs the guest's memory
-    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
-    pub backing: KvmBacking,
+    /// The guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
 
     /// Ways to log [default: all that this host has]
     #[arg(long, value_name = "WAY,...", value_delimiter = ',')]
@@ -93,25 +84,13 @@ pub struct MigrateArgs {
     /// Rounds after which the guest is stopped in any case
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub max_rounds: u32,
-
-    /// Guests that are migrated in each way, in turns; one more warms the host's memory up
-    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub runs: u32,
-
-    /// What only KVM has.
-    #[command(flatten)]
-    pub kvm: KvmArgs,
-
-    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
-    #[arg(long)]
-    pub quick: bool,
 }
 
 impl MigrateArgs {
     /// As `--quick` has it, if that is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
-        shrunk(args.quick, &mut args.memory, &mut args.runs);
+        args.guest.shrink();
         args
     }
 }
@@ -158,10 +137,10 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     if guests.is_empty() {
         bail!("this host's KVM has no way of logging dirty pages that was asked for");
     }
-    let pin = args.kvm.cpus()?;
-    session.announce(2 * args.memory.bytes(), args.vcpus as usize + 2);
-    session.start("migrate", guests.len() as u64 * u64::from(args.runs + 1) * PHASES);
-    for run in 0..=args.runs {
+    let pin = args.guest.kvm.cpus()?;
+    session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize + 2);
+    session.start("migrate", guests.len() as u64 * u64::from(args.guest.runs + 1) * PHASES);
+    for run in 0..=args.guest.runs {
         for place in order(run as usize, guests.len()) {
             if session.interrupted() {
                 break;
@@ -176,13 +155,10 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
 fn prepare(args: &MigrateArgs, way: KvmWay) -> anyhow::Result<Migration> {
     let mode = way.mode(args.dirty_ring_size);
     let asked = Asked {
-        memory: args.memory,
-        vcpus: args.vcpus,
-        backing: args.backing,
+        guest: &args.guest,
         overlap: args.log.overlap,
         mode,
         eager_split: args.log.eager_split,
-        kvm: &args.kvm,
     };
     let chunk = args.log.clear_chunk;
     let chunk = chunk.map(|chunk| chunk.pages(Backing::Small.page_size())).transpose()?;
@@ -203,14 +179,14 @@ fn prepare(args: &MigrateArgs, way: KvmWay) -> anyhow::Result<Migration> {
     params.insert("link".to_owned(), (args.link.0.round() as u64).into());
     params.insert("max_downtime_ms".to_owned(), (args.max_downtime.as_millis() as u64).into());
     params.insert("max_rounds".to_owned(), args.max_rounds.into());
-    params.insert("runs".to_owned(), args.runs.into());
+    params.insert("runs".to_owned(), args.guest.runs.into());
     if let Some(chunk) = chunk.filter(|_| mode.is_manual()) {
         params.insert("clear_chunk".to_owned(), chunk.into());
     }
     pattern.add_to(&mut params);
     let config = Config {
         shape: asked.shape()?,
-        work: pattern.work(args.vcpus),
+        work: pattern.work(args.guest.vcpus),
         link: args.link.0,
         max_downtime: args.max_downtime,
         max_rounds: args.max_rounds,

@@ -2,7 +2,7 @@
 //!
 //! They carry the names of Linux's KVM selftests where those have them.
 
-use super::values::{ClearChunk, HotSet, Others};
+use super::values::{ClearChunk, HotSet, KvmBacking, Others};
 use clap::Args;
 use slat_lab::cli::Cpus;
 use slat_lab::failure::bad_input;
@@ -50,12 +50,42 @@ impl KvmArgs {
 /// A run of a guest whose log is fetched, with `--quick`.
 pub const QUICK_RUN: Duration = Duration::from_millis(200);
 
-/// Makes a guest small, and the only one, if that was asked for by `--quick`; says whether.
-pub fn shrunk(quick: bool, memory: &mut Size, runs: &mut u32) -> bool {
-    if quick {
-        (*memory, *runs) = ((*memory).min(Size(16 << 20)), 1);
+/// A guest, and how often it is measured. Where a scenario's own differs, its `DEFAULTS` say so.
+#[derive(Clone, Debug, Args)]
+pub struct GuestArgs {
+    /// Memory of the guest, which the vCPUs share evenly
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
+
+    /// vCPUs
+    #[arg(long, short = 'v', value_name = "N", default_value = "2", value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub vcpus: u32,
+
+    /// What backs the guest's memory
+    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
+    pub backing: KvmBacking,
+
+    /// Guests that are measured, one after the other; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", alias = "rounds", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+
+    /// What only KVM has.
+    #[command(flatten)]
+    pub kvm: KvmArgs,
+
+    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl GuestArgs {
+    /// Makes the guest small, and the only one, if that was asked for by `--quick`; says whether.
+    pub fn shrink(&mut self) -> bool {
+        if self.quick {
+            (self.memory, self.runs) = (self.memory.min(Size(16 << 20)), 1);
+        }
+        self.quick
     }
-    quick
 }
 
 /// How dirty pages are logged, and what the vCPUs do meanwhile.

@@ -1,7 +1,7 @@
 //! First touches.
 
-use super::options::KvmArgs;
-use super::runs::{Runs, asked, runs, usual};
+use super::options::{GuestArgs, KvmArgs};
+use super::runs::{Runs, asked};
 use super::values::KvmBacking;
 use crate::needs::GUEST;
 use clap::Args;
@@ -24,9 +24,9 @@ Examples:
 /// First touches.
 #[derive(Clone, Debug, Args)]
 pub struct PopulateArgs {
-    /// Memory of the guest [default: 256m]
-    #[arg(long, short = 'b', value_name = "SIZE")]
-    pub memory: Option<Size>,
+    /// Memory of the guest, which the vCPUs share evenly
+    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
+    pub memory: Size,
 
     /// vCPUs
     #[arg(long, short = 'v', value_name = "N,...", value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u32).range(1..=512))]
@@ -46,9 +46,9 @@ pub struct PopulateArgs {
     #[arg(long)]
     pub overlap: bool,
 
-    /// Guests that are measured, one after the other; one more warms the host's memory up [default: 3]
-    #[arg(long, short = 'r', value_name = "N", alias = "rounds", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub runs: Option<u32>,
+    /// Guests that are measured, one after the other; one more warms the host's memory up
+    #[arg(long, short = 'r', value_name = "N", alias = "rounds", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
 
     /// What only KVM has.
     #[command(flatten)]
@@ -79,17 +79,19 @@ impl Scenario for Populate {
 /// # Errors
 /// Values that cannot be right, what this host lacks, or a guest that went wrong.
 fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
-    let memory = args.memory.unwrap_or(usual(args.quick));
-    let runs = runs(args.runs, args.quick);
-    let cases =
+    let pairs =
         args.backing.iter().flat_map(|&backing| args.vcpus.iter().map(move |&it| (backing, it)));
-    let cases: Vec<Runs> = cases
-        .map(|(backing, vcpus)| {
-            let asked = asked(memory, vcpus, backing, args.overlap, &args.kvm);
-            Runs::new("populate", &asked, runs)
-        })
+    let guests = pairs.map(|(backing, vcpus)| {
+        let PopulateArgs { memory, runs, quick, .. } = *args;
+        let kvm = args.kvm.clone();
+        let mut guest = GuestArgs { memory, vcpus, backing, runs, kvm, quick };
+        guest.shrink();
+        guest
+    });
+    let cases: Vec<Runs> = guests
+        .map(|guest| Runs::new("populate", &asked(&guest, args.overlap), guest.runs))
         .collect::<anyhow::Result<_>>()?;
-    session.start("populate", cases.len() as u64 * u64::from(runs + 1) * 2);
+    session.start("populate", cases.iter().map(Runs::steps).sum::<u64>() * 2);
     let mut results = Vec::new();
     for case in &cases {
         if session.interrupted() {

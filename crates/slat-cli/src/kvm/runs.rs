@@ -1,7 +1,6 @@
 //! One guest, several times: what touches all of a guest's memory.
 
-use super::options::KvmArgs;
-use super::values::KvmBacking;
+use super::options::GuestArgs;
 use super::{Asked, observe, phases};
 use serde_json::{Map, Value};
 use slat_kvm::guest::Shape;
@@ -10,9 +9,6 @@ use slat_kvm::{Error, Mode, Setting};
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
-
-/// Runs of each guest unless asked for otherwise.
-const RUNS: u32 = 3;
 
 /// One guest, several times.
 pub struct Runs {
@@ -27,7 +23,12 @@ impl Runs {
     pub fn new(scenario: &'static str, asked: &Asked<'_>, runs: u32) -> anyhow::Result<Self> {
         let mut params = asked.params();
         params.insert("runs".to_owned(), runs.into());
-        Ok(Self { scenario, shape: asked.shape()?, params, pin: asked.kvm.cpus()?, runs })
+        Ok(Self { scenario, shape: asked.shape()?, params, pin: asked.guest.kvm.cpus()?, runs })
+    }
+
+    /// Guests that are run, the one that warms up included.
+    pub fn steps(&self) -> u64 {
+        u64::from(self.runs) + 1
     }
 
     /// What is measured, for the person waiting.
@@ -60,22 +61,6 @@ impl Runs {
 }
 
 /// A guest that is not logged.
-pub fn asked<'a>(
-    memory: Size,
-    vcpus: u32,
-    backing: KvmBacking,
-    overlap: bool,
-    kvm: &'a KvmArgs,
-) -> Asked<'a> {
-    Asked { memory, vcpus, backing, overlap, mode: Mode::Legacy, eager_split: None, kvm }
-}
-
-/// The memory of a guest unless asked for otherwise.
-pub const fn usual(quick: bool) -> Size {
-    Size(if quick { 16 << 20 } else { 256 << 20 })
-}
-
-/// Runs that count, as asked for or as usual.
-pub fn runs(asked: Option<u32>, quick: bool) -> u32 {
-    asked.unwrap_or(if quick { 1 } else { RUNS })
+pub fn asked(guest: &GuestArgs, overlap: bool) -> Asked<'_> {
+    Asked { guest, overlap, mode: Mode::Legacy, eager_split: None }
 }

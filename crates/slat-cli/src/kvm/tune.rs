@@ -5,8 +5,8 @@
 //! that is tested, too.
 
 use super::live::{Live, middle, stall};
-use super::options::{KvmArgs, QUICK_RUN, shrunk};
-use super::values::{HotSet, KvmBacking, Others};
+use super::options::{GuestArgs, QUICK_RUN};
+use super::values::{HotSet, Others};
 use super::{Asked, Pattern};
 use crate::needs::GUEST;
 use anyhow::bail;
@@ -20,7 +20,6 @@ use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
-use slat_lab::size::Size;
 use slat_lab::turns::order;
 use std::time::Duration;
 
@@ -130,17 +129,9 @@ Examples:
 /// A guest to tune for.
 #[derive(Clone, Debug, Args)]
 pub struct TuneArgs {
-    /// Memory of the guest
-    #[arg(long, short = 'b', value_name = "SIZE", default_value = "256M")]
-    pub memory: Size,
-
-    /// vCPUs
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub vcpus: u32,
-
-    /// What backs the guest's memory
-    #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
-    pub backing: KvmBacking,
+    /// The guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
 
     /// Bytes that all vCPUs write a second
     #[arg(long, value_name = "RATE", default_value = "50MiB/s")]
@@ -157,25 +148,13 @@ pub struct TuneArgs {
     /// From one fetch of the log to the next
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = time::some)]
     pub interval: Duration,
-
-    /// Guests that are measured in each way, in turns; one more warms the host's memory up
-    #[arg(long, short = 'r', value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub runs: u32,
-
-    /// What only KVM has.
-    #[command(flatten)]
-    pub kvm: KvmArgs,
-
-    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
-    #[arg(long)]
-    pub quick: bool,
 }
 
 impl TuneArgs {
     /// As `--quick` has it, if that is given.
     pub fn sized(&self) -> Self {
         let mut args = self.clone();
-        if shrunk(args.quick, &mut args.memory, &mut args.runs) {
+        if args.guest.shrink() {
             args.duration = args.duration.min(QUICK_RUN);
         }
         args
@@ -189,6 +168,7 @@ impl Scenario for TuneDirtyLog {
     const NAME: &'static str = "dirty-log";
     const ABOUT: &'static str = "Run each way of logging dirty pages that this host has, and say which stalls a guest least";
     const EXAMPLES: &'static str = EXAMPLES;
+    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("runs", "5")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     type Settings = TuneArgs;
 
@@ -220,9 +200,9 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
     if guests.is_empty() {
         bail!("this host's KVM cannot log dirty pages");
     }
-    session.announce(args.memory.bytes(), args.vcpus as usize + 2);
-    session.start("tune dirty-log", guests.len() as u64 * u64::from(args.runs + 1) * PHASES);
-    for run in 0..=args.runs as usize {
+    session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize + 2);
+    session.start("tune dirty-log", guests.len() as u64 * u64::from(args.guest.runs + 1) * PHASES);
+    for run in 0..=args.guest.runs as usize {
         for place in order(run, guests.len()) {
             if session.interrupted() {
                 break;
@@ -243,13 +223,10 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
 
 fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
     let asked = Asked {
-        memory: args.memory,
-        vcpus: args.vcpus,
-        backing: args.backing,
+        guest: &args.guest,
         overlap: false,
         mode: way.mode,
         eager_split: way.eager_split.map(slat_lab::size::Size),
-        kvm: &args.kvm,
     };
     let pattern = Pattern {
         write_percent: 100,
@@ -262,16 +239,16 @@ fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
     params.insert("way".to_owned(), way.name.clone().into());
     params.insert("duration".to_owned(), args.duration.as_secs_f64().into());
     params.insert("interval_ms".to_owned(), (args.interval.as_millis() as u64).into());
-    params.insert("runs".to_owned(), args.runs.into());
+    params.insert("runs".to_owned(), args.guest.runs.into());
     pattern.add_to(&mut params);
     let config = Config {
         shape: asked.shape()?,
-        work: pattern.work(args.vcpus),
+        work: pattern.work(args.guest.vcpus),
         duration: args.duration,
         interval: args.interval,
         clear_chunk: way.chunk,
     };
-    Ok(Live::new(config, params, args.kvm.cpus()?))
+    Ok(Live::new(config, params, args.guest.kvm.cpus()?))
 }
 
 /// What to set, from the ways in the order of their stalls.

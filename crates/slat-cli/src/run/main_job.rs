@@ -5,7 +5,7 @@ use crate::brief;
 use crate::cli::MainArgs;
 use crate::ideas::{self, Sizes};
 use crate::kvm::dirty_log::{DirtyLogArgs, Guest};
-use crate::kvm::options::{KvmArgs, LogArgs};
+use crate::kvm::options::{GuestArgs, KvmArgs, LogArgs};
 use crate::kvm::values::KvmBacking;
 use slat_lab::cli::ReportFormat;
 use slat_lab::cli::Switch;
@@ -91,9 +91,14 @@ impl Plan {
             (Hugetlb2m, On, On),
         ];
         let guest = |(backing, manual_protect, initially_set)| DirtyLogArgs {
-            memory: self.guest,
-            vcpus: self.vcpus,
-            backing,
+            guest: GuestArgs {
+                memory: self.guest,
+                vcpus: self.vcpus,
+                backing,
+                runs: self.runs,
+                kvm: KvmArgs::default(),
+                quick: false,
+            },
             manual_protect,
             initially_set,
             dirty_ring_size: None,
@@ -101,9 +106,6 @@ impl Plan {
             duration: None,
             interval: None,
             iterations: 3,
-            runs: self.runs,
-            kvm: KvmArgs::default(),
-            quick: false,
         };
         ways.map(guest).into()
     }
@@ -186,12 +188,12 @@ fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
     for way in &ways {
         match Guest::new(way) {
             Ok(guest) => guests.push(Some(guest)),
-            Err(error) => session.skip(way.backing.to_string(), format!("{error:#}")),
+            Err(error) => session.skip(way.guest.backing.to_string(), format!("{error:#}")),
         }
     }
     session.start("guests", guests.iter().flatten().map(Guest::steps).sum());
     let begin = Instant::now();
-    let runs = ways.iter().map(|way| way.runs).max().unwrap_or(0);
+    let runs = ways.iter().map(|way| way.guest.runs).max().unwrap_or(0);
     for run in 0..=runs {
         if begin.elapsed() > GUESTS && run > 1 {
             session.skip(
