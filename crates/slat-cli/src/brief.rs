@@ -14,7 +14,7 @@ pub fn render(report: &Report, width: u16) -> String {
     let mut screen = String::new();
     text::header(&mut screen, report, width);
     let guests = guests(&report.results);
-    let tables = guests.as_ref().map(guests_table).into_iter().chain(ideas_table(&report.results));
+    let tables = guests.as_deref().map(guests_table).into_iter().chain(ideas_table(&report.results));
     for table in tables {
         text::grid(&mut screen, &table, width);
     }
@@ -95,7 +95,7 @@ fn way(manual_protect: bool, initially_set: bool) -> &'static str {
     }
 }
 
-fn guests_table(guests: &Vec<Logged>) -> Table {
+fn guests_table(guests: &[Logged]) -> Table {
     let by = |of: fn(&Logged) -> f64| {
         let least = guests.iter().min_by(|a, b| of(a).total_cmp(&of(b)));
         let most = guests.iter().max_by(|a, b| of(a).total_cmp(&of(b)));
