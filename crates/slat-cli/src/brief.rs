@@ -14,7 +14,8 @@ pub fn render(report: &Report, width: u16) -> String {
     let mut screen = String::new();
     text::header(&mut screen, report, width);
     let guests = guests(&report.results);
-    let tables = guests.as_deref().map(guests_table).into_iter().chain(ideas_table(&report.results));
+    let tables =
+        guests.as_deref().map(guests_table).into_iter().chain(ideas_table(&report.results));
     for table in tables {
         text::grid(&mut screen, &table, width);
     }
