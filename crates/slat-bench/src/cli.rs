@@ -54,7 +54,7 @@ Examples:
   slat-bench engine --quick                 hold the engine's operations against their limits
   slat-bench peers --linux-tree linux-6.12  and against Linux's own code and other crates
   slat-bench check --linux-tree linux-6.12  random histories, descriptor by descriptor
-  slat-bench replay                         each claim that Slat grew from, and what this machine gives
+  slat-bench replay                         each published claim, and what this machine gives
   slat-bench execute --vcpus 4              a guest that executes from 1g blocks
   slat-bench compare before/ after/         hold two runs against each other
   slat-bench ab --first 'split --walk bounded' --second 'split --walk batched'

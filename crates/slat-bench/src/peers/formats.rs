@@ -1,4 +1,4 @@
-//! `bench engine --format`: the same operations on tables of several formats, beside each other and beside
+//! `slat-bench engine --format`: the same operations on tables of several formats, beside each other and beside
 //! the machine's limits.
 //!
 //! All entrants of an operation take turns, each on memory of its own. They have the same guest memory, in

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
-  slat bench split -o before/; (another kernel, another build) slat bench split -o after/
+  slat bench dirty-log -o before/; (another kernel, another build) slat bench dirty-log -o after/
   slat compare before after
   slat compare before/results.json after/results.json --threshold 5 --fail-if-slower
   slat compare before after --markdown               to paste into a mail
@@ -53,7 +53,7 @@ pub struct CompareArgs {
 const AB_EXAMPLES: &str = "\
 Examples:
   slat ab --first 'bench dirty-log --backing 4k' --second 'bench dirty-log --backing 2m'
-  slat ab --first 'bench split --backing 2m' --second 'bench split --backing 1g' --pairs 5";
+  slat-bench ab --first 'split --backing 2m' --second 'split --backing 1g' --pairs 5";
 
 /// Two command lines, in processes of their own, in turns.
 #[derive(Clone, Debug, Args)]
@@ -74,7 +74,7 @@ pub struct AbArgs {
 
 const NOISE_EXAMPLES: &str = "\
 Examples:
-  slat noise -- bench split --backing 2m --what split
+  slat-bench noise -- split --backing 2m --what split
       what this machine makes of one command line, in fourteen processes
   slat noise --pairs 5 -- bench dirty-log";
 
