@@ -84,8 +84,13 @@ fn a_used_page_is_not_called_old_while_its_log_is_switched() {
 #[test]
 fn nor_while_its_block_is_split_and_put_together() {
     let turns = |worker: &mut TheWorker<'_, '_>| {
-        EagerSplit::new(all(), PageSize::SIZE_4K).run(worker, || false);
-        assert_eq!(worker.collapse(all(), PageSize::SIZE_2M), M2);
+        let report = EagerSplit::new(all(), PageSize::SIZE_4K).run(worker, || false);
+        match report.stopped {
+            None => assert_eq!(worker.collapse(all(), PageSize::SIZE_2M), M2),
+            // Tables wait for whoever is inside: while that thread has no CPU, frames can run out.
+            Some(SplitStop::OutOfFrames { .. }) => std::thread::yield_now(),
+            Some(other) => panic!("{other:?}"),
+        }
     };
     let mut slow = 0;
     beside(300_000, turns, |worker| {
