@@ -26,8 +26,8 @@ impl Sample {
     }
 }
 
-/// A turn: prepares what it needs in the arena, times, checks. The flag asks for the thorough checks,
-/// which the round that warms up pays for.
+/// A turn: prepares what it needs in the arena, times, checks. The flag asks for the thorough
+/// checks, which the round that warms up pays for.
 type Turn<'a> = Box<dyn FnMut(&mut Arena, bool) -> anyhow::Result<Sample> + 'a>;
 
 /// Whose work a variant is.

@@ -1,4 +1,5 @@
-//! The engine's operations, as a hypervisor's fault path calls them, beside what the machine allows.
+//! The engine's operations, as a hypervisor's fault path calls them, beside what the machine
+//! allows.
 //!
 //! A *contest* holds a few entrants against each other: an operation of the engine, and a plain
 //! loop over the same slots or another crate's operation. They take turns on the same warm memory,

@@ -1,4 +1,5 @@
-//! The `slat-bench` command: second-stage tables against the machine's limits and other people's code.
+//! The `slat-bench` command: second-stage tables against the machine's limits and other people's
+//! code.
 
 pub mod cli;
 mod contest;

@@ -2,8 +2,8 @@
 //! machine's limits, on the same work in the same run.
 //!
 //! Linux's code runs in a program of its own that a pipe drives; all take turns, on one CPU, by one
-//! clock. In the round that warms up, the leaves that each leaves behind are compared with those of the
-//! engine, descriptor by descriptor, and what may differ is counted by its reason.
+//! clock. In the round that warms up, the leaves that each leaves behind are compared with those of
+//! the engine, descriptor by descriptor, and what may differ is counted by its reason.
 
 pub mod check;
 #[cfg(feature = "peers")]
@@ -255,8 +255,8 @@ impl Run<'_> {
         let builds: Vec<Build> =
             kinds.iter().map(|kind| linux::build(SHIFT, setting.fwb, *kind, false)).collect();
         let trees = self.linux.trees.linux_tree.len() + self.linux.trees.with.len();
-        // One for each kind of walks, one that flushes, one that counts; a page of tables has 64 bytes
-        // beside it.
+        // One for each kind of walks, one that flushes, one that counts; a page of tables has 64
+        // bytes beside it.
         let needed = table_bytes * (1 + (trees * (kinds.len() + 2)) as u64) / 60 * 61;
         let available = session.memory_available();
         if needed > available / 10 * 9 {

@@ -1,4 +1,5 @@
-//! The claims that Slat grew from: each by the command that shows it here, beside what was published.
+//! The claims that Slat grew from: each by the command that shows it here, beside what was
+//! published.
 //!
 //! The results of the scenarios themselves are kept as well: every sample.
 
@@ -38,7 +39,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "CLAIM,...", value_delimiter = ',')]
     pub only: Vec<Claim>,
 
-    /// A Linux source tree, 6.6 to 7.x: the claims about Linux's walks are replayed on its own code, too
+    /// A Linux source tree, 6.6 to 7.x: the claims about Linux's walks are replayed on its own
+    /// code, too
     #[arg(long, value_name = "[NAME=]PATH")]
     pub linux_tree: Option<NamedTree>,
 

@@ -1,5 +1,5 @@
-//! Formats whose tables say something, EPT and NPT: ageing by their accessed bits, write protection by their right to
-//! write and the faults that follow; each beside the same work leaf by leaf.
+//! Formats whose tables say something, EPT and NPT: ageing by their accessed bits, write protection
+//! by their right to write and the faults that follow; each beside the same work leaf by leaf.
 
 use crate::contest::{Contest, ENGINE, Sample, pose};
 use crate::scatter::{clustered, scattered};

@@ -168,7 +168,7 @@ fn ideas_table(results: &[Measurement]) -> Option<Table> {
         .collect();
     (!rows.is_empty()).then(|| Table {
         title: "What it could cost: five ideas, in the engine's own tables".to_owned(),
-        common: "What is left of the time, or bytes, that KVM takes without it."
+        common: "What is left of the time, or bytes, of the same work done here as KVM did it before."
             .to_owned(),
         columns: ["idea", "what", "published", "here", "further", "command"]
             .map(str::to_owned)

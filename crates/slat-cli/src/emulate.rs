@@ -1,8 +1,8 @@
 //! `slat` in an emulated machine: another kernel, another architecture, or second-stage translation
 //! that this machine does not have, and the report of what was counted there.
 //!
-//! The machine is QEMU without acceleration, a kernel, and an initial file system that holds nothing
-//! but the program itself, and the libraries that it needs: it is the first process
+//! The machine is QEMU without acceleration, a kernel, and an initial file system that holds
+//! nothing but the program itself, and the libraries that it needs: it is the first process
 //! ([`slat_lab::first`]) and the command. Nothing is installed and nothing needs root.
 
 mod binary;

@@ -1,8 +1,8 @@
 //! What memory management could cost: each idea that Slat grew from, in the engine, in one row.
 //!
 //! The engine works on tables in this process's memory, so no guest runs and nothing is left out
-//! but the hardware's part. Ideas about Arm are measured in Arm's format, the others in x86's, or in
-//! Arm's on an Arm host.
+//! but the hardware's part. Ideas about Arm are measured in Arm's format, the others in x86's, or
+//! in Arm's on an Arm host.
 
 use serde_json::json;
 use slat_ideas::format::TableFormat;

@@ -72,7 +72,8 @@ impl Asked<'_> {
     /// What to make.
     ///
     /// # Errors
-    /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if the vCPUs do not get whole pages.
+    /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if the vCPUs do not get whole
+    /// pages.
     pub fn shape(&self) -> anyhow::Result<Shape> {
         let backing = self.guest.backing.in_kvm();
         let shares = if self.overlap { 1 } else { u64::from(self.guest.vcpus) };

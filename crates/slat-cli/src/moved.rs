@@ -42,8 +42,8 @@ fn target<'w>(words: &[&'w str]) -> Option<&'w str> {
     value.or_else(|| words.windows(2).find(|pair| pair[0] == "--target").map(|pair| pair[1]))
 }
 
-/// The words without `--target` of a guest, and without `--all-peers`; `slat-bench` has a `--target`
-/// of its own.
+/// The words without `--target` of a guest, and without `--all-peers`; `slat-bench` has a
+/// `--target` of its own.
 fn without_target<'w>(words: &[&'w str]) -> Vec<&'w str> {
     let mut left = Vec::new();
     let mut words = words.iter().peekable();

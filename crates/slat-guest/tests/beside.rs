@@ -87,7 +87,7 @@ fn nor_while_its_block_is_split_and_put_together() {
         let report = EagerSplit::new(all(), PageSize::SIZE_4K).run(worker, || false);
         match report.stopped {
             None => assert_eq!(worker.collapse(all(), PageSize::SIZE_2M), M2),
-            // Tables wait for whoever is inside: while that thread has no CPU, frames can run out.
+            // The other thread, inside, keeps unlinked tables: while it has no CPU, frames run out.
             Some(SplitStop::OutOfFrames { .. }) => std::thread::yield_now(),
             Some(other) => panic!("{other:?}"),
         }

@@ -106,6 +106,14 @@ impl Arena {
         *self.invalidations.get_mut() = 0;
     }
 
+    /// Begins a sample: nothing is allocated, and this is the machine.
+    pub fn begin(&mut self, bbm: BreakBeforeMake, stores: Stores) -> &Self {
+        self.reset();
+        self.set_break_before_make(bbm);
+        self.set_stores(stores);
+        self
+    }
+
     /// What the CPU demands when a live entry changes its size.
     pub fn set_break_before_make(&mut self, bbm: BreakBeforeMake) {
         self.break_before_make = bbm;

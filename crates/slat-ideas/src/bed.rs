@@ -133,8 +133,8 @@ impl<F: Format> Bed<F> {
         (0..count).map(|_| start + numbers.below(self.memory)).collect()
     }
 
-    /// What [`look_up`] must find at `addresses`: the sum of what they translate to, and one for each,
-    /// which may be written.
+    /// What [`look_up`] must find at `addresses`: the sum of what they translate to, and one for
+    /// each, which may be written.
     pub fn sum(&self, addresses: &[u64]) -> u64 {
         let delta = HOST_BASE - GUEST_BASE;
         addresses.iter().fold(0, |sum, gpa| sum.wrapping_add(gpa + delta).wrapping_add(1))
@@ -196,8 +196,8 @@ pub fn value(found: Option<Translation>) -> u64 {
     found.map_or(0, |found| found.hpa.0.wrapping_add(found.attributes.write.into()))
 }
 
-/// Splits `range`, as any caller can: table pages are taken once it is known that some are needed, and
-/// are topped up once some are in use.
+/// Splits `range`, as any caller can: table pages are taken once it is known that some are needed,
+/// and are topped up once some are in use.
 #[inline]
 pub fn split_range<F: Format, W: SplitWalk>(
     guard: &mut Guard<'_, '_, F, Arena>,
@@ -221,7 +221,8 @@ pub fn split_range<F: Format, W: SplitWalk>(
     }
 }
 
-/// What CPUs of the format demand when a live entry changes its size, unless they say more of themselves.
+/// What CPUs of the format demand when a live entry changes its size, unless they say more of
+/// themselves.
 pub fn breaks_of<F: Format>() -> BreakBeforeMake {
     if F::REFILL_BREAKS { BreakBeforeMake::Always } else { BreakBeforeMake::Never }
 }

@@ -1,4 +1,5 @@
-//! The formats of second-stage tables, by the names of the command line and of reports: the one list.
+//! The formats of second-stage tables, by the names of the command line and of reports: the one
+//! list.
 //!
 //! A format is a variant, and an arm of each match below it, without which nothing compiles. What
 //! measures is compiled for each format anew: a crate that names these macros has those that the
@@ -91,8 +92,8 @@ pub fn riscv() -> RiscV {
     RiscV { widest: Mode::Sv57x4, ..RiscV::default() }
 }
 
-/// Runs `$body` with the format that `$choice` names. Of what this program was built without it is an error of the
-/// function around it.
+/// Runs `$body` with the format that `$choice` names. Of what this program was built without it is
+/// an error of the function around it.
 #[macro_export]
 macro_rules! on_format {
     ($choice:expr, |$format:ident| $body:expr) => {{
@@ -127,8 +128,8 @@ macro_rules! on_format {
         }
     }};
 }
-/// Runs `$body` with the format that `$tables` names, and with a CPU of the simulator's that walks it. Of what
-/// this program was built without it is an error of the function around it.
+/// Runs `$body` with the format that `$tables` names, and with a CPU of the simulator's that walks
+/// it. Of what this program was built without it is an error of the function around it.
 #[macro_export]
 macro_rules! on_machine {
     ($tables:expr, |$format:ident, $machine:ident| $body:expr) => {{
@@ -225,7 +226,8 @@ impl TableFormat {
         })
     }
 
-    /// Sizes of its leaves, the smallest first: of those that the largest step of a split has room for.
+    /// Sizes of its leaves, the smallest first: of those that the largest step of a split has room
+    /// for.
     pub fn leaves(self) -> Vec<PageSize> {
         match self {
             Self::Arm64K4 | Self::Arm64Lpa2K4 => leaves_of::<Arm64K4>(),
@@ -255,7 +257,8 @@ impl TableFormat {
     }
 }
 
-/// Guests here are whole numbers of it, and tables are built in steps of it: larger blocks would not fit.
+/// Guests here are whole numbers of it, and tables are built in steps of it: larger blocks would
+/// not fit.
 pub const LARGEST: PageSize = PageSize::SIZE_1G;
 
 fn leaves_of<F: Format>() -> Vec<PageSize> {

@@ -32,7 +32,8 @@ pub fn instruction() -> &'static str {
     }
 }
 
-/// CPUID leaf 7, EBX bit 23: flushes that need not wait for each other. Asked once: CPUID leaves a guest.
+/// CPUID leaf 7, EBX bit 23: flushes that need not wait for each other. Asked once: CPUID leaves a
+/// guest.
 #[cfg(target_arch = "x86_64")]
 fn has_clflushopt() -> bool {
     static HAS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();

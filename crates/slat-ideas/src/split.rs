@@ -82,12 +82,18 @@ pub struct SplitArgs {
 
     /// How far the CPU lets a live entry change its size: its level of FEAT_BBM
     ///
-    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks. Of Arm's tables only. [default: 0]
+    /// 0 always breaks before it makes; 1 and 2 as in the manual; 3 never breaks. Of Arm's tables
+    /// only. [default: 0]
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub bbm: Option<u8>,
 
     /// Samples of each variant, taken in turns
-    #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(10..=1000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 11,
+        value_parser = clap::value_parser!(u32).range(10..=1000)
+    )]
     pub samples: u32,
 
     /// 1 GiB at most, ten samples: shows that it works, gives no figures to quote

@@ -1,6 +1,6 @@
-//! Two command lines of a program, each in processes of its own, in the order A, B, B, A: what a machine
-//! does over minutes then weighs on both alike, and what differs between two processes of one
-//! command line shows.
+//! Two command lines of a program, each in processes of its own, in the order A, B, B, A: what a
+//! machine does over minutes then weighs on both alike, and what differs between two processes of
+//! one command line shows.
 
 use crate::child;
 use crate::compare::Run;
@@ -10,8 +10,8 @@ use crate::session::Session;
 use anyhow::{Context, bail};
 use std::path::Path;
 
-/// Runs both, `pairs` times twice each, after one run of each that warms up. A process is one sample of
-/// each of its results: the median.
+/// Runs both, `pairs` times twice each, after one run of each that warms up. A process is one
+/// sample of each of its results: the median.
 ///
 /// # Errors
 /// A process fails; Ctrl-C.

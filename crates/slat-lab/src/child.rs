@@ -1,8 +1,8 @@
-//! This program as a process of its own: what is measured in it shares no heap, no warm cache and no failure
-//! with what was measured before.
+//! This program as a process of its own: what is measured in it shares no heap, no warm cache and
+//! no failure with what was measured before.
 //!
-//! A child has a process group of its own, so that the terminal's Ctrl-C reaches it once, from here: to
-//! a program a second one means *at once*, and costs what was measured.
+//! A child has a process group of its own, so that the terminal's Ctrl-C reaches it once, from
+//! here: to a program a second one means *at once*, and costs what was measured.
 
 use crate::failure::bad_input;
 use crate::scenario::Program;
@@ -93,8 +93,8 @@ pub fn without_output(words: &[String]) -> Vec<String> {
     left
 }
 
-/// Runs this program with these words to its end, to that of its time, or until the session is interrupted,
-/// which the child learns.
+/// Runs this program with these words to its end, to that of its time, or until the session is
+/// interrupted, which the child learns.
 ///
 /// # Errors
 /// It cannot be started, or waited for.

@@ -17,8 +17,8 @@ use std::path::Path;
 /// With fewer samples no order of them is rare enough to say anything.
 pub const LEAST: usize = 5;
 
-/// How seldom a difference may be shown where there is none, of a pair. Not of all pairs together: with
-/// the few samples that a run has, a whole report could then never show any.
+/// How seldom a difference may be shown where there is none, of a pair. Not of all pairs together:
+/// with the few samples that a run has, a whole report could then never show any.
 const LEVEL: f64 = 0.01;
 
 /// A run, as its file has it.
@@ -61,8 +61,8 @@ impl Run {
         &self.results
     }
 
-    /// Processes of one command line as one run, whose samples are each process's median: two samples of
-    /// one process have more in common than two processes.
+    /// Processes of one command line as one run, whose samples are each process's median: two
+    /// samples of one process have more in common than two processes.
     pub fn of_processes(runs: Vec<Self>, words: &[String]) -> Self {
         let mut runs = runs.into_iter();
         let Some(mut all) = runs.next() else {

@@ -4,10 +4,11 @@
 //! A vCPU's time in a phase is taken apart into
 //!
 //! - its accesses, each at the usual time of warm memory;
-//! - its faults, each at the median of its stalls (the guest's clock), by the kernel's count of them;
+//! - its faults, each at the median of its stalls (the guest's clock), by the kernel's count of
+//!   them;
 //! - what its thread waited for a CPU, by the scheduler's count;
-//! - the rest. It is printed, whatever its sign: faults that took longer than the median, exits that
-//!   are no faults, pauses of a paced guest, the machine below.
+//! - the rest. It is printed, whatever its sign: faults that took longer than the median, exits
+//!   that are no faults, pauses of a paced guest, the machine below.
 //!
 //! Nothing here is measured twice: a cost that does not fit the count shows in the rest.
 

@@ -73,7 +73,8 @@ pub fn guests() -> Vec<Measurement> {
     results
 }
 
-/// Results of guests under KVM: a migration that did not converge and one that did, execution, logging.
+/// Results of guests under KVM: a migration that did not converge and one that did, execution,
+/// logging.
 pub fn kvm() -> Vec<Measurement> {
     let mut results = Vec::new();
     let mut add = |scenario, params: &Value, figures: &[(&str, &str, f64)]| {

@@ -1,5 +1,5 @@
-//! The first process of an emulated machine: it makes a system of what the kernel unpacked, runs the command,
-//! answers, and ends the machine, whatever happens.
+//! The first process of an emulated machine: it makes a system of what the kernel unpacked, runs
+//! the command, answers, and ends the machine, whatever happens.
 
 pub mod job;
 
@@ -71,7 +71,8 @@ fn mount_all() -> anyhow::Result<()> {
     ];
     for (kind, place) in places {
         let done = mount(kind, place, kind, MountFlags::empty(), None);
-        // Some kernels mount devices themselves; not every kernel has debugfs, and nothing needs it.
+        // Some kernels mount devices themselves; not every kernel has debugfs, and nothing needs
+        // it.
         if kind != "debugfs" && done != Err(Errno::BUSY) {
             done.with_context(|| format!("cannot mount {kind} at {place}"))?;
         }

@@ -153,8 +153,8 @@ fn append(to: &mut Measurement, more: &Measurement) {
     to.counts = counts(&to.counts, &more.counts);
 }
 
-/// Command lines may differ in what no parameter of the result says. Such results are not joined, and
-/// have the command line as one more parameter.
+/// Command lines may differ in what no parameter of the result says. Such results are not joined,
+/// and have the command line as one more parameter.
 fn told_apart(entries: Vec<Entry>) -> Vec<Measurement> {
     let twins = |entry: &Entry| {
         entries.iter().any(|other| {

@@ -1,8 +1,8 @@
 //! How long faults take while another thread ages.
 //!
 //! One thread maps pages, and its time for each 64 of them is kept; a sample is the 99th percentile
-//! of these. Beside it, on a CPU of its own, another thread goes round and round: it makes pages old
-//! and young again by the engine, or only reads their slots.
+//! of these. Beside it, on a CPU of its own, another thread goes round and round: it makes pages
+//! old and young again by the engine, or only reads their slots.
 
 use super::faults::{map_each, tables_of};
 use crate::contest::{Contest, ENGINE, MACHINE, Sample};
@@ -100,10 +100,7 @@ fn sample(
     arena: &mut Arena,
     check: bool,
 ) -> anyhow::Result<Sample> {
-    arena.reset();
-    arena.set_break_before_make(BreakBeforeMake::Always);
-    arena.set_stores(Stores::Plain);
-    let arena = &*arena;
+    let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
     let bed = Bed::new(Arm64K4::default(), memory + FAULTED);
     let mapped = bed.mapped(arena, memory, PageSize::SIZE_4K, Attributes::RAM)?;
     let tables = Inactive::activate(mapped);

@@ -48,10 +48,7 @@ pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
     let bed = Bed::new(Arm64K4::default(), memory);
     Ok(crate::contest::pose(Part::Map, TableFormat::Arm64K4, memory, "4k, one by one")
         .enter("map", ENGINE, move |arena, check| {
-            arena.reset();
-            arena.set_break_before_make(BreakBeforeMake::Always);
-            arena.set_stores(Stores::Plain);
-            let arena = &*arena;
+            let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
             let tables = bed.empty(arena)?.activate();
             let mut storage = storage(tables_of(bed.pages()));
             let mut cache = TableCache::new(arena, &mut storage);
@@ -95,10 +92,7 @@ fn map_by(
     arena: &mut Arena,
     check: bool,
 ) -> anyhow::Result<Sample> {
-    arena.reset();
-    arena.set_break_before_make(BreakBeforeMake::Always);
-    arena.set_stores(Stores::Plain);
-    let arena = &*arena;
+    let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
     let tables = &bed.empty(arena)?.activate();
     let share = bed.pages() / cpus.len() as u64;
     let work = |thread: u64| {

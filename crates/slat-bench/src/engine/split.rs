@@ -150,10 +150,7 @@ fn split_by(
     arena: &mut Arena,
     check: bool,
 ) -> anyhow::Result<Sample> {
-    arena.reset();
-    arena.set_break_before_make(BreakBeforeMake::Always);
-    arena.set_stores(Stores::Plain);
-    let arena = &*arena;
+    let arena = arena.begin(BreakBeforeMake::Always, Stores::Plain);
     let tables = &bed.live(arena, PageSize::SIZE_2M, Attributes::RAM)?;
     arena.warm(bytes);
     let share = bed.range().size() / cpus.len() as u64;

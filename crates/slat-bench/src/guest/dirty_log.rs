@@ -1,8 +1,8 @@
 //! Dirty logging of a guest whose vCPUs write on while its log is read and cleared.
 //!
 //! Each round lets the vCPUs write for a while, reads the log, clears it, and copies the pages it
-//! named. In the end the vCPUs stop, what is left is copied, and memory and copy must be equal: a page
-//! that the log lost is a measurement that failed.
+//! named. In the end the vCPUs stop, what is left is copied, and memory and copy must be equal: a
+//! page that the log lost is a measurement that failed.
 
 use super::migration::{Migration, RING};
 use super::{density, parallel};
@@ -46,7 +46,13 @@ pub struct DirtyLogArgs {
     pub memory: Size,
 
     /// vCPUs; each writes to its own share of the memory
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=192))]
+    #[arg(
+        long,
+        short = 'v',
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u16).range(1..=192)
+    )]
     pub vcpus: u16,
 
     /// What backs the guest's memory [default: the smallest pages]
@@ -58,15 +64,33 @@ pub struct DirtyLogArgs {
     pub way: Vec<LogWay>,
 
     /// How many of a hundred steps write
-    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(
+        long,
+        short = 'w',
+        value_name = "1..100",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u8).range(1..=100)
+    )]
     pub write_percent: u8,
 
     /// Rounds of dirtying, reading and clearing the log
-    #[arg(long, short = 'i', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(
+        long,
+        short = 'i',
+        value_name = "N",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
     pub iterations: u32,
 
     /// Guests that are measured in each way, in turns; one more warms up
-    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        long,
+        short = 'r',
+        value_name = "N",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
     pub runs: u32,
 
     /// 16 MiB or one block, one guest, two rounds: shows that it works, gives no figures to quote
@@ -321,8 +345,8 @@ fn sample<F: Format, A: Arch>(
     })
 }
 
-/// A vCPU writes to its share: once to every page, or to `percent` of them, over and over, until it is
-/// over. Each write is a stamp that no other write has; returns how many there were.
+/// A vCPU writes to its share: once to every page, or to `percent` of them, over and over, until it
+/// is over. Each write is a stamp that no other write has; returns how many there were.
 fn write<F: Format, A: Arch>(
     bed: &Bed<F, A>,
     runner: &mut Runner<'_, '_, F, A>,

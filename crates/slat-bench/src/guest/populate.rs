@@ -23,8 +23,8 @@ use slat_sim::arch::Arch;
 /// What a fault is answered under.
 const WAYS: [&str; 3] = ["lock-free", "shared", "exclusive"];
 
-/// Blocks that are touched at most, where they are huge: their addresses are many, their memory is one
-/// page each.
+/// Blocks that are touched at most, where they are huge: their addresses are many, their memory is
+/// one page each.
 const MOST: u64 = 16384;
 /// The same, from this size on.
 const MOST_HUGE: u64 = 512;
@@ -50,10 +50,18 @@ pub struct PopulateArgs {
     pub backing: Vec<Size>,
 
     /// vCPUs
-    #[arg(long, short = 'v', value_name = "N,...", value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u16).range(1..=192))]
+    #[arg(
+        long,
+        short = 'v',
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "1,2",
+        value_parser = clap::value_parser!(u16).range(1..=192)
+    )]
     pub vcpus: Vec<u16>,
 
-    /// Host memory that is touched, a page a fault; of huge blocks fewer are touched [default: 512m]
+    /// Host memory that is touched, a page a fault; of huge blocks fewer are touched [default:
+    /// 512m]
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 

@@ -1,10 +1,10 @@
-//! A guest with more memory than it may have: what leaves, how often it has to come back, and what finding
-//! out costs.
+//! A guest with more memory than it may have: what leaves, how often it has to come back, and what
+//! finding out costs.
 //!
-//! vCPUs use pages in an order that is made before they run, the same for all policies; each page has a
-//! stamp, which is checked at each read. A thread gives up pages while few are free; where none is, the
-//! vCPU does so in its fault. The locked policies hold a lock for each look at accessed bits and for each
-//! unmapping, and faults hold it for reading, as Linux does.
+//! vCPUs use pages in an order that is made before they run, the same for all policies; each page
+//! has a stamp, which is checked at each read. A thread gives up pages while few are free; where
+//! none is, the vCPU does so in its fault. The locked policies hold a lock for each look at
+//! accessed bits and for each unmapping, and faults hold it for reading, as Linux does.
 
 pub mod idle;
 mod pattern;

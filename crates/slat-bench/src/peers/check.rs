@@ -1,11 +1,12 @@
 //! Random histories of operations through Linux's tables and the engine's: after each operation the
-//! same addresses are mapped, by leaves of the same sizes, to the same memory, with the same rights.
+//! same addresses are mapped, by leaves of the same sizes, to the same memory, with the same
+//! rights.
 //!
 //! What the two are asked is what both define alike: Linux takes a block whole where the engine
-//! refuses to cut it, so ranges are widened to the leaves at their ends; nothing is mapped over what is
-//! there, nor a block where the engine keeps a table that was emptied in parts, in which it would map
-//! by smaller leaves. Two things may differ: Linux makes pages young as it splits them off an old
-//! block, until they age, and it protects the hull of a cleared word.
+//! refuses to cut it, so ranges are widened to the leaves at their ends; nothing is mapped over
+//! what is there, nor a block where the engine keeps a table that was emptied in parts, in which it
+//! would map by smaller leaves. Two things may differ: Linux makes pages young as it splits them
+//! off an old block, until they age, and it protects the hull of a cleared word.
 
 use super::linux::{Trees, build, interrupted};
 use super::{LINUX, checked_trees, leaf_sizes, leaves};
@@ -286,8 +287,8 @@ impl<'p, F: Format> Both<'_, 'p, F> {
         let mut one_of =
             |sizes: &[PageSize]| sizes[numbers.below(sizes.len() as u64) as usize].bytes();
         let (block, chunk) = (one_of(self.sizes), one_of(&self.sizes[1..]));
-        // Around the beginnings of a few blocks, from either side, so that operations meet, and what
-        // begins in one table ends in another.
+        // Around the beginnings of a few blocks, from either side, so that operations meet, and
+        // what begins in one table ends in another.
         let middle = self.sizes[1].bytes();
         let mut near = || {
             let block = all.start().0 + numbers.below(2) * (1 << 30) + numbers.below(4) * middle;

@@ -1,4 +1,5 @@
-//! Crates of the field beside the engine's inactive tables of as many levels: no CPU has any of them.
+//! Crates of the field beside the engine's inactive tables of as many levels: no CPU has any of
+//! them.
 
 use super::ours::temper;
 use super::work::LOOKUPS;
@@ -145,10 +146,7 @@ struct Ours<F> {
 impl<F: Format> Ours<F> {
     fn turn(&self, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
         let Self { bed, op, .. } = self;
-        arena.reset();
-        arena.set_break_before_make(BreakBeforeMake::Never);
-        arena.set_stores(Stores::Plain);
-        let arena = &*arena;
+        let arena = arena.begin(BreakBeforeMake::Never, Stores::Plain);
         let all = bed.range();
         let mut tables = Inactive::new(*bed.format(), Vmid(1), self.address_bits, arena)?;
         let mut storage = storage((bed.pages() / 512 + bed.pages() / (512 * 512)) as usize + 8);
@@ -222,8 +220,8 @@ pub fn tables<'a>(peer: &Peer, arena: &'a mut Arena) -> anyhow::Result<Box<dyn T
     let words = arena.words(usize::MAX);
     let (start, bytes) = (NonNull::from(&mut *words).cast::<u8>(), words.len() * 8);
     let why = |error: String| anyhow!("{}: {error}", peer.name);
-    // SAFETY: the arena's memory is page-aligned and writable, and its borrow, which lasts as long as
-    // the tables, keeps everybody else from it.
+    // SAFETY: the arena's memory is page-aligned and writable, and its borrow, which lasts as long
+    // as the tables, keeps everybody else from it.
     let memory = unsafe { Memory::new(start, bytes) }.map_err(why)?;
     peer.tables(memory).map_err(why)
 }

@@ -1,8 +1,8 @@
-//! `slat-bench engine --format`: the same operations on tables of several formats, beside each other and beside
-//! the machine's limits.
+//! `slat-bench engine --format`: the same operations on tables of several formats, beside each
+//! other and beside the machine's limits.
 //!
-//! All entrants of an operation take turns, each on memory of its own. They have the same guest memory, in
-//! leaves of their own sizes: what is compared is the time of a page.
+//! All entrants of an operation take turns, each on memory of its own. They have the same guest
+//! memory, in leaves of their own sizes: what is compared is the time of a page.
 
 use super::ours::{Left, Turns};
 use super::work::{Op, Setting, Work};
@@ -48,7 +48,8 @@ struct Common {
 /// Measures the parts that `args` asks for, on each of its formats.
 ///
 /// # Errors
-/// Sizes that cannot be right, too little memory, or a result that is not what an operation must leave.
+/// Sizes that cannot be right, too little memory, or a result that is not what an operation must
+/// leave.
 pub fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let memory = whole_blocks(args.memory())?.bytes();
     let mut formats = Vec::new();
@@ -288,7 +289,8 @@ mod tests {
         (run(&args, &mut session).unwrap(), session)
     }
 
-    /// Each turn checks that it did the work; here it has to get through, on as many slots as there are pages.
+    /// Each turn checks that it did the work; here it has to get through, on as many slots as there
+    /// are pages.
     #[test]
     fn formats_do_the_same_on_leaves_of_their_own_sizes() {
         let formats = [TableFormat::Arm64K16, TableFormat::Arm64K64, TableFormat::Ept];

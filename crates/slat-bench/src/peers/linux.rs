@@ -38,8 +38,8 @@ pub struct Trees {
 }
 
 impl Trees {
-    /// Reads the trees, applies the edits, and compiles each once. What cannot be used is left out, and
-    /// the session told why.
+    /// Reads the trees, applies the edits, and compiles each once. What cannot be used is left out,
+    /// and the session told why.
     ///
     /// # Errors
     /// Ctrl-C, or no folder to build in.
@@ -235,7 +235,8 @@ impl LinuxTurns {
         }
     }
 
-    /// Does it with the program that counts or with that which does not. Whatever goes wrong ends it.
+    /// Does it with the program that counts or with that which does not. Whatever goes wrong ends
+    /// it.
     fn with<T>(
         &self,
         count: bool,

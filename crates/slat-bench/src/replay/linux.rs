@@ -1,5 +1,5 @@
-//! The claims about Linux's walks, on Linux's own code: as it is, and with each change as an edit to a
-//! copy of it.
+//! The claims about Linux's walks, on Linux's own code: as it is, and with each change as an edit
+//! to a copy of it.
 
 use super::{Cells, GRANULES, KINDS, Rows, SKIP, Told, mean, quotients};
 use crate::peers;

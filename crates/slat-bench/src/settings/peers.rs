@@ -17,8 +17,8 @@ pub struct TreesArgs {
 
     /// Edits to a copy of the first tree, which stands beside it; once for each set of edits
     ///
-    /// skip-level3: a split does not visit entries of the last level. skip-children: nor those of tables
-    /// that it just built. They need Coccinelle (spatch).
+    /// skip-level3: a split does not visit entries of the last level. skip-children: nor those of
+    /// tables that it just built. They need Coccinelle (spatch).
     #[arg(long, value_name = "EDIT[,EDIT]")]
     pub with: Vec<EditSet>,
 
@@ -28,8 +28,8 @@ pub struct TreesArgs {
 
     /// How Linux walks live tables: alone, by plain stores; or as if shared, by compare-and-swap
     ///
-    /// Linux itself shares tables in faults only, and does the rest alone, under a lock. Shared shows what
-    /// its walks would cost without that lock; the engine's never have one.
+    /// Linux itself shares tables in faults only, and does the rest alone, under a lock. Shared
+    /// shows what its walks would cost without that lock; the engine's never have one.
     #[arg(
         long,
         value_name = "KIND,...",
@@ -38,7 +38,8 @@ pub struct TreesArgs {
     )]
     pub walks: Vec<WalkKind>,
 
-    /// Whether stage 2 forces the memory type (FEAT_S2FWB); without, Linux maintains caches as it maps
+    /// Whether stage 2 forces the memory type (FEAT_S2FWB); without, Linux maintains caches as it
+    /// maps
     #[arg(long, value_name = "on|off", default_value_t)]
     pub fwb: Switch,
 }
@@ -55,7 +56,8 @@ pub struct LinuxArgs {
     #[command(flatten)]
     pub trees: TreesArgs,
 
-    /// How much Linux splits at a time (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) [default: the largest block]
+    /// How much Linux splits at a time (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) [default: the largest
+    /// block]
     #[arg(long, value_name = "SIZE")]
     pub chunk_size: Option<Size>,
 
@@ -188,11 +190,21 @@ Examples:
 #[derive(Clone, Debug, Args)]
 pub struct CheckArgs {
     /// Histories of each kind of walk, for each tree
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 200,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
     pub histories: u32,
 
     /// Operations of a history
-    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 40,
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
     pub length: u32,
 
     /// Where the random numbers begin; the same one gives the same histories

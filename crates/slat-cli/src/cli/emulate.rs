@@ -44,7 +44,12 @@ pub struct EmulateArgs {
     pub kernel: KernelChoice,
 
     /// CPUs of the machine
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=64)
+    )]
     pub cpus: u32,
 
     /// Memory of the machine
@@ -52,7 +57,12 @@ pub struct EmulateArgs {
     pub memory: Size,
 
     /// NUMA nodes of the machine, which share its CPUs and its memory evenly
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=8)
+    )]
     pub numa_nodes: u32,
 
     /// The slat of that architecture to run there; a static one unless it is of this machine's own
@@ -74,12 +84,18 @@ pub struct EmulateArgs {
     #[arg(long, value_name = "WORDS")]
     pub append: Option<String>,
 
-    /// The machine's CPU, as QEMU names it: cortex-a76 has no FEAT_S2FWB [default: all that QEMU has]
+    /// The machine's CPU, as QEMU names it: cortex-a76 has no FEAT_S2FWB [default: all that QEMU
+    /// has]
     #[arg(long, value_name = "MODEL")]
     pub cpu: Option<String>,
 
     /// How long the machine may take: 90s, 10m
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = slat_lab::cli::time::some)]
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "5m",
+        value_parser = slat_lab::cli::time::some
+    )]
     pub time_limit: Duration,
 
     /// Write the report, a results.json, to this file

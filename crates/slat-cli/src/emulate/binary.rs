@@ -1,5 +1,5 @@
-//! Which program runs in the machine, where there is nothing else: a static one, or one of this machine
-//! with the shared libraries that it has here.
+//! Which program runs in the machine, where there is nothing else: a static one, or one of this
+//! machine with the shared libraries that it has here.
 
 use crate::cli::Architecture;
 use anyhow::{Context, ensure};
@@ -44,7 +44,8 @@ impl Program {
 /// one that is built from the sources that this one was built from, if they are still there.
 ///
 /// # Errors
-/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if there is none that could run there.
+/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if there is none that could run
+/// there.
 pub fn choose(asked: Option<&Path>, name: &str, arch: Architecture) -> anyhow::Result<Program> {
     if let Some(path) = asked {
         let bytes = read(path)?;

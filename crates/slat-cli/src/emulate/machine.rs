@@ -57,9 +57,9 @@ impl Architecture {
 
     /// Options for a CPU that has all that QEMU can emulate: SVM with nested paging; EL2 with VHE.
     ///
-    /// Without CMPXCHG16B, after which QEMU 7.2 has wrong flags until they are next set: an interrupt
-    /// in between restores them, and Linux 6.12 dies of a trap flag that nobody set. With the fast kind
-    /// of pointer authentication: the other one takes four times as long in all.
+    /// Without CMPXCHG16B, after which QEMU 7.2 has wrong flags until they are next set: an
+    /// interrupt in between restores them, and Linux 6.12 dies of a trap flag that nobody set. With
+    /// the fast kind of pointer authentication: the other one takes four times as long in all.
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &["-machine", "pc", "-cpu", "max,-cx16"],
@@ -69,8 +69,9 @@ impl Architecture {
         }
     }
 
-    /// x86's CPUs take turns on one thread: on threads of their own one may still execute the breakpoint with
-    /// which Linux changes its text (QEMU 7.2) when Linux knows no more of it, and dies of it.
+    /// x86's CPUs take turns on one thread: on threads of their own one may still execute the
+    /// breakpoint with which Linux changes its text (QEMU 7.2) when Linux knows no more of it, and
+    /// dies of it.
     const fn accelerator(self) -> &'static str {
         match self {
             Self::X86_64 => "tcg,thread=single",

@@ -1,7 +1,7 @@
 //! Modules of a kernel, from its `/lib/modules/VERSION`: which, in which order, unpacked.
 //!
-//! `modules.dep` comes with an installed kernel only, so what a module needs is read from the module
-//! itself (`.modinfo`, as `modinfo` shows it).
+//! `modules.dep` comes with an installed kernel only, so what a module needs is read from the
+//! module itself (`.modinfo`, as `modinfo` shows it).
 
 use crate::cli::ModuleParam;
 use anyhow::{Context, bail};

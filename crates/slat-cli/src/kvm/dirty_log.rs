@@ -46,7 +46,11 @@ pub struct DirtyLogArgs {
     pub initially_set: Switch,
 
     /// Entries of each vCPU's dirty ring, in place of a log: a power of two
-    #[arg(long, value_name = "N", conflicts_with_all = ["manual_protect", "initially_set", "clear_chunk"])]
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with_all = ["manual_protect", "initially_set", "clear_chunk"]
+    )]
     pub dirty_ring_size: Option<u32>,
 
     /// The log and the work.
@@ -62,7 +66,13 @@ pub struct DirtyLogArgs {
     pub interval: Option<Duration>,
 
     /// Rounds of dirtying, reading and clearing the log
-    #[arg(long, short = 'i', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(
+        long,
+        short = 'i',
+        value_name = "N",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
     pub iterations: u32,
 }
 

@@ -27,7 +27,13 @@ pub struct MemoryStressArgs {
     pub guest: GuestArgs,
 
     /// Times that memory is written, taken away and filled again
-    #[arg(long, short = 'i', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(
+        long,
+        short = 'i',
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
     pub iterations: u32,
 
     /// Memory that a cgroup made for the run allows; the rest is swapped (needs root and swap)

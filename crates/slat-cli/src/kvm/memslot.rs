@@ -49,7 +49,13 @@ pub struct MemslotArgs {
     pub delay: Duration,
 
     /// Times that the slot is added, moved and deleted
-    #[arg(long, short = 'i', value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(
+        long,
+        short = 'i',
+        value_name = "N",
+        default_value_t = 32,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
     pub iterations: u32,
 
     /// Bytes that all vCPUs write a second, a page a step: 200MiB/s [default: all they can]

@@ -82,7 +82,12 @@ pub struct MigrateArgs {
     pub max_downtime: Duration,
 
     /// Rounds after which the guest is stopped in any case
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
     pub max_rounds: u32,
 }
 

@@ -18,7 +18,12 @@ pub struct KvmArgs {
     pub pin: Option<Cpus>,
 
     /// Memslots that share the memory [default: 1]
-    #[arg(long, short = 'x', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32767))]
+    #[arg(
+        long,
+        short = 'x',
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=32767)
+    )]
     pub slots: Option<u32>,
 
     /// Let guests execute from huge pages although the host says no (needs CAP_SYS_BOOT)
@@ -58,7 +63,13 @@ pub struct GuestArgs {
     pub memory: Size,
 
     /// vCPUs
-    #[arg(long, short = 'v', value_name = "N", default_value = "2", value_parser = clap::value_parser!(u32).range(1..=512))]
+    #[arg(
+        long,
+        short = 'v',
+        value_name = "N",
+        default_value = "2",
+        value_parser = clap::value_parser!(u32).range(1..=512)
+    )]
     pub vcpus: u32,
 
     /// What backs the guest's memory
@@ -66,7 +77,14 @@ pub struct GuestArgs {
     pub backing: KvmBacking,
 
     /// Guests that are measured, one after the other; one more warms the host's memory up
-    #[arg(long, short = 'r', value_name = "N", alias = "rounds", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        long,
+        short = 'r',
+        value_name = "N",
+        alias = "rounds",
+        default_value = "3",
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
     pub runs: u32,
 
     /// What only KVM has.
@@ -100,7 +118,13 @@ pub struct LogArgs {
     pub eager_split: Option<Size>,
 
     /// How many of a hundred steps write; see --others
-    #[arg(long, short = 'w', value_name = "1..100", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(
+        long,
+        short = 'w',
+        value_name = "1..100",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u8).range(1..=100)
+    )]
     pub write_percent: u8,
 
     /// What is done to pages that are not written

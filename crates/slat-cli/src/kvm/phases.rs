@@ -3,8 +3,8 @@
 //! Counts come from KVM: those of the VM, of the dirty log and the sums over vCPUs with the phase,
 //! those of a vCPU with its part. Rounds differ, the first from the others above all, so a count
 //! that is not the same in all samples is given three times: `_first`, `_min` and `_max`. Counts
-//! that end in `_ns` are times that say where a phase went, over all vCPUs, those of the occurrence whose
-//! time is the middle one; `_typical` are counts of the same.
+//! that end in `_ns` are times that say where a phase went, over all vCPUs, those of the occurrence
+//! whose time is the middle one; `_typical` are counts of the same.
 
 use super::{measurement, stalls};
 use serde_json::{Map, Value};
@@ -52,8 +52,8 @@ pub fn measurements(
     results
 }
 
-/// Of the occurrence whose time is the middle one: its times, and the counts that explain them, under
-/// names that end in `_typical`.
+/// Of the occurrence whose time is the middle one: its times, and the counts that explain them,
+/// under names that end in `_typical`.
 fn typical(each: &[BTreeMap<String, u64>]) -> BTreeMap<String, u64> {
     let time = |counts: &BTreeMap<String, u64>| {
         counts.get("vcpu_ns").or_else(|| counts.get("calls_ns")).copied().unwrap_or(0)

@@ -29,7 +29,14 @@ pub struct PopulateArgs {
     pub memory: Size,
 
     /// vCPUs
-    #[arg(long, short = 'v', value_name = "N,...", value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u32).range(1..=512))]
+    #[arg(
+        long,
+        short = 'v',
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "1,2",
+        value_parser = clap::value_parser!(u32).range(1..=512)
+    )]
     pub vcpus: Vec<u32>,
 
     /// What backs the guest's memory
@@ -47,7 +54,14 @@ pub struct PopulateArgs {
     pub overlap: bool,
 
     /// Guests that are measured, one after the other; one more warms the host's memory up
-    #[arg(long, short = 'r', value_name = "N", alias = "rounds", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        long,
+        short = 'r',
+        value_name = "N",
+        alias = "rounds",
+        default_value = "3",
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
     pub runs: u32,
 
     /// What only KVM has.

@@ -1,10 +1,10 @@
 //! How long vCPUs stood still, by their own clocks, as measurements.
 //!
 //! A stall is a time between two accesses above five times what is usual on warm memory, less what
-//! is usual. What the vCPU's thread waited for a CPU between accesses, and its part of what the machine below took
-//! from the host (steal), is no matter of KVM's: it is taken out of the sum and shown beside it.
-//! Single stalls are shown as they were, since nobody can say which of them such a wait hit. Each
-//! figure is that of the vCPU that had it worst.
+//! is usual. What the vCPU's thread waited for a CPU between accesses, and its part of what the
+//! machine below took from the host (steal), is no matter of KVM's: it is taken out of the sum and
+//! shown beside it. Single stalls are shown as they were, since nobody can say which of them such a
+//! wait hit. Each figure is that of the vCPU that had it worst.
 
 use super::measurement;
 use serde_json::{Map, Value};

@@ -66,7 +66,7 @@ impl Plan {
             _ if quick => (32 << 20, small, "a few seconds"),
             ..TIGHT => (32 << 20, small, "half a minute"),
             TIGHT..COMFORTABLE => (64 << 20, Sizes { rounds: 7, ..small }, "a minute"),
-            _ => (256 << 20, full, "a minute and a half"),
+            _ => (256 << 20, full, "half a minute to a minute"),
         };
         let vcpus = cpus.clamp(1, 2) as u32;
         let runs = if quick { 1 } else { 5 };

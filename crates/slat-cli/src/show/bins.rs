@@ -1,4 +1,5 @@
-//! A part of the address space in equal bins: what a character of a map, or a column of a picture, shows.
+//! A part of the address space in equal bins: what a character of a map, or a column of a picture,
+//! shows.
 
 use super::dump::{Dump, Run};
 

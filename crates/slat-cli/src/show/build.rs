@@ -192,7 +192,8 @@ impl<F: Format> Work<'_, '_, '_, F> {
         }
     }
 
-    /// What the guest does by itself: hardware marks a leaf as a whole, and a fault gives what it lacks.
+    /// What the guest does by itself: hardware marks a leaf as a whole, and a fault gives what it
+    /// lacks.
     fn access(&mut self, range: GpaRange, access: Access) -> anyhow::Result<()> {
         let leaves: Vec<GpaRange> = self
             .guard

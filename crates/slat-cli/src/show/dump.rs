@@ -85,7 +85,8 @@ impl Run {
     }
 }
 
-/// What a guest may do, as `rwx`; in place of `x` also `u`, user programs only, and `k`, its kernel only.
+/// What a guest may do, as `rwx`; in place of `x` also `u`, user programs only, and `k`, its kernel
+/// only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Rights {
@@ -214,7 +215,8 @@ impl Dump {
         Ok(())
     }
 
-    /// Reads a file: a dump, or what KVM printed; `page` is the page size of a KVM that does not say it.
+    /// Reads a file: a dump, or what KVM printed; `page` is the page size of a KVM that does not
+    /// say it.
     ///
     /// # Errors
     /// It is neither.

@@ -1,7 +1,8 @@
-//! Tables that KVM has for a guest on arm64: `stage2_page_tables` in debugfs, of Linux 6.12 and later.
+//! Tables that KVM has for a guest on arm64: `stage2_page_tables` in debugfs, of Linux 6.12 and
+//! later.
 //!
-//! A line is a range, its size, the level, and, of leaves, flags: `arch/arm64/kvm/ptdump.c`. Neither the
-//! memory behind a leaf nor dirty state is among them.
+//! A line is a range, its size, the level, and, of leaves, flags: `arch/arm64/kvm/ptdump.c`.
+//! Neither the memory behind a leaf nor dirty state is among them.
 
 use super::dump::{Dump, Rights, Run};
 use anyhow::{Context, bail};
@@ -12,8 +13,8 @@ use std::path::Path;
 pub const GUESTS: &str = "sys/kernel/debug/kvm";
 const FILE: &str = "stage2_page_tables";
 
-/// The tables of a guest that runs here; `which` names it as debugfs does, and may be left out if there is
-/// one only.
+/// The tables of a guest that runs here; `which` names it as debugfs does, and may be left out if
+/// there is one only.
 ///
 /// # Errors
 /// This kernel shows none, or others than that; its text is not understood.

@@ -26,7 +26,8 @@ pub enum What {
     Unmap,
     /// Rights that are not named are taken.
     Protect(Rights),
-    /// The guest uses it, as far as it is mapped: the leaf it lies in is marked, and gets the right.
+    /// The guest uses it, as far as it is mapped: the leaf it lies in is marked, and gets the
+    /// right.
     Access(Access),
     /// No larger leaf is left.
     Split(PageSize),

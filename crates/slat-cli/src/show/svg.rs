@@ -1,6 +1,7 @@
 //! Tables as a picture: a strip for each part of the guest's memory.
 //!
-//! One file that refers to nothing outside itself, and follows the reader's choice of light or dark.
+//! One file that refers to nothing outside itself, and follows the reader's choice of light or
+//! dark.
 
 use super::bins::{Bin, Part, bins, count_parts, parts};
 use super::dump::Dump;

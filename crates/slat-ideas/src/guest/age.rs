@@ -1,8 +1,8 @@
 //! Looking for used pages at full speed beside vCPUs that fault.
 //!
-//! Half of the guest's memory is mapped, and scanned over and over; the vCPUs map the other half, page
-//! by page. Linux's reclaim takes a lock for a run of at most 64 pages, or for each page; each fault
-//! takes it for reading.
+//! Half of the guest's memory is mapped, and scanned over and over; the vCPUs map the other half,
+//! page by page. Linux's reclaim takes a lock for a run of at most 64 pages, or for each page; each
+//! fault takes it for reading.
 
 use super::bed::{Bed, Shape, TheGuest, room};
 use super::lock::FairLock;
@@ -60,7 +60,13 @@ pub struct AgeArgs {
     pub tables: TablesArgs,
 
     /// vCPUs that fault beside the scan
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=192))]
+    #[arg(
+        long,
+        short = 'v',
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=192)
+    )]
     pub vcpus: u16,
 
     /// Memory that is aged; the vCPUs map as much again, by pages [default: 1g]
@@ -266,8 +272,8 @@ struct Scan<'s, 'p, F: Format, A: Arch> {
 }
 
 impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
-    /// Goes round until the faults are over. After each call the pages become young again, as if the
-    /// guest had used them; that is not timed, and under no lock.
+    /// Goes round until the faults are over. After each call the pages become young again, as if
+    /// the guest had used them; that is not timed, and under no lock.
     fn until(
         &self,
         over: &AtomicBool,

@@ -1,8 +1,10 @@
-//! vCPUs that switch their caches on, one after the other, as a guest boots: what each policy maintains.
+//! vCPUs that switch their caches on, one after the other, as a guest boots: what each policy
+//! maintains.
 //!
 //! vCPU 0 begins past the caches, touches an image, switches on, and uses all memory; each of the
 //! others begins past the caches, touches a few pages, and switches on. What `every` maintains
-//! grows with vCPUs and memory; what `exact` does, with the pages that were touched past the caches.
+//! grows with vCPUs and memory; what `exact` does, with the pages that were touched past the
+//! caches.
 
 use super::turns::{Recorder, counts, ratios, take_turns};
 use crate::lines;
@@ -137,12 +139,19 @@ Examples:
 /// vCPUs of an Arm guest without FEAT_S2FWB that switch their caches on, one after the other.
 #[derive(Clone, Debug, Args)]
 pub struct CacheToggleArgs {
-    /// Memory of the guest, a multiple of 2m; all of it is used once vCPU 0 has switched [default: 1g]
+    /// Memory of the guest, a multiple of 2m; all of it is used once vCPU 0 has switched [default:
+    /// 1g]
     #[arg(long, short = 'b', value_name = "SIZE")]
     pub memory: Option<Size>,
 
     /// vCPUs
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=192))]
+    #[arg(
+        long,
+        short = 'v',
+        value_name = "N",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u16).range(1..=192)
+    )]
     pub vcpus: u16,
 
     /// What vCPU 0 touches before it switches
@@ -150,11 +159,21 @@ pub struct CacheToggleArgs {
     pub image: Size,
 
     /// Pages that each vCPU touches before it switches
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(0..=65536))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 16,
+        value_parser = clap::value_parser!(u32).range(0..=65536)
+    )]
     pub startup: u32,
 
     /// Threads that flush
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=64)
+    )]
     pub threads: u16,
 
     /// Count the bytes in place of flushing them: the guest needs no memory

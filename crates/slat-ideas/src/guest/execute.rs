@@ -20,7 +20,8 @@ use slat_sim::arch::Arch;
 use std::hint::black_box;
 use std::time::Duration;
 
-/// What becomes of a huge page, by name. `zap` is the baseline; in `allowed` there is nothing to do.
+/// What becomes of a huge page, by name. `zap` is the baseline; in `allowed` there is nothing to
+/// do.
 const WAYS: [(&str, ExecuteHuge); 4] = [
     ("zap", ExecuteHuge::Zap),
     ("split", ExecuteHuge::Split),
@@ -58,7 +59,13 @@ pub struct ExecuteArgs {
     pub backing: Option<Size>,
 
     /// vCPUs; each takes its own share of the memory
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=192))]
+    #[arg(
+        long,
+        short = 'v',
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u16).range(1..=192)
+    )]
     pub vcpus: u16,
 
     /// Memory of the guest, a multiple of the backing [default: 2g]
@@ -70,7 +77,12 @@ pub struct ExecuteArgs {
     pub rounds: Option<u32>,
 
     /// Nanoseconds that a fault costs on top, as leaving a guest of hardware's does
-    #[arg(long, value_name = "NS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    #[arg(
+        long,
+        value_name = "NS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(0..=1_000_000)
+    )]
     pub exit: u32,
 
     /// One block or 64 MiB, one round: shows that it works, gives no figures to quote

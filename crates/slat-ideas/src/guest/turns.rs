@@ -7,7 +7,8 @@ use slat_lab::turns::order;
 use slat_lab::unit::Unit;
 use std::collections::BTreeMap;
 
-/// The samples of each entrant, of the rounds that are complete: Ctrl-C ends them. One round warms up.
+/// The samples of each entrant, of the rounds that are complete: Ctrl-C ends them. One round warms
+/// up.
 ///
 /// `turn` learns who it is, and
 /// whether it counts.

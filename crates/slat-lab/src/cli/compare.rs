@@ -95,7 +95,12 @@ pub struct NoiseArgs {
 #[derive(Clone, Debug, Args)]
 pub struct Repeat {
     /// How often the order A, B, B, A is gone through, after one run of each that warms up
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..=100)
+    )]
     pub pairs: u32,
 
     /// The least change of a median that counts, in percent

@@ -1,7 +1,7 @@
 //! What is said to the first process of the machine, and what it answers.
 //!
-//! The answer comes over a serial line that is its alone, and is framed all the same: a machine that
-//! ends in the middle of it must not look like one that reported less.
+//! The answer comes over a serial line that is its alone, and is framed all the same: a machine
+//! that ends in the middle of it must not look like one that reported less.
 
 use serde::{Deserialize, Serialize};
 

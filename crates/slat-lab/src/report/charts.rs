@@ -28,7 +28,8 @@ const COLOURS: [RGBColor; 4] =
     [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(204, 121, 167)];
 /// More of them, for charts that tell more apart.
 ///
-/// The page's style gives each of these, black and white another colour where the reader's screen is dark.
+/// The page's style gives each of these, black and white another colour where the reader's screen
+/// is dark.
 const MORE: [RGBColor; 4] =
     [RGBColor(86, 180, 233), RGBColor(230, 159, 0), RGBColor(120, 120, 120), RGBColor(0, 0, 0)];
 const WIDTH: u32 = 860;

@@ -1,5 +1,5 @@
-//! Every sample and every count as a row of its own: the long form that data frames and spreadsheets
-//! take apart.
+//! Every sample and every count as a row of its own: the long form that data frames and
+//! spreadsheets take apart.
 
 use crate::record::Measurement;
 use crate::record::Report;

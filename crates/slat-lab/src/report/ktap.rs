@@ -1,8 +1,8 @@
 //! Results as tests, for kernel CI: KTAP version 1 (Documentation/dev-tools/ktap.rst).
 //!
-//! A test is a measurement, and something that was left out a skipped one. A test fails where a check did:
-//! what was tried and went wrong, a threshold that three quarters of the rounds missed, a run that did not
-//! come to its end. A time alone fails nothing.
+//! A test is a measurement, and something that was left out a skipped one. A test fails where a
+//! check did: what was tried and went wrong, a threshold that three quarters of the rounds missed,
+//! a run that did not come to its end. A time alone fails nothing.
 
 use super::tables::engine::verdict;
 use super::text;

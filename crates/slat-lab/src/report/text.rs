@@ -85,8 +85,8 @@ fn widest(table: &Table, index: usize, at: &[char]) -> usize {
     cells.flat_map(|cell| cell.split(at)).map(|piece| piece.chars().count()).max().unwrap_or(0)
 }
 
-/// However narrow the terminal is, no word is broken; a single label is a sentence, which may take a
-/// few lines, not ten.
+/// However narrow the terminal is, no word is broken; a single label is a sentence, which may take
+/// a few lines, not ten.
 fn constraint(table: &Table, index: usize) -> Option<ColumnConstraint> {
     let mut least = widest(table, index, &[' ', '\n']);
     if index == 0 && table.labels == 1 {

@@ -1,7 +1,8 @@
-//! How much could be taken from a guest, as walks over its accessed bits tell; and whether that was true: so
-//! many pages are taken, the guest goes on as before, and what comes back is counted.
+//! How much could be taken from a guest, as walks over its accessed bits tell; and whether that was
+//! true: so many pages are taken, the guest goes on as before, and what comes back is counted.
 //!
-//! Walks come after a number of accesses, on the vCPU's own thread: all counts are the same in each run.
+//! Walks come after a number of accesses, on the vCPU's own thread: all counts are the same in each
+//! run.
 
 use super::sample::{Runner, TheGuest, with_guest};
 use super::settings::{AccessPattern, ReclaimArgs, SwapPlace, swap_place};
@@ -52,7 +53,8 @@ pub struct IdleArgs {
     #[arg(long, value_name = "PATTERN,...", value_delimiter = ',')]
     pub pattern: Vec<AccessPattern>,
 
-    /// A recorded trace, for --pattern trace, as `slat-bench reclaim` reads it [default: one of GNU sort]
+    /// A recorded trace, for --pattern trace, as `slat-bench reclaim` reads it [default: one of GNU
+    /// sort]
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
@@ -61,11 +63,22 @@ pub struct IdleArgs {
     pub interval: f64,
 
     /// Walks before pages are taken, and after
-    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 48,
+        value_parser = clap::value_parser!(u32).range(2..=1000)
+    )]
     pub walks: u32,
 
     /// How many pages may come back between two walks, in percent of the guest's: a guest for each
-    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_value = "1,2,5", value_parser = percent)]
+    #[arg(
+        long,
+        value_name = "PERCENT,...",
+        value_delimiter = ',',
+        default_value = "1,2,5",
+        value_parser = percent
+    )]
     pub may_return: Vec<f64>,
 
     /// Do not invalidate at the end of a walk: what a TLB holds looks idle

@@ -1,4 +1,5 @@
-//! In which order a guest uses its pages, made before it runs; and what could have been kept of them.
+//! In which order a guest uses its pages, made before it runs; and what could have been kept of
+//! them.
 
 use super::settings::AccessPattern;
 use anyhow::Context;
@@ -119,12 +120,13 @@ impl Zipf {
     }
 }
 
-/// GNU sort over 60,000 numbers of up to 19 digits: 4 KiB pages in the order of their first use, as what
-/// misses 32 entries that are replaced by the least recently used (instruction fetches, loads, stores).
+/// GNU sort over 60,000 numbers of up to 19 digits: 4 KiB pages in the order of their first use, as
+/// what misses 32 entries that are replaced by the least recently used (instruction fetches, loads,
+/// stores).
 const SORT: &[u8] = include_bytes!("../../../traces/sort.txt.xz");
 
-/// A trace, from a file or the one that comes with the program: the uses, and how many pages there are. Pages
-/// are numbered as they first appear.
+/// A trace, from a file or the one that comes with the program: the uses, and how many pages there
+/// are. Pages are numbered as they first appear.
 ///
 /// # Errors
 /// It cannot be read, or is none.
@@ -167,8 +169,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<(Vec<Use>, u32)> {
     Ok((uses, numbers.len() as u32))
 }
 
-/// How often pages had to come back, had each time the one been given up that is used again last, of a
-/// guest that first uses all `pages` in order (Belady's rule: nothing needs fewer).
+/// How often pages had to come back, had each time the one been given up that is used again last,
+/// of a guest that first uses all `pages` in order (Belady's rule: nothing needs fewer).
 pub fn fewest_refaults(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
     let all: Vec<u32> = (0..pages).chain(uses).collect();
     let mut next = vec![u32::MAX; all.len()];
@@ -223,9 +225,9 @@ pub fn refaults_of_lru(pages: u32, memory: u32, uses: impl Iterator<Item = u32>)
     misses - u64::from(pages)
 }
 
-/// The fewest refaults of who knows how often each page is used, and nothing of when: the pages used
-/// most stay, and one place is for all others (of independent uses nothing that does not see the future
-/// does better: Aho, Denning, Ullman, "Principles of Optimal Page Replacement", 1971).
+/// The fewest refaults of who knows how often each page is used, and nothing of when: the pages
+/// used most stay, and one place is for all others (of independent uses nothing that does not see
+/// the future does better: Aho, Denning, Ullman, "Principles of Optimal Page Replacement", 1971).
 pub fn refaults_by_frequency(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
     let mut counts = vec![0u64; pages as usize];
     uses.for_each(|page| counts[page as usize] += 1);

@@ -34,7 +34,13 @@ pub struct ReclaimArgs {
     pub memory: Option<Size>,
 
     /// Memory that the guest thinks it has, in multiples of the other
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1.5", value_parser = factor)]
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "1.5",
+        value_parser = factor
+    )]
     pub guest: Vec<f64>,
 
     /// In which order it uses its pages [default: uniform,zipf,scan,phase,trace]
@@ -52,7 +58,13 @@ pub struct ReclaimArgs {
     pub policy: Vec<ReclaimPolicy>,
 
     /// vCPUs
-    #[arg(long, short = 'v', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(
+        long,
+        short = 'v',
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=64)
+    )]
     pub vcpus: u16,
 
     /// Accesses of each vCPU, in multiples of the guest's pages [default: 20, and 400 of a trace]
@@ -70,7 +82,12 @@ pub struct ReclaimArgs {
     pub huge: bool,
 
     /// Pages of one call of an ageing walk by bitmap
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..=1 << 24)
+    )]
     pub window: u32,
 
     /// Invalidate at the end of each walk: what a TLB holds does not look idle
@@ -78,7 +95,12 @@ pub struct ReclaimArgs {
     pub fresh: bool,
 
     /// Pages that are given up together
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..=4096)
+    )]
     pub batch: u32,
 
     /// How long a page stays after it came back

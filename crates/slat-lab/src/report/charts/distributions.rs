@@ -27,8 +27,8 @@ pub struct Scenario {
     pub charts: Vec<Chart>,
 }
 
-/// The distributions of each scenario's measurements. Splits have theirs among the charts of their own, and
-/// what was made of other measurements has none.
+/// The distributions of each scenario's measurements. Splits have theirs among the charts of their
+/// own, and what was made of other measurements has none.
 pub fn all(results: &[Measurement]) -> Vec<Scenario> {
     let mut topics: Vec<(Topic, Vec<&Measurement>)> = Vec::new();
     let is_raw = |m: &&Measurement| {

@@ -51,7 +51,8 @@ pub(super) fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
     }))
 }
 
-/// The corners of a line: each value, the part of all that is below, and the part that is not above.
+/// The corners of a line: each value, the part of all that is below, and the part that is not
+/// above.
 fn steps(samples: &[f64]) -> Vec<(f64, f64)> {
     let mut sorted: Vec<f64> = samples.iter().copied().filter(|s| s.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);

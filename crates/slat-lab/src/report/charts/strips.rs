@@ -98,8 +98,8 @@ where
     Ok(())
 }
 
-/// The label of a tick on the logarithmic scale. Only 1, 2 and 5 of each decade get one: between the
-/// others there is no room for text.
+/// The label of a tick on the logarithmic scale. Only 1, 2 and 5 of each decade get one: between
+/// the others there is no room for text.
 fn tick(value: f64, unit: &Unit) -> String {
     let leading = format!("{value:e}").chars().next();
     if matches!(leading, Some('1' | '2' | '5')) { unit.figure(value) } else { String::new() }

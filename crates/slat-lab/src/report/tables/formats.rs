@@ -1,4 +1,5 @@
-//! Formats beside each other: the time of a page on each, by the first format's and by the machine's.
+//! Formats beside each other: the time of a page on each, by the first format's and by the
+//! machine's.
 
 use super::engine::parameter;
 use crate::numbers::{three_digits, with_spread};
