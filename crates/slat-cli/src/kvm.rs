@@ -89,12 +89,12 @@ impl Asked<'_> {
             backing,
             vcpus: self.guest.vcpus as usize,
             overlap: self.overlap,
-            slots: self.guest.kvm.slots.unwrap_or(1),
+            slots: self.guest.run.kvm.slots.unwrap_or(1),
             mode: self.mode,
             eager_split: self.eager_split.map(Size::bytes),
-            nx_huge_pages: !self.guest.kvm.disable_nx_huge_pages,
+            nx_huge_pages: !self.guest.run.kvm.disable_nx_huge_pages,
             slot_zap_all: true,
-            nodes: self.guest.kvm.memory_node.clone(),
+            nodes: self.guest.run.kvm.memory_node.clone(),
         })
     }
 
@@ -106,16 +106,20 @@ impl Asked<'_> {
         params.add("backing", self.guest.backing.to_string());
         params.add_if(self.overlap, "overlap", true);
         params.add_if(
-            self.guest.kvm.slots.is_some_and(|slots| slots > 1),
+            self.guest.run.kvm.slots.is_some_and(|slots| slots > 1),
             "slots",
-            self.guest.kvm.slots,
+            self.guest.run.kvm.slots,
         );
-        let pin = self.guest.kvm.pin.as_ref().map_or(&[][..], |cpus| &cpus.0);
+        let pin = self.guest.run.kvm.pin.as_ref().map_or(&[][..], |cpus| &cpus.0);
         params.add_if(!pin.is_empty(), "pin", json!(pin).to_string());
-        params.add_if(self.guest.kvm.disable_nx_huge_pages, "nx_huge_pages", "off");
-        let nodes = &self.guest.kvm.memory_node;
+        params.add_if(self.guest.run.kvm.disable_nx_huge_pages, "nx_huge_pages", "off");
+        let nodes = &self.guest.run.kvm.memory_node;
         params.add_if(!nodes.is_empty(), "memory_node", json!(nodes).to_string());
-        params.add_if(self.guest.kvm.cpu_node.is_some(), "cpu_node", self.guest.kvm.cpu_node);
+        params.add_if(
+            self.guest.run.kvm.cpu_node.is_some(),
+            "cpu_node",
+            self.guest.run.kvm.cpu_node,
+        );
         if let Some(chunk) = self.eager_split {
             params.add("eager_split", chunk.bytes());
         }

@@ -1,6 +1,7 @@
 //! The command line that all programs have in common.
 
 mod compare;
+pub mod count;
 mod cpus;
 mod output;
 mod plan;

@@ -197,6 +197,7 @@ pub(crate) mod fake {
     //! A program that measures nothing, and has a command line like one that does.
 
     use super::*;
+    use crate::cli::count;
     use clap::{Arg, ArgAction};
 
     fn option(name: &'static str) -> Arg {
@@ -214,7 +215,7 @@ pub(crate) mod fake {
             .args(flags.map(|name| option(name).action(ArgAction::SetTrue)));
         let engine = Command::new("engine")
             .arg(option("granule").value_parser(["4k", "16k", "64k"]))
-            .arg(option("rounds").value_parser(clap::value_parser!(u32).range(1..=1000)))
+            .arg(option("rounds").value_parser(count::rounds()))
             .arg(option("quick").action(ArgAction::SetTrue));
         let all = [split, engine].map(OutputArgs::augment_args);
         Command::new("slat").subcommand(Command::new("bench").subcommands(all))

@@ -18,6 +18,7 @@ use slat_ideas::guest::times::Times;
 use slat_ideas::guest::turns::{Counts, Recorder, counts, ratios, take_turns};
 use slat_ideas::guest::vcpus::faults_between;
 use slat_ideas::on_machine;
+use slat_lab::cli::count;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -51,7 +52,7 @@ pub struct DirtyLogArgs {
         short = 'v',
         value_name = "N",
         default_value_t = 2,
-        value_parser = clap::value_parser!(u16).range(1..=192)
+        value_parser = count::threads()
     )]
     pub vcpus: u16,
 
@@ -69,7 +70,7 @@ pub struct DirtyLogArgs {
         short = 'w',
         value_name = "1..100",
         default_value_t = 100,
-        value_parser = clap::value_parser!(u8).range(1..=100)
+        value_parser = count::of_hundred()
     )]
     pub write_percent: u8,
 
@@ -79,18 +80,12 @@ pub struct DirtyLogArgs {
         short = 'i',
         value_name = "N",
         default_value_t = 3,
-        value_parser = clap::value_parser!(u32).range(1..=10_000)
+        value_parser = count::iterations()
     )]
     pub iterations: u32,
 
     /// Guests that are measured in each way, in turns; one more warms up
-    #[arg(
-        long,
-        short = 'r',
-        value_name = "N",
-        default_value_t = 3,
-        value_parser = clap::value_parser!(u32).range(1..=1000)
-    )]
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = count::rounds())]
     pub runs: u32,
 
     /// 16 MiB or one block, one guest, two rounds: shows that it works, gives no figures to quote

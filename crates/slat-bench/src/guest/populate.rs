@@ -13,6 +13,7 @@ use slat_ideas::guest::runner::Locks;
 use slat_ideas::guest::turns::{Recorder, ratios, take_turns};
 use slat_ideas::guest::vcpus::{PhaseRun, run_phases};
 use slat_ideas::on_machine;
+use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
@@ -56,7 +57,7 @@ pub struct PopulateArgs {
         value_name = "N,...",
         value_delimiter = ',',
         default_value = "1,2",
-        value_parser = clap::value_parser!(u16).range(1..=192)
+        value_parser = count::threads()
     )]
     pub vcpus: Vec<u16>,
 
@@ -70,7 +71,7 @@ pub struct PopulateArgs {
     pub overlap: bool,
 
     /// Samples of each way, in turns [default: 9]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
     /// 16 MiB, one round: shows that it works, gives no figures to quote

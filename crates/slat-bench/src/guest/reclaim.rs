@@ -46,7 +46,7 @@ pub struct Case {
     fewest: Option<u64>,
     /// What giving up the page used longest ago needs, if every use is seen.
     lru: Option<u64>,
-    /// What who knows frequencies alone needs.
+    /// Refaults of a policy that knows how often each page is used, and nothing of when.
     by_frequency: u64,
     window: u32,
     fresh: bool,

@@ -3,6 +3,7 @@
 use crate::settings::peers::LinuxArgs;
 use clap::{Args, ValueEnum};
 use slat_ideas::format::{Granule, TableFormat};
+use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
 
@@ -33,7 +34,7 @@ pub struct EngineArgs {
     pub only: Vec<Part>,
 
     /// Samples of each variant, taken in turns; the slow ones take fewer [default: 9]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
     /// 1 GiB and three rounds unless said otherwise, a few seconds

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use slat_ideas::format::Granule;
-use slat_lab::cli::Switch;
+use slat_lab::cli::{Switch, count};
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
 use std::path::PathBuf;
@@ -166,7 +166,7 @@ pub struct PeersArgs {
     pub memory: Option<Size>,
 
     /// Samples of each, taken in turns [default: 7]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
     /// 1 GiB and three rounds unless said otherwise: shows that it works, gives no figures to quote
@@ -199,12 +199,7 @@ pub struct CheckArgs {
     pub histories: u32,
 
     /// Operations of a history
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 40,
-        value_parser = clap::value_parser!(u32).range(1..=10_000)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = count::iterations())]
     pub length: u32,
 
     /// Where the random numbers begin; the same one gives the same histories

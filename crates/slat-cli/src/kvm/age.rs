@@ -48,11 +48,11 @@ impl Scenario for Age {
 fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let mut guest = args.guest.clone();
     guest.shrink();
-    let mut guests = Runs::new("age", &asked(&guest, false), guest.runs)?;
+    let mut guests = Runs::new("age", &asked(&guest, false), guest.run.runs)?;
     slat_kvm::probe()?;
     let tracking = Tracking::of_host()?;
     guests.params.insert("tracking".to_owned(), tracking.to_string().into());
-    session.start(&guests.name(), u64::from(guest.runs + 1) * 8);
+    session.start(&guests.name(), u64::from(guest.run.runs + 1) * 8);
     let (mut idle, mut marked): ([Vec<u64>; 2], Vec<u64>) = Default::default();
     let results = guests.measure(session, |shape, setting| {
         let report = age::run(shape, tracking, setting)?;

@@ -58,8 +58,8 @@ impl Scenario for BootCaches {
 fn run(args: &BootCachesArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
     let asked = asked(&args.guest, false);
-    let guests = Runs::new("boot-caches", &asked, args.guest.runs)?;
-    session.start(&guests.name(), u64::from(args.guest.runs + 1) * 4);
+    let guests = Runs::new("boot-caches", &asked, args.guest.run.runs)?;
+    session.start(&guests.name(), u64::from(args.guest.run.runs + 1) * 4);
     let mut toggles = Vec::new();
     let results = guests.measure(session, |shape, setting| {
         let report = boot_caches::run(shape, setting)?;

@@ -8,8 +8,7 @@ use serde_json::{Map, Value, json};
 use slat_kvm::phase::{Phase, PhaseRun};
 use slat_kvm::scenario::dirty_log::{self, Config, Report};
 use slat_kvm::{Backing, Mode};
-use slat_lab::cli::Switch;
-use slat_lab::cli::time;
+use slat_lab::cli::{Switch, count, time};
 use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
@@ -71,7 +70,7 @@ pub struct DirtyLogArgs {
         short = 'i',
         value_name = "N",
         default_value_t = 3,
-        value_parser = clap::value_parser!(u32).range(1..=10_000)
+        value_parser = count::iterations()
     )]
     pub iterations: u32,
 }
@@ -117,7 +116,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     let mut guest = Guest::new(args)?;
     session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize);
     session.start(&guest.name(), guest.steps());
-    for _ in 0..=args.guest.runs {
+    for _ in 0..=args.guest.run.runs {
         guest.run(session)?;
     }
     session.finish();
@@ -145,7 +144,7 @@ impl<'a> Guest<'a> {
     /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for values that cannot be right.
     pub fn new(args: &'a DirtyLogArgs) -> anyhow::Result<Self> {
         let config = config(args)?;
-        let pin = args.guest.kvm.cpus()?;
+        let pin = args.guest.run.kvm.cpus()?;
         Ok(Self { args, config, pin, warm: false, phases: Vec::new(), last: None })
     }
 
@@ -158,7 +157,7 @@ impl<'a> Guest<'a> {
     /// Steps of all its runs.
     pub fn steps(&self) -> u64 {
         let calls = if self.config.shape.mode.is_manual() { 3 } else { 2 };
-        (4 + u64::from(self.config.iterations) * calls) * u64::from(self.args.guest.runs + 1)
+        (4 + u64::from(self.config.iterations) * calls) * u64::from(self.args.guest.run.runs + 1)
     }
 
     /// Runs the guest once. After Ctrl-C, what had ended by then is kept.
@@ -266,7 +265,7 @@ pub(super) fn log_params(
         }
     }
     params.insert("write_percent".to_owned(), args.log.write_percent.into());
-    params.insert("runs".to_owned(), args.guest.runs.into());
+    params.insert("runs".to_owned(), args.guest.run.runs.into());
     Pattern::of(&args.log).add_to(&mut params);
     Ok(params)
 }

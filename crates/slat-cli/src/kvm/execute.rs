@@ -51,8 +51,8 @@ fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurem
     // At least a page for each vCPU.
     let least = guest.backing.in_kvm().page_size() * u64::from(guest.vcpus);
     guest.memory = guest.memory.max(Size(least));
-    let guests = Runs::new("execute", &asked(&guest, false), guest.runs)?;
-    session.start(&guests.name(), u64::from(guest.runs + 1) * 6);
+    let guests = Runs::new("execute", &asked(&guest, false), guest.run.runs)?;
+    session.start(&guests.name(), u64::from(guest.run.runs + 1) * 6);
     let results = guests.measure(session, |shape, setting| execute::run(shape, 2, setting));
     session.finish();
     results

@@ -35,10 +35,10 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     let mut params = log_params(args, clear_chunk)?;
     params.insert("duration".to_owned(), duration.as_secs_f64().into());
     params.insert("interval_ms".to_owned(), (interval.as_millis() as u64).into());
-    let mut guest = Live::new(config, params, args.guest.kvm.cpus()?);
+    let mut guest = Live::new(config, params, args.guest.run.kvm.cpus()?);
     session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize + 2);
-    session.start(&guest.name(), u64::from(args.guest.runs + 1) * PHASES);
-    for _ in 0..=args.guest.runs {
+    session.start(&guest.name(), u64::from(args.guest.run.runs + 1) * PHASES);
+    for _ in 0..=args.guest.run.runs {
         guest.run(session)?;
         if session.interrupted() {
             break;

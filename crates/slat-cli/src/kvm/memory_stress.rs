@@ -6,6 +6,7 @@ use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::cgroup::MemoryLimit;
 use slat_kvm::scenario::memory_stress;
+use slat_lab::cli::count;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -32,7 +33,7 @@ pub struct MemoryStressArgs {
         short = 'i',
         value_name = "N",
         default_value_t = 2,
-        value_parser = clap::value_parser!(u32).range(1..=10_000)
+        value_parser = count::iterations()
     )]
     pub iterations: u32,
 
@@ -76,7 +77,7 @@ impl Scenario for MemoryStress {
 fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
     let asked = asked(&args.guest, false);
-    let mut guests = Runs::new("memory-stress", &asked, args.guest.runs)?;
+    let mut guests = Runs::new("memory-stress", &asked, args.guest.run.runs)?;
     guests.params.insert("iterations".to_owned(), args.iterations.into());
     let limit = match args.limit {
         Some(limit) => {
@@ -87,7 +88,7 @@ fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     };
     session.start(
         &guests.name(),
-        u64::from(args.guest.runs + 1) * (2 + 4 * u64::from(args.iterations)),
+        u64::from(args.guest.run.runs + 1) * (2 + 4 * u64::from(args.iterations)),
     );
     let results = guests
         .measure(session, |shape, setting| memory_stress::run(shape, args.iterations, setting));

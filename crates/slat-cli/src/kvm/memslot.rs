@@ -106,7 +106,7 @@ impl Scenario for Memslot {
 pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
     let asked = asked(&args.guest, args.overlap);
-    let mut guests = Runs::new(SCENARIO, &asked, args.guest.runs)?;
+    let mut guests = Runs::new(SCENARIO, &asked, args.guest.run.runs)?;
     guests.shape.slot_zap_all = !args.disable_slot_zap_all;
     let pattern = Pattern {
         write_percent: 100,
@@ -124,7 +124,7 @@ pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     }
     pattern.add_to(&mut guests.params);
     let work = pattern.work(args.guest.vcpus);
-    session.start(&guests.name(), u64::from(args.guest.runs + 1) * PHASES);
+    session.start(&guests.name(), u64::from(args.guest.run.runs + 1) * PHASES);
     let mut reports = Vec::new();
     let results = guests.measure(session, |shape, setting| {
         let config = Config {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use slat_kvm::phase::{Phase, PhaseRun};
 use slat_kvm::scenario::migrate::{self, Config, Report};
 use slat_kvm::{Backing, Mode};
-use slat_lab::cli::time;
+use slat_lab::cli::{count, time};
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
@@ -82,12 +82,7 @@ pub struct MigrateArgs {
     pub max_downtime: Duration,
 
     /// Rounds after which the guest is stopped in any case
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 30,
-        value_parser = clap::value_parser!(u32).range(1..=1000)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = count::rounds())]
     pub max_rounds: u32,
 }
 
@@ -142,10 +137,10 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     if guests.is_empty() {
         bail!("this host's KVM has no way of logging dirty pages that was asked for");
     }
-    let pin = args.guest.kvm.cpus()?;
+    let pin = args.guest.run.kvm.cpus()?;
     session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize + 2);
-    session.start("migrate", guests.len() as u64 * u64::from(args.guest.runs + 1) * PHASES);
-    for run in 0..=args.guest.runs {
+    session.start("migrate", guests.len() as u64 * u64::from(args.guest.run.runs + 1) * PHASES);
+    for run in 0..=args.guest.run.runs {
         for place in order(run as usize, guests.len()) {
             if session.interrupted() {
                 break;
@@ -184,7 +179,7 @@ fn prepare(args: &MigrateArgs, way: KvmWay) -> anyhow::Result<Migration> {
     params.insert("link".to_owned(), (args.link.0.round() as u64).into());
     params.insert("max_downtime_ms".to_owned(), (args.max_downtime.as_millis() as u64).into());
     params.insert("max_rounds".to_owned(), args.max_rounds.into());
-    params.insert("runs".to_owned(), args.guest.runs.into());
+    params.insert("runs".to_owned(), args.guest.run.runs.into());
     if let Some(chunk) = chunk.filter(|_| mode.is_manual()) {
         params.insert("clear_chunk".to_owned(), chunk.into());
     }

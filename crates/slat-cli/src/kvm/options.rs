@@ -4,7 +4,7 @@
 
 use super::values::{ClearChunk, HotSet, KvmBacking, Others};
 use clap::Args;
-use slat_lab::cli::Cpus;
+use slat_lab::cli::{Cpus, count};
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
 use slat_lab::size::Size;
@@ -63,19 +63,31 @@ pub struct GuestArgs {
     pub memory: Size,
 
     /// vCPUs
-    #[arg(
-        long,
-        short = 'v',
-        value_name = "N",
-        default_value = "2",
-        value_parser = clap::value_parser!(u32).range(1..=512)
-    )]
+    #[arg(long, short = 'v', value_name = "N", default_value = "2", value_parser = count::vcpus())]
     pub vcpus: u32,
 
     /// What backs the guest's memory
     #[arg(long, short = 's', value_name = "BACKING", default_value = "4k")]
     pub backing: KvmBacking,
 
+    /// How it is measured.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+impl GuestArgs {
+    /// Makes the guest small, and the only one, if that was asked for by `--quick`; says whether.
+    pub fn shrink(&mut self) -> bool {
+        if self.run.quick {
+            (self.memory, self.run.runs) = (self.memory.min(Size(16 << 20)), 1);
+        }
+        self.run.quick
+    }
+}
+
+/// How often a guest is measured, and on what.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
     /// Guests that are measured, one after the other; one more warms the host's memory up
     #[arg(
         long,
@@ -83,7 +95,7 @@ pub struct GuestArgs {
         value_name = "N",
         alias = "rounds",
         default_value = "3",
-        value_parser = clap::value_parser!(u32).range(1..=1000)
+        value_parser = count::rounds()
     )]
     pub runs: u32,
 
@@ -94,16 +106,6 @@ pub struct GuestArgs {
     /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
-}
-
-impl GuestArgs {
-    /// Makes the guest small, and the only one, if that was asked for by `--quick`; says whether.
-    pub fn shrink(&mut self) -> bool {
-        if self.quick {
-            (self.memory, self.runs) = (self.memory.min(Size(16 << 20)), 1);
-        }
-        self.quick
-    }
 }
 
 /// How dirty pages are logged, and what the vCPUs do meanwhile.
@@ -123,7 +125,7 @@ pub struct LogArgs {
         short = 'w',
         value_name = "1..100",
         default_value_t = 100,
-        value_parser = clap::value_parser!(u8).range(1..=100)
+        value_parser = count::of_hundred()
     )]
     pub write_percent: u8,
 

@@ -1,12 +1,13 @@
 //! First touches.
 
-use super::options::{GuestArgs, KvmArgs};
+use super::options::{GuestArgs, RunArgs};
 use super::runs::{Runs, asked};
 use super::values::KvmBacking;
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::Error;
 use slat_kvm::scenario::populate;
+use slat_lab::cli::count;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -35,7 +36,7 @@ pub struct PopulateArgs {
         value_name = "N,...",
         value_delimiter = ',',
         default_value = "1,2",
-        value_parser = clap::value_parser!(u32).range(1..=512)
+        value_parser = count::vcpus()
     )]
     pub vcpus: Vec<u32>,
 
@@ -53,24 +54,9 @@ pub struct PopulateArgs {
     #[arg(long)]
     pub overlap: bool,
 
-    /// Guests that are measured, one after the other; one more warms the host's memory up
-    #[arg(
-        long,
-        short = 'r',
-        value_name = "N",
-        alias = "rounds",
-        default_value = "3",
-        value_parser = clap::value_parser!(u32).range(1..=1000)
-    )]
-    pub runs: u32,
-
-    /// What only KVM has.
+    /// How it is measured.
     #[command(flatten)]
-    pub kvm: KvmArgs,
-
-    /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
-    #[arg(long)]
-    pub quick: bool,
+    pub run: RunArgs,
 }
 
 /// The scenario.
@@ -96,14 +82,13 @@ fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measure
     let pairs =
         args.backing.iter().flat_map(|&backing| args.vcpus.iter().map(move |&it| (backing, it)));
     let guests = pairs.map(|(backing, vcpus)| {
-        let PopulateArgs { memory, runs, quick, .. } = *args;
-        let kvm = args.kvm.clone();
-        let mut guest = GuestArgs { memory, vcpus, backing, runs, kvm, quick };
+        let (memory, run) = (args.memory, args.run.clone());
+        let mut guest = GuestArgs { memory, vcpus, backing, run };
         guest.shrink();
         guest
     });
     let cases: Vec<Runs> = guests
-        .map(|guest| Runs::new("populate", &asked(&guest, args.overlap), guest.runs))
+        .map(|guest| Runs::new("populate", &asked(&guest, args.overlap), guest.run.runs))
         .collect::<anyhow::Result<_>>()?;
     session.start("populate", cases.iter().map(Runs::steps).sum::<u64>() * 2);
     let mut results = Vec::new();

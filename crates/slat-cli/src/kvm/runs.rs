@@ -23,7 +23,7 @@ impl Runs {
     pub fn new(scenario: &'static str, asked: &Asked<'_>, runs: u32) -> anyhow::Result<Self> {
         let mut params = asked.params();
         params.insert("runs".to_owned(), runs.into());
-        Ok(Self { scenario, shape: asked.shape()?, params, pin: asked.guest.kvm.cpus()?, runs })
+        Ok(Self { scenario, shape: asked.shape()?, params, pin: asked.guest.run.kvm.cpus()?, runs })
     }
 
     /// Guests that are run, the one that warms up included.

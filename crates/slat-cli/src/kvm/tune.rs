@@ -201,8 +201,9 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
         bail!("this host's KVM cannot log dirty pages");
     }
     session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize + 2);
-    session.start("tune dirty-log", guests.len() as u64 * u64::from(args.guest.runs + 1) * PHASES);
-    for run in 0..=args.guest.runs as usize {
+    session
+        .start("tune dirty-log", guests.len() as u64 * u64::from(args.guest.run.runs + 1) * PHASES);
+    for run in 0..=args.guest.run.runs as usize {
         for place in order(run, guests.len()) {
             if session.interrupted() {
                 break;
@@ -239,7 +240,7 @@ fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
     params.insert("way".to_owned(), way.name.clone().into());
     params.insert("duration".to_owned(), args.duration.as_secs_f64().into());
     params.insert("interval_ms".to_owned(), (args.interval.as_millis() as u64).into());
-    params.insert("runs".to_owned(), args.guest.runs.into());
+    params.insert("runs".to_owned(), args.guest.run.runs.into());
     pattern.add_to(&mut params);
     let config = Config {
         shape: asked.shape()?,
@@ -248,7 +249,7 @@ fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
         interval: args.interval,
         clear_chunk: way.chunk,
     };
-    Ok(Live::new(config, params, args.guest.kvm.cpus()?))
+    Ok(Live::new(config, params, args.guest.run.kvm.cpus()?))
 }
 
 /// What to set, from the ways in the order of their stalls.

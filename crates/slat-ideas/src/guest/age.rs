@@ -16,6 +16,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use slat::{Access, Ageing, Format, Member};
 use slat_guest::Worker;
+use slat_lab::cli::count;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -65,7 +66,7 @@ pub struct AgeArgs {
         short = 'v',
         value_name = "N",
         default_value_t = 1,
-        value_parser = clap::value_parser!(u16).range(1..=192)
+        value_parser = count::threads()
     )]
     pub vcpus: u16,
 
@@ -74,7 +75,7 @@ pub struct AgeArgs {
     pub memory: Option<Size>,
 
     /// Samples of each way, in turns [default: 9]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
     /// 64 MiB, one round: shows that it works, gives no figures to quote

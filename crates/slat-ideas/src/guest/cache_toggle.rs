@@ -20,6 +20,7 @@ use slat_guest::{
     Backing, CachePolicy, Config, Guest, Host, Hva, NoPage, Outcome, Page, SlotId, SlotSpec,
     TABLE_PAGES, TableRoom, Vcpu, Worker,
 };
+use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
@@ -150,7 +151,7 @@ pub struct CacheToggleArgs {
         short = 'v',
         value_name = "N",
         default_value_t = 8,
-        value_parser = clap::value_parser!(u16).range(1..=192)
+        value_parser = count::threads()
     )]
     pub vcpus: u16,
 
@@ -181,7 +182,7 @@ pub struct CacheToggleArgs {
     pub count: bool,
 
     /// Boots by each policy, in turns [default: 5]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
     /// 64 MiB, one round: shows that it works, gives no figures to quote

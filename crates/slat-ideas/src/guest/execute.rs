@@ -12,6 +12,7 @@ use anyhow::ensure;
 use clap::Args;
 use slat::Format;
 use slat_guest::{Config, ExecuteHuge};
+use slat_lab::cli::count;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -64,7 +65,7 @@ pub struct ExecuteArgs {
         short = 'v',
         value_name = "N",
         default_value_t = 2,
-        value_parser = clap::value_parser!(u16).range(1..=192)
+        value_parser = count::threads()
     )]
     pub vcpus: u16,
 
@@ -73,7 +74,7 @@ pub struct ExecuteArgs {
     pub memory: Option<Size>,
 
     /// Guests of each kind that are measured, in turns [default: 7]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
     /// Nanoseconds that a fault costs on top, as leaving a guest of hardware's does

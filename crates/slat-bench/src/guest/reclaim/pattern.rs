@@ -169,8 +169,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<(Vec<Use>, u32)> {
     Ok((uses, numbers.len() as u32))
 }
 
-/// How often pages had to come back, had each time the one been given up that is used again last,
-/// of a guest that first uses all `pages` in order (Belady's rule: nothing needs fewer).
+/// The refaults of Belady's policy, which each time gives up the page that is used again last: no
+/// policy has fewer. The guest first uses all `pages` in order.
 pub fn fewest_refaults(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
     let all: Vec<u32> = (0..pages).chain(uses).collect();
     let mut next = vec![u32::MAX; all.len()];
@@ -225,9 +225,10 @@ pub fn refaults_of_lru(pages: u32, memory: u32, uses: impl Iterator<Item = u32>)
     misses - u64::from(pages)
 }
 
-/// The fewest refaults of who knows how often each page is used, and nothing of when: the pages
-/// used most stay, and one place is for all others (of independent uses nothing that does not see
-/// the future does better: Aho, Denning, Ullman, "Principles of Optimal Page Replacement", 1971).
+/// The fewest refaults of a policy that knows how often each page is used, and nothing of when. It
+/// keeps the pages that are used most, and one place for all others. For independent uses no policy
+/// that does not see the future does better (Aho, Denning, Ullman, "Principles of Optimal Page
+/// Replacement", 1971).
 pub fn refaults_by_frequency(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> u64 {
     let mut counts = vec![0u64; pages as usize];
     uses.for_each(|page| counts[page as usize] += 1);

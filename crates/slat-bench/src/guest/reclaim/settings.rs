@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use slat_ideas::format::{TableFormat, TablesArgs};
+use slat_lab::cli::count;
 use slat_lab::size::Size;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -108,7 +109,7 @@ pub struct ReclaimArgs {
     pub residency: Duration,
 
     /// Guests by each policy, in turns [default: 5]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = count::rounds())]
     pub rounds: Option<u32>,
 
     /// 8 MiB, few accesses, one round: shows that it works, gives no figures to quote

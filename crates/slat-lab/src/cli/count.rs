@@ -1,0 +1,50 @@
+//! Counts on the command line, with the bounds that all scenarios share.
+
+use clap::{builder::RangedI64ValueParser, value_parser};
+
+/// Guests, or turns of each variant, that are measured: 1 to 1,000.
+pub fn rounds() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..=1000)
+}
+
+/// Rounds of work in one guest: 1 to 10,000.
+pub fn iterations() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..=10_000)
+}
+
+/// vCPUs of a guest of the engine, each a thread: 1 to 192.
+pub fn threads() -> RangedI64ValueParser<u16> {
+    value_parser!(u16).range(1..=192)
+}
+
+/// vCPUs of a guest under KVM: 1 to 512.
+pub fn vcpus() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..=512)
+}
+
+/// How many of a hundred: 1 to 100.
+pub fn of_hundred() -> RangedI64ValueParser<u8> {
+    value_parser!(u8).range(1..=100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Command, builder::TypedValueParser};
+    use std::ffi::OsStr;
+
+    /// Whether each value that bounds are probed with is taken.
+    fn taken<P: TypedValueParser>(parser: &P, values: [&str; 4]) -> [bool; 4] {
+        values.map(|it| parser.parse_ref(&Command::new("test"), None, OsStr::new(it)).is_ok())
+    }
+
+    #[test]
+    fn both_bounds_are_taken_and_what_is_beyond_them_is_refused() {
+        let inner = [false, true, true, false];
+        assert_eq!(taken(&rounds(), ["0", "1", "1000", "1001"]), inner);
+        assert_eq!(taken(&iterations(), ["0", "1", "10000", "10001"]), inner);
+        assert_eq!(taken(&threads(), ["0", "1", "192", "193"]), inner);
+        assert_eq!(taken(&vcpus(), ["0", "1", "512", "513"]), inner);
+        assert_eq!(taken(&of_hundred(), ["0", "1", "100", "101"]), inner);
+    }
+}
