@@ -2,14 +2,14 @@
 
 use crate::stages::{Outcome, Stage};
 use crate::{emulators, in_ci, peers, target};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::ValueEnum;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What may be skipped anywhere, by words of the reason: what no package brings. Any other skip fails in
 /// CI, where what can be installed has been.
@@ -30,11 +30,12 @@ fn is_expected(skip: &str) -> bool {
 /// time. What they printed comes at their place in the order.
 struct Beside {
     stages: Vec<Stage>,
-    done: Receiver<anyhow::Result<()>>,
+    done: Receiver<(anyhow::Result<()>, Duration)>,
 }
 
 impl Beside {
-    /// Those of the stages that build what the others do not, if there is anything to run them beside.
+    /// Those of the stages that build what the others do not, if there is anything to run them
+    /// beside.
     fn start(stages: &[Stage], long: bool) -> Self {
         let chosen = |stage: &Stage| stages.contains(stage);
         let mut beside = vec![Stage::Static, Stage::Loom];
@@ -42,16 +43,22 @@ impl Beside {
         let (ended, done) = std::sync::mpsc::channel();
         let run = beside.clone();
         std::thread::spawn(move || {
-            run.into_iter().try_for_each(|stage| ended.send(logged(stage, long)).ok())
+            run.into_iter().try_for_each(|stage| {
+                let begin = Instant::now();
+                let done = logged(stage, long);
+                ended.send((done, begin.elapsed())).ok()
+            })
         });
         Self { stages: beside, done }
     }
 
-    /// Waits for one of them.
-    fn end(&self, stage: Stage) -> anyhow::Result<Outcome> {
-        let done = self.done.recv().context("it did not run")?;
+    /// Waits for one of them; also returns how long it ran.
+    fn end(&self, stage: Stage) -> (anyhow::Result<Outcome>, Duration) {
+        let Ok((done, took)) = self.done.recv() else {
+            return (Err(anyhow!("it did not run")), Duration::ZERO);
+        };
         print!("{}", std::fs::read_to_string(log(stage)).unwrap_or_default());
-        done.map(|()| Outcome::Ran(Vec::new()))
+        (done.map(|()| Outcome::Ran(Vec::new())), took)
     }
 }
 
@@ -71,8 +78,8 @@ fn logged(stage: Stage, long: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the last stages install and unpack, while the first ones compile. What fails is said by the stage
-/// that needs it, which asks for it again.
+/// What the last stages install and unpack, while the first ones compile. What fails is said by the
+/// stage that needs it, which asks for it again.
 fn fetch(stages: &[Stage]) -> Option<JoinHandle<()>> {
     let needed = [Stage::Peers, Stage::Emulators].map(|stage| stages.contains(&stage));
     let fetch = move || {
@@ -104,9 +111,11 @@ pub fn run(chosen: &[Stage], long: bool) -> anyhow::Result<()> {
         {
             _ = fetching.join();
         }
-        let done = match beside.stages.contains(stage) {
-            true => beside.end(*stage),
-            false => stage.run(long),
+        let (done, took, when) = if beside.stages.contains(stage) {
+            let (done, took) = beside.end(*stage);
+            (done, took, ", beside others")
+        } else {
+            (stage.run(long), begin.elapsed(), "")
         };
         let word = match done {
             Ok(Outcome::Ran(left_out)) => {
@@ -123,7 +132,7 @@ pub fn run(chosen: &[Stage], long: bool) -> anyhow::Result<()> {
                 "FAILED"
             }
         };
-        summary.push(format!("{name:<12} {:>7.1} s  {word}", begin.elapsed().as_secs_f64()));
+        summary.push(format!("{name:<12} {:>7.1} s  {word}{when}", took.as_secs_f64()));
     }
     summary.push(format!("{:<12} {:>7.1} s", "all", start.elapsed().as_secs_f64()));
     println!("\n{}", summary.join("\n"));

@@ -68,10 +68,7 @@ fn aged<'a, F: Format>(
 
 /// The arena without tables, for those of a format.
 fn emptied<F: Format>(arena: &mut Arena) -> &Arena {
-    arena.reset();
-    arena.set_break_before_make(breaks_of::<F>());
-    arena.set_stores(Stores::Plain);
-    arena
+    arena.begin(breaks_of::<F>(), Stores::Plain)
 }
 
 fn age_once<F: Format>(

@@ -263,3 +263,20 @@ unsafe impl Platform for Arena {
         self.stores.fill(Slot::words(slots), first, step);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_begins_with_no_table_no_invalidation_and_the_machine_asked_for() {
+        let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Always).unwrap();
+        let first = arena.take_page();
+        arena.invalidations.store(3, Relaxed);
+        let again = arena.begin(BreakBeforeMake::Never, Stores::Streaming);
+        assert_eq!(again.invalidations(), 0);
+        assert_eq!(again.break_before_make, BreakBeforeMake::Never);
+        assert_eq!(again.stores, Stores::Streaming);
+        assert_eq!(again.take_page(), first, "the memory is handed out from its start again");
+    }
+}

@@ -124,9 +124,7 @@ fn contest<'a>(memory: u64, op: Op, again: bool) -> Contest<'a> {
 }
 
 fn ready(arena: &mut Arena) {
-    arena.reset();
-    arena.set_break_before_make(BreakBeforeMake::Always);
-    arena.set_stores(Stores::Plain);
+    arena.begin(BreakBeforeMake::Always, Stores::Plain);
 }
 
 /// Tables just built; with `again`, the operation was done once. The caches are as the last pass

@@ -189,9 +189,7 @@ impl<F: Format> Turns<F> {
 }
 
 fn ready<F: Format>(arena: &mut Arena) {
-    arena.reset();
-    arena.set_break_before_make(breaks_of::<F>());
-    arena.set_stores(Stores::Plain);
+    arena.begin(breaks_of::<F>(), Stores::Plain);
 }
 
 /// Puts the first bytes of table memory where they are to be when an operation begins.
