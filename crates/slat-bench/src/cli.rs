@@ -13,6 +13,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use slat_ideas::guest::age::Age;
 use slat_ideas::guest::cache_toggle::CacheToggle;
 use slat_ideas::guest::execute::Execute;
+use slat_ideas::guest::tables::RATIOS;
 use slat_lab::cli::Common;
 use slat_lab::run;
 use slat_lab::scenario::{Chosen, Entry, Program, Scenarios};
@@ -45,6 +46,7 @@ pub static PROGRAM: Program = Program {
     command: Cli::command,
     measures: |words| words.first().is_some_and(|word| Tables::has(word)),
     example: "split --backing 2m",
+    readers: || [&[RATIOS][..], &Tables::readers()].concat(),
     is_lack: |_| false,
 };
 
@@ -111,6 +113,30 @@ pub fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slat_lab::fake;
+    use slat_lab::report::tables;
+    use slat_lab::report::text;
+
+    #[test]
+    fn a_run_of_guests_reads_like_this() {
+        let report = slat_lab::record::Report { results: fake::guests(), ..fake::report() };
+        insta::assert_snapshot!(text::render(&report, &(PROGRAM.readers)(), 120));
+    }
+
+    #[test]
+    fn what_was_published_stands_beside_1g_only() {
+        let mut results = fake::guests();
+        let shows = |results: &[_]| {
+            let tables = tables::all(results, &(PROGRAM.readers)());
+            let mut cells = tables.iter().flat_map(|table| &table.rows).flatten();
+            cells.any(|cell| cell == "2.90 s")
+        };
+        assert!(shows(&results));
+        for result in &mut results {
+            result.params.insert("backing".to_owned(), "2m".into());
+        }
+        assert!(!shows(&results));
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -13,6 +13,7 @@ mod inactive;
 mod leaves;
 mod lookup;
 mod split;
+mod tables;
 
 use crate::contest::Contest;
 use crate::peers;
@@ -25,6 +26,7 @@ use slat_ideas::bed::{STEP, whole_blocks};
 use slat_ideas::crew::{Pin, cpus};
 use slat_ideas::format::{Granule, TableFormat};
 use slat_lab::failure::bad_input;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -38,6 +40,7 @@ impl Scenario for Engine {
     const ABOUT: &'static str =
         "Hold the engine's operations against the machine's limits (no guest memory needed)";
     const EXAMPLES: &'static str = EXAMPLES;
+    const READER: Reader = tables::READER;
     type Settings = EngineArgs;
 
     fn run(args: &EngineArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -8,15 +8,19 @@
 pub mod check;
 #[cfg(feature = "peers")]
 pub(crate) mod crates;
+pub mod format_tables;
 pub mod formats;
+mod known;
 mod leaves;
 mod linux;
 mod ours;
+mod tables;
 mod work;
 
 use crate::contest::{Contest, ENGINE, MACHINE};
 use crate::settings::engine::{EngineArgs, Part};
 use crate::settings::peers::{LinuxArgs, PeersArgs, TablesTarget, TreesArgs, WalkKind};
+use known::SLAT;
 use linux::{LinuxTurns, Trees};
 use ours::Turns;
 use slat::format::arm64::Arm64;
@@ -29,7 +33,7 @@ use slat_ideas::fill::Stores;
 use slat_ideas::format::Granule;
 use slat_ideas::split::{SplitArgs, What, When};
 use slat_lab::failure::bad_input;
-use slat_lab::known::SLAT;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -55,6 +59,7 @@ impl Scenario for Peers {
     const ABOUT: &'static str =
         "Hold the engine against everybody: Linux's trees, other crates, the machine's limits";
     const EXAMPLES: &'static str = crate::settings::peers::EXAMPLES;
+    const READER: Reader = tables::READER;
     type Settings = PeersArgs;
 
     fn run(args: &PeersArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -4,6 +4,7 @@
 //! The results of the scenarios themselves are kept as well: every sample.
 
 mod linux;
+mod tables;
 
 use crate::guest::reclaim::Reclaim;
 use crate::settings::peers::NamedTree;
@@ -15,6 +16,7 @@ use slat_ideas::guest::age::Age;
 use slat_ideas::guest::cache_toggle::CacheToggle;
 use slat_ideas::guest::execute::Execute;
 use slat_ideas::split::When;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::{self, Scenario};
 use slat_lab::session::Session;
@@ -78,6 +80,7 @@ impl Scenario for Replay {
     const ABOUT: &'static str =
         "Run the command that shows each published claim here, and print both";
     const EXAMPLES: &'static str = EXAMPLES;
+    const READER: Reader = tables::READER;
     type Settings = ReplayArgs;
 
     fn run(args: &ReplayArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -3,7 +3,8 @@
 use crate::peers;
 use crate::settings::peers::{LinuxArgs, TablesTarget};
 use clap::Args;
-use slat_ideas::split::{EXAMPLES, SplitArgs, run};
+use slat_ideas::split::{EXAMPLES, READER, SplitArgs, run};
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -28,6 +29,7 @@ impl Scenario for Split {
     const ABOUT: &'static str =
         "Split huge pages in the tables of a guest (no guest memory needed)";
     const EXAMPLES: &'static str = EXAMPLES;
+    const READER: Reader = READER;
     type Settings = Settings;
 
     fn run(args: &Settings, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -1,12 +1,12 @@
 //! What the main job prints: two questions on one screen. All tables are in report.html.
 
 use crate::ideas;
-use slat_lab::numbers::{seconds, thousands, three_digits};
+use slat_lab::numbers::seconds;
 use slat_lab::record::{Measurement, Report};
 use slat_lab::report::tables::rows;
 use slat_lab::report::text;
-use slat_lab::stats::{Summary, median};
-use slat_lab::table::{NOTHING, Table};
+use slat_lab::stats::median;
+use slat_lab::table::Table;
 use std::fmt::Write;
 
 /// The screen, in lines of at most `width` columns where the tables can be made to fit.
@@ -15,7 +15,7 @@ pub fn render(report: &Report, width: u16) -> String {
     text::header(&mut screen, report, width);
     let guests = guests(&report.results);
     let tables =
-        guests.as_deref().map(guests_table).into_iter().chain(ideas_table(&report.results));
+        guests.as_deref().map(guests_table).into_iter().chain(ideas::table(&report.results));
     for table in tables {
         text::grid(&mut screen, &table, width);
     }
@@ -53,10 +53,8 @@ fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
                 let of = |m: &&&Measurement| m.variant == variant;
                 row.measurements.iter().filter(of).copied().collect::<Vec<_>>()
             };
-            let whole = |variant: &str| {
-                let found = all(variant).into_iter().find(|m| !m.params.contains_key("vcpu"));
-                found.and_then(|m| median(&m.samples)).unwrap_or(0.0)
-            };
+            let whole =
+                |variant: &str| row.whole(variant).and_then(|m| median(&m.samples)).unwrap_or(0.0);
             let page = |variant: &str| {
                 let each = all(variant).into_iter().filter(|m| m.params.contains_key("vcpu"));
                 let each = each.filter_map(|m| {
@@ -131,54 +129,4 @@ fn guests_table(guests: &[Logged]) -> Table {
                 .to_owned(),
         ],
     }
-}
-
-/// A ratio, small ones as a fraction.
-fn times(ratio: f64) -> String {
-    match ratio {
-        0.0..0.01 => format!("1/{} ×", thousands((1.0 / ratio).round() as i64)),
-        _ => format!("{} ×", three_digits(ratio)),
-    }
-}
-
-fn ideas_table(results: &[Measurement]) -> Option<Table> {
-    let of = |idea: &str, variant: &str| {
-        let found = results.iter().find(|m| {
-            m.scenario == ideas::SCENARIO && m.variant == variant && m.params["idea"] == idea
-        });
-        found.and_then(|m| Summary::of(&m.samples))
-    };
-    let mut sources = Vec::new();
-    let rows: Vec<Vec<String>> = results
-        .iter()
-        .filter(|m| m.scenario == ideas::SCENARIO && m.variant == ideas::AS_PROPOSED)
-        .map(|m| {
-            let text = |name: &str| m.params[name].as_str().unwrap_or_default().to_owned();
-            let idea = text("idea");
-            let shown = |variant| {
-                let summary = of(&idea, variant);
-                summary.map_or(NOTHING.to_owned(), |it| times(it.median))
-            };
-            let (here, further) = (shown(ideas::AS_PROPOSED), shown(ideas::FURTHER));
-            sources.push(format!("{}: {}", idea, text("source")));
-            let command = text("command");
-            let command = command.split(" --").next().unwrap_or(&command).to_owned();
-            vec![idea, text("what"), text("published"), here, further, command]
-        })
-        .collect();
-    (!rows.is_empty()).then(|| Table {
-        title: "What it could cost: five ideas, in the engine's own tables".to_owned(),
-        common: "What is left of the time, or bytes, of the same work done here as KVM did it before."
-            .to_owned(),
-        columns: ["idea", "what", "published", "here", "further", "command"]
-            .map(str::to_owned)
-            .into(),
-        labels: 2,
-        rows,
-        notes: vec![
-            "“here” is the idea as proposed, “further” what the engine does beyond it; no guest runs, so what \
-             hardware adds is left out. Sources and every sample: report.html, docs/sources.md."
-                .to_owned(),
-        ],
-    })
 }

@@ -9,16 +9,27 @@ use slat_ideas::format::TableFormat;
 use slat_ideas::guest::age::Age;
 use slat_ideas::guest::cache_toggle::CacheToggle;
 use slat_ideas::guest::execute::Execute;
+use slat_ideas::published::{self, Published};
 use slat_ideas::split::Split;
-use slat_lab::published::{self, Published};
+use slat_lab::numbers::{thousands, three_digits};
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::{self, Scenario};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
+use slat_lab::stats::Summary;
+use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
 
 /// The name of the rows in results.
 pub const SCENARIO: &str = "ideas";
+
+/// How the rows read.
+pub const READER: Reader = Reader {
+    reads: |m| m.scenario == SCENARIO,
+    tables: |results| table(results).into_iter().collect(),
+    ..Reader::NONE
+};
 
 /// The format of this host's own tables.
 const HOST: TableFormat =
@@ -206,6 +217,57 @@ pub const FURTHER: &str = "further";
 
 fn quotients(of: &[f64], by: &[f64]) -> Vec<f64> {
     of.iter().zip(by).map(|(of, by)| of / by).collect()
+}
+
+/// A ratio, small ones as a fraction.
+fn times(ratio: f64) -> String {
+    match ratio {
+        0.0..0.01 => format!("1/{} ×", thousands((1.0 / ratio).round() as i64)),
+        _ => format!("{} ×", three_digits(ratio)),
+    }
+}
+
+/// A row for each idea.
+pub fn table(results: &[Measurement]) -> Option<Table> {
+    let of = |idea: &str, variant: &str| {
+        let found = results
+            .iter()
+            .find(|m| m.scenario == SCENARIO && m.variant == variant && m.params["idea"] == idea);
+        found.and_then(|m| Summary::of(&m.samples))
+    };
+    let mut sources = Vec::new();
+    let rows: Vec<Vec<String>> = results
+        .iter()
+        .filter(|m| m.scenario == SCENARIO && m.variant == AS_PROPOSED)
+        .map(|m| {
+            let text = |name: &str| m.params[name].as_str().unwrap_or_default().to_owned();
+            let idea = text("idea");
+            let shown = |variant| {
+                let summary = of(&idea, variant);
+                summary.map_or(NOTHING.to_owned(), |it| times(it.median))
+            };
+            let (here, further) = (shown(AS_PROPOSED), shown(FURTHER));
+            sources.push(format!("{}: {}", idea, text("source")));
+            let command = text("command");
+            let command = command.split(" --").next().unwrap_or(&command).to_owned();
+            vec![idea, text("what"), text("published"), here, further, command]
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        title: "What it could cost: five ideas, in the engine's own tables".to_owned(),
+        common: "What is left of the time, or bytes, of the same work done here as KVM did it before."
+            .to_owned(),
+        columns: ["idea", "what", "published", "here", "further", "command"]
+            .map(str::to_owned)
+            .into(),
+        labels: 2,
+        rows,
+        notes: vec![
+            "“here” is the idea as proposed, “further” what the engine does beyond it; no guest runs, so what \
+             hardware adds is left out. Sources and every sample: report.html, docs/sources.md."
+                .to_owned(),
+        ],
+    })
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ pub mod boot_caches;
 pub mod dirty_log;
 pub mod execute;
 pub mod live;
+mod log_tables;
 pub mod memory_stress;
 pub mod memslot;
 pub mod migrate;
@@ -17,6 +18,7 @@ mod phases;
 pub mod populate;
 mod runs;
 mod stalls;
+mod tables;
 pub mod tune;
 pub mod values;
 

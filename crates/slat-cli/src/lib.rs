@@ -4,10 +4,12 @@ mod brief;
 pub mod cli;
 pub mod doctor;
 pub mod emulate;
+mod explain;
 pub mod ideas;
 pub mod kvm;
 mod moved;
 pub mod needs;
+mod readers;
 pub mod run;
 pub mod show;
 
@@ -23,5 +25,6 @@ pub static PROGRAM: Program = Program {
     command: cli::Cli::command,
     measures: |words| words.first().is_some_and(|word| word == "bench"),
     example: "bench dirty-log --memory 1g",
+    readers: readers::readers,
     is_lack: |error| error.downcast_ref().is_some_and(slat_kvm::Error::is_lack),
 };

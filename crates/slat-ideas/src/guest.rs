@@ -10,6 +10,7 @@ pub mod cache_toggle;
 pub mod execute;
 pub mod lock;
 pub mod runner;
+pub mod tables;
 pub mod times;
 pub mod turns;
 pub mod vcpus;

@@ -12,5 +12,6 @@ pub mod format;
 pub mod guest;
 pub mod limit;
 pub mod lines;
+pub mod published;
 pub mod split;
 pub mod watch;

@@ -5,7 +5,11 @@
 //! with `--when enable` the slot is split GiB by GiB, with `--when clear` 64 pages at a time.
 //! Variants and limits take turns, and the turn's first place goes round.
 
+mod limits;
+mod tables;
 mod work;
+
+pub use tables::READER;
 
 use crate::arena::Arena;
 use crate::bed::breaks_of;
@@ -16,6 +20,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use slat::{BreakBeforeMake, Counts, Format, PageSize};
 use slat_lab::failure::bad_input;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -184,6 +189,7 @@ impl Scenario for Split {
     const ABOUT: &'static str =
         "Split huge pages in the tables of a guest (no guest memory needed)";
     const EXAMPLES: &'static str = EXAMPLES;
+    const READER: Reader = READER;
     type Settings = SplitArgs;
 
     fn run(args: &SplitArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

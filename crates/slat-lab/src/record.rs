@@ -33,6 +33,11 @@ impl Measurement {
     pub fn is_timed(&self) -> bool {
         self.unit.is_timed()
     }
+
+    /// Whether it was made of other results, which stand in the same report.
+    pub fn is_made(&self) -> bool {
+        self.scenario.ends_with("-asked") || ["replay", "ideas"].contains(&&*self.scenario)
+    }
 }
 
 /// Something that could not be measured here, and why.

@@ -8,8 +8,8 @@ use crate::cli::{Common, CompareArgs, Format, OutputArgs, Repeat, ReportFormat};
 use crate::compare::{self, Comparison, Run, Verdict};
 use crate::failure::{self, bad_input};
 use crate::host::Host;
-use crate::record::Measurement;
-use crate::record::{Report, SCHEMA};
+use crate::reader::Reader;
+use crate::record::{Measurement, Report, SCHEMA};
 use crate::report::comparison::{self, Rows};
 use crate::report::{csv, json, ktap, markdown, text};
 use crate::scenario::{Chosen, Program};
@@ -90,7 +90,7 @@ pub fn bench(
     };
     session.finish();
     let report = report(program, host, results, &mut session);
-    show(&report, args.print.format(), output)?;
+    show(program, &report, args.print.format(), output)?;
     Ok(match report.partial {
         true if session.out_of_time() => ExitCode::from(5),
         true => ExitCode::from(130),
@@ -116,7 +116,7 @@ fn test_failed(
         }
         false => session.fail(what, reason),
     }
-    show(&report(program, host, Vec::new(), session), ReportFormat::Ktap, None)?;
+    show(program, &report(program, host, Vec::new(), session), ReportFormat::Ktap, None)?;
     Ok(failure::exit_code(&error))
 }
 
@@ -211,12 +211,18 @@ pub fn report(
 ///
 /// # Errors
 /// A file that cannot be written; stdout that cannot.
-pub fn show(report: &Report, format: ReportFormat, output: Option<Output>) -> anyhow::Result<()> {
-    let written = write(report, output);
+pub fn show(
+    program: &Program,
+    report: &Report,
+    format: ReportFormat,
+    output: Option<Output>,
+) -> anyhow::Result<()> {
+    let readers = (program.readers)();
+    let written = write(report, &readers, output);
     output::print(&match format {
         ReportFormat::Json => json::render(report)?,
-        ReportFormat::Markdown => markdown::render(report),
-        ReportFormat::Text => text::render(report, output::width()),
+        ReportFormat::Markdown => markdown::render(report, &readers),
+        ReportFormat::Text => text::render(report, &readers, output::width()),
         ReportFormat::Csv => csv::render(report)?,
         ReportFormat::Ktap => ktap::render(report),
     })?;
@@ -235,11 +241,12 @@ pub fn show(report: &Report, format: ReportFormat, output: Option<Output>) -> an
 /// # Errors
 /// A file that cannot be written; stdout that cannot.
 pub fn show_as(
+    program: &Program,
     report: &Report,
     text: fn(&Report, u16) -> String,
     output: Option<Output>,
 ) -> anyhow::Result<()> {
-    let written = write(report, output);
+    let written = write(report, &(program.readers)(), output);
     output::print(&text(report, output::width()))?;
     say(written?);
     Ok(())
@@ -247,11 +254,15 @@ pub fn show_as(
 
 /// Writes the files, first of all: a pipe that closes early must not cost them, nor a disk that is
 /// full the table.
-fn write(report: &Report, output: Option<Output>) -> anyhow::Result<Option<PathBuf>> {
+fn write(
+    report: &Report,
+    readers: &[Reader],
+    output: Option<Output>,
+) -> anyhow::Result<Option<PathBuf>> {
     // Ctrl-C a moment after the start must not cost the report of an earlier run.
     let nothing = report.partial && report.results.is_empty();
     let output = output.filter(|output| !(nothing && output.has_results()));
-    output.map(|output| output.write(report)).transpose()
+    output.map(|output| output.write(report, readers)).transpose()
 }
 
 fn say(written: Option<PathBuf>) {

@@ -1,6 +1,7 @@
 //! What can be measured, one scenario a file, and the programs that have a list of them.
 
 use crate::cli::OutputArgs;
+use crate::reader::Reader;
 use crate::record::Measurement;
 use crate::session::Session;
 use anyhow::Context;
@@ -27,6 +28,9 @@ pub trait Scenario: 'static {
     /// What a host must have for it, by the names of the doctor's findings: of each entry, any one.
     const NEEDS: &'static [&'static [&'static str]] = &[];
 
+    /// How its results read. Without a reader of their own they are rows of a plain table.
+    const READER: Reader = Reader::NONE;
+
     /// What can be set.
     type Settings: Args;
 
@@ -52,6 +56,7 @@ pub struct Entry {
     pub about: &'static str,
     /// What a host must have for it.
     pub needs: &'static [&'static [&'static str]],
+    reader: Reader,
     command: fn() -> Command,
     run: fn(&ArgMatches, &mut Session) -> anyhow::Result<Vec<Measurement>>,
 }
@@ -63,6 +68,7 @@ impl Entry {
             name: S::NAME,
             about: S::ABOUT,
             needs: S::NEEDS,
+            reader: S::READER,
             command: || {
                 OutputArgs::augment_args(own::<S>()).about(S::ABOUT).after_help(S::EXAMPLES)
             },
@@ -88,6 +94,11 @@ pub trait Scenarios: 'static {
     /// Whether one has that name.
     fn has(name: &str) -> bool {
         Self::ALL.iter().any(|entry| entry.name == name)
+    }
+
+    /// How their results read.
+    fn readers() -> Vec<Reader> {
+        Self::ALL.iter().map(|entry| entry.reader).collect()
     }
 }
 
@@ -157,6 +168,8 @@ pub struct Program {
     pub measures: fn(&[String]) -> bool,
     /// Words that do.
     pub example: &'static str,
+    /// How the results of its runs read, in the order of its reports.
+    pub readers: fn() -> Vec<Reader>,
     /// Whether an error is of what the host lacks, which is no failure of a test.
     pub is_lack: fn(&anyhow::Error) -> bool,
 }
@@ -227,6 +240,7 @@ pub(crate) mod fake {
         command,
         measures: |words| words.first().is_some_and(|word| word == "bench"),
         example: "bench split --backing 2m",
+        readers: Vec::new,
         is_lack: |_| false,
     };
 }

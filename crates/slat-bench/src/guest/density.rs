@@ -8,11 +8,22 @@ use slat::Format;
 use slat_guest::FaultKind;
 use slat_ideas::guest::bed::{Bed, SLOT, room};
 use slat_ideas::guest::runner::{Locks, Runner};
+use slat_ideas::guest::tables::Figures;
 use slat_ideas::guest::turns::{Recorder, counts, ratios, take_turns};
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_sim::arch::Arch;
 use std::time::Instant;
+
+/// What its table shows.
+pub const FIGURES: Figures = Figures {
+    of: "guest-log-density",
+    title: "Clearing sparse logs",
+    counts: &[("clear", "protected", "pages protected"), ("clear", "faults", "write faults after")],
+    note: "exact protects the pages that the bitmap names; hull all between the first and the last of each \
+           word, Linux's way. Then the guest writes all pages.",
+    ..Figures::NONE
+};
 
 /// Dirty bits of a word.
 const DENSITIES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];

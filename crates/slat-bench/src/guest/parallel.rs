@@ -7,6 +7,7 @@ use slat_guest::Worker;
 use slat_ideas::crew::{Gate, cpus, together};
 use slat_ideas::guest::bed::{Bed, SLOT, Shape, room};
 use slat_ideas::guest::runner::{Locks, Runner};
+use slat_ideas::guest::tables::Figures;
 use slat_ideas::guest::turns::{Counts, Recorder, counts, take_turns};
 use slat_ideas::limit;
 use slat_ideas::on_machine;
@@ -15,6 +16,16 @@ use slat_lab::session::Session;
 use slat_lab::size::Size;
 use slat_sim::arch::Arch;
 use std::sync::atomic::AtomicU64;
+
+/// What its table shows.
+pub const FIGURES: Figures = Figures {
+    of: "guest-log-parallel",
+    title: "Clearing with two threads",
+    counts: &[("clear", "pages", "pages")],
+    note: "Time of the thread that worked longest; each has half of the pages. cas: a compare-and-swap \
+           of as many slots.",
+    ..Figures::NONE
+};
 
 /// Enough slots that two threads are worth starting.
 const LEAST: u64 = 1 << 30;

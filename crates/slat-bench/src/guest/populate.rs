@@ -10,11 +10,13 @@ use slat_ideas::format::TablesArgs;
 use slat_ideas::guest::bed::{Bed, GUEST_BASE, Shape};
 use slat_ideas::guest::lock::FairLock;
 use slat_ideas::guest::runner::Locks;
+use slat_ideas::guest::tables::{Figures, MEANING};
 use slat_ideas::guest::turns::{Recorder, ratios, take_turns};
 use slat_ideas::guest::vcpus::{PhaseRun, run_phases};
 use slat_ideas::on_machine;
 use slat_lab::cli::count;
 use slat_lab::failure::bad_input;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -79,6 +81,23 @@ pub struct PopulateArgs {
     pub quick: bool,
 }
 
+/// What its table shows.
+const FIGURES: Figures = Figures {
+    of: "guest-populate",
+    title: "First touches",
+    counts: &[
+        ("all", "faults", "faults"),
+        ("all", "faults_spurious", "spurious"),
+        ("all", "faults_retry", "retries"),
+    ],
+    note: "Each fault maps a page or block. The locks are held during each fault: shared for reading, \
+           as Linux does. They are spun on: where vCPUs are more than CPUs that nobody else uses, \
+           who holds one may have to wait for a turn, which a kernel avoids, and the rows with a \
+           lock say nothing.",
+    wide: true,
+    ..Figures::NONE
+};
+
 /// The scenario.
 pub struct Populate;
 
@@ -87,6 +106,12 @@ impl Scenario for Populate {
     const ABOUT: &'static str =
         "Touch memory for the first time: faults, without a lock and with one";
     const EXAMPLES: &'static str = EXAMPLES;
+    const READER: Reader = Reader {
+        reads: |m| FIGURES.has(m),
+        tables: |results| FIGURES.table(results).into_iter().collect(),
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = PopulateArgs;
 
     fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

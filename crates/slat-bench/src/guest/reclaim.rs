@@ -20,9 +20,11 @@ use serde_json::{Map, Value, json};
 use settings::{AccessPattern, EXAMPLES, ReclaimArgs, ReclaimPolicy, SwapPlace};
 use slat::Format;
 use slat_ideas::crew::cpus;
+use slat_ideas::guest::tables::{Figures, MEANING};
 use slat_ideas::guest::turns::{Counts, Recorder, counts, ratios, take_turns};
 use slat_ideas::on_machine;
 use slat_lab::failure::bad_input;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -71,6 +73,25 @@ impl Case {
     }
 }
 
+/// What its table shows.
+const FIGURES: Figures = Figures {
+    of: "guest-reclaim",
+    title: "Guests with more memory than there is",
+    counts: &[
+        ("time", "refaults", "refaults"),
+        ("time", "given_up_clean", "clean"),
+        ("time", "kept", "kept"),
+        ("time", "rescued", "rescued"),
+    ],
+    note: "After all pages were written once. Each policy gives up pages of a guest that uses them in the \
+           same order; every read was checked. locked and clock hold a lock for each look at accessed bits \
+           and each unmapping, which faults take for reading. reclaim a page: all of reclaim, by the pages \
+           given up; lock to write: parts of that (lock: waiting for it, which is in the parts that follow \
+           as well). p50, p99: of a fault, swap included. clean: swap had a copy already. kept: next to go, \
+           and had been used. rescued: used between that look and the unmapping.",
+    ..Figures::NONE
+};
+
 /// The scenario.
 pub struct Reclaim;
 
@@ -79,6 +100,12 @@ impl Scenario for Reclaim {
     const ABOUT: &'static str =
         "Run a guest with more memory than there is: what leaves, and what that costs";
     const EXAMPLES: &'static str = EXAMPLES;
+    const READER: Reader = Reader {
+        reads: |m| FIGURES.has(m),
+        tables: |results| FIGURES.table(results).into_iter().collect(),
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = ReclaimArgs;
 
     fn run(args: &ReclaimArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -23,6 +23,7 @@ use slat_ideas::bed::Bed;
 use slat_ideas::format::Granule;
 use slat_lab::failure::Failure;
 use slat_lab::random::Numbers;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -106,6 +107,7 @@ impl Scenario for Check {
     const ABOUT: &'static str =
         "Check Linux's tables against the engine's by random histories of operations";
     const EXAMPLES: &'static str = CHECK_EXAMPLES;
+    const READER: Reader = super::tables::HISTORIES;
     type Settings = CheckArgs;
 
     fn run(args: &CheckArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

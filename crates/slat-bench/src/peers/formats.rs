@@ -256,7 +256,7 @@ impl Common {
     fn told(&self, mut measured: Measurement) -> Measurement {
         let (format, variant) = match measured.variant.split_once(BESIDE) {
             Some((format, limit)) => (format.to_owned(), limit.to_owned()),
-            None => (measured.variant.clone(), slat_lab::known::SLAT.to_owned()),
+            None => (measured.variant.clone(), super::known::SLAT.to_owned()),
         };
         if let Some((_, work)) = self.of.iter().find(|(name, _)| name.to_string() == format) {
             measured.params.insert("backing".to_owned(), json!(work.leaf.to_string()));

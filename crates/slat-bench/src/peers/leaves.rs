@@ -1,11 +1,11 @@
 //! Leaf descriptors of two sets of tables, held against each other bit by bit.
 
+use super::known::{Difference, MADE_YOUNG, PROTECTED_IN_HULL, SOFTWARE_BITS};
 use super::work::Op;
 use anyhow::bail;
 use slat::format::Kind;
 use slat::{Format, GpaRange, Hpa, Platform, Tables};
 use slat_ideas::arena::Arena;
-use slat_lab::known::{Difference, MADE_YOUNG, PROTECTED_IN_HULL, SOFTWARE_BITS};
 use slat_linux::{Leaf, Run};
 
 /// Every leaf in `range`, from the raw tables.

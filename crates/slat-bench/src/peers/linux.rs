@@ -1,5 +1,6 @@
 //! Linux's side of an operation: trees, their programs, and what comes of them.
 
+use super::known::SLAT;
 use super::leaves::{self, ALLOWED};
 use super::ours::{Left, Turns};
 use super::work::{Op, Setting, Work};
@@ -10,7 +11,6 @@ use slat::{Format, GpaRange};
 use slat_ideas::arena::Arena;
 use slat_ideas::bed::Bed;
 use slat_lab::failure::Failure;
-use slat_lab::known::SLAT;
 use slat_lab::session::Session;
 use slat_linux::{Answer, Build, Edits, Error, Helper, Op as Call, Prot, Tree, Workshop};
 use std::cell::RefCell;

@@ -2,10 +2,12 @@
 
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
+use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
 use crate::needs;
 use clap::Args;
 use slat_kvm::idle::Tracking;
 use slat_kvm::scenario::age;
+use slat_lab::reader::Reader;
 use slat_lab::record::{Measurement, merged_counts};
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -24,6 +26,16 @@ pub struct AgeArgs {
     pub guest: GuestArgs,
 }
 
+/// What its table shows.
+const COLUMNS: &[Column] = &[
+    ("populate", "populate"),
+    ("write", "write"),
+    ("read", "read"),
+    ("mark-idle", "mark idle"),
+    ("write-idle", "write to idle"),
+    ("read-idle", "read idle"),
+];
+
 /// The scenario.
 pub struct Age;
 
@@ -34,6 +46,12 @@ impl Scenario for Age {
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("vcpus", "1")];
     const NEEDS: &'static [&'static [&'static str]] =
         &[&[needs::GUEST_CODE], &[needs::KVM_DEVICE], &[needs::PAGE_IDLE, needs::MGLRU]];
+    const READER: Reader = Reader {
+        reads: |m| is(m, Self::NAME),
+        tables: |results| of(results, Self::NAME, "Ageing (KVM)", COLUMNS, WHOLE_PHASES),
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = AgeArgs;
 
     fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

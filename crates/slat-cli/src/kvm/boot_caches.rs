@@ -2,9 +2,11 @@
 
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
+use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
 use crate::needs;
 use clap::Args;
 use slat_kvm::scenario::boot_caches;
+use slat_lab::reader::Reader;
 use slat_lab::record::{Measurement, merged_counts};
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -34,6 +36,9 @@ impl BootCachesArgs {
     }
 }
 
+/// What its table shows.
+const COLUMNS: &[Column] = &[("populate", "populate"), ("toggle", "switch")];
+
 /// The scenario.
 pub struct BootCaches;
 
@@ -44,6 +49,14 @@ impl Scenario for BootCaches {
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("vcpus", "8")];
     const NEEDS: &'static [&'static [&'static str]] =
         &[&[needs::CACHES], &[needs::GUEST_CODE], &[needs::KVM_DEVICE]];
+    const READER: Reader = Reader {
+        reads: |m| is(m, Self::NAME),
+        tables: |results| {
+            of(results, Self::NAME, "Caches switched off and on (KVM)", COLUMNS, WHOLE_PHASES)
+        },
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = BootCachesArgs;
 
     fn run(args: &BootCachesArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

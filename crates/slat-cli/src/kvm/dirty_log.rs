@@ -1,5 +1,6 @@
 //! Dirty logging of a guest under the host's KVM, phase by phase.
 
+use super::log_tables;
 use super::options::{GuestArgs, LogArgs, QUICK_RUN};
 use super::{Asked, Pattern, observe, phases};
 use crate::needs::GUEST;
@@ -10,6 +11,7 @@ use slat_kvm::scenario::dirty_log::{self, Config, Report};
 use slat_kvm::{Backing, Mode};
 use slat_lab::cli::{Switch, count, time};
 use slat_lab::failure::bad_input;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -95,6 +97,7 @@ impl Scenario for DirtyLog {
     const ABOUT: &'static str = "Log the dirty pages of a guest";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    const READER: Reader = log_tables::READER;
     type Settings = DirtyLogArgs;
 
     fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -2,9 +2,11 @@
 
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
+use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::scenario::execute;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -25,6 +27,10 @@ pub struct ExecuteArgs {
     pub guest: GuestArgs,
 }
 
+/// What its table shows.
+const COLUMNS: &[Column] =
+    &[("populate", "populate"), ("execute", "execute"), ("read", "read"), ("write", "write")];
+
 /// The scenario.
 pub struct Execute;
 
@@ -34,6 +40,14 @@ impl Scenario for Execute {
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("backing", "2m")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    const READER: Reader = Reader {
+        reads: |m| is(m, Self::NAME),
+        tables: |results| {
+            of(results, Self::NAME, "Executing from all of memory (KVM)", COLUMNS, WHOLE_PHASES)
+        },
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = ExecuteArgs;
 
     fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -2,11 +2,13 @@
 
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
+use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::cgroup::MemoryLimit;
 use slat_kvm::scenario::memory_stress;
 use slat_lab::cli::count;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -53,6 +55,15 @@ impl MemoryStressArgs {
     }
 }
 
+/// What its table shows.
+const COLUMNS: &[Column] = &[
+    ("populate", "fill"),
+    ("write", "write"),
+    ("reset", "reset"),
+    ("refill", "refill"),
+    ("read", "read"),
+];
+
 /// The scenario.
 pub struct MemoryStress;
 
@@ -63,6 +74,20 @@ impl Scenario for MemoryStress {
     const EXAMPLES: &'static str = EXAMPLES;
     const DEFAULTS: &'static [(&'static str, &'static str)] = &[("memory", "512M")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    const READER: Reader = Reader {
+        reads: |m| is(m, Self::NAME),
+        tables: |results| {
+            of(
+                results,
+                Self::NAME,
+                "Memory taken away and filled again (KVM)",
+                COLUMNS,
+                WHOLE_PHASES,
+            )
+        },
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = MemoryStressArgs;
 
     fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

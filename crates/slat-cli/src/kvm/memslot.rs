@@ -3,6 +3,7 @@
 use super::live::{calls, loss, pace, worst};
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
+use super::tables::{Column, MEANING, is, of};
 use super::values::Others;
 use super::{Pattern, measurement};
 use crate::needs::GUEST;
@@ -13,6 +14,7 @@ use slat_kvm::scenario::live::CallTimes;
 use slat_kvm::scenario::memslot::{self, Config, Report};
 use slat_lab::cli::time;
 use slat_lab::rate::Rate;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -84,6 +86,23 @@ impl MemslotArgs {
     }
 }
 
+const TITLE: &str = "A memslot that comes, moves and goes beside running vCPUs (KVM)";
+const NOTE: &str = "No vCPU touches the slot. “guest lost” is what is missing of the pace that the \
+    vCPUs kept before; “faults” are theirs for each move and deletion.";
+
+/// What its table shows.
+const COLUMNS: &[Column] = &[
+    ("loss", "guest lost"),
+    ("loss-worst", "worst second"),
+    ("faults", "faults"),
+    ("add", "add"),
+    ("add-longest-call", "longest"),
+    ("move", "move"),
+    ("move-longest-call", "longest"),
+    ("delete", "delete"),
+    ("delete-longest-call", "longest"),
+];
+
 /// The scenario.
 pub struct Memslot;
 
@@ -92,6 +111,12 @@ impl Scenario for Memslot {
     const ABOUT: &'static str = "Add, move and delete a memslot beside running vCPUs";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    const READER: Reader = Reader {
+        reads: |m| is(m, Self::NAME),
+        tables: |results| of(results, Self::NAME, TITLE, COLUMNS, NOTE),
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = MemslotArgs;
 
     fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

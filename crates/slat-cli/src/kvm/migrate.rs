@@ -2,6 +2,7 @@
 
 use super::live::{loss, pace, worst};
 use super::options::{GuestArgs, LogArgs};
+use super::tables::{Column, LOST, MEANING, is, of};
 use super::values::KvmWay;
 use super::{Asked, Pattern, measurement, observe, phases};
 use crate::needs::GUEST;
@@ -15,6 +16,7 @@ use slat_kvm::{Backing, Mode};
 use slat_lab::cli::{count, time};
 use slat_lab::failure::bad_input;
 use slat_lab::rate::Rate;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -95,6 +97,22 @@ impl MigrateArgs {
     }
 }
 
+const TITLE: &str = "Migrating a running guest (KVM)";
+const COPIED: &str = "Copied into a second memory, no faster than the link, and held against it word by \
+    word. Rounds with * did not come to fit into the downtime allowed: the guest was stopped all the same.";
+
+/// What its table shows.
+const COLUMNS: &[Column] = &[
+    ("total", "total"),
+    ("rounds", "rounds"),
+    ("copied", "copied"),
+    ("downtime", "downtime"),
+    ("loss", "guest lost"),
+    ("loss-worst", "worst second"),
+    ("get-longest-call", "longest get"),
+    ("clear-longest-call", "longest clear"),
+];
+
 /// The scenario.
 pub struct Migrate;
 
@@ -104,6 +122,12 @@ impl Scenario for Migrate {
         "Migrate a running guest into a second memory, for each way of logging";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    const READER: Reader = Reader {
+        reads: |m| is(m, Self::NAME),
+        tables: |results| of(results, Self::NAME, TITLE, COLUMNS, &format!("{COPIED} {LOST}")),
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = MigrateArgs;
 
     fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

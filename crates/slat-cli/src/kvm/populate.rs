@@ -2,12 +2,14 @@
 
 use super::options::{GuestArgs, RunArgs};
 use super::runs::{Runs, asked};
+use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
 use super::values::KvmBacking;
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::Error;
 use slat_kvm::scenario::populate;
 use slat_lab::cli::count;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -59,6 +61,9 @@ pub struct PopulateArgs {
     pub run: RunArgs,
 }
 
+/// What its table shows.
+const COLUMNS: &[Column] = &[("populate", "populate"), ("warm", "again")];
+
 /// The scenario.
 pub struct Populate;
 
@@ -67,6 +72,12 @@ impl Scenario for Populate {
     const ABOUT: &'static str = "Touch memory for the first time";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
+    const READER: Reader = Reader {
+        reads: |m| is(m, Self::NAME),
+        tables: |results| of(results, Self::NAME, "First touches (KVM)", COLUMNS, WHOLE_PHASES),
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = PopulateArgs;
 
     fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -12,15 +12,15 @@ use slat_kvm::phase::{PhaseRun, VcpuRun};
 use slat_kvm::stall::Stalls;
 use slat_lab::record::Measurement;
 
-/// What is told of the stalls of a phase: end of the variant's name, unit.
-pub const FIGURES: [(&str, &str); 7] = [
-    ("stall", "ms/s"),
-    ("stall-p50", "s"),
-    ("stall-p95", "s"),
-    ("stall-p99", "s"),
-    ("stall-max", "s"),
-    ("waited", "ms/s"),
-    ("stolen", "ms/s"),
+/// What is told of the stalls of a phase: end of the variant's name, unit, heading.
+pub const FIGURES: [(&str, &str, &str); 7] = [
+    ("stall", "ms/s", "stalled"),
+    ("stall-p50", "s", "p50"),
+    ("stall-p95", "s", "p95"),
+    ("stall-p99", "s", "p99"),
+    ("stall-max", "s", "longest"),
+    ("waited", "ms/s", "waited"),
+    ("stolen", "ms/s", "stolen"),
 ];
 
 /// The stalls of a phase of vCPUs; nothing where it is not yet known what is usual.
@@ -31,7 +31,7 @@ pub fn measurements(
 ) -> Vec<Measurement> {
     let figures: Vec<[f64; 7]> = runs.iter().filter_map(|run| figures(run)).collect();
     let Some(first) = runs.first().filter(|_| !figures.is_empty()) else { return Vec::new() };
-    let of = |(place, (name, unit)): (usize, &(&str, &str))| {
+    let of = |(place, (name, unit, _)): (usize, &(&str, &str, &str))| {
         let samples = figures.iter().map(|figures| figures[place]).collect();
         measurement(scenario, &format!("{}-{name}", first.phase), params.clone(), unit, samples)
     };

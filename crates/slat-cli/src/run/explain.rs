@@ -1,10 +1,10 @@
 //! `slat explain`.
 
 use crate::cli::ExplainArgs;
+use crate::explain;
 use slat_lab::alternate;
 use slat_lab::cli::Format;
 use slat_lab::compare::Run;
-use slat_lab::explain;
 use slat_lab::report::{markdown, text};
 use slat_lab::run::output;
 use slat_lab::scenario::Program;

@@ -162,8 +162,8 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
     let report = report(&PROGRAM, host, results, session);
     session.note("");
     match args.print.format() {
-        ReportFormat::Text => show_as(&report, brief::render, Some(output))?,
-        format => show(&report, format, Some(output))?,
+        ReportFormat::Text => show_as(&PROGRAM, &report, brief::render, Some(output))?,
+        format => show(&PROGRAM, &report, format, Some(output))?,
     }
     Ok(match () {
         () if report.partial => ExitCode::from(130),

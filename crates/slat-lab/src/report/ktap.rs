@@ -4,7 +4,7 @@
 //! check did: what was tried and went wrong, a threshold that three quarters of the rounds missed,
 //! a run that did not come to its end. A time alone fails nothing.
 
-use super::tables::engine::verdict;
+use super::tables::asked::verdict;
 use super::text;
 use crate::numbers::{list_of_seconds, three_digits, with_spread};
 use crate::param::{is_prose, shown};

@@ -1,20 +1,21 @@
 //! Tables as Markdown, to be pasted into a mail or an issue.
 
-use super::tables::{self};
+use super::tables;
 use super::text;
+use crate::reader::Reader;
 use crate::record::Report;
 use crate::table::Table;
 use std::fmt::Write;
 
 /// The whole report: where it was taken and by which command, so that others can do it again.
-pub fn render(report: &Report) -> String {
+pub fn render(report: &Report, readers: &[Reader]) -> String {
     let words = report.command.iter().map(String::as_str);
     let command = shlex::try_join(words).unwrap_or_else(|_| report.command.join(" "));
     let mut markdown = format!("`{command}` (slat {})\n\n{}\n\n", report.tool, text::host(report));
     if report.partial {
         markdown += "**Interrupted**: this is a part of what was asked for.\n\n";
     }
-    markdown.extend(tables::all(&report.results).iter().map(table));
+    markdown.extend(tables::all(&report.results, readers).iter().map(table));
     if !report.skipped.is_empty() {
         markdown += "### Not measured\n\n";
     }
@@ -54,7 +55,7 @@ mod tests {
     #[test]
     fn a_report_begins_with_the_command_and_the_machine() {
         let report = Report { partial: true, ..crate::fake::report() };
-        let text = render(&report);
+        let text = render(&report, &[]);
         let mut lines = text.lines();
         assert!(
             lines.next().unwrap().starts_with("`slat") && lines.nth(1).unwrap().contains("CPUs")

@@ -1,19 +1,23 @@
 //! What many hosts measured, in one table: a row for each setting on each host.
 
-use super::tables::{self, Labels};
+use super::tables;
 use crate::merge::Gathered;
 use crate::merge::files::Left;
-use crate::numbers::with_wide_spread;
 use crate::record::Measurement;
 use crate::stats::Summary;
-use crate::table::{NOTHING, Table};
-use crate::unit::Unit;
+use crate::table::Table;
 use serde_json::{Value, json};
+
+const MANY_HOSTS: &str =
+    "table.json has how many samples. Times of different hosts are those of different machines.";
 
 /// The hosts, what each of them measured, and what is missing.
 pub fn tables(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Vec<Table> {
     let mut all = vec![hosts_table(hosts)];
-    all.extend(measured(&named(hosts)));
+    all.extend(tables::plain(&named(hosts)).into_iter().map(|mut table| {
+        table.notes.push(MANY_HOSTS.to_owned());
+        table
+    }));
     all.extend(left("Cells that failed", failed));
     all.extend(left("Files that are no report", bad));
     all
@@ -50,10 +54,7 @@ fn hosts_table(hosts: &[Gathered]) -> Table {
 fn named(hosts: &[Gathered]) -> Vec<Measurement> {
     let mut all: Vec<(&Measurement, Vec<Measurement>)> = Vec::new();
     for host in hosts {
-        let whole = |m: &&Measurement| {
-            let made = m.scenario.ends_with("-asked") || m.scenario == "replay";
-            !made && !m.params.contains_key("vcpu")
-        };
+        let whole = |m: &&Measurement| !m.is_made() && !m.params.contains_key("vcpu");
         for m in host.report.results.iter().filter(whole) {
             let mut one = m.clone();
             let _ = one.params.insert("host".to_owned(), host.name.clone().into());
@@ -68,60 +69,6 @@ fn named(hosts: &[Gathered]) -> Vec<Measurement> {
         }
     }
     all.into_iter().flat_map(|(_, list)| list).collect()
-}
-
-/// A table for each scenario and target: settings and hosts down, variants across.
-fn measured(results: &[Measurement]) -> Vec<Table> {
-    let mut kinds: Vec<(&str, &str)> = Vec::new();
-    for m in results {
-        if !kinds.contains(&(&m.scenario, &m.target)) {
-            kinds.push((&m.scenario, &m.target));
-        }
-    }
-    kinds.into_iter().map(|(scenario, target)| table(results, scenario, target)).collect()
-}
-
-fn table(results: &[Measurement], scenario: &str, target: &str) -> Table {
-    let own: Vec<Measurement> =
-        results.iter().filter(|m| m.scenario == scenario && m.target == target).cloned().collect();
-    let rows = tables::rows(&own, scenario, &[]);
-    let labels = Labels::of(&rows);
-    let mut variants: Vec<&str> = Vec::new();
-    for m in &own {
-        if !variants.contains(&&*m.variant) {
-            variants.push(&m.variant);
-        }
-    }
-    let mut columns: Vec<String> = labels.headings().collect();
-    let count = columns.len();
-    columns.extend(variants.iter().map(|variant| (*variant).to_owned()));
-    let row = |row: &tables::Row| {
-        let mut cells = labels.cells(row);
-        cells.extend(variants.iter().map(|variant| value(row.variant(variant))));
-        cells
-    };
-    Table {
-        title: format!("{scenario} ({target})"),
-        common: labels.common.clone(),
-        columns,
-        labels: count,
-        rows: rows.iter().map(row).collect(),
-        notes: vec![
-            "Medians, ± half of where half of the samples lie where that is much, the least and the most where it \
-             is more; table.json has how many samples. Times of different hosts are those of different machines."
-                .to_owned(),
-        ],
-    }
-}
-
-fn value(m: Option<&Measurement>) -> String {
-    let Some((m, summary)) = m.and_then(|m| Some((m, Summary::of(&m.samples)?))) else {
-        return NOTHING.to_owned();
-    };
-    match m.unit == Unit::SECONDS {
-        true => with_wide_spread(&summary),
-        false => m.unit.shown(summary.median),
-    }
 }
 
 fn left(title: &str, files: &[Left]) -> Option<Table> {

@@ -3,44 +3,80 @@
 //! One rule serves all of them: a parameter that every row has in common is said once, above the
 //! table; one that differs is a column.
 
+pub mod asked;
 pub mod counts;
-pub mod engine;
-pub mod formats;
-pub mod guest;
-pub mod kvm;
-pub mod limit;
-pub mod peers;
-pub mod replay;
-pub mod split;
-pub mod stalls;
 
+use crate::numbers::with_wide_spread;
 use crate::param::{heading, rank, shown};
+use crate::reader::Reader;
 use crate::record::Measurement;
-use crate::table::Table;
+use crate::stats::Summary;
+use crate::table::{NOTHING, Table};
+use crate::unit::Unit;
 use serde_json::{Map, Value};
 
-/// All tables that the results fill, in the order a reader wants them: what guests on this host
-/// pay, what the engine does, what the machine allows.
-pub fn all(results: &[Measurement]) -> Vec<Table> {
-    let guests = stalls::live(results).into_iter().chain(stalls::stalls(results));
-    let guests = guests.chain(kvm::phases(results)).chain(stalls::touches(results));
-    let tables = [
-        split::times(results),
-        split::slots(results),
-        limit::table(results),
-        engine::asked(results),
-        engine::times(results),
-        formats::table(results),
-        guest::asked(results),
-        peers::histories(results),
-        peers::counts(results),
-        engine::asked_of_peers(results),
-        peers::ratios(results),
-    ];
-    let claims = replay::claims(results);
-    let of_engine: Vec<_> = results.iter().filter(|m| m.target != "kvm").cloned().collect();
-    let engine = tables.into_iter().flatten().chain(guest::figures(&of_engine));
-    claims.into_iter().chain(guests).chain(engine).collect()
+/// All tables that the results fill: each reader's, in the readers' order, and a plain one for
+/// results that none of them reads.
+pub fn all(results: &[Measurement], readers: &[Reader]) -> Vec<Table> {
+    let mut tables: Vec<Table> =
+        readers.iter().flat_map(|reader| (reader.tables)(&reader.own(results))).collect();
+    let unread = |m: &&Measurement| !readers.iter().any(|reader| (reader.reads)(m));
+    tables.extend(plain(&results.iter().filter(unread).cloned().collect::<Vec<_>>()));
+    tables
+}
+
+/// A table for each scenario and target: settings down, variants across.
+pub fn plain(results: &[Measurement]) -> Vec<Table> {
+    let mut kinds: Vec<(&str, &str)> = Vec::new();
+    for m in results {
+        if !kinds.contains(&(&m.scenario, &m.target)) {
+            kinds.push((&m.scenario, &m.target));
+        }
+    }
+    kinds.into_iter().map(|(scenario, target)| of_kind(results, scenario, target)).collect()
+}
+
+fn of_kind(results: &[Measurement], scenario: &str, target: &str) -> Table {
+    let own: Vec<Measurement> =
+        results.iter().filter(|m| m.scenario == scenario && m.target == target).cloned().collect();
+    let rows = rows(&own, scenario, &[]);
+    let labels = Labels::of(&rows);
+    let mut variants: Vec<&str> = Vec::new();
+    for m in &own {
+        if !variants.contains(&&*m.variant) {
+            variants.push(&m.variant);
+        }
+    }
+    let mut columns: Vec<String> = labels.headings().collect();
+    let count = columns.len();
+    columns.extend(variants.iter().map(|variant| (*variant).to_owned()));
+    let row = |row: &Row| {
+        let mut cells = labels.cells(row);
+        cells.extend(variants.iter().map(|variant| value(row.variant(variant))));
+        cells
+    };
+    Table {
+        title: format!("{scenario} ({target})"),
+        common: labels.common.clone(),
+        columns,
+        labels: count,
+        rows: rows.iter().map(row).collect(),
+        notes: vec![
+            "Medians, ± half of where half of the samples lie where that is much, the least and the \
+             most where it is more."
+                .to_owned(),
+        ],
+    }
+}
+
+fn value(m: Option<&Measurement>) -> String {
+    let Some((m, summary)) = m.and_then(|m| Some((m, Summary::of(&m.samples)?))) else {
+        return NOTHING.to_owned();
+    };
+    match m.unit == Unit::SECONDS {
+        true => with_wide_spread(&summary),
+        false => m.unit.shown(summary.median),
+    }
 }
 
 /// Measurements that differ only in their variant (or in what `ignoring` names): one row.
@@ -55,6 +91,12 @@ impl<'a> Row<'a> {
     /// The measurement of one variant.
     pub fn variant(&self, variant: &str) -> Option<&'a Measurement> {
         self.measurements.iter().find(|m| m.variant == variant).copied()
+    }
+
+    /// The measurement of one variant, of all vCPUs together.
+    pub fn whole(&self, variant: &str) -> Option<&'a Measurement> {
+        let whole = |m: &&&Measurement| m.variant == variant && !m.params.contains_key("vcpu");
+        self.measurements.iter().find(whole).copied()
     }
 
     /// A parameter as text, if it is there.

@@ -2,6 +2,7 @@
 
 use crate::failure::bad_input;
 use crate::files::{PAGE, RESULTS, temporary, writable};
+use crate::reader::Reader;
 use crate::record::Report;
 use crate::report::{html, json};
 use anyhow::Context;
@@ -38,7 +39,7 @@ impl Output {
     }
 
     /// Writes both files, each complete or not at all, and says where they are.
-    pub fn write(self, report: &Report) -> anyhow::Result<PathBuf> {
+    pub fn write(self, report: &Report, readers: &[Reader]) -> anyhow::Result<PathBuf> {
         let directory = self.directory;
         let write = |text: &str| -> io::Result<NamedTempFile> {
             let mut file = temporary(&directory)?;
@@ -48,7 +49,7 @@ impl Output {
         let name = directory.display().to_string();
         let failed = || format!("cannot write {RESULTS} and {PAGE} to {name}");
         let results = write(&json::render(report)?).with_context(failed)?;
-        let page = write(&html::render(report)).with_context(failed)?;
+        let page = write(&html::render(report, readers)).with_context(failed)?;
         let _ = results.persist(directory.join(RESULTS)).with_context(failed)?;
         let _ = page.persist(directory.join(PAGE)).with_context(failed)?;
         Ok(directory)

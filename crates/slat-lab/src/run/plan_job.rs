@@ -60,7 +60,8 @@ pub fn merge(program: &Program, args: &MergeArgs) -> anyhow::Result<ExitCode> {
     crate::files::writable(&args.output)?;
     let hosts = merge::merge(reports, args.any_name, &super::command(program, std::env::args()));
     for host in &hosts {
-        let _ = Output::prepare(&args.output.join(&host.name))?.write(&host.report)?;
+        let _ = Output::prepare(&args.output.join(&host.name))?
+            .write(&host.report, &(program.readers)())?;
     }
     let tables = merged::tables(&hosts, &bad, &failed);
     let json = serde_json::to_string_pretty(&merged::value_of(&hosts, &bad, &failed))? + "\n";

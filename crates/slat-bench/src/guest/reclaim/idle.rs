@@ -15,9 +15,11 @@ use slat::Format;
 use slat_ideas::format::TableFormat;
 use slat_ideas::format::TablesArgs;
 use slat_ideas::guest::bed::room;
+use slat_ideas::guest::tables::{Figures, MEANING};
 use slat_ideas::guest::turns::{Counts, Recorder, counts};
 use slat_ideas::on_machine;
 use slat_lab::failure::bad_input;
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
@@ -126,6 +128,31 @@ fn percent(text: &str) -> Result<f64, String> {
     within(text, 0.0, 100.0)
 }
 
+/// What its table shows.
+const FIGURES: Figures = Figures {
+    of: "guest-idle",
+    title: "Idle pages of a guest",
+    counts: &[("idle", "pages", "pages")],
+    note: "All pages were written once; nothing has been taken yet. idle: pages that so many walks in a row, or \
+           more, found unused, of the guest's pages. waking a walk: how many of such pages were used again \
+           between two walks, on average. time: of a walk.",
+    ..Figures::NONE
+};
+
+/// What its table shows.
+const TAKEN: Figures = Figures {
+    of: "guest-idle-taken",
+    title: "What was idle, taken from the guest",
+    counts: &[("taken", "taken", "pages"), ("came back a walk", "returned", "came back, all")],
+    note: "at most: so many pages may come back between two walks, of the guest's pages; taken: what the walks \
+           said could be taken for that. Then the guest went on, with so much less memory. came back: \
+           the median, and half of the intervals.",
+    ..Figures::NONE
+};
+
+/// Its tables.
+const TABLES: [Figures; 2] = [FIGURES, TAKEN];
+
 /// The scenario.
 pub struct IdlePages;
 
@@ -134,6 +161,12 @@ impl Scenario for IdlePages {
     const ABOUT: &'static str =
         "Ask which pages of a guest are idle, take what could be taken, and see what comes back";
     const EXAMPLES: &'static str = EXAMPLES;
+    const READER: Reader = Reader {
+        reads: |m| TABLES.iter().any(|table| table.has(m)),
+        tables: |results| TABLES.iter().filter_map(|table| table.table(results)).collect(),
+        meaning: MEANING,
+        ..Reader::NONE
+    };
     type Settings = IdleArgs;
 
     fn run(args: &IdleArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {

@@ -1,9 +1,10 @@
 //! How the samples of each measurement spread, scenario by scenario.
 
+use super::ecdf;
 use super::strips::{self, Strip};
-use super::{Chart, ecdf};
 use crate::compare::LEAST;
 use crate::param::{heading, is_prose, shown};
+use crate::reader::{Chart, Reader};
 use crate::record::Measurement;
 use crate::report::tables::{Labels, Row};
 use crate::table::NOTHING;
@@ -27,13 +28,12 @@ pub struct Scenario {
     pub charts: Vec<Chart>,
 }
 
-/// The distributions of each scenario's measurements. Splits have theirs among the charts of their
-/// own, and what was made of other measurements has none.
-pub fn all(results: &[Measurement]) -> Vec<Scenario> {
+/// The distributions of each scenario's measurements. Those whose reader draws them have their
+/// charts there, and what was made of other measurements has none.
+pub fn all(results: &[Measurement], readers: &[Reader]) -> Vec<Scenario> {
+    let drawn: Vec<&Reader> = readers.iter().filter(|reader| reader.draws_samples).collect();
     let mut topics: Vec<(Topic, Vec<&Measurement>)> = Vec::new();
-    let is_raw = |m: &&Measurement| {
-        !m.scenario.ends_with("-asked") && !["split", "replay"].contains(&&*m.scenario)
-    };
+    let is_raw = |m: &&Measurement| !m.is_made() && !drawn.iter().any(|reader| (reader.reads)(m));
     for m in results.iter().filter(is_raw) {
         let topic = Topic::of(m);
         match topics.iter_mut().find(|(known, _)| *known == topic) {
@@ -137,9 +137,9 @@ mod tests {
         let mut results = fake::report().results;
         results.retain(|m| m.scenario == "dirty-log");
         // Three rounds are no distribution.
-        assert!(all(&results).is_empty());
+        assert!(all(&results, &[]).is_empty());
         results.iter_mut().for_each(|m| m.samples = [0.1, 0.2, 0.3, 0.4, 0.5].to_vec());
-        let scenarios = all(&results);
+        let scenarios = all(&results, &[]);
         assert_eq!(scenarios.len(), 1);
         let titles: Vec<_> = scenarios[0].charts.iter().map(|chart| &*chart.title).collect();
         assert_eq!(titles, ["populate", "enable", "dirty", "get", "disable", "clear"]);
@@ -150,7 +150,7 @@ mod tests {
     fn many_samples_are_a_line_and_few_are_dots() {
         let mut results = fake::guests();
         results.retain(|m| m.scenario == "execute" && m.params["figure"] == "execute");
-        let svg = |results: &[Measurement]| all(results)[0].charts[0].svg.clone();
+        let svg = |results: &[Measurement]| all(results, &[])[0].charts[0].svg.clone();
         results.iter_mut().for_each(|m| m.samples = vec![0.5; 7]);
         assert_eq!(svg(&results).matches("<circle").count(), 14);
         results[0].samples = (1..=60).map(f64::from).collect();
@@ -158,11 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn splits_and_ratios_are_not_drawn_again() {
+    fn ratios_and_what_a_reader_draws_are_not_drawn_again() {
         let mut results = fake::report().results;
         results.extend(fake::guests());
         results.retain(|m| m.scenario == "split" || m.scenario == "guest-asked");
         results.iter_mut().for_each(|m| m.samples = vec![0.5; 7]);
-        assert!(all(&results).is_empty());
+        assert_eq!(all(&results, &[]).len(), 1);
+        let reads = |m: &Measurement| m.scenario == "split";
+        let reader = Reader { reads, draws_samples: true, ..Reader::NONE };
+        assert!(all(&results, &[reader]).is_empty());
     }
 }

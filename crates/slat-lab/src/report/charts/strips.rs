@@ -7,7 +7,7 @@ use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
 /// One measurement.
-pub(super) struct Strip<'a> {
+pub struct Strip<'a> {
     /// What stands beside it.
     pub label: String,
     /// Strips of one family have one colour.
@@ -24,7 +24,7 @@ const BOXED: usize = 5;
 const LETTER: usize = 7;
 
 /// The strips, the first on top. Nothing without samples to draw.
-pub(super) fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
+pub fn svg(strips: &[Strip], unit: &Unit) -> Option<String> {
     let all = || strips.iter().flat_map(|strip| strip.samples).copied().filter(|s| s.is_finite());
     let (least, most) = (all().min_by(f64::total_cmp)?, all().max_by(f64::total_cmp)?);
     let height = 70 + 26 * strips.len() as u32;

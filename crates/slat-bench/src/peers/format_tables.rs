@@ -1,12 +1,12 @@
 //! Formats beside each other: the time of a page on each, by the first format's and by the
 //! machine's.
 
-use super::engine::parameter;
-use crate::numbers::{three_digits, with_spread};
-use crate::record::Measurement;
-use crate::size::Size;
-use crate::stats::Summary;
-use crate::table::{NOTHING, Table};
+use slat_lab::numbers::{three_digits, with_spread};
+use slat_lab::record::Measurement;
+use slat_lab::report::tables::asked::parameter;
+use slat_lab::size::Size;
+use slat_lab::stats::Summary;
+use slat_lab::table::{NOTHING, Table};
 
 /// Times of a page, round by round.
 fn of_a_page(measured: &Measurement) -> Vec<f64> {
@@ -84,8 +84,8 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::Unit;
     use serde_json::json;
+    use slat_lab::unit::Unit;
 
     #[test]
     fn a_format_is_held_against_the_first_by_the_time_of_a_page() {

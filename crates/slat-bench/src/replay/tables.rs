@@ -1,14 +1,22 @@
 //! Claims that were published, beside what this machine gave.
 
-use super::engine::parameter;
-use crate::numbers::three_digits;
-use crate::record::Measurement;
-use crate::stats::Summary;
-use crate::table::{NOTHING, Table};
-use crate::unit::Unit;
+use slat_lab::numbers::three_digits;
+use slat_lab::reader::Reader;
+use slat_lab::record::Measurement;
+use slat_lab::report::tables::asked::parameter;
+use slat_lab::stats::Summary;
+use slat_lab::table::{NOTHING, Table};
+use slat_lab::unit::Unit;
+
+/// How they read.
+pub const READER: Reader = Reader {
+    reads: |m| m.scenario == "replay",
+    tables: |results| claims(results).into_iter().collect(),
+    ..Reader::NONE
+};
 
 /// One row for each claim.
-pub fn claims(results: &[Measurement]) -> Option<Table> {
+fn claims(results: &[Measurement]) -> Option<Table> {
     let replayed = || results.iter().filter(|m| m.scenario == "replay");
     let mut commands: Vec<&str> = Vec::new();
     let mut whys: Vec<String> = Vec::new();

@@ -1,11 +1,11 @@
 //! What the machine's memory allows: the least that the same work can take here.
 
-use super::Row;
-use crate::numbers::{three_digits, with_spread};
-use crate::record::Measurement;
-use crate::stats::Summary;
-use crate::table::{NOTHING, Table};
 use serde_json::{Map, Value};
+use slat_lab::numbers::{three_digits, with_spread};
+use slat_lab::record::Measurement;
+use slat_lab::report::tables::Row;
+use slat_lab::stats::Summary;
+use slat_lab::table::{NOTHING, Table};
 
 /// What bounds a split from below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,43 @@
 //! The engine beside others: one table of ratios, one of counts, one of what histories showed.
 
-use super::engine::parameter;
-use super::{Labels, Row, rows};
-use crate::known::{DIFFERENCES, SLAT};
-use crate::numbers::{thousands, three_digits};
-use crate::record::Measurement;
-use crate::size::Size;
-use crate::stats::Summary;
-use crate::table::{NOTHING, Table};
+use super::known::{DIFFERENCES, SLAT};
+use slat_lab::numbers::{thousands, three_digits};
+use slat_lab::reader::{Chart, Reader};
+use slat_lab::record::Measurement;
+use slat_lab::report::charts::ratios;
+use slat_lab::report::tables::asked::{self, parameter};
+use slat_lab::report::tables::{Labels, Row, rows};
+use slat_lab::size::Size;
+use slat_lab::stats::Summary;
+use slat_lab::table::{NOTHING, Table};
+
+/// How operations beside others read.
+pub const READER: Reader = Reader {
+    reads: |m| m.scenario == "peers" || m.scenario == "peers-asked",
+    tables: |results| {
+        let all = [counts(results), asked(results), ratios_of(results)];
+        all.into_iter().flatten().collect()
+    },
+    charts: |results| chart(results).into_iter().collect(),
+    ..Reader::NONE
+};
+
+/// How histories through both read.
+pub const HISTORIES: Reader = Reader {
+    reads: |m| m.scenario == "peers-check",
+    tables: |results| histories(results).into_iter().collect(),
+    ..Reader::NONE
+};
+
+/// One row for each threshold beside others.
+fn asked(results: &[Measurement]) -> Option<Table> {
+    asked::table(
+        results,
+        "peers-asked",
+        "The engine against each of the others",
+        "Times by theirs, so that less is faster. Thresholds are meant for 8 GiB and 64 GiB.",
+    )
+}
 
 /// What a crate does not have.
 const NONE: &str = "none";
@@ -71,7 +101,7 @@ fn columns(results: &[Measurement]) -> Vec<Column<'_>> {
 }
 
 /// How many times as long as `base` somebody took, in each round.
-pub fn ratio(m: &Measurement, base: &Measurement) -> Option<Summary> {
+fn ratio(m: &Measurement, base: &Measurement) -> Option<Summary> {
     let ratios: Vec<f64> = m.samples.iter().zip(&base.samples).map(|(of, by)| of / by).collect();
     Summary::of(&ratios)
 }
@@ -84,12 +114,12 @@ fn with_spread(value: &str, summary: &Summary) -> String {
 }
 
 /// Operations: what notes there are differ within a row.
-pub fn gathered(results: &[Measurement]) -> Vec<Row<'_>> {
+fn gathered(results: &[Measurement]) -> Vec<Row<'_>> {
     rows(results, "peers", &["note"])
 }
 
 /// What a row is about: `split, 64g of 2m`. Most operations find pages.
-pub fn label(row: &Row) -> Option<String> {
+fn label(row: &Row) -> Option<String> {
     let memory = Size(row.params.get("memory")?.as_u64()?);
     let (operation, backing) = (row.param("operation")?, row.param("backing")?);
     let pages = row.params.get("granule")?.as_u64()?;
@@ -101,7 +131,7 @@ pub fn label(row: &Row) -> Option<String> {
 }
 
 /// Rows the operations; the engine's time, and the others' by it.
-pub fn ratios(results: &[Measurement]) -> Option<Table> {
+fn ratios_of(results: &[Measurement]) -> Option<Table> {
     let all = gathered(results);
     let who = columns(results);
     let mut lines = Vec::new();
@@ -183,7 +213,7 @@ fn common(all: &[Row]) -> String {
 }
 
 /// What Linux counted, and what the engine did.
-pub fn counts(results: &[Measurement]) -> Option<Table> {
+fn counts(results: &[Measurement]) -> Option<Table> {
     let all = gathered(results);
     let mut lines = Vec::new();
     let mut reasons: Vec<&str> = Vec::new();
@@ -255,7 +285,7 @@ pub fn counts(results: &[Measurement]) -> Option<Table> {
 }
 
 /// Histories through both.
-pub fn histories(results: &[Measurement]) -> Option<Table> {
+fn histories(results: &[Measurement]) -> Option<Table> {
     let lines: Vec<Vec<String>> = results
         .iter()
         .filter(|m| m.scenario == "peers-check")
@@ -287,11 +317,35 @@ pub fn histories(results: &[Measurement]) -> Option<Table> {
     })
 }
 
+/// How many times as long as the engine everybody took: a row for each operation.
+fn chart(results: &[Measurement]) -> Option<Chart> {
+    let rows = gathered(results);
+    let mut names: Vec<&str> = Vec::new();
+    let mut strips: Vec<ratios::Row> = Vec::new();
+    for row in &rows {
+        let Some(base) = row.variant(SLAT) else { continue };
+        let others = row.measurements.iter().filter(|m| m.target != "engine");
+        let mut dots = Vec::new();
+        for m in others {
+            // The machine is one competitor, whatever loop it runs.
+            let name = if m.target == "machine" { "the machine" } else { &m.variant };
+            let place = names.iter().position(|known| *known == name).unwrap_or(names.len());
+            if place == names.len() {
+                names.push(name);
+            }
+            dots.extend(ratio(m, base).map(|by| (place, by.median)));
+        }
+        strips.push((label(row)?, dots));
+    }
+    let axis = "times as long as the engine; right of 1, the engine is faster";
+    ratios::chart("The engine beside others", axis, &names, &strips)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::Unit;
     use serde_json::json;
+    use slat_lab::unit::Unit;
 
     fn measurement(variant: &str, target: &str, operation: &str, samples: &[f64]) -> Measurement {
         let params = json!({
@@ -319,7 +373,7 @@ mod tests {
             measurement(SLAT, "engine", "age", &[0.001]),
             measurement("cas", "machine", "age", &[0.002]),
         ];
-        let table = ratios(&all).unwrap();
+        let table = ratios_of(&all).unwrap();
         assert_eq!(table.columns[1..], ["slat,\nns", "linux-6.12", "the\nmachine"]);
         assert_eq!(table.rows[0][1..3], ["2.00\u{a0}±63%", "10.0\u{a0}±0%"]);
         assert_eq!(table.rows[1][2..], ["–", "2.00\u{a0}cas"]);

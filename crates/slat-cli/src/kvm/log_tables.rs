@@ -1,10 +1,42 @@
-//! What a guest on this host pays while its dirty pages are logged.
+//! Tables of what a guest on this host pays while its dirty pages are logged.
 
-use super::{Labels, Row, rows};
-use crate::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
-use crate::record::Measurement;
-use crate::stats::{Summary, median};
-use crate::table::{NOTHING, Table};
+use super::tables::{Column, LOST, MEANING, is, of, stalls};
+use slat_lab::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
+use slat_lab::reader::{Chart, Reader};
+use slat_lab::record::Measurement;
+use slat_lab::report::charts::lines;
+use slat_lab::report::tables::{Labels, Row, rows};
+use slat_lab::stats::{Summary, median};
+use slat_lab::table::{NOTHING, Table};
+
+const NAME: &str = "dirty-log";
+const LIVE: &str = super::live::SCENARIO;
+
+/// What is shown of a log that is fetched beside running vCPUs.
+const LIVE_COLUMNS: &[Column] = &[
+    ("loss", "guest lost"),
+    ("loss-worst", "worst second"),
+    ("enable", "enable"),
+    ("get", "get"),
+    ("get-longest-call", "longest get"),
+    ("clear", "a clear"),
+    ("clear-longest-call", "longest clear"),
+];
+
+/// How dirty logging reads, by phases and beside running vCPUs.
+pub const READER: Reader = Reader {
+    reads: |m| is(m, NAME) || is(m, LIVE),
+    tables: |results| {
+        let note = format!("Every log was held against what the vCPUs wrote; {LOST}");
+        let title = "A log fetched beside running vCPUs (KVM)";
+        let live = of(results, LIVE, title, LIVE_COLUMNS, &note);
+        phases(results).into_iter().chain(stalls(results, NAME)).chain(live).collect()
+    },
+    long: |results| vcpus(results).into_iter().collect(),
+    charts: |results| rounds(results).into_iter().collect(),
+    meaning: MEANING,
+    ..Reader::NONE
+};
 
 /// Phases in the order they happen, with the headings of their columns. The names of the variants
 /// are those of Linux's `dirty_log_perf_test`, so that figures can be laid side by side.
@@ -18,8 +50,8 @@ const PHASES: [(&str, &str); 6] = [
 ];
 
 /// One row for each way of logging; one column for each phase.
-pub fn phases(results: &[Measurement]) -> Option<Table> {
-    let rows = rows(results, "dirty-log", &["vcpu"]);
+fn phases(results: &[Measurement]) -> Option<Table> {
+    let rows = rows(results, NAME, &["vcpu"]);
     if rows.is_empty() {
         return None;
     }
@@ -61,8 +93,9 @@ pub fn phases(results: &[Measurement]) -> Option<Table> {
 
 /// The time of a phase: of all vCPUs together, not of one.
 fn phase(row: &Row, variant: &str) -> String {
-    let whole = row.measurements.iter().find(|m| m.variant == variant && vcpu(m).is_none());
-    let Some((whole, summary)) = whole.and_then(|m| Some((m, Summary::of(&m.samples)?))) else {
+    let Some((whole, summary)) =
+        row.whole(variant).and_then(|m| Some((m, Summary::of(&m.samples)?)))
+    else {
         return NOTHING.to_owned();
     };
     // Rounds differ for a reason (the first may find all pages writable), so a few of them are
@@ -97,10 +130,10 @@ fn per_page(row: &Row) -> String {
 }
 
 /// One row for each vCPU and each phase in which it ran: too long for a terminal.
-pub fn vcpus(results: &[Measurement]) -> Option<Table> {
+fn vcpus(results: &[Measurement]) -> Option<Table> {
     let parts: Vec<Row> = results
         .iter()
-        .filter(|m| m.scenario == "dirty-log" && vcpu(m).is_some())
+        .filter(|m| m.scenario == NAME && vcpu(m).is_some())
         .map(|m| Row { params: m.params.clone(), measurements: vec![m] })
         .collect();
     if parts.is_empty() {
@@ -153,4 +186,19 @@ fn faults(part: &Measurement) -> Option<u64> {
 
 fn vcpu(measurement: &Measurement) -> Option<u64> {
     measurement.params.get("vcpu")?.as_u64()
+}
+
+/// How long each round of dirtying took: one line for each way of logging.
+fn rounds(results: &[Measurement]) -> Option<Chart> {
+    let rows = rows(results, NAME, &["vcpu"]);
+    let labels = Labels::of(&rows);
+    let named = |row: &Row| {
+        let parts = labels.headings().zip(labels.cells(row));
+        parts.map(|(heading, cell)| format!("{heading} {cell}")).collect::<Vec<_>>().join(", ")
+    };
+    let lines: Vec<(String, Vec<f64>)> = rows
+        .iter()
+        .filter_map(|row| Some((named(row), row.whole("dirty")?.samples.clone())))
+        .collect();
+    lines::chart("Time of each round of dirtying", &lines)
 }

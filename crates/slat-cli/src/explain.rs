@@ -12,12 +12,12 @@
 //!
 //! Nothing here is measured twice: a cost that does not fit the count shows in the rest.
 
-use crate::numbers::{seconds, thousands};
-use crate::record::Measurement;
-use crate::report::tables::{Labels, Row};
-use crate::table::{NOTHING, Table};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use slat_lab::numbers::{seconds, thousands};
+use slat_lab::record::Measurement;
+use slat_lab::report::tables::{Labels, Row};
+use slat_lab::table::{NOTHING, Table};
 
 /// Kinds of faults, as the kernel's statistics have them on x86.
 const KINDS: [(&str, &str); 4] = [
@@ -173,7 +173,7 @@ pub fn table(explained: &[Explained]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unit::Unit;
+    use slat_lab::unit::Unit;
 
     fn phase(variant: &str, counts: &[(&str, u64)]) -> Measurement {
         Measurement {

@@ -1,34 +1,48 @@
 //! Splitting in the engine: the times of each walk, and the slots that each reads.
 
-use super::limit::{Limit, limit_of};
-use super::{Labels, Row, rows};
-use crate::numbers::{change, thousands, three_digits, with_spread};
-use crate::record::Measurement;
-use crate::stats::{Summary, median};
-use crate::table::{NOTHING, Table};
+use super::limits::{self, Limit, limit_of};
+use crate::published::{self, SKIP_LEVELS};
+use slat_lab::numbers::{change, thousands, three_digits, with_spread};
+use slat_lab::reader::{Chart, Reader};
+use slat_lab::record::Measurement;
+use slat_lab::report::charts::strips::{self, Strip};
+use slat_lab::report::tables::{Labels, Row, rows};
+use slat_lab::stats::{Summary, median};
+use slat_lab::table::{NOTHING, Table};
+use slat_lab::unit::Unit;
 
 const EVERY_ENTRY: &str = "every-entry";
 const BOUNDED: &str = "bounded";
 const WALKS: [&str; 3] = [EVERY_ENTRY, BOUNDED, "batched"];
 
-/// What the level-3 skip saved its author, and where that was published.
-pub const PUBLISHED_IN: &str = "“Optimize S2 page splitting” (RFC, May 2026): a 1 GiB guest on a software model, \
-     all split as logging is enabled";
+/// How splits, and the limits that took turns with them, read.
+pub const READER: Reader = Reader {
+    reads: |m| m.scenario == "split" || m.scenario == "limit",
+    tables: |results| {
+        let all = [times(results), slots(results), limits::table(results)];
+        all.into_iter().flatten().collect()
+    },
+    charts,
+    draws_samples: true,
+    meaning: &[
+        "The engine's tables are real, and no CPU walks them: the invalidations are counted, not \
+         waited for. Times are the software's own cost.",
+        "The published figures are shown beside ours, not as a target that another machine could \
+         meet or miss.",
+    ],
+    ..Reader::NONE
+};
 
 /// The published change of `bounded` against `every-entry`, for the rows it was measured for.
-pub fn published(row: &Row) -> Option<&'static str> {
+fn published(row: &Row) -> Option<&'static str> {
     let granule = row.params.get("granule").and_then(|g| g.as_u64());
     let same = row.param("when") == Some("enable")
         && row.param("what") == Some("split")
         && granule.is_none_or(|granule| granule == 4096)
         && row.param("format").is_none_or(|format| format == "arm64-4k")
         && row.param("target_size").is_none_or(|target| target == "4k");
-    match row.param("backing") {
-        Some("4k") if same => Some("−97.33 %"),
-        Some("2m") if same => Some("−19.82 %"),
-        Some("1g") if same => Some("−20.65 %"),
-        _ => None,
-    }
+    let backing = row.param("backing").filter(|_| same)?;
+    published::SPLIT_CHANGES.iter().find(|(of, _)| *of == backing).map(|(_, change)| *change)
 }
 
 /// The walks that were measured at all.
@@ -38,7 +52,7 @@ fn walks(rows: &[Row]) -> Vec<&'static str> {
 }
 
 /// One row for each thing to split; for each walk its time and what that saves.
-pub fn times(results: &[Measurement]) -> Option<Table> {
+fn times(results: &[Measurement]) -> Option<Table> {
     let rows = rows(results, "split", &[]);
     if rows.is_empty() {
         return None;
@@ -88,7 +102,7 @@ pub fn times(results: &[Measurement]) -> Option<Table> {
             .to_owned(),
     ];
     if published_here {
-        notes.push(format!("published: bounded in {PUBLISHED_IN}."));
+        notes.push(format!("published: bounded in {SKIP_LEVELS}."));
     }
     Some(Table {
         title: "Splitting a guest's tables in the engine".to_owned(),
@@ -114,7 +128,7 @@ fn against_limit(results: &[Measurement], row: &Row, time: f64) -> Option<String
 }
 
 /// Slots read for each GiB of the guest: exact, and the same on every machine.
-pub fn slots(results: &[Measurement]) -> Option<Table> {
+fn slots(results: &[Measurement]) -> Option<Table> {
     let rows = rows(results, "split", &[]);
     let walks = walks(&rows);
     let read = |row: &Row, walk: &str| {
@@ -155,4 +169,33 @@ pub fn slots(results: &[Measurement]) -> Option<Table> {
         labels: label_count,
         notes: vec!["Counts are exact and the same on every machine.".to_owned()],
     })
+}
+
+/// Every sample of every split as a dot on a logarithmic scale: a chart for each `when` and `what`.
+fn charts(results: &[Measurement]) -> Vec<Chart> {
+    let rows = rows(results, "split", &[]);
+    let mut groups: Vec<(String, Vec<Strip>)> = Vec::new();
+    for row in &rows {
+        let name = |key: &str| row.param(key).unwrap_or("?").to_owned();
+        let title = match (row.param("when"), row.param("what")) {
+            (Some("enable"), Some("split")) => "Split all at once: the split alone",
+            (Some("enable"), Some("call")) => "Split all at once: the whole call",
+            (Some("clear"), Some("split")) => "64 pages at a time: the split alone",
+            (Some("clear"), Some("call")) => "64 pages at a time: the whole call",
+            _ => "Splits",
+        };
+        let strips = row.measurements.iter().map(|m| Strip {
+            label: format!("{} {}", name("backing"), m.variant),
+            family: &m.variant,
+            samples: &m.samples,
+        });
+        match groups.iter_mut().find(|(known, _)| known == title) {
+            Some((_, known)) => known.extend(strips),
+            None => groups.push((title.to_owned(), strips.collect())),
+        }
+    }
+    let chart = |(title, strips): (String, Vec<Strip>)| {
+        Some(Chart { svg: strips::svg(&strips, &Unit::SECONDS)?, title })
+    };
+    groups.into_iter().filter_map(chart).collect()
 }

@@ -1,0 +1,112 @@
+//! Tables of the engine's operations: what was asked of each, and the times behind it.
+
+use crate::peers::format_tables::table as beside_each_other;
+use slat_lab::numbers::{seconds, three_digits, with_spread};
+use slat_lab::reader::Reader;
+use slat_lab::record::Measurement;
+use slat_lab::report::tables::asked::{self, memory, parameter};
+use slat_lab::stats::Summary;
+use slat_lab::table::{NOTHING, Table};
+
+/// How they read.
+pub const READER: Reader = Reader {
+    reads: |m| ["engine", "engine-asked", "formats"].contains(&&*m.scenario),
+    tables: |results| {
+        let all = [asked(results), times(results), beside_each_other(results)];
+        all.into_iter().flatten().collect()
+    },
+    ..Reader::NONE
+};
+
+/// One row for each threshold.
+fn asked(results: &[Measurement]) -> Option<Table> {
+    asked::table(
+        results,
+        "engine-asked",
+        "The engine's operations against their limits",
+        "The limits are meant for 8 GiB and 64 GiB.",
+    )
+}
+
+/// One row for each variant.
+fn times(results: &[Measurement]) -> Option<Table> {
+    let rows: Vec<Vec<String>> = results
+        .iter()
+        .filter(|m| m.scenario == "engine")
+        .filter_map(|m| {
+            let summary = Summary::of(&m.samples)?;
+            let pages = m.params.get("memory")?.as_u64()? as f64 / 4096.0;
+            let count =
+                |name: &str| m.counts.get(name).map_or_else(|| NOTHING.to_owned(), u64::to_string);
+            Some(vec![
+                format!("{}, {}", parameter(m, "part"), parameter(m, "of")),
+                parameter(m, "format").to_owned(),
+                memory(m),
+                m.variant.clone(),
+                with_spread(&summary),
+                seconds(summary.min),
+                three_digits(summary.median / pages * 1e9),
+                count("slots_read"),
+                count("invalidations"),
+            ])
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        title: "The times behind them".to_owned(),
+        common: String::new(),
+        columns: [
+            "what",
+            "format",
+            "memory",
+            "variant",
+            "time",
+            "least",
+            "ns a page",
+            "slots read",
+            "TLBIs",
+        ]
+        .map(str::to_owned)
+        .into(),
+        labels: 4,
+        rows,
+        notes: vec![
+            "“ns a page” is by the pages of the memory, whatever the variant touched. TLBIs: \
+             invalidations. Beside: a sample is the 99th percentile of 64 faults. worst-fault: the \
+             slowest one, each fault taken at its least of the rounds so far; the last sample, which is \
+             the least, is the one to read."
+                .to_owned(),
+        ],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use slat_lab::unit::Unit;
+
+    fn measurement(scenario: &str, samples: &[f64]) -> Measurement {
+        let params = json!({
+            "part": "age", "of": "young", "format": "ept", "memory": 8u64 << 30, "asked": 1.25, "against": "cas",
+        });
+        let serde_json::Value::Object(params) = params else { unreachable!() };
+        Measurement {
+            scenario: scenario.to_owned(),
+            target: "engine".to_owned(),
+            variant: "age, all young".to_owned(),
+            params,
+            unit: Unit::RATIO,
+            samples: samples.to_vec(),
+            counts: Default::default(),
+        }
+    }
+
+    #[test]
+    fn thresholds_and_times_stand_apart() {
+        let all = [measurement("engine", &[0.1]), measurement("engine-asked", &[1.2])];
+        assert_eq!(asked(&all).unwrap().rows.len(), 1);
+        let times = times(&all).unwrap();
+        assert_eq!((times.rows.len(), &*times.rows[0][6]), (1, "47.7"));
+        assert!(asked(&all[..1]).is_none());
+    }
+}

@@ -1,0 +1,131 @@
+//! Tables of what guests under the host's KVM pay: the times of what was done to their memory, and
+//! how long their vCPUs stood still.
+
+use super::stalls::FIGURES;
+use slat_lab::record::Measurement;
+use slat_lab::report::tables::{Labels, Row, rows};
+use slat_lab::stats::{Summary, median};
+use slat_lab::table::{NOTHING, Table};
+use slat_lab::unit::Unit;
+
+/// Phases whose stalls are shown: those in which something is done to the guest.
+const STALLED: [&str; 8] =
+    ["run", "dirty", "execute", "refill", "write", "write-idle", "read-idle", "toggle"];
+
+/// Of a guest's code.
+pub const MEANING: &[&str] = &[
+    "The guest's code runs in ring 3, so that it runs natively also where \
+    KVM has no hardware virtualization. What a vCPU's access costs includes the exits that the host's \
+    KVM takes, however it does.",
+];
+
+/// A variant, and the heading of its column.
+pub type Column = (&'static str, &'static str);
+
+/// How a table of whole phases is read.
+pub const WHOLE_PHASES: &str = "Times of whole phases, all vCPUs, seen from user space; medians.";
+
+/// What is missing of the pace of running vCPUs.
+pub const LOST: &str =
+    "“guest lost” is what is missing of the pace that the vCPUs kept with logging off.";
+
+/// Whether a result is of a guest under KVM, of that scenario.
+pub fn is(m: &Measurement, scenario: &str) -> bool {
+    m.target == "kvm" && m.scenario == scenario
+}
+
+/// The tables of a scenario: a column for each variant that was measured, then the stalls.
+pub fn of(
+    results: &[Measurement],
+    scenario: &str,
+    title: &str,
+    variants: &[Column],
+    note: &str,
+) -> Vec<Table> {
+    let columns = columns(results, scenario, title, variants, note);
+    columns.into_iter().chain(stalls(results, scenario)).collect()
+}
+
+/// How long vCPUs stood still: a row for each guest and phase.
+pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
+    let rows = rows(results, scenario, &["vcpu"]);
+    let labels = Labels::of(&rows);
+    let mut columns: Vec<String> = labels.headings().collect();
+    columns.push("phase".to_owned());
+    let label_count = columns.len();
+    columns.extend(FIGURES.map(|(_, _, heading)| heading.to_owned()));
+    let mut cells = Vec::new();
+    for row in &rows {
+        for phase in STALLED {
+            let figure = |name: &str| row.whole(&format!("{phase}-{name}"));
+            if figure("stall").is_none() {
+                continue;
+            }
+            let mut line = labels.cells(row);
+            line.push(phase.to_owned());
+            line.extend(FIGURES.map(|(name, ..)| shown(figure(name))));
+            cells.push(line);
+        }
+    }
+    (!cells.is_empty()).then(|| Table {
+        title: format!("How long vCPUs stood still: {scenario} (KVM)"),
+        common: labels.common,
+        columns,
+        labels: label_count,
+        rows: cells,
+        notes: vec![
+            "By the guest's own clock: times between two accesses above five times what is usual on \
+             warm memory, less what is usual; medians over runs and rounds, each of the vCPU that had \
+             it worst. “stalled” is their sum in each second that the vCPU ran, without what its \
+             thread waited for a CPU (“waited”) and the machine below took (“stolen”)."
+                .to_owned(),
+        ],
+    })
+}
+
+fn shown(measurement: Option<&Measurement>) -> String {
+    let Some((m, summary)) = measurement.and_then(|m| Some((m, Summary::of(&m.samples)?))) else {
+        return NOTHING.to_owned();
+    };
+    m.unit.shown(summary.median)
+}
+
+/// A row for each guest; a column for each variant that was measured.
+fn columns(
+    results: &[Measurement],
+    scenario: &str,
+    title: &str,
+    variants: &[Column],
+    note: &str,
+) -> Option<Table> {
+    let rows = rows(results, scenario, &["vcpu"]);
+    let labels = Labels::of(&rows);
+    let mut columns: Vec<String> = labels.headings().collect();
+    let label_count = columns.len();
+    let measured = |name: &str| rows.iter().any(|row| row.whole(name).is_some());
+    let used: Vec<_> = variants.iter().filter(|(name, _)| measured(name)).collect();
+    columns.extend(used.iter().map(|(_, heading)| (*heading).to_owned()));
+    let cells = rows.iter().map(|row| {
+        let figures = used.iter().map(|(name, _)| match row.whole(name) {
+            Some(m) if m.unit == Unit::ROUNDS => rounds(row, m),
+            found => shown(found),
+        });
+        labels.cells(row).into_iter().chain(figures).collect()
+    });
+    let cells: Vec<Vec<String>> = cells.collect();
+    (!rows.is_empty()).then(|| Table {
+        title: title.to_owned(),
+        common: labels.common.clone(),
+        columns,
+        labels: label_count,
+        rows: cells,
+        notes: vec![note.to_owned()],
+    })
+}
+
+/// Rounds of a migration, marked where it had to end without converging.
+fn rounds(row: &Row, rounds: &Measurement) -> String {
+    let Some(median) = median(&rounds.samples) else { return NOTHING.to_owned() };
+    let converged = row.whole("run").is_none_or(|run| run.counts.get("converged") == Some(&1));
+    format!("{}{}", rounds.unit.figure(median), if converged { "" } else { " *" })
+}

@@ -1,0 +1,84 @@
+//! How the results of this program read.
+
+use crate::{ideas, kvm};
+use slat_ideas::guest::age::Age;
+use slat_ideas::guest::cache_toggle::CacheToggle;
+use slat_ideas::guest::execute::Execute;
+use slat_ideas::guest::tables::RATIOS;
+use slat_ideas::split;
+use slat_lab::reader::Reader;
+use slat_lab::scenario::{Scenario, Scenarios};
+
+/// Guests under KVM, then the ideas, then what those are made from.
+pub fn readers() -> Vec<Reader> {
+    let ideas = [ideas::READER, split::READER, RATIOS, Execute::READER, Age::READER];
+    [&kvm::Guests::readers()[..], &ideas, &[CacheToggle::READER]].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::explain;
+    use slat_lab::fake;
+    use slat_lab::record::Measurement;
+    use slat_lab::report::{html, tables, text};
+
+    #[test]
+    fn a_whole_report_reads_like_this() {
+        insta::assert_snapshot!(text::render(&fake::report(), &readers(), 120));
+    }
+
+    #[test]
+    fn guests_under_kvm_are_told_by_what_they_lost_and_by_stalls() {
+        let results = fake::kvm();
+        let mut printed = String::new();
+        let tables = tables::all(&results, &readers());
+        tables.iter().for_each(|table| text::grid(&mut printed, table, 120));
+        let explained = explain::table(&explain::explain(&results));
+        text::grid(&mut printed, &explained, 120);
+        insta::assert_snapshot!(printed);
+    }
+
+    #[test]
+    fn results_of_the_engine_are_not_read_as_those_of_kvm() {
+        let engine = fake::kvm().into_iter().map(|m| Measurement { target: "engine".into(), ..m });
+        let engine: Vec<_> = engine.collect();
+        let tables = tables::all(&engine, &kvm::Guests::readers());
+        assert!(tables.iter().all(|table| table.title.ends_with("(engine)")));
+    }
+
+    #[test]
+    fn the_page_has_every_table_and_every_sample() {
+        let report = fake::report();
+        let page = html::render(&report, &readers());
+        for table in tables::all(&report.results, &readers()) {
+            assert!(page.contains(&table.title), "{}", table.title);
+        }
+        let splits = report.results.iter().filter(|m| m.scenario == "split");
+        let whole_rounds =
+            |m: &&Measurement| m.variant == "dirty" && !m.params.contains_key("vcpu");
+        let rounds = report.results.iter().filter(whole_rounds);
+        let legend = rounds.clone().count();
+        let dots: usize = splits.chain(rounds).map(|m| m.samples.len()).sum();
+        assert_eq!(page.matches("<circle").count(), dots + legend);
+    }
+
+    #[test]
+    fn every_colour_of_a_chart_has_another_on_a_dark_page_or_reads_on_both() {
+        let mut report = fake::report();
+        report.results.extend(fake::guests());
+        report.results.iter_mut().for_each(|m| m.samples = vec![0.5, 0.6, 0.7, 0.8, 0.9]);
+        let page = html::render(&report, &readers());
+        let style = page.split("</style>").next().unwrap();
+        // Light blue and orange, the two that need no other.
+        let both = ["#56B4E9", "#E69F00"];
+        let colours = page.split("<svg").skip(1).flat_map(|svg| {
+            let pieces = ["fill=\"#", "stroke=\"#"].map(|key| svg.split(key).skip(1));
+            pieces.into_iter().flatten().map(|piece| format!("#{}", &piece[..6]))
+        });
+        for colour in colours {
+            let replaced = style.contains(&format!("[fill=\"{colour}\"]"));
+            assert!(replaced || both.contains(&&*colour), "{colour}");
+        }
+    }
+}

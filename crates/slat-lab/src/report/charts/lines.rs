@@ -1,0 +1,53 @@
+//! Times of one round after the other: a line for each way.
+
+use super::{DOT, FONT, colour};
+use crate::numbers::seconds;
+use crate::reader::Chart;
+use plotters::prelude::*;
+
+/// The lines, each with its name. Nothing without a round.
+pub fn chart(title: &str, lines: &[(String, Vec<f64>)]) -> Option<Chart> {
+    let rounds =
+        lines.iter().map(|(_, samples)| samples.len()).max().filter(|rounds| *rounds > 0)?;
+    let slowest = lines.iter().flat_map(|(_, samples)| samples).copied().fold(0.0, f64::max);
+    let svg = super::svg(340, |area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(70)
+            .build_cartesian_2d(
+                0.5..rounds as f64 + 0.5,
+                0.0..slowest * (1.1 + 0.1 * lines.len() as f64),
+            )?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .max_light_lines(0)
+            .label_style(FONT)
+            .x_labels(rounds.min(20) + 1)
+            .x_desc("round")
+            .x_label_formatter(&|x| {
+                if x.fract() == 0.0 { format!("{x:.0}") } else { String::new() }
+            })
+            .y_label_formatter(&|y| seconds(*y))
+            .draw()?;
+        for (index, (name, samples)) in lines.iter().enumerate() {
+            let colour = colour(index);
+            let points = || samples.iter().enumerate().map(|(n, time)| (n as f64 + 1.0, *time));
+            let line = chart.draw_series(LineSeries::new(points(), colour.stroke_width(2)))?;
+            // One way alone has nothing to be told from, and no name.
+            if lines.len() > 1 {
+                line.label(name)
+                    .legend(move |(x, y)| Circle::new((x + 8, y), DOT, colour.filled()));
+            }
+            chart.draw_series(points().map(|point| Circle::new(point, DOT, colour.filled())))?;
+        }
+        chart
+            .configure_series_labels()
+            .label_font(FONT)
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .draw()
+    });
+    Some(Chart { title: title.to_owned(), svg })
+}

@@ -1,0 +1,110 @@
+//! What was asked of an operation, and what it reached.
+
+use crate::numbers::three_digits;
+use crate::record::Measurement;
+use crate::size::Size;
+use crate::stats::Summary;
+use crate::table::{NOTHING, Table};
+
+/// A parameter as text, or what stands for none.
+pub fn parameter<'a>(measurement: &'a Measurement, name: &str) -> &'a str {
+    measurement.params.get(name).and_then(|value| value.as_str()).unwrap_or(NOTHING)
+}
+
+/// The memory that was measured.
+pub fn memory(measurement: &Measurement) -> String {
+    let memory = measurement.params.get("memory").and_then(|value| value.as_u64());
+    memory.map_or_else(|| NOTHING.to_owned(), |bytes| Size(bytes).to_string())
+}
+
+/// The words of a verdict: the median decides, the spread says how much to believe it.
+pub fn verdict(summary: &Summary, asked: f64) -> &'static str {
+    let (low, high) = (summary.lower_quartile, summary.upper_quartile);
+    match summary.median <= asked {
+        true if high <= asked => "met",
+        true => "met, barely",
+        false if low > asked => "missed",
+        false => "missed, barely",
+    }
+}
+
+/// One row for each threshold of the scenario whose results are named so.
+pub fn table(results: &[Measurement], scenario: &str, title: &str, meant: &str) -> Option<Table> {
+    let rows: Vec<Vec<String>> = results
+        .iter()
+        .filter(|m| m.scenario == scenario)
+        .filter_map(|m| {
+            let summary = Summary::of(&m.samples)?;
+            let asked = m.params.get("asked").and_then(|asked| asked.as_f64());
+            let against = match parameter(m, "against") {
+                "" => NOTHING,
+                against => against,
+            };
+            Some(vec![
+                m.variant.clone(),
+                memory(m),
+                against.to_owned(),
+                asked.map_or_else(|| NOTHING.to_owned(), |asked| m.unit.shown(asked)),
+                m.unit.shown(summary.median),
+                format!(
+                    "{}–{}",
+                    three_digits(summary.lower_quartile),
+                    three_digits(summary.upper_quartile)
+                ),
+                asked.map_or("", |asked| verdict(&summary, asked)).to_owned(),
+            ])
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        title: title.to_owned(),
+        common: String::new(),
+        columns: ["operation", "memory", "against", "at most", "reached", "half of rounds", ""]
+            .map(str::to_owned)
+            .into(),
+        labels: 3,
+        rows,
+        notes: vec![
+            format!(
+                "“reached” is the median of the ratios of each round, in which the two took turns; half \
+                 of the rounds lie in “half of rounds”. “barely”: one of its ends lies on the other \
+                 side. {meant}"
+            ),
+        ],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unit::Unit;
+    use serde_json::json;
+
+    fn measurement(samples: &[f64]) -> Measurement {
+        let params = json!({
+            "part": "age", "of": "young", "format": "ept", "memory": 8u64 << 30, "asked": 1.25, "against": "cas",
+        });
+        let serde_json::Value::Object(params) = params else { unreachable!() };
+        Measurement {
+            scenario: "x-asked".to_owned(),
+            target: "engine".to_owned(),
+            variant: "age, all young".to_owned(),
+            params,
+            unit: Unit::RATIO,
+            samples: samples.to_vec(),
+            counts: Default::default(),
+        }
+    }
+
+    #[test]
+    fn the_median_decides_and_the_quartiles_say_how_barely() {
+        for (samples, word) in [
+            ([1.0, 1.1, 1.2], "met"),
+            ([1.0, 1.2, 1.9], "met, barely"),
+            ([1.0, 1.3, 1.4], "missed, barely"),
+            ([1.3, 1.3, 1.4], "missed"),
+        ] {
+            let table = table(&[measurement(&samples)], "x-asked", "X", "").unwrap();
+            assert_eq!(table.rows[0].last().unwrap(), word, "{samples:?}");
+        }
+    }
+}
