@@ -4,6 +4,7 @@ use crate::settings::engine::Part;
 use serde_json::{Map, Value, json};
 use slat_ideas::arena::Arena;
 use slat_ideas::format::TableFormat;
+use slat_ideas::thresholds::at_most;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
@@ -42,20 +43,19 @@ struct Entrant<'a> {
     turn: Turn<'a>,
 }
 
-/// A threshold: a product of variants by another, or a variant's time for each piece of work.
-struct Asked {
+/// A product of variants by another, or a variant's time for each piece of work.
+struct Ratio {
     what: String,
     of: Vec<String>,
     by: Vec<String>,
-    at_most: Option<f64>,
     unit: &'static str,
     scale: f64,
 }
 
-impl Asked {
-    fn ratio(what: String, of: &[&str], by: &[&str], at_most: Option<f64>) -> Self {
+impl Ratio {
+    fn new(what: String, of: &[&str], by: &[&str]) -> Self {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        Self { what, of: names(of), by: names(by), at_most, unit: "x", scale: 1.0 }
+        Self { what, of: names(of), by: names(by), unit: "x", scale: 1.0 }
     }
 }
 
@@ -68,16 +68,16 @@ pub struct Contest<'a> {
     least_rounds: u32,
     guests: bool,
     entrants: Vec<Entrant<'a>>,
-    asked: Vec<Asked>,
+    ratios: Vec<Ratio>,
 }
 
 impl<'a> Contest<'a> {
     /// Nobody yet. `params` are what all its results have in common, and tell them from those of
     /// the scenario's other contests; `title` is for the person waiting.
     pub fn new(scenario: &'static str, title: String, params: Map<String, Value>) -> Self {
-        let (entrants, asked) = (Vec::new(), Vec::new());
+        let (entrants, ratios) = (Vec::new(), Vec::new());
         let (least_rounds, most_rounds) = (0, u32::MAX);
-        Self { scenario, title, params, most_rounds, least_rounds, guests: false, entrants, asked }
+        Self { scenario, title, params, most_rounds, least_rounds, guests: false, entrants, ratios }
     }
 
     /// One more entrant.
@@ -96,29 +96,16 @@ impl<'a> Contest<'a> {
         self
     }
 
-    /// At most `at_most` times as long: the product of the variants `of` by that of `by`.
-    pub fn ask(mut self, what: impl Into<String>, of: &[&str], by: &[&str], at_most: f64) -> Self {
-        self.asked.push(Asked::ratio(what.into(), of, by, Some(at_most)));
+    /// The product of the variants `of` by that of `by`.
+    pub fn ratio(mut self, what: impl Into<String>, of: &[&str], by: &[&str]) -> Self {
+        self.ratios.push(Ratio::new(what.into(), of, by));
         self
     }
 
-    /// A ratio that nothing is asked of, to be seen beside the others.
-    pub fn show(mut self, what: impl Into<String>, of: &[&str], by: &[&str]) -> Self {
-        self.asked.push(Asked::ratio(what.into(), of, by, None));
-        self
-    }
-
-    /// At most `at_most` nanoseconds for each of `pieces`.
-    pub fn ask_each(
-        mut self,
-        what: impl Into<String>,
-        of: &[&str],
-        pieces: u64,
-        at_most: f64,
-    ) -> Self {
+    /// Nanoseconds for each of `pieces`.
+    pub fn each(mut self, what: impl Into<String>, of: &[&str], pieces: u64) -> Self {
         let scale = 1e9 / pieces as f64;
-        let ratio = Asked::ratio(what.into(), of, &[], Some(at_most));
-        self.asked.push(Asked { unit: "ns", scale, ..ratio });
+        self.ratios.push(Ratio { unit: "ns", scale, ..Ratio::new(what.into(), of, &[]) });
         self
     }
 
@@ -203,9 +190,9 @@ impl<'a> Contest<'a> {
         };
         let there = self.entrants.iter().zip(&samples).zip(&out).filter(|(_, out)| !**out);
         let mut results: Vec<Measurement> = there.map(|((e, s), _)| self.raw(e, s)).collect();
-        let asked = self.asked.iter();
-        let asked = asked.filter(|asked| asked.of.iter().chain(&asked.by).all(stayed));
-        results.extend(asked.map(|asked| self.ratio(asked, &samples)));
+        let ratios = self.ratios.iter();
+        let ratios = ratios.filter(|ratio| ratio.of.iter().chain(&ratio.by).all(stayed));
+        results.extend(ratios.map(|ratio| self.of_rounds(ratio, &samples)));
         Ok(Some(results))
     }
 
@@ -226,7 +213,7 @@ impl<'a> Contest<'a> {
     }
 
     /// The ratio of each round.
-    fn ratio(&self, asked: &Asked, samples: &[Vec<Sample>]) -> Measurement {
+    fn of_rounds(&self, ratio: &Ratio, samples: &[Vec<Sample>]) -> Measurement {
         let of = |variant: &str, round: usize| {
             let place = self.entrants.iter().position(|entrant| entrant.variant == variant);
             samples[place.expect("a contest asks for its own variants")][round].seconds
@@ -235,18 +222,19 @@ impl<'a> Contest<'a> {
             variants.iter().map(|variant| of(variant, round)).product()
         };
         let rounds = samples.iter().map(Vec::len).max().unwrap_or(0);
-        let ratio = |round| product(&asked.of, round) / product(&asked.by, round) * asked.scale;
+        let each = |round| product(&ratio.of, round) / product(&ratio.by, round) * ratio.scale;
         let mut params = self.params.clone();
-        params.insert("asked".to_owned(), json!(asked.at_most));
-        params.insert("against".to_owned(), json!(asked.by.join(" * ")));
-        params.insert("variants".to_owned(), json!(asked.of.join(" * ")));
+        params.insert("against".to_owned(), json!(ratio.by.join(" * ")));
+        params.insert("variants".to_owned(), json!(ratio.of.join(" * ")));
+        let at_most = at_most(self.scenario, &ratio.what, &params);
+        params.insert("asked".to_owned(), json!(at_most));
         Measurement {
             scenario: format!("{}-asked", self.scenario),
             target: ENGINE.to_owned(),
-            variant: asked.what.clone(),
+            variant: ratio.what.clone(),
             params,
-            unit: asked.unit.into(),
-            samples: (0..rounds).map(ratio).collect(),
+            unit: ratio.unit.into(),
+            samples: (0..rounds).map(each).collect(),
             counts: BTreeMap::new(),
         }
     }
@@ -291,25 +279,25 @@ mod tests {
     fn a_ratio_is_taken_within_each_round() {
         let mut arena = Arena::new(1 << 20, 4096, BreakBeforeMake::Never).unwrap();
         let mut time = 0.0;
-        let mut contest = Contest::new("test", "a test".to_owned(), Map::new())
+        let mut contest = Contest::new("engine", "a test".to_owned(), Map::new())
             .enter("one", ENGINE, |_, _| {
                 time += 1.0;
                 Ok(Sample { seconds: 3.0, counts: vec![("pages", 7), ("rounds", time as u64)] })
             })
             .enter("two", MACHINE, |_, _| Ok(Sample::time(2.0)))
-            .ask("one by two", &["one"], &["two"], 1.2)
-            .ask_each("one a page", &["one"], 3_000, 5.0);
+            .ratio("translate", &["one"], &["two"])
+            .each("one a page", &["one"], 3_000);
         let results = contest.hold(&mut arena, &mut Session::quiet(), 3).unwrap().unwrap();
         let samples: Vec<_> = results.iter().map(|m| (&*m.variant, &*m.samples)).collect();
         assert_eq!(samples[0], ("one", &[3.0; 3][..]));
-        assert_eq!(samples[2], ("one by two", &[1.5; 3][..]));
+        assert_eq!(samples[2], ("translate", &[1.5; 3][..]));
         assert_eq!(samples[3], ("one a page", &[1e6; 3][..]));
         let counts: Vec<_> = results[0].counts.iter().map(|(n, c)| (&**n, *c)).collect();
         assert_eq!(
             counts,
             [("pages", 7), ("rounds_first", 2), ("rounds_max", 4), ("rounds_min", 2)]
         );
-        assert_eq!(results[2].params["asked"], 1.2);
+        assert_eq!(results[2].params["asked"], 1.1);
     }
 
     #[test]
@@ -325,8 +313,8 @@ mod tests {
                 Ok(Sample::time(1.0))
             })
             .enter("other", "crate", |_, _| Ok(Sample::time(2.0)))
-            .ask("one by guest", &["one"], &["guest"], 1.0)
-            .ask("one by other", &["one"], &["other"], 1.0);
+            .ratio("one by guest", &["one"], &["guest"])
+            .ratio("one by other", &["one"], &["other"]);
         let mut session = Session::quiet();
         let results = contest.hold(&mut arena, &mut session, 3).unwrap().unwrap();
         let names: Vec<_> = results.iter().map(|m| (&*m.variant, m.samples.len())).collect();

@@ -120,10 +120,10 @@ impl Sizes {
         Self { small, large: memory.bytes() }
     }
 
-    /// Both, once each, and whether it is the large one.
-    fn both(&self) -> Vec<(u64, bool)> {
-        let mut both = vec![(self.small, false), (self.large, true)];
-        both.dedup_by_key(|(memory, _)| *memory);
+    /// Both, once each.
+    fn both(&self) -> Vec<u64> {
+        let mut both = vec![self.small, self.large];
+        both.dedup();
         both
     }
 }
@@ -142,15 +142,15 @@ fn contests<'a>(
 ) -> anyhow::Result<Vec<Contest<'a>>> {
     let mut contests = Vec::new();
     let wants = |part| args.wants(part);
-    for (memory, large) in sizes.both() {
+    for memory in sizes.both() {
         if wants(Part::Split) {
-            contests.extend(split::contests(memory, large)?);
+            contests.extend(split::contests(memory)?);
         }
         if wants(Part::Protect) {
-            contests.extend(leaves::protect(memory, large)?);
+            contests.extend(leaves::protect(memory)?);
         }
         if wants(Part::Age) {
-            contests.extend(leaves::age(memory, large)?);
+            contests.extend(leaves::age(memory)?);
         }
         if wants(Part::Inactive) {
             contests.extend(inactive::contests(memory)?);
@@ -265,9 +265,9 @@ mod tests {
 
     #[test]
     fn a_size_is_measured_once_where_both_are_one() {
-        assert_eq!(Sizes::of(Size(64 << 30)).both(), [(8 << 30, false), (64 << 30, true)]);
-        assert_eq!(Sizes::of(Size(1 << 30)).both(), [(1 << 30, false)]);
-        assert_eq!(Sizes::of(Size(12 << 30)).both(), [(2 << 30, false), (12 << 30, true)]);
+        assert_eq!(Sizes::of(Size(64 << 30)).both(), [8 << 30, 64 << 30]);
+        assert_eq!(Sizes::of(Size(1 << 30)).both(), [1 << 30]);
+        assert_eq!(Sizes::of(Size(12 << 30)).both(), [2 << 30, 12 << 30]);
     }
 
     #[test]

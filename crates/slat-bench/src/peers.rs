@@ -392,7 +392,7 @@ impl Run<'_> {
                     && kinds.contains(&WalkKind::Exclusive)
                 {
                     let what = format!("{}, {} pages: {name}", work.op.name(), work.leaf);
-                    contest = contest.show(what, &[&name], &[before]);
+                    contest = contest.ratio(what, &[&name], &[before]);
                 }
                 first.get_or_insert((name, shared));
             }
@@ -401,7 +401,7 @@ impl Run<'_> {
             contest = contest.enter(limit, MACHINE, turn);
         }
         match first {
-            Some((name, shared)) if self.granule == Granule::Size4k => ask(
+            Some((name, shared)) if self.granule == Granule::Size4k => beside(
                 contest,
                 &work,
                 streams,
@@ -439,43 +439,20 @@ fn checked_trees(
     Ok(trees)
 }
 
-/// What is asked of the engine beside Linux, with the 4k granule.
-fn ask<'a>(
-    contest: Contest<'a>,
+/// The engine beside Linux: as if Linux's walk were alone, or shared its tables with others.
+fn beside<'a>(
+    mut contest: Contest<'a>,
     work: &Work,
     streams: bool,
     exclusive: Option<&str>,
     shared: Option<&str>,
 ) -> Contest<'a> {
-    let large = work.memory > 16 << 30;
     let what = format!("{}, {} pages", work.op.name(), work.leaf);
-    let mut contest = contest;
-    if let Some(linux) = exclusive {
-        let at_most = match work.op {
-            Op::Split if work.is_split_already() => Some(0.01),
-            Op::Split if large => Some(0.125),
-            Op::Split => Some(0.05),
-            Op::AgeOld => Some(0.25),
-            Op::Map => Some(1.0 / 3.0),
-            Op::Lookup => Some(0.5),
-            Op::Protect => Some(1.1),
-            Op::ProtectInactive => Some(1.0 / 6.0),
-            _ => None,
-        };
-        contest = match at_most {
-            Some(at_most) => contest.ask(&*what, &[SLAT], &[linux], at_most),
-            None => contest.show(&*what, &[SLAT], &[linux]),
-        };
-        if streams && large {
-            contest = contest.ask(format!("{what}, streaming"), &[STREAMING], &[linux], 1.0 / 12.0);
-        }
+    for linux in exclusive.into_iter().chain(shared) {
+        contest = contest.ratio(&*what, &[SLAT], &[linux]);
     }
-    if let Some(linux) = shared {
-        let asked = matches!(work.op, Op::Protect | Op::Clear(_) | Op::AgeYoung);
-        contest = match asked {
-            true => contest.ask(&*what, &[SLAT], &[linux], 1.0 / 1.5),
-            false => contest.show(&*what, &[SLAT], &[linux]),
-        };
+    if let Some(linux) = exclusive.filter(|_| streams) {
+        contest = contest.ratio(format!("{what}, streaming"), &[STREAMING], &[linux]);
     }
     contest
 }

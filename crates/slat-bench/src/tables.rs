@@ -18,7 +18,7 @@ use std::time::Instant;
 /// Ageing of the whole guest, exactly, after it touched a hundredth of its pages.
 pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
     let bed = Bed::new(format, memory);
-    let contest = |of, touched: Vec<u64>, at_most| {
+    let contest = |of, touched: Vec<u64>| {
         let touched: Rc<[u64]> = touched.into();
         let entrant = |skip| {
             let touched = touched.clone();
@@ -31,12 +31,12 @@ pub fn age<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Cont
         pose(Part::AgeTables, name, memory, of)
             .enter("exact", ENGINE, entrant(Skip::Exact))
             .enter("leaves", ENGINE, entrant(Skip::Nothing))
-            .ask(format!("{}, age by tables, {of}", shown(name)), &["exact"], &["leaves"], at_most)
+            .ratio(format!("{}, age by tables, {of}", shown(name)), &["exact"], &["leaves"])
     };
     let pages = bed.pages();
     vec![
-        contest("1 % in runs of 32 MiB", clustered(pages), 0.05),
-        contest("1 % scattered", scattered(pages), 1.1),
+        contest("1 % in runs of 32 MiB", clustered(pages)),
+        contest("1 % scattered", scattered(pages)),
     ]
 }
 
@@ -112,7 +112,7 @@ fn age_once<F: Format>(
 /// A round of dirty logging: the whole guest is protected, then it writes.
 pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<Contest<'a>> {
     let bed = Bed::new(format, memory);
-    let contest = |of, written: Vec<u64>, at_most, rounds| {
+    let contest = |of, written: Vec<u64>, rounds| {
         let written: Rc<[u64]> = written.into();
         let entrant = |subtrees, each: bool| {
             let written = written.clone();
@@ -129,18 +129,13 @@ pub fn protect<'a, F: Format>(format: F, name: TableFormat, memory: u64) -> Vec<
             .enter("subtrees-worst-fault", ENGINE, entrant(true, true))
             .enter("leaves-worst-fault", ENGINE, entrant(false, true))
             .at_most(rounds)
-            .ask(
-                format!("{}, protect by tables, {of}", shown(name)),
-                &["subtrees"],
-                &["leaves"],
-                at_most,
-            )
+            .ratio(format!("{}, protect by tables, {of}", shown(name)), &["subtrees"], &["leaves"])
     };
     let pages = bed.pages();
     vec![
-        contest("writes 1 % in runs of 32 MiB", clustered(pages), 0.1, 9),
-        contest("writes 1 % scattered", scattered(pages), 1.1, 9),
-        contest("writes all pages", (0..pages).collect(), 1.1, 5),
+        contest("writes 1 % in runs of 32 MiB", clustered(pages), 9),
+        contest("writes 1 % scattered", scattered(pages), 9),
+        contest("writes all pages", (0..pages).collect(), 5),
     ]
 }
 

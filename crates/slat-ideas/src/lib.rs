@@ -14,4 +14,5 @@ pub mod limit;
 pub mod lines;
 pub mod published;
 pub mod split;
+pub mod thresholds;
 pub mod watch;

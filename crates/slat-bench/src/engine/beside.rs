@@ -54,10 +54,10 @@ pub fn contest(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
         .enter("beside-ageing", ENGINE, entrant(Beside::Ages))
         .enter("beside-ageing-shared", ENGINE, entrant(Beside::AgesShared))
         .enter("beside-ageing-locked", MACHINE, entrant(Beside::AgesLocked))
-        .ask("64 faults beside ageing, p99", &["beside-ageing"], &["beside-reading"], 1.15)
-        .show("  alone", &["alone"], &["beside-reading"])
-        .show("  shared range", &["beside-ageing-shared"], &["beside-reading"])
-        .show("  a lock for 64 pages", &["beside-ageing-locked"], &["beside-reading"])
+        .ratio("64 faults beside ageing, p99", &["beside-ageing"], &["beside-reading"])
+        .ratio("  alone", &["alone"], &["beside-reading"])
+        .ratio("  shared range", &["beside-ageing-shared"], &["beside-reading"])
+        .ratio("  a lock for 64 pages", &["beside-ageing-locked"], &["beside-reading"])
         .rounds_at_least(10))
 }
 

@@ -66,7 +66,7 @@ pub fn map<'a>(memory: u64) -> anyhow::Result<Contest<'a>> {
             }
             Ok(Sample { seconds, counts: counted(counts, arena.invalidations()) })
         })
-        .ask_each("map one page", &["map"], bed.pages(), 15.0))
+        .each("map one page", &["map"], bed.pages()))
 }
 
 /// One thread and two map disjoint ranges, beside compare-and-swaps of the same slots.
@@ -83,7 +83,7 @@ pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
         .enter("map-2", ENGINE, map(2))
         .enter("cas-1", MACHINE, cas(1))
         .enter("cas-2", MACHINE, cas(2))
-        .ask("map one page, two threads by one", &["map-2", "cas-1"], &["map-1", "cas-2"], 1.2))
+        .ratio("map one page, two threads by one", &["map-2", "cas-1"], &["map-1", "cas-2"]))
 }
 
 fn map_by(

@@ -22,7 +22,7 @@ pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
         crate::contest::pose(Part::Inactive, TableFormat::Arm64K4, memory, "write-protect")
             .enter("protect", ENGINE, move |arena, check| protect(&bed, arena, check))
             .enter("modify", MACHINE, move |arena, _| modify(&bed, arena))
-            .ask("inactive: write-protect", &["protect"], &["modify"], 1.5);
+            .ratio("inactive: write-protect", &["protect"], &["modify"]);
     let map = crate::contest::pose(Part::Inactive, TableFormat::Arm64K4, memory, "map")
         .enter("map", ENGINE, move |arena, check| map(&bed, bytes, arena, check))
         .enter("fill-plain", MACHINE, move |arena, _| {
@@ -32,7 +32,7 @@ pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
             limit::fill_by(arena.words(bytes), 512, Stores::Plain);
             Ok(Sample::time(watch.seconds()))
         })
-        .ask("inactive: map a range", &["map"], &["fill-plain"], 1.5);
+        .ratio("inactive: map a range", &["map"], &["fill-plain"]);
     Ok(vec![protect, map])
 }
 

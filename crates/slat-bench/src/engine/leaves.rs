@@ -43,25 +43,22 @@ impl Bits {
 }
 
 /// Write protection of a writable range, and of one that is protected already.
-pub fn protect<'a>(memory: u64, large: bool) -> anyhow::Result<Vec<Contest<'a>>> {
-    let again = if large { 1.5 } else { 2.0 };
+pub fn protect<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     Ok(vec![
-        contest(memory, Op::Protect, false).ask("write-protect", &["protect"], &["cas"], 1.25),
-        contest(memory, Op::Protect, true).ask(
+        contest(memory, Op::Protect, false).ratio("write-protect", &["protect"], &["cas"]),
+        contest(memory, Op::Protect, true).ratio(
             "write-protect, protected already",
             &["protect"],
             &["read"],
-            again,
         ),
     ])
 }
 
 /// Ageing of a range that is young, and of one that is old.
-pub fn age<'a>(memory: u64, large: bool) -> anyhow::Result<Vec<Contest<'a>>> {
-    let again = if large { 1.5 } else { 2.0 };
+pub fn age<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     Ok(vec![
-        contest(memory, Op::Age, false).ask("age, all young", &["age"], &["cas"], 1.25),
-        contest(memory, Op::Age, true).ask("age, all old", &["age"], &["read"], again),
+        contest(memory, Op::Age, false).ratio("age, all young", &["age"], &["cas"]),
+        contest(memory, Op::Age, true).ratio("age, all old", &["age"], &["read"]),
     ])
 }
 

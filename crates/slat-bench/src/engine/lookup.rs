@@ -65,8 +65,8 @@ fn beside_a_peer<'a>(
             ensure!(found == expected, "the other crate found other addresses");
             Ok(Sample::time(seconds))
         })
-        .ask("translate", &["translate"], &[PEER], 1.1)
-        .ask("translate, a guard for each", &["translate-entering"], &[PEER], 1.1)
+        .ratio("translate", &["translate"], &[PEER])
+        .ratio("translate, a guard for each", &["translate-entering"], &[PEER])
 }
 
 #[cfg(not(feature = "peers"))]

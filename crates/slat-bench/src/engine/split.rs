@@ -19,7 +19,7 @@ type K4 = Arm64K4;
 const TABLE: usize = 512;
 
 /// Blocks of 2m and of 1g, each way of storing beside a plain fill.
-pub fn contests<'a>(memory: u64, large: bool) -> anyhow::Result<Vec<Contest<'a>>> {
+pub fn contests<'a>(memory: u64) -> anyhow::Result<Vec<Contest<'a>>> {
     let contest = |(of, size): (&'static str, PageSize)| {
         let bed = Bed::new(K4::default(), memory);
         let bytes = built_bytes(memory, size);
@@ -48,18 +48,13 @@ pub fn contests<'a>(memory: u64, large: bool) -> anyhow::Result<Vec<Contest<'a>>
             .enter("fill-plain", MACHINE, fill(Stores::Plain))
             .enter("fill-wide", MACHINE, fill(Stores::Wide))
             .enter("fill-streaming", MACHINE, fill(Stores::Streaming));
-        let plain = if large { 1.5 } else { 1.3 };
-        let contest = contest.ask(format!("split {of}"), &["split"], &["fill-plain"], plain);
+        let contest = contest.ratio(format!("split {of}"), &["split"], &["fill-plain"]);
         let unbroken = format!("split {of}, no break needed");
         let (what, of) = (format!("split {of}, streaming"), format!("split {of}, wide stores"));
         let streaming: &[&str] = &["split-streaming"];
-        let contest = if large {
-            contest.ask(what, streaming, &["fill-plain"], 0.8)
-        } else {
-            contest.show(what, streaming, &["fill-plain"])
-        };
-        let contest = contest.show(unbroken, &["split-unbroken"], &["fill-plain"]);
-        contest.show(of, &["split-wide"], &["fill-plain"]).show(
+        let contest = contest.ratio(what, streaming, &["fill-plain"]);
+        let contest = contest.ratio(unbroken, &["split-unbroken"], &["fill-plain"]);
+        contest.ratio(of, &["split-wide"], &["fill-plain"]).ratio(
             "  of the machine: fill, streaming",
             &["fill-streaming"],
             &["fill-plain"],
@@ -140,7 +135,7 @@ pub fn threads(memory: u64, cpus: &[usize]) -> anyhow::Result<Contest<'_>> {
         .enter("split-2", ENGINE, split(2))
         .enter("fill-1", MACHINE, fill(1))
         .enter("fill-2", MACHINE, fill(2))
-        .ask("split 2m, two threads by one", &["split-2", "fill-1"], &["split-1", "fill-2"], 1.2))
+        .ratio("split 2m, two threads by one", &["split-2", "fill-1"], &["split-1", "fill-2"]))
 }
 
 fn split_by(

@@ -74,7 +74,6 @@ pub fn measure<F: Format, A: Arch>(
             format!("write faults after clearing {bits} of 64"),
             "exact",
             "hull",
-            None,
             ratios(of(0, faults), of(1, faults)),
         ));
     }

@@ -263,7 +263,7 @@ fn measure<F: Format, A: Arch>(
     {
         let of = |way: usize| samples[way].iter().map(stall);
         let stalls = ratios(of(free), of(locked));
-        results.push(recorder.ratio("stall of vCPUs", "manual", "locked", None, stalls));
+        results.push(recorder.ratio("stall of vCPUs", "manual", "locked", stalls));
     }
     Ok(results)
 }

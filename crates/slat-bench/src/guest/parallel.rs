@@ -97,7 +97,6 @@ fn measure<F: Format, A: Arch>(
         "clear, two threads by one",
         "clear-2 * cas-1",
         "clear-1 * cas-2",
-        Some(1.2),
         (0..samples[0].len()).map(ratio).collect(),
     ));
     Ok(results)

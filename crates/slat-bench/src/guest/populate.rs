@@ -202,7 +202,7 @@ fn measure<F: Format, A: Arch>(
         bed.shape.vcpus,
         if bed.shape.vcpus == 1 { "" } else { "s" }
     );
-    results.push(recorder.ratio(what, WAYS[0], WAYS[1], None, ratios(time(0), time(1))));
+    results.push(recorder.ratio(what, WAYS[0], WAYS[1], ratios(time(0), time(1))));
     Ok(results)
 }
 

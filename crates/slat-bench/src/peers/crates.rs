@@ -41,9 +41,6 @@ const OPS: [(Op, &str); 6] = [
     (Op::Lookup, "look up"),
 ];
 
-/// At most a tenth slower than a crate: what is asked.
-const AT_MOST: f64 = 1.1;
-
 /// For each operation, the crates with as many levels as a format of the engine's.
 pub fn contests<'a>(memory: u64, caches: Caches) -> Vec<Contest<'a>> {
     let mut contests = Vec::new();
@@ -124,7 +121,7 @@ fn contest<'a, F: Format + 'a>(
         contest = contest.enter(variant, CRATE, move |arena: &mut Arena, check| {
             theirs(peer, &bed, op, (&addresses, sum), caches, arena, check)
         });
-        contest = contest.ask(&*operation, &[SLAT], &[variant], AT_MOST);
+        contest = contest.ratio(&*operation, &[SLAT], &[variant]);
         // Why it may be slower stands with the results.
         let way = if each(peer, op) { "a call for each page. " } else { "" };
         contest =

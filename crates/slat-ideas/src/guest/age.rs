@@ -217,7 +217,7 @@ fn measure<F: Format, A: Arch>(
         ("time of the scan", ("lock-free-64", "locked-64"), ratios(scan(FREE_64), scan(LOCKED_64))),
     ];
     for (what, (of, by), samples) in rows {
-        results.push(recorder.ratio(what, of, by, None, samples));
+        results.push(recorder.ratio(what, of, by, samples));
     }
     Ok(results)
 }

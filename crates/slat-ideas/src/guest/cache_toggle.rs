@@ -322,14 +322,13 @@ fn results(recorder: &Recorder, samples: &[Vec<Boot>], args: &CacheToggleArgs) -
         "bytes maintained, by bytes touched past the caches",
         "exact",
         "touched",
-        Some(2.0),
         exact.iter().map(|bytes| bytes / past).collect(),
     ));
     let against =
         |what: fn(&Boot) -> f64| ratios(of(EXACT, what).into_iter(), of(EVERY, what).into_iter());
-    results.push(recorder.ratio("bytes maintained", "exact", "every", None, against(maintained)));
+    results.push(recorder.ratio("bytes maintained", "exact", "every", against(maintained)));
     let time = against(|boot| boot.seconds);
-    results.push(recorder.ratio("time in switches", "exact", "every", None, time));
+    results.push(recorder.ratio("time in switches", "exact", "every", time));
     results
 }
 

@@ -190,40 +190,34 @@ fn measure<F: Format, A: Arch>(
         let base = all(ALLOWED, |run| run.seconds);
         all(way, |run| run.seconds).zip(base).map(|(time, base)| time - base)
     };
-    let asked = |most: f64| (bed.shape.block.bytes() == 1 << 30).then_some(most);
     results.push(recorder.ratio(
         "faults of executing from all pages",
         "split",
         "zap",
-        asked(1.0 / 500.0),
         ratios(all(SPLIT, faults), all(ZAP, faults)),
     ));
     results.push(recorder.ratio(
         "time to execute from all pages",
         "split",
         "zap",
-        asked(0.1),
         ratios(all(SPLIT, |run| run.seconds), all(ZAP, |run| run.seconds)),
     ));
     results.push(recorder.ratio(
         "  of it, on CPUs",
         "split",
         "zap",
-        None,
         ratios(all(SPLIT, |run| run.cpu_seconds), all(ZAP, |run| run.cpu_seconds)),
     ));
     results.push(recorder.ratio(
         "  of it, in faults",
         "split",
         "zap",
-        None,
         ratios(all(SPLIT, PhaseRun::fault_seconds), all(ZAP, PhaseRun::fault_seconds)),
     ));
     results.push(recorder.ratio(
         "  of it, beyond what `allowed` takes",
         "split",
         "zap",
-        None,
         ratios(over(SPLIT), over(ZAP)),
     ));
     Ok(results)

@@ -1,5 +1,6 @@
 //! Taking turns, and what is made of the samples.
 
+use crate::thresholds::at_most;
 use serde_json::{Map, Value, json};
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
@@ -82,23 +83,23 @@ impl Recorder {
         }
     }
 
-    /// A figure of each round against another's, and the most that it should be, if anything.
+    /// A figure of each round against another's.
     pub fn ratio(
         &self,
         what: impl Into<String>,
         of: &str,
         by: &str,
-        at_most: Option<f64>,
         samples: Vec<f64>,
     ) -> Measurement {
         let mut params = self.params.clone();
         params.insert("variants".to_owned(), json!(of));
         params.insert("against".to_owned(), json!(by));
-        params.insert("asked".to_owned(), json!(at_most));
+        let what = what.into();
+        params.insert("asked".to_owned(), json!(at_most("guest", &what, &params)));
         Measurement {
             scenario: "guest-asked".to_owned(),
             target: "engine".to_owned(),
-            variant: what.into(),
+            variant: what,
             params,
             unit: Unit::RATIO,
             samples,

@@ -55,6 +55,8 @@ pub fn table(results: &[Measurement], scenario: &str, title: &str, meant: &str) 
             ])
         })
         .collect();
+    let judged = || rows.iter().filter_map(|row| row.last()).filter(|word| !word.is_empty());
+    let (met, of) = (judged().filter(|word| word.starts_with("met")).count(), judged().count());
     (!rows.is_empty()).then(|| Table {
         title: title.to_owned(),
         common: String::new(),
@@ -67,7 +69,7 @@ pub fn table(results: &[Measurement], scenario: &str, title: &str, meant: &str) 
             format!(
                 "“reached” is the median of the ratios of each round, in which the two took turns; half \
                  of the rounds lie in “half of rounds”. “barely”: one of its ends lies on the other \
-                 side. {meant}"
+                 side. {met} of {of} met. {meant}"
             ),
         ],
     })
@@ -105,6 +107,8 @@ mod tests {
         ] {
             let table = table(&[measurement(&samples)], "x-asked", "X", "").unwrap();
             assert_eq!(table.rows[0].last().unwrap(), word, "{samples:?}");
+            let met = if word.starts_with("met") { "1 of 1 met" } else { "0 of 1 met" };
+            assert!(table.notes[0].contains(met), "{:?}", table.notes);
         }
     }
 }
