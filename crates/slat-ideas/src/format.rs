@@ -1,19 +1,17 @@
 //! The formats of second-stage tables, by the names of the command line and of reports: the one
 //! list.
 //!
-//! A format is a variant, and an arm of each match below it, without which nothing compiles. What
-//! measures is compiled for each format anew: a crate that names these macros has those that the
-//! tests can do without under a feature `every-format` of its own.
+//! What measures is compiled for each format anew: a crate that uses
+//! [`on_format!`](crate::on_format) or [`on_machine!`](crate::on_machine) has those that the tests
+//! can do without under a feature `every-format` of its own.
 
 use clap::{Args, ValueEnum};
-use slat::format::arm64::{Arm64, Arm64K4, Arm64K16, Arm64K64};
-use slat::format::ept::Ept1G;
-use slat::format::npt::Npt1G;
-use slat::format::power::{PowerK4, PowerK64};
+use slat::format::arm64::Arm64;
 use slat::format::riscv::{Mode, RiscV};
 use slat::{Format, PageSize};
 use slat_lab::failure::bad_input;
 use slat_lab::size::Size;
+use slat_sim::Arm;
 
 /// Smallest page of the tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -46,38 +44,126 @@ impl Granule {
     }
 }
 
-/// A format of second-stage tables, its hardware marking what is used and written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum TableFormat {
-    /// Arm's stage 2 in pages of 4k, with blocks of 2m and 1g; or `arm64`
-    #[value(name = "arm64-4k", alias = "arm64")]
-    Arm64K4,
-    /// Arm's stage 2 in pages of 16k, with blocks of 32m
-    #[value(name = "arm64-16k")]
-    Arm64K16,
-    /// Arm's stage 2 in pages of 64k, with blocks of 512m
-    #[value(name = "arm64-64k")]
-    Arm64K64,
-    /// The same as arm64-4k with FEAT_LPA2: addresses of 52 bits
-    #[value(name = "arm64-lpa2-4k")]
-    Arm64Lpa2K4,
-    /// The same as arm64-16k with FEAT_LPA2; its blocks of 64g are not used here
-    #[value(name = "arm64-lpa2-16k")]
-    Arm64Lpa2K16,
-    /// Intel's extended page tables, with accessed and dirty bits: 4k, 2m, 1g
-    Ept,
-    /// AMD's nested page tables: 4k, 2m, 1g
-    Npt,
-    /// RISC-V's G-stage, the narrowest of Sv39x4, Sv48x4 and Sv57x4 that will do: 4k, 2m, 1g
-    #[value(name = "riscv")]
-    RiscV,
-    /// Power's radix trees, partition-scoped, in pages of 4k, with 2m and 1g
-    #[value(name = "power-4k")]
-    Power4k,
-    /// The same in pages of 64k, with 2m and 1g
-    #[value(name = "power-64k")]
-    Power64k,
+/// The list: a format is a row, and nothing else names it.
+///
+/// A row has the variant, its name on the command line, what it is, how it is called otherwise; its
+/// type, which knows the sizes of its leaves; under which features a program has its tables, and
+/// the tables as hardware has them that marks what is used and written; under which features a
+/// program has guests on them, and a function from the level of FEAT_BBM to the tables and a CPU of
+/// the simulator's that walks them.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! table_formats {
+    ($then:ident $($arguments:tt)*) => {
+        $crate::$then! {
+            $($arguments)*
+            {
+                Arm64K4 "arm64-4k"
+                ["Arm's stage 2 in pages of 4k, with blocks of 2m and 1g"] ["arm64"]
+                ::slat::format::arm64::Arm64K4;
+                [all()] $crate::format::arm::<12, false>();
+                [all()] $crate::format::arm_guest::<12, false>
+            }
+            {
+                Arm64K16 "arm64-16k" ["Arm's stage 2 in pages of 16k, with blocks of 32m"] []
+                ::slat::format::arm64::Arm64K16;
+                [any(feature = "granules", feature = "every-format")]
+                $crate::format::arm::<14, false>();
+                [feature = "every-format"] $crate::format::arm_guest::<14, false>
+            }
+            {
+                Arm64K64 "arm64-64k" ["Arm's stage 2 in pages of 64k, with blocks of 512m"] []
+                ::slat::format::arm64::Arm64K64;
+                [any(feature = "granules", feature = "every-format")]
+                $crate::format::arm::<16, false>();
+                [feature = "every-format"] $crate::format::arm_guest::<16, false>
+            }
+            {
+                Arm64Lpa2K4 "arm64-lpa2-4k"
+                ["The same as arm64-4k with FEAT_LPA2: addresses of 52 bits"] []
+                ::slat::format::arm64::Arm64K4;
+                [feature = "every-format"] $crate::format::arm::<12, true>();
+                [feature = "every-format"] $crate::format::arm_guest::<12, true>
+            }
+            {
+                Arm64Lpa2K16 "arm64-lpa2-16k"
+                ["The same as arm64-16k with FEAT_LPA2; its blocks of 64g are not used here"] []
+                ::slat::format::arm64::Arm64K16;
+                [feature = "every-format"] $crate::format::arm::<14, true>();
+                [feature = "every-format"] $crate::format::arm_guest::<14, true>
+            }
+            {
+                Ept "ept"
+                ["Intel's extended page tables, with accessed and dirty bits: 4k, 2m, 1g"] []
+                ::slat::format::ept::Ept1G;
+                [all()] ::slat::format::ept::Ept1G::default();
+                [all()] $crate::format::default_guest::<::slat::format::ept::Ept1G, ::slat_sim::Ept>
+            }
+            {
+                Npt "npt" ["AMD's nested page tables: 4k, 2m, 1g"] []
+                ::slat::format::npt::Npt1G;
+                [feature = "every-format"] ::slat::format::npt::Npt1G::default();
+                [feature = "every-format"]
+                $crate::format::default_guest::<::slat::format::npt::Npt1G, ::slat_sim::Npt>
+            }
+            {
+                RiscV "riscv"
+                ["RISC-V's G-stage, the narrowest of Sv39x4, Sv48x4, Sv57x4 that does: 4k, 2m, 1g"]
+                []
+                ::slat::format::riscv::RiscV;
+                [feature = "every-format"] $crate::format::riscv();
+                [feature = "every-format"]
+                |_| ($crate::format::riscv(), ::slat_sim::RiscV::default())
+            }
+            {
+                Power4k "power-4k"
+                ["Power's radix trees, partition-scoped, in pages of 4k, with 2m and 1g"] []
+                ::slat::format::power::PowerK4;
+                [feature = "every-format"] ::slat::format::power::PowerK4::default();
+                [feature = "every-format"]
+                |_| (::slat::format::power::PowerK4::default(), ::slat_sim::Power::new(12))
+            }
+            {
+                Power64k "power-64k" ["The same in pages of 64k, with 2m and 1g"] []
+                ::slat::format::power::PowerK64;
+                [feature = "every-format"] ::slat::format::power::PowerK64::default();
+                [feature = "every-format"]
+                |_| (::slat::format::power::PowerK64::default(), ::slat_sim::Power::new(16))
+            }
+        }
+    };
 }
+
+/// The type that names the formats.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! name_formats {
+    ($({
+        $variant:ident $name:literal [$about:literal] [$($alias:literal)?]
+        $of:ty; $tables_if:tt $tables:expr; $guest_if:tt $guest:expr
+    })*) => {
+        /// A format of second-stage tables, its hardware marking what is used and written.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+        pub enum TableFormat {
+            $(
+                #[doc = $about]
+                #[value(name = $name, $(alias = $alias,)? help = $about)]
+                $variant,
+            )*
+        }
+
+        impl TableFormat {
+            /// Sizes of its leaves, the smallest first: of those that the largest step of a split
+            /// has room for.
+            pub fn leaves(self) -> Vec<PageSize> {
+                match self {
+                    $(Self::$variant => leaves_of::<$of>(),)*
+                }
+            }
+        }
+    };
+}
+table_formats!(name_formats);
 
 /// Arm's stage 2 as a CPU has it that marks writes.
 pub fn arm<const PAGE_SHIFT: u32, const DS: bool>() -> Arm64<PAGE_SHIFT, DS>
@@ -85,6 +171,21 @@ where
     Arm64<PAGE_SHIFT, DS>: Format,
 {
     Arm64 { hardware_dirty: true, ..Arm64::default() }
+}
+
+/// The same for a guest whose memory is forced to be write-back, and a CPU of some level of
+/// FEAT_BBM.
+pub fn arm_guest<const PAGE_SHIFT: u32, const DS: bool>(bbm: u8) -> (Arm64<PAGE_SHIFT, DS>, Arm)
+where
+    Arm64<PAGE_SHIFT, DS>: Format,
+{
+    let cpu = Arm { bbm, forced_write_back: true, lpa2: DS, ..Arm::new(PAGE_SHIFT, 40) };
+    (Arm64 { forced_write_back: true, ..arm() }, cpu)
+}
+
+/// Tables and a CPU as they are by default.
+pub fn default_guest<F: Default, A: Default>(_bbm: u8) -> (F, A) {
+    Default::default()
 }
 
 /// The G-stage of a CPU that has all modes.
@@ -96,111 +197,76 @@ pub fn riscv() -> RiscV {
 /// an error of the function around it.
 #[macro_export]
 macro_rules! on_format {
-    ($choice:expr, |$format:ident| $body:expr) => {{
-        use $crate::format::{TableFormat, arm};
-        macro_rules! on {
-            ($value:expr) => {{
-                let $format = $value;
-                $body
-            }};
-        }
+    ($choice:expr, |$format:ident| $body:expr) => {
+        $crate::table_formats!(run_on_format[$choice][$format][$body])
+    };
+}
+
+#[macro_export]
+#[doc(hidden)]
+macro_rules! run_on_format {
+    ([$choice:expr] [$format:ident] [$body:expr] $({
+        $variant:ident $name:literal [$about:literal] [$($alias:literal)?]
+        $of:ty; [$($tables_if:tt)*] $tables:expr; $guest_if:tt $guest:expr
+    })*) => {
         match $choice {
-            TableFormat::Arm64K4 => on!(arm::<12, false>()),
-            #[cfg(any(feature = "granules", feature = "every-format"))]
-            TableFormat::Arm64K16 => on!(arm::<14, false>()),
-            #[cfg(any(feature = "granules", feature = "every-format"))]
-            TableFormat::Arm64K64 => on!(arm::<16, false>()),
-            TableFormat::Ept => on!(::slat::format::ept::Ept1G::default()),
-            #[cfg(feature = "every-format")]
-            TableFormat::Arm64Lpa2K4 => on!(arm::<12, true>()),
-            #[cfg(feature = "every-format")]
-            TableFormat::Arm64Lpa2K16 => on!(arm::<14, true>()),
-            #[cfg(feature = "every-format")]
-            TableFormat::Npt => on!(::slat::format::npt::Npt1G::default()),
-            #[cfg(feature = "every-format")]
-            TableFormat::RiscV => on!($crate::format::riscv()),
-            #[cfg(feature = "every-format")]
-            TableFormat::Power4k => on!(::slat::format::power::PowerK4::default()),
-            #[cfg(feature = "every-format")]
-            TableFormat::Power64k => on!(::slat::format::power::PowerK64::default()),
-            #[cfg(not(feature = "every-format"))]
+            $(
+                #[cfg($($tables_if)*)]
+                $crate::format::TableFormat::$variant => {
+                    let $format = $tables;
+                    $body
+                }
+            )*
+            #[allow(unreachable_patterns)]
             other => return Err($crate::format::not_built(other)),
         }
-    }};
+    };
 }
+
 /// Runs `$body` with the format that `$tables` names, and with a CPU of the simulator's that walks
 /// it. Of what this program was built without it is an error of the function around it.
 #[macro_export]
 macro_rules! on_machine {
-    ($tables:expr, |$format:ident, $machine:ident| $body:expr) => {{
-        use $crate::format::TableFormat;
-        let tables: &$crate::format::TablesArgs = $tables;
-        let bbm = tables.bbm()?;
-        macro_rules! on {
-            ($value:expr, $cpu:expr) => {{
-                let ($format, $machine) = ($value, $cpu);
-                $body
-            }};
-        }
-        macro_rules! on_arm {
-            ($granule:literal, $lpa2:literal) => {{
-                let mut format = $crate::format::arm::<$granule, $lpa2>();
-                format.forced_write_back = true;
-                let cpu = ::slat_sim::Arm::new($granule, 40);
-                on!(format, ::slat_sim::Arm { bbm, forced_write_back: true, lpa2: $lpa2, ..cpu })
-            }};
-        }
+    ($tables:expr, |$format:ident, $machine:ident| $body:expr) => {
+        $crate::table_formats!(run_on_machine[$tables][$format][$machine][$body])
+    };
+}
+
+#[macro_export]
+#[doc(hidden)]
+macro_rules! run_on_machine {
+    ([$tables_args:expr] [$format:ident] [$machine:ident] [$body:expr] $({
+        $variant:ident $name:literal [$about:literal] [$($alias:literal)?]
+        $of:ty; $tables_if:tt $tables:expr; [$($guest_if:tt)*] $guest:expr
+    })*) => {{
+        let tables: &$crate::format::TablesArgs = $tables_args;
+        let bbm: u8 = tables.bbm()?;
         match tables.format {
-            TableFormat::Arm64K4 => on_arm!(12, false),
-            TableFormat::Ept => {
-                on!(::slat::format::ept::Ept1G::default(), ::slat_sim::Ept::default())
-            }
-            #[cfg(feature = "every-format")]
-            TableFormat::Arm64K16 => on_arm!(14, false),
-            #[cfg(feature = "every-format")]
-            TableFormat::Arm64K64 => on_arm!(16, false),
-            #[cfg(feature = "every-format")]
-            TableFormat::Arm64Lpa2K4 => on_arm!(12, true),
-            #[cfg(feature = "every-format")]
-            TableFormat::Arm64Lpa2K16 => on_arm!(14, true),
-            #[cfg(feature = "every-format")]
-            TableFormat::Npt => {
-                on!(::slat::format::npt::Npt1G::default(), ::slat_sim::Npt::default())
-            }
-            #[cfg(feature = "every-format")]
-            TableFormat::RiscV => on!($crate::format::riscv(), ::slat_sim::RiscV::default()),
-            #[cfg(feature = "every-format")]
-            TableFormat::Power4k => {
-                on!(::slat::format::power::PowerK4::default(), ::slat_sim::Power::new(12))
-            }
-            #[cfg(feature = "every-format")]
-            TableFormat::Power64k => {
-                on!(::slat::format::power::PowerK64::default(), ::slat_sim::Power::new(16))
-            }
-            #[cfg(not(feature = "every-format"))]
+            $(
+                #[cfg($($guest_if)*)]
+                $crate::format::TableFormat::$variant => {
+                    let ($format, $machine) = ($guest)(bbm);
+                    $body
+                }
+            )*
+            #[allow(unreachable_patterns)]
             other => return Err($crate::format::not_built(other)),
         }
     }};
 }
-/// Why a program built without the feature `every-format` has no such tables.
+
+/// Why a program has no such tables, or no guests on them.
 pub fn not_built(format: TableFormat) -> anyhow::Error {
     bad_input(format!(
-        "--format {format}: this program was built without the feature `every-format`, for tests; it has arm64-4k and \
-         ept for guests, arm64-16k and arm64-64k for the rest"
+        "--format {format}: this program was built without it; with the feature `every-format` it \
+         has all formats, and guests on those for which the simulator has a CPU"
     ))
 }
 
 impl TableFormat {
     /// Whether it is one of Arm's.
-    pub const fn is_arm(self) -> bool {
-        matches!(
-            self,
-            Self::Arm64K4
-                | Self::Arm64K16
-                | Self::Arm64K64
-                | Self::Arm64Lpa2K4
-                | Self::Arm64Lpa2K16
-        )
+    pub fn is_arm(self) -> bool {
+        self.to_string().starts_with("arm64")
     }
 
     /// Arm's, by its granule.
@@ -224,21 +290,6 @@ impl TableFormat {
                 "--format {self}: of Linux's tables there are arm64-4k, arm64-16k and arm64-64k"
             ))
         })
-    }
-
-    /// Sizes of its leaves, the smallest first: of those that the largest step of a split has room
-    /// for.
-    pub fn leaves(self) -> Vec<PageSize> {
-        match self {
-            Self::Arm64K4 | Self::Arm64Lpa2K4 => leaves_of::<Arm64K4>(),
-            Self::Arm64K16 | Self::Arm64Lpa2K16 => leaves_of::<Arm64K16>(),
-            Self::Arm64K64 => leaves_of::<Arm64K64>(),
-            Self::Ept => leaves_of::<Ept1G>(),
-            Self::Npt => leaves_of::<Npt1G>(),
-            Self::RiscV => leaves_of::<RiscV>(),
-            Self::Power4k => leaves_of::<PowerK4>(),
-            Self::Power64k => leaves_of::<PowerK64>(),
-        }
     }
 
     /// The leaf of `size`, which `option` asked for.
