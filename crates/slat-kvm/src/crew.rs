@@ -5,7 +5,7 @@
 
 use crate::Error;
 use crate::guest::Guest;
-use crate::stall;
+use crate::stall::Waits;
 use crate::vcpu::Vcpu;
 use crate::work::Work;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -43,8 +43,8 @@ pub(crate) struct Done {
     pub steps: u64,
     pub start: Instant,
     pub end: Instant,
-    /// Seconds that its thread waited for a CPU.
-    pub waited: Option<f64>,
+    /// How its thread got its CPU.
+    pub waits: Option<Waits>,
 }
 
 type Outcome = Result<Option<Done>, Error>;
@@ -226,12 +226,12 @@ fn work(board: &Board, vcpu: &mut Vcpu, outcome: &Mutex<Outcome>) {
 }
 
 fn run(vcpu: &mut Vcpu) -> Result<Done, Error> {
-    let waited = stall::waited();
+    let waits = Waits::now();
     let start = Instant::now();
     let steps = vcpu.run()?;
     let end = Instant::now();
-    let waited = stall::waited().zip(waited).map(|(after, before)| after - before);
-    Ok(Done { steps, start, end, waited })
+    let waits = Waits::now().zip(waits).map(|(after, before)| after.since(before));
+    Ok(Done { steps, start, end, waits })
 }
 
 fn pin(cpu: usize) -> Result<(), Error> {

@@ -1,17 +1,19 @@
 //! What is read before and after a phase: the kernel's counters, the vCPUs' clocks.
 
 use crate::Error;
+use crate::crew::Done;
 use crate::guest::Guest;
 use crate::phase::MappedPages;
-use crate::stall::{Histogram, Stalls, Sums, stolen};
+use crate::stall::{Histogram, Known, Stalls, stolen};
 use crate::stats::{Changes, Reading};
+
+/// The name of KVM's counter of faults (x86).
+const FAULTS: &str = "pf_taken";
 
 /// What one vCPU's mailbox says.
 #[derive(Debug, Clone)]
 struct Clock {
     times: Histogram,
-    stalls: u64,
-    ticks: u64,
     idle: u64,
 }
 
@@ -47,10 +49,7 @@ impl<'a> Meter<'a> {
         for (stats, readings) in self.guest.vcpu_stats().iter().zip(&mut self.vcpus) {
             stats.read(&mut readings[when])?;
         }
-        let clock = |vcpu| {
-            let (stalls, ticks) = self.guest.stalls(vcpu);
-            Clock { times: self.guest.times(vcpu), stalls, ticks, idle: self.guest.idle(vcpu) }
-        };
+        let clock = |vcpu| Clock { times: self.guest.times(vcpu), idle: self.guest.idle(vcpu) };
         self.clocks[when] = (0..self.guest.parts().len()).map(clock).collect();
         self.stolen[when] = stolen()?;
         Ok(())
@@ -72,7 +71,7 @@ impl<'a> Meter<'a> {
 
     /// From now on the last phase is what is usual: stalls are held against its median.
     pub fn set_warm(&mut self) {
-        let median = |vcpu: usize| self.times(vcpu).quantile(0.5, 0).unwrap_or(1).max(1);
+        let median = |vcpu: usize| self.times(vcpu).median().unwrap_or(1).max(1);
         self.warm = (0..self.guest.parts().len()).map(median).collect();
         for (vcpu, &ticks) in self.warm.iter().enumerate() {
             self.guest.set_warm(vcpu, ticks);
@@ -85,17 +84,26 @@ impl<'a> Meter<'a> {
     }
 
     /// What a vCPU's clock showed, if it is known what is usual.
-    pub fn stalls(&self, vcpu: usize) -> Option<Stalls> {
+    pub fn stalls(&self, vcpu: usize, done: &Done) -> Option<Stalls> {
         let warm = *self.warm.get(vcpu)?;
         let [before, after] = [0, 1].map(|when| &self.clocks[when][vcpu]);
-        let longest = self.guest.take_longest(vcpu);
-        let sums = Sums {
-            stalls: after.stalls - before.stalls,
-            ticks: after.ticks - before.ticks,
+        let known = Known {
+            warm,
+            ticks_per_second: self.guest.ticks_per_second(),
             idle: after.idle - before.idle,
-            longest,
+            longest: self.guest.take_longest(vcpu),
+            faults: self.faults(vcpu),
+            waits: done.waits.unwrap_or_default(),
+            stolen: self.stolen(),
         };
-        Some(Stalls::new(&self.times(vcpu), sums, warm, self.guest.ticks_per_second()))
+        Some(Stalls::new(&self.times(vcpu), known))
+    }
+
+    /// The kernel's count of a vCPU's faults, where it has one. It is told where it changed.
+    fn faults(&self, vcpu: usize) -> Option<u64> {
+        let [_, after] = self.vcpus.get(vcpu)?;
+        self.guest.vcpu_stats()[vcpu].value(after, FAULTS)?;
+        Some(self.vcpu_changes(vcpu).get(FAULTS).map_or(0, |faults| (*faults).max(0) as u64))
     }
 
     /// Seconds that each of the host's CPUs stood still for the machine below, on average.

@@ -203,8 +203,8 @@ impl<'a> Stage<'a> {
             pages: done.steps,
             seconds: (done.end - done.start).as_secs_f64(),
             counters: self.meter.vcpu_changes(index),
-            stalls: self.meter.stalls(index),
-            waited: done.waited,
+            stalls: self.meter.stalls(index, done),
+            waited: done.waits.map(|waits| waits.seconds),
         });
         (total, runs.collect())
     }

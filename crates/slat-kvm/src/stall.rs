@@ -1,9 +1,17 @@
-//! How long a vCPU stood still, by its own clock.
+//! How long memory management made a vCPU stand still, by the vCPU's own clock.
 //!
-//! The guest's code reads its clock after each access. The time since the access before is counted
-//! in a histogram; one that is above a threshold, five times what is usual on warm memory, is a
-//! stall: whatever KVM and the host did in between, the guest could do nothing. What of it was not
-//! KVM's but the host's scheduler's is known per thread (`schedstat`) and shown beside it.
+//! The guest's code reads its clock after each access, and counts the time since the access before
+//! in a histogram. Which of these times are stalls is decided here, after the phase:
+//!
+//! 1. Where the kernel counts a vCPU's faults, as many of the longest times are stalls, and no
+//!    other: an access that misses caches or TLBs is none. Where it does not, a stall is what took
+//!    more than five times as long as an access usually does on warm memory.
+//! 2. Before that, times that the scheduler made are left out: from the longest on, as many as the
+//!    thread was preempted, and only as long as the time that it waited for a CPU (`schedstat`)
+//!    or that the machine below took (steal) lasts. What remains of that time lies within stalls
+//!    (the thread slept in a fault, and then waited for a CPU), and is taken from their sum.
+//!
+//! Each stall is told without the usual time of its access.
 
 use crate::Error;
 
@@ -41,21 +49,78 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// The ticks that a share of all times, 0.0 to 1.0, stays at or below, of those above `floor`.
-    ///
-    /// The upper end of the bucket: a stall is never told shorter than it was, and at most an
-    /// eighth longer. Nothing if no time is above the floor.
-    pub fn quantile(&self, share: f64, floor: u64) -> Option<u64> {
-        // A bucket that holds the floor also holds times below it, and is left out.
-        let above = || self.counts.iter().enumerate().filter(|&(bucket, _)| start(bucket) > floor);
-        let total: u64 = above().map(|(_, count)| count).sum();
+    /// The middle of all times: the upper end of its bucket, at most an eighth above it.
+    pub fn median(&self) -> Option<u64> {
+        self.quantile(0.5)
+    }
+
+    /// The ticks that a share of all times, 0.0 to 1.0, stays at or below: the upper end of a
+    /// bucket, so that a time is never told shorter than it was, and at most an eighth longer.
+    fn quantile(&self, share: f64) -> Option<u64> {
+        let total = self.count();
         let rank = ((share * total as f64).ceil() as u64).clamp(1, total.max(1));
         let mut seen = 0;
-        above().find_map(|(bucket, count)| {
+        self.counts.iter().enumerate().find_map(|(bucket, count)| {
             seen += count;
             (seen >= rank && *count > 0).then(|| start(bucket + 1) - 1)
         })
     }
+
+    /// Leaves out what the scheduler made, and returns what is left of its time.
+    ///
+    /// A time is known within an eighth, and holds more than the wait for a CPU. So an eighth more
+    /// is believed of all together, for times that are about as long as the longest.
+    fn without(&mut self, others: Others, floor: u64) -> u64 {
+        let Others { mut times, ticks } = others;
+        let (mut taken, mut longest) = (0u64, 0);
+        for bucket in above(floor).filter(|&bucket| start(bucket) < u64::MAX) {
+            let each = middle(bucket);
+            let most = if each > longest / 2 { ticks + ticks / 8 } else { ticks };
+            let room = (most.saturating_sub(taken) + each / 8) / each;
+            let out = self.counts[bucket].min(times).min(room);
+            self.counts[bucket] -= out;
+            times -= out;
+            taken += out * each;
+            longest = longest.max(if out > 0 { each } else { 0 });
+        }
+        ticks.saturating_sub(taken)
+    }
+
+    /// The longest times above `floor`, so many of them at most.
+    fn longest(&self, most: u64, floor: u64) -> Self {
+        let mut counts = vec![0; BUCKETS];
+        let mut room = most;
+        for bucket in above(floor) {
+            counts[bucket] = self.counts[bucket].min(room);
+            room -= counts[bucket];
+        }
+        Self { counts }
+    }
+
+    /// The sum of all times, each taken from the middle of its bucket, less `usual` each.
+    fn sum(&self, usual: u64) -> u64 {
+        let of = |(bucket, count): (usize, &u64)| count * middle(bucket).saturating_sub(usual);
+        self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(of).sum()
+    }
+}
+
+/// Times between accesses that the host's scheduler, or the machine below it, may have made.
+#[derive(Debug, Clone, Copy, Default)]
+struct Others {
+    /// How many at most.
+    times: u64,
+    /// Ticks, all together.
+    ticks: u64,
+}
+
+/// Buckets that hold times above `floor` alone, the longest first.
+fn above(floor: u64) -> impl Iterator<Item = usize> {
+    (0..BUCKETS).rev().take_while(move |&bucket| start(bucket) > floor)
+}
+
+/// The ticks that stand for a bucket.
+fn middle(bucket: usize) -> u64 {
+    start(bucket) + (start(bucket + 1) - start(bucket)) / 2
 }
 
 /// The least ticks of a bucket. Those of the last end with the number's range.
@@ -68,24 +133,71 @@ fn start(bucket: usize) -> u64 {
     }
 }
 
-/// What the mailbox adds up, in ticks.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Sums {
-    pub stalls: u64,
-    pub ticks: u64,
+/// What is known of a vCPU's phase beside its clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Known {
+    /// Usual ticks between two accesses.
+    pub warm: u64,
+    /// The guest's ticks in a second.
+    pub ticks_per_second: f64,
+    /// Ticks that passed unseen while the vCPU waited for its next step to be due.
     pub idle: u64,
+    /// The longest time between two accesses.
     pub longest: u64,
+    /// The kernel's count of its faults.
+    pub faults: Option<u64>,
+    /// What its thread waited for.
+    pub waits: Waits,
+    /// Seconds that the machine below took, on average of the host's CPUs.
+    pub stolen: f64,
 }
+
+/// How a thread got its CPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Waits {
+    /// Seconds that it was ready to run and waited for a CPU.
+    pub seconds: f64,
+    /// How often its CPU was given to another thread though it would have run on.
+    pub preempted: u64,
+}
+
+impl Waits {
+    /// Those of the calling thread so far (the second field of `schedstat`,
+    /// scheduler/sched-stats.rst; `nonvoluntary_ctxt_switches` of `status`, filesystems/proc.rst);
+    /// nothing where the kernel does not count them.
+    pub(crate) fn now() -> Option<Self> {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        let nanoseconds: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
+        let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
+        let preempted = status.lines().find_map(|line| {
+            line.strip_prefix("nonvoluntary_ctxt_switches:")?.trim().parse().ok()
+        })?;
+        Some(Self { seconds: nanoseconds as f64 / 1e9, preempted })
+    }
+
+    /// What came since `before`.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            seconds: self.seconds - before.seconds,
+            preempted: self.preempted - before.preempted,
+        }
+    }
+}
+
+/// The shortest time for which a machine below is believed to take a CPU away.
+const LEAST_STEAL: f64 = 1e-4;
 
 /// What a vCPU's clock showed over a phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stalls {
     /// Accesses whose time was taken.
     pub accesses: u64,
-    /// The usual time between two, in seconds, which the threshold is five times of.
+    /// The usual time between two, in seconds.
     pub warm: f64,
     /// How many stalls there were.
     pub stalls: u64,
+    /// Whether the kernel's count of faults says so, and no threshold.
+    pub counted: bool,
     /// Their sum in seconds, less the usual time for each.
     pub seconds: f64,
     /// Seconds that passed unseen while the vCPU waited for its next step to be due: what its thread
@@ -97,46 +209,43 @@ pub struct Stalls {
     pub p95: f64,
     /// 99 of a hundred.
     pub p99: f64,
-    /// The longest.
+    /// The longest that the scheduler did not make.
     pub longest: f64,
 }
 
 impl Stalls {
-    /// Puts together what the mailbox says, in ticks, into seconds.
-    pub(crate) fn new(
-        times: &Histogram,
-        Sums { stalls, ticks, idle, longest }: Sums,
-        warm: u64,
-        ticks_per_second: f64,
-    ) -> Self {
+    /// Tells the stalls of a phase from the other times between accesses.
+    pub(crate) fn new(times: &Histogram, known: Known) -> Self {
+        let Known { warm, ticks_per_second, idle, longest, faults, waits, stolen } = known;
         let seconds = |ticks: u64| ticks.saturating_sub(warm) as f64 / ticks_per_second;
+        let floor = if faults.is_some() { warm * 2 } else { warm * STALL_FACTOR };
+        let idle = idle as f64 / ticks_per_second;
+        let others = (waits.seconds + stolen - idle).max(0.0);
+        let others = Others {
+            times: waits.preempted + (stolen / LEAST_STEAL) as u64,
+            ticks: (others * ticks_per_second) as u64,
+        };
+        let mut left = times.clone();
+        let within = left.without(others, floor);
+        let stalls = left.longest(faults.unwrap_or(u64::MAX), floor);
         // A bucket's end may be beyond the longest that there was.
         let quantile = |share| {
-            // Stalls that are all in the threshold's own bucket are hardly longer than that.
-            let least = if stalls > 0 { Some(warm * STALL_FACTOR) } else { None };
-            let it = times.quantile(share, warm * STALL_FACTOR).or(least);
-            it.map_or(0.0, |it| seconds(it.min(longest)))
+            let found = stalls.quantile(share).filter(|_| stalls.count() > 0);
+            found.map_or(0.0, |ticks| seconds(ticks.min(longest)))
         };
         Self {
             accesses: times.count(),
             warm: warm as f64 / ticks_per_second,
-            stalls,
-            seconds: ticks.saturating_sub(stalls * warm) as f64 / ticks_per_second,
-            idle: idle as f64 / ticks_per_second,
+            stalls: stalls.count(),
+            counted: faults.is_some(),
+            seconds: stalls.sum(warm).saturating_sub(within) as f64 / ticks_per_second,
+            idle,
             p50: quantile(0.5),
             p95: quantile(0.95),
             p99: quantile(0.99),
-            longest: seconds(longest),
+            longest: quantile(1.0),
         }
     }
-}
-
-/// Seconds that the calling thread was ready to run and waited for a CPU (the second field of
-/// `schedstat`, scheduler/sched-stats.rst), and nothing where the kernel does not count it.
-pub(crate) fn waited() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    let nanoseconds: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
-    Some(nanoseconds as f64 / 1e9)
 }
 
 /// Seconds that each of this host's CPUs stood still for the machine below it, on average (`steal` of
@@ -186,10 +295,11 @@ mod tests {
         let times: Vec<u64> = (0..1000).map(|i| 100 + i * i).collect();
         let histogram = histogram(&times);
         for (share, exact) in [(0.5, times[499]), (0.95, times[949]), (0.99, times[989])] {
-            let found = histogram.quantile(share, 0).unwrap();
+            let found = histogram.quantile(share).unwrap();
             assert!(found >= exact && found <= exact + exact / 7, "{share}: {found} of {exact}");
         }
-        assert_eq!(histogram.quantile(0.5, u64::MAX), None);
+        let exact: u64 = times.iter().sum();
+        assert!(histogram.sum(0).abs_diff(exact) < exact / 100, "{}", histogram.sum(0));
     }
 
     #[test]
@@ -202,21 +312,65 @@ mod tests {
         assert_eq!(after.count(), 7);
     }
 
+    /// A thousand warm accesses, and these.
+    fn with_warm(others: &[u64]) -> Histogram {
+        histogram(&[&[100; 1000][..], others].concat())
+    }
+
+    /// A clock of a million ticks a second, on which an access usually takes a hundred.
+    fn known(faults: Option<u64>, longest: u64) -> Known {
+        Known { warm: 100, ticks_per_second: 1e6, faults, longest, ..Known::default() }
+    }
+
     #[test]
-    fn stalls_are_told_without_the_usual_time() {
-        let times = histogram(&[100, 100, 100, 1001, 2001]);
-        let sums = Sums { stalls: 2, ticks: 3002, idle: 500, longest: 2001 };
-        let stalls = Stalls::new(&times, sums, 100, 1000.0);
-        assert_eq!((stalls.accesses, stalls.stalls), (5, 2));
-        assert_eq!((stalls.seconds, stalls.idle), (2.802, 0.5));
-        assert_eq!((stalls.longest, stalls.p99, stalls.warm), (1.901, 1.901, 0.1));
-        assert!((0.901..1.05).contains(&stalls.p50), "{}", stalls.p50);
+    fn as_many_of_the_longest_times_are_stalls_as_the_kernel_counts_faults() {
+        // 900 is a miss of caches.
+        let times = with_warm(&[900, 900, 5000, 5000, 5000]);
+        let stalls = Stalls::new(&times, known(Some(3), 5000));
+        assert_eq!((stalls.stalls, stalls.counted, stalls.accesses), (3, true, 1005));
+        assert!((stalls.seconds / 0.0147 - 1.0).abs() < 0.06, "{stalls:?}");
+        assert_eq!((stalls.p50, stalls.longest), (0.0049, 0.0049));
+        // Without a count it is taken for one.
+        let stalls = Stalls::new(&times, known(None, 5000));
+        assert_eq!((stalls.stalls, stalls.counted), (5, false));
+        // More faults than times: several lie between two accesses, and usual ones are no stalls.
+        assert_eq!(Stalls::new(&times, known(Some(500), 5000)).stalls, 5);
+        assert_eq!(Stalls::new(&with_warm(&[]), known(Some(0), 100)).longest, 0.0);
+    }
+
+    #[test]
+    fn what_the_scheduler_made_is_no_stall_and_never_the_longest() {
+        let times = with_warm(&[5000, 5000, 5000, 400_000, 800_000]);
+        let with =
+            |waits, stolen| Stalls::new(&times, Known { waits, stolen, ..known(Some(3), 800_000) });
+        let alone = Stalls::new(&with_warm(&[5000; 3]), known(Some(3), 5000));
+        let preempted = with(Waits { seconds: 1.2, preempted: 2 }, 0.0);
+        assert_eq!((preempted.stalls, preempted.seconds), (alone.stalls, alone.seconds));
+        assert!((preempted.longest / alone.longest - 1.0).abs() < 0.13, "{preempted:?}");
+        // What the machine below took is nobody's stall, either.
+        assert_eq!(with(Waits::default(), 1.2).seconds, alone.seconds);
+        // It waited for 0.8 s and no longer: the other time is memory management's.
+        let slow = with(Waits { seconds: 0.8, preempted: 9 }, 0.0);
+        assert!(slow.longest > 0.39 && slow.longest < 0.46, "{slow:?}");
+    }
+
+    #[test]
+    fn a_wait_within_a_stall_is_taken_from_the_sum() {
+        // The thread slept in each fault, and waited for its CPU afterwards; nobody preempted it.
+        let times = with_warm(&[5000; 3]);
+        let waits = Waits { seconds: 0.003, preempted: 0 };
+        let stalls = Stalls::new(&times, Known { waits, ..known(Some(3), 5000) });
+        let alone = Stalls::new(&times, known(Some(3), 5000));
+        assert!((alone.seconds - stalls.seconds - 0.003).abs() < 1e-9, "{stalls:?}");
+        // What it waited while no step was due is in no stall.
+        let stalls = Stalls::new(&times, Known { waits, idle: 3000, ..known(Some(3), 5000) });
+        assert_eq!(stalls.seconds, alone.seconds);
     }
 
     #[test]
     fn a_thread_that_runs_knows_how_long_it_waited() {
         if std::path::Path::new("/proc/thread-self/schedstat").exists() {
-            assert!(waited().is_some_and(|seconds| seconds >= 0.0));
+            assert!(Waits::now().is_some_and(|waits| waits.seconds >= 0.0));
         }
     }
 }

@@ -87,6 +87,7 @@ pub fn kvm() -> Vec<Measurement> {
     };
     let stall = |phase: &str, scale: f64| {
         let figures = [
+            ("stall-page", "s", 9e-6 * scale),
             ("stall", "ms/s", 40.0 * scale),
             ("stall-p50", "s", 9e-6),
             ("stall-p95", "s", 12e-6),

@@ -1,10 +1,9 @@
-//! How long vCPUs stood still, by their own clocks, as measurements.
+//! What memory management took from vCPUs, by their own clocks, as measurements.
 //!
-//! A stall is a time between two accesses above five times what is usual on warm memory, less what
-//! is usual. What the vCPU's thread waited for a CPU between accesses, and its part of what the
-//! machine below took from the host (steal), is no matter of KVM's: it is taken out of the sum and
-//! shown beside it. Single stalls are shown as they were, since nobody can say which of them such a
-//! wait hit. Each figure is that of the vCPU that had it worst.
+//! [`slat_kvm::stall`] says which times are stalls. Their sum is told by the page that the vCPU
+//! touched, and by the second that it would have run: the phase without what its thread waited for
+//! a CPU and without its part of what the machine below took, both of which are shown beside it.
+//! Each figure is that of the vCPU that had it worst.
 
 use super::measurement;
 use serde_json::{Map, Value};
@@ -13,7 +12,8 @@ use slat_kvm::stall::Stalls;
 use slat_lab::record::Measurement;
 
 /// What is told of the stalls of a phase: end of the variant's name, unit, heading.
-pub const FIGURES: [(&str, &str, &str); 7] = [
+pub const FIGURES: [(&str, &str, &str); 8] = [
+    ("stall-page", "s", "a page"),
     ("stall", "ms/s", "stalled"),
     ("stall-p50", "s", "p50"),
     ("stall-p95", "s", "p95"),
@@ -29,7 +29,7 @@ pub fn measurements(
     params: &Map<String, Value>,
     runs: &[&PhaseRun],
 ) -> Vec<Measurement> {
-    let figures: Vec<[f64; 7]> = runs.iter().filter_map(|run| figures(run)).collect();
+    let figures: Vec<[f64; 8]> = runs.iter().filter_map(|run| figures(run)).collect();
     let Some(first) = runs.first().filter(|_| !figures.is_empty()) else { return Vec::new() };
     let of = |(place, (name, unit, _)): (usize, &(&str, &str, &str))| {
         let samples = figures.iter().map(|figures| figures[place]).collect();
@@ -39,7 +39,7 @@ pub fn measurements(
 }
 
 /// In the order of [`FIGURES`].
-pub fn figures(run: &PhaseRun) -> Option<[f64; 7]> {
+pub fn figures(run: &PhaseRun) -> Option<[f64; 8]> {
     let stolen = run.stolen;
     let worst = |of: &dyn Fn(&VcpuRun, Stalls) -> f64| {
         let each = run.vcpus.iter().filter_map(|vcpu| Some(of(vcpu, vcpu.stalls?)));
@@ -49,9 +49,12 @@ pub fn figures(run: &PhaseRun) -> Option<[f64; 7]> {
         if vcpu.seconds > 0.0 { seconds / vcpu.seconds * 1e3 } else { 0.0 }
     };
     Some([
+        worst(&|vcpu, stalls| stalls.seconds / vcpu.pages.max(1) as f64)?,
         worst(&|vcpu, stalls| {
-            let others = (vcpu.waited.unwrap_or(0.0) + stolen - stalls.idle).max(0.0);
-            per_second((stalls.seconds - others).max(0.0), vcpu)
+            let others = vcpu.waited.unwrap_or(0.0) + stolen;
+            // In what is left of the phase, stalls are all there can be.
+            let would_run = (vcpu.seconds - others).max(stalls.seconds);
+            if would_run > 0.0 { stalls.seconds / would_run * 1e3 } else { 0.0 }
         })?,
         worst(&|_, stalls| stalls.p50)?,
         worst(&|_, stalls| stalls.p95)?,
@@ -92,17 +95,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_scheduler_took_is_taken_out_of_the_sum_and_shown() {
-        let figures = figures(&run(vec![vcpu(0.5, 0.1, 0.01), vcpu(0.3, 0.0, 0.02)])).unwrap();
-        assert!((figures[0] - 200.0).abs() < 1e-9, "{figures:?}");
-        assert_eq!(figures[3], 0.02);
-        assert!((figures[5] - 50.0).abs() < 1e-9, "{figures:?}");
-        // Who waits while no step is due misses nothing.
-        let mut idle = vcpu(0.5, 0.4, 0.0);
-        idle.stalls.as_mut().unwrap().idle = 0.3;
-        assert!((super::figures(&run(vec![idle])).unwrap()[0] - 200.0).abs() < 1e-9);
-        // More waiting than stalls: the waits were between accesses that did not stall.
-        assert_eq!(super::figures(&run(vec![vcpu(0.1, 0.4, 0.0)])).unwrap()[0], 0.0);
+    fn stalls_are_told_by_the_page_and_by_the_second_that_the_vcpu_would_have_run() {
+        let vcpus = vec![vcpu(0.5, 1.0, 0.01), vcpu(0.3, 0.0, 0.02)];
+        let of_run = figures(&run(vcpus)).unwrap();
+        assert_eq!((of_run[0], of_run[4]), (0.5, 0.02));
+        assert!((of_run[1] - 500.0).abs() < 1e-9, "{of_run:?}");
+        assert!((of_run[6] - 500.0).abs() < 1e-9, "{of_run:?}");
+        // It waited for all of the rest: what it ran was stalls.
+        assert_eq!(figures(&run(vec![vcpu(0.5, 1.7, 0.0)])).unwrap()[1], 1000.0);
     }
 
     #[test]
@@ -112,7 +112,7 @@ mod tests {
         assert!(measurements("x", &Map::new(), &[&run(vec![unknown])]).is_empty());
         let known = measurements("x", &Map::new(), &[&run(vec![vcpu(0.5, 0.1, 0.01)])]);
         let names: Vec<_> = known.iter().map(|m| (&*m.variant, m.unit.name())).collect();
-        assert_eq!(names[0], ("dirty-stall", "ms/s"));
+        assert_eq!(names[..2], [("dirty-stall-page", "s"), ("dirty-stall", "ms/s")]);
         assert_eq!(known.len(), FIGURES.len());
     }
 }

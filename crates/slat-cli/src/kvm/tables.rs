@@ -74,9 +74,11 @@ pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
         labels: label_count,
         rows: cells,
         notes: vec![
-            "By the guest's own clock: times between two accesses above five times what is usual on \
-             warm memory, less what is usual; medians over runs and rounds, each of the vCPU that had \
-             it worst. “stalled” is their sum in each second that the vCPU ran, without what its \
+            "By the guest's own clock: as many of the longest times between two accesses as KVM \
+             counted faults (above five times what is usual on warm memory where it counts none), \
+             less what is usual, without those that the scheduler made; medians over runs and \
+             rounds, each of the vCPU that had it worst. “a page”: their sum by the pages that the \
+             vCPU touched; “stalled”: in each second that it would have run, without what its \
              thread waited for a CPU (“waited”) and the machine below took (“stolen”)."
                 .to_owned(),
         ],

@@ -1,8 +1,8 @@
 //! Which way of logging dirty pages stalls a guest least, on this host.
 //!
 //! Every way that the host has is run beside the same guest, in turns; they are ranked by how long
-//! the vCPU that had it worst stood still. A rank is only as good as the difference behind it, so
-//! that is tested, too.
+//! the vCPU that had it worst stood still for each page that it touched. A rank is only as good as
+//! the difference behind it, so that is tested, too.
 
 use super::live::{Live, middle, stall};
 use super::options::{GuestArgs, QUICK_RUN};
@@ -16,6 +16,7 @@ use slat_kvm::{Error, HostKvm, Mode};
 use slat_lab::cli::time;
 use slat_lab::compare::{LEAST, ranks};
 use slat_lab::failure::bad_input;
+use slat_lab::numbers::seconds;
 use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
@@ -214,7 +215,7 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
     session.finish();
     let mut ranked: Vec<(&Way, Vec<f64>, f64)> = guests
         .iter()
-        .map(|(way, guest)| (*way, stall(&guest.reports, 0), middle(&stall(&guest.reports, 3))))
+        .map(|(way, guest)| (*way, stall(&guest.reports, 0), middle(&stall(&guest.reports, 4))))
         .filter(|(_, stalls, _)| !stalls.is_empty())
         .collect();
     ranked.sort_by(|a, b| middle(&a.1).total_cmp(&middle(&b.1)));
@@ -258,11 +259,11 @@ fn advice(ranked: &[(&Way, Vec<f64>, f64)]) -> String {
         return "Nothing was measured, so that nothing can be recommended.".to_owned();
     };
     let mut text = format!(
-        "Least stall: {} ({:.1} ms of each second for the vCPU that had it worst; of the single \
-         stalls 99 of 100 at most {:.3} ms)\n  QEMU:   {}\n  others: {}",
+        "Least stall: {} ({} for each page that the vCPU touched that had it worst; of the single \
+         stalls 99 of 100 at most {})\n  QEMU:   {}\n  others: {}",
         best.name,
-        middle(stalls),
-        p99 * 1e3,
+        seconds(middle(stalls)),
+        seconds(*p99),
         best.qemu(),
         best.ioctls()
     );
