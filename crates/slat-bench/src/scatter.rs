@@ -1,25 +1,23 @@
 //! Which pages a guest touches: the same ones in each run.
 
-use slat_lab::random::Numbers;
-
 /// Pages in a run of 32 MiB.
 const RUN: u64 = (32 << 20) / 4096;
 
 /// A hundredth of `pages`, all in runs of 32 MiB, one run after the other.
 pub fn clustered(pages: u64) -> Vec<u64> {
-    let mut numbers = Numbers(1);
+    let mut rng = fastrand::Rng::with_seed(1);
     let mut runs: Vec<u64> = (0..pages / RUN).collect();
-    numbers.shuffle(&mut runs);
+    rng.shuffle(&mut runs);
     runs.truncate((pages / 100).div_ceil(RUN) as usize);
     runs.iter().flat_map(|run| run * RUN..(run + 1) * RUN).collect()
 }
 
 /// A hundredth of `pages`, one of each hundred, in no order.
 pub fn scattered(pages: u64) -> Vec<u64> {
-    let mut numbers = Numbers(2);
+    let mut rng = fastrand::Rng::with_seed(2);
     let mut found: Vec<u64> =
-        (0..pages / 100).map(|hundred| hundred * 100 + numbers.below(100)).collect();
-    numbers.shuffle(&mut found);
+        (0..pages / 100).map(|hundred| hundred * 100 + rng.u64(..100)).collect();
+    rng.shuffle(&mut found);
     found
 }
 

@@ -8,7 +8,6 @@ use slat::{
     Hpa, Inactive, PageSize, SplitError, SplitWalk, TableCache, Tables, Translation, Vmid,
 };
 use slat_lab::failure::bad_input;
-use slat_lab::random::Numbers;
 use slat_lab::size::Size;
 use std::sync::atomic::AtomicU64;
 
@@ -128,9 +127,9 @@ impl<F: Format> Bed<F> {
 
     /// Random addresses of the memory: the same ones each time.
     pub fn addresses(&self, count: usize) -> Vec<u64> {
-        let mut numbers = Numbers(3);
+        let mut rng = fastrand::Rng::with_seed(3);
         let start = self.range().start().0;
-        (0..count).map(|_| start + numbers.below(self.memory)).collect()
+        (0..count).map(|_| start + rng.u64(..self.memory)).collect()
     }
 
     /// What [`look_up`] must find at `addresses`: the sum of what they translate to, and one for

@@ -20,7 +20,6 @@ pub mod merge;
 pub mod numbers;
 pub mod param;
 pub mod plan;
-pub mod random;
 pub mod rate;
 pub mod reader;
 pub mod record;

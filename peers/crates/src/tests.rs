@@ -267,11 +267,8 @@ fn memory_that_runs_dry_is_an_error_and_keeps_what_was_mapped() {
 fn any_sequence_does_what_the_model_does_or_is_refused() {
     const SPACE: u64 = 8 * MIB;
     with_each(4096, |peer, tables| {
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        let mut below = |limit: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) % limit
-        };
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut below = |limit| rng.u64(..limit);
         let mut expected = Model::new();
         let mut done = [0; 4];
         for _ in 0..2000 {

@@ -82,19 +82,14 @@ pub fn measure<F: Format, A: Arch>(
 
 /// A number that looks like none of its neighbours'.
 pub fn scatter(number: u64) -> u64 {
-    let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
+    fastrand::Rng::with_seed(number).u64(..)
 }
 
 /// `bits` bits of a word, at places that depend on its number.
 fn word(number: u64, bits: u32) -> u64 {
-    let mut word = 0u64;
-    let mut seed = number << 32;
+    let (mut word, mut rng) = (0u64, fastrand::Rng::with_seed(number));
     while word.count_ones() < bits {
-        seed += 1;
-        word |= 1 << (scatter(seed) % 64);
+        word |= 1 << rng.u32(..64);
     }
     word
 }

@@ -12,6 +12,7 @@ use super::linux::{Trees, build, interrupted};
 use super::{LINUX, checked_trees, leaf_sizes, leaves};
 use crate::settings::peers::{CHECK_EXAMPLES, CheckArgs, WalkKind};
 use anyhow::{Context, anyhow, bail, ensure};
+use fastrand::Rng;
 use serde_json::json;
 use slat::format::arm64::Arm64;
 use slat::{
@@ -22,7 +23,6 @@ use slat_ideas::arena::Arena;
 use slat_ideas::bed::Bed;
 use slat_ideas::format::Granule;
 use slat_lab::failure::Failure;
-use slat_lab::random::Numbers;
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
@@ -236,7 +236,7 @@ fn one<F: Format>(
     let tables = bed.empty(arena)?.activate();
     helper.call(Call::Reset).map_err(interrupted)?;
     let sizes = &leaf_sizes(args.granule);
-    let mut numbers = Numbers(seed.wrapping_mul(2).wrapping_add(1));
+    let mut rng = Rng::with_seed(seed);
     let mut both = Both {
         bed,
         arena,
@@ -252,7 +252,7 @@ fn one<F: Format>(
         if steps.len() == args.length as usize {
             break;
         }
-        let Some(step) = both.choose(&mut numbers, &mut member)? else { continue };
+        let Some(step) = both.choose(&mut rng, &mut member)? else { continue };
         steps.push(step);
         both.step(step, &mut member)?;
         tally.steps += 1;
@@ -282,26 +282,25 @@ impl<'p, F: Format> Both<'_, 'p, F> {
     /// A step that both define alike; none where nothing of its kind can be done there.
     fn choose(
         &self,
-        numbers: &mut Numbers,
+        rng: &mut Rng,
         member: &mut Member<'p, Arena>,
     ) -> anyhow::Result<Option<Step>> {
         let (page, all) = (self.page(), self.bed.range());
-        let mut one_of =
-            |sizes: &[PageSize]| sizes[numbers.below(sizes.len() as u64) as usize].bytes();
+        let mut one_of = |sizes: &[PageSize]| sizes[rng.usize(..sizes.len())].bytes();
         let (block, chunk) = (one_of(self.sizes), one_of(&self.sizes[1..]));
         // Around the beginnings of a few blocks, from either side, so that operations meet, and
         // what begins in one table ends in another.
         let middle = self.sizes[1].bytes();
         let mut near = || {
-            let block = all.start().0 + numbers.below(2) * (1 << 30) + numbers.below(4) * middle;
-            let at = block + numbers.below(80) * page;
-            at.saturating_sub(numbers.below(2) * 40 * page).max(all.start().0)
+            let block = all.start().0 + rng.u64(..2) * (1 << 30) + rng.u64(..4) * middle;
+            let at = block + rng.u64(..80) * page;
+            at.saturating_sub(rng.u64(..2) * 40 * page).max(all.start().0)
         };
         let (at, other) = (near(), near());
-        let kind = numbers.below(12);
-        let (start, end) = if kind < 4 || numbers.below(2) == 0 {
+        let kind = rng.u32(..12);
+        let (start, end) = if kind < 4 || rng.bool() {
             let start = at & !(block - 1);
-            (start, (start + (1 + numbers.below(3)) * block).min(all.end().0))
+            (start, (start + rng.u64(1..4) * block).min(all.end().0))
         } else {
             (at.min(other), at.max(other) + page)
         };
@@ -320,8 +319,8 @@ impl<'p, F: Format> Both<'_, 'p, F> {
                 start,
                 size: end - start,
                 leaf: block,
-                write: numbers.below(4) > 0,
-                fault: numbers.below(2) == 0,
+                write: rng.u32(..4) > 0,
+                fault: rng.bool(),
             }),
             4 => Some(Step::Unmap { start: start_whole, size }),
             5 | 6 => Some(Step::Split { start: start_whole, size, chunk }),
@@ -329,12 +328,12 @@ impl<'p, F: Format> Both<'_, 'p, F> {
             8 => {
                 // Where it is pages already: of a block, Linux protects all.
                 let start = at & !(64 * page - 1);
-                let bit = |numbers: &mut Numbers| 1u64 << numbers.below(64);
-                let word = match numbers.below(4) {
-                    0 => bit(numbers),
-                    1 => bit(numbers) | bit(numbers) | bit(numbers),
+                let bit = |rng: &mut Rng| 1u64 << rng.u32(..64);
+                let word = match rng.u32(..4) {
+                    0 => bit(rng),
+                    1 => bit(rng) | bit(rng) | bit(rng),
                     2 => u64::MAX,
-                    _ => numbers.below(u64::MAX) | bit(numbers),
+                    _ => rng.u64(..) | bit(rng),
                 };
                 self.is_pages(start, start + 64 * page).then_some(Step::Clear { start, word })
             }

@@ -2,7 +2,6 @@
 //! ratio of their medians by resampling. Neither asks how samples are distributed; those of a shared
 //! machine have a long tail on one side.
 
-use crate::random::Numbers;
 use crate::stats::median;
 use statrs::distribution::{ContinuousCDF, Normal};
 
@@ -75,10 +74,9 @@ fn exact(n: usize, m: usize, u: usize) -> f64 {
 /// Where the ratio of the median of `b` to that of `a` lies, nineteen times of twenty.
 pub fn ratio_interval(a: &[f64], b: &[f64]) -> Option<(f64, f64)> {
     // The same numbers each time: a comparison can be repeated.
-    let mut numbers = Numbers(1);
+    let mut rng = fastrand::Rng::with_seed(1);
     let mut drawn = |samples: &[f64]| {
-        let draw: Vec<f64> =
-            samples.iter().map(|_| samples[numbers.below(samples.len() as u64) as usize]).collect();
+        let draw: Vec<f64> = samples.iter().map(|_| samples[rng.usize(..samples.len())]).collect();
         median(&draw)
     };
     let mut ratios = Vec::with_capacity(DRAWS);
@@ -126,8 +124,8 @@ mod tests {
 
     #[test]
     fn samples_of_one_source_seldom_differ() {
-        let mut numbers = Numbers(7);
-        let mut set = || (0..12).map(|_| numbers.below(1 << 40) as f64).collect::<Vec<_>>();
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut set = || (0..12).map(|_| rng.f64()).collect::<Vec<_>>();
         let differ = (0..400).filter(|_| mann_whitney(&set(), &set()) < 0.05).count();
         // 20 are expected.
         assert!((8..36).contains(&differ), "{differ} of 400");

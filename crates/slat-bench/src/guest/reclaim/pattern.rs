@@ -3,15 +3,15 @@
 
 use super::settings::AccessPattern;
 use anyhow::Context;
+use fastrand::Rng;
 use slat_lab::failure::bad_input;
-use slat_lab::random::Numbers;
 use std::collections::{BinaryHeap, VecDeque};
 use std::fs;
 use std::io::Read;
 use std::path::Path;
 
 /// One access in four writes.
-const WRITES: u64 = 4;
+const WRITES: u32 = 4;
 const EXPONENT: f64 = 0.99;
 
 /// A page, and in the highest bit whether it is written.
@@ -43,42 +43,41 @@ pub fn uses(
     vcpu: u16,
     vcpus: u16,
 ) -> Vec<Use> {
-    let mut numbers = Numbers(0x51a7 + u64::from(vcpu));
-    let write = |numbers: &mut Numbers| numbers.below(WRITES) == 0;
-    let some = |numbers: &mut Numbers, page: u32| Use::new(page, write(numbers));
+    let mut rng = Rng::with_seed(0x51a7 + u64::from(vcpu));
+    let some = |rng: &mut Rng, page: u32| Use::new(page, rng.u32(..WRITES) == 0);
     let own = own(pages, vcpu, vcpus);
     match pattern {
         AccessPattern::Uniform => (0..accesses)
             .map(|_| {
-                let page = numbers.below(pages.into()) as u32;
-                some(&mut numbers, page)
+                let page = rng.u32(..pages);
+                some(&mut rng, page)
             })
             .collect(),
         AccessPattern::Zipf => {
             let zipf = Zipf::new(pages);
             (0..accesses)
                 .map(|_| {
-                    let page = zipf.page(&mut numbers);
-                    some(&mut numbers, page)
+                    let page = zipf.page(&mut rng);
+                    some(&mut rng, page)
                 })
                 .collect()
         }
         AccessPattern::Scan => (0..accesses)
             .map(|index| {
                 let page = own.start + (index % u64::from(own.end - own.start).max(1)) as u32;
-                some(&mut numbers, page)
+                some(&mut rng, page)
             })
             .collect(),
         AccessPattern::Phase => (0..accesses)
             .map(|index| {
                 let phase = index * 4 / accesses;
-                let part = u64::from(memory) * 4 / 5;
+                let part = (u64::from(memory) * 4 / 5).max(1);
                 let first = phase * u64::from(pages) / 4;
-                let page = match numbers.below(10) {
-                    0 => numbers.below(pages.into()),
-                    _ => (first + numbers.below(part)) % u64::from(pages),
+                let page = match rng.u32(..10) {
+                    0 => rng.u64(..u64::from(pages)),
+                    _ => (first + rng.u64(..part)) % u64::from(pages),
                 };
-                some(&mut numbers, page as u32)
+                some(&mut rng, page as u32)
             })
             .collect(),
         AccessPattern::Fill => own.map(|page| Use::new(page, true)).collect(),
@@ -108,13 +107,12 @@ impl Zipf {
         };
         let sums = (1..=pages).map(add).collect();
         let mut pages: Vec<u32> = (0..pages).collect();
-        Numbers(0x21bf).shuffle(&mut pages);
+        Rng::with_seed(0x21bf).shuffle(&mut pages);
         Self { sums, pages }
     }
 
-    fn page(&self, numbers: &mut Numbers) -> u32 {
-        const STEPS: u64 = 1 << 52;
-        let at = numbers.below(STEPS) as f64 / STEPS as f64 * self.sums.last().unwrap_or(&0.0);
+    fn page(&self, rng: &mut Rng) -> u32 {
+        let at = rng.f64() * self.sums.last().unwrap_or(&0.0);
         let rank = self.sums.partition_point(|&sum| sum <= at);
         self.pages[rank.min(self.pages.len() - 1)]
     }
