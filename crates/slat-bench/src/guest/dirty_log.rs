@@ -355,7 +355,7 @@ fn sample<F: Format, A: Arch>(
             let counts = counts([
                 ("faults", count(|f| f.1)),
                 ("in_faults_ns", count(|f| f.2)),
-                ("stalls", times.count),
+                ("stalls", times.count()),
                 ("waits_for_ring", times.waited_for_room),
                 ("pages_in_log", migration.dirty),
                 ("pages_written", written),

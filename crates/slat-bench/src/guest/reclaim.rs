@@ -303,7 +303,7 @@ impl Sample {
         let stats = &self.stats;
         counts([
             ("accesses", self.accesses),
-            ("faults", self.faults.count),
+            ("faults", self.faults.count()),
             ("refaults", self.refaults),
             ("refaults_soon", stats.soon),
             ("given_up", stats.given_up),

@@ -159,7 +159,7 @@ impl Sample {
 
     fn counts(&self) -> Counts {
         counts([
-            ("faults", self.times.count),
+            ("faults", self.times.count()),
             ("pages_scanned", self.scanned),
             ("pages_young", self.young),
             ("pages_asked_again", self.slow),
@@ -273,9 +273,9 @@ fn sample<F: Format, A: Arch>(bed: &Bed<F, A>, way: Way, cpus: &[usize]) -> anyh
             sample.slow = guest.stats().totals.ageing_slow;
             let expected = half;
             ensure!(
-                sample.times.count >= expected,
+                sample.times.count() >= expected,
                 "{} faults for {expected} pages: some were mapped before",
-                sample.times.count
+                sample.times.count()
             );
             Ok(sample)
         })
