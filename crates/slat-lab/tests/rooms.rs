@@ -12,7 +12,7 @@ const CRATES: [&str; 19] = [
     "slat-sim",
     "slat-reclaim",
     "slat-kvm",
-    "slat-debian",
+    "slat-vm",
     "slat-linux",
     "slat-peers",
     "slat-lab",

@@ -3,7 +3,7 @@
 use crate::static_build::{self, Arch};
 use anyhow::{Context, ensure};
 use cpio::newc::{Builder, trailer};
-use slat_debian::{Archive, Kernel, Request, Teller, kept};
+use slat_vm::{Archive, Kernel, Request, Teller, kept};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;

@@ -2,9 +2,9 @@
 
 use super::modules::{Module, Tree};
 use crate::cli::{Architecture, KernelChoice};
-use slat_debian::{Kernel as Debian, Teller};
 use slat_lab::failure::bad_input;
 use slat_lab::session::Session;
+use slat_vm::{Kernel as Debian, Teller};
 use std::path::{Path, PathBuf};
 
 /// A kernel on this machine's disk.
