@@ -6,7 +6,6 @@
 //! ([`slat_lab::first`]) and the command. Nothing is installed and nothing needs root.
 
 mod binary;
-mod initramfs;
 mod kernel;
 mod machine;
 mod modules;
@@ -25,6 +24,7 @@ use slat_lab::failure::{bad_input, no_report};
 use slat_lab::first::job::{self, Answer, Job, LoadModule};
 use slat_lab::first::{NAME, PROGRAM};
 use slat_lab::session::Session;
+use slat_vm::Initramfs;
 
 /// What came of a command in an emulated machine.
 #[derive(Debug)]
@@ -99,25 +99,21 @@ fn initramfs(
     words: &[String],
     arch: Architecture,
 ) -> anyhow::Result<Vec<u8>> {
-    let mut archive = initramfs::Archive::new()?;
-    archive.program(&PROGRAM[1..], &program.bytes)?;
+    let mut archive = Initramfs::new()?;
+    archive.program(PROGRAM, &program.bytes)?;
     for (path, bytes) in &program.libraries {
-        archive.library(path, bytes)?;
+        archive.program(path, bytes)?;
     }
-    archive.link(&NAME[1..], PROGRAM)?;
+    archive.link(NAME, PROGRAM)?;
     let mut load = Vec::new();
     for Module { name, image, params } in modules {
-        let path = format!("modules/{name}.ko");
+        let path = format!("/modules/{name}.ko");
         archive.file(&path, image)?;
-        load.push(LoadModule {
-            name: name.clone(),
-            path: format!("/{path}"),
-            params: params.clone(),
-        });
+        load.push(LoadModule { name: name.clone(), path, params: params.clone() });
     }
     let command = words.to_vec();
     let job = Job { modules: load, command, port: arch.port().to_owned() };
-    archive.file(&job::PATH[1..], &serde_json::to_vec(&job)?)?;
+    archive.file(job::PATH, &serde_json::to_vec(&job)?)?;
     archive.finish()
 }
 

@@ -2,11 +2,8 @@
 
 use crate::static_build::{self, Arch};
 use anyhow::{Context, ensure};
-use cpio::newc::{Builder, trailer};
-use slat_vm::{Archive, Kernel, Request, Teller, kept};
-use std::collections::BTreeSet;
+use slat_vm::{Archive, Initramfs, Kernel, Request, Teller, kept};
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -18,12 +15,6 @@ const APPLETS: [&str; 12] = [
     "sh", "mount", "poweroff", "reboot", "cat", "uname", "echo", "sleep", "nproc", "head", "grep",
     "seq",
 ];
-
-/// Where a folder or a file of each kind has its mode from (`inode(7)`).
-const DIRECTORY: u32 = 0o040_755;
-const PROGRAM: u32 = 0o100_755;
-const LINK: u32 = 0o120_777;
-const CHARACTER_DEVICE: u32 = 0o020_600;
 
 /// Nobody interrupts a fetch but by ending the process.
 static NEVER: AtomicBool = AtomicBool::new(false);
@@ -67,22 +58,17 @@ pub fn busybox() -> anyhow::Result<PathBuf> {
 pub fn initramfs(init: &str, files: &[(&str, &Path)]) -> anyhow::Result<Vec<u8>> {
     let read =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-    let mut packed = Packed::default();
-    for name in ["dev", "proc", "sys"] {
-        packed.folder(Path::new(name))?;
-    }
-    // The kernel opens it for the first process before anything is mounted.
-    packed.add("dev/console", CHARACTER_DEVICE, (5, 1), &[])?;
-    packed.file("init", init.as_bytes())?;
-    packed.file("bin/busybox", &read(&busybox()?)?)?;
+    let mut archive = Initramfs::new()?;
+    archive.program("init", init.as_bytes())?;
+    archive.program("bin/busybox", &read(&busybox()?)?)?;
     for applet in APPLETS {
-        packed.add(&format!("bin/{applet}"), LINK, (0, 0), b"busybox")?;
+        archive.link(format!("bin/{applet}"), "busybox")?;
     }
-    packed.file("bin/work", &read(&static_build::work()?)?)?;
+    archive.program("bin/work", &read(&static_build::work()?)?)?;
     for (name, path) in files {
-        packed.file(name.trim_start_matches('/'), &read(path)?)?;
+        archive.file(name, &read(path)?)?;
     }
-    packed.finish()
+    archive.finish()
 }
 
 /// Writes an initial file system to a file.
@@ -113,80 +99,10 @@ pub fn image_to(folder: &Path, version: &str, kexec: bool) -> anyhow::Result<()>
     Ok(())
 }
 
-/// An archive in cpio's newc format (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
-#[derive(Default)]
-struct Packed {
-    bytes: Vec<u8>,
-    /// Two files of one inode would be taken for one.
-    inode: u32,
-    folders: BTreeSet<PathBuf>,
-}
-
-impl Packed {
-    /// Adds a program, or a file that may as well be one, and the folders on the way.
-    fn file(&mut self, name: &str, contents: &[u8]) -> anyhow::Result<()> {
-        if let Some(folder) = Path::new(name).parent() {
-            self.folder(folder)?;
-        }
-        self.add(name, PROGRAM, (0, 0), contents)
-    }
-
-    fn folder(&mut self, folder: &Path) -> anyhow::Result<()> {
-        let folders: Vec<&Path> = folder.ancestors().collect();
-        for folder in folders.into_iter().rev().filter(|it| !it.as_os_str().is_empty()) {
-            if self.folders.insert(folder.to_owned()) {
-                self.add(&folder.to_string_lossy(), DIRECTORY, (0, 0), &[])?;
-            }
-        }
-        Ok(())
-    }
-
-    fn add(
-        &mut self,
-        name: &str,
-        mode: u32,
-        device: (u32, u32),
-        contents: &[u8],
-    ) -> anyhow::Result<()> {
-        self.inode += 1;
-        let size = u32::try_from(contents.len())
-            .with_context(|| format!("{name} is too large for an initial file system"))?;
-        let entry = Builder::new(name).ino(self.inode).mode(mode).nlink(1);
-        let entry = entry.rdev_major(device.0).rdev_minor(device.1);
-        let mut writer = entry.write(&mut self.bytes, size);
-        writer.write_all(contents)?;
-        writer.finish()?;
-        Ok(())
-    }
-
-    fn finish(self) -> anyhow::Result<Vec<u8>> {
-        Ok(trailer(self.bytes)?)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_file_is_packed_after_the_folders_on_its_way() {
-        let mut packed = Packed::default();
-        packed.file("bin/work", b"work").unwrap();
-        packed.file("boot/deep/Image", b"kernel").unwrap();
-        packed.file("bin/other", b"other").unwrap();
-        let bytes = packed.finish().unwrap();
-        let (mut names, mut rest) = (Vec::new(), &bytes[..]);
-        loop {
-            let reader = cpio::newc::Reader::new(rest).unwrap();
-            if reader.entry().is_trailer() {
-                break;
-            }
-            names.push(reader.entry().name().to_owned());
-            rest = reader.finish().unwrap();
-        }
-        let expected = ["bin", "bin/work", "boot", "boot/deep", "boot/deep/Image", "bin/other"];
-        assert_eq!(names, expected);
-    }
+    use std::collections::BTreeSet;
 
     #[test]
     fn the_first_process_uses_no_command_that_is_not_packed() {
