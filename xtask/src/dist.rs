@@ -1,9 +1,10 @@
 //! `cargo xtask dist`: programs for machines that have no Rust, with what tells that they are whole.
 
-use crate::static_build::{self, Arch, Effort, Program};
+use crate::static_build::{self, Effort, Program};
 use crate::target;
 use anyhow::{Context, ensure};
 use sha2::{Digest, Sha256};
+use slat_vm::Architecture;
 use std::fmt::Write;
 use std::fs;
 use std::process::Command;
@@ -11,14 +12,13 @@ use std::process::Command;
 /// Builds `slat` and `slat-bench`, static, for x86-64 and aarch64, and puts them into target/dist
 /// with SHA256SUMS and a manual page of each.
 pub fn run() -> anyhow::Result<()> {
-    let arches = [Arch::X86_64, Arch::Aarch64];
-    static_build::build(&arches, &Program::ALL, Effort::Release)?;
+    static_build::build(&Architecture::ALL, &Program::ALL, Effort::Release)?;
     let folder = target().join("dist");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let mut sums = String::new();
     for program in Program::ALL {
-        for arch in arches {
-            let from = arch.program(program);
+        for arch in Architecture::ALL {
+            let from = program.path(arch);
             let name = from.file_name().context("a program has a name")?.to_owned();
             fs::copy(&from, folder.join(&name)).context("cannot copy a program")?;
             let bytes = fs::read(&from).context("cannot read a program")?;
@@ -28,7 +28,7 @@ pub fn run() -> anyhow::Result<()> {
             }
             writeln!(sums, "  {}", name.to_string_lossy())?;
         }
-        let own = Arch::own()?.program(program);
+        let own = program.path(static_build::own()?);
         let manual = Command::new(&own).arg("manual").output();
         let manual = manual.with_context(|| format!("cannot start {}", own.display()))?;
         ensure!(manual.status.success(), "{} manual failed", own.display());

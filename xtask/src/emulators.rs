@@ -1,10 +1,11 @@
 //! The same command on machines that this one is not: booted, run, and its counts checked.
 
 use crate::stages::{Outcome, TESTED, cargo, ran};
-use crate::static_build::{self, Arch, Effort, Program};
+use crate::static_build::{self, Effort, Program};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;
+use slat_vm::Architecture;
 use std::fs;
 use std::process::Command;
 
@@ -16,13 +17,12 @@ const BLOCKS: u64 = 64;
 
 /// Installs the emulators.
 pub fn install() -> anyhow::Result<()> {
-    setup::package("qemu-system-x86", "qemu-system-x86_64")?;
-    setup::package("qemu-system-arm", "qemu-system-aarch64")
+    Architecture::ALL.into_iter().try_for_each(|arch| setup::emulator(arch.qemu()))
 }
 
 /// The architecture that the tests' own `slat` is not of.
-fn other() -> Arch {
-    if cfg!(target_arch = "aarch64") { Arch::X86_64 } else { Arch::Aarch64 }
+fn other() -> Architecture {
+    if cfg!(target_arch = "aarch64") { Architecture::X86_64 } else { Architecture::Aarch64 }
 }
 
 /// Builds what runs in a machine of the other architecture; skipped where it cannot be, as are the
@@ -51,8 +51,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     ran(tests.args(TESTED).env("SLAT_REQUIRE_QEMU", "1"))?;
     if !long {
         return match other() {
-            Arch::Aarch64 => x86_guests(long),
-            Arch::X86_64 => arm_guests(long),
+            Architecture::Aarch64 => x86_guests(long),
+            Architecture::X86_64 => arm_guests(long),
         }
         .map(|()| Outcome::Ran(Vec::new()));
     }
@@ -73,7 +73,7 @@ fn x86_guests(long: bool) -> anyhow::Result<()> {
     let words = [&dirty_log[..], &options, &["--iterations", "2"]].concat();
     let kernels = ["debian-6.12", "debian-6.1"];
     for kernel in &kernels[..if long { 2 } else { 1 }] {
-        let report = emulate(Arch::X86_64, kernel, &words);
+        let report = emulate(Architecture::X86_64, kernel, &words);
         report.and_then(|report| nested_paging(&report)).context(*kernel)?;
     }
     split_on_fault()?;
@@ -89,8 +89,12 @@ fn split_on_fault() -> anyhow::Result<()> {
     for (kernel, faults) in
         [("debian-6.1", pages..=pages + 16), ("debian-6.12", blocks..=blocks + 16)]
     {
-        let report =
-            emulate_with(Arch::X86_64, kernel, &["--module-param", "kvm.nx_huge_pages=1"], &words)?;
+        let report = emulate_with(
+            Architecture::X86_64,
+            kernel,
+            &["--module-param", "kvm.nx_huge_pages=1"],
+            &words,
+        )?;
         let first = count(&report, "execute", "pf_taken_first")?;
         ensure!(faults.contains(&first), "{kernel}: {first} faults, not {faults:?}");
         let split = count(&report, "execute", "nx_lpage_splits_first")?;
@@ -106,7 +110,7 @@ fn slots_that_go() -> anyhow::Result<()> {
     let words = [&words[..], &["--iterations", "4", "--memory-node", "1"]].concat();
     let emulate = |more: &[&str]| {
         let words = [&words, more].concat();
-        emulate_with(Arch::X86_64, "debian-6.12", &["--numa-nodes", "2"], &words)
+        emulate_with(Architecture::X86_64, "debian-6.12", &["--numa-nodes", "2"], &words)
     };
     let report = emulate(&[])?;
     let on_node = count(&report, "populate", "bytes_on_node1")?;
@@ -126,7 +130,7 @@ fn arm_guests(long: bool) -> anyhow::Result<()> {
     let reads = ["--write-percent", "10", "--others", "read", "--iterations", "1"];
     let exits = |more: &[&str]| {
         let words = [&guest[..], &reads, more].concat();
-        let report = emulate(Arch::Aarch64, "debian-6.12", &words)?;
+        let report = emulate(Architecture::Aarch64, "debian-6.12", &words)?;
         ensure!(count(&report, "get", "pages_in_excess")? == 0, "{words:?}: excess");
         count(&report, "dirty", "exits")
     };
@@ -136,37 +140,38 @@ fn arm_guests(long: bool) -> anyhow::Result<()> {
     ensure!(eager < pages / 5, "{eager} exits of {pages} pages, split ahead");
     if long {
         let ring = [&guest[..], &["--iterations", "2", "--dirty-ring-size", "1024"]].concat();
-        let report = emulate(Arch::Aarch64, "debian-6.12", &ring)?;
+        let report = emulate(Architecture::Aarch64, "debian-6.12", &ring)?;
         ensure!(count(&report, "get", "pages_written")? == pages, "a ring lost pages");
     }
     // Both edges of each vCPU, on a CPU that has no FEAT_S2FWB; none are trapped on one that has it.
     let boot = ["bench", "boot-caches", "--memory", "4m", "--vcpus", "8", "--runs", "1"];
-    let report = emulate_with(Arch::Aarch64, "debian-6.12", &["--cpu", "cortex-a76"], &boot)?;
+    let report =
+        emulate_with(Architecture::Aarch64, "debian-6.12", &["--cpu", "cortex-a76"], &boot)?;
     let toggles = count(&report, "toggle", "cache_toggles")?;
     ensure!(toggles == 16, "8 vCPUs switched their caches {toggles} times");
     let migrate = ["bench", "migrate", "--memory", "4m", "--runs", "1", "--dirty-rate", "1MiB/s"];
     let way: &[&str] = if long { &[] } else { &["--way", "manual"] };
     let migrate = [&migrate[..], &["--link", "1Gbit/s"], way].concat();
-    let report = emulate(Arch::Aarch64, "debian-6.12", &migrate)?;
+    let report = emulate(Architecture::Aarch64, "debian-6.12", &migrate)?;
     ensure!(count(&report, "run", "pages_compared")? == 1024, "not all of the memory was compared");
     let words = ["slat-bench", "split", "--memory", "128m", "--backing", "2m", "--when", "enable"];
     let words = [&words[..], &["--what", "split", "--samples", "10"]].concat();
-    splits(&emulate(Arch::Aarch64, "debian-6.12", &words)?)
+    splits(&emulate(Architecture::Aarch64, "debian-6.12", &words)?)
 }
 
-fn emulate(arch: Arch, kernel: &str, words: &[&str]) -> anyhow::Result<Value> {
+fn emulate(arch: Architecture, kernel: &str, words: &[&str]) -> anyhow::Result<Value> {
     emulate_with(arch, kernel, &[], words)
 }
 
 /// Runs `slat` in a machine and returns its report.
 fn emulate_with(
-    arch: Arch,
+    arch: Architecture,
     kernel: &str,
     options: &[&str],
     words: &[&str],
 ) -> anyhow::Result<Value> {
-    println!("{} with {kernel}: slat {}", arch.name(), words.join(" "));
-    let output = target().join("emulators").join(format!("{}-{kernel}.json", arch.name()));
+    println!("{arch} with {kernel}: slat {}", words.join(" "));
+    let output = target().join("emulators").join(format!("{arch}-{kernel}.json"));
     let console = output.with_extension("console");
     fs::create_dir_all(target().join("emulators")).context("cannot make a folder for reports")?;
     let mut slat = Command::new(target().join("debug/slat"));
@@ -175,7 +180,7 @@ fn emulate_with(
     if arch == other() {
         let all = Program::ALL.into_iter();
         let named = all.rev().find(|program| program.name() == words[0]);
-        slat.arg("--binary").arg(arch.program(named.unwrap_or(Program::Slat)));
+        slat.arg("--binary").arg(named.unwrap_or(Program::Slat).path(arch));
     }
     slat.args(options).arg("--").args(words);
     let done = slat.output().with_context(|| format!("cannot start {slat:?}"))?;
@@ -188,7 +193,7 @@ fn emulate_with(
     let text = fs::read_to_string(&output).context("there is no report")?;
     ensure!(text.as_bytes() == done.stdout, "the report on stdout is not that in the file");
     let report: Value = serde_json::from_str(&text).context("the report is not JSON")?;
-    ensure!(report["host"]["cpu"]["architecture"] == arch.name(), "it is not of {}", arch.name());
+    ensure!(report["host"]["cpu"]["architecture"] == arch.name(), "it is not of {arch}");
     let release = report["host"]["kernel"]["release"].as_str().unwrap_or_default();
     let version = kernel.trim_start_matches("debian-");
     ensure!(release.starts_with(&format!("{version}.")), "it is of Linux {release}, not {version}");

@@ -16,8 +16,9 @@ mod test;
 mod walkers;
 
 use clap::{Parser, Subcommand};
+use slat_vm::{Architecture, Debian};
 use stages::Stage;
-use static_build::{Arch, Program};
+use static_build::Program;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -83,7 +84,7 @@ enum Task {
     Static {
         /// For which architecture, again and again [default: this machine's]
         #[arg(long)]
-        arch: Vec<Arch>,
+        arch: Vec<Architecture>,
         /// Only this one [default: both]
         #[arg(long)]
         program: Vec<Program>,
@@ -114,9 +115,9 @@ enum Hypervisor {
     Guest {
         /// The folder, which is made
         dir: PathBuf,
-        /// debian-6.1 or debian-6.12
+        /// Debian's kernel
         #[arg(long, default_value = "debian-6.12")]
-        kernel: String,
+        kernel: Debian,
         /// With the kernel and a small initial file system in it, to be booted by the guest
         #[arg(long)]
         kexec: bool,
@@ -133,7 +134,7 @@ fn main() -> ExitCode {
         Task::Dist => dist::run(),
         Task::Hypervisor(Hypervisor::Run(args)) => hypervisor::run(&args),
         Task::Hypervisor(Hypervisor::Guest { dir, kernel, kexec }) => {
-            hypervisor::image_to(&dir, &kernel, kexec)
+            hypervisor::image_to(&dir, kernel, kexec)
         }
         Task::Fuzz { seconds } => fuzz::run(seconds),
         Task::Setup => setup::all(),

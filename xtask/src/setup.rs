@@ -1,6 +1,7 @@
 //! What the tests need beyond a Rust toolchain and a linker.
 
 use anyhow::{Context, bail};
+use slat_vm::qemu::Qemu;
 use std::process::{Command, Stdio};
 
 /// Components of the toolchain, with the command of cargo that each brings.
@@ -90,6 +91,11 @@ pub fn package(name: &str, command: &str) -> anyhow::Result<()> {
         return Ok(());
     }
     install(name)
+}
+
+/// Installs an emulator, if it is missing.
+pub fn emulator(qemu: Qemu) -> anyhow::Result<()> {
+    package(qemu.package, qemu.program)
 }
 
 /// Installs a Debian package.

@@ -4,6 +4,7 @@ use crate::stages::cargo;
 use crate::{setup, target};
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
+use slat_vm::Architecture;
 use std::fs;
 use std::path::PathBuf;
 
@@ -37,6 +38,17 @@ impl Program {
             Self::SlatBench => "slat-bench",
         }
     }
+
+    /// Where it is for an architecture.
+    pub fn path(self, arch: Architecture) -> PathBuf {
+        target().join("static").join(format!("{}-{arch}", self.name()))
+    }
+}
+
+/// This machine's architecture.
+pub fn own() -> anyhow::Result<Architecture> {
+    Architecture::of_this_machine()
+        .with_context(|| format!("no machine of {} is emulated", std::env::consts::ARCH))
 }
 
 /// How much the compiler is to do.
@@ -50,54 +62,22 @@ pub enum Effort {
     Quick,
 }
 
-/// An architecture that machines are emulated of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Arch {
-    /// 64-bit x86
-    #[value(name = "x86_64")]
-    X86_64,
-    /// 64-bit Arm
-    #[value(name = "aarch64")]
-    Aarch64,
-}
-
-impl Arch {
-    /// Its name in Rust's targets and in those of QEMU.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::X86_64 => "x86_64",
-            Self::Aarch64 => "aarch64",
-        }
-    }
-
-    /// This machine's.
-    pub fn own() -> anyhow::Result<Self> {
-        let own = std::env::consts::ARCH;
-        Self::from_str(own, false).ok().with_context(|| format!("no machine of {own} is emulated"))
-    }
-
-    /// Where a program for it is.
-    pub fn program(self, program: Program) -> PathBuf {
-        target().join("static").join(format!("{}-{}", program.name(), self.name()))
-    }
-}
-
 /// Builds for these architectures, or for this machine's, and says where the programs are.
-pub fn run(arches: &[Arch], programs: &[Program]) -> anyhow::Result<()> {
-    let own = [Arch::own()?];
+pub fn run(arches: &[Architecture], programs: &[Program]) -> anyhow::Result<()> {
+    let own = [own()?];
     let arches = if arches.is_empty() { &own[..] } else { arches };
     let programs = if programs.is_empty() { &Program::ALL[..] } else { programs };
     build(arches, programs, Effort::Emulated)?;
     for arch in arches {
-        programs.iter().for_each(|program| println!("{}", arch.program(*program).display()));
+        programs.iter().for_each(|program| println!("{}", program.path(*arch).display()));
     }
     Ok(())
 }
 
 /// Builds for all of some architectures at once: what runs while building is built once.
-pub fn build(arches: &[Arch], programs: &[Program], effort: Effort) -> anyhow::Result<()> {
+pub fn build(arches: &[Architecture], programs: &[Program], effort: Effort) -> anyhow::Result<()> {
     let targets: Vec<String> =
-        arches.iter().map(|arch| format!("{}-unknown-linux-musl", arch.name())).collect();
+        arches.iter().map(|arch| format!("{arch}-unknown-linux-musl")).collect();
     for target in &targets {
         setup::target(target)?;
     }
@@ -120,7 +100,7 @@ pub fn build(arches: &[Arch], programs: &[Program], effort: Effort) -> anyhow::R
     for (arch, target) in arches.iter().zip(&targets) {
         for program in programs {
             let from = folder.join(target).join(profile).join(program.name());
-            let to = arch.program(*program);
+            let to = program.path(*arch);
             let parent = to.parent().context("a file is in a folder")?;
             let copied = fs::create_dir_all(parent).and_then(|()| fs::copy(&from, &to));
             copied
@@ -132,7 +112,7 @@ pub fn build(arches: &[Arch], programs: &[Program], effort: Effort) -> anyhow::R
 
 /// Builds the work of the hypervisor's guests, quickly, and says where it is.
 pub fn work() -> anyhow::Result<PathBuf> {
-    let name = format!("{}-unknown-linux-musl", Arch::Aarch64.name());
+    let name = format!("{}-unknown-linux-musl", Architecture::Aarch64);
     setup::target(&name)?;
     let mut build = cargo(&["build", "--quiet", "--package", "slat-work", "--target", &name]);
     build.env("RUSTFLAGS", FLAGS).env("CARGO_TARGET_DIR", folder());

@@ -4,15 +4,17 @@
 use crate::stages::{Outcome, cargo};
 use crate::{in_ci, setup, target};
 use anyhow::{Context, ensure};
-use std::process::Command;
+use slat_vm::qemu::{Ended, Machine, Qemu, RISCV64, X86_64};
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
 
 /// A program, and the machine that it is for.
 struct Walker {
     package: &'static str,
     target: &'static str,
-    /// QEMU, the package that has it, and how it is started but for the program.
-    emulator: &'static str,
-    from: &'static str,
+    qemu: Qemu,
+    /// What the machine has beyond a console.
     options: &'static [&'static str],
     /// QEMU's status if all was right.
     status: i32,
@@ -22,42 +24,27 @@ const WALKERS: [Walker; 2] = [
     Walker {
         package: "slat-walker-npt",
         target: "x86_64-unknown-none",
-        emulator: "qemu-system-x86_64",
-        from: "qemu-system-x86",
-        options: &[
-            "-cpu",
-            "max",
-            "-m",
-            "64",
-            "-display",
-            "none",
-            "-serial",
-            "stdio",
-            "-no-reboot",
-            "-device",
-            "isa-debug-exit,iobase=0xf4,iosize=4",
-        ],
+        qemu: X86_64,
+        options: &["-cpu", "max", "-m", "64", "-device", "isa-debug-exit,iobase=0xf4,iosize=4"],
         status: 33,
     },
     Walker {
         package: "slat-walker-riscv",
         target: "riscv64gc-unknown-none-elf",
-        emulator: "qemu-system-riscv64",
-        from: "qemu-system-misc",
-        options: &["-M", "virt", "-cpu", "rv64", "-bios", "none", "-nographic"],
+        qemu: RISCV64,
+        options: &["-M", "virt", "-cpu", "rv64", "-bios", "none"],
         status: 0,
     },
 ];
 
-/// Seconds that a machine is given.
-const LIMIT: &str = "60";
+/// How long a machine may take.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs all of them.
 pub fn test() -> anyhow::Result<Outcome> {
     let mut left_out = Vec::new();
     for walker in &WALKERS {
-        let there = setup::package(walker.from, walker.emulator)
-            .and_then(|()| setup::target(walker.target));
+        let there = setup::emulator(walker.qemu).and_then(|()| setup::target(walker.target));
         match there {
             Ok(()) => walker.run().context(walker.package)?,
             Err(error) if in_ci() => return Err(error),
@@ -75,17 +62,18 @@ impl Walker {
             build.args(["--target", self.target]).status().context("cargo does not start")?;
         ensure!(built.success(), "it was not built: {built}");
         let program = target().join(self.target).join("release").join(self.package);
-        let mut machine = Command::new("timeout");
-        machine.args([LIMIT, self.emulator]).args(self.options).arg("-kernel").arg(program);
-        let output = machine.output().with_context(|| format!("cannot start {machine:?}"))?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let (right, wrong) = (text.matches("right").count(), text.matches("wrong").count());
+        let folder = target().join("walkers").join(self.package);
+        fs::create_dir_all(&folder).context("cannot make a folder")?;
+        let mut machine = Machine::new(self.qemu, &folder)?;
+        machine.args(self.options).args([Path::new("-kernel"), &program]);
+        let Ended { status, console, complaints } = machine.run(LIMIT, |_| Ok(false))?;
+        let (right, wrong) = (console.matches("right").count(), console.matches("wrong").count());
         println!("{}: {right} right, {wrong} wrong", self.package);
+        let status =
+            status.with_context(|| format!("it ran for more than {LIMIT:?}:\n{console}"))?;
         ensure!(
-            output.status.code() == Some(self.status) && right > 0,
-            "QEMU ended with {}:\n{text}{}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
+            status.code() == Some(self.status) && right > 0,
+            "QEMU ended with {status}:\n{console}{complaints}"
         );
         Ok(())
     }

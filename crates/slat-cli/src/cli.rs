@@ -6,7 +6,7 @@ mod explain;
 mod show;
 
 pub use doctor::DoctorArgs;
-pub use emulate::{Architecture, EmulateArgs, KernelChoice, ModuleParam};
+pub use emulate::{EmulateArgs, KernelChoice};
 pub use explain::ExplainArgs;
 pub use show::ShowArgs;
 

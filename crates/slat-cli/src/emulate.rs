@@ -8,23 +8,20 @@
 mod binary;
 mod kernel;
 mod machine;
-mod modules;
 mod report;
 
 pub use report::{Emulated, Emulator};
 
-use crate::cli::{Architecture, Cli, Command, EmulateArgs};
+use crate::cli::{Cli, Command, EmulateArgs};
 use anyhow::Context;
 use binary::Program;
 use clap::Parser;
-use kernel::Kernel;
-use machine::Machine;
-use modules::Module;
 use slat_lab::failure::{bad_input, no_report};
 use slat_lab::first::job::{self, Answer, Job, LoadModule};
 use slat_lab::first::{NAME, PROGRAM};
 use slat_lab::session::Session;
-use slat_vm::Initramfs;
+use slat_vm::modules::{self, Module};
+use slat_vm::{Architecture, Initramfs, Linux};
 
 /// What came of a command in an emulated machine.
 #[derive(Debug)]
@@ -65,27 +62,26 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
         bad_input("this machine's own architecture cannot be emulated; name one by --arch")
     })?;
     let program = binary::choose(args.binary.as_deref(), name, arch)?;
-    let emulator = Emulator::new(arch, args, machine::version(arch)?);
+    let emulator = Emulator::new(arch, args, arch.qemu().version()?);
     session.start(&format!("emulate {arch}"), 2);
-    let kernel = Kernel::find(&args.kernel, args.modules.as_deref(), arch, session)?;
+    let kernel = kernel::find(&args.kernel, args.modules.as_deref(), arch, session)?;
     session.step();
-    let mut modules = kernel.kvm_modules(arch)?;
+    let mut modules = kernel::kvm_modules(&kernel, arch)?;
     let mut append = modules::give(&args.module_param, &mut modules);
     append.extend(args.append.clone());
     let initramfs = initramfs(&program, &modules, words, arch)?;
     session.say("running it");
-    let machine = Machine {
+    let linux = Linux {
         arch,
         cpus: args.cpus,
-        memory: args.memory,
+        memory: args.memory.bytes(),
         numa_nodes: args.numa_nodes,
         kernel: &kernel.image,
         initramfs: &initramfs,
         append: &append.join(" "),
         cpu: args.cpu.as_deref(),
-        time_limit: args.time_limit,
     };
-    let outcome = machine.run(session);
+    let outcome = machine::run(&linux, args.time_limit, session);
     session.finish();
     let outcome = outcome?;
     let end = outcome.answer.and_then(|answer| ended(answer, emulator));

@@ -1,10 +1,39 @@
 //! Debian's cloud kernels, fetched once and kept.
 
-use crate::{Archive, Request, kept};
+use crate::{Architecture, Archive, Request, kept};
 use anyhow::{Context, bail, ensure};
+use clap::ValueEnum;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+
+/// A cloud kernel of Debian's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Debian {
+    /// Of Debian 12
+    #[value(name = "debian-6.1")]
+    Linux6_1,
+    /// Of Debian 12's backports
+    #[value(name = "debian-6.12")]
+    Linux6_12,
+}
+
+impl Debian {
+    /// Linux's version, and the suite that has it.
+    const fn known(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Linux6_1 => ("6.1", "bookworm"),
+            Self::Linux6_12 => ("6.12", "bookworm-backports"),
+        }
+    }
+}
+
+impl fmt::Display for Debian {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "debian-{}", self.known().0)
+    }
+}
 
 /// A kernel on this machine's disk.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,28 +54,18 @@ pub struct Teller<'a> {
 }
 
 impl Kernel {
-    /// The cloud kernel `debian-6.1` or `debian-6.12` of a machine by the name of QEMU's and Rust's:
-    /// where it is kept, or else fetched to.
+    /// Debian's kernel for an architecture: where it is kept, or else fetched to.
     ///
     /// # Errors
-    /// There is no such kernel, it cannot be fetched, or the cache cannot be written to.
+    /// It cannot be fetched, or the cache cannot be written to.
     pub fn kept(
-        version: &str,
-        machine: &str,
+        debian: Debian,
+        arch: Architecture,
         stop: &AtomicBool,
         tell: Teller,
     ) -> anyhow::Result<Self> {
-        let suite = match version {
-            "debian-6.1" => "bookworm",
-            "debian-6.12" => "bookworm-backports",
-            _ => bail!("there is no kernel {version}; there are debian-6.1 and debian-6.12"),
-        };
-        let architecture = match machine {
-            "x86_64" => "amd64",
-            "aarch64" => "arm64",
-            _ => bail!("no kernel is fetched for {machine}; there are x86_64 and aarch64"),
-        };
-        let name = format!("kernels/{version}-{machine}");
+        let ((version, suite), architecture) = (debian.known(), arch.debian());
+        let name = format!("kernels/{debian}-{arch}");
         let kept = kept(&name, |folder, tree| {
             (tell.say)(&format!("fetching the list of packages of Debian's {suite}"));
             let archive = Archive::open(Request { suite, architecture, folder, stop })?;
@@ -54,9 +73,9 @@ impl Kernel {
             let image = archive.depends(&name)?;
             let image = image.into_iter().find(|name| name.starts_with("linux-image-"));
             let image = image.with_context(|| format!("{name} of {suite} stands for no kernel"))?;
-            let prefix = format!("linux-image-{}.", version.trim_start_matches("debian-"));
-            ensure!(image.starts_with(&prefix), "{suite} has {image} now, and no {version}");
-            (tell.note)(&format!("fetching {image} for {machine}, about 30 MB"));
+            let prefix = format!("linux-image-{version}.");
+            ensure!(image.starts_with(&prefix), "{suite} has {image} now, and no {debian}");
+            (tell.note)(&format!("fetching {image} for {arch}, about 30 MB"));
             (tell.say)(&format!("fetching {image}"));
             archive.unpack(&image, tree)?;
             unpacked(tree).map(drop)
@@ -110,12 +129,9 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_debian_has_not_is_refused_with_what_there_is() {
-        let stop = AtomicBool::new(false);
-        let tell = Teller { say: &|_| (), note: &|_| () };
-        let error = Kernel::kept("debian-5", "aarch64", &stop, tell).unwrap_err();
-        assert!(error.to_string().contains("debian-6.12"), "{error}");
-        let error = Kernel::kept("debian-6.1", "riscv64", &stop, tell).unwrap_err();
-        assert!(error.to_string().contains("aarch64"), "{error}");
+    fn a_kernel_is_called_as_the_command_line_calls_it() {
+        for kernel in Debian::value_variants() {
+            assert_eq!(Debian::from_str(&kernel.to_string(), false), Ok(*kernel));
+        }
     }
 }

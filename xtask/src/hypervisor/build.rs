@@ -4,6 +4,7 @@ use crate::stages::cargo;
 use crate::{setup, target};
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
+use slat_vm::qemu::AARCH64;
 use std::fmt;
 use std::fs;
 use std::path::PathBuf;
@@ -107,7 +108,7 @@ impl Build {
     /// # Errors
     /// What cannot be installed or built.
     pub fn prepare(self) -> anyhow::Result<()> {
-        setup::package("qemu-system-arm", "qemu-system-aarch64")?;
+        setup::emulator(AARCH64)?;
         setup::target(TARGET)?;
         let features = self.features().join(",");
         let mut build = cargo(&["build", "--quiet", "--package", "slat-hypervisor"]);

@@ -1,8 +1,8 @@
 //! What a guest boots: Debian's kernel, and an initial file system with little more than the work.
 
-use crate::static_build::{self, Arch};
+use crate::static_build;
 use anyhow::{Context, ensure};
-use slat_vm::{Archive, Initramfs, Kernel, Request, Teller, kept};
+use slat_vm::{Architecture, Archive, Debian, Initramfs, Kernel, Request, Teller, kept};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -19,14 +19,13 @@ const APPLETS: [&str; 12] = [
 /// Nobody interrupts a fetch but by ending the process.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// Debian's arm64 cloud kernel `debian-6.1` or `debian-6.12`, a raw image: where it is kept, or else
-/// fetched to.
+/// Debian's arm64 kernel, a raw image: where it is kept, or else fetched to.
 ///
 /// # Errors
-/// There is no such kernel, or it cannot be fetched.
-pub fn kernel(version: &str) -> anyhow::Result<PathBuf> {
+/// It cannot be fetched.
+pub fn kernel(version: Debian) -> anyhow::Result<PathBuf> {
     let tell = Teller { say: &|_| (), note: &|line| eprintln!("{line}") };
-    let image = Kernel::kept(version, Arch::Aarch64.name(), &NEVER, tell)?.image;
+    let image = Kernel::kept(version, Architecture::Aarch64, &NEVER, tell)?.image;
     let bytes = fs::read(&image).with_context(|| format!("cannot read {}", image.display()))?;
     // Linux, Documentation/arch/arm64/booting.rst.
     ensure!(bytes.get(56..60) == Some(b"ARM\x64"), "{} is no raw arm64 image", image.display());
@@ -84,7 +83,7 @@ pub fn write(to: &Path, init: &str, files: &[(&str, &Path)]) -> anyhow::Result<(
 ///
 /// # Errors
 /// Those of [`kernel`] and [`write()`], and the folder cannot be written to.
-pub fn image_to(folder: &Path, version: &str, kexec: bool) -> anyhow::Result<()> {
+pub fn image_to(folder: &Path, version: Debian, kexec: bool) -> anyhow::Result<()> {
     let failed = || format!("cannot write to {}", folder.display());
     fs::create_dir_all(folder).with_context(failed)?;
     let (kernel, link, initrd) = (kernel(version)?, folder.join("Image"), folder.join("initrd"));

@@ -1,21 +1,22 @@
 //! QEMU, with the hypervisor at EL2 and a guest in its memory.
 
-use super::{RunArgs, first_line};
+use super::RunArgs;
 use anyhow::{Context, bail};
 use serde_json::Value;
 use slat_hypervisor::layout::{HOME, INITRD, KERNEL, machine_ram};
 use slat_hypervisor::options::Options;
-use std::fs::{self, File};
+use slat_vm::Architecture;
+use slat_vm::qemu::{CONSOLE, Machine};
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// QEMU is given so much longer than the hypervisor gives its guest, in seconds.
 const GRACE: u64 = 30;
 
 /// A machine that is about to run.
-pub struct Machine<'a> {
+pub struct Guest<'a> {
     pub args: &'a RunArgs,
     pub options: &'a Options<'a>,
     pub words: &'a str,
@@ -37,61 +38,45 @@ pub struct Ending {
     pub records: Vec<Value>,
 }
 
-/// The emulator's version.
-pub fn version() -> anyhow::Result<String> {
-    first_line(Command::new("qemu-system-aarch64").arg("--version"))
-}
-
-impl Machine<'_> {
+impl Guest<'_> {
     /// Runs it to its end; `shown`: console and hypervisor on stdout as they come.
     pub fn run(&self, shown: bool) -> anyhow::Result<Ending> {
-        let (console, report) = (self.folder.join("console"), self.folder.join("hypervisor"));
-        let mut command = self.command(&console, &report)?;
-        let complaints = self.folder.join("qemu");
-        let file = File::create(&complaints).context("cannot write QEMU's messages")?;
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
-        for path in [&console, &report] {
-            fs::write(path, "").with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        let mut running = Running(command.spawn().context("qemu-system-aarch64 does not start")?);
-        let limit = Instant::now() + Duration::from_secs(self.options.seconds + GRACE);
-        let (mut console, mut report) = (Tail::open(&console)?, Tail::open(&report)?);
-        let status = loop {
-            let status = running.0.try_wait().context("QEMU is gone")?;
+        let (machine, report) = self.machine()?;
+        let (mut console, mut report) =
+            (Tail::open(&self.folder.join(CONSOLE))?, Tail::open(&report)?);
+        let seconds = self.options.seconds + GRACE;
+        let ended = machine.run(Duration::from_secs(seconds), |end| {
             for (tail, mark) in [(&mut console, ""), (&mut report, "slat: ")] {
-                for line in tail.lines(status.is_some())? {
+                for line in tail.lines(end)? {
                     if shown && !line.starts_with('{') {
                         println!("{mark}{line}");
                     }
                 }
             }
-            match status {
-                Some(status) => break status,
-                None if Instant::now() > limit => {
-                    bail!(
-                        "the machine did not end within {} s; its console: {}",
-                        self.options.seconds + GRACE,
-                        self.folder.join("console").display()
-                    );
-                }
-                None => std::thread::sleep(Duration::from_millis(20)),
+            Ok(false)
+        })?;
+        match ended.status {
+            None => bail!(
+                "the machine did not end within {seconds} s; its console: {}",
+                self.folder.join(CONSOLE).display()
+            ),
+            Some(status) if !status.success() => {
+                bail!("QEMU ended with {status}: {}", ended.complaints.trim())
             }
-        };
-        let complaints = fs::read_to_string(complaints).unwrap_or_default();
-        if !status.success() {
-            bail!("QEMU ended with {status}: {}", complaints.trim());
+            Some(_) => {}
         }
         let (json, said): (Vec<&str>, Vec<&str>) =
             report.text.lines().partition(|line| line.starts_with('{'));
         let records = json.iter().map(|line| serde_json::from_str(line));
         Ok(Ending {
-            console: console.text.replace('\r', ""),
+            console: ended.console,
             said: said.join("\n"),
             records: records.collect::<Result<_, _>>().context("a record is not JSON")?,
         })
     }
 
-    fn command(&self, console: &Path, report: &Path) -> anyhow::Result<Command> {
+    /// The machine, and the file that the hypervisor writes to.
+    fn machine(&self) -> anyhow::Result<(Machine, PathBuf)> {
         let mut words = self.words.to_owned();
         let mut loaded = Vec::new();
         if let Some(image) = &self.image {
@@ -117,36 +102,24 @@ impl Machine<'_> {
             // It says itself where it is.
             loaded.push(format!("file={}", guest.display()));
         }
-        let mut command = Command::new("qemu-system-aarch64");
-        command.args(["-M", "virt,virtualization=on,gic-version=3"]);
+        let arch = Architecture::Aarch64;
+        let mut machine = Machine::new(arch.qemu(), self.folder)?;
+        let report = machine.channel("hypervisor")?;
         let cpu = match self.args.cpu.as_str() {
-            // The other kind of pointer authentication takes four times as long in all.
-            "max" => "max,pauth-impdef=on",
+            "max" => arch.cpu(),
             cpu => cpu,
         };
-        command.args(["-cpu", cpu, "-smp", &(self.options.vcpus + 1).to_string()]);
-        command.args(["-m", &format!("{}M", machine_ram(self.options.memory) >> 20)]);
-        command.args(["-accel", &format!("tcg,thread={}", self.args.thread)]);
-        command.args(["-nic", "none", "-display", "none", "-monitor", "none"]);
-        command.arg("-serial").arg(format!("file:{}", console.display()));
-        command.arg("-chardev").arg(format!("file,id=report,path={}", report.display()));
-        command.args(["-semihosting-config", "enable=on,target=native,chardev=report"]);
-        command.arg("-kernel").arg(&self.program);
-        command.arg("-append").arg(format!("{words} -- {}", self.args.guest_words()));
+        machine.args(["-machine", arch.machine(), "-cpu", cpu]);
+        machine.args(["-smp", &(self.options.vcpus + 1).to_string()]);
+        machine.args(["-m", &format!("{}M", machine_ram(self.options.memory) >> 20)]);
+        machine.args(["-accel", &format!("tcg,thread={}", self.args.thread)]);
+        machine.args(["-semihosting-config", "enable=on,target=native,chardev=hypervisor"]);
+        machine.args([Path::new("-kernel"), &self.program]);
+        machine.args(["-append", &format!("{words} -- {}", self.args.guest_words())]);
         for loader in loaded {
-            command.arg("-device").arg(format!("loader,{loader}"));
+            machine.args(["-device", &format!("loader,{loader}")]);
         }
-        Ok(command)
-    }
-}
-
-/// QEMU, which does not outlive this program's interest in it.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        _ = self.0.kill();
-        _ = self.0.wait();
+        Ok((machine, report))
     }
 }
 

@@ -14,12 +14,13 @@ use crate::target;
 use anyhow::{Context, bail};
 use build::Build;
 use clap::Args;
-use machine::{Ending, Machine};
+use machine::{Ending, Guest};
 use serde_json::Value;
 use slat_hypervisor::options::Options;
+use slat_vm::Debian;
+use slat_vm::qemu::{AARCH64, last_lines};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -68,9 +69,9 @@ pub struct RunArgs {
     /// The largest leaf: 4k, 2m or 1g; 16k or 32m, with FEAT_LPA2 64g; 64k or 512m [default: 2m, 32m, 512m]
     #[arg(long)]
     pub largest: Option<String>,
-    /// Debian's kernel: debian-6.1 or debian-6.12
+    /// Debian's kernel
     #[arg(long, default_value = "debian-6.12")]
-    pub kernel: String,
+    pub kernel: Debian,
     /// What the manager does: boot (nothing), migrate or age
     #[arg(long, default_value = "boot")]
     pub job: String,
@@ -202,12 +203,12 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
     let (image, initrd) = match &args.guest {
         Some(_) => (None, None),
         None => {
-            let image = image::kernel(&args.kernel)?;
+            let image = image::kernel(args.kernel)?;
             let initrd = initrd(&image, args.work() == "kexec")?;
             (Some(image), Some(initrd))
         }
     };
-    let machine = Machine {
+    let machine = Guest {
         args,
         options: &options,
         words: &words,
@@ -220,7 +221,7 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
     let report = serde_json::json!({
         "format": "slat-hypervisor", "version": 1,
         "command": std::env::args().collect::<Vec<_>>(),
-        "cpu": args.cpu, "granule": args.granule.to_string(), "lpa2": args.lpa2, "options": words, "guest": args.guest_words(), "emulator": machine::version()?,
+        "cpu": args.cpu, "granule": args.granule.to_string(), "lpa2": args.lpa2, "options": words, "guest": args.guest_words(), "emulator": AARCH64.version()?,
         "limits": "an emulator: counts are the guest's, times are not a machine's",
         "records": ending.records,
     });
@@ -286,24 +287,12 @@ impl Ending {
         if self.why() == "it switched itself off" && !work_failed {
             return Ok(());
         }
-        let last = |text: &str| {
-            let lines: Vec<_> = text.lines().collect();
-            lines[lines.len().saturating_sub(16)..].join("\n  ")
-        };
         bail!(
-            "the guest did not end as it should: {}{}\nthe last that its console said:\n  {}\nthe last that \
-             the hypervisor said:\n  {}",
+            "the guest did not end as it should: {}{}{}{}",
             self.why(),
             if work_failed { ", and its program failed" } else { "" },
-            last(&self.console),
-            last(&self.said)
+            last_lines("its console", &self.console),
+            last_lines("the hypervisor", &self.said)
         )
     }
-}
-
-/// QEMU's own version, in one line.
-fn first_line(command: &mut Command) -> anyhow::Result<String> {
-    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    Ok(text.lines().next().unwrap_or("of an unknown version").to_owned())
 }

@@ -2,6 +2,8 @@
 
 use clap::{Args, ValueEnum};
 use slat_lab::size::Size;
+use slat_vm::modules::ModuleParam;
+use slat_vm::{Architecture, Debian};
 use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;
@@ -115,31 +117,11 @@ pub struct EmulateArgs {
     pub command: Vec<String>,
 }
 
-/// An architecture that can be emulated with second-stage translation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Architecture {
-    /// AMD's nested paging (NPT)
-    #[value(name = "x86_64")]
-    X86_64,
-    /// Arm's stage 2, VHE
-    #[value(name = "aarch64")]
-    Aarch64,
-}
-
-impl Architecture {
-    /// This machine's.
-    pub fn of_this_machine() -> Option<Self> {
-        Self::from_str(std::env::consts::ARCH, false).ok()
-    }
-}
-
 /// Where a kernel comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelChoice {
-    /// Linux 6.1, of Debian 12.
-    Debian6_1,
-    /// Linux 6.12, of Debian 12's backports.
-    Debian6_12,
+    /// Debian's.
+    Debian(Debian),
     /// A file.
     Path(PathBuf),
 }
@@ -148,77 +130,27 @@ impl FromStr for KernelChoice {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(match text {
-            "debian-6.1" => Self::Debian6_1,
-            "debian-6.12" => Self::Debian6_12,
-            path => Self::Path(path.into()),
-        })
+        let debian = Debian::from_str(text, false);
+        Ok(debian.map_or_else(|_| Self::Path(text.into()), Self::Debian))
     }
 }
 
 impl fmt::Display for KernelChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Debian6_1 => f.write_str("debian-6.1"),
-            Self::Debian6_12 => f.write_str("debian-6.12"),
+            Self::Debian(kernel) => kernel.fmt(f),
             Self::Path(path) => path.display().fmt(f),
         }
     }
 }
-
-/// A parameter of a module, as the kernel's command line would have it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModuleParam {
-    /// Name of the module, with `_`.
-    pub module: String,
-    /// Name of the parameter.
-    pub name: String,
-    /// Its value.
-    pub value: String,
-}
-
-impl FromStr for ModuleParam {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parts = || {
-            let (module, rest) = text.split_once('.')?;
-            let (name, value) = rest.split_once('=')?;
-            let word = |text: &str| {
-                let inside = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-                !text.is_empty() && text.chars().all(inside)
-            };
-            let clean = !value.chars().any(|c| c.is_whitespace() || c.is_control() || c == '"');
-            (word(module) && word(name) && clean).then(|| Self {
-                module: module.replace('-', "_"),
-                name: name.to_owned(),
-                value: value.to_owned(),
-            })
-        };
-        parts()
-            .ok_or_else(|| "write it as MODULE.NAME=VALUE, such as kvm.nx_huge_pages=1".to_owned())
-    }
-}
-
-slat_lab::display_as_written!(Architecture);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_module_parameter_has_three_parts() {
-        let param: ModuleParam = "kvm-amd.npt=0".parse().unwrap();
-        let parts = (&*param.module, &*param.name, &*param.value);
-        assert_eq!(parts, ("kvm_amd", "npt", "0"));
-        for wrong in ["kvm", "kvm.npt", "npt=1", ".npt=1", "kvm.=1", "kvm.npt=1 2", "kvm.a b=1"] {
-            assert!(wrong.parse::<ModuleParam>().unwrap_err().contains("MODULE.NAME"), "{wrong}");
-        }
-    }
-
-    #[test]
     fn a_kernel_is_one_of_debians_or_a_file() {
-        assert_eq!("debian-6.1".parse(), Ok(KernelChoice::Debian6_1));
+        assert_eq!("debian-6.1".parse(), Ok(KernelChoice::Debian(Debian::Linux6_1)));
         assert_eq!("boot/Image".parse(), Ok(KernelChoice::Path("boot/Image".into())));
         for name in ["debian-6.1", "debian-6.12", "boot/Image"] {
             assert_eq!(name.parse::<KernelChoice>().unwrap().to_string(), name);

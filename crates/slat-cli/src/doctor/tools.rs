@@ -2,11 +2,8 @@
 
 use super::Group::Tools;
 use super::{Change, EMULATE, Evidence, Finding, For, Subject};
+use slat_vm::qemu::{AARCH64, X86_64};
 
-/// The emulator of x86-64.
-pub const QEMU_X86: &str = "qemu-system-x86_64";
-/// The emulator of arm64.
-pub const QEMU_ARM: &str = "qemu-system-aarch64";
 /// Unpacks a kernel's package.
 pub const DPKG_DEB: &str = "dpkg-deb";
 /// Fetches it.
@@ -16,8 +13,8 @@ const TOOLS: For = For::Only(&[EMULATE]);
 
 pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
     let tools = [
-        (QEMU_X86, "qemu-system-x86", "Emulates an x86-64 machine with NPT and its KVM."),
-        (QEMU_ARM, "qemu-system-arm", "Emulates an arm64 machine with stage 2 and its KVM."),
+        (X86_64.program, X86_64.package, "Emulates an x86-64 machine with NPT and its KVM."),
+        (AARCH64.program, AARCH64.package, "Emulates an arm64 machine with stage 2 and its KVM."),
         (DPKG_DEB, "dpkg", "Unpacks the kernel that the machine boots."),
         (APT, "apt", "Fetches it; a kernel that is there already needs no fetching."),
     ];

@@ -4,6 +4,7 @@ use super::{Change, Finding, Status, scenarios, tools};
 use crate::kvm::Guests;
 use serde::Serialize;
 use slat_lab::scenario::Scenarios;
+use slat_vm::qemu::{AARCH64, X86_64};
 
 /// Whether one scenario can run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -34,7 +35,7 @@ impl Verdict {
 fn needs(scenario: &str) -> &'static [&'static [&'static str]] {
     match Guests::ALL.iter().find(|entry| entry.name == scenario) {
         Some(entry) => entry.needs,
-        None => &[&[tools::QEMU_X86, tools::QEMU_ARM], &[tools::DPKG_DEB]],
+        None => &[&[X86_64.program, AARCH64.program], &[tools::DPKG_DEB]],
     }
 }
 

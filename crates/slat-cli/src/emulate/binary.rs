@@ -1,12 +1,12 @@
 //! Which program runs in the machine, where there is nothing else: a static one, or one of this
 //! machine with the shared libraries that it has here.
 
-use crate::cli::Architecture;
 use anyhow::{Context, ensure};
 use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, elf};
 use slat_lab::failure::bad_input;
+use slat_vm::Architecture;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

@@ -1,11 +1,12 @@
 //! A report from an emulated machine: what was counted stays, what was timed does not.
 
-use crate::cli::{Architecture, EmulateArgs};
+use crate::cli::EmulateArgs;
 use anyhow::ensure;
 use serde::Serialize;
 use serde_json::Value;
 use slat_lab::record::SCHEMA;
 use slat_lab::record::{Measurement, Skipped};
+use slat_vm::Architecture;
 
 /// What the machine was emulated by; `results.json` has it under `emulator`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -3,14 +3,13 @@
 //! `modules.dep` comes with an installed kernel only, so what a module needs is read from the
 //! module itself (`.modinfo`, as `modinfo` shows it).
 
-use crate::cli::ModuleParam;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use object::{Object, ObjectSection};
-use slat_lab::failure::bad_input;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// A module, ready to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,14 +33,13 @@ impl Tree {
     /// Looks what is there.
     ///
     /// # Errors
-    /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if there is no module.
+    /// There is no module in it, or it cannot be read.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let mut files = BTreeMap::new();
         let mut folders = vec![folder.to_owned()];
         while let Some(next) = folders.pop() {
             let entries = fs::read_dir(&next);
-            let entries = entries
-                .map_err(|error| bad_input(format!("--modules {}: {error}", next.display())))?;
+            let entries = entries.map_err(|error| anyhow!("{}: {error}", next.display()))?;
             for entry in entries.flatten() {
                 // Links lead to the kernel's source and build trees.
                 match entry.file_type() {
@@ -56,10 +54,10 @@ impl Tree {
             }
         }
         if files.is_empty() {
-            return Err(bad_input(format!(
-                "--modules {}: there is no module in it; give the /lib/modules/VERSION of the kernel",
+            bail!(
+                "{}: there is no module in it; give the /lib/modules/VERSION of the kernel",
                 folder.display()
-            )));
+            );
         }
         let list = fs::read_to_string(folder.join("modules.builtin")).unwrap_or_default();
         let built_in = list.lines().filter_map(|line| module_name(Path::new(line))).collect();
@@ -102,6 +100,40 @@ impl Tree {
         }
         loaded.push(Module { name: name.to_owned(), image, params: Vec::new() });
         Ok(())
+    }
+}
+
+/// A parameter of a module, as the kernel's command line would have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleParam {
+    /// Name of the module, with `_`.
+    pub module: String,
+    /// Name of the parameter.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+}
+
+impl FromStr for ModuleParam {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = || {
+            let (module, rest) = text.split_once('.')?;
+            let (name, value) = rest.split_once('=')?;
+            let word = |text: &str| {
+                let inside = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+                !text.is_empty() && text.chars().all(inside)
+            };
+            let clean = !value.chars().any(|c| c.is_whitespace() || c.is_control() || c == '"');
+            (word(module) && word(name) && clean).then(|| Self {
+                module: module.replace('-', "_"),
+                name: name.to_owned(),
+                value: value.to_owned(),
+            })
+        };
+        parts()
+            .ok_or_else(|| "write it as MODULE.NAME=VALUE, such as kvm.nx_huge_pages=1".to_owned())
     }
 }
 
@@ -248,6 +280,16 @@ mod tests {
         let tree = tree.unwrap();
         assert!(tree.load("b").unwrap_err().to_string().contains("unpack it first"));
         assert!(format!("{:#}", tree.load("c").unwrap_err()).contains("no module of a kernel"));
+    }
+
+    #[test]
+    fn a_module_parameter_has_three_parts() {
+        let param: ModuleParam = "kvm-amd.npt=0".parse().unwrap();
+        let parts = (&*param.module, &*param.name, &*param.value);
+        assert_eq!(parts, ("kvm_amd", "npt", "0"));
+        for wrong in ["kvm", "kvm.npt", "npt=1", ".npt=1", "kvm.=1", "kvm.npt=1 2", "kvm.a b=1"] {
+            assert!(wrong.parse::<ModuleParam>().unwrap_err().contains("MODULE.NAME"), "{wrong}");
+        }
     }
 
     #[test]
