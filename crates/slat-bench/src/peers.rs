@@ -80,8 +80,8 @@ pub fn split(
     let (memory, page) = (whole_blocks(args.memory)?.bytes(), leaf_sizes(granule)[0]);
     if args.target_size() != Size(page.bytes()) || args.bbm()? != 0 {
         return Err(bad_input(
-            "Linux splits down to pages, and always breaks: leave out --target-size and --bbm beside \
-             --target linux-source",
+            "Linux splits down to pages, and always breaks: leave out --target-size and --bbm \
+             beside --target linux-source",
         ));
     }
     let mut works = Vec::new();
@@ -266,8 +266,8 @@ impl Run<'_> {
         let available = session.memory_available();
         if needed > available / 10 * 9 {
             return Err(bad_input(format!(
-                "the tables take {} MiB, each in memory of its own, and this machine has {} MiB free; take \
-                 a smaller --memory, or fewer trees",
+                "the tables take {} MiB, each in memory of its own, and this machine has {} MiB \
+                 free; take a smaller --memory, or fewer trees",
                 needed >> 20,
                 available >> 20
             )));

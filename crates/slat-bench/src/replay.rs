@@ -140,8 +140,9 @@ struct Told {
 }
 
 const SKIP: &str = "level-3 skip";
-const SKIP_WHY: &str = "here the entries left out cost a quarter of a nanosecond, not a call each, and next to \
-    nothing in a table just built; no invalidation is executed. In the whole call one exchange a page weighs most.";
+const SKIP_WHY: &str = "here the entries left out cost a quarter of a nanosecond, not a call \
+    each, and next to nothing in a table just built; no invalidation is executed. In the whole \
+    call one exchange a page weighs most.";
 
 impl Rows<'_> {
     fn row(
@@ -268,8 +269,9 @@ impl Rows<'_> {
         let told = Told {
             claim: "split on fault",
             command,
-            why: "another machine, 2 vCPUs and 2 GiB in place of 96 and their memory; a fault is a call here, \
-                not an exit to a kernel (--exit models one), so zap costs less than it did there.",
+            why: "another machine, 2 vCPUs and 2 GiB in place of 96 and their memory; a fault is \
+                a call here, not an exit to a kernel (--exit models one), so zap costs less than \
+                it did there.",
         };
         let time = |way: &str, figure: &str| find(&results, way, "figure", figure);
         let seconds = |way, figure| time(way, figure).map_or(Vec::new(), |m| m.samples.clone());
@@ -289,8 +291,8 @@ impl Rows<'_> {
         let told = Told {
             claim: "lock-free ageing",
             command,
-            why: "there a whole reclaimer under memory pressure, here its scan alone, beside one vCPU that \
-                faults: what the lock costs both.",
+            why: "there a whole reclaimer under memory pressure, here its scan alone, beside one \
+                vCPU that faults: what the lock costs both.",
         };
         for m in results.iter().filter(|m| m.scenario == "guest-asked") {
             let text =
@@ -318,8 +320,8 @@ impl Rows<'_> {
         let told = Told {
             claim: "lock-free ageing",
             command,
-            why: "there 64 vCPUs and swap in memory, here one vCPU, a thread that reclaims, and 1.5 times the \
-                memory that there is: the second fill.",
+            why: "there 64 vCPUs and swap in memory, here one vCPU, a thread that reclaims, and \
+                1.5 times the memory that there is: the second fill.",
         };
         let seconds = |policy| {
             let found = find(&results, policy, "figure", "time");
@@ -338,8 +340,9 @@ impl Rows<'_> {
         let memory = if self.quick { "1g" } else { "128g" };
         let line = format!("--count -b {memory} -v 64 --rounds 1");
         let (command, results) = self.replayed::<CacheToggle>(&line, session)?;
-        let why = "there the boot of a Linux guest, here its switches alone; on 1 GiB the CPU's own flush, on \
-            128 GiB by count. exact is right for guests that rely on the hypervisor, which vcpu0 and first are not.";
+        let why = "there the boot of a Linux guest, here its switches alone; on 1 GiB the CPU's \
+            own flush, on 128 GiB by count. exact is right for guests that rely on the \
+            hypervisor, which vcpu0 and first are not.";
         let told = Told { claim: "flush once", command, why };
         for (way, published) in
             [("every", "33 s of boot"), ("vcpu0", "5 s"), ("first", ""), ("exact", "")]

@@ -126,14 +126,23 @@ fn guests_table(guests: &[Logged]) -> Table {
     Table {
         title: "What memory management costs a guest on this host (KVM)".to_owned(),
         common: verdict,
-        columns: ["pages", "log", "first touch", "write", "logged write", "longest stall", "get + clear"]
-            .map(str::to_owned)
-            .into(),
+        columns: [
+            "pages",
+            "log",
+            "first touch",
+            "write",
+            "logged write",
+            "longest stall",
+            "get + clear",
+        ]
+        .map(str::to_owned)
+        .into(),
         labels: 2,
         rows: rows.collect(),
         notes: vec![
-            "The first three: time of a vCPU for a page, faults and the write itself; the logged write and the \
-             longest stall by the vCPU's own clock, without what the scheduler took. get + clear are the VMM's calls in one round, for all of the guest."
+            "The first three: time of a vCPU for a page, faults and the write itself; the logged \
+             write and the longest stall by the vCPU's own clock, without what the scheduler \
+             took. get + clear are the VMM's calls in one round, for all of the guest."
                 .to_owned(),
         ],
     }

@@ -162,9 +162,9 @@ pub fn table(explained: &[Explained]) -> Table {
         rows: cells,
         notes: vec![
             "Time of all vCPUs of a phase, or of the host's calls. As usual: accesses at the time \
-             that one takes on warm memory. A fault: the median stall by the guest's own clock, times \
-             the kernel's count of faults (of exits where it counts no faults). Unexplained is what is \
-             left: below 0 if most faults were quicker than the median of the stalls."
+             that one takes on warm memory. A fault: the median stall by the guest's own clock, \
+             times the kernel's count of faults (of exits where it counts no faults). Unexplained \
+             is what is left: below 0 if most faults were quicker than the median of the stalls."
                 .to_owned(),
         ],
     }

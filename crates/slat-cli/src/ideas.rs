@@ -255,16 +255,18 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
         .collect();
     (!rows.is_empty()).then(|| Table {
         title: "What it could cost: five ideas, in the engine's own tables".to_owned(),
-        common: "What is left of the time, or bytes, of the same work done here as KVM did it before."
-            .to_owned(),
+        common:
+            "What is left of the time, or bytes, of the same work done here as KVM did it before."
+                .to_owned(),
         columns: ["idea", "what", "published", "here", "further", "command"]
             .map(str::to_owned)
             .into(),
         labels: 2,
         rows,
         notes: vec![
-            "“here” is the idea as proposed, “further” what the engine does beyond it; no guest runs, so what \
-             hardware adds is left out. Sources and every sample: report.html, docs/sources.md."
+            "“here” is the idea as proposed, “further” what the engine does beyond it; no guest \
+             runs, so what hardware adds is left out. Sources and every sample: report.html, \
+             docs/sources.md."
                 .to_owned(),
         ],
     })

@@ -36,8 +36,8 @@ pub const EXECUTE: Published = Published {
 /// A guest's second fill under memory pressure.
 pub const AGEING: Published = Published {
     figure: "0.80 ×",
-    source: "“locklessly clear the accessed bit” (v2, May 2023): a guest's second fill under memory \
-        pressure, 51 s by 64 s",
+    source: "“locklessly clear the accessed bit” (v2, May 2023): a guest's second fill under \
+        memory pressure, 51 s by 64 s",
 };
 
 /// Caches that come on vCPU by vCPU.

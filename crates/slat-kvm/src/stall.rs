@@ -209,7 +209,7 @@ pub struct Stalls {
     pub p95: f64,
     /// 99 of a hundred.
     pub p99: f64,
-    /// The longest that the scheduler did not make.
+    /// The longest. A slice of the scheduler's may be left in it where the host is busy.
     pub longest: f64,
 }
 
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_scheduler_made_is_no_stall_and_never_the_longest() {
+    fn what_the_scheduler_is_known_to_have_made_is_no_stall() {
         let times = with_warm(&[5000, 5000, 5000, 400_000, 800_000]);
         let with =
             |waits, stolen| Stalls::new(&times, Known { waits, stolen, ..known(Some(3), 800_000) });

@@ -149,8 +149,8 @@ impl RunArgs {
         let build = self.build()?;
         let largest = build.largest(self.largest.as_deref())?;
         Ok(format!(
-            "vcpus={} first={} memory={} largest={} bits={} job={} logging={} execute={} caches={} trap={} fault={} \
-             seconds={}",
+            "vcpus={} first={} memory={} largest={} bits={} job={} logging={} execute={} \
+             caches={} trap={} fault={} seconds={}",
             self.vcpus,
             self.first,
             self.memory,

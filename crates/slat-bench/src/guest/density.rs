@@ -20,8 +20,8 @@ pub const FIGURES: Figures = Figures {
     of: "guest-log-density",
     title: "Clearing sparse logs",
     counts: &[("clear", "protected", "pages protected"), ("clear", "faults", "write faults after")],
-    note: "exact protects the pages that the bitmap names; hull all between the first and the last of each \
-           word, Linux's way. Then the guest writes all pages.",
+    note: "exact protects the pages that the bitmap names; hull all between the first and the \
+           last of each word, Linux's way. Then the guest writes all pages.",
     ..Figures::NONE
 };
 

@@ -127,11 +127,12 @@ const FIGURES: Figures = Figures {
     title: "Dirty logging while the vCPUs write on",
     counts: &[("stall", "faults", "faults"), ("stall", "waits_for_ring", "ring full")],
     note: "stall: how long a vCPU waited in each second, of half of the guests: what its faults \
-           took, and what they waited for. in faults: without locks, full rings and the way there, \
-           as the guest counts. p99, longest: of one such wait. Calls: enable, read, clear, disable (nobody writes then). For rings, \
-           read and clear are all harvests and resets of a round. Where threads are more than CPUs, \
-           waits and calls include turns of others, and a lock costs far more than in a kernel. Counts are of one guest. All pages were compared \
-           with the copy that the log kept: none was lost.",
+           took, and what they waited for. in faults: without locks, full rings and the way \
+           there, as the guest counts. p99, longest: of one such wait. Calls: enable, read, \
+           clear, disable (nobody writes then). For rings, read and clear are all harvests and \
+           resets of a round. Where threads are more than CPUs, waits and calls include turns of \
+           others, and a lock costs far more than in a kernel. Counts are of one guest. All pages \
+           were compared with the copy that the log kept: none was lost.",
     // Nobody waits for a median; it is in results.json.
     without: &["p50"],
     wide: true,

@@ -22,8 +22,8 @@ pub const FIGURES: Figures = Figures {
     of: "guest-log-parallel",
     title: "Clearing with two threads",
     counts: &[("clear", "pages", "pages")],
-    note: "Time of the thread that worked longest; each has half of the pages. cas: a compare-and-swap \
-           of as many slots.",
+    note: "Time of the thread that worked longest; each has half of the pages. cas: a \
+           compare-and-swap of as many slots.",
     ..Figures::NONE
 };
 

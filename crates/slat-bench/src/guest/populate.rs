@@ -90,10 +90,10 @@ const FIGURES: Figures = Figures {
         ("all", "faults_spurious", "spurious"),
         ("all", "faults_retry", "retries"),
     ],
-    note: "Each fault maps a page or block. The locks are held during each fault: shared for reading, \
-           as Linux does. They are spun on: where vCPUs are more than CPUs that nobody else uses, \
-           who holds one may have to wait for a turn, which a kernel avoids, and the rows with a \
-           lock say nothing.",
+    note: "Each fault maps a page or block. The locks are held during each fault: shared for \
+           reading, as Linux does. They are spun on: where vCPUs are more than CPUs that nobody \
+           else uses, who holds one may have to wait for a turn, which a kernel avoids, and the \
+           rows with a lock say nothing.",
     wide: true,
     ..Figures::NONE
 };

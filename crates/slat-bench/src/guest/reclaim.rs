@@ -83,12 +83,13 @@ const FIGURES: Figures = Figures {
         ("time", "kept", "kept"),
         ("time", "rescued", "rescued"),
     ],
-    note: "After all pages were written once. Each policy gives up pages of a guest that uses them in the \
-           same order; every read was checked. locked and clock hold a lock for each look at accessed bits \
-           and each unmapping, which faults take for reading. reclaim a page: all of reclaim, by the pages \
-           given up; lock to write: parts of that (lock: waiting for it, which is in the parts that follow \
-           as well). p50, p99: of a fault, swap included. clean: swap had a copy already. kept: next to go, \
-           and had been used. rescued: used between that look and the unmapping.",
+    note: "After all pages were written once. Each policy gives up pages of a guest that uses \
+           them in the same order; every read was checked. locked and clock hold a lock for each \
+           look at accessed bits and each unmapping, which faults take for reading. reclaim a \
+           page: all of reclaim, by the pages given up; lock to write: parts of that (lock: \
+           waiting for it, which is in the parts that follow as well). p50, p99: of a fault, swap \
+           included. clean: swap had a copy already. kept: next to go, and had been used. \
+           rescued: used between that look and the unmapping.",
     ..Figures::NONE
 };
 
@@ -154,8 +155,8 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
     let needed = memory.bytes() as f64 * (1.0 + largest * 1.2);
     if needed > session.memory_available() as f64 * 0.8 {
         return Err(bad_input(format!(
-            "a guest of {largest} times {memory}, its swap and its tables take {} MiB, and this machine has \
-             {} MiB free; take a smaller --memory",
+            "a guest of {largest} times {memory}, its swap and its tables take {} MiB, and this \
+             machine has {} MiB free; take a smaller --memory",
             needed as u64 >> 20,
             session.memory_available() >> 20
         )));

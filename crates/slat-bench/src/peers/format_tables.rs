@@ -65,17 +65,24 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
         title: "Formats beside each other".to_owned(),
         common: String::new(),
         columns: [
-            "operation", "memory", "format", "leaves", "time of a page", "by the first's",
-            "by the machine's", "slots read", "TLBIs",
+            "operation",
+            "memory",
+            "format",
+            "leaves",
+            "time of a page",
+            "by the first's",
+            "by the machine's",
+            "slots read",
+            "TLBIs",
         ]
         .map(str::to_owned)
         .into(),
         labels: 4,
         rows,
         notes: vec![
-            "A page is the format's own: of 16k and 64k there are fewer. Ratios are medians of those of each round, \
-             in which all took turns, and where half of them lie. “the machine's”: a plain loop over the same \
-             slots, or the same bytes filled."
+            "A page is the format's own: of 16k and 64k there are fewer. Ratios are medians of \
+             those of each round, in which all took turns, and where half of them lie. “the \
+             machine's”: a plain loop over the same slots, or the same bytes filled."
                 .to_owned(),
         ],
     })

@@ -151,8 +151,8 @@ fn arenas(
     let (needed, available) = (bytes.values().sum::<u64>(), session.memory_available());
     if needed > available / 10 * 9 {
         return Err(bad_input(format!(
-            "the tables of {} take {} MiB, those of each page size in memory of their own, and this machine has \
-             {} MiB free; take a smaller --memory, or fewer formats",
+            "the tables of {} take {} MiB, those of each page size in memory of their own, and \
+             this machine has {} MiB free; take a smaller --memory, or fewer formats",
             Size(memory),
             needed >> 20,
             available >> 20

@@ -146,18 +146,19 @@ fn ratios_of(results: &[Measurement]) -> Option<Table> {
     let mut names = vec!["operation".to_owned(), format!("{SLAT},\nns")];
     names.extend(who.iter().map(Column::heading));
     let mut notes = vec![
-        "slat: nanoseconds a page (or look-up), ± half of where half of the rounds lie. The others: how many times \
-         as long they took, the median of the rounds’ ratios; above 1 the engine is faster. none: the crate \
-         has no such operation; –: it has other levels, or was not asked. The machine: a plain loop over the same \
-         slots, or that stores the same bytes."
+        "slat: nanoseconds a page (or look-up), ± half of where half of the rounds lie. The \
+         others: how many times as long they took, the median of the rounds’ ratios; above 1 the \
+         engine is faster. none: the crate has no such operation; –: it has other levels, or was \
+         not asked. The machine: a plain loop over the same slots, or that stores the same bytes."
             .to_owned(),
     ];
     if results.iter().any(|m| m.scenario == "peers" && m.target == "linux-source") {
         notes.push(
-            "Linux’s own code, compiled for user space: the software’s work alone. Invalidations, barriers for a \
-             CPU’s walker, cache maintenance and locks are counted, not executed, on either side; no other CPU is there. \
-             shared: as if its walks of live tables were shared with others, by compare-and-swap; Linux itself does that in \
-             faults only. Look-ups: the engine’s are made within one guard."
+            "Linux’s own code, compiled for user space: the software’s work alone. Invalidations, \
+             barriers for a CPU’s walker, cache maintenance and locks are counted, not executed, \
+             on either side; no other CPU is there. shared: as if its walks of live tables were \
+             shared with others, by compare-and-swap; Linux itself does that in faults only. \
+             Look-ups: the engine’s are made within one guard."
                 .to_owned(),
         );
     }
@@ -267,10 +268,11 @@ fn counts(results: &[Measurement]) -> Option<Table> {
         "differ",
     ];
     let mut notes = vec![
-        "visits: entries that Linux’s walk looked at; callbacks: calls of its visitor on the way down. TLBIs: requests of invalidation, \
-         whose own barriers are not counted. tables: pages allocated. Then the slots that the engine read, and its \
-         invalidations. leaves: compared with the engine’s, descriptor by descriptor; differ: of those, the ones that \
-         differ as they may."
+        "visits: entries that Linux’s walk looked at; callbacks: calls of its visitor on the way \
+         down. TLBIs: requests of invalidation, whose own barriers are not counted. tables: pages \
+         allocated. Then the slots that the engine read, and its invalidations. leaves: compared \
+         with the engine’s, descriptor by descriptor; differ: of those, the ones that differ as \
+         they may."
             .to_owned(),
     ];
     notes.extend(reasons.iter().map(|reason| format!("They may: {reason}.")));
@@ -310,8 +312,9 @@ fn histories(results: &[Measurement]) -> Option<Table> {
         labels: 3,
         rows: lines,
         notes: vec![
-            "After each operation all leaves of both were compared. Two things may differ: Linux makes pages young \
-             as it splits them off an old block, and protects the pages between two that are cleared."
+            "After each operation all leaves of both were compared. Two things may differ: Linux \
+             makes pages young as it splits them off an old block, and protects the pages between \
+             two that are cleared."
                 .to_owned(),
         ],
     })

@@ -82,8 +82,8 @@ fn built(name: &str, arch: Architecture, own: &Path) -> anyhow::Result<Option<Pa
     let changed = |path: &Path| path.metadata().and_then(|it| it.modified()).ok();
     if changed(&path) < changed(own) {
         eprintln!(
-            "slat: building {} once, which takes minutes: cargo xtask static --arch {arch} --program \
-             {name}",
+            "slat: building {} once, which takes minutes: cargo xtask static --arch {arch} \
+             --program {name}",
             path.display()
         );
         let mut cargo = Command::new("cargo");
@@ -102,8 +102,9 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
 
 fn refused(path: &Path, name: &str, why: &str, arch: Architecture) -> anyhow::Error {
     bad_input(format!(
-        "{} {why}; the machine needs a {name} for {arch}, static unless it is this machine's own: build \
-         one with `cargo xtask static --arch {arch}` and give it by `--binary target/static/{name}-{arch}`",
+        "{} {why}; the machine needs a {name} for {arch}, static unless it is this machine's own: \
+         build one with `cargo xtask static --arch {arch}` and give it by `--binary \
+         target/static/{name}-{arch}`",
         path.display()
     ))
 }

@@ -81,11 +81,11 @@ fn phases(results: &[Measurement]) -> Option<Table> {
         columns,
         labels: label_count,
         notes: vec![
-            "Times of whole phases, seen from user space: populate is the first touch of all pages, \
-             dirty a write to each, get and clear the calls that read and reset the log; medians, \
-             with ± (half the interquartile range) from 10 %, and the least to the most from 50 %. \
-             Populating with huge pages is slow where the host has to make them first. “page, vCPU” is what one page of a round \
-             costs the vCPU that writes to it."
+            "Times of whole phases, seen from user space: populate is the first touch of all \
+             pages, dirty a write to each, get and clear the calls that read and reset the log; \
+             medians, with ± (half the interquartile range) from 10 %, and the least to the most \
+             from 50 %. Populating with huge pages is slow where the host has to make them first. \
+             “page, vCPU” is what one page of a round costs the vCPU that writes to it."
                 .to_owned(),
         ],
     })

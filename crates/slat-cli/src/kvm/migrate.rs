@@ -98,8 +98,9 @@ impl MigrateArgs {
 }
 
 const TITLE: &str = "Migrating a running guest (KVM)";
-const COPIED: &str = "Copied into a second memory, no faster than the link, and held against it word by \
-    word. Rounds with * did not come to fit into the downtime allowed: the guest was stopped all the same.";
+const COPIED: &str = "Copied into a second memory, no faster than the link, and held against it \
+    word by word. Rounds with * did not come to fit into the downtime allowed: the guest was \
+    stopped all the same.";
 
 /// What its table shows.
 const COLUMNS: &[Column] = &[

@@ -13,16 +13,15 @@ const STALLED: [&str; 8] =
     ["run", "dirty", "execute", "refill", "write", "write-idle", "read-idle", "toggle"];
 
 /// Of a guest's code.
-pub const MEANING: &[&str] = &[
-    "The guest's code runs in ring 3, so that it runs natively also where \
-    KVM has no hardware virtualization. What a vCPU's access costs includes the exits that the host's \
-    KVM takes, however it does.",
-];
+pub const MEANING: &[&str] =
+    &["The guest's code runs in ring 3, so that it runs natively also where KVM has no hardware \
+    virtualization. What a vCPU's access costs includes the exits that the host's KVM takes, \
+    however it does."];
 
 /// A variant, and the heading of its column.
 pub type Column = (&'static str, &'static str);
 
-/// How a table of whole phases is read.
+/// The note below a table of whole phases.
 pub const WHOLE_PHASES: &str = "Times of whole phases, all vCPUs, seen from user space; medians.";
 
 /// What is missing of the pace of running vCPUs.
@@ -76,8 +75,8 @@ pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
         notes: vec![
             "By the guest's own clock: as many of the longest times between two accesses as KVM \
              counted faults (above five times what is usual on warm memory where it counts none), \
-             less what is usual, without those that the scheduler made; medians over runs and \
-             rounds, each of the vCPU that had it worst. “a page”: their sum by the pages that the \
+             less what is usual, without those that the scheduler is known to have made; \
+             medians over runs and rounds, each of the vCPU that had it worst. “a page”: their sum by the pages that the \
              vCPU touched; “stalled”: in each second that it would have run, without what its \
              thread waited for a CPU (“waited”) and the machine below took (“stolen”)."
                 .to_owned(),

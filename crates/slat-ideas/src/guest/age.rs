@@ -94,9 +94,9 @@ const FIGURES: Figures = Figures {
         ("p50", "pages_asked_again", "asked again"),
         ("p50", "pages_unanswered", "unanswered"),
     ],
-    note: "The number is that of the pages of a call; locked holds a lock during each, which faults take \
-           for reading. p50, p99, longest: of a fault beside the scan; the kernel takes the CPU away \
-           now and then, and the longest shows it.",
+    note: "The number is that of the pages of a call; locked holds a lock during each, which \
+           faults take for reading. p50, p99, longest: of a fault beside the scan; the kernel \
+           takes the CPU away now and then, and the longest shows it.",
     ..Figures::NONE
 };
 

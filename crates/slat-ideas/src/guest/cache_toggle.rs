@@ -213,12 +213,12 @@ const FIGURES: Figures = Figures {
         ("switches, all vCPUs", "bytes-touching", "touching"),
         ("switches, all vCPUs", "flushes", "flushes"),
     ],
-    note: "vCPU 0 touches an image past the caches, switches on, uses all memory; each of the others \
-           touches a few pages past them and switches on. Touching: maintained as pages were \
-           mapped for vCPUs past their caches. every is Linux's way, vcpu0 the proposal, \
-           first its reviewer's; those two lose data of guests that rely on the hypervisor. published: \
-           “Optimize cache flush by only flushing on vcpu0” (RFC, April 2025), 64 vCPUs, 128 GiB: \
-           33 s of boot, 5 s with the proposal.",
+    note: "vCPU 0 touches an image past the caches, switches on, uses all memory; each of the \
+           others touches a few pages past them and switches on. Touching: maintained as pages \
+           were mapped for vCPUs past their caches. every is Linux's way, vcpu0 the proposal, \
+           first its reviewer's; those two lose data of guests that rely on the hypervisor. \
+           published: “Optimize cache flush by only flushing on vcpu0” (RFC, April 2025), 64 \
+           vCPUs, 128 GiB: 33 s of boot, 5 s with the proposal.",
     ..Figures::NONE
 };
 

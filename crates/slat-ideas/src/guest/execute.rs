@@ -99,11 +99,11 @@ const FIGURES: Figures = Figures {
     of: "execute",
     title: "Executing from huge pages that may not be executed",
     counts: &[("execute", "faults", "faults, execute"), ("read", "faults", "read")],
-    note: "Each phase goes over all pages. zap unmaps a huge page for a fetch, and is the baseline; \
-           split splits it, and frees the new table's pages together; split-page frees one page a \
-           fault; in allowed huge pages may be executed: what the accesses alone take. published: \
-           “KVM: Split huge pages mapped by the TDP MMU on fault” (v2, October 2022), 96 vCPUs \
-           on 1g pages under KVM, another machine.",
+    note: "Each phase goes over all pages. zap unmaps a huge page for a fetch, and is the \
+           baseline; split splits it, and frees the new table's pages together; split-page frees \
+           one page a fault; in allowed huge pages may be executed: what the accesses alone take. \
+           published: “KVM: Split huge pages mapped by the TDP MMU on fault” (v2, October 2022), \
+           96 vCPUs on 1g pages under KVM, another machine.",
     published: published::EXECUTE_PHASES,
     ..Figures::NONE
 };

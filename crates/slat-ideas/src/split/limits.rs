@@ -107,8 +107,8 @@ pub fn table(results: &[Measurement]) -> Option<Table> {
         columns: ["what", "MiB", "time", "GB/s", "ns a slot"].map(str::to_owned).into(),
         labels: 1,
         notes: vec![
-            "The same bytes and slots, with nothing to decide about them, in turns with the splits. \
-             Each ratio above is to the limit that took turns with its own row."
+            "The same bytes and slots, with nothing to decide about them, in turns with the \
+             splits. Each ratio above is to the limit that took turns with its own row."
                 .to_owned(),
         ],
     })

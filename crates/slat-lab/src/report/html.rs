@@ -68,7 +68,8 @@ fn table_section(table: &Table) -> Markup {
 
 /// How charts of samples are read.
 const DOTS: &str = "Each dot is one sample. Bars behind dots reach from the lower to the upper \
-                    quartile, with a mark at the median. Where values spread far, the scale is logarithmic.";
+                    quartile, with a mark at the median. Where values spread far, the scale is \
+                    logarithmic.";
 
 fn chart_section(report: &Report, readers: &[Reader]) -> Markup {
     let own = readers.iter().map(|reader| (reader.charts)(&reader.own(&report.results)));

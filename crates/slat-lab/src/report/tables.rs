@@ -62,8 +62,8 @@ fn of_kind(results: &[Measurement], scenario: &str, target: &str) -> Table {
         labels: count,
         rows: rows.iter().map(row).collect(),
         notes: vec![
-            "Medians, ± half of where half of the samples lie where that is much, the least and the \
-             most where it is more."
+            "Medians, ± half of where half of the samples lie where that is much, the least and \
+             the most where it is more."
                 .to_owned(),
         ],
     }

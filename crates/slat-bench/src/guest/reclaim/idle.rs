@@ -133,9 +133,9 @@ const FIGURES: Figures = Figures {
     of: "guest-idle",
     title: "Idle pages of a guest",
     counts: &[("idle", "pages", "pages")],
-    note: "All pages were written once; nothing has been taken yet. idle: pages that so many walks in a row, or \
-           more, found unused, of the guest's pages. waking a walk: how many of such pages were used again \
-           between two walks, on average. time: of a walk.",
+    note: "All pages were written once; nothing has been taken yet. idle: pages that so many \
+           walks in a row, or more, found unused, of the guest's pages. waking a walk: how many \
+           of such pages were used again between two walks, on average. time: of a walk.",
     ..Figures::NONE
 };
 
@@ -144,9 +144,9 @@ const TAKEN: Figures = Figures {
     of: "guest-idle-taken",
     title: "What was idle, taken from the guest",
     counts: &[("taken", "taken", "pages"), ("came back a walk", "returned", "came back, all")],
-    note: "at most: so many pages may come back between two walks, of the guest's pages; taken: what the walks \
-           said could be taken for that. Then the guest went on, with so much less memory. came back: \
-           the median, and half of the intervals.",
+    note: "at most: so many pages may come back between two walks, of the guest's pages; taken: \
+           what the walks said could be taken for that. Then the guest went on, with so much less \
+           memory. came back: the median, and half of the intervals.",
     ..Figures::NONE
 };
 

@@ -65,13 +65,11 @@ pub fn table(results: &[Measurement], scenario: &str, title: &str, meant: &str) 
             .into(),
         labels: 3,
         rows,
-        notes: vec![
-            format!(
-                "“reached” is the median of the ratios of each round, in which the two took turns; half \
-                 of the rounds lie in “half of rounds”. “barely”: one of its ends lies on the other \
-                 side. {met} of {of} met. {meant}"
-            ),
-        ],
+        notes: vec![format!(
+            "“reached” is the median of the ratios of each round, in which the two took \
+                 turns; half of the rounds lie in “half of rounds”. “barely”: one of its ends \
+                 lies on the other side. {met} of {of} met. {meant}"
+        )],
     })
 }
 
