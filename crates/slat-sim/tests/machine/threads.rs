@@ -2,7 +2,10 @@
 
 use crate::cases::Case;
 use crate::common::*;
-use slat::{Access, Attributes, Format, Hpa, Member, Removals, TableCache};
+use slat::{
+    Access, Attributes, ChangeError, Format, Halted, Hpa, MapError, Member, Removals, SplitError,
+    TableCache, UnmapError,
+};
 use slat_sim::{Arch, Arm, Machine};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,6 +14,25 @@ const SHARE: u64 = 2 << 20;
 const HOST: u64 = 1 << 34;
 const WORKERS: u64 = 2;
 const ROUNDS: u64 = 24;
+/// Whoever holds an entry for so long will not let go of it.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// Repeats `operation` while another thread holds an entry of it, as long as one that has no CPU
+/// at the moment may take: the engine's own patience is some tens of microseconds.
+fn patiently<T, E: PartialEq + std::fmt::Debug>(
+    contended: E,
+    mut operation: impl FnMut() -> Result<T, Halted<E>>,
+) -> T {
+    let started = std::time::Instant::now();
+    loop {
+        match operation() {
+            Err(halted) if halted.why == contended && started.elapsed() < PATIENCE => {
+                std::thread::yield_now();
+            }
+            result => return result.unwrap(),
+        }
+    }
+}
 
 /// `kept`: something else is mapped, so that tables above the threads' shares stay. If not, one
 /// thread unlinks a table that has another's share in it, too, and hardware may be in that table,
@@ -29,27 +51,31 @@ fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, ke
         cache.fill(4).unwrap();
         let mut guard = guest.tables.enter(&mut member).unwrap();
         let size = if rng.bool() { M2 } else { K4 };
-        guard.map(share, hpa, Attributes::RAM, size, &mut cache).unwrap();
+        patiently(MapError::Contended, || guard.map(share, hpa, Attributes::RAM, size, &mut cache));
         for _ in 0..3 {
             let page = range(base + (rng.u64(..512) << 12), 0x1000);
             match rng.u8(..5) {
-                0 => _ = guard.split(share, K4, &mut cache).unwrap(),
-                1 => _ = guard.collapse(share, M2).unwrap(),
+                0 => {
+                    patiently(SplitError::Contended, || guard.split(share, K4, &mut cache));
+                }
+                1 => _ = patiently(SplitError::Contended, || guard.collapse(share, M2)),
                 2 if guard.write_protect(page).is_ok() => {
                     guard.complete();
                     machine.protect(VMID, page);
                     std::thread::yield_now();
                     machine.unprotect(VMID, page);
-                    guard.relax(page, Access::Write).unwrap();
+                    patiently(ChangeError::Contended, || guard.relax(page, Access::Write));
                 }
-                3 => _ = guard.harvest(share, &mut [0; 8]).unwrap(),
+                3 => {
+                    patiently(ChangeError::Contended, || guard.harvest(share, &mut [0; 8]));
+                }
                 _ => std::thread::yield_now(),
             }
         }
         guard.complete();
         let mut storage = [slat::Place::EMPTY; 512];
         let mut removals = Removals::new(&guest.tables, &mut storage);
-        guard.unmap(share, &mut removals).unwrap();
+        patiently(UnmapError::Contended, || guard.unmap(share, &mut removals));
         for leaf in removals.complete() {
             machine.take_back(leaf.hpa, leaf.bytes);
         }
