@@ -1,12 +1,11 @@
 //! Builds a subtree before it is linked: nobody else can reach it, so plain stores serve.
 
-use crate::addr::{Hpa, Levels};
+use crate::addr::Hpa;
 use crate::cache::TableCache;
 use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
 use crate::table::{self, Frame, Slot};
-use crate::walk::{Entry, Flow, Tally, Visitor, walk};
 
 /// What a subtree is to translate.
 #[derive(Clone, Copy)]
@@ -72,7 +71,7 @@ impl Plan {
         if first < last { (index(first), index(last)) } else { (0, 0) }
     }
 
-    fn outside<F: Format>(&self, level: u8, base: u64) -> u64 {
+    pub fn outside<F: Format>(&self, level: u8, base: u64) -> u64 {
         match self.outside {
             Outside::Empty => 0,
             Outside::Leaf => self.leaf::<F>(level, base),
@@ -80,7 +79,7 @@ impl Plan {
     }
 
     /// What the slot `base..base + size` at `level` is to hold; `None` for a table.
-    fn slot<F: Format>(&self, level: u8, base: u64) -> Option<u64> {
+    pub fn slot<F: Format>(&self, level: u8, base: u64) -> Option<u64> {
         let end = base + (1 << F::shift(level));
         if end <= self.start || base >= self.end {
             return Some(self.outside::<F>(level, base));
@@ -176,7 +175,8 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         }
     }
 
-    fn table(&mut self, base: u64, plan: &Plan) -> Option<Frame> {
+    /// A table page; `None` where the cache is dry, which is kept in mind.
+    pub fn table(&mut self, base: u64, plan: &Plan) -> Option<Frame> {
         if self.dry.is_none() {
             match self.cache.take() {
                 Some(frame) => return Some(frame),
@@ -186,26 +186,6 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         None
     }
 
-    /// Fills the table entry by entry, as a walk over a table just cleared: what Linux does
-    /// when it builds the replacement of a block.
-    pub fn fill_each(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
-        self.clear(frame, level);
-        let end = base + (1 << F::shift(level + 1));
-        let hpa = frame.hpa();
-        let platform = self.platform;
-        // SAFETY: `frame` is a whole table, and is borrowed exclusively while the walk goes on.
-        let slots = unsafe { table::slots(platform, hpa, F::slots(level)) };
-        let mut visitor = EachEntry { builder: self, plan };
-        // Nobody else can hold a slot, and the visitor never stops.
-        let _ = walk::<F, P, _>(platform, slots, level, (base, end), &mut visitor);
-    }
-
-    fn clear(&mut self, frame: &mut Frame, level: u8) {
-        let slots = frame.slots_mut::<F>(self.platform, level);
-        self.counts.tables_built += 1;
-        self.platform.fill(slots, 0, 0);
-    }
-
     /// Gives a subtree that was not linked, its root at `level`, back to the cache.
     pub fn recycle(&mut self, mut frame: Frame, level: u8) {
         if level > 0 {
@@ -213,7 +193,7 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
                 let raw = slot.get();
                 if F::kind(raw, level) == Kind::Table {
                     // SAFETY: the subtree was never linked, so the frame that went into this
-                    // slot (`child`, or the visitor below) is still owned by the subtree alone.
+                    // slot (`child`, or a baseline's visitor) is still owned by the subtree alone.
                     if let Some(child) = unsafe { Frame::from_hpa(F::table_address(raw)) } {
                         self.recycle(child, level - 1);
                     }
@@ -221,39 +201,6 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
             }
         }
         self.cache.put(frame);
-    }
-}
-
-struct EachEntry<'v, 'b, 'c, F: Format, P: Platform> {
-    builder: &'v mut Builder<'b, 'c, F, P>,
-    plan: &'v Plan,
-}
-
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for EachEntry<'_, '_, '_, F, P> {
-    const LEVELS: Levels = Levels::ALL;
-
-    #[inline(always)]
-    fn visit(&mut self, level: u8, _: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
-        let base = entry.base::<F>(level);
-        let (raw, flow) = match self.plan.slot::<F>(level, base) {
-            Some(raw) => (raw, Flow::Next),
-            None => match self.builder.table(base, self.plan) {
-                Some(mut frame) => {
-                    self.builder.clear(&mut frame, level - 1);
-                    (F::table(frame.into_hpa(), level), Flow::Again)
-                }
-                None => (self.plan.outside::<F>(level, base), Flow::Next),
-            },
-        };
-        entry.slot.init(raw);
-        tally.change(&entry);
-        flow
-    }
-
-    #[inline]
-    fn settle(&mut self, _level: u8, tally: Tally) {
-        self.builder.counts.slots_read += tally.read;
-        self.builder.counts.slots_written += tally.changed;
     }
 }
 

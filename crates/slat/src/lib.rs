@@ -128,10 +128,11 @@ pub use grace::{Grace, Member, Moment, NoSeat, Seat};
 pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;
 pub use ops::{
-    Aged, Ageing, Ages, Batched, Bounded, ChangeError, Childless, Dump, EveryEntry, Leaf, Leaves,
-    MapError, Pages, Place, Removals, Removed, Reservation, Skip, SplitError, SplitWalk, Tested,
-    UnmapError,
+    Aged, Ageing, Ages, ChangeError, Dump, Leaf, Leaves, MapError, Pages, Place, Removals, Removed,
+    Reservation, Skip, SplitError, UnmapError,
 };
+#[cfg(feature = "baselines")]
+pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};
 pub use platform::{BreakBeforeMake, Maintenance, Platform};
 pub use shootdown::{Invalidation, Shootdown, Vmid};
 pub use table::{Frame, Slot};

@@ -1,6 +1,8 @@
 //! The operations, each the one place for its rule.
 
 mod age;
+#[cfg(feature = "baselines")]
+mod baselines;
 mod collapse;
 mod dirty;
 mod look;
@@ -14,12 +16,17 @@ mod unfold;
 mod unmap;
 mod vacate;
 
+#[cfg(feature = "baselines")]
+pub use self::{
+    baselines::*,
+    split::{Batched, SplitWalk},
+};
 pub use age::{Aged, Ageing, Ages, Skip};
 pub use look::{Dump, Leaf, Leaves};
 pub use map::MapError;
 pub use pages::Pages;
 pub use reserve::Reservation;
-pub use split::{Batched, Bounded, Childless, EveryEntry, SplitError, SplitWalk, Tested};
+pub use split::SplitError;
 pub(crate) use unfold::folded;
 pub use unmap::{Place, Removals, Removed, UnmapError};
 

@@ -27,81 +27,48 @@ use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
 use core::fmt;
 use core::marker::PhantomData;
 
-/// How a split walks and builds. One code; the ways differ in what they leave out.
-pub trait SplitWalk: sealed::Sealed {
+/// How a split walks and builds. One code: the laboratory's baselines leave out less.
+pub trait SplitWalk: sealed::Way {
     /// Reads entries that can hold nothing to split: those at the target size and below.
-    const LAST_LEVEL: bool;
+    const LAST_LEVEL: bool = false;
     /// Descends into the tables that it has just linked.
-    const INTO_NEW: bool;
-    /// Builds a table by a walk over its entries, not by one run of stores.
-    const PER_ENTRY: bool;
+    const INTO_NEW: bool = false;
     /// Blocks that may be broken at once and share one invalidation.
-    const MERGED: usize;
-    /// Reads at each entry, from memory, whether it is wanted, as a walker does that is compiled once
-    /// for all its users.
-    const TESTED: bool = false;
+    const MERGED: usize = MOST_MERGED;
 }
 
-/// Every entry of the range, new tables included: Linux's `stage2_split_walker`, up to 7.3.
-#[derive(Clone, Copy, Debug)]
-pub struct EveryEntry;
-/// The same without the last level: the walk of "Optimize S2 page splitting" (May 2026).
-#[derive(Clone, Copy, Debug)]
-pub struct Bounded;
-/// And without the tables that it has just linked: the first form of the same discussion.
-#[derive(Clone, Copy, Debug)]
-pub struct Childless;
-/// The same, what to leave out decided at each entry by a flag: what that costs.
-#[derive(Clone, Copy, Debug)]
-pub struct Tested;
-/// Tables filled by runs, new tables not entered, up to [`Batched::MERGED`] breaks an
-/// invalidation.
+/// Tables filled by runs, new tables not entered, up to [`SplitWalk::MERGED`] breaks an
+/// invalidation: the engine's own.
 #[derive(Clone, Copy, Debug)]
 pub struct Batched;
 
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for super::EveryEntry {}
-    impl Sealed for super::Bounded {}
-    impl Sealed for super::Childless {}
-    impl Sealed for super::Tested {}
-    impl Sealed for super::Batched {}
-}
+impl SplitWalk for Batched {}
+impl sealed::Way for Batched {}
 
-impl SplitWalk for EveryEntry {
-    const LAST_LEVEL: bool = true;
-    const INTO_NEW: bool = true;
-    const PER_ENTRY: bool = true;
-    const MERGED: usize = 1;
-}
+pub(super) mod sealed {
+    use super::{Builder, Format, Frame, Plan, Platform};
 
-impl SplitWalk for Bounded {
-    const LAST_LEVEL: bool = false;
-    const INTO_NEW: bool = true;
-    const PER_ENTRY: bool = true;
-    const MERGED: usize = 1;
-}
+    /// What else a way of walking says, to the engine alone.
+    #[allow(private_interfaces, reason = "nobody else can name it")]
+    pub trait Way {
+        /// Whether a slot at `level` is wanted, of those that the walk shows.
+        #[inline(always)]
+        fn wants(_level: u8) -> bool {
+            true
+        }
 
-impl SplitWalk for Childless {
-    const LAST_LEVEL: bool = false;
-    const INTO_NEW: bool = false;
-    const PER_ENTRY: bool = true;
-    const MERGED: usize = 1;
-}
-
-impl SplitWalk for Tested {
-    const LAST_LEVEL: bool = false;
-    const INTO_NEW: bool = false;
-    const PER_ENTRY: bool = true;
-    const MERGED: usize = 1;
-    const TESTED: bool = true;
-}
-
-impl SplitWalk for Batched {
-    const LAST_LEVEL: bool = false;
-    const INTO_NEW: bool = false;
-    const PER_ENTRY: bool = false;
-    const MERGED: usize = MOST_MERGED;
+        /// Fills a table of those that replace a block, as [`Builder::fill`].
+        #[inline(always)]
+        fn fill<F: Format, P: Platform>(
+            builder: &mut Builder<'_, '_, F, P>,
+            frame: &mut Frame,
+            level: u8,
+            base: u64,
+            plan: &Plan,
+        ) {
+            builder.fill(frame, level, base, plan);
+        }
+    }
 }
 
 /// Bounds how long a block stands broken: one invalidation and so many stores.
@@ -163,20 +130,30 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         to: PageSize,
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<u64, Halted<SplitError>> {
-        self.split_by::<Batched>(range, to, cache, Batched::MERGED)
+        self.split_together(range, to, cache, MOST_MERGED)
     }
 
-    /// [`Guard::split`] by another way of walking, and with at most `together` blocks broken at a
-    /// time (at least 1, at most [`SplitWalk::MERGED`]), where the CPU demands a break: fewer
-    /// make the stall of each shorter, and cost more invalidations.
-    ///
-    /// Most calls of a dirty log's clear find that all was split long ago; that is found out by a
-    /// load a level, where it was asked.
+    /// [`Guard::split`] with at most `together` blocks broken at a time (at least 1, at most 64),
+    /// where the CPU demands a break: fewer make the stall of each shorter, and cost more
+    /// invalidations.
     ///
     /// # Errors
     /// Those of [`Guard::split`].
     #[inline(always)]
-    pub fn split_by<W: SplitWalk>(
+    pub fn split_together(
+        &mut self,
+        range: GpaRange,
+        to: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+        together: usize,
+    ) -> Result<u64, Halted<SplitError>> {
+        self.split_as::<Batched>(range, to, cache, together)
+    }
+
+    /// Most calls of a dirty log's clear find that all was split long ago; that is found out by a
+    /// load a level, where it was asked.
+    #[inline(always)]
+    pub(super) fn split_as<W: SplitWalk>(
         &mut self,
         range: GpaRange,
         to: PageSize,
@@ -213,7 +190,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         software: Software,
     ) -> Result<u64, Halted<SplitError>> {
         let execute = fetch.is_fetch().then(|| (fetch, software.encode(F::SOFTWARE)));
-        let result = self.split_walk::<Batched>(range, F::size(0), cache, Batched::MERGED, execute);
+        let result = self.split_walk::<Batched>(range, F::size(0), cache, MOST_MERGED, execute);
         // Who faulted is to find what it waits for.
         self.tables.platform.publish();
         result
@@ -259,7 +236,6 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             cache,
             together: together.clamp(1, W::MERGED),
             execute,
-            unwanted: 0,
             done: Done::NOTHING,
             waiting: None,
             lost: None,
@@ -342,8 +318,6 @@ struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     together: usize,
     /// Pages of blocks that have these bits become executable, for such an access.
     execute: Option<(Access, u64)>,
-    /// Levels at which nothing is wanted, for [`SplitWalk::TESTED`].
-    unwanted: u8,
     done: Done,
     waiting: Option<Waiting<'t>>,
     /// The lowest block that changed while its replacement waited.
@@ -361,7 +335,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
-        if W::TESTED && core::hint::black_box(&self.unwanted) >> level & 1 == 1 {
+        if !W::wants(level) {
             return Flow::Next;
         }
         match kind {
@@ -414,11 +388,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         let counts = &mut self.done.counts;
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
-        if W::PER_ENTRY {
-            builder.fill_each(&mut frame, level - 1, base, &plan);
-        } else {
-            builder.fill(&mut frame, level - 1, base, &plan);
-        }
+        W::fill(&mut builder, &mut frame, level - 1, base, &plan);
         let dry = builder.dry;
         let range = GpaRange::from_bounds(base, base + F::size(level).bytes());
         if !self.tables.platform.break_before_make().breaks_size_change() {

@@ -318,7 +318,7 @@ fn blocks_are_broken_together_with_their_neighbours_only() {
                     guard.platform().take_events();
                     let all = range(0, second + 2 * M + more);
                     let page = PageSize::SIZE_4K;
-                    let done = guard.split_by::<slat::Batched>(all, page, cache, together);
+                    let done = guard.split_together(all, page, cache, together);
                     assert_eq!((done, guard.counts().broken), (Ok(4 * M), 2));
                     let events = guard.platform().take_events().into_iter();
                     let found: Vec<_> = events
