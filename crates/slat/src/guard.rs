@@ -110,10 +110,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Before dirty state is cleared: until that is invalidated, an unmap takes a page that is not
-    /// dirty for one that may be (`Tables::cleans`).
+    /// dirty for one that may be (`Pending::cleans`).
     pub(crate) fn begin_clean(&mut self) {
         if self.live && self.owed.cleans() == 0 {
-            self.tables.cleans().begin();
+            self.tables.pending.cleans.begin();
             self.owed.clean();
         }
     }

@@ -9,7 +9,7 @@
 use crate::addr::Hpa;
 use crate::format::Format;
 use crate::platform::Platform;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, Turn};
 use crate::table::{self, Frame, Slot};
 use core::marker::PhantomData;
 
@@ -92,12 +92,40 @@ pub(crate) struct Retired {
     unlinked: List,
     /// Hardware has forgotten them.
     invalidated: List,
-    /// Of both, tables that only software walkers may be in; and the clock's reading from which on
-    /// none is.
-    forgotten: [AtomicU64; 2],
-    forgotten_at: AtomicU64,
-    /// Whether a thread is at work on both.
-    reclaiming: AtomicU64,
+    /// Of both, tables that only software walkers may be in.
+    forgotten: Forgotten,
+    /// Whose holder alone changes `forgotten`.
+    turn: Turn,
+}
+
+/// Two lists of tables, and the clock's reading from which on no walker is in them.
+///
+/// *Invariant*: the reading was taken after the last of the tables was unlinked, and after an
+/// invalidation that covers them. Lists are added where both are empty, so the reading is theirs.
+#[derive(Debug)]
+struct Forgotten {
+    lists: [AtomicU64; 2],
+    since: AtomicU64,
+}
+
+impl Forgotten {
+    fn lists(&self, order: Ordering) -> [u64; 2] {
+        self.lists.each_ref().map(|list| list.load(order))
+    }
+
+    fn set(&self, lists: [u64; 2]) {
+        self.lists.iter().zip(lists).for_each(|(list, head)| list.store(head, Ordering::Relaxed));
+    }
+
+    /// Gives the tables back if `passed` says of the reading that no walker can be in them.
+    fn free<F: Format>(&self, platform: &impl Platform, passed: impl Fn(u64) -> bool) -> usize {
+        let lists = self.lists(Ordering::Relaxed);
+        if lists == [0, 0] || !passed(self.since.load(Ordering::Relaxed)) {
+            return 0;
+        }
+        self.set([0, 0]);
+        lists.into_iter().map(|list| free_list::<F>(platform, list)).sum()
+    }
 }
 
 impl Retired {
@@ -106,9 +134,8 @@ impl Retired {
         Self {
             unlinked: List::new(),
             invalidated: List::new(),
-            forgotten: [zero(), zero()],
-            forgotten_at: zero(),
-            reclaiming: zero(),
+            forgotten: Forgotten { lists: [zero(), zero()], since: zero() },
+            turn: Turn::new(),
         }
     }
 
@@ -134,69 +161,52 @@ impl Retired {
     ) -> usize {
         let idle = self.unlinked.is_empty()
             && self.invalidated.is_empty()
-            && self.forgotten.iter().all(|list| list.load(Ordering::Acquire) == 0);
-        if idle || self.reclaiming.swap(1, Ordering::AcqRel) != 0 {
+            && self.forgotten.lists(Ordering::Acquire) == [0, 0];
+        if idle || !self.turn.take() {
             return 0;
         }
-        let mut freed = self.free_forgotten::<F>(platform, &passed);
-        if self.forgotten.iter().all(|list| list.load(Ordering::Relaxed) == 0) {
+        let mut freed = self.forgotten.free::<F>(platform, &passed);
+        if self.forgotten.lists(Ordering::Relaxed) == [0, 0] {
             let lists = [self.unlinked.take(), self.invalidated.take()];
             if lists[0] != 0 {
                 invalidate();
             }
             if lists != [0, 0] {
-                self.forgotten_at.store(now(), Ordering::Relaxed);
-                let both = self.forgotten.iter().zip(lists);
-                both.for_each(|(forgotten, list)| forgotten.store(list, Ordering::Relaxed));
-                freed += self.free_forgotten::<F>(platform, &passed);
+                self.forgotten.since.store(now(), Ordering::Relaxed);
+                self.forgotten.set(lists);
+                freed += self.forgotten.free::<F>(platform, &passed);
             }
         }
-        self.reclaiming.store(0, Ordering::Release);
+        self.turn.end();
         freed
     }
 
     /// Gives back all of them: nobody, hardware or software, is in the tables any more.
     pub fn free_all<F: Format>(&self, platform: &impl Platform) {
-        self.free_forgotten::<F>(platform, |_| true);
-        let lists = [self.unlinked.take(), self.invalidated.take()];
-        let both = self.forgotten.iter().zip(lists);
-        both.for_each(|(forgotten, list)| forgotten.store(list, Ordering::Relaxed));
-        self.free_forgotten::<F>(platform, |_| true);
+        self.forgotten.free::<F>(platform, |_| true);
+        self.forgotten.set([self.unlinked.take(), self.invalidated.take()]);
+        self.forgotten.free::<F>(platform, |_| true);
     }
+}
 
-    /// Frees the tables that hardware has forgotten, if no walker can be in them any more.
-    fn free_forgotten<F: Format>(
-        &self,
-        platform: &impl Platform,
-        passed: impl Fn(u64) -> bool,
-    ) -> usize {
-        let lists = self.forgotten.each_ref().map(|list| list.load(Ordering::Relaxed));
-        if lists == [0, 0] || !passed(self.forgotten_at.load(Ordering::Relaxed)) {
-            return 0;
-        }
-        self.forgotten.iter().for_each(|list| list.store(0, Ordering::Relaxed));
-        lists.into_iter().map(|list| Self::free::<F>(platform, list)).sum()
-    }
-
-    /// Frees the tables of a list that nobody else knows any more.
-    fn free<F: Format>(platform: &impl Platform, mut next: u64) -> usize {
-        let mut freed = 0;
-        while next != 0 {
-            let hpa = Hpa(next);
-            // SAFETY: a chain put the table on the list, of whose slots this takes the first; it is
-            // freed below, after its only use.
-            let first = unsafe { &table::slots(platform, hpa, 1)[0] };
-            next = F::table_address(first.load()).0;
-            // SAFETY: the table came from a cache, which allocates so many bytes; it is unlinked;
-            // no hardware (`reclaim`) and no software (`passed`) can be in it; and `free_forgotten`
-            // has taken it off the list: nobody else owns it.
-            unsafe {
-                if let Some(frame) = Frame::from_hpa(hpa) {
-                    platform.free(frame, F::TABLE_BYTES);
-                    freed += 1;
-                }
+/// Frees the tables of a list that nobody else knows any more.
+fn free_list<F: Format>(platform: &impl Platform, mut next: u64) -> usize {
+    let mut freed = 0;
+    while next != 0 {
+        let hpa = Hpa(next);
+        // SAFETY: a chain put the table on the list, of whose slots this takes the first; it is
+        // freed below, after its only use.
+        let first = unsafe { &table::slots(platform, hpa, 1)[0] };
+        next = F::table_address(first.load()).0;
+        // SAFETY: the table came from a cache, which allocates so many bytes; it is unlinked;
+        // no hardware (`reclaim`) and no software (`passed`) can be in it; and `Forgotten::free`
+        // has taken it off the list: nobody else owns it.
+        unsafe {
+            if let Some(frame) = Frame::from_hpa(hpa) {
+                platform.free(frame, F::TABLE_BYTES);
+                freed += 1;
             }
         }
-        freed
     }
+    freed
 }

@@ -188,7 +188,7 @@ impl<'t, 'p, F: Format, P: Platform> Shootdown<'t, 'p, F, P> {
 
 impl<F: Format, P: Platform> Drop for Shootdown<'_, '_, F, P> {
     fn drop(&mut self) {
-        self.tables.owe(self.owed);
+        self.tables.pending.owe(self.owed);
     }
 }
 

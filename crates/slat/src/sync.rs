@@ -53,6 +53,28 @@ pub fn agreed() {
     }
 }
 
+/// Work that one thread at a time does. Nobody waits: who does not get the turn does without.
+///
+/// *Invariant*: from [`Turn::take`] to [`Turn::end`] no other thread has it, and the next sees all
+/// that this one did.
+#[derive(Debug)]
+pub(crate) struct Turn(AtomicU64);
+
+impl Turn {
+    pub fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Whether this thread has the turn now.
+    pub fn take(&self) -> bool {
+        self.0.swap(1, Ordering::AcqRel) == 0
+    }
+
+    pub fn end(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
 /// Lets the holder of a marker make progress. Not under loom: a yield there forces a step of the
 /// holder, and hides that a wait may end in vain. Waits are bounded, so nothing hangs.
 pub fn relax() {

@@ -2,16 +2,16 @@
 
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize, RangeError};
 use crate::build::dismantle;
-use crate::format::{Attributes, Format, Geometry, GeometryError, Kind, TOKEN_BITS};
+use crate::format::{Attributes, Format, Geometry, GeometryError, Kind};
 use crate::grace::{Member, Moment};
 use crate::guard::{Foreign, Guard};
 use crate::inactive::Inactive;
+use crate::ops::{Scans, Tokens};
 use crate::platform::Platform;
 use crate::retired::Retired;
 use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
-use crate::sync::{AtomicU64, Ordering};
 use crate::table::{self, Frame, Slot};
-use crate::underway::{Underway, raise};
+use crate::underway::Pending;
 use crate::walk::{Outcome, PATIENCE, Visitor, touch_all, walk};
 use core::fmt;
 
@@ -30,33 +30,11 @@ pub struct Tables<'p, F: Format, P: Platform> {
     vmid: Vmid,
     geometry: Geometry,
     root: Hpa,
-    pending: Pending,
+    pub(crate) pending: Pending,
     pub(crate) retired: Retired,
-    tokens: Tokens,
-    /// Tables may have been marked as not accessed while walk caches held them.
-    pub(crate) hinted: AtomicU64,
-    /// Whether an exact scan of accessed bits is under way.
-    pub(crate) ageing: AtomicU64,
+    pub(crate) tokens: Tokens,
+    pub(crate) scans: Scans,
 }
-
-/// What operations left for later invalidations, away from what every walk reads.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Pending {
-    /// How many guards, shootdowns and removals were dropped while they owed something, and how
-    /// many of those the completed invalidations of everything cover.
-    dropped: AtomicU64,
-    covered: AtomicU64,
-    /// Removals whose invalidation has not completed.
-    removals: Underway,
-    /// Cleans of dirty state whose invalidation has not completed.
-    cleans: Underway,
-}
-
-/// The next token: each fault that maps takes one.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Tokens(AtomicU64);
 
 /// Where a lookup ended. Small, so that it travels in registers.
 #[derive(Clone, Copy)]
@@ -183,16 +161,10 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             vmid,
             geometry,
             root,
-            pending: Pending {
-                dropped: AtomicU64::new(0),
-                covered: AtomicU64::new(0),
-                removals: Underway::new(),
-                cleans: Underway::new(),
-            },
+            pending: Pending::new(),
             retired: Retired::new(),
-            tokens: Tokens(AtomicU64::new(0)),
-            hinted: AtomicU64::new(0),
-            ageing: AtomicU64::new(0),
+            tokens: Tokens::new(),
+            scans: Scans::new(),
         })
     }
 
@@ -369,72 +341,30 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         owed.invalidation(self.vmid, self.platform.break_before_make().breaks_size_change())
     }
 
-    /// Removals whose invalidation has not completed.
-    #[inline(always)]
-    pub(crate) const fn removals(&self) -> &Underway {
-        &self.pending.removals
-    }
-
-    /// Cleans of dirty state whose invalidation has not completed.
-    #[inline(always)]
-    pub(crate) const fn cleans(&self) -> &Underway {
-        &self.pending.cleans
-    }
-
     /// Invalidates what is owed, and what somebody else dropped.
     ///
     /// What was dropped counts as covered only after the invalidation: who finds it so, and
     /// returns, relies on it.
     pub(crate) fn complete(&self, owed: Owed) {
-        let Pending { dropped, covered, cleans, .. } = &self.pending;
-        if dropped.load(Ordering::Acquire) != covered.load(Ordering::Acquire) {
+        if !self.pending.is_covered() {
             self.complete_all();
         } else if let Some(what) = self.invalidation(&owed) {
             self.platform.invalidate(&what);
         }
-        cleans.end(owed.cleans());
+        self.pending.cleans.end(owed.cleans());
     }
 
     /// Invalidates all of the guest, and so what somebody dropped before.
     pub(crate) fn complete_all(&self) {
-        let Pending { dropped, covered, removals, cleans } = &self.pending;
-        let before = (dropped.load(Ordering::Acquire), removals.dropped(), cleans.dropped());
-        self.invalidate_all();
-        raise(covered, before.0);
-        removals.cover(before.1);
-        cleans.cover(before.2);
+        self.pending.cover(|| self.invalidate_all());
     }
 
     /// Deals with `owed`, of a guard that is dropped.
     pub(crate) fn let_go(&self, owed: Owed) {
         match owed.is_taken() {
             true => self.complete(owed),
-            false => self.owe(owed),
+            false => self.pending.owe(owed),
         }
-    }
-
-    /// Keeps in mind what somebody dropped.
-    pub(crate) fn owe(&self, owed: Owed) {
-        match owed.is_taken() {
-            true => self.pending.cleans.drop(owed.cleans()),
-            // Nothing was cleaned.
-            false => self.pending.cleans.end(owed.cleans()),
-        }
-        if !owed.is_nothing() {
-            self.pending.dropped.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Keeps in mind removals that somebody dropped.
-    pub(crate) fn drop_removals(&self) {
-        self.pending.removals.drop(1);
-        self.pending.dropped.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
-    pub(crate) fn next_token(&self) -> u64 {
-        let token = self.tokens.0.fetch_add(1, Ordering::Relaxed);
-        F::reserved(token & ((1 << TOKEN_BITS) - 1))
     }
 
     /// Before an empty slot, whose value is `raw`, is filled by an exchange from that very value:
@@ -447,7 +377,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     pub(crate) fn break_before_fill(&self, raw: u64, level: u8, base: u64) -> bool {
         let stale = self.refill_breaks()
             && F::kind(raw, level) == Kind::Reserved
-            && self.removals().count() != 0;
+            && self.pending.removals.count() != 0;
         if stale {
             self.invalidate_slots(base, base + (1 << F::shift(level)));
         }
@@ -505,10 +435,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// No CPU has the root loaded, nor will load it before [`Inactive::activate`].
     pub unsafe fn deactivate(self) -> Inactive<'p, F, P> {
         self.invalidate_all();
-        let Pending { dropped, covered, removals, cleans } = &self.pending;
-        raise(covered, dropped.load(Ordering::Acquire));
-        removals.clear();
-        cleans.clear();
+        self.pending.clear();
         Inactive(self)
     }
 

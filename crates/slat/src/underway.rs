@@ -6,20 +6,128 @@
 //! the count 0, knows that the invalidation has completed. What is dropped stays counted until an
 //! invalidation of all of the guest, which began after the drop, has completed.
 
+use crate::shootdown::Owed;
 use crate::sync::{AtomicU64, Ordering};
 
+/// What operations left for later invalidations, away from what every walk reads.
 #[derive(Debug)]
-pub(crate) struct Underway {
-    now: AtomicU64,
-    /// How many were dropped, and how many of those are covered by completed invalidations.
-    dropped: AtomicU64,
+#[repr(align(128))]
+pub(crate) struct Pending {
+    /// Guards, shootdowns and removals that owed something.
+    dropped: Dropped,
+    pub removals: Underway,
+    /// Of dirty state.
+    pub cleans: Underway,
+}
+
+impl Pending {
+    pub fn new() -> Self {
+        Self { dropped: Dropped::new(), removals: Underway::new(), cleans: Underway::new() }
+    }
+
+    /// Whether completed invalidations of everything cover all that was dropped.
+    #[inline]
+    pub fn is_covered(&self) -> bool {
+        self.dropped.is_covered()
+    }
+
+    /// Keeps in mind what somebody dropped.
+    #[inline]
+    pub fn owe(&self, owed: Owed) {
+        match owed.is_taken() {
+            true => self.cleans.dropped.add(owed.cleans()),
+            // Nothing was cleaned.
+            false => self.cleans.end(owed.cleans()),
+        }
+        if !owed.is_nothing() {
+            self.dropped.add(1);
+        }
+    }
+
+    /// Keeps in mind removals that somebody dropped.
+    pub fn drop_removals(&self) {
+        self.removals.dropped.add(1);
+        self.dropped.add(1);
+    }
+
+    /// Covers what was dropped before by an invalidation of all of the guest, which `invalidate`
+    /// completes.
+    pub fn cover(&self, invalidate: impl FnOnce()) {
+        let Self { dropped, removals, cleans } = self;
+        let before = (dropped.count(), removals.dropped.count(), cleans.dropped.count());
+        invalidate();
+        dropped.cover(before.0);
+        removals.end(removals.dropped.cover(before.1));
+        cleans.end(cleans.dropped.cover(before.2));
+    }
+
+    /// Nothing is left any more: nobody is in the tables, and all was invalidated.
+    pub fn clear(&self) {
+        self.dropped.cover(self.dropped.count());
+        self.removals.clear();
+        self.cleans.clear();
+    }
+}
+
+/// How many were dropped, and how many of those completed invalidations of all of the guest cover.
+///
+/// *Invariant*: what is counted as covered was dropped before such an invalidation began, and that
+/// has completed. Both only grow.
+#[derive(Debug)]
+struct Dropped {
+    count: AtomicU64,
     covered: AtomicU64,
 }
 
+impl Dropped {
+    fn new() -> Self {
+        Self { count: AtomicU64::new(0), covered: AtomicU64::new(0) }
+    }
+
+    #[inline]
+    fn add(&self, count: u64) {
+        if count != 0 {
+            self.count.fetch_add(count, Ordering::AcqRel);
+        }
+    }
+
+    /// So far: read before an invalidation of all of the guest begins.
+    #[inline]
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn is_covered(&self) -> bool {
+        self.count() == self.covered.load(Ordering::Acquire)
+    }
+
+    /// An invalidation of all of the guest has completed, before which so many had been dropped;
+    /// returns how many of them no other had covered.
+    fn cover(&self, count: u64) -> u64 {
+        let mut was = self.covered.load(Ordering::Acquire);
+        while was < count {
+            let raised =
+                self.covered.compare_exchange(was, count, Ordering::AcqRel, Ordering::Acquire);
+            match raised {
+                Ok(_) => break,
+                Err(found) => was = found,
+            }
+        }
+        count.saturating_sub(was)
+    }
+}
+
+/// How many have begun and are not invalidated.
+#[derive(Debug)]
+pub(crate) struct Underway {
+    now: AtomicU64,
+    dropped: Dropped,
+}
+
 impl Underway {
-    pub fn new() -> Self {
-        let zero = || AtomicU64::new(0);
-        Self { now: zero(), dropped: zero(), covered: zero() }
+    fn new() -> Self {
+        Self { now: AtomicU64::new(0), dropped: Dropped::new() }
     }
 
     /// How many are under way.
@@ -39,38 +147,8 @@ impl Underway {
         }
     }
 
-    /// Keeps in mind that `count` of them were dropped.
-    pub fn drop(&self, count: u64) {
-        if count != 0 {
-            self.dropped.fetch_add(count, Ordering::AcqRel);
-        }
-    }
-
-    /// How many were dropped so far: read before an invalidation of all of the guest begins.
-    pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Acquire)
-    }
-
-    /// An invalidation of all of the guest has completed, before which so many had been dropped.
-    pub fn cover(&self, dropped: u64) {
-        self.end(dropped.saturating_sub(raise(&self.covered, dropped)));
-    }
-
-    /// Nothing is under way any more: nobody is in the tables, and all was invalidated.
-    pub fn clear(&self) {
-        raise(&self.covered, self.dropped());
+    fn clear(&self) {
+        self.dropped.cover(self.dropped.count());
         self.now.swap(0, Ordering::AcqRel);
     }
-}
-
-/// Sets a count that only grows to `to` at least; returns what it was.
-pub(crate) fn raise(count: &AtomicU64, to: u64) -> u64 {
-    let mut was = count.load(Ordering::Acquire);
-    while was < to {
-        match count.compare_exchange(was, to, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => break,
-            Err(found) => was = found,
-        }
-    }
-    was
 }

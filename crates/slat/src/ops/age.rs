@@ -28,10 +28,41 @@ use crate::format::{Format, Kind, RUN};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::sync::{Ordering, agreed};
+use crate::sync::{AtomicU64, Ordering, Turn, agreed};
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, change_run, links};
+
+/// What the scans of one guest know of each other.
+///
+/// *Invariant*: who clears tables has the turn. While no hint was given since the last exact scan
+/// of all of the guest, a table without its mark has no accessed leaf below.
+#[derive(Debug)]
+pub(crate) struct Scans {
+    /// Tables may have been marked as not accessed while walk caches held them.
+    hinted: AtomicU64,
+    turn: Turn,
+}
+
+impl Scans {
+    pub fn new() -> Self {
+        Self { hinted: AtomicU64::new(0), turn: Turn::new() }
+    }
+
+    fn hinted(&self) -> bool {
+        self.hinted.load(Ordering::Acquire) != 0
+    }
+
+    /// Before the first table is cleared without an invalidation.
+    fn hint(&self) {
+        self.hinted.store(1, Ordering::Release);
+    }
+
+    /// An exact scan has covered all of the guest.
+    fn forget_hints(&self) {
+        self.hinted.store(0, Ordering::Release);
+    }
+}
 
 /// What an ageing scan does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,23 +145,22 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             (false, skip) => {
                 scan.run::<F, P, false, MARKED>(tables);
                 // A hint beside this, or before it, may have hidden what was used.
-                if skip == Skip::Exact && tables.hinted.load(Ordering::Acquire) != 0 {
+                if skip == Skip::Exact && tables.scans.hinted() {
                     scan.run::<F, P, false, ALL>(tables);
                 }
             }
             (true, Skip::Nothing) => scan.run::<F, P, true, ALL>(tables),
-            (true, _) if tables.ageing.swap(1, Ordering::AcqRel) != 0 => {
+            (true, _) if !tables.scans.turn.take() => {
                 scan.run::<F, P, true, ALL>(tables);
             }
             (true, skip) => {
                 if skip == Skip::Hint {
-                    // Before the first table is cleared.
-                    tables.hinted.store(1, Ordering::Release);
+                    tables.scans.hint();
                     scan.run::<F, P, true, HINT>(tables);
                 } else {
                     scan.exact(tables);
                 }
-                tables.ageing.store(0, Ordering::Release);
+                tables.scans.turn.end();
             }
         }
         let Scan { aged, mut done, .. } = scan;
@@ -305,7 +335,7 @@ impl Scan<'_, '_> {
     fn exact<F: Format, P: Platform>(&mut self, tables: &Tables<'_, F, P>) {
         let (start, end) = (self.range.start().0, self.range.end().0);
         let all = start == 0 && end >> tables.geometry().address_bits != 0;
-        let doubt = tables.hinted.load(Ordering::Acquire) != 0;
+        let doubt = tables.scans.hinted();
         let mut note = Note { doubt, noted: false, done: Done::NOTHING };
         let result = tables.walk(start, end, &mut note);
         self.done.merge(note.done);
@@ -318,7 +348,7 @@ impl Scan<'_, '_> {
         // The tables' marks, then the leaves: `walk::touch` goes the other way.
         agreed();
         match result {
-            Ok(()) if all => tables.hinted.store(0, Ordering::Release),
+            Ok(()) if all => tables.scans.forget_hints(),
             Ok(()) => {}
             // A table that never stood still: it may not be noted, so nothing is ruled out.
             Err(_) => return self.run::<F, P, true, ALL>(tables),

@@ -21,11 +21,13 @@ pub use self::{
     baselines::*,
     split::{Batched, SplitWalk},
 };
+pub(crate) use age::Scans;
 pub use age::{Aged, Ageing, Ages, Skip};
 pub use look::{Dump, Leaf, Leaves};
 pub use map::MapError;
 pub use pages::Pages;
 pub use reserve::Reservation;
+pub(crate) use reserve::Tokens;
 pub use split::SplitError;
 pub(crate) use unfold::folded;
 pub use unmap::{Place, Removals, Removed, UnmapError};

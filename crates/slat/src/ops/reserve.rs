@@ -15,13 +15,30 @@ use super::map::{MapError, maintenance};
 use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
-use crate::format::{Attributes, Format, Kind};
+use crate::format::{Attributes, Format, Kind, TOKEN_BITS};
 use crate::guard::Guard;
 use crate::platform::Platform;
-use crate::sync::relax;
+use crate::sync::{AtomicU64, Ordering, relax};
 use crate::table::{self, Slot};
 use crate::tables::Halted;
 use crate::walk::PATIENCE;
+
+/// The next token: each fault that maps takes one. Away from what every walk reads.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Tokens(AtomicU64);
+
+impl Tokens {
+    pub fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
+    pub fn next<F: Format>(&self) -> u64 {
+        let token = self.0.fetch_add(1, Ordering::Relaxed);
+        F::reserved(token & ((1 << TOKEN_BITS) - 1))
+    }
+}
 
 /// An empty slot that a fault has reserved.
 #[derive(Debug)]
@@ -140,7 +157,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                 Kind::Empty | Kind::Reserved => {
                     self.counts.slots_written += 1;
                     if level <= largest {
-                        let reserved = tables.next_token();
+                        let reserved = tables.tokens.next::<F>();
                         if slot.exchange(raw, reserved).is_ok() {
                             let base = gpa & !((1 << F::shift(level)) - 1);
                             let broke = tables.break_before_fill(raw, level, base);

@@ -215,7 +215,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
                 Err(_) => {
                     // A reservation is as it was. What was empty is not: what others have done to it must
                     // not look undone.
-                    let empty = token.unwrap_or_else(|| self.next_token());
+                    let empty = token.unwrap_or_else(|| self.tokens.next::<F>());
                     group.slots[..number].iter().for_each(|slot| slot.release(frozen, empty));
                     return Err(Flow::Again);
                 }
@@ -235,7 +235,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// As [`Tables::break_before_fill`], of all slots at once, some of which others have emptied: they
     /// were counted before this thread got the slots.
     fn break_before_fill_group(&self, group: &Group<'_, F>, counts: &mut Counts) {
-        if self.refill_breaks() && self.removals().count() != 0 {
+        if self.refill_breaks() && self.pending.removals.count() != 0 {
             self.invalidate_slots(group.start, group.end);
             counts.invalidations += 1;
         }
@@ -253,7 +253,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             return None;
         }
         let group = self.group(gpa, level).filter(Group::is_vacant)?;
-        let token = self.next_token();
+        let token = self.tokens.next::<F>();
         let mut emptied = false;
         for slot in group.slots {
             counts.slots_written += 1;

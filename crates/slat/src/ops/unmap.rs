@@ -95,13 +95,13 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
     pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
         let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
         // What somebody else has taken out, and not invalidated yet, was found empty here.
-        if self.tables.removals().count() > u64::from(self.counted) {
+        if self.tables.pending.removals.count() > u64::from(self.counted) {
             self.tables.complete_all();
         } else {
             self.tables.complete(owed);
         }
         if core::mem::replace(&mut self.counted, false) {
-            self.tables.removals().end(1);
+            self.tables.pending.removals.end(1);
         }
         self.tables.retired.invalidated(self.tables.platform, &self.unlinked.take());
         let len = core::mem::replace(&mut self.len, 0);
@@ -166,8 +166,8 @@ impl<F: Format, P: Platform> Drop for Removals<'_, '_, '_, F, P> {
         self.tables.retired.unlinked(self.tables.platform, &self.unlinked.take());
         if self.counted {
             match self.owed.is_nothing() {
-                true => self.tables.removals().end(1),
-                false => self.tables.drop_removals(),
+                true => self.tables.pending.removals.end(1),
+                false => self.tables.pending.drop_removals(),
             }
         }
     }
@@ -242,7 +242,7 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
             return Self::halted(range.start(), why.into());
         }
         if !core::mem::replace(&mut removals.counted, true) {
-            tables.removals().begin();
+            tables.pending.removals.begin();
         }
         let (done, why) = (Done::NOTHING, UnmapError::Contended);
         let (start, end) = (range.start().0, range.end().0);
@@ -395,12 +395,12 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
     /// completed, and the guest may have written since through a TLB entry that marks nothing.
     #[inline(always)]
     fn may_be_dirty(&self, raw: u64) -> bool {
-        raw & F::DIRTY == 0 && self.tables.cleans().count() != 0
+        raw & F::DIRTY == 0 && self.tables.pending.cleans.count() != 0
     }
 
     /// What to leave in slots that are emptied now.
     fn token(&self) -> u64 {
-        if self.tables.refill_breaks() { self.tables.next_token() } else { 0 }
+        if self.tables.refill_breaks() { self.tables.tokens.next::<F>() } else { 0 }
     }
 
     /// Empties the slot at `level` that links `table`, whose slots are retired; it covers `start`
