@@ -186,6 +186,12 @@ pub(crate) unsafe fn rewrite_run<const N: usize>(
     true
 }
 
+/// The slot of `gpa` in a table at `level`, which has a power of two of them.
+#[inline(always)]
+pub(crate) fn slot<F: Format>(slots: &[Slot], gpa: u64, level: u8) -> &Slot {
+    &slots[(gpa >> F::shift(level)) as usize & (slots.len() - 1)]
+}
+
 /// The slots of a linked table at `hpa`.
 ///
 /// # Safety

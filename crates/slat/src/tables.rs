@@ -10,7 +10,7 @@ use crate::ops::{Scans, Tokens};
 use crate::platform::Platform;
 use crate::retired::Retired;
 use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
-use crate::table::{self, Frame, Slot};
+use crate::table::{self, Frame, Slot, slot};
 use crate::underway::Pending;
 use crate::walk::{Outcome, PATIENCE, Visitor, touch_all, walk};
 use core::fmt;
@@ -43,6 +43,14 @@ pub(crate) struct Found {
     pub level: u8,
     /// Whether all tables above let leaves be written.
     pub writable: bool,
+}
+
+/// A slot that links a table, in its own table, as it was when it was read.
+#[derive(Clone, Copy)]
+pub(crate) struct Link<'t> {
+    pub table: &'t [Slot],
+    pub slot: &'t Slot,
+    pub raw: u64,
 }
 
 /// What a guest physical address translates to.
@@ -275,7 +283,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// Compiled for each level, as the walk is.
     #[inline(always)]
     fn lookup_in<const LEVEL: u8>(&self, slots: &[Slot], gpa: u64, writable: bool) -> Found {
-        let raw = slots[(gpa >> F::shift(LEVEL)) as usize & (slots.len() - 1)].load();
+        let raw = slot::<F>(slots, gpa, LEVEL).load();
         if LEVEL == 0 || F::kind(raw, LEVEL) != Kind::Table {
             return Found { raw, level: LEVEL, writable };
         }
@@ -291,23 +299,40 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         }
     }
 
+    /// The lowest table on the way to `gpa` that is at `to` or above, and its level. `each` is shown
+    /// what links it and those above it, and at which level.
+    ///
+    /// The caller is inside a guard, or nobody reclaims.
+    #[inline(always)]
+    pub(crate) fn descend<'t>(
+        &'t self,
+        gpa: u64,
+        to: u8,
+        mut each: impl FnMut(u8, Link<'t>),
+    ) -> (&'t [Slot], u8) {
+        let mut level = self.geometry.root_level;
+        let mut table = self.root_slots();
+        while level > to {
+            let slot = slot::<F>(table, gpa, level);
+            let raw = slot.load();
+            if F::kind(raw, level) != Kind::Table {
+                break;
+            }
+            each(level, Link { table, slot, raw });
+            level -= 1;
+            // SAFETY: a linked table has that many slots, and stays allocated for the caller's guard.
+            table = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(level)) };
+        }
+        (table, level)
+    }
+
     /// Marks the tables above `level` accessed on the way to `gpa`, the lowest first.
     pub(crate) fn touch_above(&self, gpa: u64, level: u8) {
         if F::TABLE_ACCESSED == 0 {
             return;
         }
         let mut above = [const { None }; 4];
-        let mut slots = self.root_slots();
-        for at in (level + 1..=self.geometry.root_level).rev() {
-            let slot = &slots[(gpa >> F::shift(at)) as usize & (slots.len() - 1)];
-            let raw = slot.load();
-            if F::kind(raw, at) != Kind::Table {
-                break;
-            }
-            above[at as usize - 1] = Some((slot, raw));
-            // SAFETY: as in `lookup_in`.
-            slots = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(at - 1)) };
-        }
+        self.descend(gpa, level, |at, link| above[at as usize - 1] = Some((link.slot, link.raw)));
         touch_all::<F>(&above);
     }
 

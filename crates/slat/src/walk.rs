@@ -277,8 +277,8 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     let mut above = [const { None }; 4];
     let mut tally = Tally::NONE;
     while V::LEVELS.any_below(level) && (start ^ (end - 1)) >> F::shift(level) == 0 {
-        let index = (start >> F::shift(level)) as usize & (slots.len() - 1);
-        let raw = slots[index].load();
+        let slot = table::slot::<F>(slots, start, level);
+        let raw = slot.load();
         if F::kind(raw, level) != Kind::Table
             || end - start == 1 << F::shift(level)
             || !visitor.passes(raw)
@@ -287,7 +287,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         }
         tally.read += 1;
         if V::TOUCHES && F::TABLE_ACCESSED != 0 {
-            above[level as usize - 1] = Some((&slots[index], raw));
+            above[level as usize - 1] = Some((slot, raw));
         }
         level -= 1;
         // SAFETY: as in `one` below.
@@ -348,7 +348,7 @@ fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     visitor: &mut V,
     mut tally: Tally,
 ) -> Result<(), End> {
-    let slot = &slots[(start >> F::PAGE_SHIFT) as usize & (slots.len() - 1)];
+    let slot = table::slot::<F>(slots, start, 0);
     let end = start + (1 << F::PAGE_SHIFT);
     let result = one::<F, P, V, 0>(platform, slot, start, end, visitor, &mut tally);
     visitor.settle(0, tally);

@@ -9,7 +9,7 @@ use crate::counts::Counts;
 use crate::format::{AttributeError, Attributes, Execute, Format, Kind, Memory};
 use crate::guard::{Done, Guard};
 use crate::platform::{Maintenance, Platform};
-use crate::table::{self, Slot};
+use crate::table::{Slot, slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
@@ -217,23 +217,16 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         counts: &mut Counts,
     ) -> bool {
         let gpa = plan.start;
-        let mut level = self.geometry().root_level;
-        let mut slots = self.root_slots();
-        let mut above = [&slots[0]; 4];
-        while level > 0 {
-            let slot = &slots[(gpa >> F::shift(level)) as usize & (slots.len() - 1)];
-            let raw = slot.load();
-            if F::kind(raw, level) != Kind::Table {
-                return false;
-            }
+        let mut above = [&self.root_slots()[0]; 4];
+        let (slots, level) = self.descend(gpa, 0, |level, link| {
             if F::TABLE_ACCESSED != 0 {
-                above[level as usize - 1] = slot;
+                above[level as usize - 1] = link.slot;
             }
-            level -= 1;
-            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
-            slots = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(level)) };
+        });
+        if level > 0 {
+            return false;
         }
-        let slot = &slots[(gpa >> F::PAGE_SHIFT) as usize & (slots.len() - 1)];
+        let slot = slot::<F>(slots, gpa, 0);
         let raw = slot.load();
         if raw != 0 {
             return false;

@@ -128,7 +128,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let (mut slots, mut level) = root;
         let mut patience = PATIENCE;
         loop {
-            let slot = &slots[(gpa >> F::shift(level)) as usize & (slots.len() - 1)];
+            let slot = table::slot::<F>(slots, gpa, level);
             let raw = slot.load();
             self.counts.slots_read += 1;
             match F::kind(raw, level) {

@@ -21,7 +21,7 @@ use crate::format::{Access, Format, Kind, Software};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::table::{self, Frame, Slot};
+use crate::table::{Frame, Slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
 use core::fmt;
@@ -272,22 +272,13 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     #[inline(always)]
     fn reads_if_split(&self, range: &GpaRange, target: u8) -> Option<u64> {
         let (start, last) = (range.start().0, range.end().0 - 1);
-        let mut slots = self.root_slots();
-        let mut read = 0;
-        let mut level = self.geometry().root_level;
-        while level > target {
-            let shift = F::shift(level);
-            let raw = slots[(start >> shift) as usize & (slots.len() - 1)].load();
-            if (start ^ last) >> shift != 0 || F::kind(raw, level) != Kind::Table {
-                return None;
-            }
-            read += 1;
-            level -= 1;
-            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
-            slots = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(level)) };
+        let above = self.geometry().root_level.saturating_sub(target);
+        if above > 0 && (start ^ last) >> F::shift(target + 1) != 0 {
+            return None;
         }
+        let (_, level) = self.descend(start, target, |_, _| {});
         // Linked or not: who unlinks the table beside this answers for what takes its place.
-        Some(read)
+        (level <= target).then_some(above.into())
     }
 }
 

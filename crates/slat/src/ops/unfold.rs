@@ -29,7 +29,7 @@ use crate::format::{Format, Kind};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::table::{self, Slot};
+use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
@@ -143,14 +143,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// The group around `gpa` at `level`; `None` if a table on the way is gone.
     #[cold]
     pub(crate) fn group(&self, gpa: u64, level: u8) -> Option<Group<'_, F>> {
-        let mut slots = self.root_slots();
-        for at in (level + 1..=self.geometry().root_level).rev() {
-            let raw = slots[(gpa >> F::shift(at)) as usize & (slots.len() - 1)].load();
-            if F::kind(raw, at) != Kind::Table {
-                return None;
-            }
-            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
-            slots = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(at - 1)) };
+        let (slots, at) = self.descend(gpa, level, |_, _| {});
+        if at != level {
+            return None;
         }
         Group::within(slots, level, gpa)
     }

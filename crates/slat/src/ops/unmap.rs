@@ -22,8 +22,8 @@ use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::shootdown::Owed;
-use crate::table::{self, Slot};
-use crate::tables::{Halted, Tables};
+use crate::table::Slot;
+use crate::tables::{Halted, Link, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
 use core::fmt;
 
@@ -418,23 +418,11 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
     /// root.
     fn retire_around(&mut self, gpa: u64) {
         let tables = self.tables;
-        let mut level = tables.geometry().root_level;
-        let mut slots = tables.root_slots();
-        // By the level of the linked table's slots: those around the link, and the link.
+        // By the level of the linked tables.
         let mut above = [None; 4];
-        while level > 0 {
-            let index = (gpa >> F::shift(level)) as usize & (slots.len() - 1);
-            let raw = slots[index].load();
-            if F::kind(raw, level) != Kind::Table {
-                break;
-            }
-            level -= 1;
-            above[level as usize] = Some((slots, index, raw));
-            // SAFETY: a linked table has that many slots, and stays allocated for the guard.
-            slots =
-                unsafe { table::slots(tables.platform, F::table_address(raw), F::slots(level)) };
-        }
-        while let Some(Some((around, index, raw))) = above.get(level as usize).copied() {
+        let (mut slots, mut level) =
+            tables.descend(gpa, 0, |level, link| above[level as usize - 1] = Some(link));
+        while let Some(Some(Link { table, slot, raw })) = above.get(level as usize).copied() {
             let vacant =
                 |slot: &Slot| matches!(F::kind(slot.load(), level), Kind::Empty | Kind::Reserved);
             // Most tables that are not empty show it at one end.
@@ -443,8 +431,8 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
                 return;
             }
             let start = gpa & !((1 << F::shift(level + 1)) - 1);
-            self.unlink(&around[index], raw, level + 1, start, slots);
-            (slots, level) = (around, level + 1);
+            self.unlink(slot, raw, level + 1, start, slots);
+            (slots, level) = (table, level + 1);
         }
     }
 
