@@ -329,7 +329,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let mut storage = [const { Place::EMPTY }; BATCH];
         let mut removals = Removals::new(tables, &mut storage);
         let mut bytes = 0;
-        let mut complete = |removals: &mut Removals<'_, '_, 'p, F, H>| {
+        let mut complete = |removals: &mut Removals<'_, '_, F, H>| {
             let before = bytes;
             bytes +=
                 removals.complete().map(|leaves| (removed(leaves), leaves.bytes).1).sum::<u64>();

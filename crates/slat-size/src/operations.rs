@@ -96,7 +96,7 @@ operations! {
         -> Option<u64> {
         guard.reserve(gpa, size, cache).ok()?.commit(hpa, how).ok()?
     }
-    op_unmap(guard: &mut On<'_>, at: GpaRange, removals: &mut Removals<'_, '_, 'static, F, Machine>)
+    op_unmap(guard: &mut On<'_>, at: GpaRange, removals: &mut Removals<'_, '_, F, Machine>)
         -> Result<u64, Halted<UnmapError>> {
         guard.unmap(at, removals)
     }

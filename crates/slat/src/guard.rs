@@ -66,7 +66,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Nothing removed yet, in the caller's storage: as [`Removals::new`].
-    pub fn removals<'s>(&self, storage: &'s mut [Place]) -> Removals<'s, 't, 'p, F, P> {
+    pub fn removals<'s>(&self, storage: &'s mut [Place]) -> Removals<'s, 't, F, P> {
         Removals::new(self.tables, storage)
     }
 

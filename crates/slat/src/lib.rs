@@ -23,13 +23,13 @@
 //! The memory behind an unmapped leaf is not known before the invalidation has completed:
 //! ```
 //! # use slat::*;
-//! fn memory<'p, F: Format, P: Platform>(removals: &mut Removals<'_, '_, 'p, F, P>) -> Option<Hpa> {
+//! fn memory<F: Format, P: Platform>(removals: &mut Removals<'_, '_, F, P>) -> Option<Hpa> {
 //!     removals.complete().next().map(|leaves| leaves.hpa)
 //! }
 //! ```
 //! ```compile_fail,E0616
 //! # use slat::*;
-//! fn memory<'p, F: Format, P: Platform>(removals: &mut Removals<'_, '_, 'p, F, P>) -> Option<Hpa> {
+//! fn memory<F: Format, P: Platform>(removals: &mut Removals<'_, '_, F, P>) -> Option<Hpa> {
 //!     removals.storage[0].0.map(|leaves| leaves.hpa)
 //! }
 //! ```

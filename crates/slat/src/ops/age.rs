@@ -137,6 +137,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if !tables.format.records_accessed() {
             return Self::halted(range.start(), ChangeError::NotRecorded);
         }
+        let ages = Ages { young: ages.young, unanswered: ages.unanswered };
         let mut scan =
             Scan { range, ages, aged: Aged::default(), answered: 0, done: Done::NOTHING };
         let skip = if F::TABLE_ACCESSED == 0 { Skip::Nothing } else { how.skip };
@@ -213,8 +214,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 /// Reads, and clears, the accessed state of the one leaf around an address.
-struct One<'t, 'p, F: Format, P: Platform> {
-    tables: &'t Tables<'p, F, P>,
+struct One<'t, F: Format, P: Platform> {
+    tables: &'t Tables<'t, F, P>,
     clear: bool,
     /// Kept from one attempt to the next: what was cleared is told.
     young: bool,
@@ -223,7 +224,7 @@ struct One<'t, 'p, F: Format, P: Platform> {
     done: Done,
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, '_, F, P> {
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for One<'_, F, P> {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
@@ -300,24 +301,23 @@ const MARKED: u8 = 1;
 const HINT: u8 = 2;
 const NOTED: u8 = 3;
 
-struct Scan<'a, 'b> {
+struct Scan<'a> {
     range: GpaRange,
-    ages: &'a mut Ages<'b>,
+    ages: Ages<'a>,
     aged: Aged,
     /// The end of the last group, which is answered for.
     answered: u64,
     done: Done,
 }
 
-impl Scan<'_, '_> {
+impl Scan<'_> {
     fn run<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>(
         &mut self,
         tables: &Tables<'_, F, P>,
     ) {
         let (mut from, end) = (self.range.start().0, self.range.end().0);
         while from < end {
-            let mut visitor =
-                Leaves::<'_, '_, '_, '_, '_, F, P, CLEAR, TABLES> { scan: self, tables };
+            let mut visitor = Leaves::<F, P, CLEAR, TABLES> { scan: self, tables };
             match tables.walk(from, end, &mut visitor) {
                 Ok(()) => return,
                 // Lost too often: the page stays without an answer.
@@ -372,13 +372,13 @@ impl Scan<'_, '_> {
 }
 
 /// Reads, and clears, the accessed bits of leaves.
-struct Leaves<'s, 'a, 'b, 't, 'p, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> {
-    scan: &'s mut Scan<'a, 'b>,
-    tables: &'t Tables<'p, F, P>,
+struct Leaves<'s, 'a, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> {
+    scan: &'s mut Scan<'a>,
+    tables: &'s Tables<'s, F, P>,
 }
 
 impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t, F>
-    for Leaves<'_, '_, '_, '_, '_, F, P, CLEAR, TABLES>
+    for Leaves<'_, '_, F, P, CLEAR, TABLES>
 {
     const LEVELS: Levels = Levels::ALL;
     const QUIET: Option<u64> = Some(F::ACCESSED | F::CONTIGUOUS);
@@ -462,7 +462,7 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
 }
 
 impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
-    Leaves<'_, '_, '_, '_, '_, F, P, CLEAR, TABLES>
+    Leaves<'_, '_, F, P, CLEAR, TABLES>
 {
     /// Answers for all of a group at its first member in the range. Each member is cleared where the
     /// range covers the group; who unfolds it meanwhile keeps what is not cleared yet.

@@ -81,8 +81,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-struct Collapse<'t, 'p, F: Format, P: Platform, W> {
-    tables: &'t Tables<'p, F, P>,
+struct Collapse<'t, F: Format, P: Platform, W> {
+    tables: &'t Tables<'t, F, P>,
     to: u8,
     /// Which leaves may become a block.
     fits: W,
@@ -100,7 +100,7 @@ enum Unfit {
 }
 
 impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
-    for Collapse<'_, '_, F, P, W>
+    for Collapse<'_, F, P, W>
 {
     const LEVELS: Levels = Levels::above(0);
     const TABLES: bool = true;
@@ -127,7 +127,7 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
     }
 }
 
-impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, W> {
+impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
     fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Slot]) -> Result<(), Unfit> {
         // Looked at first without touching: most tables that do not fit show it at once.
         let first = children[0].load();

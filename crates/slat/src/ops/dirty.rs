@@ -97,8 +97,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-struct Harvest<'t, 'p, 'b, F: Format, P: Platform> {
-    tables: &'t Tables<'p, F, P>,
+struct Harvest<'t, 'b, F: Format, P: Platform> {
+    tables: &'t Tables<'t, F, P>,
     start: u64,
     bitmap: &'b mut [u64],
     pages: u64,
@@ -106,7 +106,7 @@ struct Harvest<'t, 'p, 'b, F: Format, P: Platform> {
     why: ChangeError,
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Harvest<'_, '_, '_, F, P> {
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Harvest<'_, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
     const QUIET: Option<u64> = Some(F::DIRTY | F::CONTIGUOUS);
 

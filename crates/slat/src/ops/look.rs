@@ -48,7 +48,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// # Errors
     /// [`ChangeError::Range`]. An item is [`Contended`] where an entry stands frozen.
-    pub fn leaves(&self, range: GpaRange) -> Result<Leaves<'_, '_, F, P>, ChangeError> {
+    pub fn leaves(&self, range: GpaRange) -> Result<Leaves<'_, F, P>, ChangeError> {
         self.tables.check(&range).map_err(ChangeError::Range)?;
         Ok(Leaves { tables: self.tables, at: range.start().0, end: range.end().0 })
     }
@@ -84,7 +84,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// The tables as text: a line for each run of neighbouring leaves that continue each other.
-    pub const fn dump(&self) -> Dump<'_, '_, F, P> {
+    pub const fn dump(&self) -> Dump<'_, F, P> {
         Dump { tables: self.tables }
     }
 }
@@ -136,13 +136,13 @@ pub struct Leaf {
 
 /// The leaves of a range: see [`Guard::leaves`].
 #[derive(Debug)]
-pub struct Leaves<'g, 'p, F: Format, P: Platform> {
-    tables: &'g Tables<'p, F, P>,
+pub struct Leaves<'g, F: Format, P: Platform> {
+    tables: &'g Tables<'g, F, P>,
     at: u64,
     end: u64,
 }
 
-impl<F: Format, P: Platform> Iterator for Leaves<'_, '_, F, P> {
+impl<F: Format, P: Platform> Iterator for Leaves<'_, F, P> {
     type Item = Result<Leaf, Contended>;
 
     #[inline]
@@ -170,11 +170,11 @@ impl<F: Format, P: Platform> Iterator for Leaves<'_, '_, F, P> {
 
 /// The tables as text: see [`Guard::dump`].
 #[derive(Debug)]
-pub struct Dump<'g, 'p, F: Format, P: Platform> {
-    tables: &'g Tables<'p, F, P>,
+pub struct Dump<'g, F: Format, P: Platform> {
+    tables: &'g Tables<'g, F, P>,
 }
 
-impl<F: Format, P: Platform> fmt::Display for Dump<'_, '_, F, P> {
+impl<F: Format, P: Platform> fmt::Display for Dump<'_, F, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tables = self.tables;
         let geometry = tables.geometry();

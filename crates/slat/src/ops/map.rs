@@ -337,8 +337,8 @@ impl<'t, F: Format> Visitor<'t, F> for Check {
     }
 }
 
-struct Map<'t, 'p, 'a, 'c, F: Format, P: Platform, C> {
-    tables: &'t Tables<'p, F, P>,
+struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
+    tables: &'t Tables<'t, F, P>,
     plan: Plan,
     maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
@@ -349,7 +349,7 @@ struct Map<'t, 'p, 'a, 'c, F: Format, P: Platform, C> {
     change: PhantomData<C>,
 }
 
-impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, '_, F, P, C> {
+impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F, P, C> {
     const LEVELS: Levels = Levels::ALL;
     const TOUCHES: bool = true;
 
@@ -387,7 +387,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, '
     }
 }
 
-impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, '_, F, P, C> {
+impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
     fn stop(&mut self, why: MapError) -> Flow {
         self.why = why;
         Flow::Stop

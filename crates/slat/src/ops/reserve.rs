@@ -15,12 +15,13 @@ use super::map::{MapError, maintenance};
 use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
+use crate::counts::Counts;
 use crate::format::{Attributes, Format, Kind, TOKEN_BITS};
 use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Ordering, relax};
 use crate::table::{self, Slot};
-use crate::tables::Halted;
+use crate::tables::{Halted, Tables};
 use crate::walk::PATIENCE;
 
 /// The next token: each fault that maps takes one. Away from what every walk reads.
@@ -41,16 +42,19 @@ impl Tokens {
 }
 
 /// An empty slot that a fault has reserved.
+///
+/// It borrows the guard, which keeps the slot's table.
 #[derive(Debug)]
 #[must_use = "a reservation that is not committed maps nothing"]
-pub struct Reservation<'g, 't, 'p, F: Format, P: Platform> {
-    guard: &'g mut Guard<'t, 'p, F, P>,
-    slot: &'t Slot,
+pub struct Reservation<'g, F: Format, P: Platform> {
+    tables: &'g Tables<'g, F, P>,
+    counts: &'g mut Counts,
+    slot: &'g Slot,
     raw: u64,
     level: u8,
     base: u64,
     /// All of the group around the slot, by the same token.
-    group: Option<Group<'t, F>>,
+    group: Option<Group<'g, F>>,
 }
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
@@ -66,7 +70,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Reservation<'g, 't, 'p, F, P>, Halted<MapError>> {
+    ) -> Result<Reservation<'g, F, P>, Halted<MapError>> {
         let page = gpa.0 & !((1 << F::PAGE_SHIFT) - 1);
         let found = match GpaRange::new(Gpa(page), 1 << F::PAGE_SHIFT)
             .and_then(|range| self.tables.check(&range))
@@ -87,7 +91,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         match found {
             Ok((slot, raw, level)) => {
                 let base = page & !((1 << F::shift(level)) - 1);
-                Ok(Reservation { guard: self, slot, raw, level, base, group: None })
+                let Self { tables, counts, .. } = self;
+                Ok(Reservation { tables, counts, slot, raw, level, base, group: None })
             }
             Err(why) => Self::halted(gpa, why),
         }
@@ -106,11 +111,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         gpa: Gpa,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
-    ) -> Result<Reservation<'g, 't, 'p, F, P>, Halted<MapError>> {
+    ) -> Result<Reservation<'g, F, P>, Halted<MapError>> {
         let mut reserved = self.reserve(gpa, largest, cache)?;
-        let Reservation { guard, level, base, .. } = &mut reserved;
-        let tables = guard.tables;
-        if let Some((group, token)) = tables.reserve_group(*base, *level, &mut guard.counts) {
+        let Reservation { tables, counts, level, base, .. } = &mut reserved;
+        if let Some((group, token)) = tables.reserve_group(*base, *level, counts) {
             (reserved.raw, reserved.base) = (token, group.start);
             reserved.group = Some(group);
         }
@@ -193,7 +197,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Reservation<'_, '_, '_, F, P> {
+impl<F: Format, P: Platform> Reservation<'_, F, P> {
     /// The addresses that a leaf here, or a group, would translate.
     pub fn range(&self) -> GpaRange {
         let bytes = self.group.as_ref().map_or(1 << F::shift(self.level), Group::bytes);
@@ -207,7 +211,7 @@ impl<F: Format, P: Platform> Reservation<'_, '_, '_, F, P> {
     /// [`MapError::HostAddress`], also for one that is not a multiple of the leaf's or group's size, and
     /// [`MapError::Attributes`]: nothing is mapped.
     pub fn commit(self, hpa: Hpa, attributes: Attributes) -> Result<Option<u64>, MapError> {
-        let tables = self.guard.tables;
+        let tables = self.tables;
         let bytes = self.range().size();
         tables.check_host(hpa, bytes)?;
         if hpa.0 & (bytes - 1) != 0 {
@@ -219,7 +223,7 @@ impl<F: Format, P: Platform> Reservation<'_, '_, '_, F, P> {
             tables.platform.maintain(hpa, bytes, what);
         }
         let leaf = F::leaf(bits, self.level, hpa);
-        let counts = &mut self.guard.counts;
+        let counts = self.counts;
         let mapped = match &self.group {
             Some(group) => tables.fill_group(group, Some(self.raw), leaf, counts).is_ok(),
             None => {

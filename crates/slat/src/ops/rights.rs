@@ -353,7 +353,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> {
+impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, F, P, R, C> {
     /// Before the protection of a table is pushed down for a single page: whether the page's leaf
     /// would be refused, or is none of the rule's business, so that nothing is to be changed.
     /// Larger ranges were looked at before the walk.
@@ -413,8 +413,8 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
     }
 }
 
-struct Rewrite<'p, 't, F: Format, P: Platform, R, C> {
-    tables: &'t Tables<'p, F, P>,
+struct Rewrite<'t, F: Format, P: Platform, R, C> {
+    tables: &'t Tables<'t, F, P>,
     rule: R,
     range: GpaRange,
     done: Done,
@@ -422,9 +422,7 @@ struct Rewrite<'p, 't, F: Format, P: Platform, R, C> {
     change: PhantomData<C>,
 }
 
-impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
-    for Rewrite<'_, '_, F, P, R, C>
-{
+impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F> for Rewrite<'_, F, P, R, C> {
     const LEVELS: Levels = Levels::ALL;
     const QUIET: Option<u64> = Some(R::QUIET | F::CONTIGUOUS);
     const TOUCHES: bool = R::TOUCHES;

@@ -229,7 +229,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ) -> Result<u64, Halted<SplitError>> {
         let (start, end) = (range.start().0, range.end().0);
         let tables = self.tables;
-        let mut visitor = Split::<'_, '_, '_, '_, F, P, W, TARGET> {
+        let mut visitor = Split::<'_, '_, '_, F, P, W, TARGET> {
             tables,
             start,
             end,
@@ -300,8 +300,8 @@ struct Replacement<'t> {
     table: Frame,
 }
 
-struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
-    tables: &'t Tables<'p, F, P>,
+struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
+    tables: &'t Tables<'t, F, P>,
     start: u64,
     end: u64,
     cache: &'a mut TableCache<'c, F, P>,
@@ -320,7 +320,7 @@ struct Split<'t, 'p, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
 }
 
 impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
-    for Split<'t, '_, '_, '_, F, P, W, TARGET>
+    for Split<'t, '_, '_, F, P, W, TARGET>
 {
     const LEVELS: Levels = if W::LAST_LEVEL { Levels::ALL } else { Levels::above(TARGET) };
 
@@ -347,7 +347,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
 }
 
 impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
-    Split<'t, '_, '_, '_, F, P, W, TARGET>
+    Split<'t, '_, '_, F, P, W, TARGET>
 {
     /// Replaces a block by tables, at once or together with its neighbours.
     #[inline]

@@ -291,12 +291,12 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-struct Unfold<'t, 'p, F: Format, P: Platform> {
-    tables: &'t Tables<'p, F, P>,
+struct Unfold<'t, F: Format, P: Platform> {
+    tables: &'t Tables<'t, F, P>,
     done: Done,
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, '_, F, P> {
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, F, P> {
     const LEVELS: Levels = Levels::ALL;
     const QUIET: Option<u64> = Some(F::CONTIGUOUS);
 

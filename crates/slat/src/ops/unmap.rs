@@ -68,8 +68,8 @@ impl Place {
 /// emptied slot that slot, where the CPU demands a break.
 #[derive(Debug)]
 #[must_use = "the memory behind what was unmapped is in it"]
-pub struct Removals<'s, 't, 'p, F: Format, P: Platform> {
-    tables: &'t Tables<'p, F, P>,
+pub struct Removals<'s, 't, F: Format, P: Platform> {
+    tables: &'t Tables<'t, F, P>,
     storage: &'s mut [Place],
     len: usize,
     owed: Owed,
@@ -79,9 +79,9 @@ pub struct Removals<'s, 't, 'p, F: Format, P: Platform> {
     unlinked: Chain<F>,
 }
 
-impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
+impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
     /// Nothing yet, in the caller's storage, whose content is overwritten.
-    pub fn new(tables: &'t Tables<'p, F, P>, storage: &'s mut [Place]) -> Self {
+    pub fn new(tables: &'t Tables<'t, F, P>, storage: &'s mut [Place]) -> Self {
         let (owed, unlinked) = (Owed::NOTHING, Chain::EMPTY);
         Self { tables, storage, len: 0, owed, counted: false, unlinked }
     }
@@ -161,7 +161,7 @@ impl<'s, 't, 'p, F: Format, P: Platform> Removals<'s, 't, 'p, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Drop for Removals<'_, '_, '_, F, P> {
+impl<F: Format, P: Platform> Drop for Removals<'_, '_, F, P> {
     fn drop(&mut self) {
         self.tables.retired.unlinked(self.tables.platform, &self.unlinked.take());
         if self.counted {
@@ -217,7 +217,7 @@ impl From<Refusal> for UnmapError {
     }
 }
 
-impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Unmaps `range` into `removals`; returns the bytes that were mapped. Reservations in the range
     /// are void.
     ///
@@ -232,7 +232,7 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
     pub fn unmap(
         &mut self,
         range: GpaRange,
-        removals: &mut Removals<'_, '_, 'p, F, P>,
+        removals: &mut Removals<'_, '_, F, P>,
     ) -> Result<u64, Halted<UnmapError>> {
         let tables = self.tables;
         if !core::ptr::eq(removals.tables, tables) {
@@ -264,9 +264,9 @@ impl<'p, F: Format, P: Platform> Guard<'_, 'p, F, P> {
     }
 }
 
-struct Unmap<'t, 'r, 's, 'o, 'p, F: Format, P: Platform> {
-    tables: &'t Tables<'p, F, P>,
-    removals: &'r mut Removals<'s, 'o, 'p, F, P>,
+struct Unmap<'r, 's, 't, F: Format, P: Platform> {
+    tables: &'r Tables<'r, F, P>,
+    removals: &'r mut Removals<'s, 't, F, P>,
     start: u64,
     end: u64,
     /// The end of the last group that was taken out: what is mapped below it is newer.
@@ -279,7 +279,7 @@ struct Unmap<'t, 'r, 's, 'o, 'p, F: Format, P: Platform> {
     why: UnmapError,
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F, P> {
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
@@ -361,7 +361,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, '_, '_, F,
     }
 }
 
-impl<F: Format, P: Platform> Unmap<'_, '_, '_, '_, '_, F, P> {
+impl<F: Format, P: Platform> Unmap<'_, '_, '_, F, P> {
     /// Takes out a group that the range covers whole; unfolds any other.
     #[cold]
     fn group(&mut self, level: u8, entry: &Entry<'_>) -> Flow {

@@ -50,13 +50,13 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
 }
 
 /// The part of the range whose leaves were handed out: dropped, it is emptied.
-struct Told<'t, 'p, F: Format, P: Platform> {
-    tables: &'t Tables<'p, F, P>,
+struct Told<'t, F: Format, P: Platform> {
+    tables: &'t Tables<'t, F, P>,
     start: u64,
     end: u64,
 }
 
-impl<F: Format, P: Platform> Drop for Told<'_, '_, F, P> {
+impl<F: Format, P: Platform> Drop for Told<'_, F, P> {
     fn drop(&mut self) {
         if self.start < self.end {
             let level = self.tables.geometry().root_level;
@@ -65,7 +65,7 @@ impl<F: Format, P: Platform> Drop for Told<'_, '_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Told<'_, '_, F, P> {
+impl<F: Format, P: Platform> Told<'_, F, P> {
     /// Empties the part of a table from `start` to `end`, which cuts no leaf.
     fn empty(&self, slots: &[Slot], level: u8, start: u64, end: u64) {
         let shift = F::shift(level);
@@ -132,14 +132,14 @@ struct Run {
     level: u8,
 }
 
-struct List<'t, 'p, 'r, F: Format, P: Platform> {
-    told: Told<'t, 'p, F, P>,
+struct List<'t, 'r, F: Format, P: Platform> {
+    told: Told<'t, F, P>,
     run: Option<Run>,
     bytes: u64,
     removed: &'r mut dyn FnMut(Removed),
 }
 
-impl<F: Format, P: Platform> List<'_, '_, '_, F, P> {
+impl<F: Format, P: Platform> List<'_, '_, F, P> {
     /// Lists the part of a table from `start` to `end`.
     fn table(&mut self, slots: &[Slot], level: u8, start: u64, end: u64) {
         let platform = self.told.tables.platform;
