@@ -299,8 +299,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         }
     }
 
-    /// The lowest table on the way to `gpa` that is at `to` or above, and its level. `each` is shown
-    /// what links it and those above it, and at which level.
+    /// The lowest table on the way to `gpa` that is at `to` or above, and its level. `each` is
+    /// shown what links it and those above it, and at which level.
     ///
     /// The caller is inside a guard, or nobody reclaims.
     #[inline(always)]
@@ -320,7 +320,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             }
             each(level, Link { table, slot, raw });
             level -= 1;
-            // SAFETY: a linked table has that many slots, and stays allocated for the caller's guard.
+            // SAFETY: a linked table has that many slots, and stays allocated for the caller,
+            // who is inside a guard, or knows that nobody reclaims.
             table = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(level)) };
         }
         (table, level)

@@ -1,5 +1,5 @@
-//! Work that has begun and whose invalidation has not completed: removals, and cleans of dirty
-//! state.
+//! Work that has begun and whose invalidation has not completed: removals, cleans of dirty state,
+//! and what was dropped while it owed one.
 //!
 //! A thread counts itself before its first exchange, and takes itself off after its invalidation
 //! has completed. *Invariant*: a thread that finds a slot as that exchange left it, and then finds
