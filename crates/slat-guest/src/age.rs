@@ -2,10 +2,10 @@
 
 use crate::backing::{Backing, HvaRange};
 use crate::bits::each_word;
-use crate::blocks::cut_by;
-use crate::guest::Worker;
 use crate::host::Host;
-use crate::slots::View;
+use crate::ranges::cut_by;
+use crate::slots::{Slot, View};
+use crate::worker::Worker;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
@@ -118,7 +118,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             }
         }
         let parts = self.look(|view| {
-            let part = |slot: &crate::slots::Slot| Some((slot.spec, slot.spec.guest_of(&host)?));
+            let part = |slot: &Slot| Some((slot.spec, slot.spec.guest_of(&host)?));
             view.slots.iter().filter(|slot| !slot.going).filter_map(part).collect::<Vec<_>>()
         });
         let mut aged = Aged::default();

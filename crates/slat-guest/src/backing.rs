@@ -1,7 +1,7 @@
 //! What is behind a guest's memory: the host's side, asked a page at a time.
 
 use core::fmt;
-use slat::{Access, Hpa, Memory, PageSize};
+use slat::{Access, Hpa, Memory, PageSize, Software};
 
 /// An address in the backing's own address space: of the VMM's process, of a file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -78,6 +78,11 @@ pub struct Page {
     /// Its memory type.
     pub memory: Memory,
 }
+
+/// The guest may write the page: its leaf can become writable without asking the backing.
+pub(crate) const MAY_WRITE: Software = Software::A;
+/// The guest may execute from it.
+pub(crate) const MAY_EXECUTE: Software = Software::B;
 
 /// Why there is no page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -12,40 +12,13 @@
 use crate::backing::Backing;
 use crate::config::ExecuteHuge;
 use crate::eager::SplitStop;
-use crate::fault::fitting;
-use crate::guest::Worker;
 use crate::host::Host;
-use crate::slots::{Slot, SlotSpec};
+use crate::ranges::{cut_by, fitting, pieces};
+use crate::slots::Slot;
+use crate::slots::spec::SlotSpec;
+use crate::worker::{PATIENCE, Worker};
 use alloc::vec::Vec;
-use slat::{
-    Attributes, Contended, Execute, Format, Gpa, GpaRange, Guard, Halted, PageSize, SplitError,
-};
-
-/// What is worked on inside the tables at a time: unlinked tables of all guests wait for it.
-const PIECE: u64 = 1 << 30;
-
-/// `range` in pieces that end at multiples of [`PIECE`], or of `block` if that is larger.
-pub(crate) fn pieces(range: GpaRange, block: PageSize) -> impl Iterator<Item = GpaRange> {
-    let piece = PIECE.max(block.bytes());
-    let (mut start, end) = (range.start().0, range.end().0);
-    core::iter::from_fn(move || {
-        let next = (start / piece + 1).saturating_mul(piece).min(end);
-        let part = GpaRange::new(Gpa(start), next.checked_sub(start)?).ok();
-        start = next;
-        part
-    })
-}
-
-/// The leaf that `at` cuts through, if any.
-pub(crate) fn cut_by<F: Format, H: Host>(
-    guard: &Guard<'_, '_, F, H>,
-    at: Gpa,
-) -> Result<Option<GpaRange>, Contended> {
-    let Some(leaf) = guard.translate(at)? else { return Ok(None) };
-    let start = at.0 & !(leaf.size.bytes() - 1);
-    let cut = (start != at.0).then(|| GpaRange::new(Gpa(start), leaf.size.bytes()));
-    Ok(cut.map(|leaf| leaf.expect("a leaf is not empty")))
-}
+use slat::{Attributes, Contended, Execute, Format, Gpa, GpaRange, Halted, PageSize, SplitError};
 
 impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Puts tables in `range` together to blocks of at most `to`, where the pages behind them are
@@ -108,7 +81,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let guest = self.guest;
         let host = guest.tables.platform();
         for at in [spec.gpa, spec.range().end()] {
-            let mut patience = crate::log::PATIENCE;
+            let mut patience = PATIENCE;
             loop {
                 let leaf = match self.inside(&guest.tables, |guard, _| cut_by(guard, at)) {
                     Ok(None) => break,

@@ -1,13 +1,12 @@
 //! How many table pages a guest may take: accounts that are exact.
 
-use crate::backing::Backing;
-use crate::guest::{Guest, Worker};
 use crate::host::Host;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
-use slat::{Format, OutOfFrames, TableCache, Tables};
+use slat::{Format, OutOfFrames, TableCache};
 
-use crate::guest::TABLE_PAGES;
+/// Table pages that a worker should have room for: two splits from the largest block, and a map.
+pub const TABLE_PAGES: usize = 64;
 
 /// Table pages of one guest. A page is charged before it is allocated, and until it was given back;
 /// so the guest never has more than it may.
@@ -107,53 +106,3 @@ impl fmt::Display for TableLimit {
 }
 
 impl core::error::Error for TableLimit {}
-
-impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
-    /// Table pages that the guest has: in its tables, in vCPUs' views, unlinked and not given back
-    /// yet, and at hand in its workers' caches. Roots are not among them.
-    pub fn table_pages(&self) -> u64 {
-        self.budget.charged()
-    }
-
-    /// Gives back tables that were unlinked, if nobody can be in them any more; returns how many.
-    /// For callers who would like them back at once: operations that unlink tables do so
-    /// themselves. Those that [`Tables::reclaim`] gives back would stay charged.
-    pub fn reclaim(&self) -> usize {
-        // Also of views that are empty by now.
-        let views = self.views.iter().map(|view| &*view.tables);
-        core::iter::once(&*self.tables).chain(views).map(|tables| self.reclaim_in(tables)).sum()
-    }
-
-    pub(crate) fn reclaim_in(&self, tables: &Tables<'p, F, H>) -> usize {
-        let freed = tables.reclaim();
-        self.budget.give_back(freed as u64);
-        freed
-    }
-}
-
-impl<F: Format, H: Host, B: Backing> Worker<'_, '_, F, H, B> {
-    /// Has at least `pages` table pages at hand, and more while it is about it.
-    #[inline]
-    pub(crate) fn top_up(&mut self, pages: usize) -> Result<(), NoPages> {
-        if self.cache.len() >= pages { Ok(()) } else { self.fill(pages) }
-    }
-
-    #[cold]
-    fn fill(&mut self, pages: usize) -> Result<(), NoPages> {
-        let (budget, vcpus) = (&self.guest.budget, self.guest.config.vcpus);
-        let result = budget.fill(&mut self.cache, pages, vcpus);
-        if let Err(NoPages::Limit(_)) = result
-            && self.guest.reclaim() != 0
-        {
-            return budget.fill(&mut self.cache, pages, vcpus);
-        }
-        result
-    }
-}
-
-impl<F: Format, H: Host, B: Backing> Drop for Worker<'_, '_, F, H, B> {
-    /// The pages at hand go back with the cache, right after this.
-    fn drop(&mut self) {
-        self.guest.budget.give_back(self.cache.len() as u64);
-    }
-}

@@ -12,44 +12,15 @@
 //!
 //! [`Platform::maintain`]: slat::Platform::maintain
 
-mod flush;
-mod switch;
+pub(crate) mod flush;
+pub(crate) mod switch;
 
-pub use flush::Flush;
-pub use switch::CacheSwitch;
-
-use crate::config::Config;
+use crate::config::{CachePolicy, Config};
 use crate::sync::{AtomicU64, Lock, Ordering};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-
-/// What a switch of a vCPU's caches does, where the guest can get past them
-/// ([`Format::forces_caches`](slat::Format::forces_caches) is `false`).
-///
-/// Which of them lose data, and whose, is in `docs/caches.md`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum CachePolicy {
-    /// Every switch of every vCPU flushes all of the guest's memory: Linux 7.3.
-    Every,
-    /// Switches of vCPU 0 flush, those of others do not. Loses data; a baseline.
-    Vcpu0,
-    /// The first vCPU that switches on flushes, and again the first after one switched off, was reset or
-    /// maintained by set and way, each of which flushes too. Loses data of guests that leave
-    /// maintenance to the hypervisor; a baseline.
-    First,
-    /// A vCPU whose caches are off has tables of its own. Each page is maintained as it is mapped there,
-    /// and once more as the vCPU switches on: just what it used.
-    Exact,
-}
-
-impl CachePolicy {
-    /// The cheapest that loses no data.
-    pub const DEFAULT: Self = Self::Exact;
-
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Every, Self::Vcpu0, Self::First, Self::Exact];
-}
+use slat::GpaRange;
 
 /// What became of a vCPU's caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -203,6 +174,20 @@ impl CacheState {
         }
         self.set_traps(id, event != Event::On);
     }
+}
+
+/// A flush of all that the guest has mapped, in chunks that any number of threads take in turn.
+///
+/// What a chunk takes is the platform's business: [`Platform::maintain`](slat::Platform::maintain)
+/// is given leaves, cut at chunks, and knows the size of a cache line.
+#[derive(Debug)]
+pub struct Flush {
+    /// Each with where it begins if all of them are laid end to end.
+    parts: Vec<(u64, GpaRange)>,
+    total: u64,
+    next: AtomicU64,
+    done: AtomicU64,
+    bytes: AtomicU64,
 }
 
 #[cfg(test)]

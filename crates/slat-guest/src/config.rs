@@ -30,7 +30,7 @@ pub struct Config {
     pub execute_huge: ExecuteHuge,
     /// What happens to memory when vCPUs switch their caches, where the format does not force the
     /// guest to use them (Arm without FEAT_S2FWB); elsewhere nothing has to.
-    pub caches: crate::CachePolicy,
+    pub caches: CachePolicy,
     /// Table pages that the guest may have, beside the roots, in the tables that vCPUs share, in
     /// those of their own and at hand in its workers; `None` for no bound. Each view of
     /// [`CachePolicy::Exact`](crate::CachePolicy::Exact) may come to map all that the guest has in
@@ -52,7 +52,7 @@ impl Config {
             ring: None,
             contiguous: false,
             execute_huge: ExecuteHuge::Allowed,
-            caches: crate::CachePolicy::DEFAULT,
+            caches: CachePolicy::DEFAULT,
             table_pages: None,
         }
     }
@@ -74,7 +74,7 @@ impl Config {
 
     /// vCPUs may need tables of their own.
     pub(crate) fn needs_views(&self, forced: bool) -> bool {
-        !forced && self.caches == crate::CachePolicy::Exact
+        !forced && self.caches == CachePolicy::Exact
     }
 }
 
@@ -101,4 +101,31 @@ pub enum ExecuteHuge {
     /// They are not. A fetch unmaps the huge page, and maps the page that was fetched from: Linux
     /// before 6.2. A baseline.
     Zap,
+}
+
+/// What a switch of a vCPU's caches does, where the guest can get past them
+/// ([`Format::forces_caches`](slat::Format::forces_caches) is `false`).
+///
+/// Which of them lose data, and whose, is in `docs/caches.md`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CachePolicy {
+    /// Every switch of every vCPU flushes all of the guest's memory: Linux 7.3.
+    Every,
+    /// Switches of vCPU 0 flush, those of others do not. Loses data; a baseline.
+    Vcpu0,
+    /// The first vCPU that switches on flushes, and again the first after one switched off, was
+    /// reset or maintained by set and way, each of which flushes too. Loses data of guests that
+    /// leave maintenance to the hypervisor; a baseline.
+    First,
+    /// A vCPU whose caches are off has tables of its own. Each page is maintained as it is mapped
+    /// there, and once more as the vCPU switches on: just what it used.
+    Exact,
+}
+
+impl CachePolicy {
+    /// The cheapest that loses no data.
+    pub const DEFAULT: Self = Self::Exact;
+
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Every, Self::Vcpu0, Self::First, Self::Exact];
 }

@@ -2,10 +2,9 @@
 
 use crate::backing::Backing;
 use crate::budget::{NoPages, TableLimit};
-use crate::guest::Worker;
 use crate::host::Host;
-use crate::log::PATIENCE;
 use crate::sync::{AtomicU64, Ordering};
+use crate::worker::{PATIENCE, Worker};
 use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, PageSize, SplitError};
 
 /// A range to be split, in chunks that any number of threads take in turn.

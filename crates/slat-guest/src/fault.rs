@@ -1,10 +1,12 @@
 //! Faults: what a vCPU's access is answered with, without a lock.
 
-use crate::backing::{Backing, HvaRange, NoPage};
-use crate::budget::{NoPages, TableLimit};
+use crate::backing::{Backing, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage};
+use crate::budget::NoPages;
 use crate::config::{ExecuteHuge, Logging};
-use crate::guest::{Guest, Worker};
+use crate::guest::Guest;
 use crate::host::Host;
+use crate::outcome::{Outcome, Refused, Retry};
+use crate::ranges::fitting;
 use crate::slots::{Slot, View};
 use crate::stats::Counters;
 use crate::vcpu::Vcpu;
@@ -12,79 +14,6 @@ use slat::{
     Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, MapError,
     PageSize, Removed, Software, SplitError, Translation,
 };
-
-/// The guest may write the page: its leaf can become writable without asking the backing.
-pub(crate) const MAY_WRITE: Software = Software::A;
-/// The guest may execute from it.
-pub(crate) const MAY_EXECUTE: Software = Software::B;
-
-/// What a fault came to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
-    /// A leaf of that size was mapped.
-    Mapped(PageSize),
-    /// A leaf of that size became writable.
-    MadeWritable(PageSize),
-    /// A leaf of that size became executable, and in a table whose pages were not, those around it
-    /// that may be.
-    MadeExecutable(PageSize),
-    /// A leaf became accessed.
-    MadeAccessed,
-    /// A block was split along the path to the page, which has the right that was asked for.
-    Split {
-        /// The size of the block.
-        from: PageSize,
-    },
-    /// A block was unmapped and the page mapped: [`ExecuteHuge::Zap`](crate::ExecuteHuge::Zap).
-    Zapped {
-        /// The size of the block.
-        from: PageSize,
-    },
-    /// There was nothing to do: another vCPU had done it.
-    Spurious,
-    /// Somebody was in the way: run the guest; it faults again if need be.
-    Retry(Retry),
-    /// There is no memory for this access: a device's register, or a write to a read-only slot.
-    /// Emulate it, or raise the guest's error.
-    Mmio,
-    /// The vCPU's dirty ring is full: have it harvested and reset, then run the guest.
-    RingFull,
-    /// The access cannot be answered: an error for the guest, or its end.
-    Refused(Refused),
-}
-
-/// Who was in the way of a fault.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Retry {
-    /// Another thread held the entry.
-    Contended,
-    /// The host is taking back the memory.
-    Invalidated,
-    /// The backing is fetching the page.
-    NotYet,
-    /// The slot is being deleted or moved.
-    SlotGoing,
-}
-
-/// Why a fault cannot be answered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refused {
-    /// The backing has no page there, or not for this access.
-    NoPage,
-    /// The guest may not execute from there.
-    NotExecutable,
-    /// The platform has no table pages.
-    OutOfFrames,
-    /// The guest may have no more table pages
-    /// ([`Config::table_pages`](crate::Config::table_pages)).
-    TableLimit(TableLimit),
-    /// The backing named memory that the tables cannot hold.
-    Page(MapError),
-    /// The tables refuse to change the leaf.
-    Change(ChangeError),
-    /// The tables refuse to split it.
-    Split(SplitError),
-}
 
 /// How often a fault begins anew, where others change the same entries.
 const ATTEMPTS: u32 = 8;
@@ -97,24 +26,6 @@ enum Step {
     Again,
     /// Table pages ran out.
     Dry,
-}
-
-impl From<ChangeError> for Outcome {
-    fn from(why: ChangeError) -> Self {
-        match why {
-            ChangeError::Contended => Self::Retry(Retry::Contended),
-            why => Self::Refused(Refused::Change(why)),
-        }
-    }
-}
-
-impl From<SplitError> for Outcome {
-    fn from(why: SplitError) -> Self {
-        match why {
-            SplitError::Contended => Self::Retry(Retry::Contended),
-            why => Self::Refused(Refused::Split(why)),
-        }
-    }
 }
 
 impl From<Outcome> for Step {
@@ -504,7 +415,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                 continue;
             }
             let host = HvaRange { start: spec.host_of(range.start().0), bytes };
-            if self.guest.being_invalidated(&host) {
+            if self.guest.invalidations.cover(&host) {
                 return Outcome::Retry(Retry::Invalidated).into();
             }
             let at = self.gpa.0 & !(F::size(0).bytes() - 1);
@@ -564,26 +475,5 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                 Err(why) => Outcome::Refused(Refused::Page(why)).into(),
             };
         }
-    }
-}
-
-/// The largest leaf of the format, at most `largest`, that `fits`.
-pub(crate) fn fitting<F: Format>(largest: PageSize, fits: impl Fn(u64) -> bool) -> PageSize {
-    let sizes = (0..=F::LARGEST_LEAF).rev().map(F::size);
-    let mut sizes = sizes.filter(|&size| size <= largest && fits(size.bytes()));
-    sizes.next().unwrap_or(F::size(0))
-}
-
-impl<F: Format, H: Host, B: Backing> Worker<'_, '_, F, H, B> {
-    /// Says that the host itself wrote `range` of the guest's memory, so that the log has it too; what
-    /// is not in a slot that logs is left out.
-    pub fn mark_written(&mut self, range: GpaRange) {
-        self.look(|view| {
-            for (slot, part) in view.parts(&range) {
-                if let Some(log) = &slot.log {
-                    log.mark::<F>(&slot.spec, part.start().0, part.size());
-                }
-            }
-        });
     }
 }

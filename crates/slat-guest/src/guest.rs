@@ -1,29 +1,27 @@
-//! One guest's memory, and the threads that work on it.
+//! One guest's memory: all that is kept about it.
 
-use crate::backing::{Backing, HvaRange};
+use crate::backing::Backing;
 use crate::bits::Moves;
 use crate::budget::Budget;
+use crate::caches::CacheState;
 use crate::config::{Config, Logging};
 use crate::host::Host;
-use crate::invalidate::Invalidations;
+use crate::invalidations::Invalidations;
 use crate::ring::Ring;
-use crate::slots::{Slots, View};
+use crate::slots::Slots;
 use crate::stats::{Counters, Stats, VcpuCounters, vcpu_counters};
 use crate::sync::{AtomicU64, Lock, Ordering};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
-use slat::{
-    Attributes, Contended, Format, Frame, Gpa, GpaRange, Guard, LeafSizeError, Member, NewError,
-    NoSeat, PageSize, TableCache, Tables, Translation, Vmid,
-};
+use slat::{Attributes, Format, LeafSizeError, NewError, PageSize, Tables, Vmid};
 
 /// One guest's memory: slots and tables, and all that a hypervisor does to them.
 ///
-/// Any number of threads work on it, each as a [`Worker`], or, if it runs the guest, as a
-/// [`Vcpu`](crate::Vcpu). Faults, ageing, clears of the log and invalidations from the host's side
-/// take no lock; changes of slots take turns.
+/// Any number of threads work on it, each as a [`Worker`](crate::Worker), or, if it runs the guest,
+/// as a [`Vcpu`](crate::Vcpu). Faults, ageing, clears of the log and invalidations from the host's
+/// side take no lock; changes of slots take turns.
 #[derive(Debug)]
 pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) tables: Owned<'p, F, H>,
@@ -42,7 +40,7 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) budget: Budget,
     /// What leaves that go say of their pages is on its way to where it is kept.
     pub(crate) leaving: Moves,
-    pub(crate) caches: crate::caches::CacheState,
+    pub(crate) caches: CacheState,
     pub(crate) vcpus: Box<[VcpuCounters]>,
     pub(crate) counters: Counters,
 }
@@ -170,7 +168,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             recovering: Lock::new(()),
             budget: Budget::new(config.table_pages),
             leaving: Moves::new(),
-            caches: crate::caches::CacheState::new(&config, format.forces_caches()),
+            caches: CacheState::new(&config, format.forces_caches()),
             vcpus: vcpu_counters(config.vcpus),
             counters: Counters::default(),
         })
@@ -240,119 +238,31 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             self.tables.platform().wait();
         }
     }
-}
 
-/// Table pages that a worker should have room for: two splits from the largest block, and a map.
-pub const TABLE_PAGES: usize = 64;
-
-/// Room for a worker's table pages.
-pub type TableRoom = [Option<Frame>; TABLE_PAGES];
-
-/// A thread that works on a guest's memory.
-#[derive(Debug)]
-pub struct Worker<'w, 'p, F: Format, H: Host, B: Backing> {
-    pub(crate) guest: &'w Guest<'p, F, H, B>,
-    pub(crate) member: Member<'p, H>,
-    pub(crate) cache: TableCache<'w, F, H>,
-    /// A vCPU's own, or those that all others share.
-    pub(crate) counters: &'w Counters,
-}
-
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
-    /// Takes a seat among the threads that walk the host's tables.
-    ///
-    /// # Errors
-    /// [`NoSeat`] if all are taken.
-    pub fn new(
-        guest: &'w Guest<'p, F, H, B>,
-        room: &'w mut [Option<Frame>],
-    ) -> Result<Self, NoSeat> {
-        let platform = guest.tables.platform();
-        let member = Member::join(platform)?;
-        let cache = TableCache::new(platform, room);
-        Ok(Self { guest, member, cache, counters: &guest.counters })
+    /// Whether a leaf can be writable that nobody wrote: hardware marks its first write.
+    pub(crate) fn gives_writes_back(&self) -> bool {
+        let clean = Attributes { dirty: false, ..Attributes::RAM };
+        self.tables.format().encode(clean).is_ok()
     }
 
-    /// The guest.
-    pub const fn guest(&self) -> &'w Guest<'p, F, H, B> {
-        self.guest
+    /// Table pages that the guest has: in its tables, in vCPUs' views, unlinked and not given back
+    /// yet, and at hand in its workers' caches. Roots are not among them.
+    pub fn table_pages(&self) -> u64 {
+        self.budget.charged()
     }
 
-    /// Inside `tables`; what happens there is counted.
-    pub(crate) fn inside<R>(
-        &mut self,
-        tables: &'w Tables<'p, F, H>,
-        work: impl FnOnce(&mut Guard<'_, 'p, F, H>, &mut TableCache<'w, F, H>) -> R,
-    ) -> R {
-        let host = tables.platform();
-        // Only entries that stand broken are timed.
-        let breaks = host.break_before_make().breaks_size_change();
-        let begin = if breaks { host.now() } else { 0 };
-        let mut guard = tables.enter(&mut self.member).expect("the worker joined this platform");
-        let result = work(&mut guard, &mut self.cache);
-        let counts = guard.counts();
-        let ticks = if counts.broken == 0 { 0 } else { host.now() - begin };
-        self.counters.engine(counts, ticks);
-        result
+    /// Gives back tables that were unlinked, if nobody can be in them any more; returns how many.
+    /// For callers who would like them back at once: operations that unlink tables do so
+    /// themselves. Those that [`Tables::reclaim`] gives back would stay charged.
+    pub fn reclaim(&self) -> usize {
+        // Also of views that are empty by now.
+        let views = self.views.iter().map(|view| &*view.tables);
+        core::iter::once(&*self.tables).chain(views).map(|tables| self.reclaim_in(tables)).sum()
     }
 
-    /// Inside `tables`, with the slots as they are: changes of slots wait until `work` has
-    /// returned.
-    pub(crate) fn with_slots<R>(
-        &mut self,
-        tables: &'w Tables<'p, F, H>,
-        work: impl FnOnce(&View, &mut Guard<'_, 'p, F, H>, &mut TableCache<'w, F, H>) -> R,
-    ) -> R {
-        let guest = self.guest;
-        // SAFETY: inside tables of the guest's platform until `work`, which cannot keep the view,
-        // has returned; nobody in this crate refreshes a guard.
-        self.inside(tables, |guard, cache| work(unsafe { guest.slots.view() }, guard, cache))
-    }
-
-    /// What `look` finds among the slots of now.
-    pub(crate) fn look<R>(&mut self, look: impl FnOnce(&View) -> R) -> R {
-        self.with_slots(&self.guest.tables, |view, _, _| look(view))
-    }
-
-    /// Where the guest has the memory at `host`: a range of each slot that has some of it.
-    pub fn guest_ranges(&mut self, host: HvaRange) -> Vec<GpaRange> {
-        self.look(|view| {
-            let slots = view.slots.iter().filter(|slot| !slot.going);
-            slots.filter_map(|slot| slot.spec.guest_of(&host)).collect()
-        })
-    }
-
-    /// What `gpa` translates to in the tables that vCPUs share; `None` if nothing is mapped there.
-    ///
-    /// # Errors
-    /// [`Contended`] if the entry is being changed.
-    pub fn translate(&mut self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        self.inside(&self.guest.tables, |guard, _| guard.translate(gpa))
-    }
-
-    /// Leaves of the guest's tables by size, and how many there are, for statistics; groups, where
-    /// faults fold, as leaves of their own size, last.
-    ///
-    /// A walk over all memory; where an entry is being changed its leaf is left out.
-    pub fn leaves_by_size(&mut self) -> Vec<(PageSize, u64)> {
-        let tables = &self.guest.tables;
-        let bits = tables.geometry().address_bits;
-        let mut sizes: Vec<(PageSize, u64)> =
-            (0..=F::LARGEST_LEAF).map(|level| (F::size(level), 0)).collect();
-        if self.guest.config.folds() {
-            let groups = (0..=F::LARGEST_LEAF).filter(|&level| F::group(level) > 1);
-            let bytes = groups.map(|level| (F::group(level) as u64) << F::shift(level));
-            sizes.extend(bytes.filter_map(PageSize::from_bytes).map(|size| (size, 0)));
-        }
-        let all = GpaRange::new(Gpa(0), 1 << bits).expect("a guest has an address");
-        self.inside(tables, |guard, _| {
-            let leaves = guard.leaves(all).into_iter().flatten();
-            for leaf in leaves.flatten() {
-                if let Some(size) = sizes.iter_mut().find(|(size, _)| *size == leaf.size) {
-                    size.1 += 1;
-                }
-            }
-        });
-        sizes
+    pub(crate) fn reclaim_in(&self, tables: &Tables<'p, F, H>) -> usize {
+        let freed = tables.reclaim();
+        self.budget.give_back(freed as u64);
+        freed
     }
 }

@@ -13,19 +13,19 @@
 //!
 //! The last round of a migration reads the log after the last fault has returned: vCPUs stand still.
 
-/// How often a call tries an entry that somebody holds, before it says so.
-pub(crate) const PATIENCE: u32 = 1000;
-
-mod change;
+mod begin;
 mod clear;
 mod read;
+mod reset;
 
-pub(crate) use clear::Clear;
 pub use clear::Cleared;
 
-use crate::slots::SlotId;
+use crate::backing::Backing;
+use crate::host::Host;
+use crate::slots::spec::SlotId;
+use crate::worker::Worker;
 use core::fmt;
-use slat::{ChangeError, Gpa, SplitError};
+use slat::{ChangeError, Format, Gpa, GpaRange, SplitError};
 
 /// Why a log was not read or cleared, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,3 +122,17 @@ impl fmt::Display for LogError {
 }
 
 impl core::error::Error for LogError {}
+
+impl<F: Format, H: Host, B: Backing> Worker<'_, '_, F, H, B> {
+    /// Says that the host itself wrote `range` of the guest's memory, so that the log has it too;
+    /// what is not in a slot that logs is left out.
+    pub fn mark_written(&mut self, range: GpaRange) {
+        self.look(|view| {
+            for (slot, part) in view.parts(&range) {
+                if let Some(log) = &slot.log {
+                    log.mark::<F>(&slot.spec, part.start().0, part.size());
+                }
+            }
+        });
+    }
+}

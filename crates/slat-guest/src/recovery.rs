@@ -1,66 +1,15 @@
 //! Huge pages that are tables because pages of them may be executed come back after a period.
 
-use crate::backing::Backing;
-use crate::blocks::pieces;
-use crate::fault::{MAY_EXECUTE, MAY_WRITE};
-use crate::guest::Worker;
+use crate::backing::{Backing, MAY_EXECUTE, MAY_WRITE};
+use crate::bits::Splits;
 use crate::host::Host;
-use crate::slots::{Slot, SlotSpec};
-use crate::sync::{AtomicU64, Ordering};
-use alloc::boxed::Box;
+use crate::ranges::pieces;
+use crate::slots::Slot;
+use crate::slots::spec::SlotSpec;
+use crate::worker::Worker;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, Leaf};
-
-/// Which tables of a slot have pages that may be executed, or may have, and would be blocks that
-/// may not: a bit each, in this period and the last. Those that fetches have made, or found, and
-/// those that a log leaves behind.
-#[derive(Debug)]
-pub(crate) struct Splits {
-    /// By the parity of the period.
-    words: [Box<[AtomicU64]>; 2],
-    period: AtomicU64,
-}
-
-impl Splits {
-    /// `None` if memory is short.
-    pub fn new<F: Format>(slot: &SlotSpec) -> Option<Self> {
-        let last = slot.gpa.0 + slot.bytes.max(1) - 1;
-        let tables = (last >> F::shift(1)) - (slot.gpa.0 >> F::shift(1)) + 1;
-        let words = || {
-            let len = tables.div_ceil(64) as usize;
-            let mut words = Vec::new();
-            words.try_reserve_exact(len).ok()?;
-            words.extend((0..len).map(|_| AtomicU64::new(0)));
-            Some(words.into_boxed_slice())
-        };
-        Some(Self { words: [words()?, words()?], period: AtomicU64::new(0) })
-    }
-
-    pub fn add<F: Format>(&self, slot: &SlotSpec, gpa: u64) {
-        let table = (gpa >> F::shift(1)) - (slot.gpa.0 >> F::shift(1));
-        let period = self.period.load(Ordering::Relaxed) as usize % 2;
-        let word = &self.words[period][(table / 64) as usize];
-        if word.load(Ordering::Relaxed) >> (table % 64) & 1 == 0 {
-            word.fetch_or(1 << (table % 64), Ordering::AcqRel);
-        }
-    }
-
-    /// Ends the period; hands out the tables made in the one before.
-    fn turn<F: Format>(&self, slot: &SlotSpec, mut table: impl FnMut(u64)) {
-        // What was made in the period that ends waits for the next turn.
-        let period = self.period.load(Ordering::Acquire) as usize;
-        for (index, word) in self.words[(period + 1) % 2].iter().enumerate() {
-            let mut bits = word.swap(0, Ordering::AcqRel);
-            while bits != 0 {
-                let number = index as u64 * 64 + u64::from(bits.trailing_zeros());
-                table(((slot.gpa.0 >> F::shift(1)) + number) << F::shift(1));
-                bits &= bits - 1;
-            }
-        }
-        self.period.fetch_add(1, Ordering::AcqRel);
-    }
-}
 
 /// What a turn of recovery did.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

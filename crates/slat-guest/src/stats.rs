@@ -1,6 +1,6 @@
 //! What a guest's memory cost: counters, per vCPU where it was a vCPU that waited.
 
-use crate::fault::Outcome;
+use crate::outcome::Outcome;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;

@@ -1,8 +1,9 @@
 //! A thread that runs a vCPU.
 
 use crate::backing::Backing;
-use crate::guest::{Guest, Worker};
+use crate::guest::Guest;
 use crate::host::Host;
+use crate::worker::Worker;
 use core::fmt;
 use core::sync::atomic::Ordering;
 use slat::{Format, Frame, Hpa, NoSeat};

@@ -1,28 +1,16 @@
 //! Maintaining memory: all of it, by any number of threads, or what the host wrote or is to read.
 
 use crate::backing::Backing;
-use crate::guest::Worker;
+use crate::caches::Flush;
+use crate::guest::Guest;
 use crate::host::Host;
 use crate::stats::Counters;
 use crate::sync::{AtomicU64, Ordering};
+use crate::worker::Worker;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::fence;
 use slat::{Contended, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables};
-
-/// A flush of all that the guest has mapped, in chunks that any number of threads take in turn.
-///
-/// What a chunk takes is the platform's business: [`Platform::maintain`](slat::Platform::maintain)
-/// is given leaves, cut at chunks, and knows the size of a cache line.
-#[derive(Debug)]
-pub struct Flush {
-    /// Each with where it begins if all of them are laid end to end.
-    parts: Vec<(u64, GpaRange)>,
-    total: u64,
-    next: AtomicU64,
-    done: AtomicU64,
-    bytes: AtomicU64,
-}
 
 impl Flush {
     /// The size of chunks: some milliseconds' worth.
@@ -197,7 +185,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 }
 
-impl<F: Format, H: Host, B: Backing> crate::Guest<'_, F, H, B> {
+impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// Counts what the engine maintained as a fault mapped it.
     pub(crate) fn count_maintained(
         &self,

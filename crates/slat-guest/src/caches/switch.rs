@@ -1,11 +1,12 @@
 //! What vCPUs do to their caches.
 
-use super::{Event, Work};
 use crate::backing::Backing;
-use crate::blocks::pieces;
+use crate::caches::{Event, Work};
 use crate::host::Host;
+use crate::ranges::pieces;
 use crate::sync::Ordering;
 use crate::vcpu::Vcpu;
+use crate::worker::PATIENCE;
 use slat::{Format, Gpa, GpaRange, Maintenance, Translation};
 
 /// What a switch of caches comes to for who runs the vCPU.
@@ -172,7 +173,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
     /// them.
     pub(crate) fn leave_for_room(&mut self) {
         self.leave();
-        for _ in 0..crate::log::PATIENCE {
+        for _ in 0..PATIENCE {
             if self.worker.top_up(1).is_ok() {
                 break;
             }

@@ -5,16 +5,16 @@
 //! the right to write (or their dirty mark). One invalidation completes all of it. What cannot be
 //! done goes back into the log. See the invariant of [`log`](super).
 
+use super::LogError;
 use super::read::Logs;
-use super::{LogError, PATIENCE};
-use crate::backing::Backing;
+use crate::backing::{Backing, MAY_WRITE};
 use crate::bits::Kept;
 use crate::config::Logging;
-use crate::fault::MAY_WRITE;
-use crate::guest::{Guest, Worker};
+use crate::guest::Guest;
 use crate::host::Host;
-use crate::invalidate::widened;
-use crate::slots::{SlotId, SlotSpec};
+use crate::ranges::widened;
+use crate::slots::spec::{SlotId, SlotSpec};
+use crate::worker::{PATIENCE, Worker};
 use alloc::vec::Vec;
 use slat::{
     ChangeError, Contended, Format, Gpa, GpaRange, Guard, Halted, PageSize, Pages, SplitError,

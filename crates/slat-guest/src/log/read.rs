@@ -1,13 +1,13 @@
 //! Reading the log: as it is, or to protect what was read at once.
 
-use super::{LogError, PATIENCE};
+use super::LogError;
 use crate::backing::Backing;
 use crate::bits::{Bits, Kept};
 use crate::config::Logging;
-use crate::guest::Worker;
 use crate::host::Host;
-use crate::slots::{SlotId, SlotSpec};
-use crate::sync::Ordering;
+use crate::slots::spec::{SlotId, SlotSpec};
+use crate::sync::{AtomicU64, Ordering};
+use crate::worker::{PATIENCE, Worker};
 use alloc::sync::Arc;
 use slat::{ChangeError, Contended, Format, Halted, Tables};
 
@@ -38,7 +38,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             guest.wait_for_faults();
         }
         guest.counters.log_reads.add(1);
-        let copy = |(to, from): (&mut u64, &crate::sync::AtomicU64)| {
+        let copy = |(to, from): (&mut u64, &AtomicU64)| {
             *to = from.load(Ordering::Acquire);
             u64::from(to.count_ones())
         };

@@ -1,0 +1,136 @@
+//! A log begins, and ends, in the leaves that are there.
+
+use crate::backing::{Backing, MAY_WRITE};
+use crate::config::Logging;
+use crate::eager::{EagerSplit, SplitReport};
+use crate::host::Host;
+use crate::ranges::pieces;
+use crate::slots::spec::{SlotError, SlotSpec};
+use crate::worker::Worker;
+use alloc::vec::Vec;
+use slat::{ChangeError, Format, GpaRange, Guard, Halted, Pages, Tables};
+
+impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+    /// Room for what hardware has marked as a log begins, a piece of the slot at a time.
+    pub(crate) fn scratch(&self, spec: &SlotSpec) -> Result<Vec<u64>, SlotError> {
+        let mut words = Vec::new();
+        if self.guest.config.logging == Logging::Hardware {
+            let all = pieces(spec.range(), F::size(F::LARGEST_LEAF));
+            let most = all.map(|piece| piece.size()).max();
+            let pages = most.unwrap_or(0) >> F::PAGE_SHIFT;
+            let len = pages.div_ceil(64) as usize;
+            words.try_reserve_exact(len).map_err(|_| SlotError::OutOfMemory)?;
+            words.resize(len, 0);
+        }
+        Ok(words)
+    }
+
+    /// All faults log by now; takes from the leaves what was given before. `scratch` has room for a
+    /// piece.
+    pub(crate) fn begin_log(
+        &mut self,
+        spec: &SlotSpec,
+        mut scratch: Vec<u64>,
+    ) -> Option<SplitReport> {
+        let guest = self.guest;
+        // A change of slots waits for a thread that holds an entry, as long as that takes.
+        while self.cut_ends(spec).is_err() {}
+        if guest.config.folds() {
+            for tables in guest.spaces() {
+                self.until_done(tables, spec.range(), |guard, rest| guard.unfold(rest));
+            }
+        }
+        if guest.config.initially_set {
+            return None;
+        }
+        let report = guest.config.eager_split.map(|to| {
+            let split = EagerSplit::new(spec.range(), to);
+            split.run(self, || false)
+        });
+        for tables in guest.spaces() {
+            match guest.config.logging {
+                Logging::Protect => self.protect(tables, spec.range()),
+                Logging::Hardware => self.begin_hardware_log(tables, spec, &mut scratch),
+            }
+        }
+        report
+    }
+
+    /// Takes the right to write from all of `range`, to completion.
+    fn protect(&mut self, tables: &'w Tables<'p, F, H>, range: GpaRange) {
+        self.until_done(tables, range, |guard, rest| guard.write_protect(rest));
+    }
+
+    /// Blocks lose the right to write, pages their marks, which the host is still to be told of.
+    fn begin_hardware_log(
+        &mut self,
+        tables: &'w Tables<'p, F, H>,
+        spec: &SlotSpec,
+        scratch: &mut [u64],
+    ) {
+        self.until_done(tables, spec.range(), |guard, rest| {
+            let mut from = rest;
+            loop {
+                let leaves = guard.leaves(from).map_err(|why| Halted { at: from.start(), why })?;
+                // Blocks do not come to be in a slot that logs (`blocks`): none is behind this.
+                let block = leaves.flatten().find(|leaf| leaf.size > F::size(0));
+                let Some(block) = block else { break };
+                let range = GpaRange::new(block.gpa, block.size.bytes());
+                let range = range.expect("a leaf is not empty");
+                guard.write_protect(range)?;
+                let left = rest.end().0.saturating_sub(range.end().0);
+                let Ok(behind) = GpaRange::new(range.end(), left) else { break };
+                from = behind;
+            }
+            Ok(0)
+        });
+        let kept = self.look(|view| view.named(spec.id).and_then(|slot| slot.kept.clone()));
+        for piece in pieces(spec.range(), F::size(F::LARGEST_LEAF)) {
+            let _moving = kept.as_ref().map(|kept| kept.moves.begin());
+            let words = &mut scratch[..(piece.size() >> F::PAGE_SHIFT).div_ceil(64) as usize];
+            words.fill(0);
+            loop {
+                let result = self.inside(tables, |guard, _| {
+                    guard.owe(piece).expect("a slot's pages");
+                    guard.harvest(piece, words)
+                });
+                match result {
+                    Ok(_) => break,
+                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
+                        while self.cut_ends(spec).is_err() {}
+                    }
+                    Err(Halted { why: ChangeError::Contended, .. }) => tables.platform().wait(),
+                    Err(Halted { why, .. }) => unreachable!("a slot's pages, and bits: {why}"),
+                }
+            }
+            let Some(kept) = &kept else { continue };
+            for (first, count) in (Pages { start: piece.start(), bits: words }).runs() {
+                let at = piece.start().0 + ((first as u64) << F::PAGE_SHIFT);
+                kept.written.mark::<F>(spec, at, (count as u64) << F::PAGE_SHIFT);
+            }
+        }
+    }
+
+    /// No fault logs any more: brings huge pages back in place. Those that may not be executed come
+    /// back so, by recovery, where their pages may.
+    pub(crate) fn end_log(&mut self, spec: &SlotSpec) -> u64 {
+        let guest = self.guest;
+        self.one_right_to_write(spec.range());
+        let bytes = self.collapse_if(spec.range(), guest.config.largest, |_| true);
+        self.hand_to_recovery(spec);
+        bytes
+    }
+
+    /// Leaves that were protected differ from those that were not: all become writable that may be,
+    /// or, where hardware would not mark the next write, none is, until a block is written again as
+    /// a whole. In a slot that cannot begin to log meanwhile.
+    fn one_right_to_write(&mut self, range: GpaRange) {
+        let guest = self.guest;
+        if guest.gives_writes_back() {
+            let change = |guard: &mut Guard<'_, 'p, F, H>, rest| guard.allow_write(rest, MAY_WRITE);
+            self.until_done(&guest.tables, range, change);
+        } else {
+            self.protect(&guest.tables, range);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Rings are harvested, and reset.
+
+use super::LogError;
+use super::clear::{Clear, Cleared};
+use crate::backing::Backing;
+use crate::host::Host;
+use crate::ring::DirtyPage;
+use crate::slots::spec::SlotId;
+use crate::worker::Worker;
+use slat::{Format, Gpa, Shootdown};
+
+/// Neighbouring pages of one slot: a word of a bitmap.
+#[derive(Clone, Copy)]
+struct Batch {
+    slot: SlotId,
+    start: u64,
+    bits: u64,
+}
+
+impl Batch {
+    fn of(page: DirtyPage) -> Self {
+        Self { slot: page.slot, start: page.page, bits: 1 }
+    }
+
+    /// Adds a page within 64 of the others, before or behind them.
+    fn add(&mut self, page: DirtyPage) -> bool {
+        let DirtyPage { slot, page } = page;
+        if slot != self.slot {
+            return false;
+        }
+        if page >= self.start {
+            let bit = page - self.start;
+            if bit < 64 {
+                self.bits |= 1 << bit;
+            }
+            return bit < 64;
+        }
+        let shift = self.start - page;
+        let fits = shift <= u64::from(self.bits.leading_zeros());
+        if fits {
+            (self.start, self.bits) = (page, self.bits << shift | 1);
+        }
+        fits
+    }
+}
+
+impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+    /// Takes the pages that vCPU `vcpu` wrote, in order, as many as `pages` has room for; returns how
+    /// many. They are the caller's to copy after [`Worker::reset_rings`]. One thread at a time
+    /// harvests a ring; the ring of a vCPU that the guest does not have is empty.
+    pub fn harvest_ring(&mut self, vcpu: u16, pages: &mut [DirtyPage]) -> usize {
+        self.guest.rings.get(vcpu as usize).map_or(0, |ring| ring.harvest(pages))
+    }
+
+    /// Protects all pages that were harvested, of all rings, and empties their entries; returns how
+    /// many. When this returns, every later write to them is in a ring again.
+    ///
+    /// # Errors
+    /// [`LogError::Contended`], and what else a clear may come to: the entries of that ring, and of
+    /// those behind it, are as they were, to be reset another time.
+    pub fn reset_rings(&mut self) -> Result<u64, LogError> {
+        let guest = self.guest;
+        let _turn = guest.resetting.lock();
+        let mut total = 0;
+        for ring in &guest.rings {
+            let entries = ring.harvested();
+            let mut batch: Option<Batch> = None;
+            // One invalidation for all of the ring's pages.
+            let mut owed = None;
+            for page in entries.clone().map(|index| ring.page(index)) {
+                if batch.as_mut().is_none_or(|batch| !batch.add(page)) {
+                    batch.map_or(Ok(()), |batch| self.protect_batch(&batch, &mut owed))?;
+                    batch = Some(Batch::of(page));
+                }
+            }
+            batch.map_or(Ok(()), |batch| self.protect_batch(&batch, &mut owed))?;
+            if let Some(shootdown) = owed {
+                shootdown.complete();
+            }
+            let count = entries.end - entries.start;
+            ring.empty(entries);
+            guest.counters.ring_resets.add(count);
+            total += count;
+        }
+        Ok(total)
+    }
+
+    /// Takes the right to write from the pages of a batch. What that owes in the tables that all
+    /// share joins `owed`; views of their own are done.
+    fn protect_batch(
+        &mut self,
+        batch: &Batch,
+        owed: &mut Option<Shootdown<'w, 'p, F, H>>,
+    ) -> Result<(), LogError> {
+        let guest = self.guest;
+        let slot = self.look(|view| view.named(batch.slot).map(|slot| slot.spec));
+        // A slot that was deleted meanwhile has no writable page.
+        let Some(spec) = slot else { return Ok(()) };
+        let start = Gpa(spec.gpa.0 + (batch.start << F::PAGE_SHIFT));
+        // Pages beyond its end are those of a slot that had its name before.
+        let bits = match (spec.bytes >> F::PAGE_SHIFT).saturating_sub(batch.start) {
+            0 => return Ok(()),
+            pages if pages < 64 => batch.bits & ((1 << pages) - 1),
+            _ => batch.bits,
+        };
+        for tables in guest.spaces() {
+            self.inside(tables, |guard, cache| {
+                let mut cleared = Cleared::default();
+                // Rings go with protection: no mark is cleaned.
+                let mut clear = Clear { guest, guard, cache, cleared: &mut cleared, kept: None };
+                let result = clear.pages(start, &[bits]).map_err(|(_, error)| error);
+                if core::ptr::eq(tables, &*guest.tables) {
+                    let own = tables.shootdown(guard).expect("a guard of these tables");
+                    match owed {
+                        None => *owed = Some(own),
+                        Some(all) => all.merge(own),
+                    }
+                }
+                result
+            })?;
+        }
+        Ok(())
+    }
+}

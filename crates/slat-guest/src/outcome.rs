@@ -1,0 +1,90 @@
+//! What a fault came to.
+
+use crate::budget::TableLimit;
+use slat::{ChangeError, MapError, PageSize, SplitError};
+
+/// What a fault came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// A leaf of that size was mapped.
+    Mapped(PageSize),
+    /// A leaf of that size became writable.
+    MadeWritable(PageSize),
+    /// A leaf of that size became executable, and in a table whose pages were not, those around it
+    /// that may be.
+    MadeExecutable(PageSize),
+    /// A leaf became accessed.
+    MadeAccessed,
+    /// A block was split along the path to the page, which has the right that was asked for.
+    Split {
+        /// The size of the block.
+        from: PageSize,
+    },
+    /// A block was unmapped and the page mapped: [`ExecuteHuge::Zap`](crate::ExecuteHuge::Zap).
+    Zapped {
+        /// The size of the block.
+        from: PageSize,
+    },
+    /// There was nothing to do: another vCPU had done it.
+    Spurious,
+    /// Somebody was in the way: run the guest; it faults again if need be.
+    Retry(Retry),
+    /// There is no memory for this access: a device's register, or a write to a read-only slot.
+    /// Emulate it, or raise the guest's error.
+    Mmio,
+    /// The vCPU's dirty ring is full: have it harvested and reset, then run the guest.
+    RingFull,
+    /// The access cannot be answered: an error for the guest, or its end.
+    Refused(Refused),
+}
+
+/// Who was in the way of a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Retry {
+    /// Another thread held the entry.
+    Contended,
+    /// The host is taking back the memory.
+    Invalidated,
+    /// The backing is fetching the page.
+    NotYet,
+    /// The slot is being deleted or moved.
+    SlotGoing,
+}
+
+/// Why a fault cannot be answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// The backing has no page there, or not for this access.
+    NoPage,
+    /// The guest may not execute from there.
+    NotExecutable,
+    /// The platform has no table pages.
+    OutOfFrames,
+    /// The guest may have no more table pages
+    /// ([`Config::table_pages`](crate::Config::table_pages)).
+    TableLimit(TableLimit),
+    /// The backing named memory that the tables cannot hold.
+    Page(MapError),
+    /// The tables refuse to change the leaf.
+    Change(ChangeError),
+    /// The tables refuse to split it.
+    Split(SplitError),
+}
+
+impl From<ChangeError> for Outcome {
+    fn from(why: ChangeError) -> Self {
+        match why {
+            ChangeError::Contended => Self::Retry(Retry::Contended),
+            why => Self::Refused(Refused::Change(why)),
+        }
+    }
+}
+
+impl From<SplitError> for Outcome {
+    fn from(why: SplitError) -> Self {
+        match why {
+            SplitError::Contended => Self::Retry(Retry::Contended),
+            why => Self::Refused(Refused::Split(why)),
+        }
+    }
+}

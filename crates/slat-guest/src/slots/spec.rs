@@ -1,0 +1,202 @@
+//! A slot as a VMM asks for it, and why it is refused.
+
+use crate::backing::{Hva, HvaRange};
+use core::fmt;
+use slat::{Gpa, GpaRange, PageSize};
+
+/// Names a slot, as the VMM chose.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SlotId(pub u16);
+
+/// A slot, as a VMM asks for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlotSpec {
+    /// Its name.
+    pub id: SlotId,
+    /// Where the guest sees it.
+    pub gpa: Gpa,
+    /// Bytes.
+    pub bytes: u64,
+    /// Where the backing has it.
+    pub host: Hva,
+    /// The guest's writes are not for memory: [`Outcome::Mmio`](crate::Outcome::Mmio).
+    pub read_only: bool,
+    /// Writes are logged.
+    pub log_dirty: bool,
+}
+
+impl SlotSpec {
+    /// Its guest addresses. Checked when it was inserted.
+    pub(crate) fn range(&self) -> GpaRange {
+        GpaRange::new(self.gpa, self.bytes).expect("a slot is not empty, and does not wrap")
+    }
+
+    pub(crate) const fn host_range(&self) -> HvaRange {
+        HvaRange { start: self.host, bytes: self.bytes }
+    }
+
+    pub(crate) const fn host_of(&self, gpa: u64) -> Hva {
+        Hva(self.host.0 + (gpa - self.gpa.0))
+    }
+
+    /// The guest addresses of what `host` and the slot have in common, if anything.
+    pub(crate) fn guest_of(&self, host: &HvaRange) -> Option<GpaRange> {
+        let start = host.start.max(self.host);
+        let end = host.end().min(self.host_range().end());
+        let bytes = end.0.checked_sub(start.0).filter(|&bytes| bytes != 0)?;
+        GpaRange::new(Gpa(self.gpa.0 + (start.0 - self.host.0)), bytes).ok()
+    }
+
+    /// Whether a leaf of `bytes` around `gpa` lies in the slot, and is aligned in the host as in the
+    /// guest.
+    pub(crate) const fn fits(&self, gpa: u64, bytes: u64) -> bool {
+        self.is_aligned(bytes) && self.has(gpa, bytes)
+    }
+
+    /// Whether leaves of `bytes` are aligned in the host as in the guest.
+    pub(crate) const fn is_aligned(&self, bytes: u64) -> bool {
+        (self.gpa.0 ^ self.host.0) & (bytes - 1) == 0
+    }
+
+    /// Whether a leaf of `bytes` around `gpa` lies in the slot.
+    pub(crate) const fn has(&self, gpa: u64, bytes: u64) -> bool {
+        let start = gpa & !(bytes - 1);
+        start >= self.gpa.0
+            && match start.checked_add(bytes) {
+                Some(end) => end <= self.gpa.0 + self.bytes,
+                None => false,
+            }
+    }
+
+    /// What the two have in common, if anything.
+    pub(crate) fn common(&self, range: &GpaRange) -> Option<GpaRange> {
+        let start = range.start().max(self.gpa);
+        let end = range.end().0.min(self.gpa.0 + self.bytes);
+        GpaRange::new(start, end.checked_sub(start.0)?).ok()
+    }
+
+    /// Whether it is the same memory at the same place; what is logged is another matter.
+    pub(crate) fn is_where(&self, other: &Self) -> bool {
+        let place = |spec: &Self| (spec.id, spec.gpa, spec.bytes, spec.host);
+        place(self) == place(other)
+    }
+
+    /// The pages that it has.
+    pub(crate) const fn pages(&self, page: PageSize) -> u64 {
+        self.bytes >> page.shift()
+    }
+
+    pub(super) fn checked(&self, page: PageSize, bits: u32) -> Result<(), SlotError> {
+        if (self.gpa.0 | self.host.0 | self.bytes) & (page.bytes() - 1) != 0 {
+            return Err(SlotError::Unaligned { page });
+        }
+        let Some(end) = self.gpa.0.checked_add(self.bytes) else { return Err(SlotError::Wraps) };
+        if self.host.0.checked_add(self.bytes).is_none() {
+            return Err(SlotError::Wraps);
+        }
+        if end > 1 << bits {
+            return Err(SlotError::Beyond { bits });
+        }
+        let pages = self.bytes >> page.shift();
+        if pages > (1 << 31) - 1 {
+            return Err(SlotError::TooManyPages { pages });
+        }
+        Ok(())
+    }
+}
+
+/// Why a slot was not changed. Nothing was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SlotError {
+    /// Size, guest or host address is not a multiple of the page size.
+    Unaligned {
+        /// The page size.
+        page: PageSize,
+    },
+    /// The slot reaches beyond what the guest can address.
+    Beyond {
+        /// Bits of a guest address.
+        bits: u32,
+    },
+    /// Its guest or host addresses go beyond 64 bits.
+    Wraps,
+    /// More pages than a log can number: 2^31 - 1.
+    TooManyPages {
+        /// Pages asked for.
+        pages: u64,
+    },
+    /// Another slot has some of these addresses.
+    Overlaps {
+        /// That slot.
+        id: SlotId,
+    },
+    /// A slot that is there keeps its size, its place in the host and its rights: delete it first.
+    Differs {
+        /// What there is.
+        is: SlotSpec,
+    },
+    /// There is no such slot.
+    Missing {
+        /// The name.
+        id: SlotId,
+    },
+    /// Memory for the log, or what else is kept of each page, is short.
+    OutOfMemory,
+}
+
+impl SlotError {
+    /// The error of Linux's `KVM_SET_USER_MEMORY_REGION`, on that architecture, for the same
+    /// mistake.
+    pub const fn errno(&self, kvm: Kvm) -> &'static str {
+        match (self, kvm) {
+            (Self::Overlaps { .. }, _) => "EEXIST",
+            (Self::OutOfMemory, _) => "ENOMEM",
+            (Self::Beyond { .. }, Kvm::Arm64 | Kvm::RiscV) => "EFAULT",
+            _ => "EINVAL",
+        }
+    }
+}
+
+/// An architecture of Linux's KVM, where its errors differ.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kvm {
+    /// Intel and AMD.
+    X86,
+    /// Arm.
+    Arm64,
+    /// RISC-V.
+    RiscV,
+}
+
+impl fmt::Display for SlotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unaligned { page } => {
+                write!(f, "size, guest and host address of a slot are multiples of {page}")
+            }
+            Self::Beyond { bits } => {
+                write!(f, "the slot ends beyond the {bits} bits of a guest address")
+            }
+            Self::Wraps => f.write_str("the slot's guest or host addresses go beyond 64 bits"),
+            Self::TooManyPages { pages } => {
+                write!(f, "{pages} pages are too many for a slot; use several of at most 2^31 - 1")
+            }
+            Self::Overlaps { id } => write!(f, "slot {} has some of these addresses", id.0),
+            Self::Differs { is } => write!(
+                f,
+                "slot {} is {:#x} bytes at {} backed by {}{}; only its guest address and its \
+                 logging can change: delete it first",
+                is.id.0,
+                is.bytes,
+                is.gpa,
+                is.host,
+                if is.read_only { ", read-only" } else { "" }
+            ),
+            Self::Missing { id } => write!(f, "there is no slot {}", id.0),
+            Self::OutOfMemory => f.write_str("no memory for what is kept of each page"),
+        }
+    }
+}
+
+impl core::error::Error for SlotError {}

@@ -1,0 +1,117 @@
+//! Leaves that go, and what they knew of their pages.
+
+use crate::backing::Backing;
+use crate::config::Logging;
+use crate::guest::Guest;
+use crate::host::Host;
+use crate::ranges::widened;
+use crate::slots::View;
+use slat::{
+    Format, GpaRange, Guard, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
+    UnmapError,
+};
+
+/// How many kinds of neighbouring leaves are unmapped for one invalidation.
+const BATCH: usize = 64;
+
+impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
+    /// Where the log is in the leaves, what was unmapped takes a part of it along: keeps it, in the
+    /// log of every slot that has some of it.
+    pub(crate) fn keep_dirty(&self, view: &View, removed: &Removed) {
+        if self.config.logging != Logging::Hardware || !removed.attributes.dirty {
+            return;
+        }
+        let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
+        for (slot, part) in view.parts(&all) {
+            if let Some(log) = &slot.log {
+                log.mark::<F>(&slot.spec, part.start().0, part.size());
+            }
+        }
+    }
+
+    /// Keeps all that the leaves knew, of pages that stay the guest's. The caller has begun to move
+    /// it ([`Guest::leaving`]) before it unmapped them.
+    pub(crate) fn keep_marks(&self, view: &View, removed: &Removed) {
+        self.keep_dirty(view, removed);
+        let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
+        for (slot, part) in view.parts(&all) {
+            let Some(kept) = &slot.kept else { continue };
+            if removed.attributes.dirty {
+                kept.written.mark::<F>(&slot.spec, part.start().0, part.size());
+            }
+            if removed.attributes.accessed {
+                kept.used.mark::<F>(&slot.spec, part.start().0, part.size());
+            }
+        }
+    }
+
+    /// Unmaps `ranges`, and blocks that they cut through; hands out what was there once nobody can
+    /// reach it, and it was maintained: a vCPU may have written it past the caches.
+    pub(crate) fn unmap(
+        &self,
+        tables: &Tables<'p, F, H>,
+        guard: &mut Guard<'_, 'p, F, H>,
+        ranges: impl IntoIterator<Item = GpaRange>,
+        mut removed: impl FnMut(Removed),
+    ) -> u64 {
+        self.remove(tables, guard, ranges, |leaves| {
+            if self.caches.matters() && leaves.attributes.memory == Memory::Normal {
+                tables.platform().maintain(leaves.hpa, leaves.bytes, Maintenance::Data);
+                self.counters.flushed_bytes.add(leaves.bytes);
+            }
+            removed(leaves);
+        })
+    }
+
+    /// [`Guest::unmap`] of what is maintained already. Waits for threads that hold an entry: none
+    /// does for long.
+    pub(crate) fn remove(
+        &self,
+        tables: &Tables<'p, F, H>,
+        guard: &mut Guard<'_, 'p, F, H>,
+        ranges: impl IntoIterator<Item = GpaRange>,
+        mut removed: impl FnMut(Removed),
+    ) -> u64 {
+        let mut storage = [const { Place::EMPTY }; BATCH];
+        let mut removals = Removals::new(tables, &mut storage);
+        let mut bytes = 0;
+        let mut complete = |removals: &mut Removals<'_, '_, F, H>| {
+            let before = bytes;
+            bytes +=
+                removals.complete().map(|leaves| (removed(leaves), leaves.bytes).1).sum::<u64>();
+            self.counters.invalidations.add(u64::from(bytes != before));
+            bytes
+        };
+        for range in ranges {
+            let mut rest = range;
+            loop {
+                let at = match guard.unmap(rest, &mut removals) {
+                    Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
+                        complete(&mut removals);
+                        match widened(guard, rest) {
+                            Ok(wider) => rest = wider,
+                            Err(_) => tables.platform().wait(),
+                        }
+                        continue;
+                    }
+                    Err(Halted { at, why: UnmapError::Full }) => {
+                        complete(&mut removals);
+                        at
+                    }
+                    Err(Halted { at, why: UnmapError::Contended }) => {
+                        complete(&mut removals);
+                        tables.platform().wait();
+                        at
+                    }
+                    Ok(_) => break,
+                    Err(Halted { why, .. }) => unreachable!("a slot's pages, these tables': {why}"),
+                };
+                match GpaRange::new(at, rest.end().0.saturating_sub(at.0)) {
+                    Ok(behind) => rest = behind,
+                    Err(_) => break,
+                }
+            }
+        }
+        complete(&mut removals)
+    }
+}
