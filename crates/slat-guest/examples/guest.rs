@@ -97,7 +97,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let host = HvaRange { start: Hva(0x5000), bytes: 0x1000 };
     println!("the host wants a page back");
     drop(vcpu.worker().invalidate(host, |taken| println!("  {taken:?}")));
-    for kind in FaultKind::ALL {
+    for &kind in FaultKind::ALL {
         let spent = guest.stats().faults(kind);
         if spent.count != 0 {
             println!("{}: {} in {} ns", kind.name(), spent.count, spent.ticks);

@@ -5,7 +5,7 @@ use crate::bits::each_word;
 use crate::host::Host;
 use crate::ranges::cut_by;
 use crate::slots::{Slot, View};
-use crate::worker::Worker;
+use crate::worker::{Inside, Worker};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
@@ -37,7 +37,7 @@ impl core::error::Error for AgeError {}
 /// How often the slow path asks again.
 const SLOW_TRIES: u32 = 100;
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Finds out which pages of `range` are young, and, if asked, makes them old: bit 0 of `young` is
     /// the first page. `selected` names the pages to ask about; without, all.
     ///
@@ -193,14 +193,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
 
     fn age_in(
         &mut self,
-        tables: &'w slat::Tables<'p, F, H>,
+        tables: &'w slat::Tables<'w, F, H>,
         range: GpaRange,
         young: &mut [u64],
         unanswered: &mut [u64],
         how: Ageing,
         wanted: &impl Fn(&View) -> bool,
     ) -> Result<Aged, AgeError> {
-        let found = self.with_slots(tables, |view, guard, _| {
+        let found = self.with_slots(tables, |view, Inside { guard, .. }| {
             let page = |at: Gpa| ((at.0 - range.start().0) >> F::PAGE_SHIFT) as usize;
             if !wanted(view) {
                 let pages = page(range.end());

@@ -16,11 +16,11 @@ use crate::host::Host;
 use crate::ranges::{cut_by, fitting, pieces};
 use crate::slots::Slot;
 use crate::slots::spec::SlotSpec;
-use crate::worker::{PATIENCE, Worker};
+use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::vec::Vec;
 use slat::{Attributes, Contended, Execute, Format, Gpa, GpaRange, Halted, PageSize, SplitError};
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Puts tables in `range` together to blocks of at most `to`, where the pages behind them are
     /// neighbours of one kind; returns the bytes. A block lies in one slot, aligned in the host as
     /// in the guest. Nothing becomes one in slots that log: the log is of pages.
@@ -50,7 +50,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let parts: Vec<_> = self.look(|view| view.parts(&range).map(|(_, part)| part).collect());
         let mut bytes = 0;
         for piece in parts.into_iter().flat_map(|part| pieces(part, F::size(F::LARGEST_LEAF))) {
-            bytes += self.with_slots(&guest.tables, |view, guard, _| {
+            bytes += self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
                 for (slot, part) in view.parts(&piece) {
                     if slot.going || slot.log.is_some() || !wanted(slot) {
                         continue;
@@ -83,11 +83,12 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         for at in [spec.gpa, spec.range().end()] {
             let mut patience = PATIENCE;
             loop {
-                let leaf = match self.inside(&guest.tables, |guard, _| cut_by(guard, at)) {
-                    Ok(None) => break,
-                    Ok(Some(leaf)) => Ok(leaf),
-                    Err(contended) => Err(contended),
-                };
+                let leaf =
+                    match self.inside(&guest.tables, |Inside { guard, .. }| cut_by(guard, at)) {
+                        Ok(None) => break,
+                        Ok(Some(leaf)) => Ok(leaf),
+                        Err(contended) => Err(contended),
+                    };
                 let done = leaf.and_then(|leaf| self.cut(leaf, at));
                 if let Err(contended) = done {
                     patience -= 1;
@@ -105,7 +106,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let guest = self.guest;
         let level = (0..=F::LARGEST_LEAF).find(|&level| F::size(level).bytes() == leaf.size());
         if level.is_none() {
-            let unfolded = self.inside(&guest.tables, |guard, _| guard.unfold(leaf));
+            let unfolded = self.inside(&guest.tables, |Inside { guard, .. }| guard.unfold(leaf));
             return unfolded.map(drop).map_err(|halted| Contended { at: halted.at });
         }
         let page = GpaRange::new(at, F::size(0).bytes()).expect("a page is not empty");
@@ -117,7 +118,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             Err(SplitStop::Contended { at }) => Err(Contended { at }),
             Err(SplitStop::OutOfFrames { .. } | SplitStop::TableLimit { .. }) => {
                 let _moving = guest.leaving.begin();
-                self.with_slots(&guest.tables, |view, guard, _| {
+                self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
                     guest.unmap(&guest.tables, guard, [leaf], |removed| {
                         guest.keep_marks(view, &removed);
                     });

@@ -61,7 +61,7 @@ pub(crate) struct CacheState {
     /// How many vCPUs are off, as far as is known: counted before one goes past the caches, and until what
     /// it wrote was maintained.
     uncached: AtomicU64,
-    /// Counts what re-arms [`CachePolicy::First`]; and up to where a flush has covered it.
+    /// Counts what re-arms the policy `First`; and up to where a flush has covered it.
     epoch: AtomicU64,
     flushed: AtomicU64,
     /// Flushes under way, for others to help.
@@ -146,15 +146,23 @@ impl CacheState {
         }
     }
 
+    #[cfg_attr(not(feature = "baselines"), expect(unused_variables, reason = "`Vcpu0` asks"))]
     pub fn work(&self, id: u16, event: Event) -> Work {
-        use CachePolicy::{Every, Exact, First, Vcpu0};
+        use CachePolicy::{Every, Exact};
         let epoch = self.epoch.load(Ordering::SeqCst);
-        let covered = || self.flushed.load(Ordering::SeqCst) >= epoch;
         match (self.policy, event) {
             (None, _) => Work::Nothing,
-            (Some(Vcpu0), Event::On | Event::Off) if id != 0 => Work::Nothing,
-            (Some(First), Event::On) if covered() => Work::Nothing,
-            (Some(Every | Vcpu0 | First), _) => Work::All { epoch },
+            #[cfg(feature = "baselines")]
+            (Some(CachePolicy::Vcpu0), Event::On | Event::Off) if id != 0 => Work::Nothing,
+            #[cfg(feature = "baselines")]
+            (Some(CachePolicy::First), Event::On)
+                if self.flushed.load(Ordering::SeqCst) >= epoch =>
+            {
+                Work::Nothing
+            }
+            #[cfg(feature = "baselines")]
+            (Some(CachePolicy::Vcpu0 | CachePolicy::First), _) => Work::All { epoch },
+            (Some(Every), _) => Work::All { epoch },
             (Some(Exact), Event::On | Event::Reset) => Work::Leave,
             // The view is empty: what it will be filled with is maintained then.
             (Some(Exact), Event::Off) => Work::Nothing,

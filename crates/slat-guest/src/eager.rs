@@ -4,7 +4,7 @@ use crate::backing::Backing;
 use crate::budget::{NoPages, TableLimit};
 use crate::host::Host;
 use crate::sync::{AtomicU64, Ordering};
-use crate::worker::{PATIENCE, Worker};
+use crate::worker::{Inside, PATIENCE, Worker};
 use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, PageSize, SplitError};
 
 /// A range to be split, in chunks that any number of threads take in turn.
@@ -96,7 +96,7 @@ impl EagerSplit {
     /// Takes chunks, and splits them, until none is left or `stop` says so.
     pub fn run<F: Format, H: Host, B: Backing>(
         &self,
-        worker: &mut Worker<'_, '_, F, H, B>,
+        worker: &mut Worker<'_, F, H, B>,
         stop: impl Fn() -> bool,
     ) -> SplitReport {
         let mut report = SplitReport { split: 0, done: 0, stopped: None };
@@ -155,7 +155,7 @@ impl EagerSplit {
     }
 }
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Splits `range` to leaves of `to`; adds the bytes to `split`. Tables are those that are shared:
     /// the views of vCPUs hold pages only.
     pub(crate) fn split(
@@ -177,7 +177,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                 Err(NoPages::Limit(limit)) => return Err(SplitStop::TableLimit { at, limit }),
             }
             let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
-            let result = self.inside(&guest.tables, |guard, cache| {
+            let result = self.inside(&guest.tables, |Inside { guard, cache, .. }| {
                 let result = guard.split(rest, to, cache);
                 *split += guard.counts().bytes_changed;
                 result

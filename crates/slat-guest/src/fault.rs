@@ -8,8 +8,8 @@ use crate::host::Host;
 use crate::outcome::{Outcome, Refused, Retry};
 use crate::ranges::fitting;
 use crate::slots::{Slot, View};
-use crate::stats::Counters;
 use crate::vcpu::Vcpu;
+use crate::worker::Inside;
 use slat::{
     Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, MapError,
     PageSize, Removed, Software, SplitError, Translation,
@@ -34,7 +34,7 @@ impl From<Outcome> for Step {
     }
 }
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// Answers the guest's `access` to `gpa`, which its MMU refused.
     ///
     /// With a right that was given to a leaf, the calling CPU is made to forget the old one
@@ -60,9 +60,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
             // What little is at hand will do, if there is no more: else the fault runs dry, and
             // asks.
             let _at_hand = self.worker.top_up(PATH);
-            let (id, tables) = (self.id, guest.space(self.view));
-            let (own_view, counters) = (self.view.is_some(), self.worker.counters);
-            let step = self.worker.with_slots(tables, |view, guard, cache| {
+            let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
+            let step = self.worker.with_slots(tables, |view, inside| {
                 let Some(slot) = view.at(gpa) else { return Outcome::Mmio.into() };
                 if slot.going {
                     return Outcome::Retry(Retry::SlotGoing).into();
@@ -72,21 +71,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
                 }
                 // Two that fold one group may void each other's reservations: once each.
                 let folds = attempt == 0 && guest.config.folds();
-                Fault {
-                    guest,
-                    slots: view,
-                    tables,
-                    guard,
-                    cache,
-                    slot,
-                    gpa,
-                    access,
-                    id,
-                    own_view,
-                    folds,
-                    counters,
-                }
-                .step()
+                inside.fault(&Fault { slots: view, slot, gpa, access, id, own_view, folds })
             });
             match step {
                 Step::Done(outcome) => return outcome,
@@ -110,33 +95,21 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
     }
 }
 
-/// One attempt at a fault, inside the tables.
-struct Fault<'f, 'w, 'p, 'g, 't, F: Format, H: Host, B: Backing> {
-    guest: &'w Guest<'p, F, H, B>,
+/// One attempt at a fault.
+struct Fault<'f> {
     slots: &'f View,
-    tables: &'w slat::Tables<'p, F, H>,
-    guard: &'g mut Guard<'t, 'p, F, H>,
-    cache: &'g mut slat::TableCache<'w, F, H>,
     slot: &'f Slot,
     gpa: Gpa,
     access: Access,
+    /// The vCPU.
     id: u16,
+    /// It runs on a view of its own.
     own_view: bool,
+    /// It may fold leaves.
     folds: bool,
-    counters: &'w Counters,
 }
 
-impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H, B> {
-    fn step(&mut self) -> Step {
-        let Ok(found) = self.guard.translate(self.gpa) else { return Step::Again };
-        match (found, self.access) {
-            (None, _) => self.map(self.guest.config.largest),
-            (Some(leaf), Access::Read) => self.relax(leaf.size, Software::NONE),
-            (Some(leaf), Access::Write) => self.write(leaf),
-            (Some(leaf), _) => self.execute(leaf),
-        }
-    }
-
+impl Fault<'_> {
     fn page(&self, size: PageSize) -> GpaRange {
         let start = self.gpa.0 & !(size.bytes() - 1);
         GpaRange::new(Gpa(start), size.bytes()).expect("a leaf is not empty")
@@ -145,39 +118,51 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
     fn logs(&self) -> bool {
         self.slot.log.is_some()
     }
+}
+
+impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
+    fn fault(&mut self, fault: &Fault<'_>) -> Step {
+        let Ok(found) = self.guard.translate(fault.gpa) else { return Step::Again };
+        match (found, fault.access) {
+            (None, _) => self.map(fault, self.guest.config.largest),
+            (Some(leaf), Access::Read) => self.relax(fault, leaf.size, Software::NONE),
+            (Some(leaf), Access::Write) => self.write(fault, leaf),
+            (Some(leaf), _) => self.execute(fault, leaf),
+        }
+    }
 
     /// Says that the pages of `range` were written, after the leaf has become writable.
-    fn written(&self, range: GpaRange) {
-        let Some(log) = &self.slot.log else { return };
+    fn written(&self, fault: &Fault<'_>, range: GpaRange) {
+        let Some(log) = &fault.slot.log else { return };
         if self.guest.config.logging == Logging::Hardware {
             return;
         }
-        match self.guest.rings.get(self.id as usize) {
+        match self.guest.rings.get(fault.id as usize) {
             Some(ring) if range.size() == F::size(0).bytes() => {
-                let page = (range.start().0 - self.slot.spec.gpa.0) >> F::PAGE_SHIFT;
-                if ring.push(self.slot.spec.id, page) {
+                let page = (range.start().0 - fault.slot.spec.gpa.0) >> F::PAGE_SHIFT;
+                if ring.push(fault.slot.spec.id, page) {
                     return;
                 }
             }
             _ => {}
         }
-        log.mark::<F>(&self.slot.spec, range.start().0, range.size());
+        log.mark::<F>(&fault.slot.spec, range.start().0, range.size());
     }
 
     /// Gives the leaf around the address what the access needs, if it has all of `needed`.
-    fn relax(&mut self, size: PageSize, needed: Software) -> Step {
-        let range = self.page(size);
-        match self.guard.relax_where(range, self.access, needed) {
+    fn relax(&mut self, fault: &Fault<'_>, size: PageSize, needed: Software) -> Step {
+        let range = fault.page(size);
+        match self.guard.relax_where(range, fault.access, needed) {
             Ok(0) => {
                 // What the CPU holds is older than the leaf.
                 self.forget(range);
                 Outcome::Spurious.into()
             }
             Ok(_) => {
-                let outcome = match self.access {
+                let outcome = match fault.access {
                     Access::Read => Outcome::MadeAccessed,
                     Access::Write => {
-                        self.written(range);
+                        self.written(fault, range);
                         Outcome::MadeWritable(size)
                     }
                     _ => Outcome::MadeExecutable(size),
@@ -194,29 +179,29 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         self.guard.platform().forget(self.guard.vmid(), range);
     }
 
-    fn write(&mut self, leaf: Translation) -> Step {
+    fn write(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
         // What lies in two slots is written in one of them.
         let block = leaf.size > F::size(0);
-        let crosses = block && !self.slot.spec.has(self.gpa.0, leaf.size.bytes());
+        let crosses = block && !fault.slot.spec.has(fault.gpa.0, leaf.size.bytes());
         if leaf.attributes.write && !crosses {
             // Only its accessed bit can be missing, or the dirty bit that software sets.
-            return match self.relax(leaf.size, MAY_WRITE) {
+            return match self.relax(fault, leaf.size, MAY_WRITE) {
                 Step::Done(Outcome::MadeWritable(_)) => Outcome::MadeAccessed.into(),
                 step => step,
             };
         }
         if !leaf.attributes.software.contains(MAY_WRITE) {
             // Shared by the backing for reading: another page takes its place.
-            return self.replace();
+            return self.replace(fault);
         }
-        if crosses || block && self.logs() {
-            if let Some(step) = self.split() {
+        if crosses || block && fault.logs() {
+            if let Some(step) = self.split(fault) {
                 return step;
             }
             // Hardware marks what is written from here on, in pages. Between the split and this the CPU may
             // have read each of them without the right.
             if self.guest.config.logging == Logging::Hardware {
-                let around = self.page(F::size(1));
+                let around = fault.page(F::size(1));
                 match self.guard.allow_write(around, MAY_WRITE) {
                     Ok(0) => {}
                     Ok(_) => self.forget(around),
@@ -224,21 +209,21 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                     Err(Halted { why, .. }) => return Outcome::from(why).into(),
                 }
             }
-            return match self.relax(F::size(0), MAY_WRITE) {
+            return match self.relax(fault, F::size(0), MAY_WRITE) {
                 Step::Done(Outcome::MadeWritable(_)) => Outcome::Split { from: leaf.size }.into(),
                 step => step,
             };
         }
-        match self.relax(leaf.size, MAY_WRITE) {
+        match self.relax(fault, leaf.size, MAY_WRITE) {
             // Not writable when it was read, and nothing changed: another leaf by now.
             Step::Done(Outcome::Spurious) => Step::Again,
             step => step,
         }
     }
 
-    fn execute(&mut self, leaf: Translation) -> Step {
-        if leaf.attributes.execute.permits(self.access) {
-            return match self.relax(leaf.size, MAY_EXECUTE) {
+    fn execute(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
+        if leaf.attributes.execute.permits(fault.access) {
+            return match self.relax(fault, leaf.size, MAY_EXECUTE) {
                 Step::Done(Outcome::MadeExecutable(_)) => Outcome::MadeAccessed.into(),
                 step => step,
             };
@@ -246,45 +231,48 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
         if !leaf.attributes.software.contains(MAY_EXECUTE) {
             return Outcome::Refused(Refused::NotExecutable).into();
         }
-        let (page, fetch) = (F::size(0), self.access);
+        let (page, fetch) = (F::size(0), fault.access);
         let block = leaf.size > page;
         match self.guest.config.execute_huge {
-            ExecuteHuge::Allowed => return self.relax(leaf.size, MAY_EXECUTE),
+            ExecuteHuge::Allowed => return self.relax(fault, leaf.size, MAY_EXECUTE),
+            #[cfg(feature = "baselines")]
             ExecuteHuge::Zap if block => {
                 // Of the other pages of the block nobody else says what it knew.
                 let moving = self.guest.leaving.begin();
-                self.empty(leaf.size, |guest, view, removed| guest.keep_marks(view, removed));
+                self.empty(fault, leaf.size, |guest, view, removed| {
+                    guest.keep_marks(view, removed)
+                });
                 drop(moving);
-                return match self.map(page) {
+                return match self.map(fault, page) {
                     Step::Done(Outcome::Mapped(_)) => {
-                        self.note_table();
+                        self.note_table(fault);
                         Outcome::Zapped { from: leaf.size }.into()
                     }
                     step => step,
                 };
             }
-            ExecuteHuge::Split if block => match self.split_by(|guard, page, cache| {
+            ExecuteHuge::Split if block => match self.split_by(fault, |guard, page, cache| {
                 guard.split_to_execute(page, cache, fetch, MAY_EXECUTE)
             }) {
                 Err(step) => return step,
                 Ok(0) => {}
                 Ok(_) => {
-                    self.note_table();
-                    self.forget(self.page(F::size(1)));
+                    self.note_table(fault);
+                    self.forget(fault.page(F::size(1)));
                     return Outcome::Split { from: leaf.size }.into();
                 }
             },
             ExecuteHuge::SplitPage if block => {
-                if let Some(step) = self.split() {
+                if let Some(step) = self.split(fault) {
                     return step;
                 }
-                self.note_table();
+                self.note_table(fault);
             }
             _ => {}
         }
         let granted = match self.guest.config.execute_huge {
             ExecuteHuge::Split => {
-                let around = self.page(F::size(1));
+                let around = fault.page(F::size(1));
                 match self.guard.allow_execute(around, fetch, MAY_EXECUTE) {
                     Ok(0) => 0,
                     Ok(bytes) => {
@@ -297,10 +285,10 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
             }
             _ => 0,
         };
-        let step = self.relax(page, MAY_EXECUTE);
+        let step = self.relax(fault, page, MAY_EXECUTE);
         if granted != 0 || matches!(step, Step::Done(Outcome::MadeExecutable(_))) {
             // Also where a log, and not a fetch, has made the table.
-            self.note_table();
+            self.note_table(fault);
         }
         match step {
             Step::Done(Outcome::MadeExecutable(_) | Outcome::Spurious) if block => {
@@ -312,29 +300,30 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
     }
 
     /// Splits along the path to the page; what to do instead, if that failed.
-    fn split(&mut self) -> Option<Step> {
-        self.split_by(|guard, page, cache| guard.split(page, F::size(0), cache)).err()
+    fn split(&mut self, fault: &Fault<'_>) -> Option<Step> {
+        self.split_by(fault, |guard, page, cache| guard.split(page, F::size(0), cache)).err()
     }
 
     /// Recovery is to know of a table in which pages may be executed: a block instead may not.
-    fn note_table(&self) {
-        if let Some(splits) = &self.slot.splits {
-            splits.add::<F>(&self.slot.spec, self.gpa.0);
+    fn note_table(&self, fault: &Fault<'_>) {
+        if let Some(splits) = &fault.slot.splits {
+            splits.add::<F>(&fault.slot.spec, fault.gpa.0);
         }
     }
 
     /// Splits by `split` along the path to the page; returns the bytes, or what to do instead.
     fn split_by(
         &mut self,
+        fault: &Fault<'_>,
         split: impl FnOnce(
-            &mut Guard<'t, 'p, F, H>,
+            &mut Guard<'t, 'w, F, H>,
             GpaRange,
             &mut slat::TableCache<'w, F, H>,
         ) -> Result<u64, Halted<SplitError>>,
     ) -> Result<u64, Step> {
-        let page = self.page(F::size(0));
+        let page = fault.page(F::size(0));
         let before = self.guard.counts().bytes_changed;
-        let result = split(self.guard, page, self.cache);
+        let result = split(&mut self.guard, page, self.cache);
         let split = self.guard.counts().bytes_changed - before;
         self.counters.split_bytes.add(split);
         match result {
@@ -346,30 +335,30 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
 
     /// A leaf that may not be written: the right is given where it is, or another page of the backing's takes its
     /// place.
-    fn replace(&mut self) -> Step {
-        if let Some(step) = self.split() {
+    fn replace(&mut self, fault: &Fault<'_>) -> Step {
+        if let Some(step) = self.split(fault) {
             return step;
         }
-        if let Some(step) = self.grant() {
+        if let Some(step) = self.grant(fault) {
             return step;
         }
         // The page goes, and was never written; the one that takes its place is used from the
         // start.
-        self.empty(F::size(0), |guest, view, removed| guest.keep_dirty(view, removed));
-        self.map(F::size(0))
+        self.empty(fault, F::size(0), |guest, view, removed| guest.keep_dirty(view, removed));
+        self.map(fault, F::size(0))
     }
 
-    fn grant(&mut self) -> Option<Step> {
-        let range = self.page(F::size(0));
-        let host = self.slot.spec.host_of(range.start().0);
-        let guard = &mut *self.guard;
+    fn grant(&mut self, fault: &Fault<'_>) -> Option<Step> {
+        let range = fault.page(F::size(0));
+        let host = fault.slot.spec.host_of(range.start().0);
+        let guard = &mut self.guard;
         let granted = self.guest.backing.make_writable(host, |page| match page.write {
             true => guard.grant_write(range.start(), page.hpa, MAY_WRITE),
             false => Ok(false),
         })?;
         match granted {
             Ok(true) => {
-                self.written(range);
+                self.written(fault, range);
                 self.forget(range);
                 Some(Outcome::MadeWritable(F::size(0)).into())
             }
@@ -379,25 +368,30 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
     }
 
     /// Unmaps the leaf of `size`, or what took its place, to completion.
-    fn empty(&mut self, size: PageSize, keep: impl Fn(&Guest<'p, F, H, B>, &View, &Removed)) {
-        let (guest, view, range) = (self.guest, self.slots, self.page(size));
-        guest.unmap(self.tables, self.guard, [range], |removed| keep(guest, view, &removed));
+    fn empty(
+        &mut self,
+        fault: &Fault<'_>,
+        size: PageSize,
+        keep: impl Fn(&Guest<'w, F, H, B>, &View, &Removed),
+    ) {
+        let (guest, view, range) = (self.guest, fault.slots, fault.page(size));
+        guest.unmap(self.tables, &mut self.guard, [range], |removed| keep(guest, view, &removed));
     }
 
     /// Maps the page, or as much around it as `largest`, slot and backing allow.
-    fn map(&mut self, largest: PageSize) -> Step {
-        let spec = self.slot.spec;
-        let mut largest = match self.logs() || self.own_view {
+    fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
+        let spec = fault.slot.spec;
+        let mut largest = match fault.logs() || fault.own_view {
             true => F::size(0),
-            false => fitting::<F>(largest, |bytes| spec.fits(self.gpa.0, bytes)),
+            false => fitting::<F>(largest, |bytes| spec.fits(fault.gpa.0, bytes)),
         };
-        let logs = self.logs();
-        let mut folds = self.folds && !logs && !self.own_view;
+        let logs = fault.logs();
+        let mut folds = fault.folds && !logs && !fault.own_view;
         let format = *self.guard.format();
         loop {
             let reserved = match folds {
-                true => self.guard.reserve_contiguous(self.gpa, largest, self.cache),
-                false => self.guard.reserve(self.gpa, largest, self.cache),
+                true => self.guard.reserve_contiguous(fault.gpa, largest, self.cache),
+                false => self.guard.reserve(fault.gpa, largest, self.cache),
             };
             let reservation = match reserved {
                 Ok(reservation) => reservation,
@@ -410,7 +404,7 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
             };
             let range = reservation.range();
             let bytes = range.size();
-            if folds && !spec.fits(self.gpa.0, bytes) {
+            if folds && !spec.fits(fault.gpa.0, bytes) {
                 folds = false;
                 continue;
             }
@@ -418,8 +412,8 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
             if self.guest.invalidations.cover(&host) {
                 return Outcome::Retry(Retry::Invalidated).into();
             }
-            let at = self.gpa.0 & !(F::size(0).bytes() - 1);
-            let page = match self.guest.backing.page(spec.host_of(at), self.access) {
+            let at = fault.gpa.0 & !(F::size(0).bytes() - 1);
+            let page = match self.guest.backing.page(spec.host_of(at), fault.access) {
                 Ok(page) => page,
                 Err(NoPage::NotYet) => return Outcome::Retry(Retry::NotYet).into(),
                 Err(NoPage::Never) => return Outcome::Refused(Refused::NoPage).into(),
@@ -437,13 +431,13 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
                 continue;
             }
             let write = page.write && !spec.read_only;
-            if self.access.is_fetch() && !page.execute {
+            if fault.access.is_fetch() && !page.execute {
                 return Outcome::Refused(Refused::NotExecutable).into();
             }
-            if self.access == Access::Write && !write {
+            if fault.access == Access::Write && !write {
                 return Outcome::Refused(Refused::NoPage).into();
             }
-            let written = self.access == Access::Write;
+            let written = fault.access == Access::Write;
             let block = bytes > F::size(0).bytes();
             let protects = logs && self.guest.config.logging == Logging::Protect;
             let execute =
@@ -463,12 +457,12 @@ impl<'w, 'p, 't, F: Format, H: Host, B: Backing> Fault<'_, 'w, 'p, '_, 't, F, H,
             }
             let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
             return match reservation.commit(hpa, attributes) {
-                Ok(Some(_)) if self.access.is_fetch() && !execute => Step::Again,
+                Ok(Some(_)) if fault.access.is_fetch() && !execute => Step::Again,
                 Ok(Some(_)) => {
                     if written {
-                        self.written(range);
+                        self.written(fault, range);
                     }
-                    self.guest.count_maintained(self.counters, bytes, self.own_view, page.memory);
+                    self.guest.count_maintained(self.counters, bytes, fault.own_view, page.memory);
                     Outcome::Mapped(PageSize::from_bytes(bytes).unwrap_or(F::size(0))).into()
                 }
                 Ok(None) => Step::Again,

@@ -7,7 +7,7 @@ use crate::host::Host;
 use crate::invalidations::Invalidation;
 use crate::slots::Slot;
 use crate::sync::agreed;
-use crate::worker::Worker;
+use crate::worker::{Inside, Worker};
 use slat::{Attributes, Format, Gpa, GpaRange, Removed};
 
 /// Neighbouring pages that the guest cannot reach any more.
@@ -24,7 +24,7 @@ pub struct Taken {
     pub accessed: bool,
 }
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Takes the memory at `host` from the guest; `taken` learns of what was mapped there, once the
     /// guest cannot reach it, and of what was used or written and is not mapped any more. Blocks
     /// that the range touches are taken whole; of a range of no bytes nothing is.
@@ -74,7 +74,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         while let Some(tables) = spaces.next() {
             let last = spaces.peek().is_none();
             // What is unmapped is in the log that a reader finds who waits for this guard.
-            let bytes = self.with_slots(tables, |view, guard, _| {
+            let bytes = self.with_slots(tables, |view, Inside { guard, .. }| {
                 let mut bytes = 0;
                 for slot in &view.slots {
                     let ranges = hosts.iter().filter(some).map(whole);
@@ -101,7 +101,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 }
 
-impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
+impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// Tells of pages of a slot that were taken from the guest: as their leaves had it, if there
     /// were any, and what is kept about them ([`Kept`](crate::bits::Kept)). Without leaves, of
     /// those alone about which something is.

@@ -123,7 +123,7 @@ impl fmt::Display for LogError {
 
 impl core::error::Error for LogError {}
 
-impl<F: Format, H: Host, B: Backing> Worker<'_, '_, F, H, B> {
+impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
     /// Says that the host itself wrote `range` of the guest's memory, so that the log has it too;
     /// what is not in a slot that logs is left out.
     pub fn mark_written(&mut self, range: GpaRange) {

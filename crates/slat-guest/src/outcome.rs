@@ -21,6 +21,7 @@ pub enum Outcome {
         from: PageSize,
     },
     /// A block was unmapped and the page mapped: [`ExecuteHuge::Zap`](crate::ExecuteHuge::Zap).
+    #[cfg(feature = "baselines")]
     Zapped {
         /// The size of the block.
         from: PageSize,

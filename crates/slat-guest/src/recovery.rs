@@ -6,7 +6,7 @@ use crate::host::Host;
 use crate::ranges::pieces;
 use crate::slots::Slot;
 use crate::slots::spec::SlotSpec;
-use crate::worker::Worker;
+use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::{Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, Leaf};
@@ -20,7 +20,7 @@ pub struct Recovered {
     pub left: u64,
 }
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Ends a period: tables that got executable pages in the period before it become blocks again,
     /// without the right to execute. Those of slots that log are kept for later, and so are those
     /// that cannot be blocks yet, whose pages keep their rights.
@@ -71,13 +71,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let range = GpaRange::new(Gpa(gpa), size.bytes()).expect("a block is not empty");
         let theirs = |slot: &Slot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
         // Looked at first, without taking anything: what does not fit is not to fault for it.
-        let fits = self.inside(&guest.tables, |guard, _| like_a_block::<F, H>(guard, range))?;
+        let fits =
+            self.inside(&guest.tables, |Inside { guard, .. }| like_a_block::<F, H>(guard, range))?;
         match fits {
             Fits::IsBlock => return Some(0),
             Fits::Table { execute, write } => {
                 if execute {
                     let change =
-                        |guard: &mut Guard<'_, 'p, F, H>, rest| guard.execute_protect(rest);
+                        |guard: &mut Guard<'_, 'w, F, H>, rest| guard.execute_protect(rest);
                     self.until_done(&guest.tables, range, change);
                 }
                 if write {
@@ -97,7 +98,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// and protects all of them.
     fn even_out(&mut self, spec: &SlotSpec, range: GpaRange, theirs: impl Fn(&Slot) -> bool) {
         let guest = self.guest;
-        self.with_slots(&guest.tables, |view, guard, _| {
+        self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
             let slot = view.named(spec.id).filter(|slot| !slot.going && slot.log.is_none());
             if !slot.is_some_and(theirs) {
                 return;
@@ -127,7 +128,8 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             }
             let start = Gpa(gpa & !(size.bytes() - 1));
             let range = GpaRange::new(start, size.bytes()).expect("a block is not empty");
-            let fits = self.inside(&guest.tables, |guard, _| like_a_block::<F, H>(guard, range));
+            let fits = self
+                .inside(&guest.tables, |Inside { guard, .. }| like_a_block::<F, H>(guard, range));
             match fits {
                 Some(Fits::IsBlock) => continue,
                 Some(Fits::Table { execute: false, write }) => {
@@ -153,7 +155,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     pub(crate) fn hand_to_recovery(&mut self, spec: &SlotSpec) {
         let guest = self.guest;
         for piece in pieces(spec.range(), F::size(1)) {
-            self.with_slots(&guest.tables, |view, guard, _| {
+            self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
                 let slot = view.named(spec.id).filter(|slot| slot.spec.is_where(spec));
                 let Some(splits) = slot.and_then(|slot| slot.splits.as_ref()) else { return };
                 let Ok(leaves) = guard.leaves(piece) else { return };

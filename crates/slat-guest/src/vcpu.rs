@@ -10,8 +10,8 @@ use slat::{Format, Frame, Hpa, NoSeat};
 
 /// A thread that runs one of the guest's vCPUs, and answers its faults.
 #[derive(Debug)]
-pub struct Vcpu<'w, 'p, F: Format, H: Host, B: Backing> {
-    pub(crate) worker: Worker<'w, 'p, F, H, B>,
+pub struct Vcpu<'w, F: Format, H: Host, B: Backing> {
+    pub(crate) worker: Worker<'w, F, H, B>,
     pub(crate) id: u16,
     /// The view that it runs on, if not on the tables that all share.
     pub(crate) view: Option<u16>,
@@ -49,19 +49,19 @@ impl fmt::Display for VcpuError {
 
 impl core::error::Error for VcpuError {}
 
-impl<F: Format, H: Host, B: Backing> Drop for Vcpu<'_, '_, F, H, B> {
+impl<F: Format, H: Host, B: Backing> Drop for Vcpu<'_, F, H, B> {
     fn drop(&mut self) {
         self.worker.guest.vcpus[self.id as usize].taken.store(false, Ordering::Release);
     }
 }
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// The thread that runs vCPU `id`. One thread at a time does.
     ///
     /// # Errors
     /// [`VcpuError`].
     pub fn new(
-        guest: &'w Guest<'p, F, H, B>,
+        guest: &'w Guest<'w, F, H, B>,
         id: u16,
         room: &'w mut [Option<Frame>],
     ) -> Result<Self, VcpuError> {
@@ -82,7 +82,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Vcpu<'w, 'p, F, H, B> {
     }
 
     /// What any thread can do with the guest's memory.
-    pub const fn worker(&mut self) -> &mut Worker<'w, 'p, F, H, B> {
+    pub const fn worker(&mut self) -> &mut Worker<'w, F, H, B> {
         &mut self.worker
     }
 

@@ -19,23 +19,33 @@ pub(crate) const PATIENCE: u32 = 1000;
 /// Room for a worker's table pages.
 pub type TableRoom = [Option<Frame>; TABLE_PAGES];
 
+/// A worker inside tables of its guest.
+pub(crate) struct Inside<'t, 'w, F: Format, H: Host, B: Backing> {
+    pub guest: &'w Guest<'w, F, H, B>,
+    pub tables: &'w Tables<'w, F, H>,
+    pub guard: Guard<'t, 'w, F, H>,
+    pub cache: &'t mut TableCache<'w, F, H>,
+    /// The worker's.
+    pub counters: &'w Counters,
+}
+
 /// A thread that works on a guest's memory.
 #[derive(Debug)]
-pub struct Worker<'w, 'p, F: Format, H: Host, B: Backing> {
-    pub(crate) guest: &'w Guest<'p, F, H, B>,
-    pub(crate) member: Member<'p, H>,
+pub struct Worker<'w, F: Format, H: Host, B: Backing> {
+    pub(crate) guest: &'w Guest<'w, F, H, B>,
+    pub(crate) member: Member<'w, H>,
     pub(crate) cache: TableCache<'w, F, H>,
     /// A vCPU's own, or those that all others share.
     pub(crate) counters: &'w Counters,
 }
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Takes a seat among the threads that walk the host's tables.
     ///
     /// # Errors
     /// [`NoSeat`] if all are taken.
     pub fn new(
-        guest: &'w Guest<'p, F, H, B>,
+        guest: &'w Guest<'w, F, H, B>,
         room: &'w mut [Option<Frame>],
     ) -> Result<Self, NoSeat> {
         let platform = guest.tables.platform();
@@ -45,25 +55,26 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 
     /// The guest.
-    pub const fn guest(&self) -> &'w Guest<'p, F, H, B> {
+    pub const fn guest(&self) -> &'w Guest<'w, F, H, B> {
         self.guest
     }
 
     /// Inside `tables`; what happens there is counted.
     pub(crate) fn inside<R>(
         &mut self,
-        tables: &'w Tables<'p, F, H>,
-        work: impl FnOnce(&mut Guard<'_, 'p, F, H>, &mut TableCache<'w, F, H>) -> R,
+        tables: &'w Tables<'w, F, H>,
+        work: impl FnOnce(&mut Inside<'_, 'w, F, H, B>) -> R,
     ) -> R {
-        let host = tables.platform();
+        let (guest, counters, host) = (self.guest, self.counters, tables.platform());
         // Only entries that stand broken are timed.
         let breaks = host.break_before_make().breaks_size_change();
         let begin = if breaks { host.now() } else { 0 };
-        let mut guard = tables.enter(&mut self.member).expect("the worker joined this platform");
-        let result = work(&mut guard, &mut self.cache);
-        let counts = guard.counts();
+        let guard = tables.enter(&mut self.member).expect("the worker joined this platform");
+        let mut inside = Inside { guest, tables, guard, cache: &mut self.cache, counters };
+        let result = work(&mut inside);
+        let counts = inside.guard.counts();
         let ticks = if counts.broken == 0 { 0 } else { host.now() - begin };
-        self.counters.engine(counts, ticks);
+        counters.engine(counts, ticks);
         result
     }
 
@@ -71,18 +82,18 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// returned.
     pub(crate) fn with_slots<R>(
         &mut self,
-        tables: &'w Tables<'p, F, H>,
-        work: impl FnOnce(&View, &mut Guard<'_, 'p, F, H>, &mut TableCache<'w, F, H>) -> R,
+        tables: &'w Tables<'w, F, H>,
+        work: impl FnOnce(&View, &mut Inside<'_, 'w, F, H, B>) -> R,
     ) -> R {
         let guest = self.guest;
         // SAFETY: inside tables of the guest's platform until `work`, which cannot keep the view,
-        // has returned; nobody in this crate refreshes a guard.
-        self.inside(tables, |guard, cache| work(unsafe { guest.slots.view() }, guard, cache))
+        // has returned; nobody in this crate refreshes a guard, or replaces one.
+        self.inside(tables, |inside| work(unsafe { guest.slots.view() }, inside))
     }
 
     /// What `look` finds among the slots of now.
     pub(crate) fn look<R>(&mut self, look: impl FnOnce(&View) -> R) -> R {
-        self.with_slots(&self.guest.tables, |view, _, _| look(view))
+        self.with_slots(&self.guest.tables, |view, _| look(view))
     }
 
     /// Where the guest has the memory at `host`: a range of each slot that has some of it.
@@ -98,7 +109,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// # Errors
     /// [`Contended`] if the entry is being changed.
     pub fn translate(&mut self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        self.inside(&self.guest.tables, |guard, _| guard.translate(gpa))
+        self.inside(&self.guest.tables, |Inside { guard, .. }| guard.translate(gpa))
     }
 
     /// Leaves of the guest's tables by size, and how many there are, for statistics; groups, where
@@ -116,7 +127,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             sizes.extend(bytes.filter_map(PageSize::from_bytes).map(|size| (size, 0)));
         }
         let all = GpaRange::new(Gpa(0), 1 << bits).expect("a guest has an address");
-        self.inside(tables, |guard, _| {
+        self.inside(tables, |Inside { guard, .. }| {
             let leaves = guard.leaves(all).into_iter().flatten();
             for leaf in leaves.flatten() {
                 if let Some(size) = sizes.iter_mut().find(|(size, _)| *size == leaf.size) {
@@ -132,13 +143,13 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// piece alone. Entries are held briefly; this waits for them.
     pub(crate) fn until_done(
         &mut self,
-        tables: &'w Tables<'p, F, H>,
+        tables: &'w Tables<'w, F, H>,
         range: GpaRange,
-        mut change: impl FnMut(&mut Guard<'_, 'p, F, H>, GpaRange) -> Result<u64, Halted<ChangeError>>,
+        mut change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Result<u64, Halted<ChangeError>>,
     ) {
         let host = self.guest.tables.platform();
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
-            self.inside(tables, |guard, _| {
+            self.inside(tables, |Inside { guard, .. }| {
                 let mut rest = piece;
                 loop {
                     match change(guard, rest) {
@@ -182,7 +193,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 }
 
-impl<F: Format, H: Host, B: Backing> Drop for Worker<'_, '_, F, H, B> {
+impl<F: Format, H: Host, B: Backing> Drop for Worker<'_, F, H, B> {
     /// The pages at hand go back with the cache, right after this.
     fn drop(&mut self) {
         self.guest.budget.give_back(self.cache.len() as u64);

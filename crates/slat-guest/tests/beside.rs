@@ -25,7 +25,7 @@ impl Backing for OnePiece {
 }
 
 type TheGuest<'p> = Guest<'p, Ept1G, FastMachine<Ept>, OnePiece>;
-type TheWorker<'w, 'p> = Worker<'w, 'p, Ept1G, FastMachine<Ept>, OnePiece>;
+type TheWorker<'w> = Worker<'w, Ept1G, FastMachine<Ept>, OnePiece>;
 
 fn slot(log_dirty: bool) -> SlotSpec {
     let (gpa, host) = (Gpa(BASE), Hva(HOST));
@@ -39,8 +39,8 @@ fn all() -> GpaRange {
 /// A guest whose memory was all used, and `look` at it again and again while another does `other`.
 fn beside(
     rounds: u32,
-    mut other: impl FnMut(&mut TheWorker<'_, '_>) + Send,
-    mut look: impl FnMut(&mut TheWorker<'_, '_>),
+    mut other: impl FnMut(&mut TheWorker<'_>) + Send,
+    mut look: impl FnMut(&mut TheWorker<'_>),
 ) {
     let machine = FastMachine::new(Ept::default(), 2, 4 * M2, 32 << 20).unwrap();
     let ram = OnePiece(machine.memory_base().0);
@@ -67,7 +67,7 @@ fn beside(
 
 #[test]
 fn a_used_page_is_not_called_old_while_its_log_is_switched() {
-    let switch = |worker: &mut TheWorker<'_, '_>| {
+    let switch = |worker: &mut TheWorker<'_>| {
         worker.set_slot(slot(true)).unwrap();
         worker.set_slot(slot(false)).unwrap();
     };
@@ -83,7 +83,7 @@ fn a_used_page_is_not_called_old_while_its_log_is_switched() {
 /// Where entries are held for a moment, the slow path asks again, and what it hears is told.
 #[test]
 fn nor_while_its_block_is_split_and_put_together() {
-    let turns = |worker: &mut TheWorker<'_, '_>| {
+    let turns = |worker: &mut TheWorker<'_>| {
         let report = EagerSplit::new(all(), PageSize::SIZE_4K).run(worker, || false);
         match report.stopped {
             None => assert_eq!(worker.collapse(all(), PageSize::SIZE_2M), M2),
@@ -110,7 +110,7 @@ fn no_use_is_lost_between_scans_in_pieces() {
     let clear = Ageing { clear: true, ..TEST };
     let piece = |first: u64| GpaRange::new(Gpa(BASE + first * K4), 100 * K4).unwrap();
     let told = [const { std::sync::atomic::AtomicU64::new(0) }; 2];
-    let scan = |who: usize, worker: &mut TheWorker<'_, '_>| {
+    let scan = |who: usize, worker: &mut TheWorker<'_>| {
         for first in [50, 150, 250, 350] {
             let aged = worker.age(piece(first), None, &mut [0; 2], clear).unwrap();
             told[who].fetch_add(aged.young, Ordering::Relaxed);

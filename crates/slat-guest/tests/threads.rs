@@ -124,7 +124,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
     }
 
     /// One round of a migration.
-    fn round(&self, worker: &mut Worker<'_, '_, F, FastMachine<A>, &Ram>, take: bool) {
+    fn round(&self, worker: &mut Worker<'_, F, FastMachine<A>, &Ram>, take: bool) {
         let mut bits = vec![0; PAGES as usize / 64];
         if take {
             worker.take_log(SlotId(0), &mut bits).unwrap();
@@ -169,12 +169,7 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
     }
 
     /// The host puts pages elsewhere, content and all.
-    fn move_pages(
-        &self,
-        worker: &mut Worker<'_, '_, F, FastMachine<A>, &Ram>,
-        first: u64,
-        count: u64,
-    ) {
+    fn move_pages(&self, worker: &mut Worker<'_, F, FastMachine<A>, &Ram>, first: u64, count: u64) {
         let range = HvaRange { start: Hva(HOST + first * K4), bytes: count * K4 };
         let _copies = self.copying.lock().unwrap();
         let invalidation = worker.invalidate(range, |_| {});

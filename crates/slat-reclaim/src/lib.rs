@@ -35,8 +35,10 @@ mod swap;
 #[cfg(feature = "std")]
 pub use file::SwapFile;
 pub use limits::{Load, choose};
-pub use paged::{Config, Paged, Places, Policy};
-pub use pager::{Gate, Generation, Idle, PageError, Pager, ReclaimError, Reclaimed};
+pub use paged::{Config, Paged, PagedBacking, Places, Policy};
+#[cfg(feature = "baselines")]
+pub use pager::Gate;
+pub use pager::{Generation, Idle, PageError, Pager, ReclaimError, Reclaimed};
 pub use pool::{Layout, Pool, PoolError, Ram};
 pub use stats::{Part, Stats};
 pub use swap::{Swap, SwapError};

@@ -330,6 +330,26 @@ impl<M: Ram, S: Swap> Paged<'_, M, S> {
     }
 }
 
+/// A [`Backing`] that is a guest's [`Paged`] memory: what a [`Pager`](crate::Pager) moves pages of.
+pub trait PagedBacking: Backing {
+    /// What its frames are in.
+    type Ram: Ram;
+    /// Where its pages go.
+    type Swap: Swap;
+
+    /// The memory.
+    fn paged(&self) -> &Paged<'_, Self::Ram, Self::Swap>;
+}
+
+impl<M: Ram, S: Swap> PagedBacking for &Paged<'_, M, S> {
+    type Ram = M;
+    type Swap = S;
+
+    fn paged(&self) -> &Paged<'_, M, S> {
+        self
+    }
+}
+
 impl<M: Ram, S: Swap> Backing for &Paged<'_, M, S> {
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         let number = self.number(host).ok_or(NoPage::Never)?;

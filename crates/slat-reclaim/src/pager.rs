@@ -8,7 +8,7 @@ pub use reclaim::{Generation, Idle, ReclaimError, Reclaimed};
 use crate::buffer::Buffer;
 use crate::order::{Accessed, Look};
 use crate::page::{Claim, Place};
-use crate::paged::{BORN_SHIFT, Paged};
+use crate::paged::{BORN_SHIFT, Paged, PagedBacking};
 use crate::pool::Ram;
 use crate::slots::RUN;
 use crate::stats::Counters;
@@ -20,27 +20,22 @@ use core::sync::atomic::Ordering;
 use slat::{Access, Ageing, ChangeError, Format, Hpa, PageSize, Skip};
 use slat_guest::{AgeError, Host, Hva, HvaRange, Worker};
 
-/// What ageing and unmapping are done under: nothing, or, to measure what that costs, a lock.
-pub trait Gate {
-    /// Does `work`.
-    fn alone<R>(&self, work: impl FnOnce() -> R) -> R;
-}
-
-/// No lock.
-impl Gate for () {
-    fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
-        work()
-    }
+/// A lock under which pages are aged and unmapped, to measure what it costs: a baseline.
+#[cfg(feature = "baselines")]
+pub trait Gate: Sync {
+    /// Does `work`, once.
+    fn alone(&self, work: &mut dyn FnMut());
 }
 
 /// A thread that moves pages of one guest: its own, or that of a vCPU whose fault waits for a page.
 ///
 /// Any number of threads bring pages in; one at a time gives up pages of a guest, others are told
 /// that it is [`Reclaimed::busy`].
-pub struct Pager<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate = ()> {
-    worker: &'a mut Worker<'w, 'p, F, H, &'h Paged<'h, M, S>>,
-    paged: &'h Paged<'h, M, S>,
-    gate: G,
+pub struct Pager<'a, 'w, F: Format, H: Host, B: PagedBacking> {
+    worker: &'a mut Worker<'w, F, H, B>,
+    paged: &'w Paged<'w, B::Ram, B::Swap>,
+    #[cfg(feature = "baselines")]
+    gate: Option<&'a dyn Gate>,
     content: Buffer,
 }
 
@@ -104,25 +99,38 @@ impl core::error::Error for PageError {}
 /// How often one tries to give up pages of which none was to be had.
 const ATTEMPTS: u32 = 100;
 
-impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap> Pager<'a, 'w, 'p, 'h, F, H, M, S> {
-    /// A pager on `worker`'s seat, without a lock.
-    pub fn new(worker: &'a mut Worker<'w, 'p, F, H, &'h Paged<'h, M, S>>) -> Self {
-        Self::gated(worker, ())
+impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
+    /// A pager on `worker`'s seat.
+    pub fn new(worker: &'a mut Worker<'w, F, H, B>) -> Self {
+        Self {
+            paged: worker.guest().backing().paged(),
+            worker,
+            #[cfg(feature = "baselines")]
+            gate: None,
+            content: Buffer::default(),
+        }
     }
-}
 
-impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
-    Pager<'a, 'w, 'p, 'h, F, H, M, S, G>
-{
     /// A pager that ages and unmaps under `gate`.
-    pub fn gated(worker: &'a mut Worker<'w, 'p, F, H, &'h Paged<'h, M, S>>, gate: G) -> Self {
-        let paged = *worker.guest().backing();
-        Self { worker, paged, gate, content: Buffer::default() }
+    #[cfg(feature = "baselines")]
+    pub fn gated(worker: &'a mut Worker<'w, F, H, B>, gate: &'a dyn Gate) -> Self {
+        Self { gate: Some(gate), ..Self::new(worker) }
     }
 
     /// The guest's memory.
-    pub const fn paged(&self) -> &'h Paged<'h, M, S> {
+    pub const fn paged(&self) -> &'w Paged<'w, B::Ram, B::Swap> {
         self.paged
+    }
+
+    /// Ages or unmaps.
+    fn alone<R>(&mut self, work: impl FnOnce(&mut Worker<'w, F, H, B>) -> R) -> R {
+        #[cfg(feature = "baselines")]
+        if let Some(gate) = self.gate {
+            let (mut work, mut result) = (Some(work), None);
+            gate.alone(&mut || result = work.take().map(|work| work(self.worker)));
+            return result.expect("a gate does the work");
+        }
+        work(self.worker)
     }
 
     fn now(&self) -> u64 {
@@ -422,24 +430,20 @@ impl<'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
 }
 
 /// The guest, as who orders its pages sees it.
-struct Eyes<'e, 'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate> {
-    pager: &'e mut Pager<'a, 'w, 'p, 'h, F, H, M, S, G>,
+struct Eyes<'e, P> {
+    pager: &'e mut P,
     /// The time, in the units of [`Paged::born`].
     now: u64,
 }
 
-impl<'e, 'a, 'w, 'p, 'h, F: Format, H: Host, M: Ram, S: Swap, G: Gate>
-    Eyes<'e, 'a, 'w, 'p, 'h, F, H, M, S, G>
-{
-    fn new(pager: &'e mut Pager<'a, 'w, 'p, 'h, F, H, M, S, G>) -> Self {
+impl<'e, 'a, 'w, F: Format, H: Host, B: PagedBacking> Eyes<'e, Pager<'a, 'w, F, H, B>> {
+    fn new(pager: &'e mut Pager<'a, 'w, F, H, B>) -> Self {
         let now = pager.now() >> BORN_SHIFT;
         Self { pager, now }
     }
 }
 
-impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Accessed
-    for Eyes<'_, '_, '_, '_, '_, F, H, M, S, G>
-{
+impl<F: Format, H: Host, B: PagedBacking> Accessed for Eyes<'_, Pager<'_, '_, F, H, B>> {
     fn pages(&self) -> u32 {
         self.pager.paged.words.len() as u32
     }
@@ -471,8 +475,8 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Accessed
             skip: if walk { paged.config.skip } else { Skip::Nothing },
             fresh: walk && paged.config.fresh,
         };
-        let (worker, range) = (&mut *pager.worker, paged.host(first, count));
-        let unanswered = match pager.gate.alone(|| worker.age_host(range, None, young, how)) {
+        let range = paged.host(first, count);
+        let unanswered = match pager.alone(|worker| worker.age_host(range, None, young, how)) {
             Ok(aged) => aged.unanswered,
             // Such guests give up their pages in the order in which these came.
             Err(AgeError::Refused(ChangeError::NotRecorded)) => 0,

@@ -66,8 +66,8 @@ impl Swap for &'static Content {
 
 type ThePaged = Paged<'static, &'static Content, &'static Content>;
 type TheGuest = Guest<'static, Tiny, World, &'static ThePaged>;
-type TheVcpu = Vcpu<'static, 'static, Tiny, World, &'static ThePaged>;
-type TheWorker = Worker<'static, 'static, Tiny, World, &'static ThePaged>;
+type TheVcpu = Vcpu<'static, Tiny, World, &'static ThePaged>;
+type TheWorker = Worker<'static, Tiny, World, &'static ThePaged>;
 
 /// A guest of two pages, which may have both.
 fn guest() -> (&'static TheGuest, &'static Content) {

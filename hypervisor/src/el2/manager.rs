@@ -20,7 +20,7 @@ use smccc::psci::{AffinityState, LowestAffinityLevel};
 const LEAVE: u64 = 500;
 
 /// A thread of the manager's: a vCPU that never runs, but can map.
-pub type Thread<'w> = Vcpu<'w, 'static, Stage2, super::platform::El2, super::memory::Machine>;
+pub type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, super::memory::Machine>;
 
 /// Does the job, waits for the guest's end, reports, and switches the machine off.
 pub fn run(hypervisor: &'static Hypervisor) -> ! {
@@ -124,7 +124,7 @@ fn report(memory: &Memory, hypervisor: &Hypervisor, leaves: &[(slat::PageSize, u
     let why = hypervisor.end.lock().clone().unwrap_or_default();
     say!("the guest is over: {why}");
     let mut faults = Map::new();
-    for kind in FaultKind::ALL {
+    for &kind in FaultKind::ALL {
         let spent = stats.faults(kind);
         if spent.count != 0 {
             let each: Vec<u64> = stats.vcpus.iter().map(|vcpu| vcpu.of(kind).count).collect();

@@ -18,7 +18,7 @@ use slat_hypervisor::progress::{Place, Progress};
 use slat_hypervisor::syndrome::{self, Abort, Exit, Kind, Need};
 
 /// What this CPU's thread works with.
-type Thread<'w> = Vcpu<'w, 'static, Stage2, super::platform::El2, super::memory::Machine>;
+type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, super::memory::Machine>;
 
 /// EL1 on its own stack, all interrupts masked: as PSCI starts a CPU.
 const START_STATE: u64 = 0b1111 << 6 | 0b0101;

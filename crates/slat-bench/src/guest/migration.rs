@@ -20,7 +20,7 @@ pub const RING: u32 = 4096;
 /// Who reads the log, and copies.
 pub struct Migration<'m, 'w, 'p, F: Format, A: Arch> {
     pub bed: &'p Bed<F, A>,
-    pub worker: TheWorker<'w, 'p, F, A>,
+    pub worker: TheWorker<'w, F, A>,
     pub lock: &'m FairLock,
     pub way: LogWay,
     pub bitmap: Vec<u64>,

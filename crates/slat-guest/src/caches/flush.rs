@@ -6,7 +6,7 @@ use crate::guest::Guest;
 use crate::host::Host;
 use crate::stats::Counters;
 use crate::sync::{AtomicU64, Ordering};
-use crate::worker::Worker;
+use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::fence;
@@ -20,7 +20,7 @@ impl Flush {
     /// about to map was maintained too early.
     ///
     /// Of no bytes where the guest cannot get past the caches.
-    pub fn new<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, '_, F, H, B>) -> Self {
+    pub fn new<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H, B>) -> Self {
         let mut parts = Vec::new();
         let mut total = 0;
         if worker.guest.caches.matters() {
@@ -48,7 +48,7 @@ impl Flush {
 
     /// Takes chunks until none is left; returns the bytes that were mapped there. Others may be at
     /// theirs still: [`Flush::finish`] waits for them.
-    pub fn run<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, '_, F, H, B>) -> u64 {
+    pub fn run<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, F, H, B>) -> u64 {
         let mut bytes = 0;
         while self.next.load(Ordering::Acquire) < self.total {
             let start = self.next.fetch_add(Self::CHUNK, Ordering::AcqRel);
@@ -68,7 +68,7 @@ impl Flush {
     }
 
     /// Takes chunks, and waits until those of others are done as well.
-    pub fn finish<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, '_, F, H, B>) {
+    pub fn finish<F: Format, H: Host, B: Backing>(&self, worker: &mut Worker<'_, F, H, B>) {
         self.run(worker);
         while !self.is_done() {
             worker.guest.tables.platform().wait();
@@ -76,7 +76,7 @@ impl Flush {
     }
 }
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Helps vCPUs that flush at the moment; returns the bytes maintained, 0 if there are none. A
     /// VMM calls it on cores that have nothing better to do while a switch of caches is under way.
     pub fn help_flush(&mut self) -> u64 {
@@ -145,7 +145,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// well if so asked; returns the bytes. Waits for threads that hold an entry.
     pub(crate) fn maintain(
         &mut self,
-        tables: &'w Tables<'p, F, H>,
+        tables: &'w Tables<'w, F, H>,
         range: GpaRange,
         what: Maintenance,
     ) -> u64 {
@@ -154,7 +154,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let (mut start, end, mut bytes) = (range.start().0, range.end().0, 0);
         while start < end {
             let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
-            start = self.inside(tables, |guard, _| {
+            start = self.inside(tables, |Inside { guard, .. }| {
                 for leaf in guard.leaves(rest).into_iter().flatten() {
                     let leaf = match leaf {
                         Ok(leaf) => leaf,

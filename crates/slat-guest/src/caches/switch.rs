@@ -6,7 +6,7 @@ use crate::host::Host;
 use crate::ranges::pieces;
 use crate::sync::Ordering;
 use crate::vcpu::Vcpu;
-use crate::worker::PATIENCE;
+use crate::worker::{Inside, PATIENCE};
 use slat::{Format, Gpa, GpaRange, Maintenance, Translation};
 
 /// What a switch of caches comes to for who runs the vCPU.
@@ -23,7 +23,7 @@ pub struct CacheSwitch {
     pub maintained: u64,
 }
 
-impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// Whether its caches are on, as far as it was said.
     pub fn is_cached(&self) -> bool {
         self.worker.guest.caches.is_on(self.id)
@@ -74,7 +74,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
     pub fn translate(&mut self, gpa: Gpa) -> Option<Translation> {
         let tables = self.worker.guest.space(self.view);
         loop {
-            match self.worker.inside(tables, |guard, _| guard.translate(gpa)) {
+            match self.worker.inside(tables, |Inside { guard, .. }| guard.translate(gpa)) {
                 Ok(found) => return found,
                 Err(_) => tables.platform().wait(),
             }
@@ -155,7 +155,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, '_, F, H, B> {
         let parts = parts.into_iter().flat_map(|part| pieces(part, F::size(0)));
         for part in parts.chain([all]) {
             // What is unmapped is in the log that a reader finds who waits for this guard.
-            self.worker.with_slots(&view.tables, |slots, guard, _| {
+            self.worker.with_slots(&view.tables, |slots, Inside { guard, .. }| {
                 guest.remove(&view.tables, guard, [part], |removed| {
                     guest.keep_marks(slots, &removed);
                 });

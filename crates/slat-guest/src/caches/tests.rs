@@ -80,7 +80,7 @@ fn a_vcpu_has_a_view_while_its_caches_are_off_under_exact() {
 
 #[test]
 fn registers_are_trapped_while_caches_are_off_and_from_a_set_way_operation_on() {
-    for policy in CachePolicy::ALL {
+    for &policy in CachePolicy::ALL {
         let state = state(policy);
         assert!(state.traps(0));
         for (event, traps) in EVENTS.into_iter().zip([false, true, true, true]) {
@@ -107,7 +107,7 @@ fn a_vcpu_counts_as_past_the_caches_from_before_a_flush_until_after() {
 #[test]
 fn where_the_guest_cannot_get_past_the_caches_nothing_is_done() {
     let config = Config::new(2, PageSize::SIZE_2M);
-    for policy in CachePolicy::ALL {
+    for &policy in CachePolicy::ALL {
         let state = CacheState::new(&Config { caches: policy, ..config }, true);
         assert!(EVENTS.iter().all(|&event| step(&state, 0, event) == Work::Nothing));
         assert!(!state.traps(0) && !state.any_uncached() && state.view(1).is_none());

@@ -6,11 +6,11 @@ use crate::eager::{EagerSplit, SplitReport};
 use crate::host::Host;
 use crate::ranges::pieces;
 use crate::slots::spec::{SlotError, SlotSpec};
-use crate::worker::Worker;
+use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
 use slat::{ChangeError, Format, GpaRange, Guard, Halted, Pages, Tables};
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Room for what hardware has marked as a log begins, a piece of the slot at a time.
     pub(crate) fn scratch(&self, spec: &SlotSpec) -> Result<Vec<u64>, SlotError> {
         let mut words = Vec::new();
@@ -57,14 +57,14 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     }
 
     /// Takes the right to write from all of `range`, to completion.
-    fn protect(&mut self, tables: &'w Tables<'p, F, H>, range: GpaRange) {
+    fn protect(&mut self, tables: &'w Tables<'w, F, H>, range: GpaRange) {
         self.until_done(tables, range, |guard, rest| guard.write_protect(rest));
     }
 
     /// Blocks lose the right to write, pages their marks, which the host is still to be told of.
     fn begin_hardware_log(
         &mut self,
-        tables: &'w Tables<'p, F, H>,
+        tables: &'w Tables<'w, F, H>,
         spec: &SlotSpec,
         scratch: &mut [u64],
     ) {
@@ -90,7 +90,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             let words = &mut scratch[..(piece.size() >> F::PAGE_SHIFT).div_ceil(64) as usize];
             words.fill(0);
             loop {
-                let result = self.inside(tables, |guard, _| {
+                let result = self.inside(tables, |Inside { guard, .. }| {
                     guard.owe(piece).expect("a slot's pages");
                     guard.harvest(piece, words)
                 });
@@ -127,7 +127,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     fn one_right_to_write(&mut self, range: GpaRange) {
         let guest = self.guest;
         if guest.gives_writes_back() {
-            let change = |guard: &mut Guard<'_, 'p, F, H>, rest| guard.allow_write(rest, MAY_WRITE);
+            let change = |guard: &mut Guard<'_, 'w, F, H>, rest| guard.allow_write(rest, MAY_WRITE);
             self.until_done(&guest.tables, range, change);
         } else {
             self.protect(&guest.tables, range);

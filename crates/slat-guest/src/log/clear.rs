@@ -10,15 +10,13 @@ use super::read::Logs;
 use crate::backing::{Backing, MAY_WRITE};
 use crate::bits::Kept;
 use crate::config::Logging;
-use crate::guest::Guest;
 use crate::host::Host;
 use crate::ranges::widened;
 use crate::slots::spec::{SlotId, SlotSpec};
-use crate::worker::{PATIENCE, Worker};
+use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::vec::Vec;
 use slat::{
     ChangeError, Contended, Format, Gpa, GpaRange, Guard, Halted, PageSize, Pages, SplitError,
-    TableCache,
 };
 
 /// What a clear did.
@@ -36,7 +34,7 @@ pub struct Cleared {
 /// Words of which the bits are taken together.
 const CHUNK: usize = 512;
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Clears those of `pages` of slot `id`, from page `first` on, that `bitmap` names and that are
     /// dirty (Linux: `KVM_CLEAR_DIRTY_LOG`).
     ///
@@ -91,7 +89,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             let mut done = taken.len();
             for tables in guest.spaces() {
                 let shared = core::ptr::eq(tables, &*guest.tables);
-                let one = self.with_slots(tables, |view, guard, cache| {
+                let one = self.with_slots(tables, |view, inside| {
                     if !view.logs_into(spec, log) {
                         return Err(LogError::Missing { id: spec.id });
                     }
@@ -102,14 +100,10 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
                     }
                     // Their marks are the log's, and still the host's.
                     let moving = kept.map(|kept| kept.moves.begin());
-                    let mut call = Clear {
-                        guest,
-                        guard,
-                        cache,
-                        cleared: &mut cleared,
-                        kept: kept.map(|kept| (spec, kept)),
-                    };
-                    let result = call.pages(start, taken);
+                    let kept_of = kept.map(|kept| (spec, kept));
+                    let mut clear = Clear { cleared: &mut cleared, kept: kept_of };
+                    let result = inside.clear(&mut clear, start, taken);
+                    let guard = &mut inside.guard;
                     kept.iter().for_each(|kept| keep::<F, H>(kept, spec, guard, start, taken));
                     drop(moving);
                     match shared {
@@ -193,11 +187,8 @@ fn common(one: &GpaRange, other: &GpaRange) -> Option<GpaRange> {
     GpaRange::new(start, end.0.checked_sub(start.0)?).ok()
 }
 
-/// A clear inside one set of tables.
-pub(crate) struct Clear<'c, 'w, 'p, 'g, 't, F: Format, H: Host, B: Backing> {
-    pub guest: &'c Guest<'p, F, H, B>,
-    pub guard: &'g mut Guard<'t, 'p, F, H>,
-    pub cache: &'g mut TableCache<'w, F, H>,
+/// What a clear comes to, in one set of tables or several.
+pub(crate) struct Clear<'c> {
     pub cleared: &'c mut Cleared,
     /// Where the marks of blocks that are cleaned as a whole are kept.
     pub kept: Option<(&'c SlotSpec, &'c Kept)>,
@@ -213,11 +204,16 @@ enum Step {
     Again(LogError),
 }
 
-impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
+impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
     /// Takes the right to write, or the dirty mark, from exactly the pages named; from all of a
     /// block, where faults or table pages leave it whole. An error names the start of the group
     /// that is not done.
-    pub fn pages(&mut self, start: Gpa, words: &[u64]) -> Result<(), Stopped> {
+    pub(crate) fn clear(
+        &mut self,
+        clear: &mut Clear<'_>,
+        start: Gpa,
+        words: &[u64],
+    ) -> Result<(), Stopped> {
         // Groups are those of tables, not of slots.
         let word_bytes = 64u64 << F::PAGE_SHIFT;
         let group = (F::slots(0) / 64).max(1);
@@ -226,13 +222,18 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
             let at = Gpa(start.0 + word as u64 * word_bytes);
             let lead = (at.0 / word_bytes) as usize % group;
             let len = (group - lead).min(words.len() - word);
-            self.group(at, &words[word..word + len]).map_err(|error| (at, error))?;
+            self.clear_group(clear, at, &words[word..word + len]).map_err(|error| (at, error))?;
             word += len;
         }
         Ok(())
     }
 
-    fn group(&mut self, start: Gpa, bits: &[u64]) -> Result<(), LogError> {
+    fn clear_group(
+        &mut self,
+        clear: &mut Clear<'_>,
+        start: Gpa,
+        bits: &[u64],
+    ) -> Result<(), LogError> {
         let Some(first) = bits.iter().position(|&bits| bits != 0) else { return Ok(()) };
         let last = bits.iter().rposition(|&bits| bits != 0).unwrap_or(first);
         let first = first as u64 * 64 + u64::from(bits[first].trailing_zeros());
@@ -244,7 +245,7 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
         self.guard.owe(hull).expect("a slot's pages");
         let mut patience = PATIENCE;
         loop {
-            match self.attempt(hull, &Pages { start, bits })? {
+            match self.attempt(clear, hull, &Pages { start, bits })? {
                 Step::Done => return Ok(()),
                 Step::Again(error) if patience == 0 => return Err(error),
                 Step::Again(_) => patience -= 1,
@@ -253,13 +254,18 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
         }
     }
 
-    fn attempt(&mut self, hull: GpaRange, pages: &Pages<'_>) -> Result<Step, LogError> {
+    fn attempt(
+        &mut self,
+        clear: &mut Clear<'_>,
+        hull: GpaRange,
+        pages: &Pages<'_>,
+    ) -> Result<Step, LogError> {
         // To pages, or to the size that is asked for, or not at all.
         let to = self.guest.config.eager_split;
         if let Some(to) = to {
-            match self.split(hull, to) {
+            match self.split_for(clear, hull, to) {
                 Ok(()) => {}
-                Err(Halted { why: SplitError::CacheEmpty, .. }) => return self.whole(hull),
+                Err(Halted { why: SplitError::CacheEmpty, .. }) => return self.whole(clear, hull),
                 Err(Halted { at, why: SplitError::Contended }) => {
                     return Ok(Step::Again(LogError::Contended { at }));
                 }
@@ -270,7 +276,7 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
             // A block of which all pages are named must not stay writable, either: the next write
             // would mark it as a whole.
             Logging::Hardware if to != Some(F::size(0)) && self.has_block(hull) => {
-                return self.whole(hull);
+                return self.whole(clear, hull);
             }
             Logging::Protect => self.guard.write_protect_pages(pages),
             Logging::Hardware => self.guard.clean_pages(pages),
@@ -280,7 +286,7 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
             Err(Halted { at, why: ChangeError::CutsBlock { .. } }) => match to {
                 // One came to be after the split.
                 Some(to) if to == F::size(0) => Ok(Step::Again(LogError::Contended { at })),
-                _ => self.whole(hull),
+                _ => self.whole(clear, hull),
             },
             Err(halted) => again(halted),
         }
@@ -295,7 +301,12 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
     }
 
     /// Splits what holds `range`, as far as table pages go.
-    fn split(&mut self, range: GpaRange, to: PageSize) -> Result<(), Halted<SplitError>> {
+    fn split_for(
+        &mut self,
+        clear: &mut Clear<'_>,
+        range: GpaRange,
+        to: PageSize,
+    ) -> Result<(), Halted<SplitError>> {
         let (budget, vcpus) = (&self.guest.budget, self.guest.config.vcpus);
         let before = self.guard.counts().bytes_changed;
         let mut result = self.guard.split(range, to, self.cache);
@@ -305,7 +316,7 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
             }
             result = self.guard.split(range, to, self.cache);
         }
-        self.cleared.split += self.guard.counts().bytes_changed - before;
+        clear.cleared.split += self.guard.counts().bytes_changed - before;
         result.map(drop)
     }
 
@@ -316,12 +327,12 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
     /// is older than the log. If the log began with all pages dirty, the others of the block are so
     /// still, unless this was done to it before; otherwise, and afterwards, nobody can write to it:
     /// what its mark says is from before, and in the log.
-    fn whole(&mut self, range: GpaRange) -> Result<Step, LogError> {
-        let Ok(range) = widened(self.guard, range) else {
+    fn whole(&mut self, clear: &mut Clear<'_>, range: GpaRange) -> Result<Step, LogError> {
+        let Ok(range) = widened(&self.guard, range) else {
             return Ok(Step::Again(LogError::Contended { at: range.start() }));
         };
         match self.guard.write_protect(range) {
-            Ok(bytes) => self.cleared.whole += bytes,
+            Ok(bytes) => clear.cleared.whole += bytes,
             Err(halted) => return again(halted),
         }
         if self.guest.config.logging == Logging::Protect {
@@ -336,7 +347,7 @@ impl<F: Format, H: Host, B: Backing> Clear<'_, '_, '_, '_, '_, F, H, B> {
             if let Err(halted) = self.guard.clean(range) {
                 return again(halted);
             }
-            if let Some((slot, kept)) = self.kept.filter(|_| block.attributes.dirty) {
+            if let Some((slot, kept)) = clear.kept.filter(|_| block.attributes.dirty) {
                 kept.written.mark::<F>(slot, range.start().0, range.size());
             }
         }

@@ -7,11 +7,11 @@ use crate::config::Logging;
 use crate::host::Host;
 use crate::slots::spec::{SlotId, SlotSpec};
 use crate::sync::{AtomicU64, Ordering};
-use crate::worker::{PATIENCE, Worker};
+use crate::worker::{Inside, PATIENCE, Worker};
 use alloc::sync::Arc;
 use slat::{ChangeError, Contended, Format, Halted, Tables};
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Copies the log of `id` into `bitmap`, a bit a page; returns how many pages are dirty. Nothing is
     /// cleared: what is read is dirty until [`Worker::clear_log`], however often it is read
     /// (Linux: `KVM_GET_DIRTY_LOG` with manual protection).
@@ -69,7 +69,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     /// Moves dirty bits from the leaves into the log, again where somebody held an entry.
     fn harvest(
         &mut self,
-        tables: &'w Tables<'p, F, H>,
+        tables: &'w Tables<'w, F, H>,
         logging: &Logs,
         bitmap: &mut [u64],
     ) -> Result<(), LogError> {
@@ -77,7 +77,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let mut result = Ok(());
         for _ in 0..PATIENCE {
             bitmap.fill(0);
-            let step = self.with_slots(tables, |view, guard, _| {
+            let step = self.with_slots(tables, |view, Inside { guard, .. }| {
                 if !view.logs_into(spec, log) {
                     return Err(LogError::Missing { id: spec.id });
                 }

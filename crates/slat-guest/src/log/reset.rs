@@ -44,7 +44,7 @@ impl Batch {
     }
 }
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Takes the pages that vCPU `vcpu` wrote, in order, as many as `pages` has room for; returns how
     /// many. They are the caller's to copy after [`Worker::reset_rings`]. One thread at a time
     /// harvests a ring; the ring of a vCPU that the guest does not have is empty.
@@ -90,7 +90,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
     fn protect_batch(
         &mut self,
         batch: &Batch,
-        owed: &mut Option<Shootdown<'w, 'p, F, H>>,
+        owed: &mut Option<Shootdown<'w, 'w, F, H>>,
     ) -> Result<(), LogError> {
         let guest = self.guest;
         let slot = self.look(|view| view.named(batch.slot).map(|slot| slot.spec));
@@ -104,13 +104,13 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
             _ => batch.bits,
         };
         for tables in guest.spaces() {
-            self.inside(tables, |guard, cache| {
+            self.inside(tables, |inside| {
                 let mut cleared = Cleared::default();
                 // Rings go with protection: no mark is cleaned.
-                let mut clear = Clear { guest, guard, cache, cleared: &mut cleared, kept: None };
-                let result = clear.pages(start, &[bits]).map_err(|(_, error)| error);
+                let mut clear = Clear { cleared: &mut cleared, kept: None };
+                let result = inside.clear(&mut clear, start, &[bits]).map_err(|(_, error)| error);
                 if core::ptr::eq(tables, &*guest.tables) {
-                    let own = tables.shootdown(guard).expect("a guard of these tables");
+                    let own = tables.shootdown(&mut inside.guard).expect("a guard of these tables");
                     match owed {
                         None => *owed = Some(own),
                         Some(all) => all.merge(own),

@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::ranges::pieces;
 use crate::slots::spec::{SlotError, SlotSpec};
 use crate::slots::{Plan, Slot, View};
-use crate::worker::Worker;
+use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use slat::Format;
@@ -33,7 +33,7 @@ pub enum SlotChange {
     Deleted,
 }
 
-impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Makes the slot `spec.id` as `spec` says; with no bytes, deletes it.
     ///
     /// The rules are those of Linux's `KVM_SET_USER_MEMORY_REGION`. Waits until faults that saw the
@@ -156,7 +156,7 @@ impl<'w, 'p, F: Format, H: Host, B: Backing> Worker<'w, 'p, F, H, B> {
         let _moving = guest.leaving.begin();
         for tables in guest.spaces() {
             for piece in pieces(slot.spec.range(), F::size(F::LARGEST_LEAF)) {
-                self.inside(tables, |guard, _| {
+                self.inside(tables, |Inside { guard, .. }| {
                     guest.unmap(tables, guard, [piece], |removed| guest.keep_marks(view, &removed))
                 });
             }

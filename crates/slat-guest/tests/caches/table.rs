@@ -41,7 +41,7 @@ fn computed() -> String {
     Scenario::ALL.iter().for_each(|scenario| write!(table, " {} |", scenario.name()).unwrap());
     table.push_str("\n|---|---|");
     table.push_str(&"---|".repeat(Scenario::ALL.len()));
-    for policy in CachePolicy::ALL {
+    for &policy in CachePolicy::ALL {
         for manners in Manners::ALL {
             let who = match manners {
                 Manners::Cleans => "cleans",
@@ -69,7 +69,7 @@ fn the_documentation_says_what_each_policy_loses() {
 #[test]
 fn the_default_is_the_cheapest_policy_that_loses_nothing() {
     let boots = [Scenario::BootInOrder, Scenario::BootVcpu0Late, Scenario::BootVcpu0Never];
-    let safe = CachePolicy::ALL.into_iter().filter(|&policy| {
+    let safe = CachePolicy::ALL.iter().copied().filter(|&policy| {
         let mut cells = Manners::ALL
             .into_iter()
             .flat_map(|manners| Scenario::ALL.into_iter().map(move |scenario| (manners, scenario)));
@@ -88,7 +88,7 @@ fn the_default_is_the_cheapest_policy_that_loses_nothing() {
 
 #[test]
 fn no_policy_loses_anything_where_the_guest_cannot_get_past_the_caches() {
-    for policy in CachePolicy::ALL {
+    for &policy in CachePolicy::ALL {
         for scenario in Scenario::ALL {
             for mood in Mood::all().take(20) {
                 let machine = Machine::new(mood, true);

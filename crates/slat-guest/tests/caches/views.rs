@@ -53,7 +53,7 @@ fn the_host_takes_a_page_from_a_view_and_reads_what_was_written_past_the_caches(
 
 #[test]
 fn a_page_taken_from_a_view_is_right_once_caches_are_on() {
-    for policy in CachePolicy::ALL {
+    for &policy in CachePolicy::ALL {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
             cpu.write(page(5), 1);
             let mut room = room();
@@ -128,7 +128,7 @@ fn what_only_a_view_knew_to_be_dirty_is_in_the_log_after_it_is_emptied() {
 
 #[test]
 fn a_migration_that_says_what_it_reads_copies_what_was_written_past_the_caches() {
-    for policy in CachePolicy::ALL {
+    for &policy in CachePolicy::ALL {
         with_cpu(config(policy), true, |machine, guest, mut cpu| {
             let mut room = room();
             let mut worker = Worker::new(guest, &mut room).unwrap();
@@ -196,7 +196,7 @@ fn without_maintenance_as_a_page_is_touched_or_as_a_view_is_left_data_is_lost() 
 
 #[test]
 fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
-    for policy in CachePolicy::ALL {
+    for &policy in CachePolicy::ALL {
         let machine = Machine::new(Mood::Lazy, false);
         with_guest(&machine, config(policy), false, |guest| {
             let mut space = room();
@@ -231,7 +231,7 @@ fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
 
 #[test]
 fn maintenance_by_set_and_way_reaches_those_who_wait_past_the_caches() {
-    for policy in CachePolicy::ALL {
+    for &policy in CachePolicy::ALL {
         with_cpu(config(policy), false, |_, guest, mut cpu| {
             let mut room = room();
             let mut waits = Cpu::new(guest, 0, &mut room, Manners::Relies);
@@ -260,7 +260,7 @@ fn under_exact_a_vcpu_that_starts_sees_what_another_left_in_the_cache() {
 
 #[test]
 fn a_vcpu_that_begins_anew_finds_what_the_host_put_there_data_and_instructions() {
-    for policy in CachePolicy::ALL {
+    for &policy in CachePolicy::ALL {
         for (caches, forced) in [(false, false), (true, false), (true, true)] {
             let machine = Machine::new(Mood::Lazy, forced);
             with_guest(&machine, config(policy), false, |guest| {
@@ -368,7 +368,7 @@ fn a_flush_reaches_what_a_fault_of_another_maps_meanwhile() {
 /// that all share.
 #[test]
 fn what_is_taken_from_shared_tables_is_maintained_for_the_host() {
-    for policy in CachePolicy::ALL {
+    for &policy in CachePolicy::ALL {
         with_cpu(config(policy), false, |machine, guest, mut cpu| {
             cpu.on();
             assert_eq!(cpu.read(page(5)), 0);

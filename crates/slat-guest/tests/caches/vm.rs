@@ -14,7 +14,7 @@ pub const BYTES: u64 = 64 << 20;
 pub const BASE: u64 = 1 << 30;
 
 pub type TestGuest<'m> = Guest<'m, Arm64K4, Machine, Ram<'m>>;
-pub type TestWorker<'w, 'm> = Worker<'w, 'm, Arm64K4, Machine, Ram<'m>>;
+pub type TestWorker<'w, 'm> = Worker<'w, Arm64K4, Machine, Ram<'m>>;
 
 /// Who sees to it that what was written past the caches is read through them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,7 +88,7 @@ pub struct Lost;
 
 /// A vCPU, and what it does.
 pub struct Cpu<'w, 'm> {
-    pub vcpu: Vcpu<'w, 'm, Arm64K4, Machine, Ram<'m>>,
+    pub vcpu: Vcpu<'w, Arm64K4, Machine, Ram<'m>>,
     machine: &'m Machine,
     pub manners: Manners,
     /// Its caches really are on; whether or not anybody was told.

@@ -117,8 +117,8 @@ impl Backing for &'static Ram {
 }
 
 pub type TheGuest = Guest<'static, Tiny, World, &'static Ram>;
-pub type TheVcpu = Vcpu<'static, 'static, Tiny, World, &'static Ram>;
-pub type TheWorker = Worker<'static, 'static, Tiny, World, &'static Ram>;
+pub type TheVcpu = Vcpu<'static, Tiny, World, &'static Ram>;
+pub type TheWorker = Worker<'static, Tiny, World, &'static Ram>;
 
 pub fn config() -> Config {
     Config::new(1, PageSize::from_bytes(BLOCK).unwrap())

@@ -322,8 +322,8 @@ case!(
 );
 
 pub type TheGuest<'p, C> = Guest<'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
-pub type TheVcpu<'w, 'p, C> = Vcpu<'w, 'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
-pub type TheWorker<'w, 'p, C> = Worker<'w, 'p, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
+pub type TheVcpu<'w, C> = Vcpu<'w, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
+pub type TheWorker<'w, C> = Worker<'w, <C as Case>::F, Machine<<C as Case>::A>, Ram>;
 
 pub fn guest<'p, C: Case>(
     machine: &'p Machine<C::A>,
@@ -367,7 +367,7 @@ pub fn host_range(start: u64, bytes: u64) -> HvaRange {
 /// The vCPU uses `gpa`, and has its faults answered, until it is done or its VMM has to do something.
 pub fn attempt<C: Case>(
     machine: &Machine<C::A>,
-    vcpu: &mut TheVcpu<'_, '_, C>,
+    vcpu: &mut TheVcpu<'_, C>,
     gpa: u64,
     access: slat::Access,
 ) -> Result<(Hpa, Vec<Outcome>), Outcome> {

@@ -23,7 +23,7 @@ where
     assert_eq!(machine.finish().iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
 }
 
-fn of_size<C: Case>(vcpu: &mut TheVcpu<'_, '_, C>, bytes: u64) -> u64 {
+fn of_size<C: Case>(vcpu: &mut TheVcpu<'_, C>, bytes: u64) -> u64 {
     let sizes = vcpu.worker().leaves_by_size();
     sizes.iter().find(|(found, _)| found.bytes() == bytes).map_or(0, |found| found.1)
 }

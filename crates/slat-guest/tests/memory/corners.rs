@@ -72,7 +72,7 @@ on_all! {
         let mut room2 = room();
         let other = Worker::new(&guest, &mut room2).unwrap();
         // SAFETY: the hook is taken off the machine before the worker and the memory go.
-        let other: TheWorker<'static, 'static, C> = unsafe { core::mem::transmute(other) };
+        let other: TheWorker<'static, C> = unsafe { core::mem::transmute(other) };
         let state = Arc::new(Mutex::new((other, None)));
         let shared = state.clone();
         machine.meanwhile(move |machine, moment| {
@@ -134,7 +134,7 @@ on_all! {
         let mut room2 = room();
         let other = Vcpu::new(&guest, 1, &mut room2).unwrap();
         // SAFETY: the hook is taken off the machine before the vCPU and the memory go.
-        let other: TheVcpu<'static, 'static, C> = unsafe { core::mem::transmute(other) };
+        let other: TheVcpu<'static, C> = unsafe { core::mem::transmute(other) };
         let state = Arc::new(Mutex::new((other, Vec::new())));
         let shared = state.clone();
         machine.meanwhile(move |_, moment| {

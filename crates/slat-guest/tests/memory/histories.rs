@@ -35,7 +35,7 @@ pub struct History<'h, 'p, C: Case> {
     pub machine: &'p Machine<C::A>,
     ram: &'h Ram,
     guest: &'h TheGuest<'p, C>,
-    pub vcpus: Vec<TheVcpu<'h, 'p, C>>,
+    pub vcpus: Vec<TheVcpu<'h, C>>,
     pub rng: fastrand::Rng,
     content: Arc<Mutex<Content>>,
     /// Of the pages of the slot, as the log let them be copied.

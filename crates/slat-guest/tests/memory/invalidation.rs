@@ -171,7 +171,7 @@ where
     let mut room2 = room();
     let other = Worker::new(&guest, &mut room2).unwrap();
     // SAFETY: the hook is taken off the machine before the worker and the memory go.
-    let other: TheWorker<'static, 'static, C> = unsafe { core::mem::transmute(other) };
+    let other: TheWorker<'static, C> = unsafe { core::mem::transmute(other) };
     let state = Arc::new(Mutex::new((other, 0)));
     let (host, shared) = (ram.clone(), state.clone());
     machine.meanwhile(move |machine, moment| {

@@ -10,7 +10,7 @@ const CLEAR: Ageing = Ageing { clear: true, skip: Skip::Nothing, fresh: true };
 const TEST: Ageing = Ageing { clear: false, ..CLEAR };
 
 /// Pages of the slot that are told as dirty, and as accessed, as the host takes all of it.
-fn taken<C: Case>(vcpu: &mut TheVcpu<'_, '_, C>, bytes: u64) -> (Vec<u64>, Vec<u64>) {
+fn taken<C: Case>(vcpu: &mut TheVcpu<'_, C>, bytes: u64) -> (Vec<u64>, Vec<u64>) {
     let (mut dirty, mut accessed) = (Vec::new(), Vec::new());
     drop(vcpu.worker().invalidate(host_range(HOST, bytes), |part| {
         assert_eq!(part.gpa.0 - BASE, part.host.start.0 - HOST);
@@ -25,7 +25,7 @@ fn taken<C: Case>(vcpu: &mut TheVcpu<'_, '_, C>, bytes: u64) -> (Vec<u64>, Vec<u
     (dirty, accessed)
 }
 
-fn young<C: Case>(vcpu: &mut TheVcpu<'_, '_, C>, how: Ageing) -> Vec<u64> {
+fn young<C: Case>(vcpu: &mut TheVcpu<'_, C>, how: Ageing) -> Vec<u64> {
     let mut bits = [0; 8];
     let aged = vcpu.worker().age(range(BASE, M2), None, &mut bits, how).unwrap();
     let pages: Vec<_> = (0..512).filter(|page| bits[page / 64] >> (page % 64) & 1 == 1).collect();
@@ -45,7 +45,7 @@ on_all! {
                 let access = if page < 4 { Access::Write } else { Access::Read };
                 attempt::<C>(&machine, &mut vcpu, BASE + page * K4, access).unwrap();
             }
-            let is_clean = |vcpu: &mut TheVcpu<'_, '_, C>, page: u64| {
+            let is_clean = |vcpu: &mut TheVcpu<'_, C>, page: u64| {
                 let leaf = vcpu.worker().translate(Gpa(BASE + page * K4)).unwrap().unwrap();
                 !leaf.attributes.dirty
             };

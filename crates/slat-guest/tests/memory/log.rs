@@ -256,7 +256,7 @@ fn what_a_clear_could_not_do_is_in_the_log_still() {
     let mut room2 = room();
     let other = Worker::new(&guest, &mut room2).unwrap();
     // SAFETY: the hook is taken off the machine before the worker and the memory go.
-    let other: TheWorker<'static, 'static, ArmPlain> = unsafe { core::mem::transmute(other) };
+    let other: TheWorker<'static, ArmPlain> = unsafe { core::mem::transmute(other) };
     let state = Arc::new(Mutex::new((other, None)));
     let shared = state.clone();
     machine.meanwhile(move |_, moment| {

@@ -7,11 +7,11 @@ use slat_guest::*;
 
 const NEVER_HUGE: [ExecuteHuge; 3] = [ExecuteHuge::Split, ExecuteHuge::SplitPage, ExecuteHuge::Zap];
 
-fn recover<C: Case>(vcpu: &mut TheVcpu<'_, '_, C>) -> u64 {
+fn recover<C: Case>(vcpu: &mut TheVcpu<'_, C>) -> u64 {
     (0..3).map(|_| vcpu.worker().recover_huge_pages().bytes).sum()
 }
 
-fn blocks<C: Case>(vcpu: &mut TheVcpu<'_, '_, C>, level: usize) -> u64 {
+fn blocks<C: Case>(vcpu: &mut TheVcpu<'_, C>, level: usize) -> u64 {
     vcpu.worker().leaves_by_size()[level].1
 }
 

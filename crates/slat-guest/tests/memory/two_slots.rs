@@ -41,7 +41,7 @@ fn written_block_over_both<C: Case>(guest: &TheGuest<'_, C>) {
 fn two_slots<C: Case>(
     config: Config,
     logs: bool,
-    body: impl FnOnce(&slat_sim::Machine<C::A>, &TheGuest<'_, C>, &mut TheVcpu<'_, '_, C>),
+    body: impl FnOnce(&slat_sim::Machine<C::A>, &TheGuest<'_, C>, &mut TheVcpu<'_, C>),
 ) where
     C::A: 'static,
 {

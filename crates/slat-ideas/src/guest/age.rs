@@ -301,7 +301,7 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
     fn until(
         &self,
         over: &AtomicBool,
-        worker: &mut super::bed::TheWorker<'s, 'p, F, A>,
+        worker: &mut super::bed::TheWorker<'s, F, A>,
     ) -> anyhow::Result<Sample> {
         let mut sample = Sample {
             times: Times::default(),

@@ -95,7 +95,7 @@ impl Backing for Ram {
 /// A guest on a machine of the bed's.
 pub type TheGuest<'p, F, A> = Guest<'p, F, FastMachine<A>, Ram>;
 /// A thread that works on its memory.
-pub type TheWorker<'w, 'p, F, A> = Worker<'w, 'p, F, FastMachine<A>, Ram>;
+pub type TheWorker<'w, F, A> = Worker<'w, F, FastMachine<A>, Ram>;
 
 /// A machine with memory, on which guests run one after the other.
 pub struct Bed<F, A: Arch> {

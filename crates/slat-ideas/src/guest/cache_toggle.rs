@@ -405,7 +405,7 @@ fn switches(
 /// The vCPU writes to memory from `start` to `end`, and has its faults answered.
 fn touch(
     host: &Flushing,
-    vcpu: &mut Vcpu<'_, '_, Arm64K4, Flushing, Ram>,
+    vcpu: &mut Vcpu<'_, Arm64K4, Flushing, Ram>,
     start: u64,
     end: u64,
     step: u64,

@@ -15,7 +15,7 @@ const PATIENCE: u32 = 10_000_000;
 
 /// A vCPU and the CPU that it runs on: one thread.
 pub struct Runner<'w, 'p, F: Format, A: Arch> {
-    vcpu: Vcpu<'w, 'p, F, FastMachine<A>, Ram>,
+    vcpu: Vcpu<'w, F, FastMachine<A>, Ram>,
     cpu: FastCpu<'p, A>,
     locks: Locks<'w>,
     /// What each fault costs on top, spun away.
@@ -54,7 +54,7 @@ impl<'w, 'p, F: Format, A: Arch> Runner<'w, 'p, F, A> {
     }
 
     /// What it can do as any thread can.
-    pub const fn worker(&mut self) -> &mut TheWorker<'w, 'p, F, A> {
+    pub const fn worker(&mut self) -> &mut TheWorker<'w, F, A> {
         self.vcpu.worker()
     }
 

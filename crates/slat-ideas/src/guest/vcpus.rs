@@ -57,7 +57,7 @@ pub fn faults_between(before: &Stats, after: &Stats) -> Vec<(FaultKind, u64, u64
         let (a, b) = (before.faults(kind), after.faults(kind));
         (kind, b.count - a.count, b.ticks - a.ticks)
     };
-    FaultKind::ALL.map(kind).into()
+    FaultKind::ALL.iter().copied().map(kind).collect()
 }
 
 /// Runs a thread for each vCPU; all do a phase, wait for each other, and do the next. `work` learns

@@ -1,18 +1,18 @@
 //! Huge pages: kept while they are used, split when they are next, put together when all of them is in use.
 
-use super::{Gate, Pager};
+use super::Pager;
 use crate::order::Generations;
 use crate::page::{Place, claim_untouched};
+use crate::paged::PagedBacking;
 use crate::pool::Ram;
 use crate::stats::Counters;
-use crate::swap::Swap;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use slat::Format;
 use slat_guest::{EagerSplit, Host};
 use spin::Mutex;
 
-impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M, S, G> {
+impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     /// Brings in the whole block around a page that nobody has touched, if none of it was, and a block
     /// is free.
     pub(super) fn bring_block(&mut self, page: u32) -> bool {
@@ -110,9 +110,7 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
             }
             return false;
         };
-        let worker = &mut *self.worker;
-        let host = [paged.host(first, pages)];
-        self.gate.alone(|| worker.evict(&host, |_| {}));
+        self.alone(|worker| worker.evict(&[paged.host(first, pages)], |_| {}));
         let content = self.content.page(pool.layout.page.bytes());
         for (index, (frame, _)) in old.iter().enumerate().filter(|_| !in_place) {
             pool.ram.read(pool.hpa(*frame), content);

@@ -1,9 +1,9 @@
 //! Pages that are given up.
 
-use super::{Eyes, Gate, Pager, ranges};
+use super::{Eyes, Pager, ranges};
 use crate::order::{Generations, Order, Stretches, Victims};
 use crate::page::Place;
-use crate::paged::{BORN_SHIFT, Paged};
+use crate::paged::{BORN_SHIFT, Paged, PagedBacking};
 use crate::pool::Ram;
 use crate::slots::Taken;
 use crate::stats::Counters;
@@ -80,7 +80,7 @@ struct Claimed {
     used: bool,
 }
 
-impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M, S, G> {
+impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     /// Gives up `want` pages of the guest, one at least, or as many as it can;
     /// [`Config::batch`](crate::Config) at a time. While swap takes no pages, those of which it has
     /// a copy.
@@ -258,10 +258,9 @@ impl<F: Format, H: Host, M: Ram, S: Swap, G: Gate> Pager<'_, '_, '_, '_, F, H, M
         }
         let begin = self.now();
         let hosts = ranges(paged, claimed.iter().map(|claimed| claimed.page));
-        let worker = &mut *self.worker;
         // Without, what says accessed is that it was mapped.
-        let records = worker.guest().tables().format().records_accessed();
-        self.gate.alone(|| {
+        let records = self.worker.guest().tables().format().records_accessed();
+        self.alone(|worker| {
             worker.evict(&hosts, |taken| {
                 if !taken.accessed || !records {
                     return;

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 type TheWorld<C> = World<<C as Case>::A>;
 type Memory<'h, C> = Paged<'h, &'h TheWorld<C>, &'h TheWorld<C>>;
-type Worker<'w, 'h, C> = slat_guest::Worker<'w, 'h, <C as Case>::F, TheWorld<C>, &'h Memory<'h, C>>;
-type Vcpu<'w, 'h, C> = slat_guest::Vcpu<'w, 'h, <C as Case>::F, TheWorld<C>, &'h Memory<'h, C>>;
+type Worker<'w, 'h, C> = slat_guest::Worker<'w, <C as Case>::F, TheWorld<C>, &'h Memory<'h, C>>;
+type Vcpu<'w, 'h, C> = slat_guest::Vcpu<'w, <C as Case>::F, TheWorld<C>, &'h Memory<'h, C>>;
 
 const VCPUS: usize = 2;
 /// With who reclaims, the host, and a migration.

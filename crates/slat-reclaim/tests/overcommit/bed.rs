@@ -126,7 +126,7 @@ impl Swap for Flaky {
 
 pub type ThePaged<'h, A> = Paged<'h, Mem<'h, A>, &'h Flaky>;
 pub type TheGuest<'h, F, A> = Guest<'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
-pub type TheWorker<'w, 'h, F, A> = Worker<'w, 'h, F, FastMachine<A>, &'h ThePaged<'h, A>>;
+pub type TheWorker<'w, 'h, F, A> = Worker<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>;
 
 pub fn room() -> TableRoom {
     [const { None }; TABLE_PAGES]
@@ -259,7 +259,7 @@ pub fn check_accounts<M: Ram, S: Swap>(pool: &Pool<M, S>, guests: &[&Paged<'_, M
 /// A vCPU and its CPU, which answers its own faults.
 pub struct Runner<'w, 'h, F: Format, A: Arch> {
     bench: &'w Bench<'h, F, A>,
-    vcpu: Vcpu<'w, 'h, F, FastMachine<A>, &'h ThePaged<'h, A>>,
+    vcpu: Vcpu<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>,
     cpu: FastCpu<'h, A>,
 }
 

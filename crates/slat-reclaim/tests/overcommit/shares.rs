@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 const K4: u64 = 4096;
 
 pub type Memory<'h, S> = Paged<'h, Mem<'h, Ept>, &'h S>;
-pub type Thread<'w, 'h, S> = Worker<'w, 'h, Ept1G, FastMachine<Ept>, &'h Memory<'h, S>>;
+pub type Thread<'w, 'h, S> = Worker<'w, Ept1G, FastMachine<Ept>, &'h Memory<'h, S>>;
 
 /// Guests of so many pages each on one pool, and a thread for each; at the end, all accounts add
 /// up, and guests that have gone have left nothing.

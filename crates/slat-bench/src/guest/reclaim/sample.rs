@@ -51,7 +51,7 @@ struct Locking<'l> {
 }
 
 impl Gate for Locking<'_> {
-    fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
+    fn alone(&self, work: &mut dyn FnMut()) {
         let Some((lock, waited)) = self.lock else { return work() };
         let begin = Instant::now();
         lock.exclusive(|| {
@@ -216,7 +216,7 @@ fn run<F: Format, A: Arch>(
             let _pin = Pin::to(cpus[cpus.len() - 1])?;
             let mut room = room();
             let mut worker = Worker::new(guest, &mut room)?;
-            let mut pager = Pager::gated(&mut worker, locking);
+            let mut pager = Pager::gated(&mut worker, &locking);
             let mut start = None;
             let cpu = || {
                 let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -272,7 +272,7 @@ fn run<F: Format, A: Arch>(
 
 /// A vCPU on its CPU, which has its own faults answered, and checks what it reads.
 pub struct Runner<'w, 'h, F: Format, A: Arch> {
-    vcpu: Vcpu<'w, 'h, F, FastMachine<A>, &'h ThePaged<'h, A>>,
+    vcpu: Vcpu<'w, F, FastMachine<A>, &'h ThePaged<'h, A>>,
     cpu: FastCpu<'h, A>,
     case: &'w Case,
     id: u16,
@@ -312,7 +312,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
     }
 
     /// What pages are moved from on this thread.
-    pub fn worker(&mut self) -> &mut Worker<'w, 'h, F, FastMachine<A>, &'h ThePaged<'h, A>> {
+    pub fn worker(&mut self) -> &mut Worker<'w, F, FastMachine<A>, &'h ThePaged<'h, A>> {
         self.vcpu.worker()
     }
 
@@ -379,7 +379,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
             match outcome {
                 Outcome::Retry(Retry::NotYet) => {
                     let host = Hva(HOST_BASE + (gpa.0 - GUEST_BASE));
-                    let mut pager = Pager::gated(self.vcpu.worker(), self.locking);
+                    let mut pager = Pager::gated(self.vcpu.worker(), &self.locking);
                     match pager.bring_in(host, how) {
                         Ok(()) => {}
                         Err(PageError::NoRoom {
