@@ -5,6 +5,7 @@
 //! `memory.max`; cgroup-v1/memory.rst, `memory.limit_in_bytes`).
 
 use crate::Error;
+use slat_procfs::Files;
 use std::path::{Path, PathBuf};
 
 /// The process is in a cgroup of its own until this is dropped.
@@ -21,7 +22,8 @@ impl MemoryLimit {
     /// [`Error::NotEnoughSwap`] if what is beyond the limit has no place; [`Error::Os`] without root
     /// or without cgroups.
     pub fn new(bytes: u64, needed: u64) -> Result<Self, Error> {
-        let swap = free_swap(&std::fs::read_to_string("/proc/swaps").unwrap_or_default());
+        let host = rustix::system::sysinfo();
+        let swap = host.freeswap * u64::from(host.mem_unit);
         // The tool itself needs some, too.
         let beyond = (needed + (64 << 20)).saturating_sub(bytes);
         if swap < beyond {
@@ -62,9 +64,8 @@ struct Place {
 }
 
 fn place() -> Result<Place, Error> {
-    let text =
-        std::fs::read_to_string("/proc/self/cgroup").map_err(Error::os("/proc/self/cgroup"))?;
-    let path = crate::idle::own_group(&text).trim_start_matches('/');
+    let group = Files::here().group("memory");
+    let path = group.trim_start_matches('/');
     // Inside of a container the path may be that of the host: the mount is then the group.
     let home = |mount: &Path| {
         let homes = [mount.join(path), mount.to_path_buf()];
@@ -86,26 +87,9 @@ fn place() -> Result<Place, Error> {
     }
 }
 
-/// Bytes free in all swap areas (`/proc/swaps`: name, type, size and use in KiB, priority).
-fn free_swap(text: &str) -> u64 {
-    let free = text.lines().skip(1).filter_map(|line| {
-        let mut words = line.split_whitespace().skip(2);
-        let (size, used) = (words.next()?.parse::<u64>().ok()?, words.next()?.parse::<u64>().ok()?);
-        Some(size.saturating_sub(used) << 10)
-    });
-    free.sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn free_swap_is_summed_over_areas() {
-        let text =
-            "Filename Type Size Used Priority\n/dev/a partition 1024 24 -2\n/b file 10 10 -3\n";
-        assert_eq!((free_swap(text), free_swap("")), (1000 << 10, 0));
-    }
 
     #[test]
     fn a_limit_that_swap_cannot_take_up_is_refused_before_anything_is_made() {

@@ -82,8 +82,8 @@ impl Marker {
             Tracking::Generations => {
                 let path = Path::new("/").join(LRU_GEN);
                 let text = std::fs::read_to_string(&path).map_err(Error::os("read of lru_gen"))?;
-                let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-                let group = group(&text, own_group(&own)).ok_or_else(|| {
+                let own = slat_procfs::Files::here().group("memory");
+                let group = group(&text, &own).ok_or_else(|| {
                     Error::invalid("/sys/kernel/debug/lru_gen", "empty", "must list this cgroup")
                 })?;
                 Ok(Self::Generations { path, group })
@@ -150,13 +150,6 @@ fn frames(memory: &HostMemory) -> Result<BTreeMap<u64, u64>, Error> {
     Ok(words)
 }
 
-/// The path of this process's cgroup that has its memory: that of version 2, or of `memory`.
-pub(crate) fn own_group(text: &str) -> &str {
-    let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
-    let memory = lines().find(|(names, _)| names.split(',').any(|name| name == "memory"));
-    memory.or_else(|| lines().find(|(names, _)| names.is_empty())).map_or("/", |(_, path)| path)
-}
-
 /// The number of a cgroup, by its path.
 fn group(text: &str, path: &str) -> Option<u64> {
     let mut groups = text.lines().filter_map(|line| {
@@ -202,13 +195,6 @@ mod tests {
         );
         assert_eq!(generations(TEXT, 42), [(0, 10), (1, 3)]);
         assert_eq!(generations(TEXT, 1), [(0, 1)]);
-    }
-
-    #[test]
-    fn the_memory_controllers_cgroup_is_this_processs() {
-        assert_eq!(own_group("0::/user.slice/x\n"), "/user.slice/x");
-        assert_eq!(own_group("5:cpu,cpuacct:/c\n3:memory:/m\n0::/u\n"), "/m");
-        assert_eq!(own_group(""), "/");
     }
 
     #[test]

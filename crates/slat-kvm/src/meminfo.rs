@@ -1,18 +1,16 @@
 //! How much memory the machine can still give, from `/proc/meminfo`.
 
 use crate::Error;
+use rustix::io::Errno;
+use slat_procfs::Files;
 
 /// Bytes that can be had without pushing anything out to swap (`MemAvailable`).
 ///
 /// # Errors
 /// [`Error::Os`] if `/proc/meminfo` cannot be read or lacks the line.
 pub fn available() -> Result<u64, Error> {
-    let text = std::fs::read_to_string("/proc/meminfo").map_err(Error::os("/proc/meminfo"))?;
-    field(&text, "MemAvailable").ok_or_else(|| {
-        Error::os("MemAvailable of /proc/meminfo")(std::io::Error::from(
-            std::io::ErrorKind::NotFound,
-        ))
-    })
+    let available = Files::here().meminfo("MemAvailable");
+    available.ok_or_else(|| Error::os("MemAvailable of /proc/meminfo")(Errno::NOENT))
 }
 
 /// Checks that `bytes` of guest memory, and what KVM allocates to map them, can be had.
@@ -33,25 +31,12 @@ pub fn check(bytes: u64) -> Result<(), Error> {
 
 /// Bytes of second-level tables of all guests on the host (`SecPageTables`, since Linux 6.1).
 pub(crate) fn second_level_tables() -> Option<u64> {
-    field(&std::fs::read_to_string("/proc/meminfo").ok()?, "SecPageTables")
-}
-
-/// Value in bytes of a line such as `MemAvailable:   1234 kB`.
-pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find(|line| line.split(':').next() == Some(name))?;
-    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+    Files::here().meminfo("SecPageTables")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_field_is_found_by_its_whole_name() {
-        let text = "MemTotalX: 1 kB\nMemTotal:       24684556 kB\nHugePages_Free: 5\n";
-        assert_eq!(field(text, "MemTotal"), Some(24684556 * 1024));
-        assert_eq!(field(text, "Mem"), None);
-    }
 
     #[test]
     fn more_than_any_machine_has_is_refused() {

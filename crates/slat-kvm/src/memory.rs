@@ -3,6 +3,7 @@
 use crate::{Error, hugetlb, meminfo};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use slat_procfs::Files;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
@@ -80,9 +81,8 @@ impl Backing {
             return meminfo::check(bytes / 64);
         }
         if self == Backing::Thp {
-            let path = "/sys/kernel/mm/transparent_hugepage/enabled";
-            let enabled = std::fs::read_to_string(path).unwrap_or_default();
-            if !enabled.contains("[madvise]") && !enabled.contains("[always]") {
+            let enabled = Files::here().choice("sys/kernel/mm/transparent_hugepage/enabled");
+            if !matches!(enabled.as_deref(), Some("madvise" | "always")) {
                 return Err(Error::NoTransparentHugePages);
             }
         }
@@ -219,9 +219,8 @@ impl HostMemory {
     ///
     /// `MADV_HUGEPAGE` is a wish. What came of it decides what is measured.
     pub fn transparent_huge_bytes(&self) -> Option<u64> {
-        let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let start = self.host_address();
-        Some(anon_huge_bytes(&smaps, start, start + self.len()))
+        Files::here().anon_huge_pages(start..start + self.len())
     }
 }
 
@@ -259,22 +258,6 @@ fn map(bytes: usize, backing: Backing, flags: MapFlags) -> Result<*mut c_void, E
         .map_err(Error::os("mmap of guest memory"))
 }
 
-/// Sum of `AnonHugePages` of the mappings that lie within `start..end`.
-fn anon_huge_bytes(smaps: &str, start: u64, end: u64) -> u64 {
-    let mut inside = false;
-    let mut sum = 0;
-    for line in smaps.lines() {
-        if let Some((from, to)) = line.split(' ').next().and_then(|range| range.split_once('-'))
-            && let (Ok(from), Ok(to)) = (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16))
-        {
-            inside = from >= start && to <= end;
-        } else if inside && line.starts_with("AnonHugePages:") {
-            sum += meminfo::field(line, "AnonHugePages").unwrap_or(0);
-        }
-    }
-    sum
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,15 +281,6 @@ mod tests {
     fn a_mapping_that_is_no_multiple_of_its_pages_is_refused() {
         assert!(matches!(HostMemory::new(3 << 20, Backing::Thp), Err(Error::Invalid { .. })));
         assert!(matches!(HostMemory::new(0, Backing::Small), Err(Error::Invalid { .. })));
-    }
-
-    #[test]
-    fn huge_pages_are_summed_over_the_range_only() {
-        let smaps = "1000-3000 rw-p 00000000 00:00 0 \nAnonHugePages:      2048 kB\n\
-                     3000-5000 rw-p 00000000 00:00 0 \nAnonHugePages:      4096 kB\n\
-                     5000-6000 rw-p 00000000 00:00 0 \nAnonHugePages:      8192 kB\n";
-        assert_eq!(anon_huge_bytes(smaps, 0x1000, 0x5000), 6144 * 1024);
-        assert_eq!(anon_huge_bytes(smaps, 0x3000, 0x5000), 4096 * 1024);
     }
 
     #[test]

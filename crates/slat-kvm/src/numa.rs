@@ -3,34 +3,21 @@
 //! A second-level table lies where the thread ran that took the fault, the memory where its policy
 //! says: a walk and an access may each cross to another node. Binding both shows what that costs.
 
+use crate::Error;
 use crate::memory::{Backing, HostMemory};
-use crate::{Error, meminfo};
+use slat_procfs::Files;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-const SYSFS: &str = "/sys/devices/system/node";
+const FOLDER: &str = "sys/devices/system/node";
 
-/// Numbers of a list as sysfs has them: `0-3,8`.
-fn list(text: &str) -> Option<Vec<u32>> {
-    let mut numbers = Vec::new();
-    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        numbers.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
-    }
-    Some(numbers)
-}
-
-fn read_list(path: &Path) -> Option<Vec<u32>> {
-    list(&std::fs::read_to_string(path).ok()?)
+fn read_list(file: &str) -> Vec<usize> {
+    Files::here().list(Path::new(FOLDER).join(file)).unwrap_or_default()
 }
 
 /// Nodes that have memory; none where the kernel knows no nodes.
 pub fn nodes() -> Vec<u32> {
-    read_list(&Path::new(SYSFS).join("has_memory")).unwrap_or_default()
-}
-
-fn folder(node: u32) -> PathBuf {
-    Path::new(SYSFS).join(format!("node{node}"))
+    read_list("has_memory").into_iter().map(|node| node as u32).collect()
 }
 
 /// CPUs of a node.
@@ -38,20 +25,19 @@ fn folder(node: u32) -> PathBuf {
 /// # Errors
 /// [`Error::Invalid`] if there is no such node, or if it has no CPU.
 pub fn cpus(node: u32) -> Result<Vec<usize>, Error> {
-    let cpus = read_list(&folder(node).join("cpulist")).unwrap_or_default();
+    let cpus = read_list(&format!("node{node}/cpulist"));
     if cpus.is_empty() {
-        let all = read_list(&Path::new(SYSFS).join("has_cpu")).unwrap_or_default();
-        let rule = format!("has no CPU; nodes that have: {}", named(&all));
+        let rule = format!("has no CPU; nodes that have: {}", named(&read_list("has_cpu")));
         return Err(Error::invalid("NUMA node", node, rule));
     }
-    Ok(cpus.into_iter().map(|cpu| cpu as usize).collect())
+    Ok(cpus)
 }
 
-fn named(nodes: &[u32]) -> String {
+fn named(nodes: &[impl ToString]) -> String {
     if nodes.is_empty() {
         return "none (the kernel knows no NUMA)".to_owned();
     }
-    nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+    nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Checks that these nodes are there and can give so much memory: an allocation that is bound to nodes
@@ -79,18 +65,14 @@ pub(crate) fn check(asked: &[u32], bytes: u64, backing: Backing) -> Result<(), E
 
 /// Bytes that a node can give: of its pool of huge pages, or free memory and the cache of files.
 fn free(node: u32, backing: Backing) -> Option<u64> {
-    let folder = folder(node);
+    let (files, folder) = (Files::here(), Path::new(FOLDER).join(format!("node{node}")));
     if backing.is_hugetlb() {
         let size = backing.page_size();
         let pool = folder.join(format!("hugepages/hugepages-{}kB/free_hugepages", size >> 10));
-        let pages: u64 = std::fs::read_to_string(pool).ok()?.trim().parse().ok()?;
-        return pages.checked_mul(size);
+        return files.number(pool)?.checked_mul(size);
     }
-    let text = std::fs::read_to_string(folder.join("meminfo")).ok()?;
-    // Each line begins with the node: `Node 0 MemFree: 1234 kB`.
-    let lines = text.lines().filter_map(|line| line.splitn(3, ' ').nth(2));
-    let lines = lines.collect::<Vec<_>>().join("\n");
-    let field = |name| meminfo::field(&lines, name).unwrap_or(0);
+    let text = files.text(folder.join("meminfo"))?;
+    let field = |name| slat_procfs::bytes(&text, &format!("Node {node} {name}")).unwrap_or(0);
     Some(field("MemFree") + field("Inactive(file)"))
 }
 
@@ -127,54 +109,13 @@ pub(crate) fn bind(memory: &HostMemory, nodes: &[u32]) -> Result<(), Error> {
 
 /// Bytes of a memory on each node, where the kernel tells (`/proc/self/numa_maps`).
 pub(crate) fn placement(memory: &HostMemory) -> Option<BTreeMap<u32, u64>> {
-    let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;
     let start = memory.host_address();
-    Some(placed(&maps, start..start + memory.len()))
-}
-
-fn placed(maps: &str, range: std::ops::Range<u64>) -> BTreeMap<u32, u64> {
-    let mut bytes = BTreeMap::new();
-    for line in maps.lines() {
-        let mut words = line.split(' ');
-        let start = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
-        if !start.is_some_and(|start| range.contains(&start)) {
-            continue;
-        }
-        let words: Vec<(&str, u64)> = words
-            .filter_map(|word| word.split_once('='))
-            .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
-            .collect();
-        let page = words.iter().find(|word| word.0 == "kernelpagesize_kB").map_or(4, |word| word.1);
-        for (name, pages) in words {
-            if let Some(node) = name.strip_prefix('N').and_then(|node| node.parse().ok()) {
-                *bytes.entry(node).or_default() += (pages * page) << 10;
-            }
-        }
-    }
-    bytes
+    Files::here().numa_maps(start..start + memory.len())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_are_read_as_sysfs_has_them() {
-        assert_eq!(list("0-2,8\n"), Some(vec![0, 1, 2, 8]));
-        assert_eq!(list("\n"), Some(vec![]));
-        assert_eq!(list("0-x"), None);
-    }
-
-    #[test]
-    fn pages_of_the_memory_alone_are_summed_by_node() {
-        let maps = "7000 bind:1 anon=3 dirty=3 N0=1 N1=2 kernelpagesize_kB=4\n\
-                    9000 default heap anon=9 N0=9 kernelpagesize_kB=4\n\
-                    7f000 bind:1 huge dirty=1 N1=1 kernelpagesize_kB=2048\n";
-        let small = BTreeMap::from([(0, 4096), (1, 8192)]);
-        assert_eq!(placed(maps, 0x7000..0x8000), small);
-        assert_eq!(placed(maps, 0x7f000..0x80000), BTreeMap::from([(1, 2 << 20)]));
-        assert_eq!(placed(maps, 0..0), BTreeMap::new());
-    }
 
     #[test]
     fn a_memory_lies_on_the_node_that_it_was_bound_to() {

@@ -7,6 +7,7 @@ use kvm_bindings::{
     KVM_DIRTY_LOG_INITIALLY_SET, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
 };
 use kvm_ioctls::Kvm;
+use slat_procfs::Files;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -106,10 +107,8 @@ fn parameters(module: Option<&str>) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for module in ["kvm"].into_iter().chain(module) {
         for name in PARAMETERS {
-            let path = format!("/sys/module/{module}/parameters/{name}");
-            if let Ok(value) = std::fs::read_to_string(path) {
-                found.insert(name.into(), value.trim().into());
-            }
+            let path = format!("sys/module/{module}/parameters/{name}");
+            found.extend(Files::here().text(path).map(|value| (name.into(), value)));
         }
     }
     found

@@ -14,6 +14,7 @@
 //! Each stall is told without the usual time of its access.
 
 use crate::Error;
+use slat_procfs::Files;
 
 /// Buckets of a [`Histogram`]: eight for each power of two.
 pub(crate) const BUCKETS: usize = 512;
@@ -162,17 +163,10 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Those of the calling thread so far (the second field of `schedstat`,
-    /// scheduler/sched-stats.rst; `nonvoluntary_ctxt_switches` of `status`, filesystems/proc.rst);
-    /// nothing where the kernel does not count them.
+    /// Those of the calling thread so far; nothing where the kernel does not count them.
     pub(crate) fn now() -> Option<Self> {
-        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-        let nanoseconds: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
-        let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
-        let preempted = status.lines().find_map(|line| {
-            line.strip_prefix("nonvoluntary_ctxt_switches:")?.trim().parse().ok()
-        })?;
-        Some(Self { seconds: nanoseconds as f64 / 1e9, preempted })
+        let (seconds, preempted) = (Files::here().waited()?, Files::here().preempted()?);
+        Some(Self { seconds: seconds as f64 / 1e9, preempted })
     }
 
     /// What came since `before`.
@@ -248,16 +242,14 @@ impl Stalls {
     }
 }
 
-/// Seconds that each of this host's CPUs stood still for the machine below it, on average (`steal` of
-/// `/proc/stat`; a tick is a hundredth of a second).
+/// Seconds that each of this host's CPUs stood still for the machine below it, on average.
 ///
 /// # Errors
-/// [`Error::Os`] if the file cannot be read.
+/// [`Error::Os`] if `/proc/stat` does not tell.
 pub fn stolen() -> Result<f64, Error> {
-    let text = std::fs::read_to_string("/proc/stat").map_err(Error::os("/proc/stat"))?;
-    let ticks = text.lines().next().and_then(|line| line.split_whitespace().nth(8)?.parse().ok());
-    let cpus = text.lines().skip(1).take_while(|line| line.starts_with("cpu")).count().max(1);
-    Ok(ticks.map_or(0.0, |ticks: u64| ticks as f64 / 100.0 / cpus as f64))
+    let ticks = Files::here().ticks();
+    let ticks = ticks.ok_or_else(|| Error::os("/proc/stat")(rustix::io::Errno::NOENT))?;
+    Ok(ticks.stolen as f64 / 100.0 / ticks.cpus as f64)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
+use slat_procfs::{Files, value};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -175,24 +176,25 @@ impl Host {
     /// Reads a host whose files are below `root`.
     pub fn read_below(root: &Path) -> Self {
         let files = Files(root);
+        let known = |path: &str| Known(files.text(path));
         let cpuinfo = files.text("proc/cpuinfo").unwrap_or_default();
-        let field = |name: &str| Known(cpuinfo_field(&cpuinfo, name));
-        let dmi = |name: &str| files.text(&format!("sys/class/dmi/id/{name}"));
+        let field = |name: &str| Known(value(&cpuinfo, name).map(str::to_owned));
+        let dmi = |name: &str| files.text(format!("sys/class/dmi/id/{name}"));
         let product: Vec<_> =
             [dmi("sys_vendor"), dmi("product_name")].into_iter().flatten().collect();
         Self {
-            name: files.known("proc/sys/kernel/hostname"),
+            name: known("proc/sys/kernel/hostname"),
             cpu: Cpu {
                 model: Known(field("model name").0.or_else(|| field("CPU part").0)),
                 architecture: std::env::consts::ARCH.into(),
                 usable: std::thread::available_parallelism().map_or(1, Into::into),
                 microcode: field("microcode"),
-                governor: files.known("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-                smt: files.known("sys/devices/system/cpu/smt/control"),
+                governor: known("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+                smt: known("sys/devices/system/cpu/smt/control"),
             },
             kernel: Kernel {
-                release: files.known("proc/sys/kernel/osrelease"),
-                version: files.known("proc/sys/kernel/version"),
+                release: known("proc/sys/kernel/osrelease"),
+                version: known("proc/sys/kernel/version"),
             },
             virtualisation: Virtualisation {
                 // Only x86 has the flag; elsewhere its absence says nothing.
@@ -205,19 +207,21 @@ impl Host {
             },
             memory: Memory {
                 total: Known(files.meminfo("MemTotal")),
-                available: Known(files.available_memory()),
+                available: Known(available_memory(files)),
             },
             kvm: Kvm {
                 device: kvm_device(&root.join("dev/kvm")),
-                parameters: files.kvm_parameters(),
+                parameters: kvm_parameters(files),
             },
             thp: Thp {
-                enabled: files.choice("sys/kernel/mm/transparent_hugepage/enabled"),
-                defrag: files.choice("sys/kernel/mm/transparent_hugepage/defrag"),
+                enabled: Known(files.choice("sys/kernel/mm/transparent_hugepage/enabled")),
+                defrag: Known(files.choice("sys/kernel/mm/transparent_hugepage/defrag")),
             },
-            hugetlb: files.huge_pools(),
-            numa_nodes: files.numa_nodes(),
-            aslr: files.known("proc/sys/kernel/randomize_va_space"),
+            hugetlb: huge_pools(files),
+            numa_nodes: Known(
+                files.list("sys/devices/system/node/online").map(|nodes| nodes.len()),
+            ),
+            aslr: known("proc/sys/kernel/randomize_va_space"),
         }
     }
 }
@@ -226,116 +230,41 @@ impl Host {
 /// is left below the limit of this process's control group, if that is less.
 pub fn memory_available() -> u64 {
     // A kernel that does not tell is older than any that this runs on.
-    Files(Path::new("/")).available_memory().unwrap_or(0)
+    available_memory(Files::here()).unwrap_or(0)
 }
 
-/// The files that a host describes itself by.
-pub struct Files<'a>(pub &'a Path);
-
-impl Files<'_> {
-    /// A file without the blanks at its ends, if it is there and has anything else.
-    pub fn text(&self, path: &str) -> Option<String> {
-        let text = fs::read_to_string(self.0.join(path)).ok()?;
-        let text = text.trim();
-        (!text.is_empty()).then(|| text.to_owned())
-    }
-
-    fn known(&self, path: &str) -> Known<String> {
-        Known(self.text(path))
-    }
-
-    /// The number in a file.
-    pub fn number(&self, path: &str) -> Option<u64> {
-        self.text(path)?.parse().ok()
-    }
-
-    /// The word in brackets of `always [madvise] never`.
-    pub fn choice(&self, path: &str) -> Known<String> {
-        let chosen = self.text(path).and_then(|text| {
-            let (_, rest) = text.split_once('[')?;
-            rest.split_once(']').map(|(word, _)| word.to_owned())
-        });
-        Known(chosen)
-    }
-
-    /// Names in a directory, in an order that does not change from run to run.
-    pub fn names(&self, path: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.0.join(path)).into_iter().flatten().flatten();
-        let mut names: Vec<_> =
-            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.sort();
-        names
-    }
-
-    fn meminfo(&self, name: &str) -> Option<u64> {
-        let text = self.text("proc/meminfo")?;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-    }
-
-    fn available_memory(&self) -> Option<u64> {
-        let estimate = self.meminfo("MemAvailable")?;
-        Some(self.group_memory().map_or(estimate, |left| left.min(estimate)))
-    }
-
-    /// What is left below the limits of the control group of this process and of those above it.
-    fn group_memory(&self) -> Option<u64> {
-        let groups = self.text("proc/self/cgroup")?;
-        let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-        let base = PathBuf::from("sys/fs/cgroup");
-        let left = |group: &Path| {
-            let read = |name: &str| self.number(base.join(group).join(name).to_str()?);
-            // Without a limit the file says `max`, which is no number.
-            Some(read("memory.max")?.saturating_sub(read("memory.current")?))
-        };
-        Path::new(own).ancestors().filter_map(left).min()
-    }
-
-    fn kvm_parameters(&self) -> BTreeMap<String, BTreeMap<String, Known<String>>> {
-        let modules = self.names("sys/module").into_iter().filter(|name| name.starts_with("kvm"));
-        modules
-            .map(|module| {
-                let folder = format!("sys/module/{module}/parameters");
-                let parameters = self.names(&folder).into_iter();
-                let values = parameters.map(|name| {
-                    let value = self.known(&format!("{folder}/{name}"));
-                    (name, value)
-                });
-                (module, values.collect())
-            })
-            .collect()
-    }
-
-    fn huge_pools(&self) -> Vec<HugePool> {
-        let folder = "sys/kernel/mm/hugepages";
-        let pool = |name: String| {
-            let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?;
-            let read = |file: &str| Known(self.number(&format!("{folder}/{name}/{file}")));
-            Some(HugePool {
-                page_size: kib.checked_mul(1024)?,
-                total: read("nr_hugepages"),
-                free: read("free_hugepages"),
-            })
-        };
-        let mut pools: Vec<_> = self.names(folder).into_iter().filter_map(pool).collect();
-        pools.sort_by_key(|pool| pool.page_size);
-        pools
-    }
-
-    fn numa_nodes(&self) -> Known<usize> {
-        let is_node = |name: &&String| {
-            let number = name.strip_prefix("node");
-            number.is_some_and(|number| number.parse::<u32>().is_ok())
-        };
-        let nodes = self.names("sys/devices/system/node").iter().filter(is_node).count();
-        Known((nodes > 0).then_some(nodes))
-    }
+fn available_memory(files: Files<'_>) -> Option<u64> {
+    let left = |group: PathBuf| {
+        let read = |name| files.number(group.join(name));
+        // Without a limit the file says `max`, which is no number.
+        Some(read("memory.max")?.saturating_sub(read("memory.current")?))
+    };
+    let groups = files.groups("memory").into_iter().filter_map(left);
+    groups.chain([files.meminfo("MemAvailable")?]).min()
 }
 
-/// The first value of a field of /proc/cpuinfo.
-pub fn cpuinfo_field(cpuinfo: &str, name: &str) -> Option<String> {
-    let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
-    lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned())
+fn kvm_parameters(files: Files<'_>) -> BTreeMap<String, BTreeMap<String, Known<String>>> {
+    let modules = files.names("sys/module").into_iter().filter(|name| name.starts_with("kvm"));
+    modules
+        .map(|module| {
+            let folder = format!("sys/module/{module}/parameters");
+            let parameters = files.names(&folder).into_iter();
+            let values = parameters.map(|name| {
+                let value = Known(files.text(format!("{folder}/{name}")));
+                (name, value)
+            });
+            (module, values.collect())
+        })
+        .collect()
+}
+
+fn huge_pools(files: Files<'_>) -> Vec<HugePool> {
+    let pool = |pool: slat_procfs::HugePool| HugePool {
+        page_size: pool.page_size,
+        total: Known(pool.total),
+        free: Known(pool.free),
+    };
+    files.huge_pools().into_iter().map(pool).collect()
 }
 
 fn kvm_device(path: &Path) -> String {
@@ -378,8 +307,7 @@ mod tests {
             ("sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "1\n"),
             ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512\n"),
             ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "500\n"),
-            ("sys/devices/system/node/node0/x", ""),
-            ("sys/devices/system/node/node1/x", ""),
+            ("sys/devices/system/node/online", "0-1\n"),
             ("dev/kvm", ""),
         ]);
         let host = Host::read_below(root.path());
@@ -408,7 +336,7 @@ mod tests {
             ("sys/fs/cgroup/outer/inner/memory.max", "max\n"),
             ("sys/fs/cgroup/outer/inner/memory.current", "4096\n"),
         ]);
-        assert_eq!(Files(root.path()).available_memory(), Some(1_000_000));
+        assert_eq!(available_memory(Files(root.path())), Some(1_000_000));
     }
 
     #[test]

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates, each of which may depend on those before it.
-const CRATES: [&str; 19] = [
+const CRATES: [&str; 20] = [
     "slat-seed",
     "slat",
     "slat-size",
     "slat-guest",
     "slat-sim",
     "slat-reclaim",
+    "slat-procfs",
     "slat-kvm",
     "slat-vm",
     "slat-linux",

@@ -1,7 +1,8 @@
 //! Where findings come from: files below a root, KVM's own answers, the folders of programs.
 
 use slat_kvm::HostKvm;
-use slat_lab::host::{Files, Host, cpuinfo_field};
+use slat_lab::host::Host;
+use slat_procfs::{Files, value};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -76,31 +77,16 @@ impl Evidence {
         metadata.is_ok_and(|file| file.permissions().mode() & 0o200 != 0)
     }
 
-    /// Whether this process has a capability.
-    pub(super) fn is_capable(&self, capability: u32) -> bool {
-        let status = self.files().text("proc/self/status").unwrap_or_default();
-        let mask = cpuinfo_field(&status, "CapEff");
-        let mask = mask.and_then(|mask| u64::from_str_radix(&mask, 16).ok());
-        mask.is_some_and(|mask| mask >> capability & 1 != 0)
-    }
-
     /// Whether the processor has one of x86's features, or lists it among Arm's.
     pub(super) fn has_flag(&self, name: &str) -> bool {
         let cpuinfo = self.files().text("proc/cpuinfo").unwrap_or_default();
-        let flags =
-            cpuinfo_field(&cpuinfo, "flags").or_else(|| cpuinfo_field(&cpuinfo, "Features"));
+        let flags = value(&cpuinfo, "flags").or_else(|| value(&cpuinfo, "Features"));
         flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == name))
     }
 
     /// A parameter of a module of KVM's.
     pub(super) fn parameter(&self, module: &str, name: &str) -> Option<&str> {
         self.host.kvm.parameters.get(module)?.get(name)?.0.as_deref()
-    }
-
-    /// Whether a file system of that kind is mounted.
-    pub(super) fn is_mounted(&self, kind: &str) -> bool {
-        let mounts = self.files().text("proc/mounts").unwrap_or_default();
-        mounts.lines().any(|line| line.split_whitespace().nth(2) == Some(kind))
     }
 
     /// Where a program is.
@@ -145,18 +131,5 @@ mod tests {
         let file = root.path().join("usr/bin/tool");
         fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(evidence.program("tool"), Some("/usr/bin/tool".into()));
-    }
-
-    #[test]
-    fn capabilities_are_bits_of_a_mask() {
-        let (_root, evidence) =
-            below(&[("proc/self/status", "Name:\tx\nCapEff:\t0000000000200000")]);
-        assert!(evidence.is_capable(SYS_ADMIN) && !evidence.is_capable(PERFMON));
-    }
-
-    #[test]
-    fn a_file_system_counts_as_mounted_by_its_kind_and_not_by_its_name() {
-        let (_root, evidence) = below(&[("proc/mounts", "debugfs /mnt tmpfs rw 0 0\n")]);
-        assert!(evidence.is_mounted("tmpfs") && !evidence.is_mounted("debugfs"));
     }
 }

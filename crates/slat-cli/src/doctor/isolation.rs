@@ -67,8 +67,8 @@ fn turbo(evidence: &Evidence) -> Finding {
     );
     let files = evidence.files();
     let folder = "sys/devices/system/cpu";
-    let no_turbo = files.number(&format!("{folder}/intel_pstate/no_turbo"));
-    let boost = files.number(&format!("{folder}/cpufreq/boost"));
+    let no_turbo = files.number(format!("{folder}/intel_pstate/no_turbo"));
+    let boost = files.number(format!("{folder}/cpufreq/boost"));
     match (no_turbo, boost) {
         (Some(0), _) => subject
             .limited("on", Change::command(format!("echo 1 > /{folder}/intel_pstate/no_turbo"))),
@@ -132,16 +132,11 @@ fn steal(evidence: &Evidence) -> Finding {
         For::All,
         "Time that the hypervisor below gave to others, of all since the host came up.",
     );
-    let text = evidence.files().text("proc/stat").unwrap_or_default();
-    let total = text.lines().find_map(|line| line.strip_prefix("cpu "));
-    let ticks: Vec<f64> =
-        total.unwrap_or_default().split_whitespace().filter_map(|tick| tick.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; guests' times after them count twice.
-    let all: f64 = ticks.iter().take(8).sum();
-    let Some(stolen) = ticks.get(7).map(|steal| steal / all).filter(|_| all > 0.0) else {
+    let Some(ticks) = evidence.files().ticks().filter(|ticks| ticks.all > 0) else {
         return subject
             .limited("/proc/stat does not tell", Change::nothing("the kernel counts none"));
     };
+    let stolen = ticks.stolen as f64 / ticks.all as f64;
     let found = format!("{} %", three_digits(stolen * 100.0));
     match stolen > STOLEN {
         true => subject.limited(
@@ -159,9 +154,7 @@ fn load(evidence: &Evidence) -> Finding {
         For::All,
         "Whatever else runs takes CPUs, caches and memory bandwidth.",
     );
-    let text = evidence.files().text("proc/loadavg").unwrap_or_default();
-    let load: Option<f64> = text.split_whitespace().next().and_then(|load| load.parse().ok());
-    match load {
+    match evidence.files().load() {
         // A quarter of the CPUs busy leaves none of them alone for long.
         Some(load) if load * 4.0 > evidence.host.cpu.usable as f64 => subject
             .limited(format!("{load} in the last minute"), Change::by_hand("end what else runs")),

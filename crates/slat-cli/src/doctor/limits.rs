@@ -3,7 +3,7 @@
 use super::Group::Limits;
 use super::{Change, Evidence, Finding, For, Subject};
 use slat_lab::numbers::{bytes, three_digits};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const PRESSURE: For = For::Only(&["age", "memory-stress"]);
 
@@ -45,18 +45,13 @@ fn cpu_quota(evidence: &Evidence) -> Finding {
         "A quota stops all threads for the rest of each period: waits that nothing measured explains.",
     );
     let files = evidence.files();
-    let own = files.text("proc/self/cgroup").and_then(|groups| {
-        groups.lines().find_map(|line| line.strip_prefix("0::/").map(PathBuf::from))
-    });
-    let quota = |group: &Path| {
-        let path = Path::new("sys/fs/cgroup").join(group).join("cpu.max");
-        let text = files.text(path.to_str()?)?;
+    let quota = |group: PathBuf| {
+        let text = files.text(group.join("cpu.max"))?;
         let (quota, period) = text.split_once(' ')?;
         // Without a quota the file says `max`, which is no number.
         Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
     };
-    let own = own.unwrap_or_default();
-    match own.ancestors().filter_map(quota).min_by(f64::total_cmp) {
+    match files.groups("cpu").into_iter().filter_map(quota).min_by(f64::total_cmp) {
         None => subject.ok("none"),
         Some(cpus) => subject.limited(
             format!("{} CPUs", three_digits(cpus)),
@@ -74,16 +69,13 @@ fn swap(evidence: &Evidence) -> Finding {
         PRESSURE,
         "A guest's memory is anonymous: without swap none of it can be reclaimed, under any pressure.",
     );
-    let text = evidence.files().text("proc/swaps").unwrap_or_default();
-    let kib =
-        text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
-    match kib.sum::<u64>() {
+    match evidence.files().swap() {
         0 => subject.missing(
             "none",
             Change::command(
                 "fallocate -l 4G /swapfile && chmod 600 /swapfile && mkswap /swapfile && swapon /swapfile",
             ),
         ),
-        kib => subject.ok(bytes(kib << 10)),
+        total => subject.ok(bytes(total)),
     }
 }

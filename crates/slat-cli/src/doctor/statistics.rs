@@ -29,7 +29,7 @@ fn debugfs(evidence: &Evidence) -> Finding {
         For::Only(&["age"]),
         "MGLRU is driven through it; what it says of guests, binary stats say, too.",
     );
-    let lockdown = evidence.files().choice("sys/kernel/security/lockdown").0;
+    let lockdown = evidence.files().choice("sys/kernel/security/lockdown");
     if let Some(level @ ("integrity" | "confidentiality")) = lockdown.as_deref() {
         return subject.limited(
             format!("restricted: the kernel is locked down ({level})"),
@@ -38,8 +38,8 @@ fn debugfs(evidence: &Evidence) -> Finding {
     }
     let known = evidence.files().text("proc/filesystems").unwrap_or_default();
     let is_known = known.lines().any(|line| line.split_whitespace().last() == Some("debugfs"));
-    match (evidence.is_mounted("debugfs"), evidence.access("sys/kernel/debug")) {
-        (true, Access::Readable) if evidence.is_capable(SYS_ADMIN) => subject.ok("mounted"),
+    match (evidence.files().is_mounted("debugfs"), evidence.access("sys/kernel/debug")) {
+        (true, Access::Readable) if evidence.files().is_capable(SYS_ADMIN) => subject.ok("mounted"),
         (true, _) => subject.limited("mounted, for root", Change::command("sudo slat bench age …")),
         (false, _) if is_known => subject
             .missing("not mounted", Change::command("mount -t debugfs none /sys/kernel/debug")),
@@ -80,7 +80,7 @@ fn perf(evidence: &Evidence) -> Finding {
     );
     let paranoid = evidence.files().text("proc/sys/kernel/perf_event_paranoid");
     let paranoid = paranoid.as_deref().and_then(|text| text.parse::<i32>().ok());
-    let may = evidence.is_capable(PERFMON) || evidence.is_capable(SYS_ADMIN);
+    let may = evidence.files().is_capable(PERFMON) || evidence.files().is_capable(SYS_ADMIN);
     match paranoid {
         None => subject.missing(
             "this kernel has no perf events",

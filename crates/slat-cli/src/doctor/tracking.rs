@@ -31,7 +31,7 @@ fn page_idle(evidence: &Evidence) -> Finding {
             Change::nothing("a kernel with CONFIG_IDLE_PAGE_TRACKING has it"),
         ),
         // Page frame numbers, by which the bitmap goes, are hidden from others, too.
-        Access::Readable if evidence.is_capable(SYS_ADMIN) => subject.ok("there"),
+        Access::Readable if evidence.files().is_capable(SYS_ADMIN) => subject.ok("there"),
         _ => subject.limited("there, for root", as_root()),
     }
 }
@@ -66,10 +66,13 @@ fn mglru(evidence: &Evidence) -> Finding {
         Access::Readable => subject.ok(format!("on, mask {mask:#06x}")),
         // The folder of debugfs itself is closed to others.
         Access::Denied => subject.limited("on; its debugfs file is root's", as_root()),
-        Access::Absent if evidence.is_mounted("debugfs") && !evidence.is_capable(SYS_ADMIN) => {
+        Access::Absent
+            if evidence.files().is_mounted("debugfs")
+                && !evidence.files().is_capable(SYS_ADMIN) =>
+        {
             subject.limited("on; debugfs is root's", as_root())
         }
-        Access::Absent if evidence.is_mounted("debugfs") => subject.missing(
+        Access::Absent if evidence.files().is_mounted("debugfs") => subject.missing(
             "on, without a file in debugfs",
             Change::nothing("the kernel was built without it, or is locked down"),
         ),
@@ -96,10 +99,10 @@ fn damon(evidence: &Evidence) -> Finding {
     }
     let files = evidence.files();
     let runs =
-        |name: &String| files.text(&format!("{folder}/{name}/state")).as_deref() == Some("on");
+        |name: &String| files.text(format!("{folder}/{name}/state")).as_deref() == Some("on");
     let running = files.names(folder).iter().filter(|name| runs(name)).count();
     match running {
-        0 if evidence.is_capable(SYS_ADMIN) => subject.ok("there, and no kdamond runs"),
+        0 if evidence.files().is_capable(SYS_ADMIN) => subject.ok("there, and no kdamond runs"),
         0 => subject.limited("there, for root", as_root()),
         running => subject.limited(
             format!("{running} kdamond(s) run already"),

@@ -6,24 +6,12 @@ use std::str::FromStr;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cpus(pub Vec<usize>);
 
-/// More than any machine has.
-const MOST: usize = 1 << 16;
-
 impl FromStr for Cpus {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let range = |part: &str| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number = |text: &str| text.trim().parse().ok().filter(|cpu| *cpu < MOST);
-            let (first, last): (usize, usize) = (number(first)?, number(last)?);
-            (first <= last).then_some(first..=last)
-        };
-        let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
-        match ranges {
-            Some(ranges) => Ok(Self(ranges.into_iter().flatten().collect())),
-            None => Err(format!("`{text}` is no list of CPUs; write it as 0-3,8")),
-        }
+        let cpus = slat_procfs::list(text).map(Self);
+        cpus.ok_or_else(|| format!("`{text}` is no list of CPUs; write it as 0-3,8"))
     }
 }
 

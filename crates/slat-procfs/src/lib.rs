@@ -1,0 +1,342 @@
+//! What Linux tells of a host in procfs and sysfs, as far as the laboratory reads it.
+//!
+//! A file that is not there, or that has another form than proc(5) and the kernel's documentation
+//! give, says nothing. Why this is no library's: docs/adr/0023-libraries.md.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// More CPUs or nodes than any machine has.
+const MOST: usize = 1 << 16;
+
+/// The files that a host describes itself by, below `/`, or below where a test has made them up.
+#[derive(Clone, Copy, Debug)]
+pub struct Files<'a>(pub &'a Path);
+
+/// A pool of huge pages (admin-guide/mm/hugetlbpage.rst).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HugePool {
+    /// Bytes of a page.
+    pub page_size: u64,
+    /// Pages in the pool.
+    pub total: Option<u64>,
+    /// Pages that nobody uses.
+    pub free: Option<u64>,
+    /// Those of them that are promised to a mapping.
+    pub reserved: Option<u64>,
+}
+
+/// Where the time of all CPUs went since the host came up, in hundredths of a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticks {
+    /// All of it.
+    pub all: u64,
+    /// What a machine below gave to others (steal).
+    pub stolen: u64,
+    /// How many CPUs there are.
+    pub cpus: usize,
+}
+
+impl Files<'static> {
+    /// Those of the host that this runs on.
+    pub fn here() -> Self {
+        Self(Path::new("/"))
+    }
+}
+
+impl Files<'_> {
+    /// A file without the blanks at its ends, if it is there and has anything else.
+    pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
+        let text = fs::read_to_string(self.0.join(path)).ok()?;
+        let text = text.trim();
+        (!text.is_empty()).then(|| text.to_owned())
+    }
+
+    /// The number in a file.
+    pub fn number(&self, path: impl AsRef<Path>) -> Option<u64> {
+        self.text(path)?.parse().ok()
+    }
+
+    /// CPUs or nodes in a file.
+    pub fn list(&self, path: impl AsRef<Path>) -> Option<Vec<usize>> {
+        list(&self.text(path)?)
+    }
+
+    /// The word in brackets of `always [madvise] never`.
+    pub fn choice(&self, path: impl AsRef<Path>) -> Option<String> {
+        let text = self.text(path)?;
+        let (_, rest) = text.split_once('[')?;
+        rest.split_once(']').map(|(word, _)| word.to_owned())
+    }
+
+    /// Names in a directory, in an order that does not change from run to run.
+    pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
+        let entries = fs::read_dir(self.0.join(path)).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// Bytes of a field of `/proc/meminfo`.
+    pub fn meminfo(&self, name: &str) -> Option<u64> {
+        bytes(&self.text("proc/meminfo")?, name)
+    }
+
+    /// Whether this process has a capability, by its number.
+    pub fn is_capable(&self, capability: u32) -> bool {
+        let status = self.text("proc/self/status").unwrap_or_default();
+        let mask = value(&status, "CapEff").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+        mask.is_some_and(|mask| mask >> capability & 1 != 0)
+    }
+
+    /// Whether a file system of that kind is mounted.
+    pub fn is_mounted(&self, kind: &str) -> bool {
+        let mounts = self.text("proc/mounts").unwrap_or_default();
+        mounts.lines().any(|line| line.split_whitespace().nth(2) == Some(kind))
+    }
+
+    /// How many processes were ready to run, on average of the last minute.
+    pub fn load(&self) -> Option<f64> {
+        self.text("proc/loadavg")?.split_whitespace().next()?.parse().ok()
+    }
+
+    /// Bytes of all swap areas.
+    pub fn swap(&self) -> u64 {
+        // Name, type, size and use in KiB, priority.
+        let areas = self.text("proc/swaps").unwrap_or_default();
+        let size = |line: &str| line.split_whitespace().nth(2)?.parse::<u64>().ok();
+        areas.lines().skip(1).filter_map(size).sum::<u64>() << 10
+    }
+
+    /// Where the time of all CPUs went.
+    pub fn ticks(&self) -> Option<Ticks> {
+        let text = self.text("proc/stat")?;
+        let (total, each) = text.split_once('\n').unwrap_or((&text, ""));
+        let words = total.strip_prefix("cpu ")?.split_whitespace();
+        // user, nice, system, idle, iowait, irq, softirq, steal; guests' times after count twice.
+        let ticks: Vec<u64> = words.take(8).map_while(|tick| tick.parse().ok()).collect();
+        let cpus = each.lines().take_while(|line| line.starts_with("cpu")).count().max(1);
+        Some(Ticks { all: ticks.iter().sum(), stolen: *ticks.get(7)?, cpus })
+    }
+
+    /// Nanoseconds that the calling thread was ready to run and waited for a CPU
+    /// (scheduler/sched-stats.rst), where the kernel counts it.
+    pub fn waited(&self) -> Option<u64> {
+        self.text("proc/thread-self/schedstat")?.split_whitespace().nth(1)?.parse().ok()
+    }
+
+    /// How often the calling thread's CPU was given to another though it would have run on
+    /// (filesystems/proc.rst).
+    pub fn preempted(&self) -> Option<u64> {
+        let status = self.text("proc/thread-self/status")?;
+        value(&status, "nonvoluntary_ctxt_switches")?.parse().ok()
+    }
+
+    /// The path of this process's control group that has a controller: its own of version 1, or
+    /// that of version 2.
+    pub fn group(&self, controller: &str) -> String {
+        let text = self.text("proc/self/cgroup").unwrap_or_default();
+        let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        let own = lines().find(|(names, _)| names.split(',').any(|name| name == controller));
+        let group = own.or_else(|| lines().find(|(names, _)| names.is_empty()));
+        group.map_or("/", |(_, path)| path).to_owned()
+    }
+
+    /// Folders of that group and of those that it is in, of version 2.
+    pub fn groups(&self, controller: &str) -> Vec<PathBuf> {
+        let group = self.group(controller);
+        let groups = Path::new(group.trim_start_matches('/')).ancestors();
+        groups.map(|group| Path::new("sys/fs/cgroup").join(group)).collect()
+    }
+
+    /// The pools of huge pages, by page size.
+    pub fn huge_pools(&self) -> Vec<HugePool> {
+        let folder = Path::new("sys/kernel/mm/hugepages");
+        let pool = |name: String| {
+            let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?;
+            let read = |file| self.number(folder.join(&name).join(file));
+            Some(HugePool {
+                page_size: kib.checked_mul(1024)?,
+                total: read("nr_hugepages"),
+                free: read("free_hugepages"),
+                reserved: read("resv_hugepages"),
+            })
+        };
+        let mut pools: Vec<_> = self.names(folder).into_iter().filter_map(pool).collect();
+        pools.sort_by_key(|pool| pool.page_size);
+        pools
+    }
+
+    /// Bytes that this process has in transparent huge pages, of mappings that lie within a range.
+    pub fn anon_huge_pages(&self, range: Range<u64>) -> Option<u64> {
+        let smaps = self.text("proc/self/smaps")?;
+        let (mut inside, mut sum) = (false, 0);
+        for line in smaps.lines() {
+            let first = line.split(' ').next().and_then(|range| range.split_once('-'));
+            if let Some((Ok(from), Ok(to))) = first.map(|(from, to)| (address(from), address(to))) {
+                inside = from >= range.start && to <= range.end;
+            } else if inside {
+                sum += bytes(line, "AnonHugePages").unwrap_or(0);
+            }
+        }
+        Some(sum)
+    }
+
+    /// Bytes on each NUMA node, of this process's mappings that begin within a range.
+    pub fn numa_maps(&self, range: Range<u64>) -> Option<BTreeMap<u32, u64>> {
+        let maps = self.text("proc/self/numa_maps")?;
+        let mut found = BTreeMap::new();
+        for line in maps.lines() {
+            let (start, rest) = line.split_once(' ').unwrap_or((line, ""));
+            if !address(start).is_ok_and(|start| range.contains(&start)) {
+                continue;
+            }
+            let page = rest.split_once("kernelpagesize_kB=").and_then(|(_, kib)| kib.parse().ok());
+            let page: u64 = page.unwrap_or(4) << 10;
+            for word in rest.split(' ').filter_map(|word| word.strip_prefix('N')) {
+                if let Some((node, pages)) = word.split_once('=')
+                    && let (Ok(node), Ok(pages)) = (node.parse(), pages.parse::<u64>())
+                {
+                    *found.entry(node).or_default() += pages * page;
+                }
+            }
+        }
+        Some(found)
+    }
+}
+
+fn address(text: &str) -> Result<u64, std::num::ParseIntError> {
+    u64::from_str_radix(text, 16)
+}
+
+/// The first value of a line `name: value`.
+pub fn value<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
+}
+
+/// Bytes of a line such as `MemAvailable:   1234 kB`.
+pub fn bytes(text: &str, name: &str) -> Option<u64> {
+    value(text, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// CPUs or nodes as the kernel lists them, in the order given: `0-3,8`.
+pub fn list(text: &str) -> Option<Vec<usize>> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse().ok().filter(|number| *number < MOST);
+        let (first, last): (usize, usize) = (number(first)?, number(last)?);
+        (first <= last).then_some(first..=last)
+    };
+    let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
+    Some(ranges?.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host with one file.
+    fn with<R>(path: &str, text: &str, ask: impl FnOnce(Files<'_>) -> R) -> R {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+        ask(Files(root.path()))
+    }
+
+    #[test]
+    fn a_host_that_tells_nothing_is_asked_all_the_same() {
+        with("empty", "", |files| {
+            assert_eq!(
+                (files.meminfo("MemTotal"), files.ticks(), files.waited(), files.preempted()),
+                (None, None, None, None)
+            );
+            assert_eq!((files.swap(), files.group("memory")), (0, "/".to_owned()));
+            assert_eq!(files.groups("cpu"), [Path::new("sys/fs/cgroup")]);
+            assert!(!files.is_capable(0) && !files.is_mounted("proc") && files.load().is_none());
+            assert!(files.huge_pools().is_empty() && files.numa_maps(0..1).is_none());
+        });
+    }
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name_and_memory_has_a_unit() {
+        let text = "MemTotalX: 1 kB\nMemTotal:       24684556 kB\nHugePages_Free: 5\n";
+        assert_eq!(bytes(text, "MemTotal"), Some(24684556 * 1024));
+        assert_eq!((bytes(text, "Mem"), bytes(text, "HugePages_Free")), (None, None));
+        assert_eq!(bytes("Node 0 Inactive(file):  4 kB", "Node 0 Inactive(file)"), Some(4096));
+    }
+
+    #[test]
+    fn lists_are_read_as_sysfs_has_them() {
+        assert_eq!(list("3,0-2,8"), Some(vec![3, 0, 1, 2, 8]));
+        for text in ["", "1,", "2-1", "a", "1-", "0-99999999"] {
+            assert_eq!(list(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn swap_is_summed_over_areas() {
+        let text =
+            "Filename Type Size Used Priority\n/dev/a partition 1024 24 -2\n/b file 10 10 -3\n";
+        assert_eq!(with("proc/swaps", text, |files| files.swap()), 1034 << 10);
+    }
+
+    #[test]
+    fn ticks_of_guests_count_once() {
+        let text = "cpu  1 2 3 4 5 6 7 8 9 9\ncpu0 1 1 1\ncpu1 0 0 0\nintr 5\n";
+        let ticks = with("proc/stat", text, |files| files.ticks());
+        assert_eq!(ticks, Some(Ticks { all: 36, stolen: 8, cpus: 2 }));
+    }
+
+    #[test]
+    fn a_controllers_group_is_that_of_version_1_or_the_only_one() {
+        let group = |text| with("proc/self/cgroup", text, |files| files.group("memory"));
+        assert_eq!(group("0::/user.slice/x\n"), "/user.slice/x");
+        assert_eq!(group("5:cpu,cpuacct:/c\n3:memory:/m\n0::/u\n"), "/m");
+        let groups = with("proc/self/cgroup", "0::/a/b\n", |files| files.groups("cpu"));
+        assert_eq!(groups, ["a/b", "a", ""].map(|group| Path::new("sys/fs/cgroup").join(group)));
+    }
+
+    #[test]
+    fn capabilities_are_bits_of_a_mask() {
+        let text = "Name:\tx\nCapEff:\t0000000000200000";
+        with("proc/self/status", text, |files| {
+            assert!(files.is_capable(21) && !files.is_capable(38));
+        });
+    }
+
+    #[test]
+    fn a_file_system_counts_as_mounted_by_its_kind_and_not_by_its_name() {
+        with("proc/mounts", "debugfs /mnt tmpfs rw 0 0\n", |files| {
+            assert!(files.is_mounted("tmpfs") && !files.is_mounted("debugfs"));
+        });
+    }
+
+    #[test]
+    fn huge_pages_are_summed_over_the_range_only() {
+        let smaps = "1000-3000 rw-p 00000000 00:00 0 \nAnonHugePages:      2048 kB\n\
+                     3000-5000 rw-p 00000000 00:00 0 \nAnonHugePages:      4096 kB\n\
+                     5000-6000 rw-p 00000000 00:00 0 \nAnonHugePages:      8192 kB\n";
+        with("proc/self/smaps", smaps, |files| {
+            assert_eq!(files.anon_huge_pages(0x1000..0x5000), Some(6144 * 1024));
+            assert_eq!(files.anon_huge_pages(0x3000..0x5000), Some(4096 * 1024));
+        });
+    }
+
+    #[test]
+    fn pages_of_the_range_alone_are_summed_by_node() {
+        let maps = "7000 bind:1 anon=3 dirty=3 N0=1 N1=2 kernelpagesize_kB=4\n\
+                    9000 default heap anon=9 N0=9 kernelpagesize_kB=4\n\
+                    7f000 bind:1 huge dirty=1 N1=1 kernelpagesize_kB=2048\n";
+        with("proc/self/numa_maps", maps, |files| {
+            let small = BTreeMap::from([(0, 4096), (1, 8192)]);
+            assert_eq!(files.numa_maps(0x7000..0x8000), Some(small));
+            assert_eq!(files.numa_maps(0x7f000..0x80000), Some(BTreeMap::from([(1, 2 << 20)])));
+            assert_eq!(files.numa_maps(0..0), Some(BTreeMap::new()));
+        });
+    }
+}
