@@ -7,9 +7,10 @@
 //!    other: an access that misses caches or TLBs is none. Where it does not, a stall is what took
 //!    more than five times as long as an access usually does on warm memory.
 //! 2. Before that, times that the scheduler made are left out: from the longest on, as many as the
-//!    thread was preempted, and only as long as the time that it waited for a CPU (`schedstat`)
-//!    or that the machine below took (steal) lasts. What remains of that time lies within stalls
-//!    (the thread slept in a fault, and then waited for a CPU), and is taken from their sum.
+//!    thread had waits for a CPU, and only as long as these (`schedstat`), or what the machine
+//!    below took (steal), lasted. A thread waits where it was preempted, and where it slept in a
+//!    fault and was woken. What remains of the waiting lies within shorter stalls, and is taken
+//!    from their sum.
 //!
 //! Each stall is told without the usual time of its access.
 
@@ -70,13 +71,13 @@ impl Histogram {
     /// Leaves out what the scheduler made, and returns what is left of its time.
     ///
     /// A time is known within an eighth, and holds more than the wait for a CPU. So an eighth more
-    /// is believed of all together, for times that are about as long as the longest.
+    /// is believed of all together, for times above an eighth of the longest, as slices are.
     fn without(&mut self, others: Others, floor: u64) -> u64 {
         let Others { mut times, ticks } = others;
         let (mut taken, mut longest) = (0u64, 0);
         for bucket in above(floor).filter(|&bucket| start(bucket) < u64::MAX) {
             let each = middle(bucket);
-            let most = if each > longest / 2 { ticks + ticks / 8 } else { ticks };
+            let most = if each > longest / 8 { ticks + ticks / 8 } else { ticks };
             let room = (most.saturating_sub(taken) + each / 8) / each;
             let out = self.counts[bucket].min(times).min(room);
             self.counts[bucket] -= out;
@@ -158,23 +159,20 @@ pub(crate) struct Known {
 pub struct Waits {
     /// Seconds that it was ready to run and waited for a CPU.
     pub seconds: f64,
-    /// How often its CPU was given to another thread though it would have run on.
-    pub preempted: u64,
+    /// How often it got one: after it was preempted, or woken.
+    pub times: u64,
 }
 
 impl Waits {
     /// Those of the calling thread so far; nothing where the kernel does not count them.
     pub(crate) fn now() -> Option<Self> {
-        let (seconds, preempted) = (Files::here().waited()?, Files::here().preempted()?);
-        Some(Self { seconds: seconds as f64 / 1e9, preempted })
+        let (nanoseconds, times) = Files::here().waits()?;
+        Some(Self { seconds: nanoseconds as f64 / 1e9, times })
     }
 
     /// What came since `before`.
     pub(crate) fn since(self, before: Self) -> Self {
-        Self {
-            seconds: self.seconds - before.seconds,
-            preempted: self.preempted - before.preempted,
-        }
+        Self { seconds: self.seconds - before.seconds, times: self.times - before.times }
     }
 }
 
@@ -216,7 +214,7 @@ impl Stalls {
         let idle = idle as f64 / ticks_per_second;
         let others = (waits.seconds + stolen - idle).max(0.0);
         let others = Others {
-            times: waits.preempted + (stolen / LEAST_STEAL) as u64,
+            times: waits.times + (stolen / LEAST_STEAL) as u64,
             ticks: (others * ticks_per_second) as u64,
         };
         let mut left = times.clone();
@@ -336,21 +334,21 @@ mod tests {
         let with =
             |waits, stolen| Stalls::new(&times, Known { waits, stolen, ..known(Some(3), 800_000) });
         let alone = Stalls::new(&with_warm(&[5000; 3]), known(Some(3), 5000));
-        let preempted = with(Waits { seconds: 1.2, preempted: 2 }, 0.0);
+        let preempted = with(Waits { seconds: 1.2, times: 2 }, 0.0);
         assert_eq!((preempted.stalls, preempted.seconds), (alone.stalls, alone.seconds));
         assert!((preempted.longest / alone.longest - 1.0).abs() < 0.13, "{preempted:?}");
         // What the machine below took is nobody's stall, either.
         assert_eq!(with(Waits::default(), 1.2).seconds, alone.seconds);
         // It waited for 0.8 s and no longer: the other time is memory management's.
-        let slow = with(Waits { seconds: 0.8, preempted: 9 }, 0.0);
+        let slow = with(Waits { seconds: 0.8, times: 9 }, 0.0);
         assert!(slow.longest > 0.39 && slow.longest < 0.46, "{slow:?}");
     }
 
     #[test]
     fn a_wait_within_a_stall_is_taken_from_the_sum() {
-        // The thread slept in each fault, and waited for its CPU afterwards; nobody preempted it.
+        // The kernel did not say how often the thread waited.
         let times = with_warm(&[5000; 3]);
-        let waits = Waits { seconds: 0.003, preempted: 0 };
+        let waits = Waits { seconds: 0.003, times: 0 };
         let stalls = Stalls::new(&times, Known { waits, ..known(Some(3), 5000) });
         let alone = Stalls::new(&times, known(Some(3), 5000));
         assert!((alone.seconds - stalls.seconds - 0.003).abs() < 1e-9, "{stalls:?}");

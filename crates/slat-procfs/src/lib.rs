@@ -122,17 +122,12 @@ impl Files<'_> {
         Some(Ticks { all: ticks.iter().sum(), stolen: *ticks.get(7)?, cpus })
     }
 
-    /// Nanoseconds that the calling thread was ready to run and waited for a CPU
-    /// (scheduler/sched-stats.rst), where the kernel counts it.
-    pub fn waited(&self) -> Option<u64> {
-        self.text("proc/thread-self/schedstat")?.split_whitespace().nth(1)?.parse().ok()
-    }
-
-    /// How often the calling thread's CPU was given to another though it would have run on
-    /// (filesystems/proc.rst).
-    pub fn preempted(&self) -> Option<u64> {
-        let status = self.text("proc/thread-self/status")?;
-        value(&status, "nonvoluntary_ctxt_switches")?.parse().ok()
+    /// Nanoseconds that the calling thread was ready to run and waited for a CPU, and how often it
+    /// got one after that (scheduler/sched-stats.rst), where the kernel counts it.
+    pub fn waits(&self) -> Option<(u64, u64)> {
+        let text = self.text("proc/thread-self/schedstat")?;
+        let mut words = text.split_whitespace().skip(1).map(str::parse);
+        Some((words.next()?.ok()?, words.next()?.ok()?))
     }
 
     /// The path of this process's control group that has a controller: its own of version 1, or
@@ -252,8 +247,8 @@ mod tests {
     fn a_host_that_tells_nothing_is_asked_all_the_same() {
         with("empty", "", |files| {
             assert_eq!(
-                (files.meminfo("MemTotal"), files.ticks(), files.waited(), files.preempted()),
-                (None, None, None, None)
+                (files.meminfo("MemTotal"), files.ticks(), files.waits()),
+                (None, None, None)
             );
             assert_eq!((files.swap(), files.group("memory")), (0, "/".to_owned()));
             assert_eq!(files.groups("cpu"), [Path::new("sys/fs/cgroup")]);
@@ -290,6 +285,13 @@ mod tests {
         let text = "cpu  1 2 3 4 5 6 7 8 9 9\ncpu0 1 1 1\ncpu1 0 0 0\nintr 5\n";
         let ticks = with("proc/stat", text, |files| files.ticks());
         assert_eq!(ticks, Some(Ticks { all: 36, stolen: 8, cpus: 2 }));
+    }
+
+    #[test]
+    fn a_thread_waited_so_long_and_so_often() {
+        let waits = |text| with("proc/thread-self/schedstat", text, |files| files.waits());
+        assert_eq!(waits("70 2210450 3\n"), Some((2210450, 3)));
+        assert_eq!(waits("70 2210450\n"), None);
     }
 
     #[test]
