@@ -2,6 +2,8 @@
 
 mod bench;
 mod dist;
+#[cfg(test)]
+mod docs;
 mod e2e;
 mod emulators;
 mod fuzz;

@@ -1,0 +1,146 @@
+//! The command lines that the documentation prints. Tests read every one of them by the command
+//! line of its own program.
+
+mod parse;
+
+use crate::root;
+use anyhow::{Context, ensure};
+use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag};
+use std::path::PathBuf;
+
+/// A line that somebody may type, and where it stands.
+pub struct Example {
+    /// The page and the line.
+    pub at: String,
+    /// The command line, without its prompt.
+    pub line: String,
+}
+
+/// What of a page this module reads.
+pub struct Page {
+    /// Its name in the repository.
+    pub name: String,
+    /// Lines to be typed, out of blocks.
+    pub examples: Vec<Example>,
+    /// Code within sentences, which is a command line or the name of a command.
+    pub spans: Vec<Example>,
+}
+
+/// All pages, in the order of their names.
+///
+/// # Errors
+/// A page that cannot be read, or breaks the rules that CONTRIBUTING.md has for blocks.
+pub fn pages() -> anyhow::Result<Vec<Page>> {
+    let mut names: Vec<_> =
+        ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"].map(PathBuf::from).into();
+    for entry in root().join("docs").read_dir().context("docs")? {
+        let path = entry.context("docs")?.path();
+        if path.extension().is_some_and(|extension| extension == "md") {
+            names.push(path.strip_prefix(root()).context("docs")?.to_owned());
+        }
+    }
+    names.sort();
+    names.iter().map(|name| page(&name.display().to_string())).collect()
+}
+
+fn page(name: &str) -> anyhow::Result<Page> {
+    let text = std::fs::read_to_string(root().join(name)).context(name.to_owned())?;
+    read(name, &text)
+}
+
+/// Reads a page.
+fn read(name: &str, text: &str) -> anyhow::Result<Page> {
+    let mut page = Page { name: name.to_owned(), examples: vec![], spans: vec![] };
+    for (event, range) in
+        Parser::new_ext(text, pulldown_cmark::Options::ENABLE_TABLES).into_offset_iter()
+    {
+        let number = text[..range.start].matches('\n').count() + 1;
+        match event {
+            Event::Code(line) if is_of_ours(&line) => page
+                .spans
+                .push(Example { at: format!("{name}:{number}"), line: line.into_string() }),
+            Event::Start(Tag::CodeBlock(kind)) => {
+                let CodeBlockKind::Fenced(language) = kind else {
+                    anyhow::bail!("{name}:{number}: an indented block, which no fence explains");
+                };
+                let inside: Vec<_> = text[range].lines().skip(1).collect();
+                let inside = &inside[..inside.len().saturating_sub(1)];
+                block(&mut page, &language, number + 1, inside)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(page)
+}
+
+/// Whether a line is one of this project's programs.
+fn is_of_ours(line: &str) -> bool {
+    let first = line.split_whitespace().next();
+    first.is_some_and(|word| ["slat", "slat-bench", "cargo"].contains(&word))
+}
+
+/// Takes in a block that begins below its fence, at a line of the page.
+fn block(page: &mut Page, language: &str, first: usize, lines: &[&str]) -> anyhow::Result<()> {
+    let at = |index: usize| format!("{}:{}", page.name, first + index);
+    match language {
+        "console" => {
+            let mut continued = false;
+            for (index, line) in lines.iter().enumerate() {
+                if let Some(line) = line.strip_prefix("$ ") {
+                    page.examples.push(Example { at: at(index), line: line.into() });
+                } else {
+                    ensure!(index > 0, "{}: the block begins with no command", at(index));
+                    let example = page.examples.last_mut().context("no command")?;
+                    if continued {
+                        example.line.push_str(&format!("\n{line}"));
+                    }
+                }
+                continued = line.ends_with('\\');
+            }
+        }
+        "text" => {
+            let typed = lines.iter().position(|line| line.starts_with("$ ") || is_of_ours(line));
+            let where_typed = typed.map(at).unwrap_or_default();
+            ensure!(typed.is_none(), "{where_typed}: a command line, in a block that is a sample");
+        }
+        "sh" => {
+            let typed = lines.iter().enumerate().filter(|(_, line)| !line.starts_with('#'));
+            let files =
+                typed.map(|(index, line)| Example { at: at(index), line: (*line).to_owned() });
+            page.spans.extend(files);
+        }
+        "toml" => {}
+        _ => ensure!(
+            language.starts_with("rust"),
+            "{}: a block of {language:?}; CONTRIBUTING.md says which there are",
+            at(0)
+        ),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_console_block_has_commands_among_what_they_print() {
+        let text =
+            "# Page\n\n```console\n$ slat doctor\nwell\n$ slat \\\n    show\n```\n`slat plan`\n";
+        let page = read("a.md", text).unwrap();
+        let examples: Vec<_> =
+            page.examples.iter().map(|e| (e.at.as_str(), e.line.as_str())).collect();
+        assert_eq!(examples, [("a.md:4", "slat doctor"), ("a.md:6", "slat \\\n    show")]);
+        assert_eq!(
+            (page.spans[0].at.as_str(), page.spans[0].line.as_str()),
+            ("a.md:9", "slat plan")
+        );
+    }
+
+    #[test]
+    fn a_command_hides_in_no_other_block() {
+        for text in ["```\n$ slat\n```\n", "```text\nslat doctor\n```\n", "a\n\n    cargo test\n"] {
+            assert!(read("a.md", text).is_err(), "{text}");
+        }
+    }
+}
