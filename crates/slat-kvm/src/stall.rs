@@ -201,7 +201,7 @@ pub struct Stalls {
     pub p95: f64,
     /// 99 of a hundred.
     pub p99: f64,
-    /// The longest. A slice of the scheduler's may be left in it where the host is busy.
+    /// The longest.
     pub longest: f64,
 }
 
