@@ -68,6 +68,7 @@ Exit codes:
   1    a measurement failed, or cannot be done on this machine
   2    the command line or its values cannot be right
   5    --time-limit came first; what was measured until then has been written
+  6    --fail-if-noisy: the run cannot be trusted; it has been written
   130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
 
 /// Second-stage tables, measured: the engine's against the machine's limits, Linux's own code and

@@ -30,9 +30,6 @@ pub fn render(report: &Report, width: u16) -> String {
     screen
 }
 
-/// From so much waiting on, in milliseconds of a second, a reader is told.
-const BUSY: f64 = 100.0;
-
 /// A guest, logged in one way.
 struct Logged {
     pages: String,
@@ -41,8 +38,6 @@ struct Logged {
     touch: f64,
     plain: f64,
     logging: f64,
-    /// Milliseconds of each second for which a vCPU waited for a CPU.
-    waited: f64,
     /// Seconds.
     longest: f64,
     /// Seconds of each round.
@@ -75,7 +70,6 @@ fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
                 touch: page("populate")?,
                 plain: page("warm")?,
                 logging: whole("dirty-stall-page"),
-                waited: whole("dirty-waited"),
                 longest: whole("dirty-stall-max"),
                 calls: whole("get") + whole("clear"),
             })
@@ -109,14 +103,6 @@ fn guests_table(guests: &[Logged]) -> Table {
             said(most)
         )
     });
-    let waited = guests.iter().map(|guest| guest.waited).fold(0.0, f64::max);
-    let verdict = match waited > BUSY {
-        true => format!(
-            "{verdict} The host was busy: vCPUs waited for a CPU for up to {waited:.0} ms of each \
-             second, which the logged write and the stall leave out, and the other columns do not."
-        ),
-        false => verdict,
-    };
     let rows = guests.iter().map(|guest| {
         let labels = [guest.pages.clone(), guest.way.to_owned()];
         let times =

@@ -42,6 +42,7 @@ Exit codes:
   3    an emulated machine gave no report
   4    slat doctor --for: this host cannot run that scenario
   5    --time-limit came first; what was measured until then has been written
+  6    --fail-if-noisy: the run cannot be trusted; it has been written
   130  interrupted (Ctrl-C, SIGTERM); what was measured until then has been written";
 
 /// What memory management costs guests, measured from user space.
@@ -62,7 +63,7 @@ pub struct Cli {
 }
 
 /// The main job: what memory management costs guests on this host, and what it could cost.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct MainArgs {
     /// Where to write results.json and report.html
     #[arg(long, short, value_name = "DIR", default_value = "slat-report")]
@@ -75,6 +76,10 @@ pub struct MainArgs {
     /// How it is printed.
     #[command(flatten)]
     pub print: PrintArgs,
+
+    /// Exit with code 6 if the run cannot be trusted, as the report's first line says
+    #[arg(long)]
+    pub fail_if_noisy: bool,
 }
 
 /// What `slat` can do beside the main job.

@@ -8,6 +8,7 @@ pub mod age;
 pub mod boot_caches;
 pub mod dirty_log;
 pub mod execute;
+mod kept;
 pub mod live;
 mod log_tables;
 pub mod memory_stress;

@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::{kvm_is_usable, refused, slat};
+use common::{kvm_is_usable, refused, send, slat, spawned};
 use predicates::prelude::*;
 use predicates::str::contains;
+use rustix::process::Signal;
 
 #[test]
 fn rates_hot_sets_and_rings_that_cannot_be_are_refused() {
@@ -120,4 +121,41 @@ fn slots_come_and_go_beside_vcpus_and_memory_lies_where_it_is_bound() {
     if numa {
         assert_eq!(named(&report, "populate")[0]["counts"]["bytes_on_node0"], 8 << 20);
     }
+}
+
+#[test]
+fn a_guest_that_is_told_to_end_leaves_a_report_of_what_it_measured() {
+    if !kvm_is_usable() {
+        return;
+    }
+    for line in [
+        "tune dirty-log --memory 8m --runs 1000 --duration 200ms -o",
+        "bench dirty-log --memory 8m --runs 1000 --iterations 50 -o",
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = spawned(line, folder.path());
+        std::thread::sleep(std::time::Duration::from_secs(4));
+        // Twice, as `timeout` does: to the process, and to its group.
+        send(&child, Signal::TERM);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        send(&child, Signal::TERM);
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{line}");
+        let text = std::fs::read(folder.path().join("results.json")).unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!(report["partial"], true, "{line}");
+        assert!(!named(&report, "populate").is_empty(), "{report}");
+        assert!(report["trust"]["seconds"].as_f64().unwrap() > 1.0, "{report}");
+    }
+}
+
+#[test]
+fn more_vcpus_than_cpus_are_told_before_the_work_and_fail_a_run_on_request() {
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    if !kvm_is_usable() || cpus > 7 {
+        return;
+    }
+    let words = ["bench", "populate", "-s", "4k", "--memory", "8m", "-r", "1", "-v", "8"];
+    let said = contains("8 vCPUs share");
+    slat(&words).arg("--fail-if-noisy").assert().code(6).stderr(said.clone());
+    slat(&words).assert().success().stdout(predicates::str::starts_with("NOT TO BE TRUSTED: "));
 }

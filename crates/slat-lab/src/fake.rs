@@ -3,6 +3,7 @@
 use crate::host::{Cpu, Host, HugePool, Kernel, Known, Kvm, Memory, Thp, Virtualisation};
 use crate::record::{Measurement, Skipped};
 use crate::record::{Report, SCHEMA};
+use crate::trust::Trust;
 use crate::unit::Unit;
 use serde_json::{Value, json};
 
@@ -15,6 +16,7 @@ pub fn report() -> Report {
         schema: SCHEMA,
         partial: false,
         tool: "0.1.0".into(),
+        trust: Some(trust()),
         host: host(),
         command: ["slat", "--output", "a b"].map(str::to_owned).to_vec(),
         results,
@@ -24,6 +26,21 @@ pub fn report() -> Report {
                 .to_owned(),
             failed: false,
         }],
+    }
+}
+
+/// A run that nothing disturbed.
+pub fn trust() -> Trust {
+    Trust {
+        trusted: true,
+        reasons: Vec::new(),
+        began: 1_700_000_000,
+        seconds: 12.5,
+        load_begin: Known(Some(0.25)),
+        others: Known(Some(2.0)),
+        load_end: Known(Some(1.5)),
+        steal: Known(Some(0.125)),
+        waited: Known(Some(3.0)),
     }
 }
 

@@ -30,5 +30,6 @@ pub mod session;
 pub mod size;
 pub mod stats;
 pub mod table;
+pub mod trust;
 pub mod turns;
 pub mod unit;

@@ -135,7 +135,16 @@ fn joined<'r>(reports: impl Iterator<Item = &'r Report>, command: &[String]) -> 
     }
     let (host, tool) = host.expect("a host has a report at least");
     let results = told_apart(entries);
-    Report { schema: SCHEMA, partial, tool, host, command: command.to_vec(), results, skipped }
+    Report {
+        schema: SCHEMA,
+        partial,
+        tool,
+        trust: None,
+        host,
+        command: command.to_vec(),
+        results,
+        skipped,
+    }
 }
 
 /// Whether both are of one thing, by one's own account.

@@ -2,6 +2,7 @@
 
 use crate::host::Host;
 use crate::stats::median;
+use crate::trust::{Begin, Trust};
 use crate::unit::Unit;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -68,6 +69,9 @@ pub struct Report {
     pub partial: bool,
     /// The version of this program.
     pub tool: Cow<'static, str>,
+    /// What went on beside the run; of an older report it is not known, nor of several joined.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust: Option<Trust>,
     /// Where it ran.
     pub host: Host,
     /// The command line that does it again.
@@ -76,6 +80,13 @@ pub struct Report {
     pub results: Vec<Measurement>,
     /// What was not.
     pub skipped: Vec<Skipped>,
+}
+
+impl Report {
+    /// Whether something beside the run was beyond its bound.
+    pub fn is_noisy(&self) -> bool {
+        self.trust.as_ref().is_some_and(|trust| !trust.trusted)
+    }
 }
 
 /// The counts of several samples: one number where they agree, first, least and most where not; of
@@ -104,6 +115,23 @@ pub fn merged_counts(
         }
     }
     merged
+}
+
+/// What went on beside a run that gave these results.
+pub fn trust(begin: &Begin, results: &[Measurement]) -> Trust {
+    begin.end(vcpus(results), waited(results))
+}
+
+/// The most that vCPUs of a phase waited, in milliseconds of a second.
+fn waited(results: &[Measurement]) -> Option<f64> {
+    let waited = results.iter().filter(|m| m.variant.ends_with("-waited"));
+    waited.filter_map(|m| crate::stats::median(&m.samples)).reduce(f64::max)
+}
+
+fn vcpus(results: &[Measurement]) -> usize {
+    let vcpus = results.iter().filter(|m| m.target == "kvm");
+    let vcpus = vcpus.filter_map(|m| m.params.get("vcpus")?.as_u64());
+    vcpus.max().unwrap_or(0) as usize
 }
 
 #[cfg(test)]

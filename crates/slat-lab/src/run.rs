@@ -14,10 +14,14 @@ use crate::report::comparison::{self, Rows};
 use crate::report::{csv, json, ktap, markdown, text};
 use crate::scenario::{Chosen, Program};
 use crate::session::Session;
+use crate::trust::Begin;
 use output::Output;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
+
+/// The exit code of a run that --fail-if-noisy does not let pass.
+pub const NOISY: u8 = 6;
 
 /// The end of a program: what went wrong is said on stderr, and is its exit code.
 pub fn exit(program: &Program, result: anyhow::Result<ExitCode>) -> ExitCode {
@@ -76,6 +80,7 @@ pub fn bench(
     // Whatever can be known to go wrong goes wrong before minutes are spent measuring.
     let output = args.output.as_deref().map(Output::prepare).transpose()?;
     let host = Host::read();
+    let begin = Begin::now();
     let mut session = Session::interactive()?;
     args.time_limit.into_iter().for_each(|time| session.limit(time));
     let results = match scenario(&mut session) {
@@ -84,17 +89,18 @@ pub fn bench(
             if args.print.format() == ReportFormat::Ktap && !failure::is_bad_input(&error) =>
         {
             session.finish();
-            return test_failed(program, host, error, &mut session);
+            return test_failed(program, host, &begin, error, &mut session);
         }
         results => results?,
     };
     session.finish();
-    let report = report(program, host, results, &mut session);
+    let report = report(program, host, &begin, results, &mut session);
     show(program, &report, args.print.format(), output)?;
     Ok(match report.partial {
         true if session.out_of_time() => ExitCode::from(5),
         true => ExitCode::from(130),
         false if session.failed() => ExitCode::FAILURE,
+        false if args.fail_if_noisy && report.is_noisy() => ExitCode::from(NOISY),
         false => ExitCode::SUCCESS,
     })
 }
@@ -103,6 +109,7 @@ pub fn bench(
 fn test_failed(
     program: &Program,
     host: Host,
+    begin: &Begin,
     error: anyhow::Error,
     session: &mut Session,
 ) -> anyhow::Result<ExitCode> {
@@ -116,7 +123,7 @@ fn test_failed(
         }
         false => session.fail(what, reason),
     }
-    show(program, &report(program, host, Vec::new(), session), ReportFormat::Ktap, None)?;
+    show(program, &report(program, host, begin, Vec::new(), session), ReportFormat::Ktap, None)?;
     Ok(failure::exit_code(&error))
 }
 
@@ -184,6 +191,7 @@ fn words(text: &str) -> anyhow::Result<Vec<String>> {
 pub fn report(
     program: &Program,
     host: Host,
+    begin: &Begin,
     results: Vec<Measurement>,
     session: &mut Session,
 ) -> Report {
@@ -200,6 +208,7 @@ pub fn report(
         schema: SCHEMA,
         partial: session.interrupted(),
         tool: program.version.into(),
+        trust: Some(crate::record::trust(begin, &results)),
         host,
         command: command(program, std::env::args()),
         results,

@@ -3,13 +3,14 @@
 use crate::failure::Failure;
 use crate::host;
 use crate::record::Skipped;
+use crate::trust;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::IsTerminal;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// One run of the command.
 pub struct Session {
@@ -17,22 +18,49 @@ pub struct Session {
     out_of_time: Arc<AtomicBool>,
     bar: ProgressBar,
     on_terminal: bool,
+    /// Where nobody sees a bar: the part that runs, when it began, when the last line was printed.
+    lines: Option<Mutex<Lines>>,
     skipped: Vec<Skipped>,
     failed: bool,
 }
 
+/// From one line of progress to the next, where stderr is no terminal.
+const LINE: Duration = Duration::from_secs(60);
+
+/// Signals that come within this time are one.
+const TWICE: Duration = Duration::from_secs(1);
+
+/// Below this many columns the bar gives way to the words.
+const NARROW: u16 = 70;
+
+/// Progress as lines.
+#[derive(Debug)]
+struct Lines {
+    what: String,
+    began: Instant,
+    last: Instant,
+}
+
 impl Session {
-    /// A session that shows progress when stderr is a terminal, and stops on Ctrl-C (or SIGTERM, SIGHUP).
+    /// A session that shows progress, as a bar when stderr is a terminal and as a line a minute
+    /// when not, and stops on Ctrl-C (or SIGTERM, SIGHUP).
     ///
     /// # Errors
     ///
     /// The handler for Ctrl-C cannot be installed; there can be one such session a process.
     pub fn interactive() -> anyhow::Result<Self> {
-        let session = Self { on_terminal: std::io::stderr().is_terminal(), ..Self::quiet() };
+        let on_terminal = std::io::stderr().is_terminal();
+        let now = Instant::now();
+        let lines = Lines { what: String::new(), began: now, last: now };
+        let lines = (!on_terminal).then(|| Mutex::new(lines));
+        let session = Self { on_terminal, lines, ..Self::quiet() };
         let stop = session.stop.clone();
+        let mut first: Option<Instant> = None;
         ctrlc::set_handler(move || {
-            // The second one means it: whatever hangs, the person gets the prompt back.
-            if stop.swap(true, Ordering::Relaxed) {
+            stop.store(true, Ordering::Relaxed);
+            // The second one means it: whatever hangs, the person gets the prompt back. But
+            // `timeout` signals a process, and then its whole group.
+            if first.get_or_insert_with(Instant::now).elapsed() > TWICE {
                 abandon();
                 std::process::exit(130);
             }
@@ -48,6 +76,7 @@ impl Session {
             out_of_time: Arc::default(),
             bar: ProgressBar::hidden(),
             on_terminal: false,
+            lines: None,
             skipped: Vec::new(),
             failed: false,
         }
@@ -56,12 +85,17 @@ impl Session {
     /// Starts a part of the run that takes `steps` steps, and names it to the person waiting.
     pub fn start(&mut self, what: &str, steps: u64) {
         self.bar.finish_and_clear();
+        if let Some(lines) = &mut self.lines {
+            let lines = lines.get_mut().unwrap_or_else(PoisonError::into_inner);
+            (lines.what, lines.began) = (what.to_owned(), Instant::now());
+            self.bar = ProgressBar::hidden();
+            self.bar.set_length(steps);
+        }
         if !self.on_terminal {
             return;
         }
-        let style = ProgressStyle::with_template(
-            "{prefix:.bold}  {bar:24} {pos}/{len}  {elapsed}, about {eta} left  {wide_msg:.dim}",
-        );
+        let columns = rustix::termios::tcgetwinsize(std::io::stderr()).map(|size| size.ws_col);
+        let style = ProgressStyle::with_template(template(columns.unwrap_or(NARROW)));
         let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
         self.bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())
             .with_style(style)
@@ -76,6 +110,14 @@ impl Session {
     pub fn say(&self, what: &str) {
         self.bar.set_message(what.to_owned());
         self.bar.tick();
+        if let Some(lines) = &self.lines {
+            let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+            if lines.last.elapsed() >= LINE {
+                lines.last = Instant::now();
+                let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
+                eprintln!("{}", line(&lines.what, what, lines.began.elapsed(), done, all));
+            }
+        }
     }
 
     /// One step of the current part is done. Belongs between two samples, too.
@@ -121,9 +163,12 @@ impl Session {
     }
 
     /// Tells the person waiting what the run takes from a host that may carry others' guests.
-    pub fn announce(&self, memory: u64, threads: usize) {
+    pub fn announce(&self, memory: u64, vcpus: usize, helpers: usize) {
+        let (cpus, threads) = (trust::cpus(), vcpus + helpers);
+        if let Some(reason) = trust::crowded(vcpus, cpus) {
+            self.note(&format!("NOT TO BE TRUSTED: {reason}"));
+        }
         if self.on_terminal {
-            let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get());
             self.note(&format!(
                 "Takes up to {} of memory and {} of {cpus} CPUs; Ctrl-C stops and keeps what was measured.",
                 crate::numbers::bytes(memory),
@@ -177,6 +222,26 @@ impl Session {
     }
 }
 
+/// How progress is drawn on a terminal that is so wide. What may be cut is `wide_msg`.
+fn template(columns: u16) -> &'static str {
+    match columns {
+        ..NARROW => "{pos}/{len}, about {eta} left  {wide_msg:.dim}",
+        _ => "{prefix:30!.bold}  {bar:10} {pos}/{len}, about {eta} left  {wide_msg:.dim}",
+    }
+}
+
+/// Progress as a line: what is measured, how much of it is done, and about how much time is left.
+fn line(part: &str, what: &str, elapsed: Duration, done: u64, all: u64) -> String {
+    let left = match done {
+        0 => String::new(),
+        _ => {
+            let left = elapsed.as_secs_f64() * all.saturating_sub(done) as f64 / done as f64;
+            format!(", about {left:.0} s left")
+        }
+    };
+    format!("{part}: {what} ({done} of {all} steps, {} s{left})", elapsed.as_secs())
+}
+
 /// The process group of the child that runs now, 0 without one.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
@@ -208,6 +273,19 @@ fn abandon() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_of_progress_says_what_is_measured_and_how_much_is_left() {
+        let said = line("migrate", "manual: run", Duration::from_secs(60), 3, 9);
+        assert_eq!(said, "migrate: manual: run (3 of 9 steps, 60 s, about 120 s left)");
+        assert!(!line("migrate", "x", Duration::from_secs(60), 0, 9).contains("left"));
+    }
+
+    #[test]
+    fn on_a_narrow_terminal_everything_that_has_no_bound_may_be_cut() {
+        assert!(!template(69).contains("prefix") && !template(69).contains("bar"));
+        assert!(template(70).contains("{prefix:30!"));
+    }
 
     #[test]
     fn a_session_goes_on_until_it_is_stopped() {

@@ -35,6 +35,8 @@ pub struct Ticks {
     pub all: u64,
     /// What a machine below gave to others (steal).
     pub stolen: u64,
+    /// What nobody used.
+    pub idle: u64,
     /// How many CPUs there are.
     pub cpus: usize,
 }
@@ -119,7 +121,16 @@ impl Files<'_> {
         // user, nice, system, idle, iowait, irq, softirq, steal; guests' times after count twice.
         let ticks: Vec<u64> = words.take(8).map_while(|tick| tick.parse().ok()).collect();
         let cpus = each.lines().take_while(|line| line.starts_with("cpu")).count().max(1);
-        Some(Ticks { all: ticks.iter().sum(), stolen: *ticks.get(7)?, cpus })
+        let idle = ticks.get(3)? + ticks.get(4)?;
+        Some(Ticks { all: ticks.iter().sum(), stolen: *ticks.get(7)?, idle, cpus })
+    }
+
+    /// What of [`Ticks`] this process used, with the children that it waited for.
+    pub fn own(&self) -> Option<u64> {
+        let text = self.text("proc/self/stat")?;
+        // utime, stime, cutime and cstime; a name in parentheses, with any words, comes before.
+        let words = text.rsplit_once(')')?.1.split_whitespace().skip(11).take(4);
+        words.map(|word| word.parse::<u64>().ok()).sum()
     }
 
     /// Nanoseconds that the calling thread was ready to run and waited for a CPU, and how often it
@@ -284,7 +295,14 @@ mod tests {
     fn ticks_of_guests_count_once() {
         let text = "cpu  1 2 3 4 5 6 7 8 9 9\ncpu0 1 1 1\ncpu1 0 0 0\nintr 5\n";
         let ticks = with("proc/stat", text, |files| files.ticks());
-        assert_eq!(ticks, Some(Ticks { all: 36, stolen: 8, cpus: 2 }));
+        assert_eq!(ticks, Some(Ticks { all: 36, stolen: 8, idle: 9, cpus: 2 }));
+    }
+
+    #[test]
+    fn a_process_used_its_own_time_and_that_of_its_children() {
+        let text = "7 (a) b) S 1 7 7 0 -1 0 1 2 3 4 50 6 700 8 20 0";
+        assert_eq!(with("proc/self/stat", text, |files| files.own()), Some(764));
+        assert_eq!(with("proc/self/stat", "7 (a) S 1", |files| files.own()), Some(0));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Dirty logging of a guest under the host's KVM, phase by phase.
 
+use super::kept::Kept;
 use super::log_tables;
 use super::options::{GuestArgs, LogArgs, QUICK_RUN};
 use super::{Asked, Pattern, observe, phases};
 use crate::needs::GUEST;
 use clap::Args;
 use serde_json::{Map, Value, json};
-use slat_kvm::phase::{Phase, PhaseRun};
+use slat_kvm::phase::Phase;
 use slat_kvm::scenario::dirty_log::{self, Config, Report};
 use slat_kvm::{Backing, Mode};
 use slat_lab::cli::{Switch, count, time};
@@ -117,10 +118,13 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
         return super::live::run(args, session);
     }
     let mut guest = Guest::new(args)?;
-    session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize);
+    session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 0);
     session.start(&guest.name(), guest.steps());
     for _ in 0..=args.guest.run.runs {
         guest.run(session)?;
+        if session.interrupted() {
+            break;
+        }
     }
     session.finish();
     Ok(guest.measurements())
@@ -134,9 +138,7 @@ pub struct Guest<'a> {
     args: &'a DirtyLogArgs,
     config: Config,
     pin: Vec<usize>,
-    warm: bool,
-    phases: Vec<PhaseRun>,
-    last: Option<Report>,
+    kept: Kept<Report>,
 }
 
 impl<'a> Guest<'a> {
@@ -148,7 +150,7 @@ impl<'a> Guest<'a> {
     pub fn new(args: &'a DirtyLogArgs) -> anyhow::Result<Self> {
         let config = config(args)?;
         let pin = args.guest.run.kvm.cpus()?;
-        Ok(Self { args, config, pin, warm: false, phases: Vec::new(), last: None })
+        Ok(Self { args, config, pin, kept: Kept::new() })
     }
 
     /// What is measured, for the person waiting.
@@ -174,25 +176,21 @@ impl<'a> Guest<'a> {
         let report = observe(session, &name, &self.pin, &mut phases, |setting| {
             dirty_log::run(&self.config, setting)
         })?;
-        if self.warm {
-            self.phases.extend(phases);
+        if let Some(report) = &report {
+            let first = !self.kept.is_warm();
+            let lines =
+                [first.then(|| shortfall(self.args, report)).flatten(), left_behind(&name, report)];
+            lines.iter().flatten().for_each(|line| session.note(line));
         }
-        let Some(report) = report else { return Ok(()) };
-        let lines = [
-            (!self.warm).then(|| shortfall(self.args, &report)).flatten(),
-            left_behind(&name, &report),
-        ];
-        lines.iter().flatten().for_each(|line| session.note(line));
-        self.last = Some(report);
-        self.warm = true;
+        self.kept.add(phases, report);
         Ok(())
     }
 
     /// What was measured so far.
     pub fn measurements(&self) -> Vec<Measurement> {
-        let params = params(self.args, &self.config);
-        let mut results = phases::measurements("dirty-log", &params, &self.phases);
-        if let Some(report) = &self.last {
+        let params = self.kept.params(&params(self.args, &self.config));
+        let mut results = phases::measurements("dirty-log", &params, &self.kept.phases);
+        if let Some(report) = self.kept.reports.last() {
             let mut add = |phase: Phase, name: &str, count| {
                 let whole = |m: &&mut Measurement| m.variant == phase.name();
                 if let Some(whole) = results.iter_mut().find(whole) {
@@ -391,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_only_warms_up_gives_no_samples_when_stopped() {
+    fn a_run_that_only_warms_up_is_named_so_when_stopped() {
         if slat_kvm::probe().is_err() {
             return;
         }
@@ -406,7 +404,9 @@ mod tests {
             });
             guest.run(&session).unwrap();
         });
-        assert_eq!(guest.measurements(), []);
+        let results = guest.measurements();
+        assert!(results.iter().any(|m| m.variant == "populate"));
+        assert!(results.iter().all(|m| m.params["warm_up"] == true), "{results:?}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! vCPUs that run on while their log is fetched.
 
 use super::dirty_log::{DirtyLogArgs, asked, chunk, log_params};
+use super::kept::Kept;
 use super::{Pattern, measurement, observe, phases};
 use serde_json::{Map, Value};
-use slat_kvm::phase::{Phase, PhaseRun};
+use slat_kvm::phase::Phase;
 use slat_kvm::scenario::live::{self, CallTimes, Config, Report, Sample};
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
@@ -36,7 +37,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     params.insert("duration".to_owned(), duration.as_secs_f64().into());
     params.insert("interval_ms".to_owned(), (interval.as_millis() as u64).into());
     let mut guest = Live::new(config, params, args.guest.run.kvm.cpus()?);
-    session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize + 2);
+    session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
     session.start(&guest.name(), u64::from(args.guest.run.runs + 1) * PHASES);
     for _ in 0..=args.guest.run.runs {
         guest.run(session)?;
@@ -53,14 +54,12 @@ pub(super) struct Live {
     pub config: Config,
     params: Map<String, Value>,
     pin: Vec<usize>,
-    warm: bool,
-    phases: Vec<PhaseRun>,
-    pub reports: Vec<Report>,
+    pub kept: Kept<Report>,
 }
 
 impl Live {
     pub fn new(config: Config, params: Map<String, Value>, pin: Vec<usize>) -> Self {
-        Self { config, params, pin, warm: false, phases: Vec::new(), reports: Vec::new() }
+        Self { config, params, pin, kept: Kept::new() }
     }
 
     /// What is measured, for the person waiting.
@@ -76,25 +75,19 @@ impl Live {
         let report = observe(session, &name, &self.pin, &mut phases, |setting| {
             live::run(&self.config, setting)
         })?;
-        // A run that was stopped has no pace to be held against.
-        if let Some(report) = report {
-            if self.warm {
-                self.phases.extend(phases);
-                self.reports.push(report);
-            }
-            self.warm = true;
-        }
+        self.kept.add(phases, report);
         Ok(())
     }
 
     /// What was measured so far.
     pub fn measurements(&self) -> Vec<Measurement> {
-        if self.reports.is_empty() {
-            return Vec::new();
-        }
-        let mut results = phases::measurements(SCENARIO, &self.params, &self.phases);
+        let Kept { phases, reports: kept, .. } = &self.kept;
+        let params = self.kept.params(&self.params);
+        let mut results = phases::measurements(SCENARIO, &params, phases);
+        // A run that was stopped has no pace to be held against.
+        let Some(last) = kept.last() else { return results };
         if let Some(run) = results.iter_mut().find(|m| m.variant == Phase::Run.name()) {
-            let reports = self.reports.iter().map(|report| {
+            let reports = kept.iter().map(|report| {
                 let counts = [
                     ("fetches", report.rounds),
                     ("pages_named", report.named),
@@ -106,9 +99,9 @@ impl Live {
             });
             run.counts.extend(slat_lab::record::merged_counts(reports));
         }
-        let reports = || self.reports.iter();
+        let reports = || kept.iter();
         let mut add = |variant: &str, unit: &str, samples: Vec<f64>| {
-            results.push(measurement(SCENARIO, variant, self.params.clone(), unit, samples));
+            results.push(measurement(SCENARIO, variant, params.clone(), unit, samples));
         };
         add("loss", "%", reports().map(|it| loss(&it.samples, it.baseline)).collect());
         add("loss-worst", "%", reports().map(|it| worst(&it.samples, it.baseline)).collect());
@@ -116,12 +109,10 @@ impl Live {
             [("enable", enable as fn(&Report) -> CallTimes), ("get", get), ("clear", clear)]
         {
             let each: Vec<CallTimes> = reports().map(of).collect();
-            results.extend(calls(SCENARIO, &self.params, name, &each));
+            results.extend(calls(SCENARIO, &params, name, &each));
         }
-        if let Some(last) = self.reports.last() {
-            let pace = pace(&last.samples, last.baseline);
-            results.push(measurement(SCENARIO, "pace", self.params.clone(), "%", pace));
-        }
+        let pace = pace(&last.samples, last.baseline);
+        results.push(measurement(SCENARIO, "pace", params, "%", pace));
         results
     }
 }

@@ -1,5 +1,6 @@
 //! Migrations of a running guest into a second memory, in each way of logging.
 
+use super::kept::Kept;
 use super::live::{loss, pace, worst};
 use super::options::{GuestArgs, LogArgs};
 use super::tables::{Column, LOST, MEANING, is, of};
@@ -10,7 +11,7 @@ use anyhow::bail;
 use clap::Args;
 use clap::ValueEnum;
 use serde_json::{Map, Value};
-use slat_kvm::phase::{Phase, PhaseRun};
+use slat_kvm::phase::Phase;
 use slat_kvm::scenario::migrate::{self, Config, Report};
 use slat_kvm::{Backing, Mode};
 use slat_lab::cli::{count, time};
@@ -45,8 +46,7 @@ struct Migration {
     way: KvmWay,
     config: Config,
     params: Map<String, Value>,
-    phases: Vec<PhaseRun>,
-    reports: Vec<Report>,
+    kept: Kept<Report>,
 }
 
 const EXAMPLES: &str = "\
@@ -163,14 +163,14 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
         bail!("this host's KVM has no way of logging dirty pages that was asked for");
     }
     let pin = args.guest.run.kvm.cpus()?;
-    session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize + 2);
+    session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
     session.start("migrate", guests.len() as u64 * u64::from(args.guest.run.runs + 1) * PHASES);
     for run in 0..=args.guest.run.runs {
         for place in order(run as usize, guests.len()) {
             if session.interrupted() {
                 break;
             }
-            guests[place].run(&pin, run > 0, session)?;
+            guests[place].run(&pin, session)?;
         }
     }
     session.finish();
@@ -219,28 +219,27 @@ fn prepare(args: &MigrateArgs, way: KvmWay) -> anyhow::Result<Migration> {
         // Only those that clear by a call of its own can do it in pieces.
         clear_chunk: chunk.filter(|_| mode.is_manual()),
     };
-    Ok(Migration { way, config, params, phases: Vec::new(), reports: Vec::new() })
+    Ok(Migration { way, config, params, kept: Kept::new() })
 }
 
 impl Migration {
-    fn run(&mut self, pin: &[usize], counts: bool, session: &Session) -> anyhow::Result<()> {
+    fn run(&mut self, pin: &[usize], session: &Session) -> anyhow::Result<()> {
         let mut phases = Vec::new();
         let name = format!("migrate, {}", self.way);
         let report = observe(session, &name, pin, &mut phases, |setting| {
             migrate::run(&self.config, setting)
         })?;
-        if let Some(report) = report.filter(|_| counts) {
-            self.phases.extend(phases);
-            self.reports.push(report);
-        }
+        self.kept.add(phases, report);
         Ok(())
     }
 
     fn measurements(&self) -> Vec<Measurement> {
-        let Some(last) = self.reports.last() else { return Vec::new() };
-        let mut results = phases::measurements("migrate", &self.params, &self.phases);
+        let Kept { phases, reports, .. } = &self.kept;
+        let params = self.kept.params(&self.params);
+        let mut results = phases::measurements("migrate", &params, phases);
+        let Some(last) = reports.last() else { return results };
         if let Some(run) = results.iter_mut().find(|m| m.variant == Phase::Run.name()) {
-            let counts = self.reports.iter().map(|report| {
+            let counts = reports.iter().map(|report| {
                 let counts = [
                     ("converged", report.converged.into()),
                     ("pages_compared", report.compared),
@@ -253,8 +252,8 @@ impl Migration {
             run.counts.extend(slat_lab::record::merged_counts(counts));
         }
         let mut add = |variant: &str, unit: &str, of: &dyn Fn(&Report) -> f64| {
-            let samples = self.reports.iter().map(of).collect();
-            results.push(measurement("migrate", variant, self.params.clone(), unit, samples));
+            let samples = reports.iter().map(of).collect();
+            results.push(measurement("migrate", variant, params.clone(), unit, samples));
         };
         add("total", "s", &|report| report.seconds);
         add("downtime", "s", &|report| report.downtime);
@@ -268,9 +267,9 @@ impl Migration {
             add("clear-longest-call", "s", &|report| report.clear.longest);
         }
         let pace = pace(&last.samples, last.baseline);
-        results.push(measurement("migrate", "pace", self.params.clone(), "%", pace));
+        results.push(measurement("migrate", "pace", params.clone(), "%", pace));
         let passes = last.passes.iter().map(|pass| pass.pages as f64).collect();
-        results.push(measurement("migrate", "pass", self.params.clone(), "pages", passes));
+        results.push(measurement("migrate", "pass", params.clone(), "pages", passes));
         results
     }
 }

@@ -44,7 +44,7 @@ impl Runs {
         mut run: impl FnMut(&Shape, Setting<'_>) -> Result<Vec<PhaseRun>, Error>,
     ) -> anyhow::Result<Vec<Measurement>> {
         let name = self.name();
-        session.announce(self.shape.memory, self.shape.vcpus);
+        session.announce(self.shape.memory, self.shape.vcpus, 0);
         let mut all = Vec::new();
         for number in 0..=self.runs {
             if session.interrupted() {

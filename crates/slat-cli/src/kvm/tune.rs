@@ -201,7 +201,7 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
     if guests.is_empty() {
         bail!("this host's KVM cannot log dirty pages");
     }
-    session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize + 2);
+    session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
     session
         .start("tune dirty-log", guests.len() as u64 * u64::from(args.guest.run.runs + 1) * PHASES);
     for run in 0..=args.guest.run.runs as usize {
@@ -215,7 +215,9 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
     session.finish();
     let mut ranked: Vec<(&Way, Vec<f64>, f64)> = guests
         .iter()
-        .map(|(way, guest)| (*way, stall(&guest.reports, 0), middle(&stall(&guest.reports, 4))))
+        .map(|(way, guest)| {
+            (*way, stall(&guest.kept.reports, 0), middle(&stall(&guest.kept.reports, 4)))
+        })
         .filter(|(_, stalls, _)| !stalls.is_empty())
         .collect();
     ranked.sort_by(|a, b| middle(&a.1).total_cmp(&middle(&b.1)));

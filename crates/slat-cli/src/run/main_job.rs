@@ -14,9 +14,10 @@ use slat_lab::host::Host;
 use slat_lab::numbers::bytes;
 use slat_lab::record::Measurement;
 use slat_lab::run::output::Output;
-use slat_lab::run::{report, show, show_as};
+use slat_lab::run::{NOISY, report, show, show_as};
 use slat_lab::session::Session;
 use slat_lab::size::Size;
+use slat_lab::trust::Begin;
 use slat_lab::turns::order;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -29,6 +30,9 @@ const TIGHT: u64 = 1 << 30;
 
 /// How long guests may take before the remaining ones are left out.
 const GUESTS: Duration = Duration::from_secs(40);
+
+/// What the report calls the part that needs KVM.
+const GUESTS_WHAT: &str = "guests under the host's KVM";
 
 /// What will be run, and how large.
 #[derive(Clone, Debug, PartialEq)]
@@ -108,7 +112,8 @@ impl Plan {
         ways.map(guest).into()
     }
 
-    fn announce(&self, args: &MainArgs, available: u64) -> String {
+    /// What is about to be measured, and what this host lacks for it.
+    fn announce(&self, args: &MainArgs, available: u64, lack: Option<&slat_kvm::Error>) -> String {
         let shrunk = if self.shrunk {
             format!(
                 "\n  Shrunk: only {} of memory are free, the full size wants {}.",
@@ -118,17 +123,24 @@ impl Plan {
         } else {
             String::new()
         };
+        let guests = match lack {
+            Some(lack) => format!("no {GUESTS_WHAT}: {lack}"),
+            None => format!(
+                "a guest of {} and {} vCPU{} under the host's KVM, its dirty pages logged in \
+                 several ways",
+                bytes(self.guest.bytes()),
+                self.vcpus,
+                if self.vcpus == 1 { "" } else { "s" }
+            ),
+        };
         format!(
             "Measuring this host, in {} and with {} of memory ({} are free):{shrunk}
-  1. a guest of {} and {} vCPU{} under the host's KVM, its dirty pages logged in several ways;
+  1. {guests};
   2. the ideas that Slat grew from, in tables of its own: a guest of {} is split, one of {} faults.
 Results go to {}. Ctrl-C stops and keeps what was measured.",
             self.duration,
             bytes(self.memory()),
             bytes(available),
-            bytes(self.guest.bytes()),
-            self.vcpus,
-            if self.vcpus == 1 { "" } else { "s" },
             bytes(self.ideas.split.bytes()),
             bytes(self.ideas.guest.bytes()),
             args.output.display(),
@@ -140,11 +152,19 @@ Results go to {}. Ctrl-C stops and keeps what was measured.",
 pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let output = Output::prepare(&args.output)?;
     let host = Host::read();
+    let begin = Begin::now();
     let available = session.memory_available();
     let plan = Plan::new(args.quick, available, host.cpu.usable);
-    session.note(&plan.announce(args, available));
+    let lack = slat_kvm::probe().err();
+    session.note(&plan.announce(args, available, lack.as_ref()));
 
-    let (mut results, wrong) = guests(&plan, session);
+    let (mut results, wrong) = match lack {
+        Some(lack) => {
+            session.skip(GUESTS_WHAT, lack.to_string());
+            (Vec::new(), false)
+        }
+        None => guests(&plan, session),
+    };
     let measured =
         if session.interrupted() { Ok(Vec::new()) } else { ideas::run(&plan.ideas, session) };
     session.finish();
@@ -159,7 +179,7 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
             true
         }
     };
-    let report = report(&PROGRAM, host, results, session);
+    let report = report(&PROGRAM, host, &begin, results, session);
     session.note("");
     match args.print.format() {
         ReportFormat::Text => show_as(&PROGRAM, &report, brief::render, Some(output))?,
@@ -167,6 +187,7 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
     }
     Ok(match () {
         () if report.partial => ExitCode::from(130),
+        () if args.fail_if_noisy && report.is_noisy() && !failed => ExitCode::from(NOISY),
         () if failed || report.results.is_empty() => ExitCode::from(1),
         () => ExitCode::SUCCESS,
     })
@@ -177,10 +198,6 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
 /// matter of what the host lacks.
 fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
     let mut wrong = false;
-    if let Err(reason) = slat_kvm::probe() {
-        session.skip("guests under the host's KVM", reason.to_string());
-        return (Vec::new(), false);
-    }
     let ways = plan.guests();
     let mut guests = Vec::new();
     for way in &ways {
@@ -233,16 +250,22 @@ mod tests {
     fn below_4_gib_free_the_job_shrinks_and_says_so() {
         let plan = Plan::new(false, 3 << 30, 2);
         assert!(plan.shrunk && plan.memory() < 256 << 20, "{plan:?}");
-        let args = MainArgs {
-            output: "out".into(),
-            quick: false,
-            print: slat_lab::cli::PrintArgs::default(),
-        };
-        let text = plan.announce(&args, 3 << 30);
+        let args = MainArgs { output: "out".into(), ..MainArgs::default() };
+        let text = plan.announce(&args, 3 << 30, None);
         assert!(
             text.contains("only 3 GiB of memory are free, the full size wants 4 GiB"),
             "{text}"
         );
+        assert!(text.contains("1. a guest of"), "{text}");
+    }
+
+    #[test]
+    fn a_missing_permission_for_kvm_is_announced_in_place_of_the_guests() {
+        let plan = Plan::new(true, 8 << 30, 2);
+        let args = MainArgs { output: "out".into(), quick: true, ..MainArgs::default() };
+        let text = plan.announce(&args, 8 << 30, Some(&slat_kvm::Error::KvmPermission));
+        assert!(text.contains("1. no guests under the host's KVM: "), "{text}");
+        assert!(!text.contains("1. a guest of"), "{text}");
     }
 
     #[test]

@@ -18,6 +18,10 @@ pub struct OutputArgs {
     /// Stop after this time (90s, 5m), as Ctrl-C does, with exit code 5
     #[arg(long, value_name = "TIME", value_parser = super::time::some)]
     pub time_limit: Option<Duration>,
+
+    /// Exit with code 6 if the run cannot be trusted, as the report's first line says
+    #[arg(long)]
+    pub fail_if_noisy: bool,
 }
 
 /// How a report is printed on stdout.

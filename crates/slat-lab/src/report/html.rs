@@ -23,6 +23,9 @@ pub fn render(report: &Report, readers: &[Reader]) -> String {
                 style { (PreEscaped(STYLE)) }
             }
             body {
+                @if let Some(trust) = &report.trust {
+                    p.warning[!trust.trusted] { (trust.line()) }
+                }
                 h1 { "What memory management costs guests" }
                 p.lead { "Measured by Slat on " (report.host.cpu.model) ", Linux " (report.host.kernel.release) "." }
                 @if report.partial {

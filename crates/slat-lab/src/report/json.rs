@@ -22,7 +22,7 @@ mod tests {
     fn a_complete_run_has_these_keys_and_no_others() {
         let value = serde_json::to_value(fake::report()).unwrap();
         let keys: Vec<_> = value.as_object().unwrap().keys().collect();
-        assert_eq!(keys, ["command", "host", "results", "schema", "skipped", "tool"]);
+        assert_eq!(keys, ["command", "host", "results", "schema", "skipped", "tool", "trust"]);
         assert_eq!(value["schema"], 1);
     }
 }

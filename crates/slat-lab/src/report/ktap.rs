@@ -32,6 +32,7 @@ pub fn render(report: &Report) -> String {
     let mut ktap = format!("KTAP version 1\n1..{}\n", tests.len());
     let words = report.command.iter().map(String::as_str);
     let command = shlex::try_join(words).unwrap_or_else(|_| report.command.join(" "));
+    report.trust.iter().for_each(|trust| diagnostic(&mut ktap, &trust.line()));
     for line in [format!("{command} (slat {})", report.tool), text::host(report)] {
         diagnostic(&mut ktap, &line);
     }

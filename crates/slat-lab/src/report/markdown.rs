@@ -11,7 +11,9 @@ use std::fmt::Write;
 pub fn render(report: &Report, readers: &[Reader]) -> String {
     let words = report.command.iter().map(String::as_str);
     let command = shlex::try_join(words).unwrap_or_else(|_| report.command.join(" "));
-    let mut markdown = format!("`{command}` (slat {})\n\n{}\n\n", report.tool, text::host(report));
+    let trust = report.trust.as_ref().map(|trust| trust.line() + "\n\n").unwrap_or_default();
+    let mut markdown =
+        format!("{trust}`{command}` (slat {})\n\n{}\n\n", report.tool, text::host(report));
     if report.partial {
         markdown += "**Interrupted**: this is a part of what was asked for.\n\n";
     }
@@ -58,7 +60,9 @@ mod tests {
         let text = render(&report, &[]);
         let mut lines = text.lines();
         assert!(
-            lines.next().unwrap().starts_with("`slat") && lines.nth(1).unwrap().contains("CPUs")
+            lines.next().unwrap().starts_with("A quiet run")
+                && lines.nth(1).unwrap().starts_with("`slat")
+                && lines.nth(1).unwrap().contains("CPUs")
         );
         assert!(text.contains("**Interrupted**") && text.contains("### Not measured\n\n- "));
         assert!(text.contains("| --- |") && !text.contains("───"));

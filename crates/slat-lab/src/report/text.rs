@@ -40,8 +40,11 @@ pub fn host(report: &Report) -> String {
     )
 }
 
-/// The first lines: the machine, and whether this is a part.
+/// The first lines: whether the run can be trusted, the machine, and whether this is a part.
 pub fn header(text: &mut String, report: &Report, width: u16) {
+    if let Some(trust) = &report.trust {
+        wrap(text, &trust.line(), "", width);
+    }
     wrap(text, &host(report), "", width);
     if report.partial {
         text.push_str("\nINTERRUPTED: this is a part of what was asked for.\n");
