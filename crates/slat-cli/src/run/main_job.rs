@@ -212,7 +212,7 @@ fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
     for run in 0..=runs {
         if begin.elapsed() > GUESTS && run > 1 {
             session.skip(
-                format!("dirty-log, runs {run} to {runs} of each guest"),
+                format!("dirty-log, {} of {runs} runs of each guest", runs + 1 - run),
                 format!(
                     "guests took {} s already; `slat bench dirty-log` runs more",
                     GUESTS.as_secs()
