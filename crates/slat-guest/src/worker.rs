@@ -39,6 +39,9 @@ pub struct Worker<'w, F: Format, H: Host, B: Backing> {
     pub(crate) counters: &'w Counters,
 }
 
+/// What an operation of the engine's on a piece of a range answers.
+type Changed = Result<u64, Halted<ChangeError>>;
+
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Takes a seat among the threads that walk the host's tables.
     ///
@@ -145,7 +148,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         tables: &'w Tables<'w, F, H>,
         range: GpaRange,
-        mut change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Result<u64, Halted<ChangeError>>,
+        mut change: impl FnMut(&mut Guard<'_, 'w, F, H>, GpaRange) -> Changed,
     ) {
         let host = self.guest.tables.platform();
         for piece in pieces(range, F::size(F::LARGEST_LEAF)) {

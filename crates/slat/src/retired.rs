@@ -194,8 +194,8 @@ fn free_list<F: Format>(platform: &impl Platform, mut next: u64) -> usize {
     let mut freed = 0;
     while next != 0 {
         let hpa = Hpa(next);
-        // SAFETY: a chain put the table on the list, of whose slots this takes the first; it is
-        // freed below, after its only use.
+        // SAFETY: a chain put the table on the list, and this takes the first of its slots; the
+        // table is freed below, after its only use.
         let first = unsafe { &table::slots(platform, hpa, 1)[0] };
         next = F::table_address(first.load()).0;
         // SAFETY: the table came from a cache, which allocates so many bytes; it is unlinked;

@@ -320,8 +320,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             }
             each(level, Link { table, slot, raw });
             level -= 1;
-            // SAFETY: a linked table has that many slots, and stays allocated for the caller,
-            // who is inside a guard, or knows that nobody reclaims.
+            // SAFETY: a linked table has that many slots, and stays allocated: the
+            // caller is inside a guard, or knows that nobody reclaims.
             table = unsafe { table::slots(self.platform, F::table_address(raw), F::slots(level)) };
         }
         (table, level)

@@ -76,8 +76,8 @@ pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
             "By the guest's own clock: as many of the longest times between two accesses as KVM \
              counted faults (above five times what is usual on warm memory where it counts none), \
              less what is usual, without those that the scheduler is known to have made; \
-             medians over runs and rounds, each of the vCPU that had it worst. “a page”: their sum by the pages that the \
-             vCPU touched; “stalled”: in each second that it would have run, without what its \
+             medians over runs and rounds, each of the vCPU that had it worst. “a page”: their \
+             sum by the pages that the vCPU touched; “stalled”: in each second that it would have run, without what its \
              thread waited for a CPU (“waited”) and the machine below took (“stolen”)."
                 .to_owned(),
         ],

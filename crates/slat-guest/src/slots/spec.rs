@@ -47,8 +47,8 @@ impl SlotSpec {
         GpaRange::new(Gpa(self.gpa.0 + (start.0 - self.host.0)), bytes).ok()
     }
 
-    /// Whether a leaf of `bytes` around `gpa` lies in the slot, and is aligned in the host as in the
-    /// guest.
+    /// Whether a leaf of `bytes` around `gpa` lies in the slot, and is aligned in the host as in
+    /// the guest.
     pub(crate) const fn fits(&self, gpa: u64, bytes: u64) -> bool {
         self.is_aligned(bytes) && self.has(gpa, bytes)
     }

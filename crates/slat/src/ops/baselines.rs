@@ -16,8 +16,8 @@ use crate::tables::Halted;
 use crate::walk::{Entry, Flow, Tally, Visitor, walk};
 use core::hint::black_box;
 
-/// Tables built entry by entry, and one block broken at a time. What else such a way reads: the last
-/// level; the tables that it has just linked; a flag at each entry.
+/// Tables built entry by entry, and one block broken at a time. What else such a way reads:
+/// the last level; the tables that it has just linked; a flag at each entry.
 #[derive(Clone, Copy, Debug)]
 pub struct PerEntry<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool>;
 
