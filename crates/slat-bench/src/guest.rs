@@ -3,6 +3,7 @@
 
 mod density;
 pub mod dirty_log;
+mod log_options;
 mod migration;
 mod parallel;
 pub mod populate;

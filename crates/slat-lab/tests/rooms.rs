@@ -61,6 +61,12 @@ fn program(text: &str) -> String {
     code.lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect()
 }
 
+/// The words of the path that a text begins with.
+fn words(text: &str) -> Vec<&str> {
+    let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
+    text[..end.unwrap_or(text.len())].split("::").collect()
+}
+
 /// Where the root of a crate has `item` from, as the words of a path.
 fn home<'t>(root: &'t str, item: &str) -> Option<Vec<&'t str>> {
     let mut exports = root.split("pub use ").skip(1).filter_map(|rest| rest.split(';').next());
@@ -84,10 +90,16 @@ fn uses(name: &str) -> Uses {
     let mut uses = Uses::new();
     for path in files.iter().filter(|path| !path.ends_with("fake.rs")) {
         let (own, text) = (name(path), program(&std::fs::read_to_string(path).unwrap()));
-        for place in text.split("crate::").skip(1) {
-            let end = place.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
-            let words: Vec<&str> = place[..end.unwrap_or(place.len())].split("::").collect();
-            let words = home(&exports, words[0]).unwrap_or(words);
+        let inside = path.strip_prefix(&root).unwrap().with_extension("");
+        let above: Vec<&str> =
+            inside.parent().unwrap().iter().map(|it| it.to_str().unwrap()).collect();
+        let of_root = text.split("crate::").skip(1).map(|place| {
+            let words = words(place);
+            home(&exports, words[0]).unwrap_or(words)
+        });
+        let beside =
+            text.split("super::").skip(1).map(|place| [&above[..], &words(place)].concat());
+        for words in of_root.chain(beside) {
             let used = room(&words).unwrap();
             let whole = used.split("::").next().unwrap().to_owned();
             let used = if rooms.contains(&used) { used } else { whole };

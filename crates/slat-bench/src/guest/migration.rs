@@ -1,6 +1,6 @@
 //! Who reads the log of a guest that writes on, and keeps a copy of its memory by it.
 
-use super::dirty_log::LogWay;
+use super::log_options::LogWay;
 use anyhow::ensure;
 use slat::Format;
 use slat_guest::{DirtyPage, LogError, SlotId};

@@ -1,6 +1,6 @@
 //! Clearing the log with one thread and with two, beside plain compare-and-swaps of as many slots.
 
-use super::dirty_log::DirtyLogArgs;
+use super::log_options::DirtyLogArgs;
 use anyhow::ensure;
 use slat::Format;
 use slat_guest::Worker;

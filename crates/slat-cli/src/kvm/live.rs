@@ -1,8 +1,9 @@
 //! vCPUs that run on while their log is fetched.
 
-use super::dirty_log::{DirtyLogArgs, asked, chunk, log_params};
+use super::guest::{Pattern, measurement, observe};
 use super::kept::Kept;
-use super::{Pattern, measurement, observe, phases};
+use super::log_options::{DirtyLogArgs, asked, chunk, log_params};
+use super::phases;
 use serde_json::{Map, Value};
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::live::{self, CallTimes, Config, Report, Sample};

@@ -1,11 +1,11 @@
 //! Memslots that come, move and go beside running vCPUs.
 
+use super::guest::{Pattern, measurement};
 use super::live::{calls, loss, pace, worst};
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
 use super::tables::{Column, MEANING, is, of};
 use super::values::Others;
-use super::{Pattern, measurement};
 use crate::needs::GUEST;
 use clap::Args;
 use serde_json::{Map, Value};

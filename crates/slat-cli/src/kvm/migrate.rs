@@ -1,11 +1,12 @@
 //! Migrations of a running guest into a second memory, in each way of logging.
 
+use super::guest::{Asked, Pattern, measurement, observe};
 use super::kept::Kept;
 use super::live::{loss, pace, worst};
 use super::options::{GuestArgs, LogArgs};
+use super::phases;
 use super::tables::{Column, LOST, MEANING, is, of};
 use super::values::KvmWay;
-use super::{Asked, Pattern, measurement, observe, phases};
 use crate::needs::GUEST;
 use anyhow::bail;
 use clap::Args;

@@ -6,7 +6,8 @@
 //! that end in `_ns` are times that say where a phase went, over all vCPUs, those of the occurrence
 //! whose time is the middle one; `_typical` are counts of the same.
 
-use super::{measurement, stalls};
+use super::guest::measurement;
+use super::stalls;
 use serde_json::{Map, Value};
 use slat_kvm::phase::{Phase, PhaseRun, VcpuRun};
 use slat_lab::record::{Measurement, merged_counts};

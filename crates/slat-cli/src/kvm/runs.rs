@@ -1,7 +1,8 @@
 //! One guest, several times: what touches all of a guest's memory.
 
+use super::guest::{Asked, observe};
 use super::options::GuestArgs;
-use super::{Asked, observe, phases};
+use super::phases;
 use serde_json::{Map, Value};
 use slat_kvm::guest::Shape;
 use slat_kvm::phase::PhaseRun;

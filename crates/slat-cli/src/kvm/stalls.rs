@@ -5,7 +5,7 @@
 //! a CPU and without its part of what the machine below took, both of which are shown beside it.
 //! Each figure is that of the vCPU that had it worst.
 
-use super::measurement;
+use super::guest::measurement;
 use serde_json::{Map, Value};
 use slat_kvm::phase::{PhaseRun, VcpuRun};
 use slat_kvm::stall::Stalls;

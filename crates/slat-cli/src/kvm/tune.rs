@@ -4,10 +4,10 @@
 //! the vCPU that had it worst stood still for each page that it touched. A rank is only as good as
 //! the difference behind it, so that is tested, too.
 
+use super::guest::{Asked, Pattern};
 use super::live::{Live, middle, stall};
 use super::options::{GuestArgs, QUICK_RUN};
 use super::values::{HotSet, Others};
-use super::{Asked, Pattern};
 use crate::needs::GUEST;
 use anyhow::bail;
 use clap::Args;

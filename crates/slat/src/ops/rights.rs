@@ -9,10 +9,12 @@ use super::map::maintenance;
 use super::push_down::push_down;
 use super::{Atomically, Change, ChangeError, Pages, folded};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels};
-use crate::format::{Access, Format, Kind, RUN, Software};
+#[cfg(not(any(loom, shuttle)))]
+use crate::format::RUN;
+use crate::format::{Access, Format, Kind, Software};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
-use crate::table::{self, Slot};
+use crate::table::Slot;
 use crate::tables::{Found, Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
@@ -22,6 +24,7 @@ pub(super) trait Rule<F: Format> {
     /// A leaf with none of these bits stays as it is.
     const QUIET: u64 = !0;
     /// A leaf with any of them changes.
+    #[cfg_attr(any(loom, shuttle), allow(dead_code, reason = "models have no runs"))]
     const SURE: bool = false;
     /// A CPU may go on using the right that was taken.
     const STALE: bool = true;
@@ -469,7 +472,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F> for Rewri
         }
         // SAFETY: `C` says that nobody else reaches the slots.
         let done = unsafe {
-            table::rewrite_run(run, |raws| {
+            crate::table::rewrite_run(run, |raws| {
                 let common = raws.iter().fold(!0, |common, raw| common & raw);
                 let any = raws.iter().fold(0, |any, raw| any | raw);
                 let sure = common & R::QUIET != 0

@@ -1,0 +1,209 @@
+//! The guest that was asked for, what its vCPUs do, and how it is run and measured.
+
+use super::options::{GuestArgs, LogArgs};
+use super::values::{HotSet, Others};
+use serde_json::{Map, Value, json};
+use slat_kvm::guest::Shape;
+use slat_kvm::phase::PhaseRun;
+use slat_kvm::work::{Order, Touch, Work};
+use slat_kvm::{Error, Event, Mode, Setting};
+use slat_lab::failure::bad_input;
+use slat_lab::rate::Rate;
+use slat_lab::record::Measurement;
+use slat_lab::session::Session;
+use slat_lab::size::Size;
+
+/// Start of all random orders: the same run touches the same pages.
+const SEED: u64 = 0x51a7;
+
+/// The guest that was asked for.
+pub struct Asked<'a> {
+    pub guest: &'a GuestArgs,
+    pub overlap: bool,
+    pub mode: Mode,
+    pub eager_split: Option<Size>,
+}
+
+impl Asked<'_> {
+    /// What to make.
+    ///
+    /// # Errors
+    /// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) if the vCPUs do not get whole
+    /// pages.
+    pub fn shape(&self) -> anyhow::Result<Shape> {
+        let backing = self.guest.backing.in_kvm();
+        let shares = if self.overlap { 1 } else { u64::from(self.guest.vcpus) };
+        let share = Size(backing.page_size().saturating_mul(shares));
+        if !self.guest.memory.bytes().is_multiple_of(share.bytes()) {
+            return Err(bad_input(format!(
+                "--memory {} does not give each of {} vCPUs whole pages of {}; take a multiple of {share}",
+                self.guest.memory, self.guest.vcpus, self.guest.backing
+            )));
+        }
+        Ok(Shape {
+            memory: self.guest.memory.bytes(),
+            backing,
+            vcpus: self.guest.vcpus as usize,
+            overlap: self.overlap,
+            slots: self.guest.run.kvm.slots.unwrap_or(1),
+            mode: self.mode,
+            eager_split: self.eager_split.map(Size::bytes),
+            nx_huge_pages: !self.guest.run.kvm.disable_nx_huge_pages,
+            slot_zap_all: true,
+            nodes: self.guest.run.kvm.memory_node.clone(),
+        })
+    }
+
+    /// Parameters of its results. Those that are as usual are left out.
+    pub fn params(&self) -> Map<String, Value> {
+        let mut params = Params::default();
+        params.add("memory", self.guest.memory.bytes());
+        params.add("vcpus", self.guest.vcpus);
+        params.add("backing", self.guest.backing.to_string());
+        params.add_if(self.overlap, "overlap", true);
+        params.add_if(
+            self.guest.run.kvm.slots.is_some_and(|slots| slots > 1),
+            "slots",
+            self.guest.run.kvm.slots,
+        );
+        let pin = self.guest.run.kvm.pin.as_ref().map_or(&[][..], |cpus| &cpus.0);
+        params.add_if(!pin.is_empty(), "pin", json!(pin).to_string());
+        params.add_if(self.guest.run.kvm.disable_nx_huge_pages, "nx_huge_pages", "off");
+        let nodes = &self.guest.run.kvm.memory_node;
+        params.add_if(!nodes.is_empty(), "memory_node", json!(nodes).to_string());
+        params.add_if(
+            self.guest.run.kvm.cpu_node.is_some(),
+            "cpu_node",
+            self.guest.run.kvm.cpu_node,
+        );
+        if let Some(chunk) = self.eager_split {
+            params.add("eager_split", chunk.bytes());
+        }
+        params.0
+    }
+}
+
+/// Parameters in the making.
+#[derive(Default)]
+struct Params(Map<String, Value>);
+
+impl Params {
+    fn add(&mut self, name: &str, value: impl Into<Value>) {
+        self.0.insert(name.to_owned(), value.into());
+    }
+
+    fn add_if(&mut self, condition: bool, name: &str, value: impl Into<Value>) {
+        if condition {
+            self.add(name, value);
+        }
+    }
+}
+
+/// The part of a guest's work that its log decides nothing of.
+pub struct Pattern {
+    pub write_percent: u8,
+    pub others: Others,
+    pub random: bool,
+    pub hot_set: Option<HotSet>,
+    pub dirty_rate: Option<Rate>,
+}
+
+impl Pattern {
+    /// As the options of a log have it.
+    pub fn of(args: &LogArgs) -> Self {
+        Self {
+            write_percent: args.write_percent,
+            others: args.others,
+            random: args.random_access,
+            hot_set: args.hot_set,
+            dirty_rate: args.dirty_rate,
+        }
+    }
+
+    /// What each of `vcpus` vCPUs does, over and over.
+    pub fn work(&self, vcpus: u32) -> Work {
+        let page = slat_kvm::Backing::Small.page_size() as f64;
+        let order = match self.hot_set {
+            Some(hot) => Order::Hot { seed: SEED, percent: hot.pages, share: hot.steps },
+            None if self.random => Order::Random { seed: SEED },
+            None => Order::Sequential,
+        };
+        Work {
+            order,
+            share: self.write_percent,
+            miss: match self.others {
+                Others::Read => Touch::Read,
+                Others::Skip => Touch::Skip,
+            },
+            per_second: self.dirty_rate.map(|rate| rate.0 / page / f64::from(vcpus)),
+            ..Work::each_page(Touch::Write)
+        }
+    }
+
+    /// Adds its parameters. Those that are as usual are left out.
+    pub fn add_to(&self, params: &mut Map<String, Value>) {
+        let mut all = Params(std::mem::take(params));
+        all.add_if(self.others == Others::Read, "others", "read");
+        all.add_if(self.random, "order", "random");
+        if let Some(hot) = self.hot_set {
+            all.add("hot_set", hot.to_string());
+        }
+        if let Some(rate) = self.dirty_rate {
+            all.add("dirty_rate", rate.0.round() as u64);
+        }
+        *params = all.0;
+    }
+}
+
+/// Runs a scenario of `slat-kvm`, telling `session` of its phases. Nothing if it was stopped; the
+/// phases that ended by then are in `phases`.
+///
+/// # Errors
+/// What this host lacks, values that cannot be, or a guest or a log that went wrong.
+pub fn observe<T>(
+    session: &Session,
+    name: &str,
+    pin: &[usize],
+    phases: &mut Vec<PhaseRun>,
+    run: impl FnOnce(Setting<'_>) -> Result<T, Error>,
+) -> anyhow::Result<Option<T>> {
+    let stop = session.stop_flag();
+    let on_event = &mut |event: Event<'_>| match event {
+        Event::Begin { phase, iteration: Some(round) } => {
+            session.say(&format!("{name}: {phase}, round {round}"));
+        }
+        Event::Begin { phase, iteration: None } => session.say(&format!("{name}: {phase}")),
+        Event::End(run) => {
+            phases.push(run.clone());
+            session.step();
+        }
+        Event::Checking => session.say("checking what the guest wrote"),
+        _ => {}
+    };
+    match run(Setting { stop: &stop, pin, on_event }) {
+        Ok(report) => Ok(Some(report)),
+        // Each phase that ended has been checked against its log, and stands.
+        Err(Error::Stopped) => Ok(None),
+        Err(error @ Error::Invalid { .. }) => Err(bad_input(error.to_string())),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// One measurement of a guest under KVM.
+pub fn measurement(
+    scenario: &str,
+    variant: &str,
+    params: Map<String, Value>,
+    unit: &str,
+    samples: Vec<f64>,
+) -> Measurement {
+    Measurement {
+        scenario: scenario.to_owned(),
+        target: "kvm".to_owned(),
+        variant: variant.to_owned(),
+        params,
+        unit: unit.into(),
+        samples,
+        counts: Default::default(),
+    }
+}
