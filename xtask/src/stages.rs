@@ -11,13 +11,13 @@ use std::process::Command;
 pub enum Stage {
     /// `cargo fmt --check`
     Formatting,
-    /// `cargo clippy`, without warnings
+    /// `cargo clippy`, without warnings; with --deep
     Clippy,
-    /// The engine with no format, and with each alone
+    /// The engine with no format, and with each alone; with --deep
     Features,
-    /// The engine with the oldest Rust that it promises
+    /// The engine with the oldest Rust that it promises; with --deep
     Msrv,
-    /// The engine, and a user of it, for a machine without an operating system
+    /// The engine, and a user of it, for a machine without an operating system; with --deep
     Bare,
     /// What the tests are compiles
     Build,
@@ -25,13 +25,13 @@ pub enum Stage {
     Tests,
     /// The examples in the documentation
     Doctests,
-    /// The documentation itself, without warnings
+    /// The documentation itself, without warnings; with --deep
     Docs,
     /// `slat` for emulated machines of the other architecture; with --long
     Static,
-    /// Every interleaving of small concurrent histories, by loom
+    /// Every interleaving of small concurrent histories, by loom; with --deep
     Loom,
-    /// Long concurrent histories, and threads that stop for good, by shuttle; with --long
+    /// Long concurrent histories, and threads that stop for good, by shuttle; with --deep
     Shuttle,
     /// The fuzzed target compiles; `cargo xtask fuzz` runs it
     Fuzz,
@@ -39,9 +39,9 @@ pub enum Stage {
     Peers,
     /// The same program in emulated machines: of this architecture, and with --long of the other
     Emulators,
-    /// AMD's and RISC-V's tables under the walkers of emulated CPUs; in CI and with --long
+    /// AMD's and RISC-V's tables under the walkers of emulated CPUs; with --deep
     Walkers,
-    /// The engine, its guests, reclaim and the simulator on every format; in CI and with --long
+    /// The engine, its guests, reclaim and the simulator on every format; with --deep
     Formats,
     /// Linux on the hypervisor: migrated, aged, switched off and on, and what goes wrong on purpose
     Hypervisor,
@@ -93,11 +93,27 @@ fn tests() -> Command {
 }
 
 impl Stage {
-    /// The stages of a run that names none: all, or all that fit into its time.
-    pub fn all(long: bool) -> Vec<Self> {
+    /// What CI runs after the command of the README: it takes as long again.
+    const DEEP: [Self; 10] = [
+        Self::Clippy,
+        Self::Features,
+        Self::Msrv,
+        Self::Bare,
+        Self::Docs,
+        Self::Loom,
+        Self::Shuttle,
+        Self::Walkers,
+        Self::Formats,
+        Self::Static,
+    ];
+
+    /// The stages of a run that names none: those that show within ten minutes whether a change
+    /// works, the others with `deep`, all with `long`.
+    pub fn all(deep: bool, long: bool) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
-        let deep = [Self::Shuttle, Self::Static, Self::Walkers, Self::Formats];
-        all.filter(|stage| long || !deep.contains(stage)).collect()
+        // Programs of the other architecture are for its emulated machines, which `long` boots.
+        let of_long = |stage: &Self| *stage == Self::Static;
+        all.filter(|stage| long || Self::DEEP.contains(stage) == deep && !of_long(stage)).collect()
     }
 
     /// Runs the stage, to its depth if it is to be `long`.

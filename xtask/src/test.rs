@@ -39,7 +39,7 @@ impl Beside {
     fn start(stages: &[Stage], long: bool) -> Self {
         let chosen = |stage: &Stage| stages.contains(stage);
         let mut beside = vec![Stage::Static, Stage::Loom];
-        beside.retain(|stage| chosen(stage) && chosen(&Stage::Tests));
+        beside.retain(|stage| chosen(stage) && [Stage::Tests, Stage::Formats].iter().any(chosen));
         let (ended, done) = std::sync::mpsc::channel();
         let run = beside.clone();
         std::thread::spawn(move || {
@@ -93,9 +93,9 @@ fn fetch(stages: &[Stage]) -> Option<JoinHandle<()>> {
     needed.contains(&true).then(|| std::thread::spawn(fetch))
 }
 
-/// Runs the stages, all of them unless some are named.
-pub fn run(chosen: &[Stage], long: bool) -> anyhow::Result<()> {
-    let stages = if chosen.is_empty() { Stage::all(long) } else { chosen.to_vec() };
+/// Runs the stages that are named, or those of [`Stage::all`].
+pub fn run(chosen: &[Stage], deep: bool, long: bool) -> anyhow::Result<()> {
+    let stages = if chosen.is_empty() { Stage::all(deep, long) } else { chosen.to_vec() };
     let mut fetching = fetch(&stages);
     let beside = Beside::start(&stages, long);
     let start = Instant::now();
