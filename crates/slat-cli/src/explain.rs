@@ -15,9 +15,11 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 use slat_lab::numbers::{seconds, thousands};
+use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::report::tables::{Labels, Row};
 use slat_lab::table::{NOTHING, Table};
+use slat_lab::verdict::Verdict;
 
 /// Kinds of faults, as the kernel's statistics have them on x86.
 const KINDS: [(&str, &str); 4] = [
@@ -100,6 +102,40 @@ fn one(m: &Measurement, counts_faults: bool) -> Option<Explained> {
 /// A count of the occurrence that the times are of.
 fn count(m: &Measurement, name: &str) -> Option<f64> {
     m.counts.get(&format!("{name}_typical")).map(|count| *count as f64)
+}
+
+/// The account of guests' time in a report: a sentence, and on the page the whole table.
+pub const READER: Reader = Reader {
+    reads: |m| m.target == "kvm",
+    verdict: |results| Verdict::says(sentence(&explain(results))),
+    long: |results| {
+        let explained = explain(results);
+        (!explained.is_empty()).then(|| table(&explained)).into_iter().collect()
+    },
+    ..Reader::NONE
+};
+
+/// Phases in which vCPUs do what is asked about.
+const ASKED: [&str; 3] = ["dirty", "run", "execute"];
+
+/// Where the vCPUs' time went, in all guests together.
+fn sentence(explained: &[Explained]) -> Option<String> {
+    // A guest that keeps to a rate pauses, which no counter tells.
+    let paced = |it: &Explained| it.params.contains_key("dirty_rate");
+    let asked = |it: &&Explained| ASKED.contains(&&*it.what[1]) && it.fault > 0.0 && !paced(it);
+    let asked = || explained.iter().filter(asked);
+    let sum = |of: fn(&Explained) -> f64| asked().map(of).sum::<f64>();
+    let total = Some(sum(|it| it.total)).filter(|total| *total > 0.0)?;
+    let percent = |of: fn(&Explained) -> f64| format!("{:.0} %", sum(of) / total * 100.0);
+    Some(format!(
+        "Of the vCPUs' time meanwhile {} were faults ({}), {} waiting for a CPU, {} accesses on \
+         warm memory; {} are not explained.",
+        percent(|it| it.faults * it.fault),
+        thousands(sum(|it| it.faults) as i64),
+        percent(|it| it.waited),
+        percent(|it| it.usual),
+        percent(|it| it.unexplained),
+    ))
 }
 
 /// The table of what was taken apart.
@@ -223,6 +259,15 @@ mod tests {
     fn phases_without_counters_are_left_out() {
         let engine = Measurement { target: "engine".to_owned(), ..dirty() };
         assert!(explain(&[engine, phase("populate", &[("pages", 1)])]).is_empty());
+    }
+
+    #[test]
+    fn the_account_is_a_sentence_and_leaves_out_guests_that_pause() {
+        let said = sentence(&explain(&[dirty()])).unwrap();
+        assert!(said.contains("50 % were faults (50,000), 30 % waiting for a CPU"), "{said}");
+        let mut paced = dirty();
+        paced.params.insert("dirty_rate".to_owned(), 1.into());
+        assert_eq!(sentence(&explain(&[paced])), None);
     }
 
     #[test]

@@ -8,22 +8,27 @@ pub mod age;
 pub mod boot_caches;
 pub mod dirty_log;
 pub mod execute;
+mod forecast;
 mod guest;
 mod kept;
 pub mod live;
 pub mod log_options;
 mod log_tables;
+pub mod logged;
 pub mod memory_stress;
 pub mod memslot;
 pub mod migrate;
+mod migrate_tables;
 pub mod options;
 mod phases;
 pub mod populate;
+mod ranking;
 mod runs;
 mod stalls;
 mod tables;
 pub mod tune;
 pub mod values;
+pub mod way;
 
 use slat_lab::scenario::{Entry, Scenarios};
 

@@ -1,6 +1,6 @@
 //! How the results of this program read.
 
-use crate::{ideas, kvm};
+use crate::{explain, ideas, kvm};
 use slat_ideas::guest::age::Age;
 use slat_ideas::guest::cache_toggle::CacheToggle;
 use slat_ideas::guest::execute::Execute;
@@ -11,14 +11,15 @@ use slat_lab::scenario::{Scenario, Scenarios};
 
 /// Guests under KVM, then the ideas, then what those are made from.
 pub fn readers() -> Vec<Reader> {
-    let ideas = [ideas::READER, split::READER, RATIOS, Execute::READER, Age::READER];
-    [&kvm::Guests::readers()[..], &ideas, &[CacheToggle::READER]].concat()
+    let evidence = [split::READER, RATIOS, Execute::READER, Age::READER, CacheToggle::READER];
+    let evidence = evidence.map(|reader| Reader { folded: true, ..reader });
+    let own = [&kvm::Tunes::readers()[..], &kvm::Guests::readers(), &[explain::READER]].concat();
+    [&own[..], &[ideas::READER], &evidence].concat()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::explain;
     use slat_lab::fake;
     use slat_lab::record::Measurement;
     use slat_lab::report::{html, tables, text};

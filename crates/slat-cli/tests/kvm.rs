@@ -75,13 +75,34 @@ fn a_run_is_explained_and_one_without_guests_is_not() {
 }
 
 #[test]
-fn tuning_says_what_to_set() {
+fn tuning_says_what_to_set_in_the_report_and_in_its_json() {
     if !kvm_is_usable() {
         return;
     }
     let words = ["tune", "dirty-log", "--memory", "8m", "--runs", "1", "--duration", "200ms"];
-    let said = contains("Least stall:").and(contains("QEMU:")).and(contains("others:"));
-    slat(&words).assert().success().stderr(said);
+    let said = contains("No setting was shown to be better").and(contains("least stall first"));
+    slat(&words).assert().success().stdout(said);
+    let json = report(&words);
+    let first = json["verdict"]["says"][0].as_str().unwrap();
+    assert!(first.contains("--runs 5"), "{first}");
+}
+
+#[test]
+fn a_migration_says_what_was_reached_and_what_a_larger_guest_would_meet() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let words = ["bench", "migrate", "--memory", "8m", "--runs", "1", "--way", "legacy"];
+    let words = [&words[..], &["--sweep", "20MiB/s,40MiB/s", "--link", "200MiB/s"]].concat();
+    let json = report(&words);
+    let says: Vec<_> = json["verdict"]["says"].as_array().unwrap().iter().collect();
+    assert_eq!(says.len(), 3, "{says:?}");
+    let said = |place: usize, words: &str| says[place].as_str().unwrap().contains(words);
+    assert!(said(0, "asked to write 20 MiB/s wrote") && said(1, "asked to write 40 MiB/s wrote"));
+    assert!(said(2, "By calculation") && said(2, "16 GiB"), "{says:?}");
+    for variant in ["write-rate", "copy-rate"] {
+        assert_eq!(named(&json, variant).len(), 2, "{variant}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Two runs held against each other: which results are of the same thing, whether they differ, and
 //! what else differs between the runs.
 
+pub mod groups;
 pub mod ranks;
 
 use crate::failure::bad_input;
@@ -51,7 +52,9 @@ impl Run {
                 // What was made of other results is not compared beside them.
                 .filter(|m| !m.scenario.ends_with("-asked") && m.scenario != "replay")
                 // Nor what is a course over time, and no sample beside others.
-                .filter(|m| !["pace", "pass"].contains(&m.variant.as_str()))
+                .filter(|m| !m.variant.starts_with("pace") && !m.variant.starts_with("pass"))
+                // Nor a rate, of which more is better: its time stands beside it.
+                .filter(|m| m.unit != Unit::RATE)
                 .collect(),
         })
     }

@@ -5,6 +5,7 @@ use crate::record::{Measurement, Skipped};
 use crate::record::{Report, SCHEMA};
 use crate::trust::Trust;
 use crate::unit::Unit;
+use crate::verdict::Verdict;
 use serde_json::{Value, json};
 
 /// A report with a bit of everything.
@@ -17,6 +18,7 @@ pub fn report() -> Report {
         partial: false,
         tool: "0.1.0".into(),
         trust: Some(trust()),
+        verdict: Verdict::default(),
         host: host(),
         command: ["slat", "--output", "a b"].map(str::to_owned).to_vec(),
         results,
@@ -102,6 +104,7 @@ pub fn kvm() -> Vec<Measurement> {
             results.push(one);
         }
     };
+    let mut courses = Vec::new();
     let stall = |phase: &str, scale: f64| {
         let figures = [
             ("stall-page", "s", 9e-6 * scale),
@@ -118,7 +121,7 @@ pub fn kvm() -> Vec<Measurement> {
     for (way, scale, clear) in [("legacy", 1.0, 0.0), ("manual", 0.9, 4e-4)] {
         let params = json!({
             "memory": 256u64 << 20, "vcpus": 2, "backing": "4k", "way": way, "dirty_rate": 524_288_000,
-            "link": 1_250_000_000u64, "max_downtime_ms": 300,
+            "link": 1_250_000_000u64, "max_downtime_ms": 300, "max_rounds": 30,
         });
         let mut figures = vec![
             ("run", "s", 0.4 * scale),
@@ -126,6 +129,8 @@ pub fn kvm() -> Vec<Measurement> {
             ("rounds", "rounds", 3.0),
             ("copied", "MiB", 372.0 * scale),
             ("downtime", "s", 0.1 * scale),
+            ("write-rate", "MiB/s", 310.0 * scale),
+            ("copy-rate", "MiB/s", 1010.0),
             ("loss", "%", 35.0 * scale),
             ("loss-worst", "%", 60.0 * scale),
             ("get-longest-call", "s", 6e-4),
@@ -134,6 +139,17 @@ pub fn kvm() -> Vec<Measurement> {
             figures.push(("clear-longest-call", "s", clear));
         }
         add("migrate", &params, &figures);
+        for (variant, unit, course) in [
+            ("pace", "%", &[95.0, 60.0, 30.0][..]),
+            ("pace-at", "s", &[0.1, 0.2, 0.3]),
+            ("pass-left", "pages", &[9000.0, 4000.0]),
+            ("pass-at", "s", &[0.25, 0.35]),
+            ("pass-stop", "s", &[0.4, 0.5]),
+        ] {
+            let mut one = measurement("migrate", "kvm", variant, params.clone(), course);
+            one.unit = unit.into();
+            courses.push(one);
+        }
         let stalls = stall("run", scale);
         let stalls: Vec<_> = stalls.iter().map(|(name, unit, it)| (&**name, *unit, *it)).collect();
         add("migrate", &params, &stalls);
@@ -166,6 +182,7 @@ pub fn kvm() -> Vec<Measurement> {
     let stalls = stall("run", 2.0);
     let stalls: Vec<_> = stalls.iter().map(|(name, unit, it)| (&**name, *unit, *it)).collect();
     add("memslot", &params, &stalls);
+    results.extend(courses);
     for m in results.iter_mut().filter(|m| m.variant == "run" || m.variant == "execute") {
         let converged = u64::from(m.params.get("way").is_none_or(|way| way == "manual"));
         let counts = [

@@ -33,3 +33,4 @@ pub mod table;
 pub mod trust;
 pub mod turns;
 pub mod unit;
+pub mod verdict;

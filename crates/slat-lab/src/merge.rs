@@ -9,6 +9,7 @@ pub mod files;
 use crate::child::without_output;
 use crate::record::{Measurement, Skipped};
 use crate::record::{Report, SCHEMA};
+use crate::verdict::Verdict;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -140,6 +141,7 @@ fn joined<'r>(reports: impl Iterator<Item = &'r Report>, command: &[String]) -> 
         partial,
         tool,
         trust: None,
+        verdict: Verdict::default(),
         host,
         command: command.to_vec(),
         results,

@@ -46,14 +46,15 @@ pub fn with_spread(summary: &Summary) -> String {
     format!("{} ±{:.0}%", seconds(summary.median), summary.relative_spread() * 100.0)
 }
 
-/// The median, with its spread only where it is wide enough to doubt the figure; the least and the
-/// most where a median would mislead.
+/// From this spread on, half the interquartile range by the median, a median would mislead.
+pub const WIDE: f64 = 0.5;
+
+/// The median with its spread; the least and the most where a median would mislead.
 pub fn with_wide_spread(summary: &Summary) -> String {
-    match summary.relative_spread() {
-        ..0.1 => seconds(summary.median),
-        0.1..0.5 => with_spread(summary),
-        _ => list_of_seconds(&[summary.min, summary.max]).replace(", ", "–"),
+    if summary.relative_spread().abs() < WIDE {
+        return with_spread(summary);
     }
+    list_of_seconds(&[summary.min, summary.max]).replace(", ", "–")
 }
 
 /// How far `value` is from `base`, in per cent, with its sign: `−97.3 %`.
@@ -84,9 +85,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_is_shown_where_it_is_wide_and_a_range_where_a_median_would_mislead() {
+    fn a_median_has_its_spread_and_where_it_would_mislead_there_is_a_range() {
         let shown = |samples: &[f64]| with_wide_spread(&Summary::of(samples).unwrap());
-        assert_eq!(shown(&[1.0, 1.0, 1.01]), "1.00 s");
+        assert_eq!(shown(&[1.0, 1.0, 1.01]), "1.00 s ±0%");
         assert_eq!(shown(&[0.8, 0.8, 1.0, 1.2, 1.2]), "1.00 s ±20%");
         assert_eq!(shown(&[7e-3, 7e-3, 8e-3, 0.2, 0.2]), "7.00–200 ms");
     }

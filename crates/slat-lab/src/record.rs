@@ -4,6 +4,7 @@ use crate::host::Host;
 use crate::stats::median;
 use crate::trust::{Begin, Trust};
 use crate::unit::Unit;
+use crate::verdict::Verdict;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -72,6 +73,9 @@ pub struct Report {
     /// What went on beside the run; of an older report it is not known, nor of several joined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust: Option<Trust>,
+    /// What its results answer, in plain words.
+    #[serde(default, skip_serializing_if = "Verdict::is_empty")]
+    pub verdict: Verdict,
     /// Where it ran.
     pub host: Host,
     /// The command line that does it again.

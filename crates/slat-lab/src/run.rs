@@ -209,6 +209,7 @@ pub fn report(
         partial: session.interrupted(),
         tool: program.version.into(),
         trust: Some(crate::record::trust(begin, &results)),
+        verdict: crate::reader::verdict(&results, &(program.readers)()),
         host,
         command: command(program, std::env::args()),
         results,

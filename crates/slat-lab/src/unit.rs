@@ -1,6 +1,7 @@
 //! Units of samples: what a result counts, how it is printed, and whether noise can touch it.
 
-use crate::numbers::{seconds, thousands, three_digits};
+use crate::numbers::{WIDE, seconds, thousands, three_digits, with_wide_spread};
+use crate::stats::Summary;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
@@ -26,6 +27,8 @@ impl Unit {
     pub const ROUNDS: Self = Self(Cow::Borrowed("rounds"));
     /// Memory that was copied, of which the same is true.
     pub const MEBIBYTES: Self = Self(Cow::Borrowed("MiB"));
+    /// Memory in a second: what was copied, or written.
+    pub const RATE: Self = Self(Cow::Borrowed("MiB/s"));
     /// Bytes, counted.
     pub const BYTES: Self = Self(Cow::Borrowed("bytes"));
     /// Operations, counted.
@@ -41,6 +44,7 @@ impl Unit {
             Self::PERCENT,
             Self::ROUNDS,
             Self::MEBIBYTES,
+            Self::RATE,
         ];
         timed.contains(self)
     }
@@ -57,6 +61,21 @@ impl Unit {
             "x" => format!("{} ×", three_digits(value)),
             "bytes" => format!("{} MiB", thousands((value / f64::from(1 << 20)) as i64)),
             name => format!("{} {name}", three_digits(value)),
+        }
+    }
+
+    /// The median with its spread; the least and the most where a median would mislead.
+    pub fn with_spread(&self, summary: &Summary) -> String {
+        if *self == Self::SECONDS {
+            return with_wide_spread(summary);
+        }
+        match summary.relative_spread().abs() {
+            _ if summary.min == summary.max => self.shown(summary.median),
+            ..WIDE => {
+                let percent = summary.relative_spread().abs() * 100.0;
+                format!("{} ±{percent:.0}%", self.shown(summary.median))
+            }
+            _ => format!("{}–{}", three_digits(summary.min), self.shown(summary.max)),
         }
     }
 
@@ -88,6 +107,15 @@ mod tests {
         assert_eq!(Unit::RATIO.shown(0.8), "0.80 ×");
         assert_eq!(Unit::from("M/s").shown(1234.0), "1,234 M/s");
         assert_eq!(Unit::BYTES.shown(f64::from(3 << 20)), "3 MiB");
+    }
+
+    #[test]
+    fn a_median_has_its_spread_beside_it_whatever_its_unit() {
+        let shown = |unit: Unit, samples: &[f64]| unit.with_spread(&Summary::of(samples).unwrap());
+        assert_eq!(shown(Unit::SHARE, &[40.0, 40.0, 44.0]), "40.0 ms/s ±4%");
+        assert_eq!(shown(Unit::PERCENT, &[14.0, 22.0, 70.0]), "14.0–70.0 %");
+        assert_eq!(shown(Unit::ROUNDS, &[3.0, 3.0]), "3.00 rounds");
+        assert_eq!(shown(Unit::SECONDS, &[1.0, 1.0]), "1.00 s ±0%");
     }
 
     #[test]

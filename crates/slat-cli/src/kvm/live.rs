@@ -5,11 +5,12 @@ use super::kept::Kept;
 use super::log_options::{DirtyLogArgs, asked, chunk, log_params};
 use super::phases;
 use serde_json::{Map, Value};
+use slat_kvm::Backing;
 use slat_kvm::phase::Phase;
 use slat_kvm::scenario::live::{self, CallTimes, Config, Report, Sample};
+use slat_kvm::work::Work;
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
-use slat_lab::stats::median;
 use std::time::Duration;
 
 /// Name of the scenario in results.
@@ -104,6 +105,8 @@ impl Live {
         let mut add = |variant: &str, unit: &str, samples: Vec<f64>| {
             results.push(measurement(SCENARIO, variant, params.clone(), unit, samples));
         };
+        let work = &self.config.work;
+        add("write-rate", "MiB/s", reports().map(|it| written(&it.samples, work)).collect());
         add("loss", "%", reports().map(|it| loss(&it.samples, it.baseline)).collect());
         add("loss-worst", "%", reports().map(|it| worst(&it.samples, it.baseline)).collect());
         for (name, of) in
@@ -112,8 +115,9 @@ impl Live {
             let each: Vec<CallTimes> = reports().map(of).collect();
             results.extend(calls(SCENARIO, &params, name, &each));
         }
-        let pace = pace(&last.samples, last.baseline);
-        results.push(measurement(SCENARIO, "pace", params, "%", pace));
+        let (times, pace) = pace(&last.samples, last.baseline).into_iter().unzip();
+        results.push(measurement(SCENARIO, "pace", params.clone(), "%", pace));
+        results.push(measurement(SCENARIO, "pace-at", params, "s", times));
         results
     }
 }
@@ -137,6 +141,14 @@ pub(super) fn calls(
     ]
 }
 
+/// MiB that the vCPUs wrote in a second, each write a page of its own.
+pub(super) fn written(samples: &[Sample], work: &Work) -> f64 {
+    let steps: u64 = samples.iter().map(|sample| sample.steps).sum();
+    let seconds: f64 = samples.iter().map(|sample| sample.seconds).sum();
+    let bytes = steps as f64 * f64::from(work.share) / 100.0 * Backing::Small.page_size() as f64;
+    bytes / seconds.max(f64::MIN_POSITIVE) / f64::from(1 << 20)
+}
+
 fn enable(report: &Report) -> CallTimes {
     report.enable
 }
@@ -149,10 +161,10 @@ fn clear(report: &Report) -> CallTimes {
     report.clear
 }
 
-/// Each tenth of a second's steps, in per cent of what the vCPUs do with logging off.
-pub(super) fn pace(samples: &[Sample], baseline: f64) -> Vec<f64> {
+/// Each tenth of a second's end, and its steps in per cent of what the vCPUs do with logging off.
+pub(super) fn pace(samples: &[Sample], baseline: f64) -> Vec<(f64, f64)> {
     let whole = samples.iter().filter(|sample| sample.seconds > 0.05);
-    whole.map(|sample| share(sample.steps, sample.seconds, baseline)).collect()
+    whole.map(|sample| (sample.at, share(sample.steps, sample.seconds, baseline))).collect()
 }
 
 fn share(steps: u64, seconds: f64, baseline: f64) -> f64 {
@@ -176,18 +188,6 @@ pub(super) fn worst(samples: &[Sample], baseline: f64) -> f64 {
     };
     // A run of less than a second is one.
     (0..samples.len()).filter_map(from).reduce(f64::max).unwrap_or_else(|| loss(samples, baseline))
-}
-
-/// The middle of a figure of the runs' stalls, by its place in [`FIGURES`](super::stalls::FIGURES).
-pub(super) fn stall(reports: &[Report], place: usize) -> Vec<f64> {
-    let runs = reports.iter().flat_map(|report| &report.phases);
-    let runs = runs.filter(|run| run.phase == Phase::Run);
-    runs.filter_map(|run| Some(super::stalls::figures(run)?[place])).collect()
-}
-
-/// The middle of samples; nothing's is 0.
-pub(super) fn middle(samples: &[f64]) -> f64 {
-    median(samples).unwrap_or(0.0)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Tables of what a guest on this host pays while its dirty pages are logged.
 
+use super::logged;
 use super::tables::{Column, LOST, MEANING, is, of, stalls};
 use slat_lab::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
 use slat_lab::reader::{Chart, Reader};
@@ -25,12 +26,16 @@ const LIVE_COLUMNS: &[Column] = &[
 
 /// How dirty logging reads, by phases and beside running vCPUs.
 pub const READER: Reader = Reader {
-    reads: |m| is(m, NAME) || is(m, LIVE),
+    reads: |m| is(m, NAME) || is(m, LIVE) && !m.params.contains_key("way"),
+    verdict: logged::verdict,
     tables: |results| {
         let note = format!("Every log was held against what the vCPUs wrote; {LOST}");
         let title = "A log fetched beside running vCPUs (KVM)";
         let live = of(results, LIVE, title, LIVE_COLUMNS, &note);
-        phases(results).into_iter().chain(stalls(results, NAME)).chain(live).collect()
+        // Of several guests, the table that lays them side by side comes first.
+        let several = rows(results, NAME, &["vcpu"]).len() > 1;
+        let beside = several.then(|| logged::table(results)).flatten();
+        beside.into_iter().chain(phases(results)).chain(stalls(results, NAME)).chain(live).collect()
     },
     long: |results| vcpus(results).into_iter().collect(),
     charts: |results| rounds(results).into_iter().collect(),
@@ -83,8 +88,8 @@ fn phases(results: &[Measurement]) -> Option<Table> {
         notes: vec![
             "Times of whole phases, seen from user space: populate is the first touch of all \
              pages, dirty a write to each, get and clear the calls that read and reset the log; \
-             medians, with ± (half the interquartile range) from 10 %, and the least to the most \
-             from 50 %. Populating with huge pages is slow where the host has to make them first. \
+             medians with ± half the interquartile range, and the least to the most where that is \
+             50 % and more. Populating with huge pages is slow where the host has to make them first. \
              “page, vCPU” is what one page of a round costs the vCPU that writes to it."
                 .to_owned(),
         ],
@@ -102,8 +107,7 @@ fn phase(row: &Row, variant: &str) -> String {
     // shown one by one.
     match &by_round(whole)[..] {
         few @ [_, _] | few @ [_, _, _] if variant == "dirty" => list_of_seconds(few),
-        _ if variant == "populate" => with_wide_spread(&summary),
-        _ => seconds(summary.median),
+        _ => with_wide_spread(&summary),
     }
 }
 

@@ -209,7 +209,8 @@ fn figures(params: &Map<String, Value>, reports: &[Report]) -> Vec<Measurement> 
         let each: Vec<_> = reports.iter().map(of).collect();
         results.extend(calls(SCENARIO, params, name, &each));
     }
-    let pace = pace(&last.samples, last.baseline);
+    let (times, pace) = pace(&last.samples, last.baseline).into_iter().unzip();
     results.push(measurement(SCENARIO, "pace", params.clone(), "%", pace));
+    results.push(measurement(SCENARIO, "pace-at", params.clone(), "s", times));
     results
 }

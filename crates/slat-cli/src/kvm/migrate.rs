@@ -2,10 +2,10 @@
 
 use super::guest::{Asked, Pattern, measurement, observe};
 use super::kept::Kept;
-use super::live::{loss, pace, worst};
+use super::live::{loss, pace, worst, written};
+use super::migrate_tables;
 use super::options::{GuestArgs, LogArgs};
 use super::phases;
-use super::tables::{Column, LOST, MEANING, is, of};
 use super::values::KvmWay;
 use crate::needs::GUEST;
 use anyhow::bail;
@@ -13,7 +13,7 @@ use clap::Args;
 use clap::ValueEnum;
 use serde_json::{Map, Value};
 use slat_kvm::phase::Phase;
-use slat_kvm::scenario::migrate::{self, Config, Report};
+use slat_kvm::scenario::migrate::{self, Config, Pass, Report};
 use slat_kvm::{Backing, Mode};
 use slat_lab::cli::{count, time};
 use slat_lab::failure::bad_input;
@@ -29,6 +29,8 @@ use std::time::Duration;
 const BASELINE: Duration = Duration::from_secs(1);
 /// Phases of a run.
 const PHASES: u64 = 4;
+/// What the vCPUs write a second, all together, unless asked otherwise.
+const RATE: Rate = Rate(100.0 * (1 << 20) as f64);
 
 impl KvmWay {
     /// The mode, with rings of `entries`.
@@ -45,6 +47,7 @@ impl KvmWay {
 /// A guest that is migrated in one way.
 struct Migration {
     way: KvmWay,
+    rate: Rate,
     config: Config,
     params: Map<String, Value>,
     kept: Kept<Report>,
@@ -55,6 +58,8 @@ Examples:
   slat bench migrate
       256 MiB dirtied at 100 MiB/s, over 10 Gbit/s, 300 ms of downtime allowed, in each way of logging
   slat bench migrate --dirty-rate 500MiB/s --link 10Gbit/s --max-downtime 300ms
+  slat bench migrate --way ring --sweep 50MiB/s,200MiB/s,800MiB/s --link 2Gbit/s
+      from which dirty rate on it does not converge
   slat bench migrate --way ring --dirty-ring-size 8192 --hot-set 10:90 --backing 2m";
 
 /// A migration into a second memory.
@@ -76,6 +81,10 @@ pub struct MigrateArgs {
     #[command(flatten)]
     pub log: LogArgs,
 
+    /// Dirty rates, each of which is tried: 50MiB/s,200MiB/s
+    #[arg(long, value_name = "RATE,...", value_delimiter = ',', conflicts_with = "dirty_rate")]
+    pub sweep: Vec<Rate>,
+
     /// What the link carries: 10Gbit/s, 1GiB/s
     #[arg(long, value_name = "RATE", default_value = "10Gbit/s")]
     pub link: Rate,
@@ -96,24 +105,15 @@ impl MigrateArgs {
         args.guest.shrink();
         args
     }
+
+    /// The dirty rates. Memory that nobody writes, or that everybody writes as fast as they can,
+    /// says nothing of a guest at work.
+    fn rates(&self) -> impl Iterator<Item = Rate> + use<'_> {
+        let one = self.log.dirty_rate.unwrap_or(RATE);
+        let one = self.sweep.is_empty().then_some(one);
+        one.into_iter().chain(self.sweep.iter().copied())
+    }
 }
-
-const TITLE: &str = "Migrating a running guest (KVM)";
-const COPIED: &str = "Copied into a second memory, no faster than the link, and held against it \
-    word by word. Rounds with * did not come to fit into the downtime allowed: the guest was \
-    stopped all the same.";
-
-/// What its table shows.
-const COLUMNS: &[Column] = &[
-    ("total", "total"),
-    ("rounds", "rounds"),
-    ("copied", "copied"),
-    ("downtime", "downtime"),
-    ("loss", "guest lost"),
-    ("loss-worst", "worst second"),
-    ("get-longest-call", "longest get"),
-    ("clear-longest-call", "longest clear"),
-];
 
 /// The scenario.
 pub struct Migrate;
@@ -124,12 +124,7 @@ impl Scenario for Migrate {
         "Migrate a running guest into a second memory, for each way of logging";
     const EXAMPLES: &'static str = EXAMPLES;
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
-    const READER: Reader = Reader {
-        reads: |m| is(m, Self::NAME),
-        tables: |results| of(results, Self::NAME, TITLE, COLUMNS, &format!("{COPIED} {LOST}")),
-        meaning: MEANING,
-        ..Reader::NONE
-    };
+    const READER: Reader = migrate_tables::READER;
     type Settings = MigrateArgs;
 
     fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
@@ -146,8 +141,8 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     let host = slat_kvm::probe()?;
     let ways = if args.way.is_empty() { KvmWay::value_variants() } else { &args.way[..] };
     let mut guests = Vec::new();
-    for &way in ways {
-        let guest = prepare(args, way)?;
+    for (&way, rate) in ways.iter().flat_map(|way| args.rates().map(move |rate| (way, rate))) {
+        let guest = prepare(args, way, rate)?;
         match guest.config.check(&host) {
             Ok(()) => guests.push(guest),
             Err(error @ slat_kvm::Error::Invalid { .. }) => {
@@ -178,7 +173,7 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     Ok(guests.iter().flat_map(Migration::measurements).collect())
 }
 
-fn prepare(args: &MigrateArgs, way: KvmWay) -> anyhow::Result<Migration> {
+fn prepare(args: &MigrateArgs, way: KvmWay, rate: Rate) -> anyhow::Result<Migration> {
     let mode = way.mode(args.dirty_ring_size);
     let asked = Asked {
         guest: &args.guest,
@@ -189,12 +184,7 @@ fn prepare(args: &MigrateArgs, way: KvmWay) -> anyhow::Result<Migration> {
     let chunk = args.log.clear_chunk;
     let chunk = chunk.map(|chunk| chunk.pages(Backing::Small.page_size())).transpose()?;
     let pattern = Pattern::of(&args.log);
-    let pattern = Pattern {
-        // Memory that nobody writes, or that everybody writes as fast as they can, says nothing of
-        // a guest at work.
-        dirty_rate: pattern.dirty_rate.or_else(|| "100MiB/s".parse().ok()),
-        ..pattern
-    };
+    let pattern = Pattern { dirty_rate: Some(rate), ..pattern };
     let mut params = asked.params();
     let name = match mode {
         Mode::Ring { entries } => format!("{way}-{entries}"),
@@ -220,13 +210,13 @@ fn prepare(args: &MigrateArgs, way: KvmWay) -> anyhow::Result<Migration> {
         // Only those that clear by a call of its own can do it in pieces.
         clear_chunk: chunk.filter(|_| mode.is_manual()),
     };
-    Ok(Migration { way, config, params, kept: Kept::new() })
+    Ok(Migration { way, rate, config, params, kept: Kept::new() })
 }
 
 impl Migration {
     fn run(&mut self, pin: &[usize], session: &Session) -> anyhow::Result<()> {
         let mut phases = Vec::new();
-        let name = format!("migrate, {}", self.way);
+        let name = format!("migrate, {}, {}", self.way, self.rate);
         let report = observe(session, &name, pin, &mut phases, |setting| {
             migrate::run(&self.config, setting)
         })?;
@@ -260,6 +250,9 @@ impl Migration {
         add("downtime", "s", &|report| report.downtime);
         add("rounds", "rounds", &|report| report.passes.len() as f64);
         add("copied", "MiB", &|report| report.bytes as f64 / f64::from(1 << 20));
+        let work = &self.config.work;
+        add("write-rate", "MiB/s", &|report| written(&report.samples, work));
+        add("copy-rate", "MiB/s", &copied);
         add("loss", "%", &|report| loss(&report.samples, report.baseline));
         add("loss-worst", "%", &|report| worst(&report.samples, report.baseline));
         add("enable", "s", &|report| report.enable.seconds);
@@ -267,10 +260,28 @@ impl Migration {
         if last.clear.count > 0 {
             add("clear-longest-call", "s", &|report| report.clear.longest);
         }
-        let pace = pace(&last.samples, last.baseline);
-        results.push(measurement("migrate", "pace", params.clone(), "%", pace));
-        let passes = last.passes.iter().map(|pass| pass.pages as f64).collect();
-        results.push(measurement("migrate", "pass", params.clone(), "pages", passes));
+        let (times, pace) = pace(&last.samples, last.baseline).into_iter().unzip();
+        let of = |of: fn(&Pass) -> f64| last.passes.iter().map(of).collect();
+        // The course of the last run.
+        for (variant, unit, samples) in [
+            ("pace", "%", pace),
+            ("pace-at", "s", times),
+            ("pass", "pages", of(|pass| pass.pages as f64)),
+            ("pass-left", "pages", of(|pass| pass.left as f64)),
+            ("pass-at", "s", of(|pass| pass.end)),
+            ("pass-stop", "s", vec![last.seconds - last.downtime, last.seconds]),
+        ] {
+            results.push(measurement("migrate", variant, params.clone(), unit, samples));
+        }
         results
     }
+}
+
+/// MiB that were copied in a second beside running vCPUs.
+fn copied(report: &Report) -> f64 {
+    let pages: u64 = report.passes.iter().map(|pass| pass.pages).sum();
+    let seconds: f64 = report.passes.iter().map(|pass| pass.seconds).sum();
+    (pages * Backing::Small.page_size()) as f64
+        / seconds.max(f64::MIN_POSITIVE)
+        / f64::from(1 << 20)
 }

@@ -52,7 +52,7 @@ pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
     let mut columns: Vec<String> = labels.headings().collect();
     columns.push("phase".to_owned());
     let label_count = columns.len();
-    columns.extend(FIGURES.map(|(_, _, heading)| heading.to_owned()));
+    columns.extend(shown_figures().map(|(_, _, heading)| (*heading).to_owned()));
     let mut cells = Vec::new();
     for row in &rows {
         for phase in STALLED {
@@ -62,7 +62,7 @@ pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
             }
             let mut line = labels.cells(row);
             line.push(phase.to_owned());
-            line.extend(FIGURES.map(|(name, ..)| shown(figure(name))));
+            line.extend(shown_figures().map(|(name, ..)| shown(figure(name))));
             cells.push(line);
         }
     }
@@ -78,7 +78,7 @@ pub fn stalls(results: &[Measurement], scenario: &str) -> Option<Table> {
              less what is usual, without those that the scheduler is known to have made; \
              medians over runs and rounds, each of the vCPU that had it worst. “a page”: their \
              sum by the pages that the vCPU touched; “stalled”: in each second that it would have run, without what its \
-             thread waited for a CPU (“waited”) and the machine below took (“stolen”)."
+             thread waited for a CPU (“waited”) and what the machine below took."
                 .to_owned(),
         ],
     })
@@ -88,11 +88,16 @@ fn shown(measurement: Option<&Measurement>) -> String {
     let Some((m, summary)) = measurement.and_then(|m| Some((m, Summary::of(&m.samples)?))) else {
         return NOTHING.to_owned();
     };
-    m.unit.shown(summary.median)
+    m.unit.with_spread(&summary)
+}
+
+/// Those that fit beside each other; the others are in results.json.
+fn shown_figures() -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
+    FIGURES.iter().filter(|(name, ..)| !["stall-p95", "stolen"].contains(name))
 }
 
 /// A row for each guest; a column for each variant that was measured.
-fn columns(
+pub fn columns(
     results: &[Measurement],
     scenario: &str,
     title: &str,

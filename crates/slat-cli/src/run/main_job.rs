@@ -6,8 +6,9 @@ use crate::cli::MainArgs;
 use crate::ideas::{self, Sizes};
 use crate::kvm::dirty_log::Guest;
 use crate::kvm::log_options::DirtyLogArgs;
+use crate::kvm::migrate::Migrate;
 use crate::kvm::options::{GuestArgs, KvmArgs, LogArgs, RunArgs};
-use crate::kvm::values::KvmBacking;
+use crate::kvm::values::{KvmBacking, KvmWay};
 use slat_lab::cli::ReportFormat;
 use slat_lab::cli::Switch;
 use slat_lab::failure::is_interruption;
@@ -16,6 +17,7 @@ use slat_lab::numbers::bytes;
 use slat_lab::record::Measurement;
 use slat_lab::run::output::Output;
 use slat_lab::run::{NOISY, report, show, show_as};
+use slat_lab::scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 use slat_lab::trust::Begin;
@@ -31,6 +33,9 @@ const TIGHT: u64 = 1 << 30;
 
 /// How long guests may take before the remaining ones are left out.
 const GUESTS: Duration = Duration::from_secs(40);
+
+/// Migrations that count.
+const MIGRATIONS: u32 = 3;
 
 /// What the report calls the part that needs KVM.
 const GUESTS_WHAT: &str = "guests under the host's KVM";
@@ -128,7 +133,7 @@ impl Plan {
             Some(lack) => format!("no {GUESTS_WHAT}: {lack}"),
             None => format!(
                 "a guest of {} and {} vCPU{} under the host's KVM, its dirty pages logged in \
-                 several ways",
+                 several ways, and migrated",
                 bytes(self.guest.bytes()),
                 self.vcpus,
                 if self.vcpus == 1 { "" } else { "s" }
@@ -166,6 +171,9 @@ pub fn main_job(args: &MainArgs, session: &mut Session) -> anyhow::Result<ExitCo
         }
         None => guests(&plan, session),
     };
+    if !results.is_empty() && !session.interrupted() {
+        results.extend(migration(&plan, session));
+    }
     let measured =
         if session.interrupted() { Ok(Vec::new()) } else { ideas::run(&plan.ideas, session) };
     session.finish();
@@ -235,6 +243,28 @@ fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
     }
     session.finish();
     (guests.iter().flatten().flat_map(Guest::measurements).collect(), wrong)
+}
+
+/// One migration, in the way that QEMU's are logged where the host has it, so that what a larger
+/// guest's would be like can be told.
+fn migration(plan: &Plan, session: &mut Session) -> Vec<Measurement> {
+    let host = slat_kvm::probe().unwrap_or_default();
+    let way = match (host.manual_protect, host.initially_set) {
+        (true, true) => KvmWay::InitiallySet,
+        (true, false) => KvmWay::Manual,
+        (false, _) => KvmWay::Legacy,
+    };
+    let options = format!(
+        "--memory {} --vcpus {} --runs {} --way {way}",
+        plan.guest,
+        plan.vcpus,
+        plan.runs.min(MIGRATIONS)
+    );
+    scenario::run::<Migrate>(&options, session).unwrap_or_else(|error| {
+        session.finish();
+        session.skip("a migration", format!("{error:#}"));
+        Vec::new()
+    })
 }
 
 #[cfg(test)]

@@ -76,6 +76,10 @@ pub struct Pass {
     pub pages: u64,
     /// How long that took, the calls for the log included.
     pub seconds: f64,
+    /// Its end, in seconds since the migration began.
+    pub end: f64,
+    /// Pages that were left then.
+    pub left: u64,
     /// How long the last pages would have taken when it began.
     pub expected_downtime: f64,
 }
@@ -218,8 +222,9 @@ impl Mover<'_> {
             let copying = begin.elapsed();
             self.fetch()?;
             let seconds = begin.elapsed().as_secs_f64();
-            self.passes.push(Pass { pages, seconds, expected_downtime: expected });
-            let left = self.pending.count() * self.guest.page_size();
+            let (end, left) = (self.begin.elapsed().as_secs_f64(), self.pending.count());
+            self.passes.push(Pass { pages, seconds, end, left, expected_downtime: expected });
+            let left = left * self.guest.page_size();
             // As fast as the last pass was, the link or who copies; and the log once more.
             let rate = (pages * self.guest.page_size()) as f64 / copying.as_secs_f64().max(1e-9);
             let rate = if pages == 0 { self.config.link } else { rate.min(self.config.link) };

@@ -5,6 +5,8 @@ mod ecdf;
 pub mod lines;
 pub mod ratios;
 pub mod strips;
+pub mod sweep;
+pub mod timeline;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;

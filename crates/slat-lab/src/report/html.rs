@@ -2,17 +2,24 @@
 
 use super::{charts, tables};
 use crate::host::Known;
+use crate::numbers::seconds;
 use crate::reader::Reader;
-use crate::record::{Measurement, Report};
+use crate::record::Report;
 use crate::size::Size;
 use crate::table::Table;
+use crate::verdict::Verdict;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Charts are drawn in the colours of a light page; a dark one replaces each of them.
 const STYLE: &str = include_str!("page.css");
 
-/// The report as a page.
+/// The report as a page: what it answers, then tables and plots for whoever decides, then the
+/// evidence, folded away.
 pub fn render(report: &Report, readers: &[Reader]) -> String {
+    let mut sections = answers(report, readers);
+    let first_of_evidence = sections.len();
+    sections.extend(evidence(report, readers));
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -23,37 +30,126 @@ pub fn render(report: &Report, readers: &[Reader]) -> String {
                 style { (PreEscaped(STYLE)) }
             }
             body {
-                @if let Some(trust) = &report.trust {
-                    p.warning[!trust.trusted] { (trust.line()) }
-                }
                 h1 { "What memory management costs guests" }
-                p.lead { "Measured by Slat on " (report.host.cpu.model) ", Linux " (report.host.kernel.release) "." }
+                @if let Some(trust) = &report.trust {
+                    p.quiet[trust.trusted].warning[!trust.trusted] { (trust.line()) }
+                }
                 @if report.partial {
                     p.warning { "Interrupted: this is a part of what was asked for." }
                 }
-                @for table in tables::all(&report.results, readers) { (table_section(&table)) }
-                (chart_section(report, readers))
-                (distributions(report, readers))
-                @for table in long(&report.results, readers) { (table_section(&table)) }
-                (meaning(report, readers))
+                (verdict(&report.verdict))
+                p.lead { (when(report)) }
+                nav { ul { @for (place, section) in sections.iter().enumerate() {
+                    li { a href=(format!("#s{place}")) { (section.title) } }
+                } } }
+                @for (place, section) in sections.iter().enumerate() {
+                    @if place < first_of_evidence {
+                        section id=(format!("s{place}")) { h2 { (section.title) } (section.content) }
+                    } @else {
+                        details id=(format!("s{place}")) { summary { (section.title) } (section.content) }
+                    }
+                }
                 h2 { "Run it again" }
                 pre { (command_line(&report.command)) }
-                (host_section(report))
             }
         }
     };
     page.into_string()
 }
 
-/// Tables that are too long for a terminal.
-fn long(results: &[Measurement], readers: &[Reader]) -> Vec<Table> {
-    readers.iter().flat_map(|reader| (reader.long)(&reader.own(results))).collect()
+/// A part of the page that the contents name.
+struct Section {
+    title: String,
+    content: Markup,
 }
 
-fn table_section(table: &Table) -> Markup {
-    let class = |index: usize| if index < table.labels { "label" } else { "" };
+/// What somebody reads who decides.
+fn answers(report: &Report, readers: &[Reader]) -> Vec<Section> {
+    let mut sections = Vec::new();
+    for reader in readers {
+        let own = reader.own(&report.results);
+        if !reader.folded {
+            sections.extend((reader.tables)(&own).iter().map(table_section));
+        }
+        sections.extend((reader.plots)(&own).into_iter().map(|chart| Section {
+            title: chart.title,
+            content: html! { figure { (PreEscaped(chart.svg)) } },
+        }));
+    }
+    sections.extend(tables::unread(&report.results, readers).iter().map(table_section));
+    if !report.skipped.is_empty() {
+        sections.push(Section {
+            title: "Not measured".to_owned(),
+            content: html! { ul {
+                @for skipped in &report.skipped { li { b { (skipped.what) } ": " (skipped.reason) } }
+            } },
+        });
+    }
+    sections
+}
+
+/// What somebody opens who doubts.
+fn evidence(report: &Report, readers: &[Reader]) -> Vec<Section> {
+    let section = |title: &str, content| Section { title: title.to_owned(), content };
+    let mut sections =
+        vec![section("What limits the meaning of these figures", meaning(report, readers))];
+    for reader in readers {
+        let own = reader.own(&report.results);
+        if reader.folded {
+            sections.extend((reader.tables)(&own).iter().map(table_section));
+        }
+        sections.extend((reader.long)(&own).iter().map(table_section));
+    }
+    let own = readers.iter().map(|reader| (reader.charts)(&reader.own(&report.results)));
+    let charts: Vec<_> = own.flatten().collect();
+    if !charts.is_empty() {
+        sections.push(section(
+            "Every sample",
+            html! {
+                p.common { (DOTS) }
+                @for chart in charts {
+                    figure { figcaption { (chart.title) } (PreEscaped(chart.svg)) }
+                }
+            },
+        ));
+    }
+    let scenarios = charts::distributions::all(&report.results, readers);
+    if !scenarios.is_empty() {
+        sections.push(section("Distributions", distributions(&scenarios)));
+    }
+    sections.push(section("The host", host_section(report)));
+    sections
+}
+
+fn verdict(verdict: &Verdict) -> Markup {
     html! {
-        h2 { (table.title) }
+        @if !verdict.is_empty() {
+            ul.verdict { @for sentence in &verdict.says { li { (sentence) } } }
+        }
+        @if !verdict.settings.is_empty() {
+            p.lead { "To set:" }
+            dl { @for setting in &verdict.settings {
+                dt { (setting.of) } dd { pre { (setting.line) } }
+            } }
+        }
+    }
+}
+
+/// When, for how long, by what and where.
+fn when(report: &Report) -> String {
+    let (cpu, kernel) = (&report.host.cpu.model, &report.host.kernel.release);
+    let time = report.trust.as_ref().map_or_else(String::new, |trust| {
+        let began = UNIX_EPOCH + Duration::from_secs(trust.began);
+        let began = humantime::format_rfc3339_seconds(began).to_string();
+        let began = began.replace('T', " ").replace('Z', " UTC");
+        format!(", {began}, in {}", seconds(trust.seconds))
+    });
+    format!("Measured by slat {} on {cpu}, Linux {kernel}{time}.", report.tool)
+}
+
+fn table_section(table: &Table) -> Section {
+    let class = |index: usize| if index < table.labels { "label" } else { "" };
+    let content = html! {
         p.common { (table.common) }
         div.wide {
             table {
@@ -66,7 +162,8 @@ fn table_section(table: &Table) -> Markup {
             }
         }
         @for note in &table.notes { p.note { (note) } }
-    }
+    };
+    Section { title: table.title.clone(), content }
 }
 
 /// How charts of samples are read.
@@ -74,35 +171,17 @@ const DOTS: &str = "Each dot is one sample. Bars behind dots reach from the lowe
                     quartile, with a mark at the median. Where values spread far, the scale is \
                     logarithmic.";
 
-fn chart_section(report: &Report, readers: &[Reader]) -> Markup {
-    let own = readers.iter().map(|reader| (reader.charts)(&reader.own(&report.results)));
-    let charts: Vec<_> = own.flatten().collect();
+/// How the samples of everything else spread.
+fn distributions(scenarios: &[charts::distributions::Scenario]) -> Markup {
     html! {
-        @if !charts.is_empty() {
-            h2 { "Every sample" }
-            p.common { (DOTS) }
-            @for chart in charts {
-                figure { figcaption { (chart.title) } (PreEscaped(chart.svg)) }
-            }
+        p.common {
+            (DOTS) " Of many samples there is a line: the part of them that does not exceed a value."
         }
-    }
-}
-
-/// How the samples of everything else spread, to be opened where somebody doubts a figure.
-fn distributions(report: &Report, readers: &[Reader]) -> Markup {
-    let scenarios = charts::distributions::all(&report.results, readers);
-    html! {
-        @if !scenarios.is_empty() {
-            h2 { "Distributions" }
-            p.common {
-                (DOTS) " Of many samples there is a line: the part of them that does not exceed a value."
-            }
-            @for scenario in &scenarios {
-                details open[scenarios.len() == 1] {
-                    summary { (scenario.name) " (" (scenario.charts.len()) ")" }
-                    @for chart in &scenario.charts {
-                        figure { figcaption { (chart.title) } (PreEscaped(&chart.svg)) }
-                    }
+        @for scenario in scenarios {
+            details open[scenarios.len() == 1] {
+                summary { (scenario.name) " (" (scenario.charts.len()) ")" }
+                @for chart in &scenario.charts {
+                    figure { figcaption { (chart.title) } (PreEscaped(&chart.svg)) }
                 }
             }
         }
@@ -120,17 +199,12 @@ fn meaning(report: &Report, readers: &[Reader]) -> Markup {
         }
     }
     html! {
-        h2 { "What limits the meaning of these figures" }
         ul {
             li { "Times belong to this machine and this run. Ratios within the run are what may be compared; counts are exact everywhere." }
             @if is_guest {
                 li { "This machine is itself a guest: its times are those of two hypervisors, and other guests share its caches and memory." }
             }
             @for sentence in limits { li { (sentence) } }
-        }
-        @if !report.skipped.is_empty() {
-            h2 { "Not measured" }
-            ul { @for skipped in &report.skipped { li { b { (skipped.what) } ": " (skipped.reason) } } }
         }
     }
 }
@@ -174,7 +248,6 @@ fn host_section(report: &Report) -> Markup {
         }
     }
     html! {
-        h2 { "The host" }
         table.host { tbody { @for (name, value) in &lines { tr { td { (name) } td { (value) } } } } }
     }
 }
@@ -200,9 +273,10 @@ mod tests {
     #[test]
     fn the_page_refers_to_nothing_outside_itself() {
         let page = render(&fake::report(), &[]);
-        for reference in ["://", "src=", "<link", "@import", "url(", "<script", "href="] {
+        for reference in ["://", "src=", "<link", "@import", "url(", "<script"] {
             assert!(!page.contains(reference), "the page contains {reference}");
         }
+        assert_eq!(page.matches("href=").count(), page.matches("href=\"#s").count());
     }
 
     #[test]
@@ -213,6 +287,20 @@ mod tests {
         assert_eq!(page.matches("<details>").count(), 2);
         report.results.retain(|m| m.scenario == "execute");
         assert_eq!(render(&report, &[]).matches("<details open>").count(), 1);
+    }
+
+    #[test]
+    fn the_verdict_and_the_contents_come_before_any_table() {
+        let verdict = Verdict::says(["It costs little.".to_owned()]);
+        let page = render(&Report { verdict, ..fake::report() }, &[]);
+        let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}"));
+        assert!(at("A quiet run") < at("It costs little."));
+        assert!(at("It costs little.") < at("2023-11-14 22:13:20 UTC, in 12.5 s"));
+        assert!(at("12.5 s") < at("<nav>") && at("<nav>") < at("<table"));
+        assert!(at("<table") < at("<details") && at("<details") < at("table class=\"host\""));
+        for place in 0..page.matches("href=").count() {
+            assert!(page.contains(&format!("id=\"s{place}\"")), "{place}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::text;
 use crate::reader::Reader;
 use crate::record::Report;
 use crate::table::Table;
+use crate::verdict::Setting;
 use std::fmt::Write;
 
 /// The whole report: where it was taken and by which command, so that others can do it again.
@@ -14,6 +15,15 @@ pub fn render(report: &Report, readers: &[Reader]) -> String {
     let trust = report.trust.as_ref().map(|trust| trust.line() + "\n\n").unwrap_or_default();
     let mut markdown =
         format!("{trust}`{command}` (slat {})\n\n{}\n\n", report.tool, text::host(report));
+    for sentence in &report.verdict.says {
+        let _ = writeln!(markdown, "- {sentence}");
+    }
+    for Setting { of, line } in &report.verdict.settings {
+        let _ = writeln!(markdown, "- {of}: `{line}`");
+    }
+    if !report.verdict.is_empty() {
+        markdown.push('\n');
+    }
     if report.partial {
         markdown += "**Interrupted**: this is a part of what was asked for.\n\n";
     }

@@ -6,23 +6,24 @@
 pub mod asked;
 pub mod counts;
 
-use crate::numbers::with_wide_spread;
 use crate::param::{heading, rank, shown};
 use crate::reader::Reader;
 use crate::record::Measurement;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
-use crate::unit::Unit;
 use serde_json::{Map, Value};
 
 /// All tables that the results fill: each reader's, in the readers' order, and a plain one for
 /// results that none of them reads.
 pub fn all(results: &[Measurement], readers: &[Reader]) -> Vec<Table> {
-    let mut tables: Vec<Table> =
-        readers.iter().flat_map(|reader| (reader.tables)(&reader.own(results))).collect();
+    let read = readers.iter().flat_map(|reader| (reader.tables)(&reader.own(results)));
+    read.chain(unread(results, readers)).collect()
+}
+
+/// Plain tables of the results that no reader reads.
+pub fn unread(results: &[Measurement], readers: &[Reader]) -> Vec<Table> {
     let unread = |m: &&Measurement| !readers.iter().any(|reader| (reader.reads)(m));
-    tables.extend(plain(&results.iter().filter(unread).cloned().collect::<Vec<_>>()));
-    tables
+    plain(&results.iter().filter(unread).cloned().collect::<Vec<_>>())
 }
 
 /// A table for each scenario and target: settings down, variants across.
@@ -73,10 +74,7 @@ fn value(m: Option<&Measurement>) -> String {
     let Some((m, summary)) = m.and_then(|m| Some((m, Summary::of(&m.samples)?))) else {
         return NOTHING.to_owned();
     };
-    match m.unit == Unit::SECONDS {
-        true => with_wide_spread(&summary),
-        false => m.unit.shown(summary.median),
-    }
+    m.unit.with_spread(&summary)
 }
 
 /// Measurements that differ only in their variant (or in what `ignoring` names): one row.

@@ -5,6 +5,7 @@ use crate::reader::Reader;
 use crate::record::Report;
 use crate::record::Skipped;
 use crate::table::Table;
+use crate::verdict::{Setting, Verdict};
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Row, Table as Grid, TableStyle,
     Width,
@@ -40,14 +41,29 @@ pub fn host(report: &Report) -> String {
     )
 }
 
-/// The first lines: whether the run can be trusted, the machine, and whether this is a part.
+/// The first lines: whether the run can be trusted, what it answers, the machine, and whether this
+/// is a part.
 pub fn header(text: &mut String, report: &Report, width: u16) {
     if let Some(trust) = &report.trust {
         wrap(text, &trust.line(), "", width);
     }
+    verdict(text, &report.verdict, width);
     wrap(text, &host(report), "", width);
     if report.partial {
         text.push_str("\nINTERRUPTED: this is a part of what was asked for.\n");
+    }
+}
+
+/// What the results answer, and what to set.
+fn verdict(text: &mut String, verdict: &Verdict, width: u16) {
+    for sentence in &verdict.says {
+        let options = Options::new(width.into()).initial_indent("- ").subsequent_indent("  ");
+        let _ = writeln!(text, "{}", textwrap::fill(sentence, options.break_words(false)));
+    }
+    let widest = verdict.settings.iter().map(|setting| setting.of.chars().count()).max();
+    for Setting { of, line } in &verdict.settings {
+        // A line that is to be typed is not broken.
+        let _ = writeln!(text, "    {of:width$}  {line}", width = widest.unwrap_or(0));
     }
 }
 

@@ -6,6 +6,7 @@ use crate::merge;
 use crate::merge::files::{self, Found};
 use crate::plan::run::State;
 use crate::plan::{self, Plan, share_of};
+use crate::reader;
 use crate::report::{markdown, merged, plan as report, text};
 use crate::scenario::Program;
 use crate::session::Session;
@@ -58,10 +59,12 @@ pub fn merge(program: &Program, args: &MergeArgs) -> anyhow::Result<ExitCode> {
     let found = files::read(&args.paths, &args.output, args.skip_bad)?;
     let Found { reports, bad, failed } = found;
     crate::files::writable(&args.output)?;
-    let hosts = merge::merge(reports, args.any_name, &super::command(program, std::env::args()));
-    for host in &hosts {
-        let _ = Output::prepare(&args.output.join(&host.name))?
-            .write(&host.report, &(program.readers)())?;
+    let mut hosts =
+        merge::merge(reports, args.any_name, &super::command(program, std::env::args()));
+    let readers = (program.readers)();
+    for host in &mut hosts {
+        host.report.verdict = reader::verdict(&host.report.results, &readers);
+        let _ = Output::prepare(&args.output.join(&host.name))?.write(&host.report, &readers)?;
     }
     let tables = merged::tables(&hosts, &bad, &failed);
     let json = serde_json::to_string_pretty(&merged::value_of(&hosts, &bad, &failed))? + "\n";

@@ -1,0 +1,130 @@
+//! What logging costs guests, by the page: the verdict on dirty logging, and the main job's table.
+
+use slat_lab::numbers::{seconds, with_wide_spread};
+use slat_lab::record::Measurement;
+use slat_lab::report::tables::rows;
+use slat_lab::stats::{Summary, median};
+use slat_lab::table::Table;
+use slat_lab::verdict::Verdict;
+
+/// A guest, logged in one way.
+struct Logged {
+    pages: String,
+    way: &'static str,
+    /// Seconds of a vCPU, for a page: its first touch, a write, what logging adds to a write.
+    touch: f64,
+    plain: f64,
+    logging: f64,
+    /// The same, as it is printed, with its spread.
+    shown: String,
+    /// Seconds.
+    longest: f64,
+    /// Seconds of each round.
+    calls: f64,
+}
+
+fn guests(results: &[Measurement]) -> Option<Vec<Logged>> {
+    let rows = rows(results, "dirty-log", &["vcpu"]);
+    let all: Vec<Logged> = rows
+        .iter()
+        .filter_map(|row| {
+            let all = |variant: &str| {
+                let of = |m: &&&Measurement| m.variant == variant;
+                row.measurements.iter().filter(of).copied().collect::<Vec<_>>()
+            };
+            let whole =
+                |variant: &str| row.whole(variant).and_then(|m| median(&m.samples)).unwrap_or(0.0);
+            let page = |variant: &str| {
+                let each = all(variant).into_iter().filter(|m| m.params.contains_key("vcpu"));
+                let each = each.filter_map(|m| {
+                    let pages = m.counts.get("pages").filter(|pages| **pages > 0)?;
+                    Some(median(&m.samples)? / *pages as f64)
+                });
+                each.reduce(f64::max)
+            };
+            let on = |name: &str| row.params.get(name)?.as_bool();
+            Some(Logged {
+                pages: row.param("backing")?.to_owned(),
+                way: way(on("manual_protect")?, on("initially_set")?),
+                touch: page("populate")?,
+                plain: page("warm")?,
+                logging: whole("dirty-stall-page"),
+                shown: row
+                    .whole("dirty-stall-page")
+                    .and_then(|m| Some(with_wide_spread(&Summary::of(&m.samples)?)))
+                    .unwrap_or_default(),
+                longest: whole("dirty-stall-max"),
+                calls: whole("get") + whole("clear"),
+            })
+        })
+        .collect();
+    (!all.is_empty()).then_some(all)
+}
+
+/// A way of logging, as `slat bench migrate --way` names it.
+fn way(manual_protect: bool, initially_set: bool) -> &'static str {
+    match (manual_protect, initially_set) {
+        (false, _) => "legacy",
+        (true, false) => "manual",
+        (true, true) => "initially-set",
+    }
+}
+
+/// What a logged write costs, and where the time of the vCPUs went.
+pub fn verdict(results: &[Measurement]) -> Verdict {
+    let Some(guests) = guests(results) else { return Verdict::default() };
+    let known = || guests.iter().filter(|guest| !guest.shown.is_empty());
+    let least = known().min_by(|a, b| a.logging.total_cmp(&b.logging));
+    let most = known().max_by(|a, b| a.logging.total_cmp(&b.logging));
+    let Some((least, most)) = least.zip(most) else {
+        return Verdict::says([
+            "What a logged write costs cannot be told here: nothing is known of \
+             this host's stalls."
+                .to_owned(),
+        ]);
+    };
+    let said = |it: &Logged| format!("{} ({} pages, {})", it.shown, it.pages, it.way);
+    let cost = match guests.len() {
+        1 => said(least),
+        _ => format!("{} to {}", said(least), said(most)),
+    };
+    Verdict::says([format!(
+        "A page whose writes are logged costs the vCPU that writes it {cost} more in each round; \
+         a write without a log takes {}.",
+        seconds(least.plain)
+    )])
+}
+
+/// Those of a run that logged several guests by phases; what the main job shows of them.
+pub fn table(results: &[Measurement]) -> Option<Table> {
+    let guests = guests(results)?;
+    let rows = guests.iter().map(|guest| {
+        let labels = [guest.pages.clone(), guest.way.to_owned()];
+        let times =
+            [guest.touch, guest.plain, guest.plain + guest.logging, guest.longest, guest.calls];
+        labels.into_iter().chain(times.map(seconds)).collect()
+    });
+    Some(Table {
+        title: "What memory management costs a guest on this host (KVM)".to_owned(),
+        common: String::new(),
+        columns: [
+            "pages",
+            "log",
+            "first touch",
+            "write",
+            "logged write",
+            "longest stall",
+            "get + clear",
+        ]
+        .map(str::to_owned)
+        .into(),
+        labels: 2,
+        rows: rows.collect(),
+        notes: vec![
+            "The first three: time of a vCPU for a page, faults and the write itself; the logged \
+             write and the longest stall by the vCPU's own clock, without what the scheduler \
+             took. get + clear are the VMM's calls in one round, for all of the guest."
+                .to_owned(),
+        ],
+    })
+}

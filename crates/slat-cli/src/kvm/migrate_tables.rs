@@ -1,0 +1,246 @@
+//! How migrations read: what they did to the guest, what they would do to a larger one, and their
+//! course.
+
+use super::forecast::{self, Guest};
+use super::tables::{Column, LOST, MEANING, columns, is, of};
+use slat_lab::numbers::{bytes, seconds, thousands};
+use slat_lab::rate::Rate;
+use slat_lab::reader::{Chart, Reader};
+use slat_lab::record::Measurement;
+use slat_lab::report::charts::{sweep, timeline};
+use slat_lab::report::tables::{Labels, Row, rows};
+use slat_lab::verdict::Verdict;
+use std::collections::BTreeSet;
+
+const NAME: &str = "migrate";
+const MIB: f64 = (1 << 20) as f64;
+const TITLE: &str = "Migrating a running guest (KVM)";
+const COPIED: &str = "Copied into a second memory, no faster than the link, and held against it \
+    word by word. “written at” and “copied at”: what was reached of the dirty rate and of the link \
+    that were asked for. Rounds with * did not come to fit into the downtime allowed: the guest was \
+    stopped all the same.";
+
+/// What its table shows.
+const COLUMNS: &[Column] = &[
+    ("total", "total"),
+    ("downtime", "downtime"),
+    ("rounds", "rounds"),
+    ("copied", "copied"),
+    ("write-rate", "written at"),
+    ("copy-rate", "copied at"),
+    ("loss", "guest lost"),
+    ("loss-worst", "worst second"),
+];
+
+/// What the page shows besides.
+const CALLS: &[Column] = &[
+    ("enable", "enable"),
+    ("get-longest-call", "longest get"),
+    ("clear-longest-call", "longest clear"),
+];
+
+/// A guest as many have it, for which is told what a migration would do to it.
+const USUAL: f64 = 16.0 * 1024.0 * MIB;
+
+/// How migrations read.
+pub const READER: Reader = Reader {
+    reads: |m| is(m, NAME),
+    verdict,
+    tables: |results| of(results, NAME, TITLE, COLUMNS, &format!("{COPIED} {LOST}")),
+    long: |results| {
+        let title = "Calls of a migration (KVM)";
+        columns(results, NAME, title, CALLS, "Medians over runs.").into_iter().collect()
+    },
+    plots,
+    meaning: MEANING,
+    ..Reader::NONE
+};
+
+/// The least and the most of all samples of a variant.
+fn range(rows: &[Row<'_>], variant: &str) -> Option<(f64, f64)> {
+    let samples = || rows.iter().filter_map(|row| row.whole(variant)).flat_map(|m| &m.samples);
+    Some((samples().copied().reduce(f64::min)?, samples().copied().reduce(f64::max)?))
+}
+
+fn number(row: &Row<'_>, name: &str) -> Option<f64> {
+    row.params.get(name)?.as_f64()
+}
+
+fn verdict(results: &[Measurement]) -> Verdict {
+    let rows = rows(results, NAME, &["vcpu"]);
+    let rates: BTreeSet<u64> =
+        rows.iter().filter_map(|row| number(row, "dirty_rate").map(|rate| rate as u64)).collect();
+    let of_rate = |rate: &u64| {
+        let (own, _): (Vec<Row<'_>>, Vec<Row<'_>>) = self::rows(results, NAME, &["vcpu"])
+            .into_iter()
+            .partition(|row| number(row, "dirty_rate") == Some(*rate as f64));
+        sentence(&own, *rate as f64)
+    };
+    let measured = rates.iter().filter_map(of_rate);
+    Verdict::says(measured.chain(rows.first().and_then(|row| larger(&rows, row))))
+}
+
+/// What was measured at one dirty rate.
+fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
+    let first = rows.first()?;
+    let (written, link) = (range(rows, "write-rate")?, number(first, "link")?);
+    let (total, downtime) = (range(rows, "total")?, range(rows, "downtime")?);
+    let runs: usize = rows.iter().filter_map(|row| Some(row.whole("total")?.samples.len())).sum();
+    // The counts of several runs are one where they agree.
+    let count = |row: &Row<'_>, name: &str| row.whole("run")?.counts.get(name).copied();
+    let always = rows.iter().all(|row| count(row, "converged") == Some(1));
+    let never = rows.iter().all(|row| count(row, "converged") == Some(0));
+    let converged = match (always, never) {
+        (true, _) => "each converged",
+        (_, true) => "none converged",
+        _ => "some did not converge",
+    };
+    let copied = range(rows, "copy-rate")?;
+    Some(format!(
+        "{} that {} asked to write {} wrote {} and migrated in {} over a link of {} (copied at {}), \
+         {converged}, and stood still for {} ({} allowed; {runs} runs).",
+        bytes(number(first, "memory")? as u64),
+        if number(first, "vcpus")? == 1.0 { "a vCPU was" } else { "vCPUs were" },
+        Rate(asked),
+        rate(written),
+        times(total),
+        Rate(link),
+        rate(copied),
+        times(downtime),
+        seconds(number(first, "max_downtime_ms")? / 1e3),
+    ))
+}
+
+/// What would become of a guest of the usual size.
+fn larger(rows: &[Row<'_>], first: &Row<'_>) -> Option<String> {
+    let (slow, fast) = range(rows, "copy-rate")?;
+    // What a guest writes that was asked to write this much, not what a slowed one did.
+    let writes = number(first, "dirty_rate")?;
+    let guest = |copied: f64| {
+        Some(Guest {
+            memory: USUAL,
+            writes,
+            copied: copied * MIB,
+            max_downtime: number(first, "max_downtime_ms")? / 1e3,
+            max_rounds: number(first, "max_rounds")? as u32,
+        })
+    };
+    let (best, worst) = (forecast::of(&guest(fast)?), forecast::of(&guest(slow)?));
+    let converges = match (best.converges, worst.converges) {
+        (true, true) => "would converge",
+        (false, false) => "would not converge",
+        _ => "might not converge",
+    };
+    Some(format!(
+        "By calculation from the rates copied at here, a guest of {} that goes on to write {} would \
+         migrate in {}, stand still for {}, and {converges}; from {} MiB/s on no guest does.",
+        bytes(USUAL as u64),
+        Rate(writes),
+        times((best.total, worst.total)),
+        times((best.downtime, worst.downtime)),
+        thousands(slow as i64),
+    ))
+}
+
+/// Two times, the shorter first.
+fn times((one, other): (f64, f64)) -> String {
+    let (least, most) = (seconds(one.min(other)), seconds(one.max(other)));
+    if least == most { least } else { format!("{least} to {most}") }
+}
+
+fn rate((least, most): (f64, f64)) -> String {
+    let [least, most] = [least, most].map(|rate| thousands(rate.round() as i64));
+    if least == most { format!("{least} MiB/s") } else { format!("{least} to {most} MiB/s") }
+}
+
+fn plots(results: &[Measurement]) -> Vec<Chart> {
+    let rows = rows(results, NAME, &["vcpu"]);
+    let labels = Labels::of(&rows);
+    let named = |row: &Row<'_>| {
+        let parts = labels.headings().zip(labels.cells(row));
+        parts.map(|(heading, cell)| format!("{heading} {cell}")).collect::<Vec<_>>().join(", ")
+    };
+    let course = |row: &Row<'_>| {
+        let samples = |variant: &str| row.whole(variant).map(|m| m.samples.clone());
+        let pairs = |x: &str, y: &str| -> Option<Vec<(f64, f64)>> {
+            Some(samples(x)?.into_iter().zip(samples(y)?).collect())
+        };
+        let memory = number(row, "memory")? / MIB;
+        let page = slat_kvm::Backing::Small.page_size() as f64 / MIB;
+        let left = pairs("pass-at", "pass-left")?;
+        let stop = samples("pass-stop")?;
+        let left: Vec<_> = [(0.0, memory)]
+            .into_iter()
+            .chain(left.into_iter().map(|(at, pages)| (at, pages * page)))
+            .chain([(*stop.get(1)?, 0.0)])
+            .collect();
+        let name = named(row);
+        let title = match name.is_empty() {
+            true => "The course of a migration".to_owned(),
+            false => format!("The course of a migration: {name}"),
+        };
+        timeline::chart(&title, &pairs("pace-at", "pace")?, &left, (*stop.first()?, *stop.get(1)?))
+    };
+    let mut ways: Vec<(String, Vec<sweep::Point>)> = Vec::new();
+    for row in &rows {
+        let median = |variant: &str| slat_lab::stats::median(&row.whole(variant)?.samples);
+        let point = median("write-rate").zip(median("total")).map(|(x, y)| sweep::Point {
+            x,
+            y,
+            reached: row.whole("run").is_some_and(|m| m.counts.get("converged") == Some(&1)),
+        });
+        let way = row.param("way").unwrap_or_default();
+        match ways.iter_mut().find(|(known, _)| known == way) {
+            Some((_, points)) => points.extend(point),
+            None => ways.push((way.to_owned(), point.into_iter().collect())),
+        }
+    }
+    let swept = ways.iter().any(|(_, points)| points.len() > 1);
+    let converge = swept.then(|| {
+        let axes = ["MiB/s that the guest wrote", "time of the migration"];
+        sweep::chart("Will it converge? Hollow: it did not", axes, &ways)
+    });
+    converge.flatten().into_iter().chain(rows.iter().filter_map(course)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slat_lab::fake;
+
+    fn migrations() -> Vec<Measurement> {
+        fake::kvm().into_iter().filter(READER.reads).collect()
+    }
+
+    #[test]
+    fn what_was_asked_stands_beside_what_was_reached() {
+        let says = verdict(&migrations()).says;
+        assert_eq!(says.len(), 2, "{says:?}");
+        for words in ["asked to write 500 MiB/s wrote 276 to 316 MiB/s", "copied at 1,000 to 1,030"]
+        {
+            assert!(says[0].contains(words), "{says:?}");
+        }
+        assert!(
+            says[0].contains("some did not converge") && says[0].contains("6 runs"),
+            "{says:?}"
+        );
+        assert!(says[1].contains("from 999 MiB/s on no guest does"), "{says:?}");
+    }
+
+    #[test]
+    fn each_way_has_its_course_and_a_sweep_only_what_was_swept() {
+        let mut results = migrations();
+        let titles = |results: &[Measurement]| -> Vec<String> {
+            plots(results).into_iter().map(|chart| chart.title).collect()
+        };
+        assert_eq!(titles(&results).len(), 2);
+        let slower = migrations().into_iter().map(|mut m| {
+            m.params.insert("dirty_rate".to_owned(), 1_048_576u64.into());
+            m
+        });
+        results.extend(slower);
+        let titles = titles(&results);
+        assert_eq!(titles.len(), 5, "{titles:?}");
+        assert!(titles[0].starts_with("Will it converge?"), "{titles:?}");
+    }
+}

@@ -1,0 +1,36 @@
+//! What a report answers, in plain words: the first thing that it says.
+
+use serde::{Deserialize, Serialize};
+
+/// The answer, and what follows from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Verdict {
+    /// Sentences, the one that matters most first.
+    pub says: Vec<String>,
+    /// What to set. A setting is here only if the results show that it is better.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub settings: Vec<Setting>,
+}
+
+/// What to set somewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Setting {
+    /// Where: `QEMU`, `libvirt`.
+    pub of: String,
+    /// The line, as it is typed there; or why there is none.
+    pub line: String,
+}
+
+impl Verdict {
+    /// Without settings.
+    pub fn says(says: impl IntoIterator<Item = String>) -> Self {
+        Self { says: says.into_iter().collect(), settings: Vec::new() }
+    }
+
+    /// Whether there is nothing to say.
+    pub fn is_empty(&self) -> bool {
+        self.says.is_empty() && self.settings.is_empty()
+    }
+}
