@@ -69,7 +69,7 @@ pub struct Report {
     pub partial: bool,
     /// The version of this program.
     pub tool: Cow<'static, str>,
-    /// What went on beside the run; of an older report it is not known, nor of several joined.
+    /// What went on beside the run; of an older report it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust: Option<Trust>,
     /// Where it ran.
