@@ -17,6 +17,7 @@ pub mod migrate;
 pub mod options;
 mod phases;
 pub mod populate;
+pub mod repeat;
 mod runs;
 mod stalls;
 mod tables;

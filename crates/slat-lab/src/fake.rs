@@ -26,6 +26,7 @@ pub fn report() -> Report {
                 .to_owned(),
             failed: false,
         }],
+        repeated: Vec::new(),
     }
 }
 

@@ -147,6 +147,8 @@ fn joined<'r>(reports: impl Iterator<Item = &'r Report>, command: &[String]) -> 
         command: command.to_vec(),
         results,
         skipped,
+        // More samples than any of the runs had are exact otherwise.
+        repeated: Vec::new(),
     }
 }
 

@@ -6,6 +6,7 @@
 
 use super::live::{Live, middle, stall};
 use super::options::{GuestArgs, QUICK_RUN};
+use super::repeat::Repeat;
 use super::values::{HotSet, Others};
 use super::{Asked, Pattern};
 use crate::needs::GUEST;
@@ -21,7 +22,6 @@ use slat_lab::rate::Rate;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
-use slat_lab::turns::order;
 use std::time::Duration;
 
 /// Phases of a run.
@@ -202,16 +202,9 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
         bail!("this host's KVM cannot log dirty pages");
     }
     session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
-    session
-        .start("tune dirty-log", guests.len() as u64 * u64::from(args.guest.run.runs + 1) * PHASES);
-    for run in 0..=args.guest.run.runs as usize {
-        for place in order(run, guests.len()) {
-            if session.interrupted() {
-                break;
-            }
-            guests[place].1.run(session)?;
-        }
-    }
+    let repeat = Repeat::of(&args.guest.run);
+    session.start("tune dirty-log", guests.len() as u64 * repeat.steps() * PHASES);
+    repeat.run(&mut guests.iter_mut().map(|(_, guest)| guest).collect::<Vec<_>>(), session)?;
     session.finish();
     let mut ranked: Vec<(&Way, Vec<f64>, f64)> = guests
         .iter()
@@ -243,7 +236,7 @@ fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
     params.insert("way".to_owned(), way.name.clone().into());
     params.insert("duration".to_owned(), args.duration.as_secs_f64().into());
     params.insert("interval_ms".to_owned(), (args.interval.as_millis() as u64).into());
-    params.insert("runs".to_owned(), args.guest.run.runs.into());
+    params.insert("runs".to_owned(), Repeat::of(&args.guest.run).param());
     pattern.add_to(&mut params);
     let config = Config {
         shape: asked.shape()?,

@@ -6,6 +6,7 @@ use crate::cli::MainArgs;
 use crate::ideas::{self, Sizes};
 use crate::kvm::dirty_log::{DirtyLogArgs, Guest};
 use crate::kvm::options::{GuestArgs, KvmArgs, LogArgs, RunArgs};
+use crate::kvm::repeat::{Repeatable, Times};
 use crate::kvm::values::KvmBacking;
 use slat_lab::cli::ReportFormat;
 use slat_lab::cli::Switch;
@@ -99,7 +100,12 @@ impl Plan {
                 memory: self.guest,
                 vcpus: self.vcpus,
                 backing,
-                run: RunArgs { runs: self.runs, kvm: KvmArgs::default(), quick: false },
+                run: RunArgs {
+                    runs: Times::exactly(self.runs),
+                    until: 10.0,
+                    kvm: KvmArgs::default(),
+                    quick: false,
+                },
             },
             manual_protect,
             initially_set,
@@ -208,7 +214,7 @@ fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
     }
     session.start("guests", guests.iter().flatten().map(Guest::steps).sum());
     let begin = Instant::now();
-    let runs = ways.iter().map(|way| way.guest.run.runs).max().unwrap_or(0);
+    let runs = plan.runs;
     for run in 0..=runs {
         if begin.elapsed() > GUESTS && run > 1 {
             session.skip(

@@ -128,6 +128,10 @@ fn meaning(report: &Report, readers: &[Reader]) -> Markup {
             }
             @for sentence in limits { li { (sentence) } }
         }
+        @if !report.repeated.is_empty() {
+            h2 { (super::text::REPEATED) }
+            ul { @for answer in &report.repeated { li { (answer.line()) } } }
+        }
         @if !report.skipped.is_empty() {
             h2 { "Not measured" }
             ul { @for skipped in &report.skipped { li { b { (skipped.what) } ": " (skipped.reason) } } }
