@@ -23,6 +23,7 @@ pub mod options;
 mod phases;
 pub mod populate;
 mod ranking;
+pub mod repeat;
 mod runs;
 mod stalls;
 mod tables;

@@ -71,7 +71,7 @@ fn the_main_job_answers_both_questions_and_ctrl_c_keeps_what_was_measured() {
     let ideas = report(&path)["results"].as_array().unwrap().clone();
     assert!(ideas.iter().filter(|m| m["scenario"] == "ideas").count() >= 5);
     let begun = folder.path().join("begun");
-    let mut child = spawned("--output", &begun);
+    let mut child = spawned("--output", &begun, &std::env::temp_dir());
     while !begun.exists() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }

@@ -144,29 +144,93 @@ fn slots_come_and_go_beside_vcpus_and_memory_lies_where_it_is_bound() {
     }
 }
 
+/// The report that a run leaves which is told to end after some seconds, and which has left nothing
+/// else: no file, no control group.
+fn told_to_end(line: &str, signal: Signal, seconds: u64) -> serde_json::Value {
+    let folder = tempfile::tempdir().unwrap();
+    let (report, temporary) = (folder.path().join("report"), folder.path().join("tmp"));
+    std::fs::create_dir(&temporary).unwrap();
+    let mut child = spawned(line, &report, &temporary);
+    std::thread::sleep(std::time::Duration::from_secs(seconds));
+    // Twice, as `timeout` does: to the process, and to its group.
+    send(&child, signal);
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    send(&child, signal);
+    let group = format!("slat-{}", child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{line}");
+    let left: Vec<_> = temporary.read_dir().unwrap().flatten().collect();
+    assert!(left.is_empty(), "{line}: {left:?}");
+    // Below which group it would be depends on the host.
+    let groups = walkdir(std::path::Path::new("/sys/fs/cgroup"));
+    assert!(!groups.iter().any(|path| path.ends_with(&group)), "{line}: {group} is left");
+    let text = std::fs::read(report.join("results.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    assert_eq!(report["partial"], true, "{line}");
+    assert!(report["trust"]["seconds"].as_f64().unwrap() > 1.0, "{report}");
+    report
+}
+
+/// All folders below one.
+fn walkdir(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let paths: Vec<_> = folders.map(|entry| entry.path()).collect();
+    let below = paths.iter().flat_map(|path| walkdir(path)).collect::<Vec<_>>();
+    paths.into_iter().chain(below).collect()
+}
+
 #[test]
-fn a_guest_that_is_told_to_end_leaves_a_report_of_what_it_measured() {
+fn a_guest_that_is_told_to_end_leaves_a_report_of_what_it_measured_and_nothing_else() {
     if !kvm_is_usable() {
         return;
     }
-    for line in [
-        "tune dirty-log --memory 8m --runs 1000 --duration 200ms -o",
-        "bench dirty-log --memory 8m --runs 1000 --iterations 50 -o",
+    for (line, signal) in [
+        ("tune dirty-log --memory 8m --runs 1000 --duration 200ms -o", Signal::INT),
+        ("bench dirty-log --memory 8m --runs 1000 --iterations 50 -o", Signal::INT),
+        ("bench dirty-log --memory 8m --runs 9-1000 --until 0.1 --iterations 50 -o", Signal::TERM),
+        ("bench migrate --memory 8m --runs 1000 -o", Signal::INT),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut child = spawned(line, folder.path());
-        std::thread::sleep(std::time::Duration::from_secs(4));
-        // Twice, as `timeout` does: to the process, and to its group.
-        send(&child, Signal::TERM);
-        std::thread::sleep(std::time::Duration::from_millis(5));
-        send(&child, Signal::TERM);
-        assert_eq!(child.wait().unwrap().code(), Some(130), "{line}");
-        let text = std::fs::read(folder.path().join("results.json")).unwrap();
-        let report: serde_json::Value = serde_json::from_slice(&text).unwrap();
-        assert_eq!(report["partial"], true, "{line}");
+        let report = told_to_end(line, signal, 4);
         assert!(!named(&report, "populate").is_empty(), "{report}");
-        assert!(report["trust"]["seconds"].as_f64().unwrap() > 1.0, "{report}");
     }
+}
+
+#[test]
+fn a_run_that_only_warmed_up_stands_and_is_named_so() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let line = "bench memory-stress --memory 64m --iterations 10000 -o";
+    let report = told_to_end(line, Signal::INT, 2);
+    let fills = named(&report, "refill");
+    assert!(fills.iter().any(|m| m["params"]["warm_up"] == true), "{report}");
+    let limit = "bench memory-stress --memory 64m --limit 48m";
+    let quick: Vec<_> = format!("{limit} --quick").split(' ').map(str::to_owned).collect();
+    let words: Vec<_> = quick.iter().map(String::as_str).collect();
+    let done = slat(&words).output().unwrap();
+    if done.status.success() {
+        told_to_end(&format!("{limit} --iterations 10000 -o"), Signal::INT, 2);
+    } else {
+        let why = String::from_utf8_lossy(&done.stderr);
+        eprintln!("skipped in part: no control group can be made: {}", why.trim());
+    }
+}
+
+#[test]
+fn runs_go_on_until_their_answer_is_known_closely_and_say_so() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let words = ["bench", "populate", "-s", "4k", "-v", "1", "--memory", "8m", "--runs", "1-9"];
+    let wide = report(&[&words[..], &["--until", "1000"]].concat());
+    assert_eq!(named(&wide, "populate")[0]["samples"].as_array().unwrap().len(), 6);
+    let said = &wide["repeated"][0];
+    assert_eq!((&said["variant"], &said["runs"]), (&"populate".into(), &6.into()));
+    assert_eq!(said["reached"], true, "{said}");
+    slat(&words).args(["--until", "0.1"]).assert().success().stdout(contains("% asked)"));
+    let fixed = report(&["bench", "populate", "-s", "4k", "-v", "1", "--memory", "8m", "-r", "2"]);
+    assert!(fixed["repeated"].is_null() && fixed["results"][0]["params"]["runs"] == 2);
+    refused(&[&words[..], &["--until", "soon"]].concat(), &["soon", "percentage"]);
 }
 
 #[test]

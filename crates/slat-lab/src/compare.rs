@@ -5,6 +5,7 @@ pub mod groups;
 pub mod ranks;
 
 use crate::failure::bad_input;
+use crate::host::keep_lasting;
 use crate::record::Measurement;
 use crate::record::SCHEMA;
 use crate::stats::{Summary, median};
@@ -42,8 +43,10 @@ impl Run {
         let mut report = read_report(&file)?;
         let results: Result<Vec<Measurement>, _> = serde_json::from_value(report["results"].take());
         let command = serde_json::from_value(report["command"].take());
+        let mut host = report["host"].take();
+        keep_lasting(&mut host);
         Ok(Self {
-            host: report["host"].take(),
+            host,
             tool: report["tool"].take(),
             command: command.with_context(|| format!("{name}: command"))?,
             results: results
@@ -283,29 +286,38 @@ fn host_variables(first: &Run, second: &Run) -> Vec<[String; 3]> {
         "/name",
         "/kernel/release",
         "/kernel/version",
+        "/kernel/command_line",
         "/cpu/microcode",
         "/cpu/governor",
         "/cpu/smt",
+        "/cpu/turbo",
         "/kvm/device",
         "/thp",
         "/hugetlb",
         "/aslr",
         "/numa_nodes",
     ] {
-        say(&path[1..].replace('/', " "), first.host.pointer(path), second.host.pointer(path));
+        let (a, b) = (first.host.pointer(path), second.host.pointer(path));
+        // What a report older than the field does not tell is no difference.
+        if a.is_some() && b.is_some() {
+            say(&path[1..].replace(['/', '_'], " "), a, b);
+        }
     }
     let none = Map::new();
-    let modules = |run: &'_ Run| {
-        run.host.pointer("/kvm/parameters").and_then(Value::as_object).unwrap_or(&none).clone()
+    let map = |value: Option<&Value>| value.and_then(Value::as_object).unwrap_or(&none).clone();
+    let of = |run: &Run, path: &str| map(run.host.pointer(path));
+    let both = |a: &Map<String, Value>, b: &Map<String, Value>| -> BTreeSet<String> {
+        a.keys().chain(b.keys()).cloned().collect()
     };
-    let (a, b) = (modules(first), modules(second));
-    for module in a.keys().chain(b.keys()).collect::<BTreeSet<_>>() {
-        let of = |modules: &Map<String, Value>| {
-            modules.get(module).and_then(Value::as_object).cloned().unwrap_or_default()
-        };
-        let (a, b) = (of(&a), of(&b));
-        for name in a.keys().chain(b.keys()).collect::<BTreeSet<_>>() {
-            say(&format!("{module}.{name}"), a.get(name), b.get(name));
+    let (a, b) = (of(first, "/cpu/mitigations"), of(second, "/cpu/mitigations"));
+    for name in both(&a, &b).into_iter().filter(|_| !a.is_empty() && !b.is_empty()) {
+        say(&format!("vulnerability {}", name.replace('_', " ")), a.get(&name), b.get(&name));
+    }
+    let (a, b) = (of(first, "/kvm/parameters"), of(second, "/kvm/parameters"));
+    for module in both(&a, &b) {
+        let (a, b) = (map(a.get(&module)), map(b.get(&module)));
+        for name in both(&a, &b) {
+            say(&format!("{module}.{name}"), a.get(&name), b.get(&name));
         }
     }
     if first.command != second.command {
@@ -453,6 +465,22 @@ mod tests {
         assert_eq!(comparison.pairs[0].counts["slots_read"], [Some(12), Some(10)]);
         let names: Vec<&str> = comparison.variables.iter().map(|v| &*v[0]).collect();
         assert_eq!(names, ["kernel release", "command"]);
+    }
+
+    #[test]
+    fn what_the_kernel_was_booted_with_and_mitigates_is_told_unless_a_report_is_older() {
+        let of = |kernel: Value, mitigations: Value| Run {
+            host: json!({ "kernel": kernel, "cpu": { "mitigations": mitigations } }),
+            ..run("cpu", &[("x", json!({}), around(1.0))])
+        };
+        let one = of(json!({ "command_line": "ro" }), json!({ "mds": "Vulnerable" }));
+        let two = of(json!({ "command_line": "rw" }), json!({ "mds": "Not affected" }));
+        let names = |a: &Run, b: &Run| {
+            let variables = compare(a, b, 0.05).variables.into_iter();
+            variables.map(|[name, ..]| name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&one, &two), ["kernel command line", "vulnerability mds"]);
+        assert!(names(&one, &of(json!({}), Value::Null)).is_empty());
     }
 
     #[test]

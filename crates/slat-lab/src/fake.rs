@@ -28,6 +28,7 @@ pub fn report() -> Report {
                 .to_owned(),
             failed: false,
         }],
+        repeated: Vec::new(),
     }
 }
 
@@ -43,6 +44,7 @@ pub fn trust() -> Trust {
         load_end: Known(Some(1.5)),
         steal: Known(Some(0.125)),
         waited: Known(Some(3.0)),
+        parts: Vec::new(),
     }
 }
 
@@ -212,8 +214,15 @@ fn host() -> Host {
             microcode: known("0x1"),
             governor: Known(None),
             smt: known("on"),
+            mhz: Known(Some(2100.0)),
+            turbo: Known(None),
+            mitigations: [("mds".to_owned(), known("Not affected"))].into(),
         },
-        kernel: Kernel { release: known("6.18.0"), version: known("#1 SMP") },
+        kernel: Kernel {
+            release: known("6.18.0"),
+            version: known("#1 SMP"),
+            command_line: known("ro quiet"),
+        },
         virtualisation: Virtualisation { hypervisor: Known(Some(true)), product: Known(None) },
         memory: Memory { total: Known(Some(24 << 30)), available: Known(Some(23 << 30)) },
         kvm: Kvm {

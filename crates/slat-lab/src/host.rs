@@ -2,6 +2,7 @@
 //!
 //! Reads files only. Needs no root and changes nothing.
 
+use crate::stats::median;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -103,6 +104,15 @@ pub struct Cpu {
     pub governor: Known<String>,
     /// Whether sibling threads share cores.
     pub smt: Known<String>,
+    /// The frequency as the run began, in MHz: the middle one of all CPUs.
+    #[serde(default)]
+    pub mhz: Known<f64>,
+    /// Whether CPUs may exceed their nominal frequency.
+    #[serde(default)]
+    pub turbo: Known<bool>,
+    /// What the kernel does about each vulnerability of the processor, by the names of its files.
+    #[serde(default)]
+    pub mitigations: BTreeMap<String, Known<String>>,
 }
 
 /// The kernel.
@@ -113,6 +123,9 @@ pub struct Kernel {
     pub release: Known<String>,
     /// As `uname -v` has it.
     pub version: Known<String>,
+    /// What it was booted with.
+    #[serde(default)]
+    pub command_line: Known<String>,
 }
 
 /// Whether the host is itself a guest; its times are then those of two hypervisors.
@@ -191,10 +204,14 @@ impl Host {
                 microcode: field("microcode"),
                 governor: known("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
                 smt: known("sys/devices/system/cpu/smt/control"),
+                mhz: Known(median(&files.frequencies())),
+                turbo: Known(files.turbo()),
+                mitigations: texts(files, "sys/devices/system/cpu/vulnerabilities"),
             },
             kernel: Kernel {
                 release: known("proc/sys/kernel/osrelease"),
                 version: known("proc/sys/kernel/version"),
+                command_line: known("proc/cmdline"),
             },
             virtualisation: Virtualisation {
                 // Only x86 has the flag; elsewhere its absence says nothing.
@@ -226,6 +243,18 @@ impl Host {
     }
 }
 
+/// Takes what changes by itself out of a host as reports have it: two runs are on one host however
+/// that differs.
+pub fn keep_lasting(host: &mut Value) {
+    for path in ["/memory/available", "/cpu/mhz"] {
+        host.pointer_mut(path).map(Value::take);
+    }
+    let pools = host.get_mut("hugetlb").and_then(Value::as_array_mut);
+    for free in pools.into_iter().flatten().filter_map(|pool| pool.get_mut("free")) {
+        free.take();
+    }
+}
+
 /// Bytes that can be had now without pushing anybody else out: what the kernel estimates, or what
 /// is left below the limit of this process's control group, if that is less.
 pub fn memory_available() -> u64 {
@@ -247,15 +276,16 @@ fn kvm_parameters(files: Files<'_>) -> BTreeMap<String, BTreeMap<String, Known<S
     let modules = files.names("sys/module").into_iter().filter(|name| name.starts_with("kvm"));
     modules
         .map(|module| {
-            let folder = format!("sys/module/{module}/parameters");
-            let parameters = files.names(&folder).into_iter();
-            let values = parameters.map(|name| {
-                let value = Known(files.text(format!("{folder}/{name}")));
-                (name, value)
-            });
-            (module, values.collect())
+            let parameters = texts(files, &format!("sys/module/{module}/parameters"));
+            (module, parameters)
         })
         .collect()
+}
+
+/// What each file of a folder says.
+fn texts(files: Files<'_>, folder: &str) -> BTreeMap<String, Known<String>> {
+    let text = |name: &String| Known(files.text(format!("{folder}/{name}")));
+    files.names(folder).into_iter().map(|name| (name.clone(), text(&name))).collect()
 }
 
 fn huge_pools(files: Files<'_>) -> Vec<HugePool> {
@@ -324,6 +354,26 @@ mod tests {
         let pools: Vec<_> = host.hugetlb.iter().map(|p| (p.page_size, p.free.0)).collect();
         assert_eq!(pools, [(2 << 20, Some(500)), (1 << 30, None)]);
         assert_eq!(host.numa_nodes, Known(Some(2)));
+    }
+
+    #[test]
+    fn how_it_was_booted_and_what_it_mitigates_is_read_and_may_be_missing_in_older_reports() {
+        let root = fake(&[
+            ("proc/cmdline", "ro mitigations=auto\n"),
+            ("proc/cpuinfo", "cpu MHz\t: 2100.5\ncpu MHz\t: 800\ncpu MHz\t: 2300\n"),
+            ("sys/devices/system/cpu/vulnerabilities/mds", "Mitigation: Clear CPU buffers\n"),
+            ("sys/devices/system/cpu/intel_pstate/no_turbo", "1\n"),
+        ]);
+        let host = Host::read_below(root.path());
+        assert_eq!(host.kernel.command_line.to_string(), "ro mitigations=auto");
+        assert_eq!((host.cpu.mhz, host.cpu.turbo), (Known(Some(2100.5)), Known(Some(false))));
+        assert_eq!(host.cpu.mitigations["mds"].to_string(), "Mitigation: Clear CPU buffers");
+        let mut json = serde_json::to_value(&host).unwrap();
+        let cpu = json["cpu"].as_object_mut().unwrap();
+        cpu.retain(|name, _| !["mhz", "turbo", "mitigations"].contains(&name.as_str()));
+        json["kernel"].as_object_mut().unwrap().remove("command_line").unwrap();
+        let older: Host = serde_json::from_value(json).unwrap();
+        assert_eq!((older.cpu.mhz, older.kernel.command_line), (Known(None), Known(None)));
     }
 
     #[test]

@@ -7,8 +7,10 @@
 pub mod files;
 
 use crate::child::without_output;
+use crate::host::keep_lasting;
 use crate::record::{Measurement, Skipped};
 use crate::record::{Report, SCHEMA};
+use crate::trust::Trust;
 use crate::verdict::Verdict;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,12 +66,12 @@ pub fn merge(reports: Vec<(PathBuf, Report)>, any_name: bool, command: &[String]
 /// All of what a report says of its host that does not change by itself, and who says it.
 fn fingerprint(report: &Report, any_name: bool) -> Value {
     let mut host = report.host.clone();
-    host.memory.available.0 = None;
-    host.hugetlb.iter_mut().for_each(|pool| pool.free.0 = None);
     if any_name {
         host.name.0 = None;
     }
-    serde_json::json!({ "host": host, "slat": report.tool })
+    let mut print = serde_json::json!({ "host": host, "slat": report.tool });
+    keep_lasting(&mut print["host"]);
+    print
 }
 
 /// A name that can be that of a directory.
@@ -112,10 +114,11 @@ struct Entry {
 fn joined<'r>(reports: impl Iterator<Item = &'r Report>, command: &[String]) -> Report {
     let mut entries: Vec<Entry> = Vec::new();
     let mut skipped: Vec<Skipped> = Vec::new();
-    let (mut host, mut partial) = (None, false);
+    let (mut host, mut partial, mut trusts) = (None, false, Vec::new());
     for report in reports {
         host.get_or_insert_with(|| (report.host.clone(), report.tool.clone()));
         partial |= report.partial;
+        trusts.push(report.trust.as_ref());
         let words = without_output(report.command.get(1..).unwrap_or_default());
         for measurement in &report.results {
             let same = |entry: &&mut Entry| {
@@ -140,12 +143,14 @@ fn joined<'r>(reports: impl Iterator<Item = &'r Report>, command: &[String]) -> 
         schema: SCHEMA,
         partial,
         tool,
-        trust: None,
+        trust: Trust::joined(&trusts),
         verdict: Verdict::default(),
         host,
         command: command.to_vec(),
         results,
         skipped,
+        // More samples than any of the runs had are exact otherwise.
+        repeated: Vec::new(),
     }
 }
 
@@ -252,6 +257,7 @@ mod tests {
         // What changes by itself makes no other host.
         second.1.host.memory.available = Known(Some(1));
         second.1.host.hugetlb[0].free = Known(None);
+        second.1.host.cpu.mhz = Known(Some(800.0));
         let all = merged(vec![report(SPLIT, &[3.0, 1.0]), second]);
         assert_eq!((all.len(), &*all[0].name), (1, "example"));
         assert_eq!(all[0].report.results.len(), 1);
@@ -272,12 +278,34 @@ mod tests {
         let all = merged(reports);
         let names: Vec<_> = all.iter().map(|host| &*host.name).collect();
         assert_eq!(names, ["example", "example-2", "a-b-..-c", "example-3"]);
-        assert_eq!(all[1].differs.len(), 1);
+        assert_eq!(all[1].differs.len(), 1, "{:?}", all[1].differs);
         assert!(all[1].differs[0].contains("kernel.release") && all[1].differs[0].contains("7.0"));
         assert!(all[3].differs[0].starts_with("slat: "), "{:?}", all[3].differs);
 
         let both = vec![report(SPLIT, &[1.0]), other_name];
         assert_eq!(merge(both, true, &[]).len(), 1);
+    }
+
+    #[test]
+    fn a_run_that_was_disturbed_disturbs_what_it_is_joined_with() {
+        let quiet = report(SPLIT, &[1.0]);
+        let mut busy = report(SPLIT, &[2.0]);
+        let trust = crate::trust::Trust { steal: Known(Some(30.0)), ..fake::trust() };
+        busy.1.trust = Some(trust.judged(2, 2));
+        let mut older = report(SPLIT, &[3.0]);
+        older.1.trust = None;
+        let all = merged(vec![quiet, busy, older.clone()]);
+        let trust = all[0].report.trust.as_ref().unwrap();
+        assert_eq!((trust.trusted, trust.steal, trust.parts.len()), (false, Known(Some(30.0)), 3));
+        assert_eq!(trust.parts[2], None);
+        let line = trust.line();
+        assert!(line.starts_with("NOT TO BE TRUSTED: 1 of 3 runs"), "{line}");
+        assert!(line.contains("took 30.0 %") && line.contains("of 1 it is not known"), "{line}");
+        let joined = serde_json::to_value(&all[0].report).unwrap();
+        let joined: Report = serde_json::from_value(joined).unwrap();
+        let again = merged(vec![("m.json".into(), joined), report(SPLIT, &[4.0])]);
+        assert_eq!(again[0].report.trust.as_ref().unwrap().parts.len(), 4);
+        assert_eq!(merged(vec![older])[0].report.trust, None);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What a run produces: the schema of `results.json`, one type for every scenario.
 
-use crate::host::Host;
-use crate::stats::median;
+use crate::host::{Host, Known};
+use crate::numbers::three_digits;
+use crate::stats::{median, median_precision};
 use crate::trust::{Begin, Trust};
 use crate::unit::Unit;
 use crate::verdict::Verdict;
@@ -55,6 +56,45 @@ pub struct Skipped {
     pub failed: bool,
 }
 
+/// How exact an answer is that runs were repeated for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Repeated {
+    /// The guest that was run.
+    pub what: String,
+    /// The answer: the variant of its results, all rounds of a run together.
+    pub variant: String,
+    /// Runs that counted.
+    pub runs: usize,
+    /// Half of where its median lies, nineteen times of twenty, in per cent of it.
+    pub percent: Known<f64>,
+    /// At most this much was asked for.
+    pub asked: f64,
+    /// Whether it was reached, or else time or the most runs came first.
+    pub reached: bool,
+}
+
+impl Repeated {
+    /// What so many runs answered.
+    pub fn new(what: String, variant: String, answers: &[f64], asked: f64) -> Self {
+        let percent = median_precision(answers).map(|part| part * 100.0);
+        let reached = percent.is_some_and(|percent| percent <= asked);
+        Self { what, variant, runs: answers.len(), percent: Known(percent), asked, reached }
+    }
+
+    /// The same for a person.
+    pub fn line(&self) -> String {
+        let Self { what, variant, runs, asked, .. } = self;
+        let s = if *runs == 1 { "" } else { "s" };
+        let found = match self.percent.0 {
+            Some(percent) => format!("±{} % after {runs} run{s}", three_digits(percent)),
+            None => format!("no interval after {runs} run{s}"),
+        };
+        let met = if self.reached { "narrow enough" } else { "not reached" };
+        format!("{what}: {variant} {found}: {met} (±{asked} % asked)")
+    }
+}
+
 /// The version of the schema of `results.json`. A change that a reader can stumble over counts it
 /// up.
 pub const SCHEMA: u32 = 1;
@@ -70,7 +110,7 @@ pub struct Report {
     pub partial: bool,
     /// The version of this program.
     pub tool: Cow<'static, str>,
-    /// What went on beside the run; of an older report it is not known, nor of several joined.
+    /// What went on beside the run; of an older report it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust: Option<Trust>,
     /// What its results answer, in plain words.
@@ -84,6 +124,9 @@ pub struct Report {
     pub results: Vec<Measurement>,
     /// What was not.
     pub skipped: Vec<Skipped>,
+    /// How exact the answers are that runs were repeated for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repeated: Vec<Repeated>,
 }
 
 impl Report {
@@ -142,6 +185,17 @@ fn vcpus(results: &[Measurement]) -> usize {
 mod tests {
     use super::*;
     use crate::fake;
+
+    #[test]
+    fn an_answer_says_how_exact_it_is_and_whether_that_was_asked_for() {
+        let of = |answers: &[f64]| Repeated::new("a".into(), "dirty".into(), answers, 10.0);
+        let narrow = of(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.1]);
+        assert!(narrow.reached);
+        assert_eq!(narrow.line(), "a: dirty ±5.00 % after 6 runs: narrow enough (±10 % asked)");
+        let wide = of(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.4]).line();
+        assert_eq!(wide, "a: dirty ±20.0 % after 6 runs: not reached (±10 % asked)");
+        assert!(of(&[1.0]).line().contains("no interval after 1 run: not reached"));
+    }
 
     /// `UPDATE_SCHEMA=1 cargo test -p slat-lab` writes it.
     #[test]

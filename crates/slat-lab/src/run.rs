@@ -214,6 +214,7 @@ pub fn report(
         command: command(program, std::env::args()),
         results,
         skipped: session.skipped().to_vec(),
+        repeated: session.repeated().to_vec(),
     }
 }
 

@@ -2,14 +2,14 @@
 
 use crate::failure::Failure;
 use crate::host;
-use crate::record::Skipped;
+use crate::record::{Repeated, Skipped};
 use crate::trust;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// One run of the command.
@@ -21,6 +21,8 @@ pub struct Session {
     /// Where nobody sees a bar: the part that runs, when it began, when the last line was printed.
     lines: Option<Mutex<Lines>>,
     skipped: Vec<Skipped>,
+    repeated: Vec<Repeated>,
+    deadline: OnceLock<Instant>,
     failed: bool,
 }
 
@@ -78,6 +80,8 @@ impl Session {
             on_terminal: false,
             lines: None,
             skipped: Vec::new(),
+            repeated: Vec::new(),
+            deadline: OnceLock::new(),
             failed: false,
         }
     }
@@ -147,6 +151,7 @@ impl Session {
 
     /// From now on there is this much time; then the run is stopped as Ctrl-C stops it.
     pub fn limit(&self, time: Duration) {
+        self.deadline.get_or_init(|| Instant::now() + time);
         let (stop, out_of_time) = (self.stop.clone(), self.out_of_time.clone());
         // Whoever is done earlier takes the thread down with the process.
         std::thread::spawn(move || {
@@ -155,6 +160,11 @@ impl Session {
                 out_of_time.store(true, Ordering::Relaxed);
             }
         });
+    }
+
+    /// How much of it is left, if there is a limit.
+    pub fn left(&self) -> Option<Duration> {
+        self.deadline.get().map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Whether it was the time limit that stopped the run.
@@ -196,6 +206,16 @@ impl Session {
     pub fn skip(&mut self, what: impl Into<String>, reason: impl Into<String>) {
         let (what, reason) = (what.into(), reason.into());
         self.skipped.push(Skipped { what, reason, failed: false });
+    }
+
+    /// Records how exact an answer is that runs were repeated for.
+    pub fn repeat(&mut self, answer: Repeated) {
+        self.repeated.push(answer);
+    }
+
+    /// How exact answers are.
+    pub fn repeated(&self) -> &[Repeated] {
+        &self.repeated
     }
 
     /// Records that something failed while the rest goes on: the report has it, and the exit code says so.
@@ -300,7 +320,9 @@ mod tests {
     #[test]
     fn a_time_limit_stops_and_is_told_from_ctrl_c() {
         let session = Session::quiet();
+        assert_eq!(session.left(), None);
         session.limit(Duration::from_millis(1));
+        assert!(session.left().unwrap() <= Duration::from_millis(1));
         while !session.interrupted() || !session.out_of_time() {
             std::thread::yield_now();
         }

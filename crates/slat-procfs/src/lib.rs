@@ -82,6 +82,30 @@ impl Files<'_> {
         names
     }
 
+    /// What each CPU runs at now, in MHz: by its driver (admin-guide/pm/cpufreq.rst), or else as
+    /// `/proc/cpuinfo` has it, which only some architectures do.
+    pub fn frequencies(&self) -> Vec<f64> {
+        let cpus = "sys/devices/system/cpu";
+        let khz = |cpu| self.number(format!("{cpus}/{cpu}/cpufreq/scaling_cur_freq"));
+        let driver: Vec<f64> =
+            self.names(cpus).into_iter().filter_map(khz).map(|khz| khz as f64 / 1e3).collect();
+        if !driver.is_empty() {
+            return driver;
+        }
+        let cpuinfo = self.text("proc/cpuinfo").unwrap_or_default();
+        let fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+        let mhz = fields.filter(|(name, _)| name.trim() == "cpu MHz");
+        mhz.filter_map(|(_, mhz)| mhz.trim().parse().ok()).collect()
+    }
+
+    /// Whether CPUs may exceed their nominal frequency, as their driver has it set.
+    pub fn turbo(&self) -> Option<bool> {
+        let cpus = Path::new("sys/devices/system/cpu");
+        let boost = || Some(self.number(cpus.join("cpufreq/boost"))? != 0);
+        let no_turbo = self.number(cpus.join("intel_pstate/no_turbo"));
+        no_turbo.map(|no| no == 0).or_else(boost)
+    }
+
     /// Bytes of a field of `/proc/meminfo`.
     pub fn meminfo(&self, name: &str) -> Option<u64> {
         bytes(&self.text("proc/meminfo")?, name)
@@ -289,6 +313,20 @@ mod tests {
         let text =
             "Filename Type Size Used Priority\n/dev/a partition 1024 24 -2\n/b file 10 10 -3\n";
         assert_eq!(with("proc/swaps", text, |files| files.swap()), 1034 << 10);
+    }
+
+    #[test]
+    fn frequencies_are_the_drivers_or_those_of_cpuinfo() {
+        let ask = |path, text| with(path, text, |files| (files.frequencies(), files.turbo()));
+        let cpus = "sys/devices/system/cpu";
+        let driver = format!("{cpus}/cpu0/cpufreq/scaling_cur_freq");
+        assert_eq!(ask(&driver, "2100500\n"), (vec![2100.5], None));
+        let cpuinfo = "cpu MHz\t\t: 800.5\nflags : x\ncpu MHz\t\t: 900\n";
+        assert_eq!(ask("proc/cpuinfo", cpuinfo), (vec![800.5, 900.0], None));
+        let boost = format!("{cpus}/cpufreq/boost");
+        assert_eq!(ask(&boost, "1\n"), (vec![], Some(true)));
+        let no_turbo = format!("{cpus}/intel_pstate/no_turbo");
+        assert_eq!(ask(&no_turbo, "1\n"), (vec![], Some(false)));
     }
 
     #[test]

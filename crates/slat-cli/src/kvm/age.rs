@@ -1,12 +1,14 @@
 //! Looking for used pages, by what the host has for it.
 
+use super::kept::Answer;
 use super::options::GuestArgs;
-use super::runs::{Runs, asked};
+use super::runs::{Measured, Runs, asked};
 use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
 use crate::needs;
 use clap::Args;
 use slat_kvm::idle::Tracking;
-use slat_kvm::scenario::age;
+use slat_kvm::phase::Phase;
+use slat_kvm::scenario::age::{self, Report};
 use slat_lab::reader::Reader;
 use slat_lab::record::{Measurement, merged_counts};
 use slat_lab::scenario::Scenario;
@@ -59,6 +61,9 @@ impl Scenario for Age {
     }
 }
 
+/// A count of a run, where the host tells it.
+type Count = fn(&Report) -> Option<u64>;
+
 /// Ageing by what the host has.
 ///
 /// # Errors
@@ -66,28 +71,25 @@ impl Scenario for Age {
 fn run(args: &AgeArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let mut guest = args.guest.clone();
     guest.shrink();
-    let mut guests = Runs::new("age", &asked(&guest, false), guest.run.runs)?;
+    let mut guests = Runs::new("age", &asked(&guest, false))?;
     slat_kvm::probe()?;
     let tracking = Tracking::of_host()?;
     guests.params.insert("tracking".to_owned(), tracking.to_string().into());
-    session.start(&guests.name(), u64::from(guest.run.runs + 1) * 8);
-    let (mut idle, mut marked): ([Vec<u64>; 2], Vec<u64>) = Default::default();
-    let results = guests.measure(session, |shape, setting| {
-        let report = age::run(shape, tracking, setting)?;
-        marked.extend(report.marked);
-        idle[0].extend(report.idle_after_writes);
-        idle[1].extend(report.idle_after_reads);
-        Ok(report.phases)
-    });
+    session.start(&guests.name(), guests.steps(8));
+    let answer = Answer::Time(Phase::WriteIdle);
+    let measured =
+        guests.measure(session, answer, |shape, setting| age::run(shape, tracking, setting));
     session.finish();
-    let mut results = results?;
-    let told = [("write-idle", "idle_after"), ("read-idle", "idle_after"), ("mark-idle", "marked")];
-    let [writes, reads] = idle;
-    for ((phase, name), idle) in told.into_iter().zip([writes, reads, marked]) {
+    let Measured { mut results, reports, .. } = measured?;
+    let told: [(&str, &str, Count); 3] = [
+        ("write-idle", "idle_after", |report| report.idle_after_writes),
+        ("read-idle", "idle_after", |report| report.idle_after_reads),
+        ("mark-idle", "marked", |report| report.marked),
+    ];
+    for (phase, name, of) in told {
         let whole = |m: &&mut Measurement| m.variant == phase && !m.params.contains_key("vcpu");
-        // The first run only warms up.
-        let samples = idle.into_iter().skip(1);
-        let counts = samples.map(|idle| BTreeMap::from([(name.to_owned(), idle)]));
+        let samples = reports.iter().filter_map(of);
+        let counts = samples.map(|count| BTreeMap::from([(name.to_owned(), count)]));
         if let Some(whole) = results.iter_mut().find(whole) {
             whole.counts.extend(merged_counts(counts));
         }

@@ -1,10 +1,12 @@
 //! vCPUs of an Arm guest that switch their caches off and on, all at once.
 
+use super::kept::Answer;
 use super::options::GuestArgs;
-use super::runs::{Runs, asked};
+use super::runs::{Measured, Runs, asked};
 use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
 use crate::needs;
 use clap::Args;
+use slat_kvm::phase::Phase;
 use slat_kvm::scenario::boot_caches;
 use slat_lab::reader::Reader;
 use slat_lab::record::{Measurement, merged_counts};
@@ -71,18 +73,13 @@ impl Scenario for BootCaches {
 fn run(args: &BootCachesArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
     let asked = asked(&args.guest, false);
-    let guests = Runs::new("boot-caches", &asked, args.guest.run.runs)?;
-    session.start(&guests.name(), u64::from(args.guest.run.runs + 1) * 4);
-    let mut toggles = Vec::new();
-    let results = guests.measure(session, |shape, setting| {
-        let report = boot_caches::run(shape, setting)?;
-        toggles.extend(report.toggles);
-        Ok(report.phases)
-    });
+    let guests = Runs::new("boot-caches", &asked)?;
+    session.start(&guests.name(), guests.steps(4));
+    let measured = guests.measure(session, Answer::Time(Phase::Toggle), boot_caches::run);
     session.finish();
-    let mut results = results?;
-    let samples = toggles.into_iter().skip(1);
-    let counts = samples.map(|toggles| BTreeMap::from([("cache_toggles".to_owned(), toggles)]));
+    let Measured { mut results, reports, .. } = measured?;
+    let toggles = reports.iter().filter_map(|report| report.toggles);
+    let counts = toggles.map(|toggles| BTreeMap::from([("cache_toggles".to_owned(), toggles)]));
     if let Some(whole) = results.iter_mut().find(|m| m.variant == "toggle") {
         whole.counts.extend(merged_counts(counts));
     }

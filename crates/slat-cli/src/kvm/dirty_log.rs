@@ -1,11 +1,11 @@
 //! Dirty logging of a guest under the host's KVM, phase by phase.
 
-use super::kept::Kept;
-use super::log_tables;
-
 use super::guest::{Pattern, observe};
+use super::kept::{Answer, Kept};
 use super::log_options::{DirtyLogArgs, asked, chunk, log_params};
+use super::log_tables;
 use super::phases;
+use super::repeat::Repeatable;
 use crate::needs::GUEST;
 use serde_json::{Map, Value};
 use slat_kvm::Backing;
@@ -60,12 +60,7 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     let mut guest = Guest::new(args)?;
     session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 0);
     session.start(&guest.name(), guest.steps());
-    for _ in 0..=args.guest.run.runs {
-        guest.run(session)?;
-        if session.interrupted() {
-            break;
-        }
-    }
+    args.guest.run.repeat().run(&mut [&mut guest], session)?;
     session.finish();
     Ok(guest.measurements())
 }
@@ -90,40 +85,14 @@ impl<'a> Guest<'a> {
     pub fn new(args: &'a DirtyLogArgs) -> anyhow::Result<Self> {
         let config = config(args)?;
         let pin = args.guest.run.kvm.cpus()?;
-        Ok(Self { args, config, pin, kept: Kept::new() })
-    }
-
-    /// What is measured, for the person waiting.
-    pub fn name(&self) -> String {
-        let (memory, backing) = (self.args.guest.memory, self.args.guest.backing);
-        format!("dirty-log, {memory} on {backing}, {}", self.config.shape.mode)
+        Ok(Self { args, config, pin, kept: Kept::new(Answer::Time(Phase::Dirty)) })
     }
 
     /// Steps of all its runs.
     pub fn steps(&self) -> u64 {
         let calls = if self.config.shape.mode.is_manual() { 3 } else { 2 };
-        (4 + u64::from(self.config.iterations) * calls) * u64::from(self.args.guest.run.runs + 1)
-    }
-
-    /// Runs the guest once. After Ctrl-C, what had ended by then is kept.
-    ///
-    /// # Errors
-    ///
-    /// What this host lacks, or a guest or a log that went wrong.
-    pub fn run(&mut self, session: &Session) -> anyhow::Result<()> {
-        let mut phases = Vec::new();
-        let name = self.name();
-        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
-            dirty_log::run(&self.config, setting)
-        })?;
-        if let Some(report) = &report {
-            let first = !self.kept.is_warm();
-            let lines =
-                [first.then(|| shortfall(self.args, report)).flatten(), left_behind(&name, report)];
-            lines.iter().flatten().for_each(|line| session.note(line));
-        }
-        self.kept.add(phases, report);
-        Ok(())
+        let phases = 4 + u64::from(self.config.iterations) * calls;
+        phases * self.args.guest.run.repeat().steps()
     }
 
     /// What was measured so far.
@@ -146,6 +115,33 @@ impl<'a> Guest<'a> {
             }
         }
         results
+    }
+}
+
+impl Repeatable for Guest<'_> {
+    fn name(&self) -> String {
+        let (memory, backing) = (self.args.guest.memory, self.args.guest.backing);
+        format!("dirty-log, {memory} on {backing}, {}", self.config.shape.mode)
+    }
+
+    fn run(&mut self, session: &Session) -> anyhow::Result<()> {
+        let mut phases = Vec::new();
+        let name = self.name();
+        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
+            dirty_log::run(&self.config, setting)
+        })?;
+        if let Some(report) = &report {
+            let first = !self.kept.is_warm();
+            let lines =
+                [first.then(|| shortfall(self.args, report)).flatten(), left_behind(&name, report)];
+            lines.iter().flatten().for_each(|line| session.note(line));
+        }
+        self.kept.add(phases, report);
+        Ok(())
+    }
+
+    fn answer(&self) -> (String, &[f64]) {
+        self.kept.answer()
     }
 }
 

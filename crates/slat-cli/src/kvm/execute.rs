@@ -1,10 +1,12 @@
 //! Execution from all of memory.
 
+use super::kept::Answer;
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
 use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
 use crate::needs::GUEST;
 use clap::Args;
+use slat_kvm::phase::Phase;
 use slat_kvm::scenario::execute;
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
@@ -65,9 +67,11 @@ fn run(args: &ExecuteArgs, session: &mut Session) -> anyhow::Result<Vec<Measurem
     // At least a page for each vCPU.
     let least = guest.backing.in_kvm().page_size() * u64::from(guest.vcpus);
     guest.memory = guest.memory.max(Size(least));
-    let guests = Runs::new("execute", &asked(&guest, false), guest.run.runs)?;
-    session.start(&guests.name(), u64::from(guest.run.runs + 1) * 6);
-    let results = guests.measure(session, |shape, setting| execute::run(shape, 2, setting));
+    let guests = Runs::new("execute", &asked(&guest, false))?;
+    session.start(&guests.name(), guests.steps(6));
+    let answer = Answer::Time(Phase::Execute);
+    let measured =
+        guests.measure(session, answer, |shape, setting| execute::run(shape, 2, setting));
     session.finish();
-    results
+    Ok(measured?.results)
 }

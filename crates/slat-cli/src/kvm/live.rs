@@ -1,9 +1,10 @@
 //! vCPUs that run on while their log is fetched.
 
 use super::guest::{Pattern, measurement, observe};
-use super::kept::Kept;
+use super::kept::{Answer, Kept};
 use super::log_options::{DirtyLogArgs, asked, chunk, log_params};
 use super::phases;
+use super::repeat::Repeatable;
 use serde_json::{Map, Value};
 use slat_kvm::Backing;
 use slat_kvm::phase::Phase;
@@ -40,13 +41,9 @@ pub fn run(args: &DirtyLogArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
     params.insert("interval_ms".to_owned(), (interval.as_millis() as u64).into());
     let mut guest = Live::new(config, params, args.guest.run.kvm.cpus()?);
     session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
-    session.start(&guest.name(), u64::from(args.guest.run.runs + 1) * PHASES);
-    for _ in 0..=args.guest.run.runs {
-        guest.run(session)?;
-        if session.interrupted() {
-            break;
-        }
-    }
+    let repeat = args.guest.run.repeat();
+    session.start(&guest.name(), repeat.steps() * PHASES);
+    repeat.run(&mut [&mut guest], session)?;
     session.finish();
     Ok(guest.measurements())
 }
@@ -61,24 +58,7 @@ pub(super) struct Live {
 
 impl Live {
     pub fn new(config: Config, params: Map<String, Value>, pin: Vec<usize>) -> Self {
-        Self { config, params, pin, kept: Kept::new() }
-    }
-
-    /// What is measured, for the person waiting.
-    pub fn name(&self) -> String {
-        let shape = &self.config.shape;
-        format!("dirty-log beside running vCPUs, on {}, {}", shape.backing, shape.mode)
-    }
-
-    /// Runs once.
-    pub fn run(&mut self, session: &Session) -> anyhow::Result<()> {
-        let mut phases = Vec::new();
-        let name = self.name();
-        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
-            live::run(&self.config, setting)
-        })?;
-        self.kept.add(phases, report);
-        Ok(())
+        Self { config, params, pin, kept: Kept::new(Answer::Stalls(Phase::Run)) }
     }
 
     /// What was measured so far.
@@ -119,6 +99,27 @@ impl Live {
         results.push(measurement(SCENARIO, "pace", params.clone(), "%", pace));
         results.push(measurement(SCENARIO, "pace-at", params, "s", times));
         results
+    }
+}
+
+impl Repeatable for Live {
+    fn name(&self) -> String {
+        let shape = &self.config.shape;
+        format!("dirty-log beside running vCPUs, on {}, {}", shape.backing, shape.mode)
+    }
+
+    fn run(&mut self, session: &Session) -> anyhow::Result<()> {
+        let mut phases = Vec::new();
+        let name = self.name();
+        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
+            live::run(&self.config, setting)
+        })?;
+        self.kept.add(phases, report);
+        Ok(())
+    }
+
+    fn answer(&self) -> (String, &[f64]) {
+        self.kept.answer()
     }
 }
 

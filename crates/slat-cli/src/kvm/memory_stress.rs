@@ -1,11 +1,13 @@
 //! Filling memory, taking it away, filling it again.
 
+use super::kept::Answer;
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
 use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::cgroup::MemoryLimit;
+use slat_kvm::phase::Phase;
 use slat_kvm::scenario::memory_stress;
 use slat_lab::cli::count;
 use slat_lab::reader::Reader;
@@ -102,7 +104,7 @@ impl Scenario for MemoryStress {
 fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
     let asked = asked(&args.guest, false);
-    let mut guests = Runs::new("memory-stress", &asked, args.guest.run.runs)?;
+    let mut guests = Runs::new("memory-stress", &asked)?;
     guests.params.insert("iterations".to_owned(), args.iterations.into());
     let limit = match args.limit {
         Some(limit) => {
@@ -111,13 +113,11 @@ fn run(args: &MemoryStressArgs, session: &mut Session) -> anyhow::Result<Vec<Mea
         }
         None => None,
     };
-    session.start(
-        &guests.name(),
-        u64::from(args.guest.run.runs + 1) * (2 + 4 * u64::from(args.iterations)),
-    );
-    let results = guests
-        .measure(session, |shape, setting| memory_stress::run(shape, args.iterations, setting));
+    session.start(&guests.name(), guests.steps(2 + 4 * u64::from(args.iterations)));
+    let measured = guests.measure(session, Answer::Time(Phase::Refill), |shape, setting| {
+        memory_stress::run(shape, args.iterations, setting)
+    });
     drop(limit);
     session.finish();
-    results
+    Ok(measured?.results)
 }

@@ -1,9 +1,10 @@
 //! Memslots that come, move and go beside running vCPUs.
 
 use super::guest::{Pattern, measurement};
+use super::kept::Answer;
 use super::live::{calls, loss, pace, worst};
 use super::options::GuestArgs;
-use super::runs::{Runs, asked};
+use super::runs::{Measured, Runs, asked};
 use super::tables::{Column, MEANING, is, of};
 use super::values::Others;
 use crate::needs::GUEST;
@@ -131,7 +132,7 @@ impl Scenario for Memslot {
 pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Measurement>> {
     let args = &args.sized();
     let asked = asked(&args.guest, args.overlap);
-    let mut guests = Runs::new(SCENARIO, &asked, args.guest.run.runs)?;
+    let mut guests = Runs::new(SCENARIO, &asked)?;
     guests.shape.slot_zap_all = !args.disable_slot_zap_all;
     let pattern = Pattern {
         write_percent: 100,
@@ -149,9 +150,8 @@ pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     }
     pattern.add_to(&mut guests.params);
     let work = pattern.work(args.guest.vcpus);
-    session.start(&guests.name(), u64::from(args.guest.run.runs + 1) * PHASES);
-    let mut reports = Vec::new();
-    let results = guests.measure(session, |shape, setting| {
+    session.start(&guests.name(), guests.steps(PHASES));
+    let measured = guests.measure(session, Answer::Stalls(Phase::Run), |shape, setting| {
         let config = Config {
             shape: shape.clone(),
             work,
@@ -159,15 +159,11 @@ pub fn run(args: &MemslotArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
             iterations: args.iterations,
             delay: args.delay,
         };
-        let report = memslot::run(&config, setting)?;
-        let phases = report.phases.clone();
-        reports.push(report);
-        Ok(phases)
+        memslot::run(&config, setting)
     });
     session.finish();
-    let mut results = results?;
-    // The first run only warms up.
-    results.extend(figures(&guests.params, reports.get(1..).unwrap_or_default()));
+    let Measured { mut results, params, reports } = measured?;
+    results.extend(figures(&params, &reports));
     Ok(results)
 }
 

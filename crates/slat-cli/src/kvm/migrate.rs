@@ -1,11 +1,12 @@
 //! Migrations of a running guest into a second memory, in each way of logging.
 
 use super::guest::{Asked, Pattern, measurement, observe};
-use super::kept::Kept;
+use super::kept::{Answer, Kept};
 use super::live::{loss, pace, worst, written};
 use super::migrate_tables;
 use super::options::{GuestArgs, LogArgs};
 use super::phases;
+use super::repeat::Repeatable;
 use super::values::KvmWay;
 use crate::needs::GUEST;
 use anyhow::bail;
@@ -22,7 +23,6 @@ use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
-use slat_lab::turns::order;
 use std::time::Duration;
 
 /// How long vCPUs run before, to know their pace.
@@ -50,6 +50,7 @@ struct Migration {
     rate: Rate,
     config: Config,
     params: Map<String, Value>,
+    pin: Vec<usize>,
     kept: Kept<Report>,
 }
 
@@ -123,6 +124,8 @@ impl Scenario for Migrate {
     const ABOUT: &'static str =
         "Migrate a running guest into a second memory, for each way of logging";
     const EXAMPLES: &'static str = EXAMPLES;
+    // A turn is a guest in each way, a second and more of each.
+    const DEFAULTS: &'static [(&'static str, &'static str)] = &[("runs", "6-9")];
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const READER: Reader = migrate_tables::READER;
     type Settings = MigrateArgs;
@@ -158,17 +161,10 @@ pub fn run(args: &MigrateArgs, session: &mut Session) -> anyhow::Result<Vec<Meas
     if guests.is_empty() {
         bail!("this host's KVM has no way of logging dirty pages that was asked for");
     }
-    let pin = args.guest.run.kvm.cpus()?;
     session.announce(2 * args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
-    session.start("migrate", guests.len() as u64 * u64::from(args.guest.run.runs + 1) * PHASES);
-    for run in 0..=args.guest.run.runs {
-        for place in order(run as usize, guests.len()) {
-            if session.interrupted() {
-                break;
-            }
-            guests[place].run(&pin, session)?;
-        }
-    }
+    let repeat = args.guest.run.repeat();
+    session.start("migrate", guests.len() as u64 * repeat.steps() * PHASES);
+    repeat.run(&mut guests.iter_mut().collect::<Vec<_>>(), session)?;
     session.finish();
     Ok(guests.iter().flat_map(Migration::measurements).collect())
 }
@@ -195,7 +191,7 @@ fn prepare(args: &MigrateArgs, way: KvmWay, rate: Rate) -> anyhow::Result<Migrat
     params.insert("link".to_owned(), (args.link.0.round() as u64).into());
     params.insert("max_downtime_ms".to_owned(), (args.max_downtime.as_millis() as u64).into());
     params.insert("max_rounds".to_owned(), args.max_rounds.into());
-    params.insert("runs".to_owned(), args.guest.run.runs.into());
+    params.insert("runs".to_owned(), args.guest.run.repeat().param());
     if let Some(chunk) = chunk.filter(|_| mode.is_manual()) {
         params.insert("clear_chunk".to_owned(), chunk.into());
     }
@@ -210,20 +206,32 @@ fn prepare(args: &MigrateArgs, way: KvmWay, rate: Rate) -> anyhow::Result<Migrat
         // Only those that clear by a call of its own can do it in pieces.
         clear_chunk: chunk.filter(|_| mode.is_manual()),
     };
-    Ok(Migration { way, rate, config, params, kept: Kept::new() })
+    let pin = args.guest.run.kvm.cpus()?;
+    let kept = Kept::new(Answer::Figure("total", |report: &Report| report.seconds));
+    Ok(Migration { way, rate, config, params, pin, kept })
 }
 
-impl Migration {
-    fn run(&mut self, pin: &[usize], session: &Session) -> anyhow::Result<()> {
+impl Repeatable for Migration {
+    fn name(&self) -> String {
+        format!("migrate, {}, {}", self.way, self.rate)
+    }
+
+    fn run(&mut self, session: &Session) -> anyhow::Result<()> {
         let mut phases = Vec::new();
-        let name = format!("migrate, {}, {}", self.way, self.rate);
-        let report = observe(session, &name, pin, &mut phases, |setting| {
+        let name = self.name();
+        let report = observe(session, &name, &self.pin, &mut phases, |setting| {
             migrate::run(&self.config, setting)
         })?;
         self.kept.add(phases, report);
         Ok(())
     }
 
+    fn answer(&self) -> (String, &[f64]) {
+        self.kept.answer()
+    }
+}
+
+impl Migration {
     fn measurements(&self) -> Vec<Measurement> {
         let Kept { phases, reports, .. } = &self.kept;
         let params = self.kept.params(&self.params);

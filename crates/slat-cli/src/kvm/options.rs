@@ -2,6 +2,7 @@
 //!
 //! They carry the names of Linux's KVM selftests where those have them.
 
+use super::repeat::{Repeat, Times};
 use super::values::{ClearChunk, HotSet, KvmBacking, Others};
 use clap::Args;
 use slat_lab::cli::{Cpus, count};
@@ -79,7 +80,8 @@ impl GuestArgs {
     /// Makes the guest small, and the only one, if that was asked for by `--quick`; says whether.
     pub fn shrink(&mut self) -> bool {
         if self.run.quick {
-            (self.memory, self.run.runs) = (self.memory.min(Size(16 << 20)), 1);
+            self.memory = self.memory.min(Size(16 << 20));
+            self.run.runs = Times::ONCE;
         }
         self.run.quick
     }
@@ -88,16 +90,20 @@ impl GuestArgs {
 /// How often a guest is measured, and on what.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
-    /// Guests that are measured, one after the other; one more warms the host's memory up
+    /// Guests that are measured, one after the other; one more warms the host's memory up. Of a
+    /// range as many as --until takes
+    #[arg(long, short = 'r', value_name = "N|N-N", alias = "rounds", default_value = "6-12")]
+    pub runs: Times,
+
+    /// How narrow the 95 % interval of the median is to be, by ± per cent of it, where --runs is
+    /// a range
     #[arg(
         long,
-        short = 'r',
-        value_name = "N",
-        alias = "rounds",
-        default_value = "3",
-        value_parser = count::rounds()
+        value_name = "PERCENT",
+        default_value = "10",
+        value_parser = count::percent
     )]
-    pub runs: u32,
+    pub until: f64,
 
     /// What only KVM has.
     #[command(flatten)]
@@ -106,6 +112,13 @@ pub struct RunArgs {
     /// At most 16 MiB, one guest: shows that it works, gives no figures to quote
     #[arg(long)]
     pub quick: bool,
+}
+
+impl RunArgs {
+    /// How often guests are run.
+    pub fn repeat(&self) -> Repeat {
+        Repeat::new(self.runs, self.until)
+    }
 }
 
 /// How dirty pages are logged, and what the vCPUs do meanwhile.

@@ -1,5 +1,6 @@
 //! First touches.
 
+use super::kept::Answer;
 use super::options::{GuestArgs, RunArgs};
 use super::runs::{Runs, asked};
 use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
@@ -7,6 +8,7 @@ use super::values::KvmBacking;
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::Error;
+use slat_kvm::phase::Phase;
 use slat_kvm::scenario::populate;
 use slat_lab::cli::count;
 use slat_lab::reader::Reader;
@@ -99,16 +101,16 @@ fn run(args: &PopulateArgs, session: &mut Session) -> anyhow::Result<Vec<Measure
         guest
     });
     let cases: Vec<Runs> = guests
-        .map(|guest| Runs::new("populate", &asked(&guest, args.overlap), guest.run.runs))
+        .map(|guest| Runs::new("populate", &asked(&guest, args.overlap)))
         .collect::<anyhow::Result<_>>()?;
-    session.start("populate", cases.iter().map(Runs::steps).sum::<u64>() * 2);
+    session.start("populate", cases.iter().map(|case| case.steps(2)).sum());
     let mut results = Vec::new();
     for case in &cases {
         if session.interrupted() {
             break;
         }
-        match case.measure(session, populate::run) {
-            Ok(measured) => results.extend(measured),
+        match case.measure(session, Answer::Time(Phase::Populate), populate::run) {
+            Ok(measured) => results.extend(measured.results),
             // The others may be possible.
             Err(error) if cases.len() > 1 && error.downcast_ref().is_some_and(Error::is_lack) => {
                 session.skip(case.name(), format!("{error:#}"));

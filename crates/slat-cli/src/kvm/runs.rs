@@ -1,11 +1,12 @@
 //! One guest, several times: what touches all of a guest's memory.
 
 use super::guest::{Asked, observe};
+use super::kept::{Answer, Kept};
 use super::options::GuestArgs;
 use super::phases;
+use super::repeat::{Repeat, Repeatable};
 use serde_json::{Map, Value};
 use slat_kvm::guest::Shape;
-use slat_kvm::phase::PhaseRun;
 use slat_kvm::{Error, Mode, Setting};
 use slat_lab::record::Measurement;
 use slat_lab::session::Session;
@@ -17,19 +18,29 @@ pub struct Runs {
     pub shape: Shape,
     pub params: Map<String, Value>,
     pin: Vec<usize>,
-    runs: u32,
+    repeat: Repeat,
+}
+
+/// What came of them.
+pub struct Measured<R> {
+    pub results: Vec<Measurement>,
+    /// The parameters of the results, for others that are made of the reports.
+    pub params: Map<String, Value>,
+    pub reports: Vec<R>,
 }
 
 impl Runs {
-    pub fn new(scenario: &'static str, asked: &Asked<'_>, runs: u32) -> anyhow::Result<Self> {
+    pub fn new(scenario: &'static str, asked: &Asked<'_>) -> anyhow::Result<Self> {
+        let repeat = asked.guest.run.repeat();
         let mut params = asked.params();
-        params.insert("runs".to_owned(), runs.into());
-        Ok(Self { scenario, shape: asked.shape()?, params, pin: asked.guest.run.kvm.cpus()?, runs })
+        params.insert("runs".to_owned(), repeat.param());
+        let pin = asked.guest.run.kvm.cpus()?;
+        Ok(Self { scenario, shape: asked.shape()?, params, pin, repeat })
     }
 
-    /// Guests that are run, the one that warms up included.
-    pub fn steps(&self) -> u64 {
-        u64::from(self.runs) + 1
+    /// Steps of all runs, of so many phases each.
+    pub fn steps(&self, phases: u64) -> u64 {
+        self.repeat.steps() * phases
     }
 
     /// What is measured, for the person waiting.
@@ -38,26 +49,44 @@ impl Runs {
         format!("{}, {} on {backing}, {vcpus} vCPUs", self.scenario, Size(*memory))
     }
 
-    /// Runs the guest once more than is asked for; the first warms the host's memory up.
-    pub fn measure(
+    /// Runs the guest as often as was asked for, and once before, to warm the host's memory up.
+    pub fn measure<R>(
         &self,
-        session: &Session,
-        mut run: impl FnMut(&Shape, Setting<'_>) -> Result<Vec<PhaseRun>, Error>,
-    ) -> anyhow::Result<Vec<Measurement>> {
-        let name = self.name();
+        session: &mut Session,
+        answer: Answer<R>,
+        run: impl FnMut(&Shape, Setting<'_>) -> Result<R, Error>,
+    ) -> anyhow::Result<Measured<R>> {
         session.announce(self.shape.memory, self.shape.vcpus, 0);
-        let mut all = Vec::new();
-        for number in 0..=self.runs {
-            if session.interrupted() {
-                break;
-            }
-            let mut phases = Vec::new();
-            observe(session, &name, &self.pin, &mut phases, |setting| run(&self.shape, setting))?;
-            if number > 0 {
-                all.extend(phases);
-            }
-        }
-        Ok(phases::measurements(self.scenario, &self.params, &all))
+        let mut one = One { runs: self, run, kept: Kept::new(answer) };
+        self.repeat.run(&mut [&mut one], session)?;
+        let params = one.kept.params(&self.params);
+        let results = phases::measurements(self.scenario, &params, &one.kept.phases);
+        Ok(Measured { results, params, reports: one.kept.reports })
+    }
+}
+
+struct One<'a, R, F> {
+    runs: &'a Runs,
+    run: F,
+    kept: Kept<R>,
+}
+
+impl<R, F: FnMut(&Shape, Setting<'_>) -> Result<R, Error>> Repeatable for One<'_, R, F> {
+    fn name(&self) -> String {
+        self.runs.name()
+    }
+
+    fn run(&mut self, session: &Session) -> anyhow::Result<()> {
+        let mut phases = Vec::new();
+        let report = observe(session, &self.name(), &self.runs.pin, &mut phases, |setting| {
+            (self.run)(&self.runs.shape, setting)
+        })?;
+        self.kept.add(phases, report);
+        Ok(())
+    }
+
+    fn answer(&self) -> (String, &[f64]) {
+        self.kept.answer()
     }
 }
 

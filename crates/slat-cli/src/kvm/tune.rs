@@ -21,7 +21,6 @@ use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
 use slat_lab::scenario::Scenario;
 use slat_lab::session::Session;
-use slat_lab::turns::order;
 use std::time::Duration;
 
 /// Phases of a run.
@@ -108,16 +107,9 @@ pub fn dirty_log(args: &TuneArgs, session: &mut Session) -> anyhow::Result<Vec<M
         bail!("this host's KVM cannot log dirty pages");
     }
     session.announce(args.guest.memory.bytes(), args.guest.vcpus as usize, 2);
-    session
-        .start("tune dirty-log", guests.len() as u64 * u64::from(args.guest.run.runs + 1) * PHASES);
-    for run in 0..=args.guest.run.runs as usize {
-        for place in order(run, guests.len()) {
-            if session.interrupted() {
-                break;
-            }
-            guests[place].1.run(session)?;
-        }
-    }
+    let repeat = args.guest.run.repeat();
+    session.start("tune dirty-log", guests.len() as u64 * repeat.steps() * PHASES);
+    repeat.run(&mut guests.iter_mut().map(|(_, guest)| guest).collect::<Vec<_>>(), session)?;
     session.finish();
     Ok(guests.iter().flat_map(|(_, guest)| guest.measurements()).collect())
 }
@@ -140,7 +132,7 @@ fn prepare(args: &TuneArgs, way: &Way) -> anyhow::Result<Live> {
     params.insert("way".to_owned(), way.name.clone().into());
     params.insert("duration".to_owned(), args.duration.as_secs_f64().into());
     params.insert("interval_ms".to_owned(), (args.interval.as_millis() as u64).into());
-    params.insert("runs".to_owned(), args.guest.run.runs.into());
+    params.insert("runs".to_owned(), args.guest.run.repeat().param());
     pattern.add_to(&mut params);
     let config = Config {
         shape: asked.shape()?,

@@ -8,6 +8,7 @@ use crate::kvm::dirty_log::Guest;
 use crate::kvm::log_options::DirtyLogArgs;
 use crate::kvm::migrate::Migrate;
 use crate::kvm::options::{GuestArgs, KvmArgs, LogArgs, RunArgs};
+use crate::kvm::repeat::{Repeatable, Times};
 use crate::kvm::values::{KvmBacking, KvmWay};
 use slat_lab::cli::ReportFormat;
 use slat_lab::cli::Switch;
@@ -105,7 +106,12 @@ impl Plan {
                 memory: self.guest,
                 vcpus: self.vcpus,
                 backing,
-                run: RunArgs { runs: self.runs, kvm: KvmArgs::default(), quick: false },
+                run: RunArgs {
+                    runs: Times::exactly(self.runs),
+                    until: 10.0,
+                    kvm: KvmArgs::default(),
+                    quick: false,
+                },
             },
             manual_protect,
             initially_set,
@@ -217,7 +223,7 @@ fn guests(plan: &Plan, session: &mut Session) -> (Vec<Measurement>, bool) {
     }
     session.start("guests", guests.iter().flatten().map(Guest::steps).sum());
     let begin = Instant::now();
-    let runs = ways.iter().map(|way| way.guest.run.runs).max().unwrap_or(0);
+    let runs = plan.runs;
     for run in 0..=runs {
         if begin.elapsed() > GUESTS && run > 1 {
             session.skip(

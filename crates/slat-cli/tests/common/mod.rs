@@ -5,6 +5,7 @@
 use assert_cmd::Command;
 use predicates::str::contains;
 use rustix::process::{Pid, Signal, kill_process};
+use std::path::Path;
 
 pub fn slat(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slat"));
@@ -23,16 +24,20 @@ pub fn refused(arguments: &[&str], words: &[&str]) {
 /// What a guest may be is known only where guests can run.
 pub fn kvm_is_usable() -> bool {
     let usable = std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok();
+    // A host that must have KVM cannot pass without it.
+    let required = std::env::var("SLAT_REQUIRE_KVM").is_ok_and(|value| value == "1");
+    assert!(usable || !required, "SLAT_REQUIRE_KVM=1, and /dev/kvm cannot be opened");
     if !usable {
         eprintln!("skipped in part: /dev/kvm cannot be opened");
     }
     usable
 }
 
-/// A process that executes the line, whose last option takes the path.
-pub fn spawned(line: &str, path: &std::path::Path) -> std::process::Child {
+/// A process that executes the line, whose last option takes the path, with a folder for temporary
+/// files.
+pub fn spawned(line: &str, path: &Path, temporary: &Path) -> std::process::Child {
     let mut slat = std::process::Command::new(env!("CARGO_BIN_EXE_slat"));
-    slat.args(line.split(' ')).arg(path);
+    slat.args(line.split(' ')).arg(path).env("TMPDIR", temporary);
     slat.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     slat.spawn().unwrap()
 }

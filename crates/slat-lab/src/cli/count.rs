@@ -27,6 +27,16 @@ pub fn of_hundred() -> RangedI64ValueParser<u8> {
     value_parser!(u8).range(1..=100)
 }
 
+/// Per cent of something, with or without the sign: 0.1 to 1,000.
+///
+/// # Errors
+/// It is no number, or out of bounds.
+pub fn percent(text: &str) -> Result<f64, String> {
+    let number = text.trim().trim_end_matches('%').trim_end().parse::<f64>().ok();
+    let within = number.filter(|number| (0.1..=1000.0).contains(number));
+    within.ok_or_else(|| format!("`{text}` is no percentage from 0.1 to 1000; write it as 5"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +55,8 @@ mod tests {
         assert_eq!(taken(&iterations(), ["0", "1", "10000", "10001"]), inner);
         assert_eq!(taken(&threads(), ["0", "1", "192", "193"]), inner);
         assert_eq!(taken(&vcpus(), ["0", "1", "512", "513"]), inner);
+        assert!(["", "x", "0", "-5", "1001", "NaN"].iter().all(|text| percent(text).is_err()));
+        assert_eq!((percent("2.5"), percent("10 %")), (Ok(2.5), Ok(10.0)));
         assert_eq!(taken(&of_hundred(), ["0", "1", "100", "101"]), inner);
     }
 }

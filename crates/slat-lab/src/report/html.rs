@@ -77,6 +77,14 @@ fn answers(report: &Report, readers: &[Reader]) -> Vec<Section> {
         }));
     }
     sections.extend(tables::unread(&report.results, readers).iter().map(table_section));
+    if !report.repeated.is_empty() {
+        sections.push(Section {
+            title: super::text::REPEATED.to_owned(),
+            content: html! { ul {
+                @for answer in &report.repeated { li { (answer.line()) } }
+            } },
+        });
+    }
     if !report.skipped.is_empty() {
         sections.push(Section {
             title: "Not measured".to_owned(),
@@ -213,11 +221,13 @@ fn host_section(report: &Report) -> Markup {
     let host = &report.host;
     let bytes =
         |known: &Known<u64>| known.0.map_or_else(|| known.to_string(), crate::numbers::bytes);
-    let guest = match host.virtualisation.hypervisor.0 {
+    let yes_or_no = |known: Known<bool>| match known.0 {
         Some(true) => "yes".to_owned(),
         Some(false) => "no".to_owned(),
-        None => host.virtualisation.hypervisor.to_string(),
+        None => known.to_string(),
     };
+    let guest = yes_or_no(host.virtualisation.hypervisor);
+    let turbo = yes_or_no(host.cpu.turbo);
     let mut lines = vec![
         ("name".to_owned(), host.name.to_string()),
         ("CPU".to_owned(), host.cpu.model.to_string()),
@@ -225,9 +235,12 @@ fn host_section(report: &Report) -> Markup {
         ("CPUs usable".to_owned(), host.cpu.usable.to_string()),
         ("microcode".to_owned(), host.cpu.microcode.to_string()),
         ("frequency governor".to_owned(), host.cpu.governor.to_string()),
+        ("frequency, MHz".to_owned(), host.cpu.mhz.to_string()),
+        ("turbo".to_owned(), turbo),
         ("SMT".to_owned(), host.cpu.smt.to_string()),
         ("kernel".to_owned(), host.kernel.release.to_string()),
         ("kernel version".to_owned(), host.kernel.version.to_string()),
+        ("kernel command line".to_owned(), host.kernel.command_line.to_string()),
         ("itself a guest".to_owned(), guest),
         ("machine".to_owned(), host.virtualisation.product.to_string()),
         ("memory".to_owned(), bytes(&host.memory.total)),
@@ -241,6 +254,9 @@ fn host_section(report: &Report) -> Markup {
     for pool in &host.hugetlb {
         let state = format!("{} pages, {} free", pool.total, pool.free);
         lines.push((format!("hugetlb {}", Size(pool.page_size)), state));
+    }
+    for (name, mitigation) in &host.cpu.mitigations {
+        lines.push((format!("vulnerability {}", name.replace('_', " ")), mitigation.to_string()));
     }
     for (module, parameters) in &host.kvm.parameters {
         for (name, value) in parameters {

@@ -33,6 +33,7 @@ pub fn render(report: &Report) -> String {
     let words = report.command.iter().map(String::as_str);
     let command = shlex::try_join(words).unwrap_or_else(|_| report.command.join(" "));
     report.trust.iter().for_each(|trust| diagnostic(&mut ktap, &trust.line()));
+    report.repeated.iter().for_each(|answer| diagnostic(&mut ktap, &answer.line()));
     for line in [format!("{command} (slat {})", report.tool), text::host(report)] {
         diagnostic(&mut ktap, &line);
     }

@@ -28,6 +28,11 @@ pub fn render(report: &Report, readers: &[Reader]) -> String {
         markdown += "**Interrupted**: this is a part of what was asked for.\n\n";
     }
     markdown.extend(tables::all(&report.results, readers).iter().map(table));
+    if !report.repeated.is_empty() {
+        let _ = writeln!(markdown, "### {}\n", text::REPEATED);
+    }
+    let lines = report.repeated.iter().map(|answer| format!("- {}\n", answer.line()));
+    markdown.extend(lines);
     if !report.skipped.is_empty() {
         markdown += "### Not measured\n\n";
     }

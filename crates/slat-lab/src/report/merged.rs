@@ -35,10 +35,12 @@ fn hosts_table(hosts: &[Gathered]) -> Table {
             host.files.len().to_string(),
         ]
     };
-    let notes = hosts.iter().filter(|host| !host.differs.is_empty());
-    let notes = notes.map(|host| {
+    let differs = hosts.iter().filter(|host| !host.differs.is_empty()).map(|host| {
         format!("{} is not the first host of that name: {}.", host.name, host.differs.join("; "))
     });
+    let noisy = hosts.iter().filter(|host| host.report.is_noisy());
+    let trust = noisy.filter_map(|host| Some((&host.name, host.report.trust.as_ref()?)));
+    let notes = trust.map(|(name, trust)| format!("{name}: {}", trust.line())).chain(differs);
     Table {
         title: "Hosts".to_owned(),
         common: String::new(),
@@ -100,6 +102,7 @@ pub fn value_of(hosts: &[Gathered], bad: &[Left], failed: &[Left]) -> Value {
             "name": host.name, "differs": host.differs, "files": host.files,
             "slat": host.report.tool, "cpu": host.report.host.cpu.model,
             "kernel": host.report.host.kernel.release, "partial": host.report.partial,
+            "trust": host.report.trust,
         })
     };
     json!({

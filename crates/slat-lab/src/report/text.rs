@@ -16,6 +16,9 @@ use textwrap::Options;
 /// A line below the headings and none elsewhere: figures need air, not boxes.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
 
+/// Above what is said of runs that were repeated.
+pub const REPEATED: &str = "Repeated until 95 % intervals of medians are narrow";
+
 /// The whole report, in lines of at most `width` columns where the tables can be made to fit.
 pub fn render(report: &Report, readers: &[Reader], width: u16) -> String {
     let mut text = String::new();
@@ -23,6 +26,10 @@ pub fn render(report: &Report, readers: &[Reader], width: u16) -> String {
     for table in tables::all(&report.results, readers) {
         grid(&mut text, &table, width);
     }
+    if !report.repeated.is_empty() {
+        text.push_str(&format!("\n{REPEATED}\n"));
+    }
+    report.repeated.iter().for_each(|answer| wrap(&mut text, &answer.line(), "  ", width));
     skipped(&mut text, &report.skipped, width);
     text
 }
