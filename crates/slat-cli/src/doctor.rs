@@ -146,7 +146,7 @@ impl Change {
         match self {
             Self::Command(command) => format!("`{command}`"),
             Self::ByHand(what) => what.clone(),
-            Self::Nothing(reason) => format!("nothing does: {reason}"),
+            Self::Nothing(reason) => format!("no setting: {reason}"),
             Self::See(other) => format!("see {other}"),
         }
     }

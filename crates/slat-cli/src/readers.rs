@@ -12,7 +12,8 @@ use slat_lab::scenario::{Scenario, Scenarios};
 /// Guests under KVM, then the ideas, then what those are made from.
 pub fn readers() -> Vec<Reader> {
     let evidence = [split::READER, RATIOS, Execute::READER, Age::READER, CacheToggle::READER];
-    let evidence = evidence.map(|reader| Reader { folded: true, ..reader });
+    let evidence =
+        evidence.map(|reader| Reader { folded: true, verdict: Reader::NONE.verdict, ..reader });
     let own = [&kvm::Tunes::readers()[..], &kvm::Guests::readers(), &[explain::READER]].concat();
     [&own[..], &[ideas::READER], &evidence].concat()
 }

@@ -23,7 +23,7 @@ fn rates_hot_sets_and_rings_that_cannot_be_are_refused() {
         let ring = ["bench", "dirty-log", "--memory", "8m", "--dirty-ring-size", "1000"];
         refused(&ring, &["power of two"]);
         let cpu = ["bench", "dirty-log", "--memory", "8m", "--pin", "4095"];
-        refused(&cpu, &["CPU to pin to", "4095"]);
+        refused(&cpu, &["CPU 4095 is beyond", "4095"]);
     }
 }
 

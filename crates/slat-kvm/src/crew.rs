@@ -236,13 +236,13 @@ fn run(vcpu: &mut Vcpu) -> Result<Done, Error> {
 
 fn pin(cpu: usize) -> Result<(), Error> {
     if cpu >= CpuSet::MAX_CPU {
-        return Err(Error::invalid("CPU to pin to", cpu, "is beyond what the kernel knows"));
+        return Err(Error::invalid("CPU", cpu, "is beyond what the kernel knows"));
     }
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).map_err(|answer| match answer {
         rustix::io::Errno::INVAL => {
-            Error::invalid("CPU to pin to", cpu, "is not one that this process may run on")
+            Error::invalid("CPU", cpu, "is not one that this process may run on")
         }
         other => Error::os("sched_setaffinity")(other),
     })

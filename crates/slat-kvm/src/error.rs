@@ -29,7 +29,7 @@ pub enum Error {
         needed_for: &'static str,
     },
     /// A value of the configuration cannot be.
-    #[error("{name} is {value}: {rule}")]
+    #[error("{name} {value} {rule}")]
     Invalid {
         /// Which value.
         name: &'static str,
@@ -318,6 +318,6 @@ mod tests {
     #[test]
     fn an_invalid_value_is_named_with_the_rule() {
         let error = Error::invalid("clear chunk", 63, "must be a multiple of 64 pages");
-        assert_eq!(error.to_string(), "clear chunk is 63: must be a multiple of 64 pages");
+        assert_eq!(error.to_string(), "clear chunk 63 must be a multiple of 64 pages");
     }
 }

@@ -84,7 +84,11 @@ impl Marker {
                 let text = std::fs::read_to_string(&path).map_err(Error::os("read of lru_gen"))?;
                 let own = slat_procfs::Files::here().group("memory");
                 let group = group(&text, &own).ok_or_else(|| {
-                    Error::invalid("/sys/kernel/debug/lru_gen", "empty", "must list this cgroup")
+                    Error::invalid(
+                        "/sys/kernel/debug/lru_gen",
+                        "does not list",
+                        "this control group",
+                    )
                 })?;
                 Ok(Self::Generations { path, group })
             }

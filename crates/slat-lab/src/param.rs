@@ -15,6 +15,8 @@ enum Kind {
     Bytes,
     /// Bytes a second.
     Rate,
+    /// A number of these.
+    Of(&'static str),
     /// Nothing stands for all at once.
     Chunk,
     /// Prose about a result, which would make its name long without telling it apart.
@@ -35,7 +37,7 @@ const fn param(name: &'static str, heading: &'static str, kind: Kind) -> Param {
 
 /// Those that need more than their name, in the order in which a person asks about them. Others
 /// follow by name.
-const KNOWN: [Param; 36] = [
+const KNOWN: [Param; 37] = [
     param("host", "", Kind::Plain),
     param("format", "", Kind::Plain),
     param("memory", "", Kind::Bytes),
@@ -49,7 +51,7 @@ const KNOWN: [Param; 36] = [
     param("bbm", "BBM level", Kind::Plain),
     param("overlap", "", Kind::Plain),
     param("bits", "dirty of 64", Kind::Plain),
-    param("exit_ns", "exit, ns", Kind::Plain),
+    param("exit_ns", "exit", Kind::Of("ns")),
     param("manual_protect", "manual", Kind::Plain),
     param("initially_set", "", Kind::Plain),
     param("clear_chunk", "", Kind::Chunk),
@@ -60,13 +62,14 @@ const KNOWN: [Param; 36] = [
     param("slots", "", Kind::Plain),
     param("asked", "", Kind::Plain),
     param("chunk_size", "", Kind::Bytes),
-    param("delay_us", "delay, µs", Kind::Plain),
+    param("delay_us", "delay", Kind::Of("µs")),
     param("dirty_rate", "", Kind::Rate),
+    param("duration", "", Kind::Of("s")),
     param("eager_split", "", Kind::Bytes),
-    param("interval_ms", "interval, ms", Kind::Plain),
+    param("interval_ms", "interval", Kind::Of("ms")),
     param("limit", "", Kind::Bytes),
     param("link", "", Kind::Rate),
-    param("max_downtime_ms", "max downtime, ms", Kind::Plain),
+    param("max_downtime_ms", "max downtime", Kind::Of("ms")),
     param("slot_size", "", Kind::Bytes),
     param("vcpu", "vCPU", Kind::Plain),
     param("command", "", Kind::Prose),
@@ -114,6 +117,7 @@ pub fn shown(name: &str, value: Option<&Value>) -> String {
         (Kind::Rate, Some(Value::Number(number))) => {
             Rate(number.as_f64().unwrap_or(0.0)).to_string()
         }
+        (Kind::Of(unit), Some(number)) => format!("{number} {unit}"),
         (_, Some(other)) => other.to_string(),
     }
 }

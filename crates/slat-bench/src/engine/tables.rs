@@ -11,6 +11,7 @@ use slat_lab::table::{NOTHING, Table};
 /// How they read.
 pub const READER: Reader = Reader {
     reads: |m| ["engine", "engine-asked", "formats"].contains(&&*m.scenario),
+    verdict: asked::said,
     tables: |results| {
         let all = [asked(results), times(results), beside_each_other(results)];
         all.into_iter().flatten().collect()

@@ -14,6 +14,7 @@ use slat_lab::table::{NOTHING, Table};
 /// How operations beside others read.
 pub const READER: Reader = Reader {
     reads: |m| m.scenario == "peers" || m.scenario == "peers-asked",
+    verdict: asked::said,
     tables: |results| {
         let all = [counts(results), asked(results), ratios_of(results)];
         all.into_iter().flatten().collect()
@@ -146,7 +147,7 @@ fn ratios_of(results: &[Measurement]) -> Option<Table> {
     let mut names = vec!["operation".to_owned(), format!("{SLAT},\nns")];
     names.extend(who.iter().map(Column::heading));
     let mut notes = vec![
-        "slat: nanoseconds a page (or look-up), ± half of where half of the rounds lie. The \
+        "slat: nanoseconds a page (or look-up), ± half the interquartile range. The \
          others: how many times as long they took, the median of the rounds’ ratios; above 1 the \
          engine is faster. none: the crate has no such operation; –: it has other levels, or was \
          not asked. The machine: a plain loop over the same slots, or that stores the same bytes."

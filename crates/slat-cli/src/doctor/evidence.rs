@@ -77,6 +77,12 @@ impl Evidence {
         metadata.is_ok_and(|file| file.permissions().mode() & 0o200 != 0)
     }
 
+    /// Whether the group that a file belongs to may read and write it.
+    pub(super) fn is_writable_by_group(&self, path: &str) -> bool {
+        let metadata = fs::metadata(self.root.join(path));
+        metadata.is_ok_and(|file| file.permissions().mode() & 0o060 == 0o060)
+    }
+
     /// Whether the processor has one of x86's features, or lists it among Arm's.
     pub(super) fn has_flag(&self, name: &str) -> bool {
         let cpuinfo = self.files().text("proc/cpuinfo").unwrap_or_default();

@@ -116,13 +116,20 @@ fn isolated(evidence: &Evidence) -> Finding {
     match (isolated, quiet) {
         (Some(cpus), Some(quiet)) => subject.ok(format!("{cpus}, without ticks {quiet}")),
         (Some(cpus), None) => subject.ok(cpus),
-        (None, _) => subject.limited(
-            "none",
-            Change::by_hand(
-                "boot with isolcpus=2-5 nohz_full=2-5, and run `taskset -c 2-5 slat …`",
-            ),
-        ),
+        (None, _) => subject.limited("none", isolate(evidence.host.cpu.usable)),
     }
+}
+
+/// Sets the upper half of the CPUs apart; the lower half keeps the system.
+fn isolate(cpus: usize) -> Change {
+    let half = match (cpus / 2, cpus - 1) {
+        (0, _) => return Change::nothing("the only CPU is the system's, too"),
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("{first}-{last}"),
+    };
+    Change::by_hand(format!(
+        "boot with isolcpus={half} nohz_full={half}, and run `taskset -c {half} slat …`"
+    ))
 }
 
 fn steal(evidence: &Evidence) -> Finding {

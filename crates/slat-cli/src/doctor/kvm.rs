@@ -5,7 +5,9 @@ use super::processor::no_assistance;
 use super::{Change, Evidence, Finding, For, Subject};
 pub use crate::needs::KVM_DEVICE as DEVICE;
 use slat_kvm::{Error, HostKvm};
-use slat_lab::size::Size;
+
+/// Bytes of an entry of a dirty ring.
+const RING_ENTRY: u64 = 16;
 
 const LOGS: For = For::Only(&["dirty-log", "migrate"]);
 
@@ -35,7 +37,11 @@ fn device(evidence: &Evidence) -> Finding {
         Ok(kvm) => subject.ok(format!("usable, by {}", kvm.module)),
         Err(Error::KvmPermission) => subject.missing(
             "there, and not for this user",
-            Change::command("usermod -aG kvm \"$USER\"    # then log in again"),
+            match evidence.is_writable_by_group("dev/kvm") {
+                true => Change::command("usermod -aG kvm \"$USER\"    # then log in again"),
+                // No group has it: to join one changes nothing.
+                false => Change::command("setfacl -m u:\"$USER\":rw /dev/kvm"),
+            },
         ),
         Err(Error::NoKvm) => {
             let module = match () {
@@ -124,7 +130,7 @@ fn ring(evidence: &Evidence) -> Finding {
     with_kvm(evidence, subject, |subject, kvm| match kvm.dirty_ring_bytes {
         0 => subject
             .missing("no", Change::nothing("a newer kernel has it: 5.11 on x86, 6.2 on arm64")),
-        bytes => subject.ok(format!("up to {} a vCPU", Size(bytes))),
+        bytes => subject.ok(format!("up to {} entries a vCPU", bytes / RING_ENTRY)),
     })
 }
 

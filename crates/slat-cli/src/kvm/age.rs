@@ -3,7 +3,7 @@
 use super::kept::Answer;
 use super::options::GuestArgs;
 use super::runs::{Measured, Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
+use super::tables::{Column, MEANING, WHOLE_PHASES, cost, is, of};
 use crate::needs;
 use clap::Args;
 use slat_kvm::idle::Tracking;
@@ -50,6 +50,9 @@ impl Scenario for Age {
         &[&[needs::GUEST_CODE], &[needs::KVM_DEVICE], &[needs::PAGE_IDLE, needs::MGLRU]];
     const READER: Reader = Reader {
         reads: |m| is(m, Self::NAME),
+        verdict: |results| {
+            cost(results, Self::NAME, "write-idle", "A write to memory that was marked idle")
+        },
         tables: |results| of(results, Self::NAME, "Ageing (KVM)", COLUMNS, WHOLE_PHASES),
         meaning: MEANING,
         ..Reader::NONE

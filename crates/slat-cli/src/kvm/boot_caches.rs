@@ -3,7 +3,7 @@
 use super::kept::Answer;
 use super::options::GuestArgs;
 use super::runs::{Measured, Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
+use super::tables::{Column, MEANING, WHOLE_PHASES, is, of, whole};
 use crate::needs;
 use clap::Args;
 use slat_kvm::phase::Phase;
@@ -53,6 +53,14 @@ impl Scenario for BootCaches {
         &[&[needs::CACHES], &[needs::GUEST_CODE], &[needs::KVM_DEVICE]];
     const READER: Reader = Reader {
         reads: |m| is(m, Self::NAME),
+        verdict: |results| {
+            whole(
+                results,
+                Self::NAME,
+                "toggle",
+                "Switching the caches of all vCPUs off and on takes",
+            )
+        },
         tables: |results| {
             of(results, Self::NAME, "Caches switched off and on (KVM)", COLUMNS, WHOLE_PHASES)
         },

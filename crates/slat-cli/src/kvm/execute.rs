@@ -3,7 +3,7 @@
 use super::kept::Answer;
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
+use super::tables::{Column, MEANING, WHOLE_PHASES, cost, is, of};
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::phase::Phase;
@@ -44,6 +44,9 @@ impl Scenario for Execute {
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const READER: Reader = Reader {
         reads: |m| is(m, Self::NAME),
+        verdict: |results| {
+            cost(results, Self::NAME, "execute", "Executing from memory for the first time")
+        },
         tables: |results| {
             of(results, Self::NAME, "Executing from all of memory (KVM)", COLUMNS, WHOLE_PHASES)
         },

@@ -1,7 +1,7 @@
 //! Tables of what a guest on this host pays while its dirty pages are logged.
 
 use super::logged;
-use super::tables::{Column, LOST, MEANING, is, of, stalls};
+use super::tables::{Column, LOST, MEANING, is, of, stalls, whole};
 use slat_lab::numbers::{list_of_seconds, seconds, thousands, with_spread, with_wide_spread};
 use slat_lab::reader::{Chart, Reader};
 use slat_lab::record::Measurement;
@@ -27,7 +27,12 @@ const LIVE_COLUMNS: &[Column] = &[
 /// How dirty logging reads, by phases and beside running vCPUs.
 pub const READER: Reader = Reader {
     reads: |m| is(m, NAME) || is(m, LIVE) && !m.params.contains_key("way"),
-    verdict: logged::verdict,
+    verdict: |results| {
+        let mut verdict = logged::verdict(results);
+        let said = "A log that is fetched beside running vCPUs takes from their pace";
+        verdict.says.extend(whole(results, LIVE, "loss", said).says);
+        verdict
+    },
     tables: |results| {
         let note = format!("Every log was held against what the vCPUs wrote; {LOST}");
         let title = "A log fetched beside running vCPUs (KVM)";

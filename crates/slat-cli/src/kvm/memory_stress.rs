@@ -3,7 +3,7 @@
 use super::kept::Answer;
 use super::options::GuestArgs;
 use super::runs::{Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
+use super::tables::{Column, MEANING, WHOLE_PHASES, cost, is, of};
 use crate::needs::GUEST;
 use clap::Args;
 use slat_kvm::cgroup::MemoryLimit;
@@ -78,6 +78,9 @@ impl Scenario for MemoryStress {
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const READER: Reader = Reader {
         reads: |m| is(m, Self::NAME),
+        verdict: |results| {
+            cost(results, Self::NAME, "refill", "Filling memory again that was taken away")
+        },
         tables: |results| {
             of(
                 results,

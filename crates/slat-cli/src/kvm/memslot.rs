@@ -5,7 +5,7 @@ use super::kept::Answer;
 use super::live::{calls, loss, pace, worst};
 use super::options::GuestArgs;
 use super::runs::{Measured, Runs, asked};
-use super::tables::{Column, MEANING, is, of};
+use super::tables::{Column, MEANING, is, of, whole};
 use super::values::Others;
 use crate::needs::GUEST;
 use clap::Args;
@@ -114,6 +114,14 @@ impl Scenario for Memslot {
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const READER: Reader = Reader {
         reads: |m| is(m, Self::NAME),
+        verdict: |results| {
+            whole(
+                results,
+                Self::NAME,
+                "loss",
+                "Memslots that come, move and go take from the guest's pace",
+            )
+        },
         tables: |results| of(results, Self::NAME, TITLE, COLUMNS, NOTE),
         meaning: MEANING,
         ..Reader::NONE

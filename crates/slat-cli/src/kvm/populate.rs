@@ -3,7 +3,7 @@
 use super::kept::Answer;
 use super::options::{GuestArgs, RunArgs};
 use super::runs::{Runs, asked};
-use super::tables::{Column, MEANING, WHOLE_PHASES, is, of};
+use super::tables::{Column, MEANING, WHOLE_PHASES, cost, is, of};
 use super::values::KvmBacking;
 use crate::needs::GUEST;
 use clap::Args;
@@ -76,6 +76,7 @@ impl Scenario for Populate {
     const NEEDS: &'static [&'static [&'static str]] = GUEST;
     const READER: Reader = Reader {
         reads: |m| is(m, Self::NAME),
+        verdict: |results| cost(results, Self::NAME, "populate", "The first touch of memory"),
         tables: |results| of(results, Self::NAME, "First touches (KVM)", COLUMNS, WHOLE_PHASES),
         meaning: MEANING,
         ..Reader::NONE

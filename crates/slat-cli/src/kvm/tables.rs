@@ -7,6 +7,7 @@ use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::{Summary, median};
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
+use slat_lab::verdict::Verdict;
 
 /// Phases whose stalls are shown: those in which something is done to the guest.
 const STALLED: [&str; 8] =
@@ -43,6 +44,60 @@ pub fn of(
 ) -> Vec<Table> {
     let columns = columns(results, scenario, title, variants, note);
     columns.into_iter().chain(stalls(results, scenario)).collect()
+}
+
+/// A sentence on what a page costs a vCPU in a phase; nothing where no guest ran it.
+pub fn cost(results: &[Measurement], scenario: &str, phase: &str, said: &str) -> Verdict {
+    // Each sample by the page; those of the vCPU that had it worst.
+    let by_page = |m: &Measurement| {
+        let pages = *m.counts.get("pages").filter(|pages| **pages > 0)? as f64;
+        Summary::of(&m.samples.iter().map(|time| time / pages).collect::<Vec<_>>())
+    };
+    let worst = |row: &Row| {
+        let parts = row.measurements.iter().filter(|m| m.variant == phase);
+        let parts = parts.filter(|m| m.params.contains_key("vcpu")).filter_map(|m| by_page(m));
+        Some((Unit::SECONDS, parts.max_by(|a, b| a.median.total_cmp(&b.median))?))
+    };
+    extremes(results, scenario, &format!("{said} costs a vCPU, for each page,"), worst)
+}
+
+/// A sentence on a variant of a scenario; nothing where it was not measured.
+pub fn whole(results: &[Measurement], scenario: &str, variant: &str, said: &str) -> Verdict {
+    extremes(results, scenario, said, |row| {
+        let m = row.whole(variant)?;
+        Some((m.unit.clone(), Summary::of(&m.samples)?))
+    })
+}
+
+/// The guest that pays least, and the one that pays most.
+fn extremes(
+    results: &[Measurement],
+    scenario: &str,
+    said: &str,
+    of: impl Fn(&Row) -> Option<(Unit, Summary)>,
+) -> Verdict {
+    let rows = rows(results, scenario, &["vcpu"]);
+    let labels = Labels::of(&rows);
+    let named = |row: &Row| {
+        let names = labels.headings().zip(labels.cells(row));
+        let name: Vec<_> = names.map(|(heading, cell)| format!("{heading} {cell}")).collect();
+        name.join(", ")
+    };
+    let mut all: Vec<(f64, String)> = rows
+        .iter()
+        .filter_map(|row| {
+            let ((unit, summary), name) = (of(row)?, named(row));
+            let shown = unit.with_spread(&summary);
+            let said = if name.is_empty() { shown } else { format!("{shown} ({name})") };
+            Some((summary.median, said))
+        })
+        .collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Verdict::says(match &all[..] {
+        [] => None,
+        [(_, only)] => Some(format!("{said} {only}.")),
+        [(_, least), .., (_, most)] => Some(format!("{said} {least} to {most}.")),
+    })
 }
 
 /// How long vCPUs stood still: a row for each guest and phase.

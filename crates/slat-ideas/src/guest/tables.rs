@@ -4,7 +4,7 @@ use crate::published::Rows;
 use slat_lab::numbers::{seconds, thousands, three_digits, with_spread, with_wide_spread};
 use slat_lab::reader::Reader;
 use slat_lab::record::Measurement;
-use slat_lab::report::tables::asked::{parameter, verdict};
+use slat_lab::report::tables::asked::{parameter, said, verdict};
 use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::Summary;
 use slat_lab::table::{NOTHING, Table};
@@ -17,6 +17,7 @@ pub const MEANING: &[&str] = &["The vCPUs of the engine's guest are threads that
 /// Reads the ratios of all scenarios of guests.
 pub const RATIOS: Reader = Reader {
     reads: |m| m.scenario == "guest-asked",
+    verdict: said,
     tables: |results| asked(results).into_iter().collect(),
     meaning: MEANING,
     ..Reader::NONE

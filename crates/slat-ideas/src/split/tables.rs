@@ -10,6 +10,7 @@ use slat_lab::report::tables::{Labels, Row, rows};
 use slat_lab::stats::{Summary, median};
 use slat_lab::table::{NOTHING, Table};
 use slat_lab::unit::Unit;
+use slat_lab::verdict::Verdict;
 
 const EVERY_ENTRY: &str = "every-entry";
 const BOUNDED: &str = "bounded";
@@ -18,6 +19,7 @@ const WALKS: [&str; 3] = [EVERY_ENTRY, BOUNDED, "batched"];
 /// How splits, and the limits that took turns with them, read.
 pub const READER: Reader = Reader {
     reads: |m| m.scenario == "split" || m.scenario == "limit",
+    verdict: |results| Verdict::says(WALKS[1..].iter().filter_map(|walk| said(results, walk))),
     tables: |results| {
         let all = [times(results), slots(results), limits::table(results)];
         all.into_iter().flatten().collect()
@@ -32,6 +34,23 @@ pub const READER: Reader = Reader {
     ],
     ..Reader::NONE
 };
+
+/// What is left of the time of a walk that visits every entry.
+fn said(results: &[Measurement], walk: &str) -> Option<String> {
+    let rows = rows(results, "split", &[]);
+    let ratio = |row: &Row| {
+        let time = |walk: &str| median(&row.variant(walk)?.samples);
+        Some(time(walk)? / time(EVERY_ENTRY)?)
+    };
+    let all: Vec<f64> = rows.iter().filter_map(ratio).collect();
+    let least = all.iter().copied().reduce(f64::min)?;
+    let most = all.iter().copied().reduce(f64::max)?;
+    let (least, most) = (three_digits(least), three_digits(most));
+    let range = if least == most { least } else { format!("{least} to {most}") };
+    Some(format!(
+        "Splitting with a {walk} walk takes {range} × the time of a walk that visits every entry."
+    ))
+}
 
 /// The published change of `bounded` against `every-entry`, for the rows it was measured for.
 fn published(row: &Row) -> Option<&'static str> {

@@ -117,7 +117,7 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
         ));
     }
     notes.push(format!(
-        "The second run by the first, by medians ± half of where half of the samples lie. A difference is shown where the \
+        "The second run by the first, by medians ± half the interquartile range. A difference is shown where the \
          medians differ by more than {} % and a rank test (Mann and Whitney) would find as much in one of a hundred pairs \
          without any: so of a hundred rows one may be wrong. 95 %: where the ratio of the medians lies, by resampling. Fewer \
          than {LEAST} samples show nothing.",

@@ -63,8 +63,8 @@ fn of_kind(results: &[Measurement], scenario: &str, target: &str) -> Table {
         labels: count,
         rows: rows.iter().map(row).collect(),
         notes: vec![
-            "Medians, ± half of where half of the samples lie where that is much, the least and \
-             the most where it is more."
+            "Medians, ± half the interquartile range, or the least and the most where that is \
+             wide."
                 .to_owned(),
         ],
     }

@@ -43,8 +43,11 @@ pub fn host(report: &Report) -> String {
         None => "",
     };
     format!(
-        "{}, {} CPUs, Linux {}{below}; times are this machine's, compare them within one run only.",
-        host.cpu.model, host.cpu.usable, host.kernel.release
+        "{}, {} CPU{}, Linux {}{below}; times are this machine's, compare them within one run only.",
+        host.cpu.model,
+        host.cpu.usable,
+        if host.cpu.usable == 1 { "" } else { "s" },
+        host.kernel.release
     )
 }
 

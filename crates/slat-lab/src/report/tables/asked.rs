@@ -5,6 +5,7 @@ use crate::record::Measurement;
 use crate::size::Size;
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
+use crate::verdict::Verdict;
 
 /// A parameter as text, or what stands for none.
 pub fn parameter<'a>(measurement: &'a Measurement, name: &str) -> &'a str {
@@ -26,6 +27,40 @@ pub fn verdict(summary: &Summary, asked: f64) -> &'static str {
         false if low > asked => "missed",
         false => "missed, barely",
     }
+}
+
+/// How many thresholds of some results are met, and which are not; of ratios that nothing was
+/// asked of, what each is.
+pub fn said(results: &[Measurement]) -> Verdict {
+    let (mut met, mut missed, mut open) = (0, Vec::new(), Vec::new());
+    for m in results.iter().filter(|m| m.scenario.ends_with("-asked")) {
+        let Some(summary) = Summary::of(&m.samples) else { continue };
+        let reached = m.unit.with_spread(&summary);
+        match m.params.get("asked").and_then(|asked| asked.as_f64()) {
+            None if parameter(m, "variants") == NOTHING => {}
+            None => {
+                let (of, by) = (parameter(m, "variants"), parameter(m, "against"));
+                open.push(format!("{} of {of} by {by}: {reached}", m.variant));
+            }
+            Some(asked) if summary.median <= asked => met += 1,
+            Some(asked) => {
+                let memory = memory(m);
+                missed.push(format!(
+                    "{} ({memory}: {reached}, at most {})",
+                    m.variant,
+                    m.unit.shown(asked)
+                ));
+            }
+        }
+    }
+    let judged = met + missed.len();
+    let missed = match missed.is_empty() {
+        true => String::new(),
+        false => format!(" Missed: {}.", missed.join("; ")),
+    };
+    let judged = (judged > 0).then(|| format!("{met} of {judged} thresholds are met.{missed}"));
+    let open = (!open.is_empty()).then(|| format!("{}.", open.join("; ")));
+    Verdict::says(judged.into_iter().chain(open))
 }
 
 /// One row for each threshold of the scenario whose results are named so.
@@ -108,5 +143,19 @@ mod tests {
             let met = if word.starts_with("met") { "1 of 1 met" } else { "0 of 1 met" };
             assert!(table.notes[0].contains(met), "{:?}", table.notes);
         }
+    }
+
+    #[test]
+    fn what_is_missed_is_named_and_what_nothing_was_asked_of_is_told() {
+        use crate::fake;
+        let mut results = fake::guests();
+        assert_eq!(said(&results).says, ["1 of 1 thresholds are met."]);
+        let asked = results.last_mut().unwrap();
+        asked.params.insert("asked".to_owned(), 0.001.into());
+        let verdict = said(&results).says.remove(0);
+        assert!(verdict.starts_with("0 of 1 thresholds are met. Missed: faults ("), "{verdict}");
+        results.last_mut().unwrap().params.remove("asked");
+        let verdict = said(&results).says.remove(0);
+        assert!(verdict.starts_with("faults of split by zap: "), "{verdict}");
     }
 }
