@@ -250,6 +250,7 @@ fn measurement(
         params,
         unit: unit.into(),
         samples,
+        groups: Vec::new(),
         counts: Default::default(),
     }
 }

@@ -4,8 +4,8 @@ pub mod output;
 mod plan_job;
 
 use crate::alternate;
-use crate::cli::{Common, CompareArgs, Format, OutputArgs, Repeat, ReportFormat};
-use crate::compare::{self, Comparison, Run, Verdict};
+use crate::cli::{Common, CompareArgs, Format, NoiseArgs, OutputArgs, Repeat, ReportFormat};
+use crate::compare::{self, Comparison, Run};
 use crate::failure::{self, bad_input};
 use crate::host::Host;
 use crate::reader::Reader;
@@ -14,6 +14,7 @@ use crate::report::comparison::{self, Rows};
 use crate::report::{csv, json, ktap, markdown, text};
 use crate::scenario::{Chosen, Program};
 use crate::session::Session;
+use crate::stats;
 use output::Output;
 use std::io;
 use std::path::PathBuf;
@@ -37,7 +38,10 @@ pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<Exi
         Common::Ab(args) => {
             alternate(program, &words(&args.first)?, &words(&args.second)?, &args.how)
         }
-        Common::Noise(args) => alternate(program, &args.words, &args.words, &args.how),
+        Common::Noise(args) => match args.check {
+            Some(pairs) => validate(program, args, pairs),
+            None => alternate(program, &args.words, &args.words, &args.how),
+        },
         Common::Plan(args) => plan_job::plan(program, args),
         Common::Merge(args) => plan_job::merge(program, args),
         Common::Completions { shell } => {
@@ -124,28 +128,34 @@ fn test_failed(
 fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let (first, second) = (Run::read(&args.first)?, Run::read(&args.second)?);
     let comparison = compare::compare(&first, &second, args.threshold / 100.0);
-    if !comparison.compares() {
-        anyhow::bail!(
-            "nothing of these runs can be compared: they have no result in common, too few \
-             samples, or the machines differ; take runs of one command line and one machine"
-        );
-    }
     let rows = match (args.all, args.only_differences) {
         (true, _) => Rows::All,
         (_, true) => Rows::Differing,
         _ => Rows::Dozen,
     };
-    show_comparison(&comparison, rows, args.print.format())?;
-    let judged = comparison.pairs.iter().any(|pair| pair.verdict != Verdict::NotComparable);
-    if args.fail_if_slower && !judged {
-        anyhow::bail!(
-            "no time of these runs can be compared, so --fail-if-slower cannot tell; {} samples of \
-             each result are the least, on one machine",
-            compare::LEAST
-        );
+    if !comparison.pairs.is_empty() {
+        show_comparison(&comparison, rows, args.print.format())?;
     }
-    let slower = comparison.pairs.iter().any(|pair| pair.verdict == Verdict::Slower);
-    Ok(if slower && args.fail_if_slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    if !comparison.compares() {
+        return Err(bad_input(format!(
+            "nothing of these runs can be compared: they have no result in common, too few guests \
+             (-r {} without --quick takes more), or the machines differ; take runs of one command \
+             line and one machine",
+            compare::LEAST
+        )));
+    }
+    if args.fail_if_slower && !comparison.judges() {
+        return Err(bad_input(format!(
+            "no time of these runs can be compared, so --fail-if-slower cannot tell; take -r {} or \
+             more without --quick, on one machine",
+            compare::LEAST
+        )));
+    }
+    Ok(if args.fail_if_slower && comparison.slower() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn show_comparison(comparison: &Comparison, rows: Rows, format: Format) -> anyhow::Result<()> {
@@ -172,6 +182,40 @@ fn alternate(
     let (first, second) = alternate::alternate(program, first, second, how.pairs, &mut session)?;
     let comparison = compare::compare(&first, &second, how.threshold / 100.0);
     show_comparison(&comparison, Rows::Dozen, how.print.format())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Says how often comparisons of a command line with itself are wrong, and how often they find a
+/// slowdown.
+fn validate(program: &Program, args: &NoiseArgs, pairs: u32) -> anyhow::Result<ExitCode> {
+    let mut session = Session::interactive()?;
+    let threshold = args.how.threshold / 100.0;
+    let (mut rows, mut judged, mut slower, mut found) = (0, 0, 0, 0);
+    let mut needed: Vec<f64> = Vec::new();
+    let taken = alternate::pairs(program, &args.words, pairs, &mut session)?;
+    for (first, second) in taken {
+        let same = compare::compare(&first, &second, threshold);
+        let longer = compare::compare(&first, &second.slowed(args.slowdown / 100.0), threshold);
+        rows = rows.max(same.pairs.len());
+        judged += u32::from(same.judges());
+        slower += u32::from(same.slower());
+        found += u32::from(longer.slower());
+        if !longer.slower() {
+            let least = longer.pairs.iter().filter_map(|pair| pair.groups_needed).min();
+            needed.extend(least.map(f64::from));
+        }
+    }
+    let slowdown = args.slowdown;
+    let mut text = format!(
+        "{pairs} pairs of processes of `{}`, up to {rows} rows each, {judged} with enough groups:\n  \
+         {slower} would have failed with --fail-if-slower though nothing differs\n  \
+         {found} were found slower with the second's times {slowdown} % longer\n",
+        args.words.join(" ")
+    );
+    if let Some(needed) = stats::median(&needed) {
+        text += &format!("  of the others half need {needed:.0} groups or fewer (-r) for 10 %\n");
+    }
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

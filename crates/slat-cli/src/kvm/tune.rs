@@ -14,7 +14,8 @@ use clap::Args;
 use slat_kvm::scenario::live::Config;
 use slat_kvm::{Error, HostKvm, Mode};
 use slat_lab::cli::time;
-use slat_lab::compare::{LEAST, ranks};
+use slat_lab::compare::LEAST;
+use slat_lab::compare::groups::{Contrast, LEVEL};
 use slat_lab::failure::bad_input;
 use slat_lab::numbers::seconds;
 use slat_lab::rate::Rate;
@@ -26,8 +27,6 @@ use std::time::Duration;
 
 /// Phases of a run.
 const PHASES: u64 = 4;
-/// How seldom an accident may be taken for a difference, in all comparisons together.
-const SIGNIFICANT: f64 = 0.05;
 
 /// A way of logging, and how it is asked for.
 #[derive(Debug, Clone, PartialEq)]
@@ -271,9 +270,10 @@ fn advice(ranked: &[(&Way, Vec<f64>, f64)]) -> String {
         return text + "\nSo few runs show no difference between ways: take --runs 5 or more.";
     }
     // Whoever came first is held against all others: each comparison has its part of the accidents.
-    let level = SIGNIFICANT / (ranked.len() - 1).max(1) as f64;
-    let close =
-        |(_, others, _): &&(&Way, Vec<f64>, f64)| ranks::mann_whitney(stalls, others) >= level;
+    let level = LEVEL / (ranked.len() - 1).max(1) as f64;
+    let close = |(_, others, _): &&(&Way, Vec<f64>, f64)| {
+        Contrast::of(stalls, others, 0.0).is_none_or(|contrast| contrast.p() >= level)
+    };
     let alike: Vec<_> = ranked[1..].iter().filter(close).map(|(way, ..)| &*way.name).collect();
     if !alike.is_empty() {
         text += &format!(

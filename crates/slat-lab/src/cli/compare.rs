@@ -14,8 +14,9 @@ Examples:
 
 Exit codes:
   0    compared
-  1    nothing can be compared; or --fail-if-slower, and something is, or no time can be compared
-  2    a file that is no results.json, or of another schema";
+  1    --fail-if-slower, and something is
+  2    nothing can be compared, or no time with --fail-if-slower; a file that is no results.json, or
+       of another schema";
 
 /// Two runs to hold against each other.
 #[derive(Clone, Debug, Args)]
@@ -29,7 +30,7 @@ pub struct CompareArgs {
     #[arg(value_name = "SECOND")]
     pub second: PathBuf,
 
-    /// The least change of a median that counts, in percent
+    /// The least change that counts, in percent: the whole interval has to lie beyond
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent)]
     pub threshold: f64,
 
@@ -45,7 +46,7 @@ pub struct CompareArgs {
     #[command(flatten)]
     pub print: TablePrintArgs,
 
-    /// Exit code 1 if anything is slower, or no time can be compared
+    /// Exit code 1 if anything is slower; how often it is wrong here, `noise --check` tells
     #[arg(long)]
     pub fail_if_slower: bool,
 }
@@ -76,7 +77,9 @@ const NOISE_EXAMPLES: &str = "\
 Examples:
   slat-bench noise -- split --backing 2m --what split
       what this machine makes of one command line, in fourteen processes
-  slat noise --pairs 5 -- bench dirty-log";
+  slat noise --pairs 5 -- bench dirty-log
+  slat noise --check 100 --slowdown 10 -- bench populate -b 16M
+      how often `compare` is wrong of it on this machine, and how often it finds 10 %";
 
 /// One command line against itself.
 #[derive(Clone, Debug, Args)]
@@ -85,6 +88,20 @@ pub struct NoiseArgs {
     /// How it is repeated and printed.
     #[command(flatten)]
     pub how: Repeat,
+
+    /// Instead: so many pairs of processes, each compared as `compare` does; says how many would
+    /// fail, and how many find a slowdown
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "pairs",
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
+    pub check: Option<u32>,
+
+    /// By how much --check makes one side of each pair slower, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = percent)]
+    pub slowdown: f64,
 
     /// Its words
     #[arg(last = true, required = true, value_name = "WORDS")]
@@ -103,7 +120,7 @@ pub struct Repeat {
     )]
     pub pairs: u32,
 
-    /// The least change of a median that counts, in percent
+    /// The least change that counts, in percent: the whole interval has to lie beyond
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent)]
     pub threshold: f64,
 

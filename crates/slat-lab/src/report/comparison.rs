@@ -1,7 +1,8 @@
 //! A comparison as tables.
 
-use crate::compare::{Comparison, LEAST, Pair, Verdict};
+use crate::compare::{CHANGE, Comparison, LEAST, Pair, Verdict};
 use crate::numbers::{thousands, three_digits};
+use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
 use serde_json::{Map, Value};
 
@@ -62,14 +63,20 @@ fn name(pair: &Pair, constants: &Map<String, Value>) -> String {
 }
 
 fn value(pair: &Pair, which: usize) -> String {
-    let (median, spread) = (pair.medians[which], pair.spreads[which] * 100.0);
-    let text = pair.unit.shown(median);
-    if pair.samples[which] < 2 { text } else { format!("{text} ±{spread:.0}%") }
+    let (middle, spread) = (pair.middles[which], pair.spreads[which] * 100.0);
+    if !middle.is_finite() {
+        return NOTHING.to_owned();
+    }
+    let text = pair.unit.shown(middle);
+    if pair.groups[which] < 2 { text } else { format!("{text} ±{spread:.0}%") }
 }
 
 fn percent(ratio: f64) -> String {
     if !ratio.is_finite() {
         return NOTHING.to_owned();
+    }
+    if ratio > 100.0 {
+        return "over ×100".to_owned();
     }
     let change = (ratio - 1.0) * 100.0;
     let sign = if change < 0.0 { '−' } else { '+' };
@@ -96,8 +103,10 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
             value(pair, 1),
             percent(pair.ratio),
             interval,
-            format!("{} + {}", pair.samples[0], pair.samples[1]),
             words(pair.verdict).to_owned(),
+            pair.p.map_or_else(|| NOTHING.to_owned(), |p| format!("{p:.2}")),
+            format!("{} + {}", pair.groups[0], pair.groups[1]),
+            pair.groups_needed.map_or_else(|| NOTHING.to_owned(), |n| thousands(n.into())),
         ]
     });
     let of = |verdict| comparison.pairs.iter().filter(|pair| pair.verdict == verdict).count();
@@ -117,16 +126,35 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
         ));
     }
     notes.push(format!(
-        "The second run by the first, by medians ± half of where half of the samples lie. A difference is shown where the \
-         medians differ by more than {} % and a rank test (Mann and Whitney) would find as much in one of a hundred pairs \
-         without any: so of a hundred rows one may be wrong. 95 %: where the ratio of the medians lies, by resampling. Fewer \
-         than {LEAST} samples show nothing.",
-        three_digits(comparison.threshold * 100.0)
+        "A group is a guest, or a process of several; its median is what counts. A difference is \
+         shown where the whole interval of the change lies beyond {} %. The intervals are so wide \
+         that all rows together show any without need in one of twenty comparisons, unless the machine drifts between the runs (Welch, \
+         Holm); p is the corrected probability. The last column: groups a side that would show a \
+         change of {} %, by the spread between groups.",
+        three_digits(comparison.threshold * 100.0),
+        three_digits(CHANGE * 100.0)
     ));
+    let needed: Vec<f64> =
+        comparison.pairs.iter().filter_map(|pair| Some(f64::from(pair.groups_needed?))).collect();
+    if let Some(all) = Summary::of(&needed) {
+        notes.push(format!(
+            "{} runs (-r) would show a change of {} % in the steadiest row, {} in half of the rows.",
+            thousands(all.min as i64),
+            three_digits(CHANGE * 100.0),
+            thousands(all.median.ceil() as i64)
+        ));
+    }
+    if comparison.pairs.iter().any(|pair| pair.groups.iter().any(|groups| *groups < LEAST)) {
+        notes.push(format!(
+            "Of fewer than {LEAST} groups a side nothing is said: take both with -r {LEAST} or more \
+             (without --quick), \
+             or in turns with `ab`."
+        ));
+    }
     Table {
         title: "The second run by the first".to_owned(),
         common: listed(constants.iter()),
-        columns: ["what", "first", "second", "change", "95 %", "samples", ""]
+        columns: ["what", "first", "second", "change", "interval", "", "p", "groups", "for 10 %"]
             .map(str::to_owned)
             .into(),
         labels: 1,

@@ -1,0 +1,190 @@
+//! Whether two sets of groups differ by more than a threshold: Welch's test of the logarithms of
+//! the groups' medians, and Holm's correction for all rows of a comparison together. A group is what
+//! one guest or one process gave; its samples have more in common than two groups.
+
+use statrs::distribution::{ContinuousCDF, StudentsT};
+
+/// How often a comparison may show a difference where there is none, of all of its rows together.
+pub const LEVEL: f64 = 0.05;
+
+/// How often a difference that is there has to be found.
+const POWER: f64 = 0.9;
+
+/// More groups than anybody measures.
+const MOST: u32 = 10_000;
+
+/// Two sets of groups, held against each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Contrast {
+    difference: f64,
+    error: f64,
+    freedom: f64,
+    /// Standard deviation between groups of one side.
+    deviation: f64,
+    /// Differences that do not matter.
+    margins: [f64; 2],
+    /// What a difference is a part of; nothing if it is one of logarithms.
+    base: Option<f64>,
+}
+
+impl Contrast {
+    /// Of the groups' medians; nothing of fewer than two groups, which tell no spread.
+    pub fn of(a: &[f64], b: &[f64], threshold: f64) -> Option<Self> {
+        if a.len().min(b.len()) < 2 {
+            return None;
+        }
+        // What can be 0 or less, as a stall or a loss can, has no logarithm.
+        let logs = a.iter().chain(b).all(|x| *x > 0.0);
+        let told = |x: &[f64]| moments(x.iter().map(|x| if logs { x.ln() } else { *x }));
+        let ((n, mean_a, of_a), (m, mean_b, of_b)) = (told(a), told(b));
+        let (part_a, part_b) = (of_a / n, of_b / m);
+        let both = part_a.powi(2) / (n - 1.0) + part_b.powi(2) / (m - 1.0);
+        let freedom = (part_a + part_b).powi(2) / both;
+        let base = mean_a.max(0.0);
+        Some(Self {
+            difference: mean_b - mean_a,
+            error: (part_a + part_b).sqrt(),
+            freedom: if freedom.is_finite() { freedom } else { n + m - 2.0 },
+            deviation: (((n - 1.0) * of_a + (m - 1.0) * of_b) / (n + m - 2.0)).sqrt(),
+            margins: match logs {
+                true => [(1.0 - threshold).max(0.0).ln(), threshold.ln_1p()],
+                false => [-threshold * base, threshold * base],
+            },
+            base: (!logs).then_some(base),
+        })
+    }
+
+    /// The probability of as much beyond the threshold, if it were no more than that.
+    pub fn p(&self) -> f64 {
+        let [low, high] = self.margins;
+        let beyond = (self.difference - high).max(low - self.difference);
+        if beyond <= 0.0 || self.difference.is_nan() {
+            return 1.0;
+        }
+        // Without any spread, as counts are, what differs differs.
+        let t = if self.error > 0.0 { beyond / self.error } else { return 0.0 };
+        student(self.freedom).map_or(1.0, |student| (2.0 * student.cdf(-t)).min(1.0))
+    }
+
+    /// Where the ratio lies, but for so much of the cases.
+    pub fn interval(&self, level: f64) -> Option<(f64, f64)> {
+        let reach = quantile(self.freedom, level / 2.0)? * self.error;
+        let ratio = |difference: f64| match self.base {
+            None => difference.exp(),
+            Some(base) => 1.0 + difference / base,
+        };
+        let both = (ratio(self.difference - reach), ratio(self.difference + reach));
+        (both.0.is_finite() && both.1.is_finite()).then_some(both)
+    }
+
+    /// How many groups a side would show such a change, nine times of ten.
+    pub fn needed(&self, change: f64, level: f64) -> Option<u32> {
+        let change = self.base.map_or(change.ln_1p(), |base| change * base) - self.margins[1];
+        if change <= 0.0 {
+            return None;
+        }
+        let shows = |n: u32| {
+            let freedom = 2.0 * f64::from(n) - 2.0;
+            let both = quantile(freedom, level / 2.0).zip(quantile(freedom, 1.0 - POWER));
+            both.is_some_and(|(false_alarm, miss)| {
+                (false_alarm + miss) * self.deviation * (2.0 / f64::from(n)).sqrt() <= change
+            })
+        };
+        // More groups always show more.
+        let (mut low, mut high) = (2, MOST);
+        while low < high {
+            let middle = low.midpoint(high);
+            if shows(middle) { high = middle } else { low = middle + 1 }
+        }
+        shows(low).then_some(low)
+    }
+}
+
+/// How many, their mean and variance.
+fn moments(values: impl Iterator<Item = f64> + Clone) -> (f64, f64, f64) {
+    let n = values.clone().count() as f64;
+    let mean = values.clone().sum::<f64>() / n;
+    (n, mean, values.map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0))
+}
+
+fn student(freedom: f64) -> Option<StudentsT> {
+    StudentsT::new(0.0, 1.0, freedom).ok()
+}
+
+/// What is exceeded in so much of the cases.
+fn quantile(freedom: f64, part: f64) -> Option<f64> {
+    Some(-student(freedom)?.inverse_cdf(part))
+}
+
+/// Each probability as Holm corrects it for all of them, and the level at which its row was tested.
+pub fn holm(all: &[f64]) -> Vec<(f64, f64)> {
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by(|a, b| all[*a].total_cmp(&all[*b]));
+    let mut corrected = vec![(1.0, LEVEL); all.len()];
+    let (mut most, mut level): (f64, f64) = (0.0, LEVEL);
+    for (place, row) in order.into_iter().enumerate() {
+        let left = (all.len() - place) as f64;
+        // Behind the first that shows nothing, none does.
+        if most <= LEVEL {
+            level = LEVEL / left;
+        }
+        most = most.max((all[row] * left).min(1.0));
+        corrected[row] = (most, level);
+    }
+    corrected
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn near(a: f64, b: f64, within: f64) {
+        assert!((a - b).abs() < within, "{a} is not {b}");
+    }
+
+    #[test]
+    fn holm_asks_most_of_the_least_probability_and_nothing_passes_behind_the_first_that_fails() {
+        let corrected = holm(&[0.04, 0.001, 0.03]);
+        let wanted = [(0.06, 0.025), (0.003, 0.05 / 3.0), (0.06, 0.025)];
+        for (one, wanted) in corrected.into_iter().zip(wanted) {
+            near(one.0, wanted.0, 1e-12);
+            near(one.1, wanted.1, 1e-12);
+        }
+    }
+
+    #[test]
+    fn an_interval_lies_beyond_the_threshold_just_if_the_probability_is_below_the_level() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        for _ in 0..300 {
+            let mut side = |scale: f64| -> Vec<f64> {
+                (0..4).map(|_| scale * (1.0 + rng.f64() / 10.0)).collect()
+            };
+            let contrast = Contrast::of(&side(1.0), &side(1.1), 0.02).unwrap();
+            let (low, high) = contrast.interval(0.01).unwrap();
+            assert_eq!(contrast.p() < 0.01, low > 1.02 || high < 0.98, "{contrast:?}");
+        }
+    }
+
+    #[test]
+    fn so_many_groups_as_are_said_to_be_needed_find_the_change_nine_times_of_ten() {
+        let mut rng = fastrand::Rng::with_seed(5);
+        let mut side = |n: u32, scale: f64| -> Vec<f64> {
+            (0..n).map(|_| scale * (0.06 * (0..12).map(|_| rng.f64()).sum::<f64>()).exp()).collect()
+        };
+        let many = Contrast::of(&side(2000, 1.0), &side(2000, 1.0), 0.02).unwrap();
+        let needed = many.needed(0.1, 0.005).unwrap();
+        let found = |_: &u32| {
+            Contrast::of(&side(needed, 1.0), &side(needed, 1.1), 0.02).unwrap().p() < 0.005
+        };
+        let found = (0..400).filter(found).count();
+        assert!((345..=390).contains(&found), "{found} of 400 by {needed}");
+    }
+
+    #[test]
+    fn one_group_a_side_tells_nothing_and_what_never_spreads_differs_at_once() {
+        assert!(Contrast::of(&[1.0], &[2.0, 2.0], 0.02).is_none());
+        near(Contrast::of(&[1.0, 1.0], &[2.0, 2.0], 0.02).unwrap().p(), 0.0, 1e-12);
+        near(Contrast::of(&[0.0, 0.0], &[0.0, 0.0], 0.02).unwrap().p(), 1.0, 1e-12);
+        near(Contrast::of(&[0.0, 0.0], &[1.0, 1.0], 0.02).unwrap().p(), 0.0, 1e-12);
+    }
+}
