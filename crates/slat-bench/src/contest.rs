@@ -208,6 +208,7 @@ impl<'a> Contest<'a> {
             params,
             unit: Unit::SECONDS,
             samples: samples.iter().map(|sample| sample.seconds).collect(),
+            groups: Vec::new(),
             counts: counts(samples),
         }
     }
@@ -235,6 +236,7 @@ impl<'a> Contest<'a> {
             params,
             unit: ratio.unit.into(),
             samples: (0..rounds).map(each).collect(),
+            groups: Vec::new(),
             counts: BTreeMap::new(),
         }
     }

@@ -168,6 +168,7 @@ impl Rows<'_> {
             params,
             unit: unit.into(),
             samples,
+            groups: Vec::new(),
             counts: BTreeMap::new(),
         });
     }

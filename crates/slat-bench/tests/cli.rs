@@ -232,13 +232,13 @@ fn two_runs_are_compared_and_what_cannot_be_is_refused() {
         .stdout(contains("The machines differ: times are not comparable").and(contains("another")));
     bench(&["compare", &at("one"), &at("two"), "--fail-if-slower"])
         .assert()
-        .code(1)
-        .stderr(contains("no time of these runs can be compared").and(contains("5 samples")));
+        .code(2)
+        .stderr(contains("no time of these runs can be compared").and(contains("-r 5")));
     report["results"] = serde_json::json!([]);
     std::fs::write(&file, report.to_string()).unwrap();
     bench(&["compare", &at("one"), &at("two")])
         .assert()
-        .code(1)
+        .code(2)
         .stderr(contains("no result in common"));
     report["schema"] = 7.into();
     std::fs::write(&file, report.to_string()).unwrap();
@@ -263,6 +263,18 @@ fn two_commands_run_in_turns_and_one_against_itself() {
     let comparison: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(comparison["variables"], serde_json::json!([]));
     assert_eq!(comparison["pairs"][0]["samples"], serde_json::json!([6, 6]));
+    let check = ["noise", "--check", "2", "--slowdown", "900%", "--"];
+    bench(&[&check[..], &words].concat())
+        .assert()
+        .success()
+        .stdout(contains("2 comparisons of").and(contains("find 900 % more")));
+    let in_turns =
+        ["noise", "--check", "1", "--in-turns", "--pairs", "3", "--slowdown", "900", "--"];
+    let found = predicate::str::is_match("10 % +[01] +1\n").unwrap();
+    bench(&[&in_turns[..], &words].concat())
+        .assert()
+        .success()
+        .stdout(contains("6 processes a side in turns").and(found));
     refused(&["noise", "--", "compare", "x"], &["nothing to measure with slat-bench", "split"]);
     refused(&["ab", "--first", split, "--second", "split 'x"], &["a quote is not closed"]);
     refused(&["noise", "--", "split", "--json"], &["leave out --output, --json"]);

@@ -219,6 +219,7 @@ mod tests {
             params: Map::new(),
             unit: Unit::SECONDS,
             samples: vec![1.0],
+            groups: Vec::new(),
             counts: counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
         }
     }

@@ -136,6 +136,7 @@ impl Ideas {
             params: params.into_iter().collect(),
             unit: Unit::RATIO,
             samples,
+            groups: Vec::new(),
             counts: Default::default(),
         });
     }

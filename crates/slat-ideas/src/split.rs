@@ -435,6 +435,7 @@ fn measurement(
         params,
         unit: Unit::SECONDS,
         samples: samples.iter().map(|sample| sample.seconds).collect(),
+        groups: Vec::new(),
         counts: counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
     })
 }

@@ -48,6 +48,30 @@ pub fn alternate(
     Ok((Run::of_processes(of_first, first), Run::of_processes(of_second, second)))
 }
 
+/// Runs one command line in pairs of processes, after one that warms up: each process is a run as
+/// `compare` reads it.
+///
+/// # Errors
+/// A process fails; Ctrl-C.
+pub fn pairs(
+    program: &Program,
+    words: &[String],
+    pairs: u32,
+    session: &mut Session,
+) -> anyhow::Result<Vec<(Run, Run)>> {
+    session.start("processes", u64::from(pairs) * 2 + 1);
+    let next = || -> anyhow::Result<Run> {
+        session.check()?;
+        let run = once(program, words, session);
+        session.step();
+        run
+    };
+    next()?;
+    let all = (0..pairs).map(|_| Ok((next()?, next()?))).collect();
+    session.finish();
+    all
+}
+
 /// Runs one command line in a process of its own.
 ///
 /// # Errors

@@ -2,7 +2,6 @@
 //! what else differs between the runs.
 
 pub mod groups;
-pub mod ranks;
 
 use crate::failure::bad_input;
 use crate::host::keep_lasting;
@@ -11,17 +10,27 @@ use crate::record::SCHEMA;
 use crate::stats::{Summary, median};
 use crate::unit::Unit;
 use anyhow::Context;
+use groups::{Contrast, LEVEL, holm};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// With fewer samples no order of them is rare enough to say anything.
-pub const LEAST: usize = 5;
+/// The least change between two processes that counts, in per cent, unless another is asked for.
+/// What a machine drifts from one process to the next cannot be seen in the guests of one: on a busy
+/// machine with two CPUs equal runs differed by less than this in all but a few of a hundred pairs
+/// (`noise --check`).
+pub const DRIFT: f64 = 10.0;
 
-/// How seldom a difference may be shown where there is none, of a pair. Not of all pairs together:
-/// with the few samples that a run has, a whole report could then never show any.
-const LEVEL: f64 = 0.01;
+/// The least change between processes in turns that counts, in per cent.
+pub const IN_TURNS: f64 = 2.0;
+
+/// The change by which it is told how many groups would show it.
+pub const CHANGE: f64 = 0.1;
+
+/// With fewer groups a side nothing is said of a pair: where groups are of two kinds, as those of a
+/// busy host are, all of one side are too often of one kind and all of the other of the other.
+pub const LEAST: usize = 5;
 
 /// A run, as its file has it.
 #[derive(Clone, Debug)]
@@ -30,6 +39,9 @@ pub struct Run {
     tool: Value,
     command: Vec<String>,
     results: Vec<Measurement>,
+    /// Whether its groups took turns, in their order, with those of the run that it is held
+    /// against.
+    took_turns: bool,
 }
 
 impl Run {
@@ -49,6 +61,7 @@ impl Run {
             host,
             tool: report["tool"].take(),
             command: command.with_context(|| format!("{name}: command"))?,
+            took_turns: false,
             results: results
                 .with_context(|| format!("{name}: results"))?
                 .into_iter()
@@ -58,6 +71,8 @@ impl Run {
                 .filter(|m| !m.variant.starts_with("pace") && !m.variant.starts_with("pass"))
                 // Nor a rate, of which more is better: its time stands beside it.
                 .filter(|m| m.unit != Unit::RATE)
+                // Nor the part of each vCPU beside the whole.
+                .filter(|m| !m.params.contains_key("vcpu"))
                 .collect(),
         })
     }
@@ -73,8 +88,9 @@ impl Run {
         let mut runs = runs.into_iter();
         let Some(mut all) = runs.next() else {
             let (host, tool, command, results) = (Value::Null, Value::Null, Vec::new(), Vec::new());
-            return Self { host, tool, command, results };
+            return Self { host, tool, command, results, took_turns: true };
         };
+        all.took_turns = true;
         all.command = words.to_vec();
         for m in &mut all.results {
             m.samples = median(&m.samples).into_iter().collect();
@@ -86,7 +102,16 @@ impl Run {
                 m.samples.extend(same.and_then(|other| median(&other.samples)));
             }
         }
+        all.results.iter_mut().for_each(|m| m.groups = vec![1; m.samples.len()]);
         all
+    }
+
+    /// The same, had all that hangs on speed taken longer by that part.
+    pub fn slowed(mut self, part: f64) -> Self {
+        for m in self.results.iter_mut().filter(|m| m.is_timed()) {
+            m.samples.iter_mut().for_each(|sample| *sample *= 1.0 + part);
+        }
+        self
     }
 }
 
@@ -124,7 +149,7 @@ pub enum Verdict {
     Slower,
     /// Neither was shown.
     NoDifferenceShown,
-    /// Samples are too few, or the machines differ.
+    /// Groups are too few, or the machines differ.
     NotComparable,
 }
 
@@ -137,18 +162,25 @@ pub struct Pair {
     pub params: Map<String, Value>,
     /// Unit of the samples.
     pub unit: Unit,
-    /// Median of each, and how many samples there are.
-    pub medians: [f64; 2],
+    /// The middle of each: the geometric mean of its groups' medians, the mean where one is not
+    /// above 0.
+    pub middles: [f64; 2],
+    /// The second by the first; no number if both are 0.
+    pub ratio: f64,
+    /// Where that ratio lies, at the level at which the row was tested: beyond the threshold just
+    /// if the row is faster or slower.
+    pub interval: Option<(f64, f64)>,
+    /// Groups of each, of one guest or one process.
+    pub groups: [usize; 2],
     /// Samples of each.
     pub samples: [usize; 2],
-    /// Half the interquartile range by the median, of each.
+    /// Half the interquartile range of the groups' medians by their median, of each.
     pub spreads: [f64; 2],
-    /// The second median by the first; no number if both are 0.
-    pub ratio: f64,
-    /// Where that ratio lies, nineteen times of twenty.
-    pub interval: Option<(f64, f64)>,
-    /// The probability of such ranks if nothing differed.
-    pub p: f64,
+    /// Groups of each that would show a change by [`CHANGE`] nine times of ten.
+    pub groups_needed: Option<u32>,
+    /// The probability of such groups if the change were no more than the threshold, corrected for
+    /// all rows.
+    pub p: Option<f64>,
     /// What is said of it.
     pub verdict: Verdict,
     /// Counts that differ: both values, if both runs have it.
@@ -156,6 +188,8 @@ pub struct Pair {
     /// Whether both runs counted something.
     #[serde(skip)]
     pub counted: bool,
+    #[serde(skip)]
+    contrast: Option<Contrast>,
 }
 
 /// A comparison.
@@ -210,41 +244,58 @@ pub fn compare(first: &Run, second: &Run, threshold: f64) -> Comparison {
             .iter()
             .map(|name| [format!("parameter {name}"), shown(a.get(name)), shown(b.get(name))]),
     );
+    let turns = first.took_turns && second.took_turns;
     let mut left: Vec<&Measurement> = second.results.iter().collect();
     let mut pairs = Vec::new();
     let mut alone = 0;
     for one in &first.results {
         let same = |other: &&Measurement| key(one, &differing) == key(other, &differing);
         match left.iter().position(same) {
-            Some(place) => pairs.push(pair(one, left.swap_remove(place), &differing)),
+            Some(place) => {
+                let contrast = if turns { Contrast::of_turns } else { Contrast::of };
+                let other = left.swap_remove(place);
+                pairs.push(pair(one, other, &differing, |a, b| contrast(a, b, threshold)));
+            }
             None => alone += 1,
         }
     }
     if machines_differ.is_empty() {
-        pairs.iter_mut().for_each(|pair| pair.verdict = judged(pair, threshold));
+        judge(&mut pairs);
     }
-    // What changed most stands first, what has no verdict last; else as it was measured.
-    pairs.sort_by(|one, other| rank(one).total_cmp(&rank(other)));
+    // What was shown to change stands first, what has no verdict last; in each, what changed most.
+    pairs.sort_by(|one, other| {
+        let ((class, change), (other_class, other_change)) = (rank(one), rank(other));
+        class.cmp(&other_class).then(other_change.total_cmp(&change))
+    });
     Comparison { threshold, machines_differ, variables, pairs, alone: [alone, left.len()] }
 }
 
 impl Comparison {
+    /// Whether a time of both runs could be held against the other.
+    pub fn judges(&self) -> bool {
+        self.pairs.iter().any(|pair| pair.verdict != Verdict::NotComparable)
+    }
+
+    /// Whether anything was shown to be slower.
+    pub fn slower(&self) -> bool {
+        self.pairs.iter().any(|pair| pair.verdict == Verdict::Slower)
+    }
+
     /// Whether something of both runs could be held against each other: times, or counts.
     pub fn compares(&self) -> bool {
-        let judged = |pair: &Pair| pair.verdict != Verdict::NotComparable || pair.counted;
-        self.pairs.iter().any(judged)
+        self.judges() || self.pairs.iter().any(|pair| pair.counted)
     }
 }
 
-/// The place of a pair: the less, the sooner it is to be seen.
-fn rank(pair: &Pair) -> f64 {
+/// The place of a pair: its class, and how much it changed.
+fn rank(pair: &Pair) -> (u8, f64) {
+    let class = match pair.verdict {
+        Verdict::Faster | Verdict::Slower => 0,
+        Verdict::NoDifferenceShown => 1,
+        Verdict::NotComparable => 2,
+    };
     let change = pair.ratio.ln().abs();
-    match pair.verdict {
-        Verdict::Faster | Verdict::Slower if change.is_nan() => f64::NEG_INFINITY,
-        Verdict::Faster | Verdict::Slower => -change,
-        Verdict::NoDifferenceShown => 1.0,
-        Verdict::NotComparable => 2.0,
-    }
+    (class, if change.is_nan() { if class == 0 { f64::INFINITY } else { 0.0 } } else { change })
 }
 
 /// What results must have in common to be of one thing.
@@ -334,11 +385,21 @@ fn shown(value: Option<&Value>) -> String {
     }
 }
 
-fn pair(a: &Measurement, b: &Measurement, ignoring: &BTreeSet<String>) -> Pair {
-    let (one, two) = (Summary::of(&a.samples), Summary::of(&b.samples));
-    let median = |summary: Option<Summary>| summary.map_or(f64::NAN, |summary| summary.median);
-    let spread =
-        |summary: Option<Summary>| summary.map_or(0.0, |summary| summary.relative_spread());
+fn pair(
+    a: &Measurement,
+    b: &Measurement,
+    ignoring: &BTreeSet<String>,
+    contrast: impl Fn(&[f64], &[f64]) -> Option<Contrast>,
+) -> Pair {
+    let groups = [a.group_medians(), b.group_medians()];
+    let spread = |all: &Vec<f64>| Summary::of(all).map_or(0.0, |summary| summary.relative_spread());
+    let logs = groups.iter().flatten().all(|median| *median > 0.0);
+    let middle = |all: &Vec<f64>| {
+        let sum: f64 = all.iter().map(|x| if logs { x.ln() } else { *x }).sum();
+        let mean = sum / all.len() as f64;
+        if logs { mean.exp() } else { mean }
+    };
+    let middles = [middle(&groups[0]), middle(&groups[1])];
     let (_, _, _, _, params) = key(a, ignoring);
     let names: BTreeSet<&String> = a.counts.keys().chain(b.counts.keys()).collect();
     let counts = names.into_iter().filter_map(|name| {
@@ -350,35 +411,43 @@ fn pair(a: &Measurement, b: &Measurement, ignoring: &BTreeSet<String>) -> Pair {
         what: [a.scenario.clone(), a.target.clone(), a.variant.clone()],
         params,
         unit: a.unit.clone(),
-        medians: [median(one), median(two)],
+        middles,
+        ratio: middles[1] / middles[0],
+        interval: None,
+        groups: [groups[0].len(), groups[1].len()],
         samples: [a.samples.len(), b.samples.len()],
-        spreads: [spread(one), spread(two)],
-        ratio: median(two) / median(one),
-        interval: ranks::ratio_interval(&a.samples, &b.samples),
-        p: ranks::mann_whitney(&a.samples, &b.samples),
+        spreads: [spread(&groups[0]), spread(&groups[1])],
+        groups_needed: None,
+        p: None,
         verdict: Verdict::NotComparable,
         counts: counts.collect(),
         counted: a.counts.keys().any(|name| b.counts.contains_key(name)),
+        contrast: contrast(&groups[0], &groups[1]),
     }
 }
 
-/// What is said of a pair of one machine's.
-fn judged(pair: &Pair, threshold: f64) -> Verdict {
-    if pair.samples.iter().any(|samples| *samples < LEAST) {
-        return Verdict::NotComparable;
-    }
-    // What can be 0 or less, as a stall or a loss can, has no ratio: any change counts.
-    let change = match pair.medians {
-        [a, b] if a <= 0.0 && b > a => f64::INFINITY,
-        [a, b] if a <= 0.0 && b < a => f64::NEG_INFINITY,
-        [a, b] if a <= 0.0 && a == b => 0.0,
-        _ => pair.ratio - 1.0,
-    };
-    match change {
-        _ if pair.p > LEVEL => Verdict::NoDifferenceShown,
-        change if change > threshold => Verdict::Slower,
-        change if change < -threshold => Verdict::Faster,
-        _ => Verdict::NoDifferenceShown,
+/// What is said of the pairs of one machine, all of them together.
+fn judge(pairs: &mut [Pair]) {
+    let mut family: Vec<(&mut Pair, Contrast)> =
+        pairs.iter_mut().filter_map(|pair| pair.contrast.map(|it| (pair, it))).collect();
+    // A row of which nothing is said takes nothing from what can be said of others.
+    let enough = |pair: &Pair| pair.groups.iter().all(|groups| *groups >= LEAST);
+    family.retain(|(pair, _)| enough(pair));
+    let all: Vec<f64> = family.iter().map(|(_, contrast)| contrast.p()).collect();
+    let strictest = LEVEL / all.len().max(1) as f64;
+    for ((pair, contrast), (p, level)) in family.iter_mut().zip(holm(&all)) {
+        let needed = contrast.needed(CHANGE, strictest);
+        pair.groups_needed = needed.map(|needed| needed.max(LEAST as u32));
+        if pair.groups.iter().any(|groups| *groups < LEAST) {
+            continue;
+        }
+        pair.p = Some(p);
+        pair.interval = contrast.interval(level);
+        pair.verdict = match pair.middles {
+            _ if p > LEVEL => Verdict::NoDifferenceShown,
+            [a, b] if b > a => Verdict::Slower,
+            _ => Verdict::Faster,
+        };
     }
 }
 
@@ -395,6 +464,7 @@ mod tests {
             params: params.as_object().unwrap().clone(),
             unit: Unit::SECONDS,
             samples: samples.clone(),
+            groups: Vec::new(),
             counts: [("slots_read".to_owned(), samples.len() as u64)].into(),
         });
         let host = json!({
@@ -406,6 +476,7 @@ mod tests {
             tool: json!("0.1.0"),
             command: vec![cpu.to_owned()],
             results: results.collect(),
+            took_turns: false,
         }
     }
 
@@ -414,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_need_ranks_that_differ_and_a_change_that_matters() {
+    fn verdicts_need_groups_that_differ_and_a_change_that_matters() {
         let of = |a: f64, b: f64| {
             let one = |middle| run("cpu", &[("x", json!({}), around(middle))]);
             compare(&one(a), &one(b), 0.05).pairs[0].verdict
@@ -424,8 +495,9 @@ mod tests {
         assert_eq!(of(1.0, 1.0), Verdict::NoDifferenceShown);
         // It differs, and does not matter.
         assert_eq!(of(1.0, 1.03), Verdict::NoDifferenceShown);
-        let few = |middle| run("cpu", &[("x", json!({}), vec![middle; 4])]);
-        assert_eq!(compare(&few(1.0), &few(9.0), 0.05).pairs[0].verdict, Verdict::NotComparable);
+        let few = |middle| run("cpu", &[("x", json!({}), vec![middle])]);
+        let pair = &compare(&few(1.0), &few(9.0), 0.05).pairs[0];
+        assert_eq!((pair.verdict, pair.ratio.round()), (Verdict::NotComparable, 9.0));
     }
 
     #[test]
@@ -435,7 +507,7 @@ mod tests {
             let rows = names.into_iter().zip(samples).map(|(name, it)| (name, json!({}), it));
             run("cpu", &rows.collect::<Vec<_>>())
         };
-        let few = vec![1.0; 2];
+        let few = vec![1.0];
         let one = all([around(1.0), few.clone(), around(1.0), vec![0.0; 12], around(1.0)]);
         let two = all([around(1.0), few, around(0.8), vec![0.0; 12], around(2.0)]);
         let comparison = compare(&one, &two, 0.05);
@@ -445,15 +517,85 @@ mod tests {
     }
 
     #[test]
-    fn runs_without_a_result_in_common_or_with_too_few_samples_compare_nothing() {
+    fn runs_without_a_result_in_common_or_with_a_single_group_compare_nothing() {
         let of = |name: &str, n: usize| run("cpu", &[(name, json!({}), around(1.0)[..n].to_vec())]);
         assert!(compare(&of("x", 12), &of("x", 12), 0.05).compares());
         assert!(!compare(&of("x", 12), &of("y", 12), 0.05).compares());
         // Counts are compared whatever the samples are.
-        assert!(compare(&of("x", 2), &of("x", 2), 0.05).compares());
-        let mut bare = of("x", 2);
+        assert!(compare(&of("x", 1), &of("x", 1), 0.05).compares());
+        let mut bare = of("x", 1);
         bare.results[0].counts.clear();
-        assert!(!compare(&bare, &of("x", 2), 0.05).compares());
+        assert!(!compare(&bare, &of("x", 1), 0.05).compares());
+    }
+
+    #[test]
+    fn rounds_of_one_guest_are_one_group_however_many_they_are() {
+        let rounds = |middle: f64| {
+            let mut one = run("cpu", &[("x", json!({}), around(middle))]);
+            one.results[0].groups = vec![12];
+            one
+        };
+        let pair = &compare(&rounds(1.0), &rounds(2.0), 0.02).pairs[0];
+        assert_eq!((pair.groups, pair.verdict), ([1, 1], Verdict::NotComparable));
+        // Of a report that does not tell, the number of guests does.
+        let of = |middle| run("cpu", &[("x", json!({ "runs": 6 }), around(middle))]);
+        let pair = &compare(&of(1.0), &of(2.0), 0.02).pairs[0];
+        assert_eq!((pair.groups, pair.verdict), ([6, 6], Verdict::Slower));
+        let (low, high) = pair.interval.unwrap();
+        assert!(low > 1.9 && low < 2.0 && high > 2.0, "{pair:?}");
+    }
+
+    /// Thirty rows of a busy host: rows have speeds of their own, groups a spread with a heavy tail
+    /// and a drift from one to the next, rounds within a group little.
+    fn busy(rng: &mut fastrand::Rng, guests: usize, spread: f64, drift: &mut f64) -> Run {
+        const ROUNDS: usize = 4;
+        let mut normal = || (0..12).map(|_| rng.f64()).sum::<f64>() - 6.0;
+        let mut rows = vec![Vec::new(); 30];
+        for _ in 0..guests {
+            *drift = 0.5 * *drift + spread * 0.3 * normal();
+            for (number, row) in rows.iter_mut().enumerate() {
+                let tail = if normal() > 1.6 { 4.0 } else { 1.0 };
+                let group = (*drift + spread * tail * normal()).exp() * (1 + number) as f64;
+                row.extend((0..ROUNDS).map(|_| group * (spread * 0.1 * normal()).exp()));
+            }
+        }
+        let names: Vec<String> = (0..30).map(|number| number.to_string()).collect();
+        let params = json!({ "runs": guests });
+        let rows = names.iter().zip(rows).map(|(name, row)| (&**name, params.clone(), row));
+        run("cpu", &rows.collect::<Vec<_>>())
+    }
+
+    /// Of a hundred pairs of equal runs: how many fail, and how many do with one side a tenth
+    /// slower.
+    fn hundred_pairs(guests: usize, spread: f64) -> (usize, usize) {
+        let mut rng = fastrand::Rng::with_seed(11);
+        let mut drift = 0.0;
+        let (mut failed, mut found) = (0, 0);
+        for _ in 0..100 {
+            let mut one = || busy(&mut rng, guests, spread, &mut drift);
+            let (first, second) = (one(), one());
+            failed += usize::from(compare(&first, &second, 0.02).slower());
+            found += usize::from(compare(&first, &second.slowed(0.1), 0.02).slower());
+        }
+        (failed, found)
+    }
+
+    #[test]
+    fn of_a_hundred_pairs_of_equal_runs_on_a_busy_host_at_most_five_fail() {
+        for guests in [5, 10] {
+            for spread in [0.01, 0.3] {
+                let (failed, _) = hundred_pairs(guests, spread);
+                assert!(failed <= 5, "{failed} of {guests} guests, {spread}");
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_hundred_slowdowns_by_a_tenth_ninety_are_found_where_guests_spread_little() {
+        for (guests, spread) in [(5, 0.01), (20, 0.03)] {
+            let (_, found) = hundred_pairs(guests, spread);
+            assert!(found >= 90, "{found} of {guests} guests, {spread}");
+        }
     }
 
     #[test]

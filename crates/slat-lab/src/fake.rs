@@ -251,6 +251,7 @@ fn measurement(
         params,
         unit: Unit::SECONDS,
         samples: samples.to_vec(),
+        groups: Vec::new(),
         counts: Default::default(),
     }
 }

@@ -108,6 +108,8 @@ fn differences(a: &Value, b: &Value) -> Vec<String> {
 struct Entry {
     command: Vec<String>,
     measurement: Measurement,
+    /// How many samples each process took.
+    processes: Vec<usize>,
 }
 
 /// Reports of one host as one: samples of equal measurements in the order of the files.
@@ -125,9 +127,11 @@ fn joined<'r>(reports: impl Iterator<Item = &'r Report>, command: &[String]) -> 
                 entry.command == words && is_same(&entry.measurement, measurement)
             };
             match entries.iter_mut().find(same) {
-                Some(entry) => append(&mut entry.measurement, measurement),
+                Some(entry) => append(entry, measurement),
                 None => {
-                    entries.push(Entry { command: words.clone(), measurement: measurement.clone() })
+                    let processes = vec![measurement.samples.len()];
+                    let (command, measurement) = (words.clone(), measurement.clone());
+                    entries.push(Entry { command, measurement, processes });
                 }
             }
         }
@@ -164,7 +168,11 @@ fn is_same(a: &Measurement, b: &Measurement) -> bool {
     key(a) == key(b)
 }
 
-fn append(to: &mut Measurement, more: &Measurement) {
+fn append(entry: &mut Entry, more: &Measurement) {
+    entry.processes.push(more.samples.len());
+    let to = &mut entry.measurement;
+    // Guests of one process have more in common than two processes.
+    to.groups.clone_from(&entry.processes);
     to.samples.extend(&more.samples);
     to.counts = counts(&to.counts, &more.counts);
 }

@@ -27,6 +27,10 @@ pub struct Measurement {
     pub unit: Unit,
     /// Every sample, in the order it was taken.
     pub samples: Vec<f64>,
+    /// How many samples, in their order, are of one guest or one process; absent if each is of its
+    /// own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<usize>,
     /// Exact counts of one sample (the same in each, unless the scenario says otherwise).
     pub counts: BTreeMap<String, u64>,
 }
@@ -35,6 +39,26 @@ impl Measurement {
     /// Whether the samples are times, ratios of times, or hang on how fast things went.
     pub fn is_timed(&self) -> bool {
         self.unit.is_timed()
+    }
+
+    /// The median of each group. Reports from before groups were told have the number of guests
+    /// among the parameters.
+    pub fn group_medians(&self) -> Vec<f64> {
+        let all = self.samples.len();
+        let guests = self.params.get("runs").and_then(Value::as_u64).unwrap_or(0) as usize;
+        let sizes = match guests {
+            _ if self.groups.iter().sum::<usize>() == all => self.groups.clone(),
+            0 => vec![1; all],
+            guests if all.is_multiple_of(guests) => vec![all / guests; guests],
+            _ => vec![all],
+        };
+        let mut rest = &self.samples[..];
+        let medians = sizes.into_iter().filter_map(|size| {
+            let (group, others) = rest.split_at(size);
+            rest = others;
+            median(group)
+        });
+        medians.collect()
     }
 
     /// Whether it was made of other results, which stand in the same report.

@@ -4,8 +4,8 @@ pub mod output;
 mod plan_job;
 
 use crate::alternate;
-use crate::cli::{Common, CompareArgs, Format, OutputArgs, Repeat, ReportFormat};
-use crate::compare::{self, Comparison, Run, Verdict};
+use crate::cli::{Common, CompareArgs, Format, NoiseArgs, OutputArgs, Repeat, ReportFormat};
+use crate::compare::{self, Comparison, Run};
 use crate::failure::{self, bad_input};
 use crate::host::Host;
 use crate::reader::Reader;
@@ -14,6 +14,7 @@ use crate::report::comparison::{self, Rows};
 use crate::report::{csv, json, ktap, markdown, text};
 use crate::scenario::{Chosen, Program};
 use crate::session::Session;
+use crate::stats;
 use crate::trust::Begin;
 use output::Output;
 use std::io;
@@ -39,9 +40,13 @@ pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<Exi
     match command {
         Common::Compare(args) => compare(args),
         Common::Ab(args) => {
-            alternate(program, &words(&args.first)?, &words(&args.second)?, &args.how)
+            let (first, second) = (words(&args.first)?, words(&args.second)?);
+            alternate(program, &first, &second, &args.how, args.fail_if_slower)
         }
-        Common::Noise(args) => alternate(program, &args.words, &args.words, &args.how),
+        Common::Noise(args) => match args.check {
+            Some(pairs) => validate(program, args, pairs),
+            None => alternate(program, &args.words, &args.words, &args.how, false),
+        },
         Common::Plan(args) => plan_job::plan(program, args),
         Common::Merge(args) => plan_job::merge(program, args),
         Common::Completions { shell } => {
@@ -131,28 +136,34 @@ fn test_failed(
 fn compare(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let (first, second) = (Run::read(&args.first)?, Run::read(&args.second)?);
     let comparison = compare::compare(&first, &second, args.threshold / 100.0);
-    if !comparison.compares() {
-        anyhow::bail!(
-            "nothing of these runs can be compared: they have no result in common, too few \
-             samples, or the machines differ; take runs of one command line and one machine"
-        );
-    }
     let rows = match (args.all, args.only_differences) {
         (true, _) => Rows::All,
         (_, true) => Rows::Differing,
         _ => Rows::Dozen,
     };
-    show_comparison(&comparison, rows, args.print.format())?;
-    let judged = comparison.pairs.iter().any(|pair| pair.verdict != Verdict::NotComparable);
-    if args.fail_if_slower && !judged {
-        anyhow::bail!(
-            "no time of these runs can be compared, so --fail-if-slower cannot tell; {} samples of \
-             each result are the least, on one machine",
-            compare::LEAST
-        );
+    if !comparison.pairs.is_empty() {
+        show_comparison(&comparison, rows, args.print.format())?;
     }
-    let slower = comparison.pairs.iter().any(|pair| pair.verdict == Verdict::Slower);
-    Ok(if slower && args.fail_if_slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    if !comparison.compares() {
+        return Err(bad_input(format!(
+            "nothing of these runs can be compared: they have no result in common, too few guests \
+             (-r {} without --quick takes more), or the machines differ; take runs of one command \
+             line and one machine",
+            compare::LEAST
+        )));
+    }
+    if args.fail_if_slower && !comparison.judges() {
+        return Err(bad_input(format!(
+            "no time of these runs can be compared, so --fail-if-slower cannot tell; take -r {} or \
+             more without --quick, on one machine",
+            compare::LEAST
+        )));
+    }
+    Ok(if args.fail_if_slower && comparison.slower() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn show_comparison(comparison: &Comparison, rows: Rows, format: Format) -> anyhow::Result<()> {
@@ -174,11 +185,66 @@ fn alternate(
     first: &[String],
     second: &[String],
     how: &Repeat,
+    fail_if_slower: bool,
 ) -> anyhow::Result<ExitCode> {
     let mut session = Session::interactive()?;
     let (first, second) = alternate::alternate(program, first, second, how.pairs, &mut session)?;
     let comparison = compare::compare(&first, &second, how.threshold / 100.0);
     show_comparison(&comparison, Rows::Dozen, how.print.format())?;
+    if fail_if_slower && !comparison.judges() {
+        return Err(bad_input("no time can be compared, so --fail-if-slower cannot tell"));
+    }
+    Ok(if fail_if_slower && comparison.slower() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Thresholds that are checked, in per cent.
+const THRESHOLDS: [f64; 4] = [2.0, 5.0, 10.0, 20.0];
+
+/// Says how often comparisons of a command line with itself are wrong, and how often they find a
+/// slowdown, by threshold.
+fn validate(program: &Program, args: &NoiseArgs, count: u32) -> anyhow::Result<ExitCode> {
+    let mut session = Session::interactive()?;
+    let words = &args.words;
+    let taken: Vec<(Run, Run)> = match args.in_turns {
+        true => {
+            let one = |_| alternate::alternate(program, words, words, args.how.pairs, &mut session);
+            (0..count).map(one).collect::<anyhow::Result<_>>()?
+        }
+        false => alternate::pairs(program, words, count, &mut session)?,
+    };
+    let by = match args.in_turns {
+        true => format!("{} processes a side in turns", 2 * args.how.pairs),
+        false => "one process a side".to_owned(),
+    };
+    let slowdown = args.slowdown;
+    let mut text = format!(
+        "{count} comparisons of `{}` with itself, {by}:\n  threshold   would fail   find {slowdown} % more\n",
+        words.join(" "),
+    );
+    for threshold in THRESHOLDS {
+        let slower =
+            |first: &Run, second: &Run| compare::compare(first, second, threshold / 100.0).slower();
+        let failed = taken.iter().filter(|(first, second)| slower(first, second)).count();
+        let later = |second: &Run| second.clone().slowed(slowdown / 100.0);
+        let found = taken.iter().filter(|(first, second)| slower(first, &later(second))).count();
+        text += &format!("  {threshold:>7} %   {failed:>10}   {found:>15}\n");
+    }
+    let threshold = args.how.threshold / 100.0;
+    let all = taken.iter().map(|(first, second)| compare::compare(first, second, threshold));
+    let all: Vec<Comparison> = all.collect();
+    let least = |it: &Comparison| it.pairs.iter().filter_map(|pair| pair.groups_needed).min();
+    let needed: Vec<f64> = all.iter().filter_map(least).map(f64::from).collect();
+    if let Some(needed) = stats::median(&needed).filter(|_| args.in_turns) {
+        text += &format!(
+            "The steadiest row needs {needed:.0} groups a side to show 10 % beyond {} %, by half of the \
+             comparisons.\n",
+            args.how.threshold
+        );
+    }
+    if !all.iter().any(Comparison::judges) {
+        text += &format!("No time was judged: fewer than {} groups a side.\n", compare::LEAST);
+    }
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -218,6 +218,7 @@ fn measurement(
         params: params.map(|(name, value)| (name.to_owned(), value)).into_iter().collect(),
         unit: Unit::OPERATIONS,
         samples: vec![tally.steps as f64],
+        groups: Vec::new(),
         counts: counts.map(|(name, count)| (name.to_owned(), count)).into(),
     }
 }

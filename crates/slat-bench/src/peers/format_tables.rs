@@ -109,6 +109,7 @@ mod tests {
                 params,
                 unit: Unit::SECONDS,
                 samples: samples.to_vec(),
+                groups: Vec::new(),
                 counts: Default::default(),
             }
         };

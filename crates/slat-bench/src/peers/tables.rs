@@ -364,6 +364,7 @@ mod tests {
             params,
             unit: Unit::SECONDS,
             samples: samples.to_vec(),
+            groups: Vec::new(),
             counts: [("visits".to_owned(), 524_800), ("leaves_made_young".to_owned(), 3)].into(),
         }
     }

@@ -204,6 +204,7 @@ pub fn measurement(
         params,
         unit: unit.into(),
         samples,
+        groups: Vec::new(),
         counts: Default::default(),
     }
 }

@@ -30,6 +30,7 @@ pub fn measurements(
         let each: Vec<_> = runs.iter().map(|run| counts(run)).collect();
         whole.counts = merged_counts(each.iter().cloned());
         whole.counts.extend(typical(&each));
+        let own = results.len();
         results.push(whole);
         results.extend(stalls::measurements(scenario, params, &runs));
         if runs.iter().any(|run| run.calls > 1) {
@@ -49,8 +50,19 @@ pub fn measurements(
             part.counts.insert("pages".to_owned(), pages / (parts.len() as u64).max(1));
             results.push(part);
         }
+        let groups = guests(&runs);
+        // Stalls are told of those occurrences alone where it is known what is usual.
+        let all = results[own..].iter_mut().filter(|m| m.samples.len() == runs.len());
+        all.for_each(|m| m.groups.clone_from(&groups));
     }
     results
+}
+
+/// How many occurrences of a phase each guest had; nothing if it was one of each.
+fn guests(runs: &[&PhaseRun]) -> Vec<usize> {
+    let next = |one: &&PhaseRun, other: &&PhaseRun| one.iteration < other.iteration;
+    let groups: Vec<usize> = runs.chunk_by(next).map(<[_]>::len).collect();
+    if groups.iter().all(|size| *size == 1) { Vec::new() } else { groups }
 }
 
 /// Of the occurrence whose time is the middle one: its times, and the counts that explain them,
@@ -192,9 +204,21 @@ mod tests {
             ("remote_tlb_flush_min", 0),
         ];
         assert_eq!(*whole, expected.map(|(name, count)| (name.to_owned(), count)).into());
+        assert!(results.iter().all(|m| m.groups == [2]));
         assert_eq!(results[2].params["vcpu"], 1);
         assert_eq!(results[2].counts["pages"], 64);
         assert_eq!(results[2].counts["exits"], 7);
+    }
+
+    #[test]
+    fn rounds_of_a_guest_are_a_group_and_the_first_round_begins_another() {
+        let runs = [(1, 0.5), (2, 0.25), (1, 0.5), (2, 0.25), (3, 1.0)];
+        let runs = runs.map(|(round, seconds)| dirty(round, seconds, 0));
+        let results = measurements("dirty-log", &Map::new(), &runs);
+        assert!(results.iter().all(|m| m.groups == [2, 3]));
+        let once = [dirty(1, 0.5, 0), dirty(1, 0.25, 0)];
+        let results = measurements("dirty-log", &Map::new(), &once);
+        assert!(results.iter().all(|m| m.groups.is_empty()));
     }
 
     #[test]

@@ -225,6 +225,7 @@ mod tests {
             params: json!({ "memory": 1 << 28, "way": way }).as_object().unwrap().clone(),
             unit: Unit::SECONDS,
             samples: (0..count).map(|n| middle * 1e-6 * (1.0 + n as f64 / 100.0)).collect(),
+            groups: Vec::new(),
             counts: Default::default(),
         };
         ways.iter().map(of).collect()

@@ -79,6 +79,7 @@ impl Recorder {
             params,
             unit: unit.into(),
             samples,
+            groups: Vec::new(),
             counts: slat_lab::record::merged_counts(counts),
         }
     }
@@ -103,6 +104,7 @@ impl Recorder {
             params,
             unit: Unit::RATIO,
             samples,
+            groups: Vec::new(),
             counts: BTreeMap::new(),
         }
     }

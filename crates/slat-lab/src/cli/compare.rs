@@ -1,6 +1,7 @@
 //! The command line of comparisons.
 
 use super::TablePrintArgs;
+use crate::compare::{DRIFT, IN_TURNS};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -14,8 +15,9 @@ Examples:
 
 Exit codes:
   0    compared
-  1    nothing can be compared; or --fail-if-slower, and something is, or no time can be compared
-  2    a file that is no results.json, or of another schema";
+  1    --fail-if-slower, and something is
+  2    nothing can be compared, or no time with --fail-if-slower; a file that is no results.json, or
+       of another schema";
 
 /// Two runs to hold against each other.
 #[derive(Clone, Debug, Args)]
@@ -29,8 +31,9 @@ pub struct CompareArgs {
     #[arg(value_name = "SECOND")]
     pub second: PathBuf,
 
-    /// The least change of a median that counts, in percent
-    #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent)]
+    /// The least change that counts, in percent: the whole interval has to lie beyond; below the
+    /// default it may be the machine's drift between two processes, which `ab` takes out
+    #[arg(long, value_name = "PERCENT", default_value_t = DRIFT, value_parser = percent)]
     pub threshold: f64,
 
     /// Every result, not those that differ and as many more as make a dozen
@@ -45,7 +48,7 @@ pub struct CompareArgs {
     #[command(flatten)]
     pub print: TablePrintArgs,
 
-    /// Exit code 1 if anything is slower, or no time can be compared
+    /// Exit code 1 if anything is slower; how often it is wrong here, `noise --check` tells
     #[arg(long)]
     pub fail_if_slower: bool,
 }
@@ -67,6 +70,10 @@ pub struct AbArgs {
     #[arg(long, value_name = "WORDS")]
     pub second: String,
 
+    /// Exit code 1 if anything of the second is slower
+    #[arg(long)]
+    pub fail_if_slower: bool,
+
     /// How it is repeated and printed.
     #[command(flatten)]
     pub how: Repeat,
@@ -76,7 +83,11 @@ const NOISE_EXAMPLES: &str = "\
 Examples:
   slat-bench noise -- split --backing 2m --what split
       what this machine makes of one command line, in fourteen processes
-  slat noise --pairs 5 -- bench dirty-log";
+  slat noise --pairs 5 -- bench dirty-log
+  slat noise --check 100 --slowdown 10 -- bench populate -b 16M
+      how often `compare` is wrong of it on this machine, and how often it finds 10 %
+  slat noise --check 100 --in-turns --pairs 5 -- bench populate -b 16M -r 1
+      the same of `ab`";
 
 /// One command line against itself.
 #[derive(Clone, Debug, Args)]
@@ -85,6 +96,23 @@ pub struct NoiseArgs {
     /// How it is repeated and printed.
     #[command(flatten)]
     pub how: Repeat,
+
+    /// Instead: so many comparisons, as `compare` makes them of two processes, or with --in-turns
+    /// as `ab` does; says how many would fail, and how many find a slowdown
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
+    pub check: Option<u32>,
+
+    /// Check what `ab` says of --pairs processes in turns
+    #[arg(long, requires = "check")]
+    pub in_turns: bool,
+
+    /// By how much --check makes one side of each pair slower, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = percent)]
+    pub slowdown: f64,
 
     /// Its words
     #[arg(last = true, required = true, value_name = "WORDS")]
@@ -103,8 +131,8 @@ pub struct Repeat {
     )]
     pub pairs: u32,
 
-    /// The least change of a median that counts, in percent
-    #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent)]
+    /// The least change that counts, in percent: the whole interval has to lie beyond
+    #[arg(long, value_name = "PERCENT", default_value_t = IN_TURNS, value_parser = percent)]
     pub threshold: f64,
 
     /// How it is printed.

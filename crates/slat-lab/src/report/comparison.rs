@@ -1,9 +1,13 @@
 //! A comparison as tables.
 
-use crate::compare::{Comparison, LEAST, Pair, Verdict};
+use crate::compare::{CHANGE, Comparison, LEAST, Pair, Verdict};
 use crate::numbers::{thousands, three_digits};
+use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
 use serde_json::{Map, Value};
+
+/// Rows of a table that nobody asked all of.
+const DOZEN: usize = 12;
 
 /// Which results are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +22,7 @@ pub enum Rows {
 
 /// What is compared, what differs beside it, and counts that differ.
 pub fn tables(comparison: &Comparison, rows: Rows) -> Vec<Table> {
-    let (times, counts) = (Some(pairs(comparison, rows)), counts(comparison));
+    let (times, counts) = (Some(pairs(comparison, rows)), counts(comparison, rows));
     // Of unlike machines counts alone can be compared: they come first then.
     let [first, second] =
         if comparison.machines_differ.is_empty() { [times, counts] } else { [counts, times] };
@@ -62,14 +66,20 @@ fn name(pair: &Pair, constants: &Map<String, Value>) -> String {
 }
 
 fn value(pair: &Pair, which: usize) -> String {
-    let (median, spread) = (pair.medians[which], pair.spreads[which] * 100.0);
-    let text = pair.unit.shown(median);
-    if pair.samples[which] < 2 { text } else { format!("{text} ±{spread:.0}%") }
+    let (middle, spread) = (pair.middles[which], pair.spreads[which] * 100.0);
+    if !middle.is_finite() {
+        return NOTHING.to_owned();
+    }
+    let text = pair.unit.shown(middle);
+    if pair.groups[which] < 2 { text } else { format!("{text} ±{spread:.0}%") }
 }
 
 fn percent(ratio: f64) -> String {
     if !ratio.is_finite() {
         return NOTHING.to_owned();
+    }
+    if ratio > 100.0 {
+        return "over ×100".to_owned();
     }
     let change = (ratio - 1.0) * 100.0;
     let sign = if change < 0.0 { '−' } else { '+' };
@@ -80,7 +90,7 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
     let differs = |pair: &Pair| matches!(pair.verdict, Verdict::Faster | Verdict::Slower);
     let differing = comparison.pairs.iter().filter(|pair| differs(pair)).count();
     let shown = match rows {
-        Rows::Dozen => differing.max(12).min(comparison.pairs.len()),
+        Rows::Dozen => differing.max(DOZEN).min(comparison.pairs.len()),
         Rows::Differing => differing,
         Rows::All => comparison.pairs.len(),
     };
@@ -96,8 +106,10 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
             value(pair, 1),
             percent(pair.ratio),
             interval,
-            format!("{} + {}", pair.samples[0], pair.samples[1]),
             words(pair.verdict).to_owned(),
+            pair.p.map_or_else(|| NOTHING.to_owned(), |p| format!("{p:.2}")),
+            format!("{} + {}", pair.groups[0], pair.groups[1]),
+            pair.groups_needed.map_or_else(|| NOTHING.to_owned(), |n| thousands(n.into())),
         ]
     });
     let of = |verdict| comparison.pairs.iter().filter(|pair| pair.verdict == verdict).count();
@@ -117,16 +129,35 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
         ));
     }
     notes.push(format!(
-        "The second run by the first, by medians ± half the interquartile range. A difference is shown where the \
-         medians differ by more than {} % and a rank test (Mann and Whitney) would find as much in one of a hundred pairs \
-         without any: so of a hundred rows one may be wrong. 95 %: where the ratio of the medians lies, by resampling. Fewer \
-         than {LEAST} samples show nothing.",
-        three_digits(comparison.threshold * 100.0)
+        "A group is a guest, or a process of several; its median is what counts. A difference is \
+         shown where the whole interval of the change lies beyond {} %. The intervals are so wide \
+         that all rows together show any without need in one of twenty comparisons, unless the machine drifts between the runs (Welch, \
+         Holm); p is the corrected probability. The last column: groups a side that would show a \
+         change of {} %, by the spread between groups.",
+        three_digits(comparison.threshold * 100.0),
+        three_digits(CHANGE * 100.0)
     ));
+    let needed: Vec<f64> =
+        comparison.pairs.iter().filter_map(|pair| Some(f64::from(pair.groups_needed?))).collect();
+    if let Some(all) = Summary::of(&needed) {
+        notes.push(format!(
+            "{} runs (-r) would show a change of {} % in the steadiest row, {} in half of the rows.",
+            thousands(all.min as i64),
+            three_digits(CHANGE * 100.0),
+            thousands(all.median.ceil() as i64)
+        ));
+    }
+    if comparison.pairs.iter().any(|pair| pair.groups.iter().any(|groups| *groups < LEAST)) {
+        notes.push(format!(
+            "Of fewer than {LEAST} groups a side nothing is said: take both with -r {LEAST} or more \
+             (without --quick), \
+             or in turns with `ab`."
+        ));
+    }
     Table {
         title: "The second run by the first".to_owned(),
         common: listed(constants.iter()),
-        columns: ["what", "first", "second", "change", "95 %", "samples", ""]
+        columns: ["what", "first", "second", "change", "interval", "", "p", "groups", "for 10 %"]
             .map(str::to_owned)
             .into(),
         labels: 1,
@@ -162,27 +193,35 @@ fn variables(comparison: &Comparison) -> Option<Table> {
     )
 }
 
-fn counts(comparison: &Comparison) -> Option<Table> {
+/// Counts that differ, those first that differ most; a dozen unless all are asked for.
+fn counts(comparison: &Comparison, rows: Rows) -> Option<Table> {
     let text = |count: Option<u64>| {
         count.map_or_else(|| NOTHING.to_owned(), |count| thousands(count as i64))
     };
     let constants = &constants(comparison);
-    let rows: Vec<Vec<String>> = comparison
-        .pairs
-        .iter()
-        .flat_map(|pair| {
-            let row = move |(count, [a, b]): (&String, &[Option<u64>; 2])| {
-                vec![name(pair, constants), count.clone(), text(*a), text(*b)]
-            };
-            pair.counts.iter().map(row)
-        })
-        .collect();
-    (!rows.is_empty()).then(|| Table {
+    // One that was not counted in one of the runs was 0 there.
+    let change = |[a, b]: &[Option<u64>; 2]| {
+        let [a, b] = [a, b].map(|count| count.unwrap_or(0) as f64 + 1.0);
+        (a / b).ln().abs()
+    };
+    let all = comparison.pairs.iter().flat_map(|pair| {
+        let row = move |(count, both): (&String, &[Option<u64>; 2])| {
+            let cells = [name(pair, constants), count.clone(), text(both[0]), text(both[1])];
+            (change(both), cells.into())
+        };
+        pair.counts.iter().map(row)
+    });
+    let mut all: Vec<(f64, Vec<String>)> = all.collect();
+    all.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let shown = if rows == Rows::All { all.len() } else { all.len().min(DOZEN) };
+    let more = all.len() - shown;
+    let note = format!("{more} more that differ by less: --all lists them, --json has them.");
+    (!all.is_empty()).then(|| Table {
         title: "Counts that differ".to_owned(),
         common: String::new(),
         columns: ["what", "count", "first", "second"].map(str::to_owned).into(),
         labels: 2,
-        rows,
-        notes: Vec::new(),
+        rows: all.into_iter().take(shown).map(|(_, cells)| cells).collect(),
+        notes: if more > 0 { vec![note] } else { Vec::new() },
     })
 }

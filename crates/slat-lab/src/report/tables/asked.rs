@@ -126,6 +126,7 @@ mod tests {
             params,
             unit: Unit::RATIO,
             samples: samples.to_vec(),
+            groups: Vec::new(),
             counts: Default::default(),
         }
     }
