@@ -1,7 +1,12 @@
-//! The command lines that the documentation prints. Tests read every one of them by the command
-//! line of its own program.
+//! The command lines that the documentation prints, and what it says that they print.
+//!
+//! Tests here read every one of them by the command line of its own program; [`run`] executes those
+//! that need no more than this machine, and holds what they print against the page.
 
+#[cfg(test)]
 mod parse;
+pub mod run;
+mod shape;
 
 use crate::root;
 use anyhow::{Context, ensure};
@@ -14,6 +19,8 @@ pub struct Example {
     pub at: String,
     /// The command line, without its prompt.
     pub line: String,
+    /// What the page shows below it, as lines.
+    pub shown: Vec<String>,
 }
 
 /// What of a page this module reads.
@@ -24,6 +31,8 @@ pub struct Page {
     pub examples: Vec<Example>,
     /// Code within sentences, which is a command line or the name of a command.
     pub spans: Vec<Example>,
+    /// Files that it shows: their language, and what is in them.
+    pub files: Vec<(String, String)>,
 }
 
 /// All pages, in the order of their names.
@@ -50,15 +59,17 @@ fn page(name: &str) -> anyhow::Result<Page> {
 
 /// Reads a page.
 fn read(name: &str, text: &str) -> anyhow::Result<Page> {
-    let mut page = Page { name: name.to_owned(), examples: vec![], spans: vec![] };
+    let mut page = Page { name: name.to_owned(), examples: vec![], spans: vec![], files: vec![] };
     for (event, range) in
         Parser::new_ext(text, pulldown_cmark::Options::ENABLE_TABLES).into_offset_iter()
     {
         let number = text[..range.start].matches('\n').count() + 1;
         match event {
-            Event::Code(line) if is_of_ours(&line) => page
-                .spans
-                .push(Example { at: format!("{name}:{number}"), line: line.into_string() }),
+            Event::Code(line) if is_of_ours(&line) => page.spans.push(Example {
+                at: format!("{name}:{number}"),
+                line: line.into_string(),
+                shown: vec![],
+            }),
             Event::Start(Tag::CodeBlock(kind)) => {
                 let CodeBlockKind::Fenced(language) = kind else {
                     anyhow::bail!("{name}:{number}: an indented block, which no fence explains");
@@ -87,12 +98,13 @@ fn block(page: &mut Page, language: &str, first: usize, lines: &[&str]) -> anyho
             let mut continued = false;
             for (index, line) in lines.iter().enumerate() {
                 if let Some(line) = line.strip_prefix("$ ") {
-                    page.examples.push(Example { at: at(index), line: line.into() });
+                    page.examples.push(Example { at: at(index), line: line.into(), shown: vec![] });
                 } else {
                     ensure!(index > 0, "{}: the block begins with no command", at(index));
                     let example = page.examples.last_mut().context("no command")?;
-                    if continued {
-                        example.line.push_str(&format!("\n{line}"));
+                    match continued {
+                        true => example.line.push_str(&format!("\n{line}")),
+                        false => example.shown.push((*line).to_owned()),
                     }
                 }
                 continued = line.ends_with('\\');
@@ -105,11 +117,14 @@ fn block(page: &mut Page, language: &str, first: usize, lines: &[&str]) -> anyho
         }
         "sh" => {
             let typed = lines.iter().enumerate().filter(|(_, line)| !line.starts_with('#'));
-            let files =
-                typed.map(|(index, line)| Example { at: at(index), line: (*line).to_owned() });
+            let files = typed.map(|(index, line)| Example {
+                at: at(index),
+                line: (*line).to_owned(),
+                shown: vec![],
+            });
             page.spans.extend(files);
         }
-        "toml" => {}
+        "toml" => page.files.push((language.to_owned(), lines.join("\n"))),
         _ => ensure!(
             language.starts_with("rust"),
             "{}: a block of {language:?}; CONTRIBUTING.md says which there are",
@@ -124,13 +139,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_console_block_has_commands_among_what_they_print() {
+    fn a_console_block_has_commands_and_what_each_prints() {
         let text =
             "# Page\n\n```console\n$ slat doctor\nwell\n$ slat \\\n    show\n```\n`slat plan`\n";
         let page = read("a.md", text).unwrap();
         let examples: Vec<_> =
-            page.examples.iter().map(|e| (e.at.as_str(), e.line.as_str())).collect();
-        assert_eq!(examples, [("a.md:4", "slat doctor"), ("a.md:6", "slat \\\n    show")]);
+            page.examples.iter().map(|e| (e.at.as_str(), e.line.as_str(), e.shown.len())).collect();
+        assert_eq!(examples, [("a.md:4", "slat doctor", 1), ("a.md:6", "slat \\\n    show", 0)]);
         assert_eq!(
             (page.spans[0].at.as_str(), page.spans[0].line.as_str()),
             ("a.md:9", "slat plan")

@@ -2,7 +2,6 @@
 
 mod bench;
 mod dist;
-#[cfg(test)]
 mod docs;
 mod e2e;
 mod emulators;

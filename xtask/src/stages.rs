@@ -1,6 +1,8 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
-use crate::{e2e, emulators, fuzz, hypervisor, in_ci, msrv, peers, root, setup, target, walkers};
+use crate::{
+    docs, e2e, emulators, fuzz, hypervisor, in_ci, msrv, peers, root, setup, target, walkers,
+};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use std::fs::File;
@@ -47,6 +49,8 @@ pub enum Stage {
     Hypervisor,
     /// The main job of `slat` on small sizes, and what it wrote
     EndToEnd,
+    /// The command lines of the documentation, small, and what they print; in CI and with --long
+    Examples,
 }
 
 /// How a stage ended that did not fail.
@@ -94,7 +98,7 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 10] = [
+    const DEEP: [Self; 11] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
@@ -104,6 +108,7 @@ impl Stage {
         Self::Shuttle,
         Self::Walkers,
         Self::Formats,
+        Self::Examples,
         Self::Static,
     ];
 
@@ -168,6 +173,13 @@ impl Stage {
             Self::Walkers => walkers::test(),
             Self::Formats => formats(),
             Self::Hypervisor => hypervisor::test(long),
+            Self::Examples => {
+                let features = "slat-bench/peers,slat-bench/granules,slat-cli/granules";
+                let mut build = cargo(&["build", "--no-default-features", "--features", features]);
+                ran(build.args(["--package", "slat-cli", "--package", "slat-bench"]))?;
+                let (folder, programs) = (target().join("documentation"), target().join("debug"));
+                docs::run::run(&folder, &programs).map(Outcome::Ran)
+            }
             Self::EndToEnd => e2e::run(&target().join("end-to-end")).map(Outcome::Ran),
         }
     }
