@@ -1,5 +1,5 @@
-//! The flat model: bytes from a key on, where they end, where they point, their attributes. It knows
-//! of leaves only what it is told.
+//! The flat model: bytes from a key on, where they end, where they point, their attributes. It
+//! knows of leaves only what it is told.
 
 use crate::machine::Machine;
 use slat::*;

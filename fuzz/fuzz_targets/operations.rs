@@ -1,5 +1,5 @@
-//! Bytes become a history of operations and of the guest's accesses on one of the real formats, held
-//! against a flat model: which page is mapped where, with which rights and state.
+//! Bytes become a history of operations and of the guest's accesses on one of the real formats,
+//! held against a flat model: which page is mapped where, with which rights and state.
 //!
 //! `cargo xtask fuzz 60`. A history that fails is kept in `fuzz/artifacts/operations`;
 //! `cargo +nightly fuzz run operations <file>` runs it again.

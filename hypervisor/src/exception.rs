@@ -1,5 +1,5 @@
-//! How a CPU takes an exception to EL1: DDI 0487, `AArch64.TakeException` of its pseudocode, and D1.3,
-//! "Exceptions".
+//! How a CPU takes an exception to EL1: DDI 0487, `AArch64.TakeException` of its pseudocode, and
+//! D1.3, "Exceptions".
 
 /// SPSR_EL1's and SPSR_EL2's mode, in AArch64 and AArch32.
 const MODE: u64 = 0b1_1111;
@@ -39,8 +39,8 @@ impl State {
         matches!(self.pstate & MODE, EL0 | USER)
     }
 
-    /// Where the handler of synchronous exceptions begins, by VBAR_EL1. The register's lowest bits mean
-    /// nothing, but may hold what the guest wrote.
+    /// Where the handler of synchronous exceptions begins, by VBAR_EL1. The register's lowest bits
+    /// mean nothing, but may hold what the guest wrote.
     pub const fn handler(&self, vbar: u64) -> u64 {
         let entry = match self.pstate & MODE {
             EL1_SP0 => 0x000,

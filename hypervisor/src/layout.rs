@@ -17,12 +17,12 @@ pub const LEAST_RAM: u64 = 0x0c00_0000;
 /// The most RAM: two copies of it end with what the hypervisor maps for itself, 512 GiB.
 pub const MOST_RAM: u64 = 255 << 30;
 
-/// Where the guest's memory begins in the machine: the hypervisor has what is below to itself. Guest and
-/// machine addresses differ by a multiple of 1 GiB, so blocks of every size fit.
+/// Where the guest's memory begins in the machine: the hypervisor has what is below to itself.
+/// Guest and machine addresses differ by a multiple of 1 GiB, so blocks of every size fit.
 pub const HOME: u64 = 0x8000_0000;
 
-/// What is passed through: the interrupt controller's distributor, the redistributors of all CPUs, the
-/// serial line.
+/// What is passed through: the interrupt controller's distributor, the redistributors of all CPUs,
+/// the serial line.
 pub const DISTRIBUTOR: Device = Device { base: 0x0800_0000, bytes: 0x1_0000 };
 /// As above: 128 KiB a CPU, the manager's among them, since the last one says that it is the last.
 pub const fn redistributors(vcpus: u64) -> Device {
@@ -31,10 +31,11 @@ pub const fn redistributors(vcpus: u64) -> Device {
 /// A PL011.
 pub const UART: Device = Device { base: 0x0900_0000, bytes: 0x1000 };
 
-/// What only the guest sees: see [`CONTROL_EVENT`] and its neighbours. Nothing is there in the machine.
+/// What only the guest sees: see [`CONTROL_EVENT`] and its neighbours. Nothing is there in the
+/// machine.
 pub const CONTROL: Device = Device { base: 0x0b00_0000, bytes: 0x1000 };
-/// Written by the guest's program: 1 it has started, 2 it has passed, 3 it has failed. Read: 1 if it is
-/// to stop.
+/// Written by the guest's program: 1 it has started, 2 it has passed, 3 it has failed. Read: 1 if
+/// it is to stop.
 pub const CONTROL_EVENT: u64 = 0;
 /// Written: how many pages its working set has.
 pub const CONTROL_DECLARE: u64 = 4;

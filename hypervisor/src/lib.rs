@@ -1,5 +1,5 @@
-//! What the hypervisor knows that needs no machine: its options, the guest's addresses, how exits are
-//! read, and how exceptions are taken.
+//! What the hypervisor knows that needs no machine: its options, the guest's addresses, how exits
+//! are read, and how exceptions are taken.
 
 #![no_std]
 #![warn(missing_docs)]

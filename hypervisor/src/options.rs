@@ -1,4 +1,5 @@
-//! What is asked of the hypervisor: words of its command line, which QEMU puts into the device tree.
+//! What is asked of the hypervisor: words of its command line, which QEMU puts into the device
+//! tree.
 
 use crate::layout::{INITRD, LEAST_RAM, MOST_RAM};
 use core::fmt;

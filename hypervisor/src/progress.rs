@@ -1,8 +1,8 @@
-//! Whether a vCPU gets anywhere: one that faults for ever, since its tables and the hypervisor's disagree, or
-//! since its handler faults itself, keeps its CPU from all else without a word.
+//! Whether a vCPU gets anywhere: one that faults for ever, since its tables and the hypervisor's
+//! disagree, or since its handler faults itself, keeps its CPU from all else without a word.
 
-/// How often a vCPU may fault in the same state. A guest may well poll what is not there; then its registers
-/// change.
+/// How often a vCPU may fault in the same state. A guest may well poll what is not there; then its
+/// registers change.
 pub const PATIENCE: u32 = 10_000;
 
 /// A vCPU at a fault.

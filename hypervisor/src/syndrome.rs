@@ -1,5 +1,5 @@
-//! Why a CPU left the guest: ESR_EL2, as in the Arm Architecture Reference Manual (DDI 0487), D24.2,
-//! "ESR_EL2, Exception Syndrome Register (EL2)".
+//! Why a CPU left the guest: ESR_EL2, as in the Arm Architecture Reference Manual (DDI 0487),
+//! D24.2, "ESR_EL2, Exception Syndrome Register (EL2)".
 
 /// What the guest did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,10 +53,10 @@ pub enum Need {
 impl Abort {
     /// The right that the access needs.
     ///
-    /// The walk of the guest's own tables reads them, and writes where hardware sets an accessed or dirty
-    /// flag: that is what a missing right is about, whatever access it was that walked. Cache
-    /// maintenance is reported as a write, and needs the right to read; DC IVAC, which needs the right to
-    /// write, has a permission fault.
+    /// The walk of the guest's own tables reads them, and writes where hardware sets an accessed or
+    /// dirty flag: that is what a missing right is about, whatever access it was that walked. Cache
+    /// maintenance is reported as a write, and needs the right to read; DC IVAC, which needs the
+    /// right to write, has a permission fault.
     pub fn need(&self) -> Need {
         let denied = self.kind == Kind::Permission;
         match *self {

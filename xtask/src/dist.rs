@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: programs for machines that have no Rust, with what tells that they are whole.
+//! `cargo xtask dist`: programs for machines that have no Rust, with what tells that they are
+//! whole.
 
 use crate::static_build::{self, Effort, Program};
 use crate::target;

@@ -4,6 +4,8 @@
 //! that need no more than this machine, and holds what they print against the page.
 
 #[cfg(test)]
+mod generated;
+#[cfg(test)]
 mod parse;
 pub mod run;
 mod shape;

@@ -35,8 +35,8 @@ pub fn build() -> anyhow::Result<Outcome> {
     }
 }
 
-/// Boots machines of this architecture, each with a small command, and checks what came home; of both, and
-/// with larger guests, if it is to be long: the other's `slat` takes a minute to build.
+/// Boots machines of this architecture, each with a small command, and checks what came home; of
+/// both, and with larger guests, if it is to be long: the other's `slat` takes a minute to build.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let built = || {
         if long { static_build::build(&[other()], &Program::ALL, Effort::Quick) } else { Ok(()) }
@@ -80,8 +80,8 @@ fn x86_guests(long: bool) -> anyhow::Result<()> {
     if long { slots_that_go() } else { Ok(()) }
 }
 
-/// Executing from huge pages that may not be executed: Linux before 6.2 takes the huge page away, and
-/// each page faults; since then it splits it in the fault.
+/// Executing from huge pages that may not be executed: Linux before 6.2 takes the huge page away,
+/// and each page faults; since then it splits it in the fault.
 fn split_on_fault() -> anyhow::Result<()> {
     let memory = format!("{GUEST_MIB}m");
     let words = ["bench", "execute", "--memory", &memory, "--runs", "1"];
@@ -103,8 +103,8 @@ fn split_on_fault() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A slot that moves or goes takes all of an x86 guest's mappings with it, unless the VM gave that up;
-/// and a guest's memory lies on the NUMA node that it is bound to.
+/// A slot that moves or goes takes all of an x86 guest's mappings with it, unless the VM gave that
+/// up; and a guest's memory lies on the NUMA node that it is bound to.
 fn slots_that_go() -> anyhow::Result<()> {
     let words = ["bench", "memslot", "--memory", "4m", "--slot-size", "2m", "--runs", "1"];
     let words = [&words[..], &["--iterations", "4", "--memory-node", "1"]].concat();
@@ -143,7 +143,8 @@ fn arm_guests(long: bool) -> anyhow::Result<()> {
         let report = emulate(Architecture::Aarch64, "debian-6.12", &ring)?;
         ensure!(count(&report, "get", "pages_written")? == pages, "a ring lost pages");
     }
-    // Both edges of each vCPU, on a CPU that has no FEAT_S2FWB; none are trapped on one that has it.
+    // Both edges of each vCPU, on a CPU that has no FEAT_S2FWB; none are trapped on one that has
+    // it.
     let boot = ["bench", "boot-caches", "--memory", "4m", "--vcpus", "8", "--runs", "1"];
     let report =
         emulate_with(Architecture::Aarch64, "debian-6.12", &["--cpu", "cortex-a76"], &boot)?;
@@ -208,7 +209,8 @@ fn emulate_with(
     Ok(report)
 }
 
-/// The guest's memory is on 2 MiB pages by the TDP MMU, and on 4 KiB pages once the log was cleared.
+/// The guest's memory is on 2 MiB pages by the TDP MMU, and on 4 KiB pages once the log was
+/// cleared.
 fn nested_paging(report: &Value) -> anyhow::Result<()> {
     let parameters = &report["host"]["kvm"]["parameters"];
     ensure!(parameters["kvm"]["tdp_mmu"] == "Y", "tdp_mmu is {}", parameters["kvm"]["tdp_mmu"]);

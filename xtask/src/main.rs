@@ -1,4 +1,5 @@
-//! What a person would otherwise type by hand: set-up, tests, benchmarks and checks of the workspace.
+//! What a person would otherwise type by hand: set-up, tests, benchmarks and checks of the
+//! workspace.
 
 mod bench;
 mod dist;
@@ -56,15 +57,17 @@ enum Task {
     Test {
         /// Only these stages [default: those without a flag below]
         stages: Vec<Stage>,
-        /// What CI runs besides: lints, every interleaving, the emulated CPUs' walkers, every format
+        /// What CI runs besides: lints, every interleaving, the emulated CPUs' walkers, every
+        /// format
         #[arg(long, conflicts_with = "stages")]
         deep: bool,
-        /// All of them, with longer histories, every interleaving within each model's own bound, larger guests
+        /// All of them, with longer histories, every interleaving within each model's own bound,
+        /// larger guests
         #[arg(long)]
         long: bool,
     },
-    /// Measure the engine's operations beside the machine's limits, and print what was asked of each
-    /// and what it reached
+    /// Measure the engine's operations beside the machine's limits, and print what was asked of
+    /// each and what it reached
     ///
     /// Builds for release and runs `slat-bench engine`. A threshold that is missed is no failure.
     Bench {
@@ -83,9 +86,11 @@ enum Task {
     },
     /// Print the bytes of text that the engine adds to a user without an operating system
     Size,
-    /// Build `slat` and `slat-bench` without anything that they need of a system, for `slat emulate`
+    /// Build `slat` and `slat-bench` without anything that they need of a system, for `slat
+    /// emulate`
     ///
-    /// The programs are target/static/slat-ARCH and slat-bench-ARCH. Needs rustup, which installs what each target needs.
+    /// The programs are target/static/slat-ARCH and slat-bench-ARCH. Needs rustup, which installs
+    /// what each target needs.
     Static {
         /// For which architecture, again and again [default: this machine's]
         #[arg(long)]
@@ -113,8 +118,8 @@ enum Task {
 enum Hypervisor {
     /// Boot a guest, show its console, and what its memory cost
     ///
-    /// Installs QEMU, Rust's target and Debian's kernel where they are missing. Lines of the hypervisor
-    /// begin with `slat:`.
+    /// Installs QEMU, Rust's target and Debian's kernel where they are missing. Lines of the
+    /// hypervisor begin with `slat:`.
     Run(Box<hypervisor::RunArgs>),
     /// Write what a guest boots to DIR: `initrd`, and a link to its kernel, `Image`
     Guest {

@@ -35,8 +35,8 @@ pub fn tree() -> anyhow::Result<PathBuf> {
     setup::package("coccinelle", "spatch").and_then(|()| linux_tree())
 }
 
-/// The tests that need a tree; if they are to be long, with more histories, on all granules, and the whole
-/// command.
+/// The tests that need a tree; if they are to be long, with more histories, on all granules, and
+/// the whole command.
 pub fn test(long: bool) -> anyhow::Result<Outcome> {
     let tree = match tree() {
         Ok(tree) => tree,
@@ -62,8 +62,8 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
     ran(&mut slat)
 }
 
-/// The parts of Debian's Linux source that are needed, unpacked; the newest package that this machine
-/// has or can have.
+/// The parts of Debian's Linux source that are needed, unpacked; the newest package that this
+/// machine has or can have.
 pub fn linux_tree() -> anyhow::Result<PathBuf> {
     let name = newest_source()?;
     let packed = Path::new("/usr/src").join(format!("{name}.tar.xz"));

@@ -1,8 +1,8 @@
 //! `cargo xtask size`: the engine's text for a user without an operating system, by operation.
 //!
 //! An operation's bytes are those of all functions that it can reach in the archive's one object of
-//! Rust code: what a user of that operation alone gets. Operations share functions, so their sum
-//! is more than the whole. The platform is the user's, and not counted; nor are `memcpy` and its like.
+//! Rust code: what a user of that operation alone gets. Operations share functions, so their sum is
+//! more than the whole. The platform is the user's, and not counted; nor are `memcpy` and its like.
 
 use crate::{setup, stages, target};
 use anyhow::{Context, bail};

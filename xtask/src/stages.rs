@@ -61,8 +61,8 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// The workspace as it is tested: both commands without their feature `every-format`, which takes as
-/// long to compile as the rest. (`slat-size` alone has another default that matters.)
+/// The workspace as it is tested: both commands without their feature `every-format`, which takes
+/// as long to compile as the rest. (`slat-size` alone has another default that matters.)
 pub const TESTED: [&str; 4] = [
     "--workspace",
     "--no-default-features",

@@ -1,4 +1,5 @@
-//! `cargo xtask static`: `slat` and `slat-bench` without anything that it needs of a system, for emulated machines.
+//! `cargo xtask static`: `slat` and `slat-bench` without anything that it needs of a system, for
+//! emulated machines.
 
 use crate::stages::cargo;
 use crate::{setup, target};
@@ -58,7 +59,8 @@ pub enum Effort {
     Release,
     /// For emulated machines, where counts are looked at.
     Emulated,
-    /// The same, as soon as possible: it runs slowly, and lacks most formats and other crates' tables.
+    /// The same, as soon as possible: it runs slowly, and lacks most formats and other crates'
+    /// tables.
     Quick,
 }
 

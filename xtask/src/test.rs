@@ -11,8 +11,8 @@ use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What may be skipped anywhere, by words of the reason: what no package brings. Any other skip fails in
-/// CI, where what can be installed has been.
+/// What may be skipped anywhere, by words of the reason: what no package brings. Any other skip
+/// fails in CI, where what can be installed has been.
 const EXPECTED: [&str; 3] = [
     // A machine without KVM, or that keeps it for others.
     "/dev/kvm",

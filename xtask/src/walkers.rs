@@ -1,5 +1,5 @@
-//! Tables of a format under a walker that others wrote: small programs for machines without an operating
-//! system, in QEMU. Arm's is the hypervisor.
+//! Tables of a format under a walker that others wrote: small programs for machines without an
+//! operating system, in QEMU. Arm's is the hypervisor.
 
 use crate::stages::{Outcome, cargo};
 use crate::{in_ci, setup, target};

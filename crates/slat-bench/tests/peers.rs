@@ -1,5 +1,5 @@
-//! The command beside other people's code. Where `SLAT_LINUX_TREES` names Linux source trees, separated
-//! by colons, beside Linux's own; `cargo xtask test peers` sets it.
+//! The command beside other people's code. Where `SLAT_LINUX_TREES` names Linux source trees,
+//! separated by colons, beside Linux's own; `cargo xtask test peers` sets it.
 
 use assert_cmd::Command;
 use predicates::str::contains;

@@ -1,5 +1,5 @@
-//! `slat emulate` as a user meets it when something is wrong. What runs to its end needs kernels and
-//! static programs: `cargo xtask test emulators`.
+//! `slat emulate` as a user meets it when something is wrong. What runs to its end needs kernels
+//! and static programs: `cargo xtask test emulators`.
 
 use assert_cmd::Command;
 use predicates::prelude::*;

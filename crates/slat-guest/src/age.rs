@@ -38,12 +38,12 @@ impl core::error::Error for AgeError {}
 const SLOW_TRIES: u32 = 100;
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Finds out which pages of `range` are young, and, if asked, makes them old: bit 0 of `young` is
-    /// the first page. `selected` names the pages to ask about; without, all.
+    /// Finds out which pages of `range` are young, and, if asked, makes them old: bit 0 of `young`
+    /// is the first page. `selected` names the pages to ask about; without, all.
     ///
-    /// Lock-free. A page whose entry somebody was changing is asked about again, a bounded number of
-    /// times: that is the slow path, and is counted. What has no answer even then is counted in what
-    /// is returned, and is in no bitmap.
+    /// Lock-free. A page whose entry somebody was changing is asked about again, a bounded number
+    /// of times: that is the slow path, and is counted. What has no answer even then is counted in
+    /// what is returned, and is in no bitmap.
     ///
     /// # Errors
     /// [`AgeError::Refused`]: nothing was done.

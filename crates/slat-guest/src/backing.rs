@@ -36,25 +36,28 @@ impl HvaRange {
 
 /// The host's memory behind a guest.
 ///
-/// A fault asks while it holds a reservation of the slot it is about to fill, and inside the guest's
-/// tables. So implementations may take locks that [`Worker::invalidate`](crate::Worker::invalidate)
-/// is called under, and must not wait for what waits for faults, of this guest or another of the same
-/// host: changes of slots, logs that hardware keeps as they are read, switches of caches,
+/// A fault asks while it holds a reservation of the slot it is about to fill, and inside the
+/// guest's tables. So implementations may take locks that
+/// [`Worker::invalidate`](crate::Worker::invalidate) is called under, and must not wait for what
+/// waits for faults, of this guest or another of the same host: changes of slots, logs that
+/// hardware keeps as they are read, switches of caches,
 /// [`Worker::host_wrote`](crate::Worker::host_wrote). What is not there yet is [`NoPage::NotYet`].
 pub trait Backing {
-    /// The page at `host`, for `access`. With [`Access::Write`] a page that is shared for reading is
-    /// made the guest's own first.
+    /// The page at `host`, for `access`. With [`Access::Write`] a page that is shared for reading
+    /// is made the guest's own first.
     ///
     /// # Errors
     /// [`NoPage`] says whether to ask again.
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage>;
 
-    /// Makes the page at `host`, which the guest may read already, one that may be written, and has `grant` give
-    /// it the right where it is mapped, which takes no invalidation. Without, the leaf is emptied and mapped anew.
+    /// Makes the page at `host`, which the guest may read already, one that may be written, and has
+    /// `grant` give it the right where it is mapped, which takes no invalidation. Without, the leaf
+    /// is emptied and mapped anew.
     ///
-    /// Until `grant` has returned, nobody may take the page away or give its address to another, and
-    /// [`Backing::page`] answers [`NoPage::NotYet`] for it: a leaf that is emptied meanwhile stays empty, and is not
-    /// taken for what came after it. `None`, and `grant` is not called, where that cannot be had at once.
+    /// Until `grant` has returned, nobody may take the page away or give its address to another,
+    /// and [`Backing::page`] answers [`NoPage::NotYet`] for it: a leaf that is emptied meanwhile
+    /// stays empty, and is not taken for what came after it. `None`, and `grant` is not called,
+    /// where that cannot be had at once.
     fn make_writable<R>(&self, _host: Hva, _grant: impl FnOnce(Page) -> R) -> Option<R>
     where
         Self: Sized,

@@ -1,14 +1,14 @@
 //! What happens to memory when vCPUs switch their caches.
 //!
-//! A vCPU whose caches are off reads and writes memory past them, at the point of coherency; the host,
-//! and vCPUs whose caches are on, use the same memory through the caches. What one side wrote, the other
-//! misses: a dirty line hides it, or comes down on it later; a clean line, fetched ahead of its time,
-//! stays in front of it. With FEAT_S2FWB, and on other architectures, a guest cannot get past the caches,
-//! and nothing of this happens.
+//! A vCPU whose caches are off reads and writes memory past them, at the point of coherency; the
+//! host, and vCPUs whose caches are on, use the same memory through the caches. What one side
+//! wrote, the other misses: a dirty line hides it, or comes down on it later; a clean line, fetched
+//! ahead of its time, stays in front of it. With FEAT_S2FWB, and on other architectures, a guest
+//! cannot get past the caches, and nothing of this happens.
 //!
-//! Two rules hold under every policy. What is mapped was maintained before ([`Platform::maintain`] by the
-//! engine), and what is unmapped is maintained after, once the guest cannot reach it: the host may be about
-//! to read it. A page that is mapped nowhere needs nothing.
+//! Two rules hold under every policy. What is mapped was maintained before ([`Platform::maintain`]
+//! by the engine), and what is unmapped is maintained after, once the guest cannot reach it: the
+//! host may be about to read it. A page that is mapped nowhere needs nothing.
 //!
 //! [`Platform::maintain`]: slat::Platform::maintain
 
@@ -58,8 +58,8 @@ pub(crate) struct CacheState {
     policy: Option<CachePolicy>,
     /// Each written by the vCPU's own thread.
     vcpus: Box<[AtomicU64]>,
-    /// How many vCPUs are off, as far as is known: counted before one goes past the caches, and until what
-    /// it wrote was maintained.
+    /// How many vCPUs are off, as far as is known: counted before one goes past the caches, and
+    /// until what it wrote was maintained.
     uncached: AtomicU64,
     /// Counts what re-arms the policy `First`; and up to where a flush has covered it.
     epoch: AtomicU64,
@@ -172,7 +172,8 @@ impl CacheState {
 
     /// What is after it.
     pub fn end(&self, id: u16, event: Event, work: Work) {
-        // A flush as a vCPU switches off precedes what it writes past the caches: it covers nothing.
+        // A flush as a vCPU switches off precedes what it writes past the caches: it covers
+        // nothing.
         if let (Event::On, Work::All { epoch }) = (event, work) {
             self.flushed.fetch_max(epoch, Ordering::SeqCst);
         }

@@ -11,8 +11,8 @@ pub struct Config {
     pub largest: PageSize,
     /// How writes are logged in slots that log.
     pub logging: Logging,
-    /// Where a slot begins to log, every page counts as dirty, and is protected when it is cleared for
-    /// the first time (Linux: `KVM_DIRTY_LOG_INITIALLY_SET`).
+    /// Where a slot begins to log, every page counts as dirty, and is protected when it is cleared
+    /// for the first time (Linux: `KVM_DIRTY_LOG_INITIALLY_SET`).
     pub initially_set: bool,
     /// The size to which blocks are split before their first write, when a slot begins to log or,
     /// with `initially_set`, when its log is cleared; `None` leaves it to the faults. What is
@@ -21,10 +21,10 @@ pub struct Config {
     pub eager_split: Option<PageSize>,
     /// Entries of each vCPU's dirty ring, a power of two; `None` for no rings.
     pub ring: Option<u32>,
-    /// Whether faults fold leaves that a TLB may hold as one, on formats that have such groups (Arm's
-    /// contiguous bit): where the backing has as much in one piece, in slots that do not log, and where
-    /// huge pages may be executed. A slot that begins to log unfolds them, and they do not come back by
-    /// themselves.
+    /// Whether faults fold leaves that a TLB may hold as one, on formats that have such groups
+    /// (Arm's contiguous bit): where the backing has as much in one piece, in slots that do not
+    /// log, and where huge pages may be executed. A slot that begins to log unfolds them, and they
+    /// do not come back by themselves.
     pub contiguous: bool,
     /// Whether huge pages may be executed.
     pub execute_huge: ExecuteHuge,
@@ -57,7 +57,8 @@ impl Config {
         }
     }
 
-    /// Faults may fold. Where huge pages are split to be executed, there are none that are not tables.
+    /// Faults may fold. Where huge pages are split to be executed, there are none that are not
+    /// tables.
     pub(crate) fn folds(&self) -> bool {
         self.contiguous && self.execute_huge == ExecuteHuge::Allowed
     }
@@ -83,12 +84,14 @@ impl Config {
 pub enum Logging {
     /// By write protection: the first write to a page faults.
     Protect,
-    /// By hardware's dirty bits, in pages; blocks are write-protected, and split by the first write.
+    /// By hardware's dirty bits, in pages; blocks are write-protected, and split by the first
+    /// write.
     Hardware,
 }
 
-/// What an instruction fetch from a huge page does. Some Intel CPUs hang if the size of a page changes
-/// that they fetch from (CVE-2018-12207), so Linux maps huge pages without the right to execute there.
+/// What an instruction fetch from a huge page does. Some Intel CPUs hang if the size of a page
+/// changes that they fetch from (CVE-2018-12207), so Linux maps huge pages without the right to
+/// execute there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExecuteHuge {
     /// Huge pages are executable.

@@ -71,8 +71,8 @@ impl SplitStop {
 }
 
 impl EagerSplit {
-    /// The size of chunks unless somebody chooses: the largest block, whose split in one piece needs
-    /// but one invalidation.
+    /// The size of chunks unless somebody chooses: the largest block, whose split in one piece
+    /// needs but one invalidation.
     pub const CHUNK: u64 = 1 << 30;
 
     /// All of `range`, to leaves of `to`.
@@ -156,8 +156,8 @@ impl EagerSplit {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Splits `range` to leaves of `to`; adds the bytes to `split`. Tables are those that are shared:
-    /// the views of vCPUs hold pages only.
+    /// Splits `range` to leaves of `to`; adds the bytes to `split`. Tables are those that are
+    /// shared: the views of vCPUs hold pages only.
     pub(crate) fn split(
         &mut self,
         range: GpaRange,

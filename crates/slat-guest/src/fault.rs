@@ -38,8 +38,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// Answers the guest's `access` to `gpa`, which its MMU refused.
     ///
     /// With a right that was given to a leaf, the calling CPU is made to forget the old one
-    /// ([`Host::forget`]); others fault once more. Whatever the outcome, the guest may be run again,
-    /// but for [`Outcome::Mmio`], [`Outcome::RingFull`] and [`Outcome::Refused`], which say what it takes.
+    /// ([`Host::forget`]); others fault once more. Whatever the outcome, the guest may be run
+    /// again, but for [`Outcome::Mmio`], [`Outcome::RingFull`] and [`Outcome::Refused`], which say
+    /// what it takes.
     pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
         let host = self.worker.guest.tables.platform();
         let begin = host.now();
@@ -198,8 +199,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             if let Some(step) = self.split(fault) {
                 return step;
             }
-            // Hardware marks what is written from here on, in pages. Between the split and this the CPU may
-            // have read each of them without the right.
+            // Hardware marks what is written from here on, in pages. Between the split and this the
+            // CPU may have read each of them without the right.
             if self.guest.config.logging == Logging::Hardware {
                 let around = fault.page(F::size(1));
                 match self.guard.allow_write(around, MAY_WRITE) {
@@ -333,8 +334,8 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
     }
 
-    /// A leaf that may not be written: the right is given where it is, or another page of the backing's takes its
-    /// place.
+    /// A leaf that may not be written: the right is given where it is, or another page of the
+    /// backing's takes its place.
     fn replace(&mut self, fault: &Fault<'_>) -> Step {
         if let Some(step) = self.split(fault) {
             return step;

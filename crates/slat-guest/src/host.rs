@@ -16,8 +16,8 @@ pub trait Host: Platform {
     /// came to (see `slat::format::riscv`).
     fn forget(&self, vmid: Vmid, range: GpaRange);
 
-    /// Makes all CPUs forget the instructions that they hold (Arm without CTR_EL0.DIC: `ic ialluis`, `dsb ish`,
-    /// `isb`; x86: nothing), for a vCPU that begins anew.
+    /// Makes all CPUs forget the instructions that they hold (Arm without CTR_EL0.DIC: `ic
+    /// ialluis`, `dsb ish`, `isb`; x86: nothing), for a vCPU that begins anew.
     fn forget_instructions(&self) {}
 
     /// Lets others go on while the caller waits for them.

@@ -32,8 +32,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// When this returns the host may take the memory back, or change it. Until the value is
     /// dropped no fault maps any of it. It may be called with locks that [`Backing::page`] takes.
     ///
-    /// `taken` runs inside the tables: it takes no lock under which somebody changes slots, reads a log
-    /// that hardware keeps, switches caches, or says what the host wrote, which all wait for this.
+    /// `taken` runs inside the tables: it takes no lock under which somebody changes slots, reads a
+    /// log that hardware keeps, switches caches, or says what the host wrote, which all wait for
+    /// this.
     pub fn invalidate(&mut self, host: HvaRange, mut taken: impl FnMut(Taken)) -> Invalidation<'w> {
         let invalidation = self.guest.invalidations.begin(&host);
         if host.bytes != 0 {
@@ -51,10 +52,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// difference to [`Worker::invalidate`]. When this returns, the guest cannot reach what `hosts`
     /// named.
     ///
-    /// *Invariant*: the caller changes what the backing answers, then this walks; a fault reserves its
-    /// slot, then asks the backing. The two are crosswise (`agreed`): the fault is refused, or the
-    /// walk finds its reservation or leaf. So the backing keeps its answer where a lock is held or,
-    /// in atomics, by sequentially consistent exchanges and loads.
+    /// *Invariant*: the caller changes what the backing answers, then this walks; a fault reserves
+    /// its slot, then asks the backing. The two are crosswise (`agreed`): the fault is refused, or
+    /// the walk finds its reservation or leaf. So the backing keeps its answer where a lock is held
+    /// or, in atomics, by sequentially consistent exchanges and loads.
     pub fn evict(&mut self, hosts: &[HvaRange], mut taken: impl FnMut(Taken)) {
         agreed();
         self.take_pages(hosts, &mut taken);

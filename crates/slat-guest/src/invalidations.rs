@@ -7,7 +7,8 @@
 //!
 //! *Invariant*: no page is committed that the backing named before an invalidation of it ended.
 //! - The fault reserves before the invalidation's walk comes by: the walk empties the reservation,
-//!   and the commit fails, whatever size the reservation has, and also where a table took its place.
+//!   and the commit fails, whatever size the reservation has, and also where a table took its
+//!   place.
 //! - It reserves after that: reserving and looking, beginning and walking, are crosswise
 //!   (`agreed`), so the fault sees the invalidation, and lets the guest try again; or the
 //!   invalidation has ended, and the backing, asked only now, answers as the host left it.

@@ -1,13 +1,14 @@
 //! One guest's memory: what a hypervisor does with the second-stage tables of [`slat`].
 //!
-//! Slots, faults, dirty logging (by protection, by hardware dirty bits, into rings), eager splits, huge
-//! pages that may not be executed, ageing, invalidation from the host's side, and what happens to
-//! memory when vCPUs switch their caches. Any number of threads work on a [`Guest`]: those that run
-//! its vCPUs as [`Vcpu`], others as [`Worker`]. Faults, clears, ageing and invalidations take no lock.
+//! Slots, faults, dirty logging (by protection, by hardware dirty bits, into rings), eager splits,
+//! huge pages that may not be executed, ageing, invalidation from the host's side, and what happens
+//! to memory when vCPUs switch their caches. Any number of threads work on a [`Guest`]: those that
+//! run its vCPUs as [`Vcpu`], others as [`Worker`]. Faults, clears, ageing and invalidations take
+//! no lock.
 //!
 //! A machine is a [`Host`], the engine's [`Platform`](slat::Platform) with a clock; what is behind
-//! the guest's addresses a [`Backing`]. `examples/guest.rs` is a whole user; `docs/guest.md` holds this
-//! beside Linux's KVM.
+//! the guest's addresses a [`Backing`]. `examples/guest.rs` is a whole user; `docs/guest.md` holds
+//! this beside Linux's KVM.
 //!
 //! # What does not compile
 //! Tables are given back when nobody can be in them: a worker borrows its guest.

@@ -1,17 +1,19 @@
 //! The dirty log: which pages the guest has written since they were last cleared.
 //!
 //! # Invariant
-//! With [`Logging::Protect`]: a page of a slot that logs and that the guest may write is dirty in the
-//! log, or is about to be: by the fault that made it writable, which sets the bit *after* that.
+//! With [`Logging::Protect`]: a page of a slot that logs and that the guest may write is dirty in
+//! the log, or is about to be: by the fault that made it writable, which sets the bit *after* that.
 //! A clear takes the bit first, then the right to write, and completes the invalidation before it
-//! returns. So whichever of the two comes last at the leaf, no writable page is left without its bit;
-//! and a write that a clear did not see in the bit is seen by a copy that is made after the clear.
+//! returns. So whichever of the two comes last at the leaf, no writable page is left without its
+//! bit; and a write that a clear did not see in the bit is seen by a copy that is made after the
+//! clear.
 //!
-//! With [`Logging::Hardware`]: a page whose leaf is not marked dirty was not written since the log was
-//! last read; blocks are not writable. What is read moves into the bitmap, and stays there until it is
-//! cleared: a migration that fails has lost nothing.
+//! With [`Logging::Hardware`]: a page whose leaf is not marked dirty was not written since the log
+//! was last read; blocks are not writable. What is read moves into the bitmap, and stays there
+//! until it is cleared: a migration that fails has lost nothing.
 //!
-//! The last round of a migration reads the log after the last fault has returned: vCPUs stand still.
+//! The last round of a migration reads the log after the last fault has returned: vCPUs stand
+//! still.
 
 mod begin;
 mod clear;

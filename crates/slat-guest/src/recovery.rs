@@ -25,7 +25,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// without the right to execute. Those of slots that log are kept for later, and so are those
     /// that cannot be blocks yet, whose pages keep their rights.
     ///
-    /// Called once a period, whose length is the caller's to choose (Linux: an hour for all of them).
+    /// Called once a period, whose length is the caller's to choose (Linux: an hour for all of
+    /// them).
     pub fn recover_huge_pages(&mut self) -> Recovered {
         let guest = self.guest;
         let _turn = guest.recovering.lock();

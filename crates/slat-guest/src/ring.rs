@@ -7,8 +7,8 @@
 //! takes those that are, in order, protects their pages, to completion, and only then empties them.
 //!
 //! *Invariant*: a page of a slot that logs and that the guest may write is in an entry that is not
-//! empty, in the bitmap, or about to be: the entry is filled after the leaf has become writable, and
-//! emptied after it has stopped being so. Copy a page after the reset that covers it.
+//! empty, in the bitmap, or about to be: the entry is filled after the leaf has become writable,
+//! and emptied after it has stopped being so. Copy a page after the reset that covers it.
 //!
 //! A ring counts as full while there is room for what a vCPU may yet fill before it looks.
 

@@ -1,9 +1,9 @@
 //! Slots: which guest addresses have memory, and where the host has it.
 //!
-//! Faults read the slots without a lock. There are two lists, of which one is current. A change copies
-//! the current list into the other, makes that one current, and waits until every thread that was
-//! inside the guest's tables has left: from then on all faults see the change, and nobody reads
-//! the list that the next change will overwrite.
+//! Faults read the slots without a lock. There are two lists, of which one is current. A change
+//! copies the current list into the other, makes that one current, and waits until every thread
+//! that was inside the guest's tables has left: from then on all faults see the change, and nobody
+//! reads the list that the next change will overwrite.
 
 pub(crate) mod change;
 pub(crate) mod spec;
@@ -136,8 +136,8 @@ impl Slots {
     /// The caller is inside the guest's tables for as long as it uses the result, without
     /// refreshing; or it holds the lock under which slots are changed.
     pub unsafe fn view(&self) -> &View {
-        // One order with the exchanges of slots: a fault that an invalidation does not see in the tables
-        // sees the invalidation, and the invalidation the slot that the fault saw.
+        // One order with the exchanges of slots: a fault that an invalidation does not see in the
+        // tables sees the invalidation, and the invalidation the slot that the fault saw.
         crate::sync::agreed();
         let now = self.current.load(Ordering::SeqCst) as usize;
         // SAFETY: the current list is not written: `replace` writes the other. It stays unwritten

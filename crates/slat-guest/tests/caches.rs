@@ -1,5 +1,6 @@
-//! vCPUs that switch their caches, on real tables, over a model of memory and of the caches in front of
-//! it that takes every liberty the architecture gives: what each policy loses, and what it costs.
+//! vCPUs that switch their caches, on real tables, over a model of memory and of the caches in
+//! front of it that takes every liberty the architecture gives: what each policy loses, and what it
+//! costs.
 
 #[path = "caches/model.rs"]
 mod model;

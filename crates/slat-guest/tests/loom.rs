@@ -1,4 +1,5 @@
-//! Every interleaving of a fault with what happens to the guest's memory meanwhile, on two-slot tables.
+//! Every interleaving of a fault with what happens to the guest's memory meanwhile, on two-slot
+//! tables.
 //!
 //! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat-guest --release --test loom`
 //!

@@ -1,5 +1,5 @@
-//! A guest's memory under the adversarial machine: what each service promises, one by one, and all of
-//! them together.
+//! A guest's memory under the adversarial machine: what each service promises, one by one, and all
+//! of them together.
 
 #![cfg(not(loom))]
 

@@ -1,6 +1,6 @@
-//! Threads that run vCPUs over real memory, beside threads that log, invalidate, age, split, recover
-//! and delete. Writers stamp words; a copy is kept from the log; at the end, copy and memory are
-//! equal.
+//! Threads that run vCPUs over real memory, beside threads that log, invalidate, age, split,
+//! recover and delete. Writers stamp words; a copy is kept from the log; at the end, copy and
+//! memory are equal.
 //!
 //! `ROUNDS=N` for more.
 #![cfg(all(not(loom), target_os = "linux"))]

@@ -1,9 +1,9 @@
 //! What lies in the guest's first memslot, which is never logged: its code, its own tables, and a
 //! mailbox for each vCPU.
 //!
-//! Guest addresses are mapped one to one with 2 MiB pages (1 GiB ones need a bit of x86's CPUID that
-//! not every host gives). The tables have the same shape on each architecture, four levels of 512
-//! entries of 8 bytes; the bits of the entries are the architecture's.
+//! Guest addresses are mapped one to one with 2 MiB pages (1 GiB ones need a bit of x86's CPUID
+//! that not every host gives). The tables have the same shape on each architecture, four levels of
+//! 512 entries of 8 bytes; the bits of the entries are the architecture's.
 
 use crate::arch::{self, MEMORY_GPA, Piece};
 use crate::mailbox::{self, Mailbox};

@@ -1,7 +1,7 @@
 //! A cgroup of one's own with a limit to its memory, for as long as a run takes.
 //!
-//! What does not fit is swapped, so there has to be swap: without it the kernel would end a process,
-//! and likely this one. Both versions of cgroups are served (admin-guide/cgroup-v2.rst,
+//! What does not fit is swapped, so there has to be swap: without it the kernel would end a
+//! process, and likely this one. Both versions of cgroups are served (admin-guide/cgroup-v2.rst,
 //! `memory.max`; cgroup-v1/memory.rst, `memory.limit_in_bytes`).
 
 use crate::Error;
@@ -19,8 +19,8 @@ impl MemoryLimit {
     /// Makes a cgroup whose memory is limited to `bytes`, and moves this process into it.
     ///
     /// # Errors
-    /// [`Error::NotEnoughSwap`] if what is beyond the limit has no place; [`Error::Os`] without root
-    /// or without cgroups.
+    /// [`Error::NotEnoughSwap`] if what is beyond the limit has no place; [`Error::Os`] without
+    /// root or without cgroups.
     pub fn new(bytes: u64, needed: u64) -> Result<Self, Error> {
         let host = rustix::system::sysinfo();
         let swap = host.freeswap * u64::from(host.mem_unit);

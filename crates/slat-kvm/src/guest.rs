@@ -1,7 +1,7 @@
 //! A guest: test memory in memslots of its own, and vCPUs that touch it.
 //!
-//! The code, the guest's own page tables and what it tells the host lie in another memslot, which is
-//! never logged, so that everything in the log is a write of the work.
+//! The code, the guest's own page tables and what it tells the host lie in another memslot, which
+//! is never logged, so that everything in the log is a write of the work.
 
 use crate::arch::{self, MEMORY_GPA};
 use crate::bitmap::DirtyBitmap;
@@ -417,13 +417,14 @@ impl Guest {
             }
             left = left.saturating_sub(reset);
         }
-        // Even if nothing was taken: a vCPU may have come here after the fetch that emptied its ring.
+        // Even if nothing was taken: a vCPU may have come here after the fetch that emptied its
+        // ring.
         self.machine.gate.reset();
         wrong.map_or(Ok(taken), Err)
     }
 
-    /// Waits until a ring is full or a vCPU has finished its work, or for a time; says whether one is
-    /// full.
+    /// Waits until a ring is full or a vCPU has finished its work, or for a time; says whether one
+    /// is full.
     pub fn wait_for_full_ring(&self, at_most: std::time::Duration) -> bool {
         self.machine.gate.wait_for_full(at_most)
     }
@@ -448,9 +449,9 @@ fn enable(vm: &VmFd, shape: &Shape) -> Result<(), Error> {
     if let Some((number, argument, call)) = shape.mode.capability() {
         cap(number, argument, call)?;
     }
-    // Where KVM can dirty pages without a vCPU, slots keep a bitmap beside the rings. On arm64 a slot
-    // without one is not taken for logged when a fault maps it (`memslot_is_logging`): a huge page
-    // becomes writable as a whole, and names one page.
+    // Where KVM can dirty pages without a vCPU, slots keep a bitmap beside the rings. On arm64 a
+    // slot without one is not taken for logged when a fault maps it (`memslot_is_logging`): a huge
+    // page becomes writable as a whole, and names one page.
     let bitmap = KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP;
     if shape.mode.is_ring() && vm.check_extension_raw(bitmap.into()) > 0 {
         cap(bitmap, 0, "KVM_ENABLE_CAP of KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP")?;
@@ -485,7 +486,7 @@ fn set_slot(
         memory_size: range.end - range.start,
         userspace_addr: memory.host_address() + range.start,
     };
-    // SAFETY: slots are backed by mappings of `Machine`, of which `range` is a part and which
-    // this process only accesses atomically. They are unmapped after the VM and all vCPUs are closed.
+    // SAFETY: slots are backed by mappings of `Machine`, of which `range` is a part and which this
+    // process only accesses atomically. They are unmapped after the VM and all vCPUs are closed.
     unsafe { vm.set_user_memory_region(region) }.map_err(Error::os("KVM_SET_USER_MEMORY_REGION"))
 }

@@ -1,7 +1,7 @@
 //! The ioctls that kvm-ioctls lacks, or that it cannot do without an allocation a call.
 //!
-//! Those with an argument are declared as changing user memory. For `KVM_GET_DIRTY_LOG` that is not a
-//! formality: its request code says `_IOW`, as if only the kernel read, and the kernel writes
+//! Those with an argument are declared as changing user memory. For `KVM_GET_DIRTY_LOG` that is not
+//! a formality: its request code says `_IOW`, as if only the kernel read, and the kernel writes
 //! through a pointer inside the argument. A compiler told otherwise may keep the old bitmap.
 
 use crate::bitmap::DirtyBitmap;

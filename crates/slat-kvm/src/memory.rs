@@ -231,7 +231,8 @@ unsafe impl Sync for HostMemory {}
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and references into it do not outlive its methods.
+        // SAFETY: the mapping is this value's own, and references into it do not outlive its
+        // methods.
         let _ = unsafe { munmap(self.start.as_ptr(), self.len) };
     }
 }
@@ -245,7 +246,8 @@ fn map(bytes: usize, backing: Backing, flags: MapFlags) -> Result<*mut c_void, E
         _ => {
             let shared =
                 if backing == Backing::Shmem { MapFlags::SHARED } else { MapFlags::PRIVATE };
-            // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+            // SAFETY: a new mapping at an address of the kernel's choice touches no existing
+            // memory.
             return unsafe { mmap_anonymous(any, bytes, access, shared | flags) }
                 .map_err(Error::os("mmap of guest memory"));
         }

@@ -40,8 +40,8 @@ fn named(nodes: &[impl ToString]) -> String {
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Checks that these nodes are there and can give so much memory: an allocation that is bound to nodes
-/// without any kills the process.
+/// Checks that these nodes are there and can give so much memory: an allocation that is bound to
+/// nodes without any kills the process.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a node without memory; [`Error::NotEnoughOnNodes`].
@@ -76,8 +76,8 @@ fn free(node: u32, backing: Backing) -> Option<u64> {
     Some(field("MemFree") + field("Inactive(file)"))
 }
 
-/// Binds a memory that nobody has touched yet to nodes (`mbind`, `MPOL_BIND`); to none, leaves it to
-/// the kernel.
+/// Binds a memory that nobody has touched yet to nodes (`mbind`, `MPOL_BIND`); to none, leaves it
+/// to the kernel.
 ///
 /// # Errors
 /// [`Error::Os`].

@@ -166,8 +166,9 @@ impl<'a> Stage<'a> {
         self.phases.last()
     }
 
-    /// Lets the vCPUs run on with `beside` beside them; then asks them to stop, calls `stopping` until
-    /// they have or until it has nothing to do, and at once `stopped` with what `beside` returned.
+    /// Lets the vCPUs run on with `beside` beside them; then asks them to stop, calls `stopping`
+    /// until they have or until it has nothing to do, and at once `stopped` with what `beside`
+    /// returned.
     pub fn live<T, U>(
         &mut self,
         phase: Phase,

@@ -192,8 +192,8 @@ pub struct Stalls {
     pub counted: bool,
     /// Their sum in seconds, less the usual time for each.
     pub seconds: f64,
-    /// Seconds that passed unseen while the vCPU waited for its next step to be due: what its thread
-    /// waited for a CPU then is in no stall.
+    /// Seconds that passed unseen while the vCPU waited for its next step to be due: what its
+    /// thread waited for a CPU then is in no stall.
     pub idle: f64,
     /// Quantiles of the stalls in seconds, less the usual time; 0 without stalls.
     pub p50: f64,

@@ -1,4 +1,5 @@
-//! Events of the kernel's, counted by its tracer (Documentation/trace/events.rst), where it may be used.
+//! Events of the kernel's, counted by its tracer (Documentation/trace/events.rst), where it may be
+//! used.
 //!
 //! In an instance of its own, so that whoever else traces is not disturbed. Needs root.
 

@@ -21,8 +21,8 @@ pub enum Touch {
     Execute,
     /// Nothing is.
     Skip,
-    /// The vCPU switches its MMU and caches off and on again (Arm), which has nothing to do with the
-    /// page: without FEAT_S2FWB, KVM maintains all of the guest's memory at both edges.
+    /// The vCPU switches its MMU and caches off and on again (Arm), which has nothing to do with
+    /// the page: without FEAT_S2FWB, KVM maintains all of the guest's memory at both edges.
     ToggleCaches,
 }
 

@@ -26,9 +26,9 @@ fn run_telling(config: &Config, on_event: &mut dyn FnMut(Event<'_>)) -> Result<R
     run(config, Setting { stop: &AtomicBool::new(false), pin: &[], on_event })
 }
 
-/// Runs what the host can do: nothing if it lacks a mode or has no huge pages to give. Again, if the log says more
-/// than was written: a page that the host moved meanwhile is mapped anew by a read, writable if it may be, and KVM
-/// has it dirty from then on.
+/// Runs what the host can do: nothing if it lacks a mode or has no huge pages to give. Again, if
+/// the log says more than was written: a page that the host moved meanwhile is mapped anew by a
+/// read, writable if it may be, and KVM has it dirty from then on.
 fn run_if_possible(host: &HostKvm, config: &Config) -> Option<Report> {
     if let Err(error) = config.check(host) {
         eprintln!("skipped: {config:?}: {error}");

@@ -62,6 +62,7 @@ pub fn pairs(
     session.start("processes", u64::from(pairs) * 2 + 1);
     let next = || -> anyhow::Result<Run> {
         session.check()?;
+        session.say(&words.join(" "));
         let run = once(program, words, session);
         session.step();
         run

@@ -5,12 +5,14 @@ pub mod count;
 mod cpus;
 mod output;
 mod plan;
+mod render;
 pub mod time;
 
 pub use compare::{AbArgs, CompareArgs, NoiseArgs, Repeat};
 pub use cpus::Cpus;
 pub use output::{Format, OutputArgs, PrintArgs, ReportFormat, TablePrintArgs};
 pub use plan::{MergeArgs, PlanArgs, Share};
+pub use render::RenderArgs;
 
 use clap::{Subcommand, ValueEnum};
 
@@ -27,6 +29,8 @@ pub enum Common {
     Plan(PlanArgs),
     /// Gather the reports of a plan's cells, and of many hosts
     Merge(MergeArgs),
+    /// Print the report of a run again, from its results.json
+    Render(RenderArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell to print it for

@@ -17,10 +17,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The least change between two processes that counts, in per cent, unless another is asked for.
-/// What a machine drifts from one process to the next cannot be seen in the guests of one: on a busy
-/// machine with two CPUs equal runs differed by less than this in all but a few of a hundred pairs
-/// (`noise --check`).
-pub const DRIFT: f64 = 10.0;
+/// What a machine drifts from one process to the next cannot be seen in the guests of one: on a
+/// busy machine with two CPUs equal runs differed by less than this in all but a few of a hundred
+/// pairs (`noise --check`).
+pub const DRIFT: f64 = 5.0;
 
 /// The least change between processes in turns that counts, in per cent.
 pub const IN_TURNS: f64 = 2.0;

@@ -12,7 +12,8 @@ pub enum Failure {
     /// An emulated machine ended, or was ended, without a report; the text has what it last said.
     #[error("{0}")]
     NoReport(String),
-    /// The host lacks what a scenario cannot do without; the text says what, and what would change it.
+    /// The host lacks what a scenario cannot do without; the text says what, and what would change
+    /// it.
     #[error("{0}")]
     CannotRun(String),
     /// Ctrl-C.

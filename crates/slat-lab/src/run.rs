@@ -4,7 +4,9 @@ pub mod output;
 mod plan_job;
 
 use crate::alternate;
-use crate::cli::{Common, CompareArgs, Format, NoiseArgs, OutputArgs, Repeat, ReportFormat};
+use crate::cli::{
+    Common, CompareArgs, Format, NoiseArgs, OutputArgs, RenderArgs, Repeat, ReportFormat,
+};
 use crate::compare::{self, Comparison, Run};
 use crate::failure::{self, bad_input};
 use crate::host::Host;
@@ -18,7 +20,7 @@ use crate::stats;
 use crate::trust::Begin;
 use output::Output;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// The exit code of a run that --fail-if-noisy does not let pass.
@@ -49,6 +51,7 @@ pub fn common(program: &'static Program, command: &Common) -> anyhow::Result<Exi
         },
         Common::Plan(args) => plan_job::plan(program, args),
         Common::Merge(args) => plan_job::merge(program, args),
+        Common::Render(args) => render(program, args),
         Common::Completions { shell } => {
             let mut script = Vec::new();
             let command = &mut (program.command)();
@@ -130,6 +133,26 @@ fn test_failed(
     }
     show(program, &report(program, host, begin, Vec::new(), session), ReportFormat::Ktap, None)?;
     Ok(failure::exit_code(&error))
+}
+
+/// Prints a run again. What its results answer is told anew, as this program reads them.
+fn render(program: &Program, args: &RenderArgs) -> anyhow::Result<ExitCode> {
+    let report = read(program, &args.run)?;
+    let output = args.output.as_deref().map(Output::prepare).transpose()?;
+    show(program, &report, args.print.format(), output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A report as its file has it, with the answers that this program finds in it.
+///
+/// # Errors
+/// There is none, it is no report, or one of another schema.
+pub fn read(program: &Program, path: &Path) -> anyhow::Result<Report> {
+    let file = if path.is_dir() { path.join(crate::files::RESULTS) } else { path.to_owned() };
+    let report: Report = serde_json::from_value(compare::read_report(&file)?)
+        .map_err(|error| bad_input(format!("{}: {error}", file.display())))?;
+    let verdict = crate::reader::verdict(&report.results, &(program.readers)());
+    Ok(Report { verdict, ..report })
 }
 
 /// Holds two runs against each other.

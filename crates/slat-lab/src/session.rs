@@ -218,7 +218,8 @@ impl Session {
         &self.repeated
     }
 
-    /// Records that something failed while the rest goes on: the report has it, and the exit code says so.
+    /// Records that something failed while the rest goes on: the report has it, and the exit code
+    /// says so.
     pub fn fail(&mut self, what: impl Into<String>, reason: impl Into<String>) {
         let (what, reason) = (what.into(), reason.into());
         self.note(&format!("slat: {what}: {reason}"));

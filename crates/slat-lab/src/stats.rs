@@ -55,9 +55,9 @@ pub fn median(samples: &[f64]) -> Option<f64> {
 }
 
 /// Where the median of what the samples are of lies, nineteen times of twenty: by their order
-/// alone, whatever they are distributed like. Each sample is below the median with a probability of one
-/// half, so as many of the least and of the greatest are left out as a coin may show in `n` throws
-/// with a probability of 2.5 % at most; fewer than six samples say nothing.
+/// alone, whatever they are distributed like. Each sample is below the median with a probability of
+/// one half, so as many of the least and of the greatest are left out as a coin may show in `n`
+/// throws with a probability of 2.5 % at most; fewer than six samples say nothing.
 pub fn median_interval(samples: &[f64]) -> Option<(f64, f64)> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,5 @@
-//! A buffer for one page, where disks can be read and written without a copy: at a multiple of 4 KiB.
+//! A buffer for one page, where disks can be read and written without a copy: at a multiple of 4
+//! KiB.
 
 use alloc::vec::Vec;
 

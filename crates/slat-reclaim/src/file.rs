@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// 0600). What it is to forget it gives back to the file system, as a hole; where there are no
 /// holes, it writes zeroes there.
 ///
-/// Through the page cache a write ends before the disk has it: memory is taken from the guest, but the host has it
-/// only later, and an error of the disk's comes when nobody waits for it any more. [`SwapFile::direct`] goes past
-/// the cache.
+/// Through the page cache a write ends before the disk has it: memory is taken from the guest, but
+/// the host has it only later, and an error of the disk's comes when nobody waits for it any more.
+/// [`SwapFile::direct`] goes past the cache.
 #[derive(Debug)]
 pub struct SwapFile {
     file: File,
@@ -27,8 +27,8 @@ pub struct SwapFile {
 }
 
 impl SwapFile {
-    /// Room for `slots` pages in a file of `directory`, through the host's page cache: for a file system in
-    /// memory, or where the cache is wanted.
+    /// Room for `slots` pages in a file of `directory`, through the host's page cache: for a file
+    /// system in memory, or where the cache is wanted.
     ///
     /// # Errors
     /// The system's: no such directory, no right to write there.
@@ -38,8 +38,8 @@ impl SwapFile {
         Ok(Self { file, slots, page, no_holes: AtomicBool::new(false) })
     }
 
-    /// The same past the page cache (`O_DIRECT`): once a page is away, its memory is the host's, and its write has
-    /// succeeded.
+    /// The same past the page cache (`O_DIRECT`): once a page is away, its memory is the host's,
+    /// and its write has succeeded.
     ///
     /// # Errors
     /// Those of [`SwapFile::new`]; `EINVAL` where the file system has no such access.

@@ -6,8 +6,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use spin::Mutex;
 
-/// Frames, in blocks of a power of two: single frames come from blocks that are broken already, so that
-/// whole ones last.
+/// Frames, in blocks of a power of two: single frames come from blocks that are broken already, so
+/// that whole ones last.
 #[derive(Debug)]
 pub(crate) struct Frames {
     total: u32,

@@ -15,8 +15,8 @@ pub struct Load {
     pub idle: u32,
 }
 
-/// The guest that gives up pages next: the one furthest above its limit; with none above it, the one with
-/// the most idle pages, or the most at all. `None` if no guest has a page.
+/// The guest that gives up pages next: the one furthest above its limit; with none above it, the
+/// one with the most idle pages, or the most at all. `None` if no guest has a page.
 pub fn choose(loads: &[Load]) -> Option<usize> {
     let above = |load: &Load| load.resident.saturating_sub(load.limit);
     let key = |load: &Load| (above(load), load.idle, load.resident);

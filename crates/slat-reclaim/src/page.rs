@@ -1,18 +1,19 @@
 //! Where one page of a guest's memory is: one word a page.
 //!
 //! # Protocol
-//! Whoever moves a page claims its word, by a compare-and-swap to *moving*, and lets go of it with where
-//! the page is then. Faults that meet a claimed word are answered "not yet".
+//! Whoever moves a page claims its word, by a compare-and-swap to *moving*, and lets go of it with
+//! where the page is then. Faults that meet a claimed word are answered "not yet".
 //!
 //! *Invariants*:
 //! - A frame belongs to one word that says *here*, to one claimer, or to the pool.
-//! - A word says *here with a copy* only while no leaf lets the guest write the page: what is in the swap
-//!   slot is what is in the frame. The fault that maps it for writing drops the copy first, by an exchange that
-//!   a claim makes fail; the fault that gives the right to a leaf that is there claims the word until the leaf has
-//!   it, since between an exchange and the leaf the page could leave, and come back with a copy to the same leaf.
-//! - Who claims a page to send it away unmaps it before the content is read: `Worker::evict`. A fault
-//!   reserves its slot, then loads the word; who sends the page away changes the word, then looks for
-//!   slots that are reserved. So both are sequentially consistent.
+//! - A word says *here with a copy* only while no leaf lets the guest write the page: what is in
+//!   the swap slot is what is in the frame. The fault that maps it for writing drops the copy
+//!   first, by an exchange that a claim makes fail; the fault that gives the right to a leaf that
+//!   is there claims the word until the leaf has it, since between an exchange and the leaf the
+//!   page could leave, and come back with a copy to the same leaf.
+//! - Who claims a page to send it away unmaps it before the content is read: `Worker::evict`. A
+//!   fault reserves its slot, then loads the word; who sends the page away changes the word, then
+//!   looks for slots that are reserved. So both are sequentially consistent.
 
 use slat::sync::{AtomicU64, Ordering};
 

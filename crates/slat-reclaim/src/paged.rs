@@ -134,8 +134,8 @@ pub struct Places {
 pub(crate) const BORN_SHIFT: u32 = 20;
 
 impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
-    /// `bytes` of memory, which the guest's slots have at `start` in the host's addresses. `now` is the
-    /// time, in ticks of the guest's host.
+    /// `bytes` of memory, which the guest's slots have at `start` in the host's addresses. `now` is
+    /// the time, in ticks of the guest's host.
     ///
     /// # Errors
     /// [`PoolError`]; nothing was taken.

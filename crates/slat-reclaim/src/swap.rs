@@ -5,8 +5,8 @@ use core::ops::Range;
 
 /// A place for pages: a file, a device, memory of another host.
 ///
-/// Any number of threads; a slot is not written while it is read or written. Methods do not unwind: the page
-/// that is moved would be lost to its guest.
+/// Any number of threads; a slot is not written while it is read or written. Methods do not unwind:
+/// the page that is moved would be lost to its guest.
 pub trait Swap: Sync {
     /// How many pages it has room for.
     fn slots(&self) -> u32;

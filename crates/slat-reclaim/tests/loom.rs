@@ -1,10 +1,10 @@
-//! Every interleaving, within a bound, of a page that leaves with a vCPU that writes it, with faults that bring
-//! it back, and with who copies it: no write is lost, on tables of two slots.
+//! Every interleaving, within a bound, of a page that leaves with a vCPU that writes it, with
+//! faults that bring it back, and with who copies it: no write is lost, on tables of two slots.
 //!
 //! `RUSTFLAGS="--cfg loom -C debug-assertions" cargo test -p slat-reclaim --release --test loom`
 //!
-//! The host is that of the models of `slat-guest`. Memory's content is a word a page; a vCPU writes while its
-//! leaf lets it, as a CPU does before an invalidation has completed.
+//! The host is that of the models of `slat-guest`. Memory's content is a word a page; a vCPU writes
+//! while its leaf lets it, as a CPU does before an invalidation has completed.
 #![cfg(loom)]
 
 #[allow(dead_code, reason = "a part of it is for other models")]
@@ -172,8 +172,8 @@ fn a_write_beside_a_page_that_leaves_is_not_lost() {
     });
 }
 
-/// Between the backing's answer and the leaf's new right the page may leave, and come back to be mapped by the same
-/// value.
+/// Between the backing's answer and the leaf's new right the page may leave, and come back to be
+/// mapped by the same value.
 #[test]
 fn a_first_write_beside_a_page_that_leaves_and_comes_back_is_not_lost() {
     bounded("first write || leaves, is read", 2, || {
@@ -234,7 +234,8 @@ fn a_copy_beside_a_page_that_leaves_has_its_content() {
     });
 }
 
-/// A page comes, and comes again, while who orders pages takes note: it is noted after it came last.
+/// A page comes, and comes again, while who orders pages takes note: it is noted after it came
+/// last.
 #[test]
 fn a_page_that_came_is_noted_after_it_came() {
     use slat::sync::{AtomicU64, Ordering};

@@ -110,7 +110,8 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// The host says: the guest on `cpu` may do this now; that takes it no more than one more fault.
+    /// The host says: the guest on `cpu` may do this now; that takes it no more than one more
+    /// fault.
     pub fn claim_progress(&self, cpu: usize, gpa: Gpa, access: Access) {
         let tries = [0; 2].map(|_| self.cpu(cpu).access(gpa.0, access));
         if let Err(fault) = tries[1] {

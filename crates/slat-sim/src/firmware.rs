@@ -18,7 +18,8 @@ pub struct Firmware<A: Arch> {
     pub invalidate: fn(&Machine<A>, &Invalidation),
     /// [`slat::Platform::maintain`].
     pub maintain: fn(&Machine<A>, Hpa, u64, Maintenance),
-    /// On that CPU, before a guest that faulted there at an address goes on, whatever came of the fault.
+    /// On that CPU, before a guest that faulted there at an address goes on, whatever came of the
+    /// fault.
     pub resume: fn(&Machine<A>, usize, Gpa),
 }
 

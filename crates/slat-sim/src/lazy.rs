@@ -23,11 +23,11 @@ pub struct Lazy {
     pub speculation: bool,
     /// A translation cached as dirty lets writes through without another look at the tables.
     pub silent_writes: bool,
-    /// A translation cached without a right goes on faulting after the tables grant it (Arm, RISC-V); on
-    /// RISC-V without Svadu also one without the accessed or dirty bit.
+    /// A translation cached without a right goes on faulting after the tables grant it (Arm,
+    /// RISC-V); on RISC-V without Svadu also one without the accessed or dirty bit.
     pub stale_faults: bool,
-    /// A slot that a walk found invalid goes on faulting after it was filled, until an invalidation of
-    /// the hart's own (RISC-V without Svvptc).
+    /// A slot that a walk found invalid goes on faulting after it was filled, until an invalidation
+    /// of the hart's own (RISC-V without Svvptc).
     pub invalid_entries: bool,
     /// Two sizes of one page in a TLB raise a conflict abort where the CPU may (Arm, FEAT_BBM
     /// level 2).

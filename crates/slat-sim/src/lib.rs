@@ -2,18 +2,18 @@
 //! as lazy as it lets them be; a host whose memory is behind them; a log of every rule that was
 //! broken.
 //!
-//! A [`Machine`] is the [`slat::Platform`] of the engine under test. It works on one thread, where a
-//! test says what happens when ([`Machine::meanwhile`] runs at each of the engine's calls), and on
-//! many, where vCPUs run beside threads of the hypervisor. Nothing in it panics in the engine's
+//! A [`Machine`] is the [`slat::Platform`] of the engine under test. It works on one thread, where
+//! a test says what happens when ([`Machine::meanwhile`] runs at each of the engine's calls), and
+//! on many, where vCPUs run beside threads of the hypervisor. Nothing in it panics in the engine's
 //! calls: what is wrong is a [`Violation`].
 //!
-//! The architectures, [`Arm`], [`Ept`], [`Npt`], [`Power`] and [`RiscV`], are written from their manuals, and
-//! share nothing with the engine's formats. AMD is as lazy as Intel; its invalidation is a flush of an ASID. Power
-//! is as lazy as Arm, but looks at an entry again before it faults; its invalidations are `tlbie`, and a
-//! `ptesync` behind `eieio` and `tlbsync` waits for them.
+//! The architectures, [`Arm`], [`Ept`], [`Npt`], [`Power`] and [`RiscV`], are written from their
+//! manuals, and share nothing with the engine's formats. AMD is as lazy as Intel; its invalidation
+//! is a flush of an ASID. Power is as lazy as Arm, but looks at an entry again before it faults;
+//! its invalidations are `tlbie`, and a `ptesync` behind `eieio` and `tlbsync` waits for them.
 //!
-//! Beside it, [`fast`] is a machine for benchmarks and stress: its vCPUs are threads that access real
-//! memory through the tables.
+//! Beside it, [`fast`] is a machine for benchmarks and stress: its vCPUs are threads that access
+//! real memory through the tables.
 //!
 //! # What may be lazy, and the switch that models it
 //!
@@ -42,24 +42,25 @@
 //! At every walk, fill and access: [`Kind`] says which rule was broken. And when the host says
 //! something, that it is so: memory is nobody's any more ([`Machine::take_back`]), pages are
 //! protected ([`Machine::protect`]), what was written is known ([`Machine::claim_clean`]), what was
-//! used is known ([`Machine::claim_old`]), nothing stale is left ([`Machine::claim_fresh`]), a right
-//! has arrived ([`Machine::claim_progress`]). Each is held against all that a CPU *could* do from then
-//! on, by what it holds and by walks that begin in it; not only against what it happens to do.
+//! used is known ([`Machine::claim_old`]), nothing stale is left ([`Machine::claim_fresh`]), a
+//! right has arrived ([`Machine::claim_progress`]). Each is held against all that a CPU *could* do
+//! from then on, by what it holds and by walks that begin in it; not only against what it happens
+//! to do.
 //!
 //! # What is not modelled
 //!
 //! - Whose barrier it is: a barrier publishes the stores of all threads. A DSB for this CPU alone
 //!   publishes to all; the invalidations that it waits for complete here alone.
 //! - Stores to a table before its first link. The engine links by a release, which orders them for
-//!   walkers too; a link by a plain store would not, and is not told apart. Nor is activation: CPUs see
-//!   all of the tables that they load.
+//!   walkers too; a link by a plain store would not, and is not told apart. Nor is activation: CPUs
+//!   see all of the tables that they load.
 //! - The guest's first stage, beyond an identity that makes entries of both stages; ASIDs, the
 //!   guest's own invalidations, nested guests, CnP, system MMUs.
 //! - nT, FEAT_HAFT, hardware's own page-based attributes; on Intel,
 //!   memory types, five levels, sub-page permissions, VPIDs.
 //! - Data at byte granularity: a page has a version, and caches hold whole pages.
-//! - Slots that are cached as invalid where nobody faulted; of RISC-V, Svnapot and Svinval, whose fences
-//!   are parts of HFENCE.GVMA, and the hypervisor's own MXR.
+//! - Slots that are cached as invalid where nobody faulted; of RISC-V, Svnapot and Svinval, whose
+//!   fences are parts of HFENCE.GVMA, and the hypervisor's own MXR.
 //! - Power's nest MMUs, and entries by process.
 //!
 //! # Example

@@ -98,7 +98,8 @@ impl<A: Arch> Machine<A> {
         self
     }
 
-    /// With tables whose frames begin at `hpa`: as high as descriptors can hold, or where their bits part.
+    /// With tables whose frames begin at `hpa`: as high as descriptors can hold, or where their
+    /// bits part.
     #[must_use]
     pub fn frames_from(self, hpa: u64) -> Self {
         self.state().memory.next = hpa;
@@ -197,8 +198,8 @@ impl<A: Arch> Machine<A> {
         }
     }
 
-    /// A CPU forgets its translations of some addresses, and no links: what no instruction does, and
-    /// a CPU may at any time.
+    /// A CPU forgets its translations of some addresses, and no links: what no instruction does,
+    /// and a CPU may at any time.
     pub fn forget(&self, cpu: usize, vmid: Vmid, range: GpaRange) {
         let range = Some((range.start().0, range.end().0));
         let scope = Scope { cpu: Some(cpu), range, walks: false, ..Scope::guest(vmid) };
@@ -322,7 +323,8 @@ impl Machine<Npt> {
 }
 
 impl Machine<RiscV> {
-    /// FENCE W, W: what the calling thread stored to the tables is seen by harts that fence after it.
+    /// FENCE W, W: what the calling thread stored to the tables is seen by harts that fence after
+    /// it.
     pub fn fence(&self) {
         let mut state = self.state();
         // Up to here walkers may have read what no fence before had ordered.
@@ -343,7 +345,8 @@ impl Machine<RiscV> {
         self.state().forget(&scope);
     }
 
-    /// HFENCE.VVMA on one hart: of the guest's own tables, hence none of the second stage's entries.
+    /// HFENCE.VVMA on one hart: of the guest's own tables, hence none of the second stage's
+    /// entries.
     pub fn hfence_vvma(&self, hart: usize, guest: Vmid) {
         let none = Scope { leaves: false, walks: false, ..Scope::guest(guest) };
         self.state().forget(&Scope { cpu: Some(hart), ..none });

@@ -448,7 +448,8 @@ impl<A: Arch> State<A> {
     }
 
     /// What the calling thread issued takes effect: in the worst order, and each CPU goes on in
-    /// between. On this CPU alone, `locally`, what goes to all of them is still under way elsewhere.
+    /// between. On this CPU alone, `locally`, what goes to all of them is still under way
+    /// elsewhere.
     pub fn complete(&mut self, locally: bool) {
         let issuer = self.issuer();
         let (here, mut pending) = (issuer.cpu, std::mem::take(&mut issuer.pending));

@@ -3,7 +3,8 @@
 //!
 //! The grammar is that of Casemate's `doc/asciidoc/sections/trace-format.adoc` and of its parser,
 //! which wants every record to end with a source location: one record a line, `(mem-write (id 0)
-//! (tid 0) (mem-order release) (address 0x..) (value 0x..) (src "slat:0"))`, in that order of fields.
+//! (tid 0) (mem-order release) (address 0x..) (value 0x..) (src "slat:0"))`, in that order of
+//! fields.
 //!
 //! What Casemate has no word for is written so:
 //! - It knows writes by one thread under a lock of the tables. The engine has neither; each of its

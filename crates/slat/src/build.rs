@@ -56,8 +56,8 @@ impl Plan {
         (whole && self.delta & (bytes - 1) == 0).then_some((start, start + bytes))
     }
 
-    /// Of `pages` pages from `start`, all in the range, those from the first to the second belong to
-    /// groups that are to be folded.
+    /// Of `pages` pages from `start`, all in the range, those from the first to the second belong
+    /// to groups that are to be folded.
     #[inline(always)]
     fn folded<F: Format>(&self, start: u64, pages: usize) -> (usize, usize) {
         let bytes = (F::group(0) as u64) << F::PAGE_SHIFT;

@@ -88,8 +88,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         if self.live { self.tables.invalidation(&self.owed) } else { None }
     }
 
-    /// Owes the invalidation of leaves in `range`, whether or not anything was changed here: what was
-    /// found done may have been done by another thread, whose invalidation has not completed.
+    /// Owes the invalidation of leaves in `range`, whether or not anything was changed here: what
+    /// was found done may have been done by another thread, whose invalidation has not completed.
     ///
     /// # Errors
     /// [`RangeError`]; nothing is owed.

@@ -9,11 +9,11 @@ use crate::platform::Platform;
 use crate::shootdown::Vmid;
 use crate::tables::{Halted, NewError, Tables};
 
-/// The second-stage tables of one guest while no CPU has them loaded, and no TLB or walk cache holds
-/// anything of them.
+/// The second-stage tables of one guest while no CPU has them loaded, and no TLB or walk cache
+/// holds anything of them.
 ///
-/// `&mut` excludes threads but not the MMU; this type excludes the MMU. Its own methods change slots
-/// by plain stores, at the speed of memory. All other operations are those of
+/// `&mut` excludes threads but not the MMU; this type excludes the MMU. Its own methods change
+/// slots by plain stores, at the speed of memory. All other operations are those of
 /// [`Inactive::guard`].
 #[derive(Debug)]
 pub struct Inactive<'p, F: Format, P: Platform>(pub(crate) Tables<'p, F, P>);

@@ -1,20 +1,22 @@
 //! Second-level address translation: the page tables that a hypervisor puts under a guest.
 //!
 //! The engine keeps the tables of a guest in the formats of real hardware, and does to them what a
-//! hypervisor must: map, unmap, protect and relax, split and collapse huge pages, age, harvest dirty
-//! state, flush. Any number of threads do so at once, beside the hardware that walks the tables and
-//! marks them. It has no lock, needs neither `std` nor `alloc`, and executes no instruction of any
-//! architecture: everything beyond the tables goes through [`Platform`].
+//! hypervisor must: map, unmap, protect and relax, split and collapse huge pages, age, harvest
+//! dirty state, flush. Any number of threads do so at once, beside the hardware that walks the
+//! tables and marks them. It has no lock, needs neither `std` nor `alloc`, and executes no
+//! instruction of any architecture: everything beyond the tables goes through [`Platform`].
 //!
-//! - [`Tables`] are one guest's tables, [`Format`] the bits of an architecture (each a cargo feature).
+//! - [`Tables`] are one guest's tables, [`Format`] the bits of an architecture (each a cargo
+//!   feature).
 //! - A thread takes a seat once ([`Member::join`]) and enters the tables by [`Tables::enter`]:
-//!   operations are methods of the [`Guard`]. What it may meet there stays allocated until it leaves.
+//!   operations are methods of the [`Guard`]. What it may meet there stays allocated until it
+//!   leaves.
 //! - An operation takes the table pages it may need from a [`TableCache`] that its caller filled,
 //!   and says where it stopped if they ran out.
 //! - What may be stale afterwards gathers in the guard, which [completes](Guard::complete) it or
 //!   hands it on as a [`Shootdown`].
-//! - What was unmapped is known once the guest cannot reach it ([`Removals::complete`]), what was dirty
-//!   once no later write can be missing ([`Guard::harvest`]).
+//! - What was unmapped is known once the guest cannot reach it ([`Removals::complete`]), what was
+//!   dirty once no later write can be missing ([`Guard::harvest`]).
 //! - [`Inactive`] tables, which no CPU has loaded, change by plain stores.
 //!
 //! Levels count upwards from 0, the level of pages. `examples/minimal.rs` is a whole user.
@@ -86,8 +88,8 @@
 //!     slot.commit(Hpa(0), Attributes::RAM).unwrap();
 //! }
 //! ```
-//! A table page goes back to the platform by the engine alone: a [`Frame`] is neither copied nor taken
-//! out of a cache or a table.
+//! A table page goes back to the platform by the engine alone: a [`Frame`] is neither copied nor
+//! taken out of a cache or a table.
 //! ```compile_fail,E0599
 //! # use slat::*;
 //! fn twice(frame: Frame) -> (Frame, Frame) {

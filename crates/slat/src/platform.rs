@@ -34,8 +34,8 @@ pub unsafe trait Platform {
     /// The slots of the table at `table`.
     fn slots(&self, table: Hpa) -> NonNull<Slot>;
 
-    /// Makes all earlier stores to tables visible to the walkers of the MMU (Arm: `dsb ishst`; RISC-V,
-    /// where a hart may hold what was invalid: [`riscv`](crate::format::riscv)).
+    /// Makes all earlier stores to tables visible to the walkers of the MMU (Arm: `dsb ishst`;
+    /// RISC-V, where a hart may hold what was invalid: [`riscv`](crate::format::riscv)).
     fn publish(&self);
 
     /// Makes earlier stores to tables visible, invalidates, and waits for completion on every CPU
@@ -62,10 +62,10 @@ pub unsafe trait Platform {
 
     /// Fills exclusively owned slots with `first`, `first + step`, `first + 2 * step`, ...
     ///
-    /// An implementation may use vector or streaming stores. They must be ordered before the calling
-    /// thread's next atomic read-modify-write with release, which links what was filled, and before
-    /// what follows [`Platform::publish`] (x86: a locked instruction orders streaming stores as
-    /// well, so no fence is needed here).
+    /// An implementation may use vector or streaming stores. They must be ordered before the
+    /// calling thread's next atomic read-modify-write with release, which links what was filled,
+    /// and before what follows [`Platform::publish`] (x86: a locked instruction orders streaming
+    /// stores as well, so no fence is needed here).
     #[inline]
     fn fill(&self, slots: &mut [Slot], first: u64, step: u64) {
         #[cfg(not(any(loom, shuttle)))]

@@ -1,8 +1,9 @@
-//! One shim over the atomics, so that the same code runs on hardware, under `loom` and under `shuttle`.
+//! One shim over the atomics, so that the same code runs on hardware, under `loom` and under
+//! `shuttle`.
 //!
-//! Loom explores every interleaving of small models, and what weak orderings allow. Shuttle samples the
-//! interleavings of larger ones, and takes every access as sequentially consistent: what it proves of
-//! a protocol holds of its order of steps, not of its memory orderings.
+//! Loom explores every interleaving of small models, and what weak orderings allow. Shuttle samples
+//! the interleavings of larger ones, and takes every access as sequentially consistent: what it
+//! proves of a protocol holds of its order of steps, not of its memory orderings.
 
 #[cfg(not(any(loom, shuttle)))]
 pub use core::sync::atomic::AtomicU64;

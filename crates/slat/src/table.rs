@@ -176,8 +176,8 @@ pub(crate) unsafe fn rewrite_run<const N: usize>(
     change: impl FnOnce([u64; N]) -> Option<[u64; N]>,
 ) -> bool {
     let words = core::ptr::from_ref(run).cast::<[u64; N]>().cast_mut();
-    // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`: as large and aligned as `u64`, and inside
-    // an `UnsafeCell`, so that it may be written through a shared reference; by the caller's
+    // SAFETY: `Slot` is a transparent wrapper of `AtomicU64`: as large and aligned as `u64`, and
+    // inside an `UnsafeCell`, so that it may be written through a shared reference; by the caller's
     // contract nobody else accesses it.
     unsafe {
         let Some(new) = change(words.read()) else { return false };

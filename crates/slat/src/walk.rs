@@ -45,8 +45,8 @@ pub(crate) struct Entry<'t> {
 }
 
 impl Entry<'_> {
-    /// The same once more, for a call that is seldom made. An entry that a call may look at stands in
-    /// memory: it is stored for every page, and each exchange waits for the stores.
+    /// The same once more, for a call that is seldom made. An entry that a call may look at stands
+    /// in memory: it is stored for every page, and each exchange waits for the stores.
     #[inline(always)]
     pub fn apart(&self) -> Self {
         Self { slot: self.slot, raw: self.raw, start: self.start, end: self.end }

@@ -7,8 +7,8 @@
 //! continued after the others ended, from where it says that it stopped: nothing may be lost on the
 //! way. Every model ends with a reclaim, and with all table pages given back.
 //!
-//! Operations enter without a seat, and reclaim when all threads were joined, where the model is not
-//! about grace: that keeps the number of orders small.
+//! Operations enter without a seat, and reclaim when all threads were joined, where the model is
+//! not about grace: that keeps the number of orders small.
 //!
 //! Models are exhaustive unless they say `bounded` or `at most`. Out of reach here: `pass_run`
 //! (tables of two slots never fill a run), and the ordering of a walker's loads by their address

@@ -1,5 +1,5 @@
-//! Ageing: the manager scans the accessed flags that hardware sets, without a lock, and finds how much
-//! memory the guest uses.
+//! Ageing: the manager scans the accessed flags that hardware sets, without a lock, and finds how
+//! much memory the guest uses.
 
 use super::guest::{Hypervisor, PAGE};
 use super::manager::{Thread, sleep, wait_for};
@@ -12,16 +12,16 @@ use serde_json::json;
 use slat::{Ageing, Gpa, GpaRange, Skip};
 use slat_hypervisor::layout::GUEST_RAM;
 
-/// Pages of the guest's program, in which it says how large its set is. Its memory is in huge pages, so a set
-/// fills the granules that it touches.
+/// Pages of the guest's program, in which it says how large its set is. Its memory is in huge
+/// pages, so a set fills the granules that it touches.
 const GUEST_PAGE: u64 = 4096;
 /// How long the guest runs between two scans, in milliseconds: it goes through its set in less.
 const INTERVAL: u64 = 250;
 /// Scans of each size, of which the median counts.
 const SCANS: usize = 3;
 
-/// Has the guest use all of its set, half, and a quarter, and scans; what it uses with a set of one page
-/// is the system's own.
+/// Has the guest use all of its set, half, and a quarter, and scans; what it uses with a set of one
+/// page is the system's own.
 ///
 /// # Errors
 /// The guest never began, or a size was missed by more than 5 %.

@@ -7,8 +7,8 @@ use core::sync::atomic::Ordering;
 use slat_hypervisor::layout::{CONTROL, CONTROL_DECLARE, CONTROL_EVENT, CONTROL_SIZE};
 use slat_hypervisor::syndrome::Abort;
 
-/// Does what a load or store of the guest's asks for. Registers that are not there read as zero, and
-/// ignore what is written.
+/// Does what a load or store of the guest's asks for. Registers that are not there read as zero,
+/// and ignore what is written.
 pub fn access(control: &Control, abort: &Abort, gpa: u64, registers: &mut Registers) {
     let Some(data) = abort.data else { return };
     let register = gpa - CONTROL.base;

@@ -42,11 +42,11 @@ unsafe extern "C" {
 /// Runs the guest until it leaves.
 ///
 /// # Safety
-/// VTTBR_EL2 holds tables that let the guest reach its own memory only, and ELR_EL2 and SPSR_EL2 its state
-/// at EL1 or EL0.
+/// VTTBR_EL2 holds tables that let the guest reach its own memory only, and ELR_EL2 and SPSR_EL2
+/// its state at EL1 or EL0.
 pub unsafe fn run(registers: &mut Registers) -> Left {
-    // SAFETY: `enter` keeps what the C ABI has it keep, writes to `registers`, which outlive the call, and
-    // returns by the vectors of `boot.s`. What the guest may do is the caller's promise.
+    // SAFETY: `enter` keeps what the C ABI has it keep, writes to `registers`, which outlive the
+    // call, and returns by the vectors of `boot.s`. What the guest may do is the caller's promise.
     match unsafe { enter(registers) } {
         0 => Left::Synchronous,
         3 => Left::SystemError,
@@ -67,12 +67,13 @@ macro_rules! read {
 }
 pub(crate) use read;
 
-/// Writes a system register of EL1 or of a guest's view, which the hypervisor's own code does not depend
-/// on.
+/// Writes a system register of EL1 or of a guest's view, which the hypervisor's own code does not
+/// depend on.
 macro_rules! write {
     ($name:literal, $value:expr) => {{
         let value: u64 = $value;
-        // SAFETY: the register governs EL1 and EL0, or how they are trapped: not how this code runs.
+        // SAFETY: the register governs EL1 and EL0, or how they are trapped: not how this code
+        // runs.
         unsafe {
             core::arch::asm!(concat!("msr ", $name, ", {}"), in(reg) value, options(nostack));
         }
@@ -101,8 +102,8 @@ pub fn relax() {
     unsafe { asm!("yield", options(nomem, nostack)) }
 }
 
-/// Interrupts all other CPUs that have interrupt 0 of software enabled, as Linux has: a guest that waits for
-/// one goes on.
+/// Interrupts all other CPUs that have interrupt 0 of software enabled, as Linux has: a guest that
+/// waits for one goes on.
 pub fn wake_others() {
     const SYSTEM_REGISTERS: u64 = 1 << 0;
     const ALL_OTHERS: u64 = 1 << 40;
@@ -122,8 +123,8 @@ const fn field(register: u64, shift: u32) -> u64 {
     register >> shift & 0xf
 }
 
-/// What the guest may use without leaving: everything but what [`super::vcpu`] traps. Interrupts and
-/// timers go straight to it.
+/// What the guest may use without leaving: everything but what [`super::vcpu`] traps. Interrupts
+/// and timers go straight to it.
 pub fn open_to_guest() {
     // No trap of FP, SIMD, SVE or SME; RES1 as the manual has it.
     write!("cptr_el2", 0x22ff);
@@ -139,8 +140,8 @@ pub fn open_to_guest() {
         write!("s3_4_c1_c2_6", 0x8000_000f);
     }
     if field(mmfr1, 40) != 0 {
-        // HCRX_EL2: the features that it lets through are those that Linux finds by their ID registers;
-        // MSCEn is one.
+        // HCRX_EL2: the features that it lets through are those that Linux finds by their ID
+        // registers; MSCEn is one.
         write!("s3_4_c1_c2_2", 1 << 11);
     }
     // Timers, counters, performance counters.

@@ -20,8 +20,8 @@ const LOW: u32 = 8;
 pub fn write(options: &Options<'_>) -> Result<(), Error> {
     let tree = build(options)?;
     let at = (HOME + DEVICE_TREE) as *mut u8;
-    // SAFETY: the guest's RAM has 2 MiB there before the initramfs, more than a tree takes; the guest does
-    // not run yet. EL2 maps it at its own address.
+    // SAFETY: the guest's RAM has 2 MiB there before the initramfs, more than a tree takes; the
+    // guest does not run yet. EL2 maps it at its own address.
     unsafe { at.copy_from_nonoverlapping(tree.as_ptr(), tree.len()) }
     Ok(())
 }

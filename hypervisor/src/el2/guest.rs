@@ -15,8 +15,8 @@ use slat_hypervisor::layout::*;
 use slat_hypervisor::options::{Caches, ExecuteHuge, Logging, Options};
 use spin::Mutex;
 
-/// The descriptors of the guest's tables. Chosen when built: nearly all of the program is compiled for
-/// them, so that two at once would be two programs in one.
+/// The descriptors of the guest's tables. Chosen when built: nearly all of the program is compiled
+/// for them, so that two at once would be two programs in one.
 pub type Stage2 = Arm64<GRANULE_SHIFT, { cfg!(feature = "lpa2") }>;
 
 /// Base-2 logarithm of the granule.
@@ -102,7 +102,8 @@ static THE: AtomicU64 = AtomicU64::new(0);
 /// The hypervisor, on CPUs other than the first.
 pub fn the() -> &'static Hypervisor {
     let at = THE.load(Ordering::Acquire) as *const Hypervisor;
-    // SAFETY: other CPUs are started after `Hypervisor::new` has stored the address of what it leaked.
+    // SAFETY: other CPUs are started after `Hypervisor::new` has stored the address of what it
+    // leaked.
     unsafe { at.as_ref() }.expect("the boot CPU has made it")
 }
 
@@ -112,7 +113,8 @@ impl Hypervisor {
     /// # Errors
     /// What cannot be, in words.
     pub fn new() -> Result<&'static Self, String> {
-        // SAFETY: QEMU puts the device tree of the machine there, for a program that leaves the place free.
+        // SAFETY: QEMU puts the device tree of the machine there, for a program that leaves the
+        // place free.
         let tree = unsafe { fdt::Fdt::from_ptr(RAM as *const u8) };
         let tree = tree.map_err(|error| format!("no device tree at {RAM:#x}: {error:?}"))?;
         let options = Options::parse(tree.chosen().bootargs().unwrap_or_default());

@@ -1,5 +1,5 @@
-//! The manager: the CPU that stays with the hypervisor, and works on the guest's memory while the guest
-//! runs.
+//! The manager: the CPU that stays with the hypervisor, and works on the guest's memory while the
+//! guest runs.
 
 use super::guest::{Hypervisor, Memory, Stage2};
 use super::memory::GUEST;
@@ -30,8 +30,8 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
     let mut room = [const { None }; TABLE_PAGES];
     match Vcpu::new(&hypervisor.memory, hypervisor.options.vcpus as u16, &mut room) {
         Ok(mut thread) => {
-            // It maps where vCPUs are whose caches are on; other policies know no other place, and would
-            // count it as a vCPU's switch.
+            // It maps where vCPUs are whose caches are on; other policies know no other place, and
+            // would count it as a vCPU's switch.
             if hypervisor.options.caches == Caches::Exact {
                 thread.set_caches(true);
             }
@@ -93,8 +93,8 @@ fn wait_for_end(hypervisor: &Hypervisor) -> Result<(), String> {
     Ok(())
 }
 
-/// Ends a guest that has not ended itself. Each vCPU says where it was: its memory is taken, so it leaves
-/// with its next instruction, if it ever has one.
+/// Ends a guest that has not ended itself. Each vCPU says where it was: its memory is taken, so it
+/// leaves with its next instruction, if it ever has one.
 fn stop(hypervisor: &Hypervisor, thread: &mut Thread<'_>, why: String) {
     if hypervisor.ended() {
         return;

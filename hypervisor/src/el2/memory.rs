@@ -19,8 +19,8 @@ const HEAP_BYTES: u64 = 256 << 20;
 #[unsafe(no_mangle)]
 static mut STACKS: [[u128; 4096]; 8] = [[0; 4096]; 8];
 
-/// The hypervisor's own table, walked by EL2: 512 GiB, each GiB a block at its own address. The first
-/// is for devices.
+/// The hypervisor's own table, walked by EL2: 512 GiB, each GiB a block at its own address. The
+/// first is for devices.
 #[unsafe(no_mangle)]
 static IDENTITY: Table = Table({
     const VALID: u64 = 1 << 0;
@@ -45,8 +45,8 @@ struct Table([u64; 512]);
 
 /// Gives the heap its memory.
 pub fn init() {
-    // SAFETY: the boot CPU calls this once, before anything is allocated. The range is RAM of the machine
-    // that holds nothing else: the program ends below, the guest's memory starts above.
+    // SAFETY: the boot CPU calls this once, before anything is allocated. The range is RAM of the
+    // machine that holds nothing else: the program ends below, the guest's memory starts above.
     unsafe { HEAP.lock().init(HEAP_START as usize, HEAP_BYTES as usize) }
 }
 

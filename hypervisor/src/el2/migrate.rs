@@ -1,9 +1,10 @@
-//! Live migration in place: the guest's memory is copied to another region of the machine while the guest
-//! runs, round by round; then the guest is switched to the copy, and runs on.
+//! Live migration in place: the guest's memory is copied to another region of the machine while the
+//! guest runs, round by round; then the guest is switched to the copy, and runs on.
 //!
-//! Who stops the vCPUs is the memory itself. The host takes all of it back ([`Worker::invalidate`]), as
-//! a host does that moves a page: from then on no vCPU gets anything from RAM, and each faults until the
-//! memory is back, at its new place. One that waits for an interrupt just goes on waiting.
+//! Who stops the vCPUs is the memory itself. The host takes all of it back
+//! ([`Worker::invalidate`]), as a host does that moves a page: from then on no vCPU gets anything
+//! from RAM, and each faults until the memory is back, at its new place. One that waits for an
+//! interrupt just goes on waiting.
 //!
 //! [`Worker::invalidate`]: slat_guest::Worker::invalidate
 
@@ -34,7 +35,8 @@ const RUNS: u64 = 100;
 /// Migrates the guest, which writes to its memory all the time, and has it check what it wrote.
 ///
 /// # Errors
-/// What went wrong: the copies differ, the guest found something else than it wrote, or it never began.
+/// What went wrong: the copies differ, the guest found something else than it wrote, or it never
+/// began.
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
     wait_for(hypervisor, 1)?;
     sleep(hypervisor, RUNS);
@@ -146,8 +148,8 @@ impl Run {
     /// Copies them from one region to the other.
     fn copy(&self, from: u64, to: u64) {
         let (offset, bytes) = (self.first * PAGE, self.pages * PAGE);
-        // SAFETY: both are RAM that EL2 maps, `bytes` long, and apart. The guest may write to the first
-        // meanwhile, which is no memory of this program's; what it writes is copied again.
+        // SAFETY: both are RAM that EL2 maps, `bytes` long, and apart. The guest may write to the
+        // first meanwhile, which is no memory of this program's; what it writes is copied again.
         unsafe {
             asm!(
                 "2:",
@@ -169,8 +171,8 @@ impl Run {
     /// Whether both regions have the same in them.
     fn compare(&self, one: u64, other: u64) -> Result<(), String> {
         let words = (self.pages * PAGE / 8) as usize;
-        // SAFETY: RAM that EL2 maps at its own address, aligned, initialised by the machine; no vCPU has it
-        // mapped while the caller holds the invalidation, so nobody writes.
+        // SAFETY: RAM that EL2 maps at its own address, aligned, initialised by the machine; no
+        // vCPU has it mapped while the caller holds the invalidation, so nobody writes.
         let [one, other] = [one, other]
             .map(|start| unsafe { core::slice::from_raw_parts(start as *const u64, words) });
         // Eight at a time: an emulator runs this.

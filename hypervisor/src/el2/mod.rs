@@ -18,8 +18,8 @@ mod vcpu;
 use guest::Hypervisor;
 use report::say;
 
-/// The CPU that QEMU starts: prepares everything, starts the manager, and runs the guest's first vCPU,
-/// or its own once that is switched on.
+/// The CPU that QEMU starts: prepares everything, starts the manager, and runs the guest's first
+/// vCPU, or its own once that is switched on.
 #[unsafe(no_mangle)]
 extern "C" fn boot() -> ! {
     memory::init();

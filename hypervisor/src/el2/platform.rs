@@ -1,5 +1,5 @@
-//! What the engine asks of the machine: TLB invalidation, barriers, cache maintenance, table pages. All
-//! of it that is special about EL2 is here.
+//! What the engine asks of the machine: TLB invalidation, barriers, cache maintenance, table pages.
+//! All of it that is special about EL2 is here.
 
 use super::cpu;
 use super::guest::Stage2;
@@ -20,8 +20,8 @@ use slat_hypervisor::options::Fault;
 /// Threads that walk tables: a vCPU each, and the manager.
 const SEATS: usize = 8;
 
-/// Instructions by address at most, before the whole guest is invalidated. Each stops all CPUs for a moment
-/// where they are emulated.
+/// Instructions by address at most, before the whole guest is invalidated. Each stops all CPUs for
+/// a moment where they are emulated.
 const MOST_BY_ADDRESS: u64 = 16;
 
 /// The machine under the guest's tables.
@@ -65,9 +65,9 @@ impl El2 {
         }
     }
 
-    /// Writes back and forgets what data caches hold of a piece of memory; with FEAT_S2FWB, where nothing
-    /// gets past them, just enough for it to be `fetched`. By address, through EL2's own mapping: a line is
-    /// the same under every address of its memory.
+    /// Writes back and forgets what data caches hold of a piece of memory; with FEAT_S2FWB, where
+    /// nothing gets past them, just enough for it to be `fetched`. By address, through EL2's own
+    /// mapping: a line is the same under every address of its memory.
     pub fn clean(&self, memory: Hpa, bytes: u64, fetched: bool) {
         let ctr = cpu::read!("ctr_el0");
         let lines = memory.0..memory.0 + bytes;
@@ -83,22 +83,22 @@ impl El2 {
         }
     }
 
-    /// Forgets all that this CPU holds of the guest: before it loads another root for the same VMID, and
-    /// after a TLB conflict.
+    /// Forgets all that this CPU holds of the guest: before it loads another root for the same
+    /// VMID, and after a TLB conflict.
     pub fn forget_all(&self, vmid: Vmid) {
         let all = Invalidation { vmid, range: None, leaf: None, tables: true };
         Tlbi { scope: Scope::Local, ..self.tlbi }.sequence(&all).for_each(execute);
     }
 }
 
-/// CTR_EL0: the smallest line of data caches, as a power of two of words; whether data need not be cleaned,
-/// and instructions not be invalidated, to be fetched.
+/// CTR_EL0: the smallest line of data caches, as a power of two of words; whether data need not be
+/// cleaned, and instructions not be invalidated, to be fetched.
 const CTR_DATA_LINE_SHIFT: u32 = 16;
 const CTR_IDC: u64 = 1 << 28;
 const CTR_DIC: u64 = 1 << 29;
 
-/// Executes one instruction of a sequence. The guest's VTTBR_EL2 is loaded on every CPU that gets here, so
-/// the VMID is the right one.
+/// Executes one instruction of a sequence. The guest's VTTBR_EL2 is loaded on every CPU that gets
+/// here, so the VMID is the right one.
 fn execute(instruction: Instruction) {
     macro_rules! plain {
         ($text:literal) => {
@@ -121,7 +121,8 @@ fn execute(instruction: Instruction) {
         Instruction::Isb => plain!("isb"),
         Instruction::Ipas2e1is(x) => with!("tlbi ipas2e1is", x),
         Instruction::Ipas2le1is(x) => with!("tlbi ipas2le1is", x),
-        // RIPAS2E1IS, RIPAS2LE1IS, and those without IS: assemblers know them with FEAT_TLBIRANGE only.
+        // RIPAS2E1IS, RIPAS2LE1IS, and those without IS: assemblers know them with FEAT_TLBIRANGE
+        // only.
         Instruction::Ripas2e1is(x) => with!("sys #4, c8, c0, #2", x),
         Instruction::Ripas2le1is(x) => with!("sys #4, c8, c0, #6", x),
         Instruction::Vmalle1is => plain!("tlbi vmalle1is"),
@@ -135,8 +136,8 @@ fn execute(instruction: Instruction) {
     }
 }
 
-/// What a deliberate fault makes of an instruction. For the whole guest there is one instruction for both
-/// stages: without stage 2 it is that of stage 1, without stage 1 there is none.
+/// What a deliberate fault makes of an instruction. For the whole guest there is one instruction
+/// for both stages: without stage 2 it is that of stage 1, without stage 1 there is none.
 fn spoiled(fault: Fault, instruction: Instruction) -> Option<Instruction> {
     use Instruction::*;
     match (fault, instruction) {
@@ -159,14 +160,16 @@ fn layout(bytes: usize) -> Layout {
 // SAFETY:
 // 1. The buddy allocator returns blocks of that size and alignment, nobody else's until `dealloc`.
 // 2. EL2 maps all RAM at its own address, writable, for good: the address is the pointer.
-// 3. The sequence is the one for this CPU's features, on all CPUs of the inner shareable domain, and ends
-//    with the barrier that waits for it; a deliberate fault breaks this promise on purpose.
+// 3. The sequence is the one for this CPU's features, on all CPUs of the inner shareable domain,
+//    and ends with the barrier that waits for it; a deliberate fault breaks this promise on
+//    purpose.
 // 4. Both are fields that nobody changes.
 // 5. `fill` is the one that is provided.
 // 6. Nothing here panics but on sizes that are no powers of two, which the engine does not ask for.
 unsafe impl Platform for El2 {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
-        // SAFETY: the size is not 0. Alignment and ownership are those of `Frame::from_hpa`'s contract.
+        // SAFETY: the size is not 0. Alignment and ownership are those of `Frame::from_hpa`'s
+        // contract.
         unsafe { Frame::from_hpa(Hpa(alloc(layout(bytes)) as u64)) }
     }
 
@@ -180,8 +183,8 @@ unsafe impl Platform for El2 {
     }
 
     fn publish(&self) {
-        // An entry that was invalid is in no TLB: only the store has to be seen by walks. No ISB, since
-        // this CPU returns to the guest by an exception return before it uses the entry.
+        // An entry that was invalid is in no TLB: only the store has to be seen by walks. No ISB,
+        // since this CPU returns to the guest by an exception return before it uses the entry.
         aarch64_cpu::asm::barrier::dsb(aarch64_cpu::asm::barrier::ISHST);
     }
 
@@ -234,8 +237,8 @@ impl Host for El2 {
 
     fn forget_instructions(&self) {
         if cpu::read!("ctr_el0") & CTR_DIC == 0 {
-            // SAFETY: instructions are fetched again. By address would not reach the aliases of a cache
-            // that is indexed by virtual addresses.
+            // SAFETY: instructions are fetched again. By address would not reach the aliases of a
+            // cache that is indexed by virtual addresses.
             unsafe { asm!("ic ialluis", "dsb ish", "isb", options(nostack)) }
         }
     }

@@ -1,4 +1,5 @@
-//! Power states of CPUs (PSCI, DEN 0022): the firmware's, below EL2, and what of them the guest gets.
+//! Power states of CPUs (PSCI, DEN 0022): the firmware's, below EL2, and what of them the guest
+//! gets.
 
 use super::cpu::start_secondary;
 use super::guest::Hypervisor;
@@ -35,8 +36,8 @@ pub enum Answer {
 /// The function identifiers' bit that says that arguments have 64 bits.
 const WIDE: u64 = 1 << 30;
 
-/// Answers the call with these first registers. What is not known, PSCI or not, is NOT_SUPPORTED, which
-/// is what a caller by the SMC Calling Convention expects of a service that is missing.
+/// Answers the call with these first registers. What is not known, PSCI or not, is NOT_SUPPORTED,
+/// which is what a caller by the SMC Calling Convention expects of a service that is missing.
 pub fn call(hypervisor: &Hypervisor, x: &[u64; 31]) -> Answer {
     let function = x[0] as u32;
     let mask = if x[0] & WIDE != 0 { u64::MAX } else { u32::MAX.into() };

@@ -28,8 +28,8 @@ pub fn record(value: &serde_json::Value) {
 fn print(text: String) {
     let Ok(text) = CString::new(text.replace('\0', "")) else { return };
     let _turn = LINE.lock();
-    // SAFETY: HLT 0xf000 is semihosting's call; operation 4, SYS_WRITE0, reads the string at x1 up to its
-    // zero and changes x0 only. QEMU is started with semihosting on.
+    // SAFETY: HLT 0xf000 is semihosting's call; operation 4, SYS_WRITE0, reads the string at x1 up
+    // to its zero and changes x0 only. QEMU is started with semihosting on.
     unsafe {
         asm!("hlt #0xf000", inout("x0") 4u64 => _, in("x1") text.as_ptr(), options(nostack));
     }

@@ -69,8 +69,9 @@ impl<'w> Running<'w> {
         running
     }
 
-    /// Loads the root of the tables that this vCPU is to run on. Under `exact` it has one of its own while
-    /// its caches are off; both have the same VMID, so what the other left is forgotten first.
+    /// Loads the root of the tables that this vCPU is to run on. Under `exact` it has one of its
+    /// own while its caches are off; both have the same VMID, so what the other left is forgotten
+    /// first.
     fn load_root(&mut self) {
         load(self.hypervisor, &self.hypervisor.memory, self.vcpu.root());
     }
@@ -102,8 +103,9 @@ impl<'w> Running<'w> {
                 }
                 return None;
             }
-            // SAFETY: the tables map what `guest::slots` and the backing name: the guest's memory, and
-            // the devices that it is given. ELR_EL2 and SPSR_EL2 are where the guest left, or begins.
+            // SAFETY: the tables map what `guest::slots` and the backing name: the guest's memory,
+            // and the devices that it is given. ELR_EL2 and SPSR_EL2 are where the guest left, or
+            // begins.
             let left = unsafe { cpu::run(&mut self.registers) };
             let next = match left {
                 Left::Synchronous => self.synchronous(),
@@ -161,7 +163,8 @@ impl<'w> Running<'w> {
     }
 
     fn call(&mut self, immediate: u16) -> Next {
-        // Immediates other than 0 are not the SMC Calling Convention's: nobody has defined them here.
+        // Immediates other than 0 are not the SMC Calling Convention's: nobody has defined them
+        // here.
         let answer = match immediate {
             0 => psci::call(self.hypervisor, &self.registers.x),
             _ => Answer::Value(smccc::psci::error::NOT_SUPPORTED.into()),
@@ -223,8 +226,8 @@ impl<'w> Running<'w> {
         }
     }
 
-    /// The guest goes on, unless it faults for ever. Where it was comes along: it may be on its way to a
-    /// handler by now.
+    /// The guest goes on, unless it faults for ever. Where it was comes along: it may be on its way
+    /// to a handler by now.
     fn moved_on(&mut self, far: u64, gpa: u64, access: Access, (pc, pstate): (u64, u64)) -> Next {
         let place = Place { far, gpa, pc, pstate, x: self.registers.x };
         if !self.progress.faults_for_ever(place) {
@@ -271,15 +274,16 @@ fn skip() {
     write!("elr_el2", read!("elr_el2").wrapping_add(4));
 }
 
-/// The guest physical address of an abort. HPFAR_EL2 has it, unless a right was missing for the access
-/// itself: then the guest's own walk finds it once more.
+/// The guest physical address of an abort. HPFAR_EL2 has it, unless a right was missing for the
+/// access itself: then the guest's own walk finds it once more.
 fn address(abort: &Abort, far: u64) -> Option<u64> {
     const PAGE: u64 = 0xfff;
     if abort.kind != Kind::Permission || abort.stage1_walk {
         return Some((read!("hpfar_el2") & !0xf) << 8 | far & PAGE);
     }
     let before = read!("par_el1");
-    // SAFETY: asks the guest's stage 1 for a translation; the answer goes to PAR_EL1, which is put back.
+    // SAFETY: asks the guest's stage 1 for a translation; the answer goes to PAR_EL1, which is put
+    // back.
     unsafe {
         core::arch::asm!("at s1e1r, {}", in(reg) far, options(nostack));
     }

@@ -22,8 +22,8 @@ impl Device {
     /// Maps the page that a physical address is in.
     ///
     /// # Errors
-    /// The machine is not arm64, or the kernel gives no access: it has no /dev/mem, or the address is
-    /// that of RAM, or of a device with a driver.
+    /// The machine is not arm64, or the kernel gives no access: it has no /dev/mem, or the address
+    /// is that of RAM, or of a device with a driver.
     pub fn open(address: u64) -> anyhow::Result<Self> {
         if cfg!(not(target_arch = "aarch64")) {
             bail!("device memory is reached on arm64 only");
@@ -36,7 +36,8 @@ impl Device {
         let size = u64::try_from(size).context("the kernel does not say how large pages are")?;
         let start = libc::off_t::try_from(address & !(size - 1));
         let start = start.with_context(|| format!("{address:#x} is no physical address"))?;
-        // SAFETY: a new mapping, of no memory that Rust knows of; the file may be closed afterwards.
+        // SAFETY: a new mapping, of no memory that Rust knows of; the file may be closed
+        // afterwards.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),

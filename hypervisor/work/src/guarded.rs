@@ -75,7 +75,8 @@ mod arm64 {
     /// Stores 4 bytes.
     ///
     /// # Safety
-    /// `address` is mapped for writing as long as this runs, is a multiple of 4, and no Rust object.
+    /// `address` is mapped for writing as long as this runs, is a multiple of 4, and no Rust
+    /// object.
     pub unsafe fn store(address: *mut u32, value: u32) -> Result<(), BusError> {
         // SAFETY: by the caller's promise.
         guard(|| unsafe {

@@ -81,8 +81,8 @@ fn load(entry: u64, segments: &[Segment]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What runs between the kernels. Linux enters what `kexec_load(2)` loaded with x0 = 0, where an arm64
-/// kernel expects the address of its device tree (Documentation/arch/arm64/booting.rst).
+/// What runs between the kernels. Linux enters what `kexec_load(2)` loaded with x0 = 0, where an
+/// arm64 kernel expects the address of its device tree (Documentation/arch/arm64/booting.rst).
 fn purgatory(tree: u64, kernel: u64) -> Vec<u8> {
     let code: [u32; 6] = [
         0x5800_00c0, // ldr x0, tree

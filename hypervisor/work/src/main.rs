@@ -1,5 +1,5 @@
-//! What a guest of the hypervisor does once it has booted: memory is written, read and executed, and
-//! the hypervisor is told over its control page how that went.
+//! What a guest of the hypervisor does once it has booted: memory is written, read and executed,
+//! and the hypervisor is told over its control page how that went.
 
 mod cli;
 mod control;

@@ -3,7 +3,8 @@
 use crate::device::Device;
 use std::process::ExitCode;
 
-/// Reads 4 bytes and prints them, or writes them. An access that nothing answers ends with status 3.
+/// Reads 4 bytes and prints them, or writes them. An access that nothing answers ends with status
+/// 3.
 ///
 /// # Errors
 /// The kernel gives no access to the address.

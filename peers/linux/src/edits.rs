@@ -12,8 +12,8 @@ pub struct Edits {
 }
 
 impl Edits {
-    /// The folder that is given, or the one of the source that this was built from: the edits are under
-    /// Linux's licence, so this crate does not contain them.
+    /// The folder that is given, or the one of the source that this was built from: the edits are
+    /// under Linux's licence, so this crate does not contain them.
     pub fn new(folder: Option<&Path>) -> Self {
         let ours = || Path::new(env!("CARGO_MANIFEST_DIR")).join("edits");
         Self { folder: folder.map_or_else(ours, Path::to_owned) }

@@ -63,8 +63,8 @@ pub enum Op {
     Relax { start: u64, size: u64, prot: Prot },
     /// An access fault on each page.
     Young { start: u64, size: u64 },
-    /// Looks up the addresses that it was given; `found` is the sum of the host addresses, and one for
-    /// each that may be written.
+    /// Looks up the addresses that it was given; `found` is the sum of the host addresses, and one
+    /// for each that may be written.
     Lookup,
     /// Cleans the caches of what is mapped.
     Flush { start: u64, size: u64 },
@@ -171,8 +171,8 @@ impl Helper {
     /// Does it.
     ///
     /// # Errors
-    /// [`Error::Refused`] by the tree's own code; [`Error::Helper`] if it warned, ended, or did not return;
-    /// [`Error::Interrupted`].
+    /// [`Error::Refused`] by the tree's own code; [`Error::Helper`] if it warned, ended, or did not
+    /// return; [`Error::Interrupted`].
     pub fn call(&mut self, op: Op) -> Result<Answer, Error> {
         self.ask(&op.to_string(), &[])
     }
@@ -343,8 +343,8 @@ mod tests {
         assert_eq!(parsed("1.0 visits"), None);
     }
 
-    /// A program that is being written cannot be executed, nor while another test's child, forked at
-    /// that moment, still has it open.
+    /// A program that is being written cannot be executed, nor while another test's child, forked
+    /// at that moment, still has it open.
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     fn script(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {

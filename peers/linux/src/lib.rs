@@ -1,13 +1,13 @@
 //! Linux's own stage-2 page-table code for arm64, in user space.
 //!
-//! [`Tree`] is a Linux source tree on this machine. Its `arch/arm64/kvm/hyp/pgtable.c` is compiled as
-//! it is, with the callers around it cut out of `mmu.c` and `kvm_main.c`, against a kernel of our own
-//! that has no more than they ask for ([`Workshop`]). The program that comes of it keeps one guest's
-//! tables and obeys a pipe ([`Helper`]). [`Edits`] change a tree's copy before that.
+//! [`Tree`] is a Linux source tree on this machine. Its `arch/arm64/kvm/hyp/pgtable.c` is compiled
+//! as it is, with the callers around it cut out of `mmu.c` and `kvm_main.c`, against a kernel of
+//! our own that has no more than they ask for ([`Workshop`]). The program that comes of it keeps
+//! one guest's tables and obeys a pipe ([`Helper`]). [`Edits`] change a tree's copy before that.
 //!
 //! What such a figure says: the software's own work, atomic instructions included, compiled by this
-//! machine's compiler for this machine's CPU. What it does not say: invalidations, barriers for a walker,
-//! cache maintenance and locks are counted and not executed, and no other CPU is there.
+//! machine's compiler for this machine's CPU. What it does not say: invalidations, barriers for a
+//! walker, cache maintenance and locks are counted and not executed, and no other CPU is there.
 //!
 //! Nothing of Linux is part of this crate.
 

@@ -1,5 +1,5 @@
-//! Linux trees on this machine: `SLAT_LINUX_TREES` names them, separated by colons. Without it nothing
-//! is tested, and that is said; `cargo xtask test peers` sets it.
+//! Linux trees on this machine: `SLAT_LINUX_TREES` names them, separated by colons. Without it
+//! nothing is tested, and that is said; `cargo xtask test peers` sets it.
 
 use slat_linux::{Build, Edits, Helper, Op, Prot, Tree, Workshop};
 use std::path::Path;

@@ -83,8 +83,9 @@ impl Checks {
         }
     }
 
-    /// In tables of the mode. The guest uses the upper end of the lower half of its addresses: every
-    /// index is above 0, that of the root above 511. QEMU 7.2 takes the highest bit for a sign.
+    /// In tables of the mode. The guest uses the upper end of the lower half of its addresses:
+    /// every index is above 0, that of the root above 511. QEMU 7.2 takes the highest bit for a
+    /// sign.
     fn run(mut self, machine: &Machine) -> u32 {
         let format = RiscV { widest: Mode::Sv57x4, ..Default::default() };
         let bits = self.mode.address_bits();
@@ -146,7 +147,8 @@ impl Checks {
         guard.relax(page, Access::Write).expect("a page");
         self.is("until the fault is answered", guest.store(at, 2), Ok(2));
 
-        // The guest's code under another address, in a block: without R, W and X it would be a table.
+        // The guest's code under another address, in a block: without R, W and X it would be a
+        // table.
         let at = guest.code - 2 * M2;
         let (block, call) = (range(at, M2), at + CALL);
         map(guard, block, CODE, Attributes { read: false, write: false, ..RAM }, cache);

@@ -107,8 +107,9 @@ impl Guest {
     }
 
     fn run(&self, piece: u64, a0: u64, a1: u64) -> Outcome {
-        // SAFETY: `enter` keeps what the C ABI asks for. The guest can do no more than its pieces of
-        // code, in memory that its tables map: none of this program's, whose image ends far below.
+        // SAFETY: `enter` keeps what the C ABI asks for. The guest can do no more than its pieces
+        // of code, in memory that its tables map: none of this program's, whose image ends far
+        // below.
         let value = unsafe { enter(self.code + piece, a0, a1) };
         match csr!("scause") {
             10 => Ok(value),
@@ -147,9 +148,9 @@ impl Machine {
     }
 }
 
-// SAFETY: frames are handed out once each, from memory that nothing else uses, at the address of the
-// frame, as HS-mode translates nothing (satp: Bare); there is one hart, which the fence in `invalidate`
-// covers; the rest are constants, and nothing unwinds.
+// SAFETY: frames are handed out once each, from memory that nothing else uses, at the address of
+// the frame, as HS-mode translates nothing (satp: Bare); there is one hart, which the fence in
+// `invalidate` covers; the rest are constants, and nothing unwinds.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let start = self.next.get().next_multiple_of(bytes as u64);

@@ -9,9 +9,9 @@
 //! qemu-system-riscv64 -M virt -cpu rv64 -bios none -nographic -kernel target/riscv64gc-unknown-none-elf/release/slat-walker-riscv
 //! ```
 //!
-//! QEMU forgets all translations at each entry of a guest: what an HFENCE.GVMA is needed for cannot be
-//! seen here. QEMU 7.2 always sets A and D; QEMU 10 also faults instead, with
-//! `-cpu rv64,svade=on,svadu=off`.
+//! QEMU forgets all translations at each entry of a guest: what an HFENCE.GVMA is needed for cannot
+//! be seen here. QEMU 7.2 always sets A and D; QEMU 10 also faults instead, with `-cpu
+//! rv64,svade=on,svadu=off`.
 
 #![cfg_attr(target_os = "none", no_std, no_main)]
 

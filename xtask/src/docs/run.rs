@@ -17,7 +17,8 @@ const PROGRAMS: [(&str, &str); 3] = [
 ];
 
 /// What measures, and by which options it is done soon: those that a line lacks are added to it.
-const SMALL: [(&str, &[&str]); 14] = [
+const SMALL: [(&str, &[&str]); 15] = [
+    ("slat noise", &["--pairs 3"]),
     ("bench dirty-log", &["--quick"]),
     ("bench migrate", &["--quick"]),
     ("tune dirty-log", &["--quick"]),
@@ -38,7 +39,8 @@ const SMALL: [(&str, &[&str]); 14] = [
 ];
 
 /// Sizes that are smaller here, and formats that these programs are built without.
-const SMALLER: [(&str, &str); 7] = [
+const SMALLER: [(&str, &str); 8] = [
+    ("--check 100", "--check 2"),
     ("arm64-4k,ept,npt,riscv", "arm64-4k,ept"),
     ("arm64-4k,arm64-16k,ept,riscv", "arm64-4k,arm64-16k,ept"),
     ("--format arm64-64k", "--format arm64"),

@@ -34,7 +34,8 @@ fn words<'t>(lines: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
 }
 
 /// Finds the first line of a page that is not what was printed. Where lines end is no matter, nor,
-/// between what is left out, the order of words: the widths of figures decide how cells are wrapped.
+/// between what is left out, the order of words: the widths of figures decide how cells are
+/// wrapped.
 pub fn differs<'a>(shown: &'a [String], printed: &str) -> Option<&'a str> {
     let printed = words(printed.lines());
     let wanted = |lines: usize| words(shown[..lines].iter().map(String::as_str));

@@ -1,4 +1,5 @@
-//! Which hypervisor is built: one for each form of stage 2, since nearly all of it is compiled for that.
+//! Which hypervisor is built: one for each form of stage 2, since nearly all of it is compiled for
+//! that.
 
 use crate::stages::cargo;
 use crate::{setup, target};
@@ -9,7 +10,8 @@ use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
-/// The target that the hypervisor is built for: without FP, so the guest's registers stay as they are.
+/// The target that the hypervisor is built for: without FP, so the guest's registers stay as they
+/// are.
 const TARGET: &str = "aarch64-unknown-none-softfloat";
 
 /// The program, as cargo names it whatever the features.
@@ -84,8 +86,8 @@ impl Build {
         }
     }
 
-    /// Bits of guest addresses; 0 are as many as there are. With 52 a walk of 16K begins at the manual's level
-    /// 0, which QEMU 7.2 refuses for that granule (`check_s2_mmu_setup`).
+    /// Bits of guest addresses; 0 are as many as there are. With 52 a walk of 16K begins at the
+    /// manual's level 0, which QEMU 7.2 refuses for that granule (`check_s2_mmu_setup`).
     pub const fn bits(self) -> u8 {
         match (self.granule, self.lpa2) {
             (Granule::K16, true) => 51,
@@ -102,8 +104,8 @@ impl Build {
         self.lpa2.then_some("lpa2").into_iter().chain(granule).collect()
     }
 
-    /// Installs the emulator and the target, and builds the hypervisor; that without features together with
-    /// its probe.
+    /// Installs the emulator and the target, and builds the hypervisor; that without features
+    /// together with its probe.
     ///
     /// # Errors
     /// What cannot be installed or built.

@@ -53,8 +53,8 @@ pub struct RunArgs {
     /// Smallest page of stage 2; that of the guest stays 4k
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub granule: Granule,
-    /// Bits of guest addresses, 39 to 52 [default: all that there are; 51 with --lpa2 --granule 16k, as QEMU
-    /// before 8.1 walks no more levels then]
+    /// Bits of guest addresses, 39 to 52 [default: all that there are; 51 with --lpa2 --granule
+    /// 16k, as QEMU before 8.1 walks no more levels then]
     #[arg(long, value_parser = clap::value_parser!(u8).range(39..=52))]
     pub bits: Option<u8>,
     /// vCPUs, 1 to 7; one CPU more is the manager's
@@ -66,7 +66,8 @@ pub struct RunArgs {
     /// The guest's memory
     #[arg(long, default_value = "256m")]
     pub memory: String,
-    /// The largest leaf: 4k, 2m or 1g; 16k or 32m, with FEAT_LPA2 64g; 64k or 512m [default: 2m, 32m, 512m]
+    /// The largest leaf: 4k, 2m or 1g; 16k or 32m, with FEAT_LPA2 64g; 64k or 512m [default: 2m,
+    /// 32m, 512m]
     #[arg(long)]
     pub largest: Option<String>,
     /// Debian's kernel
@@ -75,7 +76,8 @@ pub struct RunArgs {
     /// What the manager does: boot (nothing), migrate or age
     #[arg(long, default_value = "boot")]
     pub job: String,
-    /// What the guest does: write,MIB touch,MIB execute,MIB hotplug kexec [default: what the job needs]
+    /// What the guest does: write,MIB touch,MIB execute,MIB hotplug kexec [default: what the job
+    /// needs]
     #[arg(long)]
     pub work: Option<String>,
     /// How writes are logged: protect or hardware
@@ -90,8 +92,8 @@ pub struct RunArgs {
     /// When such switches are trapped: needed or always
     #[arg(long, default_value = "needed")]
     pub trap: String,
-    /// A deliberate fault: no-tlbi, local, no-stage1, no-stage2, keep-dirty, wrong-vmid, no-break, no-barrier
-    /// or no-maintenance
+    /// A deliberate fault: no-tlbi, local, no-stage1, no-stage2, keep-dirty, wrong-vmid, no-break,
+    /// no-barrier or no-maintenance
     #[arg(long, default_value = "none")]
     pub fault: String,
     /// Seconds after which the guest is stopped
@@ -171,8 +173,8 @@ impl RunArgs {
         if self.guest.is_some() {
             return self.append.clone();
         }
-        // Without kernel page-table isolation, whose changes of ASID flush QEMU's TLB and with it what a
-        // missing invalidation has left.
+        // Without kernel page-table isolation, whose changes of ASID flush QEMU's TLB and with it
+        // what a missing invalidation has left.
         format!("console=ttyAMA0 kpti=off panic=-1 slat.work={} {}", self.work(), self.append)
     }
 }
@@ -180,7 +182,8 @@ impl RunArgs {
 /// Installs what is missing, builds, boots, and prints what there is to see.
 ///
 /// # Errors
-/// Options that cannot be, what cannot be installed or built, and a guest that did not end as it should.
+/// Options that cannot be, what cannot be installed or built, and a guest that did not end as it
+/// should.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let build = args.build()?;
     args.words()?;

@@ -32,8 +32,8 @@ pub fn find(
     }
 }
 
-/// The modules that KVM needs here. TCG has SVM and no VMX, so it is AMD's; on arm64 KVM is built in
-/// wherever it is.
+/// The modules that KVM needs here. TCG has SVM and no VMX, so it is AMD's; on arm64 KVM is built
+/// in wherever it is.
 ///
 /// # Errors
 /// A module is missing or cannot be read.

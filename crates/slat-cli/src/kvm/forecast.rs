@@ -2,8 +2,8 @@
 //! copied here.
 //!
 //! Pre-copy at constant rates: while a round copies what is left, the guest dirties pages that it
-//! has not dirtied in that round, as fast as it is said to write. A guest that writes the same pages
-//! again and again leaves less than this says, and migrates sooner.
+//! has not dirtied in that round, as fast as it is said to write. A guest that writes the same
+//! pages again and again leaves less than this says, and migrates sooner.
 
 /// A guest to be migrated, and the link. Rates are bytes a second.
 #[derive(Clone, Copy, Debug, PartialEq)]

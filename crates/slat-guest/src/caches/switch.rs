@@ -12,11 +12,11 @@ use slat::{Format, Gpa, GpaRange, Maintenance, Translation};
 /// What a switch of caches comes to for who runs the vCPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheSwitch {
-    /// [`Vcpu::root`] is another one: the CPU forgets what it holds of the guest, and loads it, before
-    /// the vCPU runs.
+    /// [`Vcpu::root`] is another one: the CPU forgets what it holds of the guest, and loads it,
+    /// before the vCPU runs.
     pub root_changed: bool,
-    /// The vCPU's writes of the registers that switch caches (Arm: HCR_EL2.TVM) are to be trapped from
-    /// now on, and reported by [`Vcpu::set_caches`]. If not, they may be: a machine that traps
+    /// The vCPU's writes of the registers that switch caches (Arm: HCR_EL2.TVM) are to be trapped
+    /// from now on, and reported by [`Vcpu::set_caches`]. If not, they may be: a machine that traps
     /// SCTLR_EL1 alone (FEAT_FGT) can afford to.
     pub trap: bool,
     /// Bytes maintained for it.
@@ -29,8 +29,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         self.worker.guest.caches.is_on(self.id)
     }
 
-    /// The vCPU wrote a register that switches caches: now they are on (Arm: M and C of SCTLR_EL1 both
-    /// set), or not. It stands still; what the policy asks for is done when this returns.
+    /// The vCPU wrote a register that switches caches: now they are on (Arm: M and C of SCTLR_EL1
+    /// both set), or not. It stands still; what the policy asks for is done when this returns.
     pub fn set_caches(&mut self, on: bool) -> CacheSwitch {
         self.announce();
         let caches = &self.worker.guest.caches;
@@ -42,8 +42,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     }
 
     /// The vCPU maintained a cache by set and way (Arm: `dc csw` and the like, trapped by
-    /// HCR_EL2.TSW), which means nothing on a machine that it has not for itself. A guest does so for
-    /// every set and way: the first counts, until it writes a register that switches caches.
+    /// HCR_EL2.TSW), which means nothing on a machine that it has not for itself. A guest does so
+    /// for every set and way: the first counts, until it writes a register that switches caches.
     pub fn set_way(&mut self) -> CacheSwitch {
         self.announce();
         let caches = &self.worker.guest.caches;
@@ -120,8 +120,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         CacheSwitch { root_changed, trap: guest.caches.traps(self.id), maintained }
     }
 
-    /// What vCPUs whose caches are off have touched: who maintains by set and way means it to be seen
-    /// by them.
+    /// What vCPUs whose caches are off have touched: who maintains by set and way means it to be
+    /// seen by them.
     fn maintain_views(&mut self) -> u64 {
         let guest = self.worker.guest;
         let all = GpaRange::new(Gpa(0), 1 << guest.tables.geometry().address_bits);
@@ -135,8 +135,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// Empties the view; returns the bytes that were in it.
     ///
     /// Maintained first, then unmapped: an invalidation that finds a page gone finds it maintained.
-    /// One that takes a page before maintains it itself, and keeps it out of the shared tables until
-    /// it has.
+    /// One that takes a page before maintains it itself, and keeps it out of the shared tables
+    /// until it has.
     pub(crate) fn leave(&mut self) -> u64 {
         let guest = self.worker.guest;
         let Some(view) = self.view.map(|view| &guest.views[view as usize]) else { return 0 };

@@ -12,9 +12,9 @@ use alloc::sync::Arc;
 use slat::{ChangeError, Contended, Format, Halted, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Copies the log of `id` into `bitmap`, a bit a page; returns how many pages are dirty. Nothing is
-    /// cleared: what is read is dirty until [`Worker::clear_log`], however often it is read
-    /// (Linux: `KVM_GET_DIRTY_LOG` with manual protection).
+    /// Copies the log of `id` into `bitmap`, a bit a page; returns how many pages are dirty.
+    /// Nothing is cleared: what is read is dirty until [`Worker::clear_log`], however often it is
+    /// read (Linux: `KVM_GET_DIRTY_LOG` with manual protection).
     ///
     /// With [`Logging::Hardware`] the dirty bits are gathered first, to completion: a page that is
     /// not named was not written since it was cleared.
@@ -45,9 +45,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(bitmap.iter_mut().zip(log.words()).map(copy).sum())
     }
 
-    /// Moves the log of `id` into `bitmap`, and protects what was in it: when this returns, every later
-    /// write is in the log again (Linux: `KVM_GET_DIRTY_LOG` without manual protection). Returns how
-    /// many pages were dirty.
+    /// Moves the log of `id` into `bitmap`, and protects what was in it: when this returns, every
+    /// later write is in the log again (Linux: `KVM_GET_DIRTY_LOG` without manual protection).
+    /// Returns how many pages were dirty.
     ///
     /// # Errors
     /// Those of [`Worker::read_log`]; nothing is lost: all that was read is in the log still.

@@ -45,8 +45,8 @@ impl Batch {
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
-    /// Takes the pages that vCPU `vcpu` wrote, in order, as many as `pages` has room for;
-    /// returns how many. They are the caller's to copy after [`Worker::reset_rings`]. One thread at a time
+    /// Takes the pages that vCPU `vcpu` wrote, in order, as many as `pages` has room for; returns
+    /// how many. They are the caller's to copy after [`Worker::reset_rings`]. One thread at a time
     /// harvests a ring; the ring of a vCPU that the guest does not have is empty.
     pub fn harvest_ring(&mut self, vcpu: u16, pages: &mut [DirtyPage]) -> usize {
         self.guest.rings.get(vcpu as usize).map_or(0, |ring| ring.harvest(pages))

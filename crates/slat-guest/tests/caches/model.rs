@@ -1,7 +1,7 @@
 //! Memory at the point of coherency, the caches in front of it as one, and an instruction cache.
 //!
-//! A line may be fetched at any moment, by whoever has it mapped cacheable: the host always has. A dirty
-//! line may be written back at any moment, a clean one vanish. When, says the [`Mood`].
+//! A line may be fetched at any moment, by whoever has it mapped cacheable: the host always has. A
+//! dirty line may be written back at any moment, a clean one vanish. When, says the [`Mood`].
 
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot};
 use slat_guest::{Backing, Host, Hva, NoPage, Page};
@@ -188,9 +188,9 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, bytes).expect("the engine asks for powers of two")
 }
 
-// SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose address
-// is the frame's; it stays until `free`. No CPU loads these tables: the test walks them, by the engine.
-// `grace` is a field; nothing unwinds but a failed lock, after a panic elsewhere.
+// SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose
+// address is the frame's; it stays until `free`. No CPU loads these tables: the test walks them, by
+// the engine. `grace` is a field; nothing unwinds but a failed lock, after a panic elsewhere.
 unsafe impl Platform for Machine {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         // SAFETY: the layout has a size that is not zero; the memory is the frame's alone.

@@ -60,8 +60,8 @@ const IMAGE: u64 = page(0);
 const KERNEL: u64 = page(1000);
 const DATA: u64 = page(2000);
 
-/// The first reads its image and writes data before it switches on; the others come after it, write data
-/// of their own, and switch on one after the other.
+/// The first reads its image and writes data before it switches on; the others come after it, write
+/// data of their own, and switch on one after the other.
 fn boot<'w, 'm>(first: &mut Cpu<'w, 'm>, others: &mut [&mut Cpu<'w, 'm>]) -> Result<(), Lost> {
     first.start();
     first.expect(IMAGE, 11)?;
@@ -172,7 +172,8 @@ fn kexec<'w, 'm>(
     Ok(())
 }
 
-/// The host writes pages that vCPUs use past the caches, or are about to, and reads what they wrote.
+/// The host writes pages that vCPUs use past the caches, or are about to, and reads what they
+/// wrote.
 fn host_writes<'w, 'm>(
     a: &mut Cpu<'w, 'm>,
     b: &mut Cpu<'w, 'm>,

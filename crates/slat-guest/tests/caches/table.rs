@@ -6,8 +6,8 @@ use crate::vm::{Cpu, Manners, config, room, with_guest};
 use slat_guest::CachePolicy;
 use std::fmt::Write;
 
-/// Whether nothing is lost, whatever the caches do; and bytes maintained by a machine that does nothing by
-/// itself.
+/// Whether nothing is lost, whatever the caches do; and bytes maintained by a machine that does
+/// nothing by itself.
 pub fn cell(policy: CachePolicy, manners: Manners, scenario: Scenario) -> (bool, u64) {
     let mut bytes = None;
     let right = Mood::all().all(|mood| {

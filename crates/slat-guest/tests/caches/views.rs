@@ -204,8 +204,8 @@ fn what_the_host_writes_while_a_fault_is_about_to_map_the_page_is_seen() {
             // Before the page is maintained.
             *guest.backing().interrupts.lock().unwrap() = Some((hpa(page(4)), 1));
             assert_eq!(cpu.read(page(4)), 1);
-            // Between maintenance and mapping: another thread says so before the page can be found, and
-            // is not told that all is done until the fault has returned.
+            // Between maintenance and mapping: another thread says so before the page can be found,
+            // and is not told that all is done until the fault has returned.
             let (maintained, told) = mpsc::channel::<()>();
             let (done, returned) = mpsc::channel::<()>();
             machine.after_maintenance(Box::new(move || {

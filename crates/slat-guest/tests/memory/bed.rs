@@ -364,7 +364,8 @@ pub fn host_range(start: u64, bytes: u64) -> HvaRange {
     HvaRange { start: Hva(start), bytes }
 }
 
-/// The vCPU uses `gpa`, and has its faults answered, until it is done or its VMM has to do something.
+/// The vCPU uses `gpa`, and has its faults answered, until it is done or its VMM has to do
+/// something.
 pub fn attempt<C: Case>(
     machine: &Machine<C::A>,
     vcpu: &mut TheVcpu<'_, C>,

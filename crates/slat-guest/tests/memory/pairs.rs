@@ -113,7 +113,8 @@ fn step<C: Case>(history: &mut History<'_, '_, C>, one: Service, two: Service) {
     }
 }
 
-/// All pairs of `services`; how many they are. Those with [`View`] are about Arm without FEAT_S2FWB.
+/// All pairs of `services`; how many they are. Those with [`View`] are about Arm without
+/// FEAT_S2FWB.
 fn every_two<C: Case>(services: &[Service]) -> usize
 where
     C::A: 'static,

@@ -148,7 +148,8 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// The variants in the order of the table, and what each does, for people who have not read its code.
+/// The variants in the order of the table, and what each does, for people who have not read its
+/// code.
 const VARIANTS: [(&str, &str); 5] = [
     ("fill-plain", "fill-plain: fill warm tables, a plain loop"),
     ("fill-best", "fill-best: the same, the best store there is"),

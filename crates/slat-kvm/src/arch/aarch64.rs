@@ -1,10 +1,10 @@
 //! A guest of arm64: EL1 with its MMU on, set up from outside.
 //!
-//! Stage 1 has the 4 KiB granule and maps addresses one to one, cacheable, as any guest's memory is:
-//! with its MMU off the accesses would be to device memory. Access flags are set beforehand, so that
-//! no walk has to set them. There are vectors, because a fault of the guest's own would otherwise
-//! fetch the next from memory that holds none, for ever: they leave at another address than the
-//! guest's code does, which ends the run with its registers shown.
+//! Stage 1 has the 4 KiB granule and maps addresses one to one, cacheable, as any guest's memory
+//! is: with its MMU off the accesses would be to device memory. Access flags are set beforehand, so
+//! that no walk has to set them. There are vectors, because a fault of the guest's own would
+//! otherwise fetch the next from memory that holds none, for ever: they leave at another address
+//! than the guest's code does, which ends the run with its registers shown.
 //!
 //! Sources: Arm ARM (DDI 0487), D8 "VMSAv8-64", `TCR_EL1`, `SCTLR_EL1`, `MAIR_EL1`, `CTR_EL0`, and
 //! B2 "Synchronization and coherency issues between data and instruction accesses"; api.rst,

@@ -2,8 +2,8 @@
 //!
 //! Each has the same items; the rest of the crate names none of them.
 
-/// The guest's code, with the offsets of its mailbox and the numbers of its orders by name, and what
-/// else an architecture's needs.
+/// The guest's code, with the offsets of its mailbox and the numbers of its orders by name, and
+/// what else an architecture's needs.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! guest_asm {
     ($($line:literal),*; $($name:ident = $value:expr,)*) => {

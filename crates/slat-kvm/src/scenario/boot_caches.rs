@@ -1,9 +1,10 @@
 //! Every vCPU of an Arm guest switches its caches: what KVM's maintenance costs.
 //!
-//! At boot, at a reset and at a kexec, each vCPU of a guest turns its MMU and caches off or on. On a
-//! CPU without FEAT_S2FWB, KVM then cleans and invalidates all of the guest's memory, once for each
-//! edge of each vCPU ("flush once" proposes to do it for one). Here every vCPU makes both edges, all
-//! of the memory being mapped; KVM's tracepoint counts them, where this process may trace.
+//! At boot, at a reset and at a kexec, each vCPU of a guest turns its MMU and caches off or on. On
+//! a CPU without FEAT_S2FWB, KVM then cleans and invalidates all of the guest's memory, once for
+//! each edge of each vCPU ("flush once" proposes to do it for one). Here every vCPU makes both
+//! edges, all of the memory being mapped; KVM's tracepoint counts them, where this process may
+//! trace.
 
 use super::live::check_reads;
 use crate::Error;

@@ -73,8 +73,8 @@ pub(crate) struct Harvester<'a> {
     guest: &'a Guest,
     clear_chunk: Option<u64>,
     /// A page may be told later than the first fetch after its write: by a CPU that buffers dirty
-    /// pages (Intel's PML: the get kicks vCPUs and does not wait for them), or by a vCPU that has made
-    /// a page writable, and marks it after another has written to it.
+    /// pages (Intel's PML: the get kicks vCPUs and does not wait for them), or by a vCPU that has
+    /// made a page writable, and marks it after another has written to it.
     late: bool,
     pub get: Calls,
     pub clear: Calls,

@@ -14,8 +14,9 @@ use crate::work::{Touch, Work};
 /// Fills, writes again, takes the memory out and puts it back, fills again; `iterations` times.
 ///
 /// # Errors
-/// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] or [`Error::WrongStamp`] if a
-/// page is not what was written; any other [`Error`] that the guest or the kernel gives cause for.
+/// What [`Shape::check`] finds; [`Error::Stopped`]; [`Error::Misread`] or [`Error::WrongStamp`] if
+/// a page is not what was written; any other [`Error`] that the guest or the kernel gives cause
+/// for.
 pub fn run(shape: &Shape, iterations: u32, setting: Setting<'_>) -> Result<Vec<PhaseRun>, Error> {
     let ((), phases) = perform(shape, setting, |stage| {
         stage.populate(Work::each_page(Touch::Read))?;

@@ -1,10 +1,10 @@
 //! Memslots that come, move and go beside running vCPUs.
 //!
-//! What a VMM does as the guest plugs memory or firmware places a device's BAR. The slot is one that
-//! no vCPU touches; what it costs them all the same is the question. On x86 KVM answers a move or a
-//! deletion by throwing all of the guest's second-level tables away, unless the VM gave that up
-//! (`KVM_X86_QUIRK_SLOT_ZAP_ALL`, Linux 6.12); every other architecture unmaps the slot alone. The
-//! cycle is that of Linux's `memslot_modification_stress_test`, and of the moves of
+//! What a VMM does as the guest plugs memory or firmware places a device's BAR. The slot is one
+//! that no vCPU touches; what it costs them all the same is the question. On x86 KVM answers a move
+//! or a deletion by throwing all of the guest's second-level tables away, unless the VM gave that
+//! up (`KVM_X86_QUIRK_SLOT_ZAP_ALL`, Linux 6.12); every other architecture unmaps the slot alone.
+//! The cycle is that of Linux's `memslot_modification_stress_test`, and of the moves of
 //! `memslot_perf_test`.
 //!
 //! | phase | what happens |
@@ -90,7 +90,8 @@ pub struct Report {
 ///
 /// # Errors
 /// What [`Config::check`] finds; [`Error::Stopped`]; [`Error::WrongStamp`] or [`Error::Misread`] if
-/// memory is not what was written; any other [`Error`] that the guest or the kernel gives cause for.
+/// memory is not what was written; any other [`Error`] that the guest or the kernel gives cause
+/// for.
 pub fn run(config: &Config, setting: Setting<'_>) -> Result<Report, Error> {
     config.check(&crate::probe()?)?;
     let (report, phases) = perform(&config.shape, setting, |stage| {

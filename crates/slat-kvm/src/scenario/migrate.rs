@@ -273,8 +273,8 @@ impl Mover<'_> {
         Ok(copied)
     }
 
-    /// Waits until so many bytes can have gone since `begin`. Rings are emptied meanwhile: a vCPU must
-    /// not wait for a round.
+    /// Waits until so many bytes can have gone since `begin`. Rings are emptied meanwhile: a vCPU
+    /// must not wait for a round.
     fn keep_to_the_link(
         &mut self,
         begin: Instant,

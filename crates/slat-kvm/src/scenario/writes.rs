@@ -49,8 +49,8 @@ impl Writes {
     }
 }
 
-/// Holds the memory against the last write of each page, the vCPUs standing still. Where vCPUs overlap,
-/// nobody can say whose was the last: then only that each page holds a stamp of its own.
+/// Holds the memory against the last write of each page, the vCPUs standing still. Where vCPUs
+/// overlap, nobody can say whose was the last: then only that each page holds a stamp of its own.
 ///
 /// # Errors
 /// [`Error::WrongStamp`] if a page holds something else; [`Error::Stopped`].

@@ -1,6 +1,6 @@
 //! Whether two sets of groups differ by more than a threshold: Welch's test of the logarithms of
-//! the groups' medians, and Holm's correction for all rows of a comparison together. A group is what
-//! one guest or one process gave; its samples have more in common than two groups.
+//! the groups' medians, and Holm's correction for all rows of a comparison together. A group is
+//! what one guest or one process gave; its samples have more in common than two groups.
 
 use statrs::distribution::{ContinuousCDF, StudentsT};
 

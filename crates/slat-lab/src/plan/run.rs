@@ -1,7 +1,7 @@
 //! Cells, each in a process of its own, its report in a file of its own.
 //!
-//! A file is there complete or not at all, so that a job that is killed has lost the cell it was at and
-//! nothing else; a job that starts again goes on from there.
+//! A file is there complete or not at all, so that a job that is killed has lost the cell it was at
+//! and nothing else; a job that starts again goes on from there.
 
 use super::Plan;
 use super::cell::Cell;

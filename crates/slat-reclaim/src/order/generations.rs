@@ -1,9 +1,10 @@
 //! Generations: pages by the last ageing walk that found them used.
 //!
-//! A walk over all memory begins a generation, into which goes what it finds used. A page is in the queue of
-//! the generation in which it was put there, and goes on to its own when its turn comes: the walk writes
-//! a number a page, and moves nothing. The oldest generation is given up first. What is about to be given
-//! up is asked about once more, if wanted with its neighbours, and goes to the youngest if it was used.
+//! A walk over all memory begins a generation, into which goes what it finds used. A page is in the
+//! queue of the generation in which it was put there, and goes on to its own when its turn comes:
+//! the walk writes a number a page, and moves nothing. The oldest generation is given up first.
+//! What is about to be given up is asked about once more, if wanted with its neighbours, and goes
+//! to the youngest if it was used.
 //!
 //! *Invariant*: a page is in one queue at most. A page that comes while it is in a queue still,
 //! since it left and came back before its turn, gets the number of its new generation and stays
@@ -136,8 +137,8 @@ impl Generations {
         order.get().young = young;
     }
 
-    /// Walks that nothing is given up between leave no more generations than are told apart; and numbers
-    /// begin anew before they end.
+    /// Walks that nothing is given up between leave no more generations than are told apart; and
+    /// numbers begin anew before they end.
     fn settle(&mut self) {
         if self.oldest >= LAST {
             let passed = core::mem::take(&mut self.oldest);

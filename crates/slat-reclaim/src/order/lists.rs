@@ -1,8 +1,8 @@
 //! Two lists, an active and an inactive one, as Linux had before generations: a baseline.
 //!
-//! Pages are asked about one by one, when they reach the end of a list. A page that was used and is at the
-//! end of the inactive list becomes active; the end of the active list becomes inactive whenever that is
-//! the shorter one.
+//! Pages are asked about one by one, when they reach the end of a list. A page that was used and is
+//! at the end of the inactive list becomes active; the end of the active list becomes inactive
+//! whenever that is the shorter one.
 //!
 //! *Invariant*: a page is in one list at most. One that comes while it is in a list still is said
 //! to be of the other, and goes there when its turn comes.

@@ -1,4 +1,5 @@
-//! Huge pages: kept while they are used, split when they are next, put together when all of them is in use.
+//! Huge pages: kept while they are used, split when they are next, put together when all of them is
+//! in use.
 
 use super::Pager;
 use crate::order::Generations;
@@ -13,8 +14,8 @@ use slat_guest::{EagerSplit, Host};
 use spin::Mutex;
 
 impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
-    /// Brings in the whole block around a page that nobody has touched, if none of it was, and a block
-    /// is free.
+    /// Brings in the whole block around a page that nobody has touched, if none of it was, and a
+    /// block is free.
     pub(super) fn bring_block(&mut self, page: u32) -> bool {
         let (paged, pool) = (self.paged, self.paged.pool);
         let (pages, block) = (1 << pool.frames.order(), paged.block_of(page));
@@ -50,8 +51,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         true
     }
 
-    /// The block around `page` is pages from now on; whether it was none before. Its leaf is split, if it
-    /// has one: what its pages are used for is found out page by page.
+    /// The block around `page` is pages from now on; whether it was none before. Its leaf is split,
+    /// if it has one: what its pages are used for is found out page by page.
     pub(super) fn break_block(&mut self, page: u32) -> bool {
         let paged = self.paged;
         let block = paged.block_of(page);
@@ -81,8 +82,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         (0..paged.words.len() as u32 / pages).filter(is_hot).collect()
     }
 
-    /// Puts the pages of a block together, in the frames where they are if these are a block, else in
-    /// another one; `false` if some page is not in memory, or is claimed, or no block is free.
+    /// Puts the pages of a block together, in the frames where they are if these are a block, else
+    /// in another one; `false` if some page is not in memory, or is claimed, or no block is free.
     pub(super) fn collapse(&mut self, block: u32) -> bool {
         let (paged, pool) = (self.paged, self.paged.pool);
         let (order, pages) = (pool.frames.order(), 1u32 << pool.frames.order());

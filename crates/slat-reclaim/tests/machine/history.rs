@@ -1,5 +1,6 @@
-//! Random histories: two vCPUs, reclaim and ageing, a host that takes memory back and whose devices use it, and
-//! a migration that copies from the log. Each page has a stamp, which is checked whenever somebody looks.
+//! Random histories: two vCPUs, reclaim and ageing, a host that takes memory back and whose devices
+//! use it, and a migration that copies from the log. Each page has a stamp, which is checked
+//! whenever somebody looks.
 
 use crate::cases::*;
 use crate::on_all;
@@ -34,8 +35,8 @@ struct Bench<'h, C: Case> {
     steps: usize,
     /// Pages that are given up at a time, at most.
     most: u32,
-    /// Blocks are so small that they are put together again: by walks, if enough of one was used since the
-    /// last but one.
+    /// Blocks are so small that they are put together again: by walks, if enough of one was used
+    /// since the last but one.
     small_blocks: bool,
     seed: u64,
     /// vCPUs that have not finished.
@@ -87,7 +88,8 @@ where
         self.goes_on() && self.running.load(Relaxed) != 0
     }
 
-    /// The guest's access, with the faults that it takes; `false` if the page does not come in, as swap fails.
+    /// The guest's access, with the faults that it takes; `false` if the page does not come in, as
+    /// swap fails.
     fn access(&self, vcpu: &mut Vcpu<'_, 'h, C>, page: u64, access: Access) -> bool {
         let cpu = self.world.machine.cpu(vcpu.id() as usize);
         let used = match access {
@@ -169,7 +171,8 @@ where
         }
     }
 
-    /// The host takes memory and gives it back, its devices use it, the guest's balloon gives it up.
+    /// The host takes memory and gives it back, its devices use it, the guest's balloon gives it
+    /// up.
     fn host_side(&self) {
         let (mut rng, mut room) = (self.rng(VCPUS + 1), room());
         let mut worker = Worker::<C>::new(self.guest, &mut room).unwrap();
@@ -348,7 +351,8 @@ where
     let page = small.bytes();
     let table = large.bytes() / page;
     let near = table - NEAR..table + NEAR;
-    // Two blocks. If they are small, all of both are used: both fit, or one and a part of the other.
+    // Two blocks. If they are small, all of both are used: both fit, or one and a part of the
+    // other.
     let all_used = huge && table <= 64;
     let (pages, used, limit, frames) = match huge {
         true if all_used => (2 * table, 0..2 * table, table + table / 2 * rng.u64(1..3), 3 * table),
@@ -440,7 +444,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// `count` histories, or as many times that as `HISTORIES` has sixties; `enough` says whether all together did what they are for.
+/// `count` histories, or as many times that as `HISTORIES` has sixties; `enough` says whether all
+/// together did what they are for.
 fn histories<C: Case>(huge: bool, count: u64, enough: impl Fn(&[slat_reclaim::Stats]) -> bool)
 where
     C::A: 'static,

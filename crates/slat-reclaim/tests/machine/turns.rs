@@ -1,5 +1,5 @@
-//! Threads that take turns: one runs at a time, and which one goes on is decided by a seed, at the moments
-//! that they say. So a history of threads is the same each time.
+//! Threads that take turns: one runs at a time, and which one goes on is decided by a seed, at the
+//! moments that they say. So a history of threads is the same each time.
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! The machine with memory and swap behind it, which other threads may do something at every moment that
-//! they see, and what each page of the guest must hold.
+//! The machine with memory and swap behind it, which other threads may do something at every moment
+//! that they see, and what each page of the guest must hold.
 
 use crate::turns::Turns;
 use slat::{
@@ -54,7 +54,8 @@ struct Page {
 const NUMBER: u32 = 32;
 
 impl<A: Arch> World<A> {
-    /// A machine whose guest has `pages` pages of `page` bytes, swap of `slots`, and `threads` that share it.
+    /// A machine whose guest has `pages` pages of `page` bytes, swap of `slots`, and `threads` that
+    /// share it.
     pub fn new(
         machine: Machine<A>,
         threads: usize,
@@ -143,7 +144,8 @@ impl<A: Arch> World<A> {
         }
     }
 
-    /// Does `copy`, which reads `page` while the guest may write it: of what it held meanwhile, anything.
+    /// Does `copy`, which reads `page` while the guest may write it: of what it held meanwhile,
+    /// anything.
     pub fn copies<E>(
         &self,
         page: u64,
@@ -181,8 +183,8 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(bytes[..8].try_into().expect("a page has eight bytes"))
 }
 
-// SAFETY: the machine keeps its promises; moments change none of it. A history that has failed may unwind
-// from `Host::wait` alone.
+// SAFETY: the machine keeps its promises; moments change none of it. A history that has failed may
+// unwind from `Host::wait` alone.
 unsafe impl<A: Arch> Platform for World<A> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.machine.allocate(bytes)

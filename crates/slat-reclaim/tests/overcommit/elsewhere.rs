@@ -1,4 +1,5 @@
-//! What logs are told of devices and balloons; swap that is too small, and guests without accessed bits.
+//! What logs are told of devices and balloons; swap that is too small, and guests without accessed
+//! bits.
 
 use crate::bed::*;
 use slat::format::ept::Ept1G;
@@ -56,8 +57,8 @@ fn what_a_device_writes_is_in_the_log_that_hardware_keeps() {
     what_a_device_writes_is_logged(format, arch, Logging::Hardware);
 }
 
-/// Swap has room for what does not fit into memory, a batch, and little more: copies of pages that came back make
-/// room.
+/// Swap has room for what does not fit into memory, a batch, and little more: copies of pages that
+/// came back make room.
 fn swap_that_holds_what_is_away_is_enough<F: Format, A: Arch>(format: F, arch: A) {
     Setup { swap: 512 - 256 + 64 + 20, ..Setup::new(512, 256) }.run(format, arch, |bench| {
         let mut room = room();

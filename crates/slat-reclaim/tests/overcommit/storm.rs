@@ -1,5 +1,5 @@
-//! Everything at once: two vCPUs, reclaim, ageing, a migration that copies from the log, a host that takes
-//! memory back, and a device.
+//! Everything at once: two vCPUs, reclaim, ageing, a migration that copies from the log, a host
+//! that takes memory back, and a device.
 
 use crate::bed::*;
 use slat::{Ageing, Format, Gpa, GpaRange, Skip};

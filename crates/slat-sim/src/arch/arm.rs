@@ -19,8 +19,8 @@ pub struct Arm {
     pub hardware_accessed: bool,
     /// VTCR_EL2.HD: hardware marks writes to leaves with DBM.
     pub hardware_dirty: bool,
-    /// VTCR_EL2.DS (FEAT_LPA2), of the granules 4K and 16K: 52-bit addresses, and their blocks of 512g
-    /// and 64g.
+    /// VTCR_EL2.DS (FEAT_LPA2), of the granules 4K and 16K: 52-bit addresses, and their blocks of
+    /// 512g and 64g.
     pub lpa2: bool,
     /// HCR_EL2.FWB (FEAT_S2FWB).
     pub forced_write_back: bool,

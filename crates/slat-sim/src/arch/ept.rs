@@ -142,7 +142,8 @@ impl Arch for Ept {
         true
     }
 
-    /// 30.3.3.2: with accessed and dirty flags, accesses to the guest's paging structures are writes.
+    /// 30.3.3.2: with accessed and dirty flags, accesses to the guest's paging structures are
+    /// writes.
     fn walks_write(&self) -> bool {
         self.accessed_dirty
     }

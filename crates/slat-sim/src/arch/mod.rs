@@ -32,8 +32,8 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
     fn slots(&self, level: i8) -> usize;
     /// What the MMU makes of `raw` at `level`.
     fn decode(&self, raw: u64, level: i8) -> Descriptor;
-    /// Base-2 logarithm of how many neighbours make a group that a TLB may hold as one, where leaves of
-    /// `2^shift` bytes say that they are of one.
+    /// Base-2 logarithm of how many neighbours make a group that a TLB may hold as one, where
+    /// leaves of `2^shift` bytes say that they are of one.
     fn group(&self, _shift: u32) -> u32 {
         0
     }
@@ -55,8 +55,8 @@ pub trait Arch: Copy + Debug + Send + Sync + 'static {
     fn sizes(&self) -> Sizes;
     /// A permission fault drops what was cached for the address.
     fn fault_forgets(&self) -> bool;
-    /// A slot that was found invalid may be cached: it goes on faulting after it was filled, until an
-    /// invalidation.
+    /// A slot that was found invalid may be cached: it goes on faulting after it was filled, until
+    /// an invalidation.
     fn caches_invalid(&self) -> bool {
         false
     }

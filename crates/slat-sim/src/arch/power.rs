@@ -1,7 +1,7 @@
 //! Radix trees of POWER9 and POWER10, partition-scoped, from the Power ISA, Book III ("Radix Tree
-//! Translation", 3.0B 5.7.10; "Reference and Change Recording", 5.7.12; "TLB Management Instructions") and the
-//! processors' manuals ("Supported Radix Tree Configurations"). Levels count from the root, 1, to the page
-//! table, 4; bits of a word are numbered from the highest.
+//! Translation", 3.0B 5.7.10; "Reference and Change Recording", 5.7.12; "TLB Management
+//! Instructions") and the processors' manuals ("Supported Radix Tree Configurations"). Levels count
+//! from the root, 1, to the page table, 4; bits of a word are numbered from the highest.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
 use crate::tlb::Scope;

@@ -1,7 +1,8 @@
-//! RISC-V's G-stage, from the Instruction Set Manual, volume II: "Guest Physical Address Translation"
-//! and "Virtual Address Translation Process" for the walk, "Supervisor Memory-Management Fence
-//! Instruction" and "Hypervisor Memory-Management Fence Instructions" for what may be cached; "Svade",
-//! "Svadu", "Svpbmt", "Svvptc". Levels are the manual's: 0 is that of pages.
+//! RISC-V's G-stage, from the Instruction Set Manual, volume II: "Guest Physical Address
+//! Translation" and "Virtual Address Translation Process" for the walk, "Supervisor
+//! Memory-Management Fence Instruction" and "Hypervisor Memory-Management Fence Instructions" for
+//! what may be cached; "Svade", "Svadu", "Svpbmt", "Svvptc". Levels are the manual's: 0 is that of
+//! pages.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
 use crate::{Firmware, firmware};
@@ -70,8 +71,8 @@ impl Arch for RiscV {
         if level == self.root_level() { 512 << ROOT_EXTRA_BITS } else { 512 }
     }
 
-    /// Steps 3 to 6 of the translation process, for a CPU without Svnapot. What the manual has raise a
-    /// page fault because it is reserved is told from an entry that is invalid.
+    /// Steps 3 to 6 of the translation process, for a CPU without Svnapot. What the manual has
+    /// raise a page fault because it is reserved is told from an entry that is invalid.
     fn decode(&self, raw: u64, level: i8) -> Descriptor {
         if raw & VALID == 0 {
             return Descriptor::Invalid;

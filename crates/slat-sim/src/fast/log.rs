@@ -35,7 +35,8 @@ impl Default for Log {
 }
 
 impl Log {
-    /// Acquire: with the generation its records are seen, and the tables as they were changed before.
+    /// Acquire: with the generation its records are seen, and the tables as they were changed
+    /// before.
     #[inline(always)]
     pub fn now(&self) -> u64 {
         self.now.load(Ordering::Acquire)
@@ -59,8 +60,8 @@ impl Log {
         self.now.store(next, Ordering::Release);
     }
 
-    /// Visits vmid, start and end of what was invalidated after `seen`, up to `now`. `false` if some
-    /// of it was forgotten: what was visited may be wrong, and is not all.
+    /// Visits vmid, start and end of what was invalidated after `seen`, up to `now`. `false` if
+    /// some of it was forgotten: what was visited may be wrong, and is not all.
     #[must_use]
     pub fn since(&self, seen: u64, now: u64, mut visit: impl FnMut(u64, u64, u64)) -> bool {
         if now - seen > RECENT / 2 {

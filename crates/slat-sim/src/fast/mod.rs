@@ -7,8 +7,8 @@
 //! have written, some rule was broken.
 //!
 //! # Invalidation
-//! Each access of a CPU is a *window*: its counter becomes odd; it looks at the global generation, and
-//! if that has moved, forgets what was invalidated since; it goes through its TLB or walks, and
+//! Each access of a CPU is a *window*: its counter becomes odd; it looks at the global generation,
+//! and if that has moved, forgets what was invalidated since; it goes through its TLB or walks, and
 //! accesses memory; its counter becomes even. Who invalidates records the range, advances the
 //! generation, executes a barrier on every CPU (`membarrier`), and waits for each counter that is
 //! odd until it changes.
@@ -20,25 +20,25 @@
 //! - After that: the odd counter was stored before the barrier, so the invalidator sees it, or what
 //!   followed it, and returns only after the window has ended.
 //!
-//! No stale entry is lost on the way. A walk inside a window fills the TLB as of the generation that
-//! the window *began* with. If tables changed under the walk, the generation moves after the
+//! No stale entry is lost on the way. A walk inside a window fills the TLB as of the generation
+//! that the window *began* with. If tables changed under the walk, the generation moves after the
 //! change, hence the next window finds another generation than the one that the entry belongs to,
 //! and forgets the entry before it looks anything up. Looking at the generation after the walk
 //! instead would take an entry from before for one from after.
 //!
-//! A walk, too, happens inside a window: once an invalidation has returned, no CPU is inside a table
-//! that was unlinked before it. A CPU outside a window is not waited for, whatever its thread does.
-//! Counters, not flags: a CPU that begins one window after the other holds nobody up.
+//! A walk, too, happens inside a window: once an invalidation has returned, no CPU is inside a
+//! table that was unlinked before it. A CPU outside a window is not waited for, whatever its thread
+//! does. Counters, not flags: a CPU that begins one window after the other holds nobody up.
 //!
-//! The fence is asymmetric: a window has compiler fences and plain stores, and who invalidates pays for
-//! both sides. Where the kernel has no `membarrier` ([`FastMachine::set_membarrier`]), both sides
-//! execute a sequentially consistent fence between their store and their load: of the two, at least
-//! one sees the other's.
+//! The fence is asymmetric: a window has compiler fences and plain stores, and who invalidates pays
+//! for both sides. Where the kernel has no `membarrier` ([`FastMachine::set_membarrier`]), both
+//! sides execute a sequentially consistent fence between their store and their load: of the two, at
+//! least one sees the other's.
 //!
 //! # What a TLB does here
-//! It keeps what walks found, until an invalidation names it, or another page needs its place. Leaves
-//! are kept in pieces of 4 KiB or 2 MiB. A write needs an entry that is known to be dirty, else the
-//! walk marks the leaf. There is no walk cache, no laziness, no speculation.
+//! It keeps what walks found, until an invalidation names it, or another page needs its place.
+//! Leaves are kept in pieces of 4 KiB or 2 MiB. A write needs an entry that is known to be dirty,
+//! else the walk marks the leaf. There is no walk cache, no laziness, no speculation.
 //!
 //! # Example
 //! ```
@@ -209,9 +209,9 @@ impl<A: Arch> FastMachine<A> {
 // 1. `Frames` hands out disjoint, aligned parts of the table region, and a part again only after it
 //    was given back. Guest memory is another region.
 // 2. `slots` adds the address to the base of one mapping, which lives as long as the machine.
-// 3. By the protocol in the module's documentation no CPU uses, after `invalidate` has returned, what
-//    it cached before the generation moved, nor is it in a walk that began before. Nothing else
-//    is cached.
+// 3. By the protocol in the module's documentation no CPU uses, after `invalidate` has returned,
+//    what it cached before the generation moved, nor is it in a walk that began before. Nothing
+//    else is cached.
 // 4. `grace` is a field; `break_before_make` changes by `&mut self` only, when no tables borrow the
 //    machine.
 // 5. `fill` is the engine's own.

@@ -6,8 +6,8 @@
 //!            unused, up to a multiple of 1 GiB
 //! memory     guest memory, a multiple of 2 MiB
 //! ```
-//! The mapping is aligned to 2 MiB, so what is aligned for a block of that size is aligned for a huge
-//! page of the host's.
+//! The mapping is aligned to 2 MiB, so what is aligned for a block of that size is aligned for a
+//! huge page of the host's.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slat::Slot;
@@ -31,8 +31,8 @@ pub(super) struct Space {
     memory: Range<u64>,
 }
 
-// SAFETY: the mapping belongs to the value until it is dropped. Its words are shared as atomics, or,
-// where the engine owns a frame exclusively, by the rules of `Platform`.
+// SAFETY: the mapping belongs to the value until it is dropped. Its words are shared as atomics,
+// or, where the engine owns a frame exclusively, by the rules of `Platform`.
 unsafe impl Send for Space {}
 // SAFETY: as above; no other field changes.
 unsafe impl Sync for Space {}
@@ -80,8 +80,8 @@ impl Space {
             return None;
         }
         // SAFETY: an aligned word inside the table region, mapped as long as `self` lives and
-        // initialised (the kernel gave zeros). Slots are atomics; what a walker reaches is linked, and
-        // nobody owns it exclusively.
+        // initialised (the kernel gave zeros). Slots are atomics; what a walker reaches is linked,
+        // and nobody owns it exclusively.
         Some(unsafe { self.base.add(at as usize).cast::<Slot>().as_ref() })
     }
 

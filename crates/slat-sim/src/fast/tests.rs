@@ -27,8 +27,8 @@ fn set(machine: &FastMachine<Ept>, table: Hpa, raw: u64) {
     while slot.exchange(slot.load(), raw).is_err() {}
 }
 
-/// On another thread: empties the slot in `root`, invalidates, and says that it is done. Returns once
-/// that has begun, and had time to end.
+/// On another thread: empties the slot in `root`, invalidates, and says that it is done. Returns
+/// once that has begun, and had time to end.
 fn unmap(machine: &Arc<FastMachine<Ept>>, root: Hpa, done: &Arc<AtomicBool>) {
     let before = machine.log.now();
     let (other, done) = (machine.clone(), done.clone());

@@ -1,8 +1,8 @@
 //! The TLB of one CPU: two direct-mapped arrays, for pieces of 4 KiB and of 2 MiB.
 //!
-//! An entry has a tag for each kind of access: the address of the piece, and in its low bits the epoch
-//! in which it was filled. One comparison says that the page is the right one, that the access is
-//! allowed, that the entry was not flushed, and that the address is aligned.
+//! An entry has a tag for each kind of access: the address of the piece, and in its low bits the
+//! epoch in which it was filled. One comparison says that the page is the right one, that the
+//! access is allowed, that the entry was not flushed, and that the address is aligned.
 
 use crate::arch::{Access, Rights};
 
@@ -13,8 +13,8 @@ const LARGE: usize = 256;
 /// Base-2 logarithms of the pieces.
 const SMALL_SHIFT: u32 = 12;
 const LARGE_SHIFT: u32 = 21;
-/// Epochs stand where a tag has neither the address of a piece nor the three bits that are zero in the
-/// address of a word; 0 is never one, so an empty tag matches nothing.
+/// Epochs stand where a tag has neither the address of a piece nor the three bits that are zero in
+/// the address of a word; 0 is never one, so an empty tag matches nothing.
 const EPOCH_STEP: u64 = 8;
 const EPOCHS_END: u64 = 1 << SMALL_SHIFT;
 /// Up to this size, a range is looked up; beyond it, all is forgotten.

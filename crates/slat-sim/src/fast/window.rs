@@ -1,5 +1,5 @@
-//! When a CPU is accessing memory, and how one waits until it no longer is. The protocol is argued in
-//! the documentation of [`fast`](super).
+//! When a CPU is accessing memory, and how one waits until it no longer is. The protocol is argued
+//! in the documentation of [`fast`](super).
 
 use rustix::io::Errno;
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
@@ -113,7 +113,8 @@ mod tests {
         }
     }
 
-    /// A CPU begins a window while the generation moves, over and over, at slightly different times.
+    /// A CPU begins a window while the generation moves, over and over, at slightly different
+    /// times.
     fn crossing(barriers: Barriers) {
         const ROUNDS: u64 = 20_000;
         let (door, generation) = (&Door::default(), &Padded::default());

@@ -1,5 +1,5 @@
-//! Ageing without a lock, beside everything that changes the entries that it looks at: no access goes
-//! unreported, whoever marks accesses, and whether or not tables are marked.
+//! Ageing without a lock, beside everything that changes the entries that it looks at: no access
+//! goes unreported, whoever marks accesses, and whether or not tables are marked.
 
 use crate::cases::Case;
 use crate::common::*;

@@ -211,8 +211,8 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
         self.attempt(cpu, gpa, slat_sim::Access::Write).unwrap();
     }
 
-    /// The guest's access, with the faults that a hypervisor answers without a change of rights: a leaf
-    /// that software has to mark; what a CPU holds that is older than the tables.
+    /// The guest's access, with the faults that a hypervisor answers without a change of rights: a
+    /// leaf that software has to mark; what a CPU holds that is older than the tables.
     pub fn attempt(
         &self,
         cpu: usize,

@@ -1,5 +1,5 @@
-//! Groups of leaves that a TLB holds as one (Arm's Contiguous bit), changed in part: as the engine does
-//! it, and by stores that forget what it must not.
+//! Groups of leaves that a TLB holds as one (Arm's Contiguous bit), changed in part: as the engine
+//! does it, and by stores that forget what it must not.
 
 use crate::common::*;
 use slat::{Access, Attributes, Hpa, Platform};

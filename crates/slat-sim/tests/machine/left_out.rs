@@ -1,5 +1,5 @@
-//! Each invalidation of the engine's left out, one at a time: whatever is left then may be used, and is
-//! noticed.
+//! Each invalidation of the engine's left out, one at a time: whatever is left then may be used,
+//! and is noticed.
 
 use crate::cases::Case;
 use crate::common::*;

@@ -1,7 +1,8 @@
 //! The engine on the adversarial machine, and what others did instead.
 //!
 //! A test whose name begins with what somebody got wrong has it wrong on purpose, in the platform
-//! or in stores of its own, and is caught. Beside it the engine does the same, and nothing is found.
+//! or in stores of its own, and is caught. Beside it the engine does the same, and nothing is
+//! found.
 
 #[macro_use]
 mod cases;

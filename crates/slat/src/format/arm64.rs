@@ -378,8 +378,8 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
         3 - level as i8
     }
 
-    /// Pages, and the blocks one level above: 64k and 32m with the 4K granule, 2m and 1g with 16K, 2m
-    /// and 16g with 64K. Larger blocks have groups too, which are not used.
+    /// Pages, and the blocks one level above: 64k and 32m with the 4K granule, 2m and 1g with 16K,
+    /// 2m and 16g with 64K. Larger blocks have groups too, which are not used.
     fn group(level: u8) -> usize {
         match (PAGE_SHIFT, level) {
             (12, 0 | 1) => 16,

@@ -24,10 +24,10 @@ use core::fmt;
 /// Levels count upwards from 0, the level of pages. Leaves stand at levels
 /// `0..=LARGEST_LEAF`, without gaps.
 ///
-/// [`Format::MARK`] in a slot keeps other software out, and is bounded in time. In a leaf that stays
-/// valid it makes it *sealed*; in a table, its write protection is being pushed down; in a slot
-/// that is invalid to hardware it makes it *frozen*, or *retired* with the table around it. So a run
-/// of slots without that bit holds no marker.
+/// [`Format::MARK`] in a slot keeps other software out, and is bounded in time. In a leaf that
+/// stays valid it makes it *sealed*; in a table, its write protection is being pushed down; in a
+/// slot that is invalid to hardware it makes it *frozen*, or *retired* with the table around it. So
+/// a run of slots without that bit holds no marker.
 ///
 /// # Safety
 /// The walk dereferences what a format calls a table. Implementations promise:
@@ -35,21 +35,22 @@ use core::fmt;
 ///    [`Kind::Table`], of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], with `MARK`
 ///    [`Kind::Sealed`], of [`Format::frozen`] [`Kind::Frozen`], of [`Format::retired`]
 ///    [`Kind::Retired`], of [`Format::reserved`] [`Kind::Reserved`]; no slot at level 0 is a table.
-///    In a leaf, bits of `STATUS`, and in a table those of `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING`,
-///    `RENEWED` and `MARK`, change nothing about kind and address; nor do the methods that make a
-///    leaf from a leaf. [`Format::all_tables`] agrees with `kind`; tokens that differ make
-///    reservations that differ.
+///    In a leaf, bits of `STATUS`, and in a table those of `TABLE_ACCESSED`, `TABLE_WRITE`,
+///    `AGEING`, `RENEWED` and `MARK`, change nothing about kind and address; nor do the methods
+///    that make a leaf from a leaf. [`Format::all_tables`] agrees with `kind`; tokens that differ
+///    make reservations that differ.
 /// 2. [`Format::table_address`] gives back the address that [`Format::table`],
 ///    [`Format::frozen`] and [`Format::retired`] were given.
 /// 3. [`Format::geometry`] gives a root of a power of two of slots, at level 4 at most, which
 ///    covers `address_bits` at least.
-/// 4. [`Format::TABLE_BYTES`], a power of two, holds the slots of a table below the root at any level;
-///    a page holds those of the root's level.
+/// 4. [`Format::TABLE_BYTES`], a power of two, holds the slots of a table below the root at any
+///    level; a page holds those of the root's level.
 /// 5. Where a host address goes up by a page, and not to a multiple of `CARRY`, what
-///    [`Format::leaf`] makes of it at level 0 goes up by as much as from address 0 to the first page.
-///    `CARRY` is 0 or a power of two, of more bytes than a page.
-/// 6. [`Format::group`] is a power of two, of no more slots than a table has. In a leaf `CONTIGUOUS`
-///    changes nothing about kind and address, and [`Format::attribute_bits`] leaves it out.
+///    [`Format::leaf`] makes of it at level 0 goes up by as much as from address 0 to the first
+///    page. `CARRY` is 0 or a power of two, of more bytes than a page.
+/// 6. [`Format::group`] is a power of two, of no more slots than a table has. In a leaf
+///    `CONTIGUOUS` changes nothing about kind and address, and [`Format::attribute_bits`] leaves it
+///    out.
 pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Name of the format, as its manual's readers know it.
     const NAME: &'static str;
@@ -59,8 +60,8 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const INDEX_BITS: u32;
     /// The same of a table of pages, where those are smaller.
     const LAST_INDEX_BITS: u32 = Self::INDEX_BITS;
-    /// Bytes, and alignment, of the frame of a table below the root: the same at all levels, so that one
-    /// cache serves them.
+    /// Bytes, and alignment, of the frame of a table below the root: the same at all levels, so
+    /// that one cache serves them.
     const TABLE_BYTES: usize = 1 << Self::PAGE_SHIFT;
     /// The highest level at which a leaf may stand.
     const LARGEST_LEAF: u8;
@@ -88,12 +89,12 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// A table without it takes the right to write from everything below; 0 where tables have no
     /// rights.
     const TABLE_WRITE: u64;
-    /// A field of a page's descriptor ends at multiples of so many bytes: there it does not go up as
-    /// the address does. 0 where there is no such end.
+    /// A field of a page's descriptor ends at multiples of so many bytes: there it does not go up
+    /// as the address does. 0 where there is no such end.
     const CARRY: u64 = 0;
-    /// Set in each leaf of a *group*: aligned neighbours, [`Format::group`] of them, that continue each
-    /// other and agree in all but accessed and dirty state, which a TLB may hold as one leaf. 0 where
-    /// there is no such bit.
+    /// Set in each leaf of a *group*: aligned neighbours, [`Format::group`] of them, that continue
+    /// each other and agree in all but accessed and dirty state, which a TLB may hold as one leaf.
+    /// 0 where there is no such bit.
     const CONTIGUOUS: u64 = 0;
 
     /// Where a walk starts, for guest addresses of `address_bits`.
@@ -112,7 +113,8 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// and those that `any` of them has: a walk that wants nothing below steps over such a run.
     fn all_tables(common: u64, any: u64, level: u8) -> bool;
 
-    /// Whether all slots of a run without a marker are pages, from the bits that they have in common.
+    /// Whether all slots of a run without a marker are pages, from the bits that they have in
+    /// common.
     fn all_pages(common: u64) -> bool;
 
     /// Attribute bits of a leaf, without address and level.
@@ -124,8 +126,8 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// The attributes of a leaf at `level`.
     fn decode(&self, raw: u64, level: u8) -> Attributes;
 
-    /// A leaf at `level` from attribute bits and an address aligned to its size: of the next page it
-    /// is larger by the same number everywhere.
+    /// A leaf at `level` from attribute bits and an address aligned to its size: of the next page
+    /// it is larger by the same number everywhere.
     fn leaf(attribute_bits: u64, level: u8, hpa: Hpa) -> u64;
 
     /// The attribute bits of a leaf at `level`: what its children inherit when it is split.
@@ -134,8 +136,8 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Where the leaf `raw` at `level` points.
     fn leaf_address(raw: u64, level: u8) -> Hpa;
 
-    /// What the leaf `raw` becomes when it points `bytes` further. It may be another descriptor where a
-    /// field ends in between: who asks compares, and looks at the address.
+    /// What the leaf `raw` becomes when it points `bytes` further. It may be another descriptor
+    /// where a field ends in between: who asks compares, and looks at the address.
     #[inline(always)]
     fn further(raw: u64, bytes: u64) -> u64 {
         raw.wrapping_add(bytes)
@@ -153,8 +155,8 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// A slot of a table that was unlinked: a marker that carries `hpa` (0: none).
     fn retired(hpa: Hpa) -> u64;
 
-    /// An empty slot with the `token`, of [`TOKEN_BITS`] bits, of who emptied or reserved it: invalid
-    /// to hardware, open to all software.
+    /// An empty slot with the `token`, of [`TOKEN_BITS`] bits, of who emptied or reserved it:
+    /// invalid to hardware, open to all software.
     fn reserved(token: u64) -> u64;
 
     /// The leaf without the right to write, its dirty state remembered; `raw` itself if it had
@@ -367,8 +369,9 @@ impl Attributes {
     };
 }
 
-/// Two bits of a leaf that are the engine's user's: hardware ignores them, a split passes them on, a
-/// collapse asks that all have the same. [`Guard::relax_where`](crate::Guard::relax_where) reads them.
+/// Two bits of a leaf that are the engine's user's: hardware ignores them, a split passes them on,
+/// a collapse asks that all have the same. [`Guard::relax_where`](crate::Guard::relax_where) reads
+/// them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Software(u8);
 
@@ -467,8 +470,8 @@ pub enum AttributeError {
     CleanNeedsHardwareDirty,
     /// Execution for the kernel or user programs alone, where the CPU cannot tell them apart.
     ExecuteNeedsSplitRights,
-    /// A leaf that cannot be read, or one that can be written and not read, on a format whose hardware
-    /// or markers need that right.
+    /// A leaf that cannot be read, or one that can be written and not read, on a format whose
+    /// hardware or markers need that right.
     NeedsRead,
     /// A memory type that the descriptors do not have.
     MemoryType,

@@ -1,37 +1,40 @@
-//! Power ISA radix trees, partition-scoped: pages of 4k or of 64k, blocks of 2m and 1g, guest addresses
-//! of 52 bits.
+//! Power ISA radix trees, partition-scoped: pages of 4k or of 64k, blocks of 2m and 1g, guest
+//! addresses of 52 bits.
 //!
 //! Bits as in the Power ISA, Book III, "Radix Tree Translation": 3.0B 5.7.10, 3.1 6.7.10, with the
-//! figures of the page directory entry (.1) and the page table entry (.2); "In-Memory Tables" for the
-//! partition table entry; "Reference and Change Recording" (3.0B 5.7.12). The manual counts bits from
-//! the highest; here a bit has the number that is its power of two. Of the trees that the architecture
-//! could describe, POWER9 and POWER10 walk one for each page size (User's Manuals, "Supported Radix Tree
-//! Configurations"), which is what is made: 13 bits of index in the root, then 9, 9, and 9 or 5.
+//! figures of the page directory entry (.1) and the page table entry (.2); "In-Memory Tables" for
+//! the partition table entry; "Reference and Change Recording" (3.0B 5.7.12). The manual counts
+//! bits from the highest; here a bit has the number that is its power of two. Of the trees that the
+//! architecture could describe, POWER9 and POWER10 walk one for each page size (User's Manuals,
+//! "Supported Radix Tree Configurations"), which is what is made: 13 bits of index in the root,
+//! then 9, 9, and 9 or 5.
 //!
 //! # Byte order
 //!
-//! Entries are big-endian, whatever the host is. A raw value here is a word *as it lies in memory* and
-//! is loaded from there; the constants are swapped when they are compiled, addresses where they
+//! Entries are big-endian, whatever the host is. A raw value here is a word *as it lies in memory*
+//! and is loaded from there; the constants are swapped when they are compiled, addresses where they
 //! are put in or taken out (docs/adr/0014).
 //!
 //! # What the platform does
 //!
 //! - **Reference and change.** An entry means the same where hardware sets R and C (it does so
-//!   atomically) and where it has software set them: a hypervisor data or instruction storage interrupt with
-//!   bit 45 of HDSISR, or of SRR1, which [`Guard::relax`](crate::Guard::relax) answers, with a write if the
-//!   access was a store. Neither CPU lets a write go unmarked: no configuration is needed, and a writable
-//!   leaf may be clean.
-//! - **`publish`** is `ptesync`. More rights, R and C need no invalidation: a core looks at the entry again
-//!   before it faults (3.1B 6.10.1.2). POWER9's nest MMU does not; a guest whose accelerators use these tables
-//!   needs the invalidation that `relax` leaves out.
-//! - **`invalidate`** is what [`tlbie`] says, with the guest's LPID. Where tables were unlinked, walk caches
-//!   are invalidated, too (RIC=2): they hold links to tables, which by address alone stay. Errata of POWER9
-//!   that take a second `tlbie` are the platform's.
-//! - **Every change of size, address or attribute breaks**: [`BreakBeforeMake::Always`](crate::BreakBeforeMake::Always).
-//! - **`allocate`** of a table is 4 KiB at every level and for either page size, of the root 64 KiB. A host of
-//!   64k pages cuts its pages up.
-//! - **Caches.** An access whose attributes, in the guest's own tables, conflict with those here is an
-//!   interrupt: no guest gets past the caches. `maintain` of instructions is the CPU's `dcbst` and `icbi`.
+//!   atomically) and where it has software set them: a hypervisor data or instruction storage
+//!   interrupt with bit 45 of HDSISR, or of SRR1, which [`Guard::relax`](crate::Guard::relax)
+//!   answers, with a write if the access was a store. Neither CPU lets a write go unmarked: no
+//!   configuration is needed, and a writable leaf may be clean.
+//! - **`publish`** is `ptesync`. More rights, R and C need no invalidation: a core looks at the
+//!   entry again before it faults (3.1B 6.10.1.2). POWER9's nest MMU does not; a guest whose
+//!   accelerators use these tables needs the invalidation that `relax` leaves out.
+//! - **`invalidate`** is what [`tlbie`] says, with the guest's LPID. Where tables were unlinked,
+//!   walk caches are invalidated, too (RIC=2): they hold links to tables, which by address alone
+//!   stay. Errata of POWER9 that take a second `tlbie` are the platform's.
+//! - **Every change of size, address or attribute breaks**:
+//!   [`BreakBeforeMake::Always`](crate::BreakBeforeMake::Always).
+//! - **`allocate`** of a table is 4 KiB at every level and for either page size, of the root 64
+//!   KiB. A host of 64k pages cuts its pages up.
+//! - **Caches.** An access whose attributes, in the guest's own tables, conflict with those here is
+//!   an interrupt: no guest gets past the caches. `maintain` of instructions is the CPU's `dcbst`
+//!   and `icbi`.
 //!
 //! No emulated machine has walked these tables yet.
 
@@ -71,8 +74,8 @@ const fn be(word: u64) -> u64 {
 const V: u64 = be(1 << 63);
 /// A leaf: a page table entry, where its absence makes a page directory entry.
 const L: u64 = be(1 << 62);
-/// Four bits of a page table entry are software's (manual: 2 and 52:54). This one is in no field of a
-/// page directory entry's, so that markers have it beside an address.
+/// Four bits of a page table entry are software's (manual: 2 and 52:54). This one is in no field of
+/// a page directory entry's, so that markers have it beside an address.
 const MARK: u64 = be(1 << 61);
 const SW_USER: [u64; 2] = [be(1 << 11), be(1 << 10)];
 /// The real page number, bits 7:51 of the manual's.
@@ -87,8 +90,8 @@ const ATT: u64 = be(0b11 << 4);
 const READ: u64 = be(0b0100);
 const WRITE: u64 = be(0b0010);
 const EXECUTE: u64 = be(0b0001);
-/// In a slot with V clear, of which hardware ignores the rest: what else it is. Neither is a right to
-/// write, R or C, so that walks over such slots stay quick.
+/// In a slot with V clear, of which hardware ignores the rest: what else it is. Neither is a right
+/// to write, R or C, so that walks over such slots stay quick.
 const RETIRED: u64 = be(1 << 4);
 const RESERVED: u64 = be(1 << 5);
 /// Clear of all that a leaf is looked at for.
@@ -124,8 +127,8 @@ impl<const PAGE_SHIFT: u32> Power<PAGE_SHIFT> {
     /// The first doubleword of the guest's partition table entry: tables at `root`.
     ///
     /// HR; RTS for addresses of 52 bits, whatever the guest's width; RPDB; RPDS. The value is a
-    /// register's: in memory it is big-endian ([`u64::to_be_bytes`]). The second doubleword is about the
-    /// guest's own tables.
+    /// register's: in memory it is big-endian ([`u64::to_be_bytes`]). The second doubleword is
+    /// about the guest's own tables.
     ///
     /// # Errors
     /// [`RootError`] where RPDB cannot hold the root.
@@ -160,17 +163,17 @@ impl fmt::Display for RootError {
 impl core::error::Error for RootError {}
 
 // SAFETY:
-// 1. Leaves and tables have V, and no marker or reservation has, whatever its address or token, which
-//    lie at bits 59:12 of the word; L tells leaf from table, and at level 0 there is no table. Without V,
-//    bit 61 is in markers only, which bit 4 tells apart, and bit 5 in reservations. `kind` looks at no
-//    bit of `STATUS`. All of this is about bits of one order, in which constants, addresses and tokens are
-//    swapped alike.
+// 1. Leaves and tables have V, and no marker or reservation has, whatever its address or token,
+//    which lie at bits 59:12 of the word; L tells leaf from table, and at level 0 there is no
+//    table. Without V, bit 61 is in markers only, which bit 4 tells apart, and bit 5 in
+//    reservations. `kind` looks at no bit of `STATUS`. All of this is about bits of one order, in
+//    which constants, addresses and tokens are swapped alike.
 // 2. Frames are aligned to 4 KiB and lie below 2^57: `NLB` holds all of their bits.
 // 3. The root has 2^13 slots at level 3, which covers 39 + 13 bits.
 // 4. Tables have 2^9 slots, or 2^5: 4 KiB at most. The root has pages of 64 KiB, or 16 of 4 KiB.
-// 5. On a big-endian host the address stands in a leaf as it is, `CARRY` is 0. On a little-endian one a byte
-//    of it does: of a 4k page's address that which ends at bit 16, of a 64k page's that which ends at
-//    bit 24.
+// 5. On a big-endian host the address stands in a leaf as it is, `CARRY` is 0. On a little-endian
+//    one a byte of it does: of a 4k page's address that which ends at bit 16, of a 64k page's that
+//    which ends at bit 24.
 unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     const NAME: &'static str = match PAGE_SHIFT {
         12 => "Power radix, 4K pages",

@@ -8,9 +8,9 @@
 //! # What the platform does
 //!
 //! - **Accessed and dirty.** An entry means the same with Svadu (menvcfg.ADUE) and without. With it
-//!   hardware sets A and D. Without it a use that finds A clear, or a write that finds D clear, is a
-//!   guest-page fault, which [`Guard::relax`](crate::Guard::relax) answers: no write goes unmarked, so
-//!   no configuration is needed, and a writable leaf may be clean on either CPU.
+//!   hardware sets A and D. Without it a use that finds A clear, or a write that finds D clear, is
+//!   a guest-page fault, which [`Guard::relax`](crate::Guard::relax) answers: no write goes
+//!   unmarked, so no configuration is needed, and a writable leaf may be clean on either CPU.
 //! - **`publish`** is `fence w, w`, and more where hardware may cache invalid entries: without
 //!   Svvptc a hart may go on faulting at what is mapped by now. The hart that faulted executes
 //!   HFENCE.GVMA before its guest goes on, also where the fault found nothing to change: another
@@ -19,10 +19,11 @@
 //! - **`invalidate`** is HFENCE.GVMA on every hart that runs the guest, with the VMID; by address
 //!   (shifted right by 2 in rs1) only where no tables were unlinked, since it then orders reads of
 //!   leaves alone. It reaches combined entries of both stages; HFENCE.VVMA has no part in it.
-//! - **No break.** Where entries of two sizes match an address, either is used, "but the behavior is
-//!   otherwise well-defined" ("Supervisor Memory-Management Fence Instruction"):
+//! - **No break.** Where entries of two sizes match an address, either is used, "but the behavior
+//!   is otherwise well-defined" ("Supervisor Memory-Management Fence Instruction"):
 //!   [`BreakBeforeMake::Never`](crate::BreakBeforeMake::Never).
-//! - **sstatus.MXR** of the hypervisor stays clear: it makes leaves that may only be executed readable.
+//! - **sstatus.MXR** of the hypervisor stays clear: it makes leaves that may only be executed
+//!   readable.
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
@@ -82,9 +83,9 @@ const W: u64 = 1 << 2;
 const X: u64 = 1 << 3;
 /// G-stage leaves are checked as for user mode: without it every access faults.
 const U: u64 = 1 << 4;
-/// G. Of the bits of a valid entry, hardware ignores this one and RSW alone: at this stage it "should
-/// be cleared by software for forward compatibility, and must be ignored by hardware". It is clear but
-/// while an operation is at work on the entry.
+/// G. Of the bits of a valid entry, hardware ignores this one and RSW alone: at this stage it
+/// "should be cleared by software for forward compatibility, and must be ignored by hardware". It
+/// is clear but while an operation is at work on the entry.
 const MARK: u64 = 1 << 5;
 const A: u64 = 1 << 6;
 const D: u64 = 1 << 7;
@@ -96,8 +97,8 @@ const ADDRESS_SHIFT: u32 = RiscV::PAGE_SHIFT - PPN_SHIFT;
 const PPN: u64 = (1 << 54) - (1 << PPN_SHIFT);
 const MEMORY_SHIFT: u32 = 61;
 const MEMORY: u64 = 0b11 << MEMORY_SHIFT;
-/// In a slot with V clear, of which hardware ignores the rest: what else it is. Neither is a right to
-/// write, so that walks over such slots stay quick.
+/// In a slot with V clear, of which hardware ignores the rest: what else it is. Neither is a right
+/// to write, so that walks over such slots stay quick.
 const RETIRED: u64 = R;
 const RESERVED: u64 = X;
 const TOKEN_SHIFT: u32 = PPN_SHIFT;
@@ -125,8 +126,8 @@ const fn rights(raw: u64) -> u64 {
     if raw & U != 0 { raw & (R | W | X) } else { 0 }
 }
 
-/// The leaf with these rights. R, W and X all clear would make it a link to a table: a leaf without any
-/// right keeps X, and loses U.
+/// The leaf with these rights. R, W and X all clear would make it a link to a table: a leaf without
+/// any right keeps X, and loses U.
 const fn with_rights(raw: u64, rights: u64) -> u64 {
     raw & !(R | W | X | U) | if rights == 0 { X } else { rights | U }
 }
@@ -195,10 +196,10 @@ impl fmt::Display for HgatpError {
 impl core::error::Error for HgatpError {}
 
 // SAFETY:
-// 1. Leaves (`encode` and `with_rights` leave one of R and X at least) and tables, which have none of
-//    R, W and X, have V, and no marker or reservation has, whatever its address or token, which lie
-//    at bits 57:10. At level 0 there is no table. Without V, bit 5 is in markers only, which bit 1
-//    tells apart, and bit 3 in reservations. `kind` looks at no bit of `STATUS`.
+// 1. Leaves (`encode` and `with_rights` leave one of R and X at least) and tables, which have none
+//    of R, W and X, have V, and no marker or reservation has, whatever its address or token, which
+//    lie at bits 57:10. At level 0 there is no table. Without V, bit 5 is in markers only, which
+//    bit 1 tells apart, and bit 3 in reservations. `kind` looks at no bit of `STATUS`.
 // 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits.
 // 3. The root has 2^11 slots at level 2, 3 or 4, for 41, 50 or 59 bits.
 // 4. A page of 4 KiB holds 512 slots.

@@ -1,5 +1,5 @@
-//! Two slots a table under the bits of another format: the smallest trees on which an algorithm can go
-//! wrong, for model checking.
+//! Two slots a table under the bits of another format: the smallest trees on which an algorithm can
+//! go wrong, for model checking.
 
 #[cfg(feature = "arm64")]
 use super::arm64::Arm64K4;
@@ -55,8 +55,8 @@ impl Bits for Ept1G {}
 #[cfg(feature = "riscv")]
 impl Bits for RiscV {}
 
-// SAFETY: the bits are those of `F`, which has the same leaves; the geometry has roots of two slots, at
-// levels 0 to 2, for 13 to 15 bits; two slots fit into a page.
+// SAFETY: the bits are those of `F`, which has the same leaves; the geometry has roots of two
+// slots, at levels 0 to 2, for 13 to 15 bits; two slots fit into a page.
 unsafe impl<F: Bits> Format for TwoSlots<F> {
     const NAME: &'static str = "two-slot tables";
     const PAGE_SHIFT: u32 = 12;

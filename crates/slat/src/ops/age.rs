@@ -1,7 +1,7 @@
 //! Ageing: which pages were used, by their accessed bits; lock-free, by bitmap.
 //!
-//! A leaf is cleared by compare-and-swap. A page whose entry somebody else holds is *unanswered*, which
-//! is not the same as old. Nothing waits.
+//! A leaf is cleared by compare-and-swap. A page whose entry somebody else holds is *unanswered*,
+//! which is not the same as old. Nothing waits.
 //!
 //! # Non-leaf accessed bits
 //! Where hardware marks the tables that it walks through (x86), a table that is not accessed rules
@@ -9,8 +9,8 @@
 //! leaf below without marking the table again. *Invariant of an exact scan*: a table
 //! without its mark has no accessed leaf below, and no TLB or walk cache holds anything below.
 //!
-//! 1. Each marked table that the range covers is cleared, and noted as [`Format::AGEING`] in the same
-//!    exchange, from the top down.
+//! 1. Each marked table that the range covers is cleared, and noted as [`Format::AGEING`] in the
+//!    same exchange, from the top down.
 //! 2. One invalidation of the range completes: from here on a walk below such a table marks it.
 //! 3. The leaves below noted tables are cleared, and the notes.
 //!
@@ -71,8 +71,8 @@ pub struct Ageing {
     pub clear: bool,
     /// What it need not look at.
     pub skip: Skip,
-    /// With `clear`, invalidates at its end: without, a page that a TLB holds may be in use and never
-    /// be young again until the TLB forgets it by itself. Linux does without.
+    /// With `clear`, invalidates at its end: without, a page that a TLB holds may be in use and
+    /// never be young again until the TLB forgets it by itself. Linux does without.
     pub fresh: bool,
 }
 
@@ -82,8 +82,8 @@ impl Ageing {
 }
 
 /// How far non-leaf accessed bits are trusted, on formats that have them; elsewhere all three are
-/// [`Skip::Nothing`]. One scan at a time that clears has the benefit; another beside it looks at every
-/// leaf.
+/// [`Skip::Nothing`]. One scan at a time that clears has the benefit; another beside it looks at
+/// every leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Skip {
     /// Looks at every leaf.
@@ -100,8 +100,8 @@ pub enum Skip {
 #[derive(Debug)]
 pub struct Ages<'b> {
     /// Pages that were used since they were last cleared; of a block, or a group
-    /// ([`Guard::map_contiguous`]), all its pages in the range. One that the range covers in part is
-    /// tested, not cleared.
+    /// ([`Guard::map_contiguous`]), all its pages in the range. One that the range covers in part
+    /// is tested, not cleared.
     pub young: &'b mut [u64],
     /// Pages about which nothing can be said: somebody is changing their entry.
     pub unanswered: &'b mut [u64],
@@ -294,8 +294,8 @@ fn age_group<F: Format>(
     (used, whole)
 }
 
-/// Which tables a scan of leaves descends into: all; those marked accessed; the same, clearing them;
-/// those noted by an exact scan, or marked since.
+/// Which tables a scan of leaves descends into: all; those marked accessed; the same, clearing
+/// them; those noted by an exact scan, or marked since.
 const ALL: u8 = 0;
 const MARKED: u8 = 1;
 const HINT: u8 = 2;
@@ -444,7 +444,8 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
         }
     }
 
-    /// The note goes when all below has an answer: until then others who look do not trust the mark.
+    /// The note goes when all below has an answer: until then others who look do not trust the
+    /// mark.
     #[inline(always)]
     fn leave(&mut self, level: u8, entry: Entry<'t>, _: &'t [Slot]) {
         if TABLES == NOTED && entry.whole::<F>(level) {
@@ -464,8 +465,8 @@ impl<'t, F: Format, P: Platform, const CLEAR: bool, const TABLES: u8> Visitor<'t
 impl<F: Format, P: Platform, const CLEAR: bool, const TABLES: u8>
     Leaves<'_, '_, F, P, CLEAR, TABLES>
 {
-    /// Answers for all of a group at its first member in the range. Each member is cleared where the
-    /// range covers the group; who unfolds it meanwhile keeps what is not cleared yet.
+    /// Answers for all of a group at its first member in the range. Each member is cleared where
+    /// the range covers the group; who unfolds it meanwhile keeps what is not cleared yet.
     #[cold]
     fn group(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
         if entry.start < self.scan.answered {

@@ -5,8 +5,8 @@
 //!    and dirty, other software waits. Agreement is decided on the sealed values, the first's with
 //!    the value that the caller was asked about: a child that was unmapped or protected meanwhile
 //!    is seen, and all seals are taken back.
-//! 2. The parent's slot changes from the link to the block, sealed as well; or, where the CPU demands
-//!    a break, to a frozen marker.
+//! 2. The parent's slot changes from the link to the block, sealed as well; or, where the CPU
+//!    demands a break, to a frozen marker.
 //! 3. The invalidation of the leaves and of walk caches completes. Until then a vCPU may be in the
 //!    table, and set bits there.
 //! 4. The children are swapped for retired markers; what hardware has set in them goes into the

@@ -1,9 +1,9 @@
 //! Dirty state that hardware sets: harvested into a bitmap, or cleaned.
 //!
-//! A clean leaf keeps the right to write; hardware marks the next write. But a TLB may hold the leaf as
-//! writable and dirty, and then marks nothing: a page is clean, and its dirty bit worth anything, only
-//! once the invalidation after the change has completed. So a harvest completes it before it
-//! returns.
+//! A clean leaf keeps the right to write; hardware marks the next write. But a TLB may hold the
+//! leaf as writable and dirty, and then marks nothing: a page is clean, and its dirty bit worth
+//! anything, only once the invalidation after the change has completed. So a harvest completes it
+//! before it returns.
 
 use super::pages::{or_bits, set_bits};
 use super::rights::Rule;
@@ -27,15 +27,15 @@ impl<F: Format> Rule<F> for Clean<F> {
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Moves the dirty state of `range` into `bitmap`: bit 0 is the first page of the range. Bits are
-    /// added, none is removed; a block is dirty as a whole. A group is unfolded, and all of it dirty if
-    /// any of it was, this once. Returns the pages that are dirty and were
-    /// not in the bitmap.
+    /// Moves the dirty state of `range` into `bitmap`: bit 0 is the first page of the range. Bits
+    /// are added, none is removed; a block is dirty as a whole. A group is unfolded, and all of it
+    /// dirty if any of it was, this once. Returns the pages that are dirty and were not in the
+    /// bitmap.
     ///
-    /// A leaf that the guest may write without hardware marking it stays dirty, and is reported each
-    /// time. When this returns, what the bitmap does not name was not written since the last
-    /// harvest, and every later write will be in the next: the invalidation is executed inside, with
-    /// all that the guard owes. One thread at a time harvests or cleans a page.
+    /// A leaf that the guest may write without hardware marking it stays dirty, and is reported
+    /// each time. When this returns, what the bitmap does not name was not written since the last
+    /// harvest, and every later write will be in the next: the invalidation is executed inside,
+    /// with all that the guard owes. One thread at a time harvests or cleans a page.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], [`ChangeError::Bitmap`], and on

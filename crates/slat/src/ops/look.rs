@@ -12,8 +12,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// What `gpa` translates to; `None` if nothing is mapped there.
     ///
     /// # Errors
-    /// [`Contended`] if the entry, or one of its group, stands frozen: it may be about to appear or to
-    /// vanish.
+    /// [`Contended`] if the entry, or one of its group, stands frozen: it may be about to appear or
+    /// to vanish.
     #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         if gpa.0 >> self.tables.geometry().address_bits != 0 {
@@ -53,13 +53,13 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         Ok(Leaves { tables: self.tables, at: range.start().0, end: range.end().0 })
     }
 
-    /// Makes the guest's memory in `range` coherent: of all cacheable leaves that are mapped, as far
-    /// as they lie in the range. Returns the bytes. For a guest that used the memory past the caches,
-    /// or whose memory somebody else is to read past them.
+    /// Makes the guest's memory in `range` coherent: of all cacheable leaves that are mapped, as
+    /// far as they lie in the range. Returns the bytes. For a guest that used the memory past the
+    /// caches, or whose memory somebody else is to read past them.
     ///
     /// # Errors
-    /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry: everything before it is
-    /// done.
+    /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry: everything before it
+    /// is done.
     pub fn flush(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
         let leaves = match self.leaves(range) {
             Ok(leaves) => leaves,

@@ -90,8 +90,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// ([`Platform::maintain`]). No invalidation is owed: nothing invalid is cached
     /// (but see [`Platform::publish`]).
     ///
-    /// Where an unmap that was there before has not completed its invalidation yet, and the CPU must
-    /// not hold the old and the new translation at once, the slot is invalidated first.
+    /// Where an unmap that was there before has not completed its invalidation yet, and the CPU
+    /// must not hold the old and the new translation at once, the slot is invalidated first.
     ///
     /// # Errors
     /// Nothing is done on [`MapError::Range`], [`MapError::HostAddress`], [`MapError::LeafSize`],
@@ -110,16 +110,16 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.map_by::<Atomically>(range, (hpa, false), attributes, largest, cache)
     }
 
-    /// [`Guard::map`], which *folds*: aligned neighbours that a TLB may hold as one leaf are marked so
-    /// where the range covers all of them and they were empty. On formats without such groups it is
-    /// [`Guard::map`]. Arm: 16 leaves of 4k or of 2m; with the 16K granule 128 of 16k or 32 of 32m, with
-    /// 64K 32 of 64k or of 512m.
+    /// [`Guard::map`], which *folds*: aligned neighbours that a TLB may hold as one leaf are marked
+    /// so where the range covers all of them and they were empty. On formats without such groups it
+    /// is [`Guard::map`]. Arm: 16 leaves of 4k or of 2m; with the 16K granule 128 of 16k or 32 of
+    /// 32m, with 64K 32 of 64k or of 512m.
     ///
-    /// A group is one leaf: lookups show its size and the state that hardware set in any part of it;
-    /// ageing answers for all of it, and clears it where it is covered whole. Whatever else changes a
-    /// part of it unfolds it first, at the cost of an invalidation, executed inside; a break, where the
-    /// CPU demands one for changes of size. Nothing folds what is mapped already, nor the children of a
-    /// split.
+    /// A group is one leaf: lookups show its size and the state that hardware set in any part of
+    /// it; ageing answers for all of it, and clears it where it is covered whole. Whatever else
+    /// changes a part of it unfolds it first, at the cost of an invalidation, executed inside; a
+    /// break, where the CPU demands one for changes of size. Nothing folds what is mapped already,
+    /// nor the children of a split.
     ///
     /// # Errors
     /// Those of [`Guard::map`].
@@ -408,7 +408,8 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         self.done.counts.invalidations += u64::from(broke);
     }
 
-    /// Fills a group of empty slots, of which `entry` is the first; `None` if they are not all empty.
+    /// Fills a group of empty slots, of which `entry` is the first; `None` if they are not all
+    /// empty.
     #[cold]
     fn group(&mut self, level: u8, entry: &Entry<'_>, end: u64) -> Option<Flow> {
         let group = self.tables.group(entry.start, level).filter(Group::is_vacant)?;

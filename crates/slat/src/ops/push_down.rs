@@ -1,19 +1,19 @@
 //! Write protection of whole subtrees by one store each, pushed down on demand.
 //!
-//! Where the rights of a walk are those that all of its levels have (x86), a table without the right
-//! to write protects all below it. A round of dirty logging then costs a store a table; the
+//! Where the rights of a walk are those that all of its levels have (x86), a table without the
+//! right to write protects all below it. A round of dirty logging then costs a store a table; the
 //! first write below one pays for its children.
 //!
 //! # Protocol
 //! A round takes the right from a table by compare-and-swap; it begins when its invalidation has
 //! completed. Who pushes down marks the table, which stays valid and without the right; takes the
-//! right from each child; and gives it to the table, with the mark gone, by a compare-and-swap.
-//! A round that meets the mark adds [`Format::RENEWED`]: the one who pushes finds it, removes both and
-//! begins again. Only who set the mark removes it, so it cannot be taken for another's.
+//! right from each child; and gives it to the table, with the mark gone, by a compare-and-swap. A
+//! round that meets the mark adds [`Format::RENEWED`]: the one who pushes finds it, removes both
+//! and begins again. Only who set the mark removes it, so it cannot be taken for another's.
 //!
-//! *Invariant.* From the end of a round's invalidation on, no write below the table succeeds that is
-//! not recorded after the round began. Before the table has the right again, each child that
-//! it had when the mark was set lost its own; a child that got the right meanwhile got it from
+//! *Invariant.* From the end of a round's invalidation on, no write below the table succeeds that
+//! is not recorded after the round began. Before the table has the right again, each child that it
+//! had when the mark was set lost its own; a child that got the right meanwhile got it from
 //! [`Guard::relax`] or [`Guard::map`], in the same exchange that made it dirty, by a thread that
 //! reports the write it answers after it.
 
@@ -29,8 +29,9 @@ use crate::tables::Halted;
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// As [`Guard::write_protect`], by the tables as far up as `range` covers them, where the format
-    /// can; by the leaves elsewhere. Returns the bytes of the leaves and tables that had the right.
+    /// As [`Guard::write_protect`], by the tables as far up as `range` covers them, where the
+    /// format can; by the leaves elsewhere. Returns the bytes of the leaves and tables that had the
+    /// right.
     ///
     /// A table that another thread protected at the same time is owed by that thread.
     /// [`Guard::relax`] for a write pushes the protection down to the tables beside its path.
@@ -47,7 +48,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if let Err(why) = tables.check_change(&range) {
             return Self::halted(range.start(), why.into());
         }
-        // Faults that were reported, before marks are looked for: who pushes down goes the other way.
+        // Faults that were reported, before marks are looked for: who pushes down goes the other
+        // way.
         agreed();
         let mut visitor = Protect { done: Done::NOTHING, why: ChangeError::Contended };
         let result = tables.walk(range.start().0, range.end().0, &mut visitor);

@@ -1,13 +1,13 @@
 //! Reserve and commit: a fault that asks the host for a page in between.
 //!
 //! # Protocol
-//! A fault reserves the slot by a token, or finds it reserved, asks its backing for the page, and maps
-//! it by a compare-and-swap from that very token. [`Guard::unmap`] empties leaves and reservations alike. So
-//! a page that the host took away after the fault had asked for it is not mapped: either the
-//! unmap found the reservation, and the commit fails, or it found the leaf. A host that takes memory
-//! away stops handing it out first, then unmaps. A reservation keeps nobody out: whoever maps
-//! there replaces it, and the commit fails as well; of two faults that share one the first to
-//! commit has it. One that is given up stays, as empty as before.
+//! A fault reserves the slot by a token, or finds it reserved, asks its backing for the page, and
+//! maps it by a compare-and-swap from that very token. [`Guard::unmap`] empties leaves and
+//! reservations alike. So a page that the host took away after the fault had asked for it is not
+//! mapped: either the unmap found the reservation, and the commit fails, or it found the leaf. A
+//! host that takes memory away stops handing it out first, then unmaps. A reservation keeps nobody
+//! out: whoever maps there replaces it, and the commit fails as well; of two faults that share one
+//! the first to commit has it. One that is given up stays, as empty as before.
 //!
 //! Tokens are counted per guest and do not come back within 2^48 faults and unmaps.
 
@@ -58,13 +58,15 @@ pub struct Reservation<'g, F: Format, P: Platform> {
 }
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
-    /// Reserves the slot in which a leaf of `largest`, or the largest size below it that the guest has
-    /// room for and that is not split into a table, would translate `gpa`. Tables above it are built.
+    /// Reserves the slot in which a leaf of `largest`, or the largest size below it that the guest
+    /// has room for and that is not split into a table, would translate `gpa`. Tables above it are
+    /// built.
     ///
     /// # Errors
     /// [`MapError::Range`], [`MapError::LeafSize`], [`MapError::ForeignCache`];
-    /// [`MapError::Occupied`] where a leaf is there already: the fault has been answered, or asks for
-    /// [`Guard::relax`]; [`MapError::CacheEmpty`]; [`MapError::Contended`]. Nothing was reserved.
+    /// [`MapError::Occupied`] where a leaf is there already: the fault has been answered, or asks
+    /// for [`Guard::relax`]; [`MapError::CacheEmpty`]; [`MapError::Contended`]. Nothing was
+    /// reserved.
     pub fn reserve<'g>(
         &'g mut self,
         gpa: Gpa,
@@ -98,8 +100,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         }
     }
 
-    /// [`Guard::reserve`]; and where all of the group around the slot is empty, all of it, to be folded
-    /// ([`Guard::map_contiguous`]). On formats without groups it is [`Guard::reserve`].
+    /// [`Guard::reserve`]; and where all of the group around the slot is empty, all of it, to be
+    /// folded ([`Guard::map_contiguous`]). On formats without groups it is [`Guard::reserve`].
     ///
     /// Whoever reserved one of the slots before finds that void: who begins anew does so by
     /// [`Guard::reserve`], or two could go on voiding each other's.
@@ -208,7 +210,8 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
     /// reservation is void: something was mapped there, or unmapped, meanwhile.
     ///
     /// # Errors
-    /// [`MapError::HostAddress`], also for one that is not a multiple of the leaf's or group's size, and
+    /// [`MapError::HostAddress`], also for one that is not a multiple of the leaf's or group's
+    /// size, and
     /// [`MapError::Attributes`]: nothing is mapped.
     pub fn commit(self, hpa: Hpa, attributes: Attributes) -> Result<Option<u64>, MapError> {
         let tables = self.tables;

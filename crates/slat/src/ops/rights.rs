@@ -67,15 +67,16 @@ impl<F: Format> Rule<F> for NoExecute {
     }
 }
 
-/// As a fault does it: for a read (a leaf that is not accessed is in no TLB), a write, an execution.
-/// Only of a leaf that has all of the bits named.
+/// As a fault does it: for a read (a leaf that is not accessed is in no TLB), a write, an
+/// execution. Only of a leaf that has all of the bits named.
 struct ForRead<F>(F, u64);
 struct ForWrite<F>(F, u64);
 struct ForExecute<F>(F, u64, Access);
 /// A right that is given by nobody's use.
 struct Writable<F>(F, u64);
 struct Executable<F>(F, u64, Access);
-/// For a write, and software bits that said that there must be none: of a page at an address of the host's.
+/// For a write, and software bits that said that there must be none: of a page at an address of the
+/// host's.
 struct Granted<F>(F, Hpa, u64);
 
 /// `relaxed`, if the leaf `raw` has all bits of `needed`.
@@ -191,8 +192,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`Guard::write_protect`] of exactly the pages that a bitmap names.
     ///
     /// # Errors
-    /// Those of [`Guard::write_protect`], at the first run of pages concerned: the runs before it are
-    /// done.
+    /// Those of [`Guard::write_protect`], at the first run of pages concerned: the runs before it
+    /// are done.
     pub fn write_protect_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
         pages.each::<F>(|range| self.write_protect(range))
     }
@@ -217,10 +218,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// there, and what sets the accessed state where hardware does not. Whether the guest may do
     /// so is for the caller to know. Returns the bytes that changed.
     ///
-    /// Memory that becomes executable is made coherent first ([`Platform::maintain`]). Published to walkers, and nothing is owed to other CPUs. One that holds the old rights faults
-    /// once more; the one that faulted has to forget them (Arm and RISC-V: the page, locally; x86: the
-    /// fault has done so). A leaf that was not accessed is in no TLB. Who logs writes by faults reports the write after this, not
-    /// before: a round that ends in between must find it in the next.
+    /// Memory that becomes executable is made coherent first ([`Platform::maintain`]). Published to
+    /// walkers, and nothing is owed to other CPUs. One that holds the old rights faults once more;
+    /// the one that faulted has to forget them (Arm and RISC-V: the page, locally; x86: the fault
+    /// has done so). A leaf that was not accessed is in no TLB. Who logs writes by faults reports
+    /// the write after this, not before: a round that ends in between must find it in the next.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], and, but for a read, on
@@ -253,10 +255,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
     }
 
-    /// Lets the guest write the page at `gpa`, as [`Guard::relax`] for a write does, and adds `software` to its leaf:
-    /// of a page that could not be written, as software bits said, and now can. `false`, and nothing is done, unless
-    /// a leaf of that page maps `hpa`. That the page there is still the one that may be written is for the caller to
-    /// see to: nobody must take it away, and map another with the same address, meanwhile.
+    /// Lets the guest write the page at `gpa`, as [`Guard::relax`] for a write does, and adds
+    /// `software` to its leaf: of a page that could not be written, as software bits said, and now
+    /// can. `false`, and nothing is done, unless a leaf of that page maps `hpa`. That the page
+    /// there is still the one that may be written is for the caller to see to: nobody must take it
+    /// away, and map another with the same address, meanwhile.
     ///
     /// # Errors
     /// Those of [`Guard::relax`].
@@ -284,8 +287,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// no fetch gives no right.
     ///
     /// # Errors
-    /// Those of [`Guard::write_protect`]; [`ChangeError::CutsBlock`] also at a block that would become
-    /// executable: huge pages that may not be executed stay so, whoever puts pages together meanwhile.
+    /// Those of [`Guard::write_protect`]; [`ChangeError::CutsBlock`] also at a block that would
+    /// become executable: huge pages that may not be executed stay so, whoever puts pages together
+    /// meanwhile.
     pub fn allow_execute(
         &mut self,
         range: GpaRange,
@@ -380,9 +384,9 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, F, P, R, C> {
         None
     }
 
-    /// What becomes of a member of a group, whose state is that of the group: it may become accessed,
-    /// as a fault wants it that only this member's use causes. Otherwise the group stays as it is, or is
-    /// unfolded first.
+    /// What becomes of a member of a group, whose state is that of the group: it may become
+    /// accessed, as a fault wants it that only this member's use causes. Otherwise the group stays
+    /// as it is, or is unfolded first.
     #[cold]
     fn member(&mut self, level: u8, entry: &Entry<'_>) -> Result<u64, Flow> {
         let group = self.tables.group(entry.start, level).ok_or(Flow::Again)?;

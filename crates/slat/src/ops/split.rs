@@ -109,10 +109,10 @@ impl fmt::Display for SplitError {
 impl core::error::Error for SplitError {}
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Splits until no leaf that overlaps `range` is larger than `to` (but for groups of leaves of `to`,
-    /// which [`Guard::unfold`] is for); of a block that reaches
-    /// out of the range, the rest becomes the largest leaves that a table of the path allows. Returns
-    /// the bytes of the blocks that were split.
+    /// Splits until no leaf that overlaps `range` is larger than `to` (but for groups of leaves of
+    /// `to`, which [`Guard::unfold`] is for); of a block that reaches out of the range, the rest
+    /// becomes the largest leaves that a table of the path allows. Returns the bytes of the blocks
+    /// that were split.
     ///
     /// Translation, rights, memory type, accessed and dirty state stay as they are, for every
     /// byte and at every moment, except that a CPU that demands break-before-make faults while a
@@ -177,8 +177,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// bits of `software`; what stays larger does not. Nobody is said to have used them. With an
     /// access that is no fetch this is [`Guard::split`].
     ///
-    /// As rights become more in the same step, a CPU that holds the block may go on faulting until it
-    /// forgets it. Memory is made coherent first ([`Platform::maintain`]), and the tables are published.
+    /// As rights become more in the same step, a CPU that holds the block may go on faulting until
+    /// it forgets it. Memory is made coherent first ([`Platform::maintain`]), and the tables are
+    /// published.
     ///
     /// # Errors
     /// Those of [`Guard::split`].

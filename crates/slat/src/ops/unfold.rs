@@ -1,26 +1,26 @@
 //! Groups: aligned neighbours that a TLB may hold as one leaf ([`Format::CONTIGUOUS`]).
 //!
-//! A group is one leaf: no member changes alone. What hardware sets in one of them, and ageing clears
-//! in all of them, is the state of the group; whatever else is to change unfolds it first, so that its
-//! members are leaves of their own, each with the group's state.
+//! A group is one leaf: no member changes alone. What hardware sets in one of them, and ageing
+//! clears in all of them, is the state of the group; whatever else is to change unfolds it first,
+//! so that its members are leaves of their own, each with the group's state.
 //!
 //! # Protocol
 //! 1. The members are held in ascending order. *Invariant*: who holds the first holds the group. No
 //!    other software changes a member then, but to set or clear its accessed state; so who has the
-//!    first gets the others. Those who come later wait at the first, and neither of two can have what
-//!    the other needs. Held is frozen; or, where the CPU lets a leaf change its size without a break,
-//!    sealed and without the bit.
+//!    first gets the others. Those who come later wait at the first, and neither of two can have
+//!    what the other needs. Held is frozen; or, where the CPU lets a leaf change its size without a
+//!    break, sealed and without the bit.
 //! 2. The invalidation of the whole group completes: no CPU holds it as one any more.
 //! 3. Each member becomes a leaf of its own, with what hardware had set in any of them until then.
 //!
-//! An unmap of a whole group freezes it as well, and empties it without an invalidation of its own: a
-//! slot that were emptied beside valid members could be filled again while a CPU takes the old group
-//! from one of those. For the same reason a group is filled from frozen slots: what has been
+//! An unmap of a whole group freezes it as well, and empties it without an invalidation of its own:
+//! a slot that were emptied beside valid members could be filled again while a CPU takes the old
+//! group from one of those. For the same reason a group is filled from frozen slots: what has been
 //! found empty is the group's until the last member stands.
 //!
-//! As many slots stand broken together as a group has, and no more than one group: as one block does,
-//! until one invalidation has completed. Between the first marker and the last release nothing is
-//! allocated and nobody is called but that invalidation.
+//! As many slots stand broken together as a group has, and no more than one group: as one block
+//! does, until one invalidation has completed. Between the first marker and the last release
+//! nothing is allocated and nobody is called but that invalidation.
 
 use super::ChangeError;
 use crate::addr::{GpaRange, Hpa, Levels};
@@ -111,8 +111,8 @@ impl<'t, F: Format> Group<'t, F> {
         F::leaf(F::attribute_bits(first, self.level), self.level, Hpa(hpa))
     }
 
-    /// Takes a group out: freezes it, then leaves `empty` in its slots. Returns the first member, with
-    /// the state of all.
+    /// Takes a group out: freezes it, then leaves `empty` in its slots. Returns the first member,
+    /// with the state of all.
     pub fn take(&self, empty: u64) -> Result<u64, Flow> {
         let frozen = F::frozen(Hpa(0));
         let first = self.hold(|_| frozen)?;
@@ -191,9 +191,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(group.bytes())
     }
 
-    /// Fills a group of empty slots with `first`, without the bit, and those that continue it. Where
-    /// they are not all empty any more, or, if they were reserved, as they were, nothing is done:
-    /// `Again`.
+    /// Fills a group of empty slots with `first`, without the bit, and those that continue it.
+    /// Where they are not all empty any more, or, if they were reserved, as they were, nothing is
+    /// done: `Again`.
     pub(super) fn fill_group(
         &self,
         group: &Group<'_, F>,
@@ -208,8 +208,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             match slot.update(|raw| fits(raw).then_some(frozen)) {
                 Ok(raw) => emptied |= raw != 0,
                 Err(_) => {
-                    // A reservation is as it was. What was empty is not: what others have done to it must
-                    // not look undone.
+                    // A reservation is as it was. What was empty is not: what others have done to
+                    // it must not look undone.
                     let empty = token.unwrap_or_else(|| self.tokens.next::<F>());
                     group.slots[..number].iter().for_each(|slot| slot.release(frozen, empty));
                     return Err(Flow::Again);
@@ -227,8 +227,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         Ok(())
     }
 
-    /// As [`Tables::break_before_fill`], of all slots at once, some of which others have emptied: they
-    /// were counted before this thread got the slots.
+    /// As [`Tables::break_before_fill`], of all slots at once, some of which others have emptied:
+    /// they were counted before this thread got the slots.
     fn break_before_fill_group(&self, group: &Group<'_, F>, counts: &mut Counts) {
         if self.refill_breaks() && self.pending.removals.count() != 0 {
             self.invalidate_slots(group.start, group.end);
@@ -262,17 +262,17 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Unfolds every group that overlaps `range` ([`Guard::map_contiguous`]); returns the bytes of those
-    /// that were unfolded here. Translation, rights and memory type stay as they are; each leaf has the
-    /// group's accessed and dirty state. Each group costs an invalidation, executed inside, and where
-    /// the CPU demands a break its leaves fault until that has completed.
+    /// Unfolds every group that overlaps `range` ([`Guard::map_contiguous`]); returns the bytes of
+    /// those that were unfolded here. Translation, rights and memory type stay as they are; each
+    /// leaf has the group's accessed and dirty state. Each group costs an invalidation, executed
+    /// inside, and where the CPU demands a break its leaves fault until that has completed.
     ///
     /// Nothing folds what is mapped: afterwards the range has no groups, if nobody maps them
     /// meanwhile.
     ///
     /// # Errors
-    /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything unfolded
-    /// that precedes the address where it stopped.
+    /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything
+    /// unfolded that precedes the address where it stopped.
     pub fn unfold(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
         let tables = self.tables;
         if let Err(error) = tables.check(&range) {

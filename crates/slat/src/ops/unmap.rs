@@ -11,8 +11,8 @@
 //! and nobody is called. A table around an end of the range that is found empty afterwards goes in
 //! the same order, and so do those above it.
 //!
-//! A slot of a retired table stays so until the table is given back; so who retired all of them owns
-//! the link in the parent's slot, in which others may still change bits, but not the address.
+//! A slot of a retired table stays so until the table is given back; so who retired all of them
+//! owns the link in the parent's slot, in which others may still change bits, but not the address.
 
 use super::unfold::folded;
 use super::{ChangeError, Refusal};
@@ -60,8 +60,8 @@ impl Place {
 
 /// What was unmapped, kept back until the guest cannot reach it any more.
 ///
-/// The storage is the caller's; one place holds neighbours of one kind. The memory behind the leaves
-/// is known to [`Removals::complete`] only, which invalidates first.
+/// The storage is the caller's; one place holds neighbours of one kind. The memory behind the
+/// leaves is known to [`Removals::complete`] only, which invalidates first.
 ///
 /// Dropped, it hands over to the guest what it owes, and the memory is leaked. Forgotten, it stays
 /// under way for ever: each later removal invalidates all of the guest, and each mapping of an
@@ -218,8 +218,8 @@ impl From<Refusal> for UnmapError {
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
-    /// Unmaps `range` into `removals`; returns the bytes that were mapped. Reservations in the range
-    /// are void.
+    /// Unmaps `range` into `removals`; returns the bytes that were mapped. Reservations in the
+    /// range are void.
     ///
     /// What is owed is in the removals, not in the guard. A table goes with the call that covers it
     /// whole, or that empties it; reservations in it are void as well.

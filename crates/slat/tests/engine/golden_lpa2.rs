@@ -1,6 +1,6 @@
-//! Descriptors with VTCR_EL2.DS=1 (FEAT_LPA2), as the Arm ARM has them (DDI 0487, D8.3.1: in tables,
-//! blocks and pages of the 4K and 16K granules, bits 49:12 are those of the address, bits 9:8 its bits
-//! 51:50; D8.6.2: a leaf has no shareability, VTCR_EL2.SH0 is that of all).
+//! Descriptors with VTCR_EL2.DS=1 (FEAT_LPA2), as the Arm ARM has them (DDI 0487, D8.3.1: in
+//! tables, blocks and pages of the 4K and 16K granules, bits 49:12 are those of the address, bits
+//! 9:8 its bits 51:50; D8.6.2: a leaf has no shareability, VTCR_EL2.SH0 is that of all).
 
 use crate::common::hardware::arm::{Arm, Descriptor};
 use crate::common::hardware::{Access, Hardware};

@@ -1,7 +1,7 @@
 //! Radix entries against values from outside the engine: the Power ISA, Book III ("Radix Tree
-//! Translation", 3.0B 5.7.10, 3.1 6.7.10; "In-Memory Tables"), and the names that Linux gives to bits in
-//! `arch/powerpc/include/asm/book3s/64/pgtable.h`, `mmu.h` and `radix.h`. Entries are compared as bytes, the
-//! first of which is the most significant.
+//! Translation", 3.0B 5.7.10, 3.1 6.7.10; "In-Memory Tables"), and the names that Linux gives to
+//! bits in `arch/powerpc/include/asm/book3s/64/pgtable.h`, `mmu.h` and `radix.h`. Entries are
+//! compared as bytes, the first of which is the most significant.
 
 use crate::common::hardware::power::{Core, Cpu, Entry, Page, Word};
 use crate::common::hardware::{Access as Used, Hardware};
@@ -119,7 +119,8 @@ fn each_attribute_is_the_bit_that_linux_names() {
 
 #[test]
 fn a_partition_table_entry_is_the_doubleword_that_linux_stores() {
-    // PATB_HR, radix__get_tree_size (5 << 5 and 2 << 61 for 52 bits), the root, RADIX_PGD_INDEX_SIZE 13.
+    // PATB_HR, radix__get_tree_size (5 << 5 and 2 << 61 for 52 bits), the root,
+    // RADIX_PGD_INDEX_SIZE 13.
     let entry = |root| PowerK4::partition_entry(Hpa(root)).unwrap();
     assert_eq!(entry(0x8021_0000), 0xc000_0000_8021_00ad);
     assert_eq!(entry((1 << 60) - 0x1_0000), 0xcfff_ffff_ffff_00ad);
@@ -229,8 +230,8 @@ fn what_the_manual_has_not_is_refused() {
     assert_eq!(refused(strict), AttributeError::MemoryType);
 }
 
-/// The pages of a table are filled by runs of stores, which end where a byte of the address does: within a
-/// table, and between tables.
+/// The pages of a table are filled by runs of stores, which end where a byte of the address does:
+/// within a table, and between tables.
 fn runs<const P: u32>() {
     let page = 1 << P;
     on_stage::<Core<P, true>>((Power { output_bits: 48 }, 52, 90), |tables, guard, cache| {

@@ -94,7 +94,8 @@ fn each_attribute_is_the_bit_that_linux_names() {
 
 #[test]
 fn hgatp_is_the_word_that_linux_loads() {
-    // HGATP_MODE_SV39X4 8, SV48X4 9, SV57X4 10 at 60; HGATP64_VMID_SHIFT 44; the root's page number.
+    // HGATP_MODE_SV39X4 8, SV48X4 9, SV57X4 10 at 60; HGATP64_VMID_SHIFT 44; the root's page
+    // number.
     let format = RiscV { widest: Mode::Sv57x4, ..Default::default() };
     let hgatp = |bits, root, vmid| {
         RiscV::hgatp(&format.geometry(bits).unwrap(), Hpa(root), Vmid(vmid)).unwrap()
@@ -204,8 +205,8 @@ fn what_the_manual_reserves_is_refused() {
     assert_eq!(refused(strict), AttributeError::MemoryType);
 }
 
-/// The pages of a table are filled by a run of stores: each is the one before plus a page, in units of
-/// the entry.
+/// The pages of a table are filled by a run of stores: each is the one before plus a page, in units
+/// of the entry.
 #[test]
 fn a_split_block_and_a_run_of_pages_translate_each_address_as_before() {
     on_stage::<Hart<true>>(

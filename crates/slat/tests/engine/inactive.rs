@@ -127,7 +127,8 @@ fn leaves_that_follow_each_other_in_memory_alone_are_handed_out_apart() {
         let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
         let page = 1 << H::PAGE;
         let mut guard = live.exclusive();
-        // Holes in the guest, none in memory; two that follow in both; one that does in the guest alone.
+        // Holes in the guest, none in memory; two that follow in both; one that does in the guest
+        // alone.
         for (gpa, hpa) in [(0, 0), (2, 1), (5, 7), (6, 8), (8, 9), (9, 30)] {
             let (mut one, mut two) = (Vec::new(), Vec::new());
             let mut one = cache::<H>(&platform, &mut one, 4);

@@ -55,8 +55,9 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, bytes).unwrap()
 }
 
-// SAFETY: frames come from the allocator with that size and alignment and stay until `free`; a frame's
-// address is that of its memory; no CPU loads the tables; hooks do not unwind; `grace` is a field.
+// SAFETY: frames come from the allocator with that size and alignment and stay until `free`; a
+// frame's address is that of its memory; no CPU loads the tables; hooks do not unwind; `grace` is a
+// field.
 unsafe impl Platform for Hooked {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         // SAFETY: the size is not zero, and nobody else has the memory.

@@ -1,5 +1,5 @@
-//! Operations that run out of something at any possible step: they say where, and go on from there to
-//! the same end.
+//! Operations that run out of something at any possible step: they say where, and go on from there
+//! to the same end.
 
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
@@ -23,7 +23,8 @@ fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
     slat::format::ept::Ept { output_bits: 48, ..Default::default() }
 }
 
-/// Maps with every number of frames from none to enough; each time what lacks is fetched one by one.
+/// Maps with every number of frames from none to enough; each time what lacks is fetched one by
+/// one.
 fn maps_dry<H: Hardware>(format: H::Format, enough: usize, runs: usize) {
     // Pages at both ends, 2m and 1g blocks between.
     let at = range(G - 4 * M - 8 * K, 2 * G + 12 * M + 16 * K);

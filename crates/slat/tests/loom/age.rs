@@ -1,5 +1,5 @@
-//! Ageing by the accessed bits of tables, on Intel, at three levels and beside hints. (The pairs are
-//! in `pairs`.)
+//! Ageing by the accessed bits of tables, on Intel, at three levels and beside hints. (The pairs
+//! are in `pairs`.)
 
 use crate::guest::*;
 use crate::hardware::Use;

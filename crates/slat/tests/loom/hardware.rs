@@ -80,8 +80,8 @@ impl Walked for TinyEpt {
     }
 }
 
-/// With Svadu: accessed (bit 6) and dirty (bit 7) in leaves, which have one of bits 3:1 and belong to
-/// the user (bit 4); links have none of them.
+/// With Svadu: accessed (bit 6) and dirty (bit 7) in leaves, which have one of bits 3:1 and belong
+/// to the user (bit 4); links have none of them.
 impl Walked for TinyRiscV {
     fn links(raw: u64, level: u8) -> bool {
         level > 0 && raw & 0b1111 == 1

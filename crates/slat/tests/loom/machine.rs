@@ -216,8 +216,8 @@ pub fn bounded(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 
     run(name, Some(preemptions), model);
 }
 
-/// The tighter of two bounds: `LOOM_MAX_PREEMPTIONS` asks for less, never for more; of three threads
-/// for one less, since they take turns more often by themselves.
+/// The tighter of two bounds: `LOOM_MAX_PREEMPTIONS` asks for less, never for more; of three
+/// threads for one less, since they take turns more often by themselves.
 fn least(name: &str, asked: Option<usize>, own: Option<usize>) -> Option<usize> {
     let third = name.matches("||").count().saturating_sub(1);
     asked.map(|asked| asked.saturating_sub(third)).into_iter().chain(own).min()

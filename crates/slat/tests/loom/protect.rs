@@ -1,4 +1,5 @@
-//! Rights and dirty state: write-protect, relax as a fault does it, harvest, against everything else.
+//! Rights and dirty state: write-protect, relax as a fault does it, harvest, against everything
+//! else.
 
 use crate::guest::*;
 use crate::hardware::{Use, Walked};

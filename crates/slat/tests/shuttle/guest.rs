@@ -96,8 +96,8 @@ pub struct Guest<'w, F: Walked> {
 /// A reference that another thread of the model may take.
 pub struct Shared<'a, T>(&'a T);
 
-// SAFETY: shuttle's threads are coroutines of one thread, and switch at accesses to its own atomics and
-// locks only, never while a `Cell` or `RefCell` is in use.
+// SAFETY: shuttle's threads are coroutines of one thread, and switch at accesses to its own atomics
+// and locks only, never while a `Cell` or `RefCell` is in use.
 unsafe impl<T> Send for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {

@@ -1,5 +1,5 @@
-//! The machine under the histories: frames that know whether they are in use, and the accounts of who
-//! used, who reported and who was promised what.
+//! The machine under the histories: frames that know whether they are in use, and the accounts of
+//! who used, who reported and who was promised what.
 
 use crate::hardware::Tlb;
 use crate::ledger::Ledger;
@@ -29,8 +29,8 @@ pub struct World {
     bbm: BreakBeforeMake,
     grace: Grace<[Seat; 8]>,
     pages: RefCell<Vec<Page>>,
-    /// Whether frames that were given back are handed out again, the last one first: an address that
-    /// comes back must not be taken for the old one. Otherwise they stay poisoned.
+    /// Whether frames that were given back are handed out again, the last one first: an address
+    /// that comes back must not be taken for the old one. Otherwise they stay poisoned.
     reuse: bool,
     free: RefCell<Vec<u64>>,
     /// Held by each access of a CPU, and alone by an invalidation: it ends when every access that
@@ -71,8 +71,8 @@ impl World {
     }
 }
 
-// SAFETY: slots are boxed, never moved, and not given back to the allocator before the world ends; a
-// frame is handed out again only after it was given back; the grace is a field.
+// SAFETY: slots are boxed, never moved, and not given back to the allocator before the world ends;
+// a frame is handed out again only after it was given back; the grace is a field.
 unsafe impl Platform for World {
     fn allocate(&self, _bytes: usize) -> Option<Frame> {
         let mut pages = self.pages.borrow_mut();

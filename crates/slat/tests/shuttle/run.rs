@@ -8,8 +8,9 @@ use std::time::Instant;
 pub enum Way {
     /// Any thread at each step.
     Random,
-    /// Probabilistic concurrency testing: the thread of the highest priority runs, and a few changes of
-    /// priority at random steps; finds bugs that need few preemptions at particular places.
+    /// Probabilistic concurrency testing: the thread of the highest priority runs, and a few
+    /// changes of priority at random steps; finds bugs that need few preemptions at particular
+    /// places.
     Priorities,
 }
 

@@ -72,8 +72,8 @@ impl Attempt {
             Self::Undefined => (undefined, 0),
             Self::ReadHcr => (read_hcr, 0),
         };
-        // SAFETY: `caught` is as long as what the vectors store, and outlives the call. Addresses are the
-        // probes' own: none is memory of this program, which only a store could change.
+        // SAFETY: `caught` is as long as what the vectors store, and outlives the call. Addresses
+        // are the probes' own: none is memory of this program, which only a store could change.
         unsafe { attempt(body, argument, &raw mut caught) };
         (caught.vector != NONE).then_some(caught)
     }
@@ -126,8 +126,8 @@ pub fn call(conduit: Conduit, function: u32, arguments: [u64; 3]) -> Answer {
     let mut went_on = 0u64;
     macro_rules! by {
         ($instruction:literal) => {
-            // SAFETY: what the hypervisor may change is named: x0 to x3, and of what it must keep x4 to
-            // x17, to see whether it does. No function that the probes call changes memory.
+            // SAFETY: what the hypervisor may change is named: x0 to x3, and of what it must keep
+            // x4 to x17, to see whether it does. No function that the probes call changes memory.
             unsafe {
                 asm!(
                     $instruction,

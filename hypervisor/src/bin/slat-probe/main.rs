@@ -1,5 +1,5 @@
-//! A guest that misbehaves: each of its probes does at EL1 what no guest should, and checks what the
-//! hypervisor answers. The word `probe=NAME` of its command line says which; see `probes.rs`.
+//! A guest that misbehaves: each of its probes does at EL1 what no guest should, and checks what
+//! the hypervisor answers. The word `probe=NAME` of its command line says which; see `probes.rs`.
 
 #![cfg_attr(target_os = "none", no_std, no_main)]
 

@@ -8,8 +8,8 @@
 //! - `vectors`: an exception whose handler is at the end of all addresses, where nothing is.
 //! - `last`: a call at the end of all addresses, behind which comes address 0.
 //! - `poll`: faults at one place, but goes on.
-//! - `spin`: never leaves. The hypervisor's time limit ends it, as it does `idle` and `wait`, which wait for
-//!   an interrupt: that of the hypervisor's end, and none.
+//! - `spin`: never leaves. The hypervisor's time limit ends it, as it does `idle` and `wait`, which
+//!   wait for an interrupt: that of the hypervisor's end, and none.
 
 use crate::machine::{
     Answer, Attempt, Conduit, call, enable_interrupt, say, spin, system_off, wait,
@@ -50,8 +50,8 @@ struct Probe {
 /// The first of Rust.
 #[unsafe(no_mangle)]
 extern "C" fn probe(tree: *const u8) -> ! {
-    // SAFETY: the hypervisor puts a device tree there, as the boot protocol of arm64 has it; nobody writes
-    // to it.
+    // SAFETY: the hypervisor puts a device tree there, as the boot protocol of arm64 has it; nobody
+    // writes to it.
     let tree = unsafe { fdt::Fdt::from_ptr(tree) }.expect("x0 is a device tree");
     let words = tree.chosen().bootargs().unwrap_or_default();
     let name = words.split_whitespace().find_map(|word| word.strip_prefix("probe="));
@@ -92,7 +92,8 @@ impl Probe {
         self.wrong += u32::from(!right);
     }
 
-    /// Attempts it, and expects an exception of that class and syndrome; `far` where that has a meaning.
+    /// Attempts it, and expects an exception of that class and syndrome; `far` where that has a
+    /// meaning.
     fn refused(&mut self, what: Attempt, class: u64, iss: u64, far: Option<u64>) {
         let Some(caught) = what.catch() else {
             return self.expect(false, format_args!("{what:x?} was done"));
@@ -216,8 +217,8 @@ impl Probe {
             );
         }
         self.expect(read == 0, format_args!("contextidr_el1: XZR written, {read:#x} read"));
-        // SAFETY: DC ISW of a line that may not be there: memory keeps what it has, since nothing of this
-        // program's is in a cache.
+        // SAFETY: DC ISW of a line that may not be there: memory keeps what it has, since nothing
+        // of this program's is in a cache.
         unsafe { asm!("dc cisw, xzr", "dsb sy", options(nostack)) }
         self.expect(true, format_args!("dc cisw: done"));
         self.refused(Attempt::Undefined, 0, 0, None);
@@ -236,8 +237,8 @@ impl Probe {
         const NORMAL: u64 = 1 << 2;
         const ACCESSED: u64 = 1 << 10;
         let tables = &raw mut TABLES;
-        // SAFETY: nobody else has the tables, or the last word of that block. Everything is mapped where it
-        // is, and once more where only `LAST` is used.
+        // SAFETY: nobody else has the tables, or the last word of that block. Everything is mapped
+        // where it is, and once more where only `LAST` is used.
         unsafe {
             let [first, second] = &mut *tables;
             first.0[0] = VALID | ACCESSED;

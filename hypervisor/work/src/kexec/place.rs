@@ -3,7 +3,8 @@
 use anyhow::{Context, ensure};
 use std::ops::Range;
 
-/// A multiple of each size of pages that arm64 has: the running kernel takes segments of whole pages.
+/// A multiple of each size of pages that arm64 has: the running kernel takes segments of whole
+/// pages.
 pub const PAGE: u64 = 64 << 10;
 /// A kernel maps its device tree by one block of this size.
 pub const TREE_ROOM: u64 = 2 << 20;
@@ -51,7 +52,8 @@ pub struct Layout {
 impl Layout {
     /// One behind the other, in the first RAM of `/proc/iomem` that has room for all.
     ///
-    /// That the running kernel is in the way is its own business: it copies the segments there last.
+    /// That the running kernel is in the way is its own business: it copies the segments there
+    /// last.
     ///
     /// # Errors
     /// No RAM has room, or none is shown.

@@ -1,5 +1,5 @@
-//! What comes of one setting after the other: a line for each way, a hollow dot where what was asked
-//! for was not reached.
+//! What comes of one setting after the other: a line for each way, a hollow dot where what was
+//! asked for was not reached.
 
 use super::{DOT, FONT, colour};
 use crate::numbers::seconds;

@@ -136,8 +136,9 @@ impl IdRegisters {
         }
     }
 
-    /// Whether stage 2 with the granule has VTCR_EL2.DS, and addresses of 52 bits: FEAT_LPA2, by the
-    /// fields of [`IdRegisters::has_granule`]. (What 64K has for that is FEAT_LPA, another format.)
+    /// Whether stage 2 with the granule has VTCR_EL2.DS, and addresses of 52 bits: FEAT_LPA2, by
+    /// the fields of [`IdRegisters::has_granule`]. (What 64K has for that is FEAT_LPA, another
+    /// format.)
     pub const fn has_lpa2(&self, granule: Granule) -> bool {
         let (stage2, stage1) = match granule {
             Granule::K4 => (40, matches!(field(self.mmfr0, 28), 1..=7)),
@@ -217,8 +218,8 @@ impl IdRegisters {
     /// The format as this CPU has it, with all that it offers.
     ///
     /// # Errors
-    /// [`Unsupported::Granule`] names the granules that stage 2 has; [`Unsupported::Feature`], if this
-    /// one lacks FEAT_LPA2.
+    /// [`Unsupported::Granule`] names the granules that stage 2 has; [`Unsupported::Feature`], if
+    /// this one lacks FEAT_LPA2.
     pub fn format<const PAGE_SHIFT: u32, const DS: bool>(
         &self,
     ) -> Result<Arm64<PAGE_SHIFT, DS>, Unsupported> {
@@ -247,9 +248,9 @@ impl IdRegisters {
 
     /// The value of VTCR_EL2 for tables of `format` and `geometry`.
     ///
-    /// Walks are write-back and inner shareable; with `DS` as shareable as the format says of memory,
-    /// since one field is for both. Hardware sets the accessed flag where it can, and
-    /// dirty state if the format asks for it. HCR_EL2.FWB, which the format may ask for too, is the
+    /// Walks are write-back and inner shareable; with `DS` as shareable as the format says of
+    /// memory, since one field is for both. Hardware sets the accessed flag where it can, and dirty
+    /// state if the format asks for it. HCR_EL2.FWB, which the format may ask for too, is the
     /// platform's to set.
     ///
     /// # Errors
@@ -292,9 +293,9 @@ impl IdRegisters {
             | VTCR_RES1)
     }
 
-    /// SL0 and SL2, in place. For 4K, SL0 counts from the manual's level 2, for 16K and 64K from level
-    /// 3; 2 is reserved on a CPU whose addresses are too narrow to need it. One level more, with DS
-    /// and addresses of 52 bits, is SL2 for 4K. A root has two slots to sixteen tables.
+    /// SL0 and SL2, in place. For 4K, SL0 counts from the manual's level 2, for 16K and 64K from
+    /// level 3; 2 is reserved on a CPU whose addresses are too narrow to need it. One level more,
+    /// with DS and addresses of 52 bits, is SL2 for 4K. A root has two slots to sixteen tables.
     fn start_level<const PAGE_SHIFT: u32, const DS: bool>(
         &self,
         geometry: &Geometry,

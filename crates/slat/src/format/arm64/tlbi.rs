@@ -5,8 +5,8 @@
 //! platform is a `match` with one line of assembly an arm.
 //!
 //! Operands as in the Arm Architecture Reference Manual (DDI 0487), C5.5 "A64 System instructions
-//! for TLB maintenance", under the name of each instruction; what stage 2 needs, under "Invalidation
-//! of TLB entries from stage 2 translations".
+//! for TLB maintenance", under the name of each instruction; what stage 2 needs, under
+//! "Invalidation of TLB entries from stage 2 translations".
 //!
 //! # What the platform does
 //!
@@ -25,12 +25,12 @@
 //! # Changes of size
 //!
 //! Whether a size change is broken first is [`BreakBeforeMake`]'s to decide; the sequence is the
-//! same. At FEAT_BBM levels 0 and 1 it stands between the invalid entry and the new one. At levels 2
-//! and 3 it comes once, after the new entry was stored, and without a hint of size, since either
+//! same. At FEAT_BBM levels 0 and 1 it stands between the invalid entry and the new one. At levels
+//! 2 and 3 it comes once, after the new entry was stored, and without a hint of size, since either
 //! size may be cached. Until it completes, a PE at level 2 may raise a TLB conflict abort: the
 //! handler invalidates all of the guest on its own PE (an [`Invalidation`] without a range,
-//! [`Scope::Local`]), not by address, and lets the access run again. At level 3 it does not arise. A
-//! change of address or of memory type breaks at every level.
+//! [`Scope::Local`]), not by address, and lets the access run again. At level 3 it does not arise.
+//! A change of address or of memory type breaks at every level.
 //!
 //! # Example
 //!

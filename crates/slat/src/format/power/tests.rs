@@ -1,5 +1,5 @@
-//! What the bits of a radix tree are held to. Words are written as the manual has them, and compared
-//! with what lies in memory.
+//! What the bits of a radix tree are held to. Words are written as the manual has them, and
+//! compared with what lies in memory.
 
 use super::*;
 use crate::addr::PageSize;

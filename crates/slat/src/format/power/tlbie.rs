@@ -1,11 +1,13 @@
-//! The instructions that an [`Invalidation`] takes on a Power host, as values for a platform to execute.
+//! The instructions that an [`Invalidation`] takes on a Power host, as values for a platform to
+//! execute.
 //!
 //! Operands as in the Power ISA, Book III, "TLB Management Instructions" (`tlbie`); the order as in
 //! "Translation Table Update Synchronization Requirements". RIC, PRS and R are part of the
 //! instruction: PRS is 0, these tables being partition-scoped, and R is 1, for radix.
 //!
 //! A platform executes each with one line of assembly. Errata of its CPUs (POWER9 takes a second
-//! `tlbie`), and CPUs that a broadcast does not reach (accelerators behind a nest MMU), are its own.
+//! `tlbie`), and CPUs that a broadcast does not reach (accelerators behind a nest MMU), are its
+//! own.
 //!
 //! # Example
 //!
@@ -99,9 +101,9 @@ impl Default for Tlbie {
 impl Tlbie {
     /// The instructions that `what` takes, in order.
     ///
-    /// One `tlbie` by address reaches entries of one page size: without a hint of it, and with more pages
-    /// than [`Tlbie::most_by_address`], the whole guest is invalidated. So it is where tables were
-    /// unlinked, as nothing by address reaches the page walk cache.
+    /// One `tlbie` by address reaches entries of one page size: without a hint of it, and with more
+    /// pages than [`Tlbie::most_by_address`], the whole guest is invalidated. So it is where tables
+    /// were unlinked, as nothing by address reaches the page walk cache.
     pub fn sequence(&self, what: &Invalidation) -> Sequence {
         Sequence {
             next: 0,

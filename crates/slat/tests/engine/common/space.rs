@@ -48,8 +48,8 @@ impl<H: Hardware> Space<H> {
         range.ok()
     }
 
-    /// Guest and host addresses agree modulo every leaf size, or modulo some, or not at all. Wide ones
-    /// are around 2^50, where a field of Arm's descriptors ends.
+    /// Guest and host addresses agree modulo every leaf size, or modulo some, or not at all. Wide
+    /// ones are around 2^50, where a field of Arm's descriptors ends.
     fn hpa(&self, start: u64, delta: usize) -> u64 {
         let far = if H::OUTPUT > 50 { (1 << 50) - Self::UPPER } else { 3 * Self::UPPER };
         let highest = (1u64 << H::OUTPUT).saturating_sub(1 << self.bits);

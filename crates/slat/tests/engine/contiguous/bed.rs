@@ -1,4 +1,5 @@
-//! The engine beside the flat model, where maps fold: a group is one leaf to hardware and to the model.
+//! The engine beside the flat model, where maps fold: a group is one leaf to hardware and to the
+//! model.
 
 use crate::common::flat::Flat;
 use crate::common::hardware::grouped::Grouped;
@@ -328,7 +329,8 @@ impl<'p, const G: u32> Bed<'p, G> {
             let Some(part) = run.clip(start, end) else { continue };
             let old = run.leaf.own;
             let new = rule.of(old, run.leaf.marks);
-            // What is used, or read as a whole, is so as a whole; other changes leave the rest alone.
+            // What is used, or read as a whole, is so as a whole; other changes leave the rest
+            // alone.
             let state = Attributes { accessed: new.accessed, ..old } == new;
             let (from, to) = match state {
                 true => (

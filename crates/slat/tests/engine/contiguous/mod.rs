@@ -1,5 +1,5 @@
-//! Groups of leaves that a TLB may hold as one (Arm's Contiguous bit): descriptors, and histories in
-//! which maps fold.
+//! Groups of leaves that a TLB may hold as one (Arm's Contiguous bit): descriptors, and histories
+//! in which maps fold.
 
 mod bed;
 
@@ -314,8 +314,8 @@ fn inactive_tables_unfold_what_changes_in_part() {
     destroy(tables);
 }
 
-/// Addresses where pages are folded in groups, or else blocks: units of a group of pages, or of a block,
-/// and pages.
+/// Addresses where pages are folded in groups, or else blocks: units of a group of pages, or of a
+/// block, and pages.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     blocks: bool,

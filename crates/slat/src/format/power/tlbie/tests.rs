@@ -1,5 +1,5 @@
-//! Operands against the fields of `tlbie` in the manual's numbering, and against what Linux computes in
-//! `arch/powerpc/mm/book3s64/radix_tlb.c` (`__tlbie_lpid_va`, `__tlbie_lpid`).
+//! Operands against the fields of `tlbie` in the manual's numbering, and against what Linux
+//! computes in `arch/powerpc/mm/book3s64/radix_tlb.c` (`__tlbie_lpid_va`, `__tlbie_lpid`).
 
 use super::*;
 use crate::addr::{Gpa, GpaRange, PageSize};

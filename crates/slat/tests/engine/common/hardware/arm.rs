@@ -68,9 +68,9 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
         1 << (self.address_bits - below)
     }
 
-    /// D8.3.1. Without FEAT_LPA, reserved bits must be zero; the engine sets no nT, and no ignored bits
-    /// but its own 58:55. With DS, bits 49 and 48 are address bits,
-    /// and bits 9:8 are address bits 51:50, in tables and leaves alike.
+    /// D8.3.1. Without FEAT_LPA, reserved bits must be zero; the engine sets no nT, and no ignored
+    /// bits but its own 58:55. With DS, bits 49 and 48 are address bits, and bits 9:8 are address
+    /// bits 51:50, in tables and leaves alike.
     pub fn fields(raw: u64, level: u32) -> Descriptor {
         if raw & 1 == 0 {
             return Descriptor::Invalid;

@@ -1,8 +1,8 @@
 //! The partition-scoped radix walk of POWER9 and POWER10, from the Power ISA, Book III ("Radix Tree
-//! Translation" with its figures of entries, "Reference and Change Recording"; 3.0B 5.7.10 and 5.7.12, 3.1
-//! 6.7.10 and 6.7.12) and the processors' manuals ("Supported Radix Tree Configurations"). Entries are
-//! eight bytes, the first of which is the most significant; bits are numbered as the manual does, from
-//! the highest.
+//! Translation" with its figures of entries, "Reference and Change Recording"; 3.0B 5.7.10 and
+//! 5.7.12, 3.1 6.7.10 and 6.7.12) and the processors' manuals ("Supported Radix Tree
+//! Configurations"). Entries are eight bytes, the first of which is the most significant; bits are
+//! numbered as the manual does, from the highest.
 
 use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
@@ -107,8 +107,8 @@ impl Cpu {
     }
 }
 
-/// A core with a partition table entry. With `SETS` hardware sets R and C, without it has software set
-/// them, by an interrupt.
+/// A core with a partition table entry. With `SETS` hardware sets R and C, without it has software
+/// set them, by an interrupt.
 #[derive(Clone, Copy, Debug)]
 pub struct Core<const PAGE: u32, const SETS: bool> {
     pub cpu: Cpu,

@@ -1,6 +1,6 @@
 //! The G-stage walk of RISC-V, from the privileged manual ("Guest Physical Address Translation",
-//! "Virtual Address Translation Process", "Svpbmt", "Svade"): levels are the manual's, 0 that of pages,
-//! bits are numbers.
+//! "Virtual Address Translation Process", "Svpbmt", "Svade"): levels are the manual's, 0 that of
+//! pages, bits are numbers.
 
 use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
@@ -91,7 +91,8 @@ impl Cpu {
     }
 }
 
-/// A hart with hgatp loaded. With `SVADU` it sets A and D, without (Svade) it faults where they lack.
+/// A hart with hgatp loaded. With `SVADU` it sets A and D, without (Svade) it faults where they
+/// lack.
 #[derive(Clone, Copy, Debug)]
 pub struct Hart<const SVADU: bool> {
     pub cpu: Cpu,

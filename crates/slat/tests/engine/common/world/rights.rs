@@ -237,8 +237,8 @@ fn fetched<H: Hardware>(changed: &[Run], rule: Rule) -> Vec<(u64, u64)> {
     memory
 }
 
-/// Visits the highest tables that lie in `start..end` as a whole; returns the leaves beside them that
-/// have the right to write.
+/// Visits the highest tables that lie in `start..end` as a whole; returns the leaves beside them
+/// that have the right to write.
 fn protected(tree: &Tree, start: u64, end: u64, mut table: impl FnMut(&Table)) -> Vec<Run> {
     let inside: Vec<_> =
         tree.tables.values().filter(|table| table.within(start, end)).copied().collect();
