@@ -23,6 +23,8 @@ pub struct Contrast {
     deviation: f64,
     /// Differences that do not matter.
     margins: [f64; 2],
+    /// Whether groups of both sides took turns.
+    turns: bool,
     /// What a difference is a part of; nothing if it is one of logarithms.
     base: Option<f64>,
 }
@@ -50,6 +52,7 @@ impl Contrast {
                 true => [(1.0 - threshold).max(0.0).ln(), threshold.ln_1p()],
                 false => [-threshold * base, threshold * base],
             },
+            turns: false,
             base: (!logs).then_some(base),
         })
     }
@@ -67,6 +70,7 @@ impl Contrast {
             freedom: n - 1.0,
             // As of two independent sides, whose difference has twice the variance of one.
             deviation: (variance / 2.0).sqrt(),
+            turns: true,
             ..of_both
         })
     }
@@ -101,7 +105,7 @@ impl Contrast {
             return None;
         }
         let shows = |n: u32| {
-            let freedom = 2.0 * f64::from(n) - 2.0;
+            let freedom = if self.turns { 1.0 } else { 2.0 } * (f64::from(n) - 1.0);
             let both = quantile(freedom, level / 2.0).zip(quantile(freedom, 1.0 - POWER));
             both.is_some_and(|(false_alarm, miss)| {
                 (false_alarm + miss) * self.deviation * (2.0 / f64::from(n)).sqrt() <= change
