@@ -79,7 +79,8 @@ impl Contrast {
     pub fn p(&self) -> f64 {
         let [low, high] = self.margins;
         let beyond = (self.difference - high).max(low - self.difference);
-        if beyond <= 0.0 || self.difference.is_nan() {
+        // What lies at the threshold lies beyond it by the rounding of a logarithm alone.
+        if beyond <= 1e-9 || self.difference.is_nan() {
             return 1.0;
         }
         // Without any spread, as counts are, what differs differs.
