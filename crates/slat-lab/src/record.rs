@@ -41,6 +41,13 @@ impl Measurement {
         self.unit.is_timed()
     }
 
+    /// How much of a sample is no measurement: stalls of a part of all, such as `dirty-stall-p99`,
+    /// are told by buckets that are at most an eighth of their value wide.
+    pub fn coarseness(&self) -> f64 {
+        let of_buckets = ["-stall-p50", "-stall-p95", "-stall-p99", "-stall-max"];
+        if of_buckets.iter().any(|name| self.variant.ends_with(name)) { 0.125 } else { 0.0 }
+    }
+
     /// The median of each group. Reports from before groups were told have the number of guests
     /// among the parameters.
     pub fn group_medians(&self) -> Vec<f64> {

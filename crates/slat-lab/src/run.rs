@@ -10,6 +10,7 @@ use crate::cli::{
 use crate::compare::{self, Comparison, Run};
 use crate::failure::{self, bad_input};
 use crate::host::Host;
+use crate::numbers::three_digits;
 use crate::reader::Reader;
 use crate::record::{Measurement, Report, SCHEMA};
 use crate::report::comparison::{self, Rows};
@@ -19,6 +20,7 @@ use crate::session::Session;
 use crate::stats;
 use crate::trust::Begin;
 use output::Output;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -255,13 +257,16 @@ fn validate(program: &Program, args: &NoiseArgs, count: u32) -> anyhow::Result<E
     let threshold = args.how.threshold / 100.0;
     let all = taken.iter().map(|(first, second)| compare::compare(first, second, threshold));
     let all: Vec<Comparison> = all.collect();
-    let least = |it: &Comparison| it.pairs.iter().filter_map(|pair| pair.groups_needed).min();
-    let needed: Vec<f64> = all.iter().filter_map(least).map(f64::from).collect();
-    if let Some(needed) = stats::median(&needed).filter(|_| args.in_turns) {
+    if !args.in_turns {
+        text += "Two processes that take no turns cannot tell less than the machine drifts between \
+                 them: --in-turns checks what `ab` finds.\n";
+    } else if let Some((needed, first)) = needed(&all).zip(all.first()) {
         text += &format!(
-            "The steadiest row needs {needed:.0} groups a side to show 10 % beyond {} %, by half of the \
-             comparisons.\n",
-            args.how.threshold
+            "To show {} % beyond {} % in nine of ten, the steadiest row needs {needed} processes a \
+             side: --pairs {}.\n",
+            three_digits(first.change * 100.0),
+            args.how.threshold,
+            needed.div_ceil(2)
         );
     }
     if !all.iter().any(Comparison::judges) {
@@ -269,6 +274,18 @@ fn validate(program: &Program, args: &NoiseArgs, count: u32) -> anyhow::Result<E
     }
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Groups a side that the steadiest row needs. Of each row the middle of all comparisons counts: in
+/// a single one the least is that of the row which happened to spread least.
+fn needed(all: &[Comparison]) -> Option<u32> {
+    let mut rows: BTreeMap<_, Vec<f64>> = BTreeMap::new();
+    for pair in all.iter().flat_map(|comparison| &comparison.pairs) {
+        let row = (&pair.what, serde_json::Value::from(pair.params.clone()).to_string());
+        rows.entry(row).or_default().extend(pair.groups_needed.map(f64::from));
+    }
+    let middles = rows.values().filter_map(|needed| stats::median(needed));
+    middles.min_by(f64::total_cmp).map(|groups| groups.ceil() as u32)
 }
 
 /// The words of a command line, by the shell's rules.

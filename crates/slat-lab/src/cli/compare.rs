@@ -82,11 +82,11 @@ pub struct AbArgs {
 const NOISE_EXAMPLES: &str = "\
 Examples:
   slat-bench noise -- split --backing 2m --what split
-      what this machine makes of one command line, in fourteen processes
+      what this machine makes of one command line, in twenty-two processes
   slat noise --pairs 5 -- bench dirty-log
   slat noise --check 100 --slowdown 10 -- bench populate -b 16M
       how often `compare` is wrong of it on this machine, and how often it finds 10 %
-  slat noise --check 100 --in-turns --pairs 5 -- bench populate -b 16M -r 1
+  slat noise --check 100 --in-turns -- bench populate -b 16M -r 1
       the same of `ab`";
 
 /// One command line against itself.
@@ -126,7 +126,7 @@ pub struct Repeat {
     #[arg(
         long,
         value_name = "N",
-        default_value_t = 3,
+        default_value_t = 5,
         value_parser = clap::value_parser!(u32).range(1..=100)
     )]
     pub pairs: u32,

@@ -23,6 +23,8 @@ pub struct Contrast {
     deviation: f64,
     /// Differences that do not matter.
     margins: [f64; 2],
+    /// Whether groups of both sides took turns.
+    turns: bool,
     /// What a difference is a part of; nothing if it is one of logarithms.
     base: Option<f64>,
 }
@@ -50,6 +52,7 @@ impl Contrast {
                 true => [(1.0 - threshold).max(0.0).ln(), threshold.ln_1p()],
                 false => [-threshold * base, threshold * base],
             },
+            turns: false,
             base: (!logs).then_some(base),
         })
     }
@@ -67,6 +70,7 @@ impl Contrast {
             freedom: n - 1.0,
             // As of two independent sides, whose difference has twice the variance of one.
             deviation: (variance / 2.0).sqrt(),
+            turns: true,
             ..of_both
         })
     }
@@ -75,7 +79,8 @@ impl Contrast {
     pub fn p(&self) -> f64 {
         let [low, high] = self.margins;
         let beyond = (self.difference - high).max(low - self.difference);
-        if beyond <= 0.0 || self.difference.is_nan() {
+        // What lies at the threshold lies beyond it by the rounding of a logarithm alone.
+        if beyond <= 1e-9 || self.difference.is_nan() {
             return 1.0;
         }
         // Without any spread, as counts are, what differs differs.
@@ -101,7 +106,7 @@ impl Contrast {
             return None;
         }
         let shows = |n: u32| {
-            let freedom = 2.0 * f64::from(n) - 2.0;
+            let freedom = if self.turns { 1.0 } else { 2.0 } * (f64::from(n) - 1.0);
             let both = quantile(freedom, level / 2.0).zip(quantile(freedom, 1.0 - POWER));
             both.is_some_and(|(false_alarm, miss)| {
                 (false_alarm + miss) * self.deviation * (2.0 / f64::from(n)).sqrt() <= change

@@ -1,6 +1,6 @@
 //! A comparison as tables.
 
-use crate::compare::{CHANGE, Comparison, LEAST, Pair, Verdict};
+use crate::compare::{Comparison, DRIFT, LEAST, Pair, Verdict};
 use crate::numbers::{thousands, three_digits};
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
@@ -128,38 +128,52 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
             comparison.pairs.len() - shown
         ));
     }
+    let [threshold, change] =
+        [comparison.threshold, comparison.change].map(|part| three_digits(part * 100.0));
     notes.push(format!(
         "A group is a guest, or a process of several; its median is what counts. A difference is \
-         shown where the whole interval of the change lies beyond {} %. The intervals are so wide \
-         that all rows together show any without need in one of twenty comparisons, unless the machine drifts between the runs (Welch, \
-         Holm); p is the corrected probability. The last column: groups a side that would show a \
-         change of {} %, by the spread between groups.",
-        three_digits(comparison.threshold * 100.0),
-        three_digits(CHANGE * 100.0)
+         shown where the whole interval of the change lies beyond {threshold} %. The intervals are \
+         so wide that all rows together show any without need in one of twenty comparisons \
+         ({}, Holm); p is the corrected probability. The last column: groups a side that would show \
+         a change of {change} %, by the spread between groups.",
+        if comparison.in_turns { "t test of the turns" } else { "Welch" }
     ));
+    if !comparison.in_turns {
+        notes.push(format!(
+            "These runs did not take turns: a change below {} % cannot be told from what a machine \
+             drifts from one process to the next. `ab` takes turns, and can.",
+            three_digits(DRIFT.max(comparison.threshold * 100.0))
+        ));
+    }
     let needed: Vec<f64> =
         comparison.pairs.iter().filter_map(|pair| Some(f64::from(pair.groups_needed?))).collect();
     if let Some(all) = Summary::of(&needed) {
+        // Each of the pairs of `ab` is two processes a side.
+        let (part, option) = if comparison.in_turns { (2.0, "--pairs") } else { (1.0, "-r") };
+        let [least, middle] =
+            [all.min, all.median].map(|groups| thousands((groups / part).ceil() as i64));
         notes.push(format!(
-            "{} runs (-r) would show a change of {} % in the steadiest row, {} in half of the rows.",
-            thousands(all.min as i64),
-            three_digits(CHANGE * 100.0),
-            thousands(all.median.ceil() as i64)
+            "{option} {least} would show a change of {change} % in the steadiest row, {option} \
+             {middle} in half of the rows."
         ));
     }
     if comparison.pairs.iter().any(|pair| pair.groups.iter().any(|groups| *groups < LEAST)) {
         notes.push(format!(
-            "Of fewer than {LEAST} groups a side nothing is said: take both with -r {LEAST} or more \
-             (without --quick), \
-             or in turns with `ab`."
+            "Of fewer than {LEAST} groups a side nothing is said: take {}.",
+            match comparison.in_turns {
+                true => format!("--pairs {} or more", LEAST.div_ceil(2)),
+                false => format!("both with -r {LEAST} or more (without --quick), or in turns with `ab`"),
+            }
         ));
     }
     Table {
         title: "The second run by the first".to_owned(),
         common: listed(constants.iter()),
-        columns: ["what", "first", "second", "change", "interval", "", "p", "groups", "for 10 %"]
+        columns: ["what", "first", "second", "change", "interval", "", "p", "groups"]
             .map(str::to_owned)
-            .into(),
+            .into_iter()
+            .chain([format!("for\u{a0}{change}\u{a0}%")])
+            .collect(),
         labels: 1,
         rows: rows.collect(),
         notes,
