@@ -211,7 +211,7 @@ impl Host {
             kernel: Kernel {
                 release: known("proc/sys/kernel/osrelease"),
                 version: known("proc/sys/kernel/version"),
-                command_line: known("proc/cmdline"),
+                command_line: Known(files.text("proc/cmdline").map(own_words)),
             },
             virtualisation: Virtualisation {
                 // Only x86 has the flag; elsewhere its absence says nothing.
@@ -253,6 +253,12 @@ pub fn keep_lasting(host: &mut Value) {
     for free in pools.into_iter().flatten().filter_map(|pool| pool.get_mut("free")) {
         free.take();
     }
+}
+
+/// What the kernel reads of its command line. What follows is the first process's, which may hold
+/// what nobody wants in a report, and which says nothing of memory.
+fn own_words(command_line: String) -> String {
+    command_line.split(" -- ").next().unwrap_or_default().to_owned()
 }
 
 /// Bytes that can be had now without pushing anybody else out: what the kernel estimates, or what
@@ -359,7 +365,7 @@ mod tests {
     #[test]
     fn how_it_was_booted_and_what_it_mitigates_is_read_and_may_be_missing_in_older_reports() {
         let root = fake(&[
-            ("proc/cmdline", "ro mitigations=auto\n"),
+            ("proc/cmdline", "ro mitigations=auto -- --token x\n"),
             ("proc/cpuinfo", "cpu MHz\t: 2100.5\ncpu MHz\t: 800\ncpu MHz\t: 2300\n"),
             ("sys/devices/system/cpu/vulnerabilities/mds", "Mitigation: Clear CPU buffers\n"),
             ("sys/devices/system/cpu/intel_pstate/no_turbo", "1\n"),

@@ -88,8 +88,9 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
     let runs: usize = rows.iter().filter_map(|row| Some(row.whole("total")?.samples.len())).sum();
     // The counts of several runs are one where they agree.
     let count = |row: &Row<'_>, name: &str| row.whole("run")?.counts.get(name).copied();
-    let always = rows.iter().all(|row| count(row, "converged") == Some(1));
-    let never = rows.iter().all(|row| count(row, "converged") == Some(0));
+    let ended = || rows.iter().filter(|row| row.whole("total").is_some());
+    let always = ended().all(|row| count(row, "converged") == Some(1));
+    let never = ended().all(|row| count(row, "converged") == Some(0));
     let converged = match (always, never) {
         (true, _) => "each converged",
         (_, true) => "none converged",

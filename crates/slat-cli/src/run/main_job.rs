@@ -21,7 +21,7 @@ use slat_lab::run::{NOISY, report, show, show_as};
 use slat_lab::scenario;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
-use slat_lab::trust::Begin;
+use slat_lab::trust::{Begin, cpus};
 use slat_lab::turns::order;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -260,10 +260,11 @@ fn migration(plan: &Plan, session: &mut Session) -> Vec<Measurement> {
         (true, false) => KvmWay::Manual,
         (false, _) => KvmWay::Legacy,
     };
+    // The thread that copies has a CPU of its own where there are two.
+    let vcpus = (cpus() - 1).clamp(1, plan.vcpus as usize);
     let options = format!(
-        "--memory {} --vcpus {} --runs {} --way {way}",
+        "--memory {} --vcpus {vcpus} --runs {} --way {way}",
         plan.guest,
-        plan.vcpus,
         plan.runs.min(MIGRATIONS)
     );
     scenario::run::<Migrate>(&options, session).unwrap_or_else(|error| {
