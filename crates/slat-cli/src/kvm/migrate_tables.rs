@@ -99,7 +99,7 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
     let copied = range(rows, "copy-rate")?;
     Some(format!(
         "{} that {} asked to write {} wrote {} and migrated in {} over a link of {} (copied at {}), \
-         {converged}, and stood still for {} ({} allowed; {runs} runs).",
+         {converged}, and stood still for {} ({} allowed; {runs} run{}).",
         bytes(number(first, "memory")? as u64),
         if number(first, "vcpus")? == 1.0 { "a vCPU was" } else { "vCPUs were" },
         Rate(asked),
@@ -109,6 +109,7 @@ fn sentence(rows: &[Row<'_>], asked: f64) -> Option<String> {
         rate(copied),
         times(downtime),
         seconds(number(first, "max_downtime_ms")? / 1e3),
+        if runs == 1 { "" } else { "s" },
     ))
 }
 
