@@ -108,10 +108,7 @@ fn count(m: &Measurement, name: &str) -> Option<f64> {
 pub const READER: Reader = Reader {
     reads: |m| m.target == "kvm",
     verdict: |results| Verdict::says(sentence(&explain(results))),
-    long: |results| {
-        let explained = explain(results);
-        (!explained.is_empty()).then(|| table(&explained)).into_iter().collect()
-    },
+    long: |results| tables(&explain(results)),
     ..Reader::NONE
 };
 
@@ -138,8 +135,22 @@ fn sentence(explained: &[Explained]) -> Option<String> {
     ))
 }
 
-/// The table of what was taken apart.
-pub fn table(explained: &[Explained]) -> Table {
+/// What was taken apart, a table for each scenario.
+pub fn tables(explained: &[Explained]) -> Vec<Table> {
+    let mut scenarios: Vec<&str> = Vec::new();
+    for it in explained {
+        if !scenarios.contains(&&*it.what[0]) {
+            scenarios.push(&it.what[0]);
+        }
+    }
+    let of = |scenario: &&str| {
+        let own = explained.iter().filter(|it| it.what[0] == **scenario).cloned();
+        table(&own.collect::<Vec<_>>())
+    };
+    scenarios.iter().map(of).collect()
+}
+
+fn table(explained: &[Explained]) -> Table {
     let rows: Vec<Row> = explained
         .iter()
         .map(|it| Row { params: it.params.clone(), measurements: Vec::new() })
@@ -272,11 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_a_row_for_each_phase() {
-        let table = table(&explain(&[
-            dirty(),
-            phase("clear", &[("ioctls_typical", 8), ("calls_ns", 8_000)]),
-        ]));
+    fn each_scenario_has_a_table_with_a_row_for_each_phase() {
+        let mut other = dirty();
+        other.scenario = "migrate".to_owned();
+        let clear = phase("clear", &[("ioctls_typical", 8), ("calls_ns", 8_000)]);
+        let tables = tables(&explain(&[dirty(), other, clear]));
+        assert_eq!(tables.iter().map(|table| table.rows.len()).collect::<Vec<_>>(), [2, 1]);
+        let table = &tables[0];
         assert_eq!(table.rows.len(), 2);
         assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
         assert_eq!(table.rows[0].last().unwrap(), "10 %");

@@ -36,8 +36,8 @@ mod tests {
         let mut printed = String::new();
         let tables = tables::all(&results, &readers());
         tables.iter().for_each(|table| text::grid(&mut printed, table, 120));
-        let explained = explain::table(&explain::explain(&results));
-        text::grid(&mut printed, &explained, 120);
+        let explained = explain::tables(&explain::explain(&results));
+        explained.iter().for_each(|table| text::grid(&mut printed, table, 120));
         insta::assert_snapshot!(printed);
     }
 

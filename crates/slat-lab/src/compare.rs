@@ -8,8 +8,8 @@ use crate::host::keep_lasting;
 use crate::record::Measurement;
 use crate::record::SCHEMA;
 use crate::stats::{Summary, median};
+use crate::trust::date;
 use crate::unit::Unit;
-use anyhow::Context;
 use groups::{Contrast, LEVEL, holm};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -42,6 +42,8 @@ pub struct Run {
     /// Whether its groups took turns, in their order, with those of the run that it is held
     /// against.
     took_turns: bool,
+    /// Seconds since 1970, where the report tells.
+    began: Option<u64>,
 }
 
 impl Run {
@@ -60,10 +62,11 @@ impl Run {
         Ok(Self {
             host,
             tool: report["tool"].take(),
-            command: command.with_context(|| format!("{name}: command"))?,
+            command: command.map_err(|error| bad_input(format!("{name}: command: {error}")))?,
             took_turns: false,
+            began: report["trust"]["began"].as_u64(),
             results: results
-                .with_context(|| format!("{name}: results"))?
+                .map_err(|error| bad_input(format!("{name}: results: {error}")))?
                 .into_iter()
                 // What was made of other results is not compared beside them.
                 .filter(|m| !m.scenario.ends_with("-asked") && m.scenario != "replay")
@@ -77,6 +80,12 @@ impl Run {
         })
     }
 
+    /// The command line, and when it was run.
+    pub fn said(&self) -> String {
+        let date = self.began.map_or_else(String::new, |began| format!(", {}", date(began)));
+        format!("`{}`{date}", self.command.join(" "))
+    }
+
     /// What was measured, without what was made of other results.
     pub fn results(&self) -> &[Measurement] {
         &self.results
@@ -88,7 +97,7 @@ impl Run {
         let mut runs = runs.into_iter();
         let Some(mut all) = runs.next() else {
             let (host, tool, command, results) = (Value::Null, Value::Null, Vec::new(), Vec::new());
-            return Self { host, tool, command, results, took_turns: true };
+            return Self { host, tool, command, results, took_turns: true, began: None };
         };
         all.took_turns = true;
         all.command = words.to_vec();
@@ -483,6 +492,7 @@ mod tests {
             command: vec![cpu.to_owned()],
             results: results.collect(),
             took_turns: false,
+            began: None,
         }
     }
 

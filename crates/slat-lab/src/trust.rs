@@ -10,7 +10,7 @@
 use crate::host::Known;
 use serde::{Deserialize, Serialize};
 use slat_procfs::{Files, Ticks};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Milliseconds of each second that a vCPU waited for a CPU.
 pub const WAITED: f64 = 100.0;
@@ -203,6 +203,12 @@ impl Trust {
             false => format!("A quiet run: {}.", known.join(", ")),
         }
     }
+}
+
+/// A time since 1970 as a person reads it.
+pub fn date(seconds: u64) -> String {
+    let date = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds));
+    date.to_string().replace('T', " ").replace('Z', " UTC")
 }
 
 /// How many CPUs this process may use.

@@ -26,13 +26,13 @@ pub fn explain(program: &Program, args: &ExplainArgs) -> anyhow::Result<ExitCode
             "no guest under KVM is in it whose time is known; try: slat explain -- bench dirty-log"
         );
     }
-    let table = explain::table(&explained);
+    let tables = explain::tables(&explained);
     output::print(&match args.print.format() {
         Format::Json => serde_json::to_string_pretty(&explained)? + "\n",
-        Format::Markdown => markdown::table(&table),
+        Format::Markdown => tables.iter().map(markdown::table).collect(),
         Format::Text => {
-            let mut text = String::new();
-            text::grid(&mut text, &table, output::width());
+            let mut text = run.said() + "\n";
+            tables.iter().for_each(|table| text::grid(&mut text, table, output::width()));
             text
         }
     })?;

@@ -7,9 +7,9 @@ use crate::reader::Reader;
 use crate::record::Report;
 use crate::size::Size;
 use crate::table::Table;
+use crate::trust::date;
 use crate::verdict::Verdict;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use std::time::{Duration, UNIX_EPOCH};
 
 /// Charts are drawn in the colours of a light page; a dark one replaces each of them.
 const STYLE: &str = include_str!("page.css");
@@ -147,10 +147,7 @@ fn verdict(verdict: &Verdict) -> Markup {
 fn when(report: &Report) -> String {
     let (cpu, kernel) = (&report.host.cpu.model, &report.host.kernel.release);
     let time = report.trust.as_ref().map_or_else(String::new, |trust| {
-        let began = UNIX_EPOCH + Duration::from_secs(trust.began);
-        let began = humantime::format_rfc3339_seconds(began).to_string();
-        let began = began.replace('T', " ").replace('Z', " UTC");
-        format!(", {began}, in {}", seconds(trust.seconds))
+        format!(", {}, in {}", date(trust.began), seconds(trust.seconds))
     });
     format!("Measured by slat {} on {cpu}, Linux {kernel}{time}.", report.tool)
 }
