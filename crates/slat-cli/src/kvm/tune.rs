@@ -1,6 +1,6 @@
 //! Which way of logging dirty pages stalls a guest least, on this host.
 //!
-//! Every way that the host has is run beside the same guest, in turns; [`ranking`] ranks them by
+//! Every way that the host has is run beside the same guest, in turns; `ranking` ranks them by
 //! how long the vCPU that had it worst stood still for each page that it touched.
 
 use super::guest::{Asked, Pattern};
