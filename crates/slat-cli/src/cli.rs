@@ -3,11 +3,16 @@
 mod doctor;
 mod emulate;
 mod explain;
+mod kernel;
 mod show;
 
 pub use doctor::DoctorArgs;
 pub use emulate::{EmulateArgs, KernelChoice};
 pub use explain::ExplainArgs;
+pub use kernel::{
+    BootArgs, BuildArgs, EditsArgs, KernelAction, KernelArgs, ListArgs, PatchArgs, TestArgs,
+    TreeChoice,
+};
 pub use show::ShowArgs;
 
 use crate::kvm::{Guests, Tunes};
@@ -30,6 +35,7 @@ Examples:
   slat noise -- bench dirty-log            the machine against itself
   slat emulate --kernel debian-6.1 -- bench dirty-log --memory 64M
                                            the same in an emulated machine: exact counts
+  slat kernel list                         edits to Linux's KVM, to build, boot and measure
   slat plan plan.toml --cell 1/5           a fifth of a matrix of settings
   slat completions bash > ~/.local/share/bash-completion/completions/slat
 
@@ -108,6 +114,9 @@ pub enum Command {
     Show(ShowArgs),
     /// Run in an emulated machine: another kernel or architecture, with a real TDP MMU or stage 2
     Emulate(EmulateArgs),
+    /// Build Linux with edits to its KVM, boot it, test it, or write the edits as patches
+    #[command(arg_required_else_help = true)]
+    Kernel(KernelArgs),
     /// What all programs have.
     #[command(flatten)]
     Common(Common),

@@ -7,7 +7,8 @@
 
 mod binary;
 mod kernel;
-mod machine;
+pub mod machine;
+mod probes;
 mod report;
 
 pub use report::{Emulated, Emulator};
@@ -15,6 +16,7 @@ pub use report::{Emulated, Emulator};
 use crate::cli::{Cli, Command, EmulateArgs};
 use anyhow::Context;
 use binary::Program;
+pub use binary::choose as program;
 use clap::Parser;
 use slat_lab::failure::{bad_input, no_report};
 use slat_lab::first::job::{self, Answer, Job, LoadModule};
@@ -51,11 +53,16 @@ pub struct Ended {
 /// happened once the machine ran is in [`Run::end`].
 pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
     let (name, words) = check_command(&args.command)?;
-    let nodes = args.numa_nodes;
-    if nodes > args.cpus || !args.memory.bytes().is_multiple_of(u64::from(nodes) << 20) {
+    let (nodes, cpus) = (args.numa_nodes, args.cpus());
+    if args.count_instructions && cpus > 1 {
         return Err(bad_input(format!(
-            "{nodes} NUMA nodes do not share {} CPUs and {} of memory in whole MiB",
-            args.cpus, args.memory
+            "--count-instructions --cpus {cpus}: instructions are counted on one CPU only"
+        )));
+    }
+    if nodes > cpus || !args.memory.bytes().is_multiple_of(u64::from(nodes) << 20) {
+        return Err(bad_input(format!(
+            "{nodes} NUMA nodes do not share {cpus} CPUs and {} of memory in whole MiB",
+            args.memory
         )));
     }
     let arch = args.arch.or_else(Architecture::of_this_machine).ok_or_else(|| {
@@ -63,29 +70,41 @@ pub fn run(args: &EmulateArgs, session: &mut Session) -> anyhow::Result<Run> {
     })?;
     let program = binary::choose(args.binary.as_deref(), name, arch)?;
     let emulator = Emulator::new(arch, args, arch.qemu().version()?);
-    session.start(&format!("emulate {arch}"), 2);
-    let kernel = kernel::find(&args.kernel, args.modules.as_deref(), arch, session)?;
+    let probes = probes::asked(args, words, arch);
+    session.start(&format!("emulate {arch}"), if probes.is_empty() { 2 } else { 3 });
+    let kernel = kernel::find(args, arch, session)?;
     session.step();
     let mut modules = kernel::kvm_modules(&kernel, arch)?;
     let mut append = modules::give(&args.module_param, &mut modules);
     append.extend(args.append.clone());
-    let initramfs = initramfs(&program, &modules, words, arch)?;
-    session.say("running it");
-    let linux = Linux {
-        arch,
-        cpus: args.cpus,
-        memory: args.memory.bytes(),
-        numa_nodes: args.numa_nodes,
-        kernel: &kernel.image,
-        initramfs: &initramfs,
-        append: &append.join(" "),
-        cpu: args.cpu.as_deref(),
+    let boot = |words: &[String], session: &Session| {
+        let initramfs = initramfs(&program, &modules, words, arch)?;
+        let linux = Linux {
+            arch,
+            cpus,
+            memory: args.memory.bytes(),
+            numa_nodes: args.numa_nodes,
+            kernel: &kernel.image,
+            initramfs: &initramfs,
+            append: &append.join(" "),
+            cpu: args.cpu.as_deref(),
+            counts_instructions: args.count_instructions,
+        };
+        let outcome = machine::run(&linux, args.time_limit, session)?;
+        let end = outcome.answer.and_then(|answer| ended(answer, emulator.clone()));
+        Ok::<_, anyhow::Error>(Run { console: outcome.console, end })
     };
-    let outcome = machine::run(&linux, args.time_limit, session);
+    session.say("running it");
+    let mut run = boot(words, session)?;
+    if !probes.is_empty() && run.end.is_ok() {
+        session.step();
+        session.say("counting calls");
+        let counted = boot(&probes::words(words, &probes), session)?;
+        run.console += &counted.console;
+        run.end = run.end.and_then(|ended| probes::merge(ended, counted.end?));
+    }
     session.finish();
-    let outcome = outcome?;
-    let end = outcome.answer.and_then(|answer| ended(answer, emulator));
-    Ok(Run { console: outcome.console, end })
+    Ok(run)
 }
 
 /// Everything that the machine has.
@@ -96,11 +115,7 @@ fn initramfs(
     arch: Architecture,
 ) -> anyhow::Result<Vec<u8>> {
     let mut archive = Initramfs::new()?;
-    archive.program(PROGRAM, &program.bytes)?;
-    for (path, bytes) in &program.libraries {
-        archive.program(path, bytes)?;
-    }
-    archive.link(NAME, PROGRAM)?;
+    add_program(&mut archive, program)?;
     let mut load = Vec::new();
     for Module { name, image, params } in modules {
         let path = format!("/modules/{name}.ko");
@@ -108,13 +123,27 @@ fn initramfs(
         load.push(LoadModule { name: name.clone(), path, params: params.clone() });
     }
     let command = words.to_vec();
-    let job = Job { modules: load, command, port: arch.port().to_owned() };
-    archive.file(job::PATH, &serde_json::to_vec(&job)?)?;
+    let job = Job { modules: load, command, tests: Vec::new(), port: arch.port().to_owned() };
+    add_job(&mut archive, &job)?;
     archive.finish()
 }
 
+/// Adds the program as the first process, with what it needs.
+pub fn add_program(archive: &mut Initramfs, program: &Program) -> anyhow::Result<()> {
+    archive.program(PROGRAM, &program.bytes)?;
+    for (path, bytes) in &program.libraries {
+        archive.program(path, bytes)?;
+    }
+    archive.link(NAME, PROGRAM)
+}
+
+/// Adds what the first process is to do.
+pub fn add_job(archive: &mut Initramfs, job: &Job) -> anyhow::Result<()> {
+    archive.file(job::PATH, &serde_json::to_vec(job)?)
+}
+
 fn ended(answer: Answer, emulator: Emulator) -> anyhow::Result<Ended> {
-    let Answer { error, exit_code, stderr, report } = answer;
+    let Answer { error, exit_code, stderr, report, .. } = answer;
     if let Some(error) = error {
         return Err(no_report(format!("in the machine: {error}")));
     }

@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod emulate;
 mod explain;
 pub mod ideas;
+pub mod kernel;
 pub mod kvm;
 mod moved;
 pub mod needs;

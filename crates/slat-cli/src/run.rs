@@ -3,6 +3,7 @@
 mod doctor;
 mod emulate;
 mod explain;
+mod kernel;
 pub mod main_job;
 mod show_job;
 
@@ -40,6 +41,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Doctor(args)) => doctor::doctor(args),
         Some(Command::Explain(args)) => explain::explain(&PROGRAM, args),
         Some(Command::Emulate(args)) => emulate::emulate(args),
+        Some(Command::Kernel(args)) => kernel::kernel(args),
         Some(Command::Show(args)) => show_job::show(args),
         Some(Command::Common(common)) => run::common(&PROGRAM, common),
     }

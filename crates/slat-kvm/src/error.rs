@@ -28,6 +28,9 @@ pub enum Error {
         /// What asked for it.
         needed_for: &'static str,
     },
+    /// Calls of the kernel's functions cannot be counted.
+    #[error("{0}")]
+    NoProbes(String),
     /// A value of the configuration cannot be.
     #[error("{name} {value} {rule}")]
     Invalid {

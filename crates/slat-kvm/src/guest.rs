@@ -10,6 +10,7 @@ use crate::mailbox::{Mailbox, word};
 use crate::memory::HostMemory;
 use crate::mode::Mode;
 use crate::probe::{self, SLOT_ZAP_QUIRK};
+use crate::probes::{Counted, Probes};
 use crate::ring::{Gate, Ring};
 pub use crate::shape::Shape;
 use crate::stall::{Histogram, STALL_FACTOR};
@@ -60,6 +61,7 @@ pub struct Guest {
     ticks_per_second: f64,
     vm_stats: Option<Stats>,
     vcpu_stats: Vec<Stats>,
+    probes: Option<Probes>,
 }
 
 fn borrow(fd: &impl AsRawFd) -> BorrowedFd<'_> {
@@ -136,9 +138,15 @@ impl Guest {
             ticks_per_second: ticks,
             vm_stats: vm_stats.transpose()?,
             vcpu_stats,
+            probes: Probes::start(&shape.probes)?,
         };
         guest.set_slots(0)?;
         Ok((guest, vcpus))
+    }
+
+    /// How often functions were called so far that are counted.
+    pub(crate) fn calls(&self) -> Counted {
+        self.probes.as_ref().map(Probes::read).unwrap_or_default()
     }
 
     /// The memory, as the host sees it.

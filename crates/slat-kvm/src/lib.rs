@@ -33,6 +33,7 @@ mod mode;
 pub mod numa;
 pub mod phase;
 pub mod probe;
+pub mod probes;
 mod ring;
 pub mod scenario;
 mod shape;

@@ -4,6 +4,7 @@ use crate::Error;
 use crate::crew::Done;
 use crate::guest::Guest;
 use crate::phase::MappedPages;
+use crate::probes::{self, Counted};
 use crate::stall::{Histogram, Known, Stalls, stolen};
 use crate::stats::{Changes, Reading};
 
@@ -27,6 +28,7 @@ pub(crate) struct Meter<'a> {
     vcpus: Vec<[Reading; 2]>,
     clocks: [Vec<Clock>; 2],
     stolen: [f64; 2],
+    calls: [Counted; 2],
 }
 
 impl<'a> Meter<'a> {
@@ -39,6 +41,7 @@ impl<'a> Meter<'a> {
             vcpus: vcpus.map(|_| Default::default()).collect(),
             clocks: Default::default(),
             stolen: Default::default(),
+            calls: Default::default(),
         }
     }
 
@@ -52,6 +55,7 @@ impl<'a> Meter<'a> {
         let clock = |vcpu| Clock { times: self.guest.times(vcpu), idle: self.guest.idle(vcpu) };
         self.clocks[when] = (0..self.guest.parts().len()).map(clock).collect();
         self.stolen[when] = stolen()?;
+        self.calls[when] = self.guest.calls();
         Ok(())
     }
 
@@ -113,7 +117,10 @@ impl<'a> Meter<'a> {
 
     pub fn vm_changes(&self) -> Changes {
         let [before, after] = &self.vm;
-        self.guest.vm_stats().map(|stats| stats.changes(before, after)).unwrap_or_default()
+        let stats = self.guest.vm_stats().map(|stats| stats.changes(before, after));
+        let mut changes = stats.unwrap_or_default();
+        changes.extend(probes::changes(&self.calls[0], &self.calls[1]));
+        changes
     }
 
     pub fn vcpu_changes(&self, index: usize) -> Changes {

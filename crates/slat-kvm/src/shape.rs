@@ -28,6 +28,9 @@ pub struct Shape {
     pub slot_zap_all: bool,
     /// NUMA nodes of the host that its memory is bound to; none: as the kernel places it.
     pub nodes: Vec<u32>,
+    /// Functions of the kernel whose calls are counted in each phase; those that end in `?` only
+    /// where the kernel has them.
+    pub probes: Vec<String>,
 }
 
 impl Default for Shape {
@@ -43,6 +46,7 @@ impl Default for Shape {
             nx_huge_pages: true,
             slot_zap_all: true,
             nodes: Vec::new(),
+            probes: Vec::new(),
         }
     }
 }

@@ -3,7 +3,13 @@
 //!
 //! In an instance of its own, so that whoever else traces is not disturbed. Needs root.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+/// Where the tracer is, if this process may see it.
+pub(crate) fn root() -> Option<PathBuf> {
+    let roots = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+    roots.into_iter().map(PathBuf::from).find(|root| root.join("instances").exists())
+}
 
 /// Counts events until it is dropped.
 #[derive(Debug)]
@@ -14,9 +20,7 @@ pub(crate) struct Events {
 impl Events {
     /// Begins to count. Nothing if this process may not, or if the kernel does not know the events.
     pub fn start(events: &[&str]) -> Option<Self> {
-        let roots = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-        let root = roots.into_iter().map(Path::new).find(|root| root.join("instances").exists())?;
-        let instance = root.join("instances").join(format!("slat-{}", std::process::id()));
+        let instance = root()?.join("instances").join(format!("slat-{}", std::process::id()));
         std::fs::create_dir(&instance).ok()?;
         // From here on it is taken away again.
         let this = Self { instance };

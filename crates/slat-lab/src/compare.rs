@@ -25,6 +25,14 @@ pub const DRIFT: f64 = 20.0;
 /// The least change between processes in turns that counts, in per cent.
 pub const IN_TURNS: f64 = 2.0;
 
+/// The least change of instructions that an emulator counted, as a part of one: what two guests of
+/// one kernel differ by is a third of that. No noise of the machine touches them, so runs need not
+/// take turns.
+pub const EXACT: f64 = 0.01;
+
+/// Fewer groups than this tell no spread of instructions.
+const LEAST_EXACT: usize = 2;
+
 /// The change by which it is told how many groups would show it, unless the threshold hides it.
 const CHANGE: f64 = 0.1;
 
@@ -258,6 +266,9 @@ pub fn compare(first: &Run, second: &Run, threshold: f64) -> Comparison {
             .map(|name| [format!("parameter {name}"), shown(a.get(name)), shown(b.get(name))]),
     );
     let in_turns = first.took_turns && second.took_turns;
+    let is_exact = |m: &Measurement| m.unit == Unit::INSTRUCTIONS;
+    let all_exact = !first.results.is_empty() && first.results.iter().all(is_exact);
+    let threshold = if all_exact { EXACT } else { threshold };
     let change = CHANGE.max(2.0 * threshold);
     let mut left: Vec<&Measurement> = second.results.iter().collect();
     let mut pairs = Vec::new();
@@ -268,7 +279,10 @@ pub fn compare(first: &Run, second: &Run, threshold: f64) -> Comparison {
             Some(place) => {
                 let contrast = if in_turns { Contrast::of_turns } else { Contrast::of };
                 // Groups that all lie in one bucket have no spread, and one beside it no meaning.
-                let least = threshold.max(one.coarseness());
+                let least = match one.unit == Unit::INSTRUCTIONS {
+                    true => EXACT,
+                    false => threshold.max(one.coarseness()),
+                };
                 let other = left.swap_remove(place);
                 pairs.push(pair(one, other, &differing, |a, b| contrast(a, b, least)));
             }
@@ -446,7 +460,8 @@ fn pair(
 /// What is said of the pairs of one machine, all of them together.
 fn judge(pairs: &mut [Pair], change: f64) {
     // A row of too few groups, of which nothing is said, takes nothing from what is said of others.
-    let enough = |pair: &Pair| pair.groups.iter().all(|groups| *groups >= LEAST);
+    let least = |pair: &Pair| if pair.unit == Unit::INSTRUCTIONS { LEAST_EXACT } else { LEAST };
+    let enough = |pair: &Pair| pair.groups.iter().all(|groups| *groups >= least(pair));
     let tested = pairs.iter_mut().filter(|pair| enough(pair));
     let mut family: Vec<(&mut Pair, Contrast)> =
         tested.filter_map(|pair| pair.contrast.map(|it| (pair, it))).collect();
@@ -454,7 +469,7 @@ fn judge(pairs: &mut [Pair], change: f64) {
     let strictest = LEVEL / all.len().max(1) as f64;
     for ((pair, contrast), (p, level)) in family.iter_mut().zip(holm(&all)) {
         let needed = contrast.needed(change, strictest);
-        pair.groups_needed = needed.map(|needed| needed.max(LEAST as u32));
+        pair.groups_needed = needed.map(|needed| needed.max(least(pair) as u32));
         pair.p = Some(p);
         pair.interval = contrast.interval(level);
         pair.verdict = match pair.middles {
@@ -681,6 +696,23 @@ mod tests {
             .map(crate::report::markdown::table)
             .collect();
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    }
+
+    #[test]
+    fn instructions_that_differ_by_more_than_one_in_a_hundred_differ() {
+        let run = |middle: f64, spread: f64| {
+            let samples = vec![middle, middle + spread];
+            let mut run = run("m", &[("clear", json!({}), samples)]);
+            run.results[0].unit = Unit::INSTRUCTIONS;
+            run
+        };
+        let verdict = |middle| {
+            compare(&run(2_100_000.0, 2_000.0), &run(middle, 1_000.0), DRIFT / 100.0).pairs[0]
+                .verdict
+        };
+        assert_eq!(verdict(1_300_000.0), Verdict::Faster);
+        assert_eq!(verdict(2_300_000.0), Verdict::Slower);
+        assert_eq!(verdict(2_110_000.0), Verdict::NoDifferenceShown);
     }
 
     #[test]

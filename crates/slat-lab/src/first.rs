@@ -4,7 +4,7 @@
 pub mod job;
 
 use anyhow::{Context, bail};
-use job::{Answer, Job, LoadModule};
+use job::{Answer, Job, LoadModule, Test, Tested};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, finit_module, reboot};
@@ -15,7 +15,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Its name in the machine.
 pub const NAME: &str = "/init";
@@ -76,12 +76,13 @@ fn mount_all() -> anyhow::Result<()> {
         ("sysfs", "/sys"),
         ("tmpfs", "/tmp"),
         ("debugfs", "/sys/kernel/debug"),
+        ("tracefs", "/sys/kernel/tracing"),
     ];
     for (kind, place) in places {
         let done = mount(kind, place, kind, MountFlags::empty(), None);
-        // Some kernels mount devices themselves; not every kernel has debugfs, and nothing needs
-        // it.
-        if kind != "debugfs" && done != Err(Errno::BUSY) {
+        // Some kernels mount devices themselves; not every kernel has debugfs or tracefs, and
+        // nothing needs them.
+        if !place.starts_with("/sys/") && done != Err(Errno::BUSY) {
             done.with_context(|| format!("cannot mount {kind} at {place}"))?;
         }
     }
@@ -91,6 +92,10 @@ fn mount_all() -> anyhow::Result<()> {
 fn run(job: &Job) -> anyhow::Result<Answer> {
     for module in &job.modules {
         load(module)?;
+    }
+    if !job.tests.is_empty() {
+        let tests = job.tests.iter().map(test).collect::<anyhow::Result<_>>()?;
+        return Ok(Answer { tests, ..Answer::default() });
     }
     fs::create_dir(REPORT).context("cannot make a directory for the report")?;
     let mut command = Command::new(PROGRAM);
@@ -114,7 +119,41 @@ fn run(job: &Job) -> anyhow::Result<Answer> {
         eprintln!("slat: the command ended by {status}");
     }
     let report = fs::read_to_string(Path::new(REPORT).join("results.json")).ok();
-    Ok(Answer { error: None, exit_code: status.code(), stderr, report })
+    Ok(Answer { exit_code: status.code(), stderr, report, ..Answer::default() })
+}
+
+/// Bytes at the end of what a test said that are kept.
+const SAID: usize = 2000;
+
+fn test(test: &Test) -> anyhow::Result<Tested> {
+    let Test { path, arguments, seconds } = test;
+    let failed = || format!("cannot run {path}");
+    let log = "/tmp/test";
+    // Some tests share memory by files here.
+    fs::create_dir_all("/dev/shm").with_context(failed)?;
+    let output = fs::File::create(log).with_context(failed)?;
+    let mut command = Command::new(path);
+    command.args(arguments).env_clear().env("HOME", "/tmp").env("TMPDIR", "/tmp").env("PATH", "/");
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    let begin = Instant::now();
+    let mut child = command.spawn().with_context(failed)?;
+    let mut timed_out = false;
+    let status = loop {
+        if let Some(status) = child.try_wait().with_context(failed)? {
+            break status;
+        }
+        if begin.elapsed() > Duration::from_secs(u64::from(*seconds)) {
+            timed_out = true;
+            child.kill().with_context(failed)?;
+            break child.wait().with_context(failed)?;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let said = fs::read(log).with_context(failed)?;
+    let said = String::from_utf8_lossy(&said[said.len().saturating_sub(SAID)..]).into_owned();
+    let seconds = begin.elapsed().as_secs_f64();
+    eprintln!("{path} {}: {status}, {seconds:.1} s", arguments.join(" "));
+    Ok(Tested { exit_code: status.code(), timed_out, seconds, output: said })
 }
 
 fn load(module: &LoadModule) -> anyhow::Result<()> {

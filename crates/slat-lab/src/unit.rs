@@ -31,6 +31,8 @@ impl Unit {
     pub const RATE: Self = Self(Cow::Borrowed("MiB/s"));
     /// Bytes, counted.
     pub const BYTES: Self = Self(Cow::Borrowed("bytes"));
+    /// Instructions, counted by an emulator.
+    pub const INSTRUCTIONS: Self = Self(Cow::Borrowed("instructions"));
     /// Operations, counted.
     pub const OPERATIONS: Self = Self(Cow::Borrowed("operations"));
 
@@ -59,6 +61,7 @@ impl Unit {
         match self.name() {
             "s" => seconds(value),
             "x" => format!("{} ×", three_digits(value)),
+            "instructions" => thousands(value as i64),
             "bytes" => format!("{} MiB", thousands((value / f64::from(1 << 20)) as i64)),
             name => format!("{} {name}", three_digits(value)),
         }

@@ -14,7 +14,7 @@ pub fn kept(
     name: &str,
     fetch: impl FnOnce(&Path, &Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<PathBuf> {
-    kept_below(&cache_folder()?.join("slat"), name, fetch)
+    kept_below(&cache_folder()?, name, fetch)
 }
 
 fn kept_below(
@@ -43,14 +43,19 @@ fn kept_below(
     Ok(kept)
 }
 
-/// Where this user's programs keep what they can fetch again (XDG Base Directory Specification).
-fn cache_folder() -> anyhow::Result<PathBuf> {
+/// The folder `slat` where this user's programs keep what they can fetch or make again (XDG Base
+/// Directory Specification).
+///
+/// # Errors
+/// The environment names neither a cache nor a home.
+pub fn cache_folder() -> anyhow::Result<PathBuf> {
     let absolute = |name: &str| {
         let path = PathBuf::from(std::env::var_os(name)?);
         path.is_absolute().then_some(path)
     };
     absolute("XDG_CACHE_HOME")
         .or_else(|| Some(absolute("HOME")?.join(".cache")))
+        .map(|folder| folder.join("slat"))
         .context("neither XDG_CACHE_HOME nor HOME says where it could be kept")
 }
 

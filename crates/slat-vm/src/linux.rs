@@ -25,6 +25,9 @@ pub struct Linux<'a> {
     pub append: &'a str,
     /// The model of the CPUs, if not the one that has all.
     pub cpu: Option<&'a str>,
+    /// Whether its clocks count instructions, one a nanosecond, whatever the time outside is. There
+    /// is one CPU then.
+    pub counts_instructions: bool,
 }
 
 impl Architecture {
@@ -71,7 +74,13 @@ impl Linux<'_> {
     /// The folder cannot be written to.
     pub fn machine(&self, folder: &Path) -> anyhow::Result<(Machine, PathBuf)> {
         let mut machine = Machine::new(self.arch.qemu(), folder)?;
-        machine.args(["-accel", self.arch.accelerator(), "-machine", self.arch.machine()]);
+        let accelerator =
+            if self.counts_instructions { "tcg,thread=single" } else { self.arch.accelerator() };
+        machine.args(["-accel", accelerator, "-machine", self.arch.machine()]);
+        if self.counts_instructions {
+            // 2^0 ns an instruction; a CPU that waits skips to its next timer.
+            machine.args(["-icount", "shift=0,sleep=off"]);
+        }
         machine.args(["-cpu", self.cpu.unwrap_or(self.arch.cpu())]);
         machine.args(["-smp", &self.cpus.to_string()]);
         machine.args(["-m", &format!("{}k", self.memory >> 10)]);
@@ -118,6 +127,7 @@ mod tests {
             initramfs: b"archive",
             append: "hugepages=4",
             cpu: Some("cortex-a76"),
+            counts_instructions: true,
         };
         let folder = tempfile::tempdir().unwrap();
         let (machine, second) = linux.machine(folder.path()).unwrap();
@@ -134,6 +144,7 @@ mod tests {
         let nodes: Vec<_> = nodes.map(|word| word.rsplit('=').next().unwrap()).collect();
         assert_eq!(nodes, ["0-0", "1-2"]);
         assert!(after("-object").unwrap().ends_with("size=262144k"));
+        assert_eq!(after("-icount"), Some("shift=0,sleep=off"));
         assert!(after("-append").unwrap().ends_with("panic=-1 hugepages=4"));
     }
 }

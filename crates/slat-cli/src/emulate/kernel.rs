@@ -1,28 +1,27 @@
 //! The kernel of the machine, and its modules: a file, or one of Debian's, fetched once.
 
-use crate::cli::KernelChoice;
+use crate::cli::{EmulateArgs, KernelChoice};
+use crate::kernel::Source;
 use slat_lab::failure::{Failure, bad_input};
 use slat_lab::session::Session;
 use slat_vm::modules::{Module, Tree};
 use slat_vm::{Architecture, Debian, Kernel, Teller};
-use std::path::Path;
 
 /// The kernel that was asked for, and the modules that go with it.
 ///
 /// # Errors
-/// There is no such file, or Debian's kernel cannot be fetched.
-pub fn find(
-    choice: &KernelChoice,
-    modules: Option<&Path>,
-    arch: Architecture,
-    session: &Session,
-) -> anyhow::Result<Kernel> {
-    let modules = modules.map(Path::to_owned);
-    match choice {
+/// There is no such file, Debian's kernel cannot be fetched, or a tree cannot be built.
+pub fn find(args: &EmulateArgs, arch: Architecture, session: &Session) -> anyhow::Result<Kernel> {
+    let modules = args.modules.clone();
+    match &args.kernel {
+        KernelChoice::Tree(tree) => {
+            let source = Source::find(tree, args.edits.edits.as_deref(), session)?;
+            Ok(Kernel { image: source.build(arch, session)?.image, modules })
+        }
         KernelChoice::Path(path) if path.is_file() => Ok(Kernel { image: path.clone(), modules }),
         KernelChoice::Path(path) => Err(bad_input(format!(
-            "--kernel {}: there is no such file; give debian-6.1, debian-6.12, or the path of a \
-             kernel",
+            "--kernel {}: there is no such file; give debian-6.1, debian-6.12, tree:TREE, or the \
+             path of a kernel",
             path.display()
         ))),
         KernelChoice::Debian(kernel) => {
@@ -67,9 +66,9 @@ mod tests {
 
     #[test]
     fn a_kernel_that_is_no_file_is_refused_with_what_there_is() {
-        let choice = KernelChoice::Path("/no/such/kernel".into());
+        let args = EmulateArgs::of(KernelChoice::Path("/no/such/kernel".into()));
         let session = Session::quiet();
-        let error = find(&choice, None, Architecture::X86_64, &session).unwrap_err();
+        let error = find(&args, Architecture::X86_64, &session).unwrap_err();
         assert!(error.to_string().contains("debian-6.12"), "{error}");
     }
 

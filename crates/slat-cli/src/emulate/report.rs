@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 use slat_lab::record::SCHEMA;
 use slat_lab::record::{Measurement, Skipped};
+use slat_lab::unit::Unit;
 use slat_vm::Architecture;
 
 /// What the machine was emulated by; `results.json` has it under `emulator`.
@@ -17,18 +18,42 @@ pub struct Emulator {
     pub architecture: String,
     /// The kernel as it was asked for.
     pub kernel: String,
+    /// Whether instructions were counted in place of times.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub counts_instructions: bool,
 }
 
 impl Emulator {
     /// The emulator of one machine.
     pub fn new(arch: Architecture, args: &EmulateArgs, program: String) -> Self {
-        Self { program, architecture: arch.to_string(), kernel: args.kernel.to_string() }
+        Self {
+            program,
+            architecture: arch.to_string(),
+            kernel: args.kernel.to_string(),
+            counts_instructions: args.count_instructions,
+        }
     }
 }
 
 /// Whether a count says how fast things went: a time, or how many took long.
 fn hangs_on_time(name: &str) -> bool {
     name.ends_with("_ns") || name.split('_').next() == Some("stalls")
+}
+
+/// Makes seconds of a clock that counts an instruction a nanosecond what they are. Other samples
+/// that hang on time have no such reading.
+fn as_instructions(m: &mut Measurement) {
+    let each = match m.unit.name() {
+        "s" => 1e9,
+        "ns" => 1.0,
+        _ => return,
+    };
+    // What the guest's own clock tells is of a clock that ticks every 16 ns.
+    if m.variant.contains("stall") {
+        return;
+    }
+    m.unit = Unit::INSTRUCTIONS;
+    m.samples.iter_mut().for_each(|sample| *sample = (*sample * each).round());
 }
 
 /// A report from an emulated machine.
@@ -43,7 +68,7 @@ pub struct Emulated {
 }
 
 impl Emulated {
-    /// Takes the times out of a report.
+    /// Takes the times out of a report, or for what they are where the clock counts instructions.
     ///
     /// # Errors
     /// It is no report of this schema.
@@ -52,6 +77,9 @@ impl Emulated {
         ensure!(value["schema"] == SCHEMA, "its schema is {}, not {SCHEMA}", value["schema"]);
         let mut results: Vec<Measurement> = serde_json::from_value(value["results"].take())?;
         let mut skipped: Vec<Skipped> = serde_json::from_value(value["skipped"].take())?;
+        if emulator.counts_instructions {
+            results.iter_mut().for_each(as_instructions);
+        }
         let timed = results.iter().filter(|m| m.is_timed()).count();
         for m in results.iter_mut().filter(|m| m.is_timed()) {
             m.samples.clear();
@@ -59,7 +87,7 @@ impl Emulated {
         // Times that stand among the counts.
         results.iter_mut().for_each(|m| m.counts.retain(|name, _| !hangs_on_time(name)));
         results.retain(|m| !m.samples.is_empty() || !m.counts.is_empty());
-        if timed > 0 {
+        if timed > 0 && !emulator.counts_instructions {
             skipped.push(Skipped {
                 what: "emulator".to_owned(),
                 reason: format!(
@@ -76,6 +104,25 @@ impl Emulated {
         value.as_object_mut().map(|report| report.remove("repeated"));
         value["emulator"] = serde_json::to_value(emulator)?;
         Ok(Self { value, results, skipped })
+    }
+
+    /// Adds counts whose names begin so from the same results of another report.
+    ///
+    /// # Errors
+    /// None in practice: it was JSON before.
+    pub fn add(&mut self, other: &Self, begin: &str) -> serde_json::Result<()> {
+        for m in &mut self.results {
+            let same = |other: &&Measurement| {
+                let (params, of) = (&m.params, &other.params);
+                (&m.scenario, &m.variant) == (&other.scenario, &other.variant)
+                    && params.iter().all(|(name, value)| of.get(name) == Some(value))
+            };
+            let Some(same) = other.results.iter().find(same) else { continue };
+            let counts = same.counts.iter().filter(|(name, _)| name.starts_with(begin));
+            m.counts.extend(counts.map(|(name, count)| (name.clone(), *count)));
+        }
+        self.value["results"] = serde_json::to_value(&self.results)?;
+        Ok(())
     }
 
     /// Says which command line does it again.
@@ -98,9 +145,14 @@ impl Emulated {
             value.and_then(Value::as_str).unwrap_or("unknown").to_owned()
         };
         let cpus = self.value.pointer("/host/cpu/usable").and_then(Value::as_u64).unwrap_or(0);
+        let what = match self.value.pointer("/emulator/counts_instructions") {
+            Some(_) => "Instructions and counts",
+            None => "Counts",
+        };
         format!(
-            "{}, {cpus} CPUs, Linux {}, KVM {}; {}. Counts only.",
+            "{}, {cpus} CPU{}, Linux {}, KVM {}; {}. {what} only.",
             text("/emulator/architecture"),
+            if cpus == 1 { "" } else { "s" },
             text("/host/kernel/release"),
             text("/host/kvm/device"),
             text("/emulator/program"),
@@ -114,13 +166,13 @@ mod tests {
     use slat_lab::compare::{Run, compare};
     use slat_lab::fake;
     use slat_lab::report::json;
-    use slat_lab::unit::Unit;
 
     fn emulator() -> Emulator {
         Emulator {
             program: "QEMU emulator version 0".to_owned(),
             architecture: "x86_64".to_owned(),
             kernel: "debian-6.1".to_owned(),
+            counts_instructions: false,
         }
     }
 

@@ -51,6 +51,7 @@ impl Asked<'_> {
             nx_huge_pages: !self.guest.run.kvm.disable_nx_huge_pages,
             slot_zap_all: true,
             nodes: self.guest.run.kvm.memory_node.clone(),
+            probes: self.guest.run.kvm.probe.clone(),
         })
     }
 
@@ -76,6 +77,8 @@ impl Asked<'_> {
             "cpu_node",
             self.guest.run.kvm.cpu_node,
         );
+        let probes = &self.guest.run.kvm.probe;
+        params.add_if(!probes.is_empty(), "probes", probes.join(","));
         if let Some(chunk) = self.eager_split {
             params.add("eager_split", chunk.bytes());
         }

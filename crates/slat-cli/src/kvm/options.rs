@@ -35,6 +35,11 @@ pub struct KvmArgs {
     #[arg(long, value_name = "NODE,...", value_delimiter = ',')]
     pub memory_node: Vec<u32>,
 
+    /// Functions of the kernel whose calls are counted in each phase, by kprobes: NAME, or NAME? if
+    /// it may be missing (needs root). Times then have the probes in them
+    #[arg(long, value_name = "FUNCTION,...", value_delimiter = ',')]
+    pub probe: Vec<String>,
+
     /// NUMA node on whose CPUs the vCPUs' threads are pinned, one each
     #[arg(long, value_name = "NODE", conflicts_with = "pin")]
     pub cpu_node: Option<u32>,

@@ -13,10 +13,37 @@ pub const PATH: &str = "/job.json";
 pub struct Job {
     /// Modules to load, in that order.
     pub modules: Vec<LoadModule>,
-    /// The words after the program.
+    /// The words after the program; none if there are tests.
     pub command: Vec<String>,
+    /// Programs to run one after the other.
+    #[serde(default)]
+    pub tests: Vec<Test>,
     /// The serial line to answer on.
     pub port: String,
+}
+
+/// A program to run for what it says and how it ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Test {
+    /// Its file.
+    pub path: String,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// Seconds after which it is ended.
+    pub seconds: u32,
+}
+
+/// What came of such a program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tested {
+    /// Its exit code; nothing if a signal, or its time, ended it.
+    pub exit_code: Option<i32>,
+    /// Whether its time ended it.
+    pub timed_out: bool,
+    /// How long it took.
+    pub seconds: f64,
+    /// The end of what it said.
+    pub output: String,
 }
 
 /// A module to load.
@@ -31,7 +58,7 @@ pub struct LoadModule {
 }
 
 /// What the first process answers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Why the command could not be run, if so.
     pub error: Option<String>,
@@ -41,6 +68,9 @@ pub struct Answer {
     pub stderr: String,
     /// Its results.json.
     pub report: Option<String>,
+    /// What came of each test.
+    #[serde(default)]
+    pub tests: Vec<Tested>,
 }
 
 const MAGIC: &[u8] = b"slat-answer ";
@@ -60,7 +90,7 @@ pub fn encode(answer: &Answer) -> serde_json::Result<Vec<u8>> {
 }
 
 /// What has arrived so far.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Arrived {
     /// Nothing of an answer.
     Nothing,
@@ -104,6 +134,7 @@ mod tests {
             stderr: "line\n".to_owned(),
             report: Some("{\"schema\": 1}\n".to_owned()),
             error: None,
+            tests: Vec::new(),
         }
     }
 

@@ -1,9 +1,10 @@
 //! A comparison as tables.
 
-use crate::compare::{Comparison, DRIFT, LEAST, Pair, Verdict};
+use crate::compare::{Comparison, DRIFT, EXACT, LEAST, Pair, Verdict};
 use crate::numbers::{thousands, three_digits};
 use crate::stats::Summary;
 use crate::table::{NOTHING, Table};
+use crate::unit::Unit;
 use serde_json::{Map, Value};
 
 /// Rows of a table that nobody asked all of.
@@ -30,8 +31,10 @@ pub fn tables(comparison: &Comparison, rows: Rows) -> Vec<Table> {
     all.into_iter().flatten().collect()
 }
 
-fn words(verdict: Verdict) -> &'static str {
-    match verdict {
+fn words(pair: &Pair) -> &'static str {
+    match pair.verdict {
+        Verdict::Faster if pair.unit == Unit::INSTRUCTIONS => "fewer",
+        Verdict::Slower if pair.unit == Unit::INSTRUCTIONS => "more",
         Verdict::Faster => "faster",
         Verdict::Slower => "slower",
         Verdict::NoDifferenceShown => "no\u{a0}difference\u{a0}shown",
@@ -106,7 +109,7 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
             value(pair, 1),
             percent(pair.ratio),
             interval,
-            words(pair.verdict).to_owned(),
+            words(pair).to_owned(),
             pair.p.map_or_else(|| NOTHING.to_owned(), |p| format!("{p:.2}")),
             format!("{} + {}", pair.groups[0], pair.groups[1]),
             pair.groups_needed.map_or_else(|| NOTHING.to_owned(), |n| thousands(n.into())),
@@ -138,7 +141,15 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
          a change of {change} %, by the spread between groups.",
         if comparison.in_turns { "t test of the turns" } else { "Welch" }
     ));
-    if !comparison.in_turns {
+    let is_exact = |pair: &&Pair| pair.unit == Unit::INSTRUCTIONS;
+    if comparison.pairs.iter().any(|pair| is_exact(&pair)) {
+        notes.push(format!(
+            "Instructions that an emulator counted differ where the interval lies beyond {} %. They \
+             are no cycles: a cache miss, a barrier and an invalidation count one.",
+            three_digits(EXACT * 100.0)
+        ));
+    }
+    if !comparison.in_turns && !comparison.pairs.iter().all(|pair| is_exact(&pair)) {
         notes.push(format!(
             "These runs did not take turns: a change below {} % cannot be told from what a machine \
              drifts from one process to the next. `ab` takes turns, and can.",
@@ -157,7 +168,8 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
              {middle} in half of the rows."
         ));
     }
-    if comparison.pairs.iter().any(|pair| pair.groups.iter().any(|groups| *groups < LEAST)) {
+    let lacks = |pair: &Pair| pair.groups.iter().any(|groups| *groups < LEAST);
+    if comparison.pairs.iter().any(|pair| lacks(pair) && !is_exact(&pair)) {
         notes.push(format!(
             "Of fewer than {LEAST} groups a side nothing is said: take {}.",
             match comparison.in_turns {

@@ -1,14 +1,18 @@
 //! What was counted, one count a line: for runs whose times say nothing.
 
 use super::{Labels, Row, rows};
-use crate::numbers::thousands;
+use crate::numbers::{thousands, three_digits};
 use crate::record::Measurement;
+use crate::stats::Summary;
 use crate::table::Table;
+use crate::unit::Unit;
+use serde_json::Value;
 
 /// A table for each scenario that counted. What single vCPUs counted is in `results.json` only.
 pub fn tables(results: &[Measurement]) -> Vec<Table> {
     let mut scenarios: Vec<&str> = Vec::new();
-    for m in results.iter().filter(|m| !m.counts.is_empty()) {
+    let counted = |m: &&Measurement| !m.counts.is_empty() || m.unit == Unit::INSTRUCTIONS;
+    for m in results.iter().filter(counted) {
         if !scenarios.contains(&&*m.scenario) {
             scenarios.push(&m.scenario);
         }
@@ -27,6 +31,11 @@ fn table(results: &[Measurement], scenario: &str) -> Table {
     let mut cells = Vec::new();
     for row in &rows {
         for m in &row.measurements {
+            cells.extend(instructions(m).into_iter().map(|[name, value]| {
+                let mut line = labels.cells(row);
+                line.extend([m.variant.clone(), name, value]);
+                line
+            }));
             for (name, count) in &m.counts {
                 let mut line = labels.cells(row);
                 line.extend([m.variant.clone(), name.replace('_', " ")]);
@@ -45,10 +54,36 @@ fn table(results: &[Measurement], scenario: &str) -> Table {
     }
 }
 
+/// Instructions that were counted: the median with its spread, and by page where it is known of how
+/// many.
+fn instructions(m: &Measurement) -> Vec<[String; 2]> {
+    let summary = (m.unit == Unit::INSTRUCTIONS).then(|| Summary::of(&m.samples)).flatten();
+    let Some(summary) = summary else { return Vec::new() };
+    let mut lines = vec![["instructions".to_owned(), m.unit.with_spread(&summary)]];
+    let pages = m.params.get("memory").and_then(Value::as_u64).map_or(0, |bytes| bytes >> 12);
+    if pages > 0 {
+        let each = three_digits(summary.median / pages as f64);
+        lines.push(["instructions a page of 4k".to_owned(), each]);
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fake;
+
+    #[test]
+    fn instructions_stand_before_the_counts_with_their_spread() {
+        let mut results = fake::report().results;
+        results.truncate(1);
+        results[0].unit = Unit::INSTRUCTIONS;
+        results[0].samples = vec![4096.0, 4096.0, 4096.0];
+        results[0].params.insert("memory".to_owned(), (1 << 20).into());
+        let lines = &tables(&results)[0].rows;
+        assert!(lines[0].ends_with(&["instructions".to_owned(), "4,096".to_owned()]), "{lines:?}");
+        assert_eq!(lines[1].last().unwrap(), "16.0");
+    }
 
     #[test]
     fn every_count_of_a_whole_phase_has_a_line() {

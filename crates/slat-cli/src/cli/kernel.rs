@@ -1,0 +1,244 @@
+//! The command line of Linux kernels with edits.
+
+use clap::{Args, Subcommand};
+use slat_vm::Architecture;
+use std::convert::Infallible;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat kernel list --tree debian-6.12
+      the edits that there are, and whether they fit that tree
+  slat kernel build --tree ~/linux --arch aarch64 --edit bounded-walks
+  slat kernel boot --tree debian-6.12 --arch aarch64 --edit bounded-walks
+      build it, boot it in QEMU, and run a small guest under its KVM
+  slat kernel patch --tree ~/linux --edit bounded-walks -o patches/ && git -C ~/linux am patches/0*
+  slat kernel test --tree debian-6.12 --arch aarch64 --edit bounded-walks
+      KVM's own selftests on it
+  slat emulate --arch aarch64 --kernel tree:debian-6.12+bounded-walks --count-instructions \\
+      -- bench dirty-log -b 64M --eager-split 2m --manual-protect on --initially-set on
+      what the edit costs or saves, exactly
+
+The tree is never written to: edits are made to a copy of hard links below the user's cache, where
+objects and images are kept, so that the next build compiles what changed. Edits lie in the folder
+`linux` of Slat's sources, under GPL-2.0-only; they are semantic patches, which Coccinelle applies.
+
+Exit codes:
+  0    done
+  1    a program is missing, an edit does not fit, or a build or a test failed; the text says which
+  2    a command line or values that cannot be right
+  3    the kernel did not boot, or its machine ended too early, or too late
+  130  interrupted (Ctrl-C, SIGTERM); objects that are whole are kept";
+
+/// What to do with a kernel.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct KernelArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: KernelAction,
+}
+
+/// What can be done with a kernel.
+#[derive(Clone, Debug, Subcommand)]
+pub enum KernelAction {
+    /// List the edits, and with --tree whether they fit it
+    List(ListArgs),
+    /// Build a tree with edits, and print the path of its image
+    #[command(arg_required_else_help = true)]
+    Build(BuildArgs),
+    /// Write edits as patches against a tree, for `git am`
+    #[command(arg_required_else_help = true)]
+    Patch(PatchArgs),
+    /// Build a tree with edits, boot it in QEMU, and run a small guest under its KVM
+    #[command(arg_required_else_help = true)]
+    Boot(BootArgs),
+    /// Build a tree with edits and its KVM selftests, and run them on it in QEMU
+    #[command(arg_required_else_help = true)]
+    Test(TestArgs),
+}
+
+/// Where edits are.
+#[derive(Clone, Debug, Default, Args)]
+pub struct EditsArgs {
+    /// Folder of series of edits [default: `linux` of Slat's sources]
+    #[arg(long, value_name = "DIR")]
+    pub edits: Option<PathBuf>,
+}
+
+/// Edits to list.
+#[derive(Clone, Debug, Args)]
+pub struct ListArgs {
+    /// Say of each series whether it fits this tree: a path, debian-6.1, debian-6.12, debian-7.3
+    #[arg(long, value_name = "TREE")]
+    pub tree: Option<String>,
+
+    /// Where edits are.
+    #[command(flatten)]
+    pub edits: EditsArgs,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A tree and edits.
+#[derive(Clone, Debug, Args)]
+pub struct TreeArgs {
+    /// The source tree: a path, or debian-6.1, debian-6.12, debian-7.3, which are fetched once
+    #[arg(long, value_name = "TREE")]
+    pub tree: String,
+
+    /// Edits, in this order: SERIES, or SERIES/N for its first N [default: none]
+    #[arg(long = "edit", short, value_name = "SERIES,...", value_delimiter = ',')]
+    pub names: Vec<String>,
+
+    /// Where edits are.
+    #[command(flatten)]
+    pub edits: EditsArgs,
+}
+
+/// A kernel to build.
+#[derive(Clone, Debug, Args)]
+pub struct BuildArgs {
+    /// Of what.
+    #[command(flatten)]
+    pub tree: TreeArgs,
+
+    /// Architecture [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<Architecture>,
+
+    /// Print JSON: the image, the release, and what was run for it
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Patches to write.
+#[derive(Clone, Debug, Args)]
+pub struct PatchArgs {
+    /// Of what.
+    #[command(flatten)]
+    pub tree: TreeArgs,
+
+    /// Folder to write them to, which is made; patches of the same names are replaced
+    #[arg(long, short, value_name = "DIR", default_value = "patches")]
+    pub output: PathBuf,
+}
+
+/// A kernel to boot.
+#[derive(Clone, Debug, Args)]
+pub struct BootArgs {
+    /// Of what.
+    #[command(flatten)]
+    pub tree: TreeArgs,
+
+    /// The machine.
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+/// A machine that a kernel is booted in.
+#[derive(Clone, Debug, Args)]
+pub struct MachineArgs {
+    /// Architecture [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<Architecture>,
+
+    /// The machine's CPU, as QEMU names it: cortex-a76 has no FEAT_S2FWB [default: all that QEMU
+    /// has]
+    #[arg(long, value_name = "MODEL")]
+    pub cpu: Option<String>,
+
+    /// More words of the kernel's command line
+    #[arg(long, value_name = "WORDS")]
+    pub append: Option<String>,
+
+    /// How long the machine may take: 90s, 10m
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "10m",
+        value_parser = slat_lab::cli::time::some
+    )]
+    pub time_limit: Duration,
+
+    /// Write all that the machine's console said to this file
+    #[arg(long, value_name = "FILE")]
+    pub console: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Selftests to run.
+#[derive(Clone, Debug, Args)]
+pub struct TestArgs {
+    /// Of what.
+    #[command(flatten)]
+    pub tree: TreeArgs,
+
+    /// The machine.
+    #[command(flatten)]
+    pub machine: MachineArgs,
+
+    /// Tests to run [default: all that are known for the architecture]
+    #[arg(long = "test", value_name = "NAME,...", value_delimiter = ',')]
+    pub tests: Vec<String>,
+}
+
+/// A tree with edits, in one word: `TREE`, or `TREE+SERIES,SERIES`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TreeChoice {
+    /// A path, or the name of a source of Debian's.
+    pub tree: String,
+    /// Its edits.
+    pub edits: Vec<String>,
+}
+
+impl FromStr for TreeChoice {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        // A path may have a plus in it.
+        let whole = std::path::Path::new(text).is_dir();
+        let (tree, edits) = text.rsplit_once('+').filter(|_| !whole).unwrap_or((text, ""));
+        let edits = edits.split(',').filter(|name| !name.is_empty()).map(str::to_owned);
+        Ok(Self { tree: tree.to_owned(), edits: edits.collect() })
+    }
+}
+
+impl fmt::Display for TreeChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tree, edits } = self;
+        f.write_str(tree)?;
+        if edits.is_empty() { Ok(()) } else { write!(f, "+{}", edits.join(",")) }
+    }
+}
+
+impl From<&TreeArgs> for TreeChoice {
+    fn from(args: &TreeArgs) -> Self {
+        Self { tree: args.tree.clone(), edits: args.names.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_and_its_edits_are_one_word() {
+        for text in ["debian-6.12", "/a/linux+walks", "/a/linux+walks/2,flush"] {
+            assert_eq!(text.parse::<TreeChoice>().unwrap().to_string(), text);
+        }
+        let choice: TreeChoice = "../linux+walks/2,flush".parse().unwrap();
+        assert_eq!((&*choice.tree, choice.edits.len()), ("../linux", 2));
+        let folder = tempfile::Builder::new().prefix("a+b").tempdir().unwrap();
+        let choice: TreeChoice = folder.path().to_str().unwrap().parse().unwrap();
+        assert!(choice.edits.is_empty());
+    }
+}

@@ -1,0 +1,77 @@
+//! Calls of the kernel's functions, counted in a machine of their own: a kprobe takes hundreds of
+//! instructions, which belong to none of the phases.
+
+use super::Ended;
+use crate::cli::EmulateArgs;
+use slat_kvm::probes::CALLS;
+use slat_lab::failure::no_report;
+use slat_vm::Architecture;
+
+/// Functions that tell visits of entries, flushes, invalidations and locks, where a kernel has them.
+const ARM: [&str; 13] = [
+    "stage2_map_walker?",
+    "stage2_unmap_walker?",
+    "stage2_attr_walker?",
+    "stage2_age_walker?",
+    "stage2_split_walker?",
+    "stage2_flush_walker?",
+    "stage2_flush_vm?",
+    "__kvm_tlb_flush_vmid?",
+    "__kvm_tlb_flush_vmid_ipa?",
+    "__kvm_tlb_flush_vmid_range?",
+    "_raw_write_lock?",
+    "_raw_read_lock?",
+    "queued_write_lock_slowpath?",
+];
+const X86: [&str; 9] = [
+    "tdp_mmu_split_huge_page?",
+    "tdp_mmu_link_sp?",
+    "tdp_mmu_zap_spte_atomic?",
+    "kvm_tdp_mmu_map?",
+    "kvm_flush_remote_tlbs?",
+    "kvm_flush_remote_tlbs_range?",
+    "_raw_write_lock?",
+    "_raw_read_lock?",
+    "queued_write_lock_slowpath?",
+];
+
+/// What is to be counted: what was asked for, or with instructions what tells the most.
+pub fn asked(args: &EmulateArgs, words: &[String], arch: Architecture) -> Vec<String> {
+    // Other commands than scenarios have no such option.
+    if words.first().is_none_or(|word| word != "bench") {
+        return Vec::new();
+    }
+    match &args.probe[..] {
+        [none] if none == "none" => Vec::new(),
+        [] if args.count_instructions => match arch {
+            Architecture::Aarch64 => ARM.map(str::to_owned).to_vec(),
+            Architecture::X86_64 => X86.map(str::to_owned).to_vec(),
+        },
+        asked => asked.to_vec(),
+    }
+}
+
+/// The words of the command that counts them.
+pub fn words(words: &[String], probes: &[String]) -> Vec<String> {
+    let mut words = words.to_vec();
+    words.extend(["--probe".to_owned(), probes.join(",")]);
+    words
+}
+
+/// Adds the calls that one run counted to the results of another.
+///
+/// # Errors
+/// [`Failure::NoReport`](slat_lab::failure::Failure::NoReport) if there is none.
+pub fn merge(mut ended: Ended, counted: Ended) -> anyhow::Result<Ended> {
+    if counted.exit_code != 0 {
+        return Err(no_report(format!(
+            "calls could not be counted (--probe none counts none):\n{}",
+            counted.stderr
+        )));
+    }
+    let (Some(report), Some(counted)) = (&mut ended.report, counted.report) else {
+        return Ok(ended);
+    };
+    report.add(&counted, CALLS)?;
+    Ok(ended)
+}

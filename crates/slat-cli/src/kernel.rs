@@ -1,0 +1,113 @@
+//! Linux kernels with edits: from what was asked for to a tree, its edits, and an image.
+
+pub mod selftests;
+
+use crate::cli::TreeChoice;
+use anyhow::Context;
+use slat_kernel::{Build, Built, Edited, Edits, Error, Tree};
+use slat_lab::failure::{Failure, bad_input};
+use slat_lab::session::Session;
+use slat_vm::{Architecture, SOURCES, Teller, cache_folder, linux_source};
+use std::path::{Path, PathBuf};
+
+/// A tree with edits, of which nothing is built yet.
+#[derive(Debug)]
+pub struct Source {
+    /// The tree.
+    pub tree: Tree,
+    /// It with its edits.
+    pub edited: Edited,
+}
+
+impl Source {
+    /// Finds a tree, fetches it if it is one of Debian's, and applies its edits.
+    ///
+    /// # Errors
+    /// [`Failure::BadInput`] for a tree or an edit that there is not; an edit that does not fit.
+    pub fn find(
+        choice: &TreeChoice,
+        edits: Option<&Path>,
+        session: &Session,
+    ) -> anyhow::Result<Self> {
+        let tree = tree(&choice.tree, session)?;
+        let edits = Edits::read(edits).map_err(refused)?;
+        session.say("applying the edits");
+        let found = edits.find(&choice.edits).map_err(refused)?;
+        let edited = Edited::new(&tree, found).map_err(refused)?;
+        Ok(Self { tree, edited })
+    }
+
+    /// Builds it, or finds it built.
+    ///
+    /// # Errors
+    /// See [`Build::run`].
+    pub fn build(&self, arch: Architecture, session: &Session) -> anyhow::Result<Built> {
+        let stop = session.stop_flag();
+        let folder = self.folder()?;
+        let build = Build {
+            tree: &self.tree,
+            edited: &self.edited,
+            arch,
+            folder: &folder,
+            jobs: std::thread::available_parallelism().map_or(1, usize::from),
+            stop: &stop,
+            tell: Teller { say: &|what| session.say(what), note: &|line| session.note(line) },
+        };
+        build.run().map_err(|error| interrupted(error, session))
+    }
+
+    /// Where what is built of this tree is kept.
+    ///
+    /// # Errors
+    /// There is no cache.
+    pub fn folder(&self) -> anyhow::Result<PathBuf> {
+        Ok(cache_folder()?.join("linux").join(kept_as(&self.tree)))
+    }
+}
+
+/// A tree by its path, or by the name of a source of Debian's.
+///
+/// # Errors
+/// [`Failure::BadInput`] if it is neither; or it cannot be fetched.
+pub fn tree(name: &str, session: &Session) -> anyhow::Result<Tree> {
+    let tell = Teller { say: &|what| session.say(what), note: &|line| session.note(line) };
+    let path = linux_source(name, &session.stop_flag(), tell)
+        .map_err(|error| interrupted(error, session))
+        .with_context(|| format!("--tree {name}"))?;
+    let (name, path) = match path {
+        Some(path) => (name.to_owned(), path),
+        None if Path::new(name).is_dir() => (name.to_owned(), PathBuf::from(name)),
+        None => {
+            let known = SOURCES.map(|(name, _)| name).join(", ");
+            return Err(bad_input(format!(
+                "--tree {name}: there is no such folder; give the top folder of a Linux source \
+                 tree, or one of {known}"
+            )));
+        }
+    };
+    Tree::open(&name, &path).map_err(refused)
+}
+
+/// The name of the folder in which what is built of a tree is kept.
+fn kept_as(tree: &Tree) -> String {
+    if SOURCES.iter().any(|(name, _)| *name == tree.name) {
+        return tree.name.clone();
+    }
+    let path = tree.path.as_os_str().as_encoded_bytes();
+    let name = tree.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+    format!("{name}-{:08x}", crc32fast::hash(path))
+}
+
+fn interrupted(error: anyhow::Error, session: &Session) -> anyhow::Error {
+    if session.interrupted() { Failure::Interrupted.into() } else { error }
+}
+
+/// What cannot be right on any machine ends as bad input does.
+fn refused(error: Error) -> anyhow::Error {
+    match error {
+        Error::NoTree { .. } | Error::NoEdit { .. } | Error::Malformed { .. } => {
+            bad_input(error.to_string())
+        }
+        error => error.into(),
+    }
+}

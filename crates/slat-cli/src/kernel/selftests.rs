@@ -1,0 +1,315 @@
+//! KVM's own selftests, built static from the tree with its edits, and run on its kernel.
+
+use super::Source;
+use crate::cli::{TestArgs, TreeChoice};
+use crate::emulate::{self, machine};
+use anyhow::{Context, bail, ensure};
+use serde::Serialize;
+use slat_lab::failure::{bad_input, no_report};
+use slat_lab::first::job::{Job, Test as Asked};
+use slat_lab::session::Session;
+use slat_vm::{Architecture, Archive, Initramfs, Linux, Request, kept};
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// A test: its name, its arguments, and where it is: on all architectures, or on one.
+type Known = (&'static str, &'static str, Option<Architecture>);
+
+const ARM: Option<Architecture> = Some(Architecture::Aarch64);
+const X86: Option<Architecture> = Some(Architecture::X86_64);
+
+/// The tests of what the edits touch, on sizes that end in seconds in an emulator. On Arm `-m 3` is
+/// the guest mode with 4 KiB pages and 48 bits; without it each test runs up to twelve.
+const KNOWN: [Known; 19] = [
+    ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
+    ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
+    ("dirty_log_test", "-i 3 -I 20 -M clear-log", None),
+    ("dirty_log_test", "-i 3 -I 20 -M dirty-ring", None),
+    ("access_tracking_perf_test", "-v 1 -b 16M", None),
+    ("demand_paging_test", "-v 1 -b 16M", None),
+    ("demand_paging_test", "-v 1 -b 8M -u MINOR -s shmem", None),
+    ("execute_perf_test", "-v 1 -b 16M", None),
+    ("kvm_page_table_test", "-v 1 -b 16M", ARM),
+    ("memslot_modification_stress_test", "-v 1 -b 4M -i 20", None),
+    ("memslot_perf_test", "-l 1 -s 32 -f 3 -e 4", None),
+    ("page_fault_test", "", ARM),
+    ("flush_once_test", "", ARM),
+    ("nx_huge_pages_test", "-t 887563923 -p 100 -r", X86),
+    ("dirty_log_page_splitting_test", "-b 16M -s anonymous_hugetlb_2mb", X86),
+    ("set_memory_region_test", "", None),
+    ("kvm_create_max_vcpus", "", None),
+    ("steal_time", "", None),
+    ("guest_print_test", "", None),
+];
+
+/// Tests that take a guest's mode on Arm.
+const TAKE_MODE: [&str; 7] = [
+    "dirty_log_perf_test",
+    "dirty_log_test",
+    "access_tracking_perf_test",
+    "demand_paging_test",
+    "kvm_page_table_test",
+    "memslot_modification_stress_test",
+    "page_fault_test",
+];
+
+/// Seconds that a test may take in the machine.
+const LIMIT: u32 = 150;
+
+/// The exit code with which a selftest says that it cannot run there.
+const SKIPPED: i32 = 4;
+
+/// What came of the tests.
+#[derive(Debug, Serialize)]
+pub struct Results {
+    /// The kernel that they ran on.
+    pub release: String,
+    /// Each of them.
+    pub tests: Vec<Test>,
+}
+
+/// One test.
+#[derive(Debug, Serialize)]
+pub struct Test {
+    /// Its name and its arguments.
+    pub name: String,
+    /// Its exit code; nothing if a signal, or its time, ended it.
+    pub exit_code: Option<i32>,
+    /// Whether its time ended it.
+    pub timed_out: bool,
+    /// How long it took, by the machine's clock.
+    pub seconds: f64,
+    /// The end of what it said.
+    pub output: String,
+}
+
+impl Test {
+    /// Whether it found something wrong, or did not end.
+    pub fn failed(&self) -> bool {
+        !matches!(self.exit_code, Some(0 | SKIPPED))
+    }
+
+    fn result(&self) -> String {
+        match self.exit_code {
+            Some(0) => "passed".to_owned(),
+            Some(SKIPPED) => {
+                let why = self.output.lines().rev().find(|line| line.contains("SKIP"));
+                let why = why.map_or("", |line| line.rsplit("SKIP").next().unwrap_or_default());
+                format!("skipped {}", why.trim_start_matches([' ', '-', ':'])).trim().to_owned()
+            }
+            Some(code) => format!("failed, exit code {code}"),
+            None if self.timed_out => format!("did not end within {LIMIT} s"),
+            None => "ended by a signal".to_owned(),
+        }
+    }
+
+    /// Its line in a table.
+    pub fn cells(&self) -> Vec<String> {
+        vec![self.name.clone(), self.result(), format!("{:.1}", self.seconds)]
+    }
+}
+
+/// Builds the kernel and the tests, and runs them.
+///
+/// # Errors
+/// [`Failure::BadInput`](slat_lab::failure::Failure::BadInput) for tests that there are not; a
+/// build that failed; a machine that did not boot.
+pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow::Result<Results> {
+    let wanted = |name: &str| args.tests.is_empty() || args.tests.iter().any(|test| test == name);
+    let of_arch = KNOWN.iter().filter(|(_, _, of)| of.is_none_or(|of| of == arch));
+    let known: Vec<&Known> = of_arch.filter(|(name, ..)| wanted(name)).collect();
+    for name in &args.tests {
+        if !known.iter().any(|(known, ..)| known == name) {
+            let all: Vec<&str> = KNOWN.iter().map(|(name, ..)| *name).collect();
+            return Err(bad_input(format!("--test {name}: known here are {}", all.join(", "))));
+        }
+    }
+    session.start(&format!("selftests for {arch}"), 3);
+    let edits = args.tree.edits.edits.as_deref();
+    let source = Source::find(&TreeChoice::from(&args.tree), edits, session)?;
+    let built = source.build(arch, session)?;
+    session.step();
+    let mut names: Vec<&str> = known.iter().map(|(name, ..)| *name).collect();
+    names.dedup();
+    let programs = build(&source, arch, &names, session)?;
+    session.step();
+    let mut archive = Initramfs::new()?;
+    let slat = emulate::program(None, "slat", arch)?;
+    emulate::add_program(&mut archive, &slat)?;
+    let mut tests = Vec::new();
+    for (name, arguments, _) in known {
+        let Some((_, path)) = programs.iter().find(|(program, _)| program == name) else {
+            // Not every tree has every test.
+            continue;
+        };
+        let place = format!("/tests/{name}");
+        if !tests.iter().any(|test: &Asked| test.path == place) {
+            let bytes =
+                fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            archive.program(&place, &bytes)?;
+        }
+        let mut words: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
+        if arch == Architecture::Aarch64 && TAKE_MODE.contains(name) {
+            words.extend(["-m", "3"].map(str::to_owned));
+        }
+        tests.push(Asked { path: place, arguments: words, seconds: LIMIT });
+    }
+    ensure!(!tests.is_empty(), "this tree has none of these tests");
+    let job = Job {
+        modules: Vec::new(),
+        command: Vec::new(),
+        port: arch.port().to_owned(),
+        tests: tests.clone(),
+    };
+    emulate::add_job(&mut archive, &job)?;
+    session.say(&format!("running {} tests", tests.len()));
+    let initramfs = archive.finish()?;
+    let append = format!(
+        "hugepages=24 kvm.nx_huge_pages=1 {}",
+        args.machine.append.as_deref().unwrap_or_default()
+    );
+    let linux = Linux {
+        arch,
+        cpus: 2,
+        memory: 2 << 30,
+        numa_nodes: 1,
+        kernel: &built.image,
+        initramfs: &initramfs,
+        append: &append,
+        cpu: args.machine.cpu.as_deref(),
+        counts_instructions: false,
+    };
+    let outcome = machine::run(&linux, args.machine.time_limit, session)?;
+    session.finish();
+    if let Some(path) = &args.machine.console {
+        fs::write(path, &outcome.console)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let answer = outcome.answer?;
+    if let Some(error) = answer.error {
+        return Err(no_report(format!("in the machine: {error}")));
+    }
+    let tests = tests.into_iter().zip(answer.tests).map(|(asked, ran)| {
+        let name = asked.path.trim_start_matches("/tests/");
+        let name = format!("{name} {}", asked.arguments.join(" ")).trim().to_owned();
+        Test {
+            name,
+            exit_code: ran.exit_code,
+            timed_out: ran.timed_out,
+            seconds: ran.seconds,
+            output: ran.output,
+        }
+    });
+    Ok(Results { release: built.release, tests: tests.collect() })
+}
+
+/// Builds tests, static; those that the tree does not have are left out. Name and program of each.
+fn build(
+    source: &Source,
+    arch: Architecture,
+    names: &[&str],
+    session: &Session,
+) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let folder = source.folder()?;
+    let (tree, objects) = (folder.join("src"), folder.join(format!("{arch}-selftests")));
+    let own = tree.join("tools/testing/selftests/kvm");
+    // Tests of one architecture lie in a folder, by one of two names.
+    let folders: &[&str] = match arch {
+        Architecture::X86_64 => &["", "x86/", "x86_64/"],
+        Architecture::Aarch64 => &["", "arm64/", "aarch64/"],
+    };
+    let place = |name: &&str| {
+        let found = |at: &&&str| own.join(format!("{at}{name}.c")).exists();
+        folders.iter().find(found).map(|at| format!("{at}{name}"))
+    };
+    let there: Vec<String> = names.iter().filter_map(place).collect();
+    let libraries = libraries(arch, session)?;
+    let headers = objects.join("usr");
+    let output = objects.join("out");
+    fs::create_dir_all(&output).context("cannot make a folder for selftests")?;
+    let cross = slat_kernel::cross_compile(arch);
+    let linux_arch = match arch {
+        Architecture::X86_64 => "x86_64",
+        Architecture::Aarch64 => "arm64",
+    };
+    let common = [format!("ARCH={linux_arch}"), format!("CROSS_COMPILE={cross}")];
+    session.say("installing the tree's headers");
+    let mut make = Command::new("make");
+    make.arg("-s").arg("-C").arg(&tree).args(&common);
+    make.arg(format!("O={}", objects.join("headers").display())).arg("headers_install");
+    make.arg(format!("INSTALL_HDR_PATH={}", headers.display()));
+    ran(make, session)?;
+    session.say("building selftests");
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut make = Command::new("make");
+    make.args(["-s", "-k", &format!("-j{jobs}")]).arg("-C").arg(&own).args(&common);
+    make.arg(format!("OUTPUT={}", output.display()));
+    let include = libraries.as_ref().map(|l| format!("-I{}", l.join("usr/include").display()));
+    make.arg(format!("EXTRA_CFLAGS={}", include.unwrap_or_default()));
+    make.arg(format!("KHDR_INCLUDES=-isystem {}", headers.join("include").display()));
+    let library = libraries.map(|l| {
+        format!("-L{} ", l.join("usr/lib").join(arch.name().to_owned() + "-linux-gnu").display())
+    });
+    let library = library.unwrap_or_default();
+    make.arg(format!("LDFLAGS=-static {library}-pthread -no-pie"));
+    make.args(there.iter().map(|test| output.join(test)));
+    ran(make, session)?;
+    let program = |test: &String| {
+        let name = test.rsplit('/').next().unwrap_or_default().to_owned();
+        (name, output.join(test))
+    };
+    Ok(there.iter().map(program).collect())
+}
+
+/// Libraries that tests of another architecture are linked with: fetched once.
+fn libraries(arch: Architecture, session: &Session) -> anyhow::Result<Option<PathBuf>> {
+    if Some(arch) == Architecture::of_this_machine() {
+        return Ok(None);
+    }
+    let stop = session.stop_flag();
+    let kept = kept(&format!("libraries/{arch}"), |folder, tree| {
+        let request =
+            Request { suite: "bookworm", architecture: arch.debian(), folder, stop: &stop };
+        session.say("fetching libraries of selftests");
+        let archive = Archive::open(request)?;
+        for package in ["libnuma-dev", "libcap-dev"] {
+            archive.unpack(package, tree)?;
+        }
+        Ok(())
+    })?;
+    Ok(Some(kept))
+}
+
+fn ran(mut command: Command, session: &Session) -> anyhow::Result<()> {
+    session.check()?;
+    command.env_remove("MAKEFLAGS").env("LC_ALL", "C");
+    let output = command.stdin(Stdio::null()).output().context("cannot start make")?;
+    session.check()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let first = said.lines().position(|line| line.contains("error:")).unwrap_or(0);
+    let shown: Vec<&str> = said.lines().skip(first).take(20).collect();
+    bail!("the selftests do not build ({})\n  {}", output.status, shown.join("\n  "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn test(exit_code: Option<i32>, output: &str) -> Test {
+        let (name, output) = ("t".to_owned(), output.to_owned());
+        Test { name, exit_code, timed_out: exit_code.is_none(), seconds: 1.0, output }
+    }
+
+    #[test]
+    fn a_test_that_cannot_run_there_says_why_and_is_no_failure() {
+        let skipped = test(Some(4), "1..0 # SKIP - Missing capability\n");
+        assert_eq!(skipped.result(), "skipped Missing capability");
+        assert!(!skipped.failed() && !test(Some(0), "").failed());
+        assert!(test(Some(254), "").failed() && test(None, "").failed());
+        assert!(test(None, "").result().contains("did not end"));
+    }
+}

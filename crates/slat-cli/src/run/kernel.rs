@@ -1,0 +1,219 @@
+//! `slat kernel`, from the command line to the exit code.
+
+use crate::cli::{
+    BootArgs, BuildArgs, EmulateArgs, KernelAction, KernelArgs, KernelChoice, ListArgs, PatchArgs,
+    TestArgs, TreeChoice,
+};
+use crate::emulate;
+use crate::kernel::{self, Source, selftests};
+use anyhow::Context;
+use serde_json::json;
+use slat_kernel::{Author, Edited, Edits, Mail};
+use slat_lab::failure::bad_input;
+use slat_lab::report::text;
+use slat_lab::run::output::{self, print};
+use slat_lab::session::Session;
+use slat_lab::table::Table;
+use slat_vm::Architecture;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+/// Does what was asked for with a kernel.
+pub fn kernel(args: &KernelArgs) -> anyhow::Result<ExitCode> {
+    let mut session = Session::interactive()?;
+    match &args.action {
+        KernelAction::List(args) => list(args, &mut session),
+        KernelAction::Build(args) => build(args, &mut session),
+        KernelAction::Patch(args) => patch(args, &mut session),
+        KernelAction::Boot(args) => boot(args, &mut session),
+        KernelAction::Test(args) => test(args, &mut session),
+    }
+}
+
+fn list(args: &ListArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    let edits = Edits::read(args.edits.edits.as_deref()).map_err(|e| bad_input(e.to_string()))?;
+    let tree = args.tree.as_deref().map(|name| kernel::tree(name, session)).transpose()?;
+    let mut fits = true;
+    let mut rows = Vec::new();
+    for series in edits.series() {
+        let found = tree.as_ref().map(|tree| {
+            session.check()?;
+            let names = [series.name.clone()];
+            let edited = edits.find(&names).and_then(|edits| Edited::new(tree, edits));
+            Ok::<_, anyhow::Error>(edited.map_err(|error| error.to_string()))
+        });
+        rows.push((series, found.transpose()?));
+    }
+    let mut shown = String::new();
+    let mut all = Vec::new();
+    for (series, found) in &rows {
+        let state = match found {
+            None => String::new(),
+            Some(Ok(edited)) => format!("fits, {} files", edited.files.len()),
+            Some(Err(why)) => {
+                fits = false;
+                why.clone()
+            }
+        };
+        let _ = writeln!(shown, "{:20} {}", series.name, series.title());
+        for edit in &series.edits {
+            let own = edit.name.rsplit('/').next().unwrap_or_default();
+            let _ = writeln!(shown, "  {own:30} {}", edit.subject());
+        }
+        if !state.is_empty() {
+            let _ = writeln!(shown, "  {state}");
+        }
+        all.push(json!({
+            "name": series.name,
+            "title": series.title(),
+            "edits": series.edits.iter().map(|edit| json!({
+                "name": edit.name, "subject": edit.subject(),
+            })).collect::<Vec<_>>(),
+            "fits": found.as_ref().map(Result::is_ok),
+            "why": found.as_ref().and_then(|found| found.as_ref().err()),
+        }));
+    }
+    match args.json {
+        true => print(&(serde_json::to_string_pretty(&all)? + "\n"))?,
+        false => print(&shown)?,
+    }
+    Ok(ExitCode::from(u8::from(!fits)))
+}
+
+fn build(args: &BuildArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    let arch = architecture(args.arch)?;
+    session.start(&format!("kernel for {arch}"), 1);
+    let begin = std::time::Instant::now();
+    let source =
+        Source::find(&TreeChoice::from(&args.tree), args.tree.edits.edits.as_deref(), session)?;
+    let built = source.build(arch, session)?;
+    session.finish();
+    if args.json {
+        let value = json!({
+            "image": built.image,
+            "release": built.release,
+            "architecture": arch.name(),
+            "steps": built.steps,
+            "seconds": begin.elapsed().as_secs_f64(),
+            "log": built.log,
+        });
+        print(&(serde_json::to_string_pretty(&value)? + "\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let how = match built.steps {
+        0 => "was built before".to_owned(),
+        steps => format!("{steps} commands in {:.0} s", begin.elapsed().as_secs_f64()),
+    };
+    eprintln!("Linux {} for {arch}: {how}", built.release);
+    print(&format!("{}\n", built.image.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn patch(args: &PatchArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    if args.tree.names.is_empty() {
+        return Err(bad_input(
+            "name the edits to write: --edit SERIES; `slat kernel list` has them",
+        ));
+    }
+    let edits = args.tree.edits.edits.as_deref();
+    std::fs::create_dir_all(&args.output).map_err(|error| {
+        bad_input(format!("--output {}: cannot make this folder ({error})", args.output.display()))
+    })?;
+    let source = Source::find(&TreeChoice::from(&args.tree), edits, session)?;
+    let known = Edits::read(edits)?;
+    let series = args.tree.names.iter().filter_map(|name| {
+        let series = name.split('/').next();
+        known.series().iter().find(|known| Some(&*known.name) == series)
+    });
+    let covers: Vec<&str> = series.map(|series| &*series.cover).collect();
+    for mail in Mail::series(&covers.join("\n\n"), &source.edited, &author()) {
+        let path = args.output.join(&mail.file);
+        std::fs::write(&path, &mail.text)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        print(&format!("{}\n", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The author that git would take; `git am` wants one.
+fn author() -> Author {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_owned())
+    };
+    let ident = git(&["var", "GIT_AUTHOR_IDENT"]);
+    let from = ident.as_deref().and_then(|ident| Some(&ident[..=ident.rfind('>')?]));
+    let date = Command::new("date").arg("-R").env("LC_ALL", "C").output().ok();
+    let date = date.and_then(|output| String::from_utf8(output.stdout).ok());
+    Author {
+        from: from.unwrap_or("Nobody <nobody@localhost>").to_owned(),
+        date: date.map_or_else(String::new, |date| date.trim().to_owned()),
+    }
+}
+
+fn boot(args: &BootArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    let BootArgs { tree, machine } = args;
+    let command = "bench populate --memory 4M --backing 4k --vcpus 1 --runs 1";
+    let emulated = EmulateArgs {
+        arch: Some(architecture(machine.arch)?),
+        cpu: machine.cpu.clone(),
+        append: machine.append.clone(),
+        time_limit: machine.time_limit,
+        edits: tree.edits.clone(),
+        command: command.split(' ').map(str::to_owned).collect(),
+        ..EmulateArgs::of(KernelChoice::Tree(TreeChoice::from(tree)))
+    };
+    let run = emulate::run(&emulated, session)?;
+    if let Some(path) = &machine.console {
+        written(path, &run.console)?;
+    }
+    let ended = run.end?;
+    let Some(report) = ended.report.filter(|_| ended.exit_code == 0) else {
+        eprint!("{}", ended.stderr);
+        anyhow::bail!("the kernel booted, and no guest ran under its KVM");
+    };
+    let shown = match machine.json {
+        true => report.json()?,
+        false => format!("{}\nA guest of 4 MiB ran under its KVM.\n", report.machine()),
+    };
+    print(&shown)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn test(args: &TestArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
+    let arch = architecture(args.machine.arch)?;
+    let results = selftests::run(args, arch, session)?;
+    let failed = results.tests.iter().filter(|test| test.failed()).count();
+    if args.machine.json {
+        print(&(serde_json::to_string_pretty(&results)? + "\n"))?;
+    } else {
+        let mut shown = String::new();
+        let rows = results.tests.iter().map(selftests::Test::cells).collect();
+        let table = Table {
+            title: format!("KVM's selftests on Linux {}, {arch}", results.release),
+            common: String::new(),
+            columns: ["test", "result", "seconds"].map(str::to_owned).to_vec(),
+            labels: 1,
+            rows,
+            notes: Vec::new(),
+        };
+        text::grid(&mut shown, &table, output::width());
+        for test in results.tests.iter().filter(|test| test.failed()) {
+            let _ = writeln!(shown, "\nThe last that {} said:\n{}", test.name, test.output);
+        }
+        print(&shown)?;
+    }
+    Ok(ExitCode::from(u8::from(failed > 0)))
+}
+
+fn architecture(asked: Option<Architecture>) -> anyhow::Result<Architecture> {
+    asked
+        .or_else(Architecture::of_this_machine)
+        .ok_or_else(|| bad_input("kernels are built for x86_64 and aarch64; name one by --arch"))
+}
+
+fn written(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,310 @@
+//! Building a kernel: a copy of the tree, objects that are kept, an image for each set of edits.
+
+use crate::{Edited, Tree, config, copy, tools};
+use anyhow::{Context, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use slat_vm::{Architecture, Teller};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Bytes that must be free for objects, an image, and a copy of the tree where it cannot be linked.
+const ROOM: u64 = 1 << 30;
+
+/// Lines of a build's log that are shown when it fails.
+const LINES: usize = 25;
+
+/// A kernel to build.
+#[derive(Clone, Copy)]
+pub struct Build<'a> {
+    /// The tree.
+    pub tree: &'a Tree,
+    /// Its edits.
+    pub edited: &'a Edited,
+    /// The architecture.
+    pub arch: Architecture,
+    /// Where the copy, the objects and the images of this tree are kept.
+    pub folder: &'a Path,
+    /// How many commands run at a time.
+    pub jobs: usize,
+    /// It ends early once this is true; objects that are whole stay.
+    pub stop: &'a AtomicBool,
+    /// How the person waiting is told what happens.
+    pub tell: Teller<'a>,
+}
+
+/// A kernel that was built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Built {
+    /// What a machine boots.
+    pub image: PathBuf,
+    /// What it calls itself.
+    pub release: String,
+    /// Commands that were run for it: compilers, the linker and others; none if it was there.
+    pub steps: u64,
+    /// What `make` said, all of it.
+    pub log: PathBuf,
+}
+
+impl Build<'_> {
+    /// Builds the kernel, or finds it built.
+    ///
+    /// # Errors
+    /// A program that builds it is missing, with its package; the disk is full; the build failed,
+    /// with the end of its log; or it is to stop.
+    pub fn run(self) -> anyhow::Result<Built> {
+        let failed = || format!("cannot write to {}", self.folder.display());
+        let objects = self.folder.join(self.arch.name());
+        fs::create_dir_all(&objects).with_context(failed)?;
+        // Another build of the same tree would change the copy under this one.
+        let lock = File::create(self.folder.join("lock")).with_context(failed)?;
+        if lock.try_lock().is_err() {
+            (self.tell.say)("waiting for another build of this tree");
+            lock.lock().with_context(failed)?;
+        }
+        (self.tell.say)("looking for what changed in the tree");
+        let options = config::options(self.arch);
+        let mut hash = crc32fast::Hasher::new();
+        hash.update(options.as_bytes());
+        hash.update(
+            &copy::fingerprint(&self.tree.path, &self.edited.files, self.stop)?.to_ne_bytes(),
+        );
+        let kept =
+            self.folder.join("images").join(format!("{}-{:08x}", self.arch, hash.finalize()));
+        let log = objects.join("slat.log");
+        let built = |steps| -> anyhow::Result<Built> {
+            let release = fs::read_to_string(kept.join("release"))?;
+            Ok(Built { image: kept.join("image"), release, steps, log: log.clone() })
+        };
+        if kept.is_dir() {
+            return built(0);
+        }
+        let missing = tools::missing(self.arch);
+        if !missing.is_empty() {
+            bail!(
+                "to build a kernel for {} this machine lacks {}; install {1}, as root: `apt-get \
+                 install --no-install-recommends {}`",
+                self.arch,
+                if missing.len() == 1 {
+                    "a package".to_owned()
+                } else {
+                    format!("{} packages", missing.len())
+                },
+                missing.join(" ")
+            );
+        }
+        let room = rustix::fs::statvfs(self.folder).map(|fs| fs.f_bavail * fs.f_frsize);
+        ensure!(
+            room.is_ok_and(|room| room >= ROOM),
+            "{} has less than 1 GiB free, which a kernel's objects need; make room, or give another \
+             place by XDG_CACHE_HOME",
+            self.folder.display()
+        );
+        (self.tell.say)("copying what changed in the tree");
+        let source = self.folder.join("src");
+        copy::make(&self.tree.path, &self.edited.files, &source, self.stop)?;
+        let mut make = Make { build: self, source, objects, log: File::create(&log)?, steps: 0 };
+        make.configure(&options)?;
+        make.run(&[self.image_target()], &log)?;
+        let beside = kept.with_extension("new");
+        let _ = fs::remove_dir_all(&beside);
+        fs::create_dir_all(&beside).with_context(failed)?;
+        fs::copy(make.objects.join(self.image_path()), beside.join("image"))
+            .context("the kernel was built, and its image cannot be kept")?;
+        let release = fs::read_to_string(make.objects.join("include/config/kernel.release"))?;
+        fs::write(beside.join("release"), release.trim()).with_context(failed)?;
+        fs::rename(&beside, &kept).with_context(failed)?;
+        built(make.steps)
+    }
+
+    const fn linux_arch(self) -> &'static str {
+        match self.arch {
+            Architecture::X86_64 => "x86_64",
+            Architecture::Aarch64 => "arm64",
+        }
+    }
+
+    const fn image_target(self) -> &'static str {
+        match self.arch {
+            Architecture::X86_64 => "bzImage",
+            Architecture::Aarch64 => "Image",
+        }
+    }
+
+    const fn image_path(self) -> &'static str {
+        match self.arch {
+            Architecture::X86_64 => "arch/x86/boot/bzImage",
+            Architecture::Aarch64 => "arch/arm64/boot/Image",
+        }
+    }
+
+    /// What the release ends in: the edits' names, as far as they fit into 64 characters.
+    fn suffix(self) -> String {
+        let mut suffix = "-slat".to_owned();
+        let mut series = "";
+        for (edit, _) in self.edited.patches.iter().rev() {
+            let (name, last) = edit.name.split_once('/').unwrap_or((&edit.name, ""));
+            if name != series {
+                series = name;
+                suffix += &format!("+{name}.{}", last.split('-').next().unwrap_or_default());
+            }
+        }
+        suffix.chars().take(48).collect()
+    }
+}
+
+/// `make`, run again and again.
+struct Make<'a> {
+    build: Build<'a>,
+    source: PathBuf,
+    objects: PathBuf,
+    log: File,
+    steps: u64,
+}
+
+impl Make<'_> {
+    fn configure(&mut self, options: &str) -> anyhow::Result<()> {
+        let (config, wanted) = (self.objects.join(".config"), self.objects.join("slat.config"));
+        if config.exists() && fs::read_to_string(&wanted).is_ok_and(|text| text == options) {
+            return Ok(());
+        }
+        fs::write(&wanted, options).context("cannot write the configuration")?;
+        let all = format!("KCONFIG_ALLCONFIG={}", wanted.display());
+        let log = self.objects.join("slat.log");
+        let done = self.run(&[&all, "allnoconfig"], &log).and_then(|()| {
+            let text = fs::read_to_string(&config).context("make wrote no configuration")?;
+            let lacking = config::lacking(&text);
+            ensure!(
+                lacking.is_empty(),
+                "{}: this tree cannot be configured with {}",
+                self.build.tree.name,
+                lacking.join(", ")
+            );
+            Ok(())
+        });
+        if done.is_err() {
+            let _ = fs::remove_file(&wanted);
+        }
+        done
+    }
+
+    fn run(&mut self, targets: &[&str], log: &Path) -> anyhow::Result<()> {
+        let build = self.build;
+        let mut make = Command::new("make");
+        make.arg("-C").arg(&self.source).arg(format!("O={}", self.objects.display()));
+        make.arg(format!("ARCH={}", build.linux_arch()));
+        make.arg(format!("CROSS_COMPILE={}", tools::cross_compile(build.arch)));
+        make.arg(format!("LOCALVERSION={}", build.suffix())).arg(format!("-j{}", build.jobs));
+        // The same sources make the same image, whoever builds it and when.
+        make.args(["KBUILD_BUILD_USER=slat", "KBUILD_BUILD_HOST=slat", "KBUILD_BUILD_VERSION=1"]);
+        make.arg("KBUILD_BUILD_TIMESTAMP=2026-01-01 00:00:00 UTC").args(targets);
+        make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").env("LC_ALL", "C");
+        make.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(self.log.try_clone()?);
+        make.process_group(0);
+        // SAFETY: between fork and exec only what is safe in a signal handler may be called: prctl
+        // is a system call, made directly, and nothing is allocated.
+        unsafe {
+            make.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+        }
+        let mut running = Running(make.spawn().context("cannot start make")?);
+        let lines = running.0.stdout.take().map(BufReader::new);
+        let begin = Instant::now();
+        // The pipe ends when make does. Nothing that it starts outlives it.
+        for line in lines.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
+            writeln!(self.log, "{line}").context("cannot write the build's log")?;
+            if build.stop.load(Ordering::Relaxed) {
+                bail!("interrupted");
+            }
+            if let Some((what, of)) = step(&line) {
+                self.steps += 1;
+                let minutes = begin.elapsed().as_secs() / 60;
+                (build.tell.say)(&format!("{what} {of} ({} so far, {minutes} min)", self.steps));
+            }
+        }
+        let status = running.0.wait().context("cannot wait for make")?;
+        if build.stop.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        if status.success() {
+            return Ok(());
+        }
+        let text = fs::read_to_string(log).unwrap_or_default();
+        bail!("{}: the build failed ({status}){}", build.tree.name, reason(&text, log))
+    }
+}
+
+/// A command that make says it runs: `CC` and a file.
+fn step(line: &str) -> Option<(&str, &str)> {
+    let (what, of) = line.strip_prefix("  ")?.split_once(' ')?;
+    let is_step = !what.is_empty() && what.chars().all(|c| c.is_ascii_uppercase());
+    is_step.then(|| (what, of.trim()))
+}
+
+/// What a log says of a failure.
+fn reason(text: &str, log: &Path) -> String {
+    if text.contains("No space left on device") {
+        return format!(": the disk is full; all that make said is in {}", log.display());
+    }
+    let lines: Vec<&str> = text.lines().filter(|line| step(line).is_none()).collect();
+    let first = lines.iter().position(|line| line.contains("error:") || line.contains("rror "));
+    let begin = first.unwrap_or(lines.len()).min(lines.len().saturating_sub(1)).saturating_sub(2);
+    let shown = &lines[begin..lines.len().min(begin + LINES)];
+    format!("; all that make said is in {}\n  {}", log.display(), shown.join("\n  "))
+}
+
+/// `make` and all that it starts; dropped, they are ended.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let (Ok(None), Some(pid)) = (self.0.try_wait(), Pid::from_raw(self.0.id() as i32)) {
+            // It may have ended by itself.
+            let _ = kill_process_group(pid, Signal::TERM);
+            let _ = self.0.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::edited::tests::{edited, tree};
+
+    #[test]
+    fn what_make_says_it_does_is_told_from_what_it_complains_of() {
+        assert_eq!(step("  CC      virt/kvm/kvm_main.o"), Some(("CC", "virt/kvm/kvm_main.o")));
+        assert_eq!(step("  HOSTCC  scripts/x"), Some(("HOSTCC", "scripts/x")));
+        assert_eq!(step("make[1]: Entering directory '/x'"), None);
+        assert_eq!(step("  int x;"), None);
+    }
+
+    #[test]
+    fn a_failed_build_is_told_by_its_first_error_and_a_full_disk_by_its_name() {
+        let log = Path::new("/l/slat.log");
+        let text =
+            "  CC      a.o\na.c:1:2: note: x\na.c:3:4: error: no such field\nmake: *** Error 2\n";
+        let shown = reason(text, log);
+        assert!(shown.contains("/l/slat.log") && shown.contains("a.c:3:4: error: no such field"));
+        assert!(!shown.contains("CC   "), "{shown}");
+        let full = reason("a.o: No space left on device\n", log);
+        assert!(full.contains("the disk is full"), "{full}");
+        assert!(reason("", log).contains("slat.log"));
+    }
+
+    #[test]
+    fn a_build_names_its_edits_in_the_release() {
+        let (folder, tree) = tree();
+        let edited = edited(&tree);
+        let stop = AtomicBool::new(false);
+        let tell = Teller { say: &|_| {}, note: &|_| {} };
+        let arch = Architecture::Aarch64;
+        let folder = folder.path();
+        let build =
+            Build { tree: &tree, edited: &edited, arch, folder, jobs: 1, stop: &stop, tell };
+        assert_eq!(build.suffix(), "-slat+walks.2");
+    }
+}

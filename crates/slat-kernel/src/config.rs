@@ -1,0 +1,60 @@
+//! The configuration of a kernel: what is needed, and nothing else.
+
+use slat_vm::Architecture;
+
+/// Options of every architecture.
+const COMMON: &str = include_str!("../config/common.config");
+
+/// What a kernel cannot do without: a tree that lacks one of them is not built.
+pub const NEEDED: [&str; 6] = [
+    "CONFIG_KVM=y",
+    "CONFIG_BLK_DEV_INITRD=y",
+    "CONFIG_SERIAL_8250_CONSOLE=y",
+    "CONFIG_DEVTMPFS=y",
+    "CONFIG_TRANSPARENT_HUGEPAGE=y",
+    "CONFIG_PROC_PAGE_MONITOR=y",
+];
+
+/// The options that are set, for `make allnoconfig` with `KCONFIG_ALLCONFIG`.
+pub fn options(arch: Architecture) -> String {
+    let own = match arch {
+        Architecture::X86_64 => include_str!("../config/x86_64.config"),
+        Architecture::Aarch64 => include_str!("../config/aarch64.config"),
+    };
+    format!("{COMMON}{own}")
+}
+
+/// Needed options that a configuration does not have.
+pub fn lacking(config: &str) -> Vec<&'static str> {
+    NEEDED.into_iter().filter(|needed| !config.lines().any(|line| line == *needed)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_is_an_option_or_says_why() {
+        for arch in Architecture::ALL {
+            let text = options(arch);
+            let is_known = |line: &&str| {
+                line.is_empty()
+                    || line.starts_with('#')
+                    || (line.starts_with("CONFIG_") && line.contains('='))
+            };
+            assert!(text.lines().all(|line| is_known(&line)), "{arch}");
+            let mut options: Vec<_> = text.lines().filter(|l| l.starts_with("CONFIG_")).collect();
+            let all = options.len();
+            options.sort_unstable();
+            options.dedup();
+            assert_eq!(options.len(), all, "{arch}: an option is there twice");
+        }
+    }
+
+    #[test]
+    fn what_a_configuration_lacks_is_named() {
+        let whole = NEEDED.join("\n");
+        assert!(lacking(&whole).is_empty());
+        assert_eq!(lacking(&whole.replace("CONFIG_KVM=y", "# none")), ["CONFIG_KVM=y"]);
+    }
+}

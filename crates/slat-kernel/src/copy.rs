@@ -1,0 +1,256 @@
+//! A tree's copy to build from: hard links, and the files that edits changed.
+//!
+//! A link costs no room, and whoever edits the tree in place edits the copy. Files that differ are
+//! written beside and renamed, so that the tree's own are never written to. What did not change
+//! keeps its time, so that `make` compiles nothing without need; what did gets the time of now.
+
+use anyhow::{Context, bail};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, Metadata};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Folders of what a build in the tree itself leaves behind; `make` refuses sources that have them.
+const GENERATED: [&str; 2] = ["include/config", "include/generated"];
+
+/// Whether a path is no source.
+fn is_left_out(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let of_arch = path.starts_with("arch/") && path.ends_with("/include/generated");
+    path == ".git"
+        || path == ".config"
+        || GENERATED.contains(&path)
+        || of_arch
+        || name.ends_with(".o")
+        || (name.starts_with('.') && name.ends_with(".cmd"))
+}
+
+/// What tells a tree with its edits from any other, without reading what it has: names, lengths and
+/// times of its files; and all of what was edited.
+pub fn fingerprint(
+    tree: &Path,
+    files: &BTreeMap<String, String>,
+    stop: &AtomicBool,
+) -> anyhow::Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    walk(tree, "", stop, &mut |path, found| {
+        (path, found.len(), found.mtime(), found.mtime_nsec()).hash(&mut hasher);
+        Ok(())
+    })?;
+    files.hash(&mut hasher);
+    Ok(hasher.finish())
+}
+
+/// Makes `copy` what the tree with these files is.
+///
+/// # Errors
+/// A folder cannot be read or written, or it is to stop.
+pub fn make(
+    tree: &Path,
+    files: &BTreeMap<String, String>,
+    copy: &Path,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
+    let mut known = BTreeSet::new();
+    walk(tree, "", stop, &mut |path, found| {
+        known.insert(path.to_owned());
+        if !files.contains_key(path) {
+            same(&tree.join(path), found, &copy.join(path))?;
+        }
+        Ok(())
+    })?;
+    for (path, text) in files {
+        known.insert(path.clone());
+        let place = copy.join(path);
+        if fs::read(&place).ok().as_deref() != Some(text.as_bytes()) {
+            replace(&place, text.as_bytes())?;
+        }
+    }
+    let mut gone = Vec::new();
+    walk(copy, "", stop, &mut |path, _| {
+        if !known.contains(path) {
+            gone.push(copy.join(path));
+        }
+        Ok(())
+    })?;
+    for path in gone {
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Calls `of` with every file, symbolic links included, by its path below the top.
+fn walk(
+    top: &Path,
+    below: &str,
+    stop: &AtomicBool,
+    of: &mut dyn FnMut(&str, &Metadata) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    if stop.load(Ordering::Relaxed) {
+        bail!("interrupted");
+    }
+    let folder = top.join(below);
+    let failed = || format!("cannot read {}", folder.display());
+    let entries = match fs::read_dir(&folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.with_context(failed)?,
+    };
+    let mut entries = entries.collect::<Result<Vec<_>, _>>().with_context(failed)?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        // A path that is no text is none of Linux's.
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let path = if below.is_empty() { name } else { format!("{below}/{name}") };
+        if is_left_out(&path) {
+            continue;
+        }
+        let found = entry.metadata().with_context(failed)?;
+        match found.is_dir() {
+            true => walk(top, &path, stop, of)?,
+            false => of(&path, &found)?,
+        }
+    }
+    Ok(())
+}
+
+/// Makes one file of the copy the tree's.
+fn same(from: &Path, found: &Metadata, to: &Path) -> anyhow::Result<()> {
+    let failed = || format!("cannot write {}", to.display());
+    let there = fs::symlink_metadata(to).ok();
+    if found.is_symlink() {
+        let target = fs::read_link(from).with_context(failed)?;
+        if fs::read_link(to).ok().as_ref() == Some(&target) {
+            return Ok(());
+        }
+        let _ = fs::remove_file(to);
+        fs::create_dir_all(folder_of(to)).with_context(failed)?;
+        return std::os::unix::fs::symlink(target, to).with_context(failed);
+    }
+    let Some(there) = there else {
+        fs::create_dir_all(folder_of(to)).with_context(failed)?;
+        // Another file system, or one that has no such links.
+        if fs::hard_link(from, to).is_err() {
+            fs::copy(from, to).with_context(failed)?;
+            let file = fs::File::options().write(true).open(to).with_context(failed)?;
+            file.set_modified(found.modified()?).with_context(failed)?;
+        }
+        return Ok(());
+    };
+    let is_linked = (there.ino(), there.dev()) == (found.ino(), found.dev());
+    let times = |of: &Metadata| (of.len(), of.mtime(), of.mtime_nsec());
+    if is_linked || times(&there) == times(found) {
+        return Ok(());
+    }
+    let bytes = fs::read(from).with_context(failed)?;
+    if fs::read(to).with_context(failed)? == bytes {
+        return Ok(());
+    }
+    replace(to, &bytes)?;
+    fs::set_permissions(to, found.permissions()).with_context(failed)
+}
+
+fn folder_of(path: &Path) -> PathBuf {
+    path.parent().unwrap_or(Path::new(".")).to_owned()
+}
+
+/// Puts a new file in a place, so that what it was linked to stays as it is.
+fn replace(place: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let failed = || format!("cannot write {}", place.display());
+    let folder = folder_of(place);
+    fs::create_dir_all(&folder).with_context(failed)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
+    std::io::Write::write_all(&mut file, bytes).with_context(failed)?;
+    file.persist(place).with_context(failed)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edits(text: &str) -> BTreeMap<String, String> {
+        [("kvm/mmu.c".to_owned(), text.to_owned()), ("kvm/new.c".to_owned(), "n".to_owned())].into()
+    }
+
+    fn tree() -> tempfile::TempDir {
+        let tree = tempfile::tempdir().unwrap();
+        for (path, text) in [
+            ("Makefile", "all:"),
+            ("kvm/mmu.c", "old"),
+            ("kvm/arm.c", "arm"),
+            (".config", "left out"),
+            ("arch/arm64/include/generated/a.h", "left out"),
+            ("kvm/.mmu.o.cmd", "left out"),
+            ("kvm/mmu.o", "left out"),
+        ] {
+            let path = tree.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        std::os::unix::fs::symlink("kvm", tree.path().join("link")).unwrap();
+        tree
+    }
+
+    fn files(folder: &Path) -> Vec<String> {
+        let (mut all, stop) = (Vec::new(), AtomicBool::new(false));
+        walk(folder, "", &stop, &mut |path, _| {
+            all.push(path.to_owned());
+            Ok(())
+        })
+        .unwrap();
+        all
+    }
+
+    #[test]
+    fn the_tree_is_never_written_to_and_edits_come_and_go() {
+        let (tree, stop) = (tree(), AtomicBool::new(false));
+        let copy = tempfile::tempdir().unwrap();
+        let read = |path: &str| fs::read_to_string(copy.path().join(path)).ok();
+        make(tree.path(), &edits("new"), copy.path(), &stop).unwrap();
+        assert_eq!(files(copy.path()), ["Makefile", "kvm/arm.c", "kvm/mmu.c", "kvm/new.c", "link"]);
+        assert_eq!((read("kvm/mmu.c"), read("kvm/new.c")), (Some("new".into()), Some("n".into())));
+        assert_eq!(fs::read_to_string(tree.path().join("kvm/mmu.c")).unwrap(), "old");
+        assert!(!copy.path().join(".config").exists() && !copy.path().join("kvm/mmu.o").exists());
+
+        make(tree.path(), &BTreeMap::new(), copy.path(), &stop).unwrap();
+        assert_eq!((read("kvm/mmu.c"), read("kvm/new.c")), (Some("old".into()), None));
+    }
+
+    #[test]
+    fn what_did_not_change_keeps_its_time_and_what_did_gets_a_new_one() {
+        let (tree, stop) = (tree(), AtomicBool::new(false));
+        let copy = tempfile::tempdir().unwrap();
+        let time = |path: &str| fs::metadata(copy.path().join(path)).unwrap().modified().unwrap();
+        let old = std::time::SystemTime::UNIX_EPOCH;
+        for path in ["kvm/mmu.c", "kvm/arm.c"] {
+            let file = fs::File::options().write(true).open(tree.path().join(path)).unwrap();
+            file.set_modified(old).unwrap();
+        }
+        make(tree.path(), &edits("new"), copy.path(), &stop).unwrap();
+        let edited = time("kvm/mmu.c");
+        assert!(time("kvm/arm.c") == old && edited > old);
+        make(tree.path(), &edits("new"), copy.path(), &stop).unwrap();
+        assert_eq!(time("kvm/mmu.c"), edited, "the same edit again is no change");
+        // Without its edit the file is older than its object, unless it gets a new time.
+        make(tree.path(), &BTreeMap::new(), copy.path(), &stop).unwrap();
+        assert!(time("kvm/mmu.c") >= edited);
+        // An editor that replaces the tree's file.
+        fs::remove_file(tree.path().join("kvm/arm.c")).unwrap();
+        fs::write(tree.path().join("kvm/arm.c"), "arm, edited").unwrap();
+        make(tree.path(), &BTreeMap::new(), copy.path(), &stop).unwrap();
+        assert_eq!(fs::read_to_string(copy.path().join("kvm/arm.c")).unwrap(), "arm, edited");
+        assert!(time("kvm/arm.c") > old);
+    }
+
+    #[test]
+    fn a_fingerprint_tells_every_change() {
+        let (tree, stop) = (tree(), AtomicBool::new(false));
+        let of = |files: &BTreeMap<String, String>| fingerprint(tree.path(), files, &stop).unwrap();
+        let (plain, edited) = (of(&BTreeMap::new()), of(&edits("new")));
+        assert!(plain == of(&BTreeMap::new()) && plain != edited && edited != of(&edits("newer")));
+        fs::write(tree.path().join("kvm/arm.c"), "longer than it was").unwrap();
+        assert_ne!(of(&BTreeMap::new()), plain);
+    }
+}

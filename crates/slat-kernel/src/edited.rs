@@ -1,0 +1,172 @@
+//! A tree with edits, in memory.
+
+use crate::step::Failed;
+use crate::{Edit, Error, Tree, Version};
+use std::collections::BTreeMap;
+
+/// The files that are edited.
+pub trait Files {
+    /// What results call the tree.
+    fn name(&self) -> &str;
+    /// Its version.
+    fn version(&self) -> Version;
+    /// The text of a file; nothing if there is none.
+    fn read(&self, path: &str) -> Option<String>;
+    /// Whether files that are not there are no error: the rest of an edit is applied.
+    fn is_part(&self) -> bool {
+        false
+    }
+}
+
+impl Files for Tree {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn version(&self) -> Version {
+        self.version
+    }
+
+    fn read(&self, path: &str) -> Option<String> {
+        std::fs::read_to_string(self.path.join(path)).ok()
+    }
+}
+
+/// What became of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Where it is in the tree.
+    pub path: String,
+    /// Its text before; nothing if it is new.
+    pub before: Option<String>,
+    /// Its text after.
+    pub after: String,
+}
+
+/// What edits make of a tree.
+#[derive(Clone, Debug)]
+pub struct Edited {
+    /// Each edit, and what it changed.
+    pub patches: Vec<(Edit, Vec<Change>)>,
+    /// The files that differ from the tree's, whole.
+    pub files: BTreeMap<String, String>,
+}
+
+impl Edited {
+    /// Applies edits in their order.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotApply`] with the edit, its step and the file; [`Error::NoCoccinelle`].
+    pub fn new(tree: &dyn Files, edits: Vec<Edit>) -> Result<Self, Error> {
+        let mut this = Self { patches: Vec::new(), files: BTreeMap::new() };
+        for edit in edits {
+            let changes = this.apply(tree, &edit)?;
+            this.patches.push((edit, changes));
+        }
+        Ok(this)
+    }
+
+    fn apply(&mut self, tree: &dyn Files, edit: &Edit) -> Result<Vec<Change>, Error> {
+        let mut before: BTreeMap<String, Option<String>> = BTreeMap::new();
+        for step in edit.steps_for(tree.version()) {
+            let does_not = |file: &str, why: String| Error::DoesNotApply {
+                edit: edit.name.clone(),
+                tree: tree.name().to_owned(),
+                file: file.to_owned(),
+                step: step.path.clone(),
+                why,
+            };
+            let found = step.files.iter().find_map(|file| Some((file, self.read(tree, file)?)));
+            let Some((file, text)) = found else {
+                if tree.is_part() {
+                    continue;
+                }
+                return Err(does_not(&step.files.join(" or "), "it is not there".to_owned()));
+            };
+            let after = step.apply(&text).map_err(|failed| match failed {
+                Failed::Why(why) => does_not(file, why),
+                Failed::Other(error) => error,
+            })?;
+            before.entry(file.clone()).or_insert(Some(text));
+            self.files.insert(file.clone(), after);
+        }
+        for (file, text) in edit.files.iter().filter(|_| !tree.is_part()) {
+            if self.read(tree, file).is_some() {
+                return Err(Error::DoesNotApply {
+                    edit: edit.name.clone(),
+                    tree: tree.name().to_owned(),
+                    file: file.clone(),
+                    step: "files".into(),
+                    why: "the tree has a file of this name already".to_owned(),
+                });
+            }
+            before.insert(file.clone(), None);
+            self.files.insert(file.clone(), text.clone());
+        }
+        let change = |(path, before): (String, Option<String>)| {
+            let after = self.files[&path].clone();
+            Change { path, before, after }
+        };
+        Ok(before.into_iter().map(change).collect())
+    }
+
+    fn read(&self, tree: &dyn Files, path: &str) -> Option<String> {
+        self.files.get(path).cloned().or_else(|| tree.read(path))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::Edits;
+    use crate::edits::tests::series;
+    use std::fs;
+
+    /// A tree that is as small as can be.
+    pub(crate) fn tree() -> (tempfile::TempDir, Tree) {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("virt/kvm")).unwrap();
+        fs::write(folder.path().join("Makefile"), "VERSION = 6\nPATCHLEVEL = 12\n").unwrap();
+        fs::write(folder.path().join("Kconfig"), "config KVM\n\tbool\n").unwrap();
+        let tree = Tree::open("small", folder.path()).unwrap();
+        (folder, tree)
+    }
+
+    pub(crate) fn edited(tree: &Tree) -> Edited {
+        let folder = series();
+        let edits = Edits::read(Some(folder.path())).unwrap();
+        Edited::new(tree, edits.find(&["walks".to_owned()]).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn edits_change_a_copy_in_memory_and_the_tree_stays_as_it_is() {
+        let (folder, tree) = tree();
+        let edited = edited(&tree);
+        assert_eq!(edited.files["Kconfig"], "config KVM\n\tselect X\n\tbool\n");
+        assert_eq!(edited.files["virt/kvm/new.c"], "int x;\n");
+        assert_eq!(edited.patches[1].1[0].before, None);
+        let text = fs::read_to_string(folder.path().join("Kconfig")).unwrap();
+        assert_eq!(text, "config KVM\n\tbool\n");
+    }
+
+    #[test]
+    fn an_edit_that_finds_no_place_or_a_file_in_its_place_is_an_error_with_the_file() {
+        let (folder, tree) = tree();
+        let edits = series();
+        let refusal = || {
+            let edits = Edits::read(Some(edits.path())).unwrap();
+            let found = edits.find(&["walks".to_owned()]).unwrap();
+            Edited::new(&tree, found).unwrap_err().to_string()
+        };
+        fs::write(folder.path().join("virt/kvm/new.c"), "other\n").unwrap();
+        assert!(refusal().contains("virt/kvm/new.c: the tree has a file of this name"));
+        fs::write(folder.path().join("Kconfig"), "config OTHER\n").unwrap();
+        let text = refusal();
+        assert!(
+            text.contains("walks/1-lines") && text.contains("small: Kconfig: the line"),
+            "{text}"
+        );
+        fs::remove_file(folder.path().join("Kconfig")).unwrap();
+        assert!(refusal().contains("no or Kconfig: it is not there"));
+    }
+}

@@ -1,0 +1,240 @@
+//! A folder of edits: series of them, in their order.
+
+use crate::step::Step;
+use crate::{Error, Version};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The file of a series that introduces it; it makes a folder a series.
+const COVER: &str = "cover.md";
+/// The file of an edit that says what it does, as its commit does.
+const MESSAGE: &str = "message.md";
+
+/// A folder of series of edits.
+#[derive(Clone, Debug)]
+pub struct Edits {
+    folder: PathBuf,
+    series: Vec<Series>,
+}
+
+/// Edits that belong together, one on top of the other.
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// Its name, that of its folder.
+    pub name: String,
+    /// What introduces it; the first line is its title.
+    pub cover: String,
+    /// Its edits.
+    pub edits: Vec<Edit>,
+}
+
+/// One edit, which becomes one patch.
+#[derive(Clone, Debug)]
+pub struct Edit {
+    /// Its name, with that of its series before it.
+    pub name: String,
+    /// What it does, as its commit says it; the first line is the subject.
+    pub message: String,
+    /// What it changes.
+    pub steps: Vec<Step>,
+    /// New files: where in the tree, and their text.
+    pub files: Vec<(String, String)>,
+}
+
+impl Edits {
+    /// Reads the folder that is given, or the one of the source that this was built from: the edits
+    /// are under Linux's licence, so this crate does not contain them.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Malformed`].
+    pub fn read(folder: Option<&Path>) -> Result<Self, Error> {
+        let ours = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../linux");
+        let folder = folder.map_or_else(ours, Path::to_owned);
+        let folder = fs::canonicalize(&folder).unwrap_or(folder);
+        let mut series = Vec::new();
+        for name in folders(&folder) {
+            let path = folder.join(&name);
+            if path.join(COVER).exists() {
+                series.push(Series::read(name, &path)?);
+            }
+        }
+        Ok(Self { folder, series })
+    }
+
+    /// All series, by name.
+    pub fn series(&self) -> &[Series] {
+        &self.series
+    }
+
+    /// The edits of these names, in this order: those of a series, or with `SERIES/N`, or
+    /// `SERIES/N-NAME`, those up to one of them.
+    ///
+    /// # Errors
+    /// [`Error::NoEdit`], also where a series is named twice.
+    pub fn find(&self, names: &[String]) -> Result<Vec<Edit>, Error> {
+        let mut found: Vec<Edit> = Vec::new();
+        for name in names {
+            let (series, last) =
+                name.split_once('/').map_or((&**name, None), |(s, l)| (s, Some(l)));
+            let known = self.series.iter().find(|known| known.name == series);
+            let edits = known.and_then(|series| series.up_to(last)).ok_or_else(|| self.no(name))?;
+            if edits.iter().any(|edit| found.iter().any(|other| other.name == edit.name)) {
+                return Err(self.no(&format!("{name} a second time")));
+            }
+            found.extend_from_slice(edits);
+        }
+        Ok(found)
+    }
+
+    fn no(&self, name: &str) -> Error {
+        let names: Vec<&str> = self.series.iter().map(|series| &*series.name).collect();
+        let known = match names[..] {
+            [] => "none; give the folder by --edits".to_owned(),
+            _ => names.join(", "),
+        };
+        Error::NoEdit { name: name.to_owned(), folder: self.folder.clone(), known }
+    }
+}
+
+impl Series {
+    fn read(name: String, folder: &Path) -> Result<Self, Error> {
+        let cover = text(&folder.join(COVER))?;
+        let mut edits = Vec::new();
+        let mut names: Vec<(u32, String)> = folders(folder)
+            .into_iter()
+            .filter_map(|name| Some((name.split('-').next()?.parse().ok()?, name)))
+            .collect();
+        names.sort();
+        for (_, edit) in names {
+            edits.push(Edit::read(format!("{name}/{edit}"), &folder.join(edit))?);
+        }
+        Ok(Self { name, cover, edits })
+    }
+
+    /// Its title.
+    pub fn title(&self) -> &str {
+        title(&self.cover)
+    }
+
+    fn up_to(&self, last: Option<&str>) -> Option<&[Edit]> {
+        let Some(last) = last else { return Some(&self.edits) };
+        let is_it = |edit: &Edit| {
+            let own = edit.name.rsplit('/').next().unwrap_or_default();
+            own == last || own.split('-').next() == Some(last)
+        };
+        let at = self.edits.iter().position(is_it)?;
+        Some(&self.edits[..=at])
+    }
+}
+
+impl Edit {
+    fn read(name: String, folder: &Path) -> Result<Self, Error> {
+        let message = text(&folder.join(MESSAGE))?;
+        let (mut steps, mut files) = (Vec::new(), Vec::new());
+        for path in entries(folder) {
+            steps.extend(Step::read(&path)?);
+        }
+        new_files(&folder.join("files"), "", &mut files)?;
+        if steps.is_empty() && files.is_empty() {
+            let why = "it changes nothing: no .cocci, no .lines, no files/".to_owned();
+            return Err(Error::Malformed { step: folder.to_owned(), why });
+        }
+        Ok(Self { name, message, steps, files })
+    }
+
+    /// Its subject.
+    pub fn subject(&self) -> &str {
+        title(&self.message)
+    }
+
+    /// Its steps for trees of this version.
+    pub fn steps_for(&self, version: Version) -> impl Iterator<Item = &Step> {
+        self.steps.iter().filter(move |step| step.is_for(version))
+    }
+}
+
+fn title(text: &str) -> &str {
+    text.lines().next().unwrap_or_default().trim_start_matches('#').trim()
+}
+
+fn text(path: &Path) -> Result<String, Error> {
+    fs::read_to_string(path).map_err(Error::io(format!("cannot read {}", path.display())))
+}
+
+/// What is in a folder, sorted.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    entries.sort();
+    entries
+}
+
+fn folders(folder: &Path) -> Vec<String> {
+    let folders = entries(folder).into_iter().filter(|path| path.is_dir());
+    folders.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect()
+}
+
+fn new_files(folder: &Path, below: &str, into: &mut Vec<(String, String)>) -> Result<(), Error> {
+    for path in entries(folder) {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        let place = if below.is_empty() { name.to_owned() } else { format!("{below}/{name}") };
+        if path.is_dir() {
+            new_files(&path, &place, into)?;
+        } else {
+            into.push((place, text(&path)?));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A folder with one series of two edits, which need no Coccinelle.
+    pub(crate) fn series() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("README.md", "no series\n");
+        write("walks/cover.md", "# KVM: walks\n\nWhy.\n");
+        write("walks/1-lines/message.md", "KVM: one line\n\nBecause.\n");
+        write(
+            "walks/1-lines/a.lines",
+            "# file: no | Kconfig\n# after: config KVM\n---\n\tselect X\n",
+        );
+        write("walks/2-file/message.md", "KVM: a file\n\nIt is new.\n");
+        write("walks/2-file/files/virt/kvm/new.c", "int x;\n");
+        folder
+    }
+
+    #[test]
+    fn a_series_is_found_whole_or_up_to_one_of_its_edits() {
+        let folder = series();
+        let edits = Edits::read(Some(folder.path())).unwrap();
+        let names = |asked: &[&str]| {
+            let asked: Vec<String> = asked.iter().map(|&name| name.to_owned()).collect();
+            let found = edits.find(&asked).map_err(|error| error.to_string())?;
+            Ok::<_, String>(found.into_iter().map(|edit| edit.name).collect::<Vec<_>>())
+        };
+        assert_eq!(edits.series()[0].title(), "KVM: walks");
+        assert_eq!(names(&["walks"]).unwrap(), ["walks/1-lines", "walks/2-file"]);
+        assert_eq!(names(&["walks/1"]).unwrap(), ["walks/1-lines"]);
+        assert_eq!(names(&["walks/2-file"]).unwrap().len(), 2);
+        assert!(names(&["walk"]).unwrap_err().contains("has walks"));
+        assert!(names(&["walks/9"]).unwrap_err().contains("no edit is called walks/9"));
+        assert!(names(&["walks/1", "walks"]).unwrap_err().contains("a second time"));
+    }
+
+    #[test]
+    fn an_edit_that_changes_nothing_is_an_error() {
+        let folder = series();
+        fs::create_dir(folder.path().join("walks/3-none")).unwrap();
+        fs::write(folder.path().join("walks/3-none/message.md"), "KVM: nothing\n").unwrap();
+        let error = Edits::read(Some(folder.path())).unwrap_err().to_string();
+        assert!(error.contains("changes nothing"), "{error}");
+    }
+}

@@ -1,0 +1,151 @@
+//! Edits as a series of patches that `git am` takes, made against the tree that is at hand.
+
+use crate::edited::Change;
+use crate::{Edit, Edited};
+use similar::TextDiff;
+use std::fmt::Write as _;
+
+/// The author that the patches name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Author {
+    /// `Name <address>`.
+    pub from: String,
+    /// A date by RFC 5322.
+    pub date: String,
+}
+
+/// One mail of a series.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mail {
+    /// The name of its file.
+    pub file: String,
+    /// Its text, an mbox of one message.
+    pub text: String,
+}
+
+/// Lines of context around a change.
+const CONTEXT: usize = 3;
+
+impl Mail {
+    /// A cover letter, and a patch for each edit that changed something.
+    pub fn series(cover: &str, edited: &Edited, author: &Author) -> Vec<Self> {
+        let patches: Vec<_> = edited.patches.iter().filter(|(_, c)| !c.is_empty()).collect();
+        let count = patches.len();
+        let (title, rest) = cover.split_once('\n').unwrap_or((cover, ""));
+        let title = title.trim_start_matches('#').trim();
+        let mut body = format!("{}\n\n", rest.trim());
+        for (edit, _) in &patches {
+            let _ = writeln!(body, "  {}", edit.subject());
+        }
+        let _ = writeln!(body, "\n{}", stat(patches.iter().flat_map(|(_, changes)| changes)));
+        let head = |n: usize, subject: &str| {
+            format!(
+                "From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001\n\
+                 From: {}\nDate: {}\nSubject: [PATCH {n}/{count}] {subject}\n\n",
+                author.from, author.date
+            )
+        };
+        let cover = Self {
+            file: "0000-cover-letter.patch".to_owned(),
+            text: head(0, title) + &body + "-- \nslat\n",
+        };
+        let mail = |(at, (edit, changes)): (usize, &&(Edit, Vec<Change>))| {
+            let (subject, message) = (edit.subject(), &edit.message);
+            let message = message.split_once('\n').map_or("", |(_, rest)| rest).trim();
+            let diffs: String = changes.iter().map(diff).collect();
+            let text = format!(
+                "{}{message}\n---\n{}\n{diffs}-- \nslat\n",
+                head(at + 1, subject),
+                stat(changes.iter())
+            );
+            let file = format!("{:04}-{}.patch", at + 1, slug(subject));
+            Self { file, text }
+        };
+        std::iter::once(cover).chain(patches.iter().enumerate().map(mail)).collect()
+    }
+}
+
+/// A subject as a part of a file's name.
+fn slug(subject: &str) -> String {
+    let word = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { ' ' };
+    let text: String = subject.chars().map(word).collect();
+    let text = text.split_whitespace().collect::<Vec<_>>().join("-");
+    text.chars().take(52).collect::<String>().trim_end_matches(['-', '.']).to_owned()
+}
+
+/// A file's change as git writes it.
+fn diff(change: &Change) -> String {
+    let Change { path, before, after } = change;
+    let text = before.as_deref().unwrap_or_default();
+    let diff = TextDiff::from_lines(text, after);
+    let mut unified = diff.unified_diff();
+    unified.context_radius(CONTEXT);
+    let (new, from) = match before {
+        Some(_) => ("", format!("a/{path}")),
+        None => ("new file mode 100644\n", "/dev/null".to_owned()),
+    };
+    let unified = unified.header(&from, &format!("b/{path}")).to_string();
+    format!("diff --git a/{path} b/{path}\n{new}{unified}")
+}
+
+/// Lines added and taken away, by file.
+fn stat<'a>(changes: impl Iterator<Item = &'a Change>) -> String {
+    let mut lines = String::new();
+    for Change { path, before, after } in changes {
+        let diff = TextDiff::from_lines(before.as_deref().unwrap_or_default(), after);
+        let count = |tag| diff.iter_all_changes().filter(|change| change.tag() == tag).count();
+        let (more, less) = (count(similar::ChangeTag::Insert), count(similar::ChangeTag::Delete));
+        let _ = writeln!(lines, " {path} | +{more} -{less}");
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::edited::tests::{edited, tree};
+    use std::process::Command;
+
+    fn author() -> Author {
+        let date = "Tue, 24 Nov 2026 12:00:00 +0000".to_owned();
+        Author { from: "A Tester <tester@example.org>".to_owned(), date }
+    }
+
+    #[test]
+    fn a_series_has_a_cover_and_a_patch_for_each_edit() {
+        let (_folder, tree) = tree();
+        let mails = Mail::series("# KVM: walks\n\nWhy.\n", &edited(&tree), &author());
+        let files: Vec<&str> = mails.iter().map(|mail| &*mail.file).collect();
+        assert_eq!(
+            files,
+            ["0000-cover-letter.patch", "0001-KVM-one-line.patch", "0002-KVM-a-file.patch"]
+        );
+        assert!(mails[0].text.contains("Subject: [PATCH 0/2] KVM: walks\n\nWhy.\n"));
+        assert!(mails[1].text.contains("\nBecause.\n---\n Kconfig | +1 -0\n"), "{}", mails[1].text);
+        assert!(mails[2].text.contains("--- /dev/null\n+++ b/virt/kvm/new.c\n@@ -0,0 +1 @@"));
+    }
+
+    #[test]
+    fn git_am_makes_of_it_what_the_edits_made() {
+        let (folder, tree) = tree();
+        let edited = edited(&tree);
+        let out = tempfile::tempdir().unwrap();
+        let git = |args: &[&str]| {
+            let mut git = Command::new("git");
+            git.current_dir(folder.path()).args(["-c", "user.name=T", "-c", "user.email=t@e"]);
+            let output = git.args(args).output().expect("git runs");
+            assert!(output.status.success(), "{args:?}: {output:?}");
+        };
+        git(&["init", "--quiet"]);
+        git(&["add", "."]);
+        git(&["commit", "--quiet", "--message", "tree"]);
+        for mail in &Mail::series("# KVM: walks\n", &edited, &author())[1..] {
+            let path = out.path().join(&mail.file);
+            std::fs::write(&path, &mail.text).unwrap();
+            git(&["am", "--quiet", path.to_str().unwrap()]);
+        }
+        for (path, text) in &edited.files {
+            assert_eq!(&std::fs::read_to_string(folder.path().join(path)).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! One step of an edit: a semantic patch, or lines that go into a file that is no C.
+//!
+//! A step says in its header which file it edits, which versions it is for, and what it leaves
+//! behind. Coccinelle says nothing of a rule that found no place, or too many: what is left behind
+//! is counted, so that half of an edit is none.
+
+use crate::{Error, Version};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A step, read from its file.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Its own file.
+    pub path: PathBuf,
+    /// The file of the tree that it edits: the first of these that is there.
+    pub files: Vec<String>,
+    /// The first version that it is for, and the first that it is no longer for.
+    versions: (Option<Version>, Option<Version>),
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Texts that stand in the result, so many times more than before; at least once, without a
+    /// number.
+    Semantic { leaves: Vec<(Option<usize>, String)> },
+    /// Lines, and the line before or after which they go.
+    Lines { after: bool, anchor: String, lines: Vec<String> },
+}
+
+impl Step {
+    /// Reads a step; nothing if the file is none.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`], [`Error::Io`].
+    pub fn read(path: &Path) -> Result<Option<Self>, Error> {
+        let mark = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("cocci") => "// ",
+            Some("lines") => "# ",
+            _ => return Ok(None),
+        };
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(Error::io(format!("cannot read {}", path.display())))?;
+        let step = Self::parse(path, &text, mark);
+        step.map(Some).map_err(|why| Error::Malformed { step: path.to_owned(), why })
+    }
+
+    fn parse(path: &Path, text: &str, mark: &str) -> Result<Self, String> {
+        let header = |line: &'_ str| -> Option<(String, String)> {
+            let (key, value) = line.strip_prefix(mark)?.split_once(':')?;
+            Some((key.trim().to_owned(), value.trim().to_owned()))
+        };
+        let (mut files, mut versions, mut leaves) = (Vec::new(), (None, None), Vec::new());
+        let mut anchor = None;
+        for (key, value) in text.lines().filter_map(header) {
+            match key.split_once(' ').map_or((&*key, None), |(key, count)| (key, Some(count))) {
+                ("file", None) => files = value.split('|').map(|f| f.trim().to_owned()).collect(),
+                ("versions", None) => versions = range(&value)?,
+                ("leaves", None) => leaves.push((None, value)),
+                ("leaves", Some(count)) if count.parse::<usize>().is_ok() => {
+                    leaves.push((count.parse().ok(), value));
+                }
+                ("before" | "after", None) => anchor = Some((key == "after", value)),
+                _ => {}
+            }
+        }
+        if files.is_empty() {
+            return Err(format!("it has no line `{mark}file: PATH`, the file that it edits"));
+        }
+        let kind = if mark == "// " {
+            if leaves.is_empty() {
+                return Err(
+                    "it has no line `// leaves: TEXT`, which says what must come of it".to_owned()
+                );
+            }
+            Kind::Semantic { leaves }
+        } else {
+            let (after, anchor) =
+                anchor.ok_or("it has no line `# before: LINE` or `# after: LINE`")?;
+            let (_, body) = text.split_once("\n---\n").ok_or("it has no line `---`")?;
+            Kind::Lines { after, anchor, lines: body.lines().map(str::to_owned).collect() }
+        };
+        Ok(Self { path: path.to_owned(), files, versions, kind })
+    }
+
+    /// Whether it is for trees of this version.
+    pub fn is_for(&self, version: Version) -> bool {
+        let (from, until) = self.versions;
+        from.is_none_or(|from| version >= from) && until.is_none_or(|until| version < until)
+    }
+
+    /// What comes of a file's text.
+    ///
+    /// # Errors
+    /// A reason why it does not apply: [`Failed`].
+    pub fn apply(&self, before: &str) -> Result<String, Failed> {
+        match &self.kind {
+            Kind::Semantic { leaves } => {
+                if leaves.iter().all(|(_, text)| before.contains(text)) {
+                    return Err(Failed::Why("it is there already".to_owned()));
+                }
+                let after = coccinelle(&self.path, before)?;
+                missing(leaves, before, &after).map_or(Ok(after), |why| Err(Failed::Why(why)))
+            }
+            Kind::Lines { after, anchor, lines } => {
+                insert(before, *after, anchor, lines).map_err(Failed::Why)
+            }
+        }
+    }
+}
+
+/// Why a step does not apply.
+#[derive(Debug)]
+pub enum Failed {
+    /// It does not fit the file.
+    Why(String),
+    /// Something else.
+    Other(Error),
+}
+
+fn range(text: &str) -> Result<(Option<Version>, Option<Version>), String> {
+    let wrong = || format!("`versions: {text}` is no range such as 6.12..7.0");
+    let (from, until) = text.split_once("..").ok_or_else(wrong)?;
+    let version = |text: &str| match text.trim() {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(|()| wrong()),
+    };
+    Ok((version(from)?, version(until)?))
+}
+
+/// Which of the texts did not come of it as often as it should.
+fn missing(leaves: &[(Option<usize>, String)], before: &str, after: &str) -> Option<String> {
+    let count = |text: &str, mark: &str| text.matches(mark).count();
+    leaves.iter().find_map(|(times, mark)| {
+        let more = count(after, mark).saturating_sub(count(before, mark));
+        match times {
+            None if more == 0 => {
+                Some(format!("its code is not what the edit looks for (no `{mark}` came of it)"))
+            }
+            Some(times) if more != *times => {
+                Some(format!("`{mark}` came of it {more} times, not {times}"))
+            }
+            _ => None,
+        }
+    })
+}
+
+fn insert(before: &str, after: bool, anchor: &str, lines: &[String]) -> Result<String, String> {
+    let places: Vec<usize> =
+        before.lines().enumerate().filter(|(_, line)| *line == anchor).map(|(at, _)| at).collect();
+    let [place] = places[..] else {
+        return Err(format!("the line `{anchor}` is there {} times, not once", places.len()));
+    };
+    let mut all: Vec<&str> = before.lines().collect();
+    let at = place + usize::from(after);
+    all.splice(at..at, lines.iter().map(String::as_str));
+    Ok(all.join("\n") + "\n")
+}
+
+/// Applies a semantic patch.
+fn coccinelle(patch: &Path, text: &str) -> Result<String, Failed> {
+    let io = |what: &str| {
+        let what = what.to_owned();
+        |error| Failed::Other(Error::io(what)(error))
+    };
+    let folder = tempfile::tempdir().map_err(io("cannot make a temporary folder"))?;
+    let (before, after) = (folder.path().join("before.c"), folder.path().join("after.c"));
+    std::fs::write(&before, text).map_err(io("cannot write a temporary file"))?;
+    let mut spatch = Command::new("spatch");
+    spatch.args(["--very-quiet", "--no-includes", "--sp-file"]).arg(patch);
+    let output = spatch.arg(&before).arg("-o").arg(&after).output();
+    let output = output.map_err(|_| Failed::Other(Error::NoCoccinelle))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    // Nothing to change is an error to Coccinelle; here what is left behind says what is missing.
+    if !output.status.success() && !said.contains("no modified files") {
+        let last: Vec<&str> = said.lines().rev().take(3).collect();
+        return Err(Failed::Why(last.join("; ")));
+    }
+    Ok(std::fs::read_to_string(&after).unwrap_or_else(|_| text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str, mark: &str) -> Result<Step, String> {
+        Step::parse(Path::new("step"), text, mark)
+    }
+
+    #[test]
+    fn a_step_without_what_it_needs_is_refused_with_what_is_missing() {
+        let refusal = |text, mark| parsed(text, mark).unwrap_err();
+        assert!(refusal("@@\n@@\n", "// ").contains("file: PATH"));
+        assert!(refusal("// file: a.c\n", "// ").contains("leaves: TEXT"));
+        assert!(refusal("# file: Makefile\n", "# ").contains("# before: LINE"));
+        assert!(refusal("# file: M\n# after: x\n", "# ").contains("---"));
+        assert!(refusal("// file: a\n// leaves: b\n// versions: 6\n", "// ").contains("6.12..7.0"));
+    }
+
+    #[test]
+    fn a_step_is_for_its_versions_alone() {
+        let step = |versions: &str| {
+            let text = format!("// file: a.c\n// leaves: x\n// versions: {versions}\n");
+            parsed(&text, "// ").unwrap()
+        };
+        let version = |text: &str| text.parse().unwrap();
+        let of = step("6.12..7.0");
+        assert!(of.is_for(version("6.12.117")) && !of.is_for(version("7.0")));
+        assert!(!of.is_for(version("6.11.9")));
+        assert!(step("..7.0").is_for(version("6.1")) && step("7.0..").is_for(version("7.3")));
+    }
+
+    #[test]
+    fn half_of_an_edit_and_too_much_of_one_are_none() {
+        let leaves = |times| [(times, "new()".to_owned())];
+        assert_eq!(missing(&leaves(None), "old();", "new();"), None);
+        assert!(missing(&leaves(None), "old();", "old();").unwrap().contains("no `new()`"));
+        let twice = missing(&leaves(Some(1)), "new();", "new(); new(); new();").unwrap();
+        assert_eq!(twice, "`new()` came of it 2 times, not 1");
+    }
+
+    #[test]
+    fn lines_go_beside_the_one_line_that_is_named() {
+        let lines = ["b".to_owned()];
+        assert_eq!(insert("a\nc\n", true, "a", &lines).unwrap(), "a\nb\nc\n");
+        assert_eq!(insert("a\nc\n", false, "c", &lines).unwrap(), "a\nb\nc\n");
+        assert!(insert("a\na\n", true, "a", &lines).unwrap_err().contains("2 times"));
+        assert!(insert("x\n", true, "a", &lines).unwrap_err().contains("0 times"));
+    }
+}

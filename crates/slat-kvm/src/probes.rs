@@ -1,0 +1,169 @@
+//! Calls of the kernel's functions, counted by kprobes (Documentation/trace/kprobetrace.rst).
+//!
+//! Each call of a function that is counted takes hundreds of instructions more, so times are taken
+//! without. The events are of this process alone and are taken away with it; they are enabled in an
+//! instance of the tracer's of their own, so that whoever else traces is not disturbed.
+
+use crate::Error;
+use crate::stats::Changes;
+use crate::trace;
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// What the names of such counts begin with.
+pub const CALLS: &str = "calls_";
+
+/// Functions whose calls are counted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Probes {
+    root: PathBuf,
+    instance: PathBuf,
+    group: String,
+    functions: Vec<String>,
+}
+
+/// How often each was called until then.
+pub(crate) type Counted = BTreeMap<String, u64>;
+
+impl Probes {
+    /// Begins to count.
+    ///
+    /// # Errors
+    /// [`Error::NoProbes`] if this process may not, or if a function is none that can be probed: it
+    /// is inlined, or not there. One whose name ends in `?` is left out then.
+    pub fn start(functions: &[String]) -> Result<Option<Self>, Error> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        if functions.is_empty() {
+            return Ok(None);
+        }
+        let refused = |why: &str, error: &io::Error| Error::NoProbes(format!("{why} ({error})"));
+        let none = io::Error::from(io::ErrorKind::NotFound);
+        let root = trace::root().ok_or_else(|| refused("tracefs is not mounted", &none))?;
+        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let group = format!("slat_{process}_{count}");
+        let instance = root.join("instances").join(format!("slat-probes-{process}-{count}"));
+        fs::create_dir(&instance).map_err(|error| refused("kprobes need root", &error))?;
+        // From here on it is taken away again.
+        let mut this = Self { root, instance, group, functions: Vec::new() };
+        let symbols = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+        for asked in functions {
+            let (name, optional) = asked.strip_suffix('?').map_or((&**asked, false), |n| (n, true));
+            let found = symbol(&symbols, name);
+            let added = match &found {
+                None => Err(io::Error::other("the kernel has no such function, or inlined it")),
+                Some(symbol) => this.add(name, symbol),
+            };
+            match added {
+                Ok(()) => this.functions.push(name.to_owned()),
+                Err(_) if optional => {}
+                Err(error) => {
+                    return Err(refused(&format!("cannot count calls of {name}"), &error));
+                }
+            }
+        }
+        let enable = this.instance.join("events").join(&this.group).join("enable");
+        if !this.functions.is_empty() {
+            fs::write(enable, "1").map_err(|error| refused("cannot enable kprobes", &error))?;
+        }
+        Ok(Some(this))
+    }
+
+    fn add(&self, name: &str, symbol: &str) -> io::Result<()> {
+        self.write(&format!("p:{}/{} {symbol}", self.group, self.event(name)))
+    }
+
+    /// The name of a function's event; `kprobe_profile` tells none by its group.
+    fn event(&self, name: &str) -> String {
+        format!("{}_{name}", self.group)
+    }
+
+    fn write(&self, line: &str) -> io::Result<()> {
+        let events = self.root.join("kprobe_events");
+        OpenOptions::new().append(true).open(events)?.write_all(line.as_bytes())
+    }
+
+    /// How often each function was called so far.
+    pub fn read(&self) -> Counted {
+        let text = fs::read_to_string(self.root.join("kprobe_profile")).unwrap_or_default();
+        self.functions
+            .iter()
+            .map(|name| (name.clone(), hits(&text, &self.event(name)).unwrap_or(0)))
+            .collect()
+    }
+}
+
+impl Drop for Probes {
+    fn drop(&mut self) {
+        // Failing leaves an event that nobody enables; it goes with the next boot.
+        let enable = self.instance.join("events").join(&self.group).join("enable");
+        let _ = fs::write(enable, "0");
+        let _ = fs::remove_dir(&self.instance);
+        for name in &self.functions {
+            let _ = self.write(&format!("-:{}/{}", self.group, self.event(name)));
+        }
+    }
+}
+
+/// Calls from one reading to a later one, those of functions that were not called as well.
+pub(crate) fn changes(before: &Counted, after: &Counted) -> Changes {
+    let change = |(name, count): (&String, &u64)| {
+        let before = before.get(name).copied().unwrap_or(0);
+        (format!("{CALLS}{name}"), count.saturating_sub(before) as i64)
+    };
+    after.iter().map(change).collect()
+}
+
+/// The symbol of a function: its own, or the one that the compiler made of it.
+fn symbol(symbols: &str, name: &str) -> Option<String> {
+    let of = |line: &str| -> Option<String> {
+        let mut words = line.split_whitespace().skip(1);
+        let kind = words.next()?;
+        let symbol = words.next()?;
+        let rest = symbol.strip_prefix(name)?;
+        let is_it = rest.is_empty()
+            || [".isra.", ".constprop.", ".part."].iter().any(|made| rest.starts_with(made));
+        (is_it && matches!(kind, "t" | "T" | "w" | "W")).then(|| symbol.to_owned())
+    };
+    let mut found: Vec<String> = symbols.lines().filter_map(of).collect();
+    found.sort_by_key(String::len);
+    found.into_iter().next()
+}
+
+/// The hits of an event in `kprobe_profile`: name, hits, misses.
+fn hits(profile: &str, event: &str) -> Option<u64> {
+    let of = |line: &str| {
+        let mut words = line.split_whitespace();
+        (words.next()? == event).then(|| words.next()?.parse().ok())?
+    };
+    profile.lines().find_map(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_is_found_by_its_name_or_by_what_the_compiler_made_of_it() {
+        let symbols = "ffff800080000000 t stage2_split_walker\n\
+            ffff800080000010 t stage2_flush_vm.isra.0\n\
+            ffff800080000020 d stage2_data\n\
+            ffff800080000030 t stage2_split_walker_other\n";
+        assert_eq!(symbol(symbols, "stage2_split_walker").unwrap(), "stage2_split_walker");
+        assert_eq!(symbol(symbols, "stage2_flush_vm").unwrap(), "stage2_flush_vm.isra.0");
+        assert_eq!(symbol(symbols, "stage2_data"), None);
+        assert_eq!(symbol(symbols, "stage2_split"), None);
+    }
+
+    #[test]
+    fn calls_are_told_from_one_reading_to_the_next_and_none_is_told_as_well() {
+        let profile = "  stage2_split_walker          16384               0\n  other   1   0\n";
+        assert_eq!(hits(profile, "stage2_split_walker"), Some(16384));
+        assert_eq!(hits(profile, "stage2"), None);
+        let counted = |a, b| Counted::from([("a".to_owned(), a), ("b".to_owned(), b)]);
+        let changes = changes(&counted(3, 4), &counted(10, 4));
+        assert_eq!(changes, [("calls_a".to_owned(), 7), ("calls_b".to_owned(), 0)].into());
+    }
+}
