@@ -10,8 +10,8 @@ pub use doctor::DoctorArgs;
 pub use emulate::{EmulateArgs, KernelChoice};
 pub use explain::ExplainArgs;
 pub use kernel::{
-    BootArgs, BuildArgs, EditsArgs, KernelAction, KernelArgs, ListArgs, PatchArgs, TestArgs,
-    TreeChoice,
+    BootArgs, BuildArgs, ConfigArgs, EditsArgs, KernelAction, KernelArgs, ListArgs, PatchArgs,
+    TestArgs, TreeChoice,
 };
 pub use show::ShowArgs;
 

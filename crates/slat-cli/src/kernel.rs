@@ -1,8 +1,6 @@
 //! Linux kernels with edits: from what was asked for to a tree, its edits, and an image.
 
-pub mod selftests;
-
-use crate::cli::TreeChoice;
+use crate::cli::{ConfigArgs, TreeChoice};
 use anyhow::Context;
 use slat_kernel::{Build, Built, Edited, Edits, Error, Tree};
 use slat_lab::failure::{Failure, bad_input};
@@ -40,20 +38,50 @@ impl Source {
     /// Builds it, or finds it built.
     ///
     /// # Errors
-    /// See [`Build::run`].
-    pub fn build(&self, arch: Architecture, session: &Session) -> anyhow::Result<Built> {
+    /// See [`Build::run`]; [`Failure::BadInput`] for a file of options that is none.
+    pub fn build(
+        &self,
+        arch: Architecture,
+        config: &ConfigArgs,
+        session: &Session,
+    ) -> anyhow::Result<Built> {
+        self.with(arch, config, session, |build| build.run())
+    }
+
+    /// Compiles KVM's objects and those that the edits touch; says how many commands it took.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build).
+    pub fn objects(
+        &self,
+        arch: Architecture,
+        config: &ConfigArgs,
+        session: &Session,
+    ) -> anyhow::Result<u64> {
+        self.with(arch, config, session, |build| build.objects_only())
+    }
+
+    fn with<T>(
+        &self,
+        arch: Architecture,
+        config: &ConfigArgs,
+        session: &Session,
+        run: impl FnOnce(Build<'_>) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let options = config.config.as_deref().map(options).transpose()?;
         let stop = session.stop_flag();
         let folder = self.folder()?;
         let build = Build {
             tree: &self.tree,
             edited: &self.edited,
             arch,
+            options: options.as_deref().unwrap_or_default(),
             folder: &folder,
             jobs: std::thread::available_parallelism().map_or(1, usize::from),
             stop: &stop,
             tell: Teller { say: &|what| session.say(what), note: &|line| session.note(line) },
         };
-        build.run().map_err(|error| interrupted(error, session))
+        run(build).map_err(|error| interrupted(error, session))
     }
 
     /// Where what is built of this tree is kept.
@@ -96,6 +124,21 @@ fn kept_as(tree: &Tree) -> String {
     let path = tree.path.as_os_str().as_encoded_bytes();
     let name = tree.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
     format!("{name}-{:08x}", crc32fast::hash(path))
+}
+
+/// Options of a configuration, from a file.
+fn options(path: &Path) -> anyhow::Result<String> {
+    let refused = |why: &str| bad_input(format!("--config {}: {why}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| refused(&error.to_string()))?;
+    let is_option = |line: &str| {
+        line.is_empty()
+            || line.starts_with('#')
+            || (line.starts_with("CONFIG_") && line.contains('='))
+    };
+    match text.lines().find(|line| !is_option(line.trim())) {
+        None => Ok(text),
+        Some(line) => Err(refused(&format!("`{line}` is no option such as CONFIG_PREEMPT=y"))),
+    }
 }
 
 fn interrupted(error: anyhow::Error, session: &Session) -> anyhow::Error {

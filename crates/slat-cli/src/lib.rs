@@ -12,6 +12,7 @@ mod moved;
 pub mod needs;
 mod readers;
 pub mod run;
+pub mod selftests;
 pub mod show;
 
 pub use run::main;

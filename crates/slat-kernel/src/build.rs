@@ -27,6 +27,8 @@ pub struct Build<'a> {
     pub edited: &'a Edited,
     /// The architecture.
     pub arch: Architecture,
+    /// Options of the configuration beyond those that every kernel here has, a line each.
+    pub options: &'a str,
     /// Where the copy, the objects and the images of this tree are kept.
     pub folder: &'a Path,
     /// How many commands run at a time.
@@ -58,24 +60,18 @@ impl Build<'_> {
     /// with the end of its log; or it is to stop.
     pub fn run(self) -> anyhow::Result<Built> {
         let failed = || format!("cannot write to {}", self.folder.display());
-        let objects = self.folder.join(self.arch.name());
+        let objects = self.objects();
         fs::create_dir_all(&objects).with_context(failed)?;
-        // Another build of the same tree would change the copy under this one.
-        let lock = File::create(self.folder.join("lock")).with_context(failed)?;
-        if lock.try_lock().is_err() {
-            (self.tell.say)("waiting for another build of this tree");
-            lock.lock().with_context(failed)?;
-        }
+        let _lock = self.lock()?;
         (self.tell.say)("looking for what changed in the tree");
-        let options = config::options(self.arch);
+        let options = config::options(self.arch, self.options);
         let mut hash = crc32fast::Hasher::new();
         hash.update(options.as_bytes());
-        hash.update(
-            &copy::fingerprint(&self.tree.path, &self.edited.files, self.stop)?.to_ne_bytes(),
-        );
-        let kept =
-            self.folder.join("images").join(format!("{}-{:08x}", self.arch, hash.finalize()));
-        let log = objects.join("slat.log");
+        let files = copy::fingerprint(&self.tree.path, &self.edited.files, self.stop)?;
+        hash.update(&files.to_ne_bytes());
+        let kept = format!("{}-{:08x}", self.arch, hash.finalize());
+        let kept = self.folder.join("images").join(kept);
+        let log = objects.join(LOG);
         let built = |steps| -> anyhow::Result<Built> {
             let release = fs::read_to_string(kept.join("release"))?;
             Ok(Built { image: kept.join("image"), release, steps, log: log.clone() })
@@ -83,33 +79,9 @@ impl Build<'_> {
         if kept.is_dir() {
             return built(0);
         }
-        let missing = tools::missing(self.arch);
-        if !missing.is_empty() {
-            bail!(
-                "to build a kernel for {} this machine lacks {}; install {1}, as root: `apt-get \
-                 install --no-install-recommends {}`",
-                self.arch,
-                if missing.len() == 1 {
-                    "a package".to_owned()
-                } else {
-                    format!("{} packages", missing.len())
-                },
-                missing.join(" ")
-            );
-        }
-        let room = rustix::fs::statvfs(self.folder).map(|fs| fs.f_bavail * fs.f_frsize);
-        ensure!(
-            room.is_ok_and(|room| room >= ROOM),
-            "{} has less than 1 GiB free, which a kernel's objects need; make room, or give another \
-             place by XDG_CACHE_HOME",
-            self.folder.display()
-        );
-        (self.tell.say)("copying what changed in the tree");
-        let source = self.folder.join("src");
-        copy::make(&self.tree.path, &self.edited.files, &source, self.stop)?;
-        let mut make = Make { build: self, source, objects, log: File::create(&log)?, steps: 0 };
+        let mut make = self.make(objects)?;
         make.configure(&options)?;
-        make.run(&[self.image_target()], &log)?;
+        make.run(&[self.image_target()])?;
         let beside = kept.with_extension("new");
         let _ = fs::remove_dir_all(&beside);
         fs::create_dir_all(&beside).with_context(failed)?;
@@ -119,6 +91,59 @@ impl Build<'_> {
         fs::write(beside.join("release"), release.trim()).with_context(failed)?;
         fs::rename(&beside, &kept).with_context(failed)?;
         built(make.steps)
+    }
+
+    /// Compiles KVM's objects and those that the edits touch, and nothing else; says how many
+    /// commands it took.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn objects_only(self) -> anyhow::Result<u64> {
+        let objects = self.objects();
+        fs::create_dir_all(&objects)
+            .with_context(|| format!("cannot write to {}", self.folder.display()))?;
+        let _lock = self.lock()?;
+        let mut make = self.make(objects)?;
+        make.configure(&config::options(self.arch, self.options))?;
+        make.run(&["prepare"])?;
+        let own = match self.arch {
+            Architecture::X86_64 => "arch/x86/",
+            Architecture::Aarch64 => "arch/arm64/",
+        };
+        let mut targets = vec![format!("{own}kvm/"), "virt/kvm/".to_owned()];
+        let sources = self.edited.files.keys().filter_map(|path| path.strip_suffix(".c"));
+        // Those of the folders above are compiled with them, those of other architectures not here.
+        let is_other = |path: &&str| {
+            !targets.iter().any(|folder| path.starts_with(folder))
+                && !path.starts_with("tools/")
+                && (!path.starts_with("arch/") || path.starts_with(own))
+        };
+        let others: Vec<String> =
+            sources.filter(is_other).map(|path| format!("{path}.o")).collect();
+        targets.extend(others);
+        make.run(&targets.iter().map(String::as_str).collect::<Vec<_>>())?;
+        Ok(make.steps)
+    }
+
+    fn objects(self) -> PathBuf {
+        // Each configuration has objects of its own.
+        let name = match self.options.trim() {
+            "" => self.arch.to_string(),
+            options => format!("{}-{:08x}", self.arch, crc32fast::hash(options.as_bytes())),
+        };
+        self.folder.join(name)
+    }
+
+    /// Another build of the same tree would change the copy under this one.
+    fn lock(self) -> anyhow::Result<File> {
+        let path = self.folder.join("lock");
+        let failed = || format!("cannot write {}", path.display());
+        let lock = File::create(&path).with_context(failed)?;
+        if lock.try_lock().is_err() {
+            (self.tell.say)("waiting for another build of this tree");
+            lock.lock().with_context(failed)?;
+        }
+        Ok(lock)
     }
 
     const fn linux_arch(self) -> &'static str {
@@ -157,6 +182,9 @@ impl Build<'_> {
     }
 }
 
+/// All that `make` said, in the folder of the objects.
+const LOG: &str = "slat.log";
+
 /// `make`, run again and again.
 struct Make<'a> {
     build: Build<'a>,
@@ -164,6 +192,34 @@ struct Make<'a> {
     objects: PathBuf,
     log: File,
     steps: u64,
+}
+
+impl<'a> Build<'a> {
+    /// What runs `make` on a copy of the tree as it is now.
+    fn make(self, objects: PathBuf) -> anyhow::Result<Make<'a>> {
+        let missing = tools::missing(self.arch);
+        if !missing.is_empty() {
+            bail!(
+                "to build a kernel for {} this machine lacks {}; as root: `apt-get install \
+                 --no-install-recommends {}`",
+                self.arch,
+                missing.join(", "),
+                missing.join(" ")
+            );
+        }
+        let room = rustix::fs::statvfs(self.folder).map(|fs| fs.f_bavail * fs.f_frsize);
+        ensure!(
+            room.is_ok_and(|room| room >= ROOM),
+            "{} has less than 1 GiB free, which a kernel's objects need; make room, or give another \
+             place by XDG_CACHE_HOME",
+            self.folder.display()
+        );
+        (self.tell.say)("copying what changed in the tree");
+        let source = self.folder.join("src");
+        copy::make(&self.tree.path, &self.edited.files, &source, self.stop)?;
+        let log = File::create(objects.join(LOG)).context("cannot write the build's log")?;
+        Ok(Make { build: self, source, objects, log, steps: 0 })
+    }
 }
 
 impl Make<'_> {
@@ -174,14 +230,14 @@ impl Make<'_> {
         }
         fs::write(&wanted, options).context("cannot write the configuration")?;
         let all = format!("KCONFIG_ALLCONFIG={}", wanted.display());
-        let log = self.objects.join("slat.log");
-        let done = self.run(&[&all, "allnoconfig"], &log).and_then(|()| {
+        let build = self.build;
+        let done = self.run(&[&all, "allnoconfig"]).and_then(|()| {
             let text = fs::read_to_string(&config).context("make wrote no configuration")?;
-            let lacking = config::lacking(&text);
+            let lacking = config::lacking(&text, build.options);
             ensure!(
                 lacking.is_empty(),
                 "{}: this tree cannot be configured with {}",
-                self.build.tree.name,
+                build.tree.name,
                 lacking.join(", ")
             );
             Ok(())
@@ -192,7 +248,8 @@ impl Make<'_> {
         done
     }
 
-    fn run(&mut self, targets: &[&str], log: &Path) -> anyhow::Result<()> {
+    fn run(&mut self, targets: &[&str]) -> anyhow::Result<()> {
+        let log = self.objects.join(LOG);
         let build = self.build;
         let mut make = Command::new("make");
         make.arg("-C").arg(&self.source).arg(format!("O={}", self.objects.display()));
@@ -232,8 +289,8 @@ impl Make<'_> {
         if status.success() {
             return Ok(());
         }
-        let text = fs::read_to_string(log).unwrap_or_default();
-        bail!("{}: the build failed ({status}){}", build.tree.name, reason(&text, log))
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        bail!("{}: the build failed ({status}){}", build.tree.name, reason(&text, &log))
     }
 }
 
@@ -303,8 +360,16 @@ mod tests {
         let tell = Teller { say: &|_| {}, note: &|_| {} };
         let arch = Architecture::Aarch64;
         let folder = folder.path();
-        let build =
-            Build { tree: &tree, edited: &edited, arch, folder, jobs: 1, stop: &stop, tell };
+        let build = Build {
+            tree: &tree,
+            edited: &edited,
+            arch,
+            options: "",
+            folder,
+            jobs: 1,
+            stop: &stop,
+            tell,
+        };
         assert_eq!(build.suffix(), "-slat+walks.2");
     }
 }

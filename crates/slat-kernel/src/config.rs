@@ -15,18 +15,22 @@ pub const NEEDED: [&str; 6] = [
     "CONFIG_PROC_PAGE_MONITOR=y",
 ];
 
-/// The options that are set, for `make allnoconfig` with `KCONFIG_ALLCONFIG`.
-pub fn options(arch: Architecture) -> String {
+/// The options that are set, for `make allnoconfig` with `KCONFIG_ALLCONFIG`: of an option that is
+/// there twice the last counts.
+pub fn options(arch: Architecture, more: &str) -> String {
     let own = match arch {
         Architecture::X86_64 => include_str!("../config/x86_64.config"),
         Architecture::Aarch64 => include_str!("../config/aarch64.config"),
     };
-    format!("{COMMON}{own}")
+    format!("{COMMON}{own}{more}")
 }
 
-/// Needed options that a configuration does not have.
-pub fn lacking(config: &str) -> Vec<&'static str> {
-    NEEDED.into_iter().filter(|needed| !config.lines().any(|line| line == *needed)).collect()
+/// Options that a configuration does not have, of those that are needed and of those that were
+/// asked for.
+pub fn lacking<'a>(config: &str, more: &'a str) -> Vec<&'a str> {
+    let asked = more.lines().map(str::trim).filter(|line| line.ends_with("=y"));
+    let wanted = NEEDED.into_iter().chain(asked);
+    wanted.filter(|wanted| !config.lines().any(|line| line == *wanted)).collect()
 }
 
 #[cfg(test)]
@@ -36,7 +40,7 @@ mod tests {
     #[test]
     fn every_line_is_an_option_or_says_why() {
         for arch in Architecture::ALL {
-            let text = options(arch);
+            let text = options(arch, "");
             let is_known = |line: &&str| {
                 line.is_empty()
                     || line.starts_with('#')
@@ -54,7 +58,8 @@ mod tests {
     #[test]
     fn what_a_configuration_lacks_is_named() {
         let whole = NEEDED.join("\n");
-        assert!(lacking(&whole).is_empty());
-        assert_eq!(lacking(&whole.replace("CONFIG_KVM=y", "# none")), ["CONFIG_KVM=y"]);
+        assert!(lacking(&whole, "").is_empty());
+        assert_eq!(lacking(&whole.replace("CONFIG_KVM=y", "# none"), ""), ["CONFIG_KVM=y"]);
+        assert_eq!(lacking(&whole, "# why\nCONFIG_PREEMPT=y\n"), ["CONFIG_PREEMPT=y"]);
     }
 }

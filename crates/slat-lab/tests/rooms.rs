@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates, each of which may depend on those before it.
-const CRATES: [&str; 20] = [
+const CRATES: [&str; 21] = [
     "slat-seed",
     "slat",
     "slat-size",
@@ -14,6 +14,7 @@ const CRATES: [&str; 20] = [
     "slat-procfs",
     "slat-kvm",
     "slat-vm",
+    "slat-kernel",
     "slat-linux",
     "slat-peers",
     "slat-lab",

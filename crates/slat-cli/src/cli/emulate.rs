@@ -1,6 +1,6 @@
 //! The command line of emulated machines.
 
-use super::{EditsArgs, TreeChoice};
+use super::{ConfigArgs, EditsArgs, TreeChoice};
 use clap::{Args, ValueEnum};
 use slat_lab::size::Size;
 use slat_vm::modules::ModuleParam;
@@ -56,6 +56,10 @@ pub struct EmulateArgs {
     /// Where the edits of tree:TREE+SERIES are.
     #[command(flatten)]
     pub edits: EditsArgs,
+
+    /// How it is built.
+    #[command(flatten)]
+    pub config: ConfigArgs,
 
     /// Let the machine's clocks count instructions, one a nanosecond, and report them in place of
     /// times: the same whatever else this machine does. It has one CPU then
@@ -143,6 +147,7 @@ impl EmulateArgs {
             arch: None,
             kernel,
             edits: EditsArgs::default(),
+            config: ConfigArgs::default(),
             count_instructions: false,
             probe: Vec::new(),
             cpus: None,

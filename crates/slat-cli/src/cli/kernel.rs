@@ -69,6 +69,15 @@ pub struct EditsArgs {
     pub edits: Option<PathBuf>,
 }
 
+/// How a tree is built.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ConfigArgs {
+    /// File of more options for the kernel's configuration, CONFIG_NAME=y a line; each such file
+    /// has objects of its own
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
 /// Edits to list.
 #[derive(Clone, Debug, Args)]
 pub struct ListArgs {
@@ -99,6 +108,10 @@ pub struct TreeArgs {
     /// Where edits are.
     #[command(flatten)]
     pub edits: EditsArgs,
+
+    /// How it is built.
+    #[command(flatten)]
+    pub config: ConfigArgs,
 }
 
 /// A kernel to build.
@@ -111,6 +124,10 @@ pub struct BuildArgs {
     /// Architecture [default: this machine's]
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<Architecture>,
+
+    /// Compile KVM's objects and those that the edits touch, and no image: a check in two minutes
+    #[arg(long)]
+    pub objects: bool,
 
     /// Print JSON: the image, the release, and what was run for it
     #[arg(long)]

@@ -16,7 +16,7 @@ pub fn find(args: &EmulateArgs, arch: Architecture, session: &Session) -> anyhow
     match &args.kernel {
         KernelChoice::Tree(tree) => {
             let source = Source::find(tree, args.edits.edits.as_deref(), session)?;
-            Ok(Kernel { image: source.build(arch, session)?.image, modules })
+            Ok(Kernel { image: source.build(arch, &args.config, session)?.image, modules })
         }
         KernelChoice::Path(path) if path.is_file() => Ok(Kernel { image: path.clone(), modules }),
         KernelChoice::Path(path) => Err(bad_input(format!(

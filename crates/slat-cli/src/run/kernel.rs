@@ -5,7 +5,8 @@ use crate::cli::{
     TestArgs, TreeChoice,
 };
 use crate::emulate;
-use crate::kernel::{self, Source, selftests};
+use crate::kernel::{self, Source};
+use crate::selftests;
 use anyhow::Context;
 use serde_json::json;
 use slat_kernel::{Author, Edited, Edits, Mail};
@@ -87,7 +88,17 @@ fn build(args: &BuildArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let begin = std::time::Instant::now();
     let source =
         Source::find(&TreeChoice::from(&args.tree), args.tree.edits.edits.as_deref(), session)?;
-    let built = source.build(arch, session)?;
+    if args.objects {
+        let steps = source.objects(arch, &args.tree.config, session)?;
+        session.finish();
+        let seconds = begin.elapsed().as_secs_f64();
+        match args.json {
+            true => print(&format!("{}\n", json!({ "steps": steps, "seconds": seconds })))?,
+            false => print(&format!("compiled for {arch}: {steps} commands in {seconds:.0} s\n"))?,
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let built = source.build(arch, &args.tree.config, session)?;
     session.finish();
     if args.json {
         let value = json!({
@@ -162,6 +173,7 @@ fn boot(args: &BootArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         append: machine.append.clone(),
         time_limit: machine.time_limit,
         edits: tree.edits.clone(),
+        config: tree.config.clone(),
         command: command.split(' ').map(str::to_owned).collect(),
         ..EmulateArgs::of(KernelChoice::Tree(TreeChoice::from(tree)))
     };

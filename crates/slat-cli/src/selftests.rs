@@ -1,8 +1,8 @@
 //! KVM's own selftests, built static from the tree with its edits, and run on its kernel.
 
-use super::Source;
 use crate::cli::{TestArgs, TreeChoice};
 use crate::emulate::{self, machine};
+use crate::kernel::Source;
 use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 use slat_lab::failure::{bad_input, no_report};
@@ -128,7 +128,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     session.start(&format!("selftests for {arch}"), 3);
     let edits = args.tree.edits.edits.as_deref();
     let source = Source::find(&TreeChoice::from(&args.tree), edits, session)?;
-    let built = source.build(arch, session)?;
+    let built = source.build(arch, &args.tree.config, session)?;
     session.step();
     let mut names: Vec<&str> = known.iter().map(|(name, ..)| *name).collect();
     names.dedup();
