@@ -8,6 +8,7 @@ mod e2e;
 mod emulators;
 mod fuzz;
 mod hypervisor;
+mod kernels;
 mod msrv;
 mod peers;
 mod setup;

@@ -65,9 +65,19 @@ pub fn test(long: bool) -> anyhow::Result<Outcome> {
 /// The parts of Debian's Linux source that are needed, unpacked; the newest package that this
 /// machine has or can have.
 pub fn linux_tree() -> anyhow::Result<PathBuf> {
+    unpacked("linux", &PARTS)
+}
+
+/// All of it, for kernels that are built.
+pub fn whole_tree() -> anyhow::Result<PathBuf> {
+    unpacked("linux-whole", &["*"])
+}
+
+/// The files of these patterns, unpacked below a folder of this name.
+fn unpacked(folder: &str, parts: &[&str]) -> anyhow::Result<PathBuf> {
     let name = newest_source()?;
     let packed = Path::new("/usr/src").join(format!("{name}.tar.xz"));
-    let tree = target().join("linux").join(name.trim_start_matches("linux-source-"));
+    let tree = target().join(folder).join(name.trim_start_matches("linux-source-"));
     if !packed.exists() {
         setup::install(&name)?;
     }
@@ -82,7 +92,10 @@ pub fn linux_tree() -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(&tree).context("cannot make a folder for Linux's source")?;
     let mut tar = Command::new("tar");
     tar.arg("--extract").arg("--file").arg(&packed).arg("--directory").arg(&tree);
-    tar.args(["--strip-components=1", "--wildcards", "--no-wildcards-match-slash"]).args(PARTS);
+    tar.arg("--strip-components=1");
+    if parts != ["*"] {
+        tar.args(["--wildcards", "--no-wildcards-match-slash"]).args(parts);
+    }
     ran(&mut tar)?;
     ensure!(
         tree.join("arch/arm64/kvm/hyp/pgtable.c").exists(),

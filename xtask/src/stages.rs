@@ -1,7 +1,8 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
 use crate::{
-    docs, e2e, emulators, fuzz, hypervisor, in_ci, msrv, peers, root, setup, target, walkers,
+    docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, msrv, peers, root, setup, target,
+    walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -43,6 +44,8 @@ pub enum Stage {
     Emulators,
     /// AMD's and RISC-V's tables under the walkers of emulated CPUs; with --deep
     Walkers,
+    /// Linux with the edits of the folder `linux`: compiled, booted, counted; with --deep
+    Kernels,
     /// The engine, its guests, reclaim and the simulator on every format; with --deep
     Formats,
     /// Linux on the hypervisor: migrated, aged, switched off and on, and what goes wrong on purpose
@@ -98,7 +101,7 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 11] = [
+    const DEEP: [Self; 12] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
@@ -107,6 +110,7 @@ impl Stage {
         Self::Loom,
         Self::Shuttle,
         Self::Walkers,
+        Self::Kernels,
         Self::Formats,
         Self::Examples,
         Self::Static,
@@ -171,6 +175,7 @@ impl Stage {
             Self::Peers => peers::test(long),
             Self::Emulators => emulators::test(long),
             Self::Walkers => walkers::test(),
+            Self::Kernels => kernels::test(),
             Self::Formats => formats(),
             Self::Hypervisor => hypervisor::test(long),
             Self::Examples => {

@@ -53,18 +53,18 @@ pub enum Error {
         why: String,
     },
     /// The machine around it.
-    #[error("{what}: {source}")]
+    #[error("{what}: {error}")]
     Io {
         /// What was tried.
         what: String,
         /// Why it failed.
-        source: std::io::Error,
+        error: std::io::Error,
     },
 }
 
 impl Error {
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
-        |source| Self::Io { what, source }
+        |error| Self::Io { what, error }
     }
 }

@@ -1,0 +1,119 @@
+//! Linux with the edits of the folder `linux`: they fit a tree, compile, and one kernel with some of
+//! them boots and counts what they promise.
+
+use crate::peers;
+use crate::setup;
+use crate::stages::{Outcome, SLAT, cargo, ran};
+use crate::static_build::{self, Effort, Program};
+use crate::{in_ci, target};
+use anyhow::{Context, ensure};
+use serde_json::Value;
+use slat_vm::Architecture;
+use std::fs;
+use std::path::Path;
+
+/// Packages, each with a command that it brings.
+const PACKAGES: [(&str, &str); 8] = [
+    ("make", "make"),
+    ("gcc", "gcc"),
+    ("flex", "flex"),
+    ("bison", "bison"),
+    ("bc", "bc"),
+    ("perl", "perl"),
+    ("coccinelle", "spatch"),
+    ("gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc"),
+];
+
+/// A guest's pages of 4 KiB.
+const PAGES: u64 = 2048;
+
+/// Applies, compiles, builds, boots, counts.
+pub fn test() -> anyhow::Result<Outcome> {
+    let ready = || {
+        PACKAGES.iter().try_for_each(|(name, command)| setup::package(name, command))?;
+        if !Path::new("/usr/include/libelf.h").exists() {
+            setup::install("libelf-dev")?;
+        }
+        setup::emulator(Architecture::Aarch64.qemu())?;
+        static_build::build(&[Architecture::Aarch64], &[Program::Slat], Effort::Quick)?;
+        peers::whole_tree()
+    };
+    let tree = match ready() {
+        Ok(tree) => tree.display().to_string(),
+        Err(error) if in_ci() => return Err(error),
+        Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
+    };
+    // All series, each by itself.
+    slat(&["kernel", "list", "--tree", &tree])?;
+    for series in ["split-on-fault-before", "lockless-ageing"] {
+        if Path::new("linux").join(series).exists() {
+            let words = ["kernel", "build", "--tree", &tree, "--arch", "x86_64", "--edit", series];
+            slat(&[&words[..], &["--objects"]].concat())?;
+        }
+    }
+    bounded_walks(&tree).context("bounded-walks")?;
+    flush_once(&tree).context("flush-once")?;
+    Ok(Outcome::Ran(Vec::new()))
+}
+
+fn slat(words: &[&str]) -> anyhow::Result<()> {
+    let mut slat = cargo(&SLAT);
+    ran(slat.arg("--").args(words)).map(drop)
+}
+
+/// A split visits no page, and the call takes fewer instructions.
+fn bounded_walks(tree: &str) -> anyhow::Result<()> {
+    let bytes = (PAGES << 12).to_string();
+    let command = ["bench", "dirty-log", "-v", "1", "-b", &bytes, "--eager-split", "2m"];
+    let options = ["--manual-protect", "on", "--initially-set", "on", "-r", "2", "-i", "1"];
+    let words = [&command[..], &options].concat();
+    let probe = ["--probe", "stage2_split_walker"];
+    let [before, after] =
+        ["", "+bounded-walks"].map(|edits| counted(tree, edits, &probe, &words, "clear"));
+    let (before, after) = (before?, after?);
+    let visits = |result: &Value| result["counts"]["calls_stage2_split_walker"].as_u64();
+    ensure!(visits(&before) == Some(PAGES), "a split visits {:?} pages", visits(&before));
+    ensure!(visits(&after) == Some(0), "an edited split visits {:?} pages", visits(&after));
+    let [before, after] = [before, after].map(|result| result["samples"][0].as_f64());
+    let ratio = after.zip(before).map(|(after, before)| after / before);
+    println!("KVM_CLEAR_DIRTY_LOG of 4k pages: {ratio:.3?} of the instructions");
+    ensure!(ratio.is_some_and(|ratio| ratio < 0.7), "{ratio:?} of the instructions");
+    Ok(())
+}
+
+/// The second-stage tables are flushed once, however many vCPUs switch their caches on.
+fn flush_once(tree: &str) -> anyhow::Result<()> {
+    let words = ["bench", "boot-caches", "-b", "4m", "--vcpus", "4", "-r", "1"];
+    let options = ["--cpu", "cortex-a76", "--probe", "stage2_flush_vm"];
+    let flushes = |edits| {
+        let result = counted(tree, edits, &options, &words, "toggle")?;
+        result["counts"]["calls_stage2_flush_vm"].as_u64().context("flushes were not counted")
+    };
+    let (before, after) = (flushes("")?, flushes("+flush-once")?);
+    println!("flushes of the guest's memory with 4 vCPUs: {before}, and {after} once");
+    ensure!(before >= 4 && after < before, "{before} flushes before, {after} after");
+    Ok(())
+}
+
+/// The result of a variant that an emulated kernel counted.
+fn counted(
+    tree: &str,
+    edits: &str,
+    options: &[&str],
+    words: &[&str],
+    variant: &str,
+) -> anyhow::Result<Value> {
+    let file = target().join("kernel.json");
+    let (kernel, path) = (format!("tree:{tree}{edits}"), file.display().to_string());
+    let binary = Program::Slat.path(Architecture::Aarch64).display().to_string();
+    let emulate = ["emulate", "--arch", "aarch64", "--kernel", &kernel, "--count-instructions"];
+    slat(
+        &[&emulate[..], &["--output", &path, "--binary", &binary], options, &["--"], words]
+            .concat(),
+    )?;
+    let report: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
+    let results = report["results"].as_array().context("a report without results")?;
+    let is_it =
+        |result: &&Value| result["variant"] == variant && result["params"].get("vcpu").is_none();
+    results.iter().find(is_it).cloned().with_context(|| format!("no result is called {variant}"))
+}
