@@ -52,7 +52,7 @@ identifier opt;
 expression p;
 @@
 +	if (vm_eager_split_chunk_size) {
-+		TEST_REQUIRE(kvm_has_cap(KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE));
++		TEST_REQUIRE(kvm_check_cap(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES) & vm_eager_split_chunk_size);
 +		pr_info("Eager split chunk size: 0x%zx\n", vm_eager_split_chunk_size);
 +	}
 +
