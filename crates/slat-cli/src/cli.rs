@@ -10,8 +10,8 @@ pub use doctor::DoctorArgs;
 pub use emulate::{EmulateArgs, KernelChoice};
 pub use explain::ExplainArgs;
 pub use kernel::{
-    BootArgs, BuildArgs, ConfigArgs, EditsArgs, KernelAction, KernelArgs, ListArgs, PatchArgs,
-    TestArgs, TreeChoice,
+    BootArgs, BuildArgs, CallsArgs, ConfigArgs, EditsArgs, KernelAction, KernelArgs, ListArgs,
+    PatchArgs, TestArgs, TreeChoice,
 };
 pub use show::ShowArgs;
 
@@ -117,6 +117,9 @@ pub enum Command {
     /// Build Linux with edits to its KVM, boot it, test it, or write the edits as patches
     #[command(arg_required_else_help = true)]
     Kernel(KernelArgs),
+    /// Run a program and count the calls of kernel functions meanwhile
+    #[command(hide = true)]
+    Calls(CallsArgs),
     /// What all programs have.
     #[command(flatten)]
     Common(Common),

@@ -42,6 +42,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Explain(args)) => explain::explain(&PROGRAM, args),
         Some(Command::Emulate(args)) => emulate::emulate(args),
         Some(Command::Kernel(args)) => kernel::kernel(args),
+        Some(Command::Calls(args)) => kernel::calls(args),
         Some(Command::Show(args)) => show_job::show(args),
         Some(Command::Common(common)) => run::common(&PROGRAM, common),
     }

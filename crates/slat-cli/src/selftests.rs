@@ -6,9 +6,13 @@ use crate::kernel::Source;
 use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 use slat_lab::failure::{bad_input, no_report};
+use slat_lab::first::PROGRAM;
 use slat_lab::first::job::{Job, Test as Asked};
+use slat_lab::numbers::thousands;
 use slat_lab::session::Session;
+use slat_lab::table::NOTHING;
 use slat_vm::{Architecture, Archive, Initramfs, Linux, Request, kept};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -80,8 +84,23 @@ pub struct Test {
     pub timed_out: bool,
     /// How long it took, by the machine's clock.
     pub seconds: f64,
+    /// How often functions were called meanwhile that were asked for.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub calls: BTreeMap<String, u64>,
     /// The end of what it said.
     pub output: String,
+}
+
+/// What a line begins with that tells how often a function was called.
+pub const CALLS: &str = "slat: calls of ";
+
+/// The counts among what was said.
+fn calls(output: &str) -> BTreeMap<String, u64> {
+    let line = |line: &str| {
+        let (name, count) = line.strip_prefix(CALLS)?.split_once(' ')?;
+        Some((name.to_owned(), count.parse().ok()?))
+    };
+    output.lines().filter_map(line).collect()
 }
 
 impl Test {
@@ -105,8 +124,14 @@ impl Test {
     }
 
     /// Its line in a table.
-    pub fn cells(&self) -> Vec<String> {
-        vec![self.name.clone(), self.result(), format!("{:.1}", self.seconds)]
+    pub fn cells(&self, probes: &[String]) -> Vec<String> {
+        let mut cells = vec![self.name.clone(), self.result(), format!("{:.1}", self.seconds)];
+        let count = |name: &String| self.calls.get(name.trim_end_matches('?'));
+        cells.extend(probes.iter().map(|name| match count(name) {
+            Some(count) => thousands(i64::try_from(*count).unwrap_or(i64::MAX)),
+            None => NOTHING.to_owned(),
+        }));
+        cells
     }
 }
 
@@ -125,6 +150,9 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
             return Err(bad_input(format!("--test {name}: known here are {}", all.join(", "))));
         }
     }
+    if !args.arguments.is_empty() && args.tests.len() != 1 {
+        return Err(bad_input("arguments after `--` are for one test: name it by --test"));
+    }
     session.start(&format!("selftests for {arch}"), 3);
     let edits = args.tree.edits.edits.as_deref();
     let source = Source::find(&TreeChoice::from(&args.tree), edits, session)?;
@@ -137,33 +165,40 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     let mut archive = Initramfs::new()?;
     let slat = emulate::program(None, "slat", arch)?;
     emulate::add_program(&mut archive, &slat)?;
-    let mut tests = Vec::new();
+    let (mut tests, mut named) = (Vec::new(), Vec::new());
     for (name, arguments, _) in known {
         let Some((_, path)) = programs.iter().find(|(program, _)| program == name) else {
             // Not every tree has every test.
             continue;
         };
         let place = format!("/tests/{name}");
-        if !tests.iter().any(|test: &Asked| test.path == place) {
+        if !named.iter().any(|named: &String| named.split(' ').next() == Some(name)) {
             let bytes =
                 fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
             archive.program(&place, &bytes)?;
         }
         let mut words: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
-        if arch == Architecture::Aarch64 && TAKE_MODE.contains(name) {
+        if !args.arguments.is_empty() {
+            words.clone_from(&args.arguments);
+        } else if arch == Architecture::Aarch64 && TAKE_MODE.contains(name) {
             words.extend(["-m", "3"].map(str::to_owned));
         }
-        tests.push(Asked { path: place, arguments: words, seconds: LIMIT });
+        named.push(format!("{name} {}", words.join(" ")).trim().to_owned());
+        let mut test = Asked { path: place, arguments: words, seconds: LIMIT };
+        if !args.probe.is_empty() {
+            let own = ["calls", "--probe", &args.probe.join(","), "--", &test.path];
+            test.arguments = own.iter().map(|&w| w.to_owned()).chain(test.arguments).collect();
+            PROGRAM.clone_into(&mut test.path);
+        }
+        tests.push(test);
+        if !args.arguments.is_empty() {
+            break;
+        }
     }
     ensure!(!tests.is_empty(), "this tree has none of these tests");
-    let job = Job {
-        modules: Vec::new(),
-        command: Vec::new(),
-        port: arch.port().to_owned(),
-        tests: tests.clone(),
-    };
+    let job = Job { modules: Vec::new(), command: Vec::new(), port: arch.port().to_owned(), tests };
     emulate::add_job(&mut archive, &job)?;
-    session.say(&format!("running {} tests", tests.len()));
+    session.say(&format!("running {} tests", named.len()));
     let initramfs = archive.finish()?;
     let append = format!(
         "hugepages=24 kvm.nx_huge_pages=1 {}",
@@ -192,16 +227,13 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     if let Some(error) = answer.error {
         return Err(no_report(format!("in the machine: {error}")));
     }
-    let tests = tests.into_iter().zip(answer.tests).map(|(asked, ran)| {
-        let name = asked.path.trim_start_matches("/tests/");
-        let name = format!("{name} {}", asked.arguments.join(" ")).trim().to_owned();
-        Test {
-            name,
-            exit_code: ran.exit_code,
-            timed_out: ran.timed_out,
-            seconds: ran.seconds,
-            output: ran.output,
-        }
+    let tests = named.into_iter().zip(answer.tests).map(|(name, ran)| Test {
+        name,
+        exit_code: ran.exit_code,
+        timed_out: ran.timed_out,
+        seconds: ran.seconds,
+        calls: calls(&ran.output),
+        output: ran.output,
     });
     Ok(Results { release: built.release, tests: tests.collect() })
 }
@@ -303,7 +335,15 @@ mod tests {
 
     fn test(exit_code: Option<i32>, output: &str) -> Test {
         let (name, output) = ("t".to_owned(), output.to_owned());
-        Test { name, exit_code, timed_out: exit_code.is_none(), seconds: 1.0, output }
+        let (calls, timed_out) = (calls(&output), exit_code.is_none());
+        Test { name, exit_code, timed_out, seconds: 1.0, calls, output }
+    }
+
+    #[test]
+    fn calls_are_read_from_what_was_said() {
+        let counted = test(Some(0), "noise\nslat: calls of stage2_flush_vm 1234\n");
+        let probes = ["stage2_flush_vm".to_owned(), "other?".to_owned()];
+        assert_eq!(counted.cells(&probes)[3..], ["1,234", NOTHING]);
     }
 
     #[test]

@@ -107,6 +107,25 @@ impl Drop for Probes {
     }
 }
 
+/// How often functions are called while something is done, by the names that were asked for.
+///
+/// # Errors
+/// [`Error::NoProbes`].
+pub fn during<T>(
+    functions: &[String],
+    done: impl FnOnce() -> T,
+) -> Result<(T, BTreeMap<String, u64>), Error> {
+    let probes = Probes::start(functions)?;
+    let read = || probes.as_ref().map(Probes::read).unwrap_or_default();
+    let before = read();
+    let done = done();
+    let calls = read().into_iter().map(|(name, count)| {
+        let before = before.get(&name).copied().unwrap_or(0);
+        (name, count.saturating_sub(before))
+    });
+    Ok((done, calls.collect()))
+}
+
 /// Calls from one reading to a later one, those of functions that were not called as well.
 pub(crate) fn changes(before: &Counted, after: &Counted) -> Changes {
     let change = |(name, count): (&String, &u64)| {

@@ -18,6 +18,9 @@ Examples:
   slat kernel patch --tree ~/linux --edit bounded-walks -o patches/ && git -C ~/linux am patches/0*
   slat kernel test --tree debian-6.12 --arch aarch64 --edit bounded-walks
       KVM's own selftests on it
+  slat kernel test --tree ~/linux --arch aarch64 --edit flush-once --cpu cortex-a76 \
+      --test flush_once_test --probe stage2_flush_vm -- -v 8
+      one of them, with arguments of one's own, counting the calls of a function
   slat emulate --arch aarch64 --kernel tree:debian-6.12+bounded-walks --count-instructions \\
       -- bench dirty-log -b 64M --eager-split 2m --manual-protect on --initially-set on
       what the edit costs or saves, exactly
@@ -206,6 +209,27 @@ pub struct TestArgs {
     /// Tests to run [default: all that are known for the architecture]
     #[arg(long = "test", value_name = "NAME,...", value_delimiter = ',')]
     pub tests: Vec<String>,
+
+    /// Functions of the kernel whose calls are counted while each test runs: NAME, or NAME? if it
+    /// may be missing
+    #[arg(long, value_name = "FUNCTION,...", value_delimiter = ',')]
+    pub probe: Vec<String>,
+
+    /// Arguments of the test in place of those that it has here; --test names one
+    #[arg(last = true, value_name = "ARGUMENT")]
+    pub arguments: Vec<String>,
+}
+
+/// A program to run while the calls of functions are counted: what a machine runs its tests by.
+#[derive(Clone, Debug, Args)]
+pub struct CallsArgs {
+    /// Functions of the kernel whose calls are counted.
+    #[arg(long, value_name = "FUNCTION,...", value_delimiter = ',')]
+    pub probe: Vec<String>,
+
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    pub command: Vec<String>,
 }
 
 /// A tree with edits, in one word: `TREE`, or `TREE+SERIES,SERIES`.

@@ -1,8 +1,8 @@
 //! `slat kernel`, from the command line to the exit code.
 
 use crate::cli::{
-    BootArgs, BuildArgs, EmulateArgs, KernelAction, KernelArgs, KernelChoice, ListArgs, PatchArgs,
-    TestArgs, TreeChoice,
+    BootArgs, BuildArgs, CallsArgs, EmulateArgs, KernelAction, KernelArgs, KernelChoice, ListArgs,
+    PatchArgs, TestArgs, TreeChoice,
 };
 use crate::emulate;
 use crate::kernel::{self, Source};
@@ -202,11 +202,19 @@ fn test(args: &TestArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         print(&(serde_json::to_string_pretty(&results)? + "\n"))?;
     } else {
         let mut shown = String::new();
-        let rows = results.tests.iter().map(selftests::Test::cells).collect();
+        let rows = results.tests.iter().map(|test| test.cells(&args.probe)).collect();
         let table = Table {
             title: format!("KVM's selftests on Linux {}, {arch}", results.release),
             common: String::new(),
-            columns: ["test", "result", "seconds"].map(str::to_owned).to_vec(),
+            columns: ["test", "result", "seconds"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain(
+                    args.probe
+                        .iter()
+                        .map(|name| format!("calls of {}", name.trim_end_matches('?'))),
+                )
+                .collect(),
             labels: 1,
             rows,
             notes: Vec::new(),
@@ -218,6 +226,21 @@ fn test(args: &TestArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         print(&shown)?;
     }
     Ok(ExitCode::from(u8::from(failed > 0)))
+}
+
+/// Runs a program, and says on stdout how often each function was called meanwhile.
+pub fn calls(args: &CallsArgs) -> anyhow::Result<ExitCode> {
+    let Some((program, arguments)) = args.command.split_first() else {
+        return Err(bad_input("name a program"));
+    };
+    let run = || Command::new(program).args(arguments).status();
+    let (status, calls) = slat_kvm::probes::during(&args.probe, run)?;
+    let status = status.with_context(|| format!("cannot start {program}"))?;
+    for (name, count) in calls {
+        println!("{}{name} {count}", selftests::CALLS);
+    }
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.context("a signal ended it")?))
 }
 
 fn architecture(asked: Option<Architecture>) -> anyhow::Result<Architecture> {
