@@ -163,7 +163,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     let programs = build(&source, arch, &names, session)?;
     session.step();
     let mut archive = Initramfs::new()?;
-    let slat = emulate::program(None, "slat", arch)?;
+    let slat = emulate::program(args.machine.binary.as_deref(), "slat", arch)?;
     emulate::add_program(&mut archive, &slat)?;
     let (mut tests, mut named) = (Vec::new(), Vec::new());
     for (name, arguments, _) in known {

@@ -173,6 +173,10 @@ pub struct MachineArgs {
     #[arg(long, value_name = "MODEL")]
     pub cpu: Option<String>,
 
+    /// The slat of that architecture to run there [default: as `slat emulate` finds it]
+    #[arg(long, value_name = "PATH")]
+    pub binary: Option<PathBuf>,
+
     /// More words of the kernel's command line
     #[arg(long, value_name = "WORDS")]
     pub append: Option<String>,

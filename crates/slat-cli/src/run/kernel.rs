@@ -169,6 +169,7 @@ fn boot(args: &BootArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
     let command = "bench populate --memory 4M --backing 4k --vcpus 1 --runs 1";
     let emulated = EmulateArgs {
         arch: Some(architecture(machine.arch)?),
+        binary: machine.binary.clone(),
         cpu: machine.cpu.clone(),
         append: machine.append.clone(),
         time_limit: machine.time_limit,
