@@ -19,7 +19,7 @@ Examples:
   slat kernel test --tree debian-6.12 --arch aarch64 --edit bounded-walks
       KVM's own selftests on it
   slat kernel test --tree ~/linux --arch aarch64 --edit flush-once --cpu cortex-a76 \
-      --test flush_once_test --probe stage2_flush_vm -- -v 8
+      --test flush_once_test --probe kvm_pgtable_stage2_flush -- -v 8
       one of them, with arguments of one's own, counting the calls of a function
   slat emulate --arch aarch64 --kernel tree:debian-6.12+bounded-walks --count-instructions \\
       -- bench dirty-log -b 64M --eager-split 2m --manual-protect on --initially-set on
