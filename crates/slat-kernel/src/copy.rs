@@ -18,7 +18,9 @@ const GENERATED: [&str; 2] = ["include/config", "include/generated"];
 /// Whether a path is no source.
 fn is_left_out(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
-    let of_arch = path.starts_with("arch/") && path.ends_with("/include/generated");
+    // Selftests generate headers below tools, and not again while their folder is there.
+    let of_arch = (path.starts_with("arch/") || path.starts_with("tools/arch/"))
+        && path.ends_with("/include/generated");
     path == ".git"
         || path == ".config"
         || GENERATED.contains(&path)
@@ -182,6 +184,7 @@ mod tests {
             ("kvm/arm.c", "arm"),
             (".config", "left out"),
             ("arch/arm64/include/generated/a.h", "left out"),
+            ("tools/arch/arm64/include/generated/a.h", "left out"),
             ("kvm/.mmu.o.cmd", "left out"),
             ("kvm/mmu.o", "left out"),
         ] {
