@@ -13,15 +13,22 @@ use std::fs::{self, File};
 use std::path::Path;
 
 /// Packages, each with a command that it brings.
-const PACKAGES: [(&str, &str); 8] = [
+const PACKAGES: [(&str, &str); 9] = [
     ("make", "make"),
     ("gcc", "gcc"),
     ("flex", "flex"),
     ("bison", "bison"),
     ("bc", "bc"),
     ("perl", "perl"),
+    ("rsync", "rsync"),
     ("coccinelle", "spatch"),
     ("gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc"),
+];
+
+/// Packages of headers and libraries, each with a file that it brings.
+const LIBRARIES: [(&str, &str); 2] = [
+    ("libelf-dev", "/usr/include/libelf.h"),
+    ("libc6-dev-arm64-cross", "/usr/aarch64-linux-gnu/lib/libc.a"),
 ];
 
 /// A guest's pages of 4 KiB.
@@ -31,9 +38,8 @@ const PAGES: u64 = 2048;
 pub fn test() -> anyhow::Result<Outcome> {
     let ready = || {
         PACKAGES.iter().try_for_each(|(name, command)| setup::package(name, command))?;
-        if !Path::new("/usr/include/libelf.h").exists() {
-            setup::install("libelf-dev")?;
-        }
+        let missing = LIBRARIES.iter().filter(|(_, file)| !Path::new(file).exists());
+        missing.map(|(name, _)| *name).try_for_each(setup::install)?;
         setup::emulator(Architecture::Aarch64.qemu())?;
         static_build::build(&[Architecture::Aarch64], &[Program::Slat], Effort::Quick)?;
         peers::whole_tree()

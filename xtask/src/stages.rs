@@ -138,6 +138,8 @@ impl Stage {
             Self::Bare => msrv::bare(),
             Self::Build => ran(tests().arg("--no-run")),
             Self::Tests => {
+                // Patches are held against what `git am` makes of them.
+                setup::package("git", "git")?;
                 let mut tests = tests();
                 tests.arg("--no-fail-fast");
                 if long {
