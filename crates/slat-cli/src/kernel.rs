@@ -61,6 +61,14 @@ impl Source {
         self.with(arch, config, session, |build| build.objects_only())
     }
 
+    /// Where the tree with its edits is, as a copy.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build).
+    pub fn copy(&self, arch: Architecture, session: &Session) -> anyhow::Result<PathBuf> {
+        self.with(arch, &ConfigArgs::default(), session, |build| build.sources())
+    }
+
     fn with<T>(
         &self,
         arch: Architecture,

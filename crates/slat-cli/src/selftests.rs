@@ -246,7 +246,7 @@ fn build(
     session: &Session,
 ) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let folder = source.folder()?;
-    let (tree, objects) = (folder.join("src"), folder.join(format!("{arch}-selftests")));
+    let (tree, objects) = (source.copy(arch, session)?, folder.join(format!("{arch}-selftests")));
     let own = tree.join("tools/testing/selftests/kvm");
     // Tests of one architecture lie in a folder, by one of two names.
     let folders: &[&str] = match arch {

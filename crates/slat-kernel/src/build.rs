@@ -125,6 +125,22 @@ impl Build<'_> {
         Ok(make.steps)
     }
 
+    /// Brings the copy up to date, whose tests are to be built, and says where it is: a kernel that was
+    /// built before is found without it.
+    ///
+    /// # Errors
+    /// It cannot be written, or it is to stop.
+    pub fn sources(self) -> anyhow::Result<PathBuf> {
+        let _lock = self.lock()?;
+        let source = self.source();
+        copy::make(&self.tree.path, &self.edited.files, &source, self.stop)?;
+        Ok(source)
+    }
+
+    fn source(self) -> PathBuf {
+        self.folder.join("src")
+    }
+
     fn objects(self) -> PathBuf {
         // Each configuration has objects of its own.
         let name = match self.options.trim() {
@@ -215,7 +231,7 @@ impl<'a> Build<'a> {
             self.folder.display()
         );
         (self.tell.say)("copying what changed in the tree");
-        let source = self.folder.join("src");
+        let source = self.source();
         copy::make(&self.tree.path, &self.edited.files, &source, self.stop)?;
         let log = File::create(objects.join(LOG)).context("cannot write the build's log")?;
         Ok(Make { build: self, source, objects, log, steps: 0 })
@@ -350,6 +366,24 @@ mod tests {
         let full = reason("a.o: No space left on device\n", log);
         assert!(full.contains("the disk is full"), "{full}");
         assert!(reason("", log).contains("slat.log"));
+    }
+
+    #[test]
+    fn the_copy_follows_the_edits_whether_or_not_anything_is_built() {
+        let (folder, tree) = tree();
+        let (edited, plain) = (edited(&tree), Edited::new(&tree, Vec::new()).unwrap());
+        let stop = AtomicBool::new(false);
+        let tell = Teller { say: &|_| {}, note: &|_| {} };
+        let (arch, kept) = (Architecture::Aarch64, tempfile::tempdir().unwrap());
+        let sources = |edited: &Edited| {
+            let (tree, folder, stop) = (&tree, kept.path(), &stop);
+            Build { tree, edited, arch, options: "", folder, jobs: 1, stop, tell }
+                .sources()
+                .unwrap()
+        };
+        let new = |source: &Path| source.join("virt/kvm/new.c").exists();
+        assert!(new(&sources(&edited)) && !new(&sources(&plain)) && new(&sources(&edited)));
+        assert!(!new(folder.path()));
     }
 
     #[test]
