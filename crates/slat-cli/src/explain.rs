@@ -123,7 +123,9 @@ fn sentence(explained: &[Explained]) -> Option<String> {
     let asked = || explained.iter().filter(asked);
     let sum = |of: fn(&Explained) -> f64| asked().map(of).sum::<f64>();
     let total = Some(sum(|it| it.total)).filter(|total| *total > 0.0)?;
-    let percent = |of: fn(&Explained) -> f64| format!("{:.0} %", sum(of) / total * 100.0);
+    // A little less than nothing is nothing.
+    let round = |part: f64| (part * 100.0).round() + 0.0;
+    let percent = |of: fn(&Explained) -> f64| format!("{} %", round(sum(of) / total));
     Some(format!(
         "Of the vCPUs' time meanwhile {} were faults ({}), {} waiting for a CPU, {} accesses on \
          warm memory; {} are not explained.",
