@@ -16,7 +16,7 @@ const PARTS: [&str; 5] = [
 ];
 
 /// The edits of the sources, beside the tree as it is.
-const EDITS: [&str; 2] = ["skip-level3", "skip-level3,skip-children"];
+const EDITS: [&str; 2] = ["bounded-walks/2", "bounded-walks"];
 
 /// Installs what is missing, builds for release, and runs `slat-bench peers`.
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {

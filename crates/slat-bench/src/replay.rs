@@ -46,7 +46,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "[NAME=]PATH")]
     pub linux_tree: Option<NamedTree>,
 
-    /// Where edits to it are, NAME.cocci each [default: Slat's own]
+    /// Where edits to it are: NAME.cocci, or a folder for each series [default: Slat's own]
     #[arg(long, value_name = "DIR")]
     pub edits: Option<PathBuf>,
 

@@ -170,14 +170,14 @@ fn trees_and_edits_are_compared_in_one_run_and_what_fails_is_left_out() {
             "--linux-tree",
             "gone=/nonexistent",
             "--with",
-            "skip-level3",
+            "bounded-walks/2",
             "--with",
             "nothing",
         ]);
         command.env("SLAT_ANY_LINUX", "1");
         command
     });
-    for name in ["before", "after", "before+skip-level3"] {
+    for name in ["before", "after", "before+bounded-walks/2"] {
         assert_eq!(of(&report, "split", name).len(), 3, "{name}");
         assert_eq!(of(&report, "protect and split", name).len(), 3, "{name}");
         assert_eq!(of(&report, "clear the log and split", name).len(), 3, "{name}");
@@ -192,7 +192,7 @@ fn trees_and_edits_are_compared_in_one_run_and_what_fails_is_left_out() {
         let of = |r: &&Value| r["params"]["variants"] == name && r["params"]["against"] == "before";
         asked.clone().filter(|r| r["scenario"] == "peers-asked").filter(of).count()
     };
-    assert_eq!((between("after"), between("before+skip-level3")), (9, 9));
+    assert_eq!((between("after"), between("before+bounded-walks/2")), (9, 9));
     let skipped = report["skipped"].to_string();
     assert!(skipped.contains("no edit is called nothing") && skipped.contains("gone"), "{skipped}");
 }
@@ -204,13 +204,10 @@ fn histories_agree_and_show_a_bug_that_an_edit_brings() {
     let histories = ["check", "--histories", &more];
     for granule in ["4k", "16k", "64k"] {
         let mut check = beside(&tree, &histories);
-        check
-            .args(["--granule", granule, "--with", "skip-level3,skip-children"])
-            .assert()
-            .success();
+        check.args(["--granule", granule, "--with", "bounded-walks"]).assert().success();
     }
     // Their first lines say what each does.
-    let bugs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../peers/linux/edits/bugs");
+    let bugs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../linux/bugs");
     let all = ["age", "leak", "less", "rights"];
     for bug in &all[..if is_long() { 4 } else { 1 }] {
         let mut check = beside(&tree, &["check", "--histories", "12"]);

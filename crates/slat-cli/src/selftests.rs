@@ -153,6 +153,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     if !args.arguments.is_empty() && args.tests.len() != 1 {
         return Err(bad_input("arguments after `--` are for one test: name it by --test"));
     }
+    slat_kernel::check_for_selftests(arch)?;
     session.start(&format!("selftests for {arch}"), 3);
     let edits = args.tree.edits.edits.as_deref();
     let source = Source::find(&TreeChoice::from(&args.tree), edits, session)?;
@@ -263,11 +264,8 @@ fn build(
     let output = objects.join("out");
     fs::create_dir_all(&output).context("cannot make a folder for selftests")?;
     let cross = slat_kernel::cross_compile(arch);
-    let linux_arch = match arch {
-        Architecture::X86_64 => "x86_64",
-        Architecture::Aarch64 => "arm64",
-    };
-    let common = [format!("ARCH={linux_arch}"), format!("CROSS_COMPILE={cross}")];
+    let name = slat_kernel::linux_arch(arch);
+    let common = [format!("ARCH={name}"), format!("CROSS_COMPILE={cross}")];
     session.say("installing the tree's headers");
     let mut make = Command::new("make");
     make.arg("-s").arg("-C").arg(&tree).args(&common);

@@ -40,7 +40,7 @@ Examples:
   slat-bench split --format riscv --memory 8G
   slat-bench split --backing 1g --target-size 2m
       stop at 2m blocks
-  slat-bench split --target linux-source --linux-tree linux-6.12 --with skip-level3
+  slat-bench split --target linux-source --linux-tree linux-6.12 --with bounded-walks/2
       beside Linux's own code, as it is and with the level-3 skip";
 
 /// What to split, when and how.

@@ -65,12 +65,10 @@ impl Build<'_> {
         let _lock = self.lock()?;
         (self.tell.say)("looking for what changed in the tree");
         let options = config::options(self.arch, self.options);
-        let mut hash = crc32fast::Hasher::new();
-        hash.update(options.as_bytes());
-        let files = copy::fingerprint(&self.tree.path, &self.edited.files, self.stop)?;
-        hash.update(&files.to_ne_bytes());
-        let kept = format!("{}-{:08x}", self.arch, hash.finalize());
-        let kept = self.folder.join("images").join(kept);
+        let how = [&*options, &tools::compiler(self.arch)];
+        let (tree, files) = (&self.tree.path, &self.edited.files);
+        let fingerprint = copy::fingerprint(tree, files, &how, self.stop)?;
+        let kept = self.folder.join("images").join(format!("{}-{fingerprint:016x}", self.arch));
         let log = objects.join(LOG);
         let built = |steps| -> anyhow::Result<Built> {
             let release = fs::read_to_string(kept.join("release"))?;
@@ -125,8 +123,8 @@ impl Build<'_> {
         Ok(make.steps)
     }
 
-    /// Brings the copy up to date, whose tests are to be built, and says where it is: a kernel that was
-    /// built before is found without it.
+    /// Brings the copy up to date, whose tests are to be built, and says where it is: a kernel that
+    /// was built before is found without it.
     ///
     /// # Errors
     /// It cannot be written, or it is to stop.
@@ -160,13 +158,6 @@ impl Build<'_> {
             lock.lock().with_context(failed)?;
         }
         Ok(lock)
-    }
-
-    const fn linux_arch(self) -> &'static str {
-        match self.arch {
-            Architecture::X86_64 => "x86_64",
-            Architecture::Aarch64 => "arm64",
-        }
     }
 
     const fn image_target(self) -> &'static str {
@@ -213,21 +204,12 @@ struct Make<'a> {
 impl<'a> Build<'a> {
     /// What runs `make` on a copy of the tree as it is now.
     fn make(self, objects: PathBuf) -> anyhow::Result<Make<'a>> {
-        let missing = tools::missing(self.arch);
-        if !missing.is_empty() {
-            bail!(
-                "to build a kernel for {} this machine lacks {}; as root: `apt-get install \
-                 --no-install-recommends {}`",
-                self.arch,
-                missing.join(", "),
-                missing.join(" ")
-            );
-        }
+        tools::check(self.arch)?;
         let room = rustix::fs::statvfs(self.folder).map(|fs| fs.f_bavail * fs.f_frsize);
         ensure!(
             room.is_ok_and(|room| room >= ROOM),
-            "{} has less than 1 GiB free, which a kernel's objects need; make room, or give another \
-             place by XDG_CACHE_HOME",
+            "{} has less than 1 GiB free, which a kernel's objects need; make room, or give \
+             another place by XDG_CACHE_HOME",
             self.folder.display()
         );
         (self.tell.say)("copying what changed in the tree");
@@ -269,7 +251,7 @@ impl Make<'_> {
         let build = self.build;
         let mut make = Command::new("make");
         make.arg("-C").arg(&self.source).arg(format!("O={}", self.objects.display()));
-        make.arg(format!("ARCH={}", build.linux_arch()));
+        make.arg(format!("ARCH={}", tools::linux_arch(build.arch)));
         make.arg(format!("CROSS_COMPILE={}", tools::cross_compile(build.arch)));
         make.arg(format!("LOCALVERSION={}", build.suffix())).arg(format!("-j{}", build.jobs));
         // The same sources make the same image, whoever builds it and when.

@@ -30,10 +30,11 @@ fn is_left_out(path: &str) -> bool {
 }
 
 /// What tells a tree with its edits from any other, without reading what it has: names, lengths and
-/// times of its files; and all of what was edited.
+/// times of its files; all of what was edited; and `how` it is built.
 pub fn fingerprint(
     tree: &Path,
     files: &BTreeMap<String, String>,
+    how: &[&str],
     stop: &AtomicBool,
 ) -> anyhow::Result<u64> {
     let mut hasher = DefaultHasher::new();
@@ -42,6 +43,7 @@ pub fn fingerprint(
         Ok(())
     })?;
     files.hash(&mut hasher);
+    how.hash(&mut hasher);
     Ok(hasher.finish())
 }
 
@@ -250,7 +252,11 @@ mod tests {
     #[test]
     fn a_fingerprint_tells_every_change() {
         let (tree, stop) = (tree(), AtomicBool::new(false));
-        let of = |files: &BTreeMap<String, String>| fingerprint(tree.path(), files, &stop).unwrap();
+        let built = |files: &BTreeMap<String, String>, how: &str| {
+            fingerprint(tree.path(), files, &[how], &stop).unwrap()
+        };
+        let of = |files: &BTreeMap<String, String>| built(files, "gcc");
+        assert_ne!(of(&BTreeMap::new()), built(&BTreeMap::new(), "another gcc"));
         let (plain, edited) = (of(&BTreeMap::new()), of(&edits("new")));
         assert!(plain == of(&BTreeMap::new()) && plain != edited && edited != of(&edits("newer")));
         fs::write(tree.path().join("kvm/arm.c"), "longer than it was").unwrap();

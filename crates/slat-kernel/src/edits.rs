@@ -1,4 +1,4 @@
-//! A folder of edits: series of them, in their order.
+//! A folder of edits: series of them, in their order; and single semantic patches, `NAME.cocci`.
 
 use crate::step::Step;
 use crate::{Error, Version};
@@ -52,10 +52,12 @@ impl Edits {
         let folder = folder.map_or_else(ours, Path::to_owned);
         let folder = fs::canonicalize(&folder).unwrap_or(folder);
         let mut series = Vec::new();
-        for name in folders(&folder) {
-            let path = folder.join(&name);
+        for path in entries(&folder) {
+            let Some(name) = path.file_stem().and_then(|name| name.to_str()) else { continue };
             if path.join(COVER).exists() {
-                series.push(Series::read(name, &path)?);
+                series.push(Series::read(name.to_owned(), &path)?);
+            } else if path.extension().is_some_and(|extension| extension == "cocci") {
+                series.extend(Series::single(name, &path)?);
             }
         }
         Ok(Self { folder, series })
@@ -97,6 +99,20 @@ impl Edits {
 }
 
 impl Series {
+    /// A semantic patch that stands alone.
+    fn single(name: &str, path: &Path) -> Result<Option<Self>, Error> {
+        let edit = |step| Edit {
+            name: name.to_owned(),
+            message: name.to_owned(),
+            steps: vec![step],
+            files: Vec::new(),
+        };
+        let step = Step::read(path)?;
+        let series =
+            |step| Self { name: name.to_owned(), cover: name.to_owned(), edits: vec![edit(step)] };
+        Ok(step.map(series))
+    }
+
     fn read(name: String, folder: &Path) -> Result<Self, Error> {
         let cover = text(&folder.join(COVER))?;
         let mut edits = Vec::new();
@@ -227,6 +243,18 @@ pub(crate) mod tests {
         assert!(names(&["walk"]).unwrap_err().contains("has walks"));
         assert!(names(&["walks/9"]).unwrap_err().contains("no edit is called walks/9"));
         assert!(names(&["walks/1", "walks"]).unwrap_err().contains("a second time"));
+    }
+
+    #[test]
+    fn a_semantic_patch_may_stand_alone() {
+        let folder = series();
+        let path = folder.path().join("mine.cocci");
+        fs::write(&path, "// file: a.c\n// leaves: b\n@@\n@@\n-a\n+b\n").unwrap();
+        let edits = Edits::read(Some(folder.path())).unwrap();
+        assert_eq!(edits.find(&["mine".to_owned()]).unwrap()[0].name, "mine");
+        fs::write(&path, "// leaves: b\n@@\n@@\n-a\n+b\n").unwrap();
+        let error = Edits::read(Some(folder.path())).unwrap_err().to_string();
+        assert!(error.contains("mine.cocci") && error.contains("file: PATH"), "{error}");
     }
 
     #[test]

@@ -24,5 +24,5 @@ pub use edited::{Edited, Files};
 pub use edits::{Edit, Edits, Series};
 pub use error::Error;
 pub use mail::{Author, Mail};
-pub use tools::cross_compile;
+pub use tools::{check_for_selftests, cross_compile, linux_arch};
 pub use tree::{Tree, Version};

@@ -98,7 +98,7 @@ impl Step {
         match &self.kind {
             Kind::Semantic { leaves } => {
                 if leaves.iter().all(|(_, text)| before.contains(text)) {
-                    return Err(Failed::Why("it is there already".to_owned()));
+                    return Err(Failed::Why("the tree has it already".to_owned()));
                 }
                 let after = coccinelle(&self.path, before)?;
                 missing(leaves, before, &after).map_or(Ok(after), |why| Err(Failed::Why(why)))

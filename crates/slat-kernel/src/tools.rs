@@ -1,6 +1,8 @@
 //! The programs that build a kernel, and the packages that bring them.
 
+use anyhow::bail;
 use slat_vm::Architecture;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A program, an option with which it ends at once and well, and Debian's package.
@@ -24,8 +26,26 @@ pub fn cross_compile(arch: Architecture) -> &'static str {
     }
 }
 
-/// The packages of what is missing on this machine to build for an architecture.
-pub fn missing(arch: Architecture) -> Vec<&'static str> {
+/// Linux's name of an architecture, for `make`.
+pub const fn linux_arch(arch: Architecture) -> &'static str {
+    match arch {
+        Architecture::X86_64 => "x86_64",
+        Architecture::Aarch64 => "arm64",
+    }
+}
+
+/// What the compiler says it is; nothing if there is none.
+pub fn compiler(arch: Architecture) -> String {
+    let gcc = format!("{}gcc", cross_compile(arch));
+    let output = Command::new(gcc).arg("--version").stdin(Stdio::null()).output();
+    output.map_or_else(|_| String::new(), |o| String::from_utf8_lossy(&o.stdout).into_owned())
+}
+
+/// Finds out whether a kernel can be built here.
+///
+/// # Errors
+/// Something is missing; the text has the command that installs it.
+pub fn check(arch: Architecture) -> anyhow::Result<()> {
     let mut tools = ALWAYS.to_vec();
     tools.extend(match cross_compile(arch) {
         "" => None,
@@ -34,13 +54,40 @@ pub fn missing(arch: Architecture) -> Vec<&'static str> {
         }
         _ => Some(("x86_64-linux-gnu-gcc", "--version", "gcc-x86-64-linux-gnu")),
     });
-    let mut missing: Vec<_> =
-        tools.into_iter().filter(|tool| !answers(*tool)).map(|t| t.2).collect();
-    // Headers of libelf, with which x86's objects are checked; there is no program that tells.
-    if arch == Architecture::X86_64 && !std::path::Path::new("/usr/include/libelf.h").exists() {
-        missing.push("libelf-dev");
+    // Headers, with which x86's objects are checked.
+    let files: &[(&str, &str)] = match arch {
+        Architecture::X86_64 => &[("/usr/include/libelf.h", "libelf-dev")],
+        Architecture::Aarch64 => &[],
+    };
+    installed(&format!("a kernel for {arch}"), &tools, files)
+}
+
+/// Finds out whether selftests can be built here, static, beside a kernel.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_for_selftests(arch: Architecture) -> anyhow::Result<()> {
+    let files: &[(&str, &str)] = match cross_compile(arch) {
+        "" => &[],
+        "aarch64-linux-gnu-" => &[("/usr/aarch64-linux-gnu/lib/libc.a", "libc6-dev-arm64-cross")],
+        _ => &[("/usr/x86_64-linux-gnu/lib/libc.a", "libc6-dev-amd64-cross")],
+    };
+    installed(&format!("selftests for {arch}"), &[("rsync", "--version", "rsync")], files)
+}
+
+fn installed(what: &str, tools: &[Tool], files: &[(&str, &str)]) -> anyhow::Result<()> {
+    let tools = tools.iter().filter(|tool| !answers(**tool)).map(|tool| tool.2);
+    let files = files.iter().filter(|(file, _)| !Path::new(file).exists()).map(|(_, name)| *name);
+    let missing: Vec<&str> = tools.chain(files).collect();
+    if missing.is_empty() {
+        return Ok(());
     }
-    missing
+    bail!(
+        "to build {what} this machine lacks {}; as root: `apt-get install --no-install-recommends \
+         {}`",
+        missing.join(", "),
+        missing.join(" ")
+    )
 }
 
 fn answers((program, option, _): Tool) -> bool {
@@ -57,5 +104,9 @@ mod tests {
     fn a_program_that_is_not_there_does_not_answer() {
         assert!(!answers(("slat-no-such-program", "--version", "none")));
         assert!(answers(("true", "--version", "coreutils")));
+        let tools = [("slat-no-such-program", "--version", "some-package")];
+        let error = installed("it", &tools, &[("/no/such/file", "some-dev"), ("/", "no")]);
+        let text = error.unwrap_err().to_string();
+        assert!(text.ends_with("--no-install-recommends some-package some-dev`"), "{text}");
     }
 }

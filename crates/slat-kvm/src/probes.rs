@@ -33,7 +33,7 @@ impl Probes {
     ///
     /// # Errors
     /// [`Error::NoProbes`] if this process may not, or if a function is none that can be probed: it
-    /// is inlined, or not there. One whose name ends in `?` is left out then.
+    /// is inlined, several were made of it, or it is not there. One whose name ends in `?` is left out then.
     pub fn start(functions: &[String]) -> Result<Option<Self>, Error> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         if functions.is_empty() {
@@ -53,7 +53,9 @@ impl Probes {
             let (name, optional) = asked.strip_suffix('?').map_or((&**asked, false), |n| (n, true));
             let found = symbol(&symbols, name);
             let added = match &found {
-                None => Err(io::Error::other("the kernel has no such function, or inlined it")),
+                None => Err(io::Error::other(
+                    "the kernel has no such function, inlined it, or made several of it",
+                )),
                 Some(symbol) => this.add(name, symbol),
             };
             match added {
@@ -135,7 +137,8 @@ pub(crate) fn changes(before: &Counted, after: &Counted) -> Changes {
     after.iter().map(change).collect()
 }
 
-/// The symbol of a function: its own, or the one that the compiler made of it.
+/// The symbol of a function: its own, or the one that the compiler made of it. Of several that it
+/// made none tells all calls.
 fn symbol(symbols: &str, name: &str) -> Option<String> {
     let of = |line: &str| -> Option<String> {
         let mut words = line.split_whitespace().skip(1);
@@ -146,16 +149,18 @@ fn symbol(symbols: &str, name: &str) -> Option<String> {
             || [".isra.", ".constprop.", ".part."].iter().any(|made| rest.starts_with(made));
         (is_it && matches!(kind, "t" | "T" | "w" | "W")).then(|| symbol.to_owned())
     };
-    let mut found: Vec<String> = symbols.lines().filter_map(of).collect();
-    found.sort_by_key(String::len);
-    found.into_iter().next()
+    let found: Vec<String> = symbols.lines().filter_map(of).collect();
+    let own = found.iter().find(|symbol| *symbol == name);
+    own.or(found.first().filter(|_| found.len() == 1)).cloned()
 }
 
-/// The hits of an event in `kprobe_profile`: name, hits, misses.
+/// How often an event came, by `kprobe_profile`: name, hits, and misses, which are calls as well: the
+/// kernel came to the function from within another probe.
 fn hits(profile: &str, event: &str) -> Option<u64> {
     let of = |line: &str| {
-        let mut words = line.split_whitespace();
-        (words.next()? == event).then(|| words.next()?.parse().ok())?
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, hits, misses] = words[..] else { return None };
+        (name == event).then(|| Some(hits.parse::<u64>().ok()? + misses.parse::<u64>().ok()?))?
     };
     profile.lines().find_map(of)
 }
@@ -174,12 +179,15 @@ mod tests {
         assert_eq!(symbol(symbols, "stage2_flush_vm").unwrap(), "stage2_flush_vm.isra.0");
         assert_eq!(symbol(symbols, "stage2_data"), None);
         assert_eq!(symbol(symbols, "stage2_split"), None);
+        let two = "0 t walk.isra.0\n0 t walk.constprop.0\n";
+        assert_eq!(symbol(two, "walk"), None);
+        assert_eq!(symbol(&format!("{two}0 T walk\n"), "walk").unwrap(), "walk");
     }
 
     #[test]
     fn calls_are_told_from_one_reading_to_the_next_and_none_is_told_as_well() {
-        let profile = "  stage2_split_walker          16384               0\n  other   1   0\n";
-        assert_eq!(hits(profile, "stage2_split_walker"), Some(16384));
+        let profile = "  stage2_split_walker          16384               3\n  other   1   0\n";
+        assert_eq!(hits(profile, "stage2_split_walker"), Some(16387));
         assert_eq!(hits(profile, "stage2"), None);
         let counted = |a, b| Counted::from([("a".to_owned(), a), ("b".to_owned(), b)]);
         let changes = changes(&counted(3, 4), &counted(10, 4));

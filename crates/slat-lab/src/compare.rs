@@ -2,19 +2,20 @@
 //! what else differs between the runs.
 
 pub mod groups;
+mod hosts;
+mod run;
 
-use crate::failure::bad_input;
-use crate::host::keep_lasting;
+pub use run::{Run, parse_report, read_report};
+
 use crate::record::Measurement;
-use crate::record::SCHEMA;
-use crate::stats::{Summary, median};
-use crate::trust::date;
+use crate::stats::Summary;
 use crate::unit::Unit;
 use groups::{Contrast, LEVEL, holm};
+use hosts::shown;
+use run::key;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 /// The least change between two processes that counts, in per cent, unless another is asked for.
 /// What a machine drifts from one process to the next cannot be seen in the guests of one: on a
@@ -39,122 +40,6 @@ const CHANGE: f64 = 0.1;
 /// With fewer groups a side nothing is said of a pair: where groups are of two kinds, as those of a
 /// busy host are, all of one side are too often of one kind and all of the other of the other.
 pub const LEAST: usize = 5;
-
-/// A run, as its file has it.
-#[derive(Clone, Debug)]
-pub struct Run {
-    host: Value,
-    tool: Value,
-    command: Vec<String>,
-    results: Vec<Measurement>,
-    /// Whether its groups took turns, in their order, with those of the run that it is held
-    /// against.
-    took_turns: bool,
-    /// Seconds since 1970, where the report tells.
-    began: Option<u64>,
-}
-
-impl Run {
-    /// Reads `results.json`, or the one in a directory.
-    ///
-    /// # Errors
-    /// There is none, it is no report, or one of another schema.
-    pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let file = if path.is_dir() { path.join("results.json") } else { path.to_owned() };
-        let name = file.display().to_string();
-        let mut report = read_report(&file)?;
-        let results: Result<Vec<Measurement>, _> = serde_json::from_value(report["results"].take());
-        let command = serde_json::from_value(report["command"].take());
-        let mut host = report["host"].take();
-        keep_lasting(&mut host);
-        Ok(Self {
-            host,
-            tool: report["tool"].take(),
-            command: command.map_err(|error| bad_input(format!("{name}: command: {error}")))?,
-            took_turns: false,
-            began: report["trust"]["began"].as_u64(),
-            results: results
-                .map_err(|error| bad_input(format!("{name}: results: {error}")))?
-                .into_iter()
-                // What was made of other results is not compared beside them.
-                .filter(|m| !m.scenario.ends_with("-asked") && m.scenario != "replay")
-                // Nor what is a course over time, and no sample beside others.
-                .filter(|m| !m.variant.starts_with("pace") && !m.variant.starts_with("pass"))
-                // Nor a rate, of which more is better: its time stands beside it.
-                .filter(|m| m.unit != Unit::RATE)
-                // Nor the part of each vCPU beside the whole.
-                .filter(|m| !m.params.contains_key("vcpu"))
-                .collect(),
-        })
-    }
-
-    /// The command line, and when it was run.
-    pub fn said(&self) -> String {
-        let date = self.began.map_or_else(String::new, |began| format!(", {}", date(began)));
-        format!("`{}`{date}", self.command.join(" "))
-    }
-
-    /// What was measured, without what was made of other results.
-    pub fn results(&self) -> &[Measurement] {
-        &self.results
-    }
-
-    /// Processes of one command line as one run, whose samples are each process's median: two
-    /// samples of one process have more in common than two processes.
-    pub fn of_processes(runs: Vec<Self>, words: &[String]) -> Self {
-        let mut runs = runs.into_iter();
-        let Some(mut all) = runs.next() else {
-            let (host, tool, command, results) = (Value::Null, Value::Null, Vec::new(), Vec::new());
-            return Self { host, tool, command, results, took_turns: true, began: None };
-        };
-        all.took_turns = true;
-        all.command = words.to_vec();
-        for m in &mut all.results {
-            m.samples = median(&m.samples).into_iter().collect();
-        }
-        let none = BTreeSet::new();
-        for run in runs {
-            for m in &mut all.results {
-                let same = run.results.iter().find(|other| key(m, &none) == key(other, &none));
-                m.samples.extend(same.and_then(|other| median(&other.samples)));
-            }
-        }
-        all.results.iter_mut().for_each(|m| m.groups = vec![1; m.samples.len()]);
-        all
-    }
-
-    /// The same, had all that hangs on speed taken longer by that part.
-    pub fn slowed(mut self, part: f64) -> Self {
-        for m in self.results.iter_mut().filter(|m| m.is_timed()) {
-            m.samples.iter_mut().for_each(|sample| *sample *= 1.0 + part);
-        }
-        self
-    }
-}
-
-/// A report as its file has it.
-///
-/// # Errors
-/// There is none, it is no report, or one of another schema; the text names the file.
-pub fn read_report(file: &Path) -> anyhow::Result<Value> {
-    let refused = |why: String| {
-        bad_input(format!("{}: {why}; give the results.json of a run", file.display()))
-    };
-    let text = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
-    parse_report(&text).map_err(refused)
-}
-
-/// The text of a report, or why it is none.
-///
-/// # Errors
-/// It is no JSON, or of another schema.
-pub fn parse_report(text: &[u8]) -> Result<Value, String> {
-    let report: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    match &report["schema"] {
-        schema if *schema == SCHEMA => Ok(report),
-        schema => Err(format!("its schema is {schema}, not {SCHEMA}")),
-    }
-}
 
 /// What is said of a pair of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -228,31 +113,10 @@ pub struct Comparison {
     pub alone: [usize; 2],
 }
 
-/// What of the host is the machine itself.
-const MACHINE: [&str; 6] = [
-    "/cpu/model",
-    "/cpu/architecture",
-    "/cpu/usable",
-    "/memory/total",
-    "/virtualisation/hypervisor",
-    "/virtualisation/product",
-];
-
 /// Compares two runs.
 pub fn compare(first: &Run, second: &Run, threshold: f64) -> Comparison {
-    let machines_differ: Vec<[String; 3]> = MACHINE
-        .iter()
-        .filter_map(|path| {
-            let (a, b) = (first.host.pointer(path), second.host.pointer(path));
-            // Kernels keep different amounts for themselves.
-            let close = *path == "/memory/total"
-                && a.and_then(Value::as_f64)
-                    .zip(b.and_then(Value::as_f64))
-                    .is_some_and(|(a, b)| (a - b).abs() <= a.max(b) * 0.02);
-            (a != b && !close).then(|| [path[1..].replace('/', " "), shown(a), shown(b)])
-        })
-        .collect();
-    let mut variables = host_variables(first, second);
+    let machines_differ = hosts::machines(first, second);
+    let mut variables = hosts::variables(first, second);
     let common = |run: &Run| constants(&run.results);
     let (a, b) = (common(first), common(second));
     let differing: BTreeSet<String> = a
@@ -329,16 +193,6 @@ fn rank(pair: &Pair) -> (u8, f64) {
     (class, if change.is_nan() { if class == 0 { f64::INFINITY } else { 0.0 } } else { change })
 }
 
-/// What results must have in common to be of one thing.
-fn key<'m>(
-    m: &'m Measurement,
-    ignoring: &BTreeSet<String>,
-) -> (&'m str, &'m str, &'m str, &'m str, Map<String, Value>) {
-    let mut params = m.params.clone();
-    params.retain(|name, _| !ignoring.contains(name) && name != "note");
-    (&m.scenario, &m.target, &m.variant, m.unit.name(), params)
-}
-
 /// Parameters that all results of a run that have them agree on: what its command line chose.
 fn constants(results: &[Measurement]) -> BTreeMap<String, Value> {
     let mut values: BTreeMap<String, Option<Value>> = BTreeMap::new();
@@ -353,67 +207,6 @@ fn constants(results: &[Measurement]) -> BTreeMap<String, Value> {
             .or_insert_with(|| Some(value.clone()));
     }
     values.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
-}
-
-/// Kernel, parameters of its modules, choices of the host, the tool, the command line.
-fn host_variables(first: &Run, second: &Run) -> Vec<[String; 3]> {
-    let mut found = Vec::new();
-    let mut say = |name: &str, a: Option<&Value>, b: Option<&Value>| {
-        if a != b {
-            found.push([name.to_owned(), shown(a), shown(b)]);
-        }
-    };
-    say("tool", Some(&first.tool), Some(&second.tool));
-    for path in [
-        "/name",
-        "/kernel/release",
-        "/kernel/version",
-        "/kernel/command_line",
-        "/cpu/microcode",
-        "/cpu/governor",
-        "/cpu/smt",
-        "/cpu/turbo",
-        "/kvm/device",
-        "/thp",
-        "/hugetlb",
-        "/aslr",
-        "/numa_nodes",
-    ] {
-        let (a, b) = (first.host.pointer(path), second.host.pointer(path));
-        // What a report older than the field does not tell is no difference.
-        if a.is_some() && b.is_some() {
-            say(&path[1..].replace(['/', '_'], " "), a, b);
-        }
-    }
-    let none = Map::new();
-    let map = |value: Option<&Value>| value.and_then(Value::as_object).unwrap_or(&none).clone();
-    let of = |run: &Run, path: &str| map(run.host.pointer(path));
-    let both = |a: &Map<String, Value>, b: &Map<String, Value>| -> BTreeSet<String> {
-        a.keys().chain(b.keys()).cloned().collect()
-    };
-    let (a, b) = (of(first, "/cpu/mitigations"), of(second, "/cpu/mitigations"));
-    for name in both(&a, &b).into_iter().filter(|_| !a.is_empty() && !b.is_empty()) {
-        say(&format!("vulnerability {}", name.replace('_', " ")), a.get(&name), b.get(&name));
-    }
-    let (a, b) = (of(first, "/kvm/parameters"), of(second, "/kvm/parameters"));
-    for module in both(&a, &b) {
-        let (a, b) = (map(a.get(&module)), map(b.get(&module)));
-        for name in both(&a, &b) {
-            say(&format!("{module}.{name}"), a.get(&name), b.get(&name));
-        }
-    }
-    if first.command != second.command {
-        found.push(["command".to_owned(), first.command.join(" "), second.command.join(" ")]);
-    }
-    found
-}
-
-fn shown(value: Option<&Value>) -> String {
-    match value {
-        None | Some(Value::Null) => "–".to_owned(),
-        Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
-    }
 }
 
 fn pair(

@@ -3,7 +3,8 @@
 //! [`Tree`] is a Linux source tree on this machine. Its `arch/arm64/kvm/hyp/pgtable.c` is compiled
 //! as it is, with the callers around it cut out of `mmu.c` and `kvm_main.c`, against a kernel of
 //! our own that has no more than they ask for ([`Workshop`]). The program that comes of it keeps
-//! one guest's tables and obeys a pipe ([`Helper`]). [`Edits`] change a tree's copy before that.
+//! one guest's tables and obeys a pipe ([`Helper`]). [`Edits`] change a tree's copy before that
+//! ([`Tree::with`]).
 //!
 //! What such a figure says: the software's own work, atomic instructions included, compiled by this
 //! machine's compiler for this machine's CPU. What it does not say: invalidations, barriers for a
@@ -18,9 +19,9 @@ mod helper;
 mod tree;
 
 pub use compile::{Build, Workshop};
-pub use edits::Edits;
 pub use helper::{Answer, Helper, Leaf, Op, Prot, Run};
-pub use tree::{Tree, Version};
+pub use slat_kernel::{Edits, Version};
+pub use tree::Tree;
 
 use std::path::PathBuf;
 
@@ -77,29 +78,9 @@ pub enum Error {
         /// What the compiler says, its beginning.
         messages: String,
     },
-    /// An edit is not known.
-    #[error("no edit is called {name}; {} has {known}", folder.display())]
-    NoEdit {
-        /// The name that was given.
-        name: String,
-        /// Where edits are.
-        folder: PathBuf,
-        /// Their names.
-        known: String,
-    },
-    /// Edits need Coccinelle.
-    #[error("edits need Coccinelle: spatch does not run; install the package coccinelle")]
-    NoCoccinelle,
-    /// An edit found nothing to change.
-    #[error("the edit {edit} does not apply to {tree}: {why}")]
-    DoesNotApply {
-        /// The edit.
-        edit: String,
-        /// The tree.
-        tree: String,
-        /// What is known of the reason.
-        why: String,
-    },
+    /// An edit is not known, does not fit, or cannot be made here.
+    #[error(transparent)]
+    Edit(#[from] slat_kernel::Error),
     /// The helper ended, or did not answer.
     #[error("{tree}: {what}")]
     Helper {

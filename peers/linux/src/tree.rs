@@ -1,15 +1,15 @@
 //! A Linux source tree: its version, the files that are used, and where trees differ.
 
 use crate::{Error, cut};
-use std::fmt;
+use slat_kernel::Version;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const PGTABLE: &str = "arch/arm64/kvm/hyp/pgtable.c";
+pub(crate) const PGTABLE: &str = "arch/arm64/kvm/hyp/pgtable.c";
 const MMU: &str = "arch/arm64/kvm/mmu.c";
 const KVM_MAIN: &str = "virt/kvm/kvm_main.c";
 const HEADERS: [&str; 2] = ["kvm_pgtable.h", "stage2_pgtable.h"];
-const HEADER_FOLDER: &str = "arch/arm64/include/asm";
+pub(crate) const HEADER_FOLDER: &str = "arch/arm64/include/asm";
 
 /// The callers of the walks. The last two go by one name or the other.
 const CALLERS: [(&str, &[&[&str]]); 2] = [
@@ -43,23 +43,6 @@ const CALLERS: [(&str, &[&[&str]]); 2] = [
 const MACRO: &str = "stage2_apply_range_resched";
 const CALLED: &str = "stage2_apply_range";
 
-/// What a tree's Makefile says it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    /// `VERSION`.
-    pub major: u32,
-    /// `PATCHLEVEL`.
-    pub minor: u32,
-    /// `SUBLEVEL`.
-    pub patch: u32,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
-    }
-}
-
 /// The parts of a Linux source tree that are compiled, as text.
 #[derive(Clone, Debug)]
 pub struct Tree {
@@ -91,7 +74,7 @@ impl Tree {
                 .map_err(|_| Error::NoTree { path: path.to_owned(), missing: file.to_owned() })
         };
         let makefile = read("Makefile")?;
-        let version = version(&makefile).ok_or_else(|| Error::NoTree {
+        let version = Version::of(&makefile).ok_or_else(|| Error::NoTree {
             path: path.to_owned(),
             missing: "the version in Makefile".to_owned(),
         })?;
@@ -153,30 +136,9 @@ pub(crate) fn next_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn version(makefile: &str) -> Option<Version> {
-    let of = |key: &str| {
-        let line = makefile
-            .lines()
-            .find_map(|line| line.strip_prefix(key)?.trim_start().strip_prefix('='));
-        line?.trim().parse().ok()
-    };
-    Some(Version {
-        major: of("VERSION")?,
-        minor: of("PATCHLEVEL")?,
-        patch: of("SUBLEVEL").unwrap_or(0),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_makefile_says_the_version() {
-        let found = version("# no\nVERSION = 6\nPATCHLEVEL = 12\nSUBLEVEL = 117\nEXTRAVERSION =\n");
-        assert_eq!(found.unwrap().to_string(), "6.12.117");
-        assert_eq!(version("all:\n"), None);
-    }
 
     #[test]
     fn what_is_missing_is_named_with_what_to_give() {

@@ -41,14 +41,13 @@ fn split(helper: &mut Helper, leaf: u64, chunk: u64) -> [u64; 3] {
 #[test]
 fn a_split_visits_what_linux_does_and_less_with_the_edits() {
     let mut workshop = Workshop::new().unwrap();
-    let edits = Edits::new(None);
+    let edits = Edits::read(None).unwrap();
     let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     for tree in trees() {
         let mut vanilla = start(&mut workshop, &tree, COUNTING);
-        let skip = edits.apply(&named(&["skip-level3"]), &tree, &workshop).unwrap();
-        let both =
-            edits.apply(&named(&["skip-level3", "skip-children"]), &tree, &workshop).unwrap();
-        assert_eq!(both.name, format!("{}+skip-level3,skip-children", tree.name));
+        let skip = tree.with(&edits, &named(&["bounded-walks/2"])).unwrap();
+        let both = tree.with(&edits, &named(&["bounded-walks"])).unwrap();
+        assert_eq!(both.name, format!("{}+bounded-walks", tree.name));
         let mut skip = start(&mut workshop, &skip, COUNTING);
         let mut both = start(&mut workshop, &both, COUNTING);
         let (pages, blocks) = (GIB / 4096, GIB / (2 * MIB));
@@ -120,24 +119,28 @@ fn every_granule_and_both_kinds_of_walks_leave_the_same_leaves() {
 
 #[test]
 fn an_edit_that_does_not_fit_says_so() {
-    let workshop = Workshop::new().unwrap();
-    let edits = Edits::new(None);
-    assert_eq!(edits.names(), ["skip-children", "skip-level3"]);
+    let edits = Edits::read(None).unwrap();
+    assert!(edits.series().iter().any(|series| series.name == "bounded-walks"));
     for tree in trees().iter().take(1) {
         let refusal = |edits: &Edits, name: &str, tree: &Tree| {
-            edits.apply(&[name.to_owned()], tree, &workshop).unwrap_err().to_string()
+            tree.with(edits, &[name.to_owned()]).unwrap_err().to_string()
         };
         let text = refusal(&edits, "skip", tree);
-        assert!(text.contains("no edit is called skip") && text.contains("skip-level3"), "{text}");
-        let twice = edits.apply(&["skip-level3".to_owned()], tree, &workshop).unwrap();
-        let text = refusal(&edits, "skip-level3", &twice);
+        assert!(
+            text.contains("no edit is called skip") && text.contains("bounded-walks"),
+            "{text}"
+        );
+        let twice = tree.with(&edits, &["bounded-walks/1".to_owned()]).unwrap();
+        let text = refusal(&edits, "bounded-walks/1", &twice);
         assert!(text.contains("has it already"), "{text}");
         let folder = tempfile::tempdir().unwrap();
-        let patch = "// leaves: zebra_crossing\n@@\n@@\n-no_such_function();\n";
+        let patch = "// file: arch/arm64/kvm/hyp/pgtable.c\n// leaves: zebra_crossing\n\
+                     @@\n@@\n-no_such_function();\n";
         std::fs::write(folder.path().join("mine.cocci"), patch).unwrap();
-        let text = refusal(&Edits::new(Some(folder.path())), "mine", tree);
+        let read = |folder: &Path| Edits::read(Some(folder)).unwrap();
+        let text = refusal(&read(folder.path()), "mine", tree);
         assert!(text.contains("not what the edit looks for (no `zebra_crossing`"), "{text}");
-        let text = refusal(&Edits::new(Some(Path::new("/nonexistent"))), "mine", tree);
+        let text = refusal(&read(Path::new("/nonexistent")), "mine", tree);
         assert!(text.contains("give the folder by --edits"), "{text}");
     }
 }

@@ -70,10 +70,10 @@ impl Trees {
                 session,
             )?;
         }
-        let edits = Edits::new(args.edits.as_deref());
         for set in &args.with {
-            let Some(first) = opened.trees.first().cloned() else { break };
-            let edited = edits.apply(&set.0, &first, &opened.workshop);
+            let Some(first) = opened.trees.first() else { break };
+            let edits = Edits::read(args.edits.as_deref()).map_err(Error::from);
+            let edited = edits.and_then(|edits| first.with(&edits, &set.0));
             opened.take(edited, format!("--with {}", set.0.join(",")), true, builds, session)?;
         }
         Ok(opened)

@@ -10,8 +10,8 @@ use slat_lab::record::Measurement;
 use slat_lab::session::Session;
 use slat_lab::size::Size;
 
-const LEVELS: &str = "skip-level3";
-const BOTH: &str = "skip-level3,skip-children";
+const LEVELS: &str = "bounded-walks/2";
+const BOTH: &str = "bounded-walks";
 const WHY: &str = "Linux's code in user space on another CPU: what its walk costs there, without invalidations, locks, \
     or the rest of the call.";
 

@@ -17,12 +17,12 @@ pub struct TreesArgs {
 
     /// Edits to a copy of the first tree, which stands beside it; once for each set of edits
     ///
-    /// skip-level3: a split does not visit entries of the last level. skip-children: nor those of
-    /// tables that it just built. They need Coccinelle (spatch).
+    /// bounded-walks/2: a split does not visit entries of the last level. bounded-walks: nor those
+    /// of tables that it just built. Edits need Coccinelle (spatch); `slat kernel list` lists them.
     #[arg(long, value_name = "EDIT[,EDIT]")]
     pub with: Vec<EditSet>,
 
-    /// Where edits are, NAME.cocci each [default: Slat's own]
+    /// Where edits are: NAME.cocci, or a folder for each series [default: Slat's own]
     #[arg(long, value_name = "DIR")]
     pub edits: Option<PathBuf>,
 
@@ -184,7 +184,7 @@ Examples:
   slat-bench check --linux-tree linux-6.12
       random histories through Linux's tables and the engine's: the same translation everywhere
   slat-bench check --linux-tree patched=~/linux --histories 2000 --granule 16k
-  slat-bench check --linux-tree linux-6.12 --with skip-level3 --seed 7";
+  slat-bench check --linux-tree linux-6.12 --with bounded-walks/2 --seed 7";
 
 /// Random histories of operations through Linux's tables and the engine's.
 #[derive(Clone, Debug, Args)]
@@ -218,7 +218,7 @@ pub struct CheckArgs {
 /// Command lines of the comparison.
 pub const EXAMPLES: &str = "\
 Examples:
-  slat-bench peers --linux-tree linux-6.12 --with skip-level3
+  slat-bench peers --linux-tree linux-6.12 --with bounded-walks/2
       the engine, Linux's own code with and without an edit, other crates, the machine's limits
   slat-bench peers --quick";
 

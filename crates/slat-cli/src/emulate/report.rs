@@ -87,7 +87,15 @@ impl Emulated {
         // Times that stand among the counts.
         results.iter_mut().for_each(|m| m.counts.retain(|name, _| !hangs_on_time(name)));
         results.retain(|m| !m.samples.is_empty() || !m.counts.is_empty());
-        if timed > 0 && !emulator.counts_instructions {
+        if emulator.counts_instructions {
+            skipped.push(Skipped {
+                what: "cycles".to_owned(),
+                reason: "an emulator counts instructions: a cache miss, a barrier and an \
+                         invalidation of a TLB count one, and caches are not there"
+                    .to_owned(),
+                failed: false,
+            });
+        } else if timed > 0 {
             skipped.push(Skipped {
                 what: "emulator".to_owned(),
                 reason: format!(
@@ -115,6 +123,7 @@ impl Emulated {
             let same = |other: &&Measurement| {
                 let (params, of) = (&m.params, &other.params);
                 (&m.scenario, &m.variant) == (&other.scenario, &other.variant)
+                    && params.get("vcpu") == of.get("vcpu")
                     && params.iter().all(|(name, value)| of.get(name) == Some(value))
             };
             let Some(same) = other.results.iter().find(same) else { continue };
@@ -198,6 +207,36 @@ mod tests {
         assert!(!after.results.is_empty() && after.results.len() < before.len());
         let last = after.skipped.last().unwrap();
         assert!(last.what == "emulator" && last.reason.contains("counts are exact"));
+    }
+
+    #[test]
+    fn seconds_of_a_clock_that_counts_instructions_are_instructions() {
+        let mut report = fake::report();
+        report.results.truncate(1);
+        report.results[0].unit = Unit::SECONDS;
+        report.results[0].samples = vec![0.002_118_417];
+        let text = json::render(&report).unwrap();
+        let emulator = Emulator { counts_instructions: true, ..emulator() };
+        let after = Emulated::read(&text, emulator).unwrap();
+        assert_eq!(after.results[0].unit, Unit::INSTRUCTIONS);
+        assert_eq!(after.results[0].samples, [2_118_417.0]);
+        assert!(after.skipped.iter().any(|skipped| skipped.what == "cycles"));
+    }
+
+    #[test]
+    fn calls_of_one_run_are_added_to_the_same_results_of_another() {
+        let counted = |count| {
+            let mut report = fake::report();
+            let of_all = |m: &&mut Measurement| !m.params.contains_key("vcpu");
+            let first = report.results.iter_mut().find(of_all).unwrap();
+            first.counts = [("calls_f".to_owned(), count), ("other".to_owned(), count)].into();
+            first.params.insert("probes".to_owned(), "f".into());
+            Emulated::read(&json::render(&report).unwrap(), emulator()).unwrap()
+        };
+        let (mut one, other) = (emulated(), counted(7));
+        one.add(&other, "calls_").unwrap();
+        let counts: Vec<_> = one.results.iter().filter_map(|m| m.counts.get("calls_f")).collect();
+        assert_eq!(counts, [&7]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //
 // A bug, for the tests: Nothing ever becomes old.
 //
+// file: arch/arm64/kvm/hyp/pgtable.c
 // leaves: false && !stage2_try_set_pte
 
 @@

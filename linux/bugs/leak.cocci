@@ -2,6 +2,7 @@
 //
 // A bug, for the tests: a split keeps a reference too many, so that tables are never given back.
 //
+// file: arch/arm64/kvm/hyp/pgtable.c
 // leaves: mm_ops->get_page(childp);
 
 @@

@@ -2,6 +2,7 @@
 //
 // A bug, for the tests: Protects a page less than it is asked to.
 //
+// file: arch/arm64/kvm/hyp/pgtable.c
 // leaves: size - PAGE_SIZE
 
 @@

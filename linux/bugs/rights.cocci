@@ -2,6 +2,7 @@
 //
 // A bug, for the tests: A split forgets rights.
 //
+// file: arch/arm64/kvm/hyp/pgtable.c
 // leaves: prot = KVM_PGTABLE_PROT_R;
 
 @@

@@ -1,0 +1,137 @@
+//! A run that is held against another: as its file has it, or made of several processes.
+
+use crate::failure::bad_input;
+use crate::host::keep_lasting;
+use crate::record::{Measurement, SCHEMA};
+use crate::stats::median;
+use crate::trust::date;
+use crate::unit::Unit;
+use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// A run, as its file has it.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub(super) host: Value,
+    pub(super) tool: Value,
+    pub(super) command: Vec<String>,
+    pub(super) results: Vec<Measurement>,
+    /// Whether its groups took turns, in their order, with those of the run that it is held
+    /// against.
+    pub(super) took_turns: bool,
+    /// Seconds since 1970, where the report tells.
+    pub(super) began: Option<u64>,
+}
+
+impl Run {
+    /// Reads `results.json`, or the one in a directory.
+    ///
+    /// # Errors
+    /// There is none, it is no report, or one of another schema.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let file = if path.is_dir() { path.join("results.json") } else { path.to_owned() };
+        let name = file.display().to_string();
+        let mut report = read_report(&file)?;
+        let results: Result<Vec<Measurement>, _> = serde_json::from_value(report["results"].take());
+        let command = serde_json::from_value(report["command"].take());
+        let mut host = report["host"].take();
+        keep_lasting(&mut host);
+        Ok(Self {
+            host,
+            tool: report["tool"].take(),
+            command: command.map_err(|error| bad_input(format!("{name}: command: {error}")))?,
+            took_turns: false,
+            began: report["trust"]["began"].as_u64(),
+            results: results
+                .map_err(|error| bad_input(format!("{name}: results: {error}")))?
+                .into_iter()
+                // What was made of other results is not compared beside them.
+                .filter(|m| !m.scenario.ends_with("-asked") && m.scenario != "replay")
+                // Nor what is a course over time, and no sample beside others.
+                .filter(|m| !m.variant.starts_with("pace") && !m.variant.starts_with("pass"))
+                // Nor a rate, of which more is better: its time stands beside it.
+                .filter(|m| m.unit != Unit::RATE)
+                // Nor the part of each vCPU beside the whole.
+                .filter(|m| !m.params.contains_key("vcpu"))
+                .collect(),
+        })
+    }
+
+    /// The command line, and when it was run.
+    pub fn said(&self) -> String {
+        let date = self.began.map_or_else(String::new, |began| format!(", {}", date(began)));
+        format!("`{}`{date}", self.command.join(" "))
+    }
+
+    /// What was measured, without what was made of other results.
+    pub fn results(&self) -> &[Measurement] {
+        &self.results
+    }
+
+    /// Processes of one command line as one run, whose samples are each process's median: two
+    /// samples of one process have more in common than two processes.
+    pub fn of_processes(runs: Vec<Self>, words: &[String]) -> Self {
+        let mut runs = runs.into_iter();
+        let Some(mut all) = runs.next() else {
+            let (host, tool, command, results) = (Value::Null, Value::Null, Vec::new(), Vec::new());
+            return Self { host, tool, command, results, took_turns: true, began: None };
+        };
+        all.took_turns = true;
+        all.command = words.to_vec();
+        for m in &mut all.results {
+            m.samples = median(&m.samples).into_iter().collect();
+        }
+        let none = BTreeSet::new();
+        for run in runs {
+            for m in &mut all.results {
+                let same = run.results.iter().find(|other| key(m, &none) == key(other, &none));
+                m.samples.extend(same.and_then(|other| median(&other.samples)));
+            }
+        }
+        all.results.iter_mut().for_each(|m| m.groups = vec![1; m.samples.len()]);
+        all
+    }
+
+    /// The same, had all that hangs on speed taken longer by that part.
+    pub fn slowed(mut self, part: f64) -> Self {
+        for m in self.results.iter_mut().filter(|m| m.is_timed()) {
+            m.samples.iter_mut().for_each(|sample| *sample *= 1.0 + part);
+        }
+        self
+    }
+}
+
+/// A report as its file has it.
+///
+/// # Errors
+/// There is none, it is no report, or one of another schema; the text names the file.
+pub fn read_report(file: &Path) -> anyhow::Result<Value> {
+    let refused = |why: String| {
+        bad_input(format!("{}: {why}; give the results.json of a run", file.display()))
+    };
+    let text = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
+    parse_report(&text).map_err(refused)
+}
+
+/// The text of a report, or why it is none.
+///
+/// # Errors
+/// It is no JSON, or of another schema.
+pub fn parse_report(text: &[u8]) -> Result<Value, String> {
+    let report: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    match &report["schema"] {
+        schema if *schema == SCHEMA => Ok(report),
+        schema => Err(format!("its schema is {schema}, not {SCHEMA}")),
+    }
+}
+
+/// What results must have in common to be of one thing.
+pub(super) fn key<'m>(
+    m: &'m Measurement,
+    ignoring: &BTreeSet<String>,
+) -> (&'m str, &'m str, &'m str, &'m str, Map<String, Value>) {
+    let mut params = m.params.clone();
+    params.retain(|name, _| !ignoring.contains(name) && name != "note");
+    (&m.scenario, &m.target, &m.variant, m.unit.name(), params)
+}
