@@ -1,5 +1,5 @@
-//! Linux with the edits of the folder `linux`: they fit a tree, compile, and one kernel with some of
-//! them boots and counts what they promise.
+//! Linux with the edits of the folder `linux`: they fit a tree, compile, and one kernel with some
+//! of them boots and counts what they promise.
 
 use crate::peers;
 use crate::setup;
@@ -87,8 +87,8 @@ fn bounded_walks(tree: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Memslots of the test's VM, each of which a flush asks for on its own. The function that goes through
-/// them is inlined where it is called once.
+/// Memslots of the test's VM, each of which a flush asks for on its own. The function that goes
+/// through them is inlined where it is called once.
 const SLOTS: u64 = 2;
 
 /// How often the guest's memory is flushed when vCPUs switch their caches on: twice where the first

@@ -33,7 +33,8 @@ impl Probes {
     ///
     /// # Errors
     /// [`Error::NoProbes`] if this process may not, or if a function is none that can be probed: it
-    /// is inlined, several were made of it, or it is not there. One whose name ends in `?` is left out then.
+    /// is inlined, several were made of it, or it is not there. One whose name ends in `?` is left
+    /// out then.
     pub fn start(functions: &[String]) -> Result<Option<Self>, Error> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         if functions.is_empty() {
@@ -154,8 +155,8 @@ fn symbol(symbols: &str, name: &str) -> Option<String> {
     own.or(found.first().filter(|_| found.len() == 1)).cloned()
 }
 
-/// How often an event came, by `kprobe_profile`: name, hits, and misses, which are calls as well: the
-/// kernel came to the function from within another probe.
+/// How often an event came, by `kprobe_profile`: name, hits, and misses, which are calls as well:
+/// the kernel came to the function from within another probe.
 fn hits(profile: &str, event: &str) -> Option<u64> {
     let of = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();

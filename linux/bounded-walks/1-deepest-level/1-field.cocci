@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// The walk counts its levels from the bottom: zero, which every initialiser there is has, is all of them.
+// The walk counts its levels from the bottom: zero, which every initialiser there is has, is all of
+// them.
 //
 // file: arch/arm64/include/asm/kvm_pgtable.h
 // leaves 1: const s8 skip_levels;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// The test stands where a table is entered, once for a table, and covers the root and tables that are not
-// linked. The visitor of the entry above, before and after, does not notice.
+// The test stands where a table is entered, once for a table, and covers the root and tables that
+// are not linked. The visitor of the entry above, before and after, does not notice.
 //
 // file: arch/arm64/kvm/hyp/pgtable.c
 // leaves 1: if (level > KVM_PGTABLE_LAST_LEVEL - data->walker->skip_levels) {

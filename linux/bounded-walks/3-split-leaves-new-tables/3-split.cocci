@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// The visitor builds down to pages if the cache has pages for it. That is so for the whole walk if it has
-// them for one block of level 1, and the range lies in one entry of level 1: it holds that block, or blocks
-// of level 2, which take one page each.
+// The visitor builds down to pages if the cache has pages for it. That is so for the whole walk if
+// it has them for one block of level 1, and the range lies in one entry of level 1: it holds that
+// block, or blocks of level 2, which take one page each.
 //
 // file: arch/arm64/kvm/hyp/pgtable.c
 // leaves 1: .skip_new = mc->nobjs > PTRS_PER_PTE &&

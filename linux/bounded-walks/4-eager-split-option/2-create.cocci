@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// KVM takes the capability before the first memslot only. The library adds that one itself, so no test
-// comes early enough: the library has to set it.
+// KVM takes the capability before the first memslot only. The library adds that one itself, so no
+// test comes early enough: the library has to set it.
 //
 // file: tools/testing/selftests/kvm/lib/kvm_util.c
 // leaves 1: size_t vm_eager_split_chunk_size;

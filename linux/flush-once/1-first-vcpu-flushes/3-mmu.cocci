@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// The flush and what is remembered of it are one step under the lock. A vCPU that asks while another
-// flushes sleeps until that is over: it may rely on it only then.
+// The flush and what is remembered of it are one step under the lock. A vCPU that asks while
+// another flushes sleeps until that is over: it may rely on it only then.
 //
 // file: arch/arm64/kvm/mmu.c
 // leaves 1: stage2_flush_once(vcpu, vcpu_has_cache_enabled(vcpu));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// A vCPU that is initialised again after it ran has its caches off from now on. What it had flushed for is
-// unmapped first, so that a flush before that is never counted for what is mapped after it.
+// A vCPU that is initialised again after it ran has its caches off from now on. What it had flushed
+// for is unmapped first, so that a flush before that is never counted for what is mapped after it.
 //
 // file: arch/arm64/kvm/arm.c
 // leaves 1: mutex_init(&kvm->arch.flush_lock);

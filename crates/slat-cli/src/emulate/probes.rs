@@ -7,7 +7,8 @@ use slat_kvm::probes::CALLS;
 use slat_lab::failure::no_report;
 use slat_vm::Architecture;
 
-/// Functions that tell visits of entries, flushes, invalidations and locks, where a kernel has them.
+/// Functions that tell visits of entries, flushes, invalidations and locks, where a kernel has
+/// them.
 const ARM: [&str; 13] = [
     "stage2_map_walker?",
     "stage2_unmap_walker?",

@@ -144,8 +144,8 @@ fn pairs(comparison: &Comparison, rows: Rows) -> Table {
     let is_exact = |pair: &&Pair| pair.unit == Unit::INSTRUCTIONS;
     if comparison.pairs.iter().any(|pair| is_exact(&pair)) {
         notes.push(format!(
-            "Instructions that an emulator counted differ where the interval lies beyond {} %. They \
-             are no cycles: a cache miss, a barrier and an invalidation count one.",
+            "Instructions that an emulator counted differ where the interval lies beyond {} %. \
+             They are no cycles: a cache miss, a barrier and an invalidation count one.",
             three_digits(EXACT * 100.0)
         ));
     }
