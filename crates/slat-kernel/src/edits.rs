@@ -53,10 +53,10 @@ impl Edits {
         let folder = fs::canonicalize(&folder).unwrap_or(folder);
         let mut series = Vec::new();
         for path in entries(&folder) {
-            let Some(name) = path.file_stem().and_then(|name| name.to_str()) else { continue };
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
             if path.join(COVER).exists() {
                 series.push(Series::read(name.to_owned(), &path)?);
-            } else if path.extension().is_some_and(|extension| extension == "cocci") {
+            } else if let Some(name) = name.strip_suffix(".cocci") {
                 series.extend(Series::single(name, &path)?);
             }
         }
