@@ -155,8 +155,8 @@ impl Emulated {
         };
         let cpus = self.value.pointer("/host/cpu/usable").and_then(Value::as_u64).unwrap_or(0);
         let what = match self.value.pointer("/emulator/counts_instructions") {
-            Some(_) => "Instructions and counts",
-            None => "Counts",
+            Some(Value::Bool(true)) => "Instructions and counts",
+            _ => "Counts",
         };
         format!(
             "{}, {cpus} CPU{}, Linux {}, KVM {}; {}. {what} only.",
@@ -225,18 +225,23 @@ mod tests {
 
     #[test]
     fn calls_of_one_run_are_added_to_the_same_results_of_another() {
-        let counted = |count| {
+        let run = |counts: &[(&str, u64)]| {
             let mut report = fake::report();
-            let of_all = |m: &&mut Measurement| !m.params.contains_key("vcpu");
-            let first = report.results.iter_mut().find(of_all).unwrap();
-            first.counts = [("calls_f".to_owned(), count), ("other".to_owned(), count)].into();
-            first.params.insert("probes".to_owned(), "f".into());
+            let of_all = |m: &Measurement| !m.params.contains_key("vcpu");
+            let first = report.results.iter().position(of_all).unwrap();
+            let m = &mut report.results[first];
+            m.counts = counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+            if counts.len() > 1 {
+                m.params.insert("probes".to_owned(), "f".into());
+            }
             Emulated::read(&json::render(&report).unwrap(), emulator()).unwrap()
         };
-        let (mut one, other) = (emulated(), counted(7));
-        one.add(&other, "calls_").unwrap();
-        let counts: Vec<_> = one.results.iter().filter_map(|m| m.counts.get("calls_f")).collect();
-        assert_eq!(counts, [&7]);
+        let mut one = run(&[("other", 1)]);
+        one.add(&run(&[("calls_f", 7), ("other", 2)]), "calls_").unwrap();
+        let with = |name: &str| -> Vec<u64> {
+            one.results.iter().filter_map(|m| m.counts.get(name).copied()).collect()
+        };
+        assert_eq!((with("calls_f"), with("other")), (vec![7], vec![1]));
     }
 
     #[test]
