@@ -148,7 +148,7 @@ fn missing(leaves: &[(Option<usize>, String)], before: &str, after: &str) -> Opt
 
 fn insert(before: &str, after: bool, anchor: &str, lines: &[String]) -> Result<String, String> {
     let places: Vec<usize> =
-        before.lines().enumerate().filter(|(_, line)| *line == anchor).map(|(at, _)| at).collect();
+        before.lines().enumerate().filter(|(_, l)| l.trim() == anchor).map(|(at, _)| at).collect();
     let [place] = places[..] else {
         return Err(format!("the line `{anchor}` is there {} times, not once", places.len()));
     };
@@ -225,6 +225,8 @@ mod tests {
         let lines = ["b".to_owned()];
         assert_eq!(insert("a\nc\n", true, "a", &lines).unwrap(), "a\nb\nc\n");
         assert_eq!(insert("a\nc\n", false, "c", &lines).unwrap(), "a\nb\nc\n");
+        // A header names it without its indentation.
+        assert_eq!(insert("\ta\nc\n", true, "a", &lines).unwrap(), "\ta\nb\nc\n");
         assert!(insert("a\na\n", true, "a", &lines).unwrap_err().contains("2 times"));
         assert!(insert("x\n", true, "a", &lines).unwrap_err().contains("0 times"));
     }

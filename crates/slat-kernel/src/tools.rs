@@ -65,7 +65,7 @@ pub fn check(arch: Architecture) -> anyhow::Result<()> {
 /// Finds out whether selftests can be built here, static, beside a kernel.
 ///
 /// # Errors
-/// As [`check`].
+/// A package is missing.
 pub fn check_for_selftests(arch: Architecture) -> anyhow::Result<()> {
     let files: &[(&str, &str)] = match cross_compile(arch) {
         "" => &[],

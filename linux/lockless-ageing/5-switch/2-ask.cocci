@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// file: virt/kvm/kvm_main.c
+// leaves 1: return lockless_aging && IS_ENABLED(
+
+@@
+expression e;
+@@
+ kvm_ages_lockless(void)
+ {
+-	return
++	return lockless_aging &&
+ 	e;
+ }
