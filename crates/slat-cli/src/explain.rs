@@ -126,14 +126,19 @@ fn sentence(explained: &[Explained]) -> Option<String> {
     // A little less than nothing is nothing.
     let round = |part: f64| (part * 100.0).round() + 0.0;
     let percent = |of: fn(&Explained) -> f64| format!("{} %", round(sum(of) / total));
+    let rest = round(sum(|it| it.unexplained) / total);
+    let rest = if rest < 0.0 {
+        format!("that is {} % too much, as each fault counts as the median one", -rest)
+    } else {
+        format!("{rest} % are not explained")
+    };
     Some(format!(
         "Of the vCPUs' time meanwhile {} were faults ({}), {} waiting for a CPU, {} accesses on \
-         warm memory; {} are not explained.",
+         warm memory; {rest}.",
         percent(|it| it.faults * it.fault),
         thousands(sum(|it| it.faults) as i64),
         percent(|it| it.waited),
         percent(|it| it.usual),
-        percent(|it| it.unexplained),
     ))
 }
 

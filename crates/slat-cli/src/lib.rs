@@ -1,6 +1,6 @@
 //! The `slat` command: what memory management costs guests, measured from user space.
 
-mod brief;
+pub mod brief;
 pub mod cli;
 pub mod doctor;
 pub mod emulate;

@@ -2,14 +2,16 @@
 //!
 //! A comment `<!-- PROGRAM render FOLDER -->`, of `slat` or `slat-bench`, stands above a block that
 //! the command prints; `<!-- PROGRAM render FOLDER: TITLE; TITLE -->` has those of its parts whose
-//! first line begins so. `UPDATE_DOCS=1 cargo test -p xtask generated` writes such blocks anew.
+//! first line begins so, `<!-- slat brief FOLDER -->` what the main job prints of it.
+//! `UPDATE_DOCS=1 cargo test -p xtask generated` writes such blocks anew.
 
 use crate::root;
-use slat_lab::report::text;
+use slat_lab::report::{html, text};
 use slat_lab::scenario::Program;
+use std::path::PathBuf;
 
-/// How wide the blocks are.
-const WIDTH: u16 = 100;
+/// How wide the blocks are, as programs print where they know of no terminal.
+const WIDTH: u16 = 120;
 const FENCES: [&str; 2] = ["```text\n", "```\n"];
 
 /// The page with each such block as its command prints it now; how many there are.
@@ -20,12 +22,13 @@ fn rendered(text: &str) -> Result<(String, usize), String> {
 }
 
 fn rendered_by(program: &Program, text: &str) -> Result<(String, usize), String> {
-    let begin = format!("<!-- {} render ", program.name);
+    let begin = format!("<!-- {} ", program.name);
     let mut parts = text.split(&begin);
     let mut page = parts.next().unwrap_or_default().to_owned();
     let mut blocks = 0;
     for part in parts {
-        let (what, rest) = part.split_once(" -->\n").ok_or("a comment without its end")?;
+        let (command, rest) = part.split_once(" -->\n").ok_or("a comment without its end")?;
+        let (how, what) = command.split_once(' ').ok_or("a comment without a folder")?;
         let (between, rest) = rest.split_once(FENCES[0]).ok_or("no block below a comment")?;
         let (_, rest) = rest.split_once(FENCES[1]).ok_or("a block without its end")?;
         if !between.trim().is_empty() {
@@ -34,15 +37,21 @@ fn rendered_by(program: &Program, text: &str) -> Result<(String, usize), String>
         let (folder, titles) = what.split_once(": ").unwrap_or((what, ""));
         let report = slat_lab::run::read(program, &root().join(folder))
             .map_err(|error| format!("{folder}: {error:#}"))?;
-        let shown = parts_of(&text::render(&report, &(program.readers)(), WIDTH), titles)?;
+        let shown = match how {
+            "render" => text::render(&report, &(program.readers)(), WIDTH),
+            "brief" => slat_cli::brief::render(&report, WIDTH),
+            _ => return Err(format!("{how} is neither render nor brief")),
+        };
+        let shown = parts_of(&shown, titles)?;
         let [open, close] = FENCES;
-        page += &format!("{begin}{what} -->\n{between}{open}{shown}{close}{rest}");
+        page += &format!("{begin}{command} -->\n{between}{open}{shown}{close}{rest}");
         blocks += 1;
     }
     Ok((page, blocks))
 }
 
-/// The parts of a report whose titles begin so, in the report's order; all of them without titles.
+/// The parts of a report whose titles begin so, in the report's order, below what says whether the
+/// run can be trusted and where it was made; all of the report without titles.
 fn parts_of(shown: &str, titles: &str) -> Result<String, String> {
     if titles.is_empty() {
         return Ok(shown.to_owned());
@@ -55,27 +64,47 @@ fn parts_of(shown: &str, titles: &str) -> Result<String, String> {
             return Err(format!("no part is called {title}, of {all:?}"));
         }
     }
+    let verdict = |line: &&str| line.starts_with("- ") || line.starts_with("  ");
+    let head = parts().next().unwrap_or_default().lines().filter(|line| !verdict(line));
     let chosen = parts().filter(|part| titles.iter().any(|title| part.starts_with(title)));
-    Ok(chosen.collect::<Vec<_>>().join("\n\n") + "\n")
+    let chosen = chosen.map(|part| format!("\n{part}\n"));
+    Ok(head.map(|line| format!("{line}\n")).chain(chosen).collect())
 }
 
 #[test]
 fn figures_that_come_from_a_kept_run_are_its_own() {
-    let mut all = 0;
-    for entry in root().join("docs").read_dir().unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "md") {
-            continue;
-        }
-        let page = std::fs::read_to_string(&path).unwrap();
-        let (now, blocks) = rendered(&page).unwrap_or_else(|why| panic!("{path:?}: {why}"));
+    let update = std::env::var_os("UPDATE_DOCS").is_some();
+    let (mut all, mut stale) = (0, Vec::new());
+    let mut hold = |path: PathBuf, now: &dyn Fn(&str) -> (String, usize)| {
+        let page = std::fs::read_to_string(&path).unwrap_or_default();
+        let (now, blocks) = now(&page);
         all += blocks;
-        if std::env::var_os("UPDATE_DOCS").is_some() {
+        if page != now && update {
             std::fs::write(&path, &now).unwrap();
         }
-        assert!(page == now, "{path:?}: UPDATE_DOCS=1 writes it anew");
+        if page != now {
+            stale.push(path);
+        }
+    };
+    let pages = root().join("docs").read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    for path in pages.chain([root().join("README.md")]) {
+        let at = path.clone();
+        hold(path, &|page| rendered(page).unwrap_or_else(|why| panic!("{at:?}: {why}")));
     }
-    assert!(all >= 3, "{all} blocks");
+    hold(root().join("docs/peers.svg"), &|_| (plot("docs/figures/peers"), 1));
+    assert!(all >= 15, "{all} blocks and plots");
+    assert!(stale.is_empty(), "UPDATE_DOCS=1 writes {stale:?} anew, or has just done so");
+}
+
+/// The first plot of a run's report.html, as a file of its own.
+fn plot(folder: &str) -> String {
+    let program = &slat_bench::cli::PROGRAM;
+    let report = slat_lab::run::read(program, &root().join(folder)).unwrap();
+    let page = html::render(&report, &(program.readers)());
+    let (_, rest) = page.split_once("<svg ").expect("a plot");
+    let (plot, _) = rest.split_once("</svg>").expect("its end");
+    format!("<svg xmlns=\"http://www.w3.org/2000/svg\" {plot}</svg>\n")
 }
 
 #[test]
@@ -94,8 +123,9 @@ fn a_block_that_is_missing_or_of_no_run_is_an_error() {
 
 #[test]
 fn parts_are_chosen_by_how_their_titles_begin() {
-    let shown = "A line\n\nOne table\n a  b\n\nOther table\n c\n\nLast\n";
+    let shown = "Quiet\n- Verdict\n  more\nA CPU\n\nOne table\n a  b\n\nOther\n c\n\nLast\n";
     assert_eq!(parts_of(shown, "").unwrap(), shown);
-    assert_eq!(parts_of(shown, "Other; One").unwrap(), "One table\n a  b\n\nOther table\n c\n");
+    let chosen = parts_of(shown, "Other; One").unwrap();
+    assert_eq!(chosen, "Quiet\nA CPU\n\nOne table\n a  b\n\nOther\n c\n");
     assert!(parts_of(shown, "One; Two").unwrap_err().contains("no part is called Two"));
 }

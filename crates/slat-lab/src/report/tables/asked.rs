@@ -29,8 +29,11 @@ pub fn verdict(summary: &Summary, asked: f64) -> &'static str {
     }
 }
 
+/// How many ratios that nothing was asked of a verdict tells.
+const TOLD: usize = 4;
+
 /// How many thresholds of some results are met, and which are not; of ratios that nothing was
-/// asked of, what each is.
+/// asked of, what the first few are.
 pub fn said(results: &[Measurement]) -> Verdict {
     let (mut met, mut missed, mut open) = (0, Vec::new(), Vec::new());
     for m in results.iter().filter(|m| m.scenario.ends_with("-asked")) {
@@ -40,7 +43,7 @@ pub fn said(results: &[Measurement]) -> Verdict {
             None if parameter(m, "variants") == NOTHING => {}
             None => {
                 let (of, by) = (parameter(m, "variants"), parameter(m, "against"));
-                open.push(format!("{} of {of} by {by}: {reached}", m.variant));
+                open.push(format!("{} of {of} by {by}: {reached}", m.variant.trim_start()));
             }
             Some(asked) if summary.median <= asked => met += 1,
             Some(asked) => {
@@ -59,6 +62,11 @@ pub fn said(results: &[Measurement]) -> Verdict {
         false => format!(" Missed: {}.", missed.join("; ")),
     };
     let judged = (judged > 0).then(|| format!("{met} of {judged} thresholds are met.{missed}"));
+    let more = open.len().saturating_sub(TOLD);
+    open.truncate(TOLD);
+    if more > 0 {
+        open.push(format!("{more} more ratios are in the tables"));
+    }
     let open = (!open.is_empty()).then(|| format!("{}.", open.join("; ")));
     Verdict::says(judged.into_iter().chain(open))
 }
@@ -158,5 +166,9 @@ mod tests {
         results.last_mut().unwrap().params.remove("asked");
         let verdict = said(&results).says.remove(0);
         assert!(verdict.starts_with("faults of split by zap: "), "{verdict}");
+        let one = results.last().unwrap().clone();
+        results.extend(vec![one; TOLD + 2]);
+        let verdict = said(&results).says.remove(0);
+        assert!(verdict.ends_with("; 3 more ratios are in the tables."), "{verdict}");
     }
 }
