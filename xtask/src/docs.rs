@@ -6,6 +6,8 @@
 #[cfg(test)]
 mod generated;
 #[cfg(test)]
+mod kernels;
+#[cfg(test)]
 mod parse;
 pub mod run;
 mod shape;

@@ -3,8 +3,10 @@
 //! A comment `<!-- PROGRAM render FOLDER -->`, of `slat` or `slat-bench`, stands above a block that
 //! the command prints; `<!-- PROGRAM render FOLDER: TITLE; TITLE -->` has those of its parts whose
 //! first line begins so, `<!-- slat brief FOLDER -->` what the main job prints of it.
+//! `<!-- kernels FOLDER -->` the [table of kernels](super::kernels).
 //! `UPDATE_DOCS=1 cargo test -p xtask generated` writes such blocks anew.
 
+use super::kernels;
 use crate::root;
 use slat_lab::report::{html, text};
 use slat_lab::scenario::Program;
@@ -18,22 +20,13 @@ const FENCES: [&str; 2] = ["```text\n", "```\n"];
 fn rendered(text: &str) -> Result<(String, usize), String> {
     let (page, blocks) = rendered_by(&slat_cli::PROGRAM, text)?;
     let (page, more) = rendered_by(&slat_bench::cli::PROGRAM, &page)?;
-    Ok((page, blocks + more))
+    let (page, tables) = below("<!-- kernels ", &page, kernels::table)?;
+    Ok((page, blocks + more + tables))
 }
 
 fn rendered_by(program: &Program, text: &str) -> Result<(String, usize), String> {
-    let begin = format!("<!-- {} ", program.name);
-    let mut parts = text.split(&begin);
-    let mut page = parts.next().unwrap_or_default().to_owned();
-    let mut blocks = 0;
-    for part in parts {
-        let (command, rest) = part.split_once(" -->\n").ok_or("a comment without its end")?;
+    below(&format!("<!-- {} ", program.name), text, |command| {
         let (how, what) = command.split_once(' ').ok_or("a comment without a folder")?;
-        let (between, rest) = rest.split_once(FENCES[0]).ok_or("no block below a comment")?;
-        let (_, rest) = rest.split_once(FENCES[1]).ok_or("a block without its end")?;
-        if !between.trim().is_empty() {
-            return Err(format!("{what}: the block does not stand below its comment"));
-        }
         let (folder, titles) = what.split_once(": ").unwrap_or((what, ""));
         let report = slat_lab::run::read(program, &root().join(folder))
             .map_err(|error| format!("{folder}: {error:#}"))?;
@@ -42,7 +35,27 @@ fn rendered_by(program: &Program, text: &str) -> Result<(String, usize), String>
             "brief" => slat_cli::brief::render(&report, WIDTH),
             _ => return Err(format!("{how} is neither render nor brief")),
         };
-        let shown = parts_of(&shown, titles)?;
+        parts_of(&shown, titles)
+    })
+}
+
+/// The page with what is shown in each block below a comment that begins so.
+fn below(
+    begin: &str,
+    text: &str,
+    shown: impl Fn(&str) -> Result<String, String>,
+) -> Result<(String, usize), String> {
+    let mut parts = text.split(begin);
+    let mut page = parts.next().unwrap_or_default().to_owned();
+    let mut blocks = 0;
+    for part in parts {
+        let (command, rest) = part.split_once(" -->\n").ok_or("a comment without its end")?;
+        let (between, rest) = rest.split_once(FENCES[0]).ok_or("no block below a comment")?;
+        let (_, rest) = rest.split_once(FENCES[1]).ok_or("a block without its end")?;
+        if !between.trim().is_empty() {
+            return Err(format!("{command}: the block does not stand below its comment"));
+        }
+        let shown = shown(command)?;
         let [open, close] = FENCES;
         page += &format!("{begin}{command} -->\n{between}{open}{shown}{close}{rest}");
         blocks += 1;
