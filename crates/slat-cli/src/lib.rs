@@ -4,7 +4,7 @@ pub mod brief;
 pub mod cli;
 pub mod doctor;
 pub mod emulate;
-mod explain;
+pub mod explain;
 pub mod ideas;
 pub mod kernel;
 pub mod kvm;

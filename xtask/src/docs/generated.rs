@@ -2,7 +2,8 @@
 //!
 //! A comment `<!-- PROGRAM render FOLDER -->`, of `slat` or `slat-bench`, stands above a block that
 //! the command prints; `<!-- PROGRAM render FOLDER: TITLE; TITLE -->` has those of its parts whose
-//! first line begins so, `<!-- slat brief FOLDER -->` what the main job prints of it.
+//! first line begins so, `<!-- slat brief FOLDER -->` what the main job prints of it,
+//! `<!-- slat explain FOLDER -->` the account of it.
 //! `<!-- kernels FOLDER -->` the [table of kernels](super::kernels).
 //! `UPDATE_DOCS=1 cargo test -p xtask generated` writes such blocks anew.
 
@@ -33,7 +34,14 @@ fn rendered_by(program: &Program, text: &str) -> Result<(String, usize), String>
         let shown = match how {
             "render" => text::render(&report, &(program.readers)(), WIDTH),
             "brief" => slat_cli::brief::render(&report, WIDTH),
-            _ => return Err(format!("{how} is neither render nor brief")),
+            "explain" => {
+                let mut shown = String::new();
+                for table in slat_cli::explain::tables(&slat_cli::explain::explain(&report.results)) {
+                    text::grid(&mut shown, &table, WIDTH);
+                }
+                shown.trim_start().to_owned()
+            }
+            _ => return Err(format!("{how} is neither render, brief nor explain")),
         };
         parts_of(&shown, titles)
     })

@@ -46,8 +46,12 @@ fn told(result: &Value, (_, phase, pages, count): &Column) -> Option<u64> {
     let is_it = result["variant"] == *phase
         && params["backing"] == *pages
         && params.get("vcpu").is_none()
-        // The log is enabled without a split where all pages begin as dirty.
-        && (*phase != "enable" || params["initially_set"] == false);
+        // Where all pages begin as dirty the clear splits, and otherwise the enabling of the log.
+        && match *phase {
+            "clear" => params["initially_set"] == true,
+            "enable" => params["initially_set"] == false,
+            _ => true,
+        };
     if !is_it {
         return None;
     }
@@ -58,7 +62,8 @@ fn told(result: &Value, (_, phase, pages, count): &Column) -> Option<u64> {
             let samples = result["samples"].as_array()?.iter();
             let mut samples: Vec<f64> = samples.filter_map(Value::as_f64).collect();
             samples.sort_by(f64::total_cmp);
-            samples.get(samples.len() / 2).map(|median| *median as u64)
+            let middle = [samples.get(samples.len() / 2)?, samples.get((samples.len() - 1) / 2)?];
+            Some(((middle[0] + middle[1]) / 2.0).round() as u64)
         }
     }
 }
@@ -116,12 +121,16 @@ mod tests {
     #[test]
     fn a_row_has_what_each_report_tells_and_its_part_of_the_tree_without_edits() {
         let mut result = json!({
-            "variant": "clear", "params": { "backing": "4k" }, "samples": [3.0, 1.0, 2.0],
+            "variant": "clear", "params": { "backing": "4k", "initially_set": true },
+            "samples": [3.0, 1.0, 2.0, 2.0],
             "counts": { "calls_stage2_split_walker_max": 7 },
         });
         assert_eq!(told(&result, &COLUMNS[0]), Some(2));
         assert_eq!(told(&result, &COLUMNS[1]), Some(7));
         assert_eq!(told(&result, &COLUMNS[3]), None);
+        result["params"]["initially_set"] = false.into();
+        assert_eq!(told(&result, &COLUMNS[0]), None);
+        result["params"]["initially_set"] = true.into();
         result["params"]["vcpu"] = 0.into();
         assert_eq!(told(&result, &COLUMNS[0]), None);
         let row = |clear: u64| {
