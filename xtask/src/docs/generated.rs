@@ -36,7 +36,8 @@ fn rendered_by(program: &Program, text: &str) -> Result<(String, usize), String>
             "brief" => slat_cli::brief::render(&report, WIDTH),
             "explain" => {
                 let mut shown = String::new();
-                for table in slat_cli::explain::tables(&slat_cli::explain::explain(&report.results)) {
+                for table in slat_cli::explain::tables(&slat_cli::explain::explain(&report.results))
+                {
                     text::grid(&mut shown, &table, WIDTH);
                 }
                 shown.trim_start().to_owned()
