@@ -46,13 +46,21 @@ pub fn run(linux: &Linux, limit: Duration, session: &Session) -> anyhow::Result<
     let answer = match arrived {
         Arrived::All(answer) => Ok(*answer),
         arrived => Err(no_report(format!(
-            "{}{}{}",
+            "{}{}{}{}",
+            panicked(&ended.console).map(|why| format!("{why}: ")).unwrap_or_default(),
             reason(ended.status, &arrived, limit),
             last_lines("the console", &ended.console),
             last_lines("QEMU", &ended.complaints),
         ))),
     };
     Ok(Outcome { answer, console: ended.console })
+}
+
+/// What the kernel said of its panic, if it said so.
+fn panicked(console: &str) -> Option<&str> {
+    const PANIC: &str = "Kernel panic - not syncing: ";
+    let at = console.find(PANIC)?;
+    console[at..].lines().next().map(|line| line.trim_end())
 }
 
 /// Why there is no answer of a machine that ended with this status, or was ended.
@@ -86,5 +94,8 @@ mod tests {
         );
         let ended = reason(Some(ExitStatus::default()), Arrived::Nothing);
         assert_eq!(ended, "the machine ended without a report");
+        let console = "[0.7] Kernel panic - not syncing: VFS: no root\r\n[0.8] CPU: 0\r\n";
+        assert_eq!(panicked(console), Some("Kernel panic - not syncing: VFS: no root"));
+        assert_eq!(panicked("[0.7] fine"), None);
     }
 }
