@@ -6,11 +6,15 @@
 #[cfg(test)]
 mod generated;
 #[cfg(test)]
+mod kept;
+#[cfg(test)]
 mod kernels;
 #[cfg(test)]
 mod parse;
 pub mod run;
 mod shape;
+#[cfg(test)]
+mod width;
 
 use crate::root;
 use anyhow::{Context, ensure};

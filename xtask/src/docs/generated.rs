@@ -4,7 +4,7 @@
 //! the command prints; `<!-- PROGRAM render FOLDER: TITLE; TITLE -->` has those of its parts whose
 //! first line begins so, `<!-- slat brief FOLDER -->` what the main job prints of it,
 //! `<!-- slat explain FOLDER -->` the account of it.
-//! `<!-- kernels FOLDER -->` the [table of kernels](super::kernels).
+//! `<!-- kernels FOLDER -->` the [tables of kernels](super::kernels).
 //! `UPDATE_DOCS=1 cargo test -p xtask generated` writes such blocks anew.
 
 use super::kernels;
@@ -21,7 +21,7 @@ const FENCES: [&str; 2] = ["```text\n", "```\n"];
 fn rendered(text: &str) -> Result<(String, usize), String> {
     let (page, blocks) = rendered_by(&slat_cli::PROGRAM, text)?;
     let (page, more) = rendered_by(&slat_bench::cli::PROGRAM, &page)?;
-    let (page, tables) = below("<!-- kernels ", &page, kernels::table)?;
+    let (page, tables) = below("<!-- kernels ", &page, |folder| kernels::tables(folder, WIDTH))?;
     Ok((page, blocks + more + tables))
 }
 

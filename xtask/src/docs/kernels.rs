@@ -1,51 +1,70 @@
-//! The table of kernels in docs/kernel.md, of reports that `slat emulate -o` wrote.
+//! The tables of kernels in docs/kernel.md, of reports that `slat emulate -o` wrote.
 //!
-//! Below `<!-- kernels FOLDER -->` stands a row for each kernel of the reports in that folder.
+//! Below `<!-- kernels FOLDER -->` stands a table for each tree of the reports in that folder, and
+//! one for Debian's own kernels: a column for each kernel.
 
 use crate::root;
 use serde_json::Value;
+use slat_lab::numbers::thousands;
+use slat_lab::record::Measurement;
+use slat_lab::report::text;
+use slat_lab::stats::median;
+use slat_lab::table::{NOTHING, Table};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
-/// What a column tells: its title, the phase, the pages, and the count in place of instructions.
-type Column = (&'static str, &'static str, &'static str, Option<&'static str>);
+/// What a row tells: its name, the phase, the pages, and the count in place of instructions.
+type Line = (&'static str, &'static str, &'static str, Option<&'static str>);
 
-const COLUMNS: [Column; 8] = [
-    ("clear, 4k", "clear", "4k", None),
+const LINES: [Line; 8] = [
+    ("clear, 4k: instructions", "clear", "4k", None),
     ("visits", "clear", "4k", Some("calls_stage2_split_walker")),
-    ("enable, 4k", "enable", "4k", None),
-    ("clear, 2m", "clear", "2m", None),
+    ("enable, 4k: instructions", "enable", "4k", None),
+    ("clear, 2m: instructions", "clear", "2m", None),
     ("visits", "clear", "2m", Some("calls_stage2_split_walker")),
-    ("enable, 2m", "enable", "2m", None),
-    ("scan", "mark-idle", "4k", None),
+    ("enable, 2m: instructions", "enable", "2m", None),
+    ("scan: instructions", "mark-idle", "4k", None),
     ("locks", "mark-idle", "4k", Some("calls__raw_write_lock")),
 ];
 
-/// The table of a folder's reports.
-pub fn table(folder: &str) -> Result<String, String> {
+/// What a kernel's reports tell for each line.
+type Told = [Option<u64>; LINES.len()];
+
+/// The tables of a folder's reports.
+pub fn tables(folder: &str, width: u16) -> Result<String, String> {
     let failed = |error: &dyn std::fmt::Display| format!("{folder}: {error}");
-    let mut kernels: BTreeMap<String, [Option<u64>; COLUMNS.len()]> = BTreeMap::new();
+    let mut kernels: BTreeMap<String, Told> = BTreeMap::new();
     for entry in root().join(folder).read_dir().map_err(|error| failed(&error))? {
         let path = entry.map_err(|error| failed(&error))?.path();
         let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
-        let report: Value = serde_json::from_str(&text).map_err(|error| failed(&error))?;
+        let mut report: Value = serde_json::from_str(&text).map_err(|error| failed(&error))?;
+        let results: Vec<Measurement> =
+            serde_json::from_value(report["results"].take()).map_err(|error| failed(&error))?;
         let kernel = report["emulator"]["kernel"].as_str().ok_or("a report of no emulator")?;
-        let row = kernels.entry(kernel.trim_start_matches("tree:").to_owned()).or_default();
-        for result in report["results"].as_array().into_iter().flatten() {
-            for (cell, column) in row.iter_mut().zip(&COLUMNS) {
-                *cell = told(result, column).or(*cell);
+        let told = kernels.entry(kernel.to_owned()).or_default();
+        for result in &results {
+            for (cell, line) in told.iter_mut().zip(&LINES) {
+                *cell = tells(result, line).or(*cell);
             }
         }
     }
-    Ok(grid(&kernels))
+    let mut trees: BTreeMap<&str, Vec<(&str, &Told)>> = BTreeMap::new();
+    for (kernel, told) in &kernels {
+        let tree = kernel.split('+').next().filter(|_| kernel.starts_with("tree:"));
+        trees.entry(tree.unwrap_or_default()).or_default().push((kernel, told));
+    }
+    let mut shown = String::new();
+    for (tree, kernels) in trees {
+        text::grid(&mut shown, &table(tree, &kernels), width);
+    }
+    Ok(shown.trim_start().to_owned())
 }
 
-/// What a result tells for a column.
-fn told(result: &Value, (_, phase, pages, count): &Column) -> Option<u64> {
-    let params = &result["params"];
-    let is_it = result["variant"] == *phase
+/// What a result tells for a line.
+fn tells(result: &Measurement, (_, phase, pages, count): &Line) -> Option<u64> {
+    let params = &result.params;
+    let is_it = result.variant == *phase
         && params["backing"] == *pages
-        && params.get("vcpu").is_none()
+        && !params.contains_key("vcpu")
         // Where all pages begin as dirty the clear splits, and otherwise the enabling of the log.
         && match *phase {
             "clear" => params["initially_set"] == true,
@@ -55,62 +74,47 @@ fn told(result: &Value, (_, phase, pages, count): &Column) -> Option<u64> {
     if !is_it {
         return None;
     }
-    let counts = |name: &str| result["counts"].get(name)?.as_u64();
+    let counts = |name: &str| result.counts.get(name).copied();
     match count {
         Some(name) => counts(name).or_else(|| counts(&format!("{name}_max"))),
-        None => {
-            let samples = result["samples"].as_array()?.iter();
-            let mut samples: Vec<f64> = samples.filter_map(Value::as_f64).collect();
-            samples.sort_by(f64::total_cmp);
-            let middle = [samples.get(samples.len() / 2)?, samples.get((samples.len() - 1) / 2)?];
-            Some(((middle[0] + middle[1]) / 2.0).round() as u64)
+        None => median(&result.samples).map(|median| median.round() as u64),
+    }
+}
+
+/// A column for each kernel, the tree's first, with what instructions are of those of the tree
+/// without edits; a line for each figure that one of them tells.
+fn table(tree: &str, kernels: &[(&str, &Told)]) -> Table {
+    let plain = kernels.iter().find(|(kernel, _)| *kernel == tree).map(|(_, told)| *told);
+    let cell = |at: usize, kernel: &str, told: &Told| {
+        let Some(count) = told[at] else { return NOTHING.to_owned() };
+        let shown = thousands(count as i64);
+        let before = plain.and_then(|plain| plain[at]).filter(|_| kernel != tree);
+        match before.filter(|before| LINES[at].3.is_none() && *before > 0) {
+            Some(before) => format!("{shown} ({:.2})", count as f64 / before as f64),
+            None => shown,
         }
+    };
+    let line = |at: usize| {
+        let cells = kernels.iter().map(|(kernel, told)| cell(at, kernel, told));
+        std::iter::once(LINES[at].0.to_owned()).chain(cells).collect()
+    };
+    let told = |at: &usize| kernels.iter().any(|(_, told)| told[*at].is_some());
+    let name = |kernel: &str| match kernel.strip_prefix(tree) {
+        Some("") => "no edit".to_owned(),
+        edits => edits.unwrap_or_default().to_owned(),
+    };
+    let names = kernels.iter().map(|(kernel, _)| name(kernel));
+    Table {
+        title: match tree {
+            "" => "Debian's own kernels".to_owned(),
+            tree => format!("Linux {}", tree.trim_start_matches("tree:debian-")),
+        },
+        common: String::new(),
+        columns: std::iter::once(String::new()).chain(names).collect(),
+        labels: 1,
+        rows: (0..LINES.len()).filter(told).map(line).collect(),
+        notes: Vec::new(),
     }
-}
-
-/// A row for each kernel, with what instructions are of those of the tree without edits.
-fn grid(kernels: &BTreeMap<String, [Option<u64>; COLUMNS.len()]>) -> String {
-    let mut lines = vec![[vec![String::new()], titles()].concat()];
-    for (kernel, row) in kernels {
-        let plain = kernels.get(kernel.split('+').next().unwrap_or_default());
-        let cells = row.iter().enumerate().map(|(at, cell)| {
-            let Some(cell) = cell else { return "–".to_owned() };
-            let before = plain.and_then(|plain| plain[at]).filter(|_| kernel.contains('+'));
-            match before.filter(|before| COLUMNS[at].3.is_none() && *before > 0) {
-                Some(before) => {
-                    format!("{} ({:.2})", thousands(*cell), *cell as f64 / before as f64)
-                }
-                None => thousands(*cell),
-            }
-        });
-        lines.push(std::iter::once(kernel.clone()).chain(cells).collect());
-    }
-    let wide = |at: usize| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..=COLUMNS.len()).map(wide).collect();
-    let mut text = String::new();
-    for line in &lines {
-        let _ = write!(text, "{:<1$}", line[0], widths[0]);
-        for (cell, width) in line.iter().zip(&widths).skip(1) {
-            let _ = write!(text, "  {cell:>width$}");
-        }
-        text.push('\n');
-    }
-    text
-}
-
-fn titles() -> Vec<String> {
-    COLUMNS.iter().map(|column| column.0.to_owned()).collect()
-}
-
-fn thousands(count: u64) -> String {
-    let digits = count.to_string();
-    let parts: Vec<&str> = digits
-        .as_bytes()
-        .rchunks(3)
-        .rev()
-        .map(|part| std::str::from_utf8(part).unwrap_or_default())
-        .collect();
-    parts.join(",")
 }
 
 #[cfg(test)]
@@ -119,27 +123,36 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_row_has_what_each_report_tells_and_its_part_of_the_tree_without_edits() {
-        let mut result = json!({
-            "variant": "clear", "params": { "backing": "4k", "initially_set": true },
+    fn a_kernel_has_what_each_report_tells_and_its_part_of_the_tree_without_edits() {
+        let mut result: Measurement = serde_json::from_value(json!({
+            "scenario": "dirty-log", "target": "kvm", "variant": "clear", "unit": "instructions",
+            "params": { "backing": "4k", "initially_set": true },
             "samples": [3.0, 1.0, 2.0, 2.0],
             "counts": { "calls_stage2_split_walker_max": 7 },
-        });
-        assert_eq!(told(&result, &COLUMNS[0]), Some(2));
-        assert_eq!(told(&result, &COLUMNS[1]), Some(7));
-        assert_eq!(told(&result, &COLUMNS[3]), None);
-        result["params"]["initially_set"] = false.into();
-        assert_eq!(told(&result, &COLUMNS[0]), None);
-        result["params"]["initially_set"] = true.into();
-        result["params"]["vcpu"] = 0.into();
-        assert_eq!(told(&result, &COLUMNS[0]), None);
+        }))
+        .unwrap();
+        assert_eq!(tells(&result, &LINES[0]), Some(2));
+        assert_eq!(tells(&result, &LINES[1]), Some(7));
+        assert_eq!(tells(&result, &LINES[3]), None);
+        result.params["initially_set"] = false.into();
+        assert_eq!(tells(&result, &LINES[0]), None);
+        result.params["initially_set"] = true.into();
+        result.params.insert("vcpu".to_owned(), 0.into());
+        assert_eq!(tells(&result, &LINES[0]), None);
         let row = |clear: u64| {
-            let mut row = [None; COLUMNS.len()];
+            let mut row = [None; LINES.len()];
             (row[0], row[1]) = (Some(clear), Some(clear));
             row
         };
-        let kernels = [("a".to_owned(), row(2000)), ("a+b".to_owned(), row(1000))];
-        let text = grid(&kernels.into());
-        assert!(text.contains("a+b  1,000 (0.50)   1,000"), "{text}");
+        let (before, after) = (row(2000), row(1000));
+        let table = table(
+            "tree:debian-6.12",
+            &[("tree:debian-6.12", &before), ("tree:debian-6.12+b", &after)],
+        );
+        assert_eq!(table.title, "Linux 6.12");
+        assert_eq!(table.columns, ["", "no edit", "+b"]);
+        assert_eq!(table.rows[0][1..], ["2,000", "1,000 (0.50)"]);
+        assert_eq!(table.rows[1][1..], ["2,000", "1,000"]);
+        assert_eq!(table.rows.len(), 2);
     }
 }

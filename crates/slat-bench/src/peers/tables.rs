@@ -1,4 +1,4 @@
-//! The engine beside others: one table of ratios, one of counts, one of what histories showed.
+//! The engine beside others: two tables of ratios, one of counts, one of what histories showed.
 
 use super::known::{DIFFERENCES, SLAT};
 use slat_lab::numbers::{thousands, three_digits};
@@ -16,8 +16,8 @@ pub const READER: Reader = Reader {
     reads: |m| m.scenario == "peers" || m.scenario == "peers-asked",
     verdict: asked::said,
     tables: |results| {
-        let all = [counts(results), asked(results), ratios_of(results)];
-        all.into_iter().flatten().collect()
+        let first = [counts(results), asked(results)];
+        first.into_iter().flatten().chain(ratios_of(results)).collect()
     },
     charts: |results| chart(results).into_iter().collect(),
     ..Reader::NONE
@@ -131,30 +131,19 @@ fn label(row: &Row) -> Option<String> {
     Some(format!("{operation}, {memory}{of}"))
 }
 
-/// Rows the operations; the engine's time, and the others' by it.
-fn ratios_of(results: &[Measurement]) -> Option<Table> {
+/// Two tables of operations, with the engine's time and the others' by it: beside Linux, and beside
+/// crates, whose tables are inactive.
+fn ratios_of(results: &[Measurement]) -> Vec<Table> {
     let all = gathered(results);
-    let who = columns(results);
-    let mut lines = Vec::new();
-    for row in &all {
-        for base in row.measurements.iter().filter(|m| m.target == "engine") {
-            lines.extend(line(row, base, &who));
-        }
-    }
-    if lines.is_empty() {
-        return None;
-    }
-    let mut names = vec!["operation".to_owned(), format!("{SLAT},\nns")];
-    names.extend(who.iter().map(Column::heading));
-    let mut notes = vec![
-        "slat: nanoseconds a page (or look-up), ± half the interquartile range. The \
-         others: how many times as long they took, the median of the rounds’ ratios; above 1 the \
-         engine is faster. none: the crate has no such operation; –: it has other levels, or was \
-         not asked. The machine: a plain loop over the same slots, or that stores the same bytes."
-            .to_owned(),
-    ];
-    if results.iter().any(|m| m.scenario == "peers" && m.target == "linux-source") {
-        notes.push(
+    let (crates, linux): (Vec<_>, Vec<_>) =
+        all.iter().partition(|row| row.measurements.iter().any(|m| m.target == "crate"));
+    let how = "slat: nanoseconds a page (or look-up), ± half the interquartile range. The others: \
+               how many times as long they took, the median of the rounds’ ratios; above 1 the \
+               engine is faster. The machine: a plain loop over the same slots, or that stores the \
+               same bytes.";
+    let mut beside_linux = vec![how.to_owned()];
+    if linux.iter().any(|row| row.measurements.iter().any(|m| m.target == "linux-source")) {
+        beside_linux.push(
             "Linux’s own code, compiled for user space: the software’s work alone. Invalidations, \
              barriers for a CPU’s walker, cache maintenance and locks are counted, not executed, \
              on either side; no other CPU is there. shared: as if its walks of live tables were \
@@ -163,9 +152,37 @@ fn ratios_of(results: &[Measurement]) -> Option<Table> {
                 .to_owned(),
         );
     }
-    Some(Table {
-        title: "The engine beside others".to_owned(),
-        common: common(&all),
+    let beside_crates =
+        vec![format!("{how} none: the crate has no such operation; –: it has other levels.")];
+    let tables = [
+        ratios_among(&linux, results, "The engine beside others", beside_linux),
+        ratios_among(&crates, results, "Inactive tables beside crates", beside_crates),
+    ];
+    tables.into_iter().flatten().collect()
+}
+
+/// A table of some rows, with a column for each that took part in one of them.
+fn ratios_among(
+    rows: &[&Row],
+    results: &[Measurement],
+    title: &str,
+    notes: Vec<String>,
+) -> Option<Table> {
+    let takes_part = |column: &Column| {
+        rows.iter().any(|row| row.measurements.iter().any(|m| Column::of(m) == *column))
+    };
+    let who: Vec<_> = columns(results).into_iter().filter(takes_part).collect();
+    let mut lines = Vec::new();
+    for row in rows {
+        for base in row.measurements.iter().filter(|m| m.target == "engine") {
+            lines.extend(line(row, base, &who));
+        }
+    }
+    let mut names = vec!["operation".to_owned(), format!("{SLAT},\nns")];
+    names.extend(who.iter().map(Column::heading));
+    (!lines.is_empty()).then(|| Table {
+        title: title.to_owned(),
+        common: common(rows),
         columns: names,
         labels: 1,
         rows: lines,
@@ -180,7 +197,6 @@ fn line(row: &Row, base: &Measurement, who: &[Column]) -> Option<Vec<String>> {
     let way = base.variant.strip_prefix(SLAT).unwrap_or_default();
     let time = three_digits(summary.median / pieces * 1e9);
     let mut line = vec![format!("{}{way}", label(row)?), with_spread(&time, &summary)];
-    let has_levels = row.measurements.iter().any(|m| m.target == "crate");
     for column in who {
         let found = row.measurements.iter().find(|m| Column::of(m) == *column);
         let by = found.and_then(|m| ratio(m, base));
@@ -190,21 +206,20 @@ fn line(row: &Row, base: &Measurement, who: &[Column]) -> Option<Vec<String>> {
                 format!("{}\u{a0}{name}", three_digits(by.median))
             }
             (Some(by), _) => with_spread(&three_digits(by.median), &by),
-            (None, Column::Who(name, "crate")) if lacks(row, name, has_levels) => NONE.to_owned(),
+            (None, Column::Who(name, "crate")) if lacks(row, name) => NONE.to_owned(),
             (None, _) => NOTHING.to_owned(),
         });
     }
     Some(line)
 }
 
-/// Whether the crate has no such operation, rather than other levels or no part in the row.
-fn lacks(row: &Row, name: &str, asked: bool) -> bool {
-    let lacking = row.param("lack").unwrap_or_default();
-    !asked || lacking.split(',').any(|lacking| lacking == name)
+/// Whether the crate has no such operation, rather than other levels.
+fn lacks(row: &Row, name: &str) -> bool {
+    row.param("lack").unwrap_or_default().split(',').any(|lacking| lacking == name)
 }
 
 /// What is said once: only rows beside Linux have all parameters.
-fn common(all: &[Row]) -> String {
+fn common(all: &[&Row]) -> String {
     let said = ["granule", "chunk_size", "fwb", "caches"];
     let beside_linux = all.iter().filter(|row| row.params.contains_key("fwb")).map(|row| {
         let mut params = row.params.clone();
@@ -378,11 +393,33 @@ mod tests {
             measurement(SLAT, "engine", "age", &[0.001]),
             measurement("cas", "machine", "age", &[0.002]),
         ];
-        let table = ratios_of(&all).unwrap();
+        let [table] = &ratios_of(&all)[..] else { panic!("one table") };
         assert_eq!(table.columns[1..], ["slat,\nns", "linux-6.12", "the\nmachine"]);
         assert_eq!(table.rows[0][1..3], ["2.00\u{a0}±63%", "10.0\u{a0}±0%"]);
         assert_eq!(table.rows[1][2..], ["–", "2.00\u{a0}cas"]);
         assert!(table.common.contains("caches warm"), "{}", table.common);
+    }
+
+    #[test]
+    fn crates_have_a_table_of_their_own_without_those_that_take_no_part_in_it() {
+        let mut beside_crate = [
+            measurement(SLAT, "engine", "inactive: unmap", &[0.001]),
+            measurement("x86_64", "crate", "inactive: unmap", &[0.002]),
+            measurement(SLAT, "engine", "inactive: split", &[0.001]),
+            measurement("other", "crate", "inactive: split", &[0.002]),
+        ];
+        beside_crate[2].params.insert("lack".to_owned(), json!("x86_64"));
+        let all = [
+            measurement(SLAT, "engine", "split", &[0.001]),
+            measurement("linux-6.12", "linux-source", "split", &[0.010]),
+        ];
+        let all: Vec<_> = all.into_iter().chain(beside_crate).collect();
+        let [linux, crates] = &ratios_of(&all)[..] else { panic!("two tables") };
+        assert_eq!(linux.columns[2..], ["linux-6.12"]);
+        assert_eq!((linux.rows.len(), linux.notes.len()), (1, 2));
+        assert_eq!(crates.columns[2..], ["x86_64", "other"]);
+        assert_eq!(crates.rows[0][2..], ["2.00", NOTHING]);
+        assert_eq!(crates.rows[1][2..], [NONE, "2.00"]);
     }
 
     #[test]

@@ -1,0 +1,98 @@
+//! Reports that are kept beside the documentation tell nothing of the host that no reader needs:
+//! neither its name, nor its kernel's command line, nor parameters that only its vendor's KVM has.
+//!
+//! `UPDATE_DOCS=1 cargo test -p xtask kept` takes that out of reports that were put there, and
+//! writes their pages anew.
+
+use crate::root;
+use serde_json::{Value, json};
+use slat_lab::record::Report;
+use slat_lab::report::html;
+use std::path::{Path, PathBuf};
+
+/// Modules whose parameters Linux documents.
+const MODULES: [&str; 3] = ["kvm", "kvm_intel", "kvm_amd"];
+
+/// Takes out of a report what it tells of its host; whether there was anything.
+fn anonymous(report: &mut Value) -> bool {
+    let before = report["host"].clone();
+    let emulated = report.get("emulator").is_some();
+    let host = &mut report["host"];
+    host["name"] = json!("example");
+    // An emulated machine's is Slat's own.
+    if !emulated {
+        host["kernel"]["command_line"] = json!("not available");
+    }
+    if let Some(modules) = host["kvm"]["parameters"].as_object_mut() {
+        modules.retain(|module, _| MODULES.contains(&module.as_str()));
+    }
+    before != *host
+}
+
+/// A report as its program writes it: keys in their order.
+fn text(report: Value) -> String {
+    let text = match report.get("emulator") {
+        Some(_) => serde_json::to_string_pretty(&report),
+        None => serde_json::to_string_pretty(&serde_json::from_value::<Report>(report).unwrap()),
+    };
+    text.unwrap() + "\n"
+}
+
+/// All files below a folder whose names end so.
+fn below(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let found = |path: PathBuf| match path.is_dir() {
+        true => below(&path, extension),
+        false => {
+            path.extension().is_some_and(|of| of == extension).then_some(path).into_iter().collect()
+        }
+    };
+    entries.flat_map(found).collect()
+}
+
+#[test]
+fn reports_that_are_kept_tell_nothing_of_their_host() {
+    let update = std::env::var_os("UPDATE_DOCS").is_some();
+    let mut stale = Vec::new();
+    for path in below(&root().join("docs"), "json") {
+        let mut report: Value =
+            serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        if report.get("host").is_some() && anonymous(&mut report) {
+            if update {
+                std::fs::write(&path, text(report)).unwrap();
+            }
+            stale.push(path);
+        }
+    }
+    for path in below(&root().join("docs/examples"), "html") {
+        let program = &slat_cli::PROGRAM;
+        let report = slat_lab::run::read(program, path.parent().unwrap()).unwrap();
+        let page = html::render(&report, &(program.readers)());
+        if std::fs::read_to_string(&path).unwrap() != page {
+            if update {
+                std::fs::write(&path, page).unwrap();
+            }
+            stale.push(path);
+        }
+    }
+    assert!(stale.is_empty(), "UPDATE_DOCS=1 writes {stale:?} anew, or has just done so");
+}
+
+#[test]
+fn names_command_lines_and_a_vendors_own_parameters_are_taken_out() {
+    let mut report = json!({ "host": {
+        "name": "a", "kernel": { "command_line": "b", "release": "6.12" },
+        "kvm": { "parameters": { "kvm": { "tdp_mmu": "Y" }, "kvm_own": { "c": "d" } } },
+    } });
+    assert!(anonymous(&mut report) && !anonymous(&mut report));
+    assert_eq!(
+        report["host"],
+        json!({
+            "name": "example", "kernel": { "command_line": "not available", "release": "6.12" },
+            "kvm": { "parameters": { "kvm": { "tdp_mmu": "Y" } } },
+        })
+    );
+    let mut emulated = json!({ "emulator": {}, "host": { "kernel": { "command_line": "b" } } });
+    anonymous(&mut emulated);
+    assert_eq!(emulated["host"]["kernel"]["command_line"], "b");
+}
