@@ -25,7 +25,7 @@ const X86: Option<Architecture> = Some(Architecture::X86_64);
 
 /// The tests of what the edits touch, on sizes that end in seconds in an emulator. On Arm `-m 3` is
 /// the guest mode with 4 KiB pages and 48 bits; without it each test runs up to twelve.
-const KNOWN: [Known; 19] = [
+const KNOWN: [Known; 20] = [
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
     ("dirty_log_test", "-i 3 -I 20 -M clear-log", None),
@@ -39,6 +39,7 @@ const KNOWN: [Known; 19] = [
     ("memslot_perf_test", "-l 1 -s 32 -f 3 -e 4", None),
     ("page_fault_test", "", ARM),
     ("flush_once_test", "", ARM),
+    ("ageing_race_test", "", ARM),
     ("nx_huge_pages_test", "-t 887563923 -p 100 -r", X86),
     ("dirty_log_page_splitting_test", "-b 16M -s anonymous_hugetlb_2mb", X86),
     ("set_memory_region_test", "", None),
@@ -207,9 +208,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     );
     let linux = Linux {
         arch,
-        // With more, an invalidation that one CPU of QEMU 7.2 broadcasts comes too late for another
-        // that runs on a thread of its own: page_fault_test misses faults.
-        cpus: 1,
+        cpus: args.cpus,
         memory: 2 << 30,
         numa_nodes: 1,
         kernel: &built.image,

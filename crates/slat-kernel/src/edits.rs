@@ -15,6 +15,8 @@ const MESSAGE: &str = "message.md";
 pub struct Edits {
     folder: PathBuf,
     series: Vec<Series>,
+    /// Semantic patches of folders that are no series: `FOLDER/NAME`. Nobody offers them.
+    others: Vec<Series>,
 }
 
 /// Edits that belong together, one on top of the other.
@@ -51,25 +53,32 @@ impl Edits {
         let ours = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../linux");
         let folder = folder.map_or_else(ours, Path::to_owned);
         let folder = fs::canonicalize(&folder).unwrap_or(folder);
-        let mut series = Vec::new();
+        let (mut series, mut others) = (Vec::new(), Vec::new());
         for path in entries(&folder) {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
             if path.join(COVER).exists() {
                 series.push(Series::read(name.to_owned(), &path)?);
             } else if let Some(name) = name.strip_suffix(".cocci") {
                 series.extend(Series::single(name, &path)?);
+            } else if path.is_dir() {
+                for patch in entries(&path) {
+                    let own = patch.file_stem().and_then(|own| own.to_str()).unwrap_or_default();
+                    if patch.extension().is_some_and(|of| of == "cocci") {
+                        others.extend(Series::single(&format!("{name}/{own}"), &patch)?);
+                    }
+                }
             }
         }
-        Ok(Self { folder, series })
+        Ok(Self { folder, series, others })
     }
 
-    /// All series, by name.
+    /// All series, by name; without the patches of folders that are no series.
     pub fn series(&self) -> &[Series] {
         &self.series
     }
 
     /// The edits of these names, in this order: those of a series, or with `SERIES/N`, or
-    /// `SERIES/N-NAME`, those up to one of them.
+    /// `SERIES/N-NAME`, those up to one of them; or a single patch, `NAME` or `FOLDER/NAME`.
     ///
     /// # Errors
     /// [`Error::NoEdit`], also where a series is named twice.
@@ -79,7 +88,9 @@ impl Edits {
             let (series, last) =
                 name.split_once('/').map_or((&**name, None), |(s, l)| (s, Some(l)));
             let known = self.series.iter().find(|known| known.name == series);
-            let edits = known.and_then(|series| series.up_to(last)).ok_or_else(|| self.no(name))?;
+            let other = || self.others.iter().find(|other| other.name == *name);
+            let edits = known.and_then(|series| series.up_to(last));
+            let edits = edits.or_else(|| Some(&*other()?.edits)).ok_or_else(|| self.no(name))?;
             if edits.iter().any(|edit| found.iter().any(|other| other.name == edit.name)) {
                 return Err(self.no(&format!("{name} a second time")));
             }
@@ -252,6 +263,13 @@ pub(crate) mod tests {
         fs::write(&path, "// file: a.c\n// leaves: b\n@@\n@@\n-a\n+b\n").unwrap();
         let edits = Edits::read(Some(folder.path())).unwrap();
         assert_eq!(edits.find(&["mine".to_owned()]).unwrap()[0].name, "mine");
+        // One in a folder that is no series has a name, and is in no list.
+        fs::create_dir(folder.path().join("bugs")).unwrap();
+        fs::copy(&path, folder.path().join("bugs/own.cocci")).unwrap();
+        let edits = Edits::read(Some(folder.path())).unwrap();
+        assert_eq!(edits.find(&["bugs/own".to_owned()]).unwrap()[0].name, "bugs/own");
+        assert!(edits.find(&["bugs".to_owned()]).is_err());
+        assert!(edits.series().iter().all(|series| !series.name.starts_with("bugs")));
         fs::write(&path, "// leaves: b\n@@\n@@\n-a\n+b\n").unwrap();
         let error = Edits::read(Some(folder.path())).unwrap_err().to_string();
         assert!(error.contains("mine.cocci") && error.contains("file: PATH"), "{error}");

@@ -214,6 +214,11 @@ pub struct TestArgs {
     #[arg(long = "test", value_name = "NAME,...", value_delimiter = ',')]
     pub tests: Vec<String>,
 
+    /// CPUs of the machine. QEMU 7.2 is late with an invalidation of Arm's for a CPU on another
+    /// thread, so that page_fault_test fails with two
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub cpus: u32,
+
     /// Functions of the kernel whose calls are counted while each test runs: NAME, or NAME? if it
     /// may be missing
     #[arg(long, value_name = "FUNCTION,...", value_delimiter = ',')]

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Ageing beside unmapping. One thread asks KVM for the accessed bit of each page
+ * of a guest, by idle page tracking, all the time. The other unmaps the pages in
+ * one of two ways, and has the memory used for something else at once:
+ *
+ * - madvise() frees the pages, and writing gives the VM others. A vCPU, which
+ *   runs in this very thread, must read what was written: an entry that ageing
+ *   has put back after it was removed leads to a page that was freed.
+ *
+ * - A second vCPU is initialised again. Without FEAT_S2FWB KVM unmaps all of the
+ *   VM for this, without a lock that ageing takes, and frees the tables. Pages of
+ *   pipes are allocated as tables are. What is written to a pipe looks like valid
+ *   entries with the accessed bit: a walk that is in a freed table takes the bit
+ *   out of it.
+ *
+ * Both races are narrow: it takes two CPUs, and luck or a kernel that is slow
+ * where they are.
+ */
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "kvm_util.h"
+#include "processor.h"
+#include "test_util.h"
+#include "ucall_common.h"
+
+#define MEMORY_GPA	0x80000000ul
+#define MEMORY_SLOT	1
+#define PAGES		64
+
+/* The descriptor of a page, with the accessed bit, on level 3. */
+#define LOOKS_YOUNG	0x7fful
+
+/* Written by the host while no vCPU runs. */
+static unsigned long round_now;
+
+static bool stop;
+static unsigned long asked;
+static void *memory;
+
+static unsigned long word_of(unsigned long round, unsigned long page)
+{
+	return round << 32 | page << 12 | LOOKS_YOUNG;
+}
+
+static void guest_code(unsigned long pages, unsigned long page_size)
+{
+	unsigned long page;
+
+	for (;;) {
+		for (page = 0; page < pages; page++) {
+			volatile unsigned long *word = (void *)(MEMORY_GPA + page * page_size);
+
+			GUEST_ASSERT_EQ(*word, word_of(round_now, page));
+		}
+		GUEST_SYNC(0);
+	}
+}
+
+static void run_vcpu(struct kvm_vcpu *vcpu)
+{
+	struct ucall uc;
+
+	vcpu_run(vcpu);
+	switch (get_ucall(vcpu, &uc)) {
+	case UCALL_SYNC:
+		break;
+	case UCALL_ABORT:
+		REPORT_GUEST_ASSERT(uc);
+		break;
+	default:
+		TEST_FAIL("The guest left for another reason: %s",
+			  exit_reason_str(vcpu->run->exit_reason));
+	}
+}
+
+static void pin_to(int cpu)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	TEST_ASSERT(!sched_setaffinity(0, sizeof(set), &set), "Cannot run on CPU %d", cpu);
+}
+
+static void *age(void *cpu)
+{
+	int idle = open_path_or_exit("/sys/kernel/mm/page_idle/bitmap", O_WRONLY);
+	int pagemap = open_path_or_exit("/proc/self/pagemap", O_RDONLY);
+	size_t page_size = getpagesize(), page;
+
+	pin_to((long)cpu);
+	while (!READ_ONCE(stop)) {
+		for (page = 0; page < PAGES; page++) {
+			off_t at = ((unsigned long)memory / page_size + page) * 8;
+			unsigned long entry, pfn, bit;
+
+			TEST_ASSERT(pread(pagemap, &entry, 8, at) == 8, "Cannot read the page map");
+			pfn = entry & ((1ul << 55) - 1);
+			if (!(entry >> 63) || !pfn)
+				continue;
+			bit = 1ul << pfn % 64;
+			TEST_ASSERT(pwrite(idle, &bit, 8, pfn / 64 * 8) == 8,
+				    "Cannot mark frame %lx as idle", pfn);
+			__atomic_add_fetch(&asked, 1, __ATOMIC_RELAXED);
+		}
+	}
+	close(idle);
+	close(pagemap);
+	return NULL;
+}
+
+/* Until the walk that may be under way has ended, and one more has. */
+static void wait_for_ager(void)
+{
+	unsigned long before = READ_ONCE(asked);
+
+	while (READ_ONCE(asked) < before + 2)
+		sched_yield();
+}
+
+static void fill(unsigned long *words, unsigned long round)
+{
+	size_t each = getpagesize() / sizeof(*words), at;
+
+	for (at = 0; at < PAGES * each; at++)
+		words[at] = word_of(round, at / each);
+}
+
+static void check(const char *whose, const unsigned long *words, unsigned long round)
+{
+	size_t each = getpagesize() / sizeof(*words), at;
+
+	for (at = 0; at < PAGES * each; at++)
+		TEST_ASSERT(words[at] == word_of(round, at / each),
+			    "Round %lu, word %zu of %s is %lx, and was %lx: something wrote it",
+			    round, at, whose, words[at], word_of(round, at / each));
+}
+
+int main(int argc, char **argv)
+{
+	size_t bytes = PAGES * getpagesize(), done;
+	unsigned long rounds = 100, round;
+	struct kvm_vcpu *vcpus[2];
+	struct kvm_vm *vm;
+	pthread_t ager;
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	unsigned long *data;
+	int pipes[2], opt;
+
+	while ((opt = getopt(argc, argv, "hr:")) != -1) {
+		switch (opt) {
+		case 'r':
+			rounds = atoi_positive("Number of rounds", optarg);
+			break;
+		default:
+			printf("usage: %s [-r rounds]\n", argv[0]);
+			exit(opt != 'h');
+		}
+	}
+	close(open_path_or_exit("/sys/kernel/mm/page_idle/bitmap", O_WRONLY));
+	if (cpus < 2)
+		pr_info("One CPU: the races cannot be met\n");
+
+	vm = vm_create_with_vcpus(2, guest_code, vcpus);
+	TEST_ASSERT(vm->page_size == getpagesize(), "The guest's pages are not the host's");
+	vm_userspace_mem_region_add(vm, VM_MEM_SRC_ANONYMOUS, MEMORY_GPA, MEMORY_SLOT, PAGES, 0);
+	virt_map(vm, MEMORY_GPA, MEMORY_GPA, PAGES);
+	memory = addr_gpa2hva(vm, MEMORY_GPA);
+	vcpu_args_set(vcpus[0], 2, (unsigned long)PAGES, (unsigned long)getpagesize());
+	vcpu_args_set(vcpus[1], 2, 0ul, 0ul);
+	data = malloc(bytes);
+	TEST_ASSERT(data && !pipe(pipes), "No memory, or no pipe");
+	TEST_ASSERT(fcntl(pipes[1], F_SETPIPE_SZ, bytes) >= (int)bytes, "The pipe is too small");
+
+	/* A vCPU that never ran may be initialised as often as one likes. */
+	run_vcpu(vcpus[1]);
+	pin_to(0);
+	pthread_create(&ager, NULL, age, (void *)(cpus > 1 ? 1l : 0l));
+
+	for (round = 1; round <= rounds; round++) {
+		fill(memory, round);
+		round_now = round;
+		sync_global_to_guest(vm, round_now);
+		run_vcpu(vcpus[0]);
+		if (round % 2) {
+			fill(data, round);
+			aarch64_vcpu_setup(vcpus[1], NULL);
+			TEST_ASSERT(write(pipes[1], data, bytes) == (ssize_t)bytes,
+				    "The pipe takes no %zu bytes", bytes);
+			wait_for_ager();
+			for (done = 0; done < bytes;) {
+				ssize_t got = read(pipes[0], (void *)data + done, bytes - done);
+
+				TEST_ASSERT(got > 0, "The pipe has no %zu bytes", bytes);
+				done += got;
+			}
+			check("a pipe", data, round);
+			check("the guest's memory", memory, round);
+		} else {
+			/* The last page stays, and with it their table. */
+			TEST_ASSERT(!madvise(memory, bytes - getpagesize(), MADV_DONTNEED),
+				    "madvise() failed");
+		}
+	}
+
+	WRITE_ONCE(stop, true);
+	pthread_join(ager, NULL);
+	TEST_ASSERT(asked, "No page was asked for");
+	pr_info("%lu rounds, in which KVM was asked for %lu pages\n", rounds, asked);
+	free(data);
+	kvm_vm_free(vm);
+	return 0;
+}
