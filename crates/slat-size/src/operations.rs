@@ -106,6 +106,9 @@ operations! {
     op_write_protect_subtrees(guard: &mut On<'_>, at: GpaRange) -> Changed {
         guard.write_protect_subtrees(at)
     }
+    op_protect(guard: &mut On<'_>, at: GpaRange, rights: Rights) -> Changed {
+        guard.protect(at, rights)
+    }
     op_execute_protect(guard: &mut On<'_>, at: GpaRange) -> Changed {
         guard.execute_protect(at)
     }

@@ -125,7 +125,7 @@ mod walk;
 pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
-pub use format::{Access, Attributes, Execute, Format, Memory, Software};
+pub use format::{Access, Attributes, Execute, Format, Memory, Rights, Software};
 pub use grace::{Grace, Member, Moment, NoSeat, Seat};
 pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;

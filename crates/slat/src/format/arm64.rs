@@ -347,6 +347,11 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
     }
 
     #[inline(always)]
+    fn readable(raw: u64, read: bool) -> u64 {
+        if read { raw | S2AP_READ } else { raw & !S2AP_READ }
+    }
+
+    #[inline(always)]
     fn execute_protected(raw: u64) -> u64 {
         raw & !XN | 0b10 << XN_SHIFT
     }

@@ -166,6 +166,10 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// The leaf without the right to execute.
     fn execute_protected(raw: u64) -> u64;
 
+    /// The leaf with the right to read, or without it; `raw` itself on formats that have no leaf
+    /// without.
+    fn readable(raw: u64, read: bool) -> u64;
+
     /// The leaf fit for `access`, as a fault makes it: accessed; for a write also writable and
     /// dirty, for a fetch executable ([`Execute::with`]).
     fn relaxed(&self, raw: u64, access: Access) -> u64;
@@ -413,6 +417,24 @@ impl Software {
     pub(crate) const fn decode(raw: u64, [a, b]: [u64; 2]) -> Self {
         Self::new(raw & a != 0, raw & b != 0)
     }
+}
+
+/// What the guest may do with a leaf.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Rights {
+    /// It may read.
+    pub read: bool,
+    /// It may write.
+    pub write: bool,
+    /// Who may execute.
+    pub execute: Execute,
+}
+
+impl Rights {
+    /// All.
+    pub const ALL: Self = Self { read: true, write: true, execute: Execute::All };
+    /// Reading alone.
+    pub const READ: Self = Self { read: true, write: false, execute: Execute::None };
 }
 
 /// Who may execute from a leaf.

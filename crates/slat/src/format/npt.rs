@@ -311,6 +311,11 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     }
 
     #[inline(always)]
+    fn readable(raw: u64, _read: bool) -> u64 {
+        raw
+    }
+
+    #[inline(always)]
     fn execute_protected(raw: u64) -> u64 {
         raw | NX
     }

@@ -343,6 +343,11 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     }
 
     #[inline(always)]
+    fn readable(raw: u64, read: bool) -> u64 {
+        if read { raw | READ } else { raw & !READ }
+    }
+
+    #[inline(always)]
     fn execute_protected(raw: u64) -> u64 {
         raw & !EXECUTE
     }

@@ -368,6 +368,11 @@ unsafe impl Format for RiscV {
     }
 
     #[inline(always)]
+    fn readable(raw: u64, read: bool) -> u64 {
+        with_rights(raw, rights(raw) & !R | bit(read, R))
+    }
+
+    #[inline(always)]
     fn execute_protected(raw: u64) -> u64 {
         with_rights(raw, rights(raw) & !X)
     }

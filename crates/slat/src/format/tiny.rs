@@ -146,6 +146,9 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
         F::write_protected(raw)
     }
 
+    fn readable(raw: u64, read: bool) -> u64 {
+        F::readable(raw, read)
+    }
     fn execute_protected(raw: u64) -> u64 {
         F::execute_protected(raw)
     }

@@ -33,7 +33,7 @@ pub(crate) use unfold::folded;
 pub use unmap::{Place, Removals, Removed, UnmapError};
 
 use crate::addr::{GpaRange, PageSize, RangeError};
-use crate::format::{Format, Kind};
+use crate::format::{AttributeError, Format, Kind};
 use crate::platform::Platform;
 use crate::table::Slot;
 use crate::tables::{Found, Tables};
@@ -57,6 +57,8 @@ pub enum ChangeError {
         /// Words given.
         given: usize,
     },
+    /// The format, as configured, has no leaf with these rights.
+    Attributes(AttributeError),
     /// The format, as configured, leaves no trace of what was used.
     NotRecorded,
     /// Somebody else held an entry for too long.
@@ -73,6 +75,7 @@ impl fmt::Display for ChangeError {
             Self::Bitmap { needed, given } => {
                 write!(f, "the bitmap has {given} words; the range needs {needed}")
             }
+            Self::Attributes(error) => error.fmt(f),
             Self::NotRecorded => f.write_str(
                 "nothing records what the guest uses: hardware does not mark it, nor fault",
             ),

@@ -11,7 +11,7 @@ use super::{Atomically, Change, ChangeError, Pages, folded};
 use crate::addr::{Gpa, GpaRange, Hpa, Levels};
 #[cfg(not(any(loom, shuttle)))]
 use crate::format::RUN;
-use crate::format::{Access, Format, Kind, Software};
+use crate::format::{Access, Attributes, Execute, Format, Kind, Rights, Software};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::table::Slot;
@@ -78,6 +78,9 @@ struct Executable<F>(F, u64, Access);
 /// For a write, and software bits that said that there must be none: of a page at an address of the
 /// host's.
 struct Granted<F>(F, Hpa, u64);
+
+/// Exactly these rights. `WRITES`: with that to write.
+struct Exactly<F, const WRITES: bool>(F, Rights);
 
 /// `relaxed`, if the leaf `raw` has all bits of `needed`.
 #[inline(always)]
@@ -158,6 +161,27 @@ impl<F: Format> Rule<F> for Granted<F> {
     }
 }
 
+impl<F: Format, const WRITES: bool> Rule<F> for Exactly<F, WRITES> {
+    const WRITES: bool = WRITES;
+    const EXECUTES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        let Self(format, rights) = self;
+        let given = if WRITES { Writable(*format, 0).change(raw) } else { F::write_protected(raw) };
+        let to = match rights.execute {
+            Execute::None => None,
+            Execute::All => Some(Access::Execute),
+            Execute::User => Some(Access::ExecuteUser),
+            Execute::Kernel => Some(Access::ExecuteKernel),
+        };
+        let nobody = F::execute_protected(given);
+        let executable = to.map_or(nobody, |to| format.relaxed(nobody, to));
+        let changed = F::readable(executable, rights.read);
+        changed & !F::ACCESSED | raw & F::ACCESSED
+    }
+}
+
 impl<F: Format> Rule<F> for Executable<F> {
     const STALE: bool = false;
     const PAGES: bool = true;
@@ -212,6 +236,30 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Those of [`Guard::write_protect`].
     pub fn execute_protect(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
         self.rewrite::<Atomically, _>(range, NoExecute)
+    }
+
+    /// Sets the rights of every leaf in `range` to exactly `rights`; returns the bytes that changed.
+    ///
+    /// Accessed and dirty state, memory type and software bits stay; but a leaf that becomes
+    /// writable is dirty from then on where hardware does not mark writes. Memory that becomes
+    /// executable is made coherent first ([`Platform::maintain`]). Until [`Guard::complete`], a
+    /// vCPU may go on with the rights that it had, be they more or fewer.
+    ///
+    /// # Errors
+    /// Nothing is done on [`ChangeError::Attributes`], of rights that the format, as configured,
+    /// cannot express; otherwise those of [`Guard::write_protect`].
+    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<ChangeError>> {
+        let format = self.tables.format;
+        let Rights { read, write, execute } = rights;
+        let leaf = Attributes { read, write, execute, ..Attributes::RAM };
+        if let Err(why) = format.encode(leaf) {
+            return Self::halted(range.start(), ChangeError::Attributes(why));
+        }
+        if write {
+            self.rewrite::<Atomically, _>(range, Exactly::<_, true>(format, rights))
+        } else {
+            self.rewrite::<Atomically, _>(range, Exactly::<_, false>(format, rights))
+        }
     }
 
     /// Makes every leaf that overlaps `range` fit for `access`, as a fault does to a leaf that is
@@ -412,6 +460,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, F, P, R, C> {
         let format = &self.tables.format;
         let after = format.decode(changed, level);
         if format.decode(raw, level).execute != after.execute
+            && after.execute != Execute::None
             && let Some(what) = maintenance(&after)
         {
             let hpa = F::leaf_address(raw, level);

@@ -101,6 +101,8 @@ fn a_block_that_was_not_written_is_protected_without_being_remembered_as_written
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
     assert_eq!(one_leaf(format, 0x7c20_0000, 0x20_0000, CLEAN), 0x0008_0000_7c20_037d);
     assert_eq!(Arm64K4::write_protected(0x0008_0000_7c20_037d), 0x7c20_037d);
+    assert_eq!(Arm64K4::readable(0x7c20_037d, false), 0x7c20_033d, "S2AP[0]");
+    assert_eq!(Arm64K4::readable(0x7c20_033d, true), 0x7c20_037d);
 }
 
 #[test]

@@ -184,6 +184,9 @@ fn leaves_of<const P: u32>() {
         assert_eq!(Power::<P>::kind(raw | Power::<P>::MARK, level), Kind::Sealed);
         assert_eq!(page(Power::<P>::write_protected(raw)), Page { write: false, ..expected });
         assert_eq!(page(Power::<P>::execute_protected(raw)), Page { execute: false, ..expected });
+        for read in [false, true].into_iter().filter(|read| *read || !a.write) {
+            assert_eq!(page(Power::<P>::readable(raw, read)), Page { read, ..expected });
+        }
         let used = Page { reference: true, ..expected };
         assert_eq!(page(format.relaxed(raw, Access::Read)), used);
         assert_eq!(page(format.relaxed(raw, Access::Execute)), Page { execute: true, ..used });

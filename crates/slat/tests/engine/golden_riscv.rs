@@ -164,6 +164,14 @@ fn leaves_are_the_manuals_in_every_combination() {
         assert_eq!(RiscV::kind(raw | RiscV::MARK, level), Kind::Sealed);
         assert_eq!(page(RiscV::write_protected(raw)), Page { write: false, ..expected });
         assert_eq!(page(RiscV::execute_protected(raw)), Page { execute: false, ..expected });
+        for read in [false, true].into_iter().filter(|read| *read || !a.write) {
+            let readable = RiscV::readable(raw, read);
+            assert_eq!(page(readable), Page { read, ..expected });
+            assert_eq!(
+                (RiscV::kind(readable, level), RiscV::leaf_address(readable, level)),
+                (Kind::Leaf, Hpa(hpa))
+            );
+        }
         let used = Page { accessed: true, ..expected };
         assert_eq!(page(format.relaxed(raw, Access::Read)), used);
         assert_eq!(page(format.relaxed(raw, Access::Execute)), Page { execute: true, ..used });

@@ -23,6 +23,7 @@ mod interleavings;
 mod model;
 mod obligations;
 mod promises;
+mod protect;
 mod refusals;
 mod reservations;
 mod steps;

@@ -380,6 +380,18 @@ impl<F: Walked> In<'_, F> {
         rest
     }
 
+    /// Rights that are set, without that to write: nobody writes from here on.
+    pub fn set(&mut self, at: Range<u64>, rights: Rights) -> Outcome<ChangeError> {
+        if rights.write {
+            let grant = self.grant(&at);
+            let result = self.guard.protect(range(&at), rights);
+            self.guard.complete();
+            self.granted(grant.1);
+            return ended(&at, result).1;
+        }
+        self.protect_by(at, |guard, range| guard.protect(range, rights)).2
+    }
+
     pub fn execute_protect(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         let result = self.guard.execute_protect(range(&at));
         self.guard.complete();

@@ -29,6 +29,10 @@ pub enum Op {
     Relax,
     /// Takes the right to execute.
     Execute,
+    /// Sets the right to read, and no other.
+    Set,
+    /// Sets all rights.
+    Give,
     Split,
     Collapse,
     Age,
@@ -100,6 +104,8 @@ fn perform<F: Walked>(
         Protect => again(inside.protect(ALL).is_some()),
         Round => again(inside.round(ALL).is_some()),
         Execute => again(inside.execute_protect(ALL).is_some()),
+        Set => again(inside.set(ALL, Rights::READ).is_some()),
+        Give => again(inside.set(ALL, Rights::ALL).is_some()),
         Relax => {
             again(inside.relax(if size == PAGE { 0..PAGE } else { ALL }, Access::Write).is_some())
         }
@@ -130,7 +136,8 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
     let either = |op: Op| ops.contains(&op);
     let both = ops[0] == ops[1];
     let attributes = if either(Cpu) { CLEAN } else { RAM };
-    let attributes = if either(Relax) && !either(Cpu) { PROTECTED } else { attributes };
+    let given = either(Relax) || either(Give);
+    let attributes = if given && !either(Cpu) { PROTECTED } else { attributes };
     let mut guest = On::<F>::new(14, bbm);
     if either(Cpu) {
         guest = guest.running();
@@ -145,7 +152,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
         guest.access(0, false, Use::Always);
     }
     // Tables without the right to write, for those who push that down.
-    if either(Relax) && (either(Round) || both) {
+    if given && (either(Round) || both) {
         assert!(guest.round(ALL).is_none());
     }
     let seats = either(Retire);
@@ -195,7 +202,8 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
                 }
             }
             Left::Again(Cpu) => {
-                let may = unmaps || either(Protect) || either(Round) || bbm == ALWAYS;
+                let protects = [Protect, Round, Set].into_iter().any(either);
+                let may = unmaps || protects || bbm == ALWAYS;
                 assert!(may || tree == Tree::One, "a fault without a reason");
             }
             Left::Again(Translate) => {
@@ -255,16 +263,22 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed])
             assert!(!there || gone + usize::from(stands.is_some()) >= 1, "{page:#x} was lost");
         }
         let Some(Translation { attributes, size, .. }) = stands else { continue };
-        if (either(Protect) || either(Round)) && !either(Relax) && !either(Map) && !either(Fault) {
+        let given = [Relax, Give, Map, Fault].into_iter().any(either);
+        if [Protect, Round, Set].into_iter().any(either) && !given {
             assert!(!attributes.write, "{page:#x} is writable again");
         }
-        if either(Execute) && !either(Relax) && !either(Map) && !either(Fault) {
+        if [Execute, Set].into_iter().any(either) && !given {
             assert_eq!(attributes.execute, slat::Execute::None);
+        }
+        let taken = [Protect, Round, Set, Execute, Map, Fault, Collapse, Split];
+        if either(Give) && !taken.into_iter().any(either) {
+            assert!(attributes.write && attributes.execute == slat::Execute::All);
         }
         if either(Collapse) != either(Split) && !either(Map) && !either(Fault) && !unmaps {
             let one = if either(Split) { PAGE } else { BLOCK };
             // Rights that are changed at the same time are told apart.
-            let odd = [Relax, Protect, Round, Execute].into_iter().any(either) || tree == Tree::One;
+            let rights = [Relax, Protect, Round, Execute, Set, Give];
+            let odd = rights.into_iter().any(either) || tree == Tree::One;
             assert!(odd || size.bytes() == one, "{size} at {page:#x}");
         }
     }
@@ -371,6 +385,27 @@ pairs! {
     execute_protect_and_hardware: Two, Execute, Cpu;
     execute_protect_and_translate: Two, Execute, Translate;
     execute_protect_and_reclaim: Two, Execute, Retire, at most 3;
+    protect_and_map: One, Set, Map;
+    protect_and_fault: One, Set, Fault;
+    protect_and_unmap: Two, Set, Unmap, at most 4;
+    protect_and_write_protect: Two, Set, Protect;
+    protect_and_relax: Two, Set, Relax;
+    protect_and_execute_protect: Two, Set, Execute;
+    protect_and_protect: Two, Set, Set;
+    protect_and_giving: Two, Set, Give;
+    protect_and_split: Block, Set, Split;
+    protect_and_collapse: Two, Set, Collapse, at most 4;
+    protect_and_age: Two, Set, Age;
+    protect_and_harvest: Two, Set, Harvest;
+    protect_and_write_protect_subtrees: Two, Set, Round;
+    protect_and_hardware: Two, Set, Cpu;
+    protect_and_translate: Two, Set, Translate;
+    protect_and_reclaim: Two, Set, Retire, at most 3;
+    giving_and_giving: Two, Give, Give, at most 4;
+    giving_and_unmap: Two, Give, Unmap, at most 4;
+    giving_and_collapse: Two, Give, Collapse, at most 4;
+    giving_and_write_protect_subtrees: Two, Give, Round;
+    giving_and_hardware: Two, Give, Cpu;
     split_and_split: Block, Split, Split;
     split_and_collapse_of_a_table: Two, Split, Collapse;
     split_and_collapse: Block, Split, Collapse;

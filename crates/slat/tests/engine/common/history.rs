@@ -3,7 +3,7 @@
 use super::hardware::Config;
 use super::world::{Between, Commit, Rule, Scan};
 use proptest::prelude::*;
-use slat::{Access, Ageing, Attributes, BreakBeforeMake, Execute, Memory, Skip, Software};
+use slat::{Access, Ageing, Attributes, BreakBeforeMake, Execute, Memory, Rights, Skip, Software};
 
 /// An address near a place where something can go wrong.
 #[derive(Clone, Copy, Debug)]
@@ -164,11 +164,16 @@ fn rule() -> impl Strategy<Value = Rule> {
         2 => Just(Rule::WriteProtect),
         3 => Just(Rule::Subtrees),
         1 => Just(Rule::ExecuteProtect),
+        2 => rights().prop_map(Rule::Exactly),
         1 => Just(Rule::Clean),
         1 => Just(Rule::Relax(Access::Read)),
         4 => Just(Rule::Relax(Access::Write)),
         1 => Just(Rule::Relax(Access::Execute)),
     ]
+}
+
+fn rights() -> impl Strategy<Value = Rights> {
+    attributes().prop_map(|Attributes { read, write, execute, .. }| Rights { read, write, execute })
 }
 
 fn scan() -> impl Strategy<Value = Scan> {

@@ -5,7 +5,8 @@ use super::super::hardware::{Hardware, Leaf, Run, Table, Tree};
 use super::shape::{maintained, maintenance};
 use super::{GuardOf, World, owes};
 use slat::{
-    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Maintenance, Pages, RangeError,
+    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Maintenance, Pages,
+    RangeError, Rights,
 };
 
 /// What becomes of a leaf.
@@ -13,6 +14,7 @@ use slat::{
 pub enum Rule {
     WriteProtect,
     ExecuteProtect,
+    Exactly(Rights),
     Clean,
     Relax(Access),
     /// By tables, where they have rights.
@@ -28,6 +30,7 @@ impl Rule {
         match self {
             Self::WriteProtect => guard.write_protect(range),
             Self::ExecuteProtect => guard.execute_protect(range),
+            Self::Exactly(rights) => guard.protect(range, rights),
             Self::Clean => guard.clean(range),
             Self::Relax(access) => guard.relax(range, access),
             Self::Subtrees => guard.write_protect_subtrees(range),
@@ -39,11 +42,20 @@ impl Rule {
         self != Self::Relax(Access::Read)
     }
 
-    fn of<H: Hardware>(self, leaf: &Leaf) -> Attributes {
+    /// Whether it gives the right to write: what tables withhold is pushed down.
+    fn writes(self) -> bool {
+        matches!(self, Self::Relax(Access::Write) | Self::Exactly(Rights { write: true, .. }))
+    }
+
+    fn of<H: Hardware>(self, leaf: &Leaf, marks: bool) -> Attributes {
         let own = leaf.own;
         match self {
             Self::WriteProtect | Self::Subtrees => Attributes { write: false, ..own },
             Self::ExecuteProtect => Attributes { execute: Execute::None, ..own },
+            Self::Exactly(Rights { read, write, execute }) => {
+                let dirty = own.dirty || write && !marks;
+                Attributes { read, write, execute, dirty, ..own }
+            }
             Self::Clean => Attributes { dirty: own.dirty && own.write && !leaf.marks, ..own },
             Self::Relax(Access::Read) => Attributes { accessed: true, ..own },
             Self::Relax(Access::Write) => {
@@ -73,7 +85,12 @@ impl<H: Hardware> World<'_, H> {
         let before = self.begin();
         let out = self.run(|guard| rule.call::<H>(guard, range));
         let (start, end) = (range.start().0, range.end().0);
+        let marks = self.marks();
         let mut legal = self.change_errors(&before, &range, rule.whole());
+        if let Rule::Exactly(Rights { read, write, execute }) = rule {
+            let leaf = Attributes { read, write, execute, ..Attributes::RAM };
+            legal.extend(self.hardware.refuses(leaf).into_iter().map(ChangeError::Attributes));
+        }
         if matches!(rule, Rule::Relax(_)) {
             // A block that has the right already is not refused.
             let edges = [start, end].into_iter().filter_map(|edge| before.at(edge));
@@ -82,7 +99,7 @@ impl<H: Hardware> World<'_, H> {
                 let cut = [start, end]
                     .iter()
                     .any(|at| super::floor(*at, size) != *at && run.start <= *at && *at < run.end);
-                cut && rule.of::<H>(&run.leaf) != own(rule, &run.leaf)
+                cut && rule.of::<H>(&run.leaf, marks) != own(rule, &run.leaf)
             };
             let sizes: Vec<_> = edges.filter(|run| needs(**run)).map(|run| run.size).collect();
             let cuts = |why: &ChangeError| match why {
@@ -117,12 +134,11 @@ impl<H: Hardware> World<'_, H> {
         } else {
             // For a single page nothing is pushed down unless it is mapped.
             let page = end - start == 1 << H::PAGE;
-            let pushed =
-                if rule == Rule::Relax(Access::Write) && !(page && before.at(start).is_none()) {
-                    pushes::<H>(&before, start, end)
-                } else {
-                    0
-                };
+            let pushed = if rule.writes() && !(page && before.at(start).is_none()) {
+                pushes::<H>(&before, start, end)
+            } else {
+                0
+            };
             let changed = self.changed(&before, first, last, rule);
             self.expect(&changed, rule);
             let bytes = changed.iter().map(Run::bytes).sum::<u64>();
@@ -189,20 +205,28 @@ impl<H: Hardware> World<'_, H> {
 
     /// Leaves of `start..end` that the rule changes.
     fn changed(&self, before: &Tree, start: u64, end: u64, rule: Rule) -> Vec<Run> {
-        let differs = |run: &Run| rule.of::<H>(&run.leaf) != own(rule, &run.leaf);
+        let marks = self.marks();
+        let differs = |run: &Run| rule.of::<H>(&run.leaf, marks) != own(rule, &run.leaf);
         before.within(start, end).filter(differs).collect()
     }
 
     /// Has the flat model do the same to these leaves.
     fn expect(&self, changed: &[Run], rule: Rule) {
+        let marks = self.marks();
         let mut flat = self.flat.borrow_mut();
         for run in changed {
-            let new = rule.of::<H>(&run.leaf);
-            let write = new.write && (run.leaf.above || rule == Rule::Relax(Access::Write));
+            let new = rule.of::<H>(&run.leaf, marks);
+            let write = new.write && (run.leaf.above || rule.writes());
             for (_, piece) in flat.within(run.start, run.end) {
                 piece.attributes = Attributes { write, ..new };
             }
         }
+    }
+
+    /// Whether hardware marks writes.
+    fn marks(&self) -> bool {
+        let clean = Attributes { dirty: false, ..Attributes::RAM };
+        self.hardware.refuses(clean).is_empty()
     }
 
     fn flat_write_protected(&self, start: u64, end: u64) {
@@ -214,7 +238,7 @@ impl<H: Hardware> World<'_, H> {
 /// What the leaf is before the rule: what a table withholds is pushed down to it first.
 fn own(rule: Rule, leaf: &Leaf) -> Attributes {
     match rule {
-        Rule::Relax(Access::Write) => leaf.attributes(),
+        rule if rule.writes() => leaf.attributes(),
         _ => leaf.own,
     }
 }
@@ -222,9 +246,14 @@ fn own(rule: Rule, leaf: &Leaf) -> Attributes {
 /// Memory that becomes executable, neighbours joined.
 fn fetched<H: Hardware>(changed: &[Run], rule: Rule) -> Vec<(u64, u64)> {
     let mut memory: Vec<(u64, u64)> = Vec::new();
-    for run in changed.iter().filter(|run| matches!(rule, Rule::Relax(access) if access.is_fetch()))
-    {
-        let new = rule.of::<H>(&run.leaf);
+    let fetches = match rule {
+        Rule::Relax(access) => access.is_fetch(),
+        Rule::Exactly(rights) => rights.execute != Execute::None,
+        _ => false,
+    };
+    for run in changed.iter().filter(|_| fetches) {
+        // Whether hardware marks writes says nothing about execution.
+        let new = rule.of::<H>(&run.leaf, true);
         if new.execute == run.leaf.own.execute || maintenance(&new).is_none() {
             continue;
         }

@@ -1,0 +1,151 @@
+//! Rights that are set exactly.
+
+use crate::common::Event;
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::hardware::riscv::Hart;
+use crate::common::stage::{CLEAN, K, M, RAM, host, on_stage, range, refused};
+use crate::common::world::GuardOf;
+use slat::format::AttributeError;
+use slat::format::arm64::Arm64K4;
+use slat::{Attributes, ChangeError, Execute, Gpa, Hpa, PageSize, Rights, Software};
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const NONE: Rights = Rights { read: false, write: false, execute: Execute::None };
+
+fn attributes<H: Hardware>(guard: &GuardOf<'_, '_, H>, gpa: u64) -> Attributes {
+    guard.translate(Gpa(gpa)).unwrap().unwrap().attributes
+}
+
+fn with(attributes: Attributes, Rights { read, write, execute }: Rights) -> Attributes {
+    Attributes { read, write, execute, ..attributes }
+}
+
+/// From any rights to any others: exactly those, and nothing else changes.
+fn to_and_fro<H: Hardware>(format: H::Format, all: &[Rights], marks: bool) {
+    on_stage::<H>((format, 40, 8), |_, guard, cache| {
+        let page = range(4 * K, 4 * K);
+        for software in [Software::NONE, Software::B] {
+            let how = Attributes { software, write: false, ..CLEAN };
+            guard.map(page, Hpa(8 * K), how, PAGE, cache).unwrap();
+            let mut dirty = false;
+            for (from, to) in all.iter().flat_map(|from| all.iter().map(move |to| (*from, *to))) {
+                guard.protect(page, from).unwrap();
+                dirty |= from.write && !marks;
+                let had = with(Attributes { dirty, ..how }, from);
+                assert_eq!(attributes::<H>(guard, 4 * K), had);
+                guard.complete();
+                let changed = if from == to { 0 } else { 4 * K };
+                assert_eq!(guard.protect(page, to), Ok(changed), "{from:?} to {to:?}");
+                assert_eq!(guard.owed().is_some(), changed != 0);
+                dirty |= to.write && !marks;
+                assert_eq!(attributes::<H>(guard, 4 * K), with(Attributes { dirty, ..how }, to));
+                assert_eq!(host::<H>(guard, 4 * K), Some(Hpa(8 * K)));
+            }
+            crate::common::unmap(guard, page);
+        }
+    });
+}
+
+#[test]
+fn a_leaf_has_exactly_the_rights_that_were_set_and_is_what_it_was_otherwise() {
+    let rights = |read: &'static [bool], write: &'static [bool], levels: &'static [Execute]| {
+        let of = move |read: bool, write: bool| {
+            levels.iter().map(move |&execute| Rights { read, write, execute })
+        };
+        let all =
+            read.iter().flat_map(move |&read| write.iter().flat_map(move |&write| of(read, write)));
+        all.collect::<Vec<_>>()
+    };
+    const BOTH: [bool; 2] = [false, true];
+    const LEVELS: [Execute; 4] = [Execute::None, Execute::All, Execute::User, Execute::Kernel];
+    for hardware_dirty in BOTH {
+        let format = Arm64K4 { hardware_dirty, split_execute: true, ..Default::default() };
+        to_and_fro::<Arm<12>>(format, &rights(&BOTH, &BOTH, &LEVELS), hardware_dirty);
+    }
+    to_and_fro::<Ept<true>>(Default::default(), &rights(&[true], &BOTH, &LEVELS[..2]), true);
+    // To write takes to read.
+    let mut all = rights(&[true], &BOTH, &LEVELS[..2]);
+    all.extend(rights(&[false], &[false], &LEVELS[..2]));
+    to_and_fro::<Hart<true>>(Default::default(), &all, true);
+}
+
+#[test]
+fn rights_that_a_format_cannot_express_are_refused_and_nothing_is_done() {
+    on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
+        let page = range(0, 4 * K);
+        guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
+        let (refresh, user) = (guard.counts(), Rights { execute: Execute::User, ..Rights::ALL });
+        for (rights, why) in
+            [(NONE, AttributeError::NeedsRead), (user, AttributeError::ExecuteNeedsSplitRights)]
+        {
+            let said = refused(guard.protect(page, rights), 0, ChangeError::Attributes(why));
+            assert!(said.contains(&why.to_string()), "{said}");
+        }
+        assert_eq!(guard.counts(), refresh);
+        refused(
+            guard.protect(range(1 << 40, 4 * K), Rights::ALL),
+            1 << 40,
+            guard.write_protect(range(1 << 40, 4 * K)).unwrap_err().why,
+        );
+    });
+    on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
+        guard.map(range(2 * M, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M, cache).unwrap();
+        guard.complete();
+        let cuts = ChangeError::CutsBlock { size: PageSize::SIZE_2M };
+        refused(guard.protect(range(2 * M, 4 * K), Rights::READ), 2 * M, cuts);
+        let counts = guard.counts();
+        refused(guard.protect(range(2 * M, M), Rights::ALL), 2 * M, cuts);
+        assert_eq!(guard.counts().slots_written, counts.slots_written);
+        assert_eq!(attributes::<Ept<true>>(guard, 2 * M), RAM);
+    });
+}
+
+#[test]
+fn a_right_to_write_that_tables_withhold_is_given() {
+    on_stage::<Ept<true>>((Default::default(), 40, 8), |_, guard, cache| {
+        let all = range(0, 4 * M);
+        guard.map(all, Hpa(0), RAM, PAGE, cache).unwrap();
+        guard.write_protect_subtrees(all).unwrap();
+        guard.complete();
+        let write =
+            |guard: &GuardOf<'_, '_, Ept<true>>, at| attributes::<Ept<true>>(guard, at).write;
+        assert!(!write(guard, 0) && !write(guard, 8 * K));
+        guard.protect(range(0, 8 * K), Rights::ALL).unwrap();
+        let written = [0, 4 * K, 8 * K, 2 * M].map(|at| write(guard, at));
+        assert_eq!(written, [true, true, false, false], "and of nothing else");
+    });
+}
+
+#[test]
+fn memory_is_made_coherent_where_a_right_to_execute_is_given_and_nowhere_else() {
+    let platform = crate::common::TestPlatform::new(slat::BreakBeforeMake::Always);
+    let mut storage = [const { None }; 8];
+    let mut cache = slat::TableCache::new(&platform, &mut storage);
+    cache.fill(8).unwrap();
+    let tables = slat::Tables::new(
+        Arm64K4 { split_execute: true, ..Default::default() },
+        slat::Vmid(1),
+        40,
+        &platform,
+    )
+    .unwrap();
+    let mut member = platform.join();
+    let mut guard = tables.enter(&mut member).unwrap();
+    let page = range(0, 4 * K);
+    guard.map(page, Hpa(0), RAM, PAGE, &mut cache).unwrap();
+    let maintained = |guard: &mut GuardOf<'_, '_, Arm<12>>, execute| {
+        platform.take_events();
+        guard.protect(page, Rights { execute, ..Rights::ALL }).unwrap();
+        let events = platform.take_events().into_iter();
+        events.filter(|event| matches!(event, Event::Maintain { .. })).count()
+    };
+    assert_eq!(maintained(&mut guard, Execute::None), 0, "taken");
+    assert_eq!(maintained(&mut guard, Execute::User), 1);
+    assert_eq!(maintained(&mut guard, Execute::User), 0, "it has it");
+    assert_eq!(maintained(&mut guard, Execute::Kernel), 1, "another level has it");
+    drop((guard, cache));
+    drop(member);
+    crate::common::destroy(tables);
+}
