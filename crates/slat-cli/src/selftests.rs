@@ -202,8 +202,10 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     emulate::add_job(&mut archive, &job)?;
     session.say(&format!("running {} tests", named.len()));
     let initramfs = archive.finish()?;
+    // Huge pages that were split for execution are recovered every 100 ms, as `-p 100` says.
     let append = format!(
-        "hugepages=24 kvm.nx_huge_pages=1 {}",
+        "hugepages=24 kvm.nx_huge_pages=1 kvm.nx_huge_pages_recovery_ratio=1 \
+         kvm.nx_huge_pages_recovery_period_ms=100 {}",
         args.machine.append.as_deref().unwrap_or_default()
     );
     let linux = Linux {

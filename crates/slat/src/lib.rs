@@ -104,6 +104,14 @@
 extern crate std;
 
 mod addr;
+#[cfg(any(
+    feature = "arm64",
+    feature = "ept",
+    feature = "npt",
+    feature = "power",
+    feature = "riscv"
+))]
+mod any;
 mod build;
 mod cache;
 mod counts;
@@ -115,6 +123,7 @@ mod ops;
 mod platform;
 mod retired;
 mod shootdown;
+mod space;
 #[doc(hidden)]
 pub mod sync;
 mod table;
@@ -123,6 +132,14 @@ mod underway;
 mod walk;
 
 pub use addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
+#[cfg(any(
+    feature = "arm64",
+    feature = "ept",
+    feature = "npt",
+    feature = "power",
+    feature = "riscv"
+))]
+pub use any::AnyAddressSpace;
 pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
 pub use format::{Access, Attributes, Execute, Format, Memory, Rights, Software};
@@ -137,5 +154,6 @@ pub use ops::{
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};
 pub use platform::{BreakBeforeMake, Maintenance, Platform};
 pub use shootdown::{Invalidation, Shootdown, Vmid};
+pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Slot};
 pub use tables::{Contended, Halted, NewError, Tables, Translation};

@@ -22,6 +22,7 @@ mod intent;
 mod interleavings;
 mod model;
 mod obligations;
+mod owned;
 mod promises;
 mod protect;
 mod refusals;

@@ -1,0 +1,124 @@
+//! An address space whose format is chosen at run time.
+
+use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
+use crate::format::{Attributes, Geometry, Rights};
+use crate::ops::Removed;
+use crate::platform::Platform;
+use crate::space::{AddressSpace, SpaceError};
+use crate::tables::{Halted, Translation};
+
+macro_rules! any_address_space {
+    ($($(#[$feature:meta])* $format:ident: $of:ty;)*) => {
+        /// An [`AddressSpace`] of any format that this build has, made [from](From) one: for a
+        /// hypervisor that finds out at boot which it needs. Each call decides once.
+        #[derive(Debug)]
+        #[non_exhaustive]
+        pub enum AnyAddressSpace<'p, P: Platform> {
+            $(
+                #[allow(missing_docs, reason = "named like the format")]
+                $(#[$feature])*
+                $format(AddressSpace<'p, $of, P>),
+            )*
+        }
+
+        $(
+            $(#[$feature])*
+            impl<'p, P: Platform> From<AddressSpace<'p, $of, P>> for AnyAddressSpace<'p, P> {
+                fn from(space: AddressSpace<'p, $of, P>) -> Self {
+                    Self::$format(space)
+                }
+            }
+        )*
+
+        macro_rules! of_each {
+            ($self:expr, $space:ident => $body:expr) => {
+                match $self {
+                    $($(#[$feature])* AnyAddressSpace::$format($space) => $body,)*
+                }
+            };
+        }
+    };
+}
+
+any_address_space! {
+    #[cfg(feature = "arm64")] Arm64K4: crate::format::arm64::Arm64K4;
+    #[cfg(feature = "arm64")] Arm64K16: crate::format::arm64::Arm64K16;
+    #[cfg(feature = "arm64")] Arm64K64: crate::format::arm64::Arm64K64;
+    #[cfg(feature = "arm64")] Arm64Lpa2K4: crate::format::arm64::Arm64Lpa2K4;
+    #[cfg(feature = "arm64")] Arm64Lpa2K16: crate::format::arm64::Arm64Lpa2K16;
+    #[cfg(feature = "ept")] Ept1G: crate::format::ept::Ept1G;
+    #[cfg(feature = "ept")] Ept2M: crate::format::ept::Ept2M;
+    #[cfg(feature = "npt")] Npt1G: crate::format::npt::Npt1G;
+    #[cfg(feature = "npt")] Npt2M: crate::format::npt::Npt2M;
+    #[cfg(feature = "power")] PowerK4: crate::format::power::PowerK4;
+    #[cfg(feature = "power")] PowerK64: crate::format::power::PowerK64;
+    #[cfg(feature = "riscv")] RiscV: crate::format::riscv::RiscV;
+}
+
+impl<P: Platform> AnyAddressSpace<'_, P> {
+    /// The address of the root, for the register that hardware starts from.
+    pub fn root(&self) -> Hpa {
+        of_each!(self, space => space.tables().root())
+    }
+
+    /// Where hardware starts its walks.
+    pub fn geometry(&self) -> Geometry {
+        of_each!(self, space => space.tables().geometry())
+    }
+
+    /// As [`AddressSpace::map`].
+    ///
+    /// # Errors
+    /// Those of [`AddressSpace::map`].
+    pub fn map(
+        &mut self,
+        range: GpaRange,
+        hpa: Hpa,
+        attributes: Attributes,
+        largest: PageSize,
+    ) -> Result<(), Halted<SpaceError>> {
+        of_each!(self, space => space.map(range, hpa, attributes, largest))
+    }
+
+    /// As [`AddressSpace::protect`].
+    ///
+    /// # Errors
+    /// Those of [`AddressSpace::protect`].
+    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
+        of_each!(self, space => space.protect(range, rights))
+    }
+
+    /// As [`AddressSpace::unmap`].
+    ///
+    /// # Errors
+    /// Those of [`AddressSpace::unmap`].
+    pub fn unmap(
+        &mut self,
+        range: GpaRange,
+        removed: impl FnMut(Removed),
+    ) -> Result<u64, Halted<SpaceError>> {
+        of_each!(self, space => space.unmap(range, removed))
+    }
+
+    /// As [`AddressSpace::unmap_leaf`].
+    ///
+    /// # Errors
+    /// Those of [`AddressSpace::unmap_leaf`].
+    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<Removed>, Halted<SpaceError>> {
+        of_each!(self, space => space.unmap_leaf(gpa))
+    }
+
+    /// As [`AddressSpace::query`].
+    pub fn query(&self, gpa: Gpa) -> Option<Translation> {
+        of_each!(self, space => space.query(gpa))
+    }
+
+    /// Gives back every table.
+    ///
+    /// # Safety
+    /// As [`AddressSpace::destroy`].
+    pub unsafe fn destroy(self) {
+        // SAFETY: the caller's promise is the callee's.
+        of_each!(self, space => unsafe { space.destroy() });
+    }
+}

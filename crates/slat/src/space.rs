@@ -1,0 +1,243 @@
+//! Tables with one owner, who needs nothing else: no seat, no cache, no guard.
+
+use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
+use crate::cache::{OutOfFrames, TableCache};
+use crate::format::{Attributes, Format, Rights};
+use crate::guard::Guard;
+use crate::ops::{ChangeError, MapError, Place, Removed, SplitError, UnmapError};
+use crate::platform::Platform;
+use crate::shootdown::Vmid;
+use crate::tables::{Halted, NewError, Tables, Translation};
+use core::fmt;
+
+/// A guest's address space with one owner: what others call a page table.
+///
+/// The tables are live: CPUs may have the root loaded. Each call takes `&mut self`, allocates the
+/// table pages that it needs, splits blocks that its range cuts, invalidates what it has to, and
+/// gives back tables that it left empty: when it returns, it is complete. Owners who have several
+/// threads, or want one invalidation for many calls, dirty logs and ageing, use
+/// [`AddressSpace::guard`], or [`Tables`] from the start.
+///
+/// Dropped, it leaks its tables, as hardware may be walking them: see [`AddressSpace::destroy`].
+#[derive(Debug)]
+pub struct AddressSpace<'p, F: Format, P: Platform>(Tables<'p, F, P>);
+
+/// Table pages that a call asks the platform for at once.
+const BATCH: usize = 8;
+
+/// Runs of leaves that an unmap hands out after one invalidation.
+const RUNS: usize = 16;
+
+/// Why an address space was not changed, or not all of a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SpaceError {
+    /// Nothing was mapped: the range, the memory's address, the size of leaves or the attributes
+    /// cannot be so, or something else is mapped there.
+    Map(MapError),
+    /// Nothing was changed: the range, or the rights, cannot be so.
+    Change(ChangeError),
+    /// Nothing was unmapped: the range cannot be so.
+    Unmap(UnmapError),
+    /// A block that an end of the range cuts was not split.
+    Split(SplitError),
+    /// The platform has no table page for it. What precedes the address is done.
+    OutOfFrames,
+}
+
+impl fmt::Display for SpaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Map(error) => error.fmt(f),
+            Self::Change(error) => error.fmt(f),
+            Self::Unmap(error) => error.fmt(f),
+            Self::Split(error) => error.fmt(f),
+            Self::OutOfFrames => f.write_str("the platform has no more table pages"),
+        }
+    }
+}
+
+impl core::error::Error for SpaceError {}
+
+/// What is left of a range from an address in it.
+fn rest(range: GpaRange, at: Gpa) -> GpaRange {
+    GpaRange::new(at, range.end().0 - at.0).unwrap_or(range)
+}
+
+impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
+    /// Empty tables for guest physical addresses of `address_bits`, which decide where walks start.
+    ///
+    /// # Errors
+    /// Those of [`Tables::new`].
+    pub fn new(
+        format: F,
+        vmid: Vmid,
+        address_bits: u32,
+        platform: &'p P,
+    ) -> Result<Self, NewError> {
+        Tables::new(format, vmid, address_bits, platform).map(Self)
+    }
+
+    /// The tables: the address of the root, where walks start, the format.
+    pub const fn tables(&self) -> &Tables<'p, F, P> {
+        &self.0
+    }
+
+    /// All operations of the engine. What they leave stale is [completed](Guard::complete) by the
+    /// caller, or as the guard is dropped.
+    pub fn guard(&mut self) -> Guard<'_, 'p, F, P> {
+        self.0.exclusive()
+    }
+
+    /// Maps `range` to the memory at `hpa`, with leaves of at most `largest`, as large as alignment
+    /// allows. What is mapped there already, to the same memory with the same attributes, stays.
+    ///
+    /// # Errors
+    /// [`SpaceError::Map`], [`SpaceError::OutOfFrames`].
+    pub fn map(
+        &mut self,
+        range: GpaRange,
+        hpa: Hpa,
+        attributes: Attributes,
+        largest: PageSize,
+    ) -> Result<(), Halted<SpaceError>> {
+        let platform = self.0.platform();
+        let mut storage = [const { None }; BATCH];
+        let mut cache = TableCache::new(platform, &mut storage);
+        let mut guard = self.0.exclusive();
+        let mut left = range;
+        loop {
+            let to = Hpa(hpa.0.wrapping_add(left.start().0 - range.start().0));
+            let result = guard.map(left, to, attributes, largest, &mut cache);
+            let Err(Halted { at, why }) = result else { return Ok(()) };
+            match why {
+                MapError::CacheEmpty => fill(&mut cache, at)?,
+                MapError::Contended => {}
+                why => return Err(Halted { at, why: SpaceError::Map(why) }),
+            }
+            left = rest(range, at);
+        }
+    }
+
+    /// Sets the rights of all that is mapped in `range` to exactly `rights`, as
+    /// [`Guard::protect`]; a block that the range cuts is split. Returns the bytes that changed. No
+    /// CPU uses other rights when this returns.
+    ///
+    /// # Errors
+    /// [`SpaceError::Change`], [`SpaceError::OutOfFrames`].
+    pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
+        let (mut left, mut changed) = (range, 0);
+        loop {
+            let mut guard = self.0.exclusive();
+            let result = guard.protect(left, rights);
+            changed += guard.counts().bytes_changed;
+            guard.complete();
+            drop(guard);
+            let Err(Halted { at, why }) = result else { return Ok(changed) };
+            match why {
+                ChangeError::CutsBlock { .. } => self.split_edges(range)?,
+                ChangeError::Contended => left = rest(range, at),
+                why => return Err(Halted { at, why: SpaceError::Change(why) }),
+            }
+        }
+    }
+
+    /// Unmaps `range`, and hands what was there to `removed`, in runs of neighbouring leaves of one
+    /// kind, once no CPU can reach it; a block that the range cuts is split. Returns the bytes that
+    /// were mapped. Where `removed` panics, what it was not given is unmapped all the same.
+    ///
+    /// # Errors
+    /// [`SpaceError::Unmap`], [`SpaceError::OutOfFrames`].
+    pub fn unmap(
+        &mut self,
+        range: GpaRange,
+        mut removed: impl FnMut(Removed),
+    ) -> Result<u64, Halted<SpaceError>> {
+        let (mut left, mut bytes) = (range, 0);
+        loop {
+            let mut places = [Place::EMPTY; RUNS];
+            let mut guard = self.0.exclusive();
+            let mut removals = guard.removals(&mut places);
+            let result = guard.unmap(left, &mut removals);
+            for run in removals.complete() {
+                bytes += run.bytes;
+                removed(run);
+            }
+            drop((removals, guard));
+            let Err(Halted { at, why }) = result else { break };
+            match why {
+                UnmapError::CutsBlock { .. } => self.split_edges(range)?,
+                UnmapError::Full | UnmapError::Contended => left = rest(range, at),
+                why => return Err(Halted { at, why: SpaceError::Unmap(why) }),
+            }
+        }
+        self.0.reclaim();
+        Ok(bytes)
+    }
+
+    /// Unmaps the leaf that `gpa` lies in: its address, size, memory and attributes.
+    ///
+    /// # Errors
+    /// [`SpaceError::Unmap`].
+    pub fn unmap_leaf(&mut self, gpa: Gpa) -> Result<Option<Removed>, Halted<SpaceError>> {
+        let Some(Translation { size, .. }) = self.query(gpa) else { return Ok(None) };
+        let start = Gpa(gpa.0 & !(size.bytes() - 1));
+        let failed = |why| Halted { at: gpa, why: SpaceError::Unmap(UnmapError::Range(why)) };
+        let mut found = None;
+        self.unmap(GpaRange::new(start, size.bytes()).map_err(failed)?, |run| found = Some(run))?;
+        Ok(found)
+    }
+
+    /// What `gpa` translates to; `None` if nothing is mapped there.
+    #[inline]
+    pub fn query(&self, gpa: Gpa) -> Option<Translation> {
+        // SAFETY: `reclaim` is called in methods that take `&mut self`, and here it is borrowed.
+        let guard = unsafe { self.0.enter_unseated() };
+        // Nobody holds an entry: operations are whole when they return.
+        guard.translate(gpa).ok().flatten()
+    }
+
+    /// Gives back every table.
+    ///
+    /// # Safety
+    /// No CPU has the root loaded, nor will load it.
+    pub unsafe fn destroy(self) {
+        // SAFETY: the caller's promise is the callee's.
+        unsafe { self.0.deactivate() }.destroy();
+    }
+
+    /// Splits the blocks that an end of the range cuts, down to pages there.
+    fn split_edges(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
+        let platform = self.0.platform();
+        let page = F::size(0);
+        for edge in [range.start(), range.end()] {
+            let whole = |found: Translation| edge.0 & (found.size.bytes() - 1) == 0;
+            if self.query(edge).is_none_or(whole) {
+                continue;
+            }
+            let at = GpaRange::new(edge, page.bytes()).unwrap_or(range);
+            let mut storage = [const { None }; BATCH];
+            let mut cache = TableCache::new(platform, &mut storage);
+            let mut guard = self.0.exclusive();
+            while let Err(Halted { at, why }) = guard.split(at, page, &mut cache) {
+                match why {
+                    SplitError::CacheEmpty => fill(&mut cache, at)?,
+                    SplitError::Contended => {}
+                    why => return Err(Halted { at, why: SpaceError::Split(why) }),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Table pages for an operation that stopped for lack of them.
+fn fill<F: Format, P: Platform>(
+    cache: &mut TableCache<'_, F, P>,
+    at: Gpa,
+) -> Result<(), Halted<SpaceError>> {
+    match cache.fill(BATCH) {
+        Err(OutOfFrames { at_hand: 0, .. }) => Err(Halted { at, why: SpaceError::OutOfFrames }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,250 @@
+//! An address space with one owner, of whichever format, beside a map of pages.
+
+use crate::common::stage::{K, M, RAM, range};
+use crate::common::{Event, TestPlatform};
+use proptest::prelude::*;
+use slat::format::arm64::{Arm64K4, Arm64K16};
+use slat::format::ept::Ept1G;
+use slat::format::npt::Npt2M;
+use slat::format::power::PowerK4;
+use slat::format::riscv::RiscV;
+use slat::{
+    AddressSpace, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa,
+    GpaRange, Halted, Hpa, MapError, Memory, PageSize, Rights, SpaceError, UnmapError, Vmid,
+};
+use std::collections::BTreeMap;
+
+type Any<'p> = AnyAddressSpace<'p, TestPlatform>;
+
+/// Guest memory that histories are about, around the end of a table of tables.
+const WINDOW: u64 = 12 * M;
+const BASE: u64 = (1 << 30) - WINDOW / 2;
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Map { at: u64, pages: u64, odd: bool, attributes: Attributes, largest: PageSize },
+    Protect { at: u64, pages: u64, rights: Rights },
+    Unmap { at: u64, pages: u64 },
+    UnmapLeaf { at: u64 },
+}
+
+fn rights() -> impl Strategy<Value = Rights> {
+    let execute = prop_oneof![Just(Execute::None), Just(Execute::All)];
+    (any::<bool>(), execute).prop_map(|(write, execute)| Rights { read: true, write, execute })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    // In pages of 16K, which every format's are a multiple or a part of.
+    let all = WINDOW / (16 * K);
+    let at = prop_oneof![Just(0), Just(128), Just(256), 0..all];
+    let pages = prop_oneof![2 => Just(128_u64), 1 => Just(384), 2 => 1..300_u64, 1 => Just(1)];
+    let span = (at.clone(), pages)
+        .prop_map(move |(at, pages)| (BASE + at * 16 * K, pages.min(all - at) * 16 * K));
+    let memory = prop_oneof![4 => Just(Memory::Normal), 1 => Just(Memory::Device)];
+    let largest =
+        prop_oneof![3 => Just(PageSize::SIZE_1G), 1 => Just(PageSize::from_bytes(16 * K).unwrap())];
+    prop_oneof![
+        4 => (span.clone(), prop::bool::weighted(0.2), rights(), memory, largest).prop_map(
+            |((at, pages), odd, Rights { read, write, execute }, memory, largest)| Op::Map {
+                at, pages, odd, largest, attributes: Attributes { read, write, execute, memory, ..RAM }
+            }
+        ),
+        2 => (span.clone(), rights()).prop_map(|((at, pages), rights)| Op::Protect {
+            at, pages, rights
+        }),
+        2 => span.prop_map(|(at, pages)| Op::Unmap { at, pages }),
+        1 => at.prop_map(|at| Op::UnmapLeaf { at: BASE + at * 16 * K }),
+    ]
+}
+
+/// The same history, for each format.
+fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) {
+    let page = sizes[0];
+    let mut model: BTreeMap<u64, (u64, Attributes)> = BTreeMap::new();
+    let pages = |at: u64, bytes: u64| (at..at + bytes).step_by(page as usize);
+    for op in ops {
+        platform.take_events();
+        let before = model.clone();
+        match *op {
+            Op::Map { at, pages: bytes, odd, attributes, largest } => {
+                let largest = *sizes.iter().rev().find(|size| **size <= largest.bytes()).unwrap();
+                let hpa = at + (1 << 32) + if odd { page } else { 0 };
+                let leaf = |gpa: u64| (hpa + (gpa - at), attributes);
+                let occupied = pages(at, bytes)
+                    .any(|gpa| model.get(&gpa).is_some_and(|found| *found != leaf(gpa)));
+                let largest = PageSize::from_bytes(largest).unwrap();
+                match space.map(range(at, bytes), Hpa(hpa), attributes, largest) {
+                    Ok(()) => {
+                        assert!(!occupied);
+                        model.extend(pages(at, bytes).map(|gpa| (gpa, leaf(gpa))));
+                    }
+                    Err(Halted { why: SpaceError::Map(MapError::Occupied { .. }), .. }) => {
+                        assert!(occupied)
+                    }
+                    Err(halted) => panic!("{halted}"),
+                }
+            }
+            Op::Protect { at, pages: bytes, rights: Rights { read, write, execute } } => {
+                let changed = space.protect(range(at, bytes), Rights { read, write, execute });
+                let mut expected = 0;
+                for (_, (_, attributes)) in model.range_mut(at..at + bytes) {
+                    let new = Attributes { read, write, execute, ..*attributes };
+                    expected += if new == *attributes { 0 } else { page };
+                    *attributes = new;
+                }
+                assert_eq!(changed, Ok(expected));
+            }
+            Op::Unmap { at, pages: bytes } => {
+                let mut told = BTreeMap::new();
+                let unmapped = space.unmap(range(at, bytes), |run| {
+                    let attributes = Attributes { accessed: true, dirty: true, ..run.attributes };
+                    for offset in (0..run.bytes).step_by(page as usize) {
+                        let twice =
+                            told.insert(run.gpa.0 + offset, (run.hpa.0 + offset, attributes));
+                        assert_eq!(twice, None);
+                    }
+                });
+                let mut rest = model.split_off(&at);
+                let mut behind = rest.split_off(&(at + bytes));
+                model.append(&mut behind);
+                assert_eq!(unmapped, Ok(rest.len() as u64 * page));
+                assert_eq!(told, rest);
+            }
+            Op::UnmapLeaf { at } => {
+                let found = space.unmap_leaf(Gpa(at + 8)).unwrap();
+                assert_eq!(found.is_some(), model.contains_key(&at));
+                if let Some(leaf) = found {
+                    assert!(leaf.gpa.0 <= at && at < leaf.gpa.0 + leaf.bytes);
+                    assert_eq!(leaf.bytes, leaf.size.bytes());
+                    let gone = pages(leaf.gpa.0, leaf.bytes).filter_map(|gpa| model.remove(&gpa));
+                    assert_eq!(gone.count() as u64 * page, leaf.bytes);
+                }
+            }
+        }
+        for gpa in pages(BASE, WINDOW) {
+            let found = space.query(Gpa(gpa)).map(|found| {
+                (found.hpa.0, Attributes { accessed: true, dirty: true, ..found.attributes })
+            });
+            assert_eq!(found, model.get(&gpa).copied(), "{gpa:#x} after {op:?}");
+        }
+        // What was taken or changed is in no TLB.
+        let events = platform.take_events();
+        let invalidated = |gpa: u64| {
+            events.iter().any(|event| match event {
+                Event::Invalidate(what) => {
+                    what.range.is_none_or(|of| of.start().0 <= gpa && gpa + page <= of.end().0)
+                }
+                _ => false,
+            })
+        };
+        for (gpa, was) in before {
+            assert!(model.get(&gpa) == Some(&was) || invalidated(gpa), "{gpa:#x} after {op:?}");
+        }
+    }
+    space.unmap(range(BASE, WINDOW), drop).unwrap();
+    assert_eq!(platform.live(), 1, "the root is left");
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+    assert_eq!(platform.live(), 0);
+}
+
+fn of<F: Format>(format: F, bbm: BreakBeforeMake, ops: &[Op])
+where
+    for<'p> Any<'p>: From<AddressSpace<'p, F, TestPlatform>>,
+{
+    let platform = TestPlatform::new(bbm);
+    let sizes: Vec<u64> = (0..=F::LARGEST_LEAF).map(|level| F::size(level).bytes()).collect();
+    let space = AddressSpace::new(format, Vmid(3), 40, &platform).unwrap();
+    play(&platform, space.into(), &sizes, ops);
+}
+
+proptest! {
+    #![proptest_config(slat_seed::config())]
+
+    #[test]
+    fn any_history_of_one_owner_agrees_with_a_map_of_pages(
+        ops in prop::collection::vec(op(), 1..12),
+        format in 0..6,
+    ) {
+        let memory_types = true;
+        match format {
+            0 => of(Arm64K4::default(), BreakBeforeMake::Always, &ops),
+            1 => of(Arm64K16::default(), BreakBeforeMake::Never, &ops),
+            2 => of(Ept1G::default(), BreakBeforeMake::Never, &ops),
+            3 => of(Npt2M::default(), BreakBeforeMake::Never, &ops),
+            4 => of(PowerK4::default(), BreakBeforeMake::Always, &ops),
+            _ => of(RiscV { memory_types, ..Default::default() }, BreakBeforeMake::Never, &ops),
+        }
+    }
+}
+
+fn owned(platform: &TestPlatform) -> AddressSpace<'_, Arm64K4, TestPlatform> {
+    let format = Arm64K4 { split_execute: false, ..Default::default() };
+    AddressSpace::new(format, Vmid(3), 40, platform).unwrap()
+}
+
+#[test]
+fn a_platform_without_frames_leaves_what_precedes_the_address() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    // The root, a table of blocks, and two of pages.
+    platform.limit(4);
+    let odd = Hpa((1 << 32) + 4 * K);
+    let halted = space.map(range(0, 8 * M), odd, RAM, PageSize::SIZE_2M).unwrap_err();
+    assert_eq!(halted, Halted { at: Gpa(4 * M), why: SpaceError::OutOfFrames });
+    assert!(halted.to_string().contains("no more table pages"));
+    assert!(space.query(Gpa(4 * M - 1)).is_some() && space.query(Gpa(4 * M)).is_none());
+    platform.limit(usize::MAX);
+    assert_eq!(space.map(range(0, 8 * M), odd, RAM, PageSize::SIZE_2M), Ok(()));
+    // A block that cannot be split stays as it is.
+    assert_eq!(space.map(range(8 * M, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M), Ok(()));
+    platform.limit(platform.live());
+    let halted = space.protect(range(8 * M, 4 * K), Rights::READ).unwrap_err();
+    assert_eq!(halted.why, SpaceError::OutOfFrames);
+    let halted = space.unmap(range(9 * M, M), drop).unwrap_err();
+    assert_eq!(halted.why, SpaceError::OutOfFrames);
+    assert_eq!(space.query(Gpa(8 * M)).unwrap().attributes, RAM);
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+    assert_eq!(platform.live(), 0);
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_nothing_is_done() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    platform.take_events();
+    let far = range(1 << 40, 4 * K);
+    let refused = |why: SpaceError| assert!(!why.to_string().is_empty());
+    let map = space.map(far, Hpa(0), RAM, PageSize::SIZE_4K).unwrap_err().why;
+    assert!(matches!(map, SpaceError::Map(MapError::Range(_))));
+    let protect = space.protect(far, Rights::ALL).unwrap_err().why;
+    assert!(matches!(protect, SpaceError::Change(ChangeError::Range(_))));
+    let unmap = space.unmap(far, drop).unwrap_err().why;
+    assert!(matches!(unmap, SpaceError::Unmap(UnmapError::Range(_))));
+    let user = Rights { execute: Execute::User, ..Rights::ALL };
+    let rights = space.protect(range(0, 4 * K), user).unwrap_err().why;
+    assert!(matches!(rights, SpaceError::Change(ChangeError::Attributes(_))));
+    [map, protect, unmap, rights].into_iter().for_each(refused);
+    assert_eq!(space.unmap_leaf(Gpa(1 << 45)), Ok(None));
+    assert_eq!((space.query(Gpa(u64::MAX)), platform.live()), (None, 1));
+    assert_eq!(platform.take_events(), []);
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+#[test]
+fn the_rest_of_the_engine_is_at_hand() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M).unwrap();
+    let pages = GpaRange::new(Gpa(0), 2 * M).unwrap();
+    let mut guard = space.guard();
+    assert_eq!(guard.write_protect(pages), Ok(2 * M));
+    guard.complete();
+    drop(guard);
+    assert!(!space.query(Gpa(0)).unwrap().attributes.write);
+    assert_eq!(space.tables().geometry().address_bits, 40);
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
