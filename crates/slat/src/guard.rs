@@ -60,8 +60,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.tables.geometry()
     }
 
-    /// The guest.
-    pub const fn vmid(&self) -> Vmid {
+    /// What CPUs know the guest by.
+    pub fn vmid(&self) -> Vmid {
         self.tables.vmid()
     }
 
@@ -74,7 +74,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     #[inline]
     pub fn refresh(&mut self) {
         if let Some(inside) = &mut self.inside {
-            inside.refresh(self.tables.platform.grace(), self.tables.vmid());
+            inside.refresh(self.tables.platform.grace(), self.tables.seat());
         }
     }
 

@@ -147,8 +147,8 @@ pub use grace::{Grace, Member, Moment, NoSeat, Seat};
 pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;
 pub use ops::{
-    Aged, Ageing, Ages, ChangeError, Dump, Leaf, Leaves, MapError, Pages, Place, Removals, Removed,
-    Reservation, Skip, SplitError, UnmapError,
+    Aged, Ageing, Ages, ChangeError, Dump, Leaf, Leaves, MapError, Owner, OwnerError, Pages, Place,
+    Removals, Removed, ReplaceError, Reservation, Skip, SplitError, UnmapError,
 };
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};

@@ -19,14 +19,20 @@ pub(crate) struct Chain<F> {
     /// The addresses of the first and the last; 0 if there is none.
     head: u64,
     tail: u64,
+    len: usize,
     format: PhantomData<F>,
 }
 
 impl<F: Format> Chain<F> {
-    pub const EMPTY: Self = Self { head: 0, tail: 0, format: PhantomData };
+    pub const EMPTY: Self = Self { head: 0, tail: 0, len: 0, format: PhantomData };
 
     pub const fn is_empty(&self) -> bool {
         self.head == 0
+    }
+
+    /// How many tables.
+    pub const fn len(&self) -> usize {
+        self.len
     }
 
     /// Adds a table whose slots, of which `first` is the first, all say that it is retired.
@@ -36,6 +42,7 @@ impl<F: Format> Chain<F> {
             self.tail = table.0;
         }
         self.head = table.0;
+        self.len += 1;
     }
 
     /// Takes all of it.

@@ -10,6 +10,7 @@ use crate::ops::{Scans, Tokens};
 use crate::platform::Platform;
 use crate::retired::Retired;
 use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
+use crate::sync::{AtomicU64, EXCHANGE, LOAD, agreed};
 use crate::table::{self, Frame, Slot, slot};
 use crate::underway::Pending;
 use crate::walk::{Outcome, PATIENCE, Visitor, touch_all, walk};
@@ -27,7 +28,11 @@ use core::fmt;
 pub struct Tables<'p, F: Format, P: Platform> {
     pub(crate) format: F,
     pub(crate) platform: &'p P,
-    vmid: Vmid,
+    /// What CPUs know the guest by.
+    vmid: AtomicU64,
+    /// What the platform's grace knows the guest by, for good: threads inside have it in their
+    /// seats.
+    seat: Vmid,
     geometry: Geometry,
     root: Hpa,
     pub(crate) pending: Pending,
@@ -166,7 +171,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         Ok(Self {
             format,
             platform,
-            vmid,
+            vmid: AtomicU64::new(vmid.0.into()),
+            seat: vmid,
             geometry,
             root,
             pending: Pending::new(),
@@ -188,7 +194,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         if !member.serves(self.platform) {
             return Err(Foreign);
         }
-        Ok(Guard::new(self, Some(member.enter(self.vmid)), true))
+        Ok(Guard::new(self, Some(member.enter(self.seat)), true))
     }
 
     /// Enters the tables without a seat, as nobody else can be in them.
@@ -240,9 +246,34 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         self.platform
     }
 
-    /// The guest.
-    pub const fn vmid(&self) -> Vmid {
-        self.vmid
+    /// What CPUs know the guest by: for the register that holds it beside the root.
+    pub fn vmid(&self) -> Vmid {
+        Vmid(self.vmid.load(LOAD) as u16)
+    }
+
+    /// What the platform's grace knows the guest by.
+    pub(crate) const fn seat(&self) -> Vmid {
+        self.seat
+    }
+
+    /// Has CPUs know the guest by another VMID from now on: when VMIDs have run out, and a new
+    /// generation of them begins. Returns the old one. Threads may work on the tables meanwhile.
+    ///
+    /// *Protocol*: an invalidation reads the VMID after the change of the entry; a CPU walks after
+    /// it has read the VMID that is written here. Of the two at least one sees what the other did
+    /// (`sync::agreed`): either the invalidation names the new VMID, or the CPU walks the entry as
+    /// it was changed.
+    ///
+    /// # Safety
+    /// 1. No CPU runs the guest under the old VMID, nor will: who enters the guest from now on
+    ///    reads [`Tables::vmid`] after this has returned.
+    /// 2. All CPUs have forgotten what they held under the new VMID.
+    /// 3. Before other tables get the old VMID, all CPUs forget what they hold under it. (One
+    ///    invalidation of all guests, at the beginning of a generation, serves 2 and 3.)
+    pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
+        let old = self.vmid.swap(vmid.0.into(), EXCHANGE);
+        agreed();
+        Vmid(old as u16)
     }
 
     /// The first slot from the root that does not link a table.
@@ -364,7 +395,17 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     pub(crate) fn invalidation(&self, owed: &Owed) -> Option<Invalidation> {
-        owed.invalidation(self.vmid, self.platform.break_before_make().breaks_size_change())
+        if owed.is_nothing() {
+            return None;
+        }
+        let breaks = self.platform.break_before_make().breaks_size_change();
+        owed.invalidation(self.current(), breaks)
+    }
+
+    /// The VMID, read after what was changed before: see [`Tables::renew`].
+    fn current(&self) -> Vmid {
+        agreed();
+        self.vmid()
     }
 
     /// Invalidates what is owed, and what somebody else dropped.
@@ -421,7 +462,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     pub(crate) fn invalidate_slots(&self, start: u64, end: u64) {
         let range = GpaRange::from_bounds(start, end);
         self.platform.invalidate(&Invalidation {
-            vmid: self.vmid,
+            vmid: self.current(),
             range: Some(range),
             leaf: None,
             tables: true,
@@ -429,7 +470,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     fn invalidate_all(&self) {
-        let all = Invalidation { vmid: self.vmid, range: None, leaf: None, tables: true };
+        let all = Invalidation { vmid: self.current(), range: None, leaf: None, tables: true };
         self.platform.invalidate(&all);
     }
 
@@ -442,15 +483,15 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     pub fn reclaim(&self) -> usize {
         let grace = self.platform.grace();
         let now = || grace.advance();
-        let passed = |reading| grace.passed(reading, self.vmid);
+        let passed = |reading| grace.passed(reading, self.seat);
         self.retired.reclaim::<F>(self.platform, || self.invalidate_all(), now, passed)
     }
 
-    /// Whether all threads that were inside tables of this guest's VMID at `moment` have left, or
-    /// [refreshed](Guard::refresh) their guards. Threads inside other guests' tables are not waited
-    /// for. A caller who is inside waits for himself.
+    /// Whether all threads that were inside tables of this guest at `moment` have left, or
+    /// [refreshed](Guard::refresh) their guards. Threads inside other guests' tables are waited for
+    /// only where those were made with the same VMID. A caller who is inside waits for himself.
     pub fn is_past(&self, moment: Moment) -> bool {
-        self.platform.grace().passed(moment.0, self.vmid)
+        self.platform.grace().passed(moment.0, self.seat)
     }
 
     /// Takes the tables out of use.

@@ -31,12 +31,16 @@ mod hardware;
 mod machine;
 #[path = "loom/map.rs"]
 mod map;
+#[path = "loom/owner.rs"]
+mod owner;
 #[path = "loom/pairs.rs"]
 mod pairs;
 #[path = "loom/protect.rs"]
 mod protect;
 #[path = "loom/push_down.rs"]
 mod push_down;
+#[path = "loom/replace.rs"]
+mod replace;
 #[path = "loom/reserve.rs"]
 mod reserve;
 #[path = "loom/split.rs"]

@@ -10,7 +10,7 @@ pub mod tlbi;
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software,
+    Software, TOKEN_BITS,
 };
 use crate::addr::Hpa;
 
@@ -171,8 +171,9 @@ impl<const PAGE_SHIFT: u32, const DS: bool> Arm64<PAGE_SHIFT, DS> {
 
 // SAFETY:
 // 1. Zero is empty; bits 1:0 are 0b11 in a table and, at level 0, in a page, which is therefore
-//    never a table; 0b01 in a block; bit 0 is clear in markers and reservations, which bits 58, 2
-//    and 1 tell apart; a token ends below bit 56. None of these bits is one of an address's.
+//    never a table; 0b01 in a block; bit 0 is clear in markers, reservations and owners, which bits
+//    58, 2 and 1 tell apart; a token or word ends below bit 56. None of these bits is one of an
+//    address's.
 // 2. Frames are aligned to 4 KiB at least and lie below 2^48, or 2^52 with DS: `ADDRESS`, or
 //    `ADDRESS_LOW` and `ADDRESS_HIGH`, hold all of their bits.
 // 3. The root has `2^bits` slots for the bits above its level's; at most level 3, where 16
@@ -240,6 +241,7 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
             (VALID, 1..) if level <= Self::LARGEST_LEAF => Kind::Leaf,
             (LEAF_MARK, 1..) if level <= Self::LARGEST_LEAF => Kind::Sealed,
             _ if raw == 0 => Kind::Empty,
+            (RESERVED, _) if raw & RETIRED != 0 => Kind::Owned,
             (RESERVED, _) => Kind::Reserved,
             _ if raw & RETIRED != 0 => Kind::Retired,
             _ => Kind::Frozen,
@@ -335,6 +337,16 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
     #[inline(always)]
     fn reserved(token: u64) -> u64 {
         token << TOKEN_SHIFT | RESERVED
+    }
+
+    #[inline(always)]
+    fn owned(word: u64) -> u64 {
+        Self::reserved(word) | RETIRED
+    }
+
+    #[inline(always)]
+    fn owner(raw: u64) -> u64 {
+        raw >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
     }
 
     /// Clears `S2AP[1]` and DBM: a leaf with DBM is not write-protected, hardware would make it

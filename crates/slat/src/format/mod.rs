@@ -34,11 +34,13 @@ use core::fmt;
 /// 1. [`Format::kind`] of 0 is [`Kind::Empty`], of [`Format::table`] at a level above 0
 ///    [`Kind::Table`], of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], with `MARK`
 ///    [`Kind::Sealed`], of [`Format::frozen`] [`Kind::Frozen`], of [`Format::retired`]
-///    [`Kind::Retired`], of [`Format::reserved`] [`Kind::Reserved`]; no slot at level 0 is a table.
+///    [`Kind::Retired`], of [`Format::reserved`] [`Kind::Reserved`], of [`Format::owned`]
+///    [`Kind::Owned`]; no slot at level 0 is a table.
 ///    In a leaf, bits of `STATUS`, and in a table those of `TABLE_ACCESSED`, `TABLE_WRITE`,
 ///    `AGEING`, `RENEWED` and `MARK`, change nothing about kind and address; nor do the methods
 ///    that make a leaf from a leaf. [`Format::all_tables`] agrees with `kind`; tokens that differ
-///    make reservations that differ.
+///    make reservations that differ, and [`Format::owner`] gives back the word of
+///    [`Format::owned`].
 /// 2. [`Format::table_address`] gives back the address that [`Format::table`],
 ///    [`Format::frozen`] and [`Format::retired`] were given.
 /// 3. [`Format::geometry`] gives a root of a power of two of slots, at level 4 at most, which
@@ -159,6 +161,12 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// invalid to hardware, open to all software.
     fn reserved(token: u64) -> u64;
 
+    /// An empty slot with the `word`, of [`TOKEN_BITS`] bits, of its owner: invalid to hardware.
+    fn owned(word: u64) -> u64;
+
+    /// The word of an owned slot.
+    fn owner(raw: u64) -> u64;
+
     /// The leaf without the right to write, its dirty state remembered; `raw` itself if it had
     /// none.
     fn write_protected(raw: u64) -> u64;
@@ -249,7 +257,7 @@ fn links_tables<F: Format>(run: &[u64; RUN], level: u8) -> bool {
 /// Slots that a walk looks at together.
 pub const RUN: usize = 8;
 
-/// Bits of a token in an empty slot.
+/// Bits of a token, or of an owner's word, in an empty slot.
 pub const TOKEN_BITS: u32 = 48;
 
 /// How the guest uses memory, in the fault that [`Guard::relax`](crate::Guard::relax) answers.
@@ -284,6 +292,8 @@ pub enum Kind {
     Empty,
     /// Nothing; a fault has reserved it, or an unmap has emptied it.
     Reserved,
+    /// Nothing, and nothing is to be mapped: the word of an owner.
+    Owned,
     /// A marker: software is changing the slot, hardware finds it invalid.
     Frozen,
     /// A marker: the table around the slot was unlinked.
@@ -294,6 +304,14 @@ pub enum Kind {
     Sealed,
     /// The address of a table one level below.
     Table,
+}
+
+impl Kind {
+    /// Whether a leaf or a table may take the slot.
+    #[inline(always)]
+    pub const fn is_vacant(self) -> bool {
+        matches!(self, Self::Empty | Self::Reserved)
+    }
 }
 
 /// Where a walk starts.

@@ -11,7 +11,7 @@
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software,
+    Software, TOKEN_BITS,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -146,11 +146,11 @@ impl fmt::Display for MissingFeatures {
 impl core::error::Error for MissingFeatures {}
 
 // SAFETY:
-// 1. Leaves (the attribute bits of `encode` include P) and tables have bit 0, and no marker or
-//    reservation has, whatever its address or token, which lie at bits 59:12. With bit 0, bit 7
-//    tells block from table, and at level 0 there is no table. Without it, bit 11 is in markers
-//    only, which bit 3 tells apart, and bit 4 in reservations. `kind` looks at no bit of `STATUS`,
-//    `TABLE_ACCESSED` and `TABLE_WRITE`.
+// 1. Leaves (the attribute bits of `encode` include P) and tables have bit 0, and no marker,
+//    reservation or owner has, whatever its address, token or word, which lie at bits 59:12. With
+//    bit 0, bit 7 tells block from table, and at level 0 there is no table. Without it, bit 11 is
+//    in markers only, which bit 3 tells apart, and bit 4 in reservations, which owners have beside
+//    bit 3. `kind` looks at no bit of `STATUS`, `TABLE_ACCESSED` and `TABLE_WRITE`.
 // 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits.
 // 3. The root stands at level 3, with `2^(address_bits - 39)` slots, or one.
 // 4. A page of 4 KiB holds 512 slots.
@@ -202,6 +202,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         match raw & (MARK | RETIRED | RESERVED) {
             0 | RETIRED => Kind::Empty,
             RESERVED => Kind::Reserved,
+            bits if bits == RETIRED | RESERVED => Kind::Owned,
             bits if bits & (MARK | RETIRED) == MARK | RETIRED => Kind::Retired,
             _ => Kind::Frozen,
         }
@@ -302,6 +303,16 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     #[inline(always)]
     fn reserved(token: u64) -> u64 {
         token << TOKEN_SHIFT | RESERVED
+    }
+
+    #[inline(always)]
+    fn owned(word: u64) -> u64 {
+        Self::reserved(word) | RETIRED
+    }
+
+    #[inline(always)]
+    fn owner(raw: u64) -> u64 {
+        raw >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
     }
 
     /// The dirty bit stays, and remembers.

@@ -42,7 +42,7 @@ pub mod tlbie;
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software,
+    Software, TOKEN_BITS,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -163,11 +163,11 @@ impl fmt::Display for RootError {
 impl core::error::Error for RootError {}
 
 // SAFETY:
-// 1. Leaves and tables have V, and no marker or reservation has, whatever its address or token,
-//    which lie at bits 59:12 of the word; L tells leaf from table, and at level 0 there is no
-//    table. Without V, bit 61 is in markers only, which bit 4 tells apart, and bit 5 in
-//    reservations. `kind` looks at no bit of `STATUS`. All of this is about bits of one order, in
-//    which constants, addresses and tokens are swapped alike.
+// 1. Leaves and tables have V, and no marker, reservation or owner has, whatever its address, token
+//    or word, which lie at bits 59:12 of the word; L tells leaf from table, and at level 0 there is
+//    no table. Without V, bit 61 is in markers only, which bit 4 tells apart, and bit 5 in
+//    reservations, which owners have beside bit 4. `kind` looks at no bit of `STATUS`. All of this
+//    is about bits of one order, in which constants, addresses and tokens are swapped alike.
 // 2. Frames are aligned to 4 KiB and lie below 2^57: `NLB` holds all of their bits.
 // 3. The root has 2^13 slots at level 3, which covers 39 + 13 bits.
 // 4. Tables have 2^9 slots, or 2^5: 4 KiB at most. The root has pages of 64 KiB, or 16 of 4 KiB.
@@ -231,6 +231,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
         match raw & (MARK | RETIRED | RESERVED) {
             0 | RETIRED => Kind::Empty,
             RESERVED => Kind::Reserved,
+            bits if bits == RETIRED | RESERVED => Kind::Owned,
             bits if bits & (MARK | RETIRED) == MARK | RETIRED => Kind::Retired,
             _ => Kind::Frozen,
         }
@@ -334,6 +335,16 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     #[inline(always)]
     fn reserved(token: u64) -> u64 {
         be(token << TOKEN_SHIFT) | RESERVED
+    }
+
+    #[inline(always)]
+    fn owned(word: u64) -> u64 {
+        Self::reserved(word) | RETIRED
+    }
+
+    #[inline(always)]
+    fn owner(raw: u64) -> u64 {
+        be(raw) >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
     }
 
     /// C stays, and remembers.

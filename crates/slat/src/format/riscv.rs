@@ -27,7 +27,7 @@
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software,
+    Software, TOKEN_BITS,
 };
 use crate::addr::Hpa;
 use crate::shootdown::Vmid;
@@ -197,9 +197,10 @@ impl core::error::Error for HgatpError {}
 
 // SAFETY:
 // 1. Leaves (`encode` and `with_rights` leave one of R and X at least) and tables, which have none
-//    of R, W and X, have V, and no marker or reservation has, whatever its address or token, which
-//    lie at bits 57:10. At level 0 there is no table. Without V, bit 5 is in markers only, which
-//    bit 1 tells apart, and bit 3 in reservations. `kind` looks at no bit of `STATUS`.
+//    of R, W and X, have V, and no marker, reservation or owner has, whatever its address, token or
+//    word, which lie at bits 57:10. At level 0 there is no table. Without V, bit 5 is in markers
+//    only, which bit 1 tells apart, and bit 3 in reservations, which owners have beside bit 1.
+//    `kind` looks at no bit of `STATUS`.
 // 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits.
 // 3. The root has 2^11 slots at level 2, 3 or 4, for 41, 50 or 59 bits.
 // 4. A page of 4 KiB holds 512 slots.
@@ -257,6 +258,7 @@ unsafe impl Format for RiscV {
         match raw & (MARK | RETIRED | RESERVED) {
             0 | RETIRED => Kind::Empty,
             RESERVED => Kind::Reserved,
+            bits if bits == RETIRED | RESERVED => Kind::Owned,
             bits if bits & (MARK | RETIRED) == MARK | RETIRED => Kind::Retired,
             _ => Kind::Frozen,
         }
@@ -359,6 +361,16 @@ unsafe impl Format for RiscV {
     #[inline(always)]
     fn reserved(token: u64) -> u64 {
         token << TOKEN_SHIFT | RESERVED
+    }
+
+    #[inline(always)]
+    fn owned(word: u64) -> u64 {
+        Self::reserved(word) | RETIRED
+    }
+
+    #[inline(always)]
+    fn owner(raw: u64) -> u64 {
+        raw >> TOKEN_SHIFT & ((1 << TOKEN_BITS) - 1)
     }
 
     /// D stays, and remembers. What may be written may be read, so a right is left.

@@ -142,6 +142,14 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
         F::reserved(token)
     }
 
+    fn owned(word: u64) -> u64 {
+        F::owned(word)
+    }
+
+    fn owner(raw: u64) -> u64 {
+        F::owner(raw)
+    }
+
     fn write_protected(raw: u64) -> u64 {
         F::write_protected(raw)
     }

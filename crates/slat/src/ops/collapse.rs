@@ -141,7 +141,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
             if F::kind(raw, level - 1) == Kind::Leaf && !continues::<F>(first, raw, level, index)
                 || matches!(
                     F::kind(raw, level - 1),
-                    Kind::Empty | Kind::Reserved | Kind::Retired | Kind::Table
+                    Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Retired | Kind::Table
                 )
             {
                 return Err(Unfit::Differs);
@@ -248,7 +248,7 @@ fn seal<F: Format>(slot: &Slot, level: u8) -> Result<u64, Unfit> {
             }
             Kind::Frozen | Kind::Sealed => relax(),
             // Retired: by another collapse, which has done the work, or by an unmap.
-            Kind::Empty | Kind::Reserved | Kind::Table | Kind::Retired => {
+            Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table | Kind::Retired => {
                 return Err(Unfit::Differs);
             }
         }

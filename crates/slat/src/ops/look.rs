@@ -30,7 +30,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
                     attributes: leaf.attributes,
                 }))
             }
-            Kind::Empty | Kind::Reserved | Kind::Table => Ok(None),
+            Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table => Ok(None),
         }
     }
 
@@ -161,7 +161,7 @@ impl<F: Format, P: Platform> Iterator for Leaves<'_, F, P> {
                     return Some(leaf);
                 }
                 Kind::Frozen | Kind::Retired => return Some(Err(Contended { at: Gpa(at) })),
-                Kind::Empty | Kind::Reserved | Kind::Table => {}
+                Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table => {}
             }
         }
         None

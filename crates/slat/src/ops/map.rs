@@ -1,5 +1,6 @@
 //! Map: a range of guest memory onto host memory, by the largest leaves that fit.
 
+use super::owner::{Owner, owner};
 use super::unfold::Group;
 use super::{Atomically, Change};
 use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
@@ -44,6 +45,11 @@ pub enum MapError {
         /// Where it points.
         hpa: Hpa,
     },
+    /// The address has an owner ([`Guard::set_owner`]).
+    Owned {
+        /// Whose it is.
+        owner: Owner,
+    },
     /// The cache ran out of table pages.
     CacheEmpty,
     /// Somebody else held an entry for too long.
@@ -68,6 +74,11 @@ impl fmt::Display for MapError {
                     "a {size} leaf that points elsewhere or has other attributes ({hpa}) is mapped there; unmap it first"
                 )
             }
+            Self::Owned { owner } => write!(
+                f,
+                "the address has an owner ({:#x}), who has to give it up first",
+                owner.word()
+            ),
             Self::CacheEmpty => {
                 f.write_str("no table page at hand; fill the cache and go on from there")
             }
@@ -95,8 +106,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// # Errors
     /// Nothing is done on [`MapError::Range`], [`MapError::HostAddress`], [`MapError::LeafSize`],
-    /// [`MapError::Attributes`], [`MapError::ForeignCache`], and on [`MapError::Occupied`] unless
-    /// the other mapping appeared while this one was being made. [`MapError::CacheEmpty`] and
+    /// [`MapError::Attributes`], [`MapError::ForeignCache`], and on [`MapError::Occupied`] and
+    /// [`MapError::Owned`] unless that appeared while this mapping was being made. [`MapError::CacheEmpty`] and
     /// [`MapError::Contended`] leave everything mapped that precedes the address where it stopped.
     #[inline]
     pub fn map(
@@ -327,7 +338,13 @@ impl<'t, F: Format> Visitor<'t, F> for Check {
                     Flow::Stop
                 }
             },
-            _ => Flow::Next,
+            kind => match owner::<F>(kind, entry.raw) {
+                None => Flow::Next,
+                Some(owner) => {
+                    self.why = MapError::Owned { owner };
+                    Flow::Stop
+                }
+            },
         }
     }
 
@@ -360,6 +377,9 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
                 Ok(()) => Flow::Next,
                 Err(why) => self.stop(why),
             };
+        }
+        if let Some(owner) = owner::<F>(kind, entry.raw) {
+            return self.stop(MapError::Owned { owner });
         }
         if level <= self.plan.largest && entry.whole::<F>(level) && self.plan.aligned::<F>(level) {
             if let Some((start, end)) = self.plan.group::<F>(level, entry.start)

@@ -173,7 +173,7 @@ fn protect_child<F: Format>(slot: &Slot, level: u8, counts: &mut Counts) -> bool
                     return true;
                 }
             },
-            Kind::Empty | Kind::Reserved => return true,
+            Kind::Empty | Kind::Reserved | Kind::Owned => return true,
             // The table was unlinked under our feet, and the mark with it.
             Kind::Retired => return false,
             Kind::Frozen | Kind::Sealed => {

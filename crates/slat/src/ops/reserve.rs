@@ -12,6 +12,7 @@
 //! Tokens are counted per guest and do not come back within 2^48 faults and unmaps.
 
 use super::map::{MapError, maintenance};
+use super::owner::Owner;
 use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
@@ -65,8 +66,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// # Errors
     /// [`MapError::Range`], [`MapError::LeafSize`], [`MapError::ForeignCache`];
     /// [`MapError::Occupied`] where a leaf is there already: the fault has been answered, or asks
-    /// for [`Guard::relax`]; [`MapError::CacheEmpty`]; [`MapError::Contended`]. Nothing was
-    /// reserved.
+    /// for [`Guard::relax`]; [`MapError::Owned`]; [`MapError::CacheEmpty`];
+    /// [`MapError::Contended`]. Nothing was reserved.
     pub fn reserve<'g>(
         &'g mut self,
         gpa: Gpa,
@@ -152,6 +153,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                     let hpa = F::leaf_address(raw, level);
                     return Err(MapError::Occupied { size: F::size(level), hpa });
                 }
+                Kind::Owned => return Err(MapError::Owned { owner: Owner::of::<F>(raw) }),
                 // Another fault's, or left by an unmap: who commits first has it, and who voids it
                 // changes it. To replace it would make two faults void each other for ever.
                 Kind::Reserved if level <= largest => {

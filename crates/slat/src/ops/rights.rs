@@ -419,7 +419,7 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, F, P, R, C> {
         }
         let Found { raw, level, .. } = self.tables.lookup(self.range.start().0);
         match F::kind(raw, level) {
-            Kind::Empty | Kind::Reserved => return Some(Flow::Next),
+            Kind::Empty | Kind::Reserved | Kind::Owned => return Some(Flow::Next),
             Kind::Leaf | Kind::Sealed if self.rule.concerns(raw & !F::MARK, level) => {}
             Kind::Leaf | Kind::Sealed => return Some(Flow::Next),
             // It is being changed: the walk waits where it finds it so.

@@ -130,7 +130,7 @@ impl<'t, F: Format> Group<'t, F> {
     }
 
     fn vacant(&self, raw: u64) -> bool {
-        matches!(F::kind(raw, self.level), Kind::Empty | Kind::Reserved)
+        F::kind(raw, self.level).is_vacant()
     }
 
     /// Whether all of its slots are empty.

@@ -250,11 +250,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Unmap { tables, removals, start, end, taken: 0, empty: 0, next: (0, 0, 0), done, why };
         visitor.empty = visitor.token();
         let result = tables.walk(start, end, &mut visitor);
-        let reached = result.map_or_else(|at| at.0, |()| end);
-        if start < reached {
-            visitor.retire_around(start);
-            visitor.retire_around(reached - 1);
-        }
+        visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let Unmap { done, why, .. } = visitor;
         let bytes = done.into(self);
         match result {
@@ -262,6 +258,82 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Err(at) => Self::halted(at, why),
         }
     }
+
+    /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
+    /// that faults built and gave up; [`Tables::reclaim`] then gives them back. Reservations in them
+    /// are void. Returns how many; if there is one, an invalidation is executed inside.
+    ///
+    /// An unmap does the same for the tables that it covers or empties.
+    ///
+    /// # Errors
+    /// Nothing is done on [`ChangeError::Range`]. [`ChangeError::Contended`] leaves everything done
+    /// that precedes the address where it stopped.
+    pub fn prune(&mut self, range: GpaRange) -> Result<usize, Halted<ChangeError>> {
+        let tables = self.tables;
+        if let Err(error) = tables.check(&range) {
+            return Self::halted(range.start(), ChangeError::Range(error));
+        }
+        let mut removals = Removals::new(tables, &mut []);
+        removals.counted = true;
+        tables.pending.removals.begin();
+        let (done, why) = (Done::NOTHING, UnmapError::Contended);
+        let (start, end) = (range.start().0, range.end().0);
+        let mut visitor = Prune(Unmap {
+            tables,
+            removals: &mut removals,
+            start,
+            end,
+            taken: 0,
+            empty: 0,
+            next: (0, 0, 0),
+            done,
+            why,
+        });
+        let result = tables.walk(start, end, &mut visitor);
+        visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
+        let Unmap { done, .. } = visitor.0;
+        done.into(self);
+        let retired = removals.unlinked.len();
+        if retired != 0 {
+            self.counts.invalidations += 1;
+            removals.complete().for_each(drop);
+        }
+        match result {
+            Ok(()) => Ok(retired),
+            Err(at) => Self::halted(at, ChangeError::Contended),
+        }
+    }
+}
+
+/// Looks at tables alone, and retires those that are empty.
+struct Prune<'r, 's, 't, F: Format, P: Platform>(Unmap<'r, 's, 't, F, P>);
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, F, P> {
+    const LEVELS: Levels = Levels::above(0);
+    const TABLES: bool = true;
+
+    #[inline(always)]
+    fn visit(&mut self, _: u8, _: Kind, _: Entry<'t>, _: &mut Tally) -> Flow {
+        Flow::Next
+    }
+
+    #[inline(always)]
+    fn leave(&mut self, level: u8, entry: Entry<'t>, children: &'t [Slot]) {
+        if entry.whole::<F>(level) && vacant::<F>(children, level - 1) {
+            self.0.leave(level, entry, children);
+        }
+    }
+
+    #[inline]
+    fn settle(&mut self, level: u8, tally: Tally) {
+        Visitor::<F>::settle(&mut self.0, level, tally);
+    }
+}
+
+/// Whether a table at `level` is empty. Most that are not show it at one end.
+fn vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
+    let vacant = |slot: &Slot| F::kind(slot.load(), level).is_vacant();
+    vacant(&slots[0]) && vacant(&slots[slots.len() - 1]) && slots.iter().all(vacant)
 }
 
 struct Unmap<'r, 's, 't, F: Format, P: Platform> {
@@ -414,6 +486,14 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, F, P> {
         self.removals.owed.table(start, start + (1 << F::shift(level)));
     }
 
+    /// Retires the tables around the ends of the range, up to where it was done, that are empty.
+    fn retire_ends(&mut self, reached: u64) {
+        if self.start < reached {
+            self.retire_around(self.start);
+            self.retire_around(reached - 1);
+        }
+    }
+
     /// Retires the lowest table around `gpa` if it is empty, and then those above it, below the
     /// root.
     fn retire_around(&mut self, gpa: u64) {
@@ -423,11 +503,7 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, F, P> {
         let (mut slots, mut level) =
             tables.descend(gpa, 0, |level, link| above[level as usize - 1] = Some(link));
         while let Some(Some(Link { table, slot, raw })) = above.get(level as usize).copied() {
-            let vacant =
-                |slot: &Slot| matches!(F::kind(slot.load(), level), Kind::Empty | Kind::Reserved);
-            // Most tables that are not empty show it at one end.
-            let ends = vacant(&slots[0]) && vacant(&slots[slots.len() - 1]);
-            if !(ends && slots.iter().all(vacant) && self.retire(level, slots)) {
+            if !(vacant::<F>(slots, level) && self.retire(level, slots)) {
                 return;
             }
             let start = gpa & !((1 << F::shift(level + 1)) - 1);
@@ -441,8 +517,7 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, F, P> {
     fn retire(&self, level: u8, slots: &[Slot]) -> bool {
         let retired = F::retired(Hpa(0));
         let full = slots.iter().position(|slot| {
-            let vacant = |raw| matches!(F::kind(raw, level), Kind::Empty | Kind::Reserved);
-            slot.update(|raw| vacant(raw).then_some(retired)).is_err()
+            slot.update(|raw| F::kind(raw, level).is_vacant().then_some(retired)).is_err()
         });
         if let Some(full) = full.filter(|&full| full != 0) {
             let empty = self.token();

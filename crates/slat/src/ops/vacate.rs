@@ -40,7 +40,7 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
             return Err(Halted { at: range.start(), why: why.into() });
         }
         let (start, end) = (range.start().0, range.end().0);
-        let told = Told { tables, start, end: start };
+        let told = Told { tables, start, end: start, owners: false };
         let mut list = List { told, run: None, bytes: 0, removed: &mut removed };
         list.table(tables.root_slots(), tables.geometry().root_level, start, end);
         list.finish();
@@ -54,6 +54,8 @@ struct Told<'t, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     start: u64,
     end: u64,
+    /// Some of the slots have owners, who keep them.
+    owners: bool,
 }
 
 impl<F: Format, P: Platform> Drop for Told<'_, F, P> {
@@ -73,16 +75,17 @@ impl<F: Format, P: Platform> Told<'_, F, P> {
         let mask = slots.len() as u64 - 1;
         for number in first..=last {
             let slot = &slots[(number & mask) as usize];
-            if level == 0 {
+            if level == 0 && !self.owners {
                 slot.init(0);
                 continue;
             }
             let raw = slot.load();
             let (from, to) = (start.max(number << shift), end.min((number + 1) << shift));
             let whole = to - from == 1 << shift;
-            if F::kind(raw, level) == Kind::Table {
+            let kind = F::kind(raw, level);
+            if kind == Kind::Table {
                 let hpa = F::table_address(raw);
-                if whole {
+                if whole && !self.owners {
                     slot.init(0);
                     self.free(hpa, level - 1);
                 } else {
@@ -91,15 +94,13 @@ impl<F: Format, P: Platform> Told<'_, F, P> {
                     let children =
                         unsafe { table::slots(self.tables.platform, hpa, F::slots(level - 1)) };
                     self.empty(children, level - 1, from, to);
-                    let vacant = |slot: &Slot| {
-                        matches!(F::kind(slot.load(), level - 1), Kind::Empty | Kind::Reserved)
-                    };
+                    let vacant = |slot: &Slot| F::kind(slot.load(), level - 1).is_vacant();
                     if children.iter().all(vacant) {
                         slot.init(0);
                         self.free(hpa, level - 1);
                     }
                 }
-            } else {
+            } else if kind != Kind::Owned {
                 slot.init(0);
             }
         }
@@ -176,7 +177,8 @@ impl<F: Format, P: Platform> List<'_, '_, F, P> {
                     };
                     self.table(children, level - 1, from, to);
                 }
-                // Empty, or a reservation; marks are gone when their owner's borrow of the tables
+                Kind::Owned => self.told.owners = true,
+                // Empty, or a reservation; marks are gone when their holder's borrow of the tables
                 // is.
                 _ => {}
             }

@@ -17,6 +17,7 @@ mod golden_lpa2;
 mod golden_npt;
 mod golden_power;
 mod golden_riscv;
+mod handover;
 mod inactive;
 mod intent;
 mod interleavings;

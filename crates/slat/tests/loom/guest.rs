@@ -392,6 +392,23 @@ impl<F: Walked> In<'_, F> {
         self.protect_by(at, |guard, range| guard.protect(range, rights)).2
     }
 
+    /// The same as another memory type, where the format has one, and with the right to read alone.
+    pub fn retype(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
+        let memory = Hpa(MEMORY + at.start);
+        let normal = Attributes { execute: Execute::None, ..PROTECTED };
+        let device = Attributes { memory: Memory::Device, ..normal };
+        let typed = self.guard.format().encode(device).is_ok();
+        let new = if typed { device } else { normal };
+        let replace = |guard: &mut Guard<'_, 'static, F, World>, range| {
+            let done = guard.replace(range, memory, memory, new);
+            done.map_err(|Halted { at, why }| {
+                assert_eq!(why, ReplaceError::Contended);
+                Halted { at, why: ChangeError::Contended }
+            })
+        };
+        self.protect_by(at, replace).2
+    }
+
     pub fn execute_protect(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         let result = self.guard.execute_protect(range(&at));
         self.guard.complete();

@@ -5,7 +5,7 @@ use crate::guest::On;
 use crate::machine::{PAGE, World};
 use core::ops::Range;
 use slat::format::tiny::{Tiny, TinyEpt, TinyRiscV};
-use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot};
+use slat::{BreakBeforeMake, Format, Hpa, Invalidation, Platform, Slot, Vmid};
 use std::vec::Vec;
 
 /// What a CPU makes of the bits of a format, apart from the engine's own view of them.
@@ -107,6 +107,7 @@ impl Walked for TinyRiscV {
 }
 
 struct Entry {
+    vmid: Vmid,
     range: Range<u64>,
     hpa: u64,
     /// Bytes of the leaf, or of each in the group.
@@ -117,6 +118,7 @@ struct Entry {
 
 #[derive(Clone)]
 struct Walk {
+    vmid: Vmid,
     range: Range<u64>,
     level: u8,
     table: Hpa,
@@ -146,13 +148,15 @@ impl Tlb {
         let range = what.range.map_or(0..u64::MAX, |r| r.start().0..r.end().0);
         self.entries.retain(|entry| {
             let other = what.leaf.is_some_and(|leaf| leaf.bytes() != entry.size);
-            !overlap(&entry.range, &range) || other
+            !overlap(&entry.range, &range) || other || entry.vmid != what.vmid
         });
-        self.walks.retain(|walk| !what.tables || !overlap(&walk.range, &range));
+        self.walks
+            .retain(|walk| !what.tables || !overlap(&walk.range, &range) || walk.vmid != what.vmid);
     }
 
     fn insert(&mut self, bbm: BreakBeforeMake, new: Entry) {
-        for old in self.entries.iter().filter(|old| overlap(&old.range, &new.range)) {
+        let same = |old: &&Entry| old.vmid == new.vmid && overlap(&old.range, &new.range);
+        for old in self.entries.iter().filter(same) {
             let offset = |entry: &Entry| entry.hpa.wrapping_sub(entry.range.start);
             assert_eq!(offset(old), offset(&new), "two addresses for one page in the TLB");
             let resized = old.range != new.range;
@@ -194,7 +198,8 @@ impl<F: Walked> On<F> {
 
     fn through_tlb(&self, gpa: u64, write: bool, held: Use) -> Option<u64> {
         let tlb = self.world.tlb.borrow();
-        let mut hits = tlb.entries.iter().filter(|entry| entry.range.contains(&gpa));
+        let vmid = self.world.loaded.get();
+        let mut hits = tlb.entries.iter().filter(|e| e.vmid == vmid && e.range.contains(&gpa));
         let hit = hits.find(|entry| held == Use::Always && (!write || entry.dirty))?;
         Some(hit.hpa + (gpa - hit.range.start))
     }
@@ -208,7 +213,9 @@ impl<F: Walked> On<F> {
             unsafe { world.slots(table).add(index).as_ref() }
         };
         'walk: loop {
+            let vmid = world.loaded.get();
             let root = Walk {
+                vmid,
                 range: 0..u64::MAX,
                 level: self.tables().geometry().root_level,
                 table: self.tables().root(),
@@ -216,7 +223,8 @@ impl<F: Walked> On<F> {
             };
             let cached = {
                 let tlb = world.tlb.borrow();
-                let hits = tlb.walks.iter().filter(|walk| walk.range.contains(&gpa));
+                let hits = tlb.walks.iter();
+                let hits = hits.filter(|walk| walk.vmid == vmid && walk.range.contains(&gpa));
                 let fit = hits.filter(|walk| walk.writes || !write);
                 fit.min_by_key(|walk| walk.level).cloned()
             };
@@ -236,7 +244,7 @@ impl<F: Walked> On<F> {
                 let start = gpa & !((1 << F::shift(level)) - 1);
                 let range = start..start + (1 << F::shift(level));
                 (level, table) = (level - 1, F::table_address(raw));
-                world.tlb.borrow_mut().walks.push(Walk { range, level, table, writes });
+                world.tlb.borrow_mut().walks.push(Walk { vmid, range, level, table, writes });
             };
             let new = F::used(raw, write).filter(|_| writes || !write)?;
             // A descriptor that changed since it was read is not updated: the walk begins anew.
@@ -248,7 +256,7 @@ impl<F: Walked> On<F> {
             let range = start..start + reach;
             let hpa = F::leaf_address(raw, level).0 - ((gpa & !(size - 1)) - start);
             let dirty = writes && F::written(new);
-            let entry = Entry { range, hpa, size, dirty };
+            let entry = Entry { vmid, range, hpa, size, dirty };
             world.tlb.borrow_mut().insert(world.break_before_make(), entry);
             return Some(hpa + (gpa - start));
         }

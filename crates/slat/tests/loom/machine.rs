@@ -59,6 +59,8 @@ pub struct World {
     pub bus: loom::sync::Mutex<()>,
     /// Whether a CPU runs. If not, an invalidation orders nothing: locks hide missing orderings.
     pub running: Cell<bool>,
+    /// What the CPU knows the guest by.
+    pub loaded: Cell<Vmid>,
     pub tlb: RefCell<Tlb>,
     /// Host memory that was taken from the guest, and not given to it again.
     pub taken: RefCell<Vec<Range<u64>>>,
@@ -89,6 +91,7 @@ impl World {
             pages: RefCell::default(),
             bus: loom::sync::Mutex::new(()),
             running: Cell::new(false),
+            loaded: Cell::new(Vmid(0)),
             tlb: RefCell::default(),
             taken: RefCell::default(),
             protected: RefCell::default(),

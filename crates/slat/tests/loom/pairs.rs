@@ -33,6 +33,8 @@ pub enum Op {
     Set,
     /// Sets all rights.
     Give,
+    /// Changes the memory type in place, and leaves the right to read alone.
+    Retype,
     Split,
     Collapse,
     Age,
@@ -106,6 +108,7 @@ fn perform<F: Walked>(
         Execute => again(inside.execute_protect(ALL).is_some()),
         Set => again(inside.set(ALL, Rights::READ).is_some()),
         Give => again(inside.set(ALL, Rights::ALL).is_some()),
+        Retype => again(inside.retype(ALL).is_some()),
         Relax => {
             again(inside.relax(if size == PAGE { 0..PAGE } else { ALL }, Access::Write).is_some())
         }
@@ -181,7 +184,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
                 // Something else may be there now: what a map says to that is another's to prove.
                 if rest.as_ref().is_some_and(|rest| rest.why == MapError::Contended) && !unmaps {
                     let rest = guest.map(rest.unwrap().range, RAM, size, &mut cache);
-                    assert!(rest.is_none() || attributes != RAM, "{rest:?}");
+                    assert!(rest.is_none() || attributes != RAM || either(Retype), "{rest:?}");
                 }
                 pages.push(cache);
             }
@@ -202,18 +205,20 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
                 }
             }
             Left::Again(Cpu) => {
-                let protects = [Protect, Round, Set].into_iter().any(either);
+                let protects = [Protect, Round, Set, Retype].into_iter().any(either);
                 let may = unmaps || protects || bbm == ALWAYS;
                 assert!(may || tree == Tree::One, "a fault without a reason");
             }
             Left::Again(Translate) => {
-                let may = unmaps || bbm == ALWAYS || tree != Tree::Two || either(Collapse);
+                let breaks = bbm == ALWAYS || either(Collapse) || either(Retype);
+                let may = unmaps || breaks || tree != Tree::Two;
                 assert!(may, "a page vanished");
             }
             Left::Again(Fault) => {
                 assert!(unmaps || either(Map) || either(Collapse) || both || either(Split))
             }
             Left::Again(Age) if both || either(Collapse) || bbm == ALWAYS || unmaps => {}
+            Left::Again(Age) if either(Retype) => {}
             // Unfolded beside it.
             Left::Again(Age) if tree == Tree::Group => {}
             Left::Again(Age) => panic!("nobody kept the page from being answered"),
@@ -264,20 +269,20 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed])
         }
         let Some(Translation { attributes, size, .. }) = stands else { continue };
         let given = [Relax, Give, Map, Fault].into_iter().any(either);
-        if [Protect, Round, Set].into_iter().any(either) && !given {
+        if [Protect, Round, Set, Retype].into_iter().any(either) && !given {
             assert!(!attributes.write, "{page:#x} is writable again");
         }
-        if [Execute, Set].into_iter().any(either) && !given {
+        if [Execute, Set, Retype].into_iter().any(either) && !given {
             assert_eq!(attributes.execute, slat::Execute::None);
         }
-        let taken = [Protect, Round, Set, Execute, Map, Fault, Collapse, Split];
+        let taken = [Protect, Round, Set, Retype, Execute, Map, Fault, Collapse, Split];
         if either(Give) && !taken.into_iter().any(either) {
             assert!(attributes.write && attributes.execute == slat::Execute::All);
         }
         if either(Collapse) != either(Split) && !either(Map) && !either(Fault) && !unmaps {
             let one = if either(Split) { PAGE } else { BLOCK };
             // Rights that are changed at the same time are told apart.
-            let rights = [Relax, Protect, Round, Execute, Set, Give];
+            let rights = [Relax, Protect, Round, Execute, Set, Give, Retype];
             let odd = rights.into_iter().any(either) || tree == Tree::One;
             assert!(odd || size.bytes() == one, "{size} at {page:#x}");
         }
@@ -406,6 +411,23 @@ pairs! {
     giving_and_collapse: Two, Give, Collapse, at most 4;
     giving_and_write_protect_subtrees: Two, Give, Round;
     giving_and_hardware: Two, Give, Cpu;
+    replace_and_map: One, Retype, Map;
+    replace_and_fault: One, Retype, Fault;
+    replace_and_unmap: Two, Retype, Unmap, at most 3;
+    replace_and_write_protect: Two, Retype, Protect;
+    replace_and_relax: Two, Retype, Relax;
+    replace_and_execute_protect: Two, Retype, Execute, at most 4;
+    replace_and_protect: Two, Retype, Set, at most 4;
+    replace_and_replace: Two, Retype, Retype, at most 4;
+    replace_and_split: Block, Retype, Split;
+    replace_and_collapse: Two, Retype, Collapse, at most 3;
+    replace_and_age: Two, Retype, Age, at most 3;
+    replace_and_harvest: Two, Retype, Harvest, at most 4;
+    replace_and_write_protect_subtrees: Two, Retype, Round, at most 4;
+    replace_and_hardware: Two, Retype, Cpu, at most 4;
+    replace_and_translate: Two, Retype, Translate;
+    replace_and_reclaim: Two, Retype, Retire, at most 2;
+    of_a_group_replace_and_hardware: Group, Retype, Cpu, at most 2;
     split_and_split: Block, Split, Split;
     split_and_collapse_of_a_table: Two, Split, Collapse;
     split_and_collapse: Block, Split, Collapse;

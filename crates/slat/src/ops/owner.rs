@@ -1,0 +1,291 @@
+//! Owners: a word of the caller's in entries that translate nothing.
+//!
+//! A hypervisor that hands memory from one guest to another, or to itself, writes down whose it is
+//! where nothing is mapped. An owned entry is invalid to hardware, and kept from other software: it
+//! is mapped and reserved again only when the word has been taken back, an unmap passes it by, and a
+//! table that holds one is not empty.
+//!
+//! # Protocol
+//! A word is set, replaced and taken back by one compare-and-swap from the value that was read. So
+//! of a thread that maps an entry and one that gives it an owner, one finds what the other did. A
+//! word that is taken back leaves a token where the CPU demands a break, as an unmap does: whoever
+//! emptied the entry before it had an owner may not have completed its invalidation
+//! (`Tables::break_before_fill`).
+
+use super::map::MapError;
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
+use crate::cache::TableCache;
+use crate::format::{Format, Kind, TOKEN_BITS};
+use crate::guard::{Done, Guard};
+use crate::platform::Platform;
+use crate::tables::{Contended, Halted, Tables};
+use crate::walk::{Entry, Flow, Tally, Visitor};
+use core::fmt;
+
+/// Whose an address is, where nothing is mapped: a word of [`Owner::BITS`] bits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// Bits of a word.
+    pub const BITS: u32 = TOKEN_BITS;
+
+    /// The owner with this word; `None` for one of more than [`Owner::BITS`] bits.
+    pub const fn new(word: u64) -> Option<Self> {
+        if word >> Self::BITS == 0 { Some(Self(word)) } else { None }
+    }
+
+    /// The word.
+    pub const fn word(self) -> u64 {
+        self.0
+    }
+
+    /// In a slot of [`Kind::Owned`].
+    #[inline(always)]
+    pub(super) fn of<F: Format>(raw: u64) -> Self {
+        Self(F::owner(raw))
+    }
+}
+
+/// Why a range got no owner, or not all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum OwnerError {
+    /// The range of guest addresses is not one that these tables can have.
+    Range(RangeError),
+    /// The cache was filled from another platform.
+    ForeignCache,
+    /// A leaf is mapped there.
+    Occupied {
+        /// The size of the leaf found.
+        size: PageSize,
+        /// Where it points.
+        hpa: Hpa,
+    },
+    /// The owner there is not the one that was to be replaced.
+    Owned {
+        /// The owner found; `None` if there is none.
+        owner: Option<Owner>,
+    },
+    /// The cache ran out of table pages.
+    CacheEmpty,
+    /// Somebody else held an entry for too long.
+    Contended,
+}
+
+impl fmt::Display for OwnerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Range(error) => error.fmt(f),
+            Self::ForeignCache => MapError::ForeignCache.fmt(f),
+            Self::Occupied { size, hpa } => {
+                write!(f, "a {size} leaf ({hpa}) is mapped there; unmap it first")
+            }
+            Self::Owned { owner: Some(Owner(word)) } => {
+                write!(f, "the entry has another owner ({word:#x})")
+            }
+            Self::Owned { owner: None } => f.write_str("the entry has no owner"),
+            Self::CacheEmpty => MapError::CacheEmpty.fmt(f),
+            Self::Contended => MapError::Contended.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for OwnerError {}
+
+/// The owner in a slot that translates nothing.
+#[inline(always)]
+pub(super) fn owner<F: Format>(kind: Kind, raw: u64) -> Option<Owner> {
+    (kind == Kind::Owned).then(|| Owner::of::<F>(raw))
+}
+
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+    /// Gives the addresses of `range`, where nothing is mapped, and whose owner is `from`, to the
+    /// owner `to`: `None` is nobody, who was there before the first call. What is `to`'s already
+    /// stays. Returns the bytes that changed hands.
+    ///
+    /// The largest entries that the range covers hold the word; one that it cuts becomes a table.
+    /// Reservations in the range are void. Nothing is owed: hardware caches nothing that is invalid
+    /// (where it does, it caches an invalid entry as such).
+    ///
+    /// # Errors
+    /// Nothing is done on [`OwnerError::Range`], [`OwnerError::ForeignCache`], and on
+    /// [`OwnerError::Occupied`] and [`OwnerError::Owned`] unless that appeared meanwhile.
+    /// [`OwnerError::CacheEmpty`] and [`OwnerError::Contended`] leave everything done that precedes
+    /// the address where it stopped.
+    pub fn set_owner(
+        &mut self,
+        range: GpaRange,
+        from: Option<Owner>,
+        to: Option<Owner>,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<u64, Halted<OwnerError>> {
+        let tables = self.tables;
+        if let Err(error) = tables.check(&range) {
+            return Self::halted(range.start(), OwnerError::Range(error));
+        }
+        if !cache.serves(tables.platform) {
+            return Self::halted(range.start(), OwnerError::ForeignCache);
+        }
+        let (start, end) = (range.start().0, range.end().0);
+        let hand = Hand { from, to };
+        let mut check = Check { hand, read: 0, why: OwnerError::Contended };
+        let result = tables.walk(start, end, &mut check);
+        self.counts.slots_read += check.read;
+        if let Err(at) = result {
+            // Nothing is done yet: who goes on has to begin at the start.
+            let at = if check.why == OwnerError::Contended { range.start() } else { at };
+            return Self::halted(at, check.why);
+        }
+        let mut visitor =
+            SetOwner { tables, hand, cache, done: Done::NOTHING, why: OwnerError::Contended };
+        let result = tables.walk(start, end, &mut visitor);
+        let SetOwner { done, why, .. } = visitor;
+        if done.counts.tables_built != 0 {
+            tables.platform.publish();
+        }
+        let bytes = done.into(self);
+        match result {
+            Ok(()) => Ok(bytes),
+            Err(at) => Self::halted(at, why),
+        }
+    }
+
+    /// Whose `gpa` is ([`Guard::set_owner`]); `None` where something is mapped, or nobody's.
+    ///
+    /// # Errors
+    /// [`Contended`] if somebody else is changing the entry.
+    pub fn owner(&self, gpa: Gpa) -> Result<Option<Owner>, Contended> {
+        if gpa.0 >> self.geometry().address_bits != 0 {
+            return Ok(None);
+        }
+        let found = self.tables.lookup(gpa.0);
+        match F::kind(found.raw, found.level) {
+            Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
+            kind => Ok(owner::<F>(kind, found.raw)),
+        }
+    }
+}
+
+/// From whom to whom.
+#[derive(Clone, Copy)]
+struct Hand {
+    from: Option<Owner>,
+    to: Option<Owner>,
+}
+
+impl Hand {
+    /// Whether a slot is to change; an error if it may not.
+    #[inline(always)]
+    fn takes<F: Format>(self, level: u8, kind: Kind, raw: u64) -> Result<bool, OwnerError> {
+        if kind == Kind::Leaf {
+            return Err(OwnerError::Occupied {
+                size: F::size(level),
+                hpa: F::leaf_address(raw, level),
+            });
+        }
+        let owner = owner::<F>(kind, raw);
+        if owner == self.to {
+            Ok(false)
+        } else if owner == self.from {
+            Ok(true)
+        } else {
+            Err(OwnerError::Owned { owner })
+        }
+    }
+}
+
+/// Looks for what is in the way, before anything is changed.
+struct Check {
+    hand: Hand,
+    read: u64,
+    why: OwnerError,
+}
+
+impl<'t, F: Format> Visitor<'t, F> for Check {
+    const LEVELS: Levels = Levels::ALL;
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+        match self.hand.takes::<F>(level, kind, entry.raw) {
+            Ok(_) => Flow::Next,
+            Err(why) => {
+                self.why = why;
+                Flow::Stop
+            }
+        }
+    }
+
+    #[inline]
+    fn settle(&mut self, _level: u8, tally: Tally) {
+        self.read += tally.read;
+    }
+}
+
+struct SetOwner<'t, 'a, 'c, F: Format, P: Platform> {
+    tables: &'t Tables<'t, F, P>,
+    hand: Hand,
+    cache: &'a mut TableCache<'c, F, P>,
+    done: Done,
+    why: OwnerError,
+}
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for SetOwner<'_, '_, '_, F, P> {
+    const LEVELS: Levels = Levels::ALL;
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        match self.hand.takes::<F>(level, kind, entry.raw) {
+            Ok(true) => {}
+            Ok(false) => return Flow::Next,
+            Err(why) => {
+                self.why = why;
+                return Flow::Stop;
+            }
+        }
+        if !entry.whole::<F>(level) {
+            return self.table(level, kind, &entry.apart());
+        }
+        let new = match self.hand.to {
+            Some(Owner(word)) => F::owned(word),
+            None if self.tables.refill_breaks() => self.tables.tokens.next::<F>(),
+            None => 0,
+        };
+        if entry.slot.exchange(entry.raw, new).is_err() {
+            return Flow::Again;
+        }
+        tally.change(&entry);
+        Flow::Next
+    }
+
+    #[inline]
+    fn settle(&mut self, level: u8, tally: Tally) {
+        self.done.settle::<F>(level, &tally, false);
+    }
+}
+
+impl<F: Format, P: Platform> SetOwner<'_, '_, '_, F, P> {
+    /// Puts a table in the place of a slot that the range cuts, all of which is as the slot was.
+    #[cold]
+    fn table(&mut self, level: u8, kind: Kind, entry: &Entry<'_>) -> Flow {
+        let (tables, counts) = (self.tables, &mut self.done.counts);
+        let Some(mut frame) = self.cache.take() else {
+            self.why = OwnerError::CacheEmpty;
+            return Flow::Stop;
+        };
+        let slots = frame.slots_mut::<F>(tables.platform, level - 1);
+        let all = slots.len() as u64;
+        tables.platform.fill(slots, if kind == Kind::Owned { entry.raw } else { 0 }, 0);
+        // Slots of 0 tell nobody of an unmap that has not completed.
+        let broke = tables.break_before_fill(entry.raw, level, entry.base::<F>(level));
+        counts.invalidations += u64::from(broke);
+        if entry.slot.exchange(entry.raw, F::table(frame.hpa(), level)).is_ok() {
+            frame.into_hpa();
+            counts.tables_built += 1;
+            counts.slots_written += all + 1;
+        } else {
+            self.cache.put(frame);
+        }
+        Flow::Again
+    }
+}

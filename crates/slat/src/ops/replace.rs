@@ -1,0 +1,365 @@
+//! Replace: leaves that go on translating the same addresses, to other memory or as another memory
+//! type.
+//!
+//! # Protocol
+//! Where the CPU may take either translation as it comes, a leaf is replaced by one
+//! compare-and-swap from the value that was read. Where it must not hold two translations of an
+//! address, and wherever the memory type changes, the leaf is broken: a compare-and-swap from the
+//! value that was read freezes it, so that no other software maps anything there and hardware
+//! faults; the invalidation completes; memory whose type changes is maintained, when no CPU uses it
+//! any more; then the new leaf takes the marker's place. Up to [`RUN`] neighbouring pages stand
+//! broken together. Between the first marker and the last release nothing is allocated and nobody
+//! is called but the platform's invalidation and maintenance.
+//!
+//! *Invariant*: what the guest wrote is in the memory that the new leaf maps. Other memory takes the
+//! place only of a leaf that the guest cannot write: who wants to move a page protects it,
+//! completes, copies, and then replaces it. A write fault that was answered in between has given the
+//! right back, and the leaf is refused. Accessed and dirty state goes from the old leaf to the new.
+
+use super::ChangeError;
+use super::map::{MapError, maintenance};
+use super::push_down::push_down;
+use super::unfold::folded;
+use crate::addr::{GpaRange, Hpa, Levels, PageSize, RangeError};
+use crate::format::{AttributeError, Attributes, Format, Kind, RUN};
+use crate::guard::{Done, Guard};
+use crate::platform::Platform;
+use crate::shootdown::Owed;
+use crate::table::Slot;
+use crate::tables::{Halted, Tables};
+use crate::walk::{Entry, Flow, Tally, Visitor};
+use core::fmt;
+
+/// Why the leaves of a range were not replaced, or not all of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ReplaceError {
+    /// The range of guest addresses is not one that these tables can have.
+    Range(RangeError),
+    /// The new host address is not a multiple of the page size, or reaches beyond what a descriptor
+    /// can hold.
+    HostAddress {
+        /// The address.
+        hpa: Hpa,
+        /// The page size.
+        page: PageSize,
+        /// Bits of a host address.
+        bits: u32,
+    },
+    /// The format, as configured, cannot express the attributes.
+    Attributes(AttributeError),
+    /// The range ends inside a block.
+    CutsBlock {
+        /// The size of the block.
+        size: PageSize,
+    },
+    /// The new memory does not begin at a multiple of this leaf's size.
+    Unaligned {
+        /// The size of the leaf.
+        size: PageSize,
+    },
+    /// Other memory is mapped there than was to be replaced.
+    Differs {
+        /// The size of the leaf found.
+        size: PageSize,
+        /// Where it points.
+        hpa: Hpa,
+    },
+    /// The guest may write the leaf, so that what it writes now would be lost.
+    Writable,
+    /// Somebody else held an entry for too long.
+    Contended,
+}
+
+impl fmt::Display for ReplaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Range(error) => error.fmt(f),
+            Self::HostAddress { hpa, page, bits } => {
+                MapError::HostAddress { hpa, page, bits }.fmt(f)
+            }
+            Self::Attributes(error) => error.fmt(f),
+            Self::CutsBlock { size } => ChangeError::CutsBlock { size }.fmt(f),
+            Self::Unaligned { size } => write!(
+                f,
+                "the new memory does not begin at a multiple of {size}, the size of the leaf; split \
+                 it first"
+            ),
+            Self::Differs { size, hpa } => {
+                write!(f, "a {size} leaf that points elsewhere ({hpa}) is mapped there")
+            }
+            Self::Writable => f.write_str(
+                "the guest may write the leaf; write-protect it, complete, copy, then replace it",
+            ),
+            Self::Contended => ChangeError::Contended.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ReplaceError {}
+
+impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+    /// Makes the leaves of `range`, which map the memory from `from` on, map that from `to` on, with
+    /// the rights, memory type and software bits of `attributes`; returns the bytes that changed.
+    /// What is not mapped stays so.
+    ///
+    /// At no moment does the range translate to anything but the old memory or the new. With `from`
+    /// equal to `to` this changes the memory type in place. Accessed and dirty are those of
+    /// `attributes` or of the old leaf. Memory is made coherent first ([`Platform::maintain`]); where
+    /// its type changes, behind the invalidation. Where the CPU must not hold two translations of an
+    /// address (Arm, Power), and where the memory type changes, each leaf faults until an
+    /// invalidation, executed inside, has completed: a guest that uses it meanwhile comes back.
+    ///
+    /// The old memory is the caller's after [`Guard::complete`].
+    ///
+    /// To move a page that the guest may write: [`Guard::write_protect`], [`Guard::owe`] (another
+    /// thread may have protected it, and not completed), [`Guard::complete`], copy, replace. To
+    /// share it: the same, and the new memory is another's; to end the sharing, in the write fault:
+    /// copy, replace with the right to write.
+    ///
+    /// # Errors
+    /// Nothing is done on [`ReplaceError::Range`], [`ReplaceError::HostAddress`],
+    /// [`ReplaceError::Attributes`], and on [`ReplaceError::CutsBlock`] unless the block appeared
+    /// meanwhile. [`ReplaceError::Unaligned`], [`ReplaceError::Differs`], [`ReplaceError::Writable`]
+    /// (only where `from` and `to` differ) and [`ReplaceError::Contended`] leave everything replaced
+    /// that precedes the address where it stopped.
+    pub fn replace(
+        &mut self,
+        range: GpaRange,
+        from: Hpa,
+        to: Hpa,
+        attributes: Attributes,
+    ) -> Result<u64, Halted<ReplaceError>> {
+        let tables = self.tables;
+        if let Err(why) = tables.check_replace(&range, to, attributes) {
+            return Self::halted(range.start(), why);
+        }
+        let mut visitor = Replace {
+            tables,
+            start: range.start().0,
+            from,
+            to,
+            attributes,
+            done: Done::NOTHING,
+            why: ReplaceError::Contended,
+        };
+        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let Replace { done, why, .. } = visitor;
+        let bytes = done.into(self);
+        if bytes != 0 {
+            tables.platform.publish();
+        }
+        match result {
+            Ok(()) => Ok(bytes),
+            Err(at) => Self::halted(at, why),
+        }
+    }
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    fn check_replace(
+        &self,
+        range: &GpaRange,
+        to: Hpa,
+        attributes: Attributes,
+    ) -> Result<(), ReplaceError> {
+        self.check(range).map_err(ReplaceError::Range)?;
+        if let Err(MapError::HostAddress { hpa, page, bits }) = self.check_host(to, range.size()) {
+            return Err(ReplaceError::HostAddress { hpa, page, bits });
+        }
+        self.format.encode(attributes).map_err(ReplaceError::Attributes)?;
+        match self.cut_block(range, |_| true) {
+            Some(size) => Err(ReplaceError::CutsBlock { size }),
+            None => Ok(()),
+        }
+    }
+}
+
+struct Replace<'t, F: Format, P: Platform> {
+    tables: &'t Tables<'t, F, P>,
+    start: u64,
+    from: Hpa,
+    to: Hpa,
+    attributes: Attributes,
+    done: Done,
+    why: ReplaceError,
+}
+
+/// What is to become of a leaf.
+struct New {
+    raw: u64,
+    /// The new leaf takes the old one's place behind an invalidation only.
+    breaks: bool,
+    /// The memory's type changes: it is maintained when no CPU uses it any more.
+    retyped: bool,
+}
+
+impl<F: Format, P: Platform> Replace<'_, F, P> {
+    /// Where the memory that is to be mapped at `gpa` begins.
+    fn target(&self, gpa: u64) -> Hpa {
+        Hpa(self.to.0.wrapping_add(gpa - self.start))
+    }
+
+    /// What the leaf `raw` at `level`, which the range covers whole, becomes; `None` if it is that
+    /// already.
+    #[inline]
+    fn plan(&self, level: u8, raw: u64, gpa: u64) -> Result<Option<New>, ReplaceError> {
+        let (size, hpa) = (F::size(level), F::leaf_address(raw, level));
+        let target = self.target(gpa);
+        let moves = self.from != self.to;
+        let there = hpa.0 == self.from.0.wrapping_add(gpa - self.start);
+        // Replaced before the walk began anew, or by another thread.
+        if !there && hpa != target {
+            return Err(ReplaceError::Differs { size, hpa });
+        }
+        if target.0 & (size.bytes() - 1) != 0 {
+            return Err(ReplaceError::Unaligned { size });
+        }
+        let old = self.tables.format.decode(raw, level);
+        let attributes = Attributes {
+            accessed: self.attributes.accessed || old.accessed,
+            dirty: self.attributes.dirty || old.dirty,
+            ..self.attributes
+        };
+        let bits = self.tables.format.encode(attributes).map_err(ReplaceError::Attributes)?;
+        let new = F::leaf(bits, level, target);
+        if new == raw {
+            return Ok(None);
+        }
+        if moves && there && old.write {
+            return Err(ReplaceError::Writable);
+        }
+        let retyped = old.memory != attributes.memory;
+        let breaks = retyped || self.tables.refill_breaks() && moves && there;
+        Ok(Some(New { raw: new, breaks, retyped }))
+    }
+
+    fn maintain(&self, gpa: u64, bytes: u64) {
+        if let Some(what) = maintenance(&self.attributes) {
+            self.tables.platform.maintain(self.target(gpa), bytes, what);
+        }
+    }
+
+    /// Replaces leaves at `level`, neighbours from `gpa` on, by way of a break; returns how many.
+    fn broken(&mut self, level: u8, leaves: &[(&Slot, u64)], news: &[New], gpa: u64) -> usize {
+        let size = F::size(level);
+        let frozen = F::frozen(Hpa(0));
+        let freeze = |(slot, raw): &&(&Slot, u64)| slot.exchange(*raw, frozen).is_ok();
+        let held = leaves.iter().take_while(freeze).count();
+        let bytes = held as u64 * size.bytes();
+        let mut stale = Owed::NOTHING;
+        if held != 0 {
+            stale.leaves(gpa, gpa + bytes, size);
+        }
+        if let Some(what) = self.tables.invalidation(&stale) {
+            self.tables.platform.invalidate(&what);
+            self.done.counts.invalidations += 1;
+        }
+        for (index, ((slot, _), new)) in leaves.iter().zip(news).take(held).enumerate() {
+            if new.retyped {
+                self.maintain(gpa + index as u64 * size.bytes(), size.bytes());
+            }
+            slot.release(frozen, new.raw);
+        }
+        self.done.counts.broken += held as u64;
+        self.done.counts.slots_written += 2 * held as u64;
+        self.done.bytes += bytes;
+        held
+    }
+
+    fn stop(&mut self, why: ReplaceError) -> Flow {
+        self.why = why;
+        Flow::Stop
+    }
+}
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
+    const LEVELS: Levels = Levels::ALL;
+    const TOUCHES: bool = true;
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if kind != Kind::Leaf {
+            return Flow::Next;
+        }
+        if level > 0 && !entry.whole::<F>(level) {
+            return self.stop(ReplaceError::CutsBlock { size: F::size(level) });
+        }
+        if folded::<F>(entry.raw) {
+            return self.tables.unfold(entry.start, level, &mut self.done.counts);
+        }
+        let new = match self.plan(level, entry.raw, entry.start) {
+            Ok(Some(new)) => new,
+            Ok(None) => return Flow::Next,
+            Err(why) => return self.stop(why),
+        };
+        if !new.retyped {
+            self.maintain(entry.start, entry.end - entry.start);
+        }
+        let replaced = if new.breaks {
+            self.broken(level, &[(entry.slot, entry.raw)], &[new], entry.start) == 1
+        } else {
+            let exchanged = entry.slot.exchange(entry.raw, new.raw).is_ok();
+            if exchanged {
+                tally.change(&entry);
+            }
+            exchanged
+        };
+        if replaced { Flow::Next } else { Flow::Again }
+    }
+
+    /// Pages that stand broken share one invalidation.
+    #[inline]
+    fn visit_run(
+        &mut self,
+        run: &'t [Slot; RUN],
+        raws: &[u64; RUN],
+        at: u64,
+        _: &mut Tally,
+    ) -> usize {
+        let page = F::size(0).bytes();
+        let mut leaves = [(&run[0], 0); RUN];
+        let mut news = [const { New { raw: 0, breaks: true, retyped: false } }; RUN];
+        // From the first on, those that are to be broken: the others, and what is refused, are
+        // visited one by one.
+        let mut count = 0;
+        for (index, &raw) in raws.iter().enumerate() {
+            let gpa = at + index as u64 * page;
+            if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
+                break;
+            }
+            let Ok(Some(new)) = self.plan(0, raw, gpa) else { break };
+            if !new.breaks {
+                break;
+            }
+            if !new.retyped {
+                self.maintain(gpa, page);
+            }
+            (leaves[index], news[index]) = ((&run[index], raw), new);
+            count = index + 1;
+        }
+        if count == 0 {
+            return 0;
+        }
+        self.broken(0, &leaves[..count], &news[..count], at)
+    }
+
+    #[inline(always)]
+    fn passes(&self, raw: u64) -> bool {
+        !self.attributes.write || raw & F::TABLE_WRITE == F::TABLE_WRITE
+    }
+
+    /// What tables withhold is pushed down, where the right to write is given.
+    #[inline(always)]
+    fn enter(&mut self, level: u8, entry: &Entry<'t>, children: &'t [Slot]) -> Option<Flow> {
+        if self.passes(entry.raw) {
+            return None;
+        }
+        Some(push_down::<F>(level, entry, children, &mut self.done.counts))
+    }
+
+    #[inline]
+    fn settle(&mut self, level: u8, tally: Tally) {
+        self.done.settle::<F>(level, &tally, true);
+    }
+}

@@ -1,0 +1,135 @@
+//! Leaves that are replaced in place, against those who use, write, take or replace them.
+
+use crate::guest::*;
+use crate::hardware::Use;
+use crate::machine::*;
+use loom::thread::spawn;
+use slat::format::tiny::{Tiny, TinyEpt};
+use slat::{Access, Attributes, Gpa, Hpa, Removals, ReplaceError};
+
+const NEW: u64 = 2 * MEMORY;
+/// What a page that is moved is meanwhile.
+const HELD: Attributes = Attributes { accessed: true, ..PROTECTED };
+
+fn moves<F: crate::hardware::Walked>(guest: On<F>, to: u64) -> Result<bool, ReplaceError> {
+    let mut inside = guest.inside();
+    let page = range(&(0..PAGE));
+    let moved = inside.guard.replace(page, Hpa(MEMORY), Hpa(to), HELD);
+    inside.guard.complete();
+    moved.map(|bytes| bytes == PAGE).map_err(|halted| halted.why)
+}
+
+fn stands<F: crate::hardware::Walked>(guest: On<F>) -> Option<u64> {
+    guest.inside().guard.translate(Gpa(0)).expect("a marker was left behind").map(|leaf| leaf.hpa.0)
+}
+
+fn a_write<F: crate::hardware::Walked>(name: &str) {
+    explore(name, || {
+        let guest = On::<F>::new(14, NEVER).running().mapped(0..PAGE, HELD, PAGE);
+        // It was copied here.
+        let vcpu = spawn(move || {
+            let rest = guest.relax(0..PAGE, Access::Write);
+            rest.is_none().then(|| guest.access(0, true, Use::Never)).flatten()
+        });
+        let moved = moves(guest, NEW);
+        let wrote = vcpu.join().unwrap();
+        match moved {
+            Ok(true) => assert!(wrote.is_none_or(|hpa| hpa.0 == NEW), "what was written is lost"),
+            Err(ReplaceError::Writable | ReplaceError::Contended) => {
+                assert!(wrote.is_none_or(|hpa| hpa.0 == MEMORY));
+            }
+            odd => panic!("{odd:?}"),
+        }
+        guest.close();
+    });
+}
+
+#[test]
+fn what_a_guest_writes_beside_a_move_is_in_the_new_memory_or_the_page_was_not_moved() {
+    a_write::<Tiny>("replace || relax, hardware write, Arm");
+    a_write::<TinyEpt>("replace || relax, hardware write, Intel");
+}
+
+#[test]
+fn no_cpu_reaches_the_old_memory_of_a_page_that_was_moved() {
+    explore("replace || hardware, lazy TLB", || {
+        let guest = Guest::new(14, NEVER).running().mapped(0..PAGE, HELD, PAGE);
+        guest.access(0, false, Use::Always);
+        // Freed memory that is reached fails the access, as do two addresses in the TLB.
+        let vcpu = spawn(move || {
+            guest.access(0, false, Use::Always);
+            guest.access(0, false, Use::Never);
+        });
+        if moves(guest, NEW) == Ok(true) {
+            guest.world.taken.borrow_mut().push(MEMORY..MEMORY + PAGE);
+            assert_eq!(guest.access(0, false, Use::Always), Some(Hpa(NEW)));
+        }
+        vcpu.join().unwrap();
+        guest.close();
+    });
+}
+
+#[test]
+fn of_two_moves_of_one_page_the_second_is_told() {
+    explore("replace || replace", || {
+        let guest = Guest::new(14, NEVER).mapped(0..PAGE, HELD, PAGE);
+        let other = spawn(move || moves(guest, 3 * MEMORY));
+        let done = [moves(guest, NEW), other.join().unwrap()];
+        let found = stands(guest).expect("a page was lost");
+        for (done, to) in done.into_iter().zip([NEW, 3 * MEMORY]) {
+            match done {
+                Ok(moved) => assert_eq!((moved, found), (true, to)),
+                Err(ReplaceError::Differs { hpa, .. }) => assert_eq!(hpa.0, found),
+                Err(why) => assert_eq!(why, ReplaceError::Contended),
+            }
+        }
+        guest.close();
+    });
+}
+
+fn an_unmap<F: crate::hardware::Walked>(name: &str) {
+    explore(name, || {
+        let guest = On::<F>::new(14, NEVER).mapped(0..PAGE, HELD, PAGE);
+        let unmaps = spawn(move || {
+            let mut storage = [const { slat::Place::EMPTY }; 2];
+            let mut removals = Removals::new(guest.tables(), &mut storage);
+            let done = guest.inside().guard.unmap(range(&(0..PAGE)), &mut removals);
+            (done.is_ok(), removals.complete().collect::<std::vec::Vec<_>>())
+        });
+        let moved = moves(guest, NEW);
+        let (unmapped, gone) = unmaps.join().unwrap();
+        assert_eq!(unmapped, stands(guest).is_none());
+        if unmapped {
+            assert_eq!(gone.len(), 1, "handed out once");
+            let from = if moved == Ok(true) { NEW } else { MEMORY };
+            assert!(gone[0].hpa.0 == from && gone[0].attributes.accessed);
+        }
+        guest.close();
+    });
+}
+
+#[test]
+fn an_unmap_beside_a_move_hands_out_what_was_mapped_last() {
+    an_unmap::<Tiny>("replace || unmap, Arm");
+    an_unmap::<TinyEpt>("replace || unmap, Intel");
+}
+
+#[test]
+fn after_a_new_vmid_no_cpu_reaches_what_was_unmapped_beside_it() {
+    explore("renew || unmap || hardware, lazy TLB", || {
+        let guest = Guest::new(14, NEVER).running().mapped(0..PAGE, RAM, PAGE);
+        let enters = spawn(move || {
+            // SAFETY: the only CPU is this thread; it holds nothing under the new VMID, and no
+            // other guest is there to get the old one.
+            unsafe { guest.tables().renew(slat::Vmid(1)) };
+            guest.world.loaded.set(guest.tables().vmid());
+            guest.access(0, false, Use::Always);
+        });
+        let result = guest.unmap(0..PAGE);
+        enters.join().unwrap();
+        guest.unmap_rest(result);
+        // Freed memory that is reached fails the access.
+        assert!(guest.access(0, false, Use::Always).is_none());
+        guest.end(1);
+    });
+}
