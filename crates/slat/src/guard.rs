@@ -4,12 +4,12 @@ use crate::addr::{GpaRange, RangeError};
 use crate::counts::Counts;
 use crate::format::{Format, Geometry};
 use crate::grace::Inside;
-use crate::ops::{Place, Removals};
+use crate::ops::{Early, Place, Removals};
 use crate::platform::Platform;
 use crate::shootdown::Vmid;
 use crate::shootdown::{Invalidation, Owed};
 use crate::tables::{Halted, Tables};
-use crate::walk::Tally;
+use crate::walk::{Budget, Tally};
 use core::fmt;
 
 /// A thread inside the tables of a guest.
@@ -31,6 +31,8 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     inside: Option<Inside<'t>>,
     /// Whether CPUs may have the tables loaded: else nothing is ever owed.
     live: bool,
+    /// What is left of [`Guard::limit`].
+    pub(crate) budget: Budget,
     pub(crate) counts: Counts,
     pub(crate) owed: Owed,
 }
@@ -42,7 +44,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         inside: Option<Inside<'t>>,
         live: bool,
     ) -> Self {
-        Self { tables, inside, live, counts: Counts::NONE, owed: Owed::NOTHING }
+        let budget = Budget::unbounded();
+        Self { tables, inside, live, budget, counts: Counts::NONE, owed: Owed::NOTHING }
     }
 
     /// The machine under the tables.
@@ -76,6 +79,27 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         if let Some(inside) = &mut self.inside {
             inside.refresh(self.tables.platform.grace(), self.tables.seat());
         }
+    }
+
+    /// Bounds how long operations go on: when they have read so many slots since, in all, they end
+    /// as *paused*, with everything before an address done, and the caller goes on from there when
+    /// he likes. For a hypervisor that is not to keep its CPU to itself.
+    ///
+    /// An operation ends behind the table in which that happens, so that it reads one table more at
+    /// most, and each call gets at least one done; tables that it builds for one block are not
+    /// counted. Operations on one page, and those that answer by bitmap and end nowhere
+    /// ([`Guard::age`]), are not bounded; nor is looking. What refuses a range looks at its ends
+    /// alone, but [`Guard::map`] and [`Guard::set_owner`] look at all of it first: with a limit
+    /// they look at what they then do, and what is in the way further on is found later.
+    pub fn limit(&mut self, slots: u64) {
+        self.budget = Budget::of(slots);
+    }
+
+    /// Keeps what is left after a walk; `why` it ended early, if it did.
+    #[inline]
+    pub(crate) fn spend<E: Early>(&mut self, budget: Budget, why: E) -> E {
+        self.budget = budget;
+        if core::mem::take(&mut self.budget.spent) { E::PAUSED } else { why }
     }
 
     /// Exact costs of what the guard's operations did since it was made.

@@ -13,7 +13,7 @@ use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
 use crate::sync::{AtomicU64, EXCHANGE, LOAD, agreed};
 use crate::table::{self, Frame, Slot, slot};
 use crate::underway::Pending;
-use crate::walk::{Outcome, PATIENCE, Visitor, touch_all, walk};
+use crate::walk::{Budget, Outcome, PATIENCE, Visitor, touch_all, walk};
 use core::fmt;
 
 /// The second-stage tables of one guest, live: CPUs may have them loaded.
@@ -385,8 +385,19 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         end: u64,
         visitor: &mut V,
     ) -> Outcome {
+        self.walk_within(start, end, visitor, &mut Budget::unbounded())
+    }
+
+    #[inline(always)]
+    pub(crate) fn walk_within<'t, V: Visitor<'t, F>>(
+        &'t self,
+        start: u64,
+        end: u64,
+        visitor: &mut V,
+        budget: &mut Budget,
+    ) -> Outcome {
         let level = self.geometry.root_level;
-        walk::<F, P, V>(self.platform, self.root_slots(), level, (start, end), visitor)
+        walk::<F, P, V>(self.platform, self.root_slots(), level, (start, end), visitor, budget)
     }
 
     #[inline(always)]

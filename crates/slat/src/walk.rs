@@ -81,6 +81,32 @@ pub(crate) enum Flow {
 /// somebody else held a slot for too long.
 pub(crate) type Outcome = Result<(), Gpa>;
 
+/// Slots that walks may still read before they end early.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    left: u64,
+    /// The last walk ended early, as nothing was left.
+    pub spent: bool,
+}
+
+impl Budget {
+    pub const fn unbounded() -> Self {
+        Self::of(u64::MAX)
+    }
+
+    pub const fn of(slots: u64) -> Self {
+        Self { left: slots, spent: false }
+    }
+
+    /// Whether nothing is left after so many slots.
+    #[inline(always)]
+    fn spend(&mut self, slots: u64) -> bool {
+        self.left = self.left.saturating_sub(slots);
+        self.spent = self.left == 0;
+        self.spent
+    }
+}
+
 /// Why a walk of one tree ended early. Small, so that it travels in registers.
 #[derive(Clone, Copy)]
 struct End {
@@ -240,7 +266,8 @@ fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
     RUN
 }
 
-/// Walks `start..end` from the root, of `slots` at `level`.
+/// Walks `start..end` from the root, of `slots` at `level`. Ends early behind the table in which
+/// `budget` was spent; a page alone is none of its business.
 #[inline]
 pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     platform: &'t P,
@@ -248,11 +275,15 @@ pub(crate) fn walk<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     level: u8,
     (start, end): (u64, u64),
     visitor: &mut V,
+    budget: &mut Budget,
 ) -> Outcome {
     let mut from = start;
+    budget.spent = false;
     for _ in 0..PATIENCE {
-        match tree::<F, P, V>(platform, slots, level, (from, end), visitor) {
+        match tree::<F, P, V>(platform, slots, level, (from, end), visitor, budget) {
             Ok(()) => return Ok(()),
+            // Spent in the last table.
+            Err(End { at, .. }) if at == end => return Ok(()),
             Err(End { at, retired: true }) => {
                 from = at.max(start);
                 visitor.again();
@@ -273,6 +304,7 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     mut level: u8,
     (start, end): (u64, u64),
     visitor: &mut V,
+    budget: &mut Budget,
 ) -> Result<(), End> {
     let mut above = [const { None }; 4];
     let mut tally = Tally::NONE;
@@ -300,11 +332,11 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     }
     let result = match level {
         0 if is_page => page::<F, P, V>(platform, slots, start, visitor, tally),
-        0 => table::<F, P, V, 0>(platform, slots, start, end, visitor),
-        1 => table::<F, P, V, 1>(platform, slots, start, end, visitor),
-        2 => table::<F, P, V, 2>(platform, slots, start, end, visitor),
-        3 => table::<F, P, V, 3>(platform, slots, start, end, visitor),
-        _ => table::<F, P, V, 4>(platform, slots, start, end, visitor),
+        0 => table::<F, P, V, 0>(platform, slots, start, end, visitor, budget),
+        1 => table::<F, P, V, 1>(platform, slots, start, end, visitor, budget),
+        2 => table::<F, P, V, 2>(platform, slots, start, end, visitor, budget),
+        3 => table::<F, P, V, 3>(platform, slots, start, end, visitor, budget),
+        _ => table::<F, P, V, 4>(platform, slots, start, end, visitor, budget),
     };
     if V::TOUCHES && F::TABLE_ACCESSED != 0 {
         touch_all::<F>(&above);
@@ -350,7 +382,8 @@ fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
 ) -> Result<(), End> {
     let slot = table::slot::<F>(slots, start, 0);
     let end = start + (1 << F::PAGE_SHIFT);
-    let result = one::<F, P, V, 0>(platform, slot, start, end, visitor, &mut tally);
+    let budget = &mut Budget::unbounded();
+    let result = one::<F, P, V, 0>(platform, slot, start, end, visitor, &mut tally, budget);
     visitor.settle(0, tally);
     result
 }
@@ -362,6 +395,7 @@ fn table<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
     start: u64,
     end: u64,
     visitor: &mut V,
+    budget: &mut Budget,
 ) -> Result<(), End> {
     let shift = F::shift(LEVEL);
     let mask = slots.len() - 1;
@@ -382,11 +416,17 @@ fn table<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
         }
         let Some((slot, rest)) = slots.split_first() else { break };
         let next = (((at >> shift) + 1) << shift).min(end);
-        result = one::<F, P, V, LEVEL>(platform, slot, at, next, visitor, &mut tally);
+        result = one::<F, P, V, LEVEL>(platform, slot, at, next, visitor, &mut tally, budget);
+        if V::TABLES && result.is_ok() && budget.spent {
+            result = Err(End { at: next, retired: false });
+        }
         if result.is_err() {
             break;
         }
         (slots, at) = (rest, next);
+    }
+    if result.is_ok() && budget.spend(tally.read) {
+        result = Err(End { at: end, retired: false });
     }
     visitor.settle(LEVEL, tally);
     result
@@ -444,6 +484,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
     end: u64,
     visitor: &mut V,
     tally: &mut Tally,
+    budget: &mut Budget,
 ) -> Result<(), End> {
     for _ in 0..PATIENCE {
         let raw = slot.load();
@@ -462,13 +503,18 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
                 match visitor.enter(LEVEL, &entry, children) {
                     Some(flow) => flow,
                     None => {
-                        let result =
-                            descend::<F, P, V, LEVEL>(platform, children, start, end, visitor);
+                        let result = descend::<F, P, V, LEVEL>(
+                            platform, children, start, end, visitor, budget,
+                        );
                         if V::TOUCHES && F::TABLE_ACCESSED != 0 {
                             touch::<F>(slot, LEVEL, raw);
                         }
-                        if result.is_ok() {
+                        // Also where the budget was spent in the last table below.
+                        if result.as_ref().map_or_else(|early| early.at == end, |()| true) {
                             visitor.leave(LEVEL, entry, children);
+                            if V::TABLES {
+                                budget.spend(children.len() as u64);
+                            }
                         }
                         return result;
                     }
@@ -500,15 +546,16 @@ fn descend<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
     start: u64,
     end: u64,
     visitor: &mut V,
+    budget: &mut Budget,
 ) -> Result<(), End> {
     if !V::LEVELS.any_below(LEVEL) {
         return Ok(());
     }
     match LEVEL {
-        4 => table::<F, P, V, 3>(platform, slots, start, end, visitor),
-        3 => table::<F, P, V, 2>(platform, slots, start, end, visitor),
-        2 => table::<F, P, V, 1>(platform, slots, start, end, visitor),
-        1 => table::<F, P, V, 0>(platform, slots, start, end, visitor),
+        4 => table::<F, P, V, 3>(platform, slots, start, end, visitor, budget),
+        3 => table::<F, P, V, 2>(platform, slots, start, end, visitor, budget),
+        2 => table::<F, P, V, 1>(platform, slots, start, end, visitor, budget),
+        1 => table::<F, P, V, 0>(platform, slots, start, end, visitor, budget),
         _ => Ok(()),
     }
 }

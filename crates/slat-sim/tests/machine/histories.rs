@@ -99,7 +99,7 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
     }
 
     fn step(&mut self) {
-        match self.rng.u8(..12) {
+        match self.rng.u8(..15) {
             0..3 => self.map(),
             3..5 => self.unmap(),
             5 => self.write_protect(),
@@ -107,6 +107,8 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
             8 => self.split(),
             9 => self.collapse(),
             10 => self.harvest(),
+            11..13 => self.move_leaf(),
+            13 => self.own(),
             _ => self.age(),
         }
         if self.rng.u8(..4) == 0 {
@@ -215,6 +217,53 @@ impl<'p, F: Format, A: Arch> History<'p, F, A> {
     fn collapse(&mut self) {
         let (all, block) = (self.all(), PageSize::from_bytes(self.block).unwrap());
         self.guest.with(|guard, _| guard.collapse(all, block).unwrap());
+    }
+
+    /// Moves a leaf as one should: protected, completed, copied, replaced.
+    fn move_leaf(&mut self) {
+        let at = self.some().start();
+        let Some(leaf) = self.guest.look(at) else { return };
+        let (size, start) = (leaf.size.bytes(), at.0 & !(leaf.size.bytes() - 1));
+        let (all, from) = (range(start, size), Hpa(leaf.hpa.0 - (at.0 - start)));
+        let machine = self.guest.machine;
+        let protected = self.guest.with(|guard, _| guard.write_protect(all).is_ok());
+        if !protected {
+            return;
+        }
+        machine.protect(VMID, all);
+        self.next_host = self.next_host.next_multiple_of(self.block);
+        let to = Hpa(self.next_host);
+        self.next_host += size;
+        let writes = self.rng.bool();
+        let attributes = Attributes { write: writes, dirty: true, ..leaf.attributes };
+        let attributes = Attributes { accessed: true, ..attributes };
+        if writes {
+            machine.unprotect(VMID, all);
+        }
+        self.guest.with(|guard, _| {
+            assert_eq!(guard.replace(all, from, to, attributes), Ok(size));
+        });
+        machine.take_back(from, size);
+        for (&gpa, page) in self.model.range_mut(start..start + size) {
+            *page = Page { hpa: to.0 + (gpa - start), protected: !writes };
+        }
+    }
+
+    /// Pages that are not mapped get an owner, who keeps others out, and gives them up.
+    fn own(&mut self) {
+        let some = self.some();
+        let owner = slat::Owner::new(self.rng.u64(..1 << slat::Owner::BITS));
+        let page = PageSize::from_bytes(self.page).unwrap();
+        let free = self.pages(some).all(|page| !self.model.contains_key(&page));
+        self.guest.with(|guard, cache| {
+            let owned = guard.set_owner(some, None, owner, cache);
+            assert_eq!(owned.is_ok(), free, "{owned:?}");
+            if free {
+                assert!(guard.map(some, Hpa(RAM), Attributes::RAM, page, cache).is_err());
+                assert_eq!(guard.set_owner(some, owner, None, cache), Ok(some.size()));
+            }
+            guard.prune(some).unwrap();
+        });
     }
 
     fn harvest(&mut self) {

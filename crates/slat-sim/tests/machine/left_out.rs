@@ -3,7 +3,7 @@
 
 use crate::cases::Case;
 use crate::common::*;
-use slat::{Ageing, Ages, Format, Invalidation, Skip};
+use slat::{Ageing, Ages, Attributes, Format, Hpa, Invalidation, Skip};
 use slat_sim::{Arch, Firmware, Machine};
 use std::cell::Cell;
 
@@ -101,6 +101,16 @@ fn collapse<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
     guest.fresh(BASE, 2 << 20);
 }
 
+fn replace<F: Format, A: Arch>(guest: &Guest<'_, F, A>) {
+    let read = Attributes { write: false, ..Attributes::RAM };
+    guest.map_as(BASE, RAM, 0x3000, K4, read);
+    guest.read(1, BASE + 0x1000);
+    let (page, from, to) = (range(BASE + 0x1000, 0x1000), RAM + 0x1000, RAM + 0x10_0000);
+    guest.with(|guard, _| guard.replace(page, Hpa(from), Hpa(to), read).unwrap());
+    guest.machine.take_back(Hpa(from), 0x1000);
+    guest.read(1, BASE + 0x1000);
+}
+
 fn no_invalidation_can_be_left_out<C: Case>() {
     each::<C>("unmap", unmap);
     each::<C>("unlink", unlink);
@@ -111,6 +121,7 @@ fn no_invalidation_can_be_left_out<C: Case>() {
     }
     each::<C>("age", age);
     each::<C>("collapse", collapse);
+    each::<C>("replace", replace);
 }
 
 on_every_format!(no_invalidation_can_be_left_out);

@@ -13,7 +13,7 @@ use crate::guard::Guard;
 use crate::platform::Platform;
 use crate::table::{self, Frame};
 use crate::tables::Halted;
-use crate::walk::{Entry, Flow, Tally, Visitor, walk};
+use crate::walk::{Budget, Entry, Flow, Tally, Visitor, walk};
 use core::hint::black_box;
 
 /// Tables built entry by entry, and one block broken at a time. What else such a way reads:
@@ -66,7 +66,14 @@ impl<const LAST_LEVEL: bool, const INTO_NEW: bool, const FLAG: bool> Way
         let slots = unsafe { table::slots(platform, hpa, F::slots(level)) };
         let mut visitor = EachEntry { builder, plan };
         // Nobody else can hold a slot, and the visitor never stops.
-        let _ = walk::<F, P, _>(platform, slots, level, (base, end), &mut visitor);
+        let _ = walk::<F, P, _>(
+            platform,
+            slots,
+            level,
+            (base, end),
+            &mut visitor,
+            &mut Budget::unbounded(),
+        );
     }
 }
 

@@ -70,12 +70,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Err(why) => return Self::halted(range.start(), why),
         };
         let mut visitor = Collapse { tables, to, fits, done: Done::NOTHING, contended: None };
-        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let mut budget = self.budget;
+        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Collapse { done, contended, .. } = visitor;
+        let why = self.spend(budget, SplitError::Contended);
         let bytes = done.into(self);
         match (contended, result) {
             (Some(at), _) => Self::halted(Gpa(at), SplitError::Contended),
-            (None, Err(at)) => Self::halted(at, SplitError::Contended),
+            (None, Err(at)) => Self::halted(at, why),
             (None, Ok(())) => Ok(bytes),
         }
     }

@@ -61,8 +61,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             done: Done::NOTHING,
             why: ChangeError::Contended,
         };
-        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let mut budget = self.budget;
+        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Harvest { pages, mut done, why, .. } = visitor;
+        let why = self.spend(budget, why);
         let stale = !done.owed.is_nothing() || !self.owed.is_nothing();
         done.counts.invalidations += u64::from(stale);
         done.into(self);

@@ -2,7 +2,7 @@
 
 use super::owner::{Owner, owner};
 use super::unfold::Group;
-use super::{Atomically, Change};
+use super::{Atomically, Change, ChangeError};
 use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
@@ -54,6 +54,8 @@ pub enum MapError {
     CacheEmpty,
     /// Somebody else held an entry for too long.
     Contended,
+    /// As many slots were read as [`Guard::limit`] allows.
+    Paused,
 }
 
 impl fmt::Display for MapError {
@@ -85,6 +87,7 @@ impl fmt::Display for MapError {
             Self::Contended => {
                 f.write_str("an entry is being changed by somebody else; go on from there")
             }
+            Self::Paused => ChangeError::Paused.fmt(f),
         }
     }
 }
@@ -176,15 +179,23 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<u64, Halted<MapError>> {
         let tables = self.tables;
+        let mut plan = plan;
+        let end = plan.end;
+        let mut budget = self.budget;
         // A single page cannot be half done.
         if plan.end - plan.start > 1 << F::PAGE_SHIFT {
             let mut check = Check { plan, read: 0, why: MapError::Contended };
-            let result = tables.walk(plan.start, plan.end, &mut check);
+            let result = tables.walk_within(plan.start, plan.end, &mut check, &mut budget);
             self.counts.slots_read += check.read;
-            if let Err(at) = result {
+            match result {
+                Ok(()) => {}
+                // What was looked at is mapped now.
+                Err(at) if budget.spent => plan.end = at.0,
                 // Nothing is mapped yet: who goes on has to begin at the start.
-                let at = if check.why == MapError::Contended { Gpa(plan.start) } else { at };
-                return Self::halted(at, check.why);
+                Err(_) if check.why == MapError::Contended => {
+                    return Self::halted(Gpa(plan.start), check.why);
+                }
+                Err(at) => return Self::halted(at, check.why),
             }
         }
         let mut visitor = Map {
@@ -201,8 +212,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         tables.platform.publish();
         let Map { done, dry, why, .. } = visitor;
         let bytes = done.into(self);
+        let paused = self.spend(budget, MapError::Contended);
         match result {
-            Ok(()) => Ok(bytes),
+            Ok(()) if plan.end == end => Ok(bytes),
+            Ok(()) => Self::halted(Gpa(plan.end), paused),
             Err(at) => Self::halted(dry.map_or(at, Gpa), why),
         }
     }

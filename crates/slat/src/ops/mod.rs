@@ -67,6 +67,8 @@ pub enum ChangeError {
     NotRecorded,
     /// Somebody else held an entry for too long.
     Contended,
+    /// As many slots were read as [`Guard::limit`](crate::Guard::limit) allows.
+    Paused,
 }
 
 impl fmt::Display for ChangeError {
@@ -86,11 +88,26 @@ impl fmt::Display for ChangeError {
             Self::Contended => {
                 f.write_str("an entry is being changed by somebody else; go on from there")
             }
+            Self::Paused => f.write_str("the limit is reached; go on from there"),
         }
     }
 }
 
 impl core::error::Error for ChangeError {}
+
+/// Why an operation ended that its guard's limit may end early.
+pub(crate) trait Early {
+    const PAUSED: Self;
+}
+
+macro_rules! early {
+    ($($error:ident)*) => {$(
+        impl Early for $error {
+            const PAUSED: Self = Self::Paused;
+        }
+    )*};
+}
+early!(ChangeError MapError OwnerError ReplaceError SplitError UnmapError);
 
 /// Why the leaves of a range are not to be changed at all, whatever the change.
 pub(crate) enum Refusal {

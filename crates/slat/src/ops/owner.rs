@@ -12,6 +12,7 @@
 //! emptied the entry before it had an owner may not have completed its invalidation
 //! (`Tables::break_before_fill`).
 
+use super::ChangeError;
 use super::map::MapError;
 use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize, RangeError};
 use crate::cache::TableCache;
@@ -71,6 +72,8 @@ pub enum OwnerError {
     CacheEmpty,
     /// Somebody else held an entry for too long.
     Contended,
+    /// As many slots were read as [`Guard::limit`] allows.
+    Paused,
 }
 
 impl fmt::Display for OwnerError {
@@ -87,6 +90,7 @@ impl fmt::Display for OwnerError {
             Self::Owned { owner: None } => f.write_str("the entry has no owner"),
             Self::CacheEmpty => MapError::CacheEmpty.fmt(f),
             Self::Contended => MapError::Contended.fmt(f),
+            Self::Paused => ChangeError::Paused.fmt(f),
         }
     }
 }
@@ -130,23 +134,31 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let (start, end) = (range.start().0, range.end().0);
         let hand = Hand { from, to };
         let mut check = Check { hand, read: 0, why: OwnerError::Contended };
-        let result = tables.walk(start, end, &mut check);
+        let mut budget = self.budget;
+        let result = tables.walk_within(start, end, &mut check, &mut budget);
         self.counts.slots_read += check.read;
-        if let Err(at) = result {
+        let looked = match result {
+            Ok(()) => end,
+            // What was looked at gets its owner now.
+            Err(at) if budget.spent => at.0,
             // Nothing is done yet: who goes on has to begin at the start.
-            let at = if check.why == OwnerError::Contended { range.start() } else { at };
-            return Self::halted(at, check.why);
-        }
+            Err(_) if check.why == OwnerError::Contended => {
+                return Self::halted(range.start(), check.why);
+            }
+            Err(at) => return Self::halted(at, check.why),
+        };
         let mut visitor =
             SetOwner { tables, hand, cache, done: Done::NOTHING, why: OwnerError::Contended };
-        let result = tables.walk(start, end, &mut visitor);
+        let result = tables.walk(start, looked, &mut visitor);
         let SetOwner { done, why, .. } = visitor;
         if done.counts.tables_built != 0 {
             tables.platform.publish();
         }
         let bytes = done.into(self);
+        let paused = self.spend(budget, OwnerError::Contended);
         match result {
-            Ok(()) => Ok(bytes),
+            Ok(()) if looked == end => Ok(bytes),
+            Ok(()) => Self::halted(Gpa(looked), paused),
             Err(at) => Self::halted(at, why),
         }
     }

@@ -52,8 +52,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         // way.
         agreed();
         let mut visitor = Protect { done: Done::NOTHING, why: ChangeError::Contended };
-        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let mut budget = self.budget;
+        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Protect { done, why } = visitor;
+        let why = self.spend(budget, why);
         let bytes = done.into(self);
         match result {
             Ok(()) => Ok(bytes),

@@ -69,6 +69,8 @@ pub enum ReplaceError {
     Writable,
     /// Somebody else held an entry for too long.
     Contended,
+    /// As many slots were read as [`Guard::limit`] allows.
+    Paused,
 }
 
 impl fmt::Display for ReplaceError {
@@ -92,6 +94,7 @@ impl fmt::Display for ReplaceError {
                 "the guest may write the leaf; write-protect it, complete, copy, then replace it",
             ),
             Self::Contended => ChangeError::Contended.fmt(f),
+            Self::Paused => ChangeError::Paused.fmt(f),
         }
     }
 }
@@ -143,8 +146,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             done: Done::NOTHING,
             why: ReplaceError::Contended,
         };
-        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let mut budget = self.budget;
+        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Replace { done, why, .. } = visitor;
+        let why = self.spend(budget, why);
         let bytes = done.into(self);
         if bytes != 0 {
             tables.platform.publish();

@@ -394,8 +394,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             why: ChangeError::Contended,
             change: PhantomData,
         };
-        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let mut budget = self.budget;
+        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Rewrite { done, why, .. } = visitor;
+        let why = self.spend(budget, why);
         let bytes = done.into(self);
         // Who faulted is to find what it waits for.
         if !R::STALE && bytes != 0 {

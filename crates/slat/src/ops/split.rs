@@ -12,8 +12,8 @@
 //! Without a break a CPU may hold the block and its pages at once until the split's shootdown has
 //! completed; until then no invalidation in the range may be narrowed to one leaf size.
 
-use super::folded;
 use super::map::maintenance;
+use super::{ChangeError, folded};
 use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
@@ -88,6 +88,8 @@ pub enum SplitError {
     CacheEmpty,
     /// Somebody else held an entry for too long.
     Contended,
+    /// As many slots were read as [`Guard::limit`] allows.
+    Paused,
 }
 
 impl fmt::Display for SplitError {
@@ -102,6 +104,7 @@ impl fmt::Display for SplitError {
             Self::Contended => {
                 f.write_str("an entry is being changed by somebody else; go on from there")
             }
+            Self::Paused => ChangeError::Paused.fmt(f),
         }
     }
 }
@@ -246,8 +249,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         };
         let mut from = start;
         let mut patience = PATIENCE;
+        let mut budget = self.budget;
         let result = loop {
-            let result = tables.walk(from, end, &mut visitor);
+            let result = tables.walk_within(from, end, &mut visitor, &mut budget);
             visitor.link_waiting();
             let Some(lost) = visitor.lost.take() else { break result };
             from = lost.max(start);
@@ -259,6 +263,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             patience -= 1;
         };
         let Split { done, dry, why, .. } = visitor;
+        let why = self.spend(budget, why);
         let bytes = done.into(self);
         match result {
             Ok(()) => Ok(bytes),

@@ -282,11 +282,13 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             return Ok(0);
         }
         let mut visitor = Unfold { tables, done: Done::NOTHING };
-        let result = tables.walk(range.start().0, range.end().0, &mut visitor);
+        let mut budget = self.budget;
+        let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let bytes = visitor.done.into(self);
+        let why = self.spend(budget, ChangeError::Contended);
         match result {
             Ok(()) => Ok(bytes),
-            Err(at) => Self::halted(at, ChangeError::Contended),
+            Err(at) => Self::halted(at, why),
         }
     }
 }

@@ -190,6 +190,8 @@ pub enum UnmapError {
     ForeignRemovals,
     /// Somebody else held an entry for too long.
     Contended,
+    /// As many slots were read as [`Guard::limit`] allows.
+    Paused,
 }
 
 impl fmt::Display for UnmapError {
@@ -202,6 +204,7 @@ impl fmt::Display for UnmapError {
             }
             Self::ForeignRemovals => f.write_str("the removals are those of other tables"),
             Self::Contended => ChangeError::Contended.fmt(f),
+            Self::Paused => ChangeError::Paused.fmt(f),
         }
     }
 }
@@ -249,9 +252,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let mut visitor =
             Unmap { tables, removals, start, end, taken: 0, empty: 0, next: (0, 0, 0), done, why };
         visitor.empty = visitor.token();
-        let result = tables.walk(start, end, &mut visitor);
+        let mut budget = self.budget;
+        let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let Unmap { done, why, .. } = visitor;
+        let why = self.spend(budget, why);
         let bytes = done.into(self);
         match result {
             Ok(()) => Ok(bytes),
@@ -289,9 +294,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             done,
             why,
         });
-        let result = tables.walk(start, end, &mut visitor);
+        let mut budget = self.budget;
+        let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let Unmap { done, .. } = visitor.0;
+        let why = self.spend(budget, ChangeError::Contended);
         done.into(self);
         let retired = removals.unlinked.len();
         if retired != 0 {
@@ -300,7 +307,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         match result {
             Ok(()) => Ok(retired),
-            Err(at) => Self::halted(at, ChangeError::Contended),
+            Err(at) => Self::halted(at, why),
         }
     }
 }

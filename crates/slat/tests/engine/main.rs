@@ -21,6 +21,7 @@ mod handover;
 mod inactive;
 mod intent;
 mod interleavings;
+mod limits;
 mod model;
 mod obligations;
 mod owned;

@@ -1,0 +1,150 @@
+//! Operations that end early and go on: a limit on the slots that they read.
+
+use crate::common::hardware::Hardware;
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::stage::{CLEAN, K, M, RAM, on_stage, range, refused, says};
+use crate::common::world::{CacheOf, GuardOf};
+use slat::format::arm64::Arm64K4;
+use slat::{
+    Attributes, ChangeError, Gpa, GpaRange, Halted, Hpa, MapError, Owner, OwnerError, PageSize,
+    ReplaceError, Rights, SplitError, UnmapError,
+};
+use std::fmt::Debug;
+
+const PAGE: PageSize = PageSize::SIZE_4K;
+const BLOCK: PageSize = PageSize::SIZE_2M;
+/// Ten tables of pages, of two tables of blocks.
+const BYTES: u64 = 20 * M;
+const START: u64 = (1 << 30) - BYTES / 2;
+
+/// Calls `op` until it comes to its end, with a limit each time; returns how often it was paused.
+fn until_done<H: Hardware, R, E: Debug + PartialEq>(
+    guard: &mut GuardOf<'_, '_, H>,
+    paused: &E,
+    mut op: impl FnMut(&mut GuardOf<'_, '_, H>, GpaRange) -> Result<R, Halted<E>>,
+) -> usize {
+    let (mut left, end, mut pauses) = (range(START, BYTES), START + BYTES, 0);
+    loop {
+        guard.limit(700);
+        let before = guard.counts().slots_read;
+        let result = op(guard, left);
+        let read = guard.counts().slots_read - before;
+        // A table more at most, and those on the way to it; some look at all of it twice.
+        assert!(read < 2 * (700 + 512 + 64), "{read} slots");
+        let Err(Halted { at, why }) = result else { return pauses };
+        assert_eq!(&why, paused);
+        assert!(left.start() < at && at.0 < end, "no progress at {at}");
+        left = range(at.0, end - at.0);
+        pauses += 1;
+    }
+}
+
+fn each_operation<H: Hardware>(format: H::Format) {
+    on_stage::<H>((format, 40, 64), |tables, guard, cache: &mut CacheOf<'_, H>| {
+        let all = range(START, BYTES);
+        let mapped = |guard: &GuardOf<'_, '_, H>| -> Vec<_> {
+            guard.leaves(all).unwrap().map(|leaf| leaf.unwrap()).collect()
+        };
+        let read = Attributes { write: false, ..CLEAN };
+        let host = |of: GpaRange| Hpa(of.start().0);
+
+        let map = |guard: &mut GuardOf<'_, '_, H>, of, cache: &mut CacheOf<'_, H>| {
+            guard.map(of, host(of), RAM, BLOCK, cache)
+        };
+        // Blocks are few slots: nothing to pause for.
+        assert_eq!(until_done::<H, _, _>(guard, &MapError::Paused, |g, of| map(g, of, cache)), 0);
+        assert_eq!(mapped(guard).len(), 10);
+        guard.limit(u64::MAX);
+        // Once more, of pages that are there: all of them are looked at.
+        guard.split(all, PAGE, cache).unwrap();
+        let pauses = until_done::<H, _, _>(guard, &MapError::Paused, |g, of| {
+            g.map(of, host(of), RAM, PAGE, cache)
+        });
+        assert!(pauses > 2, "{pauses}");
+
+        let change = &ChangeError::Paused;
+        let pauses = until_done::<H, _, _>(guard, change, |g, of| g.write_protect(of));
+        assert!(pauses > 2, "{pauses}");
+        assert!(mapped(guard).iter().all(|leaf| !leaf.attributes.write));
+        until_done::<H, _, _>(guard, change, |g, of| g.protect(of, Rights::ALL));
+        assert!(mapped(guard).iter().all(|leaf| leaf.attributes.write));
+        until_done::<H, _, _>(guard, change, |g, of| g.execute_protect(of));
+        until_done::<H, _, _>(guard, change, |g, of| g.clean(of));
+        let mut bitmap = [0; (BYTES >> 18) as usize];
+        until_done::<H, _, _>(guard, change, |g, of| g.harvest(of, &mut bitmap));
+        until_done::<H, _, _>(guard, change, |g, of| g.write_protect_subtrees(of));
+        until_done::<H, _, _>(guard, change, |g, of| g.protect(of, Rights::READ));
+        let there = |far: u64| move |of: GpaRange| Hpa(of.start().0 + far);
+        let pauses = until_done::<H, _, _>(guard, &ReplaceError::Paused, |g, of| {
+            g.replace(of, host(of), there(1 << 31)(of), read)
+        });
+        assert!(pauses > 2, "{pauses}");
+        assert!(mapped(guard).iter().all(|leaf| leaf.hpa.0 == leaf.gpa.0 + (1 << 31)));
+
+        until_done::<H, _, _>(guard, &SplitError::Paused, |g, of| g.collapse(of, BLOCK));
+        assert_eq!(mapped(guard).len(), 10, "all of them are blocks");
+        until_done::<H, _, _>(guard, &SplitError::Paused, |g, of| g.split(of, PAGE, cache));
+        assert_eq!(mapped(guard).len() as u64, BYTES / (4 * K));
+
+        let mut gone = 0;
+        let pauses = until_done::<H, _, _>(guard, &UnmapError::Paused, |g, of| {
+            let mut storage = [const { slat::Place::EMPTY }; 4];
+            let mut removals = g.removals(&mut storage);
+            let result = g.unmap(of, &mut removals);
+            gone += removals.complete().map(|run| run.bytes).sum::<u64>();
+            result
+        });
+        assert!(pauses > 2 && gone == BYTES, "{pauses} {gone:#x}");
+        assert!(mapped(guard).is_empty());
+
+        let owner = Owner::new(7);
+        // Pages one by one, so that tables hold them.
+        guard.limit(u64::MAX);
+        for gpa in (START..START + BYTES).step_by(4 << 10) {
+            guard.set_owner(range(gpa, 4 * K), None, owner, cache).unwrap();
+        }
+        let pauses = until_done::<H, _, _>(guard, &OwnerError::Paused, |g, of| {
+            g.set_owner(of, owner, None, cache)
+        });
+        assert!(pauses > 2, "{pauses}");
+        assert_eq!(guard.owner(Gpa(START)), Ok(None));
+        let mut pruned = 0;
+        until_done::<H, _, _>(guard, change, |g, of| {
+            g.prune(of).inspect(|tables| pruned += tables)
+        });
+        guard.complete();
+        tables.reclaim();
+        guard.refresh();
+        tables.reclaim();
+        assert_eq!(guard.prune(all), Ok(0));
+    });
+}
+
+#[test]
+fn a_limited_operation_stops_at_an_address_and_goes_on_from_there_to_the_same_end() {
+    each_operation::<Arm<12>>(Arm64K4 { hardware_dirty: true, ..Default::default() });
+    each_operation::<Ept<true>>(Default::default());
+}
+
+#[test]
+fn one_page_is_never_paused_and_what_is_in_the_way_is_found_when_it_is_reached() {
+    on_stage::<Arm<12>>((Arm64K4::default(), 40, 16), |_, guard, cache| {
+        let page = range(0, 4 * K);
+        guard.limit(0);
+        guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
+        guard.write_protect(page).unwrap();
+        guard.complete();
+        // A conflict in the third table, which a limit keeps from being seen at once.
+        guard.map(range(4 * M, 4 * K), Hpa(1 << 31), RAM, PAGE, cache).unwrap();
+        guard.map(range(2 * M, 4 * K), Hpa(2 * M), RAM, PAGE, cache).unwrap();
+        let most = range(2 * M, 4 * M);
+        let said = refused(guard.map(most, Hpa(2 * M), RAM, PAGE, cache), 4 * M, MapError::Paused);
+        says(&said, &["limit", "go on"]);
+        let halted = guard.map(range(4 * M, 2 * M), Hpa(4 * M), RAM, PAGE, cache).unwrap_err();
+        assert!(matches!(halted.why, MapError::Occupied { .. }));
+        guard.limit(u64::MAX);
+        let halted = guard.map(most, Hpa(2 * M), RAM, PAGE, cache).unwrap_err();
+        assert!(matches!(halted.why, MapError::Occupied { .. }));
+    });
+}
