@@ -4,13 +4,18 @@
 //! Bits as in the Arm Architecture Reference Manual (DDI 0487), D8.3 "Translation table
 //! descriptor formats": D8.3.1 for tables and blocks, D8.3.2 for stage-2 attributes; memory types
 //! in D8.6.5 and, with FEAT_S2FWB, D8.6.6.
+//!
+//! What the hypervisor must leave off, or bits change their meaning: page-based hardware attributes
+//! (VTCR_EL2.HWU59 to HWU62, FEAT_HPDS2) and stage-2 permission overlays (FEAT_S2POE), which read
+//! bits 62:59 of a leaf; AssuredOnly (bit 58, FEAT_THE); 128-bit descriptors and permission
+//! indirection. [`id::IdRegisters::vtcr`] has them off.
 
 pub mod id;
 pub mod tlbi;
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software,
+    Software, software,
 };
 use crate::addr::Hpa;
 
@@ -83,10 +88,11 @@ const AF: u64 = 1 << 10;
 const DBM: u64 = 1 << 51;
 const XN_SHIFT: u32 = 53;
 const XN: u64 = 0b11 << XN_SHIFT;
-/// Bits 58:55 are ignored by hardware. Software uses bit 55 for its own, 56 to remember a
-/// written leaf that lost the right to write, 58 as the marker; 57 is software's second of its own.
-/// In a Realm's tables bit 55 is NS, which hardware reads: this format is not for them.
-const SW_USER: [u64; 2] = [1 << 55, 1 << 57];
+/// Hardware ignores bits 58:55 of a leaf, and 62:59 where VTCR_EL2 (and an SMMU's STE) has HWU59 to
+/// HWU62 clear. Bit 56 remembers a written leaf that lost the right to write, 58 is the marker; the
+/// others are the user's. Bit 63 stays clear: it is AMEC with FEAT_MEC. In a Realm's tables bit 55
+/// is NS, which hardware reads: this format is not for them.
+const SW_USER: [u64; Software::MOST] = software::masks([55, 57, 59, 60, 61, 62]);
 const SW_DIRTY: u64 = 1 << 56;
 const MARK: u64 = 1 << 58;
 /// `OA[47:12]`; lower bits are zero for larger granules and blocks.
@@ -107,7 +113,8 @@ const TOKEN_SHIFT: u32 = 8;
 /// What children inherit: all but address, type, nT (bit 16, inside the address field of a block)
 /// and the contiguous hint (bit 52), which promises a run of neighbours that a split breaks up.
 /// Without DS also the shareability.
-const INHERITED: u64 = MEM_ATTR | S2AP_READ | S2AP_WRITE | AF | DBM | XN | 0b0111 << 55;
+const INHERITED: u64 =
+    MEM_ATTR | S2AP_READ | S2AP_WRITE | AF | DBM | XN | SW_DIRTY | software::all(SW_USER);
 
 /// `MemAttr[3:0]`, and MemAttr with FEAT_S2FWB.
 const fn mem_attr(memory: Memory) -> (u64, u64) {
@@ -193,7 +200,7 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
     const PAGE_SHIFT: u32 = PAGE_SHIFT;
     const INDEX_BITS: u32 = PAGE_SHIFT - 3;
     const LARGEST_LEAF: u8 = if PAGE_SHIFT == 12 || DS { 2 } else { 1 };
-    const SOFTWARE: [u64; 2] = SW_USER;
+    const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = AF | S2AP_WRITE | SW_DIRTY;
     const MARK: u64 = MARK;
     /// Tables have no write protection that could be pushed down.
@@ -276,7 +283,7 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
             | if DS { 0 } else { (self.shareability as u64) << SH_SHIFT }
             | bit(a.accessed, AF)
             | execute << XN_SHIFT
-            | a.software.encode(SW_USER))
+            | a.software.encode(SW_USER)?)
     }
 
     #[inline(always)]

@@ -10,7 +10,7 @@
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software,
+    Software, software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -67,8 +67,11 @@ const D: u64 = 1 << 9;
 const ADDRESS: u64 = (1 << 52) - (1 << 12);
 /// The CPU ignores bits 56:52, 59, 62 and 11 of leaves and tables alike. VT-d's second stage does
 /// not: there bit 62 of a leaf is TM (transient mapping), so tables that an IOMMU walks as well are
-/// not to be collapsed or unfolded while it does.
-const SW_USER: [u64; 2] = [1 << 52, 1 << 55];
+/// not to be collapsed or unfolded while it does; and bit 11 is SNP (snooping), so that its leaves
+/// are to have it where the IOMMU's accesses are to be coherent. What the engine keeps in tables is
+/// the user's in leaves: no operation turns one into the other but by [`Format::leaf`] and
+/// [`Format::table`].
+const SW_USER: [u64; Software::MOST] = software::masks([52, 55, 56, 59, 53, 54, 11]);
 const SW_RENEWED: u64 = 1 << 53;
 const SW_AGEING: u64 = 1 << 54;
 const MARK: u64 = 1 << 62;
@@ -79,7 +82,7 @@ const RESERVED: u64 = 1 << 4;
 const TOKEN_SHIFT: u32 = 12;
 
 /// What children inherit: all but address, size and the engine's marks.
-const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | SW_USER[0] | SW_USER[1];
+const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | software::all(SW_USER);
 
 const UNCACHEABLE: u64 = 0;
 const WRITE_COMBINING: u64 = 1;
@@ -194,7 +197,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 9;
     const LARGEST_LEAF: u8 = if HUGE_1G { 2 } else { 1 };
-    const SOFTWARE: [u64; 2] = SW_USER;
+    const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = A | D;
     const MARK: u64 = MARK;
     const RENEWED: u64 = SW_RENEWED;
@@ -280,7 +283,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             | bit(ignore_pat, IPAT)
             | bit(a.accessed, A)
             | bit(a.dirty, D)
-            | a.software.encode(SW_USER))
+            | a.software.encode(SW_USER)?)
     }
 
     #[inline(always)]

@@ -10,8 +10,11 @@ pub mod npt;
 pub mod power;
 #[cfg(feature = "riscv")]
 pub mod riscv;
+mod software;
 #[cfg(any(test, loom, shuttle))]
 pub mod tiny;
+
+pub use software::Software;
 
 use crate::addr::{Hpa, LeafSizeError, PageSize};
 use core::fmt;
@@ -35,7 +38,7 @@ use core::fmt;
 ///    [`Kind::Table`], of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], with `MARK`
 ///    [`Kind::Sealed`], of [`Format::frozen`] [`Kind::Frozen`], of [`Format::retired`]
 ///    [`Kind::Retired`], of [`Format::reserved`] [`Kind::Reserved`]; no slot at level 0 is a table.
-///    In a leaf, bits of `STATUS`, and in a table those of `TABLE_ACCESSED`, `TABLE_WRITE`,
+///    In a leaf, bits of `STATUS` and `SOFTWARE`, and in a table those of `TABLE_ACCESSED`, `TABLE_WRITE`,
 ///    `AGEING`, `RENEWED` and `MARK`, change nothing about kind and address; nor do the methods
 ///    that make a leaf from a leaf. [`Format::all_tables`] agrees with `kind`; tokens that differ
 ///    make reservations that differ.
@@ -65,8 +68,11 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const TABLE_BYTES: usize = 1 << Self::PAGE_SHIFT;
     /// The highest level at which a leaf may stand.
     const LARGEST_LEAF: u8;
-    /// The bits of a leaf that are the engine's user's.
-    const SOFTWARE: [u64; 2];
+    /// The bits of a leaf that are the engine's user's, by their number in [`Software`]: two at
+    /// least, and 0 behind the last. In a table they may be the engine's.
+    const SOFTWARE: [u64; Software::MOST];
+    /// How many of them the format has: those of a lower number.
+    const SOFTWARE_BITS: u8 = software::count(Self::SOFTWARE);
     /// Bits that hardware may set in a live leaf (accessed, dirty), or that remember them.
     const STATUS: u64;
     /// Keeps other software out of the slot that holds it.
@@ -373,52 +379,6 @@ impl Attributes {
     };
 }
 
-/// Two bits of a leaf that are the engine's user's: hardware ignores them, a split passes them on,
-/// a collapse asks that all have the same. [`Guard::relax_where`](crate::Guard::relax_where) reads
-/// them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
-pub struct Software(u8);
-
-impl Software {
-    /// Neither.
-    pub const NONE: Self = Self(0);
-    /// The first.
-    pub const A: Self = Self(1);
-    /// The second.
-    pub const B: Self = Self(2);
-
-    /// The first if `a`, the second if `b`.
-    pub const fn new(a: bool, b: bool) -> Self {
-        Self(a as u8 | (b as u8) << 1)
-    }
-
-    /// The bits that are in this one or the other.
-    pub const fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Whether all bits of `other` are in this one.
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// As the bits `a` and `b` of a descriptor.
-    pub(crate) const fn encode(self, [a, b]: [u64; 2]) -> u64 {
-        (if self.contains(Self::A) { a } else { 0 }) | (if self.contains(Self::B) { b } else { 0 })
-    }
-
-    #[cfg(any(
-        feature = "arm64",
-        feature = "ept",
-        feature = "npt",
-        feature = "power",
-        feature = "riscv"
-    ))]
-    pub(crate) const fn decode(raw: u64, [a, b]: [u64; 2]) -> Self {
-        Self::new(raw & a != 0, raw & b != 0)
-    }
-}
-
 /// What the guest may do with a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rights {
@@ -497,11 +457,26 @@ pub enum AttributeError {
     NeedsRead,
     /// A memory type that the descriptors do not have.
     MemoryType,
+    /// A software bit that the format lacks.
+    SoftwareBits {
+        /// What was asked for.
+        given: Software,
+        /// How many bits the format has ([`Format::SOFTWARE_BITS`]).
+        bits: u8,
+    },
 }
 
 impl fmt::Display for AttributeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        let why = match self {
+            Self::SoftwareBits { given, bits } => {
+                return write!(
+                    f,
+                    "leaves of this format have {bits} software bits, from number 0 on; {:#b} was \
+                     asked for",
+                    given.bits()
+                );
+            }
             Self::CleanNeedsHardwareDirty => {
                 "a writable leaf that is not dirty needs hardware that marks writes; map it dirty, \
                  or without the right to write"
@@ -517,7 +492,8 @@ impl fmt::Display for AttributeError {
                 "descriptors of this CPU lack that memory type; map as another, or as normal memory, \
                  where the CPU knows by the physical address"
             }
-        })
+        };
+        f.write_str(why)
     }
 }
 

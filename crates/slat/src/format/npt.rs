@@ -11,7 +11,7 @@
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software,
+    Software, software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -60,8 +60,10 @@ const BLOCK: u64 = 1 << 7;
 /// the PAT's in a block, and a block's size.
 const ADDRESS: u64 = (1 << 52) - (1 << 12);
 const NX: u64 = 1 << 63;
-/// Hardware ignores bits 58:52 and 11:9 of leaves and tables alike.
-const SW_USER: [u64; 2] = [1 << 52, 1 << 53];
+/// Hardware ignores bits 58:52 and 11:9 of leaves and tables alike. (62:59 of a leaf are the
+/// protection key where the host's CR4.PKE is set.) What the engine keeps in tables is the user's
+/// in leaves: no operation turns one into the other but by [`Format::leaf`] and [`Format::table`].
+const SW_USER: [u64; Software::MOST] = software::masks([52, 53, 55, 56, 57, 58, 9, 10]);
 /// Beside UC-: normal memory that is not cacheable, not a device.
 const SW_NORMAL: u64 = 1 << 54;
 const SW_RENEWED: u64 = 1 << 9;
@@ -74,7 +76,7 @@ const RESERVED: u64 = 1 << 4;
 const TOKEN_SHIFT: u32 = 12;
 
 /// What children inherit: all but address, size and the engine's marks.
-const INHERITED: u64 = P | W | U | PWT | PCD | A | D | NX | SW_USER[0] | SW_USER[1] | SW_NORMAL;
+const INHERITED: u64 = P | W | U | PWT | PCD | A | D | NX | software::all(SW_USER) | SW_NORMAL;
 
 const WRITE_BACK: u64 = 0;
 const UNCACHEABLE_MINUS: u64 = PCD;
@@ -160,7 +162,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 9;
     const LARGEST_LEAF: u8 = if HUGE_1G { 2 } else { 1 };
-    const SOFTWARE: [u64; 2] = SW_USER;
+    const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = A | D;
     const MARK: u64 = MARK;
     const RENEWED: u64 = SW_RENEWED;
@@ -240,7 +242,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
             | memory
             | bit(a.accessed, A)
             | bit(a.dirty, D)
-            | a.software.encode(SW_USER))
+            | a.software.encode(SW_USER)?)
     }
 
     /// Foreign leaves may select other types: the second index of reset's PAT is write-through,

@@ -27,7 +27,7 @@
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software,
+    Software, software,
 };
 use crate::addr::Hpa;
 use crate::shootdown::Vmid;
@@ -90,7 +90,7 @@ const MARK: u64 = 1 << 5;
 const A: u64 = 1 << 6;
 const D: u64 = 1 << 7;
 /// RSW.
-const SW_USER: [u64; 2] = [1 << 8, 1 << 9];
+const SW_USER: [u64; Software::MOST] = software::masks([8, 9]);
 /// The physical page number, bits 53:10: an address lies two bits lower than in memory.
 const PPN_SHIFT: u32 = 10;
 const ADDRESS_SHIFT: u32 = RiscV::PAGE_SHIFT - PPN_SHIFT;
@@ -105,7 +105,7 @@ const TOKEN_SHIFT: u32 = PPN_SHIFT;
 
 /// What children inherit: all but V, address, the engine's mark, and N (bit 63, Svnapot), which
 /// promises a run of neighbours that a split breaks up.
-const INHERITED: u64 = R | W | X | U | A | D | SW_USER[0] | SW_USER[1] | MEMORY;
+const INHERITED: u64 = R | W | X | U | A | D | software::all(SW_USER) | MEMORY;
 
 /// PBMT: the memory's own attributes; non-cacheable main memory; I/O.
 const PMA: u64 = 0;
@@ -209,7 +209,7 @@ unsafe impl Format for RiscV {
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 9;
     const LARGEST_LEAF: u8 = 2;
-    const SOFTWARE: [u64; 2] = SW_USER;
+    const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = A | D;
     const MARK: u64 = MARK;
     /// Tables have no write protection that could be pushed down.
@@ -295,7 +295,7 @@ unsafe impl Format for RiscV {
             | memory << MEMORY_SHIFT
             | bit(a.accessed, A)
             | bit(a.dirty, D)
-            | a.software.encode(SW_USER))
+            | a.software.encode(SW_USER)?)
     }
 
     #[inline(always)]

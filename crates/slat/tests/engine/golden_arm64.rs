@@ -138,8 +138,9 @@ fn each_attribute_is_the_bit_that_linux_names() {
     assert_eq!(execute(plain, Execute::None), 0b10 << 53);
     assert_eq!(execute(plain, Execute::Kernel), 0b11 << 53);
     assert_eq!(execute(no_xnx, Execute::None), 1 << 54);
-    // KVM_PTE_LEAF_ATTR_HI_SW is 58:55.
-    assert_eq!(raw(plain, Attributes { software: Software::A, ..ram }), base | 1 << 55);
+    // KVM_PTE_LEAF_ATTR_HI_SW is 58:55; VTCR_EL2_HWU59 to HWU62 give 62:59 to hardware, or not.
+    let places = (0..6).map(|bit| raw(plain, Attributes { software: Software::bit(bit), ..ram }));
+    assert!(places.eq([55, 57, 59, 60, 61, 62].map(|place| base | 1 << place)));
     assert_eq!(raw(plain, Attributes { dirty: true, ..read_only }), base & !(1 << 7) | 1 << 56);
     let sh = |shareability| raw(Arm64K4 { shareability, ..plain }, ram) >> 8 & 3;
     let (outer, inner) = (sh(Shareability::Outer), sh(Shareability::Inner));
@@ -171,6 +172,7 @@ fn manual(a: Attributes, fwb: bool, hd: bool, sh: u64) -> Leaf {
         software: u64::from(a.software.contains(Software::A))
             + 4 * u64::from(a.software.contains(Software::B))
             + 2 * u64::from(a.dirty && !a.write),
+        ignored: 0,
     }
 }
 
@@ -376,8 +378,8 @@ fn children_of_a_split_block_keep_translation_rights_type_state_and_software_bit
 
 #[test]
 fn a_child_inherits_neither_the_contiguous_hint_nor_nt() {
-    // A block that other software marked: 2m at 0x4020_0000, nT (16), Contiguous (52), PBHA (59).
-    let marked = 0x4020_07fd | 1 << 16 | 1 << 52 | 1 << 59;
+    // A block that other software marked: 2m at 0x4020_0000, nT (16), Contiguous (52), bit 63.
+    let marked = 0x4020_07fd | 1 << 16 | 1 << 52 | 1 << 63;
     let child =
         Arm64K4::leaf(Arm64K4::attribute_bits(marked, 1), 0, Arm64K4::leaf_address(marked, 1));
     assert_eq!(child, 0x4020_07ff);

@@ -100,15 +100,16 @@ fn each_attribute_is_the_bit_that_linux_names() {
     assert_eq!((memory(Memory::Normal), memory(Memory::NonCacheable)), (0b1110, 0b0001));
     assert_eq!((memory(Memory::Device), memory(Memory::DeviceStrict)), (0b0000, 0b1000));
     assert_eq!(Ept1G::STATUS, 0x300);
-    // What software alone uses are different bits of those that hardware ignores in every entry:
-    // 56:52, 59, 62 and 11.
+    // What software alone uses are bits of those that hardware ignores in every entry: 56:52, 59,
+    // 62 and 11. In a leaf they are different ones; what the engine keeps in tables is beside.
     let user = |software| base ^ raw(Attributes { software, ..ram });
-    let (a, b) = (user(Software::A), user(Software::B));
-    assert_eq!((a, b), (1 << 52, 1 << 55));
-    let software = [a, b, Ept1G::MARK, Ept1G::RENEWED, Ept1G::AGEING];
-    assert_eq!(software.iter().fold(0, |all, bit| all | bit).count_ones(), 5);
+    let users = [0, 1, 2, 3, 4, 5, 6].map(|bit| user(Software::bit(bit)));
+    assert_eq!(users, [52, 55, 56, 59, 53, 54, 11].map(|place| 1 << place));
     let ignored = 0x1f << 52 | 1 << 59 | 1 << 62 | 1 << 11;
-    assert!(software.iter().all(|bit| bit.count_ones() == 1 && bit & ignored != 0));
+    assert_eq!(users.iter().sum::<u64>() + Ept1G::MARK, ignored, "no bit is left over");
+    let tables = [Ept1G::MARK, Ept1G::RENEWED, Ept1G::AGEING];
+    assert_eq!(tables.iter().fold(0, |all, bit| all | bit).count_ones(), 3);
+    assert!(tables.iter().all(|bit| bit.count_ones() == 1 && bit & ignored != 0));
 }
 
 #[test]

@@ -84,17 +84,19 @@ fn each_attribute_is_the_bit_that_linux_names() {
     let memory = |memory| raw(Attributes { memory, ..ram }) >> 3 & 3;
     assert_eq!((memory(Memory::Normal), memory(Memory::NonCacheable)), (0, 2));
     assert_eq!((memory(Memory::Device), memory(Memory::DeviceStrict)), (2, 3));
-    // What software alone uses are different bits of those that are available in every entry:
-    // 58:52 and 11:9.
+    // What software alone uses are bits of those that are available in every entry: 58:52 and
+    // 11:9. In a leaf they are different ones; what the engine keeps in tables is beside.
     let user = |software| base ^ raw(Attributes { software, ..ram });
-    let (a, b) = (user(Software::A), user(Software::B));
-    assert_eq!((a, b), (1 << 52, 1 << 53));
+    let users = [0, 1, 2, 3, 4, 5, 6, 7].map(|bit| user(Software::bit(bit)));
+    assert_eq!(users, [52, 53, 55, 56, 57, 58, 9, 10].map(|place| 1 << place));
     let [device, other] =
         [Memory::Device, Memory::NonCacheable].map(|memory| raw(Attributes { memory, ..ram }));
-    let software = [a, b, device ^ other, Npt1G::MARK, Npt1G::RENEWED, Npt1G::AGEING];
-    assert_eq!(software.iter().fold(0, |all, bit| all | bit).count_ones(), 6);
     let available = 0x7f << 52 | 7 << 9;
-    assert!(software.iter().all(|bit| bit.count_ones() == 1 && bit & available != 0));
+    let leaves = users.iter().sum::<u64>() + (device ^ other) + Npt1G::MARK;
+    assert_eq!(leaves, available, "no bit is left over");
+    let tables = [Npt1G::MARK, Npt1G::RENEWED, Npt1G::AGEING];
+    assert_eq!(tables.iter().fold(0, |all, bit| all | bit).count_ones(), 3);
+    assert!(tables.iter().all(|bit| bit.count_ones() == 1 && bit & available != 0));
 }
 
 #[test]

@@ -27,5 +27,6 @@ mod promises;
 mod protect;
 mod refusals;
 mod reservations;
+mod software;
 mod steps;
 mod young;

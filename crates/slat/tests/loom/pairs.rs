@@ -33,6 +33,8 @@ pub enum Op {
     Set,
     /// Sets all rights.
     Give,
+    /// Sets a software bit.
+    Mark,
     Split,
     Collapse,
     Age,
@@ -106,6 +108,7 @@ fn perform<F: Walked>(
         Execute => again(inside.execute_protect(ALL).is_some()),
         Set => again(inside.set(ALL, Rights::READ).is_some()),
         Give => again(inside.set(ALL, Rights::ALL).is_some()),
+        Mark => again(inside.mark(ALL).is_some()),
         Relax => {
             again(inside.relax(if size == PAGE { 0..PAGE } else { ALL }, Access::Write).is_some())
         }
@@ -247,6 +250,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
 fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed]) {
     let either = |op: Op| ops.contains(&op);
     let unmaps = either(Unmap) || either(Retire);
+    let maps = either(Map) || either(Fault);
     bytes(removed);
     for page in pages(&ALL) {
         let gone =
@@ -274,11 +278,14 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed])
         if either(Give) && !taken.into_iter().any(either) {
             assert!(attributes.write && attributes.execute == slat::Execute::All);
         }
+        if either(Mark) && !maps && !unmaps {
+            assert!(attributes.software.contains(Software::B), "{page:#x} lost a software bit");
+        }
         if either(Collapse) != either(Split) && !either(Map) && !either(Fault) && !unmaps {
             let one = if either(Split) { PAGE } else { BLOCK };
-            // Rights that are changed at the same time are told apart.
-            let rights = [Relax, Protect, Round, Execute, Set, Give];
-            let odd = rights.into_iter().any(either) || tree == Tree::One;
+            // Rights, and software bits, that are changed at the same time are told apart.
+            let told = [Relax, Protect, Round, Execute, Set, Give, Mark];
+            let odd = told.into_iter().any(either) || tree == Tree::One;
             assert!(odd || size.bytes() == one, "{size} at {page:#x}");
         }
     }
@@ -401,6 +408,22 @@ pairs! {
     protect_and_hardware: Two, Set, Cpu;
     protect_and_translate: Two, Set, Translate;
     protect_and_reclaim: Two, Set, Retire, at most 3;
+    mark_and_map: One, Mark, Map;
+    mark_and_fault: One, Mark, Fault;
+    mark_and_unmap: Two, Mark, Unmap, at most 4;
+    mark_and_write_protect: Two, Mark, Protect;
+    mark_and_relax: Two, Mark, Relax;
+    mark_and_execute_protect: Two, Mark, Execute;
+    mark_and_protect: Two, Mark, Set;
+    mark_and_mark: Two, Mark, Mark;
+    mark_and_split: Block, Mark, Split;
+    mark_and_collapse: Two, Mark, Collapse, at most 4;
+    mark_and_age: Two, Mark, Age;
+    mark_and_harvest: Two, Mark, Harvest;
+    mark_and_write_protect_subtrees: Two, Mark, Round;
+    mark_and_hardware: Two, Mark, Cpu;
+    mark_and_translate: Two, Mark, Translate;
+    mark_and_reclaim: Two, Mark, Retire, at most 3;
     giving_and_giving: Two, Give, Give, at most 4;
     giving_and_unmap: Two, Give, Unmap, at most 4;
     giving_and_collapse: Two, Give, Collapse, at most 4;

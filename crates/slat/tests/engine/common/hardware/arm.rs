@@ -4,7 +4,7 @@
 use super::{Config, Hardware, Root, TestPlatform};
 use slat::format::AttributeError;
 use slat::format::arm64::{Arm64, Shareability};
-use slat::{Attributes, Execute, Format, Memory, Software, Tables};
+use slat::{Attributes, Execute, Format, Memory, Tables};
 
 /// What VTCR_EL2 and VTTBR_EL2 say, with a granule of `2^G` bytes; `DS` is VTCR_EL2.DS (FEAT_LPA2).
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +38,8 @@ pub struct Leaf {
     pub xn: u64,
     /// Bits 58:55.
     pub software: u64,
+    /// Bits 62:59, which hardware ignores where VTCR_EL2.HWU59 to HWU62 are 0.
+    pub ignored: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +48,9 @@ pub enum Descriptor {
     Table(u64),
     Leaf(Leaf),
 }
+
+/// Of the ignored bits those that the engine does not use.
+pub const USERS: [u32; 6] = [55, 57, 59, 60, 61, 62];
 
 fn bits(raw: u64, high: u32, low: u32) -> u64 {
     raw >> low & ((1 << (high - low + 1)) - 1)
@@ -69,7 +74,7 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
     }
 
     /// D8.3.1. Without FEAT_LPA, reserved bits must be zero; the engine sets no nT, and no ignored
-    /// bits but its own 58:55. With DS, bits 49 and 48 are address bits, and bits 9:8 are address
+    /// bits but its own 62:55. With DS, bits 49 and 48 are address bits, and bits 9:8 are address
     /// bits 51:50, in tables and leaves alike.
     pub fn fields(raw: u64, level: u32) -> Descriptor {
         if raw & 1 == 0 {
@@ -96,7 +101,7 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
         assert_eq!(below >> 12, 0, "RES0, nT or an unaligned address in {raw:#x}");
         let top = if DS { 49 } else { 47 };
         assert_eq!(bits(raw, 50, top + 1), 0, "RES0 of {raw:#x}");
-        assert_eq!(bits(raw, 63, 59), 0, "PBHA and bit 63 of {raw:#x}");
+        assert_eq!(bits(raw, 63, 63), 0, "bit 63 of {raw:#x}, which FEAT_MEC reads");
         Descriptor::Leaf(Leaf {
             oa: bits(raw, top, shift) << shift | if DS { bits(raw, 9, 8) << 50 } else { 0 },
             mem_attr: bits(raw, 5, 2),
@@ -107,6 +112,7 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
             contiguous: bits(raw, 52, 52) == 1,
             xn: bits(raw, 54, 53),
             software: bits(raw, 58, 55),
+            ignored: bits(raw, 62, 59),
         })
     }
 
@@ -141,7 +147,7 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
             memory,
             accessed: leaf.af,
             dirty: leaf.s2ap & 0b10 != 0 || leaf.software & 0b0010 != 0,
-            software: Software::new(leaf.software & 0b0001 != 0, leaf.software & 0b0100 != 0),
+            software: super::software(leaf.software << 55 | leaf.ignored << 59, &USERS),
         }
     }
 }
@@ -156,6 +162,7 @@ impl<const G: u32, const DS: bool> Hardware for Arm<G, DS> {
     /// Without FEAT_HAFT, and stage 2 has no hierarchical permissions.
     const TABLES_COUNT: bool = false;
     const MARK: u64 = 1 << 58;
+    const SOFTWARE_BITS: u8 = 6;
     /// D8.16.1.
     const REFILL_BREAKS: bool = true;
 
@@ -208,7 +215,7 @@ impl<const G: u32, const DS: bool> Hardware for Arm<G, DS> {
         }
     }
 
-    fn marked(raw: u64) -> bool {
+    fn marked(raw: u64, _height: u32) -> bool {
         raw & Self::MARK != 0
     }
 
@@ -231,6 +238,7 @@ impl<const G: u32, const DS: bool> Hardware for Arm<G, DS> {
             (a.write && !a.dirty && !self.hardware_dirty, AttributeError::CleanNeedsHardwareDirty),
             (split && !self.split_execute, AttributeError::ExecuteNeedsSplitRights),
         ];
-        all.into_iter().filter_map(|(refused, why)| refused.then_some(why)).collect()
+        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        all.chain(Self::lacks(a.software)).collect()
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
-use slat::{Attributes, Execute, Memory, Software, Tables};
+use slat::{Attributes, Execute, Memory, Tables};
 
 /// What a CPU has, beyond four levels and 2 MiB pages.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +103,9 @@ impl Cpu {
     }
 }
 
+/// Bits that hardware ignores in an entry that maps a page, but the engine's.
+pub const USERS: [u32; 7] = [52, 55, 56, 59, 53, 54, 11];
+
 /// A CPU with an EPT pointer loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Ept<const HUGE_1G: bool> {
@@ -121,6 +124,7 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
     const SIZES: u32 = if HUGE_1G { 3 } else { 2 };
     const TABLES_COUNT: bool = true;
     const MARK: u64 = 1 << 62;
+    const SOFTWARE_BITS: u8 = 7;
     const REFILL_BREAKS: bool = false;
 
     fn of(tables: &Tables<'_, Self::Format, TestPlatform>) -> Self {
@@ -195,7 +199,7 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
                         memory,
                         accessed: page.accessed,
                         dirty: page.dirty,
-                        software: Software::new(bit(52), bit(55)),
+                        software: super::software(raw, &USERS),
                     },
                     above: true,
                     marks: self.accessed_dirty,
@@ -205,9 +209,10 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
         }
     }
 
-    /// And bits 53 and 54, of those that hardware ignores.
-    fn marked(raw: u64) -> bool {
-        raw & Self::MARK != 0 || raw & 1 == 1 && raw & 0b11 << 53 != 0
+    /// And bits 53 and 54 of a table, of those that hardware ignores.
+    fn marked(raw: u64, height: u32) -> bool {
+        let table = raw & 1 == 1 && height > 0 && raw & 1 << 7 == 0;
+        raw & Self::MARK != 0 || table && raw & 0b11 << 53 != 0
     }
 
     /// "Accessed and Dirty Flags for EPT": A in each entry that is used, D in that of a page that
@@ -232,6 +237,7 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
             (a.write && !a.dirty && !self.accessed_dirty, AttributeError::CleanNeedsHardwareDirty),
             (split && !self.cpu.mode_based_execute, AttributeError::ExecuteNeedsSplitRights),
         ];
-        all.into_iter().filter_map(|(refused, why)| refused.then_some(why)).collect()
+        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        all.chain(Self::lacks(a.software)).collect()
     }
 }

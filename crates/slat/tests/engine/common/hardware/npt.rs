@@ -4,7 +4,7 @@
 
 use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
-use slat::{Attributes, Execute, Memory, Software, Tables};
+use slat::{Attributes, Execute, Memory, Tables};
 
 /// What a CPU has, beyond four levels, 2 MiB pages and EFER.NXE.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +94,9 @@ impl Cpu {
 /// For physical addresses as the tests have them.
 pub const FORMAT: slat::format::npt::Npt1G = slat::format::npt::Npt { output_bits: 48 };
 
+/// Bits that are available in an entry that maps a page, but the engine's.
+pub const USERS: [u32; 8] = [52, 53, 55, 56, 57, 58, 9, 10];
+
 /// A CPU with N_CR3 loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Npt<const HUGE_1G: bool> {
@@ -110,6 +113,7 @@ impl<const HUGE_1G: bool> Hardware for Npt<HUGE_1G> {
     const SIZES: u32 = if HUGE_1G { 3 } else { 2 };
     const TABLES_COUNT: bool = true;
     const MARK: u64 = 1 << 11;
+    const SOFTWARE_BITS: u8 = 8;
     const REFILL_BREAKS: bool = false;
 
     fn of(tables: &Tables<'_, Self::Format, TestPlatform>) -> Self {
@@ -162,7 +166,7 @@ impl<const HUGE_1G: bool> Hardware for Npt<HUGE_1G> {
                         memory,
                         accessed: page.accessed,
                         dirty: page.dirty,
-                        software: Software::new(bit(52), bit(53)),
+                        software: super::software(raw, &USERS),
                     },
                     above: true,
                     marks: true,
@@ -172,9 +176,10 @@ impl<const HUGE_1G: bool> Hardware for Npt<HUGE_1G> {
         }
     }
 
-    /// And bits 9 and 10, of those that hardware ignores.
-    fn marked(raw: u64) -> bool {
-        raw & Self::MARK != 0 || raw & 1 == 1 && raw & 0b11 << 9 != 0
+    /// And bits 9 and 10 of a table, of those that hardware ignores.
+    fn marked(raw: u64, height: u32) -> bool {
+        let table = raw & 1 == 1 && height > 0 && raw & 1 << 7 == 0;
+        raw & Self::MARK != 0 || table && raw & 0b11 << 9 != 0
     }
 
     /// 5.4: A in each entry that is used, D in that of a page that is written.
@@ -196,6 +201,7 @@ impl<const HUGE_1G: bool> Hardware for Npt<HUGE_1G> {
             (!a.read, AttributeError::NeedsRead),
             (split, AttributeError::ExecuteNeedsSplitRights),
         ];
-        all.into_iter().filter_map(|(refused, why)| refused.then_some(why)).collect()
+        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        all.chain(Self::lacks(a.software)).collect()
     }
 }
