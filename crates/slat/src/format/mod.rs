@@ -16,7 +16,7 @@ pub mod tiny;
 
 pub use software::Software;
 
-use crate::addr::{Hpa, LeafSizeError, PageSize};
+use crate::addr::{GpaRange, Hpa, LeafSizeError, PageSize};
 use core::fmt;
 
 /// The bits of one architecture's second-stage descriptors.
@@ -38,10 +38,10 @@ use core::fmt;
 ///    [`Kind::Table`], of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], with `MARK`
 ///    [`Kind::Sealed`], of [`Format::frozen`] [`Kind::Frozen`], of [`Format::retired`]
 ///    [`Kind::Retired`], of [`Format::reserved`] [`Kind::Reserved`]; no slot at level 0 is a table.
-///    In a leaf, bits of `STATUS` and `SOFTWARE`, and in a table those of `TABLE_ACCESSED`, `TABLE_WRITE`,
-///    `AGEING`, `RENEWED` and `MARK`, change nothing about kind and address; nor do the methods
-///    that make a leaf from a leaf. [`Format::all_tables`] agrees with `kind`; tokens that differ
-///    make reservations that differ.
+///    In a leaf, bits of `STATUS` and `SOFTWARE`, and in a table those of `TABLE_ACCESSED`,
+///    `TABLE_WRITE`, `AGEING`, `RENEWED` and `MARK`, change nothing about kind and address; nor do
+///    the methods that make a leaf from a leaf. [`Format::all_tables`] agrees with `kind`; tokens
+///    that differ make reservations that differ.
 /// 2. [`Format::table_address`] gives back the address that [`Format::table`],
 ///    [`Format::frozen`] and [`Format::retired`] were given.
 /// 3. [`Format::geometry`] gives a root of a power of two of slots, at level 4 at most, which
@@ -128,6 +128,17 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// # Errors
     /// [`AttributeError`] where the format, as configured, cannot express them.
     fn encode(&self, attributes: Attributes) -> Result<u64, AttributeError>;
+
+    /// The strictest memory type for devices that the format, as configured, has:
+    /// [`Memory::DeviceStrict`], [`Memory::Device`], or [`Memory::Normal`] where leaves have no
+    /// type and the physical address says what is a device (RISC-V without Svpbmt, by its physical
+    /// memory attributes). Such a leaf [`Platform::maintain`](crate::Platform::maintain) is told of
+    /// as of memory.
+    fn device(&self) -> Memory {
+        let fits = |memory| self.encode(Attributes { memory, ..Attributes::RAM }).is_ok();
+        let types = [Memory::DeviceStrict, Memory::Device];
+        types.into_iter().find(|&memory| fits(memory)).unwrap_or(Memory::Normal)
+    }
 
     /// The attributes of a leaf at `level`.
     fn decode(&self, raw: u64, level: u8) -> Attributes;
@@ -319,6 +330,73 @@ impl Geometry {
         let bytes = self.root_slots * 8;
         if bytes < 1 << page_shift { 1 << page_shift } else { bytes }
     }
+
+    /// Table pages that [`Guard::map`](crate::Guard::map) of `range` to `hpa` takes at most, by
+    /// leaves of at most `largest`: as many where nothing is mapped and no table is there. With
+    /// another alignment of the host's memory it takes more; to bound it for any, `largest` is the
+    /// page size.
+    ///
+    /// `F` is the format of the tables that this is the geometry of. Of a range, size or address
+    /// that is refused it says nothing. Nobody unmaps in the range meanwhile.
+    pub const fn tables_to_map<F: Format>(
+        &self,
+        range: GpaRange,
+        hpa: Hpa,
+        largest: PageSize,
+    ) -> u64 {
+        let (start, end) = (range.start().0, range.end().0);
+        let delta = hpa.0.wrapping_sub(start);
+        let (mut level, mut tables) = (1, 0);
+        while level <= self.root_level {
+            let shift = slot_shift::<F>(level);
+            let covered = 1u64 << shift;
+            let (first, last) = (start >> shift, (end - 1) >> shift);
+            let leaf =
+                level <= F::LARGEST_LEAF && shift <= largest.shift() && delta & (covered - 1) == 0;
+            let (head, tail) = (start & (covered - 1) != 0, end & (covered - 1) != 0);
+            tables += match (leaf, head, tail) {
+                (false, ..) => last - first + 1,
+                (true, true, true) if first < last => 2,
+                (true, false, false) => 0,
+                (true, ..) => 1,
+            };
+            level += 1;
+        }
+        tables
+    }
+
+    /// Table pages that [`Guard::split`](crate::Guard::split) of `range` to leaves of `to` takes at
+    /// most: as many where all of the range is mapped by the largest leaves that the format has.
+    ///
+    /// `F` is as in [`Geometry::tables_to_map`].
+    pub const fn tables_to_split<F: Format>(&self, range: GpaRange, to: PageSize) -> u64 {
+        let (mut level, mut tables) = (1, 0);
+        while level <= F::LARGEST_LEAF && level <= self.root_level {
+            let shift = slot_shift::<F>(level);
+            if shift > to.shift() {
+                tables += ((range.end().0 - 1) >> shift) - (range.start().0 >> shift) + 1;
+            }
+            level += 1;
+        }
+        tables
+    }
+
+    /// Table pages that a fault takes at most: [`Guard::reserve`](crate::Guard::reserve) for a leaf
+    /// of at most `largest`, and the commit. As many where nothing is mapped around the address.
+    ///
+    /// `F` is as in [`Geometry::tables_to_map`].
+    pub const fn tables_to_reserve<F: Format>(&self, largest: PageSize) -> u64 {
+        let mut level = F::LARGEST_LEAF;
+        // Not past the end of a guest that is smaller than the leaf.
+        while level > 0
+            && (slot_shift::<F>(level) > largest.shift()
+                || slot_shift::<F>(level) > self.address_bits
+                || level > self.root_level)
+        {
+            level -= 1;
+        }
+        (self.root_level - level) as u64
+    }
 }
 
 /// The width of guest addresses is not one that the format can have.
@@ -377,6 +455,13 @@ impl Attributes {
         dirty: true,
         software: Software::NONE,
     };
+
+    /// A device's registers, which the guest may read and write: of the type that
+    /// [`Format::device`] says, accessed and dirty, not executable. Every format can express them,
+    /// so that one caller maps a device on each.
+    pub fn device<F: Format>(format: &F) -> Self {
+        Self { execute: Execute::None, memory: format.device(), ..Self::RAM }
+    }
 }
 
 /// What the guest may do with a leaf.

@@ -77,7 +77,7 @@ const L: u64 = be(1 << 62);
 /// Four bits of a page table entry are software's (manual: 2 and 52:54). This one is in no field of
 /// a page directory entry's, so that markers have it beside an address.
 const MARK: u64 = be(1 << 61);
-const SW_USER: [u64; Software::MOST] = [be(1 << 11), be(1 << 10), be(1 << 9), 0, 0, 0, 0, 0];
+const SW_USER: [u64; Software::MOST] = software::masks([be(1 << 11), be(1 << 10), be(1 << 9)]);
 /// The real page number, bits 7:51 of the manual's.
 const RPN: u64 = be((1 << 57) - (1 << 12));
 /// The next level's base, bits 4:55 of the manual's.
@@ -166,8 +166,8 @@ impl core::error::Error for RootError {}
 // 1. Leaves and tables have V, and no marker or reservation has, whatever its address or token,
 //    which lie at bits 59:12 of the word; L tells leaf from table, and at level 0 there is no
 //    table. Without V, bit 61 is in markers only, which bit 4 tells apart, and bit 5 in
-//    reservations. `kind` looks at no bit of `STATUS`. All of this is about bits of one order, in
-//    which constants, addresses and tokens are swapped alike.
+//    reservations. `kind` looks at no bit of `STATUS` and `SOFTWARE`. All of this is about bits of
+//    one order, in which constants, addresses and tokens are swapped alike.
 // 2. Frames are aligned to 4 KiB and lie below 2^57: `NLB` holds all of their bits.
 // 3. The root has 2^13 slots at level 3, which covers 39 + 13 bits.
 // 4. Tables have 2^9 slots, or 2^5: 4 KiB at most. The root has pages of 64 KiB, or 16 of 4 KiB.

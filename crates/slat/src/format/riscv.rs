@@ -90,7 +90,7 @@ const MARK: u64 = 1 << 5;
 const A: u64 = 1 << 6;
 const D: u64 = 1 << 7;
 /// RSW.
-const SW_USER: [u64; Software::MOST] = software::masks([8, 9]);
+const SW_USER: [u64; Software::MOST] = software::masks([1 << 8, 1 << 9]);
 /// The physical page number, bits 53:10: an address lies two bits lower than in memory.
 const PPN_SHIFT: u32 = 10;
 const ADDRESS_SHIFT: u32 = RiscV::PAGE_SHIFT - PPN_SHIFT;
@@ -199,7 +199,8 @@ impl core::error::Error for HgatpError {}
 // 1. Leaves (`encode` and `with_rights` leave one of R and X at least) and tables, which have none
 //    of R, W and X, have V, and no marker or reservation has, whatever its address or token, which
 //    lie at bits 57:10. At level 0 there is no table. Without V, bit 5 is in markers only, which
-//    bit 1 tells apart, and bit 3 in reservations. `kind` looks at no bit of `STATUS`.
+//    bit 1 tells apart, and bit 3 in reservations. `kind` looks at no bit of `STATUS` and
+//    `SOFTWARE`.
 // 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits.
 // 3. The root has 2^11 slots at level 2, 3 or 4, for 41, 50 or 59 bits.
 // 4. A page of 4 KiB holds 512 slots.

@@ -123,11 +123,11 @@ impl Software {
     }
 }
 
-/// The masks of the bits at these places, bit 0 of [`Software`] first.
-pub(super) const fn masks<const N: usize>(places: [u32; N]) -> [u64; Software::MOST] {
+/// The masks of these bits, bit 0 of [`Software`] first, and 0 behind the last.
+pub(super) const fn masks<const N: usize>(bits: [u64; N]) -> [u64; Software::MOST] {
     let (mut number, mut masks) = (0, [0; Software::MOST]);
     while number < N {
-        masks[number] = 1 << places[number];
+        masks[number] = bits[number];
         number += 1;
     }
     masks

@@ -25,14 +25,14 @@ pub fn range(start: u64, size: u64) -> GpaRange {
 }
 
 /// Maps one leaf of `bytes` at `gpa`, and returns its raw descriptor as memory holds it.
-pub fn one_leaf<const G: u32, const DS: bool>(
-    format: Arm64<G, DS>,
+pub fn one_leaf<const G: u32, const WIDE: bool>(
+    format: Arm64<G, WIDE>,
     hpa: u64,
     bytes: u64,
     attributes: Attributes,
 ) -> u64 {
     // Wide enough for slots of 64 GiB.
-    let bits = if DS { 48 } else { 40 };
+    let bits = if WIDE { 48 } else { 40 };
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut tables = Tables::new(format, Vmid(1), bits, &platform).unwrap();
     let mut storage = [const { None }; 4];
@@ -44,7 +44,7 @@ pub fn one_leaf<const G: u32, const DS: bool>(
     assert_eq!(done, Ok(bytes));
     let descriptor = guard.descriptor(Gpa(gpa));
     drop(guard);
-    let regime = Arm::<G, DS>::of(&tables);
+    let regime = Arm::<G, WIDE>::of(&tables);
     let raw = regime.slot(&platform, gpa).0.load(Ordering::SeqCst);
     assert_eq!(descriptor, Some((raw, size(bytes))));
     drop(cache);
@@ -191,20 +191,20 @@ fn all_attributes() -> impl Iterator<Item = Attributes> {
 }
 
 /// Every leaf size of a granule, with the highest address that fits: no bit strays.
-pub fn leaves_are_the_manuals<const G: u32, const DS: bool>() {
-    let (bits, sh) = if DS { (52, 0) } else { (48, 0b11) };
+pub fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
+    let (bits, sh) = (Arm::<G, WIDE>::OUTPUT, if WIDE && G < 16 { 0 } else { 0b11 });
     for (fwb, hd) in [(false, false), (false, true), (true, false), (true, true)] {
         let (forced_write_back, hardware_dirty) = (fwb, hd);
-        let format = Arm64::<G, DS> { forced_write_back, hardware_dirty, ..Default::default() };
+        let format = Arm64::<G, WIDE> { forced_write_back, hardware_dirty, ..Default::default() };
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = Tables::new(format, Vmid(1), bits, &platform).unwrap();
         let mut member = platform.join();
         let mut guard = tables.enter(&mut member).unwrap();
-        let regime = Arm::<G, DS>::of(&tables);
+        let regime = Arm::<G, WIDE>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        for (bytes, attributes) in Arm::<G, DS>::sizes()
+        for (bytes, attributes) in Arm::<G, WIDE>::sizes()
             .into_iter()
             .flat_map(|bytes| all_attributes().map(move |a| (bytes, a)))
         {
@@ -219,9 +219,9 @@ pub fn leaves_are_the_manuals<const G: u32, const DS: bool>() {
             let (slot, height) = regime.slot(&platform, at.start().0);
             let expected = Leaf { oa: hpa, ..manual(attributes, fwb, hd, sh) };
             let raw = slot.load(Ordering::SeqCst);
-            let found = Arm::<G, DS>::fields(raw, 3 - height);
+            let found = Arm::<G, WIDE>::fields(raw, 3 - height);
             assert_eq!(found, Descriptor::Leaf(expected), "{raw:#x}");
-            assert_eq!(Arm::<G, DS>::size(height), bytes);
+            assert_eq!(Arm::<G, WIDE>::size(height), bytes);
             assert_eq!(guard.translate(at.start()).unwrap().unwrap().attributes, attributes);
             slot.store(0, Ordering::SeqCst);
             // The table above a block must go, too, before a larger one can be mapped.
@@ -252,14 +252,14 @@ fn leaves_of_the_64k_granule_are_the_manuals_in_every_combination() {
 
 /// Every width that is accepted is one that hardware accepts with the same start level, and both
 /// ends of the space are where hardware looks for them.
-pub fn widths_are_the_manuals<const G: u32, const DS: bool>(narrowest: u32) {
-    let widest = if DS { 52 } else { 48 };
+pub fn widths_are_the_manuals<const G: u32, const WIDE: bool>(narrowest: u32) {
+    let widest = Arm::<G, WIDE>::OUTPUT;
     for bits in 0..=64 {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let result = Tables::new(Arm64::<G, DS>::default(), Vmid(1), bits, &platform);
+        let result = Tables::new(Arm64::<G, WIDE>::default(), Vmid(1), bits, &platform);
         assert_eq!(result.is_ok(), (narrowest..=widest).contains(&bits), "{bits} bits");
         let Ok(mut tables) = result else { continue };
-        let regime = Arm::<G, DS>::of(&tables);
+        let regime = Arm::<G, WIDE>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
@@ -300,24 +300,24 @@ fn start_levels_are_those_of_vtcr_sl0_with_concatenated_roots() {
     assert_eq!((k64(30), k64(46), k64(47)), ((2, 2), (2, 16 * 8192), (1, 32)));
 }
 
-fn fields<const G: u32, const DS: bool>(
-    regime: &Arm<G, DS>,
+fn fields<const G: u32, const WIDE: bool>(
+    regime: &Arm<G, WIDE>,
     platform: &TestPlatform,
     gpa: u64,
 ) -> Leaf {
     let (slot, height) = regime.slot(platform, gpa);
-    match Arm::<G, DS>::fields(slot.load(Ordering::SeqCst), 3 - height) {
+    match Arm::<G, WIDE>::fields(slot.load(Ordering::SeqCst), 3 - height) {
         Descriptor::Leaf(leaf) => leaf,
         other => panic!("{other:?} at {gpa:#x}"),
     }
 }
 
 /// A block with odd attributes, used by hardware, split in three ways, keeps every bit.
-pub fn children_keep_everything<const G: u32, const DS: bool, W: SplitWalk>(
+pub fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
     bbm: BreakBeforeMake,
     large: u64,
 ) {
-    let format = Arm64::<G, DS> { hardware_dirty: true, ..Default::default() };
+    let format = Arm64::<G, WIDE> { hardware_dirty: true, ..Default::default() };
     let odd = Attributes { software: Software::B, execute: Execute::User, ..CLEAN };
     let read_only = Attributes { write: false, dirty: true, accessed: false, ..odd };
     for (attributes, write) in
@@ -325,11 +325,11 @@ pub fn children_keep_everything<const G: u32, const DS: bool, W: SplitWalk>(
     {
         let platform = TestPlatform::new(bbm);
         let mut tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-        let regime = Arm::<G, DS>::of(&tables);
+        let regime = Arm::<G, WIDE>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        let highest_bit = 1 << (Arm::<G, DS>::OUTPUT - 1);
+        let highest_bit = 1 << (Arm::<G, WIDE>::OUTPUT - 1);
         let (block, hpa) = (range(large, large), highest_bit + 8 * large);
         let mut guard = tables.exclusive();
         let done = guard.map(block, Hpa(hpa), attributes, size(large), &mut cache);

@@ -220,6 +220,8 @@ pub trait Hardware: Copy + Debug + 'static {
     const LAST_STRIDE: u32 = Self::STRIDE;
     /// Bits of a host address that a leaf can hold.
     const OUTPUT: u32 = 48;
+    /// The bit of an address from which on a descriptor holds it elsewhere; 0 if there is none.
+    const PARTED: u32 = 0;
     /// How many sizes a leaf can have.
     const SIZES: u32;
     /// Tables have rights, and hardware marks those that it walks through.
