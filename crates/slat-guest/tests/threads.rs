@@ -329,7 +329,10 @@ mod every {
 
     #[test]
     fn threads_on_amd_lose_no_write() {
-        all(Npt1G { output_bits: Npt::default().physical_bits }, Npt::default());
+        all(
+            Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() },
+            Npt::default(),
+        );
     }
 
     #[test]

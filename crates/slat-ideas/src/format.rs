@@ -93,6 +93,13 @@ macro_rules! table_formats {
                 [feature = "every-format"] $crate::format::arm_guest::<14, true>
             }
             {
+                Arm64LpaK64 "arm64-lpa-64k"
+                ["The same as arm64-64k with FEAT_LPA: addresses of 52 bits"] []
+                ::slat::format::arm64::Arm64K64;
+                [feature = "every-format"] $crate::format::arm::<16, true>();
+                [feature = "every-format"] $crate::format::arm_guest::<16, true>
+            }
+            {
                 Ept "ept"
                 ["Intel's extended page tables, with accessed and dirty bits: 4k, 2m, 1g"] []
                 ::slat::format::ept::Ept1G;
@@ -166,20 +173,21 @@ macro_rules! name_formats {
 table_formats!(name_formats);
 
 /// Arm's stage 2 as a CPU has it that marks writes.
-pub fn arm<const PAGE_SHIFT: u32, const DS: bool>() -> Arm64<PAGE_SHIFT, DS>
+pub fn arm<const PAGE_SHIFT: u32, const WIDE: bool>() -> Arm64<PAGE_SHIFT, WIDE>
 where
-    Arm64<PAGE_SHIFT, DS>: Format,
+    Arm64<PAGE_SHIFT, WIDE>: Format,
 {
     Arm64 { hardware_dirty: true, ..Arm64::default() }
 }
 
 /// The same for a guest whose memory is forced to be write-back, and a CPU of some level of
 /// FEAT_BBM.
-pub fn arm_guest<const PAGE_SHIFT: u32, const DS: bool>(bbm: u8) -> (Arm64<PAGE_SHIFT, DS>, Arm)
+pub fn arm_guest<const PAGE_SHIFT: u32, const WIDE: bool>(bbm: u8) -> (Arm64<PAGE_SHIFT, WIDE>, Arm)
 where
-    Arm64<PAGE_SHIFT, DS>: Format,
+    Arm64<PAGE_SHIFT, WIDE>: Format,
 {
-    let cpu = Arm { bbm, forced_write_back: true, lpa2: DS, ..Arm::new(PAGE_SHIFT, 40) };
+    let (lpa2, lpa) = (WIDE && PAGE_SHIFT < 16, WIDE && PAGE_SHIFT == 16);
+    let cpu = Arm { bbm, forced_write_back: true, lpa2, lpa, ..Arm::new(PAGE_SHIFT, 40) };
     (Arm64 { forced_write_back: true, ..arm() }, cpu)
 }
 

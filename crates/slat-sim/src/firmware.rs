@@ -88,7 +88,7 @@ impl Machine<Arm> {
             ttl: arch.ttl,
             range_instructions: arch.range_instructions,
             lpa2: arch.lpa2,
-            address_bits: if arch.lpa2 { 52 } else { 48 },
+            address_bits: if arch.lpa2 || arch.lpa { 52 } else { 48 },
             ..sequencer::Tlbi::new(Granule::of_shift(arch.granule))
         };
         cpu.sequence(what)

@@ -99,7 +99,7 @@ impl Arm {
             Tlbi::Ipas2e1 | Tlbi::Ipas2e1is | Tlbi::Ipas2le1 | Tlbi::Ipas2le1is => {
                 // IPA[47:12] in bits 35:0, whatever the granule, and with DS IPA[51:48] above; TTL
                 // in bits 47:44.
-                let top = if self.lpa2 { 39 } else { 35 };
+                let top = if self.lpa2 || self.lpa { 39 } else { 35 };
                 let ipa = bits(operand, top, 0) << 12 >> self.granule << self.granule;
                 let ttl = if self.ttl { bits(operand, 47, 44) } else { 0 };
                 let shift = if ttl >> 2 == 0 {

@@ -109,6 +109,9 @@ operations! {
     op_protect(guard: &mut On<'_>, at: GpaRange, rights: Rights) -> Changed {
         guard.protect(at, rights)
     }
+    op_set_software(guard: &mut On<'_>, at: GpaRange, set: Software, clear: Software) -> Changed {
+        guard.set_software(at, set, clear)
+    }
     op_execute_protect(guard: &mut On<'_>, at: GpaRange) -> Changed {
         guard.execute_protect(at)
     }

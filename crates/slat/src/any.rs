@@ -1,7 +1,7 @@
 //! An address space whose format is chosen at run time.
 
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
-use crate::format::{Attributes, Geometry, Rights};
+use crate::format::{Attributes, Geometry, Rights, Software};
 use crate::ops::Removed;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, SpaceError};
@@ -46,6 +46,7 @@ any_address_space! {
     #[cfg(feature = "arm64")] Arm64K64: crate::format::arm64::Arm64K64;
     #[cfg(feature = "arm64")] Arm64Lpa2K4: crate::format::arm64::Arm64Lpa2K4;
     #[cfg(feature = "arm64")] Arm64Lpa2K16: crate::format::arm64::Arm64Lpa2K16;
+    #[cfg(feature = "arm64")] Arm64LpaK64: crate::format::arm64::Arm64LpaK64;
     #[cfg(feature = "ept")] Ept1G: crate::format::ept::Ept1G;
     #[cfg(feature = "ept")] Ept2M: crate::format::ept::Ept2M;
     #[cfg(feature = "npt")] Npt1G: crate::format::npt::Npt1G;
@@ -86,6 +87,24 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     /// Those of [`AddressSpace::protect`].
     pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
         of_each!(self, space => space.protect(range, rights))
+    }
+
+    /// As [`AddressSpace::set_software`].
+    ///
+    /// # Errors
+    /// Those of [`AddressSpace::set_software`].
+    pub fn set_software(
+        &mut self,
+        range: GpaRange,
+        set: Software,
+        clear: Software,
+    ) -> Result<u64, Halted<SpaceError>> {
+        of_each!(self, space => space.set_software(range, set, clear))
+    }
+
+    /// [`Attributes::device`] of the format.
+    pub fn device(&self) -> Attributes {
+        of_each!(self, space => Attributes::device(space.tables().format()))
     }
 
     /// As [`AddressSpace::unmap`].

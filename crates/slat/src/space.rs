@@ -2,7 +2,7 @@
 
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::{OutOfFrames, TableCache};
-use crate::format::{Attributes, Format, Rights};
+use crate::format::{Attributes, Format, Rights, Software};
 use crate::guard::Guard;
 use crate::ops::{ChangeError, MapError, Place, Removed, SplitError, UnmapError};
 use crate::platform::Platform;
@@ -126,10 +126,34 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// # Errors
     /// [`SpaceError::Change`], [`SpaceError::OutOfFrames`].
     pub fn protect(&mut self, range: GpaRange, rights: Rights) -> Result<u64, Halted<SpaceError>> {
+        self.change(range, |guard, left| guard.protect(left, rights))
+    }
+
+    /// Sets the software bits `set` of all that is mapped in `range`, and clears those of `clear`,
+    /// as [`Guard::set_software`]; a block that the range cuts is split. Returns the bytes that
+    /// changed.
+    ///
+    /// # Errors
+    /// [`SpaceError::Change`], [`SpaceError::OutOfFrames`].
+    pub fn set_software(
+        &mut self,
+        range: GpaRange,
+        set: Software,
+        clear: Software,
+    ) -> Result<u64, Halted<SpaceError>> {
+        self.change(range, |guard, left| guard.set_software(left, set, clear))
+    }
+
+    /// Changes leaves until all are changed; a block that the range cuts is split.
+    fn change(
+        &mut self,
+        range: GpaRange,
+        change: impl Fn(&mut Guard<'_, 'p, F, P>, GpaRange) -> Result<u64, Halted<ChangeError>>,
+    ) -> Result<u64, Halted<SpaceError>> {
         let (mut left, mut changed) = (range, 0);
         loop {
             let mut guard = self.0.exclusive();
-            let result = guard.protect(left, rights);
+            let result = change(&mut guard, left);
             changed += guard.counts().bytes_changed;
             guard.complete();
             drop(guard);

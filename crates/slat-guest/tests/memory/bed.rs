@@ -293,7 +293,7 @@ case!(
     const FIRST_HPA: u64 = (1 << 50) - 2 * M2;
 );
 #[cfg(feature = "every-format")]
-case!(Amd: Npt1G, Npt; Npt1G { output_bits: Npt::default().physical_bits }, Npt::default());
+case!(Amd: Npt1G, Npt; Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() }, Npt::default());
 #[cfg(feature = "every-format")]
 case!(
     /// RISC-V with Svadu.

@@ -22,6 +22,8 @@ pub struct Arm {
     /// VTCR_EL2.DS (FEAT_LPA2), of the granules 4K and 16K: 52-bit addresses, and their blocks of
     /// 512g and 64g.
     pub lpa2: bool,
+    /// FEAT_LPA, of the granule 64K: 52-bit addresses, and its blocks of 4t.
+    pub lpa: bool,
     /// HCR_EL2.FWB (FEAT_S2FWB).
     pub forced_write_back: bool,
     /// CTR_EL0.DIC: the instruction cache is coherent.
@@ -52,6 +54,7 @@ impl Arm {
             hardware_accessed: true,
             hardware_dirty: true,
             lpa2: false,
+            lpa: false,
             forced_write_back: false,
             coherent_instructions: false,
             ttl: true,
@@ -65,6 +68,11 @@ impl Arm {
         Self { lpa2: true, ..self }
     }
 
+    /// The same with FEAT_LPA in use.
+    pub const fn with_lpa(self) -> Self {
+        Self { lpa: true, ..self }
+    }
+
     /// The first bit above an address's lower part.
     const fn address_top(&self) -> u32 {
         if self.lpa2 { 50 } else { 48 }
@@ -72,17 +80,25 @@ impl Arm {
 
     /// The level of the largest blocks.
     pub(crate) const fn largest_block(&self) -> i8 {
-        match (self.granule, self.lpa2) {
+        match (self.granule, self.lpa2 || self.lpa) {
             (12, true) => 0,
-            (12, false) | (14, true) => 1,
+            (12, false) | (14 | 16, true) => 1,
             _ => 2,
         }
     }
 
-    /// OA[47:shift]; with DS OA[49:shift], and OA[51:50] in bits 9:8.
+    /// OA[47:shift]; with DS OA[49:shift], and OA[51:50] in bits 9:8; with FEAT_LPA OA[51:48] in
+    /// bits 15:12.
     const fn output(&self, raw: u64, shift: u32) -> u64 {
         let low = bits(raw, self.address_top() - 1, shift) << shift;
-        low | if self.lpa2 { bits(raw, 9, 8) << 50 } else { 0 }
+        let high = if self.lpa { bits(raw, 15, 12) << 48 } else { 0 };
+        low | high | if self.lpa2 { bits(raw, 9, 8) << 50 } else { 0 }
+    }
+
+    /// The bits from 12 to `below` that an address leaves 0.
+    const fn unaligned(&self, raw: u64, below: u32) -> u64 {
+        let high = if self.lpa { 0b1111 << 12 } else { 0 };
+        bits(raw & !high, below - 1, 0) >> 12
     }
 
     /// The TG field of range invalidations, and of TTL.
@@ -124,7 +140,7 @@ impl Arch for Arm {
         }
     }
 
-    /// D8.3.1, without FEAT_LPA, D128; RES0 bits are reserved here.
+    /// D8.3.1, without D128; RES0 bits are reserved here.
     fn decode(&self, raw: u64, level: i8) -> Descriptor {
         if bits(raw, 0, 0) == 0 {
             return Descriptor::Invalid;
@@ -136,7 +152,7 @@ impl Arch for Arm {
             if bits(raw, 63, 59) != 0 {
                 return Descriptor::Reserved("RES0 in the upper attributes of a stage-2 table");
             }
-            if self.granule > 12 && bits(raw, self.granule - 1, 12) != 0 {
+            if self.unaligned(raw, self.granule) != 0 {
                 return Descriptor::Reserved("RES0 below the address of a table");
             }
             let table = self.output(raw, self.granule);
@@ -147,7 +163,7 @@ impl Arch for Arm {
         }
         let shift = self.shift(level);
         // Bit 16 of a block is nT.
-        if bits(raw & !(u64::from(level < 3) << 16), shift - 1, 0) >> 12 != 0 {
+        if self.unaligned(raw & !(u64::from(level < 3) << 16), shift) != 0 {
             return Descriptor::Reserved("RES0 below the address of a leaf");
         }
         if bits(raw, 50, self.address_top()) != 0 || bits(raw, 11, 11) != 0 {
@@ -283,6 +299,21 @@ mod tests {
         assert!(matches!(cpu.decode(0b01, 0), Descriptor::Leaf(_)), "a block of 512g");
         assert!(matches!(Arm::new(14, 52).with_lpa2().decode(0b01, 1), Descriptor::Leaf(_)), "64g");
         assert!(matches!(Arm::new(12, 48).decode(raw, 3), Descriptor::Reserved(_)), "48 bits");
+    }
+
+    #[test]
+    fn with_lpa_bits_15_to_12_are_an_addresss_highest() {
+        let cpu = Arm::new(16, 52).with_lpa();
+        assert_eq!((cpu.start_level, cpu.slots(1)), (1, 1 << 10));
+        let raw = 0b11 | 0b11 << 8 | 0xa << 12 | 0x5_0000;
+        let address = 0xa << 48 | 0x5_0000;
+        assert_eq!(cpu.decode(raw, 2), Descriptor::Table { table: address, rights: Rights::ALL });
+        let Descriptor::Leaf(leaf) = cpu.decode(raw, 3) else { panic!("a page") };
+        assert_eq!((leaf.hpa, leaf.shareability), (address, 0b11));
+        let Descriptor::Leaf(block) = cpu.decode(0b01 | 1 << 12, 2) else { panic!("a block") };
+        assert_eq!(block.hpa, 1 << 48);
+        assert!(matches!(cpu.decode(0b01, 1), Descriptor::Leaf(_)), "a block of 4t");
+        assert!(matches!(Arm::new(16, 48).decode(raw, 3), Descriptor::Reserved(_)), "48 bits");
     }
 
     #[test]

@@ -1,21 +1,23 @@
 //! AMD's nested paging, from the AMD64 Architecture Programmer's Manual, volume 2: 5.3 and 5.4
 //! (formats), 5.5 (translation caches), 15.16 (TLB control), 15.25 (nested paging). Levels are the
-//! manual's: 4 is the PML4, 1 the page table.
+//! manual's: 5 is the PML5, 4 the PML4, 1 the page table.
 
 use super::{Arch, Descriptor, Fault, Leaf, Rights, Sizes};
 use crate::{Firmware, firmware};
 use slat::BreakBeforeMake;
 
-/// A CPU of AMD's whose host runs in long mode with four levels, and no-execute on.
+/// A CPU of AMD's whose host runs in long mode, with no-execute on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Npt {
     /// Bits of a physical address.
     pub physical_bits: u32,
+    /// Levels of the host's paging mode: 5 where it has CR4.LA57 set, else 4.
+    pub levels: u8,
 }
 
 impl Default for Npt {
     fn default() -> Self {
-        Self { physical_bits: 48 }
+        Self { physical_bits: 48, levels: 4 }
     }
 }
 
@@ -29,11 +31,11 @@ const NO_EXECUTE: u64 = 1 << 63;
 
 impl Arch for Npt {
     fn address_bits(&self) -> u32 {
-        48
+        12 + 9 * u32::from(self.levels)
     }
 
     fn root_level(&self) -> i8 {
-        4
+        self.levels as i8
     }
 
     fn below(&self, level: i8) -> i8 {
@@ -141,7 +143,7 @@ mod tests {
 
     #[test]
     fn reserved_bits_are_reserved() {
-        let cpu = Npt { physical_bits: 40 };
+        let cpu = Npt { physical_bits: 40, ..Npt::default() };
         let reserved = |raw, level| matches!(cpu.decode(raw, level), Descriptor::Reserved(_));
         assert!(reserved(0b111 | 1 << 40, 1), "beyond the physical address width");
         assert!(reserved(0b111 | LARGE | 1 << 13, 2), "an unaligned large page");

@@ -175,5 +175,6 @@ mod no_access_goes_unreported_whatever_a_scan_meets {
     #[cfg(feature = "every-format")]
     on!(no_access_goes_unreported_whatever_a_scan_meets: on_arm ArmK4,
         on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4, on_intel Intel, on_amd Amd,
+        on_amd_with_five_levels Amd5,
         on_riscv_without_svadu HartSvade, on_riscv_with_svvptc HartSvvptc);
 }

@@ -4,7 +4,7 @@ use crate::common::{BITS, Guest};
 use slat::Format;
 use slat::format::arm64::Arm64K4;
 #[cfg(feature = "every-format")]
-use slat::format::arm64::{Arm64, Arm64Lpa2K4, Arm64Lpa2K16};
+use slat::format::arm64::{Arm64, Arm64Lpa2K4, Arm64Lpa2K16, Arm64LpaK64};
 use slat::format::ept::Ept1G;
 #[cfg(feature = "every-format")]
 use slat::format::npt::Npt1G;
@@ -83,10 +83,25 @@ case!(
     const FRAMES: u64 = 0b11 << 50;
     const STEPS: usize = 15;
 );
+case!(
+    #[cfg(feature = "every-format")]
+    LpaK64: Arm64LpaK64, Arm;
+    Arm64 { hardware_dirty: true, ..Arm64::default() }, Arm::new(16, BITS).with_lpa();
+    const HOST: u64 = (1 << 48) - (512 << 20);
+    const FRAMES: u64 = 0b1111 << 48;
+    const STEPS: usize = 10;
+);
 case!(Intel: Ept1G, Ept; crate::common::ept(), Ept::default());
 case!(
     #[cfg(feature = "every-format")]
-    Amd: Npt1G, Npt; Npt1G { output_bits: Npt::default().physical_bits }, Npt::default();
+    Amd: Npt1G, Npt; Npt1G { output_bits: Npt::default().physical_bits, ..Default::default() }, Npt::default();
+    const FRAMES: u64 = 1 << 47;
+);
+case!(
+    /// Five levels.
+    #[cfg(feature = "every-format")]
+    Amd5: Npt1G, Npt;
+    Npt1G { five_levels: true, output_bits: 48 }, Npt { levels: 5, ..Npt::default() };
     const FRAMES: u64 = 1 << 47;
 );
 case!(
@@ -151,7 +166,7 @@ macro_rules! on_x86 {
 
             on!($name: on_intel Intel);
             #[cfg(feature = "every-format")]
-            on!($name: on_amd Amd);
+            on!($name: on_amd Amd, on_amd_with_five_levels Amd5);
         }
     )*};
 }

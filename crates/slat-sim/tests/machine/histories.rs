@@ -391,7 +391,8 @@ mod histories_are_clean {
     on!(histories_are_clean: on_intel Intel);
     #[cfg(feature = "every-format")]
     on!(histories_are_clean: on_arm_without_dirty_state ArmPlain, on_arm_lpa2 Lpa2K4,
-        on_arm_lpa2_16k Lpa2K16, on_amd Amd, on_riscv Hart, on_riscv_without_svadu HartSvade,
+        on_arm_lpa2_16k Lpa2K16, on_arm_lpa_64k LpaK64, on_amd Amd,
+        on_amd_with_five_levels Amd5, on_riscv Hart, on_riscv_without_svadu HartSvade,
         on_riscv_with_svvptc HartSvvptc, on_radix_4k Radix4k, on_radix_64k Radix64k,
         on_radix_4k_where_software_sets_r_and_c Radix4kAsks, on_radix_64k_where_software_sets_r_and_c Radix64kAsks);
 }

@@ -1,16 +1,21 @@
-//! Arm stage 2, VMSAv8-64: 4K, 16K and 64K granules, 48-bit addresses; with FEAT_LPA2, 52-bit
-//! addresses for 4K and 16K.
+//! Arm stage 2, VMSAv8-64: 4K, 16K and 64K granules, 48-bit addresses; 52-bit addresses with
+//! FEAT_LPA2 for 4K and 16K, with FEAT_LPA for 64K.
 //!
 //! Bits as in the Arm Architecture Reference Manual (DDI 0487), D8.3 "Translation table
 //! descriptor formats": D8.3.1 for tables and blocks, D8.3.2 for stage-2 attributes; memory types
 //! in D8.6.5 and, with FEAT_S2FWB, D8.6.6.
+//!
+//! What the hypervisor must leave off, or bits change their meaning: page-based hardware attributes
+//! (VTCR_EL2.HWU59 to HWU62, FEAT_HPDS2) and stage-2 permission overlays (FEAT_S2POE), which read
+//! bits 62:59 of a leaf; AssuredOnly (bit 58, FEAT_THE); 128-bit descriptors and permission
+//! indirection. [`id::IdRegisters::vtcr`] has them off.
 
 pub mod id;
 pub mod tlbi;
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software, TOKEN_BITS,
+    Software, TOKEN_BITS, software,
 };
 use crate::addr::Hpa;
 
@@ -25,23 +30,28 @@ pub type Arm64K64 = Arm64<16>;
 pub type Arm64Lpa2K4 = Arm64<12, true>;
 /// Stage 2 with the 16 KiB granule and FEAT_LPA2: 52-bit addresses, blocks of 64g too.
 pub type Arm64Lpa2K16 = Arm64<14, true>;
+/// Stage 2 with the 64 KiB granule and FEAT_LPA: 52-bit addresses. Of its leaves the blocks of 4t
+/// are not used.
+pub type Arm64LpaK64 = Arm64<16, true>;
 
 /// Arm stage 2 with a granule of `2^PAGE_SHIFT` bytes, and what the tables' user configured.
 ///
-/// `DS` is VTCR_EL2.DS, of FEAT_LPA2: with it, which the 4K and 16K granules alone have, bits 9:8
-/// of a descriptor are bits 51:50 of its address, and no longer the shareability of a leaf.
+/// `WIDE` is for addresses of 52 bits. With the 4K and 16K granules it is VTCR_EL2.DS, of
+/// FEAT_LPA2: bits 9:8 of a descriptor are bits 51:50 of its address, and no longer the
+/// shareability of a leaf. With 64K it is FEAT_LPA, where VTCR_EL2.PS says 52 bits: bits 15:12 of a
+/// descriptor, which are 0 otherwise, are bits 51:48 of its address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Arm64<const PAGE_SHIFT: u32, const DS: bool = false> {
+pub struct Arm64<const PAGE_SHIFT: u32, const WIDE: bool = false> {
     /// HCR_EL2.FWB: stage 2 forces the memory type (FEAT_S2FWB), and encodes it otherwise.
     pub forced_write_back: bool,
     /// VTCR_EL2.HD: hardware marks the first write to a writable-clean leaf (FEAT_HAFDBS).
     pub hardware_dirty: bool,
     /// FEAT_XNX: execute rights tell EL1 from EL0.
     pub split_execute: bool,
-    /// Shareability of normal memory: of each leaf, or with `DS` of all, by VTCR_EL2.SH0.
+    /// Shareability of normal memory: of each leaf, or with VTCR_EL2.DS of all, by VTCR_EL2.SH0.
     pub shareability: Shareability,
     /// Bits of a physical address that the CPU implements (ID_AA64MMFR0_EL1.PARange), at most 48,
-    /// with `DS` 52: neither guest nor host addresses may be wider.
+    /// if `WIDE` 52: neither guest nor host addresses may be wider.
     pub output_bits: u32,
 }
 
@@ -56,7 +66,7 @@ pub enum Shareability {
     Inner = 0b11,
 }
 
-impl<const PAGE_SHIFT: u32, const DS: bool> Default for Arm64<PAGE_SHIFT, DS> {
+impl<const PAGE_SHIFT: u32, const WIDE: bool> Default for Arm64<PAGE_SHIFT, WIDE> {
     /// What most Armv8.2 CPUs have: no FWB, hardware dirty state off, execute rights per EL; and
     /// addresses as wide as descriptors hold. What a CPU really has is in its ID registers:
     /// [`id::IdRegisters::format`].
@@ -83,21 +93,18 @@ const AF: u64 = 1 << 10;
 const DBM: u64 = 1 << 51;
 const XN_SHIFT: u32 = 53;
 const XN: u64 = 0b11 << XN_SHIFT;
-/// Bits 58:55 are ignored by hardware. Software uses bit 55 for its own, 56 to remember a
-/// written leaf that lost the right to write, 58 as the marker; 57 is software's second of its own.
-/// In a Realm's tables bit 55 is NS, which hardware reads: this format is not for them.
-const SW_USER: [u64; 2] = [1 << 55, 1 << 57];
+/// Hardware ignores bits 58:55 of a leaf, and 62:59 where VTCR_EL2 (and an SMMU's STE) has HWU59 to
+/// HWU62 clear. Bit 56 remembers a written leaf that lost the right to write, 58 is the marker; the
+/// others are the user's. Bit 63 stays clear: it is AMEC with FEAT_MEC. In a Realm's tables bit 55
+/// is NS, which hardware reads: this format is not for them.
+const SW_USER: [u64; Software::MOST] =
+    software::masks([1 << 55, 1 << 57, 1 << 59, 1 << 60, 1 << 61, 1 << 62]);
 const SW_DIRTY: u64 = 1 << 56;
 const MARK: u64 = 1 << 58;
 /// `OA[47:12]`; lower bits are zero for larger granules and blocks.
 const ADDRESS: u64 = (1 << 48) - (1 << 12);
 /// Contiguous: one of a group that a TLB may hold as one leaf (D8.7, "The Contiguous bit").
 const CONTIGUOUS: u64 = 1 << 52;
-/// With DS, `OA[49:12]`, and from bit 8 on `OA[51:50]`.
-const ADDRESS_LOW: u64 = (1 << ADDRESS_HIGH_FROM) - (1 << 12);
-const ADDRESS_HIGH_FROM: u32 = 50;
-const ADDRESS_HIGH_SHIFT: u32 = 8;
-const ADDRESS_HIGH: u64 = 0b11 << ADDRESS_HIGH_SHIFT;
 /// In a slot that is invalid to hardware (bit 0 clear): what else it is. A marker has room for a
 /// table's address, a reservation for its token at the same place.
 const RETIRED: u64 = 1 << 2;
@@ -107,7 +114,8 @@ const TOKEN_SHIFT: u32 = 8;
 /// What children inherit: all but address, type, nT (bit 16, inside the address field of a block)
 /// and the contiguous hint (bit 52), which promises a run of neighbours that a split breaks up.
 /// Without DS also the shareability.
-const INHERITED: u64 = MEM_ATTR | S2AP_READ | S2AP_WRITE | AF | DBM | XN | 0b0111 << 55;
+const INHERITED: u64 =
+    MEM_ATTR | S2AP_READ | S2AP_WRITE | AF | DBM | XN | SW_DIRTY | software::all(SW_USER);
 
 /// `MemAttr[3:0]`, and MemAttr with FEAT_S2FWB.
 const fn mem_attr(memory: Memory) -> (u64, u64) {
@@ -138,34 +146,41 @@ const fn execute(raw: u64) -> Execute {
     }
 }
 
-impl<const PAGE_SHIFT: u32, const DS: bool> Arm64<PAGE_SHIFT, DS> {
+impl<const PAGE_SHIFT: u32, const WIDE: bool> Arm64<PAGE_SHIFT, WIDE> {
+    /// VTCR_EL2.DS.
+    const DS: bool = WIDE && PAGE_SHIFT != 16;
     /// T0SZ is at most 39 without FEAT_TTST: 25-bit addresses. The start level, the smallest
     /// block's at least, resolves one bit or more (`AArch64.S2InconsistentSL`): 26 bits with the
     /// 16K granule, 30 with 64K, or every access faults.
     const MIN_BITS: u32 =
         if Self::PAGE_SHIFT == 12 { 25 } else { Self::PAGE_SHIFT + Self::INDEX_BITS + 1 };
-    /// Without FEAT_LPA, and without or with LPA2.
-    const MAX_BITS: u32 = if DS { 52 } else { 48 };
+    const MAX_BITS: u32 = if WIDE { 52 } else { 48 };
     /// Up to 16 tables may be concatenated at the root.
     const CONCATENATED: u32 = 4;
-    const INHERITED: u64 = INHERITED | if DS { 0 } else { 0b11 << SH_SHIFT };
+    const INHERITED: u64 = INHERITED | if Self::DS { 0 } else { 0b11 << SH_SHIFT };
+    /// Of wide addresses, the upper bits stand apart: with DS `OA[51:50]` from bit 8 on, with 64K
+    /// `OA[51:48]` from bit 12 on, below the granule.
+    const HIGH_FROM: u32 = if Self::DS { 50 } else { 48 };
+    const HIGH_SHIFT: u32 = if Self::DS { 8 } else { 12 };
+    const HIGH: u64 = (1 << (52 - Self::HIGH_FROM + Self::HIGH_SHIFT)) - (1 << Self::HIGH_SHIFT);
+    const LOW: u64 = (1 << Self::HIGH_FROM) - (1 << PAGE_SHIFT);
 
     /// An address as descriptors and markers hold it.
     #[inline(always)]
     const fn place(hpa: Hpa) -> u64 {
-        if !DS {
+        if !WIDE {
             return hpa.0;
         }
-        let high = hpa.0 >> ADDRESS_HIGH_FROM << ADDRESS_HIGH_SHIFT;
-        hpa.0 & ((1 << ADDRESS_HIGH_FROM) - 1) | high
+        let high = hpa.0 >> Self::HIGH_FROM << Self::HIGH_SHIFT;
+        hpa.0 & ((1 << Self::HIGH_FROM) - 1) | high
     }
 
     #[inline(always)]
     const fn address(raw: u64) -> u64 {
-        if !DS {
+        if !WIDE {
             return raw & ADDRESS;
         }
-        raw & ADDRESS_LOW | (raw & ADDRESS_HIGH) << (ADDRESS_HIGH_FROM - ADDRESS_HIGH_SHIFT)
+        raw & Self::LOW | (raw & Self::HIGH) << (Self::HIGH_FROM - Self::HIGH_SHIFT)
     }
 }
 
@@ -173,28 +188,28 @@ impl<const PAGE_SHIFT: u32, const DS: bool> Arm64<PAGE_SHIFT, DS> {
 // 1. Zero is empty; bits 1:0 are 0b11 in a table and, at level 0, in a page, which is therefore
 //    never a table; 0b01 in a block; bit 0 is clear in markers, reservations and owners, which bits
 //    58, 2 and 1 tell apart; a token or word ends below bit 56. None of these bits is one of an
-//    address's.
-// 2. Frames are aligned to 4 KiB at least and lie below 2^48, or 2^52 with DS: `ADDRESS`, or
-//    `ADDRESS_LOW` and `ADDRESS_HIGH`, hold all of their bits.
+//    address's or of `SOFTWARE`.
+// 2. Frames are aligned to the granule and lie below 2^48, or 2^52 if `WIDE`: `ADDRESS`, or `LOW`
+//    and `HIGH`, hold all of their bits.
 // 3. The root has `2^bits` slots for the bits above its level's; at most level 3, where 16
 //    concatenated tables of any granule cover 52 bits at least, the most.
 // 4. A granule of `2^PAGE_SHIFT` bytes holds `2^(PAGE_SHIFT - 3)` slots.
-// 5. Below `ADDRESS_HIGH_FROM` the bits of an address are at their own place.
+// 5. Below `HIGH_FROM` the bits of an address are at their own place.
 // 6. At most 128 of 512 slots and more; bit 52 is neither one of an address nor of `INHERITED`.
-unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, DS> {
-    const NAME: &'static str = match (PAGE_SHIFT, DS) {
+unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE> {
+    const NAME: &'static str = match (PAGE_SHIFT, WIDE) {
         (12, false) => "arm64 stage 2, 4K granule",
         (14, false) => "arm64 stage 2, 16K granule",
         (16, false) => "arm64 stage 2, 64K granule",
         (12, true) => "arm64 stage 2, 4K granule, FEAT_LPA2",
         (14, true) => "arm64 stage 2, 16K granule, FEAT_LPA2",
-        (16, true) => panic!("FEAT_LPA2 is about the granules 4K and 16K"),
+        (16, true) => "arm64 stage 2, 64K granule, FEAT_LPA",
         _ => panic!("the granule is 4K, 16K or 64K"),
     };
     const PAGE_SHIFT: u32 = PAGE_SHIFT;
     const INDEX_BITS: u32 = PAGE_SHIFT - 3;
-    const LARGEST_LEAF: u8 = if PAGE_SHIFT == 12 || DS { 2 } else { 1 };
-    const SOFTWARE: [u64; 2] = SW_USER;
+    const LARGEST_LEAF: u8 = if PAGE_SHIFT == 12 || Self::DS { 2 } else { 1 };
+    const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = AF | S2AP_WRITE | SW_DIRTY;
     const MARK: u64 = MARK;
     /// Tables have no write protection that could be pushed down.
@@ -207,7 +222,7 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
     const AGEING: u64 = 0;
     const REFILL_BREAKS: bool = true;
     const TABLE_WRITE: u64 = 0;
-    const CARRY: u64 = if DS { 1 << ADDRESS_HIGH_FROM } else { 0 };
+    const CARRY: u64 = if WIDE { 1 << Self::HIGH_FROM } else { 0 };
     const CONTIGUOUS: u64 = CONTIGUOUS;
 
     /// The lowest start level that concatenation allows: the fewest loads a walk.
@@ -275,10 +290,10 @@ unsafe impl<const PAGE_SHIFT: u32, const DS: bool> Format for Arm64<PAGE_SHIFT, 
             | bit(a.write && a.dirty, S2AP_WRITE)
             | bit(a.write && self.hardware_dirty, DBM)
             | bit(!a.write && a.dirty, SW_DIRTY)
-            | if DS { 0 } else { (self.shareability as u64) << SH_SHIFT }
+            | if Self::DS { 0 } else { (self.shareability as u64) << SH_SHIFT }
             | bit(a.accessed, AF)
             | execute << XN_SHIFT
-            | a.software.encode(SW_USER))
+            | a.software.encode(SW_USER)?)
     }
 
     #[inline(always)]
@@ -461,6 +476,18 @@ mod tests {
             (Arm64Lpa2K16::level_name(g.root_level), g.root_slots)
         };
         assert_eq!((of(48), of(51), of(52)), ((1, 2 * 2048), (1, 16 * 2048), (0, 32)));
+    }
+
+    #[test]
+    fn with_lpa_sixteen_tables_and_less_reach_52_bits_from_level_1() {
+        let of = |bits| {
+            let g = Arm64LpaK64::default().geometry(bits).unwrap();
+            (Arm64LpaK64::level_name(g.root_level), g.root_slots)
+        };
+        assert_eq!((of(46), of(47)), ((2, 16 * 8192), (1, 32)));
+        assert_eq!((of(48), of(52)), ((1, 64), (1, 1024)));
+        let error = Arm64LpaK64::default().geometry(53).unwrap_err();
+        assert_eq!((error.min, error.max), (30, 52));
     }
 
     #[test]

@@ -1,8 +1,11 @@
-//! Intel extended page tables: four levels, pages of 4k, blocks of 2m and 1g.
+//! Intel extended page tables: four levels or five, pages of 4k, blocks of 2m and 1g.
 //!
 //! Bits as in the Intel Software Developer's Manual, volume 3C, "VMX Support for Address
 //! Translation", section "The Extended Page Table Mechanism": its tables of entry formats, "EPT
 //! Misconfigurations" and "EPT and Memory Typing". (Intel renumbers the chapter: 28 to 31 so far.)
+//!
+//! Four levels translate 48 bits of a guest-physical address, five 57; no guest-physical address is
+//! wider than MAXPHYADDR, which is 52 at most ("EPT Translation Mechanism").
 //!
 //! What the hypervisor must leave off, or bits change their meaning: EPT-violation #VE (bit 63),
 //! sub-page permissions (61), supervisor shadow stacks (60), paging-write (58), guest-paging
@@ -10,7 +13,7 @@
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software, TOKEN_BITS,
+    Software, TOKEN_BITS, software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -32,6 +35,9 @@ pub struct Ept<const HUGE_1G: bool> {
     pub split_execute: bool,
     /// Normal memory ignores the guest's PAT: right where all DMA is coherent.
     pub forced_write_back: bool,
+    /// The CPU walks five levels (bit 7 of IA32_VMX_EPT_VPID_CAP): guest addresses of more than 48
+    /// bits take that. Narrower guests have four levels all the same.
+    pub five_levels: bool,
     /// MAXPHYADDR, at most 52; hardware rejects entries with bits above it.
     pub output_bits: u32,
 }
@@ -44,6 +50,7 @@ impl<const HUGE_1G: bool> Default for Ept<HUGE_1G> {
             accessed_dirty: true,
             split_execute: false,
             forced_write_back: true,
+            five_levels: false,
             output_bits: Self::MAX_OUTPUT_BITS,
         }
     }
@@ -67,8 +74,12 @@ const D: u64 = 1 << 9;
 const ADDRESS: u64 = (1 << 52) - (1 << 12);
 /// The CPU ignores bits 56:52, 59, 62 and 11 of leaves and tables alike. VT-d's second stage does
 /// not: there bit 62 of a leaf is TM (transient mapping), so tables that an IOMMU walks as well are
-/// not to be collapsed or unfolded while it does.
-const SW_USER: [u64; 2] = [1 << 52, 1 << 55];
+/// not to be collapsed or unfolded while it does; and bit 11 is SNP (snooping), so that its leaves
+/// are to have it where the IOMMU's accesses are to be coherent. What the engine keeps in tables is
+/// the user's in leaves: no operation turns one into the other but by [`Format::leaf`] and
+/// [`Format::table`].
+const SW_USER: [u64; Software::MOST] =
+    software::masks([1 << 52, 1 << 55, 1 << 56, 1 << 59, 1 << 53, 1 << 54, 1 << 11]);
 const SW_RENEWED: u64 = 1 << 53;
 const SW_AGEING: u64 = 1 << 54;
 const MARK: u64 = 1 << 62;
@@ -79,7 +90,7 @@ const RESERVED: u64 = 1 << 4;
 const TOKEN_SHIFT: u32 = 12;
 
 /// What children inherit: all but address, size and the engine's marks.
-const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | SW_USER[0] | SW_USER[1];
+const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | software::all(SW_USER);
 
 const UNCACHEABLE: u64 = 0;
 const WRITE_COMBINING: u64 = 1;
@@ -92,10 +103,9 @@ const fn bit(on: bool, bit: u64) -> u64 {
 }
 
 impl<const HUGE_1G: bool> Ept<HUGE_1G> {
-    /// A slot of the root covers this many bits.
-    const ROOT_SLOT_BITS: u32 = 39;
-    /// What four levels translate.
-    const MAX_BITS: u32 = 48;
+    /// What four levels translate, and five.
+    const FOUR_LEVELS_BITS: u32 = 48;
+    const FIVE_LEVELS_BITS: u32 = 57;
     const MAX_OUTPUT_BITS: u32 = 52;
 
     /// What a CPU supports: `capabilities` is its MSR IA32_VMX_EPT_VPID_CAP (0x48c), `maxphyaddr`
@@ -118,13 +128,17 @@ impl<const HUGE_1G: bool> Ept<HUGE_1G> {
             accessed_dirty: capabilities & 1 << 21 != 0,
             split_execute: false,
             forced_write_back: true,
+            five_levels: capabilities & 1 << 7 != 0,
             output_bits: maxphyaddr,
         })
     }
 
-    /// The EPT pointer for the VMCS: tables at `root`, four levels, walked through the cache.
-    pub const fn eptp(&self, root: Hpa) -> u64 {
-        root.0 | bit(self.accessed_dirty, 1 << 6) | (4 - 1) << 3 | WRITE_BACK
+    /// The EPT pointer for the VMCS: tables at `root`, of this `geometry`, walked through the
+    /// cache.
+    pub const fn eptp(&self, geometry: &Geometry, root: Hpa) -> u64 {
+        // One less than the levels of a walk.
+        let length = geometry.root_level as u64;
+        root.0 | bit(self.accessed_dirty, 1 << 6) | length << 3 | WRITE_BACK
     }
 }
 
@@ -184,9 +198,10 @@ const fn execute(raw: u64, user: u64) -> Execute {
 //    reservation or owner has, whatever its address, token or word, which lie at bits 59:12. With
 //    bit 0, bit 7 tells block from table, and at level 0 there is no table. Without it, bit 62 is
 //    in markers only, which bit 3 tells apart, and bit 4 in reservations, which owners have beside
-//    bit 3. `kind` looks at no bit of `STATUS`, `TABLE_ACCESSED` and `TABLE_WRITE`.
+//    bit 3. `kind` looks at no bit of `STATUS`, `SOFTWARE`, `TABLE_ACCESSED` and `TABLE_WRITE`.
 // 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits.
-// 3. The root stands at level 3, with `2^(address_bits - 39)` slots, or one.
+// 3. The root stands at level 3 or 4, with `2^(address_bits - 39)` or `2^(address_bits - 48)`
+//    slots, or one.
 // 4. A page of 4 KiB holds 512 slots.
 // 5. The address stands in a leaf as it is, `CARRY` is 0.
 unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
@@ -194,7 +209,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 9;
     const LARGEST_LEAF: u8 = if HUGE_1G { 2 } else { 1 };
-    const SOFTWARE: [u64; 2] = SW_USER;
+    const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = A | D;
     const MARK: u64 = MARK;
     const RENEWED: u64 = SW_RENEWED;
@@ -206,15 +221,17 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const REFILL_BREAKS: bool = false;
     const TABLE_WRITE: u64 = W;
 
-    /// Walks begin at the PML4, of which narrow guests use the first slot. No guest address is
-    /// wider than the CPU's physical ones.
+    /// Walks begin at the PML4, of which narrow guests use the first slot, or where four levels do
+    /// not suffice at the PML5. No guest address is wider than the CPU's physical ones.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
-        let (min, max) = (Self::PAGE_SHIFT, Self::MAX_BITS.min(self.output_bits()));
+        let widest = if self.five_levels { Self::FIVE_LEVELS_BITS } else { Self::FOUR_LEVELS_BITS };
+        let (min, max) = (Self::PAGE_SHIFT, widest.min(self.output_bits()));
         if !(min..=max).contains(&address_bits) {
             return Err(GeometryError { address_bits, min, max, format: Self::NAME });
         }
-        let bits = address_bits.saturating_sub(Self::ROOT_SLOT_BITS);
-        Ok(Geometry { address_bits, root_level: 3, root_slots: 1 << bits })
+        let root_level = if address_bits > Self::FOUR_LEVELS_BITS { 4 } else { 3 };
+        let bits = address_bits.saturating_sub(Self::shift(root_level));
+        Ok(Geometry { address_bits, root_level, root_slots: 1 << bits })
     }
 
     fn output_bits(&self) -> u32 {
@@ -281,7 +298,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             | bit(ignore_pat, IPAT)
             | bit(a.accessed, A)
             | bit(a.dirty, D)
-            | a.software.encode(SW_USER))
+            | a.software.encode(SW_USER)?)
     }
 
     #[inline(always)]

@@ -10,10 +10,13 @@ pub mod npt;
 pub mod power;
 #[cfg(feature = "riscv")]
 pub mod riscv;
+mod software;
 #[cfg(any(test, loom, shuttle))]
 pub mod tiny;
 
-use crate::addr::{Hpa, LeafSizeError, PageSize};
+pub use software::Software;
+
+use crate::addr::{GpaRange, Hpa, LeafSizeError, PageSize};
 use core::fmt;
 
 /// The bits of one architecture's second-stage descriptors.
@@ -35,12 +38,11 @@ use core::fmt;
 ///    [`Kind::Table`], of [`Format::leaf`] up to `LARGEST_LEAF` [`Kind::Leaf`], with `MARK`
 ///    [`Kind::Sealed`], of [`Format::frozen`] [`Kind::Frozen`], of [`Format::retired`]
 ///    [`Kind::Retired`], of [`Format::reserved`] [`Kind::Reserved`], of [`Format::owned`]
-///    [`Kind::Owned`]; no slot at level 0 is a table.
-///    In a leaf, bits of `STATUS`, and in a table those of `TABLE_ACCESSED`, `TABLE_WRITE`,
-///    `AGEING`, `RENEWED` and `MARK`, change nothing about kind and address; nor do the methods
-///    that make a leaf from a leaf. [`Format::all_tables`] agrees with `kind`; tokens that differ
-///    make reservations that differ, and [`Format::owner`] gives back the word of
-///    [`Format::owned`].
+///    [`Kind::Owned`]; no slot at level 0 is a table. In a leaf, bits of `STATUS` and `SOFTWARE`,
+///    and in a table those of `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING`, `RENEWED` and `MARK`,
+///    change nothing about kind and address; nor do the methods that make a leaf from a leaf.
+///    [`Format::all_tables`] agrees with `kind`; tokens that differ make reservations that differ,
+///    and [`Format::owner`] gives back the word of [`Format::owned`].
 /// 2. [`Format::table_address`] gives back the address that [`Format::table`],
 ///    [`Format::frozen`] and [`Format::retired`] were given.
 /// 3. [`Format::geometry`] gives a root of a power of two of slots, at level 4 at most, which
@@ -67,8 +69,11 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     const TABLE_BYTES: usize = 1 << Self::PAGE_SHIFT;
     /// The highest level at which a leaf may stand.
     const LARGEST_LEAF: u8;
-    /// The bits of a leaf that are the engine's user's.
-    const SOFTWARE: [u64; 2];
+    /// The bits of a leaf that are the engine's user's, by their number in [`Software`]: two at
+    /// least, and 0 behind the last. In a table they may be the engine's.
+    const SOFTWARE: [u64; Software::MOST];
+    /// How many of them the format has: those of a lower number.
+    const SOFTWARE_BITS: u8 = software::count(Self::SOFTWARE);
     /// Bits that hardware may set in a live leaf (accessed, dirty), or that remember them.
     const STATUS: u64;
     /// Keeps other software out of the slot that holds it.
@@ -124,6 +129,17 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// # Errors
     /// [`AttributeError`] where the format, as configured, cannot express them.
     fn encode(&self, attributes: Attributes) -> Result<u64, AttributeError>;
+
+    /// The strictest memory type for devices that the format, as configured, has:
+    /// [`Memory::DeviceStrict`], [`Memory::Device`], or [`Memory::Normal`] where leaves have no
+    /// type and the physical address says what is a device (RISC-V without Svpbmt, by its physical
+    /// memory attributes). Such a leaf [`Platform::maintain`](crate::Platform::maintain) is told of
+    /// as of memory.
+    fn device(&self) -> Memory {
+        let fits = |memory| self.encode(Attributes { memory, ..Attributes::RAM }).is_ok();
+        let types = [Memory::DeviceStrict, Memory::Device];
+        types.into_iter().find(|&memory| fits(memory)).unwrap_or(Memory::Normal)
+    }
 
     /// The attributes of a leaf at `level`.
     fn decode(&self, raw: u64, level: u8) -> Attributes;
@@ -331,6 +347,73 @@ impl Geometry {
         let bytes = self.root_slots * 8;
         if bytes < 1 << page_shift { 1 << page_shift } else { bytes }
     }
+
+    /// Table pages that [`Guard::map`](crate::Guard::map) of `range` to `hpa` takes at most, by
+    /// leaves of at most `largest`: as many where nothing is mapped and no table is there. With
+    /// another alignment of the host's memory it takes more; to bound it for any, `largest` is the
+    /// page size.
+    ///
+    /// `F` is the format of the tables that this is the geometry of. Of a range, size or address
+    /// that is refused it says nothing. Nobody unmaps in the range meanwhile.
+    pub const fn tables_to_map<F: Format>(
+        &self,
+        range: GpaRange,
+        hpa: Hpa,
+        largest: PageSize,
+    ) -> u64 {
+        let (start, end) = (range.start().0, range.end().0);
+        let delta = hpa.0.wrapping_sub(start);
+        let (mut level, mut tables) = (1, 0);
+        while level <= self.root_level {
+            let shift = slot_shift::<F>(level);
+            let covered = 1u64 << shift;
+            let (first, last) = (start >> shift, (end - 1) >> shift);
+            let leaf =
+                level <= F::LARGEST_LEAF && shift <= largest.shift() && delta & (covered - 1) == 0;
+            let (head, tail) = (start & (covered - 1) != 0, end & (covered - 1) != 0);
+            tables += match (leaf, head, tail) {
+                (false, ..) => last - first + 1,
+                (true, true, true) if first < last => 2,
+                (true, false, false) => 0,
+                (true, ..) => 1,
+            };
+            level += 1;
+        }
+        tables
+    }
+
+    /// Table pages that [`Guard::split`](crate::Guard::split) of `range` to leaves of `to` takes at
+    /// most: as many where all of the range is mapped by the largest leaves that the format has.
+    ///
+    /// `F` is as in [`Geometry::tables_to_map`].
+    pub const fn tables_to_split<F: Format>(&self, range: GpaRange, to: PageSize) -> u64 {
+        let (mut level, mut tables) = (1, 0);
+        while level <= F::LARGEST_LEAF && level <= self.root_level {
+            let shift = slot_shift::<F>(level);
+            if shift > to.shift() {
+                tables += ((range.end().0 - 1) >> shift) - (range.start().0 >> shift) + 1;
+            }
+            level += 1;
+        }
+        tables
+    }
+
+    /// Table pages that a fault takes at most: [`Guard::reserve`](crate::Guard::reserve) for a leaf
+    /// of at most `largest`, and the commit. As many where nothing is mapped around the address.
+    ///
+    /// `F` is as in [`Geometry::tables_to_map`].
+    pub const fn tables_to_reserve<F: Format>(&self, largest: PageSize) -> u64 {
+        let mut level = F::LARGEST_LEAF;
+        // Not past the end of a guest that is smaller than the leaf.
+        while level > 0
+            && (slot_shift::<F>(level) > largest.shift()
+                || slot_shift::<F>(level) > self.address_bits
+                || level > self.root_level)
+        {
+            level -= 1;
+        }
+        (self.root_level - level) as u64
+    }
 }
 
 /// The width of guest addresses is not one that the format can have.
@@ -389,51 +472,12 @@ impl Attributes {
         dirty: true,
         software: Software::NONE,
     };
-}
 
-/// Two bits of a leaf that are the engine's user's: hardware ignores them, a split passes them on,
-/// a collapse asks that all have the same. [`Guard::relax_where`](crate::Guard::relax_where) reads
-/// them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
-pub struct Software(u8);
-
-impl Software {
-    /// Neither.
-    pub const NONE: Self = Self(0);
-    /// The first.
-    pub const A: Self = Self(1);
-    /// The second.
-    pub const B: Self = Self(2);
-
-    /// The first if `a`, the second if `b`.
-    pub const fn new(a: bool, b: bool) -> Self {
-        Self(a as u8 | (b as u8) << 1)
-    }
-
-    /// The bits that are in this one or the other.
-    pub const fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Whether all bits of `other` are in this one.
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// As the bits `a` and `b` of a descriptor.
-    pub(crate) const fn encode(self, [a, b]: [u64; 2]) -> u64 {
-        (if self.contains(Self::A) { a } else { 0 }) | (if self.contains(Self::B) { b } else { 0 })
-    }
-
-    #[cfg(any(
-        feature = "arm64",
-        feature = "ept",
-        feature = "npt",
-        feature = "power",
-        feature = "riscv"
-    ))]
-    pub(crate) const fn decode(raw: u64, [a, b]: [u64; 2]) -> Self {
-        Self::new(raw & a != 0, raw & b != 0)
+    /// A device's registers, which the guest may read and write: of the type that
+    /// [`Format::device`] says, accessed and dirty, not executable. Every format can express them,
+    /// so that one caller maps a device on each.
+    pub fn device<F: Format>(format: &F) -> Self {
+        Self { execute: Execute::None, memory: format.device(), ..Self::RAM }
     }
 }
 
@@ -515,11 +559,26 @@ pub enum AttributeError {
     NeedsRead,
     /// A memory type that the descriptors do not have.
     MemoryType,
+    /// A software bit that the format lacks.
+    SoftwareBits {
+        /// What was asked for.
+        given: Software,
+        /// How many bits the format has ([`Format::SOFTWARE_BITS`]).
+        bits: u8,
+    },
 }
 
 impl fmt::Display for AttributeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        let why = match self {
+            Self::SoftwareBits { given, bits } => {
+                return write!(
+                    f,
+                    "leaves of this format have {bits} software bits, from number 0 on; {:#b} was \
+                     asked for",
+                    given.bits()
+                );
+            }
             Self::CleanNeedsHardwareDirty => {
                 "a writable leaf that is not dirty needs hardware that marks writes; map it dirty, \
                  or without the right to write"
@@ -535,7 +594,8 @@ impl fmt::Display for AttributeError {
                 "descriptors of this CPU lack that memory type; map as another, or as normal memory, \
                  where the CPU knows by the physical address"
             }
-        })
+        };
+        f.write_str(why)
     }
 }
 

@@ -1,17 +1,17 @@
-//! AMD nested paging: four levels, pages of 4k, blocks of 2m and 1g.
+//! AMD nested paging: four levels or five, pages of 4k, blocks of 2m and 1g.
 //!
 //! Bits as in the AMD64 Architecture Programmer's Manual, volume 2: the formats of 5.3
 //! "Long-Mode Page Translation", the fields of 5.4 "Page-Translation-Table Entry Fields", and what
 //! 15.25 "Nested Paging" says of them.
 //!
-//! Nested tables are walked in the host's paging mode, which has to be long mode with EFER.NXE set
-//! and CR4.LA57 clear. What else the hypervisor must leave off, or bits change their meaning: guest
-//! mode execute trap and supervisor shadow stacks in the VMCB, memory encryption (its C-bit lies
-//! among those of the address).
+//! Nested tables are walked in the host's paging mode (15.25.3), which has to be long mode with
+//! EFER.NXE set: four levels, or five where the host has CR4.LA57 set. What else the hypervisor
+//! must leave off, or bits change their meaning: guest mode execute trap and supervisor shadow
+//! stacks in the VMCB, memory encryption (its C-bit lies among those of the address).
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software, TOKEN_BITS,
+    Software, TOKEN_BITS, software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -33,6 +33,9 @@ pub type Npt2M = Npt<false>;
 /// that hardware ignores remembers which of the two it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Npt<const HUGE_1G: bool> {
+    /// The host's CR4.LA57 while the guest runs: nested walks have five levels, whatever the
+    /// guest's width, and translate 57 bits, of which physical addresses have 52 at most.
+    pub five_levels: bool,
     /// Bits of a physical address, at most 52; hardware rejects entries with bits above it.
     pub output_bits: u32,
 }
@@ -41,7 +44,7 @@ impl<const HUGE_1G: bool> Default for Npt<HUGE_1G> {
     /// Physical addresses as wide as an entry can hold: hardware has less, and
     /// [`Npt::from_cpuid`] knows.
     fn default() -> Self {
-        Self { output_bits: Self::MAX_OUTPUT_BITS }
+        Self { five_levels: false, output_bits: Self::MAX_OUTPUT_BITS }
     }
 }
 
@@ -60,8 +63,11 @@ const BLOCK: u64 = 1 << 7;
 /// the PAT's in a block, and a block's size.
 const ADDRESS: u64 = (1 << 52) - (1 << 12);
 const NX: u64 = 1 << 63;
-/// Hardware ignores bits 58:52 and 11:9 of leaves and tables alike.
-const SW_USER: [u64; 2] = [1 << 52, 1 << 53];
+/// Hardware ignores bits 58:52 and 11:9 of leaves and tables alike. (62:59 of a leaf are the
+/// protection key where the host's CR4.PKE is set.) What the engine keeps in tables is the user's
+/// in leaves: no operation turns one into the other but by [`Format::leaf`] and [`Format::table`].
+const SW_USER: [u64; Software::MOST] =
+    software::masks([1 << 52, 1 << 53, 1 << 55, 1 << 56, 1 << 57, 1 << 58, 1 << 9, 1 << 10]);
 /// Beside UC-: normal memory that is not cacheable, not a device.
 const SW_NORMAL: u64 = 1 << 54;
 const SW_RENEWED: u64 = 1 << 9;
@@ -74,7 +80,7 @@ const RESERVED: u64 = 1 << 4;
 const TOKEN_SHIFT: u32 = 12;
 
 /// What children inherit: all but address, size and the engine's marks.
-const INHERITED: u64 = P | W | U | PWT | PCD | A | D | NX | SW_USER[0] | SW_USER[1] | SW_NORMAL;
+const INHERITED: u64 = P | W | U | PWT | PCD | A | D | NX | software::all(SW_USER) | SW_NORMAL;
 
 const WRITE_BACK: u64 = 0;
 const UNCACHEABLE_MINUS: u64 = PCD;
@@ -91,14 +97,14 @@ const fn bit(on: bool, bit: u64) -> u64 {
 }
 
 impl<const HUGE_1G: bool> Npt<HUGE_1G> {
-    /// A slot of the root covers this many bits.
-    const ROOT_SLOT_BITS: u32 = 39;
-    /// What four levels translate.
-    const MAX_BITS: u32 = 48;
+    /// What four levels translate, and five.
+    const FOUR_LEVELS_BITS: u32 = 48;
+    const FIVE_LEVELS_BITS: u32 = 57;
     const MAX_OUTPUT_BITS: u32 = 52;
 
     /// What a CPU supports: `extended` is EDX of CPUID function 0x8000_0001, `sizes` EAX of
-    /// 0x8000_0008, `svm` EDX of 0x8000_000a.
+    /// 0x8000_0008, `svm` EDX of 0x8000_000a. Four levels: how many there are is the host's paging
+    /// mode.
     ///
     /// # Errors
     /// [`MissingFeatures`] names what these tables need and the CPU lacks.
@@ -108,7 +114,7 @@ impl<const HUGE_1G: bool> Npt<HUGE_1G> {
         if missing.extended | missing.svm != 0 {
             return Err(missing);
         }
-        Ok(Self { output_bits: sizes & 0xff })
+        Ok(Self { five_levels: false, output_bits: sizes & 0xff })
     }
 
     /// The VMCB's N_CR3: tables at `root`, walked through the cache.
@@ -150,9 +156,10 @@ impl core::error::Error for MissingFeatures {}
 //    reservation or owner has, whatever its address, token or word, which lie at bits 59:12. With
 //    bit 0, bit 7 tells block from table, and at level 0 there is no table. Without it, bit 11 is
 //    in markers only, which bit 3 tells apart, and bit 4 in reservations, which owners have beside
-//    bit 3. `kind` looks at no bit of `STATUS`, `TABLE_ACCESSED` and `TABLE_WRITE`.
+//    bit 3. `kind` looks at no bit of `STATUS`, `SOFTWARE`, `TABLE_ACCESSED` and `TABLE_WRITE`.
 // 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits.
-// 3. The root stands at level 3, with `2^(address_bits - 39)` slots, or one.
+// 3. The root stands at level 3 or 4, with `2^(address_bits - 39)` or `2^(address_bits - 48)`
+//    slots, or one.
 // 4. A page of 4 KiB holds 512 slots.
 // 5. The address stands in a leaf as it is, `CARRY` is 0.
 unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
@@ -160,7 +167,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 9;
     const LARGEST_LEAF: u8 = if HUGE_1G { 2 } else { 1 };
-    const SOFTWARE: [u64; 2] = SW_USER;
+    const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = A | D;
     const MARK: u64 = MARK;
     const RENEWED: u64 = SW_RENEWED;
@@ -172,15 +179,20 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const REFILL_BREAKS: bool = false;
     const TABLE_WRITE: u64 = W;
 
-    /// Walks begin at the PML4, of which narrow guests use the first slot. No guest address is
-    /// wider than the CPU's physical ones.
+    /// Walks begin at the PML4, with five levels at the PML5, of which narrow guests use the first
+    /// slot. No guest address is wider than the CPU's physical ones.
     fn geometry(&self, address_bits: u32) -> Result<Geometry, GeometryError> {
-        let (min, max) = (Self::PAGE_SHIFT, Self::MAX_BITS.min(self.output_bits()));
+        let (root_level, widest) = if self.five_levels {
+            (4, Self::FIVE_LEVELS_BITS)
+        } else {
+            (3, Self::FOUR_LEVELS_BITS)
+        };
+        let (min, max) = (Self::PAGE_SHIFT, widest.min(self.output_bits()));
         if !(min..=max).contains(&address_bits) {
             return Err(GeometryError { address_bits, min, max, format: Self::NAME });
         }
-        let bits = address_bits.saturating_sub(Self::ROOT_SLOT_BITS);
-        Ok(Geometry { address_bits, root_level: 3, root_slots: 1 << bits })
+        let bits = address_bits.saturating_sub(Self::shift(root_level));
+        Ok(Geometry { address_bits, root_level, root_slots: 1 << bits })
     }
 
     fn output_bits(&self) -> u32 {
@@ -241,7 +253,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
             | memory
             | bit(a.accessed, A)
             | bit(a.dirty, D)
-            | a.software.encode(SW_USER))
+            | a.software.encode(SW_USER)?)
     }
 
     /// Foreign leaves may select other types: the second index of reset's PAT is write-through,

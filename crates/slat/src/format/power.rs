@@ -42,7 +42,7 @@ pub mod tlbie;
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software, TOKEN_BITS,
+    Software, TOKEN_BITS, software,
 };
 use crate::addr::Hpa;
 use core::fmt;
@@ -77,7 +77,7 @@ const L: u64 = be(1 << 62);
 /// Four bits of a page table entry are software's (manual: 2 and 52:54). This one is in no field of
 /// a page directory entry's, so that markers have it beside an address.
 const MARK: u64 = be(1 << 61);
-const SW_USER: [u64; 2] = [be(1 << 11), be(1 << 10)];
+const SW_USER: [u64; Software::MOST] = software::masks([be(1 << 11), be(1 << 10), be(1 << 9)]);
 /// The real page number, bits 7:51 of the manual's.
 const RPN: u64 = be((1 << 57) - (1 << 12));
 /// The next level's base, bits 4:55 of the manual's.
@@ -98,7 +98,7 @@ const RESERVED: u64 = be(1 << 5);
 const TOKEN_SHIFT: u32 = 12;
 
 /// What children inherit: all but V, L, address and the engine's mark.
-const INHERITED: u64 = R | C | ATT | READ | WRITE | EXECUTE | SW_USER[0] | SW_USER[1];
+const INHERITED: u64 = R | C | ATT | READ | WRITE | EXECUTE | software::all(SW_USER);
 
 /// Normal memory; strong access order, which 3.1 took out again, is as cacheable, and is not made.
 const NORMAL: u64 = be(0b00 << 4);
@@ -166,8 +166,9 @@ impl core::error::Error for RootError {}
 // 1. Leaves and tables have V, and no marker, reservation or owner has, whatever its address, token
 //    or word, which lie at bits 59:12 of the word; L tells leaf from table, and at level 0 there is
 //    no table. Without V, bit 61 is in markers only, which bit 4 tells apart, and bit 5 in
-//    reservations, which owners have beside bit 4. `kind` looks at no bit of `STATUS`. All of this
-//    is about bits of one order, in which constants, addresses and tokens are swapped alike.
+//    reservations, which owners have beside bit 4. `kind` looks at no bit of `STATUS` and
+//    `SOFTWARE`. All of this is about bits of one order, in which constants, addresses and tokens
+//    are swapped alike.
 // 2. Frames are aligned to 4 KiB and lie below 2^57: `NLB` holds all of their bits.
 // 3. The root has 2^13 slots at level 3, which covers 39 + 13 bits.
 // 4. Tables have 2^9 slots, or 2^5: 4 KiB at most. The root has pages of 64 KiB, or 16 of 4 KiB.
@@ -185,7 +186,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     const LAST_INDEX_BITS: u32 = 21 - PAGE_SHIFT;
     const TABLE_BYTES: usize = 8 << Self::INDEX_BITS;
     const LARGEST_LEAF: u8 = 2;
-    const SOFTWARE: [u64; 2] = SW_USER;
+    const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = R | C;
     const MARK: u64 = MARK;
     /// Tables have no write protection that could be pushed down.
@@ -271,7 +272,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
             | memory
             | bit(a.accessed, R)
             | bit(a.dirty, C)
-            | a.software.encode(SW_USER))
+            | a.software.encode(SW_USER)?)
     }
 
     /// Foreign leaves may have the right to write alone, and strong access order.

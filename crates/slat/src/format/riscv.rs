@@ -27,7 +27,7 @@
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
-    Software, TOKEN_BITS,
+    Software, TOKEN_BITS, software,
 };
 use crate::addr::Hpa;
 use crate::shootdown::Vmid;
@@ -90,7 +90,7 @@ const MARK: u64 = 1 << 5;
 const A: u64 = 1 << 6;
 const D: u64 = 1 << 7;
 /// RSW.
-const SW_USER: [u64; 2] = [1 << 8, 1 << 9];
+const SW_USER: [u64; Software::MOST] = software::masks([1 << 8, 1 << 9]);
 /// The physical page number, bits 53:10: an address lies two bits lower than in memory.
 const PPN_SHIFT: u32 = 10;
 const ADDRESS_SHIFT: u32 = RiscV::PAGE_SHIFT - PPN_SHIFT;
@@ -105,7 +105,7 @@ const TOKEN_SHIFT: u32 = PPN_SHIFT;
 
 /// What children inherit: all but V, address, the engine's mark, and N (bit 63, Svnapot), which
 /// promises a run of neighbours that a split breaks up.
-const INHERITED: u64 = R | W | X | U | A | D | SW_USER[0] | SW_USER[1] | MEMORY;
+const INHERITED: u64 = R | W | X | U | A | D | software::all(SW_USER) | MEMORY;
 
 /// PBMT: the memory's own attributes; non-cacheable main memory; I/O.
 const PMA: u64 = 0;
@@ -200,7 +200,7 @@ impl core::error::Error for HgatpError {}
 //    of R, W and X, have V, and no marker, reservation or owner has, whatever its address, token or
 //    word, which lie at bits 57:10. At level 0 there is no table. Without V, bit 5 is in markers
 //    only, which bit 1 tells apart, and bit 3 in reservations, which owners have beside bit 1.
-//    `kind` looks at no bit of `STATUS`.
+//    `kind` looks at no bit of `STATUS` and `SOFTWARE`.
 // 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits.
 // 3. The root has 2^11 slots at level 2, 3 or 4, for 41, 50 or 59 bits.
 // 4. A page of 4 KiB holds 512 slots.
@@ -210,7 +210,7 @@ unsafe impl Format for RiscV {
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 9;
     const LARGEST_LEAF: u8 = 2;
-    const SOFTWARE: [u64; 2] = SW_USER;
+    const SOFTWARE: [u64; Software::MOST] = SW_USER;
     const STATUS: u64 = A | D;
     const MARK: u64 = MARK;
     /// Tables have no write protection that could be pushed down.
@@ -297,7 +297,7 @@ unsafe impl Format for RiscV {
             | memory << MEMORY_SHIFT
             | bit(a.accessed, A)
             | bit(a.dirty, D)
-            | a.software.encode(SW_USER))
+            | a.software.encode(SW_USER)?)
     }
 
     #[inline(always)]

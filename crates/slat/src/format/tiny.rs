@@ -7,7 +7,7 @@ use super::arm64::Arm64K4;
 use super::ept::Ept1G;
 #[cfg(feature = "riscv")]
 use super::riscv::RiscV;
-use super::{Access, AttributeError, Attributes, Format, Geometry, GeometryError, Kind};
+use super::{Access, AttributeError, Attributes, Format, Geometry, GeometryError, Kind, Software};
 use crate::addr::Hpa;
 
 /// Arm's: a slot that was emptied is filled after an invalidation.
@@ -62,7 +62,7 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
     const PAGE_SHIFT: u32 = 12;
     const INDEX_BITS: u32 = 1;
     const LARGEST_LEAF: u8 = 2;
-    const SOFTWARE: [u64; 2] = F::SOFTWARE;
+    const SOFTWARE: [u64; Software::MOST] = F::SOFTWARE;
     const STATUS: u64 = F::STATUS;
     const MARK: u64 = F::MARK;
     const RENEWED: u64 = F::RENEWED;

@@ -83,7 +83,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         Ok(flushed)
     }
 
-    /// The tables as text: a line for each run of neighbouring leaves that continue each other.
+    /// The tables as text: a line for each run of neighbouring leaves that continue each other,
+    /// with S and T for the first two software bits, and S2 and so on for the others.
     pub const fn dump(&self) -> Dump<'_, F, P> {
         Dump { tables: self.tables }
     }
@@ -219,6 +220,7 @@ fn write_run(f: &mut fmt::Formatter<'_>, run: Option<(Leaf, u64)>) -> fmt::Resul
     let Some((first, bytes)) = run else { return Ok(()) };
     let attributes = first.attributes;
     let flag = |on: bool, flag: char| if on { flag } else { '-' };
+    let software = Numbers(attributes.software.without(Software::A.union(Software::B)));
     let execute = match attributes.execute {
         Execute::None => '-',
         Execute::All => 'x',
@@ -227,7 +229,7 @@ fn write_run(f: &mut fmt::Formatter<'_>, run: Option<(Leaf, u64)>) -> fmt::Resul
     };
     writeln!(
         f,
-        "{:#014x}..{:#014x} -> {:#014x}  {:>8} x {:<4} {}{}{execute} {}{}{}{} {:?}",
+        "{:#014x}..{:#014x} -> {:#014x}  {:>8} x {:<4} {}{}{execute} {}{}{}{} {:?}{software}",
         first.gpa.0,
         first.gpa.0 + bytes,
         first.hpa.0,
@@ -241,4 +243,15 @@ fn write_run(f: &mut fmt::Formatter<'_>, run: Option<(Leaf, u64)>) -> fmt::Resul
         flag(attributes.software.contains(Software::B), 'T'),
         attributes.memory,
     )
+}
+
+/// The numbers of software bits that have no letter.
+struct Numbers(Software);
+
+impl fmt::Display for Numbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (0..Software::MOST as u8)
+            .filter(|&bit| self.0.contains(Software::bit(bit)))
+            .try_for_each(|bit| write!(f, " S{bit}"))
+    }
 }

@@ -61,7 +61,7 @@ pub enum ChangeError {
         /// Words given.
         given: usize,
     },
-    /// The format, as configured, has no leaf with these rights.
+    /// The format, as configured, has no leaf with these rights, or software bits.
     Attributes(AttributeError),
     /// The format, as configured, leaves no trace of what was used.
     NotRecorded,

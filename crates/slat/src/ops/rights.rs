@@ -1,4 +1,5 @@
-//! Rights: taken from a range for dirty logging or against execution, and given back in a fault.
+//! Rights: taken from a range for dirty logging or against execution, and given back in a fault;
+//! and the user's own bits beside them.
 //!
 //! A leaf is rewritten by one compare-and-swap from the value that was read. It loses against
 //! hardware that sets accessed or dirty, and against other software; either way the new value
@@ -28,6 +29,8 @@ pub(super) trait Rule<F: Format> {
     const SURE: bool = false;
     /// A CPU may go on using the right that was taken.
     const STALE: bool = true;
+    /// Hardware looks at what changes.
+    const SEEN: bool = true;
     /// A leaf that the range covers in part is refused.
     const WHOLE: bool = true;
     /// Leaves become accessed.
@@ -81,6 +84,12 @@ struct Granted<F>(F, Hpa, u64);
 
 /// Exactly these rights. `WRITES`: with that to write.
 struct Exactly<F, const WRITES: bool>(F, Rights);
+
+/// Software bits, set and cleared.
+struct Marked {
+    set: u64,
+    clear: u64,
+}
 
 /// `relaxed`, if the leaf `raw` has all bits of `needed`.
 #[inline(always)]
@@ -179,6 +188,16 @@ impl<F: Format, const WRITES: bool> Rule<F> for Exactly<F, WRITES> {
         let executable = to.map_or(nobody, |to| format.relaxed(nobody, to));
         let changed = F::readable(executable, rights.read);
         changed & !F::ACCESSED | raw & F::ACCESSED
+    }
+}
+
+impl<F: Format> Rule<F> for Marked {
+    const STALE: bool = false;
+    const SEEN: bool = false;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        raw & !self.clear | self.set
     }
 }
 
@@ -287,7 +306,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// guest may do, the answer cannot be out of date.
     ///
     /// # Errors
-    /// Those of [`Guard::relax`].
+    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks; otherwise
+    /// those of [`Guard::relax`].
     #[inline]
     pub fn relax_where(
         &mut self,
@@ -295,7 +315,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         access: Access,
         software: Software,
     ) -> Result<u64, Halted<ChangeError>> {
-        let (format, needed) = (self.tables.format, software.encode(F::SOFTWARE));
+        let format = self.tables.format;
+        let needed = match software.encode(F::SOFTWARE) {
+            Ok(needed) => needed,
+            Err(why) => return Self::halted(range.start(), ChangeError::Attributes(why)),
+        };
         match access {
             Access::Read => self.rewrite::<Atomically, _>(range, ForRead(format, needed)),
             Access::Write => self.rewrite::<Atomically, _>(range, ForWrite(format, needed)),
@@ -310,7 +334,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// away, and map another with the same address, meanwhile.
     ///
     /// # Errors
-    /// Those of [`Guard::relax`].
+    /// Those of [`Guard::relax_where`].
     pub fn grant_write(
         &mut self,
         gpa: Gpa,
@@ -322,7 +346,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Ok(range) => range,
             Err(why) => return Self::halted(gpa, ChangeError::Range(why)),
         };
-        let rule = Granted(self.tables.format, hpa, software.encode(F::SOFTWARE));
+        let added = match software.encode(F::SOFTWARE) {
+            Ok(added) => added,
+            Err(why) => return Self::halted(gpa, ChangeError::Attributes(why)),
+        };
+        let rule = Granted(self.tables.format, hpa, added);
         match self.rewrite::<Atomically, _>(range, rule) {
             Ok(bytes) => Ok(bytes != 0),
             Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => Ok(false),
@@ -335,7 +363,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// no fetch gives no right.
     ///
     /// # Errors
-    /// Those of [`Guard::write_protect`]; [`ChangeError::CutsBlock`] also at a block that would
+    /// Those of [`Guard::set_software`]; [`ChangeError::CutsBlock`] also at a block that would
     /// become executable: huge pages that may not be executed stay so, whoever puts pages together
     /// meanwhile.
     pub fn allow_execute(
@@ -344,7 +372,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         fetch: Access,
         software: Software,
     ) -> Result<u64, Halted<ChangeError>> {
-        let (format, needed) = (self.tables.format, software.encode(F::SOFTWARE));
+        let format = self.tables.format;
+        let needed = match software.encode(F::SOFTWARE) {
+            Ok(needed) => needed,
+            Err(why) => return Self::halted(range.start(), ChangeError::Attributes(why)),
+        };
         self.rewrite::<Atomically, _>(range, Executable(format, needed, fetch))
     }
 
@@ -353,14 +385,42 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// does. Nothing is owed, as for [`Guard::relax`].
     ///
     /// # Errors
-    /// Those of [`Guard::write_protect`].
+    /// Those of [`Guard::set_software`].
     pub fn allow_write(
         &mut self,
         range: GpaRange,
         software: Software,
     ) -> Result<u64, Halted<ChangeError>> {
-        let (format, needed) = (self.tables.format, software.encode(F::SOFTWARE));
+        let format = self.tables.format;
+        let needed = match software.encode(F::SOFTWARE) {
+            Ok(needed) => needed,
+            Err(why) => return Self::halted(range.start(), ChangeError::Attributes(why)),
+        };
         self.rewrite::<Atomically, _>(range, Writable(format, needed))
+    }
+
+    /// Sets the software bits `set` of every leaf in `range`, and clears those of `clear`; a bit of
+    /// both is set. Returns the bytes that changed.
+    ///
+    /// Rights, memory type and state stay. Hardware ignores the bits, so nothing is owed and
+    /// nothing published.
+    ///
+    /// # Errors
+    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks. A block that
+    /// the range cuts and that has the bits already is not refused; otherwise those of
+    /// [`Guard::write_protect`].
+    pub fn set_software(
+        &mut self,
+        range: GpaRange,
+        set: Software,
+        clear: Software,
+    ) -> Result<u64, Halted<ChangeError>> {
+        match (set.encode(F::SOFTWARE), clear.encode(F::SOFTWARE)) {
+            (Ok(set), Ok(clear)) => self.rewrite::<Atomically, _>(range, Marked { set, clear }),
+            (Err(why), _) | (_, Err(why)) => {
+                Self::halted(range.start(), ChangeError::Attributes(why))
+            }
+        }
     }
 
     /// Rewrites each leaf by `rule`.
@@ -400,7 +460,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let why = self.spend(budget, why);
         let bytes = done.into(self);
         // Who faulted is to find what it waits for.
-        if !R::STALE && bytes != 0 {
+        if !R::STALE && R::SEEN && bytes != 0 {
             tables.platform.publish();
         }
         match result {

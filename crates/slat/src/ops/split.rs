@@ -193,7 +193,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         fetch: Access,
         software: Software,
     ) -> Result<u64, Halted<SplitError>> {
-        let execute = fetch.is_fetch().then(|| (fetch, software.encode(F::SOFTWARE)));
+        // No block has a bit that the format lacks.
+        let needed = software.encode(F::SOFTWARE).ok().filter(|_| fetch.is_fetch());
+        let execute = needed.map(|needed| (fetch, needed));
         let result = self.split_walk::<Batched>(range, F::size(0), cache, MOST_MERGED, execute);
         // Who faulted is to find what it waits for.
         self.tables.platform.publish();

@@ -23,6 +23,18 @@ fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
     slat::format::ept::Ept { output_bits: 48, ..Default::default() }
 }
 
+/// With five levels.
+const FIVE: slat::format::ept::Ept1G = slat::format::ept::Ept {
+    accessed_dirty: true,
+    split_execute: false,
+    forced_write_back: true,
+    five_levels: true,
+    output_bits: 52,
+};
+#[cfg(feature = "every-format")]
+const NPT5: slat::format::npt::Npt1G =
+    slat::format::npt::Npt { five_levels: true, output_bits: 52 };
+
 #[cfg(feature = "every-format")]
 fn riscv() -> slat::format::riscv::RiscV {
     use slat::format::riscv::{Mode, RiscV};
@@ -122,6 +134,15 @@ fn everything_can_be_done_to_the_first_and_the_last_page() {
         #[cfg(feature = "every-format")]
         pages_at_both_ends::<Arm<14, true>>(arm(), bits);
     }
+    #[cfg(feature = "every-format")]
+    for bits in [52, 47, 30] {
+        pages_at_both_ends::<Arm<16, true>>(arm(), bits);
+    }
+    for bits in [52, 49] {
+        pages_at_both_ends::<Ept<true, true>>(FIVE, bits);
+        #[cfg(feature = "every-format")]
+        pages_at_both_ends::<Npt<true, true>>(NPT5, bits);
+    }
     // The smallest is one page.
     for bits in [48, 40, 39, 38, 30, 21, 20, 13, 12] {
         pages_at_both_ends::<Ept<true>>(ept(), bits);
@@ -190,6 +211,15 @@ fn blocks_at_both_ends_are_split_protected_and_collapsed() {
     for bits in [48, 30] {
         #[cfg(feature = "every-format")]
         blocks_at_both_ends::<Arm<16>>(arm(), bits);
+    }
+    #[cfg(feature = "every-format")]
+    for bits in [52, 47] {
+        blocks_at_both_ends::<Arm<16, true>>(arm(), bits);
+    }
+    for bits in [52, 49] {
+        blocks_at_both_ends::<Ept<true, true>>(FIVE, bits);
+        #[cfg(feature = "every-format")]
+        blocks_at_both_ends::<Npt<true, true>>(NPT5, bits);
     }
     for bits in [48, 39, 22] {
         blocks_at_both_ends::<Ept<true>>(ept(), bits);

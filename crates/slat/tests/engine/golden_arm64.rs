@@ -25,14 +25,14 @@ pub fn range(start: u64, size: u64) -> GpaRange {
 }
 
 /// Maps one leaf of `bytes` at `gpa`, and returns its raw descriptor as memory holds it.
-pub fn one_leaf<const G: u32, const DS: bool>(
-    format: Arm64<G, DS>,
+pub fn one_leaf<const G: u32, const WIDE: bool>(
+    format: Arm64<G, WIDE>,
     hpa: u64,
     bytes: u64,
     attributes: Attributes,
 ) -> u64 {
     // Wide enough for slots of 64 GiB.
-    let bits = if DS { 48 } else { 40 };
+    let bits = if WIDE { 48 } else { 40 };
     let platform = TestPlatform::new(BreakBeforeMake::Always);
     let mut tables = Tables::new(format, Vmid(1), bits, &platform).unwrap();
     let mut storage = [const { None }; 4];
@@ -44,7 +44,7 @@ pub fn one_leaf<const G: u32, const DS: bool>(
     assert_eq!(done, Ok(bytes));
     let descriptor = guard.descriptor(Gpa(gpa));
     drop(guard);
-    let regime = Arm::<G, DS>::of(&tables);
+    let regime = Arm::<G, WIDE>::of(&tables);
     let raw = regime.slot(&platform, gpa).0.load(Ordering::SeqCst);
     assert_eq!(descriptor, Some((raw, size(bytes))));
     drop(cache);
@@ -138,8 +138,9 @@ fn each_attribute_is_the_bit_that_linux_names() {
     assert_eq!(execute(plain, Execute::None), 0b10 << 53);
     assert_eq!(execute(plain, Execute::Kernel), 0b11 << 53);
     assert_eq!(execute(no_xnx, Execute::None), 1 << 54);
-    // KVM_PTE_LEAF_ATTR_HI_SW is 58:55.
-    assert_eq!(raw(plain, Attributes { software: Software::A, ..ram }), base | 1 << 55);
+    // KVM_PTE_LEAF_ATTR_HI_SW is 58:55; VTCR_EL2_HWU59 to HWU62 give 62:59 to hardware, or not.
+    let places = (0..6).map(|bit| raw(plain, Attributes { software: Software::bit(bit), ..ram }));
+    assert!(places.eq([55, 57, 59, 60, 61, 62].map(|place| base | 1 << place)));
     assert_eq!(raw(plain, Attributes { dirty: true, ..read_only }), base & !(1 << 7) | 1 << 56);
     let sh = |shareability| raw(Arm64K4 { shareability, ..plain }, ram) >> 8 & 3;
     let (outer, inner) = (sh(Shareability::Outer), sh(Shareability::Inner));
@@ -171,6 +172,7 @@ fn manual(a: Attributes, fwb: bool, hd: bool, sh: u64) -> Leaf {
         software: u64::from(a.software.contains(Software::A))
             + 4 * u64::from(a.software.contains(Software::B))
             + 2 * u64::from(a.dirty && !a.write),
+        ignored: 0,
     }
 }
 
@@ -189,20 +191,20 @@ fn all_attributes() -> impl Iterator<Item = Attributes> {
 }
 
 /// Every leaf size of a granule, with the highest address that fits: no bit strays.
-pub fn leaves_are_the_manuals<const G: u32, const DS: bool>() {
-    let (bits, sh) = if DS { (52, 0) } else { (48, 0b11) };
+pub fn leaves_are_the_manuals<const G: u32, const WIDE: bool>() {
+    let (bits, sh) = (Arm::<G, WIDE>::OUTPUT, if WIDE && G < 16 { 0 } else { 0b11 });
     for (fwb, hd) in [(false, false), (false, true), (true, false), (true, true)] {
         let (forced_write_back, hardware_dirty) = (fwb, hd);
-        let format = Arm64::<G, DS> { forced_write_back, hardware_dirty, ..Default::default() };
+        let format = Arm64::<G, WIDE> { forced_write_back, hardware_dirty, ..Default::default() };
         let platform = TestPlatform::new(BreakBeforeMake::Always);
         let tables = Tables::new(format, Vmid(1), bits, &platform).unwrap();
         let mut member = platform.join();
         let mut guard = tables.enter(&mut member).unwrap();
-        let regime = Arm::<G, DS>::of(&tables);
+        let regime = Arm::<G, WIDE>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        for (bytes, attributes) in Arm::<G, DS>::sizes()
+        for (bytes, attributes) in Arm::<G, WIDE>::sizes()
             .into_iter()
             .flat_map(|bytes| all_attributes().map(move |a| (bytes, a)))
         {
@@ -217,9 +219,9 @@ pub fn leaves_are_the_manuals<const G: u32, const DS: bool>() {
             let (slot, height) = regime.slot(&platform, at.start().0);
             let expected = Leaf { oa: hpa, ..manual(attributes, fwb, hd, sh) };
             let raw = slot.load(Ordering::SeqCst);
-            let found = Arm::<G, DS>::fields(raw, 3 - height);
+            let found = Arm::<G, WIDE>::fields(raw, 3 - height);
             assert_eq!(found, Descriptor::Leaf(expected), "{raw:#x}");
-            assert_eq!(Arm::<G, DS>::size(height), bytes);
+            assert_eq!(Arm::<G, WIDE>::size(height), bytes);
             assert_eq!(guard.translate(at.start()).unwrap().unwrap().attributes, attributes);
             slot.store(0, Ordering::SeqCst);
             // The table above a block must go, too, before a larger one can be mapped.
@@ -250,14 +252,14 @@ fn leaves_of_the_64k_granule_are_the_manuals_in_every_combination() {
 
 /// Every width that is accepted is one that hardware accepts with the same start level, and both
 /// ends of the space are where hardware looks for them.
-pub fn widths_are_the_manuals<const G: u32, const DS: bool>(narrowest: u32) {
-    let widest = if DS { 52 } else { 48 };
+pub fn widths_are_the_manuals<const G: u32, const WIDE: bool>(narrowest: u32) {
+    let widest = Arm::<G, WIDE>::OUTPUT;
     for bits in 0..=64 {
         let platform = TestPlatform::new(BreakBeforeMake::Always);
-        let result = Tables::new(Arm64::<G, DS>::default(), Vmid(1), bits, &platform);
+        let result = Tables::new(Arm64::<G, WIDE>::default(), Vmid(1), bits, &platform);
         assert_eq!(result.is_ok(), (narrowest..=widest).contains(&bits), "{bits} bits");
         let Ok(mut tables) = result else { continue };
-        let regime = Arm::<G, DS>::of(&tables);
+        let regime = Arm::<G, WIDE>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
@@ -298,24 +300,24 @@ fn start_levels_are_those_of_vtcr_sl0_with_concatenated_roots() {
     assert_eq!((k64(30), k64(46), k64(47)), ((2, 2), (2, 16 * 8192), (1, 32)));
 }
 
-fn fields<const G: u32, const DS: bool>(
-    regime: &Arm<G, DS>,
+fn fields<const G: u32, const WIDE: bool>(
+    regime: &Arm<G, WIDE>,
     platform: &TestPlatform,
     gpa: u64,
 ) -> Leaf {
     let (slot, height) = regime.slot(platform, gpa);
-    match Arm::<G, DS>::fields(slot.load(Ordering::SeqCst), 3 - height) {
+    match Arm::<G, WIDE>::fields(slot.load(Ordering::SeqCst), 3 - height) {
         Descriptor::Leaf(leaf) => leaf,
         other => panic!("{other:?} at {gpa:#x}"),
     }
 }
 
 /// A block with odd attributes, used by hardware, split in three ways, keeps every bit.
-pub fn children_keep_everything<const G: u32, const DS: bool, W: SplitWalk>(
+pub fn children_keep_everything<const G: u32, const WIDE: bool, W: SplitWalk>(
     bbm: BreakBeforeMake,
     large: u64,
 ) {
-    let format = Arm64::<G, DS> { hardware_dirty: true, ..Default::default() };
+    let format = Arm64::<G, WIDE> { hardware_dirty: true, ..Default::default() };
     let odd = Attributes { software: Software::B, execute: Execute::User, ..CLEAN };
     let read_only = Attributes { write: false, dirty: true, accessed: false, ..odd };
     for (attributes, write) in
@@ -323,11 +325,11 @@ pub fn children_keep_everything<const G: u32, const DS: bool, W: SplitWalk>(
     {
         let platform = TestPlatform::new(bbm);
         let mut tables = Tables::new(format, Vmid(1), 40, &platform).unwrap();
-        let regime = Arm::<G, DS>::of(&tables);
+        let regime = Arm::<G, WIDE>::of(&tables);
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(&platform, &mut storage);
         cache.fill(8).unwrap();
-        let highest_bit = 1 << (Arm::<G, DS>::OUTPUT - 1);
+        let highest_bit = 1 << (Arm::<G, WIDE>::OUTPUT - 1);
         let (block, hpa) = (range(large, large), highest_bit + 8 * large);
         let mut guard = tables.exclusive();
         let done = guard.map(block, Hpa(hpa), attributes, size(large), &mut cache);
@@ -376,8 +378,8 @@ fn children_of_a_split_block_keep_translation_rights_type_state_and_software_bit
 
 #[test]
 fn a_child_inherits_neither_the_contiguous_hint_nor_nt() {
-    // A block that other software marked: 2m at 0x4020_0000, nT (16), Contiguous (52), PBHA (59).
-    let marked = 0x4020_07fd | 1 << 16 | 1 << 52 | 1 << 59;
+    // A block that other software marked: 2m at 0x4020_0000, nT (16), Contiguous (52), bit 63.
+    let marked = 0x4020_07fd | 1 << 16 | 1 << 52 | 1 << 63;
     let child =
         Arm64K4::leaf(Arm64K4::attribute_bits(marked, 1), 0, Arm64K4::leaf_address(marked, 1));
     assert_eq!(child, 0x4020_07ff);

@@ -39,6 +39,8 @@ fn the_decoder_rejects_what_the_manual_calls_misconfigured() {
     assert_eq!(what(XEON, 0x4020_00b7, 3), "reserved address bits of a large page");
     assert_eq!(what(client, 0x4000_00b7, 3), "bit 7 of a PDPTE without 1 GiB pages");
     assert_eq!(what(XEON, 0x87, 4), "reserved bits 7:3 of a PML4E");
+    assert_eq!(what(XEON, 0x87, 5), "reserved bits 7:3 of a PML5E");
+    assert_eq!(what(XEON, 1 << 52 | 0x807, 5), "table");
     for n in 3..=6 {
         assert_eq!(what(XEON, 0x7 | 1 << n, 4), "reserved bits 7:3 of a PML4E");
         assert_eq!(what(XEON, 0x7 | 1 << n, 3), "reserved bits 6:3 of a table");
@@ -72,9 +74,14 @@ fn leaves_and_tables_are_the_words_that_hypervisors_write() {
     // A table: RWX 0x7, accessed 0x100, and 0x400, which is ignored without that control.
     assert_eq!(Ept1G::table(Hpa(0x1_2345_6000), 1), 0x0001_2345_6507);
     // The pointer: WB 6, a walk of four levels 3 << 3 = 0x18, accessed and dirty flags 0x40.
-    assert_eq!(format.eptp(Hpa(0x7000)), 0x705e);
+    let geometry = format.geometry(48).unwrap();
+    assert_eq!(format.eptp(&geometry, Hpa(0x7000)), 0x705e);
     let plain = Ept1G { accessed_dirty: false, ..format };
-    assert_eq!(plain.eptp(Hpa(0x7000)), 0x701e);
+    assert_eq!(plain.eptp(&geometry, Hpa(0x7000)), 0x701e);
+    // Of five levels 4 << 3 = 0x20.
+    let five = Ept1G { five_levels: true, ..format };
+    assert_eq!(five.eptp(&five.geometry(49).unwrap(), Hpa(0x7000)), 0x7066);
+    assert_eq!(five.eptp(&five.geometry(48).unwrap(), Hpa(0x7000)), 0x705e, "as it suffices");
 }
 
 #[test]
@@ -100,15 +107,16 @@ fn each_attribute_is_the_bit_that_linux_names() {
     assert_eq!((memory(Memory::Normal), memory(Memory::NonCacheable)), (0b1110, 0b0001));
     assert_eq!((memory(Memory::Device), memory(Memory::DeviceStrict)), (0b0000, 0b1000));
     assert_eq!(Ept1G::STATUS, 0x300);
-    // What software alone uses are different bits of those that hardware ignores in every entry:
-    // 56:52, 59, 62 and 11.
+    // What software alone uses are bits of those that hardware ignores in every entry: 56:52, 59,
+    // 62 and 11. In a leaf they are different ones; what the engine keeps in tables is beside.
     let user = |software| base ^ raw(Attributes { software, ..ram });
-    let (a, b) = (user(Software::A), user(Software::B));
-    assert_eq!((a, b), (1 << 52, 1 << 55));
-    let software = [a, b, Ept1G::MARK, Ept1G::RENEWED, Ept1G::AGEING];
-    assert_eq!(software.iter().fold(0, |all, bit| all | bit).count_ones(), 5);
+    let users = [0, 1, 2, 3, 4, 5, 6].map(|bit| user(Software::bit(bit)));
+    assert_eq!(users, [52, 55, 56, 59, 53, 54, 11].map(|place| 1 << place));
     let ignored = 0x1f << 52 | 1 << 59 | 1 << 62 | 1 << 11;
-    assert!(software.iter().all(|bit| bit.count_ones() == 1 && bit & ignored != 0));
+    assert_eq!(users.iter().sum::<u64>() + Ept1G::MARK, ignored, "no bit is left over");
+    let tables = [Ept1G::MARK, Ept1G::RENEWED, Ept1G::AGEING];
+    assert_eq!(tables.iter().fold(0, |all, bit| all | bit).count_ones(), 3);
+    assert!(tables.iter().all(|bit| bit.count_ones() == 1 && bit & ignored != 0));
 }
 
 #[test]
@@ -144,6 +152,13 @@ fn capabilities_are_read_from_the_bits_that_linux_names() {
     let format = Ept1G::from_capabilities(cap, 39).unwrap();
     assert_eq!(format, Ept1G { output_bits: 39, ..Default::default() });
     assert_eq!(format.geometry(48).unwrap_err().max, 39);
+    // VMX_EPT_PAGE_WALK_5_BIT 7.
+    let five = Ept1G::from_capabilities(cap | 1 << 7, 52).unwrap();
+    assert_eq!(five, Ept1G { five_levels: true, ..Default::default() });
+    assert_eq!(
+        Ept1G::from_capabilities(cap | 1 << 7, 46).unwrap().geometry(47).unwrap_err().max,
+        46
+    );
     let no_1g = cap & !(1 << 17);
     assert_eq!(Ept1G::from_capabilities(no_1g, 39).unwrap_err().missing, 1 << 17);
     assert!(Ept2M::from_capabilities(no_1g, 39).is_ok());
@@ -171,6 +186,7 @@ fn machines<const HUGE_1G: bool>() -> impl Iterator<Item = (Ept<HUGE_1G>, Cpu)> 
                 accessed_dirty: n & 1 != 0,
                 split_execute: n & 2 != 0,
                 forced_write_back: n & 4 != 0,
+                five_levels: false,
                 output_bits: maxphyaddr,
             };
             let (huge_1g, mode_based_execute) = (HUGE_1G, format.split_execute);
@@ -280,7 +296,7 @@ fn tables_are_the_manuals_whatever_the_engine_remembers_in_them() {
         let address = (1 << cpu.maxphyaddr) - 0x1000;
         let table = Ept1G::table(Hpa(address), 1);
         let all = Rights { read: true, write: true, execute_kernel: true, execute_user: true };
-        for (level, bits) in (1u8..=3).flat_map(|level| (0..32u64).map(move |n| (level, n))) {
+        for (level, bits) in (1u8..=4).flat_map(|level| (0..32u64).map(move |n| (level, n))) {
             let bit = |n: u32, bit: u64| if bits >> n & 1 == 1 { bit } else { 0 };
             let cleared = bit(0, Ept1G::TABLE_ACCESSED) | bit(1, Ept1G::TABLE_WRITE);
             let raw = table & !cleared

@@ -110,11 +110,12 @@ fn hardware_marks_a_leaf_and_a_protection_forgets_nothing_of_its_address() {
     destroy(tables);
 }
 
-/// Maps `count` leaves across a multiple of 2^50 in the host's addresses, where bits 9:8 change.
-fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool) {
+/// Maps `count` leaves across an address of the host's where the part that a descriptor holds
+/// elsewhere changes: with DS a multiple of 2^50.
+pub fn across<const G: u32>(bytes: u64, count: u64, before: u64, inactive: bool) {
     let format = Arm64::<G, true>::default();
     for high in 1..4u64 {
-        let hpa = (high << 50) - before * bytes;
+        let hpa = (high << Arm::<G, true>::PARTED) - before * bytes;
         // Not congruent modulo a larger leaf, all in one table.
         let at = range(bytes * (1 << (G - 3)) + bytes, count * bytes);
         let platform = TestPlatform::new(BreakBeforeMake::Always);

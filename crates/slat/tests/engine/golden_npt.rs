@@ -31,6 +31,8 @@ fn the_decoder_rejects_what_the_manual_calls_reserved() {
     assert_eq!(what(EPYC, 0x4020_0087, 3), "address bits of a large page");
     assert_eq!(what(small, 0x4000_0087, 3), "bit 7 of a PDPE without 1 GiB pages");
     assert_eq!(what(EPYC, 0x87, 4), "bits 8:7 of a PML4E");
+    assert_eq!(what(EPYC, 0x87, 5), "bits 8:7 of a PML5E");
+    assert_eq!(what(EPYC, 0x7f << 52 | 0xe07, 5), "table");
     // Bit 40 is an address on one CPU and reserved on another; available bits are neither.
     assert_eq!(what(EPYC, 1 << 40 | 7, 1), "page");
     assert_eq!(what(small, 1 << 40 | 7, 1), "address beyond the physical address width");
@@ -84,17 +86,19 @@ fn each_attribute_is_the_bit_that_linux_names() {
     let memory = |memory| raw(Attributes { memory, ..ram }) >> 3 & 3;
     assert_eq!((memory(Memory::Normal), memory(Memory::NonCacheable)), (0, 2));
     assert_eq!((memory(Memory::Device), memory(Memory::DeviceStrict)), (2, 3));
-    // What software alone uses are different bits of those that are available in every entry:
-    // 58:52 and 11:9.
+    // What software alone uses are bits of those that are available in every entry: 58:52 and
+    // 11:9. In a leaf they are different ones; what the engine keeps in tables is beside.
     let user = |software| base ^ raw(Attributes { software, ..ram });
-    let (a, b) = (user(Software::A), user(Software::B));
-    assert_eq!((a, b), (1 << 52, 1 << 53));
+    let users = [0, 1, 2, 3, 4, 5, 6, 7].map(|bit| user(Software::bit(bit)));
+    assert_eq!(users, [52, 53, 55, 56, 57, 58, 9, 10].map(|place| 1 << place));
     let [device, other] =
         [Memory::Device, Memory::NonCacheable].map(|memory| raw(Attributes { memory, ..ram }));
-    let software = [a, b, device ^ other, Npt1G::MARK, Npt1G::RENEWED, Npt1G::AGEING];
-    assert_eq!(software.iter().fold(0, |all, bit| all | bit).count_ones(), 6);
     let available = 0x7f << 52 | 7 << 9;
-    assert!(software.iter().all(|bit| bit.count_ones() == 1 && bit & available != 0));
+    let leaves = users.iter().sum::<u64>() + (device ^ other) + Npt1G::MARK;
+    assert_eq!(leaves, available, "no bit is left over");
+    let tables = [Npt1G::MARK, Npt1G::RENEWED, Npt1G::AGEING];
+    assert_eq!(tables.iter().fold(0, |all, bit| all | bit).count_ones(), 3);
+    assert!(tables.iter().all(|bit| bit.count_ones() == 1 && bit & available != 0));
 }
 
 #[test]
@@ -144,7 +148,7 @@ fn features_are_read_from_the_bits_that_the_manual_names() {
     // Fn8000_0001 EDX: NX 20, Page1GB 26. Fn8000_0008 EAX: PhysAddrSize 7:0, LinAddrSize 15:8.
     // Fn8000_000A EDX: NP 0.
     let format = Npt1G::from_cpuid(0x0410_0000, 0x302b, 0x1).unwrap();
-    assert_eq!(format, Npt1G { output_bits: 43 });
+    assert_eq!(format, Npt1G { output_bits: 43, ..Default::default() });
     assert_eq!(format.geometry(48).unwrap_err().max, 43);
     assert_eq!(Npt1G::from_cpuid(0x0010_0000, 0x302b, 0x1).unwrap_err().extended, 1 << 26);
     assert!(Npt2M::from_cpuid(0x0010_0000, 0x302b, 0x1).is_ok());
@@ -179,7 +183,7 @@ fn manual(a: Attributes, address: u64, size: u64) -> Page {
 
 fn leaves_are_the_manuals<const HUGE_1G: bool>(sizes: &[u64]) {
     for physical_bits in [40, 48, 52] {
-        let format = Npt::<HUGE_1G> { output_bits: physical_bits };
+        let format = Npt::<HUGE_1G> { output_bits: physical_bits, ..Default::default() };
         let cpu = Cpu { physical_bits, huge_1g: HUGE_1G };
         let mut seen = BTreeSet::new();
         for (level, a) in (0u8..).zip(sizes).flat_map(|s| all_attributes().map(move |a| (s, a))) {
@@ -251,7 +255,7 @@ fn tables_are_the_manuals_whatever_the_engine_remembers_in_them() {
         let cpu = Cpu { physical_bits, huge_1g: true };
         let address = (1 << physical_bits) - 0x1000;
         let table = Npt1G::table(Hpa(address), 1);
-        for (level, bits) in (1u8..=3).flat_map(|level| (0..32u64).map(move |n| (level, n))) {
+        for (level, bits) in (1u8..=4).flat_map(|level| (0..32u64).map(move |n| (level, n))) {
             let bit = |n: u32, bit: u64| if bits >> n & 1 == 1 { bit } else { 0 };
             let cleared = bit(0, Npt1G::TABLE_ACCESSED) | bit(1, Npt1G::TABLE_WRITE);
             let raw = table & !cleared

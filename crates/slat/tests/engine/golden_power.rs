@@ -111,9 +111,9 @@ fn each_attribute_is_the_bit_that_linux_names() {
     // _PAGE_TOLERANT and _PAGE_NON_IDEMPOTENT.
     assert_eq!(base ^ raw(Attributes { memory: Memory::NonCacheable, ..RAM }), 0x30);
     assert_eq!(base ^ raw(Attributes { memory: Memory::Device, ..RAM }), 0x20);
-    // _RPAGE_SW1, _RPAGE_SW2, _RPAGE_SW0.
+    // _RPAGE_SW1, _RPAGE_SW2, _RPAGE_SW3, _RPAGE_SW0.
     let user = |software| base ^ raw(Attributes { software, ..RAM });
-    assert_eq!((user(Software::A), user(Software::B)), (0x800, 0x400));
+    assert_eq!([0, 1, 2].map(|bit| user(Software::bit(bit))), [0x800, 0x400, 0x200]);
     assert_eq!(word(PowerK4::MARK), 0x2000_0000_0000_0000);
 }
 

@@ -13,6 +13,7 @@ use slat::{
     Vmid,
 };
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 const CPU: Cpu = Cpu { svpbmt: true, physical_bits: 56 };
 
@@ -103,6 +104,48 @@ fn hgatp_is_the_word_that_linux_loads() {
     assert_eq!(hgatp(41, 0x8020_4000, 0), 0x8000_0000_0008_0204);
     assert_eq!(hgatp(50, 0x8020_4000, 1), 0x9000_1000_0008_0204);
     assert_eq!(hgatp(59, 0x8020_4000, 0x3fff), 0xa3ff_f000_0008_0204);
+}
+
+#[test]
+fn sv57x4_reaches_its_last_page_and_its_last_block() {
+    let format = RiscV { widest: Mode::Sv57x4, ..Default::default() };
+    assert_eq!(format.geometry(60).unwrap_err().max, 59);
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let mut tables = Tables::new(format, Vmid(1), 59, &platform).unwrap();
+    let mut storage = [const { None }; 8];
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(8).unwrap();
+    let top = 1u64 << 59;
+    let root = tables.root().0;
+    let mut guard = tables.exclusive();
+    for (at, bytes, hpa) in [(top - 4 * K, 4 * K, 0x8000_0000), (top - 2 * G, G, 0xc000_0000)] {
+        let size = PageSize::from_bytes(bytes).unwrap();
+        assert_eq!(guard.map(range(at, bytes), Hpa(hpa), RAM, size, &mut cache), Ok(bytes));
+    }
+    // The address ends in VPN[4], of 11 bits, all ones: the last of 2,048 slots.
+    let slot = |table: u64, slots: usize, index: usize| {
+        platform.table(table, slots)[index].load(Ordering::SeqCst)
+    };
+    let next = |pte: u64| {
+        assert_eq!(pte & 0x3ff, 1, "V alone");
+        (pte >> 10) << 12
+    };
+    let level3 = next(slot(root, 2048, 2047));
+    let level2 = next(slot(level3, 512, 511));
+    // PPN 0xc_0000 and 0x8_0000, D A U X W R V: 0xdf.
+    assert_eq!(slot(level2, 512, 510), 0x3000_00df);
+    let level1 = next(slot(level2, 512, 511));
+    let level0 = next(slot(level1, 512, 511));
+    assert_eq!(slot(level0, 512, 511), 0x2000_00df);
+    let found = guard.translate(Gpa(top - 1)).unwrap().unwrap();
+    assert_eq!(found.hpa, Hpa(0x8000_0fff));
+    let split = range(top - 2 * G, 4 * K);
+    assert_eq!(guard.split(split, PageSize::SIZE_4K, &mut cache), Ok(G));
+    let last = guard.translate(Gpa(top - G - 1)).unwrap().unwrap();
+    assert_eq!((last.hpa, last.size), (Hpa(0xffff_ffff), PageSize::SIZE_2M));
+    drop(guard);
+    drop(cache);
+    destroy(tables);
 }
 
 fn all_attributes() -> impl Iterator<Item = Attributes> {

@@ -62,6 +62,29 @@ proptest! {
         Space::<Arm<14, true>>::new(bits, 20).play(&history);
     }
 
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_on_the_64k_granule_with_lpa_agrees_with_the_flat_model(history in history()) {
+        // The last two have roots above blocks of 512m.
+        let bits = [31, 46, 48, 52][history.bits];
+        Space::<Arm<16, true>>::new(bits, 20).play(&history);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_on_ept_with_five_levels_agrees_with_the_flat_model(history in history()) {
+        // Four levels where they suffice.
+        let bits = [31, 48, 49, 52][history.bits];
+        Space::<Ept<true, true>>::new(bits, 40).play(&history);
+    }
+
+    #[cfg(feature = "every-format")]
+    #[test]
+    fn any_history_on_npt_with_five_levels_agrees_with_the_flat_model(history in history()) {
+        let bits = [24, 40, 49, 52][history.bits];
+        Space::<Npt<true, true>>::new(bits, 40).play(&history);
+    }
+
     #[test]
     fn any_history_on_ept_agrees_with_the_flat_model(history in history()) {
         // A root of one slot, of two, of all.

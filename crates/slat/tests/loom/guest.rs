@@ -409,6 +409,13 @@ impl<F: Walked> In<'_, F> {
         self.protect_by(at, replace).2
     }
 
+    /// Sets a software bit, which hardware and other operations leave alone.
+    pub fn mark(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
+        let result = self.guard.set_software(range(&at), Software::B, Software::NONE);
+        assert_eq!(self.guard.owed(), None);
+        ended(&at, result).1
+    }
+
     pub fn execute_protect(&mut self, at: Range<u64>) -> Outcome<ChangeError> {
         let result = self.guard.execute_protect(range(&at));
         self.guard.complete();

@@ -35,6 +35,8 @@ pub enum Op {
     Give,
     /// Changes the memory type in place, and leaves the right to read alone.
     Retype,
+    /// Sets a software bit.
+    Mark,
     Split,
     Collapse,
     Age,
@@ -109,6 +111,7 @@ fn perform<F: Walked>(
         Set => again(inside.set(ALL, Rights::READ).is_some()),
         Give => again(inside.set(ALL, Rights::ALL).is_some()),
         Retype => again(inside.retype(ALL).is_some()),
+        Mark => again(inside.mark(ALL).is_some()),
         Relax => {
             again(inside.relax(if size == PAGE { 0..PAGE } else { ALL }, Access::Write).is_some())
         }
@@ -252,6 +255,7 @@ fn model<F: Walked>(bbm: BreakBeforeMake, tree: Tree, ops: [Op; 2]) {
 fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed]) {
     let either = |op: Op| ops.contains(&op);
     let unmaps = either(Unmap) || either(Retire);
+    let maps = either(Map) || either(Fault);
     bytes(removed);
     for page in pages(&ALL) {
         let gone =
@@ -279,11 +283,14 @@ fn judge<F: Walked>(guest: On<F>, tree: Tree, ops: [Op; 2], removed: &[Removed])
         if either(Give) && !taken.into_iter().any(either) {
             assert!(attributes.write && attributes.execute == slat::Execute::All);
         }
+        if either(Mark) && !maps && !unmaps && !either(Retype) {
+            assert!(attributes.software.contains(Software::B), "{page:#x} lost a software bit");
+        }
         if either(Collapse) != either(Split) && !either(Map) && !either(Fault) && !unmaps {
             let one = if either(Split) { PAGE } else { BLOCK };
-            // Rights that are changed at the same time are told apart.
-            let rights = [Relax, Protect, Round, Execute, Set, Give, Retype];
-            let odd = rights.into_iter().any(either) || tree == Tree::One;
+            // Rights, and software bits, that are changed at the same time are told apart.
+            let told = [Relax, Protect, Round, Execute, Set, Give, Mark, Retype];
+            let odd = told.into_iter().any(either) || tree == Tree::One;
             assert!(odd || size.bytes() == one, "{size} at {page:#x}");
         }
     }
@@ -406,6 +413,22 @@ pairs! {
     protect_and_hardware: Two, Set, Cpu;
     protect_and_translate: Two, Set, Translate;
     protect_and_reclaim: Two, Set, Retire, at most 3;
+    mark_and_map: One, Mark, Map;
+    mark_and_fault: One, Mark, Fault;
+    mark_and_unmap: Two, Mark, Unmap, at most 4;
+    mark_and_write_protect: Two, Mark, Protect;
+    mark_and_relax: Two, Mark, Relax;
+    mark_and_execute_protect: Two, Mark, Execute;
+    mark_and_protect: Two, Mark, Set;
+    mark_and_mark: Two, Mark, Mark;
+    mark_and_split: Block, Mark, Split;
+    mark_and_collapse: Two, Mark, Collapse, at most 4;
+    mark_and_age: Two, Mark, Age;
+    mark_and_harvest: Two, Mark, Harvest;
+    mark_and_write_protect_subtrees: Two, Mark, Round;
+    mark_and_hardware: Two, Mark, Cpu;
+    mark_and_translate: Two, Mark, Translate;
+    mark_and_reclaim: Two, Mark, Retire, at most 3;
     giving_and_giving: Two, Give, Give, at most 4;
     giving_and_unmap: Two, Give, Unmap, at most 4;
     giving_and_collapse: Two, Give, Collapse, at most 4;

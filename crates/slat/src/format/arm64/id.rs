@@ -137,8 +137,8 @@ impl IdRegisters {
     }
 
     /// Whether stage 2 with the granule has VTCR_EL2.DS, and addresses of 52 bits: FEAT_LPA2, by
-    /// the fields of [`IdRegisters::has_granule`]. (What 64K has for that is FEAT_LPA, another
-    /// format.)
+    /// the fields of [`IdRegisters::has_granule`]. (What 64K has for that is FEAT_LPA:
+    /// [`IdRegisters::has_lpa`].)
     pub const fn has_lpa2(&self, granule: Granule) -> bool {
         let (stage2, stage1) = match granule {
             Granule::K4 => (40, matches!(field(self.mmfr0, 28), 1..=7)),
@@ -149,6 +149,11 @@ impl IdRegisters {
             0 => stage1,
             own => own >= 3,
         }
+    }
+
+    /// Whether the 64K granule has addresses of 52 bits: FEAT_LPA, by PARange.
+    pub fn has_lpa(&self) -> bool {
+        self.address_bits() >= 52
     }
 
     /// Bits of a physical address that the CPU implements: PARange.
@@ -219,11 +224,11 @@ impl IdRegisters {
     ///
     /// # Errors
     /// [`Unsupported::Granule`] names the granules that stage 2 has; [`Unsupported::Feature`], if
-    /// this one lacks FEAT_LPA2.
-    pub fn format<const PAGE_SHIFT: u32, const DS: bool>(
+    /// this one lacks FEAT_LPA2, or the CPU FEAT_LPA.
+    pub fn format<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
-    ) -> Result<Arm64<PAGE_SHIFT, DS>, Unsupported> {
-        self.check::<PAGE_SHIFT, DS>()?;
+    ) -> Result<Arm64<PAGE_SHIFT, WIDE>, Unsupported> {
+        self.check::<PAGE_SHIFT, WIDE>()?;
         let widest = Arm64::default();
         Ok(Arm64 {
             forced_write_back: self.forced_write_back(),
@@ -235,12 +240,15 @@ impl IdRegisters {
     }
 
     /// How this CPU invalidates translations of tables of a format, on all PEs.
-    pub fn tlbi<const PAGE_SHIFT: u32, const DS: bool>(&self, _: &Arm64<PAGE_SHIFT, DS>) -> Tlbi {
+    pub fn tlbi<const PAGE_SHIFT: u32, const WIDE: bool>(
+        &self,
+        _: &Arm64<PAGE_SHIFT, WIDE>,
+    ) -> Tlbi {
         let granule = const { Granule::of_shift(PAGE_SHIFT) };
         Tlbi {
             range_instructions: self.range_instructions(),
             ttl: self.ttl(),
-            lpa2: DS,
+            lpa2: Arm64::<PAGE_SHIFT, WIDE>::DS,
             address_bits: self.address_bits(),
             ..Tlbi::new(granule)
         }
@@ -248,7 +256,7 @@ impl IdRegisters {
 
     /// The value of VTCR_EL2 for tables of `format` and `geometry`.
     ///
-    /// Walks are write-back and inner shareable; with `DS` as shareable as the format says of
+    /// Walks are write-back and inner shareable; with FEAT_LPA2 as shareable as the format says of
     /// memory, since one field is for both. Hardware sets the accessed flag where it can, and dirty
     /// state if the format asks for it. HCR_EL2.FWB, which the format may ask for too, is the
     /// platform's to set.
@@ -256,13 +264,13 @@ impl IdRegisters {
     /// # Errors
     /// [`Unsupported`], where this CPU lacks what the format was configured for: its walks would
     /// fault, or read bits of a descriptor as something else.
-    pub fn vtcr<const PAGE_SHIFT: u32, const DS: bool>(
+    pub fn vtcr<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
-        format: &Arm64<PAGE_SHIFT, DS>,
+        format: &Arm64<PAGE_SHIFT, WIDE>,
         geometry: &Geometry,
     ) -> Result<u64, Unsupported> {
         let granule = const { Granule::of_shift(PAGE_SHIFT) };
-        self.check::<PAGE_SHIFT, DS>()?;
+        self.check::<PAGE_SHIFT, WIDE>()?;
         let needs = [
             (format.forced_write_back, self.forced_write_back(), "FEAT_S2FWB"),
             (format.hardware_dirty, self.hardware_dirty(), "FEAT_HAFDBS with dirty state"),
@@ -277,8 +285,9 @@ impl IdRegisters {
         }
         // `wanted` is at most what PARange names: some entry of the table holds it.
         let ps = ADDRESS_BITS.iter().position(|&bits| bits >= wanted).unwrap_or(0) as u64;
-        let start = self.start_level::<PAGE_SHIFT, DS>(geometry)?;
-        let shareability = if DS { format.shareability } else { Shareability::Inner };
+        let start = self.start_level::<PAGE_SHIFT, WIDE>(geometry)?;
+        let ds = Arm64::<PAGE_SHIFT, WIDE>::DS;
+        let shareability = if ds { format.shareability } else { Shareability::Inner };
         let bit = |on: bool, bit: u64| if on { bit } else { 0 };
         Ok(u64::from(64 - geometry.address_bits)
             | start
@@ -289,14 +298,14 @@ impl IdRegisters {
             | bit(self.vmid_bits() == 16, VTCR_VS)
             | bit(self.hardware_accessed(), VTCR_HA)
             | bit(format.hardware_dirty, VTCR_HD)
-            | bit(DS, VTCR_DS)
+            | bit(ds, VTCR_DS)
             | VTCR_RES1)
     }
 
     /// SL0 and SL2, in place. For 4K, SL0 counts from the manual's level 2, for 16K and 64K from
     /// level 3; 2 is reserved on a CPU whose addresses are too narrow to need it. One level more,
     /// with DS and addresses of 52 bits, is SL2 for 4K. A root has two slots to sixteen tables.
-    fn start_level<const PAGE_SHIFT: u32, const DS: bool>(
+    fn start_level<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
         geometry: &Geometry,
     ) -> Result<u64, Unsupported> {
@@ -307,14 +316,14 @@ impl IdRegisters {
         };
         let Geometry { address_bits, root_level, root_slots } = *geometry;
         let most_slots =
-            1 << (Arm64::<PAGE_SHIFT, DS>::INDEX_BITS + Arm64::<PAGE_SHIFT, DS>::CONCATENATED);
-        let widths = Arm64::<PAGE_SHIFT, DS>::MIN_BITS..=Arm64::<PAGE_SHIFT, DS>::MAX_BITS;
+            1 << (Arm64::<PAGE_SHIFT, WIDE>::INDEX_BITS + Arm64::<PAGE_SHIFT, WIDE>::CONCATENATED);
+        let widths = Arm64::<PAGE_SHIFT, WIDE>::MIN_BITS..=Arm64::<PAGE_SHIFT, WIDE>::MAX_BITS;
         let steps = root_level.checked_sub(lowest).filter(|&steps| {
-            let slots_bits = address_bits.checked_sub(Arm64::<PAGE_SHIFT, DS>::shift(root_level));
+            let slots_bits = address_bits.checked_sub(Arm64::<PAGE_SHIFT, WIDE>::shift(root_level));
             let needs = match steps {
                 0 | 1 => Some(0),
                 2 => Some(third_needs),
-                3 if DS => Some(52),
+                3 if Arm64::<PAGE_SHIFT, WIDE>::DS => Some(52),
                 _ => None,
             };
             widths.contains(&address_bits)
@@ -340,9 +349,9 @@ impl IdRegisters {
     /// # Errors
     /// [`Unsupported::Vmid`] where the CPU has no such VMID, [`Unsupported::Root`] where the
     /// register cannot hold the address: either would run into the other's bits.
-    pub fn vttbr<const PAGE_SHIFT: u32, const DS: bool>(
+    pub fn vttbr<const PAGE_SHIFT: u32, const WIDE: bool>(
         &self,
-        format: &Arm64<PAGE_SHIFT, DS>,
+        format: &Arm64<PAGE_SHIFT, WIDE>,
         root: Hpa,
         vmid: Vmid,
     ) -> Result<u64, Unsupported> {
@@ -359,11 +368,17 @@ impl IdRegisters {
         Ok(u64::from(vmid.0) << VTTBR_VMID_SHIFT | low | high)
     }
 
-    /// Whether there is the granule, and with DS its FEAT_LPA2.
-    fn check<const PAGE_SHIFT: u32, const DS: bool>(&self) -> Result<(), Unsupported> {
+    /// Whether there is the granule, and if `WIDE` what its wide addresses take.
+    fn check<const PAGE_SHIFT: u32, const WIDE: bool>(&self) -> Result<(), Unsupported> {
         let wanted = const { Granule::of_shift(PAGE_SHIFT) };
-        if DS && self.has_granule(wanted) && !self.has_lpa2(wanted) {
-            return Err(Unsupported::Feature { name: "FEAT_LPA2 of this granule at stage 2" });
+        if WIDE && self.has_granule(wanted) {
+            let (has, name) = match wanted {
+                Granule::K64 => (self.has_lpa(), "FEAT_LPA"),
+                _ => (self.has_lpa2(wanted), "FEAT_LPA2 of this granule at stage 2"),
+            };
+            if !has {
+                return Err(Unsupported::Feature { name });
+            }
         }
         if self.has_granule(wanted) {
             return Ok(());

@@ -13,6 +13,7 @@ fn configurations() -> impl Iterator<Item = Ept1G> {
         accessed_dirty: n & 1 != 0,
         split_execute: n & 2 != 0,
         forced_write_back: n & 4 != 0,
+        five_levels: false,
         output_bits: 52,
     })
 }
@@ -55,6 +56,18 @@ fn the_root_is_the_pml4_of_which_the_width_selects_slots() {
         let error = of(bits).unwrap_err();
         assert_eq!((error.min, error.max), (12, 48));
     }
+}
+
+#[test]
+fn the_root_is_the_pml5_where_four_levels_do_not_suffice() {
+    let five = Ept1G { five_levels: true, ..Default::default() };
+    let of = |bits| five.geometry(bits).map(|g| (g.root_level, g.root_slots));
+    for (bits, root) in [(12, (3, 1)), (48, (3, 512)), (49, (4, 2)), (52, (4, 16))] {
+        assert_eq!(of(bits), Ok(root), "{bits} bits");
+    }
+    assert_eq!(five.geometry(53).unwrap_err().max, 52, "MAXPHYADDR is no more");
+    let small = Ept1G { output_bits: 48, ..five };
+    assert_eq!(small.geometry(49).unwrap_err().max, 48);
 }
 
 #[test]
@@ -222,7 +235,8 @@ fn a_run_is_all_tables_only_if_each_slot_is() {
 fn the_pointer_says_four_levels_through_the_cache() {
     for (accessed_dirty, bits) in [(false, 0x1e), (true, 0x5e)] {
         let format = Ept1G { accessed_dirty, ..Default::default() };
-        assert_eq!(format.eptp(Hpa(0x1234_5000)), 0x1234_5000 | bits);
+        let geometry = format.geometry(40).unwrap();
+        assert_eq!(format.eptp(&geometry, Hpa(0x1234_5000)), 0x1234_5000 | bits);
     }
 }
 

@@ -6,7 +6,8 @@ use std::vec::Vec;
 
 const TOKENS: [u64; 5] = [0, 1, 0x5555_5555_5555, 1 << 47, (1 << 48) - 1];
 const FRAMES: [Hpa; 4] = [Hpa(0), Hpa(0x1000), Hpa(1 << 51), Hpa(ADDRESS)];
-const FORMAT: Npt1G = Npt1G { output_bits: 52 };
+const FORMAT: Npt1G = Npt1G { five_levels: false, output_bits: 52 };
+const FIVE: Npt1G = Npt1G { five_levels: true, ..FORMAT };
 
 fn all_attributes() -> impl Iterator<Item = Attributes> {
     let memories = [Memory::Normal, Memory::NonCacheable, Memory::Device, Memory::DeviceStrict];
@@ -45,6 +46,17 @@ fn the_root_is_the_pml4_of_which_the_width_selects_slots() {
 }
 
 #[test]
+fn with_five_levels_the_root_is_the_pml5_for_every_width() {
+    let of = |bits| FIVE.geometry(bits).map(|g| (g.root_level, g.root_slots));
+    for (bits, slots) in [(12, 1), (40, 1), (48, 1), (49, 2), (52, 16)] {
+        assert_eq!(of(bits), Ok((4, slots)), "{bits} bits");
+    }
+    assert_eq!(FIVE.geometry(53).unwrap_err().max, 52, "physical addresses have no more");
+    let small = Npt1G { output_bits: 48, ..FIVE };
+    assert_eq!(small.geometry(49).unwrap_err().max, 48);
+}
+
+#[test]
 fn a_width_of_five_levels_or_of_less_than_a_page_is_refused_with_those_allowed() {
     for bits in [0, 11, 49, 57, 64] {
         let error = FORMAT.geometry(bits).unwrap_err();
@@ -56,10 +68,10 @@ fn a_width_of_five_levels_or_of_less_than_a_page_is_refused_with_those_allowed()
 
 #[test]
 fn a_cpu_with_fewer_physical_address_bits_takes_no_wider_guest() {
-    let small = Npt1G { output_bits: 40 };
+    let small = Npt1G { output_bits: 40, ..FORMAT };
     assert_eq!(small.geometry(41).unwrap_err().max, 40);
     assert!(small.geometry(40).is_ok());
-    assert_eq!(Npt1G { output_bits: 64 }.output_bits(), 52);
+    assert_eq!(Npt1G { output_bits: 64, ..FORMAT }.output_bits(), 52);
 }
 
 #[test]
@@ -207,7 +219,7 @@ fn a_run_is_all_tables_only_if_each_slot_is() {
 #[test]
 fn a_cpu_that_lacks_something_is_told_what() {
     let (extended, sizes, svm) = (FEATURE_NX | FEATURE_1G, 0x3030, FEATURE_NP);
-    assert_eq!(Npt1G::from_cpuid(extended, sizes, svm), Ok(Npt1G { output_bits: 48 }));
+    assert_eq!(Npt1G::from_cpuid(extended, sizes, svm), Ok(Npt1G { output_bits: 48, ..FORMAT }));
     assert!(Npt2M::from_cpuid(FEATURE_NX, sizes, svm).is_ok());
     let error = Npt1G::from_cpuid(FEATURE_NX, sizes, svm).unwrap_err();
     assert_eq!(error, MissingFeatures { extended: FEATURE_1G, svm: 0 });

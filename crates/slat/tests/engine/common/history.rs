@@ -145,18 +145,27 @@ fn attributes() -> impl Strategy<Value = Attributes> {
         Just(Memory::Device),
         Just(Memory::DeviceStrict)
     ];
-    let any = (any::<[bool; 6]>(), execute, memory).prop_map(|(on, execute, memory)| Attributes {
-        read: on[0],
-        write: on[1],
-        execute,
-        memory,
-        accessed: on[2],
-        dirty: on[3],
-        software: Software::new(on[4], on[5]),
-    });
+    let any = (any::<[bool; 4]>(), execute, memory, software()).prop_map(
+        |(on, execute, memory, software)| Attributes {
+            read: on[0],
+            write: on[1],
+            execute,
+            memory,
+            accessed: on[2],
+            dirty: on[3],
+            software,
+        },
+    );
     let clean = Attributes { accessed: false, dirty: false, ..Attributes::RAM };
     let read_only = Attributes { write: false, dirty: false, ..Attributes::RAM };
     prop_oneof![4 => Just(Attributes::RAM), 4 => Just(clean), 1 => Just(read_only), 2 => any]
+}
+
+/// Mostly bits that every format has; seldom more than any has.
+fn software() -> impl Strategy<Value = Software> {
+    let one = (0..Software::MOST as u8).prop_map(Software::bit);
+    let any = any::<u8>().prop_map(Software::from_bits);
+    prop_oneof![6 => (0..4u8).prop_map(Software::from_bits), 3 => one, 1 => any]
 }
 
 fn rule() -> impl Strategy<Value = Rule> {
@@ -165,6 +174,7 @@ fn rule() -> impl Strategy<Value = Rule> {
         3 => Just(Rule::Subtrees),
         1 => Just(Rule::ExecuteProtect),
         2 => rights().prop_map(Rule::Exactly),
+        2 => (software(), software()).prop_map(|(set, clear)| Rule::Mark { set, clear }),
         1 => Just(Rule::Clean),
         1 => Just(Rule::Relax(Access::Read)),
         4 => Just(Rule::Relax(Access::Write)),

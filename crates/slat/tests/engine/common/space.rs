@@ -48,10 +48,13 @@ impl<H: Hardware> Space<H> {
         range.ok()
     }
 
-    /// Guest and host addresses agree modulo every leaf size, or modulo some, or not at all. Wide
-    /// ones are around 2^50, where a field of Arm's descriptors ends.
+    /// Guest and host addresses agree modulo every leaf size, or modulo some, or not at all. Where a
+    /// field of Arm's descriptors ends they are around that.
     fn hpa(&self, start: u64, delta: usize) -> u64 {
-        let far = if H::OUTPUT > 50 { (1 << 50) - Self::UPPER } else { 3 * Self::UPPER };
+        let far = match H::PARTED {
+            0 => 3 * Self::UPPER,
+            bit => (1 << bit) - Self::UPPER,
+        };
         let highest = (1u64 << H::OUTPUT).saturating_sub(1 << self.bits);
         let unaligned = far + Self::PAGE / 2;
         let beyond = (1 << H::OUTPUT) - Self::PAGE;

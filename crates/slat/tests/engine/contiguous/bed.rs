@@ -13,7 +13,8 @@ use crate::common::world::{
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa, GpaRange,
-    Halted, Hpa, Invalidation, MapError, Member, PageSize, Place, SplitError, Tables, UnmapError,
+    Halted, Hpa, Invalidation, MapError, Member, PageSize, Place, Software, SplitError, Tables,
+    UnmapError,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -24,6 +25,8 @@ pub enum Rule {
     ExecuteProtect,
     Clean,
     Relax(Access),
+    /// Software bits, set and cleared.
+    Mark(Software, Software),
 }
 
 impl Rule {
@@ -32,6 +35,9 @@ impl Rule {
             Self::WriteProtect => Attributes { write: false, ..old },
             Self::ExecuteProtect => Attributes { execute: Execute::None, ..old },
             Self::Clean => Attributes { dirty: old.dirty && old.write && !marks, ..old },
+            Self::Mark(set, clear) => {
+                Attributes { software: old.software.without(clear).union(set), ..old }
+            }
             Self::Relax(Access::Read) => Attributes { accessed: true, ..old },
             Self::Relax(Access::Write) => {
                 Attributes { accessed: true, write: true, dirty: true, ..old }
@@ -316,6 +322,7 @@ impl<'p, const G: u32> Bed<'p, G> {
             Rule::ExecuteProtect => guard.execute_protect(range),
             Rule::Clean => guard.clean(range),
             Rule::Relax(access) => guard.relax(range, access),
+            Rule::Mark(set, clear) => guard.set_software(range, set, clear),
         });
         let (start, end) = (range.start().0, range.end().0);
         let whole = rule != Rule::Relax(Access::Read);

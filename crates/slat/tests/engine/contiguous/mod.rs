@@ -375,6 +375,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Rule::Relax(Access::Read)),
         2 => Just(Rule::Relax(Access::Write)),
         1 => Just(Rule::Relax(Access::Execute)),
+        1 => Just(Rule::Mark(Software::A, Software::bit(5))),
+        1 => Just(Rule::Mark(Software::bit(5), Software::A)),
     ];
     let beside = prop::option::of((span(), any::<bool>()));
     prop_oneof![

@@ -1,7 +1,7 @@
 //! Registers against values worked out by hand, and against the manual's reading of them.
 
 use super::*;
-use crate::format::arm64::{Arm64K4, Arm64K16, Arm64K64, Arm64Lpa2K4, Arm64Lpa2K16};
+use crate::format::arm64::{Arm64K4, Arm64K16, Arm64K64, Arm64Lpa2K4, Arm64Lpa2K16, Arm64LpaK64};
 use std::string::ToString;
 
 // As the CPUs' technical reference manuals, and QEMU's models of them, have them.
@@ -101,8 +101,8 @@ fn vtcr<const PAGE_SHIFT: u32>(id: IdRegisters, bits: u32) -> u64 {
     vtcr_of::<PAGE_SHIFT, false>(id, bits)
 }
 
-fn vtcr_of<const PAGE_SHIFT: u32, const DS: bool>(id: IdRegisters, bits: u32) -> u64 {
-    let format = id.format::<PAGE_SHIFT, DS>().unwrap();
+fn vtcr_of<const PAGE_SHIFT: u32, const WIDE: bool>(id: IdRegisters, bits: u32) -> u64 {
+    let format = id.format::<PAGE_SHIFT, WIDE>().unwrap();
     id.vtcr(&format, &format.geometry(bits).unwrap()).unwrap()
 }
 
@@ -141,6 +141,22 @@ fn vtcr_with_lpa2_has_ds_and_where_the_walk_begins() {
     assert_eq!(MAX.vtcr(&outer, &five), Ok(0x3_806e_250c));
 }
 
+#[test]
+fn with_lpa_the_64k_granule_has_52_bits_and_no_ds() {
+    assert!(MAX.has_lpa() && !NEOVERSE_N2.has_lpa());
+    // T0SZ 12, SL0 2 (the manual's level 1), write-back, inner shareable, 64K, PS 6, VS, HA, HD,
+    // RES1.
+    assert_eq!(vtcr_of::<16, true>(MAX, 52), 0x806e_758c);
+    let wide = MAX.format::<16, true>().unwrap();
+    assert_eq!((wide.output_bits, MAX.tlbi(&wide).lpa2), (52, false));
+    // BADDR[51:48] in bits 5:2.
+    let root = MAX.vttbr(&Arm64LpaK64::default(), Hpa(0xf_0000_0001_0000), Vmid(1));
+    assert_eq!(root, Ok(0x1_0000_0001_003c));
+    let error = NEOVERSE_N2.format::<16, true>().unwrap_err();
+    assert_eq!(error.to_string(), "this CPU lacks FEAT_LPA, which the format asks for");
+    assert_eq!(NEOVERSE_N2.vtcr(&Arm64LpaK64::default(), &GEOMETRY), Err(error));
+}
+
 /// Start level and slots of the root that a walk takes from VTCR_EL2, after the manual's
 /// AArch64.S2InvalidSL, AArch64.S2InconsistentSL and AArch64.S2MinTxSZ (FEAT_TTST left out).
 fn walk_start(vtcr: u64, address_bits: u32) -> Option<(i8, usize)> {
@@ -157,7 +173,8 @@ fn walk_start(vtcr: u64, address_bits: u32) -> Option<(i8, usize)> {
         (0b01, _, 0 | 1) => (16, 13, 3 - sl0 as i8, 0),
         _ => return None,
     };
-    let shortest = if ds && page_shift < 16 { 12 } else { 16 };
+    let wide = if page_shift == 16 { address_bits >= 52 } else { ds };
+    let shortest = if wide { 12 } else { 16 };
     if address_bits < least || !(shortest..=39).contains(&t0sz) {
         return None;
     }
@@ -166,15 +183,15 @@ fn walk_start(vtcr: u64, address_bits: u32) -> Option<(i8, usize)> {
     (1..=stride + 4).contains(&root_bits).then_some((level, 1 << root_bits))
 }
 
-fn check_all_widths<const PAGE_SHIFT: u32, const DS: bool>(id: IdRegisters) {
-    let format = id.format::<PAGE_SHIFT, DS>().unwrap();
+fn check_all_widths<const PAGE_SHIFT: u32, const WIDE: bool>(id: IdRegisters) {
+    let format = id.format::<PAGE_SHIFT, WIDE>().unwrap();
     for bits in 0..=64 {
         let Ok(geometry) = format.geometry(bits) else { continue };
         let vtcr = id.vtcr(&format, &geometry).unwrap();
-        assert_eq!(vtcr >> 32, u64::from(DS), "no level -1 is needed");
+        assert_eq!(vtcr >> 32, u64::from(WIDE && PAGE_SHIFT < 16), "no level -1 is needed");
         let start = walk_start(vtcr, id.address_bits());
         let wanted =
-            (Arm64::<PAGE_SHIFT, DS>::level_name(geometry.root_level), geometry.root_slots);
+            (Arm64::<PAGE_SHIFT, WIDE>::level_name(geometry.root_level), geometry.root_slots);
         assert_eq!(start, Some(wanted), "{PAGE_SHIFT}: {bits} of {}", id.address_bits());
     }
 }
@@ -190,6 +207,7 @@ fn every_width_on_every_cpu_starts_a_walk_at_the_root_of_its_tables() {
         check_all_widths::<12, true>(id);
         check_all_widths::<14, true>(id);
     }
+    check_all_widths::<16, true>(MAX);
 }
 
 #[test]

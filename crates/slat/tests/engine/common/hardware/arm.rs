@@ -4,11 +4,12 @@
 use super::{Config, Hardware, Root, TestPlatform};
 use slat::format::AttributeError;
 use slat::format::arm64::{Arm64, Shareability};
-use slat::{Attributes, Execute, Format, Memory, Software, Tables};
+use slat::{Attributes, Execute, Format, Memory, Tables};
 
-/// What VTCR_EL2 and VTTBR_EL2 say, with a granule of `2^G` bytes; `DS` is VTCR_EL2.DS (FEAT_LPA2).
+/// What VTCR_EL2 and VTTBR_EL2 say, with a granule of `2^G` bytes. `WIDE` is for 52 bits: VTCR_EL2.DS
+/// (FEAT_LPA2), or with 64K a VTCR_EL2.PS of 52 bits (FEAT_LPA).
 #[derive(Clone, Copy, Debug)]
-pub struct Arm<const G: u32, const DS: bool = false> {
+pub struct Arm<const G: u32, const WIDE: bool = false> {
     /// 64 - T0SZ.
     pub address_bits: u32,
     /// From SL0.
@@ -38,6 +39,8 @@ pub struct Leaf {
     pub xn: u64,
     /// Bits 58:55.
     pub software: u64,
+    /// Bits 62:59, which hardware ignores where VTCR_EL2.HWU59 to HWU62 are 0.
+    pub ignored: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,11 +50,17 @@ pub enum Descriptor {
     Leaf(Leaf),
 }
 
+/// Of the ignored bits those that the engine does not use.
+pub const USERS: [u32; 6] = [55, 57, 59, 60, 61, 62];
+
 fn bits(raw: u64, high: u32, low: u32) -> u64 {
     raw >> low & ((1 << (high - low + 1)) - 1)
 }
 
-impl<const G: u32, const DS: bool> Arm<G, DS> {
+impl<const G: u32, const WIDE: bool> Arm<G, WIDE> {
+    const DS: bool = WIDE && G < 16;
+    const LPA: bool = WIDE && G == 16;
+
     /// Bits that a slot of `level` covers.
     pub fn level_shift(level: u32) -> u32 {
         G + (G - 3) * (3 - level)
@@ -59,7 +68,7 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
 
     /// Slots of the concatenated root. `AArch64.S2InconsistentSL` of the manual's pseudocode: at
     /// least one bit is resolved by the root, at most one stride and four bits of concatenation.
-    /// `AArch64.S2MinTxSZ`: T0SZ is 16 at least, with DS 12.
+    /// `AArch64.S2MinTxSZ`: T0SZ is 16 at least, with DS or FEAT_LPA 12.
     pub fn root_slots(&self) -> usize {
         assert!(self.address_bits <= Self::OUTPUT, "T0SZ is too small: always faults");
         let (stride, below) = (G - 3, Self::level_shift(self.start_level));
@@ -68,45 +77,53 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
         1 << (self.address_bits - below)
     }
 
-    /// D8.3.1. Without FEAT_LPA, reserved bits must be zero; the engine sets no nT, and no ignored
-    /// bits but its own 58:55. With DS, bits 49 and 48 are address bits, and bits 9:8 are address
-    /// bits 51:50, in tables and leaves alike.
+    /// D8.3.1. Reserved bits must be zero; the engine sets no nT, and no ignored
+    /// bits but its own 62:55. With DS, bits 49 and 48 are address bits, and bits 9:8 are address
+    /// bits 51:50, in tables and leaves alike; with FEAT_LPA bits 15:12 are address bits 51:48.
     pub fn fields(raw: u64, level: u32) -> Descriptor {
         if raw & 1 == 0 {
             return Descriptor::Invalid;
         }
         let shift = if raw & 2 == 0 { Self::level_shift(level) } else { G };
         if raw & 2 != 0 && level < 3 {
-            if DS {
+            if Self::DS {
                 assert_eq!(bits(raw, 63, 50), 0, "upper bits of the table descriptor {raw:#x}");
                 assert_eq!(bits(raw, G - 1, 10), 0, "lower bits of the table {raw:#x}");
                 assert_eq!(bits(raw, 7, 2), 0, "ignored bits of the table {raw:#x}");
                 return Descriptor::Table(bits(raw, 49, G) << G | bits(raw, 9, 8) << 50);
             }
             assert_eq!(bits(raw, 63, 48), 0, "upper bits of the table descriptor {raw:#x}");
+            if Self::LPA {
+                assert_eq!(bits(raw, 11, 2), 0, "lower bits of the table {raw:#x}");
+                return Descriptor::Table(bits(raw, 47, 16) << 16 | bits(raw, 15, 12) << 48);
+            }
             assert_eq!(bits(raw, G - 1, 2), 0, "lower bits of the table {raw:#x}");
             return Descriptor::Table(raw & !3);
         }
         assert!(raw & 2 != 0 || level < 3, "0b01 is reserved at level 3: {raw:#x}");
-        // With DS, 512 GiB and 64 GiB.
-        let largest = if G == 12 { 1 } else { 2 } - u32::from(DS);
+        // With DS, 512 GiB and 64 GiB. (With FEAT_LPA 4 TiB, which the engine does not make.)
+        let largest = if G == 12 { 1 } else { 2 } - u32::from(Self::DS);
         assert!(level >= largest, "no block at level {level} of this granule: {raw:#x}");
         assert_eq!(bits(raw, 11, 11), 0, "FnXS of {raw:#x}");
-        let below = raw & ((1 << shift) - 1);
+        let high = if Self::LPA { 0xf000 } else { 0 };
+        let below = raw & ((1 << shift) - 1) & !high;
         assert_eq!(below >> 12, 0, "RES0, nT or an unaligned address in {raw:#x}");
-        let top = if DS { 49 } else { 47 };
+        let top = if Self::DS { 49 } else { 47 };
         assert_eq!(bits(raw, 50, top + 1), 0, "RES0 of {raw:#x}");
-        assert_eq!(bits(raw, 63, 59), 0, "PBHA and bit 63 of {raw:#x}");
+        assert_eq!(bits(raw, 63, 63), 0, "bit 63 of {raw:#x}, which FEAT_MEC reads");
         Descriptor::Leaf(Leaf {
-            oa: bits(raw, top, shift) << shift | if DS { bits(raw, 9, 8) << 50 } else { 0 },
+            oa: bits(raw, top, shift) << shift
+                | if Self::DS { bits(raw, 9, 8) << 50 } else { 0 }
+                | if Self::LPA { bits(raw, 15, 12) << 48 } else { 0 },
             mem_attr: bits(raw, 5, 2),
             s2ap: bits(raw, 7, 6),
-            sh: if DS { 0 } else { bits(raw, 9, 8) },
+            sh: if Self::DS { 0 } else { bits(raw, 9, 8) },
             af: bits(raw, 10, 10) == 1,
             dbm: bits(raw, 51, 51) == 1,
             contiguous: bits(raw, 52, 52) == 1,
             xn: bits(raw, 54, 53),
             software: bits(raw, 58, 55),
+            ignored: bits(raw, 62, 59),
         })
     }
 
@@ -114,7 +131,7 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
     pub fn leaf(&self, leaf: &Leaf) -> super::Leaf {
         super::Leaf {
             oa: leaf.oa,
-            memory: leaf.mem_attr | if DS { self.sh0 } else { leaf.sh } << 4,
+            memory: leaf.mem_attr | if Self::DS { self.sh0 } else { leaf.sh } << 4,
             own: self.attributes(leaf),
             above: true,
             marks: leaf.dbm,
@@ -141,26 +158,34 @@ impl<const G: u32, const DS: bool> Arm<G, DS> {
             memory,
             accessed: leaf.af,
             dirty: leaf.s2ap & 0b10 != 0 || leaf.software & 0b0010 != 0,
-            software: Software::new(leaf.software & 0b0001 != 0, leaf.software & 0b0100 != 0),
+            software: super::software(leaf.software << 55 | leaf.ignored << 59, &USERS),
         }
     }
 }
 
-impl<const G: u32, const DS: bool> Hardware for Arm<G, DS> {
-    type Format = Arm64<G, DS>;
+impl<const G: u32, const WIDE: bool> Hardware for Arm<G, WIDE> {
+    type Format = Arm64<G, WIDE>;
     const PAGE: u32 = G;
     const STRIDE: u32 = G - 3;
-    const OUTPUT: u32 = if DS { 52 } else { 48 };
+    const OUTPUT: u32 = if WIDE { 52 } else { 48 };
+    const PARTED: u32 = if Self::LPA {
+        48
+    } else if Self::DS {
+        50
+    } else {
+        0
+    };
     /// Of those with DS, the engine leaves out 512 GiB.
-    const SIZES: u32 = if G == 12 || DS { 3 } else { 2 };
+    const SIZES: u32 = if G == 12 || Self::DS { 3 } else { 2 };
     /// Without FEAT_HAFT, and stage 2 has no hierarchical permissions.
     const TABLES_COUNT: bool = false;
     const MARK: u64 = 1 << 58;
+    const SOFTWARE_BITS: u8 = 6;
     /// D8.16.1.
     const REFILL_BREAKS: bool = true;
 
-    fn of(tables: &Tables<'_, Arm64<G, DS>, TestPlatform>) -> Self {
-        assert_eq!(Arm64::<G, DS>::PAGE_SHIFT, G);
+    fn of(tables: &Tables<'_, Arm64<G, WIDE>, TestPlatform>) -> Self {
+        assert_eq!(Arm64::<G, WIDE>::PAGE_SHIFT, G);
         let (geometry, format) = (tables.geometry(), tables.format());
         let regime = Self {
             address_bits: geometry.address_bits,
@@ -176,7 +201,7 @@ impl<const G: u32, const DS: bool> Hardware for Arm<G, DS> {
         regime
     }
 
-    fn format(config: &Config) -> Arm64<G, DS> {
+    fn format(config: &Config) -> Arm64<G, WIDE> {
         Arm64 {
             forced_write_back: config.forced_write_back,
             hardware_dirty: config.hardware_marks,
@@ -208,7 +233,7 @@ impl<const G: u32, const DS: bool> Hardware for Arm<G, DS> {
         }
     }
 
-    fn marked(raw: u64) -> bool {
+    fn marked(raw: u64, _height: u32) -> bool {
         raw & Self::MARK != 0
     }
 
@@ -231,6 +256,7 @@ impl<const G: u32, const DS: bool> Hardware for Arm<G, DS> {
             (a.write && !a.dirty && !self.hardware_dirty, AttributeError::CleanNeedsHardwareDirty),
             (split && !self.split_execute, AttributeError::ExecuteNeedsSplitRights),
         ];
-        all.into_iter().filter_map(|(refused, why)| refused.then_some(why)).collect()
+        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        all.chain(Self::lacks(a.software)).collect()
     }
 }

@@ -1,11 +1,11 @@
 //! Intel's walk of extended page tables, from the SDM, volume 3C, "The Extended Page Table
-//! Mechanism": levels are Intel's (1 is the page table, 4 the PML4), bits are numbers.
+//! Mechanism": levels are Intel's (1 is the page table, 4 the PML4, 5 the PML5), bits are numbers.
 
 use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
-use slat::{Attributes, Execute, Memory, Software, Tables};
+use slat::{Attributes, Execute, Memory, Tables};
 
-/// What a CPU has, beyond four levels and 2 MiB pages.
+/// What a CPU has, beyond four levels and 2 MiB pages; five where the EPT pointer says so.
 #[derive(Clone, Copy, Debug)]
 pub struct Cpu {
     pub maxphyaddr: u32,
@@ -48,7 +48,7 @@ pub struct Page {
 }
 
 impl Cpu {
-    /// The SDM's level of an entry: 4 in the PML4, 1 in a page table.
+    /// The SDM's level of an entry: 5 in the PML5, 4 in the PML4, 1 in a page table.
     pub fn decode(&self, raw: u64, level: u8) -> Entry {
         let bit = |n: u32| raw >> n & 1 == 1;
         let field = |high: u32, low: u32| raw >> low & ((1 << (high - low + 1)) - 1);
@@ -81,7 +81,10 @@ impl Cpu {
             (4, _) if field(7, 3) != 0 => {
                 return Entry::Misconfiguration("reserved bits 7:3 of a PML4E");
             }
-            (2..=4, false) => return Entry::Table { address: raw & 0xf_ffff_ffff_f000, rights },
+            (5, _) if field(7, 3) != 0 => {
+                return Entry::Misconfiguration("reserved bits 7:3 of a PML5E");
+            }
+            (2..=5, false) => return Entry::Table { address: raw & 0xf_ffff_ffff_f000, rights },
             _ => return Entry::Misconfiguration("bit 7 of a PDPTE without 1 GiB pages"),
         };
         if low > 12 && field(low - 1, 12) != 0 {
@@ -103,24 +106,31 @@ impl Cpu {
     }
 }
 
-/// A CPU with an EPT pointer loaded.
+/// Bits that hardware ignores in an entry that maps a page, but the engine's.
+pub const USERS: [u32; 7] = [52, 55, 56, 59, 53, 54, 11];
+
+/// A CPU with an EPT pointer loaded; if `FIVE`, one that can walk five levels.
 #[derive(Clone, Copy, Debug)]
-pub struct Ept<const HUGE_1G: bool> {
+pub struct Ept<const HUGE_1G: bool, const FIVE: bool = false> {
     pub cpu: Cpu,
+    /// The page-walk length: one more than bits 5:3 of the EPT pointer.
+    pub levels: u32,
     /// Bits 51:12 of the EPT pointer, and its bit 6.
     pub root: u64,
     pub accessed_dirty: bool,
-    /// What the guest may use of the PML4: hardware itself looks at all of it.
+    /// What the guest may use of the root: hardware itself looks at all of it.
     pub address_bits: u32,
 }
 
-impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
+impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
     type Format = slat::format::ept::Ept<HUGE_1G>;
     const PAGE: u32 = 12;
     const STRIDE: u32 = 9;
+    const OUTPUT: u32 = if FIVE { 52 } else { 48 };
     const SIZES: u32 = if HUGE_1G { 3 } else { 2 };
     const TABLES_COUNT: bool = true;
     const MARK: u64 = 1 << 62;
+    const SOFTWARE_BITS: u8 = 7;
     const REFILL_BREAKS: bool = false;
 
     fn of(tables: &Tables<'_, Self::Format, TestPlatform>) -> Self {
@@ -132,11 +142,15 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
             execute_only: false,
             mode_based_execute,
         };
-        let pointer = format.eptp(tables.root());
-        assert_eq!(pointer & 0xfbf, 0x1e, "write-back, four levels, nothing reserved");
+        let pointer = format.eptp(&geometry, tables.root());
+        assert_eq!(pointer & 0xf87, 0x6, "write-back, nothing reserved");
+        let levels = (pointer >> 3 & 7) as u32 + 1;
+        assert!(levels == 4 || levels == 5 && FIVE, "IA32_VMX_EPT_VPID_CAP");
+        assert!(geometry.address_bits <= if levels == 5 { 57 } else { 48 });
+        assert!(geometry.address_bits <= cpu.maxphyaddr, "no such guest-physical address");
         let root = pointer & !0xfff;
         let accessed_dirty = pointer >> 6 & 1 == 1;
-        Self { cpu, root, accessed_dirty, address_bits: geometry.address_bits }
+        Self { cpu, levels, root, accessed_dirty, address_bits: geometry.address_bits }
     }
 
     fn format(config: &Config) -> Self::Format {
@@ -144,7 +158,8 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
             accessed_dirty: config.hardware_marks,
             split_execute: config.split_execute,
             forced_write_back: config.forced_write_back,
-            output_bits: 48,
+            five_levels: FIVE,
+            output_bits: Self::OUTPUT,
         }
     }
 
@@ -153,7 +168,7 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
     }
 
     fn root(&self) -> Root {
-        Root { table: self.root, slots: 512, height: 3, write: true }
+        Root { table: self.root, slots: 512, height: self.levels - 1, write: true }
     }
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor {
@@ -195,7 +210,7 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
                         memory,
                         accessed: page.accessed,
                         dirty: page.dirty,
-                        software: Software::new(bit(52), bit(55)),
+                        software: super::software(raw, &USERS),
                     },
                     above: true,
                     marks: self.accessed_dirty,
@@ -205,9 +220,10 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
         }
     }
 
-    /// And bits 53 and 54, of those that hardware ignores.
-    fn marked(raw: u64) -> bool {
-        raw & Self::MARK != 0 || raw & 1 == 1 && raw & 0b11 << 53 != 0
+    /// And bits 53 and 54 of a table, of those that hardware ignores.
+    fn marked(raw: u64, height: u32) -> bool {
+        let table = raw & 1 == 1 && height > 0 && raw & 1 << 7 == 0;
+        raw & Self::MARK != 0 || table && raw & 0b11 << 53 != 0
     }
 
     /// "Accessed and Dirty Flags for EPT": A in each entry that is used, D in that of a page that
@@ -232,6 +248,7 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
             (a.write && !a.dirty && !self.accessed_dirty, AttributeError::CleanNeedsHardwareDirty),
             (split && !self.cpu.mode_based_execute, AttributeError::ExecuteNeedsSplitRights),
         ];
-        all.into_iter().filter_map(|(refused, why)| refused.then_some(why)).collect()
+        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        all.chain(Self::lacks(a.software)).collect()
     }
 }

@@ -89,6 +89,7 @@ impl<const G: u32> Hardware for Grouped<G> {
     const SIZES: u32 = Arm::<G>::SIZES;
     const TABLES_COUNT: bool = false;
     const MARK: u64 = Arm::<G>::MARK;
+    const SOFTWARE_BITS: u8 = Arm::<G>::SOFTWARE_BITS;
     const REFILL_BREAKS: bool = true;
 
     fn of(tables: &Tables<'_, Arm64<G>, TestPlatform>) -> Self {
@@ -117,8 +118,8 @@ impl<const G: u32> Hardware for Grouped<G> {
         }
     }
 
-    fn marked(raw: u64) -> bool {
-        Arm::<G>::marked(raw)
+    fn marked(raw: u64, height: u32) -> bool {
+        Arm::<G>::marked(raw, height)
     }
 
     fn used(&self, raw: u64, write: bool) -> u64 {

@@ -10,7 +10,7 @@ pub mod riscv;
 
 use super::TestPlatform;
 use slat::format::AttributeError;
-use slat::{Attributes, Format, Tables};
+use slat::{Attributes, Format, Software, Tables};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -195,6 +195,12 @@ pub struct Root {
     pub write: bool,
 }
 
+/// The bits of `raw` at `places`, as the engine numbers what it leaves to its user.
+pub fn software(raw: u64, places: &[u32]) -> Software {
+    let numbered = (0..).zip(places).filter(|(_, place)| raw >> **place & 1 == 1);
+    numbered.fold(Software::NONE, |all, (number, _)| all.union(Software::bit(number)))
+}
+
 /// What a user may configure, in words that fit every format.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -214,6 +220,8 @@ pub trait Hardware: Copy + Debug + 'static {
     const LAST_STRIDE: u32 = Self::STRIDE;
     /// Bits of a host address that a leaf can hold.
     const OUTPUT: u32 = 48;
+    /// The bit of an address from which on a descriptor holds it elsewhere; 0 if there is none.
+    const PARTED: u32 = 0;
     /// How many sizes a leaf can have.
     const SIZES: u32;
     /// Tables have rights, and hardware marks those that it walks through.
@@ -222,6 +230,8 @@ pub trait Hardware: Copy + Debug + 'static {
     const MARK: u64;
     /// Two translations of one address must never be cached, of whatever size.
     const REFILL_BREAKS: bool;
+    /// Bits of a leaf that are the user's.
+    const SOFTWARE_BITS: u8;
     /// What may be written may be read.
     const WRITE_READS: bool = false;
 
@@ -236,7 +246,7 @@ pub trait Hardware: Copy + Debug + 'static {
     fn decode(&self, raw: u64, height: u32) -> Descriptor;
 
     /// Whether the slot holds a mark of the engine's that none may hold for long.
-    fn marked(raw: u64) -> bool;
+    fn marked(raw: u64, height: u32) -> bool;
 
     /// The leaf after an access that it allows.
     fn used(&self, raw: u64, write: bool) -> u64;
@@ -254,6 +264,13 @@ pub trait Hardware: Copy + Debug + 'static {
 
     /// Why these attributes cannot be had.
     fn refuses(&self, attributes: Attributes) -> Vec<AttributeError>;
+
+    /// Why these software bits cannot be had.
+    fn lacks(software: Software) -> Option<AttributeError> {
+        let bits = Self::SOFTWARE_BITS;
+        let lacks = u32::from(software.bits()) >> bits != 0;
+        lacks.then_some(AttributeError::SoftwareBits { given: software, bits })
+    }
 
     /// Base-2 logarithm of the bytes that a slot covers.
     fn shift(height: u32) -> u32 {
@@ -385,7 +402,7 @@ fn collect<H: Hardware>(
         if raw == 0 {
             continue;
         }
-        tree.marks += usize::from(H::marked(raw));
+        tree.marks += usize::from(H::marked(raw, from.height));
         let (end, height) = (start + size, from.height);
         match hardware.decode(raw, height) {
             Descriptor::Invalid => {}

@@ -1,10 +1,10 @@
 //! AMD's walk of nested page tables, from the AMD64 manual, volume 2: the figures of 5.3 "Long-Mode
 //! Page Translation", and 15.25 "Nested Paging". Levels are the manual's (1 is the page table, 4
-//! the PML4), bits are numbers.
+//! the PML4, 5 the PML5), bits are numbers.
 
 use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
-use slat::{Attributes, Execute, Memory, Software, Tables};
+use slat::{Attributes, Execute, Memory, Tables};
 
 /// What a CPU has, beyond four levels, 2 MiB pages and EFER.NXE.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ pub fn memory_type(pat: u64, index: u64) -> u64 {
 }
 
 impl Cpu {
-    /// The manual's level of an entry: 4 in the PML4, 1 in a page table.
+    /// The manual's level of an entry: 5 in the PML5, 4 in the PML4, 1 in a page table.
     pub fn decode(&self, raw: u64, level: u8) -> Entry {
         let bit = |n: u32| raw >> n & 1 == 1;
         let field = |high: u32, low: u32| raw >> low & ((1 << (high - low + 1)) - 1);
@@ -74,6 +74,7 @@ impl Cpu {
             (3, true) if self.huge_1g => (30, 12),
             (3, true) => return Entry::Reserved("bit 7 of a PDPE without 1 GiB pages"),
             (4, _) if field(8, 7) != 0 => return Entry::Reserved("bits 8:7 of a PML4E"),
+            (5, _) if field(8, 7) != 0 => return Entry::Reserved("bits 8:7 of a PML5E"),
             _ => return Entry::Table { address: raw & 0xf_ffff_ffff_f000, rights },
         };
         if low > 12 && field(low - 1, 13) != 0 {
@@ -92,36 +93,45 @@ impl Cpu {
 }
 
 /// For physical addresses as the tests have them.
-pub const FORMAT: slat::format::npt::Npt1G = slat::format::npt::Npt { output_bits: 48 };
+pub const FORMAT: slat::format::npt::Npt1G =
+    slat::format::npt::Npt { five_levels: false, output_bits: 48 };
 
-/// A CPU with N_CR3 loaded.
+/// Bits that are available in an entry that maps a page, but the engine's.
+pub const USERS: [u32; 8] = [52, 53, 55, 56, 57, 58, 9, 10];
+
+/// A CPU with N_CR3 loaded; if `FIVE`, its host has CR4.LA57 set.
 #[derive(Clone, Copy, Debug)]
-pub struct Npt<const HUGE_1G: bool> {
+pub struct Npt<const HUGE_1G: bool, const FIVE: bool = false> {
     pub cpu: Cpu,
     pub root: u64,
-    /// What the guest may use of the PML4: hardware itself looks at all of it.
+    /// What the guest may use of the root: hardware itself looks at all of it.
     pub address_bits: u32,
 }
 
-impl<const HUGE_1G: bool> Hardware for Npt<HUGE_1G> {
+impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Npt<HUGE_1G, FIVE> {
     type Format = slat::format::npt::Npt<HUGE_1G>;
     const PAGE: u32 = 12;
     const STRIDE: u32 = 9;
+    const OUTPUT: u32 = if FIVE { 52 } else { 48 };
     const SIZES: u32 = if HUGE_1G { 3 } else { 2 };
     const TABLES_COUNT: bool = true;
     const MARK: u64 = 1 << 11;
+    const SOFTWARE_BITS: u8 = 8;
     const REFILL_BREAKS: bool = false;
 
     fn of(tables: &Tables<'_, Self::Format, TestPlatform>) -> Self {
         let (geometry, format) = (tables.geometry(), tables.format());
         let cpu = Cpu { physical_bits: format.output_bits, huge_1g: HUGE_1G };
+        assert_eq!(format.five_levels, FIVE, "the host's mode");
+        assert!(geometry.address_bits <= if FIVE { 57 } else { 48 });
+        assert!(geometry.address_bits <= cpu.physical_bits, "no such guest-physical address");
         let root = format.ncr3(tables.root());
         assert_eq!(root & 0xfff, 0, "neither PWT nor PCD, and nothing reserved");
         Self { cpu, root, address_bits: geometry.address_bits }
     }
 
     fn format(_: &Config) -> Self::Format {
-        slat::format::npt::Npt { output_bits: 48 }
+        slat::format::npt::Npt { five_levels: FIVE, output_bits: Self::OUTPUT }
     }
 
     fn address_bits(&self) -> u32 {
@@ -129,7 +139,7 @@ impl<const HUGE_1G: bool> Hardware for Npt<HUGE_1G> {
     }
 
     fn root(&self) -> Root {
-        Root { table: self.root, slots: 512, height: 3, write: true }
+        Root { table: self.root, slots: 512, height: if FIVE { 4 } else { 3 }, write: true }
     }
 
     fn decode(&self, raw: u64, height: u32) -> Descriptor {
@@ -162,7 +172,7 @@ impl<const HUGE_1G: bool> Hardware for Npt<HUGE_1G> {
                         memory,
                         accessed: page.accessed,
                         dirty: page.dirty,
-                        software: Software::new(bit(52), bit(53)),
+                        software: super::software(raw, &USERS),
                     },
                     above: true,
                     marks: true,
@@ -172,9 +182,10 @@ impl<const HUGE_1G: bool> Hardware for Npt<HUGE_1G> {
         }
     }
 
-    /// And bits 9 and 10, of those that hardware ignores.
-    fn marked(raw: u64) -> bool {
-        raw & Self::MARK != 0 || raw & 1 == 1 && raw & 0b11 << 9 != 0
+    /// And bits 9 and 10 of a table, of those that hardware ignores.
+    fn marked(raw: u64, height: u32) -> bool {
+        let table = raw & 1 == 1 && height > 0 && raw & 1 << 7 == 0;
+        raw & Self::MARK != 0 || table && raw & 0b11 << 9 != 0
     }
 
     /// 5.4: A in each entry that is used, D in that of a page that is written.
@@ -196,6 +207,7 @@ impl<const HUGE_1G: bool> Hardware for Npt<HUGE_1G> {
             (!a.read, AttributeError::NeedsRead),
             (split, AttributeError::ExecuteNeedsSplitRights),
         ];
-        all.into_iter().filter_map(|(refused, why)| refused.then_some(why)).collect()
+        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        all.chain(Self::lacks(a.software)).collect()
     }
 }

@@ -7,7 +7,7 @@
 use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
 use slat::format::power::Power;
-use slat::{Attributes, Execute, Memory, Software, Tables};
+use slat::{Attributes, Execute, Memory, Tables};
 
 /// The fields of a word.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +133,7 @@ impl<const PAGE: u32, const SETS: bool> Hardware for Core<PAGE, SETS> {
     const SIZES: u32 = 3;
     const TABLES_COUNT: bool = false;
     const MARK: u64 = u64::from_ne_bytes([0x20, 0, 0, 0, 0, 0, 0, 0]);
+    const SOFTWARE_BITS: u8 = 3;
     const REFILL_BREAKS: bool = true;
     const WRITE_READS: bool = true;
 
@@ -178,7 +179,7 @@ impl<const PAGE: u32, const SETS: bool> Hardware for Core<PAGE, SETS> {
                         [page.att as usize],
                     accessed: page.reference,
                     dirty: page.change,
-                    software: Software::new(page.software & 4 != 0, page.software & 2 != 0),
+                    software: super::software(page.software, &[2, 1, 0]),
                 },
                 above: true,
                 marks: true,
@@ -187,7 +188,7 @@ impl<const PAGE: u32, const SETS: bool> Hardware for Core<PAGE, SETS> {
         }
     }
 
-    fn marked(raw: u64) -> bool {
+    fn marked(raw: u64, _height: u32) -> bool {
         raw & Self::MARK != 0
     }
 
@@ -218,6 +219,7 @@ impl<const PAGE: u32, const SETS: bool> Hardware for Core<PAGE, SETS> {
             (split, AttributeError::ExecuteNeedsSplitRights),
             (a.memory == Memory::DeviceStrict, AttributeError::MemoryType),
         ];
-        all.into_iter().filter_map(|(refused, why)| refused.then_some(why)).collect()
+        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        all.chain(Self::lacks(a.software)).collect()
     }
 }

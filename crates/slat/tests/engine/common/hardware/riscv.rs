@@ -5,7 +5,7 @@
 use super::{Config, Descriptor, Hardware, Leaf, Root, TestPlatform};
 use slat::format::AttributeError;
 use slat::format::riscv::{Mode, RiscV};
-use slat::{Attributes, Execute, Memory, Software, Tables};
+use slat::{Attributes, Execute, Memory, Tables};
 
 /// What the walk depends on.
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +120,7 @@ impl<const SVADU: bool> Hardware for Hart<SVADU> {
     const SIZES: u32 = 3;
     const TABLES_COUNT: bool = false;
     const MARK: u64 = 1 << 5;
+    const SOFTWARE_BITS: u8 = 2;
     const REFILL_BREAKS: bool = false;
     const WRITE_READS: bool = true;
 
@@ -164,7 +165,7 @@ impl<const SVADU: bool> Hardware for Hart<SVADU> {
                         [page.pbmt as usize],
                     accessed: page.accessed,
                     dirty: page.dirty,
-                    software: Software::new(page.rsw & 1 != 0, page.rsw & 2 != 0),
+                    software: super::software(page.rsw, &[0, 1]),
                 },
                 above: true,
                 marks: true,
@@ -173,7 +174,7 @@ impl<const SVADU: bool> Hardware for Hart<SVADU> {
         }
     }
 
-    fn marked(raw: u64) -> bool {
+    fn marked(raw: u64, _height: u32) -> bool {
         raw & Self::MARK != 0
     }
 
@@ -203,6 +204,7 @@ impl<const SVADU: bool> Hardware for Hart<SVADU> {
             (split, AttributeError::ExecuteNeedsSplitRights),
             (!typed && a.memory != Memory::Normal, AttributeError::MemoryType),
         ];
-        all.into_iter().filter_map(|(refused, why)| refused.then_some(why)).collect()
+        let all = all.into_iter().filter_map(|(refused, why)| refused.then_some(why));
+        all.chain(Self::lacks(a.software)).collect()
     }
 }

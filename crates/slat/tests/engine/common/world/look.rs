@@ -69,7 +69,9 @@ impl<H: Hardware> World<'_, H> {
         for run in &all {
             let line = lines.next().unwrap_or_else(|| panic!("{run:x?} is missing in\n{text}"));
             let words: Vec<_> = line.split_whitespace().collect();
-            let [range, "->", hpa, count, "x", leaf, rights, state, memory] = words[..] else {
+            let [range, "->", hpa, count, "x", leaf, rights, state, memory, ref more @ ..] =
+                words[..]
+            else {
                 panic!("{line}")
             };
             let (start, end) = range.split_once("..").unwrap();
@@ -88,7 +90,10 @@ impl<H: Hardware> World<'_, H> {
                 slat::Execute::Kernel => "k",
             };
             assert_eq!(rights.get(2..), Some(execute), "{line}");
-            let software = Software::new(has(state, 'S'), has(state, 'T'));
+            let more = more.iter().map(|bit| bit.strip_prefix('S').unwrap().parse().unwrap());
+            let software = more
+                .map(Software::bit)
+                .fold(Software::new(has(state, 'S'), has(state, 'T')), Software::union);
             let flags = (has(state, 'A'), has(state, 'D'), software);
             assert_eq!(flags, (own.accessed, own.dirty, own.software), "{line}");
             assert_eq!(memory, format!("{:?}", own.memory));

@@ -6,7 +6,7 @@ use super::shape::{maintained, maintenance};
 use super::{GuardOf, World, owes};
 use slat::{
     Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Maintenance, Pages,
-    RangeError, Rights,
+    RangeError, Rights, Software,
 };
 
 /// What becomes of a leaf.
@@ -15,6 +15,11 @@ pub enum Rule {
     WriteProtect,
     ExecuteProtect,
     Exactly(Rights),
+    /// Software bits alone.
+    Mark {
+        set: Software,
+        clear: Software,
+    },
     Clean,
     Relax(Access),
     /// By tables, where they have rights.
@@ -31,6 +36,7 @@ impl Rule {
             Self::WriteProtect => guard.write_protect(range),
             Self::ExecuteProtect => guard.execute_protect(range),
             Self::Exactly(rights) => guard.protect(range, rights),
+            Self::Mark { set, clear } => guard.set_software(range, set, clear),
             Self::Clean => guard.clean(range),
             Self::Relax(access) => guard.relax(range, access),
             Self::Subtrees => guard.write_protect_subtrees(range),
@@ -47,6 +53,12 @@ impl Rule {
         matches!(self, Self::Relax(Access::Write) | Self::Exactly(Rights { write: true, .. }))
     }
 
+    /// Whether a block that is as it should be is refused where the range cuts it, and a CPU may
+    /// go on with what it was.
+    fn stale(self) -> bool {
+        !matches!(self, Self::Relax(_) | Self::Mark { .. })
+    }
+
     fn of<H: Hardware>(self, leaf: &Leaf, marks: bool) -> Attributes {
         let own = leaf.own;
         match self {
@@ -55,6 +67,9 @@ impl Rule {
             Self::Exactly(Rights { read, write, execute }) => {
                 let dirty = own.dirty || write && !marks;
                 Attributes { read, write, execute, dirty, ..own }
+            }
+            Self::Mark { set, clear } => {
+                Attributes { software: own.software.without(clear).union(set), ..own }
             }
             Self::Clean => Attributes { dirty: own.dirty && own.write && !leaf.marks, ..own },
             Self::Relax(Access::Read) => Attributes { accessed: true, ..own },
@@ -91,7 +106,11 @@ impl<H: Hardware> World<'_, H> {
             let leaf = Attributes { read, write, execute, ..Attributes::RAM };
             legal.extend(self.hardware.refuses(leaf).into_iter().map(ChangeError::Attributes));
         }
-        if matches!(rule, Rule::Relax(_)) {
+        if let Rule::Mark { set, clear } = rule {
+            let lacks = [set, clear].into_iter().filter_map(H::lacks);
+            legal.extend(lacks.map(ChangeError::Attributes));
+        }
+        if !rule.stale() {
             // A block that has the right already is not refused.
             let edges = [start, end].into_iter().filter_map(|edge| before.at(edge));
             let needs = |run: Run| {
@@ -150,8 +169,9 @@ impl<H: Hardware> World<'_, H> {
             assert!(seen || !matches!(rule, Rule::Relax(_)), "rights unseen");
             let slots = changed.iter().map(Run::leaves).sum::<u64>();
             assert_eq!(out.counts.slots_written, pushed + slots, "a store a leaf");
-            let stale = !matches!(rule, Rule::Relax(_));
-            let owed = if stale { owes(changed, &[], self.bbm) } else { None };
+            let published = out.events.contains(&Event::Publish);
+            assert!(!(published && matches!(rule, Rule::Mark { .. })), "hardware ignores it");
+            let owed = if rule.stale() { owes(changed, &[], self.bbm) } else { None };
             assert_eq!(out.owed, owed);
         }
         assert_eq!(out.tree.shape(), before.shape(), "tables");

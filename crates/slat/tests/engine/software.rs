@@ -1,0 +1,224 @@
+//! Software bits: what each format has, in leaves of every size, and how they are set in place.
+
+use crate::common::hardware::arm::{self, Arm};
+use crate::common::hardware::ept::{self, Ept};
+use crate::common::hardware::npt::{self, Npt};
+use crate::common::hardware::power::Core;
+use crate::common::hardware::riscv::Hart;
+use crate::common::hardware::{Descriptor, Hardware, Leaf};
+use crate::common::stage::{CLEAN, RAM, host, idle, on_stage, range, refused, says};
+use crate::common::world::GuardOf;
+use slat::format::{AttributeError, Kind};
+use slat::{
+    Access, Ageing, Ages, Attributes, ChangeError, Format, Gpa, Hpa, MapError, PageSize, Skip,
+    Software,
+};
+
+const EXACT: Ageing = Ageing { clear: true, skip: Skip::Exact, fresh: true };
+
+fn of<H: Hardware>(guard: &GuardOf<'_, '_, H>, gpa: u64) -> Software {
+    guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.software
+}
+
+fn size(bytes: u64) -> PageSize {
+    PageSize::from_bytes(bytes).unwrap()
+}
+
+fn each<H: Hardware>() -> impl Iterator<Item = Software> {
+    (0..H::SOFTWARE_BITS).map(Software::bit)
+}
+
+fn lacks<H: Hardware>() -> Option<(Software, AttributeError)> {
+    let first = (H::SOFTWARE_BITS as usize) < Software::MOST;
+    let first = first.then(|| Software::bit(H::SOFTWARE_BITS))?;
+    Some((first, H::lacks(first).unwrap()))
+}
+
+/// The same test on hardware of every kind, with every size of leaf.
+macro_rules! on_every_format {
+    ($test:ident) => {
+        $test::<Arm<12>>(slat::format::arm64::Arm64::default());
+        $test::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+        $test::<Npt<true>>(npt::FORMAT);
+        $test::<Hart<true>>(slat::format::riscv::RiscV::default());
+        $test::<Core<16, true>>(slat::format::power::Power { output_bits: 48 });
+        #[cfg(feature = "every-format")]
+        {
+            $test::<Arm<14, true>>(slat::format::arm64::Arm64::default());
+            $test::<Arm<16>>(slat::format::arm64::Arm64::default());
+            $test::<Core<12, true>>(slat::format::power::Power { output_bits: 48 });
+        }
+    };
+}
+
+fn ignored<H: Hardware>(format: H::Format) {
+    on_stage::<H>((format, 40, 8), |tables, _, _| {
+        let hardware = H::of(tables);
+        let places = H::Format::SOFTWARE;
+        assert_eq!(H::Format::SOFTWARE_BITS, H::SOFTWARE_BITS);
+        assert!(places[H::SOFTWARE_BITS as usize..].iter().all(|mask| *mask == 0));
+        for height in 0..H::SIZES {
+            let level = height as u8;
+            let (hpa, plain) = (Hpa(H::size(height)), format.encode(RAM).unwrap());
+            let leaf = |raw| match hardware.decode(raw, height) {
+                Descriptor::Leaf(leaf) => leaf,
+                other => panic!("{raw:#x} at {height}: {other:?}"),
+            };
+            let base = leaf(H::Format::leaf(plain, level, hpa));
+            for number in 0..1u16 << H::SOFTWARE_BITS {
+                let software = Software::from_bits(number as u8);
+                let bits = format.encode(Attributes { software, ..RAM }).unwrap();
+                let raw = H::Format::leaf(bits, level, hpa);
+                let own = Attributes { software, ..base.own };
+                assert_eq!(leaf(raw), Leaf { own, ..base }, "{raw:#x}: hardware looks at it");
+                assert_eq!(format.decode(raw, level), own);
+                assert_eq!(H::Format::kind(raw, level), Kind::Leaf);
+                assert_eq!(H::Format::kind(raw | H::MARK, level), Kind::Sealed);
+                assert_eq!(H::Format::leaf_address(raw, level), hpa);
+                assert_eq!(H::Format::attribute_bits(raw, level), bits, "children inherit them");
+            }
+        }
+        if let Some((software, why)) = lacks::<H>() {
+            assert_eq!(format.encode(Attributes { software, ..RAM }), Err(why));
+            let both = software.union(Software::A);
+            assert!(format.encode(Attributes { software: both, ..RAM }).is_err());
+        }
+    });
+}
+
+#[test]
+fn each_software_bit_is_one_that_hardware_ignores_in_leaves_of_every_size() {
+    assert_eq!(arm::USERS.len(), Arm::<12>::SOFTWARE_BITS as usize);
+    assert_eq!(ept::USERS.len(), Ept::<true>::SOFTWARE_BITS as usize);
+    assert_eq!(npt::USERS.len(), Npt::<true>::SOFTWARE_BITS as usize);
+    on_every_format!(ignored);
+}
+
+fn kept<H: Hardware>(format: H::Format) {
+    let [.., large, page] = H::sizes()[..] else { unreachable!() };
+    let (block, count) = (range(large, large), large / page);
+    for software in each::<H>() {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let how = Attributes { software, accessed: false, ..RAM };
+            guard.map(block, Hpa(large), how, size(large), cache).unwrap();
+            assert_eq!(guard.split(block, size(page), cache), Ok(large));
+            guard.complete();
+            let hardware = H::of(tables);
+            let tree = hardware.tree(tables.platform());
+            assert_eq!(tree.leaves(), count);
+            assert!(tree.runs.iter().all(|run| run.leaf.own.software == software));
+            // Ageing, protection in tables and their pushing down leave marks in tables alone.
+            let mut young = vec![0; (count as usize).div_ceil(64)];
+            let mut unanswered = young.clone();
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            guard.age(block, &mut ages, EXACT).unwrap();
+            guard.write_protect_subtrees(block).unwrap();
+            guard.complete();
+            guard.relax(range(large, page), Access::Write).unwrap();
+            assert_eq!(of::<H>(guard, large), software);
+            // One leaf that differs, and none.
+            let last = range(2 * large - page, page);
+            assert_eq!(guard.set_software(last, Software::NONE, software), Ok(page));
+            guard.write_protect(block).unwrap();
+            guard.clean(block).unwrap();
+            guard.complete();
+            assert_eq!(guard.collapse(block, size(large)), Ok(0), "their bits differ");
+            assert_eq!(guard.set_software(last, software, Software::NONE), Ok(page));
+            assert_eq!(guard.collapse(block, size(large)), Ok(large));
+            assert_eq!(of::<H>(guard, 2 * large - 1), software);
+            assert_eq!(H::of(tables).tree(tables.platform()).leaves(), 1);
+            crate::common::unmap(guard, block);
+        });
+    }
+}
+
+#[test]
+fn every_software_bit_goes_through_split_ageing_protection_and_collapse() {
+    on_every_format!(kept);
+}
+
+fn in_place<H: Hardware>(format: H::Format) {
+    let page = 1 << H::PAGE;
+    let last = Software::bit(H::SOFTWARE_BITS - 1);
+    on_stage::<H>((format, 40, 8), |_, guard, cache| {
+        let (all, two) = (range(0, 4 * page), range(page, 2 * page));
+        let how = Attributes { software: Software::A, ..CLEAN };
+        let how = if format.encode(how).is_ok() { how } else { Attributes { dirty: true, ..how } };
+        guard.map(all, Hpa(8 * page), how, size(page), cache).unwrap();
+        guard.complete();
+        let bits = |guard: &GuardOf<'_, '_, H>| [0, 1, 2, 3].map(|n| of::<H>(guard, n * page));
+        let (a, changed) = (Software::A, last.union(Software::A));
+        assert_eq!(guard.set_software(two, last, Software::NONE), Ok(2 * page));
+        assert_eq!(bits(guard), [a, changed, changed, a]);
+        assert_eq!(guard.set_software(two, last, Software::NONE), Ok(0), "they have it");
+        assert_eq!(guard.set_software(all, Software::NONE, last), Ok(2 * page));
+        assert_eq!(guard.set_software(all, last, a.union(last)), Ok(4 * page), "set, if both");
+        assert_eq!(bits(guard), [last; 4]);
+        assert_eq!(guard.owed(), None, "hardware ignores them");
+        let now = guard.translate(Gpa(page)).unwrap().unwrap();
+        assert_eq!(
+            now.attributes,
+            Attributes { software: last, ..how },
+            "and nothing else changed"
+        );
+        assert_eq!(host::<H>(guard, page), Some(Hpa(9 * page)));
+        // A leaf is told from another by any of them.
+        let access = Access::Read;
+        assert_eq!(guard.relax_where(all, access, Software::A), Ok(0));
+        assert_eq!(guard.relax_where(all, access, last), Ok(4 * page));
+        let text = guard.dump().to_string();
+        let number = H::SOFTWARE_BITS - 1;
+        let name = if number == 1 { String::from("T ") } else { format!("S{number}") };
+        says(&text, &[&name]);
+    });
+    let large = H::sizes()[H::SIZES as usize - 2];
+    on_stage::<H>((format, 40, 8), |_, guard, cache| {
+        let block = range(large, large);
+        guard.map(block, Hpa(0), RAM, size(large), cache).unwrap();
+        guard.complete();
+        let counts = guard.counts();
+        for part in [range(large, page), range(large, 2 * page), range(large + page, large)] {
+            let why = ChangeError::CutsBlock { size: size(large) };
+            refused(guard.set_software(part, last, Software::NONE), part.start().0, why);
+            assert_eq!(guard.set_software(part, Software::NONE, last), Ok(0), "as it is already");
+        }
+        assert_eq!(guard.counts().slots_written, counts.slots_written);
+        assert_eq!(guard.set_software(block, last, Software::NONE), Ok(large));
+        assert_eq!(of::<H>(guard, large), last);
+    });
+}
+
+#[test]
+fn software_bits_are_set_and_cleared_in_place_and_nothing_is_owed() {
+    on_every_format!(in_place);
+}
+
+fn refuses<H: Hardware>(format: H::Format) {
+    let page = 1 << H::PAGE;
+    let Some((software, why)) = lacks::<H>() else { return };
+    on_stage::<H>((format, 40, 8), |_, guard, cache| {
+        let (at, attributes) = (range(page, page), Attributes { software, ..RAM });
+        let said = refused(
+            guard.map(at, Hpa(0), attributes, size(page), cache),
+            page,
+            MapError::Attributes(why),
+        );
+        says(&said, &["software bits", &H::SOFTWARE_BITS.to_string()]);
+        let why = ChangeError::Attributes(why);
+        refused(guard.set_software(at, software, Software::NONE), page, why);
+        refused(guard.set_software(at, Software::NONE, software), page, why);
+        refused(guard.relax_where(at, Access::Write, software), page, why);
+        refused(guard.allow_write(at, software), page, why);
+        refused(guard.allow_execute(at, Access::Execute, software), page, why);
+        refused(guard.grant_write(Gpa(page), Hpa(0), software), page, why);
+        idle::<H>(guard);
+        let beyond = range(1 << 40, page);
+        let out = guard.write_protect(beyond).unwrap_err();
+        refused(guard.set_software(beyond, Software::A, Software::B), 1 << 40, out.why);
+    });
+}
+
+#[test]
+fn a_bit_that_the_format_lacks_is_refused_and_nothing_is_done() {
+    on_every_format!(refuses);
+}
