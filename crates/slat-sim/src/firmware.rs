@@ -16,6 +16,8 @@ pub struct Firmware<A: Arch> {
     pub publish: fn(&Machine<A>),
     /// [`slat::Platform::invalidate`].
     pub invalidate: fn(&Machine<A>, &Invalidation),
+    /// [`slat::Platform::invalidate_local`].
+    pub invalidate_local: fn(&Machine<A>, &Invalidation),
     /// [`slat::Platform::maintain`].
     pub maintain: fn(&Machine<A>, Hpa, u64, Maintenance),
     /// On that CPU, before a guest that faulted there at an address goes on, whatever came of the
@@ -35,6 +37,7 @@ impl<A: Arch> Copy for Firmware<A> {}
 pub const ARM: Firmware<Arm> = Firmware {
     publish: publish_arm,
     invalidate: invalidate_arm,
+    invalidate_local: invalidate_local_arm,
     maintain: maintain_arm,
     resume: |_, _, _| (),
 };
@@ -43,6 +46,7 @@ pub const ARM: Firmware<Arm> = Firmware {
 pub const EPT: Firmware<Ept> = Firmware {
     publish: |_| (),
     invalidate: invalidate_ept,
+    invalidate_local: |_, _| unreachable!("a fault forgets"),
     maintain: |_, _, _, _| (),
     resume: |_, _, _| (),
 };
@@ -51,6 +55,7 @@ pub const EPT: Firmware<Ept> = Firmware {
 pub const NPT: Firmware<Npt> = Firmware {
     publish: |_| (),
     invalidate: invalidate_npt,
+    invalidate_local: |_, _| unreachable!("a fault forgets"),
     maintain: |_, _, _, _| (),
     resume: |_, _, _| (),
 };
@@ -59,6 +64,7 @@ pub const NPT: Firmware<Npt> = Firmware {
 pub const RISCV: Firmware<RiscV> = Firmware {
     publish: Machine::fence,
     invalidate: invalidate_riscv,
+    invalidate_local: invalidate_local_riscv,
     maintain: maintain_riscv,
     resume: resume_riscv,
 };
@@ -67,6 +73,7 @@ pub const RISCV: Firmware<RiscV> = Firmware {
 pub const POWER: Firmware<Power> = Firmware {
     publish: Machine::<Power>::ptesync,
     invalidate: invalidate_power,
+    invalidate_local: |_, _| unreachable!("a fault forgets"),
     maintain: maintain_power,
     resume: |_, _, _| (),
 };
@@ -80,18 +87,27 @@ fn invalidate_arm(machine: &Machine<Arm>, what: &Invalidation) {
     machine.sequence(what).for_each(|instruction| machine.execute(instruction));
 }
 
+fn invalidate_local_arm(machine: &Machine<Arm>, what: &Invalidation) {
+    machine.vttbr(what.vmid);
+    let cpu = sequencer::Tlbi { scope: sequencer::Scope::Local, ..machine.sequencer() };
+    cpu.sequence(what).for_each(|instruction| machine.execute(instruction));
+}
+
 impl Machine<Arm> {
     /// The instructions that the engine's sequencer gives for `what` on these CPUs.
     pub fn sequence(&self, what: &Invalidation) -> Sequence {
+        self.sequencer().sequence(what)
+    }
+
+    fn sequencer(&self) -> sequencer::Tlbi {
         let arch = self.arch();
-        let cpu = sequencer::Tlbi {
+        sequencer::Tlbi {
             ttl: arch.ttl,
             range_instructions: arch.range_instructions,
             lpa2: arch.lpa2,
             address_bits: if arch.lpa2 { 52 } else { 48 },
             ..sequencer::Tlbi::new(Granule::of_shift(arch.granule))
-        };
-        cpu.sequence(what)
+        }
     }
 
     /// Executes an instruction.
@@ -165,17 +181,23 @@ const MOST_BY_ADDRESS: u64 = 64;
 
 fn invalidate_riscv(machine: &Machine<RiscV>, what: &Invalidation) {
     machine.fence();
+    (0..machine.cpus()).for_each(|hart| hfence(machine, hart, what));
+}
+
+fn hfence(machine: &Machine<RiscV>, hart: usize, what: &Invalidation) {
     let step = what.leaf.map_or(1 << 12, |leaf| leaf.bytes());
     let range = what.range.filter(|range| !what.tables && range.size() / step <= MOST_BY_ADDRESS);
-    for hart in 0..machine.cpus() {
-        let Some(range) = range else {
-            machine.hfence_gvma(hart, None, Some(what.vmid));
-            continue;
-        };
-        for gpa in (range.start().0..range.end().0).step_by(step as usize) {
-            machine.hfence_gvma(hart, Some(gpa >> 2), Some(what.vmid));
-        }
+    let Some(range) = range else {
+        return machine.hfence_gvma(hart, None, Some(what.vmid));
+    };
+    for gpa in (range.start().0..range.end().0).step_by(step as usize) {
+        machine.hfence_gvma(hart, Some(gpa >> 2), Some(what.vmid));
     }
+}
+
+fn invalidate_local_riscv(machine: &Machine<RiscV>, what: &Invalidation) {
+    let hart = machine.issuer();
+    hfence(machine, hart, what);
 }
 
 /// A slot above the page may have been cached as invalid too, and then links a table by now: only

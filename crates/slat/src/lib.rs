@@ -117,6 +117,7 @@ mod cache;
 mod counts;
 pub mod format;
 mod grace;
+mod granted;
 mod guard;
 mod inactive;
 mod ops;
@@ -144,6 +145,7 @@ pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
 pub use format::{Access, Attributes, Execute, Format, Memory, Rights, Software};
 pub use grace::{Grace, Member, Moment, NoSeat, Seat};
+pub use granted::Granted;
 pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;
 pub use ops::{

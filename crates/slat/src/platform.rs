@@ -46,6 +46,23 @@ pub unsafe trait Platform {
     /// may also be noted, and invalidate before it enters the guest again.
     fn invalidate(&self, what: &Invalidation);
 
+    /// Makes the *calling* CPU forget the translations that `what` names, and returns once it has:
+    /// after a fault of its own was given a right, or found it given, and before its guest goes on
+    /// ([`Granted::flush_local`](crate::Granted::flush_local)). Earlier stores to tables, of any
+    /// thread, that the caller knows of are seen by the walks that follow.
+    ///
+    /// Called only where [`Format::KEEPS_FAULTING`](crate::Format::KEEPS_FAULTING), never with
+    /// tables unlinked. The default is [`Platform::invalidate`], which is right everywhere and
+    /// waits for all CPUs, at each fault. Arm: the instructions of
+    /// [`tlbi`](crate::format::arm64::tlbi) with
+    /// [`Scope::Local`](crate::format::arm64::tlbi::Scope::Local). RISC-V: HFENCE.GVMA on this hart
+    /// ([`hfence`](crate::format::riscv::hfence)); without Svvptc a slot above the page may be
+    /// cached as invalid as well, so HFENCE.GVMA without an address comes before the guest is run
+    /// again, whatever the fault came to. x86 and Power: nothing, as they are not asked.
+    fn invalidate_local(&self, what: &Invalidation) {
+        self.invalidate(what);
+    }
+
     /// Which changes of a live entry's size this machine's CPUs allow without a break.
     fn break_before_make(&self) -> BreakBeforeMake;
 

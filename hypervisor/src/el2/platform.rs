@@ -11,8 +11,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use slat::format::arm64::id::IdRegisters;
 use slat::format::arm64::tlbi::{Instruction, Scope, Tlbi};
 use slat::{
-    BreakBeforeMake, Frame, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot,
-    Vmid,
+    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
 };
 use slat_guest::Host;
 use slat_hypervisor::options::Fault;
@@ -205,6 +204,10 @@ unsafe impl Platform for El2 {
         }
     }
 
+    fn invalidate_local(&self, what: &Invalidation) {
+        Tlbi { scope: Scope::Local, ..self.tlbi }.sequence(what).for_each(execute);
+    }
+
     fn break_before_make(&self) -> BreakBeforeMake {
         self.break_before_make
     }
@@ -228,11 +231,6 @@ unsafe impl Platform for El2 {
 impl Host for El2 {
     fn now(&self) -> u64 {
         cpu::now()
-    }
-
-    fn forget(&self, vmid: Vmid, range: GpaRange) {
-        let what = Invalidation { vmid, range: Some(range), leaf: None, tables: false };
-        Tlbi { scope: Scope::Local, ..self.tlbi }.sequence(&what).for_each(execute);
     }
 
     fn forget_instructions(&self) {

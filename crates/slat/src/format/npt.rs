@@ -170,6 +170,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const TABLE_ACCESSED: u64 = A;
     const AGEING: u64 = SW_AGEING;
     const REFILL_BREAKS: bool = false;
+    const KEEPS_FAULTING: bool = false;
     const TABLE_WRITE: u64 = W;
 
     /// Walks begin at the PML4, of which narrow guests use the first slot. No guest address is

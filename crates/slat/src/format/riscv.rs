@@ -221,6 +221,7 @@ unsafe impl Format for RiscV {
     const TABLE_ACCESSED: u64 = 0;
     const AGEING: u64 = 0;
     const REFILL_BREAKS: bool = false;
+    const KEEPS_FAULTING: bool = true;
     const TABLE_WRITE: u64 = 0;
 
     /// The narrowest mode. A narrower guest leaves slots of the root empty; its addresses need not

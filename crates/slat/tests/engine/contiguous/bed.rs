@@ -315,7 +315,7 @@ impl<'p, const G: u32> Bed<'p, G> {
             Rule::WriteProtect => guard.write_protect(range),
             Rule::ExecuteProtect => guard.execute_protect(range),
             Rule::Clean => guard.clean(range),
-            Rule::Relax(access) => guard.relax(range, access),
+            Rule::Relax(access) => guard.relax(range, access).map(slat::Granted::elsewhere),
         });
         let (start, end) = (range.start().0, range.end().0);
         let whole = rule != Rule::Relax(Access::Read);

@@ -32,7 +32,7 @@ impl Rule {
             Self::ExecuteProtect => guard.execute_protect(range),
             Self::Exactly(rights) => guard.protect(range, rights),
             Self::Clean => guard.clean(range),
-            Self::Relax(access) => guard.relax(range, access),
+            Self::Relax(access) => guard.relax(range, access).map(slat::Granted::elsewhere),
             Self::Subtrees => guard.write_protect_subtrees(range),
         }
     }
