@@ -7,6 +7,7 @@ use crate::instruction::{Barrier, Tlbi};
 use slat::format::arm64::id::Granule;
 use slat::format::arm64::tlbi::{self as sequencer, Instruction, Sequence};
 use slat::format::power::tlbie::{Instruction as PowerInstruction, Tlbie};
+use slat::format::riscv::hfence::{Hfence, Instruction as RiscVInstruction};
 use slat::{Gpa, Hpa, Invalidation, Maintenance};
 
 /// What a hypervisor's platform does when the engine calls.
@@ -89,8 +90,7 @@ fn invalidate_arm(machine: &Machine<Arm>, what: &Invalidation) {
 
 fn invalidate_local_arm(machine: &Machine<Arm>, what: &Invalidation) {
     machine.vttbr(what.vmid);
-    let cpu = sequencer::Tlbi { scope: sequencer::Scope::Local, ..machine.sequencer() };
-    cpu.sequence(what).for_each(|instruction| machine.execute(instruction));
+    machine.sequencer().local().sequence(what).for_each(|instruction| machine.execute(instruction));
 }
 
 impl Machine<Arm> {
@@ -154,6 +154,7 @@ fn invalidate_ept(machine: &Machine<Ept>, what: &Invalidation) {
 fn invalidate_power(machine: &Machine<Power>, what: &Invalidation) {
     for instruction in Tlbie::default().sequence(what) {
         match instruction {
+            PowerInstruction::TlbLocal(_) | PowerInstruction::AllLocal(_) => unreachable!(),
             PowerInstruction::Ptesync => machine.ptesync(),
             PowerInstruction::Tlb(x) => machine.tlbie(x.rb, x.rs, 0),
             PowerInstruction::All(x) => machine.tlbie(x.rb, x.rs, 2),
@@ -176,22 +177,16 @@ fn invalidate_npt(machine: &Machine<Npt>, what: &Invalidation) {
     }
 }
 
-/// More fences than that by address take longer than what is lost by one for all.
-const MOST_BY_ADDRESS: u64 = 64;
-
 fn invalidate_riscv(machine: &Machine<RiscV>, what: &Invalidation) {
     machine.fence();
     (0..machine.cpus()).for_each(|hart| hfence(machine, hart, what));
 }
 
 fn hfence(machine: &Machine<RiscV>, hart: usize, what: &Invalidation) {
-    let step = what.leaf.map_or(1 << 12, |leaf| leaf.bytes());
-    let range = what.range.filter(|range| !what.tables && range.size() / step <= MOST_BY_ADDRESS);
-    let Some(range) = range else {
-        return machine.hfence_gvma(hart, None, Some(what.vmid));
-    };
-    for gpa in (range.start().0..range.end().0).step_by(step as usize) {
-        machine.hfence_gvma(hart, Some(gpa >> 2), Some(what.vmid));
+    for instruction in Hfence::default().sequence(what) {
+        if let RiscVInstruction::HfenceGvma(x) = instruction {
+            machine.hfence_gvma(hart, x.rs1, x.rs2);
+        }
     }
 }
 

@@ -122,6 +122,7 @@ mod guard;
 mod inactive;
 mod ops;
 mod platform;
+mod ran;
 mod retired;
 mod shootdown;
 mod space;
@@ -155,6 +156,10 @@ pub use ops::{
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};
 pub use platform::{BreakBeforeMake, Maintenance, Platform};
+#[cfg(loom)]
+#[doc(hidden)]
+pub use ran::Broken;
+pub use ran::{Announced, NoCpu, Ran};
 pub use shootdown::{Invalidation, Shootdown, Vmid};
 pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Slot};

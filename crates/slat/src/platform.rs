@@ -39,11 +39,17 @@ pub unsafe trait Platform {
     fn publish(&self);
 
     /// Makes earlier stores to tables visible, invalidates, and waits for completion on every CPU
-    /// that may hold entries of the guest (Arm: the instructions of
-    /// [`tlbi`](crate::format::arm64::tlbi), which reach all of them; x86: INVEPT; RISC-V:
-    /// HFENCE.GVMA). Where entries are tagged, by EPT root, ASID or VMID, these are not only the
-    /// CPUs that run the guest now but all that ran it since they last invalidated it: such a CPU
-    /// may also be noted, and invalidate before it enters the guest again.
+    /// that may hold entries of the guest. Arm: the instructions of
+    /// [`tlbi`](crate::format::arm64::tlbi), which reach all of them. x86:
+    /// [INVEPT](crate::format::ept::invept), or a flush of the [ASID](crate::format::npt::asid);
+    /// RISC-V: [HFENCE.GVMA](crate::format::riscv::hfence). Where entries are tagged, by EPT root,
+    /// ASID or VMID, these are not only the CPUs that run the guest now but all that ran it since
+    /// they last invalidated it: such a CPU may also be noted, and invalidate before it enters the
+    /// guest again ([`Ran`](crate::Ran)).
+    ///
+    /// Whoever else walks the tables may hold entries, too: an IOMMU its TLB and walk caches,
+    /// devices what they were given by ATS. They are invalidated and waited for as CPUs are: memory
+    /// that was unmapped is handed out when this returns.
     fn invalidate(&self, what: &Invalidation);
 
     /// Makes the *calling* CPU forget the translations that `what` names, and returns once it has:
@@ -107,7 +113,8 @@ pub(crate) fn same<P>(one: &P, other: &P) -> bool {
     size_of::<P>() == 0 || core::ptr::eq(one, other)
 }
 
-/// What caches are to forget of a piece of memory.
+/// What caches are to forget of a piece of memory. Translations that an IOMMU or a device holds are
+/// not among them: those are [`Platform::invalidate`]'s.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Maintenance {
     /// Data, written back and forgotten, to the point of coherency: the guest may access the

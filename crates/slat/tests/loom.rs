@@ -37,6 +37,8 @@ mod pairs;
 mod protect;
 #[path = "loom/push_down.rs"]
 mod push_down;
+#[path = "loom/ran.rs"]
+mod ran;
 #[path = "loom/reserve.rs"]
 mod reserve;
 #[path = "loom/split.rs"]

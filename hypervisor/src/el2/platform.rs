@@ -9,7 +9,7 @@ use core::arch::asm;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use slat::format::arm64::id::IdRegisters;
-use slat::format::arm64::tlbi::{Instruction, Scope, Tlbi};
+use slat::format::arm64::tlbi::{Instruction, Tlbi};
 use slat::{
     BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
 };
@@ -86,7 +86,7 @@ impl El2 {
     /// VMID, and after a TLB conflict.
     pub fn forget_all(&self, vmid: Vmid) {
         let all = Invalidation { vmid, range: None, leaf: None, tables: true };
-        Tlbi { scope: Scope::Local, ..self.tlbi }.sequence(&all).for_each(execute);
+        self.tlbi.local().sequence(&all).for_each(execute);
     }
 }
 
@@ -205,7 +205,7 @@ unsafe impl Platform for El2 {
     }
 
     fn invalidate_local(&self, what: &Invalidation) {
-        Tlbi { scope: Scope::Local, ..self.tlbi }.sequence(what).for_each(execute);
+        self.tlbi.local().sequence(what).for_each(execute);
     }
 
     fn break_before_make(&self) -> BreakBeforeMake {

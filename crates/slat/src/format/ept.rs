@@ -8,6 +8,9 @@
 //! sub-page permissions (61), supervisor shadow stacks (60), paging-write (58), guest-paging
 //! verification (57).
 
+pub mod invept;
+pub mod vtd;
+
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
     Software,
@@ -34,6 +37,8 @@ pub struct Ept<const HUGE_1G: bool> {
     pub forced_write_back: bool,
     /// MAXPHYADDR, at most 52; hardware rejects entries with bits above it.
     pub output_bits: u32,
+    /// Intel's IOMMU walks the tables as well: see [`vtd`]. `None` where it does not.
+    pub vtd: Option<vtd::Vtd>,
 }
 
 impl<const HUGE_1G: bool> Default for Ept<HUGE_1G> {
@@ -45,6 +50,7 @@ impl<const HUGE_1G: bool> Default for Ept<HUGE_1G> {
             split_execute: false,
             forced_write_back: true,
             output_bits: Self::MAX_OUTPUT_BITS,
+            vtd: None,
         }
     }
 }
@@ -65,9 +71,10 @@ const A: u64 = 1 << 8;
 const D: u64 = 1 << 9;
 /// `HPA[51:12]`; bits above MAXPHYADDR are reserved, as are those below a block's size.
 const ADDRESS: u64 = (1 << 52) - (1 << 12);
+/// SNP, to VT-d; the CPU ignores it. Reserved in tables.
+const SNP: u64 = 1 << 11;
 /// The CPU ignores bits 56:52, 59, 62 and 11 of leaves and tables alike. VT-d's second stage does
-/// not: there bit 62 of a leaf is TM (transient mapping), so tables that an IOMMU walks as well are
-/// not to be collapsed or unfolded while it does.
+/// not: see [`vtd`].
 const SW_USER: [u64; 2] = [1 << 52, 1 << 55];
 const SW_RENEWED: u64 = 1 << 53;
 const SW_AGEING: u64 = 1 << 54;
@@ -79,7 +86,7 @@ const RESERVED: u64 = 1 << 4;
 const TOKEN_SHIFT: u32 = 12;
 
 /// What children inherit: all but address, size and the engine's marks.
-const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | SW_USER[0] | SW_USER[1];
+const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | SNP | SW_USER[0] | SW_USER[1];
 
 const UNCACHEABLE: u64 = 0;
 const WRITE_COMBINING: u64 = 1;
@@ -119,6 +126,7 @@ impl<const HUGE_1G: bool> Ept<HUGE_1G> {
             split_execute: false,
             forced_write_back: true,
             output_bits: maxphyaddr,
+            vtd: None,
         })
     }
 
@@ -279,6 +287,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             | execute
             | memory << MEMORY_SHIFT
             | bit(ignore_pat, IPAT)
+            | bit(self.vtd.is_some_and(|vtd| vtd.snoop), SNP)
             | bit(a.accessed, A)
             | bit(a.dirty, D)
             | a.software.encode(SW_USER))
@@ -372,6 +381,11 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
 
     fn records_accessed(&self) -> bool {
         self.accessed_dirty
+    }
+
+    #[inline(always)]
+    fn marks_valid(&self) -> bool {
+        self.vtd.is_none()
     }
 
     #[inline(always)]

@@ -188,6 +188,14 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
         true
     }
 
+    /// Whether [`Format::MARK`] may stand in an entry that is valid to hardware: not where a device
+    /// walks the tables that takes the bit for another. Then nothing is collapsed, and no table
+    /// write-protected.
+    #[inline(always)]
+    fn marks_valid(&self) -> bool {
+        true
+    }
+
     /// Whether a guest that switches its caches off uses them all the same (x86; Arm with
     /// FEAT_S2FWB in use): else what it does past them has to be seen to.
     fn forces_caches(&self) -> bool {

@@ -9,6 +9,8 @@
 //! mode execute trap and supervisor shadow stacks in the VMCB, memory encryption (its C-bit lies
 //! among those of the address).
 
+pub mod asid;
+
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
     Software,

@@ -89,6 +89,9 @@ pub enum SplitError {
     CacheEmpty,
     /// Somebody else held an entry for too long.
     Contended,
+    /// A device walks the tables, and takes the engine's mark for another bit: leaves cannot be held
+    /// while they are put together ([`Format::marks_valid`]). Collapse only.
+    Shared,
 }
 
 impl fmt::Display for SplitError {
@@ -102,6 +105,9 @@ impl fmt::Display for SplitError {
             }
             Self::Contended => {
                 f.write_str("an entry is being changed by somebody else; go on from there")
+            }
+            Self::Shared => {
+                f.write_str("a device walks these tables: none of them can become a block")
             }
         }
     }

@@ -28,4 +28,5 @@ mod protect;
 mod refusals;
 mod reservations;
 mod steps;
+mod vtd;
 mod young;
