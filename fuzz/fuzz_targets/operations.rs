@@ -146,7 +146,7 @@ fn one<'p, F: Format>(
         6 => {
             let access = input.of(&[Access::Read, Access::Write, Access::Execute])?;
             let whole = model::leaves_of(guard, at);
-            let result = guard.relax(at, access);
+            let result = guard.relax(at, access).map(slat::Granted::elsewhere);
             // A read covers whole blocks.
             let at = if access == Access::Read { whole } else { at };
             model.changed(at, &result, |attributes| {

@@ -196,7 +196,7 @@ fn faults<'p, F: Format>(
     let mut changed = 0;
     for &page in pages {
         let mut guard = tables.enter(member)?;
-        changed += guard.relax(bed.page(page), Access::Write)?;
+        changed += guard.relax(bed.page(page), Access::Write).map(slat::Granted::elsewhere)?;
         *counts += guard.counts();
         guard.complete();
     }
@@ -269,7 +269,10 @@ mod tests {
                     touch(&tables, &arena, bed.page(page).start()).unwrap();
                 } else {
                     let mut guard = tables.enter(&mut member).unwrap();
-                    guard.relax(bed.page(page), Access::Read).unwrap();
+                    guard
+                        .relax(bed.page(page), Access::Read)
+                        .map(slat::Granted::elsewhere)
+                        .unwrap();
                 }
             }
             let other = pages.map(|page| bed.page(page + 1));

@@ -48,9 +48,6 @@ impl Host for Machine {
     fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
-
-    /// No CPU runs this guest.
-    fn forget(&self, _: Vmid, _: GpaRange) {}
 }
 
 /// Memory in one piece: what the VMM has at 0 is at 8 GiB of the machine.

@@ -57,8 +57,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     }
                     let to = fitting::<F>(to, |bytes| slot.spec.is_aligned(bytes));
                     match guard.collapse_where(part, to, fits) {
-                        // Where somebody holds an entry, the table stays as it is.
-                        Ok(_) | Err(Halted { why: SplitError::Contended, .. }) => {}
+                        // Where somebody holds an entry, or a device walks the tables, the table
+                        // stays as it is.
+                        Ok(_)
+                        | Err(Halted { why: SplitError::Contended | SplitError::Shared, .. }) => {}
                         Err(Halted { why, .. }) => {
                             unreachable!("a slot's pages, a leaf's size: {why}")
                         }

@@ -11,8 +11,8 @@ use crate::slots::{Slot, View};
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
-    Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, MapError,
-    PageSize, Removed, Software, SplitError, Translation,
+    Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Granted, Guard, Halted,
+    MapError, PageSize, Removed, Software, SplitError, Translation,
 };
 
 /// How often a fault begins anew, where others change the same entries.
@@ -38,7 +38,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// Answers the guest's `access` to `gpa`, which its MMU refused.
     ///
     /// With a right that was given to a leaf, the calling CPU is made to forget the old one
-    /// ([`Host::forget`]); others fault once more. Whatever the outcome, the guest may be run
+    /// ([`slat::Platform::invalidate_local`]); others fault once more. Whatever the outcome, the guest may be run
     /// again, but for [`Outcome::Mmio`], [`Outcome::RingFull`] and [`Outcome::Refused`], which say
     /// what it takes.
     pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
@@ -154,13 +154,10 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     fn relax(&mut self, fault: &Fault<'_>, size: PageSize, needed: Software) -> Step {
         let range = fault.page(size);
         match self.guard.relax_where(range, fault.access, needed) {
-            Ok(0) => {
-                // What the CPU holds is older than the leaf.
-                self.forget(range);
-                Outcome::Spurious.into()
-            }
-            Ok(_) => {
+            Ok(granted) => {
                 let outcome = match fault.access {
+                    // What the CPU holds is older than the leaf.
+                    _ if !granted.is_changed() => Outcome::Spurious,
                     Access::Read => Outcome::MadeAccessed,
                     Access::Write => {
                         self.written(fault, range);
@@ -168,16 +165,12 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     }
                     _ => Outcome::MadeExecutable(size),
                 };
-                self.forget(range);
+                granted.at(fault.gpa).flush_local();
                 outcome.into()
             }
             Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => Step::Again,
             Err(Halted { why, .. }) => Outcome::from(why).into(),
         }
-    }
-
-    fn forget(&self, range: GpaRange) {
-        self.guard.platform().forget(self.guard.vmid(), range);
     }
 
     fn write(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
@@ -204,8 +197,13 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             if self.guest.config.logging == Logging::Hardware {
                 let around = fault.page(F::size(1));
                 match self.guard.allow_write(around, MAY_WRITE) {
-                    Ok(0) => {}
-                    Ok(_) => self.forget(around),
+                    Ok(granted) if granted.is_changed() => {
+                        granted.flush_local();
+                    }
+                    // The page itself is seen to below.
+                    Ok(granted) => {
+                        granted.elsewhere();
+                    }
                     Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
                     Err(Halted { why, .. }) => return Outcome::from(why).into(),
                 }
@@ -256,10 +254,13 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 guard.split_to_execute(page, cache, fetch, MAY_EXECUTE)
             }) {
                 Err(step) => return step,
-                Ok(0) => {}
-                Ok(_) => {
+                // Nothing was split: the right is given below.
+                Ok(granted) if !granted.is_changed() => {
+                    granted.elsewhere();
+                }
+                Ok(granted) => {
                     self.note_table(fault);
-                    self.forget(fault.page(F::size(1)));
+                    granted.flush_local();
                     return Outcome::Split { from: leaf.size }.into();
                 }
             },
@@ -275,11 +276,9 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             ExecuteHuge::Split => {
                 let around = fault.page(F::size(1));
                 match self.guard.allow_execute(around, fetch, MAY_EXECUTE) {
-                    Ok(0) => 0,
-                    Ok(bytes) => {
-                        self.forget(around);
-                        bytes
-                    }
+                    Ok(granted) if granted.is_changed() => granted.flush_local(),
+                    // The page itself is seen to below.
+                    Ok(granted) => granted.elsewhere(),
                     Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
                     Err(Halted { why, .. }) => return Outcome::from(why).into(),
                 }
@@ -312,23 +311,23 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
     }
 
-    /// Splits by `split` along the path to the page; returns the bytes, or what to do instead.
-    fn split_by(
+    /// Splits by `split` along the path to the page; returns what it did, or what to do instead.
+    fn split_by<T>(
         &mut self,
         fault: &Fault<'_>,
         split: impl FnOnce(
             &mut Guard<'t, 'w, F, H>,
             GpaRange,
             &mut slat::TableCache<'w, F, H>,
-        ) -> Result<u64, Halted<SplitError>>,
-    ) -> Result<u64, Step> {
+        ) -> Result<T, Halted<SplitError>>,
+    ) -> Result<T, Step> {
         let page = fault.page(F::size(0));
         let before = self.guard.counts().bytes_changed;
         let result = split(&mut self.guard, page, self.cache);
         let split = self.guard.counts().bytes_changed - before;
         self.counters.split_bytes.add(split);
         match result {
-            Ok(bytes) => Ok(bytes),
+            Ok(done) => Ok(done),
             Err(Halted { why: SplitError::CacheEmpty, .. }) => Err(Step::Dry),
             Err(Halted { why, .. }) => Err(Outcome::from(why).into()),
         }
@@ -354,16 +353,20 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         let host = fault.slot.spec.host_of(range.start().0);
         let guard = &mut self.guard;
         let granted = self.guest.backing.make_writable(host, |page| match page.write {
-            true => guard.grant_write(range.start(), page.hpa, MAY_WRITE),
-            false => Ok(false),
+            true => guard.grant_write(range.start(), page.hpa, MAY_WRITE).map(Some),
+            false => Ok(None),
         })?;
         match granted {
-            Ok(true) => {
+            Ok(Some(granted)) if granted.is_changed() => {
                 self.written(fault, range);
-                self.forget(range);
+                granted.flush_local();
                 Some(Outcome::MadeWritable(F::size(0)).into())
             }
-            Ok(false) => None,
+            // Another page takes its place.
+            Ok(granted) => {
+                granted.map(Granted::elsewhere);
+                None
+            }
             Err(Halted { why, .. }) => Some(Outcome::from(why).into()),
         }
     }

@@ -9,7 +9,7 @@ use crate::slots::spec::SlotSpec;
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use slat::{Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Guard, Halted, Leaf};
+use slat::{Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Granted, Guard, Halted, Leaf};
 
 /// What a turn of recovery did.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -105,7 +105,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 return;
             }
             let result = match guest.gives_writes_back() {
-                true => guard.allow_write(range, MAY_WRITE),
+                // A vCPU that holds the old rights faults, and is answered.
+                true => guard.allow_write(range, MAY_WRITE).map(Granted::elsewhere),
                 false => guard.write_protect(range),
             };
             guard.complete();

@@ -7,6 +7,7 @@ use crate::instruction::{Barrier, Tlbi};
 use slat::format::arm64::id::Granule;
 use slat::format::arm64::tlbi::{self as sequencer, Instruction, Sequence};
 use slat::format::power::tlbie::{Instruction as PowerInstruction, Tlbie};
+use slat::format::riscv::hfence::{Hfence, Instruction as RiscVInstruction};
 use slat::{Gpa, Hpa, Invalidation, Maintenance};
 
 /// What a hypervisor's platform does when the engine calls.
@@ -16,6 +17,8 @@ pub struct Firmware<A: Arch> {
     pub publish: fn(&Machine<A>),
     /// [`slat::Platform::invalidate`].
     pub invalidate: fn(&Machine<A>, &Invalidation),
+    /// [`slat::Platform::invalidate_local`].
+    pub invalidate_local: fn(&Machine<A>, &Invalidation),
     /// [`slat::Platform::maintain`].
     pub maintain: fn(&Machine<A>, Hpa, u64, Maintenance),
     /// On that CPU, before a guest that faulted there at an address goes on, whatever came of the
@@ -35,6 +38,7 @@ impl<A: Arch> Copy for Firmware<A> {}
 pub const ARM: Firmware<Arm> = Firmware {
     publish: publish_arm,
     invalidate: invalidate_arm,
+    invalidate_local: invalidate_local_arm,
     maintain: maintain_arm,
     resume: |_, _, _| (),
 };
@@ -43,6 +47,7 @@ pub const ARM: Firmware<Arm> = Firmware {
 pub const EPT: Firmware<Ept> = Firmware {
     publish: |_| (),
     invalidate: invalidate_ept,
+    invalidate_local: |_, _| unreachable!("a fault forgets"),
     maintain: |_, _, _, _| (),
     resume: |_, _, _| (),
 };
@@ -51,6 +56,7 @@ pub const EPT: Firmware<Ept> = Firmware {
 pub const NPT: Firmware<Npt> = Firmware {
     publish: |_| (),
     invalidate: invalidate_npt,
+    invalidate_local: |_, _| unreachable!("a fault forgets"),
     maintain: |_, _, _, _| (),
     resume: |_, _, _| (),
 };
@@ -59,6 +65,7 @@ pub const NPT: Firmware<Npt> = Firmware {
 pub const RISCV: Firmware<RiscV> = Firmware {
     publish: Machine::fence,
     invalidate: invalidate_riscv,
+    invalidate_local: invalidate_local_riscv,
     maintain: maintain_riscv,
     resume: resume_riscv,
 };
@@ -67,6 +74,7 @@ pub const RISCV: Firmware<RiscV> = Firmware {
 pub const POWER: Firmware<Power> = Firmware {
     publish: Machine::<Power>::ptesync,
     invalidate: invalidate_power,
+    invalidate_local: |_, _| unreachable!("a fault forgets"),
     maintain: maintain_power,
     resume: |_, _, _| (),
 };
@@ -80,18 +88,26 @@ fn invalidate_arm(machine: &Machine<Arm>, what: &Invalidation) {
     machine.sequence(what).for_each(|instruction| machine.execute(instruction));
 }
 
+fn invalidate_local_arm(machine: &Machine<Arm>, what: &Invalidation) {
+    machine.vttbr(what.vmid);
+    machine.sequencer().local().sequence(what).for_each(|instruction| machine.execute(instruction));
+}
+
 impl Machine<Arm> {
     /// The instructions that the engine's sequencer gives for `what` on these CPUs.
     pub fn sequence(&self, what: &Invalidation) -> Sequence {
+        self.sequencer().sequence(what)
+    }
+
+    fn sequencer(&self) -> sequencer::Tlbi {
         let arch = self.arch();
-        let cpu = sequencer::Tlbi {
+        sequencer::Tlbi {
             ttl: arch.ttl,
             range_instructions: arch.range_instructions,
             lpa2: arch.lpa2,
             address_bits: if arch.lpa2 || arch.lpa { 52 } else { 48 },
             ..sequencer::Tlbi::new(Granule::of_shift(arch.granule))
-        };
-        cpu.sequence(what)
+        }
     }
 
     /// Executes an instruction.
@@ -138,6 +154,7 @@ fn invalidate_ept(machine: &Machine<Ept>, what: &Invalidation) {
 fn invalidate_power(machine: &Machine<Power>, what: &Invalidation) {
     for instruction in Tlbie::default().sequence(what) {
         match instruction {
+            PowerInstruction::TlbLocal(_) | PowerInstruction::AllLocal(_) => unreachable!(),
             PowerInstruction::Ptesync => machine.ptesync(),
             PowerInstruction::Tlb(x) => machine.tlbie(x.rb, x.rs, 0),
             PowerInstruction::All(x) => machine.tlbie(x.rb, x.rs, 2),
@@ -160,22 +177,22 @@ fn invalidate_npt(machine: &Machine<Npt>, what: &Invalidation) {
     }
 }
 
-/// More fences than that by address take longer than what is lost by one for all.
-const MOST_BY_ADDRESS: u64 = 64;
-
 fn invalidate_riscv(machine: &Machine<RiscV>, what: &Invalidation) {
     machine.fence();
-    let step = what.leaf.map_or(1 << 12, |leaf| leaf.bytes());
-    let range = what.range.filter(|range| !what.tables && range.size() / step <= MOST_BY_ADDRESS);
-    for hart in 0..machine.cpus() {
-        let Some(range) = range else {
-            machine.hfence_gvma(hart, None, Some(what.vmid));
-            continue;
-        };
-        for gpa in (range.start().0..range.end().0).step_by(step as usize) {
-            machine.hfence_gvma(hart, Some(gpa >> 2), Some(what.vmid));
+    (0..machine.cpus()).for_each(|hart| hfence(machine, hart, what));
+}
+
+fn hfence(machine: &Machine<RiscV>, hart: usize, what: &Invalidation) {
+    for instruction in Hfence::default().sequence(what) {
+        if let RiscVInstruction::HfenceGvma(x) = instruction {
+            machine.hfence_gvma(hart, x.rs1, x.rs2);
         }
     }
+}
+
+fn invalidate_local_riscv(machine: &Machine<RiscV>, what: &Invalidation) {
+    let hart = machine.issuer();
+    hfence(machine, hart, what);
 }
 
 /// A slot above the page may have been cached as invalid too, and then links a table by now: only

@@ -198,6 +198,11 @@ impl<A: Arch> Machine<A> {
         }
     }
 
+    /// The CPU of the calling thread.
+    pub(crate) fn issuer(&self) -> usize {
+        self.state().issuer().cpu
+    }
+
     /// A CPU forgets its translations of some addresses, and no links: what no instruction does,
     /// and a CPU may at any time.
     pub fn forget(&self, cpu: usize, vmid: Vmid, range: GpaRange) {

@@ -5,9 +5,7 @@ use crate::machine::{Machine, Moment};
 use crate::state::{Eye, State};
 use crate::trace::Event;
 use crate::violation::Kind;
-use slat::{
-    BreakBeforeMake, Frame, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Slot, Vmid,
-};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Slot};
 use slat_guest::Host;
 use std::ptr::NonNull;
 
@@ -98,6 +96,10 @@ unsafe impl<A: Arch> Platform for Machine<A> {
         self.moment(Moment::Invalidated);
     }
 
+    fn invalidate_local(&self, what: &Invalidation) {
+        (self.firmware.invalidate_local)(self, what);
+    }
+
     fn break_before_make(&self) -> BreakBeforeMake {
         self.declared
     }
@@ -121,11 +123,6 @@ impl<A: Arch> Host for Machine<A> {
     /// Goes on with each event.
     fn now(&self) -> u64 {
         self.state().tick()
-    }
-
-    fn forget(&self, vmid: Vmid, range: GpaRange) {
-        let cpu = self.state().issuer().cpu;
-        Machine::forget(self, cpu, vmid, range);
     }
 
     fn wait(&self) {

@@ -59,10 +59,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("the guest writes a page and faults: split the path to it, and let it write");
     let page = GpaRange::new(Gpa(0x4056_7000), 4096)?;
     guest.split(page, PageSize::SIZE_4K, &mut cache)?;
-    guest.relax(page, Access::Write)?;
+    guest.relax(page, Access::Write)?.flush_local();
     print!("{}", guest.dump());
     println!("end of logging: the page is as its neighbours again, and the block comes back");
-    guest.relax(ram, Access::Write)?;
+    guest.relax(ram, Access::Write)?.elsewhere();
     guest.collapse(ram, PageSize::SIZE_2M)?;
     println!("unmap: the memory is known again once the guest cannot reach it");
     let mut removed = [Place::EMPTY; 4];

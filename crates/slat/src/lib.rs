@@ -117,10 +117,12 @@ mod cache;
 mod counts;
 pub mod format;
 mod grace;
+mod granted;
 mod guard;
 mod inactive;
 mod ops;
 mod platform;
+mod ran;
 mod retired;
 mod shootdown;
 mod space;
@@ -144,6 +146,7 @@ pub use cache::{OutOfFrames, TableCache};
 pub use counts::Counts;
 pub use format::{Access, Attributes, Execute, Format, Memory, Rights, Software};
 pub use grace::{Grace, Member, Moment, NoSeat, Seat};
+pub use granted::Granted;
 pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;
 pub use ops::{
@@ -153,6 +156,10 @@ pub use ops::{
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};
 pub use platform::{BreakBeforeMake, Maintenance, Platform};
+#[cfg(loom)]
+#[doc(hidden)]
+pub use ran::Broken;
+pub use ran::{Announced, NoCpu, Ran};
 pub use shootdown::{Invalidation, Shootdown, Vmid};
 pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Slot};

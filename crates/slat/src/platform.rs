@@ -39,12 +39,35 @@ pub unsafe trait Platform {
     fn publish(&self);
 
     /// Makes earlier stores to tables visible, invalidates, and waits for completion on every CPU
-    /// that may hold entries of the guest (Arm: the instructions of
-    /// [`tlbi`](crate::format::arm64::tlbi), which reach all of them; x86: INVEPT; RISC-V:
-    /// HFENCE.GVMA). Where entries are tagged, by EPT root, ASID or VMID, these are not only the
-    /// CPUs that run the guest now but all that ran it since they last invalidated it: such a CPU
-    /// may also be noted, and invalidate before it enters the guest again.
+    /// that may hold entries of the guest. Arm: the instructions of
+    /// [`tlbi`](crate::format::arm64::tlbi), which reach all of them. x86:
+    /// [INVEPT](crate::format::ept::invept), or a flush of the [ASID](crate::format::npt::asid);
+    /// RISC-V: [HFENCE.GVMA](crate::format::riscv::hfence). Where entries are tagged, by EPT root,
+    /// ASID or VMID, these are not only the CPUs that run the guest now but all that ran it since
+    /// they last invalidated it: such a CPU may also be noted, and invalidate before it enters the
+    /// guest again ([`Ran`](crate::Ran)).
+    ///
+    /// Whoever else walks the tables may hold entries, too: an IOMMU its TLB and walk caches,
+    /// devices what they were given by ATS. They are invalidated and waited for as CPUs are: memory
+    /// that was unmapped is handed out when this returns.
     fn invalidate(&self, what: &Invalidation);
+
+    /// Makes the *calling* CPU forget the translations that `what` names, and returns once it has:
+    /// after a fault of its own was given a right, or found it given, and before its guest goes on
+    /// ([`Granted::flush_local`](crate::Granted::flush_local)). Earlier stores to tables, of any
+    /// thread, that the caller knows of are seen by the walks that follow.
+    ///
+    /// Called only where [`Format::KEEPS_FAULTING`](crate::Format::KEEPS_FAULTING), never with
+    /// tables unlinked. The default is [`Platform::invalidate`], which is right everywhere and
+    /// waits for all CPUs, at each fault. Arm: the instructions of
+    /// [`tlbi`](crate::format::arm64::tlbi) with
+    /// [`Scope::Local`](crate::format::arm64::tlbi::Scope::Local). RISC-V: HFENCE.GVMA on this hart
+    /// ([`hfence`](crate::format::riscv::hfence)); without Svvptc a slot above the page may be
+    /// cached as invalid as well, so HFENCE.GVMA without an address comes before the guest is run
+    /// again, whatever the fault came to. x86 and Power: nothing, as they are not asked.
+    fn invalidate_local(&self, what: &Invalidation) {
+        self.invalidate(what);
+    }
 
     /// Which changes of a live entry's size this machine's CPUs allow without a break.
     fn break_before_make(&self) -> BreakBeforeMake;
@@ -90,7 +113,8 @@ pub(crate) fn same<P>(one: &P, other: &P) -> bool {
     size_of::<P>() == 0 || core::ptr::eq(one, other)
 }
 
-/// What caches are to forget of a piece of memory.
+/// What caches are to forget of a piece of memory. Translations that an IOMMU or a device holds are
+/// not among them: those are [`Platform::invalidate`]'s.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Maintenance {
     /// Data, written back and forgotten, to the point of coherency: the guest may access the

@@ -54,6 +54,13 @@ pub fn agreed() {
     }
 }
 
+/// Between a store and a load of two threads that do so crosswise, in any orders: at least one
+/// sees the other's store.
+#[inline(always)]
+pub(crate) fn full_fence() {
+    fence(Ordering::SeqCst);
+}
+
 /// Work that one thread at a time does. Nobody waits: who does not get the turn does without.
 ///
 /// *Invariant*: from [`Turn::take`] to [`Turn::end`] no other thread has it, and the next sees all

@@ -39,6 +39,8 @@ mod pairs;
 mod protect;
 #[path = "loom/push_down.rs"]
 mod push_down;
+#[path = "loom/ran.rs"]
+mod ran;
 #[path = "loom/replace.rs"]
 mod replace;
 #[path = "loom/reserve.rs"]

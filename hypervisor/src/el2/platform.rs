@@ -9,10 +9,9 @@ use core::arch::asm;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use slat::format::arm64::id::IdRegisters;
-use slat::format::arm64::tlbi::{Instruction, Scope, Tlbi};
+use slat::format::arm64::tlbi::{Instruction, Tlbi};
 use slat::{
-    BreakBeforeMake, Frame, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot,
-    Vmid,
+    BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
 };
 use slat_guest::Host;
 use slat_hypervisor::options::Fault;
@@ -87,7 +86,7 @@ impl El2 {
     /// VMID, and after a TLB conflict.
     pub fn forget_all(&self, vmid: Vmid) {
         let all = Invalidation { vmid, range: None, leaf: None, tables: true };
-        Tlbi { scope: Scope::Local, ..self.tlbi }.sequence(&all).for_each(execute);
+        self.tlbi.local().sequence(&all).for_each(execute);
     }
 }
 
@@ -205,6 +204,10 @@ unsafe impl Platform for El2 {
         }
     }
 
+    fn invalidate_local(&self, what: &Invalidation) {
+        self.tlbi.local().sequence(what).for_each(execute);
+    }
+
     fn break_before_make(&self) -> BreakBeforeMake {
         self.break_before_make
     }
@@ -228,11 +231,6 @@ unsafe impl Platform for El2 {
 impl Host for El2 {
     fn now(&self) -> u64 {
         cpu::now()
-    }
-
-    fn forget(&self, vmid: Vmid, range: GpaRange) {
-        let what = Invalidation { vmid, range: Some(range), leaf: None, tables: false };
-        Tlbi { scope: Scope::Local, ..self.tlbi }.sequence(&what).for_each(execute);
     }
 
     fn forget_instructions(&self) {

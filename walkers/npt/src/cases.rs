@@ -143,7 +143,7 @@ fn faults(bed: &mut Bed<'_>, guest: &mut GuardOf<'_, '_>) {
     bed.faults("a write without the right faults", write, error, PROTECTED + 0x40);
     bed.says("it does not arrive", MEMORY.read(PROTECTED + 0x40) == 0);
     bed.done("a read is still allowed", Does::Read(PROTECTED));
-    guest.relax(page(PROTECTED), Access::Write).expect("mapped");
+    guest.relax(page(PROTECTED), Access::Write).expect("mapped").flush_local();
     bed.done("a relaxed leaf allows it", write);
     bed.says("then it arrives", MEMORY.read(PROTECTED + 0x40) == 5);
 
@@ -154,7 +154,7 @@ fn faults(bed: &mut Bed<'_>, guest: &mut GuardOf<'_, '_>) {
     let error = FINAL | USER | FETCH | PRESENT;
     bed.faults("a fetch without the right faults", Does::Execute(EXECUTED), error, EXECUTED);
     bed.done("a read is still allowed", Does::Read(EXECUTED));
-    guest.relax(page(EXECUTED), Access::Execute).expect("mapped");
+    guest.relax(page(EXECUTED), Access::Execute).expect("mapped").flush_local();
     bed.done("a relaxed leaf executes", Does::Execute(EXECUTED));
 }
 
@@ -164,15 +164,15 @@ fn subtrees(bed: &mut Bed<'_>, guest: &mut GuardOf<'_, '_>) {
     let error = GUEST_WALK | USER | WRITE | PRESENT;
     let read = Does::Read(PUSHED);
     bed.faults("a guest's walk needs the right to write", read, error, GUEST_TABLES);
-    guest.relax(range(GUEST_TABLES, 0x3000), Access::Write).expect("mapped");
+    guest.relax(range(GUEST_TABLES, 0x3000), Access::Write).expect("mapped").flush_local();
     bed.done("with it, a read is allowed", read);
     let error = FINAL | USER | WRITE | PRESENT;
     let write = Does::Write(PUSHED, 6);
     bed.faults("other pages below the table are still protected", write, error, PUSHED);
     let block = Does::Write(BLOCK, 6);
     bed.faults("and a block", block, error, BLOCK);
-    guest.relax(page(PUSHED), Access::Write).expect("mapped");
-    guest.relax(range(BLOCK, 2 * M), Access::Write).expect("mapped");
+    guest.relax(page(PUSHED), Access::Write).expect("mapped").flush_local();
+    guest.relax(range(BLOCK, 2 * M), Access::Write).expect("mapped").flush_local();
     bed.done("a relaxed page is written", write);
     bed.done("and a relaxed block", block);
     bed.says("both arrive", [PUSHED, BLOCK].map(|at| MEMORY.read(at)) == [6, 6]);

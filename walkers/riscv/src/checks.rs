@@ -144,7 +144,7 @@ impl Checks {
         guard.complete();
         self.is("a protected page is read", guest.load(at + 8), Ok(0x1234));
         self.is("and not written", guest.store(at, 1), fault(STORE_FAULT, at));
-        guard.relax(page, Access::Write).expect("a page");
+        guard.relax(page, Access::Write).expect("a page").flush_local();
         self.is("until the fault is answered", guest.store(at, 2), Ok(2));
 
         // The guest's code under another address, in a block: without R, W and X it would be a
@@ -159,7 +159,7 @@ impl Checks {
         let found = [guest.load(call), guest.store(call, 1), guest.jump(call)];
         let all = [LOAD_FAULT, STORE_FAULT, FETCH_FAULT].map(|cause| fault(cause, call));
         self.is("a block without rights is for nothing", found, all);
-        guard.relax(block, Access::Execute).expect("a block");
+        guard.relax(block, Access::Execute).expect("a block").flush_local();
         let found = (guest.jump(call), guest.load(call));
         self.is("executable again, and no more", found, (Ok(0), fault(LOAD_FAULT, call)));
     }
@@ -180,7 +180,7 @@ impl Checks {
             let mut outcome = used();
             if outcome == fault(cause, at) {
                 faults += 1;
-                guard.relax(page, access).expect("a page");
+                guard.relax(page, access).expect("a page").flush_local();
                 outcome = used();
             }
             (outcome.is_ok(), state(guard))

@@ -234,7 +234,7 @@ impl<'p> Scene<'_, 'p> {
                 let mut turn = || -> anyhow::Result<()> {
                     let mut guard = self.tables.enter(member)?;
                     guard.age(step, ages, Ageing::LEAVES)?;
-                    guard.relax(step, Access::Read)?;
+                    guard.relax(step, Access::Read).map(slat::Granted::elsewhere)?;
                     guard.complete();
                     Ok(())
                 };

@@ -491,7 +491,9 @@ impl<'p, F: Format> Both<'_, 'p, F> {
                 let write = matches!(step, Step::Write { .. });
                 let leaf = guard.translate(Gpa(gpa))?.context("it was mapped")?.size.bytes();
                 let access = if write { Access::Write } else { Access::Read };
-                guard.relax(range(gpa & !(leaf - 1), leaf)?, access)?;
+                guard
+                    .relax(range(gpa & !(leaf - 1), leaf)?, access)
+                    .map(slat::Granted::elsewhere)?;
             }
         }
         guard.complete();

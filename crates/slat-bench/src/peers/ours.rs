@@ -249,9 +249,9 @@ impl<'p, F: Format> Doer<'_, 'p, F> {
                 let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
                 Ok(guard.age(page, &mut ages, Ageing::LEAVES)?.young)
             }),
-            Op::Relax => {
-                self.each(member, work.memory, |guard, page| Ok(guard.relax(page, Access::Write)?))
-            }
+            Op::Relax => self.each(member, work.memory, |guard, page| {
+                Ok(guard.relax(page, Access::Write).map(slat::Granted::elsewhere)?)
+            }),
             Op::Flush => self.whole(member, work.memory, |guard| Ok(guard.flush(range)?)),
             Op::Lookup => {
                 let watch = Watch::start();

@@ -205,7 +205,7 @@ impl<F: Format> Work<'_, '_, '_, F> {
             .collect::<anyhow::Result<_>>()?;
         anyhow::ensure!(!leaves.is_empty(), "nothing is mapped there");
         for leaf in leaves {
-            let _ = self.guard.relax(leaf, access)?;
+            self.guard.relax(leaf, access)?.elsewhere();
         }
         Ok(())
     }

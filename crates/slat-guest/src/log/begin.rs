@@ -8,7 +8,7 @@ use crate::ranges::pieces;
 use crate::slots::spec::{SlotError, SlotSpec};
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
-use slat::{ChangeError, Format, GpaRange, Guard, Halted, Pages, Tables};
+use slat::{ChangeError, Format, GpaRange, Granted, Guard, Halted, Pages, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Room for what hardware has marked as a log begins, a piece of the slot at a time.
@@ -127,7 +127,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     fn one_right_to_write(&mut self, range: GpaRange) {
         let guest = self.guest;
         if guest.gives_writes_back() {
-            let change = |guard: &mut Guard<'_, 'w, F, H>, rest| guard.allow_write(rest, MAY_WRITE);
+            // No vCPU waits for it: one that holds the old rights faults, and is answered.
+            let change = |guard: &mut Guard<'_, 'w, F, H>, rest| {
+                guard.allow_write(rest, MAY_WRITE).map(Granted::elsewhere)
+            };
             self.until_done(&guest.tables, range, change);
         } else {
             self.protect(&guest.tables, range);

@@ -214,6 +214,9 @@ unsafe impl Platform for Machine {
         self.moment();
     }
 
+    /// Its vCPUs walk the tables at each access.
+    fn invalidate_local(&self, _what: &Invalidation) {}
+
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::Always
     }
@@ -251,9 +254,6 @@ impl Host for Machine {
     fn now(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
-
-    /// Its vCPUs walk the tables at each access.
-    fn forget(&self, _: slat::Vmid, _: slat::GpaRange) {}
 
     fn forget_instructions(&self) {
         self.state.lock().unwrap().instructions.clear();

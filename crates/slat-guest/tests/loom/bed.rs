@@ -65,9 +65,6 @@ impl Host for World {
         0
     }
 
-    /// Nobody holds a translation.
-    fn forget(&self, _: Vmid, _: slat::GpaRange) {}
-
     fn wait(&self) {
         loom::thread::yield_now();
     }

@@ -347,7 +347,9 @@ impl<'s, 'p, F: Format, A: Arch> Scan<'s, 'p, F, A> {
                 sample.scan += begin.elapsed().as_secs_f64();
                 sample.scanned += pages;
                 let mut guard = self.guest.tables().enter(&mut member)?;
-                guard.relax(self.bed.range(first, pages), Access::Read)?;
+                guard
+                    .relax(self.bed.range(first, pages), Access::Read)
+                    .map(slat::Granted::elsewhere)?;
                 guard.complete();
             }
         }

@@ -76,6 +76,10 @@ unsafe impl Platform for Flushing {
         self.machine.invalidate(what);
     }
 
+    fn invalidate_local(&self, what: &Invalidation) {
+        self.machine.invalidate_local(what);
+    }
+
     fn break_before_make(&self) -> BreakBeforeMake {
         self.machine.break_before_make()
     }
@@ -97,10 +101,6 @@ unsafe impl Platform for Flushing {
 impl Host for Flushing {
     fn now(&self) -> u64 {
         self.machine.now()
-    }
-
-    fn forget(&self, vmid: slat::Vmid, range: slat::GpaRange) {
-        self.machine.forget(vmid, range);
     }
 
     fn wait(&self) {

@@ -2,9 +2,7 @@
 //! that they see, and what each page of the guest must hold.
 
 use crate::turns::Turns;
-use slat::{
-    BreakBeforeMake, Frame, GpaRange, Grace, Hpa, Invalidation, Maintenance, Platform, Slot, Vmid,
-};
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Slot};
 use slat_guest::Host;
 use slat_reclaim::{Ram, Swap, SwapError};
 use slat_sim::{Arch, Machine};
@@ -211,6 +209,10 @@ unsafe impl<A: Arch> Platform for World<A> {
         self.turns.moment();
     }
 
+    fn invalidate_local(&self, what: &Invalidation) {
+        self.machine.invalidate_local(what);
+    }
+
     fn break_before_make(&self) -> BreakBeforeMake {
         self.machine.break_before_make()
     }
@@ -232,10 +234,6 @@ impl<A: Arch> Host for World<A> {
     fn now(&self) -> u64 {
         self.turns.moment();
         Host::now(&self.machine)
-    }
-
-    fn forget(&self, vmid: Vmid, range: GpaRange) {
-        Host::forget(&self.machine, vmid, range);
     }
 
     fn wait(&self) {

@@ -102,9 +102,6 @@ impl<A: Arch> slat_guest::Host for FastMachine<A> {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// Its CPUs look up anew what an entry of their TLB does not allow.
-    fn forget(&self, _: slat::Vmid, _: slat::GpaRange) {}
-
     fn wait(&self) {
         std::thread::yield_now();
     }

@@ -145,7 +145,9 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
 
     pub fn relax(&self, gpa: u64, bytes: u64, access: Access) {
         self.machine.unprotect(VMID, range(gpa, bytes));
-        self.with(|guard, _| guard.relax(range(gpa, bytes), access).unwrap());
+        self.with(|guard, _| {
+            guard.relax(range(gpa, bytes), access).map(slat::Granted::elsewhere).unwrap()
+        });
         self.forget_rights(gpa, bytes);
     }
 
@@ -231,8 +233,12 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
                 (Err(slat_sim::Fault::Accessed), Some(leaf)) => {
                     let start = gpa & !(leaf.size.bytes() - 1);
                     let access = if write { Access::Write } else { Access::Read };
-                    self.with(|guard, _| guard.relax(range(start, leaf.size.bytes()), access))
-                        .unwrap();
+                    self.with(|guard, _| {
+                        guard
+                            .relax(range(start, leaf.size.bytes()), access)
+                            .map(slat::Granted::elsewhere)
+                    })
+                    .unwrap();
                 }
                 (Err(_), Some(_)) if arch.caches_invalid() || arch.caches_unmarked() => {}
                 _ => break,

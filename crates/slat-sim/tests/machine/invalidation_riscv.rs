@@ -233,7 +233,9 @@ fn a_right_given_back_needs_it_with_svvptc_too() {
     };
     let give = |guest: &Guest<'_, GStage, RiscV>| {
         guest.machine.unprotect(VMID, range(BASE, 0x1000));
-        guest.with(|guard, _| guard.relax(range(BASE, 0x1000), Access::Write).unwrap());
+        guest.with(|guard, _| {
+            guard.relax(range(BASE, 0x1000), Access::Write).map(slat::Granted::elsewhere).unwrap()
+        });
     };
     for svvptc in [false, true] {
         let hart = RiscV { svvptc, ..RiscV::default() };
@@ -249,7 +251,9 @@ fn a_leaf_that_software_marked_needs_it_too() {
         guest.read(0, BASE);
     };
     let mark = |guest: &Guest<'_, GStage, RiscV>| {
-        guest.with(|guard, _| guard.relax(range(BASE, 0x1000), Access::Write).unwrap());
+        guest.with(|guard, _| {
+            guard.relax(range(BASE, 0x1000), Access::Write).map(slat::Granted::elsewhere).unwrap()
+        });
     };
     let hart = RiscV { hardware_marks: false, svvptc: true, ..RiscV::default() };
     caught(&fault(hart, NOTHING, clean_page, mark), Kind::Livelock);

@@ -13,6 +13,7 @@ mod caches;
 mod common;
 mod contiguous;
 mod dirty;
+mod granted;
 mod histories;
 mod invalidation_arm;
 mod invalidation_ept;

@@ -134,7 +134,9 @@ fn the_engines_push_down_beside_rounds_of_protection_loses_no_write<C: Case>() {
                         let page = BASE + (rng.u64(..PAGES) << 12);
                         if machine.cpu(cpu).write(page).is_err() {
                             let mut guard = guest.tables.enter(&mut member).unwrap();
-                            let _ = guard.relax(range(page, 0x1000), Access::Write);
+                            let _ = guard
+                                .relax(range(page, 0x1000), Access::Write)
+                                .map(slat::Granted::elsewhere);
                             guard.complete();
                             machine.forget(cpu, VMID, range(page, 0x1000));
                             log.lock().unwrap().insert(page);

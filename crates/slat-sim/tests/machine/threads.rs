@@ -64,7 +64,9 @@ fn worker<F: Format, A: Arch>(guest: &Guest<'_, F, A>, index: u64, seed: u64, ke
                     machine.protect(VMID, page);
                     std::thread::yield_now();
                     machine.unprotect(VMID, page);
-                    patiently(ChangeError::Contended, || guard.relax(page, Access::Write));
+                    patiently(ChangeError::Contended, || {
+                        guard.relax(page, Access::Write).map(slat::Granted::elsewhere)
+                    });
                 }
                 3 => {
                     patiently(ChangeError::Contended, || guard.harvest(share, &mut [0; 8]));

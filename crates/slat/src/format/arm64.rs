@@ -221,6 +221,7 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
     const TABLE_ACCESSED: u64 = 0;
     const AGEING: u64 = 0;
     const REFILL_BREAKS: bool = true;
+    const KEEPS_FAULTING: bool = true;
     const TABLE_WRITE: u64 = 0;
     const CARRY: u64 = if WIDE { 1 << Self::HIGH_FROM } else { 0 };
     const CONTIGUOUS: u64 = CONTIGUOUS;

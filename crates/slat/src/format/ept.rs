@@ -11,6 +11,9 @@
 //! sub-page permissions (61), supervisor shadow stacks (60), paging-write (58), guest-paging
 //! verification (57).
 
+pub mod invept;
+pub mod vtd;
+
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
     Software, TOKEN_BITS, software,
@@ -40,6 +43,8 @@ pub struct Ept<const HUGE_1G: bool> {
     pub five_levels: bool,
     /// MAXPHYADDR, at most 52; hardware rejects entries with bits above it.
     pub output_bits: u32,
+    /// Intel's IOMMU walks the tables as well: see [`vtd`]. `None` where it does not.
+    pub vtd: Option<vtd::Vtd>,
 }
 
 impl<const HUGE_1G: bool> Default for Ept<HUGE_1G> {
@@ -52,6 +57,7 @@ impl<const HUGE_1G: bool> Default for Ept<HUGE_1G> {
             forced_write_back: true,
             five_levels: false,
             output_bits: Self::MAX_OUTPUT_BITS,
+            vtd: None,
         }
     }
 }
@@ -72,14 +78,13 @@ const A: u64 = 1 << 8;
 const D: u64 = 1 << 9;
 /// `HPA[51:12]`; bits above MAXPHYADDR are reserved, as are those below a block's size.
 const ADDRESS: u64 = (1 << 52) - (1 << 12);
+/// SNP, to VT-d; the CPU ignores it. Reserved in tables.
+const SNP: u64 = 1 << 11;
 /// The CPU ignores bits 56:52, 59, 62 and 11 of leaves and tables alike. VT-d's second stage does
-/// not: there bit 62 of a leaf is TM (transient mapping), so tables that an IOMMU walks as well are
-/// not to be collapsed or unfolded while it does; and bit 11 is SNP (snooping), so that its leaves
-/// are to have it where the IOMMU's accesses are to be coherent. What the engine keeps in tables is
-/// the user's in leaves: no operation turns one into the other but by [`Format::leaf`] and
-/// [`Format::table`].
+/// not: see [`vtd`]. What the engine keeps in tables is the user's in leaves: no operation turns
+/// one into the other but by [`Format::leaf`] and [`Format::table`].
 const SW_USER: [u64; Software::MOST] =
-    software::masks([1 << 52, 1 << 55, 1 << 56, 1 << 59, 1 << 53, 1 << 54, 1 << 11]);
+    software::masks([1 << 52, 1 << 55, 1 << 56, 1 << 59, 1 << 53, 1 << 54]);
 const SW_RENEWED: u64 = 1 << 53;
 const SW_AGEING: u64 = 1 << 54;
 const MARK: u64 = 1 << 62;
@@ -90,7 +95,7 @@ const RESERVED: u64 = 1 << 4;
 const TOKEN_SHIFT: u32 = 12;
 
 /// What children inherit: all but address, size and the engine's marks.
-const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | software::all(SW_USER);
+const INHERITED: u64 = R | W | X | XU | MEMORY | IPAT | A | D | SNP | software::all(SW_USER);
 
 const UNCACHEABLE: u64 = 0;
 const WRITE_COMBINING: u64 = 1;
@@ -130,6 +135,7 @@ impl<const HUGE_1G: bool> Ept<HUGE_1G> {
             forced_write_back: true,
             five_levels: capabilities & 1 << 7 != 0,
             output_bits: maxphyaddr,
+            vtd: None,
         })
     }
 
@@ -219,6 +225,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const TABLE_ACCESSED: u64 = A;
     const AGEING: u64 = SW_AGEING;
     const REFILL_BREAKS: bool = false;
+    const KEEPS_FAULTING: bool = false;
     const TABLE_WRITE: u64 = W;
 
     /// Walks begin at the PML4, of which narrow guests use the first slot, or where four levels do
@@ -296,6 +303,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             | execute
             | memory << MEMORY_SHIFT
             | bit(ignore_pat, IPAT)
+            | bit(self.vtd.is_some_and(|vtd| vtd.snoop), SNP)
             | bit(a.accessed, A)
             | bit(a.dirty, D)
             | a.software.encode(SW_USER)?)
@@ -399,6 +407,11 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
 
     fn records_accessed(&self) -> bool {
         self.accessed_dirty
+    }
+
+    #[inline(always)]
+    fn marks_valid(&self) -> bool {
+        self.vtd.is_none()
     }
 
     #[inline(always)]

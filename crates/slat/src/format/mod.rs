@@ -93,6 +93,14 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// A CPU must not hold two translations of one address: a slot that was emptied is filled again
     /// only after an invalidation (Arm: break-before-make, at every level of FEAT_BBM; Power).
     const REFILL_BREAKS: bool;
+    /// A fault for lack of a right leaves in the CPU what it faulted at: after a right was given,
+    /// that CPU has to forget the entry before it runs the guest again
+    /// ([`Granted`](crate::Granted)). Arm, where a permission fault invalidates nothing (DDI 0487,
+    /// "TLB maintenance requirements"), and RISC-V, where a fault orders nothing. Not x86, where it
+    /// invalidates what translated the address (SDM 3C, "Operations that Invalidate Cached
+    /// Mappings"; APM 2, 5.5), nor Power, where the entry is fetched again before the fault (3.1B,
+    /// 6.10.1.2).
+    const KEEPS_FAULTING: bool;
     /// A table without it takes the right to write from everything below; 0 where tables have no
     /// rights.
     const TABLE_WRITE: u64;
@@ -201,6 +209,14 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     /// Whether the use of a leaf that is not accessed leaves a trace: hardware marks it, or the use
     /// faults.
     fn records_accessed(&self) -> bool {
+        true
+    }
+
+    /// Whether [`Format::MARK`] may stand in an entry that is valid to hardware: not where a device
+    /// walks the tables that takes the bit for another. Then nothing is collapsed, and no table
+    /// write-protected.
+    #[inline(always)]
+    fn marks_valid(&self) -> bool {
         true
     }
 

@@ -9,6 +9,8 @@
 //! must leave off, or bits change their meaning: guest mode execute trap and supervisor shadow
 //! stacks in the VMCB, memory encryption (its C-bit lies among those of the address).
 
+pub mod asid;
+
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
     Software, TOKEN_BITS, software,
@@ -177,6 +179,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
     const TABLE_ACCESSED: u64 = A;
     const AGEING: u64 = SW_AGEING;
     const REFILL_BREAKS: bool = false;
+    const KEEPS_FAULTING: bool = false;
     const TABLE_WRITE: u64 = W;
 
     /// Walks begin at the PML4, with five levels at the PML5, of which narrow guests use the first

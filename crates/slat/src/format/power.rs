@@ -197,6 +197,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     const TABLE_ACCESSED: u64 = 0;
     const AGEING: u64 = 0;
     const REFILL_BREAKS: bool = true;
+    const KEEPS_FAULTING: bool = false;
     const TABLE_WRITE: u64 = 0;
     const CARRY: u64 = match PAGE_SHIFT {
         _ if cfg!(target_endian = "big") => 0,

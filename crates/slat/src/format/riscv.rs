@@ -16,14 +16,14 @@
 //!   HFENCE.GVMA before its guest goes on, also where the fault found nothing to change: another
 //!   hart mapped the page, or gave the right, meanwhile. A fault does not make a hart forget what
 //!   it holds.
-//! - **`invalidate`** is HFENCE.GVMA on every hart that runs the guest, with the VMID; by address
-//!   (shifted right by 2 in rs1) only where no tables were unlinked, since it then orders reads of
-//!   leaves alone. It reaches combined entries of both stages; HFENCE.VVMA has no part in it.
+//! - **`invalidate`** is what [`hfence`] says, on every hart that may hold entries of the VMID.
 //! - **No break.** Where entries of two sizes match an address, either is used, "but the behavior
 //!   is otherwise well-defined" ("Supervisor Memory-Management Fence Instruction"):
 //!   [`BreakBeforeMake::Never`](crate::BreakBeforeMake::Never).
 //! - **sstatus.MXR** of the hypervisor stays clear: it makes leaves that may only be executed
 //!   readable.
+
+pub mod hfence;
 
 use super::{
     Access, AttributeError, Attributes, Execute, Format, Geometry, GeometryError, Kind, Memory,
@@ -222,6 +222,7 @@ unsafe impl Format for RiscV {
     const TABLE_ACCESSED: u64 = 0;
     const AGEING: u64 = 0;
     const REFILL_BREAKS: bool = false;
+    const KEEPS_FAULTING: bool = true;
     const TABLE_WRITE: u64 = 0;
 
     /// The narrowest mode. A narrower guest leaves slots of the root empty; its addresses need not

@@ -72,6 +72,7 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
     const TABLE_ACCESSED: u64 = F::TABLE_ACCESSED;
     const AGEING: u64 = F::AGEING;
     const REFILL_BREAKS: bool = F::REFILL_BREAKS;
+    const KEEPS_FAULTING: bool = F::KEEPS_FAULTING;
     const TABLE_WRITE: u64 = F::TABLE_WRITE;
     const CONTIGUOUS: u64 = F::CONTIGUOUS;
 

@@ -40,7 +40,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// stands broken. Each block costs an invalidation, executed inside.
     ///
     /// # Errors
-    /// Nothing is done on [`SplitError::Range`] and [`SplitError::LeafSize`]. On
+    /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, of tables that a
+    /// device walks which takes the engine's mark for another bit, [`SplitError::Shared`]. On
     /// [`SplitError::Contended`] somebody held an entry of the table at that address for too long;
     /// what could be done before and behind it is done.
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Halted<SplitError>> {
@@ -62,6 +63,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ) -> Result<u64, Halted<SplitError>> {
         let tables = self.tables;
         let to = match tables.check(&range) {
+            Ok(()) if !tables.format.marks_valid() => Err(SplitError::Shared),
             Ok(()) => F::level_of(to).map_err(SplitError::LeafSize),
             Err(error) => Err(SplitError::Range(error)),
         };

@@ -30,7 +30,7 @@ use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// As [`Guard::write_protect`], by the tables as far up as `range` covers them, where the
-    /// format can; by the leaves elsewhere. Returns the bytes of the leaves and tables that had the
+    /// format can; by the leaves elsewhere ([`Format::marks_valid`]). Returns the bytes of the leaves and tables that had the
     /// right.
     ///
     /// A table that another thread protected at the same time is owed by that thread.
@@ -41,7 +41,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// Those of [`Guard::write_protect`].
     pub fn write_protect_subtrees(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
-        if F::TABLE_WRITE == 0 {
+        if F::TABLE_WRITE == 0 || !self.tables.format.marks_valid() {
             return self.write_protect(range);
         }
         let tables = self.tables;

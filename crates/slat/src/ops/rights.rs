@@ -13,6 +13,7 @@ use crate::addr::{Gpa, GpaRange, Hpa, Levels};
 #[cfg(not(any(loom, shuttle)))]
 use crate::format::RUN;
 use crate::format::{Access, Attributes, Execute, Format, Kind, Rights, Software};
+use crate::granted::Granted;
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::table::Slot;
@@ -80,7 +81,7 @@ struct Writable<F>(F, u64);
 struct Executable<F>(F, u64, Access);
 /// For a write, and software bits that said that there must be none: of a page at an address of the
 /// host's.
-struct Granted<F>(F, Hpa, u64);
+struct WriteAt<F>(F, Hpa, u64);
 
 /// Exactly these rights. `WRITES`: with that to write.
 struct Exactly<F, const WRITES: bool>(F, Rights);
@@ -150,7 +151,7 @@ impl<F: Format> Rule<F> for Writable<F> {
     }
 }
 
-impl<F: Format> Rule<F> for Granted<F> {
+impl<F: Format> Rule<F> for WriteAt<F> {
     const STALE: bool = false;
     const TOUCHES: bool = true;
     const WRITES: bool = true;
@@ -216,7 +217,7 @@ impl<F: Format> Rule<F> for Executable<F> {
     }
 }
 
-impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Takes the right to write from every leaf in `range`; returns the bytes that had it.
     ///
     /// A leaf that was written keeps its dirty state. Until [`Guard::complete`], a vCPU may go on
@@ -283,13 +284,13 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 
     /// Makes every leaf that overlaps `range` fit for `access`, as a fault does to a leaf that is
     /// there, and what sets the accessed state where hardware does not. Whether the guest may do
-    /// so is for the caller to know. Returns the bytes that changed.
+    /// so is for the caller to know.
     ///
     /// Memory that becomes executable is made coherent first ([`Platform::maintain`]). Published to
-    /// walkers, and nothing is owed to other CPUs. One that holds the old rights faults once more;
-    /// the one that faulted has to forget them (Arm and RISC-V: the page, locally; x86: the fault
-    /// has done so). A leaf that was not accessed is in no TLB. Who logs writes by faults reports
-    /// the write after this, not before: a round that ends in between must find it in the next.
+    /// walkers, and nothing is owed to other CPUs: one that holds the old rights faults once more.
+    /// The one that faulted has to forget them: see [`Granted`]. A leaf that was not accessed is in
+    /// no TLB. Who logs writes by faults reports the write after this, not before: a round that
+    /// ends in between must find it in the next.
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], and, but for a read, on
@@ -298,7 +299,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// covers the whole block. [`ChangeError::Contended`] leaves everything done that precedes the
     /// address where it stopped.
     #[inline]
-    pub fn relax(&mut self, range: GpaRange, access: Access) -> Result<u64, Halted<ChangeError>> {
+    pub fn relax(
+        &mut self,
+        range: GpaRange,
+        access: Access,
+    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
         self.relax_where(range, access, Software::NONE)
     }
 
@@ -314,24 +319,21 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         access: Access,
         software: Software,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
-        let needed = match software.encode(F::SOFTWARE) {
-            Ok(needed) => needed,
-            Err(why) => return Self::halted(range.start(), ChangeError::Attributes(why)),
-        };
+        let needed = Self::bits(range, software)?;
         match access {
-            Access::Read => self.rewrite::<Atomically, _>(range, ForRead(format, needed)),
-            Access::Write => self.rewrite::<Atomically, _>(range, ForWrite(format, needed)),
-            fetch => self.rewrite::<Atomically, _>(range, ForExecute(format, needed, fetch)),
+            Access::Read => self.grant(range, ForRead(format, needed)),
+            Access::Write => self.grant(range, ForWrite(format, needed)),
+            fetch => self.grant(range, ForExecute(format, needed, fetch)),
         }
     }
 
     /// Lets the guest write the page at `gpa`, as [`Guard::relax`] for a write does, and adds
     /// `software` to its leaf: of a page that could not be written, as software bits said, and now
-    /// can. `false`, and nothing is done, unless a leaf of that page maps `hpa`. That the page
-    /// there is still the one that may be written is for the caller to see to: nobody must take it
-    /// away, and map another with the same address, meanwhile.
+    /// can. Nothing is done, and nothing [is changed](Granted::is_changed), unless a leaf of that
+    /// page maps `hpa`. That the page there is still the one that may be written is for the caller
+    /// to see to: nobody must take it away, and map another with the same address, meanwhile.
     ///
     /// # Errors
     /// Those of [`Guard::relax_where`].
@@ -340,27 +342,25 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         gpa: Gpa,
         hpa: Hpa,
         software: Software,
-    ) -> Result<bool, Halted<ChangeError>> {
+    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
         let page = 1 << F::PAGE_SHIFT;
         let range = match GpaRange::new(Gpa(gpa.0 & !(page - 1)), page) {
             Ok(range) => range,
             Err(why) => return Self::halted(gpa, ChangeError::Range(why)),
         };
-        let added = match software.encode(F::SOFTWARE) {
-            Ok(added) => added,
-            Err(why) => return Self::halted(gpa, ChangeError::Attributes(why)),
-        };
-        let rule = Granted(self.tables.format, hpa, added);
-        match self.rewrite::<Atomically, _>(range, rule) {
-            Ok(bytes) => Ok(bytes != 0),
-            Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => Ok(false),
-            Err(halted) => Err(halted),
+        let added = Self::bits(range, software)?;
+        let rule = WriteAt(self.tables.format, hpa, added);
+        match self.grant(range, rule) {
+            Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
+                Ok(Granted::new(self.tables, range, 0))
+            }
+            result => result,
         }
     }
 
     /// Gives those pages that have all bits of `software` the right that `fetch` asks for, without
-    /// saying that anybody used them. Nothing is owed, as for [`Guard::relax`]. An access that is
-    /// no fetch gives no right.
+    /// saying that anybody used them. Nothing is owed to other CPUs, as for [`Guard::relax`]. An
+    /// access that is no fetch gives no right.
     ///
     /// # Errors
     /// Those of [`Guard::set_software`]; [`ChangeError::CutsBlock`] also at a block that would
@@ -371,18 +371,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         fetch: Access,
         software: Software,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
-        let needed = match software.encode(F::SOFTWARE) {
-            Ok(needed) => needed,
-            Err(why) => return Self::halted(range.start(), ChangeError::Attributes(why)),
-        };
-        self.rewrite::<Atomically, _>(range, Executable(format, needed, fetch))
+        let needed = Self::bits(range, software)?;
+        self.grant(range, Executable(format, needed, fetch))
     }
 
     /// Gives those leaves that have all bits of `software` the right to write, without saying that
     /// anybody used or wrote them: where hardware marks writes, a clean leaf stays clean until it
-    /// does. Nothing is owed, as for [`Guard::relax`].
+    /// does. Nothing is owed to other CPUs, as for [`Guard::relax`].
     ///
     /// # Errors
     /// Those of [`Guard::set_software`].
@@ -390,13 +387,28 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         &mut self,
         range: GpaRange,
         software: Software,
-    ) -> Result<u64, Halted<ChangeError>> {
+    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
-        let needed = match software.encode(F::SOFTWARE) {
-            Ok(needed) => needed,
-            Err(why) => return Self::halted(range.start(), ChangeError::Attributes(why)),
-        };
-        self.rewrite::<Atomically, _>(range, Writable(format, needed))
+        let needed = Self::bits(range, software)?;
+        self.grant(range, Writable(format, needed))
+    }
+
+    /// [`Guard::rewrite`] by a rule that gives rights.
+    #[inline]
+    fn grant<R: Rule<F>>(
+        &mut self,
+        range: GpaRange,
+        rule: R,
+    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+        let bytes = self.rewrite::<Atomically, _>(range, rule)?;
+        Ok(Granted::new(self.tables, range, bytes))
+    }
+
+    /// Software bits of a leaf.
+    #[inline]
+    fn bits(range: GpaRange, software: Software) -> Result<u64, Halted<ChangeError>> {
+        let refused = |why| Halted { at: range.start(), why: ChangeError::Attributes(why) };
+        software.encode(F::SOFTWARE).map_err(refused)
     }
 
     /// Sets the software bits `set` of every leaf in `range`, and clears those of `clear`; a bit of

@@ -18,6 +18,7 @@ use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeErro
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
 use crate::format::{Access, Format, Kind, Software};
+use crate::granted::Granted;
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
@@ -90,6 +91,9 @@ pub enum SplitError {
     Contended,
     /// As many slots were read as [`Guard::limit`] allows.
     Paused,
+    /// A device walks the tables, and takes the engine's mark for another bit: leaves cannot be held
+    /// while they are put together ([`Format::marks_valid`]). Collapse only.
+    Shared,
 }
 
 impl fmt::Display for SplitError {
@@ -105,13 +109,16 @@ impl fmt::Display for SplitError {
                 f.write_str("an entry is being changed by somebody else; go on from there")
             }
             Self::Paused => ChangeError::Paused.fmt(f),
+            Self::Shared => {
+                f.write_str("a device walks these tables: none of them can become a block")
+            }
         }
     }
 }
 
 impl core::error::Error for SplitError {}
 
-impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
+impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Splits until no leaf that overlaps `range` is larger than `to` (but for groups of leaves of
     /// `to`, which [`Guard::unfold`] is for); of a block that reaches out of the range, the rest
     /// becomes the largest leaves that a table of the path allows. Returns the bytes of the blocks
@@ -180,8 +187,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// bits of `software`; what stays larger does not. Nobody is said to have used them. With an
     /// access that is no fetch this is [`Guard::split`].
     ///
-    /// As rights become more in the same step, a CPU that holds the block may go on faulting until
-    /// it forgets it. Memory is made coherent first ([`Platform::maintain`]), and the tables are
+    /// As rights become more in the same step, the CPU that faulted has to forget the block: see
+    /// [`Granted`]. Memory is made coherent first ([`Platform::maintain`]), and the tables are
     /// published.
     ///
     /// # Errors
@@ -192,14 +199,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         cache: &mut TableCache<'_, F, P>,
         fetch: Access,
         software: Software,
-    ) -> Result<u64, Halted<SplitError>> {
+    ) -> Result<Granted<'t, 'p, F, P>, Halted<SplitError>> {
         // No block has a bit that the format lacks.
         let needed = software.encode(F::SOFTWARE).ok().filter(|_| fetch.is_fetch());
         let execute = needed.map(|needed| (fetch, needed));
         let result = self.split_walk::<Batched>(range, F::size(0), cache, MOST_MERGED, execute);
         // Who faulted is to find what it waits for.
         self.tables.platform.publish();
-        result
+        result.map(|bytes| Granted::new(self.tables, range, bytes))
     }
 
     #[inline(never)]

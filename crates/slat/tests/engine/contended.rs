@@ -68,18 +68,21 @@ fn everybody_says_so<H: Hardware>(format: H::Format, sealed: bool) {
         // Everything before is done.
         let why = ChangeError::Contended;
         refused(guard.write_protect(pages), HELD, why);
-        refused(guard.relax(pages, Access::Write), HELD, why);
+        refused(guard.relax(pages, Access::Write).map(slat::Granted::elsewhere), HELD, why);
         refused(guard.execute_protect(pages), HELD, why);
-        refused(guard.relax(pages, Access::Execute), HELD, why);
+        refused(guard.relax(pages, Access::Execute).map(slat::Granted::elsewhere), HELD, why);
         refused(guard.clean(pages), HELD, why);
-        refused(guard.relax(pages, Access::Write), HELD, why);
+        refused(guard.relax(pages, Access::Write).map(slat::Granted::elsewhere), HELD, why);
         assert_eq!(guard.counts().slots_written, before + 6 * 3);
         let mut bits = [0];
         refused(guard.harvest(pages, &mut bits), HELD, why);
         assert_eq!(bits, [0b111], "what was harvested is in the bitmap");
         let owed = guard.owed();
         assert!(owed.is_none(), "the harvest completed what was owed");
-        guard.relax(range(HELD + 4 * K, 4 * K), Access::Read).unwrap();
+        guard
+            .relax(range(HELD + 4 * K, 4 * K), Access::Read)
+            .map(slat::Granted::elsewhere)
+            .unwrap();
     });
 }
 
@@ -142,8 +145,14 @@ fn ages_of_a_held_entry_are_unanswered_and_all_others_are_told() {
                 // Without the bit already there, nothing is added.
                 let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
                 assert_eq!(guard.age(pages, &mut ages, how), Ok(Aged::default()));
-                guard.relax(range(2 * M, 12 * K), Access::Read).unwrap();
-                guard.relax(range(HELD + 4 * K, PAGES - 16 * K), Access::Read).unwrap();
+                guard
+                    .relax(range(2 * M, 12 * K), Access::Read)
+                    .map(slat::Granted::elsewhere)
+                    .unwrap();
+                guard
+                    .relax(range(HELD + 4 * K, PAGES - 16 * K), Access::Read)
+                    .map(slat::Granted::elsewhere)
+                    .unwrap();
             }
         });
     }
@@ -213,7 +222,7 @@ fn a_table_with_a_held_leaf_is_not_collapsed_and_its_neighbours_are() {
             slot.store(raw, SeqCst);
             // The seals were taken back: everything can be changed.
             assert_eq!(guard.write_protect(range(2 * M, 2 * M)), Ok(2 * M));
-            guard.relax(range(2 * M, 2 * M), Access::Write).unwrap();
+            guard.relax(range(2 * M, 2 * M), Access::Write).map(slat::Granted::elsewhere).unwrap();
             assert_eq!(guard.collapse(all, block), Ok(2 * M));
             assert_eq!(size(guard, 2 * M), block);
         });
@@ -239,7 +248,11 @@ fn a_push_down_of_somebody_else_is_waited_for_and_a_new_round_does_not_wait() {
         assert_eq!(protected & 2, 0, "the table has no right to write");
         slot.store(protected | 1 << 62, SeqCst);
         let page = range(2 * M, 4 * K);
-        refused(guard.relax(page, Access::Write), 2 * M, ChangeError::Contended);
+        refused(
+            guard.relax(page, Access::Write).map(slat::Granted::elsewhere),
+            2 * M,
+            ChangeError::Contended,
+        );
         // A round that begins meanwhile tells who pushes down to begin anew.
         assert_eq!(guard.write_protect_subtrees(block), Ok(0));
         assert_eq!(slot.load(SeqCst), protected | 1 << 62 | 1 << 53);
@@ -252,9 +265,9 @@ fn a_push_down_of_somebody_else_is_waited_for_and_a_new_round_does_not_wait() {
         // Others pass.
         let found = guard.translate(Gpa(2 * M)).unwrap().unwrap();
         assert!(!found.attributes.write);
-        assert_eq!(guard.relax(page, Access::Read), Ok(0));
+        assert_eq!(guard.relax(page, Access::Read).map(slat::Granted::elsewhere), Ok(0));
         slot.store(protected, SeqCst);
-        assert_eq!(guard.relax(page, Access::Write), Ok(4 * K));
+        assert_eq!(guard.relax(page, Access::Write).map(slat::Granted::elsewhere), Ok(4 * K));
         let writable = |at| guard.translate(Gpa(at)).unwrap().unwrap().attributes.write;
         let all = [2 * M, 2 * M + 4 * K, 4 * M - 4 * K].map(writable);
         assert_eq!(all, [true, false, false]);
@@ -277,11 +290,18 @@ fn a_table_whose_child_is_held_does_not_get_the_right_to_write() {
             let held = if sealed { raw | Ept::<true>::MARK } else { Ept::<true>::MARK };
             slot.store(held, SeqCst);
             let page = range(4 * M - 4 * K, 4 * K);
-            refused(guard.relax(page, Access::Write), page.start().0, ChangeError::Contended);
+            refused(
+                guard.relax(page, Access::Write).map(slat::Granted::elsewhere),
+                page.start().0,
+                ChangeError::Contended,
+            );
             assert_eq!(link.load(SeqCst), protected, "nor is it left marked");
             slot.store(raw, SeqCst);
         }
-        assert_eq!(guard.relax(range(2 * M, 4 * K), Access::Write), Ok(4 * K));
+        assert_eq!(
+            guard.relax(range(2 * M, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+            Ok(4 * K)
+        );
         assert_eq!(link.load(SeqCst), protected | 2);
     });
 }

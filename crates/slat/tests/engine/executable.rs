@@ -58,7 +58,7 @@ fn split<H: Hardware>(format: H::Format, size: u64, part: GpaRange, bits: Softwa
         assert_eq!(guard.map(blocks, Hpa(HOST), DATA, largest, &mut cache), Ok(2 * size));
         platform.take_events();
         coherent_first(hardware, &platform);
-        guard.split_to_execute(part, &mut cache, Access::Execute, bits).unwrap();
+        guard.split_to_execute(part, &mut cache, Access::Execute, bits).unwrap().elsewhere();
         let events = platform.take_events();
         platform.meanwhile(None);
         let new = executable(hardware, &platform);
@@ -131,21 +131,29 @@ fn exactly_the_pages_that_become_executable_are_made_coherent() {
         let at = |first: u64, end: u64| (HOST + first * 4 * K, HOST + end * 4 * K);
         platform.take_events();
         coherent_first(hardware, &platform);
-        assert_eq!(guard.allow_execute(range(AT, 16 * K), Access::Execute, Software::A), Ok(8 * K));
+        assert_eq!(
+            guard
+                .allow_execute(range(AT, 16 * K), Access::Execute, Software::A)
+                .map(slat::Granted::elsewhere),
+            Ok(8 * K)
+        );
         assert_eq!(pieces(), [at(0, 1), at(3, 4)]);
         let accessed = |gpa| guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.accessed;
         assert!(!accessed(AT) && accessed(AT + 12 * K), "one was used, and the other not");
         // A use: the one that may not be executed yet, and the others become accessed.
-        assert_eq!(guard.relax(range(AT, 16 * K), Access::Execute), Ok(12 * K));
+        assert_eq!(
+            guard.relax(range(AT, 16 * K), Access::Execute).map(slat::Granted::elsewhere),
+            Ok(12 * K)
+        );
         assert_eq!(pieces(), [at(2, 3)]);
         platform.take_events();
         assert_eq!(
-            guard.allow_execute(block, Access::Execute, Software::B),
+            guard.allow_execute(block, Access::Execute, Software::B).map(slat::Granted::elsewhere),
             Ok(0),
             "it lacks the bit"
         );
         assert_eq!(platform.take_events(), []);
-        assert_eq!(guard.relax(block, Access::Execute), Ok(2 * M));
+        assert_eq!(guard.relax(block, Access::Execute).map(slat::Granted::elsewhere), Ok(2 * M));
         assert_eq!(pieces(), [at(512, 1024)], "a block as a whole");
         drop((guard, cache));
         destroy(tables);

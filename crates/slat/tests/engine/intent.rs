@@ -34,29 +34,42 @@ fn rights<H: Hardware>(format: H::Format, marks: bool) {
             guard.map(range(at * 4 * K, 4 * K), Hpa(at * 4 * K), how, page, cache).unwrap();
         }
         let all = range(0, 16 * K);
-        assert_eq!(guard.relax_where(all, Access::Write, A), Ok(8 * K));
+        assert_eq!(
+            guard.relax_where(all, Access::Write, A).map(slat::Granted::elsewhere),
+            Ok(8 * K)
+        );
         let written = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K).write);
         assert_eq!(written, [false, true, false, true]);
-        assert_eq!(guard.relax_where(all, Access::Write, A), Ok(0), "they have it");
+        assert_eq!(
+            guard.relax_where(all, Access::Write, A).map(slat::Granted::elsewhere),
+            Ok(0),
+            "they have it"
+        );
         guard.write_protect(all).unwrap();
         guard.clean(all).unwrap();
         guard.complete();
-        assert_eq!(guard.allow_write(all, A.union(B)), Ok(4 * K));
+        assert_eq!(guard.allow_write(all, A.union(B)).map(slat::Granted::elsewhere), Ok(4 * K));
         let last = attributes::<H>(guard, 12 * K);
         // A leaf whose writes nobody marks counts as written.
         assert_eq!((last.write, last.accessed, last.dirty), (true, true, !marks));
-        assert_eq!(guard.allow_execute(all, Access::Execute, B), Ok(8 * K));
+        assert_eq!(
+            guard.allow_execute(all, Access::Execute, B).map(slat::Granted::elsewhere),
+            Ok(8 * K)
+        );
         // Nobody has used what was not used before.
         let unused = Attributes { software: A, ..READ_ONLY };
         guard.map(range(M, 4 * K), Hpa(M), unused, page, cache).unwrap();
-        assert_eq!(guard.allow_write(range(M, 4 * K), A), Ok(4 * K));
+        assert_eq!(guard.allow_write(range(M, 4 * K), A).map(slat::Granted::elsewhere), Ok(4 * K));
         let given = attributes::<H>(guard, M);
         assert_eq!((given.write, given.accessed, given.dirty), (true, false, !marks));
         // Nor is what was written clean again.
-        assert_eq!(guard.relax(range(M, 4 * K), Access::Write), Ok(4 * K));
+        assert_eq!(
+            guard.relax(range(M, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+            Ok(4 * K)
+        );
         assert_eq!(guard.write_protect(range(M, 4 * K)), Ok(4 * K));
         guard.complete();
-        assert_eq!(guard.allow_write(range(M, 4 * K), A), Ok(4 * K));
+        assert_eq!(guard.allow_write(range(M, 4 * K), A).map(slat::Granted::elsewhere), Ok(4 * K));
         let given = attributes::<H>(guard, M);
         assert_eq!((given.write, given.accessed, given.dirty), (true, true, true));
         let executable = [0, 1, 2, 3].map(|at| attributes::<H>(guard, at * 4 * K));
@@ -80,15 +93,31 @@ fn granted<H: Hardware>(format: H::Format) {
         guard.map(range(2 * M, 2 * M), Hpa(2 * M), how, size, cache).unwrap();
         let before = [0, 4 * K, 2 * M].map(|gpa| attributes::<H>(guard, gpa));
         // Another page is there, none, or a block.
-        assert_eq!(guard.grant_write(Gpa(0), Hpa(20 * K), A), Ok(false));
-        assert_eq!(guard.grant_write(Gpa(8 * K), Hpa(24 * K), A), Ok(false));
-        assert_eq!(guard.grant_write(Gpa(2 * M), Hpa(2 * M), A), Ok(false));
+        assert_eq!(
+            guard.grant_write(Gpa(0), Hpa(20 * K), A).map(|granted| granted.elsewhere() != 0),
+            Ok(false)
+        );
+        assert_eq!(
+            guard.grant_write(Gpa(8 * K), Hpa(24 * K), A).map(|granted| granted.elsewhere() != 0),
+            Ok(false)
+        );
+        assert_eq!(
+            guard.grant_write(Gpa(2 * M), Hpa(2 * M), A).map(|granted| granted.elsewhere() != 0),
+            Ok(false)
+        );
         assert_eq!(before, [0, 4 * K, 2 * M].map(|gpa| attributes::<H>(guard, gpa)));
-        assert_eq!(guard.grant_write(Gpa(5 * K), Hpa(20 * K), A), Ok(true));
+        assert_eq!(
+            guard.grant_write(Gpa(5 * K), Hpa(20 * K), A).map(|granted| granted.elsewhere() != 0),
+            Ok(true)
+        );
         let now = attributes::<H>(guard, 4 * K);
         assert_eq!((now.write, now.dirty, now.software), (true, true, A.union(B)));
         assert_eq!(attributes::<H>(guard, 0), before[0], "its neighbour");
-        assert_eq!(guard.grant_write(Gpa(4 * K), Hpa(20 * K), A), Ok(false), "it has it");
+        assert_eq!(
+            guard.grant_write(Gpa(4 * K), Hpa(20 * K), A).map(|granted| granted.elsewhere() != 0),
+            Ok(false),
+            "it has it"
+        );
         assert_eq!(guard.owed(), None, "who gives rights owes nothing");
     });
 }
@@ -106,7 +135,7 @@ fn blocks<H: Hardware>(format: H::Format) {
         let (block, size) = (range(2 * M, 2 * M), PageSize::SIZE_2M);
         guard.map(block, Hpa(2 * M), how, size, cache).unwrap();
         refused(
-            guard.allow_execute(block, Access::Execute, B),
+            guard.allow_execute(block, Access::Execute, B).map(slat::Granted::elsewhere),
             2 * M,
             ChangeError::CutsBlock { size },
         );

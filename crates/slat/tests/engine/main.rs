@@ -34,4 +34,5 @@ mod reservations;
 mod software;
 mod steps;
 mod tables_taken;
+mod vtd;
 mod young;

@@ -63,7 +63,7 @@ fn what_a_guard_owes_is_the_hull_of_all_that_it_did() {
             let all = one(VMID, 0, 16 * M + 8 * K, None);
             assert_eq!(guard.owed(), Some(all));
             let counts = guard.counts();
-            assert_eq!(guard.relax(page, Access::Execute), Ok(4 * K));
+            assert_eq!(guard.relax(page, Access::Execute).map(slat::Granted::elsewhere), Ok(4 * K));
             assert_eq!(guard.owed(), Some(all), "who gives rights owes nothing");
             guard.complete();
             let events = platform.take_events();
@@ -491,7 +491,10 @@ fn a_round_by_subtrees_costs_a_store_a_table_and_each_push_down_its_children() {
         guard.translate(Gpa(at)).unwrap().unwrap().attributes.write
     };
     // A page: the way down to it is opened, everything beside it stays protected.
-    assert_eq!(guard.relax(range(16 * M + 8 * K, 4 * K), Access::Write), Ok(4 * K));
+    assert_eq!(
+        guard.relax(range(16 * M + 8 * K, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+        Ok(4 * K)
+    );
     // Three tables marked and opened; below them 1 table, 8 blocks and 1 table, 8 pages; the leaf.
     assert!(guard.counts().slots_read >= 3 * 512, "all of their children");
     assert_eq!(guard.counts().slots_written, 1 + 3 * 2 + 1 + 9 + 8 + 1);

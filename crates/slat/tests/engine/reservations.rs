@@ -81,7 +81,10 @@ fn a_reservation_is_never_taken_for_a_leaf() {
                 assert_eq!(guard.harvest(pages, &mut dirty), Ok(15));
                 assert_eq!(dirty, [named]);
                 assert_eq!(guard.write_protect(pages), Ok(60 * K));
-                assert_eq!(guard.relax(pages, slat::Access::Write), Ok(60 * K));
+                assert_eq!(
+                    guard.relax(pages, slat::Access::Write).map(slat::Granted::elsewhere),
+                    Ok(60 * K)
+                );
                 assert_eq!(guard.execute_protect(pages), Ok(60 * K));
                 assert_eq!(slot(at).load(SeqCst), reserved);
                 assert_eq!(guard.leaves(pages).unwrap().count(), 15);

@@ -45,7 +45,7 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
         ("map of pages of two tables", &[2 * M - 4 * K, 2 * M + 4 * K], |guard, cache| {
             let both = range(2 * M - 4 * K, 12 * K);
             assert_eq!(guard.map(both, Hpa(2 * M - 4 * K), CLEAN, PAGE, cache), Ok(8 * K));
-            assert_eq!(guard.relax(both, Access::Read), Ok(12 * K));
+            assert_eq!(guard.relax(both, Access::Read).map(slat::Granted::elsewhere), Ok(12 * K));
         }),
         ("map of a block", &[4 * M], |guard, cache| {
             assert_eq!(guard.map(range(4 * M, 2 * M), Hpa(G), RAM, BLOCK, cache), Ok(2 * M));
@@ -59,20 +59,37 @@ fn steps<H: Hardware>() -> Vec<Step<H>> {
             assert_eq!(reserved.commit(Hpa(G), RAM), Ok(Some(2 * M)));
         }),
         ("a read of a page", &[0], |guard, _| {
-            assert_eq!(guard.relax(range(0, 4 * K), Access::Read), Ok(4 * K));
+            assert_eq!(
+                guard.relax(range(0, 4 * K), Access::Read).map(slat::Granted::elsewhere),
+                Ok(4 * K)
+            );
         }),
         ("a write of a page", &[0], |guard, _| {
-            assert_eq!(guard.relax(range(0, 4 * K), Access::Write), Ok(4 * K));
+            assert_eq!(
+                guard.relax(range(0, 4 * K), Access::Write).map(slat::Granted::elsewhere),
+                Ok(4 * K)
+            );
         }),
         ("an execution of pages", &[0, 2 * M], |guard, _| {
-            assert_eq!(guard.relax(range(0, 4 * M), Access::Execute), Ok(8 * K));
+            assert_eq!(
+                guard.relax(range(0, 4 * M), Access::Execute).map(slat::Granted::elsewhere),
+                Ok(8 * K)
+            );
         }),
         ("a read of all", &[0, 2 * M], |guard, _| {
-            assert_eq!(guard.relax(range(0, 1 << 40), Access::Read), Ok(8 * K));
+            assert_eq!(
+                guard.relax(range(0, 1 << 40), Access::Read).map(slat::Granted::elsewhere),
+                Ok(8 * K)
+            );
         }),
         ("a right that is given in place", &[0], |guard, _| {
             assert_eq!(guard.write_protect(range(0, 4 * K)), Ok(4 * K));
-            assert_eq!(guard.grant_write(Gpa(0), Hpa(0), Software::NONE), Ok(true));
+            assert_eq!(
+                guard
+                    .grant_write(Gpa(0), Hpa(0), Software::NONE)
+                    .map(|granted| granted.elsewhere() != 0),
+                Ok(true)
+            );
         }),
     ]
 }
@@ -128,7 +145,10 @@ fn what_was_made_accessed_before_an_early_end_is_below_marked_tables() {
             }
             let (slot, _) = hardware.slot(platform, 12 * K);
             let raw = slot.swap(H::MARK, SeqCst);
-            let halted = guard.relax(range(0, bytes), Access::Read).unwrap_err();
+            let halted = guard
+                .relax(range(0, bytes), Access::Read)
+                .map(slat::Granted::elsewhere)
+                .unwrap_err();
             assert_eq!(halted.at, Gpa(12 * K));
             slot.store(raw, SeqCst);
             let marked = |slot: &&AtomicU64| slot.load(SeqCst) & mark == mark;
@@ -180,7 +200,7 @@ fn an_exact_scan_takes_the_marks_of_all_tables_and_a_hint_those_that_it_enters()
             assert!(young == 0 && read < 512, "{read} slots were read");
             // One of them, in the midst of others.
             let page = range(10 * M, 4 * K);
-            assert_eq!(guard.relax(page, Access::Read), Ok(4 * K));
+            assert_eq!(guard.relax(page, Access::Read).map(slat::Granted::elsewhere), Ok(4 * K));
             assert_eq!(scan(guard).0, 1);
             assert_eq!(scan(guard).0, 0);
             if !exact {

@@ -322,7 +322,7 @@ impl<'w, F: Walked> Guest<'w, F> {
     ) -> End {
         let grant = (access == Access::Write).then(|| self.ledger().grants(at));
         let mut guard = self.tables.enter(member).unwrap();
-        let result = guard.relax(at, access);
+        let result = guard.relax(at, access).map(slat::Granted::elsewhere);
         grant.into_iter().for_each(|grant| self.ledger().granted(grant));
         if complete {
             guard.complete();

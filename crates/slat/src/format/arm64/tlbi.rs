@@ -18,8 +18,9 @@
 //!   walk in between are the platform's, too.
 //! - **Scope.** [`Scope::Local`] reaches the entries of one PE: enough where the guest never ran on
 //!   another since the entries there were last invalidated, or for a PE that is about to enter a
-//!   guest through another root under the same VMID (VTTBR_EL2.CnP is then 0). Everything else
-//!   takes [`Scope::InnerShareable`].
+//!   guest through another root under the same VMID (VTTBR_EL2.CnP is then 0); or that faulted for
+//!   lack of a right that it was given ([`Granted`](crate::Granted)). Everything else takes
+//!   [`Scope::InnerShareable`].
 //! - **System MMUs and nested guests** that cache the same tables are outside.
 //!
 //! # Changes of size
@@ -186,6 +187,12 @@ impl Tlbi {
             most_by_address: Self::MOST_BY_ADDRESS,
             scope: Scope::InnerShareable,
         }
+    }
+
+    /// The same for the PE that executes it ([`Scope::Local`]): what
+    /// [`Platform::invalidate_local`](crate::Platform::invalidate_local) takes.
+    pub const fn local(self) -> Self {
+        Self { scope: Scope::Local, ..self }
     }
 
     /// The instructions that `what` takes, in order.

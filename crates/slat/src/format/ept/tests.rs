@@ -1,5 +1,6 @@
 //! What EPT's bits are held to.
 
+use super::vtd::{MissingVtd, Vtd};
 use super::*;
 use crate::format::{RUN, links_tables};
 use std::vec::Vec;
@@ -9,12 +10,13 @@ const TOKENS: [u64; 5] = [0, 1, 0x5555_5555_5555, 1 << 47, (1 << 48) - 1];
 const FRAMES: [Hpa; 4] = [Hpa(0), Hpa(0x1000), Hpa(1 << 51), Hpa(ADDRESS)];
 
 fn configurations() -> impl Iterator<Item = Ept1G> {
-    (0..8u8).map(|n| Ept1G {
+    (0..24u8).map(|n| Ept1G {
         accessed_dirty: n & 1 != 0,
         split_execute: n & 2 != 0,
         forced_write_back: n & 4 != 0,
         five_levels: false,
         output_bits: 52,
+        vtd: [None, Some(Vtd { snoop: false }), Some(Vtd { snoop: true })][n as usize % 3],
     })
 }
 
@@ -258,4 +260,60 @@ fn a_cpu_that_lacks_something_is_told_what() {
     let error = Ept1G::from_capabilities(1 << 6, 46).unwrap_err();
     let text = std::format!("{error}");
     assert!(text.contains("write-back") && text.contains(", INVEPT (bit 20"), "{text}");
+}
+
+/// The specification's figures of second-stage entries: SNP is bit 11 of a leaf and reserved in a
+/// table; TM, bit 62 of a leaf, is reserved in a table.
+#[test]
+fn vt_d_finds_snp_in_leaves_and_no_bit_that_it_reserves() {
+    let alone = Ept1G::default();
+    let shared = |snoop| Ept1G { vtd: Some(Vtd { snoop }), ..alone };
+    let page = |format: Ept1G, level, hpa| {
+        Ept1G::leaf(format.encode(Attributes::RAM).unwrap(), level, Hpa(hpa))
+    };
+    assert_eq!(page(alone, 0, 0x1234_5000), 0x1234_5377);
+    assert_eq!(page(shared(false), 0, 0x1234_5000), 0x1234_5377);
+    assert_eq!(page(shared(true), 0, 0x1234_5000), 0x1234_5b77);
+    assert_eq!(page(shared(true), 1, 0x1240_0000), 0x1240_0bf7);
+    assert_eq!(page(shared(true), 2, 0x4000_0000), 0x4000_0bf7);
+    let device = Attributes { memory: Memory::Device, ..Attributes::RAM };
+    assert_eq!(shared(true).encode(device).unwrap() | 0xfee0_0000, 0xfee0_0b07);
+    let reserved = |table| if table { 1 << 7 | 1 << 11 | 1 << 62 } else { 1u64 << 62 };
+    for format in [shared(false), shared(true)] {
+        assert!(!format.marks_valid() && alone.marks_valid());
+        for leaf in (0..3).flat_map(|level| leaves(format, level)) {
+            assert_eq!(leaf & reserved(false), 0);
+            assert_eq!(leaf >> 11 & 1 == 1, format.vtd.unwrap().snoop);
+            // Children, and what rights were changed of, stay so.
+            let bits = Ept1G::attribute_bits(leaf, 1);
+            assert_eq!((bits ^ leaf) >> 11 & 1, 0);
+            let relaxed = format.relaxed(Ept1G::write_protected(leaf), Access::Write);
+            assert_eq!((relaxed ^ leaf) & (1 << 11 | 1 << 62), 0);
+        }
+    }
+    for level in 1..4 {
+        assert_eq!(Ept1G::table(Hpa(ADDRESS), level) & reserved(true), 0);
+    }
+    // Neither R nor W: not present, and the rest is ignored.
+    assert!(not_present().iter().all(|(raw, _)| raw & 0b11 == 0));
+}
+
+#[test]
+fn a_unit_is_taken_if_it_walks_these_tables_coherently() {
+    let (capability, extended) = (1 << 10 | 1 << 34 | 1 << 35, 1 << 0 | 1 << 7);
+    assert_eq!(Vtd::from_registers(capability, extended, true), Ok(Vtd { snoop: true }));
+    assert_eq!(Vtd::from_registers(capability, 1, true), Ok(Vtd { snoop: false }));
+    assert!(Vtd::from_registers(capability & !(1 << 35), extended, false).is_ok());
+    let lacks = |missing, extended| Err(MissingVtd { capability: missing, extended });
+    for missing in [1 << 10, 1 << 34, 1 << 35] {
+        let found = Vtd::from_registers(capability & !missing, extended, true);
+        assert_eq!(found, lacks(missing, 0));
+    }
+    assert_eq!(Vtd::from_registers(capability, 1 << 7, true), lacks(0, 1));
+    let text = std::format!("{}", Vtd::from_registers(0, 0, false).unwrap_err());
+    assert_eq!(
+        text,
+        "this IOMMU lacks tables of four levels (bit 10 of CAP_REG), 2m blocks (bit 34 of \
+         CAP_REG), coherent walks (bit 0 of ECAP_REG)"
+    );
 }

@@ -39,7 +39,7 @@ use crate::shootdown::{Invalidation, Vmid};
 use core::fmt;
 use core::iter::FusedIterator;
 
-/// One instruction; of a `tlbie`, the values of its registers.
+/// One instruction; of a `tlbie` or `tlbiel`, the values of its registers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Instruction {
     /// `ptesync`: stores to tables are visible to walkers; invalidations before it are complete
@@ -50,37 +50,45 @@ pub enum Instruction {
     /// `tlbie` with RIC=2: translations, the page walk cache, and what is cached of the guest's
     /// partition table entry.
     All(Operands),
+    /// `tlbiel` with RIC=0, on this CPU: translations. The LPID is that in LPIDR.
+    TlbLocal(Operands),
+    /// `tlbiel` with RIC=2, on this CPU. The LPID is that in LPIDR.
+    AllLocal(Operands),
     /// `eieio`: between the last `tlbie` and the `tlbsync`.
     Eieio,
     /// `tlbsync`: the `ptesync` after it waits for the other CPUs.
     Tlbsync,
 }
 
-/// The registers of a `tlbie`.
+/// The registers of a `tlbie` or `tlbiel`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Operands {
-    /// RB: IS, and for one page (IS=0) its address and AP.
+    /// RB: IS, and for one page (IS=0) its address and AP, of a `tlbiel` for all (IS=2) the set.
     pub rb: u64,
-    /// RS: the LPID.
+    /// RS: the LPID; 0 of a `tlbiel`.
     pub rs: u64,
 }
 
 impl fmt::Display for Instruction {
     /// As an assembler reads it, the registers' values in a comment.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ric, Operands { rb, rs }) = match *self {
+        let (name, ric, Operands { rb, rs }) = match *self {
             Self::Ptesync => return f.write_str("ptesync"),
             Self::Eieio => return f.write_str("eieio"),
             Self::Tlbsync => return f.write_str("tlbsync"),
-            Self::Tlb(operands) => (0, operands),
-            Self::All(operands) => (2, operands),
+            Self::Tlb(operands) => ("tlbie", 0, operands),
+            Self::All(operands) => ("tlbie", 2, operands),
+            Self::TlbLocal(operands) => ("tlbiel", 0, operands),
+            Self::AllLocal(operands) => ("tlbiel", 2, operands),
         };
-        write!(f, "tlbie r3, r4, {ric}, 0, 1 # r3 = {rb:#x}, r4 = {rs:#x}")
+        write!(f, "{name} r3, r4, {ric}, 0, 1 # r3 = {rb:#x}, r4 = {rs:#x}")
     }
 }
 
 /// IS=2, in bits 52:53 of the manual's: all of the partition.
 const PARTITION: u64 = 2 << 10;
+/// The set of a `tlbiel` for all, in bits 40:51.
+const SET_SHIFT: u32 = 12;
 /// AP, in bits 56:58.
 const AP_SHIFT: u32 = 5;
 
@@ -89,12 +97,15 @@ const AP_SHIFT: u32 = 5;
 pub struct Tlbie {
     /// Pages at most; what needs more takes the whole guest.
     pub most_by_address: u64,
+    /// Sets of the TLB that a `tlbiel` for all of a guest takes one by one: 128 on POWER9 with
+    /// radix tables; 1 from Power ISA 3.1 on, where one takes all.
+    pub local_sets: u64,
 }
 
 impl Default for Tlbie {
     /// As many as Linux takes one by one.
     fn default() -> Self {
-        Self { most_by_address: 33 }
+        Self { most_by_address: 33, local_sets: 128 }
     }
 }
 
@@ -110,7 +121,19 @@ impl Tlbie {
             vmid: what.vmid,
             tables: what.tables,
             pages: self.pages(what).unwrap_or(Pages { at: 0, shift: 0, ap: None, count: 1 }),
+            local: false,
         }
+    }
+
+    /// The instructions that `what` takes on the CPU that executes them, in order: for one that was
+    /// noted while the guest did not run on it, before it enters the guest. No fault needs them.
+    ///
+    /// LPIDR holds the guest's LPID. After the last, POWER9 also takes `slbia 7`, which empties what
+    /// its cores keep of effective addresses; like errata, that is the platform's.
+    pub fn local_sequence(&self, what: &Invalidation) -> Sequence {
+        let all = Pages { at: 0, shift: SET_SHIFT, ap: None, count: self.local_sets };
+        let pages = self.pages(what).unwrap_or(all);
+        Sequence { next: 0, vmid: what.vmid, tables: what.tables, pages, local: true }
     }
 
     fn pages(&self, what: &Invalidation) -> Option<Pages> {
@@ -135,7 +158,7 @@ const fn actual_page_size(shift: u32) -> Option<u64> {
     }
 }
 
-/// Neighbouring pages of one size; without AP, the whole guest.
+/// Neighbouring pages of one size; without AP, the whole guest, or its sets.
 #[derive(Clone, Copy, Debug)]
 struct Pages {
     at: u64,
@@ -151,6 +174,7 @@ pub struct Sequence {
     vmid: Vmid,
     tables: bool,
     pages: Pages,
+    local: bool,
 }
 
 impl Iterator for Sequence {
@@ -163,16 +187,18 @@ impl Iterator for Sequence {
         let after = match number {
             0 => return Some(Instruction::Ptesync),
             _ if number <= count => {
-                let rb = match ap {
-                    Some(ap) => at + ((number - 1) << shift) + (ap << AP_SHIFT),
-                    None => PARTITION,
-                };
-                let operands = Operands { rb, rs: u64::from(self.vmid.0) };
-                return Some(match self.tables {
-                    true => Instruction::All(operands),
-                    false => Instruction::Tlb(operands),
+                let rb = at + ((number - 1) << shift) + ap.map_or(PARTITION, |ap| ap << AP_SHIFT);
+                let rs = if self.local { 0 } else { u64::from(self.vmid.0) };
+                let operands = Operands { rb, rs };
+                return Some(match (self.local, self.tables) {
+                    (false, true) => Instruction::All(operands),
+                    (false, false) => Instruction::Tlb(operands),
+                    // The page walk cache has no sets.
+                    (true, true) if number == 1 => Instruction::AllLocal(operands),
+                    (true, _) => Instruction::TlbLocal(operands),
                 });
             }
+            _ if self.local => number - count + 2,
             _ => number - count,
         };
         match after {

@@ -256,11 +256,19 @@ fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
         assert_eq!(folded(guard), [(64 * M, 32 * M)]);
         guard.platform().take_events();
         let why = ChangeError::CutsBlock { size: block };
-        refused(guard.allow_execute(group, Access::Execute, Software::A), 64 * M, why);
+        refused(
+            guard.allow_execute(group, Access::Execute, Software::A).map(slat::Granted::elsewhere),
+            64 * M,
+            why,
+        );
         refused(guard.write_protect(range(66 * M, 4 * K)), 66 * M, why);
-        refused(guard.relax(range(70 * M, 4 * K), Access::Execute), 70 * M, why);
+        refused(
+            guard.relax(range(70 * M, 4 * K), Access::Execute).map(slat::Granted::elsewhere),
+            70 * M,
+            why,
+        );
         assert_eq!(
-            guard.allow_execute(group, Access::Execute, Software::B),
+            guard.allow_execute(group, Access::Execute, Software::B).map(slat::Granted::elsewhere),
             Ok(0),
             "it lacks the bit"
         );

@@ -73,3 +73,31 @@ fn tables_that_were_unlinked_take_the_page_walk_cache_with_them() {
     let text = std::format!("{}", Instruction::All(all));
     assert_eq!(text, "tlbie r3, r4, 2, 0, 1 # r3 = 0x800, r4 = 0x123");
 }
+
+#[test]
+fn on_one_cpu_a_page_is_named_as_before_and_the_lpid_is_that_of_lpidr() {
+    let page = what(Some((0x8020_0000, 2 << 20)), Some(2 << 20), false);
+    let all: Vec<_> = Tlbie::default().local_sequence(&page).collect();
+    let named = Instruction::TlbLocal(Operands { rb: 0x8020_0020, rs: 0 });
+    assert_eq!(all, [Instruction::Ptesync, named, Instruction::Ptesync]);
+    assert_eq!(std::format!("{named}"), "tlbiel r3, r4, 0, 0, 1 # r3 = 0x80200020, r4 = 0x0");
+}
+
+/// As `__tlbiel_lpid` of Linux 5.1 computes it, called for each set, the first with RIC=2.
+#[test]
+fn on_one_cpu_all_of_a_guest_is_set_by_set_and_the_walk_cache_goes_with_the_first() {
+    for (tables, sets) in [(true, 128), (false, 128), (true, 1)] {
+        let cpu = Tlbie { local_sets: sets, ..Tlbie::default() };
+        let all: Vec<_> = cpu.local_sequence(&what(None, None, tables)).collect();
+        let (inner, ends) = (&all[1..all.len() - 1], [all[0], all[all.len() - 1]]);
+        assert_eq!(ends, [Instruction::Ptesync; 2]);
+        let expected = (0..sets).map(|set| {
+            let operands = Operands { rb: 1 << (63 - 52) | set << (63 - 51), rs: 0 };
+            match tables && set == 0 {
+                true => Instruction::AllLocal(operands),
+                false => Instruction::TlbLocal(operands),
+            }
+        });
+        assert_eq!(inner, expected.collect::<Vec<_>>());
+    }
+}

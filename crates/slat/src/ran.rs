@@ -1,0 +1,479 @@
+//! Which CPUs may hold entries of a guest: for platforms whose invalidations reach the CPU that
+//! executes them alone (x86, RISC-V; Power by `tlbiel`).
+//!
+//! Entries are tagged, so a CPU goes on holding a guest's after it has left it. An invalidation has
+//! to reach those CPUs too, but need not interrupt them: it is enough that each invalidates before
+//! it enters the guest again. Invalidations are counted; a CPU remembers up to which it has
+//! forgotten.
+//!
+//! # Protocol
+//! `generation` counts invalidations that have begun. Each CPU has a word: whether it is *inside*
+//! (it runs the guest, or is about to), and the generation up to which it has forgotten. Only that
+//! CPU writes it.
+//!
+//! A CPU, with interrupts off from 1 until the guest runs:
+//! 1. enters: makes its group known (once), and writes *inside* into its word;
+//! 2. a full fence;
+//! 3. reads the generation;
+//! 4. if that is not the one in its word: invalidates all of the guest on itself, and only then
+//!    writes what it read in 3 into its word;
+//! 5. runs the guest. Interrupted, it does 3 and 4 again (*serves*), or leaves;
+//! 6. leaves: the guest runs no more, and its root is not walked; writes *outside* into its word.
+//!
+//! Who invalidates, its stores to the tables behind it:
+//! 1. adds 1 to the generation, whose new value is `g`;
+//! 2. a full fence;
+//! 3. reads the words of all CPUs in known groups, and interrupts those that are inside and have
+//!    forgotten less than `g`;
+//! 4. waits until each of these is outside, or has forgotten `g`.
+//!
+//! *Invariant*: when 4 has ended, no CPU uses an entry, or a walk-cache entry, that was made before
+//! the tables' stores. Of the fences, one comes first. If the invalidator's does, the CPU's 3 reads
+//! `g` or later, synchronises with it, and the CPU invalidates before it runs the guest: what it
+//! walks afterwards it finds as stored. If the CPU's does, the invalidator's 3 finds it inside, or
+//! outside by a later leave, whose value it acquires: what the CPU did in the guest came before. A
+//! CPU that shows `g` as forgotten has read it in 3, hence has the stores, before it invalidated in
+//! 4. A group that the CPU found known was made known by another before the CPU's own fence: the
+//! same holds of that word.
+//!
+//! Nobody waits but who invalidates, and for interrupts alone. `tests/loom/ran.rs` has the models,
+//! and each order of two steps that breaks it.
+
+use crate::sync::{AtomicU64, Ordering, full_fence};
+use core::fmt;
+
+/// In a CPU's word: it runs the guest, or is about to. Above it: the generation up to which it has
+/// forgotten.
+const INSIDE: u64 = 1;
+const SHIFT: u32 = 1;
+/// No CPU has forgotten what was before: the first to enter invalidates, as the root may lie where
+/// another guest's lay.
+const FIRST: u64 = 1;
+
+/// One CPU's word, on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Word(AtomicU64);
+
+/// A number on a cache line of its own: all CPUs read it at each entry.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Shared(AtomicU64);
+
+/// The CPUs that may hold entries of one guest, of `CPUS` at most; 128 bytes each.
+///
+/// The owner keeps one beside each guest's tables. In place of a broadcast,
+/// [`Platform::invalidate`](crate::Platform::invalidate) calls [`Ran::invalidate`].
+///
+/// # Example
+///
+/// INVEPT, by way of interrupts:
+/// ```
+/// use slat::Ran;
+///
+/// struct Vm { ran: Ran<64>, eptp: u64 }
+///
+/// # fn invept(_eptp: u64) {}
+/// # fn enter_guest() {}
+/// # fn send_ipi(_cpu: usize) {}
+/// /// On `cpu`, with interrupts off.
+/// fn run(vm: &Vm, cpu: usize) -> Result<(), slat::NoCpu> {
+///     vm.ran.enter(cpu, || invept(vm.eptp))?;
+///     enter_guest(); // an interrupt that is pending by now makes it exit at once
+///     vm.ran.leave(cpu)
+/// }
+///
+/// /// What `Platform::invalidate` does, on a CPU that is not inside.
+/// fn invalidate(vm: &Vm) {
+///     // A locked instruction lies before: stores are visible when the interrupt is. (With an
+///     // x2APIC, `send_ipi` begins with `mfence; lfence`.)
+///     vm.ran.invalidate(send_ipi, core::hint::spin_loop);
+/// }
+///
+/// /// The handler of that interrupt, where the guest goes on without `leave` and `enter`.
+/// fn interrupted(vm: &Vm, cpu: usize) -> Result<(), slat::NoCpu> {
+///     vm.ran.serve(cpu, || invept(vm.eptp))?;
+///     Ok(())
+/// }
+/// # let vm = Vm { ran: Ran::new(), eptp: 0 };
+/// # run(&vm, 0)?;
+/// # invalidate(&vm);
+/// # interrupted(&vm, 1)?;
+/// # Ok::<(), slat::NoCpu>(())
+/// ```
+#[derive(Debug)]
+pub struct Ran<const CPUS: usize> {
+    generation: Shared,
+    /// Bit `n`: a CPU of group `n` has entered the guest once. Up to 64 CPUs, each is a group.
+    groups: Shared,
+    cpus: [Word; CPUS],
+}
+
+/// There is no CPU of that number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoCpu {
+    /// The number.
+    pub cpu: usize,
+    /// How many there are.
+    pub cpus: usize,
+}
+
+impl fmt::Display for NoCpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cpu, cpus } = self;
+        write!(f, "there is no CPU {cpu}, of {cpus}")
+    }
+}
+
+impl core::error::Error for NoCpu {}
+
+macro_rules! constructors {
+    ($($const:ident)?) => {
+        impl Word {
+            $($const)? fn new() -> Self {
+                Self(AtomicU64::new(0))
+            }
+        }
+
+        impl<const CPUS: usize> Ran<CPUS> {
+            /// No CPU has run the guest. Each one's first [`Ran::enter`] invalidates.
+            #[expect(clippy::new_without_default, reason = "a `const fn` beside no other use")]
+            pub $($const)? fn new() -> Self {
+                Self {
+                    generation: Shared(AtomicU64::new(FIRST)),
+                    groups: Shared(AtomicU64::new(0)),
+                    cpus: constructors!(@words $($const)?),
+                }
+            }
+        }
+    };
+    (@words const) => { [const { Word::new() }; CPUS] };
+    (@words) => { core::array::from_fn(|_| Word::new()) };
+}
+#[cfg(not(any(loom, shuttle)))]
+constructors!(const);
+#[cfg(any(loom, shuttle))]
+constructors!();
+
+impl<const CPUS: usize> Ran<CPUS> {
+    /// CPUs of a group, for one bit each.
+    const GROUP: usize = if CPUS > 64 { CPUS.div_ceil(64) } else { 1 };
+
+    fn word(&self, cpu: usize) -> Result<&AtomicU64, NoCpu> {
+        self.cpus.get(cpu).map(|word| &word.0).ok_or(NoCpu { cpu, cpus: CPUS })
+    }
+
+    /// Before the calling CPU, number `cpu`, loads the guest's root and runs it: `flush`
+    /// invalidates all of the guest on this CPU, and is called if it may hold what is stale.
+    /// Returns whether it was.
+    ///
+    /// Interrupts are off from here until the guest runs, and one that is pending then makes it
+    /// exit at once.
+    ///
+    /// # Errors
+    /// [`NoCpu`]; nothing is done, and the guest must not run.
+    #[inline]
+    pub fn enter(&self, cpu: usize, flush: impl FnOnce()) -> Result<bool, NoCpu> {
+        let word = self.word(cpu)?;
+        self.make_known(cpu);
+        let forgotten = word.load(Ordering::Relaxed) >> SHIFT;
+        word.store(forgotten << SHIFT | INSIDE, Ordering::Relaxed);
+        full_fence();
+        Ok(self.catch_up(word, forgotten, flush))
+    }
+
+    /// On the CPU number `cpu`, which is inside, and was interrupted out of the guest: as
+    /// [`Ran::enter`], of a CPU that goes on without leaving. Outside it does nothing.
+    ///
+    /// # Errors
+    /// [`NoCpu`]; nothing is done.
+    #[inline]
+    pub fn serve(&self, cpu: usize, flush: impl FnOnce()) -> Result<bool, NoCpu> {
+        let word = self.word(cpu)?;
+        let now = word.load(Ordering::Relaxed);
+        Ok(now & INSIDE != 0 && self.catch_up(word, now >> SHIFT, flush))
+    }
+
+    /// The CPU number `cpu` has left the guest, and does not walk its tables ahead of use (RISC-V,
+    /// Power: hgatp, LPIDR are another's; x86 does not outside the guest). It keeps its entries:
+    /// it is not interrupted for them, and invalidates when it next enters, if it has to.
+    ///
+    /// # Errors
+    /// [`NoCpu`]; nothing is done.
+    #[inline]
+    pub fn leave(&self, cpu: usize) -> Result<(), NoCpu> {
+        let word = self.word(cpu)?;
+        word.store(word.load(Ordering::Relaxed) & !INSIDE, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes every CPU forget all of the guest, and returns once none can use what it held: CPUs
+    /// inside now are given to `interrupt`, which makes them [serve](Ran::serve) or
+    /// [leave](Ran::leave), and are waited for, by `wait` again and again. The others are noted.
+    ///
+    /// `interrupt` orders the caller's stores before the interrupt. The calling CPU is outside, or
+    /// its own number, given to `interrupt`, serves at once. Two that invalidate wait for each
+    /// other only where both are inside with interrupts off: so who does is outside.
+    pub fn invalidate(&self, interrupt: impl FnMut(usize), mut wait: impl FnMut()) {
+        let announced = self.announce();
+        announced.cpus().for_each(interrupt);
+        while !announced.is_done() {
+            wait();
+        }
+    }
+
+    /// [`Ran::invalidate`] in steps: begins, and returns whom to interrupt and to wait for. CPUs
+    /// that enter from now on invalidate first.
+    pub fn announce(&self) -> Announced<'_, CPUS> {
+        let generation = self.generation.0.fetch_add(1, Ordering::AcqRel) + 1;
+        full_fence();
+        Announced { ran: self, generation }
+    }
+
+    /// Whether the CPU number `cpu` has to invalidate before it next enters.
+    ///
+    /// # Errors
+    /// [`NoCpu`].
+    pub fn is_stale(&self, cpu: usize) -> Result<bool, NoCpu> {
+        let forgotten = self.word(cpu)?.load(Ordering::Acquire) >> SHIFT;
+        Ok(forgotten != self.generation.0.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn make_known(&self, cpu: usize) {
+        let group = 1 << (cpu / Self::GROUP);
+        if self.groups.0.load(Ordering::Relaxed) & group == 0 {
+            self.groups.0.fetch_or(group, Ordering::Relaxed);
+        }
+    }
+
+    /// Invalidates if the generation is another than `forgotten`. The word says so afterwards only.
+    #[inline]
+    fn catch_up(&self, word: &AtomicU64, forgotten: u64, flush: impl FnOnce()) -> bool {
+        let generation = self.generation.0.load(Ordering::Acquire);
+        if generation == forgotten {
+            return false;
+        }
+        flush();
+        word.store(generation << SHIFT | INSIDE, Ordering::Release);
+        true
+    }
+
+    /// [`Ran::enter`] with its steps in another order: for the models, which notice.
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub fn enter_broken(&self, cpu: usize, broken: Broken, flush: impl FnOnce()) {
+        let word = self.word(cpu).unwrap();
+        let forgotten = word.load(Ordering::Relaxed) >> SHIFT;
+        let inside = |forgotten: u64| {
+            self.make_known(cpu);
+            word.store(forgotten << SHIFT | INSIDE, Ordering::Relaxed);
+        };
+        let read = || self.generation.0.load(Ordering::Acquire);
+        let forget = |generation: u64| {
+            word.store(generation << SHIFT | INSIDE, Ordering::Release);
+        };
+        match broken {
+            Broken::ReadsFirst => {
+                let generation = read();
+                full_fence();
+                inside(forgotten);
+                if generation != forgotten {
+                    flush();
+                    forget(generation);
+                }
+            }
+            Broken::NoFence => {
+                inside(forgotten);
+                self.catch_up(word, forgotten, flush);
+            }
+            Broken::SaysSoFirst => {
+                inside(forgotten);
+                full_fence();
+                let generation = read();
+                if generation != forgotten {
+                    forget(generation);
+                    flush();
+                }
+            }
+            Broken::ReadsAgain => {
+                inside(forgotten);
+                full_fence();
+                if read() != forgotten {
+                    flush();
+                    forget(read());
+                }
+            }
+        }
+    }
+
+    /// [`Ran::announce`] that reads before it counts, or has no fence: for the models.
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub fn announce_broken(&self) -> Announced<'_, CPUS> {
+        let generation = self.generation.0.fetch_add(1, Ordering::AcqRel) + 1;
+        Announced { ran: self, generation }
+    }
+}
+
+/// What [`Ran::enter_broken`] does wrong.
+#[cfg(loom)]
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub enum Broken {
+    /// 3 before 1.
+    ReadsFirst,
+    /// 2 left out.
+    NoFence,
+    /// In 4, the word before the invalidation.
+    SaysSoFirst,
+    /// In 4, the generation that is there by then.
+    ReadsAgain,
+}
+
+/// An invalidation that has begun ([`Ran::announce`]).
+#[derive(Debug)]
+#[must_use = "CPUs inside use what they hold until they are interrupted and waited for"]
+pub struct Announced<'r, const CPUS: usize> {
+    ran: &'r Ran<CPUS>,
+    generation: u64,
+}
+
+impl<const CPUS: usize> Announced<'_, CPUS> {
+    /// CPUs that are inside and have not forgotten: to be interrupted.
+    pub fn cpus(&self) -> impl Iterator<Item = usize> {
+        let Self { ran, generation } = *self;
+        let groups = ran.groups.0.load(Ordering::Relaxed);
+        ran.cpus.iter().enumerate().filter_map(move |(cpu, word)| {
+            if groups >> (cpu / Ran::<CPUS>::GROUP) & 1 == 0 {
+                return None;
+            }
+            let now = word.0.load(Ordering::Acquire);
+            (now & INSIDE != 0 && now >> SHIFT < generation).then_some(cpu)
+        })
+    }
+
+    /// Whether no CPU can use any more what it held as the invalidation began.
+    pub fn is_done(&self) -> bool {
+        self.cpus().next().is_none()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// Whether CPU `cpu` invalidates as it enters, and as it serves.
+    fn enters<const CPUS: usize>(ran: &Ran<CPUS>, cpu: usize) -> bool {
+        let mut flushed = false;
+        let said = ran.enter(cpu, || flushed = true).unwrap();
+        assert_eq!(said, flushed);
+        said
+    }
+
+    #[test]
+    fn a_cpu_invalidates_as_it_first_enters_and_then_only_what_came_since() {
+        let ran = Ran::<4>::new();
+        assert!(enters(&ran, 2));
+        ran.leave(2).unwrap();
+        assert!(!enters(&ran, 2));
+        ran.leave(2).unwrap();
+        ran.invalidate(|cpu| panic!("{cpu} is outside"), || panic!("nobody is waited for"));
+        ran.invalidate(|cpu| panic!("{cpu} is outside"), || panic!("nobody is waited for"));
+        assert_eq!(ran.is_stale(2), Ok(true));
+        assert!(enters(&ran, 2), "it was noted, twice");
+        assert_eq!(ran.is_stale(2), Ok(false));
+    }
+
+    #[test]
+    fn only_who_is_inside_is_interrupted_and_waited_for() {
+        for outside in 0..3 {
+            let ran = Ran::<3>::new();
+            (0..3).for_each(|cpu| assert!(enters(&ran, cpu)));
+            ran.leave(outside).unwrap();
+            let mut interrupted = Vec::new();
+            let mut left = 0;
+            ran.invalidate(
+                |cpu| interrupted.push(cpu),
+                || {
+                    // One after the other: the first serves, the second leaves.
+                    let cpu = (0..3).filter(|&cpu| cpu != outside).nth(left).unwrap();
+                    match left {
+                        0 => assert_eq!(ran.serve(cpu, || ()), Ok(true)),
+                        _ => ran.leave(cpu).unwrap(),
+                    }
+                    left += 1;
+                },
+            );
+            assert_eq!((interrupted.len(), left), (2, 2));
+            assert!(!interrupted.contains(&outside));
+            assert_eq!(ran.serve(outside, || panic!("it is outside")), Ok(false));
+        }
+    }
+
+    #[test]
+    fn an_invalidation_in_steps_tells_whom_it_waits_for() {
+        let ran = Ran::<2>::new();
+        enters(&ran, 1);
+        let announced = ran.announce();
+        assert_eq!(announced.cpus().collect::<Vec<_>>(), [1]);
+        ran.serve(1, || ()).unwrap();
+        assert!(announced.is_done());
+        let (one, two) = (ran.announce(), ran.announce());
+        assert!(!one.is_done() && !two.is_done());
+        assert_eq!(ran.serve(1, || ()), Ok(true), "one invalidation serves both");
+        assert!(one.is_done() && two.is_done());
+        assert_eq!(ran.serve(1, || ()), Ok(false));
+    }
+
+    #[test]
+    fn more_than_64_cpus_are_known_in_groups() {
+        let ran = Ran::<200>::new();
+        for cpu in [0, 3, 4, 199] {
+            enters(&ran, cpu);
+        }
+        assert_eq!(ran.groups.0.load(Ordering::Relaxed), 1 | 1 << 1 | 1 << 49);
+        assert_eq!(ran.announce().cpus().collect::<Vec<_>>(), [0, 3, 4, 199]);
+        let none = NoCpu { cpu: 200, cpus: 200 };
+        assert_eq!((ran.enter(200, || ()), ran.leave(200)), (Err(none), Err(none)));
+        assert_eq!((ran.serve(200, || ()), ran.is_stale(200)), (Err(none), Err(none)));
+    }
+
+    #[test]
+    fn threads_that_run_a_guest_never_use_what_was_invalidated() {
+        use core::sync::atomic::{AtomicBool, AtomicU64};
+        static RAN: Ran<4> = Ran::new();
+        static TABLE: AtomicU64 = AtomicU64::new(0);
+        static INVALID: AtomicU64 = AtomicU64::new(0);
+        static STOP: AtomicBool = AtomicBool::new(false);
+        static INTERRUPTS: [AtomicBool; 4] = [const { AtomicBool::new(false) }; 4];
+        std::thread::scope(|scope| {
+            for cpu in 0..4 {
+                scope.spawn(move || {
+                    let mut tlb = 0;
+                    while !STOP.load(Ordering::Relaxed) {
+                        RAN.enter(cpu, || tlb = TABLE.load(Ordering::Relaxed)).unwrap();
+                        for _ in 0..100 {
+                            let invalid = INVALID.load(Ordering::Acquire);
+                            assert!(tlb >= invalid, "{tlb} is used after {invalid} was invalid");
+                            if INTERRUPTS[cpu].swap(false, Ordering::Acquire) {
+                                RAN.serve(cpu, || tlb = TABLE.load(Ordering::Relaxed)).unwrap();
+                            }
+                        }
+                        RAN.leave(cpu).unwrap();
+                    }
+                });
+            }
+            for now in 1..2_000 {
+                TABLE.store(now, Ordering::Relaxed);
+                RAN.invalidate(
+                    |cpu| INTERRUPTS[cpu].store(true, Ordering::Release),
+                    std::thread::yield_now,
+                );
+                INVALID.store(now, Ordering::Release);
+            }
+            STOP.store(true, Ordering::Relaxed);
+        });
+    }
+}

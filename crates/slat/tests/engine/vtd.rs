@@ -1,0 +1,71 @@
+//! EPT that an IOMMU walks as well: what the specification reserves is never set, at any moment
+//! that a test can look at.
+
+use crate::common::stage::{K, M, RAM, range};
+use crate::common::world::VMID;
+use crate::common::{TestPlatform, destroy, unmap};
+use slat::format::ept::{Ept1G, vtd::Vtd};
+use slat::{Access, Attributes, BreakBeforeMake, Halted, Hpa, PageSize, SplitError, Tables};
+use std::sync::atomic::Ordering::SeqCst;
+
+const PRESENT: u64 = 0b11;
+const BLOCK: u64 = 1 << 7;
+const SNP: u64 = 1 << 11;
+const ADDRESS: u64 = (1 << 52) - (1 << 12);
+
+fn shared(snoop: bool) -> Ept1G {
+    Ept1G { output_bits: 48, vtd: Some(Vtd { snoop }), ..Default::default() }
+}
+
+/// Leaves below the table at `hpa`, each entry being as VT-d takes it.
+fn walk(platform: &TestPlatform, snoop: bool, hpa: u64, level: u8) -> usize {
+    let entries = platform.table(hpa, 512).iter().map(|slot| slot.load(SeqCst));
+    entries
+        .filter(|raw| raw & PRESENT != 0)
+        .map(|raw| {
+            assert_eq!(raw >> 62 & 1, 0, "TM, or reserved: {raw:#x} at level {level}");
+            if level == 0 || raw & BLOCK != 0 {
+                assert_eq!(raw & SNP != 0, snoop, "{raw:#x}");
+                return 1;
+            }
+            assert_eq!(raw & SNP, 0, "reserved in a table: {raw:#x}");
+            walk(platform, snoop, raw & ADDRESS, level - 1)
+        })
+        .sum()
+}
+
+#[test]
+fn what_an_iommu_walks_has_snp_in_leaves_and_no_mark() {
+    for snoop in [false, true] {
+        let platform = TestPlatform::new(BreakBeforeMake::Never);
+        let tables = Tables::new(shared(snoop), VMID, 40, &platform).unwrap();
+        let mut storage = [const { None }; 16];
+        let mut cache = slat::TableCache::new(&platform, &mut storage);
+        cache.fill(16).unwrap();
+        let mut member = platform.join();
+        let mut guard = tables.enter(&mut member).unwrap();
+        let leaves = || walk(&platform, snoop, tables.root().0, 3);
+        let (all, block, page) = (range(0, 4 * M), PageSize::SIZE_2M, PageSize::SIZE_4K);
+        let clean = Attributes { dirty: false, ..RAM };
+        guard.map(all, Hpa(0), clean, block, &mut cache).unwrap();
+        assert_eq!(leaves(), 2);
+        guard.split(range(0, 2 * M), page, &mut cache).unwrap();
+        assert_eq!(leaves(), 513);
+        // By the leaves: no table loses the right, so none is ever marked to push it down.
+        assert_eq!(guard.write_protect_subtrees(all), Ok(4 * M));
+        assert_eq!(guard.counts().slots_written, 2 + 1 + 513 + 2);
+        guard.complete();
+        guard.relax(all, Access::Write).unwrap().flush_local();
+        leaves();
+        // Nothing is done.
+        let refused = Err(Halted { at: slat::Gpa(0), why: SplitError::Shared });
+        platform.take_events();
+        assert_eq!(guard.collapse(all, block), refused);
+        assert_eq!((leaves(), platform.take_events().len()), (513, 0));
+        drop((guard, cache));
+        assert!(!unmap(&mut tables.enter(&mut member).unwrap(), range(0, 8 * K)).is_empty());
+        assert_eq!(leaves(), 511);
+        drop(member);
+        destroy(tables);
+    }
+}
