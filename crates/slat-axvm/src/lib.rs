@@ -93,6 +93,9 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
     /// All operations of the engine, beside running vCPUs and the guards of other threads
     /// ([`AddressSpace::guard`]).
     ///
+    /// Tables that guards unlink, by unmapping or collapsing, are given back in the next call of
+    /// axaddrspace's that may change the table: to map, unmap, or answer a fault.
+    ///
     /// axaddrspace does not learn of what is mapped and unmapped so: keep within the regions that it
     /// knows, and give memory of its own back to nobody.
     pub fn guard(&self) -> Guard<'_, 'p, F, P> {
@@ -102,6 +105,12 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
     /// The range of guest addresses, if these tables can have it.
     fn range(&self, start: GuestPhysAddr, size: usize) -> AddrSpaceResult<GpaRange> {
         range(start, size, self.space.geometry().address_bits)
+    }
+
+    /// The address space, without the tables that guards have unlinked meanwhile.
+    fn reclaimed(&mut self) -> &mut AddressSpace<'p, F, P> {
+        self.space.reclaim();
+        &mut self.space
     }
 
     /// Maps a range where nothing is mapped, or leaves it as it was.
@@ -115,7 +124,7 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
         if self.leaves(range).next().is_some() {
             return Err(AddrSpaceError::MappingConflict);
         }
-        self.space.map(range, hpa, attributes, largest).map_err(|halted| {
+        self.reclaimed().map(range, hpa, attributes, largest).map_err(|halted| {
             // All that precedes the address is new. If nothing does, there is no such range.
             if let Ok(done) = GpaRange::new(range.start(), halted.at.0 - range.start().0) {
                 // It is cut through no leaf, so that nothing can be short.
@@ -142,7 +151,7 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
     /// Sets rights and memory type of all that is mapped in a range.
     fn protect(&mut self, range: GpaRange, attributes: Attributes) -> AddrSpaceResult {
         let Attributes { read, write, execute, memory, .. } = attributes;
-        self.space.protect(range, Rights { read, write, execute }).map_err(refused)?;
+        self.reclaimed().protect(range, Rights { read, write, execute }).map_err(refused)?;
         let others = self.leaves(range).filter(|leaf| leaf.attributes.memory != memory);
         let mut runs: Vec<(Leaf, u64)> = Vec::new();
         for leaf in others {
@@ -207,6 +216,7 @@ impl<F: Format, P: Platform, M: GuestMemory> NestedPageTableOps for NestedPageTa
         &mut self,
         vaddr: GuestPhysAddr,
     ) -> AddrSpaceResult<(PhysAddr, MappingFlags, PageSize)> {
+        self.reclaimed();
         let (_, flags, size) = self.query(vaddr)?;
         let bytes = usize::from(size);
         let start = GuestPhysAddr::from(vaddr.as_usize() & !(bytes - 1));

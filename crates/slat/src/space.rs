@@ -118,11 +118,17 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// All operations of the engine. Any number of threads have guards of their own at once, beside
     /// the hardware, and none needs a seat. What an operation leaves stale is
     /// [completed](Guard::complete) by the caller, or as the guard is dropped. Tables that it
-    /// unlinks are given back by the next [`AddressSpace::unmap`] or [`AddressSpace::discard`].
+    /// unlinks stay until [`AddressSpace::reclaim`].
     pub fn guard(&self) -> Guard<'_, 'p, F, P> {
         // SAFETY: the guard borrows `self`, and `reclaim` is called where it is borrowed mutably:
         // here, and by who has `AddressSpace::tables`.
         unsafe { self.0.enter_unseated() }
+    }
+
+    /// Gives back tables that [guards](AddressSpace::guard) have unlinked, and returns how many, as
+    /// [`Tables::reclaim`]. [`AddressSpace::unmap`] and [`AddressSpace::discard`] do so at their end.
+    pub fn reclaim(&mut self) -> usize {
+        self.0.reclaim()
     }
 
     /// Maps `range` to the memory at `hpa`, with leaves of at most `largest`, as large as alignment
