@@ -75,8 +75,8 @@ fn guest(machine: &Machine) -> Result<Space<'_>, Box<dyn Error>> {
 /// What happened while the tables changed.
 #[derive(Debug)]
 pub struct Beside {
-    /// Times that all of the guest's memory was split into pages and put together, and a window of
-    /// it mapped, looked at and unmapped.
+    /// Times that all of the guest's memory was split into pages and put together. A window of it
+    /// was mapped and unmapped ten times as often.
     pub rounds: u64,
     /// Accesses of the vCPU to the memory that was split.
     pub accesses: u64,
@@ -107,7 +107,8 @@ pub fn beside(rounds: u64) -> Result<Beside, Box<dyn Error>> {
     for page in 0..(RAM_BYTES + WINDOW_BYTES) / PAGE {
         machine.write_host(Hpa(base + page * PAGE), page);
     }
-    let (stop, met) = (AtomicBool::new(false), AtomicU64::new(0));
+    let stop = AtomicBool::new(false);
+    let (met, gone) = (AtomicU64::new(0), AtomicU64::new(0));
     let (space, machine) = (&RwLock::new(space), &machine);
     let running = || !stop.load(Ordering::Relaxed);
     let mut seen =
@@ -123,7 +124,8 @@ pub fn beside(rounds: u64) -> Result<Beside, Box<dyn Error>> {
                     faults += u64::from(cpu.read(RAM + page * PAGE) != Ok(page));
                     faults += u64::from(cpu.write(RAM + page * PAGE + 8, page).is_err());
                 }
-                for page in 0..WINDOW_BYTES / PAGE {
+                // A few pages many times, so that they are in the TLB when they go.
+                for page in (0..1024).map(|access| access % 8) {
                     let Ok(found) = cpu.read(WINDOW + page * PAGE) else { continue };
                     window += 1;
                     strangers += u64::from(found != RAM_BYTES / PAGE + page);
@@ -146,34 +148,17 @@ pub fn beside(rounds: u64) -> Result<Beside, Box<dyn Error>> {
             (lookups, wrong)
         });
         let mapper = scope.spawn(|| {
-            let result = window_comes_and_goes(space, machine, running);
+            let result = window_comes_and_goes(space, machine, &gone, running);
             result.map_err(|error| error.to_string())
         });
         let mut storage = [const { None }; 8];
         let mut cache = TableCache::new(machine, &mut storage);
-        let (all, mut result) = (range(RAM, RAM_BYTES), Ok(()));
+        let mut result = Ok(());
         // All of them meet, however the threads are scheduled.
-        let enough = || met.load(Ordering::Relaxed) > 4 * WINDOW_BYTES / PAGE;
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let enough = || count(&met) > 4096 && count(&gone) >= 10 * rounds;
         while result.is_ok() && (seen.rounds < rounds || !enough() && !mapper.is_finished()) {
-            let mut round = || -> Result<(), Box<dyn Error>> {
-                cache.fill(8)?;
-                let shared = space.read().unwrap();
-                let mut guard = shared.page_table().guard();
-                guard.split(all, PageSize::SIZE_4K, &mut cache)?;
-                guard.collapse(all, PageSize::SIZE_2M)?;
-                guard.complete();
-                drop(guard);
-                drop(shared);
-                if seen.rounds % 32 == 31 {
-                    // What axaddrspace changes itself, it changes alone; tables that were unlinked
-                    // are given back then.
-                    let mut alone = space.write().unwrap();
-                    alone.map_alloc((SPARE as usize).into(), 4096, MappingFlags::READ, false)?;
-                    alone.unmap((SPARE as usize).into(), 4096)?;
-                }
-                Ok(())
-            };
-            result = round();
+            result = split_and_collapse(space, &mut cache, seen.rounds % 32 == 31);
             seen.rounds += 1;
         }
         stop.store(true, Ordering::Relaxed);
@@ -185,6 +170,29 @@ pub fn beside(rounds: u64) -> Result<Beside, Box<dyn Error>> {
     Ok(seen)
 }
 
+/// Splits all blocks into pages, and puts them together again.
+fn split_and_collapse(
+    space: &RwLock<Space<'_>>,
+    cache: &mut TableCache<'_, Ept2M, Machine>,
+    reclaims: bool,
+) -> Result<(), Box<dyn Error>> {
+    cache.fill(8)?;
+    let (shared, all) = (space.read().unwrap(), range(RAM, RAM_BYTES));
+    let mut guard = shared.page_table().guard();
+    guard.split(all, PageSize::SIZE_4K, cache)?;
+    guard.collapse(all, PageSize::SIZE_2M)?;
+    guard.complete();
+    drop(guard);
+    drop(shared);
+    if reclaims {
+        // What axaddrspace changes itself, it changes alone; tables that were unlinked go then.
+        let mut alone = space.write().unwrap();
+        alone.map_alloc((SPARE as usize).into(), 4096, MappingFlags::READ, false)?;
+        alone.unmap((SPARE as usize).into(), 4096)?;
+    }
+    Ok(())
+}
+
 /// What the memory behind the window holds while it is somebody else's.
 const TAKEN: u64 = !0;
 
@@ -193,6 +201,7 @@ const TAKEN: u64 = !0;
 fn window_comes_and_goes(
     space: &RwLock<Space<'_>>,
     machine: &Machine,
+    gone: &AtomicU64,
     running: impl Fn() -> bool,
 ) -> Result<(), Box<dyn Error>> {
     let mut storage = [const { None }; 8];
@@ -219,6 +228,7 @@ fn window_comes_and_goes(
         for page in 0..WINDOW_BYTES / PAGE {
             machine.write_host(Hpa(memory + page * PAGE), RAM_BYTES / PAGE + page);
         }
+        gone.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())
 }
