@@ -267,12 +267,17 @@ impl<T: NestedPageTableOps> GuestMemoryAccessor for ByTable<'_, T> {
 
 /// What README.md says of them: if this fails with a later version, the sentence can go.
 #[test]
-fn todays_tables_clear_all_of_a_block_that_is_unmapped_in_part() {
+fn todays_tables_clear_all_of_a_block_that_is_unmapped_in_part_and_protect_no_holes() {
     let mut space = AddrSpace::new_empty(Today::new(), gpa(BASE), SIZE).unwrap();
     space.map_linear(gpa(BASE), hpa(G), 4 * M, RAM).unwrap();
     space.unmap(gpa(BASE + M), 4 * K).unwrap();
     assert_eq!((space.translate(gpa(BASE)), space.translate(gpa(BASE + M + 4 * K))), (None, None));
     assert_eq!(space.translate(gpa(BASE + 2 * M)), Some(hpa(G + 2 * M)));
+    let mut table = Today::new();
+    table.map_linear(gpa(0), hpa(0), 4 * K, RAM, false).unwrap();
+    assert!(
+        table.protect_region(gpa(0), 4 * K, READ) && !table.protect_region(gpa(0), 8 * K, READ)
+    );
 }
 
 /// The table itself, without the areas around it.
