@@ -12,7 +12,8 @@ const OLDEST: &str = concat!(env!("CARGO_PKG_RUST_VERSION"), ".0");
 pub fn oldest() -> anyhow::Result<Outcome> {
     needs(setup::toolchain(OLDEST), || {
         let mut check = Command::new("rustup");
-        check.args(["run", OLDEST, "cargo", "check", "--package", "slat", "--package", "slat-sim"]);
+        check.args(["run", OLDEST, "cargo", "check"]);
+        check.args(["--package", "slat", "--package", "slat-sim", "--package", "slat-axvm"]);
         // What the calling cargo has set is about its own compiler.
         for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
             check.env_remove(name);
@@ -38,6 +39,8 @@ pub fn bare() -> anyhow::Result<Outcome> {
             "slat",
             "--package",
             "slat-guest",
+            "--package",
+            "slat-axvm",
         ]))
     })
 }

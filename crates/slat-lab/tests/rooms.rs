@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates, each of which may depend on those before it.
-const CRATES: [&str; 21] = [
+const CRATES: [&str; 22] = [
     "slat-seed",
     "slat",
     "slat-size",
     "slat-guest",
     "slat-sim",
+    "slat-axvm",
     "slat-reclaim",
     "slat-procfs",
     "slat-kvm",

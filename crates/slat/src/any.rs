@@ -59,12 +59,12 @@ any_address_space! {
 impl<P: Platform> AnyAddressSpace<'_, P> {
     /// The address of the root, for the register that hardware starts from.
     pub fn root(&self) -> Hpa {
-        of_each!(self, space => space.tables().root())
+        of_each!(self, space => space.root())
     }
 
     /// Where hardware starts its walks.
     pub fn geometry(&self) -> Geometry {
-        of_each!(self, space => space.tables().geometry())
+        of_each!(self, space => space.geometry())
     }
 
     /// As [`AddressSpace::map`].
@@ -117,6 +117,14 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
         removed: impl FnMut(Removed),
     ) -> Result<u64, Halted<SpaceError>> {
         of_each!(self, space => space.unmap(range, removed))
+    }
+
+    /// As [`AddressSpace::discard`].
+    ///
+    /// # Errors
+    /// Those of [`AddressSpace::discard`].
+    pub fn discard(&mut self, range: GpaRange) -> Result<u64, Halted<SpaceError>> {
+        of_each!(self, space => space.discard(range))
     }
 
     /// As [`AddressSpace::unmap_leaf`].

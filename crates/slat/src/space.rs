@@ -2,23 +2,34 @@
 
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::{OutOfFrames, TableCache};
-use crate::format::{Attributes, Format, Rights, Software};
+use crate::format::{Attributes, Format, Geometry, Rights, Software};
 use crate::guard::Guard;
 use crate::ops::{ChangeError, MapError, Place, Removed, SplitError, UnmapError};
 use crate::platform::Platform;
 use crate::shootdown::Vmid;
-use crate::tables::{Halted, NewError, Tables, Translation};
+use crate::tables::{Contended, Halted, NewError, Tables, Translation};
 use core::fmt;
 
 /// A guest's address space with one owner: what others call a page table.
 ///
-/// The tables are live: CPUs may have the root loaded. Each call takes `&mut self`, allocates the
-/// table pages that it needs, splits blocks that its range cuts, invalidates what it has to, and
-/// gives back tables that it left empty: when it returns, it is complete. Owners who have several
-/// threads, or want one invalidation for many calls, dirty logs and ageing, use
+/// The tables are live: CPUs may have the root loaded. A call that changes them takes `&mut self`,
+/// allocates the table pages that it needs, splits blocks that its range cuts, invalidates what it
+/// has to, and gives back tables that it left empty: when it returns, it is complete. Owners who
+/// have several threads, or want one invalidation for many calls, dirty logs and ageing, use
 /// [`AddressSpace::guard`], or [`Tables`] from the start.
 ///
 /// Dropped, it leaks its tables, as hardware may be walking them: see [`AddressSpace::destroy`].
+///
+/// Tables are given back in calls that take `&mut self` alone, so lookups and guards, which borrow
+/// it, need no seat; [`Tables`], which several threads reclaim, are not at hand beside them:
+/// ```compile_fail,E0502
+/// # use slat::*;
+/// fn look<F: Format, P: Platform>(space: &mut AddressSpace<'_, F, P>) {
+///     let guard = space.guard();
+///     space.tables().reclaim();
+///     guard.dump();
+/// }
+/// ```
 #[derive(Debug)]
 pub struct AddressSpace<'p, F: Format, P: Platform>(Tables<'p, F, P>);
 
@@ -78,15 +89,46 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         Tables::new(format, vmid, address_bits, platform).map(Self)
     }
 
-    /// The tables: the address of the root, where walks start, the format.
-    pub const fn tables(&self) -> &Tables<'p, F, P> {
+    /// The address of the root, as [`Tables::root`].
+    pub const fn root(&self) -> Hpa {
+        self.0.root()
+    }
+
+    /// Where hardware starts its walks.
+    pub const fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    /// The format, as configured.
+    pub const fn format(&self) -> &F {
+        self.0.format()
+    }
+
+    /// The machine under the tables.
+    pub const fn platform(&self) -> &'p P {
+        self.0.platform()
+    }
+
+    /// The tables, for threads that have seats, beside each other and beside the hardware: they may
+    /// reclaim while they are at it.
+    pub const fn tables(&mut self) -> &Tables<'p, F, P> {
         &self.0
     }
 
-    /// All operations of the engine. What they leave stale is [completed](Guard::complete) by the
-    /// caller, or as the guard is dropped.
-    pub fn guard(&mut self) -> Guard<'_, 'p, F, P> {
-        self.0.exclusive()
+    /// All operations of the engine. Any number of threads have guards of their own at once, beside
+    /// the hardware, and none needs a seat. What an operation leaves stale is
+    /// [completed](Guard::complete) by the caller, or as the guard is dropped. Tables that it
+    /// unlinks stay until [`AddressSpace::reclaim`].
+    pub fn guard(&self) -> Guard<'_, 'p, F, P> {
+        // SAFETY: the guard borrows `self`, and `reclaim` is called where it is borrowed mutably:
+        // here, and by who has `AddressSpace::tables`.
+        unsafe { self.0.enter_unseated() }
+    }
+
+    /// Gives back tables that [guards](AddressSpace::guard) have unlinked, and returns how many, as
+    /// [`Tables::reclaim`]. [`AddressSpace::unmap`] and [`AddressSpace::discard`] do so at their end.
+    pub fn reclaim(&mut self) -> usize {
+        self.0.reclaim()
     }
 
     /// Maps `range` to the memory at `hpa`, with leaves of at most `largest`, as large as alignment
@@ -199,6 +241,34 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         Ok(bytes)
     }
 
+    /// Unmaps `range`, as [`AddressSpace::unmap`], for an owner who knows what memory is behind it:
+    /// nothing is handed out, so that one invalidation serves a range of any size, whatever lies in
+    /// it. Returns the bytes that were mapped. No CPU reaches any of them when this returns.
+    ///
+    /// # Errors
+    /// [`SpaceError::Unmap`], [`SpaceError::OutOfFrames`].
+    pub fn discard(&mut self, range: GpaRange) -> Result<u64, Halted<SpaceError>> {
+        let (mut left, mut bytes) = (range, 0);
+        loop {
+            let mut places = [Place::EMPTY];
+            let mut guard = self.0.exclusive();
+            let mut removals = guard.removals(&mut places).forgetting();
+            let result = guard.unmap(left, &mut removals);
+            removals.complete().for_each(drop);
+            drop(removals);
+            bytes += guard.counts().bytes_changed;
+            drop(guard);
+            let Err(Halted { at, why }) = result else { break };
+            match why {
+                UnmapError::CutsBlock { .. } => self.split_edges(range)?,
+                UnmapError::Contended => left = rest(range, at),
+                why => return Err(Halted { at, why: SpaceError::Unmap(why) }),
+            }
+        }
+        self.0.reclaim();
+        Ok(bytes)
+    }
+
     /// Unmaps the leaf that `gpa` lies in: its address, size, memory and attributes.
     ///
     /// # Errors
@@ -215,10 +285,14 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// What `gpa` translates to; `None` if nothing is mapped there.
     #[inline]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
-        // SAFETY: `reclaim` is called in methods that take `&mut self`, and here it is borrowed.
-        let guard = unsafe { self.0.enter_unseated() };
-        // Nobody holds an entry: operations are whole when they return.
-        guard.translate(gpa).ok().flatten()
+        let guard = self.guard();
+        loop {
+            // Who holds the entry, in a guard of another thread, lets it go in a few steps.
+            match guard.translate(gpa) {
+                Ok(found) => return found,
+                Err(Contended { .. }) => core::hint::spin_loop(),
+            }
+        }
     }
 
     /// Gives back every table.

@@ -72,6 +72,8 @@ pub struct Removals<'s, 't, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     storage: &'s mut [Place],
     len: usize,
+    /// Whether what no longer fits is forgotten, to make room.
+    forgets: bool,
     owed: Owed,
     /// Whether the guest counts these removals among those that are under way.
     counted: bool,
@@ -83,7 +85,16 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
     /// Nothing yet, in the caller's storage, whose content is overwritten.
     pub fn new(tables: &'t Tables<'t, F, P>, storage: &'s mut [Place]) -> Self {
         let (owed, unlinked) = (Owed::NOTHING, Chain::EMPTY);
-        Self { tables, storage, len: 0, owed, counted: false, unlinked }
+        Self { tables, storage, len: 0, forgets: false, owed, counted: false, unlinked }
+    }
+
+    /// Removals that are never [full](UnmapError::Full): what has no room takes the place of what
+    /// was removed before it, which [`Removals::complete`] does not hand out. For a caller who
+    /// knows the memory behind the range: one place, and one invalidation, serve a range of any
+    /// size, whatever lies in it.
+    pub const fn forgetting(mut self) -> Self {
+        self.forgets = true;
+        self
     }
 
     /// Invalidates, then hands out what was removed, in the order in which it was.
@@ -110,7 +121,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
 
     /// Whether there is no room for a leaf that does not continue the last one.
     pub fn is_full(&self) -> bool {
-        self.len == self.storage.len()
+        !self.forgets && self.len == self.storage.len()
     }
 
     /// The last leaves, if `new` continues them.
@@ -154,8 +165,13 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
         match self.continued(&new) {
             Some(last) => last.bytes += new.bytes,
             None => {
-                self.storage[self.len] = Place(Some(new));
-                self.len += 1;
+                if self.forgets && self.len == self.storage.len() {
+                    self.len = 0;
+                }
+                if let Some(place) = self.storage.get_mut(self.len) {
+                    *place = Place(Some(new));
+                    self.len += 1;
+                }
             }
         }
     }

@@ -10,7 +10,8 @@ use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
     AddressSpace, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa,
-    GpaRange, Halted, Hpa, MapError, Memory, PageSize, Rights, SpaceError, UnmapError, Vmid,
+    GpaRange, Halted, Hpa, MapError, Memory, PageSize, Place, Rights, SpaceError, TableCache,
+    UnmapError, Vmid,
 };
 use std::collections::BTreeMap;
 
@@ -26,6 +27,7 @@ enum Op {
     Protect { at: u64, pages: u64, rights: Rights },
     Unmap { at: u64, pages: u64 },
     UnmapLeaf { at: u64 },
+    Discard { at: u64, pages: u64 },
 }
 
 fn rights() -> impl Strategy<Value = Rights> {
@@ -52,7 +54,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (span.clone(), rights()).prop_map(|((at, pages), rights)| Op::Protect {
             at, pages, rights
         }),
-        2 => span.prop_map(|(at, pages)| Op::Unmap { at, pages }),
+        2 => span.clone().prop_map(|(at, pages)| Op::Unmap { at, pages }),
+        1 => span.prop_map(|(at, pages)| Op::Discard { at, pages }),
         1 => at.prop_map(|at| Op::UnmapLeaf { at: BASE + at * 16 * K }),
     ]
 }
@@ -109,6 +112,12 @@ fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) 
                 model.append(&mut behind);
                 assert_eq!(unmapped, Ok(rest.len() as u64 * page));
                 assert_eq!(told, rest);
+            }
+            Op::Discard { at, pages: bytes } => {
+                let mut rest = model.split_off(&at);
+                let mut behind = rest.split_off(&(at + bytes));
+                model.append(&mut behind);
+                assert_eq!(space.discard(range(at, bytes)), Ok(rest.len() as u64 * page));
             }
             Op::UnmapLeaf { at } => {
                 let found = space.unmap_leaf(Gpa(at + 8)).unwrap();
@@ -244,7 +253,83 @@ fn the_rest_of_the_engine_is_at_hand() {
     guard.complete();
     drop(guard);
     assert!(!space.query(Gpa(0)).unwrap().attributes.write);
-    assert_eq!(space.tables().geometry().address_bits, 40);
+    assert_eq!(space.geometry().address_bits, 40);
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+/// Invalidations since the last question.
+fn invalidations(platform: &TestPlatform) -> usize {
+    let of = |event: &Event| matches!(event, Event::Invalidate(_));
+    platform.take_events().iter().filter(|event| of(event)).count()
+}
+
+#[test]
+fn what_is_discarded_is_invalidated_once_however_scattered_its_memory_is() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    let scattered = |space: &mut AddressSpace<'_, _, _>| {
+        for page in 0..512 {
+            let hpa = Hpa((512 - page) * 8 * K);
+            space.map(range(page * 4 * K, 4 * K), hpa, RAM, PageSize::SIZE_4K).unwrap();
+        }
+    };
+    scattered(&mut space);
+    platform.take_events();
+    let mut handed = 0;
+    assert_eq!(space.unmap(range(0, 2 * M), |run| handed += run.bytes), Ok(2 * M));
+    assert_eq!(handed, 2 * M);
+    assert_eq!(invalidations(&platform), 512 / 16);
+    scattered(&mut space);
+    platform.take_events();
+    assert_eq!(space.discard(range(0, 2 * M)), Ok(2 * M));
+    assert_eq!(invalidations(&platform), 1);
+    assert_eq!(platform.live(), 1, "the root is left");
+    let far = space.discard(range(1 << 40, 4 * K)).unwrap_err().why;
+    assert!(matches!(far, SpaceError::Unmap(UnmapError::Range(_))));
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+#[test]
+fn a_part_of_a_block_is_discarded_and_the_rest_stays() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_2M).unwrap();
+    platform.limit(platform.live());
+    assert_eq!(space.discard(range(M, 4 * K)).unwrap_err().why, SpaceError::OutOfFrames);
+    assert_eq!(space.query(Gpa(M)).unwrap().size, PageSize::SIZE_2M);
+    platform.limit(usize::MAX);
+    assert_eq!(space.discard(range(M, 4 * K)), Ok(4 * K));
+    assert!(space.query(Gpa(M)).is_none());
+    assert_eq!(space.query(Gpa(M + 4 * K)).unwrap().hpa, Hpa(M + 4 * K));
+    assert_eq!(space.query(Gpa(M - 1)).unwrap().hpa, Hpa(M - 1));
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+#[test]
+fn guards_of_one_owner_see_each_other_and_no_table_that_they_unlink_goes_before_the_owner_calls() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let mut space = owned(&platform);
+    let mut storage = [const { None }; 4];
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(4).unwrap();
+    let (all, page) = (range(0, 2 * M), PageSize::SIZE_4K);
+    let (walker, mut other) = (space.guard(), space.guard());
+    other.map(all, Hpa(0), RAM, page, &mut cache).unwrap();
+    assert!(walker.translate(Gpa(M)).unwrap().is_some());
+    let mapped = platform.live();
+    let mut places = [Place::EMPTY];
+    let mut removals = other.removals(&mut places);
+    assert_eq!(other.unmap(all, &mut removals), Ok(2 * M));
+    removals.complete().for_each(drop);
+    drop(removals);
+    assert_eq!((walker.translate(Gpa(M)), space.query(Gpa(M))), (Ok(None), None));
+    assert_eq!(platform.live(), mapped, "the walker may be in the tables");
+    drop((walker, other, cache));
+    assert_eq!(space.reclaim(), mapped - platform.live());
+    assert_eq!(platform.live(), 1, "the root is left");
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
 }

@@ -1,0 +1,182 @@
+//! A host of ordinary memory, and the page table that axvm has today, for tests and examples.
+
+// Each of them uses a part.
+#![allow(dead_code)]
+
+pub mod today;
+
+use ax_memory_addr::{PhysAddr, VirtAddr};
+use axaddrspace::AddrSpace;
+use slat::{
+    AddressSpace, BreakBeforeMake, Format, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot,
+    Vmid,
+};
+use slat_axvm::{GuestMemory, NestedPageTable};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeSet;
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub const K: usize = 1 << 10;
+pub const M: usize = 1 << 20;
+pub const G: usize = 1 << 30;
+
+/// Pages of the allocator's, whose physical address is their virtual one: for tables and guests.
+#[derive(Debug)]
+pub struct Host {
+    grace: Grace<[Seat; 4]>,
+    break_before_make: BreakBeforeMake,
+    invalidations: Mutex<Vec<Invalidation>>,
+    /// Table pages, and how many there may be.
+    tables: AtomicUsize,
+    most_tables: AtomicUsize,
+    /// Guest pages that are out, and how many there may be.
+    pages: Mutex<BTreeSet<usize>>,
+    most_pages: AtomicUsize,
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, bytes).unwrap()
+}
+
+/// Zeroes, aligned to their size.
+fn zeroes(bytes: usize) -> usize {
+    // SAFETY: all callers ask for a page at least.
+    let memory = unsafe { alloc_zeroed(layout(bytes)) };
+    assert!(!memory.is_null());
+    memory.expose_provenance()
+}
+
+impl Host {
+    pub fn new(break_before_make: BreakBeforeMake) -> Self {
+        Self {
+            grace: Grace::new([const { Seat::new() }; 4]),
+            break_before_make,
+            invalidations: Mutex::default(),
+            tables: AtomicUsize::new(0),
+            most_tables: AtomicUsize::new(usize::MAX),
+            pages: Mutex::default(),
+            most_pages: AtomicUsize::new(usize::MAX),
+        }
+    }
+
+    /// Invalidations since the last question.
+    pub fn invalidations(&self) -> Vec<Invalidation> {
+        std::mem::take(&mut self.invalidations.lock().unwrap())
+    }
+
+    /// Table pages that are out; a root of several counts as one.
+    pub fn tables(&self) -> usize {
+        self.tables.load(Ordering::Relaxed)
+    }
+
+    pub fn limit_tables(&self, most: usize) {
+        self.most_tables.store(most, Ordering::Relaxed);
+    }
+
+    /// Guest pages that are out.
+    pub fn pages(&self) -> usize {
+        self.pages.lock().unwrap().len()
+    }
+
+    pub fn limit_pages(&self, most: usize) {
+        self.most_pages.store(most, Ordering::Relaxed);
+    }
+}
+
+// SAFETY:
+// 1. `allocate` returns memory of the allocator's, of that size and alignment.
+// 2. A frame's address is that of its memory, whose provenance is exposed; it stays until `free`.
+// 3. No CPU loads these tables.
+// 4. `grace` and `break_before_make` are fields that do not change.
+// 5. `fill` is the engine's own.
+// 6. Nothing panics while the lock is held, so it is never poisoned.
+unsafe impl Platform for Host {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        let most = self.most_tables.load(Ordering::Relaxed);
+        let one_more = |tables| (tables < most).then_some(tables + 1);
+        self.tables.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        // SAFETY: the memory is the frame's alone, and below 2^47, as all of a program's is.
+        unsafe { Frame::from_hpa(Hpa(zeroes(bytes) as u64)) }
+    }
+
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
+        self.tables.fetch_sub(1, Ordering::Relaxed);
+        let memory = std::ptr::with_exposed_provenance_mut(frame.hpa().0 as usize);
+        // SAFETY: `allocate` had it from the allocator with the same layout; nobody reaches it.
+        unsafe { dealloc(memory, layout(bytes)) }
+    }
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        NonNull::new(std::ptr::with_exposed_provenance_mut(table.0 as usize)).unwrap()
+    }
+
+    fn publish(&self) {}
+
+    fn invalidate(&self, what: &Invalidation) {
+        self.invalidations.lock().unwrap().push(*what);
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.break_before_make
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+}
+
+impl GuestMemory for Host {
+    fn allocate(&self) -> Option<PhysAddr> {
+        let mut pages = self.pages.lock().unwrap();
+        if pages.len() >= self.most_pages.load(Ordering::Relaxed) {
+            return None;
+        }
+        let page = zeroes(4 * K);
+        pages.insert(page);
+        Some(PhysAddr::from(page))
+    }
+
+    fn free(&self, page: PhysAddr) {
+        assert!(self.pages.lock().unwrap().remove(&page.as_usize()), "freed twice, or never out");
+        let memory = std::ptr::with_exposed_provenance_mut(page.as_usize());
+        // SAFETY: `allocate` had it from the allocator with this layout, and it was still out.
+        unsafe { dealloc(memory, layout(4 * K)) }
+    }
+
+    fn address(&self, address: PhysAddr) -> VirtAddr {
+        VirtAddr::from(address.as_usize())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // What axaddrspace leaks, as in `remap`, is of no use to anybody now.
+        for page in std::mem::take(self.pages.get_mut().unwrap()) {
+            let memory = std::ptr::with_exposed_provenance_mut(page);
+            // SAFETY: `allocate` had it from the allocator with this layout; no guest is left.
+            unsafe { dealloc(memory, layout(4 * K)) }
+        }
+    }
+}
+
+/// A page table of axaddrspace's on the engine.
+pub type Table<'p, F> = NestedPageTable<'p, F, Host, &'p Host>;
+
+/// An empty page table for guest addresses of `bits`, which goes with its last user.
+pub fn table<F: Format>(format: F, bits: u32, host: &Host) -> Table<'_, F> {
+    let space = AddressSpace::new(format, Vmid(1), bits, host).unwrap();
+    // SAFETY: no CPU loads tables here.
+    unsafe { NestedPageTable::new(space, host).freed_when_dropped() }
+}
+
+/// An empty address space of `size` bytes from `base`.
+pub fn space<F: Format>(
+    format: F,
+    bits: u32,
+    host: &Host,
+    (base, size): (usize, usize),
+) -> AddrSpace<Table<'_, F>> {
+    AddrSpace::new_empty(table(format, bits, host), base.into(), size).unwrap()
+}

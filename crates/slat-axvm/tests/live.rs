@@ -1,0 +1,38 @@
+//! The example `live`, asserted.
+
+#[path = "../examples/live.rs"]
+mod live;
+
+#[test]
+fn tables_change_beside_a_vcpu_that_never_faults_and_never_finds_other_memory() {
+    let live::Beside { rounds, accesses, faults, window, strangers, lookups, wrong } =
+        live::beside(20).unwrap();
+    assert!(rounds >= 20 && accesses > 0 && window > 0 && lookups > 0);
+    assert_eq!((faults, strangers, wrong), (0, 0, 0));
+}
+
+#[test]
+fn a_log_by_write_protection_names_what_was_written_in_each_round_at_a_fault_a_page() {
+    let rounds = live::log_by_faults().unwrap();
+    for ((found, faults), written) in rounds.iter().zip(live::WRITTEN) {
+        let mut pages = written.to_vec();
+        pages.sort();
+        pages.dedup();
+        assert_eq!((found, *faults), (&pages, pages.len() as u64));
+    }
+    assert_eq!(rounds.len(), live::WRITTEN.len());
+}
+
+#[test]
+fn a_log_by_hardware_names_what_was_written_since_the_last_harvest_without_a_fault() {
+    let rounds = live::log_by_hardware().unwrap();
+    let (first, later) = rounds.split_first().unwrap();
+    assert_eq!(first.0, (0..2048).collect::<Vec<_>>(), "what was mapped counts as written");
+    for ((found, faults), written) in later.iter().zip(live::WRITTEN) {
+        let mut pages = written.to_vec();
+        pages.sort();
+        pages.dedup();
+        assert_eq!((found, *faults), (&pages, 0));
+    }
+    assert_eq!(later.len(), live::WRITTEN.len());
+}
