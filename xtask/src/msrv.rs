@@ -30,6 +30,9 @@ pub fn bare() -> anyhow::Result<Outcome> {
             check.env("CARGO_PROFILE_DEV_PANIC", "abort");
             ran(&mut check)?;
         }
+        let mut check = cargo(&["check", "--target", setup::BARE, "--package", "slat-capi"]);
+        check.args(["--no-default-features", "--features", "arm64,panic-handler"]);
+        ran(check.env("CARGO_PROFILE_DEV_PANIC", "abort"))?;
         ran(&mut cargo(&[
             "check",
             "--target",

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates, each of which may depend on those before it.
-const CRATES: [&str; 21] = [
+const CRATES: [&str; 22] = [
     "slat-seed",
     "slat",
     "slat-size",
+    "slat-capi",
     "slat-guest",
     "slat-sim",
     "slat-reclaim",
