@@ -47,7 +47,7 @@ pub fn bare() -> anyhow::Result<Outcome> {
 
 /// Runs a stage if `there` is what it needs. Without rustup nothing can be installed, so nothing
 /// that could be there is missing.
-fn needs(
+pub fn needs(
     there: anyhow::Result<()>,
     stage: impl FnOnce() -> anyhow::Result<Outcome>,
 ) -> anyhow::Result<Outcome> {
