@@ -35,6 +35,7 @@ Examples:
   cargo xtask bench --quick
   cargo xtask peers --quick          beside Linux's own code and other crates
   cargo xtask size                   the engine's text, by format and operation
+  cargo xtask size --stack           its stack
   cargo xtask static --arch x86_64 --arch aarch64    programs for `slat emulate`
   cargo xtask dist                   programs to copy to other machines
   cargo xtask hypervisor run         Linux on the hypervisor, in QEMU
@@ -86,7 +87,11 @@ enum Task {
         arguments: Vec<String>,
     },
     /// Print the bytes of text that the engine adds to a user without an operating system
-    Size,
+    Size {
+        /// Of stack instead: the deepest path of calls of each operation
+        #[arg(long)]
+        stack: bool,
+    },
     /// Build `slat` and `slat-bench` without anything that they need of a system, for `slat
     /// emulate`
     ///
@@ -140,7 +145,7 @@ fn main() -> ExitCode {
         Task::Test { stages, deep, long } => test::run(&stages, deep, long),
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Peers { arguments } => peers::run(&arguments),
-        Task::Size => size::run(),
+        Task::Size { stack } => size::run(stack),
         Task::Static { arch, program } => static_build::run(&arch, &program),
         Task::Dist => dist::run(),
         Task::Hypervisor(Hypervisor::Run(args)) => hypervisor::run(&args),

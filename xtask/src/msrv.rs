@@ -31,6 +31,9 @@ pub fn bare() -> anyhow::Result<Outcome> {
             check.env("CARGO_PROFILE_DEV_PANIC", "abort");
             ran(&mut check)?;
         }
+        let mut check = cargo(&["check", "--target", setup::BARE, "--package", "slat-capi"]);
+        check.args(["--no-default-features", "--features", "arm64,panic-handler"]);
+        ran(check.env("CARGO_PROFILE_DEV_PANIC", "abort"))?;
         ran(&mut cargo(&[
             "check",
             "--target",
@@ -47,7 +50,7 @@ pub fn bare() -> anyhow::Result<Outcome> {
 
 /// Runs a stage if `there` is what it needs. Without rustup nothing can be installed, so nothing
 /// that could be there is missing.
-fn needs(
+pub fn needs(
     there: anyhow::Result<()>,
     stage: impl FnOnce() -> anyhow::Result<Outcome>,
 ) -> anyhow::Result<Outcome> {

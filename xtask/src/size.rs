@@ -1,15 +1,22 @@
-//! `cargo xtask size`: the engine's text for a user without an operating system, by operation.
+//! `cargo xtask size`: the engine's text for a user without an operating system, by operation; and
+//! its stack.
 //!
-//! An operation's bytes are those of all functions that it can reach in the archive's one object of
-//! Rust code: what a user of that operation alone gets. Operations share functions, so their sum is
-//! more than the whole. The platform is the user's, and not counted; nor are `memcpy` and its like.
+//! An operation's bytes are those of all functions that it can reach: what a user of that operation
+//! alone gets. Operations share functions, so their sum is more than the whole. Its stack is that
+//! of the deepest path of calls, by the frame sizes that the compiler writes beside the code. The
+//! platform is the user's, and not counted; nor are panics, `memcpy` and its like.
 
+use crate::stages::Outcome;
 use crate::{setup, stages, target};
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use object::read::archive::ArchiveFile;
-use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionIndex, SectionKind};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::path::Path;
+use object::{
+    Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTarget, SectionIndex,
+    SectionKind, SymbolIndex, elf,
+};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt::Write;
+use std::path::PathBuf;
 
 const TRIPLE: &str = setup::BARE;
 const FORMATS: [(&str, &str); 5] = [
@@ -21,89 +28,276 @@ const FORMATS: [(&str, &str); 5] = [
 ];
 const LEVELS: [&str; 2] = ["2", "s"];
 
+/// Bytes of stack that any operation may use at `-O2`: a hypervisor's stack has a few KiB.
+const MOST_STACK: u64 = 1024;
+
 /// Bytes by operation, and of all.
 type Sizes = (BTreeMap<String, u64>, u64);
 
-/// Builds for each format and level of optimisation, and prints a table.
-pub fn run() -> anyhow::Result<()> {
+/// Builds for each format and level of optimisation, and prints a table: of text, or of `stack`.
+pub fn run(stack: bool) -> anyhow::Result<()> {
     setup::target(setup::BARE)?;
     let mut columns = Vec::new();
     for (feature, name) in FORMATS {
+        if stack {
+            columns.push((name.to_owned(), Code::build(feature, "2")?.stacks()?));
+            continue;
+        }
         for level in LEVELS {
-            columns.push((format!("{name}, -O{level}"), build(feature, level)?));
+            columns.push((format!("{name}, -O{level}"), Code::build(feature, level)?.sizes()?));
         }
     }
-    print(&columns);
+    print(&columns, if stack { "stack at -O2" } else { "text" });
     Ok(())
 }
 
-fn build(feature: &str, level: &str) -> anyhow::Result<Sizes> {
-    let folder = target().join("size");
-    let mut build = stages::cargo(&["build", "--quiet", "--release", "--package", "slat-size"]);
-    build.args(["--target", TRIPLE, "--no-default-features", "--features", feature]);
-    build
-        .env("CARGO_TARGET_DIR", &folder)
-        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", level)
-        .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
-        .env("CARGO_PROFILE_RELEASE_DEBUG", "0");
-    stages::ran(&mut build)?;
-    read(&folder.join(TRIPLE).join("release/libslat_size.a"))
-}
-
-fn read(path: &Path) -> anyhow::Result<Sizes> {
-    let data = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let archive = ArchiveFile::parse(&*data)?;
-    for member in archive.members() {
-        let member = member?;
-        if member.name().starts_with(b"slat_size-") {
-            return sizes(&object::File::parse(member.data(&*data)?)?);
+/// No operation uses more stack than a hypervisor has, on any format.
+pub fn check_stacks() -> anyhow::Result<Outcome> {
+    let mut columns = Vec::new();
+    for (feature, name) in FORMATS {
+        columns.push((name.to_owned(), Code::build(feature, "2")?.stacks()?));
+    }
+    print(&columns, "stack at -O2");
+    for (name, (operations, _)) in &columns {
+        for (operation, bytes) in operations {
+            ensure!(
+                *bytes <= MOST_STACK,
+                "{operation} takes {bytes} bytes of stack on {name}, more than {MOST_STACK}"
+            );
         }
     }
-    bail!("{} holds no code of slat-size", path.display())
+    Ok(Outcome::Ran(Vec::new()))
 }
 
-fn sizes(file: &object::File<'_>) -> anyhow::Result<Sizes> {
-    let is_text = |index| {
-        file.section_by_index(index).is_ok_and(|section| section.kind() == SectionKind::Text)
-    };
-    let bytes = |sections: &HashSet<SectionIndex>| -> u64 {
-        let sections = sections.iter().filter(|index| is_text(**index));
-        sections.filter_map(|index| file.section_by_index(*index).ok()).map(|s| s.size()).sum()
-    };
-    let mut operations = BTreeMap::new();
-    let mut all = HashSet::new();
-    for symbol in file.symbols() {
-        let Some(name) = symbol.name().ok().and_then(|name| name.strip_prefix("op_")) else {
-            continue;
-        };
-        let section = symbol.section_index().context("an operation without a section")?;
-        let reached = reach(file, section)?;
-        operations.insert(name.to_owned(), bytes(&reached));
-        all.extend(reached);
+/// How a function reaches another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Reach {
+    /// It calls it, or takes its address: its frame stays meanwhile.
+    Within,
+    /// It goes on there in its place.
+    Instead,
+}
+
+/// A function, or what one refers to: each has a section of its own.
+struct Part {
+    name: String,
+    bytes: u64,
+    text: bool,
+    /// Bytes of its frame, where the compiler knows it.
+    frame: Option<u64>,
+    reaches: HashSet<(usize, Reach)>,
+}
+
+/// What was compiled of the engine and of `slat-size`.
+struct Code {
+    parts: Vec<Part>,
+    /// Where each operation begins.
+    operations: BTreeMap<String, usize>,
+}
+
+impl Code {
+    fn build(feature: &str, level: &str) -> anyhow::Result<Self> {
+        let folder = target().join("size");
+        let mut build = stages::cargo(&["build", "--quiet", "--release", "--package", "slat-size"]);
+        build.args(["--target", TRIPLE, "--no-default-features", "--features", feature]);
+        build
+            .env("CARGO_TARGET_DIR", &folder)
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", level)
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+            .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+            // The compiler tells frame sizes to those who ask for what is not stable; the code is
+            // the same.
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("RUSTFLAGS", "-Z emit-stack-sizes");
+        stages::ran(&mut build)?;
+        Self::read(folder.join(TRIPLE).join("release/libslat_size.a"))
     }
-    Ok((operations, bytes(&all)))
-}
 
-/// A function has a section of its own; whatever it refers to comes with it.
-fn reach(file: &object::File<'_>, from: SectionIndex) -> anyhow::Result<HashSet<SectionIndex>> {
-    let mut reached = HashSet::from([from]);
-    let mut waiting = vec![from];
-    while let Some(index) = waiting.pop() {
-        for (_, relocation) in file.section_by_index(index)?.relocations() {
-            let target = match relocation.target() {
-                RelocationTarget::Symbol(symbol) => file.symbol_by_index(symbol)?.section_index(),
-                RelocationTarget::Section(section) => Some(section),
-                _ => None,
+    fn read(path: PathBuf) -> anyhow::Result<Self> {
+        let data =
+            std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let archive = ArchiveFile::parse(&*data)?;
+        let mut files = Vec::new();
+        for member in archive.members() {
+            let member = member?;
+            let name = member.name();
+            if name.starts_with(b"slat_size-") || name.starts_with(b"slat-") {
+                files.push(object::File::parse(member.data(&*data)?)?);
+            }
+        }
+        let mut code = Self { parts: Vec::new(), operations: BTreeMap::new() };
+        let mut places = HashMap::new();
+        let mut global = HashMap::new();
+        for (number, file) in files.iter().enumerate() {
+            for section in file.sections() {
+                places.insert((number, section.index()), code.parts.len());
+                code.parts.push(Part {
+                    name: section.name()?.to_owned(),
+                    bytes: section.size(),
+                    text: section.kind() == SectionKind::Text,
+                    frame: None,
+                    reaches: HashSet::new(),
+                });
+            }
+            for symbol in file.symbols() {
+                let (Ok(name), Some(section)) = (symbol.name(), symbol.section_index()) else {
+                    continue;
+                };
+                let Some(&place) = places.get(&(number, section)) else { continue };
+                if symbol.is_global() {
+                    global.insert(name.to_owned(), place);
+                }
+                if let Some(operation) = name.strip_prefix("op_") {
+                    code.operations.insert(operation.to_owned(), place);
+                }
+            }
+        }
+        ensure!(!code.operations.is_empty(), "{} holds no operation", path.display());
+        for (number, file) in files.iter().enumerate() {
+            let part_of = |symbol: SymbolIndex| -> Option<usize> {
+                let symbol = file.symbol_by_index(symbol).ok()?;
+                match symbol.section_index() {
+                    Some(section) => places.get(&(number, section)).copied(),
+                    None => global.get(symbol.name().ok()?).copied(),
+                }
             };
-            waiting.extend(target.filter(|target| reached.insert(*target)));
+            for section in file.sections() {
+                let of_frames = section.name()? == ".stack_sizes";
+                for (_, relocation) in section.relocations() {
+                    let to = match relocation.target() {
+                        RelocationTarget::Symbol(symbol) => part_of(symbol),
+                        RelocationTarget::Section(section) => of(&places, number, section),
+                        _ => None,
+                    };
+                    let Some(to) = to else { continue };
+                    if of_frames {
+                        code.parts[to].frame = Some(frame(section.data()?)?);
+                        continue;
+                    }
+                    let reach = match relocation.flags() {
+                        RelocationFlags::Elf { r_type: elf::R_AARCH64_JUMP26 } => Reach::Instead,
+                        _ => Reach::Within,
+                    };
+                    let from = places[&(number, section.index())];
+                    code.parts[from].reaches.insert((to, reach));
+                }
+            }
         }
+        Ok(code)
     }
-    Ok(reached)
+
+    fn sizes(&self) -> anyhow::Result<Sizes> {
+        let bytes = |reached: &HashSet<usize>| -> u64 {
+            reached
+                .iter()
+                .map(|part| &self.parts[*part])
+                .filter(|it| it.text)
+                .map(|it| it.bytes)
+                .sum()
+        };
+        let mut all = HashSet::new();
+        let mut operations = BTreeMap::new();
+        for (name, from) in &self.operations {
+            let reached = self.reach(*from);
+            operations.insert(name.clone(), bytes(&reached));
+            all.extend(reached);
+        }
+        Ok((operations, bytes(&all)))
+    }
+
+    /// A part, and whatever it refers to, which comes with it.
+    fn reach(&self, from: usize) -> HashSet<usize> {
+        let mut reached = HashSet::from([from]);
+        let mut waiting = vec![from];
+        while let Some(part) = waiting.pop() {
+            let next = self.parts[part].reaches.iter().map(|(to, _)| *to);
+            waiting.extend(next.filter(|to| reached.insert(*to)).collect::<Vec<_>>());
+        }
+        reached
+    }
+
+    /// The deepest of each operation, and of all. Says of which functions it is more than allowed.
+    fn stacks(&self) -> anyhow::Result<Sizes> {
+        let mut depths = HashMap::new();
+        let mut operations = BTreeMap::new();
+        for (name, from) in &self.operations {
+            let depth = self.depth(*from, &mut depths, &mut Vec::new())?;
+            if depth > MOST_STACK {
+                eprintln!("{name} takes {depth} bytes of stack:\n{}", self.path(name, &depths));
+            }
+            operations.insert(name.clone(), depth);
+        }
+        let all = operations.values().copied().max().unwrap_or(0);
+        Ok((operations, all))
+    }
+
+    fn depth(
+        &self,
+        part: usize,
+        depths: &mut HashMap<usize, u64>,
+        above: &mut Vec<usize>,
+    ) -> anyhow::Result<u64> {
+        let Part { name, text, frame, reaches, .. } = &self.parts[part];
+        if let Some(depth) = depths.get(&part) {
+            return Ok(*depth);
+        }
+        // Constants: what their pointers lead to is called by code that is not the engine's.
+        if !text {
+            return Ok(0);
+        }
+        if above.contains(&part) {
+            bail!("{name} calls itself: its stack has no bound");
+        }
+        let frame = frame.with_context(|| format!("no frame size of {name}"))?;
+        above.push(part);
+        let mut depth = frame;
+        for (to, reach) in reaches.iter().filter(|(to, _)| *to != part) {
+            let below = self.depth(*to, depths, above)?;
+            depth = depth.max(if *reach == Reach::Within { frame + below } else { below });
+        }
+        above.pop();
+        depths.insert(part, depth);
+        Ok(depth)
+    }
+
+    /// The deepest path of an operation, a line a frame, once the depths are known.
+    fn path(&self, operation: &str, depths: &HashMap<usize, u64>) -> String {
+        let mut lines = String::new();
+        let mut at = self.operations.get(operation).copied();
+        while let Some(part) = at {
+            let Part { name, frame, reaches, .. } = &self.parts[part];
+            let (frame, depth) = (frame.unwrap_or(0), depths.get(&part).copied().unwrap_or(0));
+            _ = writeln!(lines, "{frame:>7}  {}", name.trim_start_matches(".text."));
+            let deepest = |(to, reach): &&(usize, Reach)| {
+                let below = depths.get(to).copied().unwrap_or(0);
+                *to != part && below + if *reach == Reach::Within { frame } else { 0 } == depth
+            };
+            at = reaches.iter().find(deepest).map(|(to, _)| *to).filter(|_| depth > frame);
+        }
+        lines
+    }
 }
 
-fn print(columns: &[(String, Sizes)]) {
+fn of(
+    places: &HashMap<(usize, SectionIndex), usize>,
+    file: usize,
+    section: SectionIndex,
+) -> Option<usize> {
+    places.get(&(file, section)).copied()
+}
+
+/// A function's address, which the linker fills in, and the bytes of its frame, in sevens of bits.
+fn frame(entry: &[u8]) -> anyhow::Result<u64> {
+    let digits = entry.get(8..).context("a frame size of fewer bytes than an address")?;
+    let end = digits.iter().position(|byte| byte & 0x80 == 0).context("no end of a number")?;
+    ensure!(digits.len() == end + 1 && end < 9, "more than one frame size in a section");
+    Ok(digits.iter().rev().fold(0, |sum, byte| sum << 7 | u64::from(byte & 0x7f)))
+}
+
+fn print(columns: &[(String, Sizes)], what: &str) {
     let names: BTreeSet<_> = columns.iter().flat_map(|(_, sizes)| sizes.0.keys()).collect();
-    println!("Bytes of text for {TRIPLE}:\n");
+    println!("Bytes of {what} for {TRIPLE}:\n");
     let heads: Vec<_> = columns.iter().map(|(head, _)| head.as_str()).collect();
     println!("| operation | {} |", heads.join(" | "));
     println!("|---|{}", "---:|".repeat(columns.len()));
@@ -115,4 +309,42 @@ fn print(columns: &[(String, Sizes)]) {
 
 fn row(name: &str, bytes: impl Iterator<Item = u64>) {
     println!("| {name} | {} |", bytes.map(|n| n.to_string()).collect::<Vec<_>>().join(" | "));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(name: &str, frame: u64, reaches: &[(usize, Reach)]) -> Part {
+        let reaches = reaches.iter().copied().collect();
+        Part { name: name.to_owned(), bytes: 1, text: true, frame: Some(frame), reaches }
+    }
+
+    #[test]
+    fn the_deepest_path_counts_and_a_call_at_the_end_replaces_its_caller() {
+        use Reach::{Instead, Within};
+        let code = Code {
+            parts: vec![
+                part("a", 16, &[(1, Within), (2, Instead)]),
+                part("b", 32, &[(3, Within)]),
+                part("c", 100, &[(0, Instead)]),
+                part("d", 64, &[]),
+            ],
+            operations: BTreeMap::from([("b".to_owned(), 1), ("d".to_owned(), 3)]),
+        };
+        assert_eq!(
+            code.stacks().unwrap(),
+            (BTreeMap::from([("b".into(), 96), ("d".into(), 64)]), 96)
+        );
+        assert_eq!(code.sizes().unwrap().1, 2);
+        let circle = code.depth(0, &mut HashMap::new(), &mut Vec::new()).unwrap_err();
+        assert!(circle.to_string().contains("calls itself"), "{circle}");
+    }
+
+    #[test]
+    fn a_frame_size_is_read_behind_an_address() {
+        assert_eq!(frame(&[0, 0, 0, 0, 0, 0, 0, 0, 0xb0, 0x2b]).unwrap(), 5552);
+        assert!(frame(&[0, 0, 0, 0, 0, 0, 0, 0, 0xb0]).is_err());
+        assert!(frame(&[0, 0, 0]).is_err());
+    }
 }

@@ -1,7 +1,7 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
 use crate::{
-    docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, msrv, peers, root, setup, target,
+    docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, msrv, peers, root, setup, size, target,
     walkers,
 };
 use anyhow::{Context, bail};
@@ -22,6 +22,8 @@ pub enum Stage {
     Msrv,
     /// The engine, and a user of it, for a machine without an operating system; with --deep
     Bare,
+    /// The stack of each of the engine's operations, without an operating system; with --deep
+    Stack,
     /// What the tests are compiles
     Build,
     /// Unit, property and command-line tests
@@ -101,11 +103,12 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 12] = [
+    const DEEP: [Self; 13] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
         Self::Bare,
+        Self::Stack,
         Self::Docs,
         Self::Loom,
         Self::Shuttle,
@@ -136,6 +139,7 @@ impl Stage {
             Self::Features => features(),
             Self::Msrv => msrv::oldest(),
             Self::Bare => msrv::bare(),
+            Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
             Self::Build => ran(tests().arg("--no-run")),
             Self::Tests => {
                 // Patches are held against what `git am` makes of them.

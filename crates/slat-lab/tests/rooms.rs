@@ -8,6 +8,7 @@ const CRATES: [&str; 22] = [
     "slat-seed",
     "slat",
     "slat-size",
+    "slat-capi",
     "slat-guest",
     "slat-sim",
     "slat-axvm",

@@ -1,0 +1,574 @@
+//! Values that cross the border, as C has them, and as the engine does.
+
+use core::ffi::c_void;
+use slat::format::{AttributeError, Software};
+use slat::{
+    Access, Attributes, ChangeError, Execute, Gpa, GpaRange, Halted, Hpa, MapError, Memory,
+    NewError, PageSize, RangeError, Removed, Rights, SpaceError, SplitError, Translation,
+    UnmapError,
+};
+
+/// What came of a call. Each function names those that it may return beside `SLAT_STATUS_OK`,
+/// `SLAT_STATUS_NULL_POINTER`, `SLAT_STATUS_HANDLE` and `SLAT_STATUS_BUSY`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum slat_status {
+    /// All was done.
+    Ok = 0,
+    /// A pointer that must not be null is; nothing was done.
+    NullPointer,
+    /// Not a handle that `slat_create` made where it lies, or one that was destroyed; for
+    /// `slat_create`, storage that holds a live handle already. Nothing was done.
+    Handle,
+    /// Another thread, or a function that calls this one back, is using the handle; nothing was
+    /// done.
+    Busy,
+    /// A number that is none of its enumeration, an unknown flag, a pointer that is not aligned, or
+    /// a size that is not a power of two; nothing was done.
+    Argument,
+    /// The library was built without this format.
+    Format,
+    /// The format cannot translate guest addresses of that many bits.
+    AddressBits,
+    /// The range is empty, not aligned to pages, or ends beyond the guest's addresses; nothing was
+    /// done.
+    Range,
+    /// The host address is not aligned to pages, or wider than a descriptor holds; nothing was
+    /// done.
+    HostAddress,
+    /// The format has no leaf of that size; nothing was done.
+    LeafSize,
+    /// The format, as configured, has no leaf with these rights, state or memory type; nothing was
+    /// done.
+    Attributes,
+    /// Something else is mapped there; nothing was done.
+    Occupied,
+    /// The range ends inside a block: split it first. Nothing was done.
+    CutsBlock,
+    /// The platform has no more frames. What precedes the address is done.
+    OutOfFrames,
+    /// The bitmap has fewer bits than the range has pages; nothing was done.
+    Bitmap,
+    /// Nothing records what the guest uses, in this format as configured; nothing was done.
+    NotRecorded,
+    /// Nothing is mapped there.
+    NotMapped,
+    /// The shootdown is another space's; nothing was done.
+    Foreign,
+    /// A register of the CPU cannot hold the value, or the CPU lacks what the format was configured
+    /// for.
+    Unsupported,
+    /// Entries are held by somebody who uses the engine beside this interface. What precedes the
+    /// address is done.
+    Contended,
+}
+
+/// How far an operation came.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct slat_result {
+    /// Whether all was done, or why not.
+    pub status: slat_status,
+    /// Where it stopped: everything before this guest address is done. 0 where all is, or nothing.
+    pub at: u64,
+    /// How much was done, in bytes of guest memory, or in pages, as the function says.
+    pub done: u64,
+}
+
+impl slat_result {
+    pub(crate) const fn refused(status: slat_status) -> Self {
+        Self { status, at: 0, done: 0 }
+    }
+
+    pub(crate) fn of<E: Into<slat_status>>(result: Result<u64, Halted<E>>) -> Self {
+        match result {
+            Ok(done) => Self { status: slat_status::Ok, at: 0, done },
+            Err(Halted { at, why }) => Self { status: why.into(), at: at.0, done: 0 },
+        }
+    }
+}
+
+/// The obligation to invalidate what operations left in TLBs: until `slat_complete` was given it, a
+/// vCPU may go on with the old rights. A later one of the same space includes the earlier ones.
+/// Lost, it joins what the space owes, and the next call that completes covers it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct slat_shootdown {
+    /// Whose; 0 if nothing is owed. For the library alone.
+    pub space: u64,
+    /// Up to which operation. For the library alone.
+    pub ticket: u64,
+}
+
+impl slat_shootdown {
+    pub(crate) const NOTHING: Self = Self { space: 0, ticket: 0 };
+}
+
+/// What an operation did, and what has to be completed for it, whatever the status.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct slat_owing {
+    /// How far it came.
+    pub result: slat_result,
+    /// For `slat_complete`.
+    pub owed: slat_shootdown,
+}
+
+/// What must be gone from TLBs and walk caches.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct slat_invalidation {
+    /// The first guest address; with `bytes` of 0, all of the guest is meant.
+    pub start: u64,
+    /// So many bytes from there; 0 for all of the guest.
+    pub bytes: u64,
+    /// The size of every changed leaf, in bytes, where it is one (Arm: a hint of a level); else 0.
+    pub leaf: u64,
+    /// The guest: VMID, ASID, or what tags its EPT root.
+    pub vmid: u16,
+    /// Tables were unlinked: walk caches hold stale entries too, not last levels only.
+    pub tables: bool,
+}
+
+/// Memory that is to be made coherent before the guest sees it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum slat_maintenance {
+    /// Data, cleaned and invalidated to the point of coherency (Arm: `dc civac`).
+    Data = 0,
+    /// Data, and instructions: the guest may fetch what the host has written (Arm: `ic` as well).
+    Instructions,
+}
+
+/// Which changes of a live entry's size the CPUs allow without a break.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum slat_break_before_make {
+    /// Every change breaks: Arm's FEAT_BBM levels 0 and 1, Power.
+    Always = 0,
+    /// FEAT_BBM level 2, where the hypervisor handles the TLB conflict abort.
+    ConflictHandled,
+    /// FEAT_BBM level 3, x86, RISC-V.
+    Never,
+}
+
+/// The machine under the tables: functions of the hypervisor's, each given `context` first.
+///
+/// The library copies the structure. Its user promises, for as long as a space made from it lives:
+///
+/// 1. `allocate` returns the physical address of memory of that size, aligned to it, that nobody
+///    else uses until it is given to `free`, and that descriptors of the format can hold; 0 if
+///    there is none.
+/// 2. `phys_to_virt` of an address inside such a frame points to that memory, readable and writable
+///    until it is given back, the same at every call, and is not null.
+/// 3. `invalidate` returns only when no CPU can use a translation, or a walk-cache entry, that it
+///    names: on every CPU that may hold entries of the guest.
+/// 4. No function unwinds, by an exception or `longjmp`.
+/// 5. Functions may be called from each thread that calls the library; none of them calls the
+///    library with the same space, which would answer `SLAT_STATUS_BUSY`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct slat_platform {
+    /// Given to each of the functions; may be null.
+    pub context: *mut c_void,
+    /// A frame for a table or a root: `bytes`, a power of two of 4 KiB at least, aligned to its
+    /// size, with any content. 0 if there is none.
+    pub allocate: Option<unsafe extern "C" fn(context: *mut c_void, bytes: usize) -> u64>,
+    /// Takes back a frame of `bytes`, which nobody reaches any more.
+    pub free: Option<unsafe extern "C" fn(context: *mut c_void, frame: u64, bytes: usize)>,
+    /// Where the hypervisor reaches a frame.
+    pub phys_to_virt: Option<unsafe extern "C" fn(context: *mut c_void, frame: u64) -> *mut c_void>,
+    /// Makes earlier stores to tables visible to the walkers of all CPUs (Arm: `dsb ishst`).
+    pub publish: Option<unsafe extern "C" fn(context: *mut c_void)>,
+    /// Makes earlier stores to tables visible, invalidates, and waits for completion on every CPU
+    /// that may hold entries of the guest. `what` is valid during the call.
+    pub invalidate:
+        Option<unsafe extern "C" fn(context: *mut c_void, what: *const slat_invalidation)>,
+    /// Makes `bytes` of memory at a host address coherent. Null where the machine needs none (x86,
+    /// RISC-V, Power; Arm with FEAT_S2FWB and CTR_EL0.DIC).
+    pub maintain: Option<
+        unsafe extern "C" fn(context: *mut c_void, memory: u64, bytes: u64, what: slat_maintenance),
+    >,
+    /// One of `enum slat_break_before_make`, of the CPU that allows least.
+    pub break_before_make: u32,
+}
+
+/// A format of tables.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum slat_format_kind {
+    /// Arm stage 2, 4 KiB granule: leaves of 4k, 2m, 1g.
+    Arm64K4 = 0,
+    /// Arm stage 2, 16 KiB granule: 16k, 32m.
+    Arm64K16,
+    /// Arm stage 2, 64 KiB granule: 64k, 512m.
+    Arm64K64,
+    /// Arm stage 2, 4 KiB granule with FEAT_LPA2: 52-bit addresses.
+    Arm64Lpa2K4,
+    /// Arm stage 2, 16 KiB granule with FEAT_LPA2: 52-bit addresses, and leaves of 64g.
+    Arm64Lpa2K16,
+    /// Intel EPT: 4k, 2m, 1g.
+    Ept1g,
+    /// Intel EPT of CPUs without blocks of 1g.
+    Ept2m,
+    /// AMD nested paging: 4k, 2m, 1g.
+    Npt1g,
+    /// AMD nested paging without blocks of 1g.
+    Npt2m,
+    /// Power radix, partition-scoped: 4k, 2m, 1g.
+    PowerK4,
+    /// Power radix, partition-scoped: 64k, 2m, 1g.
+    PowerK64,
+    /// RISC-V's G-stage of a CPU whose widest mode is Sv39x4: 4k, 2m, 1g.
+    RiscvSv39x4,
+    /// The same, Sv48x4.
+    RiscvSv48x4,
+    /// The same, Sv57x4.
+    RiscvSv57x4,
+}
+
+/// Arm: HCR_EL2.FWB, stage 2 forces the memory type. EPT: normal memory ignores the guest's PAT.
+pub const SLAT_FORMAT_FORCED_WRITE_BACK: u32 = 1 << 0;
+/// Arm: VTCR_EL2.HD, hardware marks the first write to a clean leaf.
+pub const SLAT_FORMAT_HARDWARE_DIRTY: u32 = 1 << 1;
+/// Arm: FEAT_XNX; EPT: mode-based execute control. Rights to execute differ by level.
+pub const SLAT_FORMAT_SPLIT_EXECUTE: u32 = 1 << 2;
+/// EPT: bit 6 of the EPT pointer, hardware sets accessed and dirty bits.
+pub const SLAT_FORMAT_ACCESSED_DIRTY: u32 = 1 << 3;
+/// RISC-V: Svpbmt, leaves have a memory type.
+pub const SLAT_FORMAT_MEMORY_TYPES: u32 = 1 << 4;
+
+/// A format as a CPU has it: `slat_default_format` fills it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct slat_format {
+    /// One of `enum slat_format_kind`.
+    pub kind: u32,
+    /// `SLAT_FORMAT_...`; those that are another format's do nothing.
+    pub flags: u32,
+    /// Bits of a host physical address that the CPU implements; 0 for as many as a descriptor
+    /// holds.
+    pub output_bits: u32,
+}
+
+/// Memory type of a leaf.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum slat_memory {
+    /// Write-back cacheable.
+    Normal = 0,
+    /// Normal, not cacheable.
+    NonCacheable,
+    /// A device; early acknowledgement of writes.
+    Device,
+    /// A device; no early acknowledgement.
+    DeviceStrict,
+}
+
+/// Who may execute from a leaf.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum slat_execute {
+    /// Nobody.
+    None = 0,
+    /// The guest's kernel and user programs.
+    All,
+    /// User programs only.
+    User,
+    /// The guest's kernel only.
+    Kernel,
+}
+
+/// How the guest uses memory, in the fault that `slat_relax` answers.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum slat_access {
+    /// It reads.
+    Read = 0,
+    /// It writes.
+    Write,
+    /// It executes, at a level that the fault does not tell.
+    Execute,
+    /// A user program executes.
+    ExecuteUser,
+    /// The guest's kernel executes.
+    ExecuteKernel,
+}
+
+/// The guest may read.
+pub const SLAT_READ: u32 = 1 << 0;
+/// The guest may write. Without `SLAT_DIRTY`, hardware marks the first write.
+pub const SLAT_WRITE: u32 = 1 << 1;
+/// The leaf was used. Where hardware does not set it, a leaf without it faults on use.
+pub const SLAT_ACCESSED: u32 = 1 << 2;
+/// The leaf was written, or may have been.
+pub const SLAT_DIRTY: u32 = 1 << 3;
+/// The first bit that is the hypervisor's own.
+pub const SLAT_SOFTWARE_A: u32 = 1 << 4;
+/// The second.
+pub const SLAT_SOFTWARE_B: u32 = 1 << 5;
+/// Memory that the guest may read and write, as a fault maps it: accessed, dirty.
+pub const SLAT_RAM: u32 = 15;
+
+/// Rights, state and memory type of a leaf, in no architecture's words.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct slat_attributes {
+    /// `SLAT_READ` to `SLAT_SOFTWARE_B`.
+    pub flags: u32,
+    /// One of `enum slat_execute`.
+    pub execute: u32,
+    /// One of `enum slat_memory`.
+    pub memory: u32,
+}
+
+/// What a guest address translates to.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct slat_translation {
+    /// The host address of that very byte.
+    pub hpa: u64,
+    /// The size of the leaf, in bytes.
+    pub leaf: u64,
+    /// Its rights, state and memory type.
+    pub attributes: slat_attributes,
+}
+
+/// Neighbouring leaves of one size and one set of attributes that were taken out.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct slat_removed {
+    /// Where they stood.
+    pub gpa: u64,
+    /// The memory behind them: no CPU reaches it any more.
+    pub hpa: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// The size of each, in bytes.
+    pub leaf: u64,
+    /// Rights and memory type, and the state at the moment they were taken out.
+    pub attributes: slat_attributes,
+}
+
+/// Where hardware starts its walks.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct slat_geometry {
+    /// The host address of the root.
+    pub root: u64,
+    /// Slots of the root, of 8 bytes each.
+    pub root_slots: u64,
+    /// The level of the root's slots, that of pages being 0.
+    pub root_level: u32,
+    /// Bits of a guest physical address.
+    pub address_bits: u32,
+}
+
+/// A range of guest addresses.
+pub(crate) fn range(start: u64, bytes: u64) -> Result<GpaRange, slat_status> {
+    GpaRange::new(Gpa(start), bytes).map_err(slat_status::from)
+}
+
+pub(crate) fn size(bytes: u64) -> Result<PageSize, slat_status> {
+    PageSize::from_bytes(bytes).ok_or(slat_status::Argument)
+}
+
+impl slat_attributes {
+    const FLAGS: u32 = SLAT_RAM | SLAT_SOFTWARE_A | SLAT_SOFTWARE_B;
+
+    pub(crate) fn decoded(self) -> Result<Attributes, slat_status> {
+        let has = |flag| self.flags & flag != 0;
+        if self.flags & !Self::FLAGS != 0 {
+            return Err(slat_status::Argument);
+        }
+        Ok(Attributes {
+            read: has(SLAT_READ),
+            write: has(SLAT_WRITE),
+            execute: execute(self.execute)?,
+            memory: match self.memory {
+                0 => Memory::Normal,
+                1 => Memory::NonCacheable,
+                2 => Memory::Device,
+                3 => Memory::DeviceStrict,
+                _ => return Err(slat_status::Argument),
+            },
+            accessed: has(SLAT_ACCESSED),
+            dirty: has(SLAT_DIRTY),
+            software: Software::new(has(SLAT_SOFTWARE_A), has(SLAT_SOFTWARE_B)),
+        })
+    }
+
+    /// Only `SLAT_READ`, `SLAT_WRITE` and the right to execute count.
+    pub(crate) fn rights(self) -> Result<Rights, slat_status> {
+        let Attributes { read, write, execute, .. } = self.decoded()?;
+        Ok(Rights { read, write, execute })
+    }
+}
+
+fn execute(number: u32) -> Result<Execute, slat_status> {
+    Ok(match number {
+        0 => Execute::None,
+        1 => Execute::All,
+        2 => Execute::User,
+        3 => Execute::Kernel,
+        _ => return Err(slat_status::Argument),
+    })
+}
+
+pub(crate) fn access(number: u32) -> Result<Access, slat_status> {
+    Ok(match number {
+        0 => Access::Read,
+        1 => Access::Write,
+        2 => Access::Execute,
+        3 => Access::ExecuteUser,
+        4 => Access::ExecuteKernel,
+        _ => return Err(slat_status::Argument),
+    })
+}
+
+impl From<Attributes> for slat_attributes {
+    fn from(of: Attributes) -> Self {
+        let flags = [
+            (of.read, SLAT_READ),
+            (of.write, SLAT_WRITE),
+            (of.accessed, SLAT_ACCESSED),
+            (of.dirty, SLAT_DIRTY),
+            (of.software.contains(Software::A), SLAT_SOFTWARE_A),
+            (of.software.contains(Software::B), SLAT_SOFTWARE_B),
+        ];
+        let execute = match of.execute {
+            Execute::None => slat_execute::None,
+            Execute::All => slat_execute::All,
+            Execute::User => slat_execute::User,
+            Execute::Kernel => slat_execute::Kernel,
+        };
+        let memory = match of.memory {
+            Memory::Normal => slat_memory::Normal,
+            Memory::NonCacheable => slat_memory::NonCacheable,
+            Memory::Device => slat_memory::Device,
+            Memory::DeviceStrict => slat_memory::DeviceStrict,
+        };
+        Self {
+            flags: flags.iter().fold(0, |all, (on, flag)| if *on { all | flag } else { all }),
+            execute: execute as u32,
+            memory: memory as u32,
+        }
+    }
+}
+
+impl From<Translation> for slat_translation {
+    fn from(of: Translation) -> Self {
+        let Hpa(hpa) = of.hpa;
+        Self { hpa, leaf: of.size.bytes(), attributes: of.attributes.into() }
+    }
+}
+
+impl slat_removed {
+    pub(crate) const NOTHING: Self = Self {
+        gpa: 0,
+        hpa: 0,
+        bytes: 0,
+        leaf: 0,
+        attributes: slat_attributes { flags: 0, execute: 0, memory: 0 },
+    };
+}
+
+impl From<Removed> for slat_removed {
+    fn from(of: Removed) -> Self {
+        Self {
+            gpa: of.gpa.0,
+            hpa: of.hpa.0,
+            bytes: of.bytes,
+            leaf: of.size.bytes(),
+            attributes: of.attributes.into(),
+        }
+    }
+}
+
+impl From<RangeError> for slat_status {
+    fn from(_: RangeError) -> Self {
+        Self::Range
+    }
+}
+
+impl From<AttributeError> for slat_status {
+    fn from(_: AttributeError) -> Self {
+        Self::Attributes
+    }
+}
+
+impl From<NewError> for slat_status {
+    fn from(why: NewError) -> Self {
+        match why {
+            NewError::OutOfFrames { .. } => Self::OutOfFrames,
+            _ => Self::AddressBits,
+        }
+    }
+}
+
+// The engine's errors may become more (`non_exhaustive`): what is not known yet is refused.
+
+impl From<MapError> for slat_status {
+    fn from(why: MapError) -> Self {
+        match why {
+            MapError::Range(_) => Self::Range,
+            MapError::HostAddress { .. } => Self::HostAddress,
+            MapError::LeafSize(_) => Self::LeafSize,
+            MapError::Attributes(_) => Self::Attributes,
+            MapError::Occupied { .. } => Self::Occupied,
+            MapError::CacheEmpty => Self::OutOfFrames,
+            MapError::Contended => Self::Contended,
+            _ => Self::Argument,
+        }
+    }
+}
+
+impl From<ChangeError> for slat_status {
+    fn from(why: ChangeError) -> Self {
+        match why {
+            ChangeError::Range(_) => Self::Range,
+            ChangeError::CutsBlock { .. } => Self::CutsBlock,
+            ChangeError::Bitmap { .. } => Self::Bitmap,
+            ChangeError::Attributes(_) => Self::Attributes,
+            ChangeError::NotRecorded => Self::NotRecorded,
+            ChangeError::Contended => Self::Contended,
+            _ => Self::Argument,
+        }
+    }
+}
+
+impl From<UnmapError> for slat_status {
+    fn from(why: UnmapError) -> Self {
+        match why {
+            UnmapError::Range(_) => Self::Range,
+            UnmapError::CutsBlock { .. } => Self::CutsBlock,
+            UnmapError::Contended => Self::Contended,
+            _ => Self::Argument,
+        }
+    }
+}
+
+impl From<SplitError> for slat_status {
+    fn from(why: SplitError) -> Self {
+        match why {
+            SplitError::Range(_) => Self::Range,
+            SplitError::LeafSize(_) => Self::LeafSize,
+            SplitError::CacheEmpty => Self::OutOfFrames,
+            SplitError::Contended => Self::Contended,
+            _ => Self::Argument,
+        }
+    }
+}
+
+impl From<SpaceError> for slat_status {
+    fn from(why: SpaceError) -> Self {
+        match why {
+            SpaceError::Map(why) => why.into(),
+            SpaceError::Change(why) => why.into(),
+            SpaceError::Unmap(why) => why.into(),
+            SpaceError::Split(why) => why.into(),
+            SpaceError::OutOfFrames => Self::OutOfFrames,
+            _ => Self::Argument,
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Which pages were written, and used: rights taken and given back, blocks split and put together.
+//!
+//! What these operations leave stale is gathered, and completed by [`slat_complete`], by the next
+//! call that is complete when it returns, or as the space ends.
+
+use crate::abi::{access, range, size, slat_owing, slat_result, slat_shootdown, slat_status};
+use crate::handle::{Entered, of_each, slat_space};
+use slat::{Ageing, Ages, Format, Frame, Gpa, Halted, Pages, Skip, SplitError, TableCache};
+
+/// Table pages that a split asks the platform for at once.
+const BATCH: usize = 8;
+
+/// `slat_age` makes the pages old that it finds young; else it only looks.
+pub const SLAT_AGE_CLEAR: u32 = 1 << 0;
+/// With `SLAT_AGE_CLEAR`: invalidates at its end. Without, a page that a TLB holds may be in use
+/// and look old until the TLB forgets it.
+pub const SLAT_AGE_FRESH: u32 = 1 << 1;
+
+/// Completes what `owed` stands for: invalidates it, and returns when no CPU uses it any more. All
+/// that the space owes is completed with it, so the last of several is enough. One that was
+/// completed before costs nothing.
+///
+/// Returns `SLAT_STATUS_FOREIGN` for another space's, `SLAT_STATUS_ARGUMENT` for one that no
+/// function returned: nothing is done.
+///
+/// # Safety
+/// `space` is null, zero, or was given to `slat_create`.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slat_complete(
+    space: *mut slat_space,
+    owed: slat_shootdown,
+) -> slat_status {
+    // SAFETY: the caller's promise is the callee's.
+    match unsafe { Entered::new(space) } {
+        Ok(mut entered) => entered.complete(owed),
+        Err(why) => why,
+    }
+}
+
+fn owing(of: Result<slat_owing, slat_status>) -> slat_owing {
+    let refused =
+        |why| slat_owing { result: slat_result::refused(why), owed: slat_shootdown::NOTHING };
+    of.unwrap_or_else(refused)
+}
+
+/// One operation of the engine's guard.
+macro_rules! operation {
+    ($space:expr, |$guard:ident| $operation:expr) => {{
+        let mut entered = $space;
+        of_each!(entered.space(), space => entered.owing(space, |$guard| $operation))
+    }};
+}
+
+/// Takes the right to write from every leaf in a range: once that is completed, each write is a
+/// fault, which `slat_relax` answers.
+///
+/// Returns the bytes that had the right, and what is owed. Errors: `SLAT_STATUS_RANGE`,
+/// `SLAT_STATUS_CUTS_BLOCK`: nothing is done.
+///
+/// # Safety
+/// `space` is null, zero, or was given to `slat_create`.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slat_write_protect(
+    space: *mut slat_space,
+    gpa: u64,
+    bytes: u64,
+) -> slat_owing {
+    // SAFETY: the caller's promise is the callee's.
+    let entered = unsafe { Entered::new(space) };
+    owing(entered.and_then(|entered| {
+        let range = range(gpa, bytes)?;
+        Ok(operation!(entered, |guard| guard.write_protect(range)))
+    }))
+}
+
+/// A bitmap of the caller's.
+///
+/// # Safety
+/// `bits` is null, or points to as many words as are named, for as long as the slice is used, and
+/// nobody writes to them meanwhile.
+unsafe fn bitmap<'a>(bits: *const u64, words: usize) -> Result<&'a [u64], slat_status> {
+    // SAFETY: the caller's promise is the callee's.
+    unsafe { check(bits, words) }?;
+    // SAFETY: not null, aligned, not larger than an object can be, as was checked; readable by the
+    // caller's promise.
+    Ok(unsafe { core::slice::from_raw_parts(bits, words) })
+}
+
+/// As [`bitmap`], to be written.
+///
+/// # Safety
+/// As [`bitmap`], and nobody else reads the words.
+unsafe fn bitmap_mut<'a>(bits: *mut u64, words: usize) -> Result<&'a mut [u64], slat_status> {
+    // SAFETY: the caller's promise is the callee's.
+    unsafe { check(bits, words) }?;
+    // SAFETY: as in `bitmap`, and for this call alone by the caller's promise.
+    Ok(unsafe { core::slice::from_raw_parts_mut(bits, words) })
+}
+
+/// # Safety
+/// None: nothing is read.
+unsafe fn check(bits: *const u64, words: usize) -> Result<(), slat_status> {
+    if bits.is_null() {
+        return Err(slat_status::NullPointer);
+    }
+    let fits = words.checked_mul(8).is_some_and(|bytes| isize::try_from(bytes).is_ok());
+    if bits.is_aligned() && fits { Ok(()) } else { Err(slat_status::Argument) }
+}
+
+/// `slat_write_protect` of exactly the pages that a bitmap names: bit `i` of word `w` is the page
+/// `64 * w + i` pages behind `gpa`.
+///
+/// Returns the bytes that had the right, and what is owed. Errors: those of `slat_write_protect`,
+/// at the first run of pages concerned; the runs before it are done.
+///
+/// # Safety
+/// `space` is null, zero, or was given to `slat_create`; `bits` is null or points to `words` words,
+/// which nobody writes meanwhile.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slat_write_protect_pages(
+    space: *mut slat_space,
+    gpa: u64,
+    bits: *const u64,
+    words: usize,
+) -> slat_owing {
+    // SAFETY: the caller's promises are the callees'.
+    let (entered, bits) = unsafe { (Entered::new(space), bitmap(bits, words)) };
+    owing(entered.and_then(|entered| {
+        let pages = Pages { start: Gpa(gpa), bits: bits? };
+        Ok(operation!(entered, |guard| guard.write_protect_pages(&pages)))
+    }))
+}
+
+/// Makes every leaf in a range fit for an access, one of `enum slat_access`, as a fault does to a
+/// leaf that is there. Whether the guest may do so is for the caller to know.
+///
+/// Nothing is owed to other CPUs. The one that faulted has to forget the page itself before the
+/// guest goes on (Arm, RISC-V; on x86 the fault has done so). Who logs writes reports the page
+/// after this, not before.
+///
+/// Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, and, but for a read,
+/// `CUTS_BLOCK`: nothing is done.
+///
+/// # Safety
+/// `space` is null, zero, or was given to `slat_create`.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slat_relax(
+    space: *mut slat_space,
+    gpa: u64,
+    bytes: u64,
+    how: u32,
+) -> slat_owing {
+    // SAFETY: the caller's promise is the callee's.
+    let entered = unsafe { Entered::new(space) };
+    owing(entered.and_then(|entered| {
+        let (range, access) = (range(gpa, bytes)?, access(how)?);
+        Ok(operation!(entered, |guard| guard.relax(range, access)))
+    }))
+}
+
+/// Moves the dirty state that hardware set in a range into a bitmap, whose bit 0 is the first page
+/// of the range. Bits are added, none is removed; a block is dirty as a whole. What the space owes
+/// is completed before and after: what the bitmap does not name was not written since the last
+/// harvest, and every later write is in the next.
+///
+/// Returns the pages that are dirty and were not in the bitmap. Errors: `SLAT_STATUS_RANGE`,
+/// `BITMAP`, `CUTS_BLOCK`: nothing is done.
+///
+/// # Safety
+/// `space` is null, zero, or was given to `slat_create`; `bits` is null or points to `words` words,
+/// which nobody else uses meanwhile.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slat_harvest(
+    space: *mut slat_space,
+    gpa: u64,
+    bytes: u64,
+    bits: *mut u64,
+    words: usize,
+) -> slat_result {
+    // SAFETY: the caller's promises are the callees'.
+    let (entered, bits) = unsafe { (Entered::new(space), bitmap_mut(bits, words)) };
+    owing(entered.and_then(|mut entered| {
+        let (range, bits) = (range(gpa, bytes)?, bits?);
+        entered.complete_all();
+        Ok(operation!(entered, |guard| guard.harvest(range, bits)))
+    }))
+    .result
+}
+
+/// Clears the dirty state of a range, for a caller who has it already. The pages are clean only
+/// once that is completed: copy them after it.
+///
+/// Returns the bytes that changed, and what is owed. Errors: those of `slat_write_protect`.
+///
+/// # Safety
+/// `space` is null, zero, or was given to `slat_create`.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slat_clean(space: *mut slat_space, gpa: u64, bytes: u64) -> slat_owing {
+    // SAFETY: the caller's promise is the callee's.
+    let entered = unsafe { Entered::new(space) };
+    owing(entered.and_then(|entered| {
+        let range = range(gpa, bytes)?;
+        Ok(operation!(entered, |guard| guard.clean(range)))
+    }))
+}
+
+/// Which pages of a range were used: adds the bits of the young ones to `young`, whose bit 0 is the
+/// first page, and makes them old if `flags` say so.
+///
+/// Returns the bits that were added. Errors: `SLAT_STATUS_ARGUMENT` for a flag that is none,
+/// `RANGE`, `BITMAP`, `NOT_RECORDED`: nothing is done.
+///
+/// # Safety
+/// `space` is null, zero, or was given to `slat_create`; `young` and `unanswered` are null or point
+/// to `words` words each, which nobody else uses meanwhile. In `unanswered` come pages whose
+/// entries others are changing: with this interface alone, none.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slat_age(
+    space: *mut slat_space,
+    gpa: u64,
+    bytes: u64,
+    flags: u32,
+    young: *mut u64,
+    unanswered: *mut u64,
+    words: usize,
+) -> slat_owing {
+    if young == unanswered {
+        return owing(Err(match young.is_null() {
+            true => slat_status::NullPointer,
+            false => slat_status::Argument,
+        }));
+    }
+    // SAFETY: the caller's promises are the callees'.
+    let entered = unsafe { Entered::new(space) };
+    // SAFETY: as above; two bitmaps.
+    let bitmaps = unsafe { (bitmap_mut(young, words), bitmap_mut(unanswered, words)) };
+    owing(entered.and_then(|entered| {
+        if flags & !(SLAT_AGE_CLEAR | SLAT_AGE_FRESH) != 0 {
+            return Err(slat_status::Argument);
+        }
+        let range = range(gpa, bytes)?;
+        let how = Ageing {
+            clear: flags & SLAT_AGE_CLEAR != 0,
+            skip: Skip::Nothing,
+            fresh: flags & SLAT_AGE_FRESH != 0,
+        };
+        let mut ages = Ages { young: bitmaps.0?, unanswered: bitmaps.1? };
+        Ok(operation!(entered, |guard| guard.age(range, &mut ages, how).map(|aged| aged.young)))
+    }))
+}
+
+/// Splits, taking table pages from the platform as they are needed.
+fn split<F: Format>(
+    guard: &mut slat::Guard<'static, 'static, F, crate::machine::Machine>,
+    range: slat::GpaRange,
+    to: slat::PageSize,
+) -> Result<u64, Halted<SplitError>> {
+    let mut storage: [Option<Frame>; BATCH] = [const { None }; BATCH];
+    let mut cache = TableCache::new(guard.platform(), &mut storage);
+    let (mut bytes, mut left) = (guard.counts().bytes_changed, range);
+    loop {
+        let result = guard.split(left, to, &mut cache);
+        let Err(Halted { at, why }) = result else { break };
+        let empty =
+            matches!(why, SplitError::CacheEmpty) && cache.fill(BATCH).is_err() && cache.is_empty();
+        if empty || !matches!(why, SplitError::CacheEmpty | SplitError::Contended) {
+            return Err(Halted { at, why });
+        }
+        if let Ok(rest) = slat::GpaRange::new(at, range.end().0.saturating_sub(at.0)) {
+            left = rest;
+        }
+    }
+    bytes = guard.counts().bytes_changed - bytes;
+    Ok(bytes)
+}
+
+/// Splits until no leaf that overlaps the range is larger than `to` bytes. Translation, rights and
+/// state stay as they are, for every byte and at every moment; where the CPU demands
+/// break-before-make, it faults while a block stands broken.
+///
+/// Returns the bytes of the blocks that were split, and what is owed. Errors:
+/// `SLAT_STATUS_ARGUMENT`, `RANGE`, `LEAF_SIZE`: nothing is done; `OUT_OF_FRAMES`: what precedes
+/// `at` is.
+///
+/// # Safety
+/// `space` is null, zero, or was given to `slat_create`.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slat_split(
+    space: *mut slat_space,
+    gpa: u64,
+    bytes: u64,
+    to: u64,
+) -> slat_owing {
+    // SAFETY: the caller's promise is the callee's.
+    let entered = unsafe { Entered::new(space) };
+    owing(entered.and_then(|entered| {
+        let (range, to) = (range(gpa, bytes)?, size(to)?);
+        Ok(operation!(entered, |guard| split(guard, range, to)))
+    }))
+}
+
+/// Turns tables that the range covers back into blocks of at most `to` bytes, where their leaves
+/// continue each other and agree.
+///
+/// Returns the bytes of the blocks, and what is owed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`,
+/// `LEAF_SIZE`: nothing is done.
+///
+/// # Safety
+/// `space` is null, zero, or was given to `slat_create`.
+#[must_use]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slat_collapse(
+    space: *mut slat_space,
+    gpa: u64,
+    bytes: u64,
+    to: u64,
+) -> slat_owing {
+    // SAFETY: the caller's promise is the callee's.
+    let entered = unsafe { Entered::new(space) };
+    owing(entered.and_then(|entered| {
+        let (range, to) = (range(gpa, bytes)?, size(to)?);
+        Ok(operation!(entered, |guard| guard.collapse(range, to)))
+    }))
+}

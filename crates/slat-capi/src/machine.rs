@@ -1,0 +1,115 @@
+//! The hypervisor's functions as the engine's `Platform`.
+
+use crate::abi::{slat_invalidation, slat_maintenance, slat_platform, slat_status};
+use core::ffi::c_void;
+use core::ptr::NonNull;
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot};
+
+/// The functions, none of them missing.
+pub struct Machine {
+    context: *mut c_void,
+    allocate: unsafe extern "C" fn(*mut c_void, usize) -> u64,
+    free: unsafe extern "C" fn(*mut c_void, u64, usize),
+    phys_to_virt: unsafe extern "C" fn(*mut c_void, u64) -> *mut c_void,
+    publish: unsafe extern "C" fn(*mut c_void),
+    invalidate: unsafe extern "C" fn(*mut c_void, *const slat_invalidation),
+    maintain: Option<unsafe extern "C" fn(*mut c_void, u64, u64, slat_maintenance)>,
+    break_before_make: BreakBeforeMake,
+    /// A space has one thread at a time, which needs no seat.
+    grace: Grace<[Seat; 0]>,
+}
+
+impl Machine {
+    /// # Safety
+    /// `of` keeps the promises of [`slat_platform`] for as long as the machine is used.
+    pub unsafe fn new(of: &slat_platform) -> Result<Self, slat_status> {
+        let null = slat_status::NullPointer;
+        Ok(Self {
+            context: of.context,
+            allocate: of.allocate.ok_or(null)?,
+            free: of.free.ok_or(null)?,
+            phys_to_virt: of.phys_to_virt.ok_or(null)?,
+            publish: of.publish.ok_or(null)?,
+            invalidate: of.invalidate.ok_or(null)?,
+            maintain: of.maintain,
+            break_before_make: match of.break_before_make {
+                0 => BreakBeforeMake::Always,
+                1 => BreakBeforeMake::ConflictHandled,
+                2 => BreakBeforeMake::Never,
+                _ => return Err(slat_status::Argument),
+            },
+            grace: Grace::<[Seat; 0]>::new([]),
+        })
+    }
+}
+
+// SAFETY: by the promises of `slat_platform`, which `Machine::new` was given:
+// 1. a frame is memory of that size that nobody else uses (1); `allocate` here refuses one that is
+//    not aligned.
+// 2. `slots` points to it, the same at every call, until it is given back (2).
+// 3. `invalidate` returns when nothing that it names can be used any more (3).
+// 4. `grace` is a field; `break_before_make` was read once, in `new`.
+// 5. `fill` is the engine's own.
+// 6. functions of C do not unwind (4), and what is here panics only if a promise is broken, which
+//    ends the program: no function of this crate lets a panic out.
+unsafe impl Platform for Machine {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        // SAFETY: the hypervisor's function, called as it is declared.
+        let frame = unsafe { (self.allocate)(self.context, bytes) };
+        if frame & (bytes as u64 - 1) != 0 {
+            // SAFETY: as above; `allocate` returned the frame, which nobody knows.
+            unsafe { (self.free)(self.context, frame, bytes) };
+            return None;
+        }
+        // SAFETY: memory that `slots` reaches, that nobody else uses, within the addresses that
+        // descriptors hold (promise 1 of `slat_platform`), and aligned, as was checked.
+        unsafe { Frame::from_hpa(Hpa(frame)) }
+    }
+
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
+        // SAFETY: the hypervisor's function; by this method's contract `allocate` returned the
+        // frame for these bytes, and nobody reaches it.
+        unsafe { (self.free)(self.context, frame.hpa().0, bytes) };
+    }
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        // SAFETY: the hypervisor's function, called as it is declared.
+        let slots = unsafe { (self.phys_to_virt)(self.context, table.0) };
+        NonNull::new(slots.cast()).expect("phys_to_virt of a frame is not null")
+    }
+
+    fn publish(&self) {
+        // SAFETY: the hypervisor's function, called as it is declared.
+        unsafe { (self.publish)(self.context) };
+    }
+
+    fn invalidate(&self, what: &Invalidation) {
+        let what = slat_invalidation {
+            start: what.range.map_or(0, |range| range.start().0),
+            bytes: what.range.map_or(0, |range| range.size()),
+            leaf: what.leaf.map_or(0, |leaf| leaf.bytes()),
+            vmid: what.vmid.0,
+            tables: what.tables,
+        };
+        // SAFETY: the hypervisor's function; `what` lives until it returns.
+        unsafe { (self.invalidate)(self.context, &raw const what) };
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.break_before_make
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+
+    fn maintain(&self, memory: Hpa, bytes: u64, what: Maintenance) {
+        let Some(maintain) = self.maintain else { return };
+        let what = match what {
+            Maintenance::Data => slat_maintenance::Data,
+            Maintenance::Instructions => slat_maintenance::Instructions,
+        };
+        // SAFETY: the hypervisor's function, called as it is declared.
+        unsafe { maintain(self.context, memory.0, bytes, what) };
+    }
+}
