@@ -12,6 +12,8 @@ mod kernels;
 #[cfg(test)]
 mod parse;
 pub mod run;
+#[cfg(test)]
+mod selftests;
 mod shape;
 #[cfg(test)]
 mod width;

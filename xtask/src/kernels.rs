@@ -59,6 +59,12 @@ pub fn test() -> anyhow::Result<Outcome> {
         let words = ["kernel", "build", "--tree", &tree, "--arch", "x86_64", "--edit", series];
         slat(&[&words[..], &["--objects"]].concat())?;
     }
+    // Each edit by itself: a series can be bisected. Before kernels are built, whose objects it would
+    // have them compile again.
+    for series in ALL.split(',') {
+        let words = ["kernel", "build", "--tree", &tree, "--arch", "aarch64", "--edit", series];
+        slat(&[&words[..], &["--each"]].concat())?;
+    }
     bounded_walks(&tree).context("bounded-walks")?;
     lockless_ageing(&tree).context("lockless-ageing")?;
     flush_once(&tree).context("flush-once")?;

@@ -61,6 +61,20 @@ impl Source {
         self.with(arch, config, session, |build| build.objects_only())
     }
 
+    /// Compiles, after each edit in turn, the objects that any of them touches; says how many
+    /// commands each took.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build), with the edit.
+    pub fn each(
+        &self,
+        arch: Architecture,
+        config: &ConfigArgs,
+        session: &Session,
+    ) -> anyhow::Result<Vec<u64>> {
+        self.with(arch, config, session, |build| build.each())
+    }
+
     /// Where the tree with its edits is, as a copy.
     ///
     /// # Errors

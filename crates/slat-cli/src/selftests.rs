@@ -7,7 +7,7 @@ use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 use slat_lab::failure::{bad_input, no_report};
 use slat_lab::first::PROGRAM;
-use slat_lab::first::job::{Job, Test as Asked};
+use slat_lab::first::job::{Job, Test as Asked, Tested};
 use slat_lab::numbers::thousands;
 use slat_lab::session::Session;
 use slat_lab::table::NOTHING;
@@ -68,8 +68,16 @@ const SKIPPED: i32 = 4;
 /// What came of the tests.
 #[derive(Debug, Serialize)]
 pub struct Results {
-    /// The kernel that they ran on.
+    /// The architecture that they ran on.
+    pub architecture: String,
+    /// The tree that the kernel was built from: `debian-6.12`, or its path.
+    pub tree: String,
+    /// Its edits.
+    pub edits: Vec<String>,
+    /// What the kernel calls itself.
     pub release: String,
+    /// Whether the machine's clock counted instructions, so that seconds are 10⁹ of them.
+    pub counts_instructions: bool,
     /// Each of them.
     pub tests: Vec<Test>,
 }
@@ -83,6 +91,8 @@ pub struct Test {
     pub exit_code: Option<i32>,
     /// Whether its time ended it.
     pub timed_out: bool,
+    /// What came of it, in words.
+    pub result: String,
     /// How long it took, by the machine's clock.
     pub seconds: f64,
     /// How often functions were called meanwhile that were asked for.
@@ -110,23 +120,34 @@ impl Test {
         !matches!(self.exit_code, Some(0 | SKIPPED))
     }
 
-    fn result(&self) -> String {
-        match self.exit_code {
+    /// What a program that was run in the machine came to.
+    fn of(name: String, ran: Tested) -> Self {
+        let result = match ran.exit_code {
             Some(0) => "passed".to_owned(),
             Some(SKIPPED) => {
-                let why = self.output.lines().rev().find(|line| line.contains("SKIP"));
+                let why = ran.output.lines().rev().find(|line| line.contains("SKIP"));
                 let why = why.map_or("", |line| line.rsplit("SKIP").next().unwrap_or_default());
                 format!("skipped {}", why.trim_start_matches([' ', '-', ':'])).trim().to_owned()
             }
             Some(code) => format!("failed, exit code {code}"),
-            None if self.timed_out => format!("did not end within {LIMIT} s"),
+            None if ran.timed_out => format!("did not end within {LIMIT} s"),
             None => "ended by a signal".to_owned(),
+        };
+        Self {
+            name,
+            exit_code: ran.exit_code,
+            timed_out: ran.timed_out,
+            result,
+            seconds: ran.seconds,
+            calls: calls(&ran.output),
+            output: ran.output,
         }
     }
 
     /// Its line in a table.
     pub fn cells(&self, probes: &[String]) -> Vec<String> {
-        let mut cells = vec![self.name.clone(), self.result(), format!("{:.1}", self.seconds)];
+        let mut cells =
+            vec![self.name.clone(), self.result.clone(), format!("{:.1}", self.seconds)];
         let count = |name: &String| self.calls.get(name.trim_end_matches('?'));
         cells.extend(probes.iter().map(|name| match count(name) {
             Some(count) => thousands(i64::try_from(*count).unwrap_or(i64::MAX)),
@@ -210,14 +231,14 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     );
     let linux = Linux {
         arch,
-        cpus: args.cpus,
+        cpus: if args.count_instructions { 1 } else { args.cpus },
         memory: 2 << 30,
         numa_nodes: 1,
         kernel: &built.image,
         initramfs: &initramfs,
         append: &append,
         cpu: args.machine.cpu.as_deref(),
-        counts_instructions: false,
+        counts_instructions: args.count_instructions,
     };
     let outcome = machine::run(&linux, args.machine.time_limit, session)?;
     session.finish();
@@ -229,15 +250,15 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
     if let Some(error) = answer.error {
         return Err(no_report(format!("in the machine: {error}")));
     }
-    let tests = named.into_iter().zip(answer.tests).map(|(name, ran)| Test {
-        name,
-        exit_code: ran.exit_code,
-        timed_out: ran.timed_out,
-        seconds: ran.seconds,
-        calls: calls(&ran.output),
-        output: ran.output,
-    });
-    Ok(Results { release: built.release, tests: tests.collect() })
+    let tests = named.into_iter().zip(answer.tests).map(|(name, ran)| Test::of(name, ran));
+    Ok(Results {
+        architecture: arch.name().to_owned(),
+        tree: args.tree.tree.clone(),
+        edits: args.tree.names.clone(),
+        release: built.release,
+        counts_instructions: args.count_instructions,
+        tests: tests.collect(),
+    })
 }
 
 /// Builds tests, static; those that the tree does not have are left out. Name and program of each.
@@ -333,9 +354,8 @@ mod tests {
     use super::*;
 
     fn test(exit_code: Option<i32>, output: &str) -> Test {
-        let (name, output) = ("t".to_owned(), output.to_owned());
-        let (calls, timed_out) = (calls(&output), exit_code.is_none());
-        Test { name, exit_code, timed_out, seconds: 1.0, calls, output }
+        let (output, timed_out) = (output.to_owned(), exit_code.is_none());
+        Test::of("t".to_owned(), Tested { exit_code, timed_out, seconds: 1.0, output })
     }
 
     #[test]
@@ -348,9 +368,9 @@ mod tests {
     #[test]
     fn a_test_that_cannot_run_there_says_why_and_is_no_failure() {
         let skipped = test(Some(4), "1..0 # SKIP - Missing capability\n");
-        assert_eq!(skipped.result(), "skipped Missing capability");
+        assert_eq!(skipped.result, "skipped Missing capability");
         assert!(!skipped.failed() && !test(Some(0), "").failed());
         assert!(test(Some(254), "").failed() && test(None, "").failed());
-        assert!(test(None, "").result().contains("did not end"));
+        assert!(test(None, "").result.contains("did not end"));
     }
 }

@@ -104,23 +104,63 @@ impl Build<'_> {
         let mut make = self.make(objects)?;
         make.configure(&config::options(self.arch, self.options))?;
         make.run(&["prepare"])?;
-        let own = match self.arch {
-            Architecture::X86_64 => "arch/x86/",
-            Architecture::Aarch64 => "arch/arm64/",
-        };
+        let own = self.own();
         let mut targets = vec![format!("{own}kvm/"), "virt/kvm/".to_owned()];
-        let sources = self.edited.files.keys().filter_map(|path| path.strip_suffix(".c"));
-        // Those of the folders above are compiled with them, those of other architectures not here.
-        let is_other = |path: &&str| {
-            !targets.iter().any(|folder| path.starts_with(folder))
-                && !path.starts_with("tools/")
-                && (!path.starts_with("arch/") || path.starts_with(own))
-        };
-        let others: Vec<String> =
-            sources.filter(is_other).map(|path| format!("{path}.o")).collect();
+        // Those of the folders above are compiled with them.
+        let others = self.edited.files.keys().filter_map(|path| self.object(path));
+        let is_other = |path: &String| !targets.iter().any(|folder| path.starts_with(folder));
+        let others: Vec<String> = others.filter(is_other).collect();
         targets.extend(others);
         make.run(&targets.iter().map(String::as_str).collect::<Vec<_>>())?;
         Ok(make.steps)
+    }
+
+    /// Compiles, after each of the edits in turn, the objects of all files that any of them touches;
+    /// says how many commands each took. An edit of tests alone takes none.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), with the edit.
+    pub fn each(self) -> anyhow::Result<Vec<u64>> {
+        let objects = self.objects();
+        fs::create_dir_all(&objects)
+            .with_context(|| format!("cannot write to {}", self.folder.display()))?;
+        let _lock = self.lock()?;
+        let mut steps = Vec::new();
+        for (at, (edit, changes)) in self.edited.patches.iter().enumerate() {
+            let edited = self.edited.first(at + 1);
+            let is_there = |path: &&String| {
+                self.tree.path.join(path).exists() || edited.files.contains_key(*path)
+            };
+            let touched = self.edited.files.keys().filter(is_there);
+            let targets: Vec<String> = touched.filter_map(|path| self.object(path)).collect();
+            let is_test = changes.iter().all(|change| change.path.starts_with(TOOLS));
+            if is_test || targets.is_empty() {
+                steps.push(0);
+                continue;
+            }
+            let build = Build { edited: &edited, ..self };
+            let mut make = build.make(objects.clone())?;
+            make.configure(&config::options(self.arch, self.options))?;
+            make.run(&targets.iter().map(String::as_str).collect::<Vec<_>>())
+                .with_context(|| format!("after {}", edit.name))?;
+            steps.push(make.steps);
+        }
+        Ok(steps)
+    }
+
+    /// The folder of the architecture.
+    const fn own(self) -> &'static str {
+        match self.arch {
+            Architecture::X86_64 => "arch/x86/",
+            Architecture::Aarch64 => "arch/arm64/",
+        }
+    }
+
+    /// What a source of the kernel is compiled to; nothing for those of other architectures.
+    fn object(self, path: &str) -> Option<String> {
+        let is_here = !path.starts_with(TOOLS)
+            && (!path.starts_with("arch/") || path.starts_with(self.own()));
+        path.strip_suffix(".c").filter(|_| is_here).map(|path| format!("{path}.o"))
     }
 
     /// Brings the copy up to date, whose tests are to be built, and says where it is: a kernel that
@@ -188,6 +228,9 @@ impl Build<'_> {
         suffix.chars().take(48).collect()
     }
 }
+
+/// Where selftests are, which are no part of a kernel.
+const TOOLS: &str = "tools/";
 
 /// All that `make` said, in the folder of the objects.
 const LOG: &str = "slat.log";

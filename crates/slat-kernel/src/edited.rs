@@ -66,6 +66,15 @@ impl Edited {
         Ok(this)
     }
 
+    /// The tree with the first so many of these edits.
+    #[must_use]
+    pub fn first(&self, count: usize) -> Self {
+        let patches: Vec<_> = self.patches.iter().take(count).cloned().collect();
+        let changes = patches.iter().flat_map(|(_, changes)| changes);
+        let files = changes.map(|change| (change.path.clone(), change.after.clone())).collect();
+        Self { patches, files }
+    }
+
     fn apply(&mut self, tree: &dyn Files, edit: &Edit) -> Result<Vec<Change>, Error> {
         let mut before: BTreeMap<String, Option<String>> = BTreeMap::new();
         for step in edit.steps_for(tree.version()) {
@@ -147,6 +156,17 @@ pub(crate) mod tests {
         assert_eq!(edited.patches[1].1[0].before, None);
         let text = fs::read_to_string(folder.path().join("Kconfig")).unwrap();
         assert_eq!(text, "config KVM\n\tbool\n");
+    }
+
+    #[test]
+    fn the_first_edits_of_some_leave_what_they_left_when_they_were_applied() {
+        let (_folder, tree) = tree();
+        let all = edited(&tree);
+        assert_eq!(all.first(all.patches.len()).files, all.files);
+        assert!(all.first(0).files.is_empty() && all.first(0).patches.is_empty());
+        let first = all.first(1);
+        assert_eq!(first.files["Kconfig"], "config KVM\n\tselect X\n\tbool\n");
+        assert!(!first.files.contains_key("virt/kvm/new.c"));
     }
 
     #[test]

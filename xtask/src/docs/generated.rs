@@ -4,10 +4,11 @@
 //! the command prints; `<!-- PROGRAM render FOLDER: TITLE; TITLE -->` has those of its parts whose
 //! first line begins so, `<!-- slat brief FOLDER -->` what the main job prints of it,
 //! `<!-- slat explain FOLDER -->` the account of it.
-//! `<!-- kernels FOLDER -->` the [tables of kernels](super::kernels).
+//! `<!-- kernels FOLDER -->` the [tables of kernels](super::kernels), `<!-- selftests FOLDER -->` and
+//! `<!-- executes FOLDER -->` [those of selftests](super::selftests).
 //! `UPDATE_DOCS=1 cargo test -p xtask generated` writes such blocks anew.
 
-use super::kernels;
+use super::{kernels, selftests};
 use crate::root;
 use slat_lab::report::{html, text};
 use slat_lab::scenario::Program;
@@ -22,7 +23,10 @@ fn rendered(text: &str) -> Result<(String, usize), String> {
     let (page, blocks) = rendered_by(&slat_cli::PROGRAM, text)?;
     let (page, more) = rendered_by(&slat_bench::cli::PROGRAM, &page)?;
     let (page, tables) = below("<!-- kernels ", &page, |folder| kernels::tables(folder, WIDTH))?;
-    Ok((page, blocks + more + tables))
+    let (page, tests) = below("<!-- selftests ", &page, |folder| selftests::tables(folder, WIDTH))?;
+    let (page, executes) =
+        below("<!-- executes ", &page, |folder| selftests::executes(folder, WIDTH))?;
+    Ok((page, blocks + more + tables + tests + executes))
 }
 
 fn rendered_by(program: &Program, text: &str) -> Result<(String, usize), String> {

@@ -45,7 +45,7 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn no_line_of_prose_is_wider_than_100_columns() {
     let mut found = Vec::new();
-    for path in pages(&root()) {
+    for path in pages(root()) {
         let page = std::fs::read_to_string(&path).unwrap();
         found.extend(wide(&page).into_iter().map(|line| format!("{}:{line}", path.display())));
     }

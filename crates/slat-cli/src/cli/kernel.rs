@@ -132,6 +132,11 @@ pub struct BuildArgs {
     #[arg(long)]
     pub objects: bool,
 
+    /// Compile, after each edit in turn, the objects that any of them touches, and no image: the
+    /// series can be bisected
+    #[arg(long, conflicts_with = "objects")]
+    pub each: bool,
+
     /// Print JSON: the image, the release, and what was run for it
     #[arg(long)]
     pub json: bool,
@@ -216,8 +221,19 @@ pub struct TestArgs {
 
     /// CPUs of the machine. QEMU 7.2 is late with an invalidation of Arm's for a CPU on another
     /// thread, so that page_fault_test fails with two
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        conflicts_with = "count_instructions",
+        value_parser = clap::value_parser!(u32).range(1..=8)
+    )]
     pub cpus: u32,
+
+    /// Let the machine's clock count instructions, one a nanosecond: times that tests tell are then
+    /// the same whatever else this machine does. It has one CPU then
+    #[arg(long)]
+    pub count_instructions: bool,
 
     /// Functions of the kernel whose calls are counted while each test runs: NAME, or NAME? if it
     /// may be missing

@@ -98,6 +98,20 @@ fn build(args: &BuildArgs, session: &mut Session) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
+    if args.each {
+        let steps = source.each(arch, &args.tree.config, session)?;
+        session.finish();
+        let edits = source.edited.patches.iter().map(|(edit, _)| &*edit.name).zip(steps);
+        let shown = match args.json {
+            true => {
+                let each = edits.map(|(edit, steps)| json!({ "edit": edit, "steps": steps }));
+                serde_json::to_string_pretty(&each.collect::<Vec<_>>())? + "\n"
+            }
+            false => edits.map(|(edit, steps)| format!("{edit:44} {steps} commands\n")).collect(),
+        };
+        print(&shown)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let built = source.build(arch, &args.tree.config, session)?;
     session.finish();
     if args.json {
