@@ -244,7 +244,7 @@ fn fault(space: &mut Space<'_>, gpa: u64, log: &mut [u64]) -> Result<bool, Box<d
         drop(guard);
         return Ok(space.handle_page_fault((gpa as usize).into(), MappingFlags::WRITE));
     }
-    guard.relax(page, Access::Write)?;
+    guard.relax(page, Access::Write)?.flush_local();
     let bit = (page.start().0 - RAM) / PAGE;
     log[bit as usize / 64] |= 1 << (bit % 64);
     Ok(true)

@@ -142,9 +142,8 @@ mod with {
         let (entered, id) = unsafe { (Entered::new(space)?, IdRegisters::from(load(id)?)) };
         macro_rules! of {
             ($space:expr) => {{
-                let tables = $space.tables();
-                let (format, geometry) = (tables.format(), tables.geometry());
-                (id.vttbr(format, tables.root(), tables.vmid()), id.vtcr(format, &geometry))
+                let (format, geometry) = ($space.format(), $space.geometry());
+                (id.vttbr(format, $space.root(), $space.vmid()), id.vtcr(format, &geometry))
             }};
         }
         let (root, control) = match entered.space() {

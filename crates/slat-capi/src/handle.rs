@@ -259,16 +259,11 @@ impl Entered {
         space: &'static AddressSpace<'static, F, Machine>,
         operation: impl FnOnce(&mut Guard<'static, 'static, F, Machine>) -> Result<u64, Halted<E>>,
     ) -> slat_owing {
-        let tables = space.tables();
-        // SAFETY: this call is alone with the tables, and calls no function that reclaims while the
-        // guard lives: `AddressSpace::unmap` alone does.
-        let mut guard = unsafe { tables.enter_unseated() };
+        let mut guard = space.guard();
         let result = slat_result::of(operation(&mut guard));
         let mut owed = slat_shootdown::NOTHING;
-        if guard.owed().is_some()
-            && let Ok(shootdown) = tables.shootdown(&mut guard)
-        {
-            F::keep(self.owed(), shootdown);
+        if guard.owed().is_some() {
+            F::keep(self.owed(), guard.shootdown());
             let name = self.name();
             let (issued, _) = self.tickets();
             *issued += 1;

@@ -107,13 +107,14 @@ fn ept<const HUGE_1G: bool>(of: &slat_format) -> slat::format::ept::Ept<HUGE_1G>
         split_execute: of.flags & SLAT_FORMAT_SPLIT_EXECUTE != 0,
         forced_write_back: of.flags & SLAT_FORMAT_FORCED_WRITE_BACK != 0,
         output_bits: narrowed(of, widest.output_bits),
+        ..widest
     }
 }
 
 #[cfg(feature = "npt")]
 fn npt<const HUGE_1G: bool>(of: &slat_format) -> slat::format::npt::Npt<HUGE_1G> {
     let widest = slat::format::npt::Npt::<HUGE_1G>::default();
-    slat::format::npt::Npt { output_bits: narrowed(of, widest.output_bits) }
+    slat::format::npt::Npt { output_bits: narrowed(of, widest.output_bits), ..widest }
 }
 
 #[cfg(feature = "power")]
@@ -400,11 +401,7 @@ pub unsafe extern "C" fn slat_descriptor(
         Ok(entered) => entered,
         Err(why) => return why,
     };
-    let found = of_each!(entered.space(), space => {
-        // SAFETY: this call is alone with the tables, and reclaims nothing.
-        let guard = unsafe { space.tables().enter_unseated() };
-        guard.descriptor(Gpa(gpa))
-    });
+    let found = of_each!(entered.space(), space => space.guard().descriptor(Gpa(gpa)));
     let Some((descriptor, size)) = found else { return slat_status::Range };
     // SAFETY: null, or the caller's to write.
     match unsafe { store(raw, descriptor) } {
@@ -461,25 +458,20 @@ pub unsafe extern "C" fn slat_root_register(
     };
     let register: Option<u64> = match entered.space() {
         #[cfg(feature = "ept")]
-        Any::Ept1G(space) => Some(space.tables().format().eptp(space.tables().root())),
+        Any::Ept1G(space) => Some(space.format().eptp(&space.geometry(), space.root())),
         #[cfg(feature = "ept")]
-        Any::Ept2M(space) => Some(space.tables().format().eptp(space.tables().root())),
+        Any::Ept2M(space) => Some(space.format().eptp(&space.geometry(), space.root())),
         #[cfg(feature = "npt")]
-        Any::Npt1G(space) => Some(space.tables().format().ncr3(space.tables().root())),
+        Any::Npt1G(space) => Some(space.format().ncr3(space.root())),
         #[cfg(feature = "npt")]
-        Any::Npt2M(space) => Some(space.tables().format().ncr3(space.tables().root())),
+        Any::Npt2M(space) => Some(space.format().ncr3(space.root())),
         #[cfg(feature = "power")]
-        Any::PowerK4(space) => {
-            slat::format::power::PowerK4::partition_entry(space.tables().root()).ok()
-        }
+        Any::PowerK4(space) => slat::format::power::PowerK4::partition_entry(space.root()).ok(),
         #[cfg(feature = "power")]
-        Any::PowerK64(space) => {
-            slat::format::power::PowerK64::partition_entry(space.tables().root()).ok()
-        }
+        Any::PowerK64(space) => slat::format::power::PowerK64::partition_entry(space.root()).ok(),
         #[cfg(feature = "riscv")]
         Any::RiscV(space) => {
-            let tables = space.tables();
-            let (geometry, root, vmid) = (tables.geometry(), tables.root(), tables.vmid());
+            let (geometry, root, vmid) = (space.geometry(), space.root(), space.vmid());
             slat::format::riscv::RiscV::hgatp(&geometry, root, vmid).ok()
         }
         _ => None,

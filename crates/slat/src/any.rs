@@ -104,7 +104,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
 
     /// [`Attributes::device`] of the format.
     pub fn device(&self) -> Attributes {
-        of_each!(self, space => Attributes::device(space.tables().format()))
+        of_each!(self, space => Attributes::device(space.format()))
     }
 
     /// As [`AddressSpace::unmap`].

@@ -7,7 +7,7 @@ use crate::grace::Inside;
 use crate::ops::{Early, Place, Removals};
 use crate::platform::Platform;
 use crate::shootdown::Vmid;
-use crate::shootdown::{Invalidation, Owed};
+use crate::shootdown::{Invalidation, Owed, Shootdown};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Budget, Tally};
 use core::fmt;
@@ -131,6 +131,11 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         if self.live {
             self.tables.complete(owed);
         }
+    }
+
+    /// Takes what is owed, to be merged with that of other threads or completed later.
+    pub fn shootdown(&mut self) -> Shootdown<'t, 'p, F, P> {
+        Shootdown::new(self.tables, core::mem::replace(&mut self.owed, Owed::NOTHING))
     }
 
     /// Before dirty state is cleared: until that is invalidated, an unmap takes a page that is not

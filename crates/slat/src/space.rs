@@ -104,6 +104,20 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         self.0.format()
     }
 
+    /// What CPUs know the guest by.
+    pub fn vmid(&self) -> Vmid {
+        self.0.vmid()
+    }
+
+    /// As [`Tables::renew`].
+    ///
+    /// # Safety
+    /// That of [`Tables::renew`].
+    pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
+        // SAFETY: the caller's promise is the callee's.
+        unsafe { self.0.renew(vmid) }
+    }
+
     /// The machine under the tables.
     pub const fn platform(&self) -> &'p P {
         self.0.platform()

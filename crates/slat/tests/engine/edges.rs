@@ -25,6 +25,7 @@ fn ept<const HUGE_1G: bool>() -> slat::format::ept::Ept<HUGE_1G> {
 
 /// With five levels.
 const FIVE: slat::format::ept::Ept1G = slat::format::ept::Ept {
+    vtd: None,
     accessed_dirty: true,
     split_execute: false,
     forced_write_back: true,

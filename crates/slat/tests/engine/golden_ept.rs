@@ -183,6 +183,7 @@ fn machines<const HUGE_1G: bool>() -> impl Iterator<Item = (Ept<HUGE_1G>, Cpu)> 
     [39, 46, 52].into_iter().flat_map(|maxphyaddr| {
         (0..8u8).map(move |n| {
             let format = Ept {
+                vtd: None,
                 accessed_dirty: n & 1 != 0,
                 split_execute: n & 2 != 0,
                 forced_write_back: n & 4 != 0,

@@ -114,7 +114,7 @@ fn kept<H: Hardware>(format: H::Format) {
             guard.age(block, &mut ages, EXACT).unwrap();
             guard.write_protect_subtrees(block).unwrap();
             guard.complete();
-            guard.relax(range(large, page), Access::Write).unwrap();
+            guard.relax(range(large, page), Access::Write).unwrap().elsewhere();
             assert_eq!(of::<H>(guard, large), software);
             // One leaf that differs, and none.
             let last = range(2 * large - page, page);
@@ -164,8 +164,8 @@ fn in_place<H: Hardware>(format: H::Format) {
         assert_eq!(host::<H>(guard, page), Some(Hpa(9 * page)));
         // A leaf is told from another by any of them.
         let access = Access::Read;
-        assert_eq!(guard.relax_where(all, access, Software::A), Ok(0));
-        assert_eq!(guard.relax_where(all, access, last), Ok(4 * page));
+        assert_eq!(guard.relax_where(all, access, Software::A).unwrap().elsewhere(), 0);
+        assert_eq!(guard.relax_where(all, access, last).unwrap().elsewhere(), 4 * page);
         let text = guard.dump().to_string();
         let number = H::SOFTWARE_BITS - 1;
         let name = if number == 1 { String::from("T ") } else { format!("S{number}") };

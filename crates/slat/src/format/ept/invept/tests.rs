@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::addr::{Gpa, GpaRange, Hpa};
+use crate::format::Format;
 use crate::format::ept::Ept2M;
 use crate::shootdown::Vmid;
 use std::string::ToString;
@@ -14,7 +15,8 @@ fn all() -> Invalidation {
 
 #[test]
 fn the_descriptor_is_the_ept_pointer_below_64_zero_bits_aligned_to_its_size() {
-    let eptp = Ept2M::default().eptp(Hpa(0x000f_ffff_ffff_f000));
+    let format = Ept2M::default();
+    let eptp = format.eptp(&format.geometry(48).unwrap(), Hpa(0x000f_ffff_ffff_f000));
     let it = Invept { single_context: true }.instruction(&all(), eptp);
     // SAFETY: two words without padding.
     let words: [u64; 2] = unsafe { core::mem::transmute(it.descriptor) };

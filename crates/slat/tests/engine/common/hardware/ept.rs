@@ -155,6 +155,7 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
 
     fn format(config: &Config) -> Self::Format {
         slat::format::ept::Ept {
+            vtd: None,
             accessed_dirty: config.hardware_marks,
             split_execute: config.split_execute,
             forced_write_back: config.forced_write_back,
