@@ -68,6 +68,8 @@ choice! {
         Migrate = "migrate",
         /// Measures the guest's working set.
         Age = "age",
+        /// Moves the guest's leaves one by one while it runs, and gives it another VMID.
+        Move = "move",
     }
 }
 

@@ -184,6 +184,21 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         &self.tables
     }
 
+    /// Has CPUs know the guest, by whichever of its tables, by another VMID from now on; returns the
+    /// old one. As [`Tables::renew`].
+    ///
+    /// # Safety
+    /// That of [`Tables::renew`], of each of the guest's roots
+    /// ([`Vcpu::root`](crate::Vcpu::root)).
+    pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
+        for view in &self.views {
+            // SAFETY: the caller's promise is the callee's.
+            unsafe { view.tables.renew(vmid) };
+        }
+        // SAFETY: as above.
+        unsafe { self.tables.renew(vmid) }
+    }
+
     /// The host's side.
     pub const fn backing(&self) -> &B {
         &self.backing

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates, each of which may depend on those before it.
-const CRATES: [&str; 22] = [
+const CRATES: [&str; 23] = [
     "slat-seed",
     "slat",
     "slat-size",

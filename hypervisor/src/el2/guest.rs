@@ -57,6 +57,8 @@ pub struct Hypervisor {
     pub control: Control,
     /// The manager has taken all of the guest's memory: who faults need not try again yet.
     pub stopped: AtomicBool,
+    /// vCPUs that wait because of that, with nothing of the guest running on their CPUs.
+    pub waiting: AtomicU64,
     /// Why the guest is over.
     pub end: Mutex<Option<String>>,
     pub ended: AtomicBool,
@@ -177,6 +179,7 @@ impl Hypervisor {
             vcpus,
             control: Control::default(),
             stopped: AtomicBool::new(false),
+            waiting: AtomicU64::new(0),
             end: Mutex::new(None),
             ended: AtomicBool::new(false),
             cut_short: AtomicBool::new(false),
@@ -193,9 +196,11 @@ impl Hypervisor {
     /// Lets others go on: what a vCPU faulted on is not there yet.
     pub fn pause(&self) {
         super::cpu::relax();
+        self.waiting.fetch_add(1, Ordering::AcqRel);
         while self.stopped.load(Ordering::Acquire) && !self.ended() {
             super::cpu::relax();
         }
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Says that the guest is over, and why; the manager does the rest.

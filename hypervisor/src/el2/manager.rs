@@ -4,7 +4,7 @@
 use super::guest::{Hypervisor, Memory, Stage2};
 use super::memory::GUEST;
 use super::report::{record, say};
-use super::{age, cpu, migrate, psci, vcpu};
+use super::{age, cpu, migrate, moves, psci, vcpu};
 use aarch64_cpu::registers::*;
 use alloc::format;
 use alloc::string::String;
@@ -39,6 +39,7 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
                 Job::Boot => Ok(()),
                 Job::Migrate => migrate::run(hypervisor, &mut thread),
                 Job::Age => age::run(hypervisor, &mut thread),
+                Job::Move => moves::run(hypervisor, &mut thread),
             };
             let over = done.and_then(|()| wait_for_end(hypervisor));
             let leaves = thread.worker().leaves_by_size();
@@ -93,6 +94,12 @@ fn wait_for_end(hypervisor: &Hypervisor) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether a vCPU's CPU is on.
+pub fn is_on(cpu: u64) -> bool {
+    let state = smccc::psci::affinity_info::<Smc>(cpu, LowestAffinityLevel::All);
+    state.is_ok_and(|state| state != AffinityState::Off)
+}
+
 /// Ends a guest that has not ended itself. Each vCPU says where it was: its memory is taken, so it
 /// leaves with its next instruction, if it ever has one.
 fn stop(hypervisor: &Hypervisor, thread: &mut Thread<'_>, why: String) {
@@ -104,16 +111,12 @@ fn stop(hypervisor: &Hypervisor, thread: &mut Thread<'_>, why: String) {
     let all = HvaRange { start: GUEST, bytes: hypervisor.options.memory };
     let invalidation = thread.worker().invalidate(all, |_| {});
     cpu::wake_others();
-    let on = |cpu: &u64| {
-        let state = smccc::psci::affinity_info::<Smc>(*cpu, LowestAffinityLevel::All);
-        state.is_ok_and(|state| state != AffinityState::Off)
-    };
     let vcpus = 0..hypervisor.options.vcpus;
     let until = cpu::now() + LEAVE * cpu::frequency() / 1000;
-    while vcpus.clone().any(|cpu| on(&cpu)) && cpu::now() < until {
+    while vcpus.clone().any(is_on) && cpu::now() < until {
         cpu::relax();
     }
-    for vcpu in vcpus.filter(on) {
+    for vcpu in vcpus.filter(|vcpu| is_on(*vcpu)) {
         say!("vCPU {vcpu} has not left within {LEAVE} ms: it has memory still, or needs none");
     }
     drop(invalidation);

@@ -1,11 +1,12 @@
 //! The machine's memory: the hypervisor's own, and what is behind the guest.
 
 use super::guest::PAGE_SIZE;
+use alloc::boxed::Box;
 use buddy_system_allocator::LockedHeap;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Access, Hpa, Memory, PageSize};
 use slat_guest::{Backing, Hva, NoPage, Page};
-use slat_hypervisor::layout::{HOME, RAM};
+use slat_hypervisor::layout::{HOME, RAM, away};
 
 /// A buddy allocator gives blocks aligned to their size, as tables want them.
 #[global_allocator]
@@ -59,11 +60,32 @@ pub struct Machine {
     /// Where the guest's RAM is.
     home: AtomicU64,
     bytes: u64,
+    /// A bit a page that has moved from there to the other region.
+    away: Box<[AtomicU64]>,
 }
 
 impl Machine {
-    pub const fn new(bytes: u64) -> Self {
-        Self { home: AtomicU64::new(HOME), bytes }
+    pub fn new(bytes: u64) -> Self {
+        let words = (bytes / PAGE_SIZE.bytes()).div_ceil(64);
+        let away = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Self { home: AtomicU64::new(HOME), bytes, away }
+    }
+
+    /// These bytes of the guest's RAM are in the other region from now on.
+    pub fn moved(&self, offset: u64, bytes: u64) {
+        let pages = |at: u64| at / PAGE_SIZE.bytes();
+        for page in pages(offset)..pages(offset + bytes) {
+            self.away[page as usize / 64].fetch_or(1 << (page % 64), Ordering::AcqRel);
+        }
+    }
+
+    /// Where a byte of the guest's RAM is, and how much around it is beside it.
+    fn place(&self, offset: u64) -> (u64, PageSize) {
+        let page = offset / PAGE_SIZE.bytes();
+        let moved = self.away[page as usize / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1;
+        let start = if moved { away(self.bytes) } else { self.home() };
+        let alone = self.away.iter().any(|word| word.load(Ordering::Acquire) != 0);
+        (start + offset, if alone { PAGE_SIZE } else { PageSize::SIZE_1G })
     }
 
     /// Where the guest's RAM is.
@@ -80,13 +102,11 @@ impl Machine {
 impl Backing for Machine {
     fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
         match host.0.checked_sub(GUEST.0) {
-            Some(offset) if offset < self.bytes => Ok(Page {
-                hpa: Hpa(self.home() + offset),
-                block: PageSize::SIZE_1G,
-                write: true,
-                execute: true,
-                memory: Memory::Normal,
-            }),
+            Some(offset) if offset < self.bytes => {
+                let (hpa, block) = self.place(offset);
+                let memory = Memory::Normal;
+                Ok(Page { hpa: Hpa(hpa), block, write: true, execute: true, memory })
+            }
             Some(_) => Err(NoPage::Never),
             None => Ok(Page {
                 hpa: Hpa(host.0),

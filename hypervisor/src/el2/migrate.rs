@@ -28,9 +28,9 @@ const ROUNDS: usize = 8;
 /// Pages that may be left for the time in which the guest stands still.
 const FEW: u64 = 64;
 /// What the old memory is filled with after the switch, so that who still uses it is noticed.
-const GONE: u64 = 0xdead_dead_dead_dead;
+pub const GONE: u64 = 0xdead_dead_dead_dead;
 /// How long the guest runs before, between rounds, and after, in milliseconds.
-const RUNS: u64 = 100;
+pub const RUNS: u64 = 100;
 
 /// Migrates the guest, which writes to its memory all the time, and has it check what it wrote.
 ///
@@ -139,14 +139,14 @@ fn faults_of(hypervisor: &Hypervisor) -> Vec<u64> {
 }
 
 /// Pages beside each other.
-struct Run {
-    first: u64,
-    pages: u64,
+pub struct Run {
+    pub first: u64,
+    pub pages: u64,
 }
 
 impl Run {
     /// Copies them from one region to the other.
-    fn copy(&self, from: u64, to: u64) {
+    pub fn copy(&self, from: u64, to: u64) {
         let (offset, bytes) = (self.first * PAGE, self.pages * PAGE);
         // SAFETY: both are RAM that EL2 maps, `bytes` long, and apart. The guest may write to the
         // first meanwhile, which is no memory of this program's; what it writes is copied again.
@@ -173,8 +173,9 @@ impl Run {
         let words = (self.pages * PAGE / 8) as usize;
         // SAFETY: RAM that EL2 maps at its own address, aligned, initialised by the machine; no
         // vCPU has it mapped while the caller holds the invalidation, so nobody writes.
-        let [one, other] = [one, other]
-            .map(|start| unsafe { core::slice::from_raw_parts(start as *const u64, words) });
+        let [one, other] = [one, other].map(|start| unsafe {
+            core::slice::from_raw_parts((start + self.first * PAGE) as *const u64, words)
+        });
         // Eight at a time: an emulator runs this.
         let differ = |(one, other): (&[u64], &[u64])| {
             one.iter().zip(other).fold(0, |bits, (one, other)| bits | (one ^ other)) != 0
@@ -192,10 +193,11 @@ impl Run {
     }
 
     /// Fills them.
-    fn fill(&self, start: u64, with: u64) {
+    pub fn fill(&self, start: u64, with: u64) {
         let words = (self.pages * PAGE / 8) as usize;
-        // SAFETY: as above, and the guest's memory is elsewhere by now.
-        unsafe { core::slice::from_raw_parts_mut(start as *mut u64, words) }.fill(with);
+        let first = start + self.first * PAGE;
+        // SAFETY: as above, and these pages of the guest's memory are elsewhere by now.
+        unsafe { core::slice::from_raw_parts_mut(first as *mut u64, words) }.fill(with);
     }
 }
 

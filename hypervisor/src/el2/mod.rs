@@ -9,6 +9,7 @@ mod inject;
 mod manager;
 mod memory;
 mod migrate;
+mod moves;
 mod platform;
 mod psci;
 mod report;

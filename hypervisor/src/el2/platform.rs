@@ -9,15 +9,16 @@ use core::arch::asm;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use slat::format::arm64::id::IdRegisters;
-use slat::format::arm64::tlbi::{Instruction, Tlbi};
+use slat::format::arm64::tlbi::{Instruction, Scope, Tlbi};
 use slat::{
     BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
 };
 use slat_guest::Host;
 use slat_hypervisor::options::Fault;
 
-/// Threads that walk tables: a vCPU each, and the manager.
-const SEATS: usize = 8;
+/// Threads that walk tables: a vCPU each, and the manager, which has a second seat for what it does
+/// to the tables themselves.
+const SEATS: usize = 9;
 
 /// Instructions by address at most, before the whole guest is invalidated. Each stops all CPUs for
 /// a moment where they are emulated.
@@ -95,9 +96,28 @@ impl El2 {
 const CTR_DATA_LINE_SHIFT: u32 = 16;
 const CTR_IDC: u64 = 1 << 28;
 const CTR_DIC: u64 = 1 << 29;
+/// Where VTTBR_EL2 has the VMID.
+const VTTBR_VMID: u32 = 48;
 
-/// Executes one instruction of a sequence. The guest's VTTBR_EL2 is loaded on every CPU that gets
-/// here, so the VMID is the right one.
+/// Calls `invalidate` with this VMID in VTTBR_EL2, which says whose entries instructions are about.
+/// Nothing of the guest runs on this CPU meanwhile.
+fn with_vmid(vmid: Vmid, invalidate: impl FnOnce()) {
+    let loaded = cpu::read!("vttbr_el2");
+    let wanted = loaded & !(0xffff << VTTBR_VMID) | u64::from(vmid.0) << VTTBR_VMID;
+    let load = |vttbr: u64| {
+        cpu::write!("vttbr_el2", vttbr);
+        cpu::isb();
+    };
+    if wanted != loaded {
+        load(wanted);
+    }
+    invalidate();
+    if wanted != loaded {
+        load(loaded);
+    }
+}
+
+/// Executes one instruction of a sequence, about the VMID in VTTBR_EL2.
 fn execute(instruction: Instruction) {
     macro_rules! plain {
         ($text:literal) => {
@@ -191,21 +211,16 @@ unsafe impl Platform for El2 {
         if self.fault == Fault::KeepDirty && self.clearing.load(Ordering::Relaxed) {
             return;
         }
-        let loaded = cpu::read!("vttbr_el2");
-        if self.fault == Fault::WrongVmid {
-            cpu::write!("vttbr_el2", loaded ^ 1 << 49);
-            cpu::isb();
-        }
-        let sequence = self.tlbi.sequence(what);
-        sequence.filter_map(|instruction| spoiled(self.fault, instruction)).for_each(execute);
-        if self.fault == Fault::WrongVmid {
-            cpu::write!("vttbr_el2", loaded);
-            cpu::isb();
-        }
+        let wrong = self.fault == Fault::WrongVmid;
+        let vmid = Vmid(if wrong { what.vmid.0 ^ 0b10 } else { what.vmid.0 });
+        with_vmid(vmid, || {
+            let sequence = self.tlbi.sequence(what);
+            sequence.filter_map(|instruction| spoiled(self.fault, instruction)).for_each(execute);
+        });
     }
 
     fn invalidate_local(&self, what: &Invalidation) {
-        self.tlbi.local().sequence(what).for_each(execute);
+        with_vmid(what.vmid, || self.tlbi.local().sequence(what).for_each(execute));
     }
 
     fn break_before_make(&self) -> BreakBeforeMake {

@@ -116,6 +116,22 @@ fn cases() -> Vec<Case> {
                 Ok(())
             },
         ),
+        case(
+            "moves-and-a-new-vmid-on-a76",
+            RunArgs {
+                job: "move".to_owned(),
+                largest: Some("4k".to_owned()),
+                ..migrate("cortex-a76", 2, "protect")
+            },
+            |end| {
+                end.check()?;
+                let moves = end.record("moves").context("nothing was moved")?;
+                ensure!(moves["bytes"].as_u64() >= Some(4 << 20), "{moves}");
+                ensure!(moves["vmid"] == 2, "{moves}");
+                ensure!(end.console.contains("pages right"), "the guest's program said nothing");
+                Ok(())
+            },
+        ),
         case("fetches-that-zap", executing("zap", base()), |end| {
             end.check()?;
             let (zapped, mapped) = (end.faults("zapped"), end.faults("mapped"));
