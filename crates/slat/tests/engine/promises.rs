@@ -6,11 +6,9 @@ use crate::common::stage::{K, M, RAM, on_stage, range};
 use crate::common::world::VMID;
 use crate::common::{Event, TestPlatform, destroy};
 use slat::format::arm64::Arm64K4;
-use slat::format::ept::Ept1G;
 use slat::{
-    Access, Attributes, BreakBeforeMake, ChangeError, Execute, Frame, Gpa, Grace, Halted, Hpa,
-    Inactive, Invalidation, Member, PageSize, Place, Platform, Seat, Slot, Software, TableCache,
-    Tables, Vmid,
+    Attributes, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Inactive, Invalidation, Member, PageSize,
+    Place, Platform, Seat, Slot, TableCache, Tables, Vmid,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
