@@ -171,6 +171,7 @@ fn machines<const HUGE_1G: bool>() -> impl Iterator<Item = (Ept<HUGE_1G>, Cpu)> 
                 accessed_dirty: n & 1 != 0,
                 split_execute: n & 2 != 0,
                 forced_write_back: n & 4 != 0,
+                vtd: None,
                 output_bits: maxphyaddr,
             };
             let (huge_1g, mode_based_execute) = (HUGE_1G, format.split_execute);

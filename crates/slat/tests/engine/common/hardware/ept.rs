@@ -144,6 +144,7 @@ impl<const HUGE_1G: bool> Hardware for Ept<HUGE_1G> {
             accessed_dirty: config.hardware_marks,
             split_execute: config.split_execute,
             forced_write_back: config.forced_write_back,
+            vtd: None,
             output_bits: 48,
         }
     }
