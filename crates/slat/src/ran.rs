@@ -427,7 +427,7 @@ mod tests {
         static STOP: AtomicBool = AtomicBool::new(false);
         static INTERRUPTS: [AtomicBool; 4] = [const { AtomicBool::new(false) }; 4];
         std::thread::scope(|scope| {
-            for cpu in 0..4 {
+            for (cpu, interrupt) in INTERRUPTS.iter().enumerate() {
                 scope.spawn(move || {
                     let mut tlb = 0;
                     while !STOP.load(Ordering::Relaxed) {
@@ -435,7 +435,7 @@ mod tests {
                         for _ in 0..100 {
                             let invalid = INVALID.load(Ordering::Acquire);
                             assert!(tlb >= invalid, "{tlb} is used after {invalid} was invalid");
-                            if INTERRUPTS[cpu].swap(false, Ordering::Acquire) {
+                            if interrupt.swap(false, Ordering::Acquire) {
                                 RAN.serve(cpu, || tlb = TABLE.load(Ordering::Relaxed)).unwrap();
                             }
                         }

@@ -92,9 +92,9 @@ fn nor_beside_two_invalidations_one_after_the_other() {
     });
 }
 
-/// A CPU that is inside holds an old entry; `serves`, at any moment, is its interrupt's. Until it has
-/// forgotten, it may use the entry; as soon as it has, it may walk. Meanwhile somebody changes the
-/// translation, so often, and waits once for all.
+/// A CPU that is inside holds an old entry; `serves`, at any moment, is its interrupt's. Until it
+/// has forgotten, it may use the entry; as soon as it has, it may walk. Meanwhile somebody changes
+/// the translation, so often, and waits once for all.
 fn inside(changes: &'static [u64], serves: impl Fn(&Guest, &mut Tlb) + Send + Sync + 'static) {
     loom::model(move || {
         let guest = Guest::new();
