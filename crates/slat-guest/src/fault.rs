@@ -38,9 +38,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// Answers the guest's `access` to `gpa`, which its MMU refused.
     ///
     /// With a right that was given to a leaf, the calling CPU is made to forget the old one
-    /// ([`slat::Platform::invalidate_local`]); others fault once more. Whatever the outcome, the guest may be run
-    /// again, but for [`Outcome::Mmio`], [`Outcome::RingFull`] and [`Outcome::Refused`], which say
-    /// what it takes.
+    /// ([`slat::Platform::invalidate_local`]); others fault once more. Whatever the outcome, the
+    /// guest may be run again, but for [`Outcome::Mmio`], [`Outcome::RingFull`] and
+    /// [`Outcome::Refused`], which say what it takes.
     pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
         let host = self.worker.guest.tables.platform();
         let begin = host.now();

@@ -63,8 +63,8 @@ impl<'t, 'p, F: Format, P: Platform> Granted<'t, 'p, F, P> {
         })
     }
 
-    /// Less of it: what covers the page of `gpa` alone, if the CPU faulted there. At the other pages
-    /// of the range it may fault once more. Where a block got the right, this is one instruction in
+    /// Less of it: what covers the page of `gpa` alone, if the CPU faulted there. At other pages of
+    /// the range it may fault once more. Where a block got the right, this is one instruction in
     /// place of one a page. Nothing changes for an address outside the range.
     #[inline(always)]
     pub fn at(self, gpa: Gpa) -> Self {

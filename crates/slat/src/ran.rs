@@ -259,55 +259,33 @@ impl<const CPUS: usize> Ran<CPUS> {
         true
     }
 
-    /// [`Ran::enter`] with its steps in another order: for the models, which notice.
+    /// [`Ran::enter`], and [`Ran::serve`] of a CPU that is inside, with a step left out or in
+    /// another place: for the models, which notice.
     #[cfg(loom)]
     #[doc(hidden)]
     pub fn enter_broken(&self, cpu: usize, broken: Broken, flush: impl FnOnce()) {
-        let word = self.word(cpu).unwrap();
+        let word = &self.cpus[cpu].0;
         let forgotten = word.load(Ordering::Relaxed) >> SHIFT;
-        let inside = |forgotten: u64| {
-            self.make_known(cpu);
-            word.store(forgotten << SHIFT | INSIDE, Ordering::Relaxed);
-        };
+        let say = |forgotten: u64| word.store(forgotten << SHIFT | INSIDE, Ordering::Release);
         let read = || self.generation.0.load(Ordering::Acquire);
-        let forget = |generation: u64| {
-            word.store(generation << SHIFT | INSIDE, Ordering::Release);
-        };
-        match broken {
-            Broken::ReadsFirst => {
-                let generation = read();
-                full_fence();
-                inside(forgotten);
-                if generation != forgotten {
-                    flush();
-                    forget(generation);
-                }
-            }
-            Broken::NoFence => {
-                inside(forgotten);
-                self.catch_up(word, forgotten, flush);
-            }
-            Broken::SaysSoFirst => {
-                inside(forgotten);
-                full_fence();
-                let generation = read();
-                if generation != forgotten {
-                    forget(generation);
-                    flush();
-                }
-            }
-            Broken::ReadsAgain => {
-                inside(forgotten);
-                full_fence();
-                if read() != forgotten {
-                    flush();
-                    forget(read());
-                }
-            }
+        self.make_known(cpu);
+        let before = matches!(broken, Broken::ReadsFirst).then(read);
+        say(forgotten);
+        if !matches!(broken, Broken::NoFence) {
+            full_fence();
         }
+        let generation = before.unwrap_or_else(read);
+        if generation == forgotten {
+            return;
+        }
+        if matches!(broken, Broken::SaysSoFirst) {
+            say(generation);
+        }
+        flush();
+        say(if matches!(broken, Broken::ReadsAgain) { read() } else { generation });
     }
 
-    /// [`Ran::announce`] that reads before it counts, or has no fence: for the models.
+    /// [`Ran::announce`] without its fence: for the models.
     #[cfg(loom)]
     #[doc(hidden)]
     pub fn announce_broken(&self) -> Announced<'_, CPUS> {
@@ -449,7 +427,7 @@ mod tests {
         static STOP: AtomicBool = AtomicBool::new(false);
         static INTERRUPTS: [AtomicBool; 4] = [const { AtomicBool::new(false) }; 4];
         std::thread::scope(|scope| {
-            for cpu in 0..4 {
+            for (cpu, interrupt) in INTERRUPTS.iter().enumerate() {
                 scope.spawn(move || {
                     let mut tlb = 0;
                     while !STOP.load(Ordering::Relaxed) {
@@ -457,7 +435,7 @@ mod tests {
                         for _ in 0..100 {
                             let invalid = INVALID.load(Ordering::Acquire);
                             assert!(tlb >= invalid, "{tlb} is used after {invalid} was invalid");
-                            if INTERRUPTS[cpu].swap(false, Ordering::Acquire) {
+                            if interrupt.swap(false, Ordering::Acquire) {
                                 RAN.serve(cpu, || tlb = TABLE.load(Ordering::Relaxed)).unwrap();
                             }
                         }

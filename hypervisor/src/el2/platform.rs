@@ -53,7 +53,7 @@ impl El2 {
         let tlbi = Tlbi { most_by_address: MOST_BY_ADDRESS, ..id.tlbi(format) };
         Self {
             grace: Grace::new([const { Seat::new() }; SEATS]),
-            tlbi: if fault == Fault::Local { Tlbi { scope: Scope::Local, ..tlbi } } else { tlbi },
+            tlbi: if fault == Fault::Local { tlbi.local() } else { tlbi },
             // `vcpu` handles conflicts.
             break_before_make: match fault {
                 Fault::NoBreak => BreakBeforeMake::Never,

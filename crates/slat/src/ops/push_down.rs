@@ -30,8 +30,8 @@ use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// As [`Guard::write_protect`], by the tables as far up as `range` covers them, where the
-    /// format can; by the leaves elsewhere ([`Format::marks_valid`]). Returns the bytes of the leaves and tables that had the
-    /// right.
+    /// format can; by the leaves elsewhere ([`Format::marks_valid`]). Returns the bytes of the
+    /// leaves and tables that had the right.
     ///
     /// A table that another thread protected at the same time is owed by that thread.
     /// [`Guard::relax`] for a write pushes the protection down to the tables beside its path.

@@ -5,11 +5,11 @@
 //! Behavior", "Invalidation of Translation Caches".
 //!
 //! A page of EPT is a second-stage page but for three bits. Bit 11 of a leaf is SNP: requests snoop
-//! the CPU's caches, whatever the device asked for. Bit 62 of a leaf is TM, and of a table reserved:
-//! the engine's mark, so it must not stand there. Accessed and dirty (8, 9) are ignored, or set by
-//! hardware where the unit can and is told to. Memory type and IPAT (6:3) say nothing to most units,
-//! and mean the same to others. In an entry that is not present VT-d ignores the rest, as EPT does:
-//! markers and tokens stay the engine's.
+//! the CPU's caches, whatever the device asked for. Bit 62 of a leaf is TM, and of a table
+//! reserved: the engine's mark, so it must not stand there. Accessed and dirty (8, 9) are ignored,
+//! or set by hardware where the unit can and is told to. Memory type and IPAT (6:3) say nothing to
+//! most units, and mean the same to others. In an entry that is not present VT-d ignores the rest,
+//! as EPT does: markers and tokens stay the engine's.
 //!
 //! With [`Ept::vtd`](super::Ept::vtd) set, leaves are made with SNP where the units have it, and no
 //! mark is ever put into an entry that is present: [`Guard::collapse`](crate::Guard::collapse)
@@ -45,9 +45,9 @@ use core::fmt;
 /// How VT-d walks the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Vtd {
-    /// Snoop control: leaves have SNP. Units without it take the bit for reserved, so all units that
-    /// walk these tables have it, or it is off; then a device may leave caches out where it asks
-    /// to, and its guest needs what CPUs do for such devices (WBINVD).
+    /// Snoop control: leaves have SNP. Units without it take the bit for reserved, so all units
+    /// that walk these tables have it, or it is off; then a device may leave caches out where it
+    /// asks to, and its guest needs what CPUs do for such devices (WBINVD).
     pub snoop: bool,
 }
 

@@ -13,7 +13,8 @@
 //! - **No exit flushes.** #VMEXIT and VMRUN leave entries as they are, but for what TLB_CONTROL of
 //!   the VMRUN asks for. A write to the guest's CR3, CR0, CR4, or INVLPGA, takes entries of the
 //!   guest's own linear addresses, and need not take nested ones: INVLPGA serves no change here.
-//! - **There is nothing by address**: range, leaf size and `tables` of the invalidation say nothing.
+//! - **There is nothing by address**: range, leaf size and `tables` of the invalidation say
+//!   nothing.
 //! - **The CPU that runs the guest has to leave it**: it is interrupted, the exit is taken, and
 //!   TLB_CONTROL is set before the next VMRUN of that guest there. The guest does not run between,
 //!   so whoever invalidates waits for the exits, not for the VMRUNs. A CPU that is not in the guest

@@ -128,8 +128,8 @@ impl Tlbie {
     /// The instructions that `what` takes on the CPU that executes them, in order: for one that was
     /// noted while the guest did not run on it, before it enters the guest. No fault needs them.
     ///
-    /// LPIDR holds the guest's LPID. After the last, POWER9 also takes `slbia 7`, which empties what
-    /// its cores keep of effective addresses; like errata, that is the platform's.
+    /// LPIDR holds the guest's LPID. After the last, POWER9 also takes `slbia 7`, which empties
+    /// what its cores keep of effective addresses; like errata, that is the platform's.
     pub fn local_sequence(&self, what: &Invalidation) -> Sequence {
         let all = Pages { at: 0, shift: SET_SHIFT, ap: None, count: self.local_sets };
         let pages = self.pages(what).unwrap_or(all);

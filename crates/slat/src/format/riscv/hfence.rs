@@ -7,9 +7,10 @@
 //!
 //! # What the platform does
 //!
-//! - **It reaches the hart that executes it.** Every hart that may hold entries of the VMID executes
-//!   it: those that run the guest, interrupted ([`Hfence::remote`] has the firmware do it), and
-//!   those that ran it since, before they enter it again. [`Ran`](crate::Ran) keeps account of both.
+//! - **It reaches the hart that executes it.** Every hart that may hold entries of the VMID
+//!   executes it: those that run the guest, interrupted ([`Hfence::remote`] has the firmware do
+//!   it), and those that ran it since, before they enter it again. [`Ran`](crate::Ran) keeps
+//!   account of both.
 //! - **Order.** HFENCE.GVMA orders stores that are *visible to its own hart* before the walks that
 //!   follow. So the hart that stored fences first (`fence rw, rw`) and sends the interrupt then;
 //!   the firmware does as much for its call. A sequence for the hart that stored, or that has read

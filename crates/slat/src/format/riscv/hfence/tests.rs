@@ -81,8 +81,11 @@ fn with_svinval_two_fences_order_all_invalidations_between_them() {
 proptest! {
     #[test]
     fn every_page_of_a_range_is_named_once(
-        page in 0u64..1 << 47, pages in 1u64..80, leaf in prop_oneof![Just(12u32), Just(21), Just(30)],
-        svinval: bool, most in 0u64..70,
+        page in 0u64..1 << 47,
+        pages in 1u64..80,
+        leaf in prop_oneof![Just(12u32), Just(21), Just(30)],
+        svinval: bool,
+        most in 0u64..70,
     ) {
         let what = what(Some((page << 12, pages << 12)), Some(1 << leaf), false);
         let hart = Hfence { svinval, most_by_address: most };
