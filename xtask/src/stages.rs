@@ -22,6 +22,8 @@ pub enum Stage {
     Msrv,
     /// The engine, and a user of it, for a machine without an operating system; with --deep
     Bare,
+    /// The crates that can be published are packed, and built from what was packed; with --deep
+    Publish,
     /// The stack of each of the engine's operations, without an operating system; with --deep
     Stack,
     /// What the tests are compiles
@@ -94,6 +96,9 @@ pub fn slat_bench() -> Command {
     cargo(&["run", "--quiet", "--release", "--package", "slat-bench", "--"])
 }
 
+/// Crates for others to use, each after those that it needs.
+const PUBLISHED: [&str; 4] = ["slat", "slat-guest", "slat-sim", "slat-reclaim"];
+
 /// The tests that are programs.
 fn tests() -> Command {
     let mut tests = cargo(&["test", "--lib", "--bins", "--tests"]);
@@ -103,11 +108,12 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 13] = [
+    const DEEP: [Self; 14] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
         Self::Bare,
+        Self::Publish,
         Self::Stack,
         Self::Docs,
         Self::Loom,
@@ -139,6 +145,14 @@ impl Stage {
             Self::Features => features(),
             Self::Msrv => msrv::oldest(),
             Self::Bare => msrv::bare(),
+            Self::Publish => {
+                let mut pack = cargo(&["package", "--quiet", "--allow-dirty", "--target-dir"]);
+                pack.arg(target().join("publish"));
+                for name in PUBLISHED {
+                    pack.args(["--package", name]);
+                }
+                ran(&mut pack)
+            }
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
             Self::Build => ran(tests().arg("--no-run")),
             Self::Tests => {
@@ -265,4 +279,21 @@ pub fn ran(command: &mut Command) -> anyhow::Result<Outcome> {
         bail!("{command:?} failed: {status}");
     }
     Ok(Outcome::Ran(Vec::new()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_published_crate_has_the_licences_and_a_page() {
+        for name in PUBLISHED {
+            let folder = crate::root().join("crates").join(name);
+            for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+                let read = |folder: &std::path::Path| std::fs::read(folder.join(licence)).unwrap();
+                assert_eq!(read(&folder), read(crate::root()), "{name}: {licence}");
+            }
+            assert!(folder.join("README.md").is_file(), "{name}");
+        }
+    }
 }

@@ -60,6 +60,7 @@ pub(crate) struct Link<'t> {
 
 /// What a guest physical address translates to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Translation {
     /// The host physical address of that very byte.
     pub hpa: Hpa,

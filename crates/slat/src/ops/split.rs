@@ -72,8 +72,9 @@ pub(super) mod sealed {
     }
 }
 
-/// Bounds how long a block stands broken: one invalidation and so many stores.
-const MOST_MERGED: usize = 64;
+/// Bounds how long a block stands broken, one invalidation and so many stores, and what waits on
+/// the stack, 25 bytes a block (docs/adr/0026-*).
+const MOST_MERGED: usize = 20;
 
 /// Why a range was not split, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,7 +144,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         self.split_together(range, to, cache, MOST_MERGED)
     }
 
-    /// [`Guard::split`] with at most `together` blocks broken at a time (at least 1, at most 64),
+    /// [`Guard::split`] with at most `together` blocks broken at a time (at least 1, at most 20),
     /// where the CPU demands a break: fewer make the stall of each shorter, and cost more
     /// invalidations.
     ///
@@ -438,6 +439,9 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     }
 
     /// Adds a replacement to those that wait, and links them when they are enough.
+    ///
+    /// Not inlined, as `link`: its frame is not below those that fill tables.
+    #[inline(never)]
     #[expect(clippy::unnecessary_lazy_evaluations, reason = "what waits is built where it stays")]
     fn wait(&mut self, new: Replacement<'t>, level: u8, range: GpaRange) {
         let alone = self.waiting.is_none() && range.end().0 >= self.end;
@@ -498,6 +502,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 ///
 /// Tables whose block changed meanwhile go back to the cache last of all, when nothing stands
 /// broken any more.
+#[inline(never)]
 fn link<F: Format, P: Platform>(
     tables: &Tables<'_, F, P>,
     cache: &mut TableCache<'_, F, P>,

@@ -337,8 +337,8 @@ fn blocks_are_broken_together_with_their_neighbours_only() {
             (2 * M, 2, false),
             (4 * M, 2, true),
             (4 * M, 3, false),
-            (126 * M, 64, false),
-            (128 * M, 64, true),
+            (38 * M, 64, false),
+            (40 * M, 64, true),
             (2 * M, 1, true),
         ] {
             // The range ends with the last block, or behind it.
