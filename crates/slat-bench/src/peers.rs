@@ -51,6 +51,10 @@ const CRATE: &str = "crate";
 /// The same, where it fills tables around the caches.
 const STREAMING: &str = "slat, streaming";
 
+/// Tables with one owner, beside crates.
+#[cfg(feature = "peers")]
+const OWNED: &str = "slat, owned";
+
 /// The scenario.
 pub struct Peers;
 

@@ -299,10 +299,19 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// What `gpa` translates to; `None` if nothing is mapped there.
     #[inline]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
-        let guard = self.guard();
+        // Nobody reclaims: that takes `&mut self`, and here it is borrowed.
+        match self.0.translate(gpa) {
+            Ok(found) => found,
+            Err(Contended { .. }) => self.query_again(gpa),
+        }
+    }
+
+    /// Who holds the entry, in a guard of another thread, lets it go in a few steps.
+    #[cold]
+    #[inline(never)]
+    fn query_again(&self, gpa: Gpa) -> Option<Translation> {
         loop {
-            // Who holds the entry, in a guard of another thread, lets it go in a few steps.
-            match guard.translate(gpa) {
+            match self.0.translate(gpa) {
                 Ok(found) => return found,
                 Err(Contended { .. }) => core::hint::spin_loop(),
             }

@@ -3,16 +3,19 @@
 
 use super::ours::temper;
 use super::work::LOOKUPS;
-use super::{CRATE, SLAT};
+use super::{CRATE, OWNED, SLAT};
 use crate::contest::{Contest, ENGINE, Sample};
 use crate::settings::peers::Caches;
 use anyhow::{anyhow, ensure};
 use serde_json::json;
 use slat::format::arm64::Arm64K4;
 use slat::format::ept::Ept1G;
-use slat::{Attributes, BreakBeforeMake, Format, Inactive, PageSize, TableCache, Vmid};
+use slat::{
+    AddressSpace, Attributes, BreakBeforeMake, Format, Gpa, Inactive, PageSize, Rights, TableCache,
+    Vmid,
+};
 use slat_ideas::arena::Arena;
-use slat_ideas::bed::{Bed, CHUNK, chunk_storage, look_up, steps, storage};
+use slat_ideas::bed::{Bed, CHUNK, chunk_storage, look_up, steps, storage, value};
 use slat_ideas::fill::Stores;
 use slat_ideas::watch::Watch;
 use slat_lab::size::Size;
@@ -110,11 +113,19 @@ fn contest<'a, F: Format + 'a>(
         addresses: addresses.clone(),
     };
     let title = format!("{operation}, {}", Size(memory));
+    let owned = ours.clone();
     let mut contest = Contest::new("peers", title, params).enter(
         SLAT,
         ENGINE,
         move |arena: &mut Arena, check| ours.turn(arena, check),
     );
+    // It splits by the engine's guard alone.
+    let has_owned = op != Op::Split;
+    if has_owned {
+        contest = contest
+            .enter(OWNED, ENGINE, move |arena: &mut Arena, check| owned.turn_owned(arena, check))
+            .note(OWNED, "live tables with one owner: each call fills its cache, and completes");
+    }
     for peer in peers {
         let variant = peer.name;
         let (addresses, sum) = (addresses.clone(), bed.sum(&addresses));
@@ -122,6 +133,9 @@ fn contest<'a, F: Format + 'a>(
             theirs(peer, &bed, op, (&addresses, sum), caches, arena, check)
         });
         contest = contest.ratio(&*operation, &[SLAT], &[variant]);
+        if has_owned {
+            contest = contest.ratio(format!("{operation}, owned"), &[OWNED], &[variant]);
+        }
         // Why it may be slower stands with the results.
         let way = if each(peer, op) { "a call for each page. " } else { "" };
         contest =
@@ -131,6 +145,7 @@ fn contest<'a, F: Format + 'a>(
 }
 
 /// The engine's side.
+#[derive(Clone)]
 struct Ours<F> {
     bed: Bed<F>,
     address_bits: u32,
@@ -206,6 +221,55 @@ impl<F: Format> Ours<F> {
             let write = *op != Op::Protect;
             let right = |a: Attributes| a.write == write;
             bed.check(&tables.guard(), all, PageSize::SIZE_4K, right)?;
+        }
+        Ok(Sample::time(seconds))
+    }
+}
+
+impl<F: Format> Ours<F> {
+    /// The same by an [`AddressSpace`]: as the crates', one call a range, or a page.
+    fn turn_owned(&self, arena: &mut Arena, check: bool) -> anyhow::Result<Sample> {
+        let Self { bed, op, .. } = self;
+        let arena = arena.begin(BreakBeforeMake::Never, Stores::Plain);
+        let all = bed.range();
+        let mut space = AddressSpace::new(*bed.format(), Vmid(1), self.address_bits, arena)?;
+        temper(arena, bed.pages() * 8 + (4 << 20), self.caches);
+        let (hpa, leaf) = (Bed::<F>::host(&all), PageSize::SIZE_4K);
+        let watch = Watch::start();
+        if *op == Op::MapEach {
+            for page in 0..bed.pages() {
+                let page = bed.page(page);
+                space.map(page, Bed::<F>::host(&page), Attributes::RAM, leaf)?;
+            }
+        } else {
+            space.map(all, hpa, Attributes::RAM, leaf)?;
+        }
+        let mut seconds = watch.seconds();
+        let watch = Watch::start();
+        let done = match op {
+            Op::MapRange | Op::MapEach | Op::Split => all.size(),
+            Op::Protect => space.protect(all, Rights { write: false, ..Rights::ALL })?,
+            Op::Unmap => {
+                let mut handed = 0;
+                let bytes = space.unmap(all, |removed| handed += removed.bytes)?;
+                ensure!(handed == bytes, "{handed} of {bytes} bytes were handed out");
+                bytes
+            }
+            Op::Lookup => {
+                let look = |sum: u64, gpa: &u64| sum.wrapping_add(value(space.query(Gpa(*gpa))));
+                let sum = self.addresses.iter().fold(0, look);
+                ensure!(black_box(sum) == self.sum, "other addresses");
+                all.size()
+            }
+        };
+        if !matches!(op, Op::MapRange | Op::MapEach) {
+            seconds = watch.seconds();
+        }
+        ensure!(done == all.size(), "{done} bytes");
+        if check && *op != Op::Unmap {
+            let write = *op != Op::Protect;
+            let right = |a: Attributes| a.write == write;
+            bed.check(&space.guard(), all, leaf, right)?;
         }
         Ok(Sample::time(seconds))
     }

@@ -152,8 +152,15 @@ fn ratios_of(results: &[Measurement]) -> Vec<Table> {
                 .to_owned(),
         );
     }
-    let beside_crates =
+    let mut beside_crates =
         vec![format!("{how} none: the crate has no such operation; –: it has other levels.")];
+    if crates.iter().flat_map(|row| &row.measurements).any(|m| m.variant.ends_with(", owned")) {
+        beside_crates.push(
+            "owned: the engine’s live tables with one owner, AddressSpace, in place of inactive \
+             ones."
+                .to_owned(),
+        );
+    }
     let tables = [
         ratios_among(&linux, results, "The engine beside others", beside_linux),
         ratios_among(&crates, results, "Inactive tables beside crates", beside_crates),

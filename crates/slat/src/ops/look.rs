@@ -16,22 +16,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// to vanish.
     #[inline(always)]
     pub fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        if gpa.0 >> self.tables.geometry().address_bits != 0 {
-            return Ok(None);
-        }
-        let found = self.tables.lookup(gpa.0);
-        match F::kind(found.raw, found.level) {
-            Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
-            Kind::Leaf | Kind::Sealed => {
-                let leaf = self.tables.leaf(found, gpa.0)?;
-                Ok(Some(Translation {
-                    hpa: Hpa(leaf.hpa.0 + (gpa.0 - leaf.gpa.0)),
-                    size: leaf.size,
-                    attributes: leaf.attributes,
-                }))
-            }
-            Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table => Ok(None),
-        }
+        self.tables.translate(gpa)
     }
 
     /// The descriptor that `gpa` ends at, and the size of the part of the address space that its
@@ -91,6 +76,27 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// [`Guard::translate`]: the caller is inside a guard, or nobody reclaims.
+    #[inline(always)]
+    pub(crate) fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
+        if gpa.0 >> self.geometry().address_bits != 0 {
+            return Ok(None);
+        }
+        let found = self.lookup(gpa.0);
+        match F::kind(found.raw, found.level) {
+            Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
+            Kind::Leaf | Kind::Sealed => {
+                let leaf = self.leaf(found, gpa.0)?;
+                Ok(Some(Translation {
+                    hpa: Hpa(leaf.hpa.0 + (gpa.0 - leaf.gpa.0)),
+                    size: leaf.size,
+                    attributes: leaf.attributes,
+                }))
+            }
+            Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table => Ok(None),
+        }
+    }
+
     /// The leaf, or group, that was found at `gpa`.
     #[inline(always)]
     fn leaf(&self, found: Found, gpa: u64) -> Result<Leaf, Contended> {
