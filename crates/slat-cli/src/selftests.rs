@@ -24,7 +24,7 @@ const ARM: Option<Architecture> = Some(Architecture::Aarch64);
 const X86: Option<Architecture> = Some(Architecture::X86_64);
 
 /// The tests of what the edits touch, on sizes that end in seconds in an emulator. On Arm `-m 3` is
-/// the guest mode with 4 KiB pages and 48 bits; without it each test runs up to twelve.
+/// a guest mode with 4 KiB pages and 48 bits; without it each test runs up to twelve.
 const KNOWN: [Known; 20] = [
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2", None),
     ("dirty_log_perf_test", "-v 1 -b 16M -i 2 -s anonymous_thp", None),
@@ -58,6 +58,15 @@ const TAKE_MODE: [&str; 7] = [
     "memslot_modification_stress_test",
     "page_fault_test",
 ];
+
+/// The guest's mode: 48 bits of physical address, or 40, which a CPU that was asked for has at the
+/// least, as QEMU's cortex-a76.
+const fn mode(cpu: Option<&str>) -> &'static str {
+    match cpu {
+        None => "3",
+        Some(_) => "6",
+    }
+}
 
 /// Seconds that a test may take in the machine.
 const LIMIT: u32 = 150;
@@ -204,7 +213,7 @@ pub fn run(args: &TestArgs, arch: Architecture, session: &mut Session) -> anyhow
         if !args.arguments.is_empty() {
             words.clone_from(&args.arguments);
         } else if arch == Architecture::Aarch64 && TAKE_MODE.contains(name) {
-            words.extend(["-m", "3"].map(str::to_owned));
+            words.extend(["-m", mode(args.machine.cpu.as_deref())].map(str::to_owned));
         }
         named.push(format!("{name} {}", words.join(" ")).trim().to_owned());
         let mut test = Asked { path: place, arguments: words, seconds: LIMIT };

@@ -34,12 +34,18 @@ fn kernel(edits: &[&str], of_all: &[&str]) -> String {
     match &*own {
         [] if of_all.is_empty() => "no edit".to_owned(),
         [] => "no other edit".to_owned(),
-        edits => format!("+{}", edits.join(", +")),
+        edits => format!("+{}", edits.join(",\n+")),
     }
 }
 
 fn text_of<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_default()
+}
+
+/// A test's name and arguments, without the mode that depends on the CPU.
+fn name(test: &Value) -> &str {
+    let name = text_of(test, "name");
+    name.split_once(" -m ").map_or(name, |(name, _)| name)
 }
 
 fn tests(report: &Value) -> impl Iterator<Item = &Value> {
@@ -68,28 +74,27 @@ fn table(arch: &str, tree: &str, reports: &[Value]) -> Table {
     let mut longest: Vec<&Value> = reports.iter().collect();
     longest.sort_by_key(|report| std::cmp::Reverse(tests(report).count()));
     for test in longest.into_iter().flat_map(tests) {
-        let name = text_of(test, "name");
-        if !names.contains(&name) {
-            names.push(name);
+        if !names.contains(&name(test)) {
+            names.push(name(test));
         }
     }
-    let cell = |report: &Value, name: &str, notes: &mut Vec<String>| {
-        let Some(test) = tests(report).find(|test| text_of(test, "name") == name) else {
+    let cell = |report: &Value, named: &str, notes: &mut Vec<String>| {
+        let Some(test) = tests(report).find(|test| name(test) == named) else {
             return NOTHING.to_owned();
         };
         let Some(why) = text_of(test, "result").strip_prefix("skipped") else {
             return text_of(test, "result").to_owned();
         };
-        let program = name.split(' ').next().unwrap_or_default();
+        let program = named.split(' ').next().unwrap_or_default();
         let note = format!("{program} is skipped: {}", why.trim());
         if !notes.contains(&note) {
             notes.push(note);
         }
         "skipped".to_owned()
     };
-    let row = |name: &&str| {
-        let cells = reports.iter().map(|report| cell(report, name, &mut notes));
-        std::iter::once((*name).to_owned()).chain(cells).collect()
+    let row = |named: &&str| {
+        let cells = reports.iter().map(|report| cell(report, named, &mut notes));
+        std::iter::once((*named).to_owned()).chain(cells).collect()
     };
     let names_of_kernels = reports.iter().map(|report| kernel(&edits(report), &[]));
     Table {
@@ -177,7 +182,7 @@ mod tests {
             json!({ "edits": edits, "tests": tests.iter().map(test).collect::<Vec<_>>() })
         };
         let reports = [
-            report(&[], &[("a -v 1", "passed"), ("b", "skipped no huge pages")]),
+            report(&[], &[("a -v 1 -m 3", "passed"), ("b", "skipped no huge pages")]),
             report(
                 &["s", "t"],
                 &[("a -v 1", "failed, exit code 254"), ("b", "passed"), ("c", "passed")],
@@ -185,7 +190,7 @@ mod tests {
         ];
         let table = table("x86_64", "debian-6.12", &reports);
         assert_eq!(table.title, "Linux 6.12, x86_64");
-        assert_eq!(table.columns, ["", "no edit", "+s, +t"]);
+        assert_eq!(table.columns, ["", "no edit", "+s,\n+t"]);
         assert_eq!(table.rows[0], ["a -v 1", "passed", "failed, exit code 254"]);
         assert_eq!(table.rows[1], ["b", "skipped", "passed"]);
         assert_eq!(table.rows[2], ["c", NOTHING, "passed"]);
