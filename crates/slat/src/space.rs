@@ -4,7 +4,7 @@ use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::{OutOfFrames, TableCache};
 use crate::format::{Attributes, Format, Geometry, Rights, Software};
 use crate::guard::Guard;
-use crate::ops::{ChangeError, MapError, Place, Removed, SplitError, UnmapError};
+use crate::ops::{ChangeError, MapError, Place, Removed, SplitError, UnmapError, Vacantly};
 use crate::platform::Platform;
 use crate::shootdown::Vmid;
 use crate::tables::{Contended, Halted, NewError, Tables, Translation};
@@ -164,7 +164,8 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         let mut left = range;
         loop {
             let to = Hpa(hpa.0.wrapping_add(left.start().0 - range.start().0));
-            let result = guard.map(left, to, attributes, largest, &mut cache);
+            let memory = (to, false);
+            let result = guard.map_by::<Vacantly>(left, memory, attributes, largest, &mut cache);
             let Err(Halted { at, why }) = result else { return Ok(()) };
             match why {
                 MapError::CacheEmpty => fill(&mut cache, at)?,

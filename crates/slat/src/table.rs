@@ -37,8 +37,8 @@ impl Slot {
         self.0.compare_exchange(old, new, EXCHANGE, LOAD).map(|_| ())
     }
 
-    /// Replaces the caller's own marker: a slot that is invalid to hardware, and that nobody else
-    /// changes. Release: what was done under the marker precedes what takes its place.
+    /// Replaces the caller's own marker, or what an only thread found vacant: a slot that is invalid
+    /// to hardware, and that nobody else changes. Release: what was done under the marker precedes what takes its place.
     #[inline(always)]
     pub(crate) fn release(&self, marker: u64, new: u64) {
         debug_assert_eq!(self.load(), marker, "a frozen slot was changed by somebody else");

@@ -134,6 +134,9 @@ pub(crate) trait Change {
 
 /// In tables that hardware or other threads may use.
 pub(crate) struct Atomically;
+/// Of slots that are vacant, in tables that hardware may use and no other thread: hardware changes
+/// no entry that is invalid.
+pub(crate) struct Vacantly;
 /// In tables that nobody else can reach.
 pub(crate) struct Plainly;
 
@@ -143,6 +146,16 @@ impl Change for Atomically {
     #[inline(always)]
     fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64> {
         slot.exchange(old, new)
+    }
+}
+
+impl Change for Vacantly {
+    const ALONE: bool = false;
+
+    #[inline(always)]
+    fn exchange(slot: &Slot, old: u64, new: u64) -> Result<(), u64> {
+        slot.release(old, new);
+        Ok(())
     }
 }
 
