@@ -21,6 +21,9 @@ fn execute(machine: &Machine<Power>, instruction: Instruction) {
         Instruction::All(x) => machine.tlbie(x.rb, x.rs, 2),
         Instruction::Eieio => machine.eieio(),
         Instruction::Tlbsync => machine.tlbsync(),
+        Instruction::TlbLocal(_) | Instruction::AllLocal(_) => {
+            unreachable!("no part of what reaches all CPUs")
+        }
     }
 }
 
