@@ -60,8 +60,8 @@ pub fn test() -> anyhow::Result<Outcome> {
     slat(&["kernel", "list", "--tree", &tree])?;
     let words = ["kernel", "build", "--tree", &tree, "--arch", "x86_64", "--edit", OF_X86];
     slat(&[&words[..], &["--objects"]].concat())?;
-    // Each edit by itself: a series can be bisected. Before kernels are built, whose objects it would
-    // have them compile again.
+    // Each edit by itself: a series can be bisected. Before kernels are built, whose objects it
+    // would have them compile again.
     for series in ALL.split(',') {
         let words = ["kernel", "build", "--tree", &tree, "--arch", "aarch64", "--edit", series];
         slat(&[&words[..], &["--each"]].concat())?;

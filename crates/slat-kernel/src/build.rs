@@ -115,8 +115,8 @@ impl Build<'_> {
         Ok(make.steps)
     }
 
-    /// Compiles, after each of the edits in turn, the objects of all files that any of them touches;
-    /// says how many commands each took. An edit of tests alone takes none.
+    /// Compiles, after each of the edits in turn, the objects of all files that any of them
+    /// touches; says how many commands each took. An edit of tests alone takes none.
     ///
     /// # Errors
     /// As [`run`](Self::run), with the edit.

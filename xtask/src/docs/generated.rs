@@ -4,8 +4,8 @@
 //! the command prints; `<!-- PROGRAM render FOLDER: TITLE; TITLE -->` has those of its parts whose
 //! first line begins so, `<!-- slat brief FOLDER -->` what the main job prints of it,
 //! `<!-- slat explain FOLDER -->` the account of it.
-//! `<!-- kernels FOLDER -->` the [tables of kernels](super::kernels), `<!-- selftests FOLDER -->` and
-//! `<!-- executes FOLDER -->` [those of selftests](super::selftests).
+//! `<!-- kernels FOLDER -->` the [tables of kernels](super::kernels), `<!-- selftests FOLDER -->`
+//! and `<!-- executes FOLDER -->` [those of selftests](super::selftests).
 //! `UPDATE_DOCS=1 cargo test -p xtask generated` writes such blocks anew.
 
 use super::{kernels, selftests};

@@ -1,7 +1,7 @@
 //! The tables of KVM's selftests in docs/kernel.md, of what `slat kernel test --json` printed.
 //!
-//! Below `<!-- selftests FOLDER -->` stands a table for each architecture and tree of the reports in
-//! that folder, a column for each set of edits. Below `<!-- executes FOLDER -->` stands what
+//! Below `<!-- selftests FOLDER -->` stands a table for each architecture and tree of the reports
+//! in that folder, a column for each set of edits. Below `<!-- executes FOLDER -->` stands what
 //! `execute_perf_test` said in each of them.
 
 use crate::root;
@@ -199,8 +199,9 @@ mod tests {
 
     #[test]
     fn a_phase_has_its_instructions_and_the_statistics_of_the_line_below_it() {
-        let said = "Testing guest mode: x\nExecuting from memory         : 0.001234567s\n   pages_4k \
-                    512 exits 9\nAfter 5 periods of recovery\n   pages_4k 0 exits 9\n";
+        let said = "Testing guest mode: x\n\
+                    Executing from memory         : 0.001234567s\n   pages_4k 512 exits 9\n\
+                    After 5 periods of recovery\n   pages_4k 0 exits 9\n";
         let found = phases(said);
         assert_eq!(found[0].0, "Executing from memory");
         assert_eq!(found[0].1, Some(1_234_567));
