@@ -131,6 +131,17 @@ operations! {
         -> Result<u64, Halted<SplitError>> {
         guard.split(at, size, cache)
     }
+    op_replace(guard: &mut On<'_>, at: GpaRange, from: Hpa, to: Hpa, how: Attributes)
+        -> Result<u64, Halted<ReplaceError>> {
+        guard.replace(at, from, to, how)
+    }
+    op_set_owner(guard: &mut On<'_>, at: GpaRange, from: Option<Owner>, to: Option<Owner>, cache: &mut Cache<'static>)
+        -> Result<u64, Halted<OwnerError>> {
+        guard.set_owner(at, from, to, cache)
+    }
+    op_prune(guard: &mut On<'_>, at: GpaRange) -> Result<usize, Halted<ChangeError>> {
+        guard.prune(at)
+    }
     op_collapse(guard: &mut On<'_>, at: GpaRange, size: PageSize) -> Result<u64, Halted<SplitError>> {
         guard.collapse(at, size)
     }
