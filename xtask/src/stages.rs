@@ -69,12 +69,14 @@ pub enum Outcome {
 }
 
 /// The workspace as it is tested: both commands without their feature `every-format`, which takes
-/// as long to compile as the rest. (`slat-size` alone has another default that matters.)
+/// as long to compile as the rest. (Of `slat-size`, `slat-capi` and
+/// `slat-axvm` the default is the list of formats.)
 pub const TESTED: [&str; 4] = [
     "--workspace",
     "--no-default-features",
     "--features",
-    "slat-bench/peers,slat-bench/granules,slat-cli/granules,slat-size/default",
+    "slat-bench/peers,slat-bench/granules,slat-cli/granules,slat-size/default,slat-capi/default,\
+     slat-axvm/default",
 ];
 
 /// `slat` as it is tested, run.
