@@ -238,7 +238,7 @@ mod tests {
         let results = run_only(&[Part::Split, Part::Protect, Part::Age]);
         let pages = (1 << 30) / 4096;
         assert_eq!(count(&results, "2m", "split", "tables_built"), 512);
-        assert_eq!(count(&results, "2m", "split-streaming", "invalidations"), 8);
+        assert_eq!(count(&results, "2m", "split-streaming", "invalidations"), 26);
         assert_eq!(count(&results, "1g", "split", "tables_built"), 513);
         assert_eq!(count(&results, "writable", "protect", "slots_written"), pages);
         assert_eq!(count(&results, "writable", "protect", "invalidations"), 1);

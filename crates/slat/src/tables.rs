@@ -266,8 +266,8 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// it was changed.
     ///
     /// # Safety
-    /// 1. No CPU runs the guest under the old VMID, nor will: who enters the guest from now on
-    ///    reads [`Tables::vmid`] after this has returned.
+    /// 1. No CPU has the root loaded under the old VMID, nor will: who loads it from now on reads
+    ///    [`Tables::vmid`] after this has returned. (One that waits outside the guest may still walk.)
     /// 2. All CPUs have forgotten what they held under the new VMID.
     /// 3. Before other tables get the old VMID, all CPUs forget what they hold under it. (One
     ///    invalidation of all guests, at the beginning of a generation, serves 2 and 3.)

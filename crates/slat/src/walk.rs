@@ -23,7 +23,8 @@ use crate::table::{self, Run, Slot};
 
 /// How often a walk waits for a marker, or loses a slot, before it gives up.
 ///
-/// A marker is held for one invalidation at most. A turn is a pause of the CPU (x86: 40 to 140
+/// A marker is held for one invalidation at most, and for cache maintenance where a memory type
+/// changes. A turn is a pause of the CPU (x86: 40 to 140
 /// cycles; arm64: an `isb`, some tens), so this is 50 to 200 us: as long as a broadcast for 64
 /// blocks takes, also on a CPU that virtualises it. Where a hypervisor below stops the holder's
 /// CPU, no number is enough, and who is told *contended* should let that one run.

@@ -193,14 +193,21 @@ impl Hypervisor {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Lets others go on: what a vCPU faulted on is not there yet.
-    pub fn pause(&self) {
+    /// Lets others go on: what a vCPU faulted on is not there yet. Returns whether the guest stood
+    /// still meanwhile, with its tables not loaded under its VMID: who runs it then loads them anew.
+    pub fn pause(&self) -> bool {
         super::cpu::relax();
+        if !self.stopped.load(Ordering::Acquire) {
+            return false;
+        }
+        // VMID 0 is nobody's.
+        super::platform::load_vmid(Vmid(0));
         self.waiting.fetch_add(1, Ordering::AcqRel);
         while self.stopped.load(Ordering::Acquire) && !self.ended() {
             super::cpu::relax();
         }
         self.waiting.fetch_sub(1, Ordering::AcqRel);
+        true
     }
 
     /// Says that the guest is over, and why; the manager does the rest.

@@ -150,7 +150,8 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
             let pages = Run { first: at / PAGE, pages: (end - at) / PAGE };
             let range = GpaRange::new(Gpa(GUEST_RAM + at), end - at).map_err(|e| e.to_string())?;
             guard.write_protect(range).map_err(|halted| halted.to_string())?;
-            // Another thread may have protected a leaf, and not completed.
+            // Nobody else takes rights in this job, as there is no log; else what was written beside
+            // the copy could look as if it had not been.
             guard.owe(range).map_err(|error| error.to_string())?;
             guard.complete();
             pages.copy(from, to);
@@ -207,7 +208,8 @@ fn renew(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<u64
         cpu::relax();
     }
     // SAFETY:
-    // 1. All vCPUs wait in `Hypervisor::pause`, and load the new VMID before they run again.
+    // 1. All vCPUs wait in `Hypervisor::pause`, under VMID 0, and load the new one before they run
+    //    again; this CPU does so below.
     // 2. There is no other guest, and this one never had the new VMID.
     // 3. The old one is invalidated below, on all CPUs, before anybody could get it.
     let old = unsafe { hypervisor.memory.renew(RENEWED) };

@@ -9,7 +9,7 @@ use core::arch::asm;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use slat::format::arm64::id::IdRegisters;
-use slat::format::arm64::tlbi::{Instruction, Scope, Tlbi};
+use slat::format::arm64::tlbi::{Instruction, Tlbi};
 use slat::{
     BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
 };
@@ -102,19 +102,20 @@ const VTTBR_VMID: u32 = 48;
 /// Calls `invalidate` with this VMID in VTTBR_EL2, which says whose entries instructions are about.
 /// Nothing of the guest runs on this CPU meanwhile.
 fn with_vmid(vmid: Vmid, invalidate: impl FnOnce()) {
+    let loaded = load_vmid(vmid);
+    invalidate();
+    load_vmid(loaded);
+}
+
+/// Loads a VMID beside the root that is loaded; returns the one before.
+pub fn load_vmid(vmid: Vmid) -> Vmid {
     let loaded = cpu::read!("vttbr_el2");
     let wanted = loaded & !(0xffff << VTTBR_VMID) | u64::from(vmid.0) << VTTBR_VMID;
-    let load = |vttbr: u64| {
-        cpu::write!("vttbr_el2", vttbr);
+    if wanted != loaded {
+        cpu::write!("vttbr_el2", wanted);
         cpu::isb();
-    };
-    if wanted != loaded {
-        load(wanted);
     }
-    invalidate();
-    if wanted != loaded {
-        load(loaded);
-    }
+    Vmid((loaded >> VTTBR_VMID) as u16)
 }
 
 /// Executes one instruction of a sequence, about the VMID in VTTBR_EL2.

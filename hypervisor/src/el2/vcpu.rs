@@ -10,7 +10,7 @@ use aarch64_cpu::registers::*;
 use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::Ordering;
-use slat::{Access, Gpa, Vmid};
+use slat::{Access, Gpa};
 use slat_guest::{CacheSwitch, Outcome, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
 use slat_hypervisor::options::Trap;
@@ -43,8 +43,6 @@ struct Running<'w> {
     vcpu: Thread<'w>,
     registers: Registers,
     progress: Progress,
-    /// What this CPU knows the guest by.
-    vmid: Vmid,
 }
 
 /// Whether the guest goes on.
@@ -65,13 +63,7 @@ impl<'w> Running<'w> {
         let mut registers = Registers { x: [0; 31] };
         registers.x[0] = context;
         let switch = vcpu.reset();
-        let mut running = Self {
-            hypervisor,
-            vcpu,
-            registers,
-            progress: Progress::default(),
-            vmid: hypervisor.memory.tables().vmid(),
-        };
+        let mut running = Self { hypervisor, vcpu, registers, progress: Progress::default() };
         running.load_root();
         running.trap(switch.trap);
         running
@@ -81,7 +73,7 @@ impl<'w> Running<'w> {
     /// own while its caches are off; both have the same VMID, so what the other left is forgotten
     /// first.
     fn load_root(&mut self) {
-        self.vmid = load(self.hypervisor, &self.hypervisor.memory, self.vcpu.root());
+        load(self.hypervisor, &self.hypervisor.memory, self.vcpu.root());
     }
 
     /// Whether writes of the registers that switch caches leave the guest.
@@ -110,10 +102,6 @@ impl<'w> Running<'w> {
                     self.dump();
                 }
                 return None;
-            }
-            // A new generation of VMIDs began while this CPU waited.
-            if self.vmid != self.hypervisor.memory.tables().vmid() {
-                self.load_root();
             }
             // SAFETY: the tables map what `guest::slots` and the backing name: the guest's memory,
             // and the devices that it is given. ELR_EL2 and SPSR_EL2 are where the guest left, or
@@ -218,7 +206,9 @@ impl<'w> Running<'w> {
         let outcome = self.vcpu.fault(Gpa(gpa), access);
         match outcome {
             Outcome::Retry(_) | Outcome::RingFull => {
-                self.hypervisor.pause();
+                if self.hypervisor.pause() {
+                    self.load_root();
+                }
                 Next::Run
             }
             Outcome::Mmio if CONTROL.contains(gpa) && abort.data.is_some() => {
@@ -270,8 +260,8 @@ impl<'w> Running<'w> {
     }
 }
 
-/// Loads the guest's tables on this CPU, which forgets what it held of them; returns the VMID.
-pub fn load(hypervisor: &Hypervisor, memory: &Memory, root: slat::Hpa) -> Vmid {
+/// Loads the guest's tables on this CPU, which forgets what it held of them.
+pub fn load(hypervisor: &Hypervisor, memory: &Memory, root: slat::Hpa) {
     let vmid = memory.tables().vmid();
     let vttbr = hypervisor.id.vttbr(memory.tables().format(), root, vmid);
     let vttbr = vttbr.expect("a root below 1 TiB, and a VMID of 8 bits");
@@ -279,7 +269,6 @@ pub fn load(hypervisor: &Hypervisor, memory: &Memory, root: slat::Hpa) -> Vmid {
     write!("vttbr_el2", vttbr);
     cpu::isb();
     hypervisor.machine.forget_all(vmid);
-    vmid
 }
 
 /// The guest goes on behind the instruction that left, which may be the last of all addresses.

@@ -415,7 +415,9 @@ mod tests {
             measurement(SLAT, "engine", "inactive: split", &[0.001]),
             measurement("other", "crate", "inactive: split", &[0.002]),
         ];
-        beside_crate[2].params.insert("lack".to_owned(), json!("x86_64"));
+        for split in &mut beside_crate[2..] {
+            split.params.insert("lack".to_owned(), json!("x86_64"));
+        }
         let all = [
             measurement(SLAT, "engine", "split", &[0.001]),
             measurement("linux-6.12", "linux-source", "split", &[0.010]),

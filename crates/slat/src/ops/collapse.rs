@@ -43,7 +43,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, of tables that a
     /// device walks which takes the engine's mark for another bit, [`SplitError::Shared`]. On
     /// [`SplitError::Contended`] somebody held an entry of the table at that address for too long;
-    /// what could be done before and behind it is done.
+    /// what could be done before it is done, and, unless somebody held one for so long that the walk
+    /// ended, behind it. On [`SplitError::Paused`] what precedes the address is done.
     pub fn collapse(&mut self, range: GpaRange, to: PageSize) -> Result<u64, Halted<SplitError>> {
         self.collapse_where(range, to, |_| true)
     }
@@ -78,7 +79,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let why = self.spend(budget, SplitError::Contended);
         let bytes = done.into(self);
         match (contended, result) {
-            (Some(at), _) => Self::halted(Gpa(at), SplitError::Contended),
+            (Some(at), Ok(())) => Self::halted(Gpa(at), SplitError::Contended),
+            // What is behind it is not done either.
+            (Some(at), Err(_)) => Self::halted(Gpa(at), why),
             (None, Err(at)) => Self::halted(at, why),
             (None, Ok(())) => Ok(bytes),
         }

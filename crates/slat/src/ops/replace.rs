@@ -2,26 +2,29 @@
 //! type.
 //!
 //! # Protocol
-//! Where the CPU may take either translation as it comes, a leaf is replaced by one
-//! compare-and-swap from the value that was read. Where it must not hold two translations of an
-//! address, and wherever the memory type changes, the leaf is broken: a compare-and-swap from the
-//! value that was read freezes it, so that no other software maps anything there and hardware
-//! faults; the invalidation completes; memory whose type changes is maintained, when no CPU uses it
-//! any more; then the new leaf takes the marker's place. Up to [`RUN`] neighbouring pages stand
+//! A leaf that gets other memory, or another memory type, is broken on every format: a
+//! compare-and-swap from the value that was read freezes it, so that no other software maps anything
+//! there and hardware faults; the invalidation completes; memory whose type changes is maintained,
+//! when no CPU uses it any more; then the new leaf takes the marker's place. So no two CPUs ever
+//! use the old memory and the new at once, which would show one of them what another wrote, and not
+//! the other. Rights alone change by one compare-and-swap. Up to [`RUN`] neighbouring pages stand
 //! broken together. Between the first marker and the last release nothing is allocated and nobody
 //! is called but the platform's invalidation and maintenance.
 //!
 //! *Invariant*: what the guest wrote is in the memory that the new leaf maps. Other memory takes the
 //! place only of a leaf that the guest cannot write: who wants to move a page protects it,
 //! completes, copies, and then replaces it. A write fault that was answered in between has given the
-//! right back, and the leaf is refused. Accessed and dirty state goes from the old leaf to the new.
+//! right back, and the leaf is refused. The leaf tells no history: whoever moves pages keeps others
+//! from taking rights from them, and from unmapping them, from the protection on; a round of a log
+//! that protected the page again would hide the write. Accessed and dirty state goes from the old
+//! leaf to the new.
 
 use super::ChangeError;
 use super::map::{MapError, maintenance};
 use super::push_down::push_down;
 use super::unfold::folded;
 use crate::addr::{GpaRange, Hpa, Levels, PageSize, RangeError};
-use crate::format::{AttributeError, Attributes, Format, Kind, RUN};
+use crate::format::{AttributeError, Attributes, Format, Kind, Memory, RUN};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
@@ -106,19 +109,23 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// the rights, memory type and software bits of `attributes`; returns the bytes that changed.
     /// What is not mapped stays so.
     ///
-    /// At no moment does the range translate to anything but the old memory or the new. With `from`
-    /// equal to `to` this changes the memory type in place. Accessed and dirty are those of
-    /// `attributes` or of the old leaf. Memory is made coherent first ([`Platform::maintain`]); where
-    /// its type changes, behind the invalidation. Where the CPU must not hold two translations of an
-    /// address (Arm, Power), and where the memory type changes, each leaf faults until an
-    /// invalidation, executed inside, has completed: a guest that uses it meanwhile comes back.
+    /// At no moment does the range translate to anything but the old memory or the new, nor one CPU
+    /// to the old and another to the new. With `from` equal to `to` this changes the memory type, or
+    /// rights alone, in place. Accessed and dirty are those of `attributes` or of the old leaf; all
+    /// else is as `attributes` say, whatever another thread changed since the caller looked.
     ///
-    /// The old memory is the caller's after [`Guard::complete`].
+    /// Memory is made coherent first ([`Platform::maintain`]); where its type changes, behind the
+    /// invalidation, which takes long for a block. Unless rights alone change, each leaf faults until
+    /// an invalidation, executed inside, has completed: a guest that uses it meanwhile comes back.
+    /// Other memory is the only one in use when this returns; rights that were taken are gone after
+    /// [`Guard::complete`].
     ///
     /// To move a page that the guest may write: [`Guard::write_protect`], [`Guard::owe`] (another
-    /// thread may have protected it, and not completed), [`Guard::complete`], copy, replace. To
-    /// share it: the same, and the new memory is another's; to end the sharing, in the write fault:
-    /// copy, replace with the right to write.
+    /// thread may have protected it, and not completed), [`Guard::complete`], copy, replace. From
+    /// the first to the last nobody else takes rights from the page or unmaps it (no round of a log):
+    /// the page would look as if it had not been written in between. To share it: the same, and the
+    /// new memory is another's; to end the sharing, in the write fault: copy, replace with the right
+    /// to write, and report the write after it, as [`Guard::relax`] has it.
     ///
     /// # Errors
     /// Nothing is done on [`ReplaceError::Range`], [`ReplaceError::HostAddress`],
@@ -235,12 +242,14 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
             return Err(ReplaceError::Writable);
         }
         let retyped = old.memory != attributes.memory;
-        let breaks = retyped || self.tables.refill_breaks() && moves && there;
+        let breaks = retyped || moves && there;
         Ok(Some(New { raw: new, breaks, retyped }))
     }
 
-    fn maintain(&self, gpa: u64, bytes: u64) {
-        if let Some(what) = maintenance(&self.attributes) {
+    /// Of memory whose type changes, also what is to be a device's: caches hold it as what it was.
+    fn maintain(&self, gpa: u64, bytes: u64, retyped: bool) {
+        let memory = if retyped { Memory::Normal } else { self.attributes.memory };
+        if let Some(what) = maintenance(&Attributes { memory, ..self.attributes }) {
             self.tables.platform.maintain(self.target(gpa), bytes, what);
         }
     }
@@ -262,7 +271,7 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
         }
         for (index, ((slot, _), new)) in leaves.iter().zip(news).take(held).enumerate() {
             if new.retyped {
-                self.maintain(gpa + index as u64 * size.bytes(), size.bytes());
+                self.maintain(gpa + index as u64 * size.bytes(), size.bytes(), true);
             }
             slot.release(frozen, new.raw);
         }
@@ -299,7 +308,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
             Err(why) => return self.stop(why),
         };
         if !new.retyped {
-            self.maintain(entry.start, entry.end - entry.start);
+            self.maintain(entry.start, entry.end - entry.start, false);
         }
         let replaced = if new.breaks {
             self.broken(level, &[(entry.slot, entry.raw)], &[new], entry.start) == 1
@@ -338,7 +347,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
                 break;
             }
             if !new.retyped {
-                self.maintain(gpa, page);
+                self.maintain(gpa, page, false);
             }
             (leaves[index], news[index]) = ((&run[index], raw), new);
             count = index + 1;

@@ -282,7 +282,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 
     /// Retires the tables that overlap `range` and hold neither a leaf nor an owner, such as those
     /// that faults built and gave up; [`Tables::reclaim`] then gives them back. Reservations in them
-    /// are void. Returns how many; if there is one, an invalidation is executed inside.
+    /// are void. Returns how many, unless it ends early; if there is one, an invalidation is executed
+    /// inside.
     ///
     /// An unmap does the same for the tables that it covers or empties.
     ///

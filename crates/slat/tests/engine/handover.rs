@@ -508,12 +508,17 @@ fn memory_whose_type_changes_is_maintained_behind_the_invalidation() {
         let page = range(0, PAGE_4K);
         guard.map(page, Hpa(0), RAM, PAGE, cache).unwrap();
         guard.platform().take_events();
-        let uncached = Attributes { memory: Memory::NonCacheable, ..RAM };
-        guard.replace(page, Hpa(0), Hpa(0), uncached).unwrap();
-        let events = guard.platform().take_events();
-        assert!(
-            matches!(events[..], [Event::Invalidate(_), Event::Maintain { .. }, Event::Publish]),
-            "{events:?}"
-        );
+        for memory in [Memory::NonCacheable, Memory::Device, Memory::Normal] {
+            let attributes = Attributes { memory, ..RAM };
+            guard.replace(page, Hpa(0), Hpa(0), attributes).unwrap();
+            let events = guard.platform().take_events();
+            assert!(
+                matches!(
+                    events[..],
+                    [Event::Invalidate(_), Event::Maintain { .. }, Event::Publish]
+                ),
+                "{memory:?}: {events:?}"
+            );
+        }
     });
 }

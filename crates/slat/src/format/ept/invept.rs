@@ -27,15 +27,17 @@
 //!
 //! ```
 //! use slat::format::ept::{Ept1G, invept::Invept};
-//! use slat::{Hpa, Invalidation, Vmid};
+//! use slat::{Format, Hpa, Invalidation, Vmid};
 //!
 //! let cpu = Invept { single_context: true };
-//! let eptp = Ept1G::default().eptp(Hpa(0x1234_5000));
+//! let format = Ept1G::default();
+//! let eptp = format.eptp(&format.geometry(48)?, Hpa(0x1234_5000));
 //! let what = Invalidation { vmid: Vmid(1), range: None, leaf: None, tables: true };
 //! let instruction = cpu.instruction(&what, eptp);
 //! // asm!("invept {}, [{}]", in(reg) instruction.operand(), in(reg) &instruction.descriptor)
 //! assert_eq!(instruction.operand(), 1);
 //! assert_eq!(instruction.descriptor.eptp, 0x1234_505e);
+//! # Ok::<(), slat::format::GeometryError>(())
 //! ```
 
 use crate::shootdown::Invalidation;

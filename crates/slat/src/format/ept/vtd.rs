@@ -24,6 +24,9 @@
 //!   the device TLBs of devices that have ATS on, and waits for both (an invalidation wait
 //!   descriptor). An invalidation that only reaches CPUs leaves a device writing to memory that was
 //!   given away.
+//! - **Units that cache what is not present** (Caching Mode, bit 7 of the capability register, as
+//!   virtual units have) take an invalidation of the IOTLB after each map as well, and units with
+//!   bit 4 (RWBF) a flush of their write buffer: in [`Platform::publish`](crate::Platform::publish).
 //! - **Faults.** A device's access that the tables refuse is aborted, unless the device and unit
 //!   have page requests (PRS). So memory that a device may use is mapped, and pinned, before it
 //!   does, and write protection does not log its writes: it breaks them.

@@ -107,7 +107,7 @@ impl Cpu {
 }
 
 /// Bits that hardware ignores in an entry that maps a page, but the engine's.
-pub const USERS: [u32; 7] = [52, 55, 56, 59, 53, 54, 11];
+pub const USERS: [u32; 6] = [52, 55, 56, 59, 53, 54];
 
 /// A CPU with an EPT pointer loaded; if `FIVE`, one that can walk five levels.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +130,7 @@ impl<const HUGE_1G: bool, const FIVE: bool> Hardware for Ept<HUGE_1G, FIVE> {
     const SIZES: u32 = if HUGE_1G { 3 } else { 2 };
     const TABLES_COUNT: bool = true;
     const MARK: u64 = 1 << 62;
-    const SOFTWARE_BITS: u8 = 7;
+    const SOFTWARE_BITS: u8 = 6;
     const REFILL_BREAKS: bool = false;
 
     fn of(tables: &Tables<'_, Self::Format, TestPlatform>) -> Self {
