@@ -94,7 +94,7 @@ fn of_two_moves_of_one_page_the_second_is_told() {
 }
 
 fn an_unmap<F: crate::hardware::Walked>(name: &str) {
-    explore(name, || {
+    bounded(name, 4, || {
         let guest = On::<F>::new(14, NEVER).mapped(0..PAGE, HELD, PAGE);
         let unmaps = spawn(move || {
             let mut storage = [const { slat::Place::EMPTY }; 2];
