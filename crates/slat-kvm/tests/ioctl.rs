@@ -240,16 +240,17 @@ mod x86_64 {
 
     /// A store to each of CX pages from BX on, and HLT.
     const CODE: [u8; 9] = [0x88, 0x07, 0x81, 0xc3, 0x00, 0x10, 0xe2, 0xf8, 0xf4];
-    /// The first page of the logged slot.
+    /// The logged slot, by a number that is no flag of an entry, and its first page.
+    const SLOT: u32 = 7;
     const FIRST: u16 = 1;
 
     /// A vCPU with its code at guest address 0, in a slot that is not logged, and 8 pages behind it
-    /// in slot 1, which is.
+    /// in `SLOT`, which is.
     fn vcpu(vm: &VmFd) -> VcpuFd {
         let code = add_slot(vm, 0, 0, 1, 0);
         // SAFETY: the slot has a page, which nobody else accesses before the vCPU runs.
         unsafe { std::ptr::copy_nonoverlapping(CODE.as_ptr(), code, CODE.len()) };
-        add_slot(vm, 1, FIRST.into(), 8, KVM_MEM_LOG_DIRTY_PAGES);
+        add_slot(vm, SLOT, FIRST.into(), 8, KVM_MEM_LOG_DIRTY_PAGES);
         let vcpu = vm.create_vcpu(0).unwrap();
         let mut special = vcpu.get_sregs().unwrap();
         (special.cs.base, special.cs.selector) = (0, 0);
@@ -289,7 +290,7 @@ mod x86_64 {
             assert_eq!(ring.harvest(|page| pages.push(page)), 2);
             assert_eq!(states(&ring), [Harvested, Harvested, Harvested, Empty]);
             pages.sort_by_key(|page| page.page);
-            assert_eq!(pages, [2, 3, 4].map(|page| DirtyPage { slot: 1, page }));
+            assert_eq!(pages, [2, 3, 4].map(|page| DirtyPage { slot: SLOT, page }));
 
             assert_eq!(ring.harvest_next(), None);
             assert_eq!(vm.reset_dirty_rings().unwrap(), 3);
@@ -305,13 +306,13 @@ mod x86_64 {
         let log = || {
             let mut log = [0];
             // SAFETY: a slot of 8 pages, and 64 bits.
-            unsafe { vm.get_dirty_log_into(1, &mut log) }.unwrap();
+            unsafe { vm.get_dirty_log_into(SLOT, &mut log) }.unwrap();
             log[0]
         };
         assert_eq!(log(), 0);
         write(&mut vcpu, 0, 4);
         assert_eq!(log(), 0b1111);
-        vm.clear_dirty_log(1, 0, 8, &[0b0110]).unwrap();
+        vm.clear_dirty_log(SLOT, 0, 8, &[0b0110]).unwrap();
         assert_eq!(log(), 0b1001);
         write(&mut vcpu, 1, 1);
         assert_eq!(log(), 0b1011);
