@@ -1,5 +1,7 @@
 //! One bit a page of a memslot, in the layout of `KVM_GET_DIRTY_LOG`.
 
+use std::ops::Range;
+
 /// A dirty log as user space holds it: bit `i` of the words, counted from the lowest, is page
 /// `i` of the slot (api.rst, `KVM_GET_DIRTY_LOG`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +49,14 @@ impl DirtyBitmap {
     /// The words, to be written by the kernel.
     pub fn words_mut(&mut self) -> &mut [u64] {
         &mut self.words
+    }
+
+    /// Where the words of `pages` pages from `first` on lie. `None` if the log does not hold that
+    /// many, or if `first` does not begin a word.
+    pub(crate) fn words_of(&self, first: u64, pages: u64) -> Option<Range<usize>> {
+        let end = usize::try_from((first / 64).checked_add(pages.div_ceil(64))?).ok()?;
+        let held = first.is_multiple_of(64) && end <= self.words.len();
+        held.then_some((first / 64) as usize..end)
     }
 
     /// Sets all words to zero, and thereby touches the memory that holds them.
@@ -146,6 +156,16 @@ mod tests {
     fn a_lost_page_is_found_among_pages_in_excess() {
         let missing = log(130, 0..129).check(&log(130, [3, 129])).unwrap_err();
         assert_eq!(missing, Missing { first: 129, count: 1 });
+    }
+
+    #[test]
+    fn a_part_has_words_if_it_begins_one_and_the_log_holds_it() {
+        let log = log(128, []);
+        assert_eq!(log.words_of(64, 64), Some(1..2));
+        assert_eq!(log.words_of(0, 65), Some(0..2));
+        for (first, pages) in [(0, 129), (64, 65), (192, 0), (1, 64), (!63, u64::MAX)] {
+            assert_eq!(log.words_of(first, pages), None);
+        }
     }
 
     #[test]

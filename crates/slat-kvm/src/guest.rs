@@ -6,26 +6,25 @@
 use crate::arch::{self, MEMORY_GPA};
 use crate::bitmap::DirtyBitmap;
 use crate::boot::Boot;
+use crate::gate::Gate;
+use crate::ioctl::{DirtyPage, DirtyRing, VcpuDirtyRing, VmDirtyLog};
 use crate::mailbox::{Mailbox, word};
 use crate::memory::HostMemory;
 use crate::mode::Mode;
 use crate::probe::{self, SLOT_ZAP_QUIRK};
 use crate::probes::{Counted, Probes};
-use crate::ring::{Gate, Ring};
 pub use crate::shape::Shape;
 use crate::stall::{Histogram, STALL_FACTOR};
 use crate::stats::Stats;
 pub use crate::vcpu::{Part, Vcpu};
-use crate::{Error, ioctl, numa};
+use crate::{Error, numa};
 use kvm_bindings::{
-    KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP,
-    KVM_CAP_DISABLE_QUIRKS2, KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_LOG_DIRTY_PAGES,
-    kvm_enable_cap, kvm_userspace_memory_region,
+    KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP, KVM_CAP_DISABLE_QUIRKS2, KVM_CAP_VM_DISABLE_NX_HUGE_PAGES,
+    KVM_MEM_LOG_DIRTY_PAGES, kvm_dirty_gfn, kvm_enable_cap, kvm_userspace_memory_region,
 };
 use kvm_ioctls::VmFd;
-use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -57,17 +56,11 @@ pub struct Guest {
     slots: u32,
     mode: Mode,
     is_bound: bool,
-    rings: Mutex<Vec<Ring>>,
+    rings: Mutex<Vec<DirtyRing>>,
     ticks_per_second: f64,
     vm_stats: Option<Stats>,
     vcpu_stats: Vec<Stats>,
     probes: Option<Probes>,
-}
-
-fn borrow(fd: &impl AsRawFd) -> BorrowedFd<'_> {
-    // SAFETY: kvm-ioctls' types own the descriptor that they give out, and the borrow of the
-    // owner keeps it open for as long as the result lives.
-    unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
 }
 
 impl Guest {
@@ -108,12 +101,13 @@ impl Guest {
             let fd = machine.vm.create_vcpu(index as u64).map_err(Error::os("KVM_CREATE_VCPU"))?;
             arch::set_up_vcpu(&kvm, &machine.vm, &fd, machine.boot.mailbox_gpa(index))?;
             if host.binary_stats {
-                // SAFETY: a vCPU.
-                vcpu_stats.push(unsafe { Stats::open(borrow(&fd)) }?);
+                vcpu_stats.push(Stats::open(&fd)?);
             }
             if let Mode::Ring { entries } = shape.mode {
-                // SAFETY: a vCPU of a VM whose rings were made so large by `enable`.
-                rings.push(unsafe { Ring::map(borrow(&fd), entries) }?);
+                let bytes = entries * size_of::<kvm_dirty_gfn>() as u32;
+                // SAFETY: `enable` made rings so large, and succeeded, before there was a vCPU.
+                let ring = unsafe { fd.map_dirty_ring(bytes) };
+                rings.push(ring.map_err(Error::os("mmap of a dirty ring"))?);
             }
             ticks = arch::ticks_per_second(&fd)?;
             let first = if shape.overlap { 0 } else { index as u64 * share };
@@ -126,8 +120,7 @@ impl Guest {
             vcpus.push(Vcpu { fd, machine, index, part, ticks_per_second: ticks });
             parts.push(part);
         }
-        // SAFETY: a VM.
-        let vm_stats = host.binary_stats.then(|| unsafe { Stats::open(borrow(&machine.vm)) });
+        let vm_stats = host.binary_stats.then(|| Stats::open(&machine.vm));
         let guest = Guest {
             machine,
             parts,
@@ -350,13 +343,14 @@ impl Guest {
     pub fn get_dirty_log(&self, log: &mut DirtyBitmap) -> Result<(), Error> {
         self.check_log_size(log)?;
         let pages = self.pages() / u64::from(self.slots);
+        let call = "KVM_GET_DIRTY_LOG";
         for slot in 0..self.slots {
-            let first = u64::from(slot) * pages;
-            // SAFETY: a VM, and a slot of so many pages.
-            unsafe {
-                ioctl::get_dirty_log(borrow(&self.machine.vm), FIRST_SLOT + slot, first, pages, log)
-            }
-            .map_err(Error::os("KVM_GET_DIRTY_LOG"))?;
+            let words = log.words_of(u64::from(slot) * pages, pages);
+            let words = words.ok_or(Errno::INVAL).map_err(Error::os(call))?;
+            let bitmap = &mut log.words_mut()[words];
+            // SAFETY: a slot has `pages` pages, for which these are the words.
+            unsafe { self.machine.vm.get_dirty_log_into(FIRST_SLOT + slot, bitmap) }
+                .map_err(Error::os(call))?;
         }
         Ok(())
     }
@@ -377,10 +371,13 @@ impl Guest {
     pub fn clear_dirty_log(&self, log: &DirtyBitmap, first: u64, pages: u32) -> Result<(), Error> {
         let each = self.pages() / u64::from(self.slots);
         let slot = (first / each) as u32;
-        let vm = borrow(&self.machine.vm);
-        // SAFETY: a VM.
-        unsafe { ioctl::clear_dirty_log(vm, FIRST_SLOT + slot, first % each, first, pages, log) }
-            .map_err(Error::os("KVM_CLEAR_DIRTY_LOG"))
+        let call = "KVM_CLEAR_DIRTY_LOG";
+        let words = log.words_of(first, pages.into());
+        let words = &log.words()[words.ok_or(Errno::INVAL).map_err(Error::os(call))?];
+        self.machine
+            .vm
+            .clear_dirty_log(FIRST_SLOT + slot, first % each, pages, words)
+            .map_err(Error::os(call))
     }
 
     /// Pages of one slot, which no clear may cross.
@@ -405,7 +402,7 @@ impl Guest {
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut taken, mut wrong) = (0, None);
         for ring in rings.iter_mut() {
-            taken += ring.harvest(|slot, page| {
+            let harvested = ring.harvest(|DirtyPage { slot, page }| {
                 let of_ours = (FIRST_SLOT..FIRST_SLOT + self.slots).contains(&slot) && page < each;
                 if of_ours {
                     log.insert(u64::from(slot - FIRST_SLOT) * each + page);
@@ -413,17 +410,17 @@ impl Guest {
                     wrong = Some(Error::WrongRing { slot, page });
                 }
             });
+            taken += u64::from(harvested);
         }
         let mut left = taken;
         while left > 0 {
-            // SAFETY: a VM with rings.
-            let reset = unsafe { ioctl::reset_dirty_rings(borrow(&self.machine.vm)) }
-                .map_err(Error::os("KVM_RESET_DIRTY_RINGS"))?;
+            let reset = self.machine.vm.reset_dirty_rings();
+            let reset = reset.map_err(Error::os("KVM_RESET_DIRTY_RINGS"))?;
             // A signal ends the call early; 0 would be entries that KVM does not know of.
             if reset == 0 {
                 break;
             }
-            left = left.saturating_sub(reset);
+            left = left.saturating_sub(reset.into());
         }
         // Even if nothing was taken: a vCPU may have come here after the fetch that emptied its
         // ring.
@@ -454,19 +451,18 @@ fn enable(vm: &VmFd, shape: &Shape) -> Result<(), Error> {
         let args = [first, 0, 0, 0];
         vm.enable_cap(&kvm_enable_cap { cap, args, ..Default::default() }).map_err(Error::os(call))
     };
-    if let Some((number, argument, call)) = shape.mode.capability() {
-        cap(number, argument, call)?;
-    }
+    shape.mode.enable(vm)?;
     // Where KVM can dirty pages without a vCPU, slots keep a bitmap beside the rings. On arm64 a
     // slot without one is not taken for logged when a fault maps it (`memslot_is_logging`): a huge
     // page becomes writable as a whole, and names one page.
     let bitmap = KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP;
     if shape.mode.is_ring() && vm.check_extension_raw(bitmap.into()) > 0 {
-        cap(bitmap, 0, "KVM_ENABLE_CAP of KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP")?;
+        vm.enable_dirty_log_ring_bitmap()
+            .map_err(Error::os("KVM_ENABLE_CAP of KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP"))?;
     }
     if let Some(chunk) = shape.eager_split {
-        let call = "KVM_ENABLE_CAP of KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE";
-        cap(KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, chunk, call)?;
+        vm.set_eager_split_chunk_size(chunk)
+            .map_err(Error::os("KVM_ENABLE_CAP of KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE"))?;
     }
     if !shape.slot_zap_all {
         let call = "KVM_ENABLE_CAP of KVM_CAP_DISABLE_QUIRKS2";

@@ -9,6 +9,7 @@
 //! - [`guest`] is the guest itself, for anything else one may want to time, and [`work`] what its
 //!   vCPUs can be told to do.
 //! - [`stall`] is what their own clocks show.
+//! - [`ioctl`] is what the host's dirty log is asked by, and stands by itself.
 //! - [`probe()`] says what the host's KVM can do; it changes nothing and needs no guest.
 //!
 //! The guest's code runs in ring 3. On VMX and SVM that is guest code like any other; on a KVM
@@ -21,10 +22,11 @@ mod boot;
 pub mod cgroup;
 mod crew;
 mod error;
+mod gate;
 pub mod guest;
 pub mod hugetlb;
 pub mod idle;
-mod ioctl;
+pub mod ioctl;
 mod mailbox;
 pub mod meminfo;
 pub mod memory;
@@ -34,7 +36,6 @@ pub mod numa;
 pub mod phase;
 pub mod probe;
 pub mod probes;
-mod ring;
 pub mod scenario;
 mod shape;
 mod stage;

@@ -1,10 +1,11 @@
 //! How KVM tells which pages a guest wrote.
 
+use crate::ioctl::VmDirtyLog;
 use crate::{Error, HostKvm};
 use kvm_bindings::{
-    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
     KVM_DIRTY_LOG_INITIALLY_SET, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, kvm_dirty_gfn,
 };
+use kvm_ioctls::VmFd;
 use std::fmt;
 
 /// Who clears the dirty log, and what it starts with (api.rst,
@@ -69,28 +70,21 @@ impl Mode {
         Ok(())
     }
 
-    /// The capability that switches it on, its argument, and the call's name.
-    pub(crate) fn capability(self) -> Option<(u32, u64, &'static str)> {
-        let manual = |flags: u32| {
-            let call = "KVM_ENABLE_CAP of KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2";
-            Some((KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, u64::from(flags), call))
+    /// Switches it on for a VM that has no vCPU yet.
+    pub(crate) fn enable(self, vm: &VmFd) -> Result<(), Error> {
+        let manual = |flags| {
+            vm.enable_manual_dirty_log_protect(flags)
+                .map_err(Error::os("KVM_ENABLE_CAP of KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2"))
         };
         match self {
-            Mode::Legacy => None,
+            Mode::Legacy => Ok(()),
             Mode::Manual => manual(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE),
             Mode::ManualInitiallySet => {
                 manual(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET)
             }
-            Mode::Ring { entries } => {
-                let bytes = u64::from(entries) * size_of::<kvm_dirty_gfn>() as u64;
-                let call = "KVM_ENABLE_CAP of KVM_CAP_DIRTY_LOG_RING";
-                // Only x86 orders its stores so that the older form is right, and there both are.
-                let number = match cfg!(target_arch = "x86_64") {
-                    true => KVM_CAP_DIRTY_LOG_RING,
-                    false => KVM_CAP_DIRTY_LOG_RING_ACQ_REL,
-                };
-                Some((number, bytes, call))
-            }
+            Mode::Ring { entries } => vm
+                .enable_dirty_log_ring(entries * size_of::<kvm_dirty_gfn>() as u32)
+                .map_err(Error::os("KVM_ENABLE_CAP of KVM_CAP_DIRTY_LOG_RING")),
         }
     }
 }

@@ -4,13 +4,14 @@
 //! tables that it threw away. Names are the kernel's and differ by architecture and release, so
 //! they are read from the file and none is taken for granted.
 
-use crate::{Error, ioctl};
+use crate::Error;
+use crate::ioctl::BinaryStats;
 use kvm_bindings::{
     KVM_STATS_TYPE_CUMULATIVE, KVM_STATS_TYPE_INSTANT, KVM_STATS_TYPE_MASK, kvm_stats_header,
 };
-use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::{Errno, pread};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::mem::size_of;
 
 /// Bytes of `struct kvm_stats_desc` before the name.
@@ -24,7 +25,7 @@ pub type Changes = BTreeMap<String, i64>;
 /// An open statistics file.
 #[derive(Debug)]
 pub struct Stats {
-    fd: OwnedFd,
+    fd: File,
     data_offset: u64,
     data_len: usize,
     fields: Vec<Field>,
@@ -44,13 +45,9 @@ pub struct Reading {
 }
 
 impl Stats {
-    /// Opens the statistics of `fd`.
-    ///
-    /// # Safety
-    /// `fd` is a KVM VM or vCPU.
-    pub(crate) unsafe fn open(fd: impl AsFd) -> Result<Self, Error> {
-        // SAFETY: the contract of this function.
-        let fd = unsafe { ioctl::get_stats_fd(fd) }.map_err(Error::os("KVM_GET_STATS_FD"))?;
+    /// Opens the statistics of a VM or a vCPU.
+    pub(crate) fn open(of: &impl BinaryStats) -> Result<Self, Error> {
+        let fd = of.get_stats_fd().map_err(Error::os("KVM_GET_STATS_FD"))?;
         let mut header = [0; size_of::<kvm_stats_header>()];
         read_all(&fd, &mut header, 0)?;
         let word = |i: usize| u32::from_ne_bytes(std::array::from_fn(|j| header[4 * i + j]));
@@ -110,7 +107,7 @@ fn field(desc: &[u8]) -> Option<Field> {
         .then(|| Field { name: String::from_utf8_lossy(name).into_owned(), index: offset / 8 })
 }
 
-fn read_all(fd: &OwnedFd, mut into: &mut [u8], mut offset: u64) -> Result<(), Error> {
+fn read_all(fd: &File, mut into: &mut [u8], mut offset: u64) -> Result<(), Error> {
     while !into.is_empty() {
         match pread(fd, &mut *into, offset) {
             Ok(0) => return Err(Error::os("KVM statistics")(Errno::NODATA)),

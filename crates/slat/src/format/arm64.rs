@@ -187,15 +187,21 @@ impl<const PAGE_SHIFT: u32, const WIDE: bool> Arm64<PAGE_SHIFT, WIDE> {
 // SAFETY:
 // 1. Zero is empty; bits 1:0 are 0b11 in a table and, at level 0, in a page, which is therefore
 //    never a table; 0b01 in a block; bit 0 is clear in markers, reservations and owners, which bits
-//    58, 2 and 1 tell apart; a token or word ends below bit 56. None of these bits is one of an
-//    address's or of `SOFTWARE`.
+//    58, 2 and 1 tell apart; a token or word lies at bits 55:8, from where `owner` takes it. `kind`
+//    looks at no bit of `STATUS`, `SOFTWARE` or an address, nor in a table at `MARK`, and an
+//    address has none of these; the other bits named of tables are 0. Methods that make a leaf from
+//    a leaf change no other bit than AF, `S2AP`, DBM, XN and `SW_DIRTY`. `all_tables` asks for 0b11
+//    in all slots.
 // 2. Frames are aligned to the granule and lie below 2^48, or 2^52 if `WIDE`: `ADDRESS`, or `LOW`
-//    and `HIGH`, hold all of their bits.
+//    and `HIGH`, hold all of their bits, and none of a marker's or of a table's.
 // 3. The root has `2^bits` slots for the bits above its level's; at most level 3, where 16
 //    concatenated tables of any granule cover 52 bits at least, the most.
-// 4. A granule of `2^PAGE_SHIFT` bytes holds `2^(PAGE_SHIFT - 3)` slots.
-// 5. Below `HIGH_FROM` the bits of an address are at their own place.
-// 6. At most 128 of 512 slots and more; bit 52 is neither one of an address nor of `INHERITED`.
+// 4. A granule of `2^PAGE_SHIFT` bytes holds `2^(PAGE_SHIFT - 3)` slots, at any level.
+// 5. Attributes are none of an address's bits. If `WIDE`, those of an address below `HIGH_FROM` are
+//    at their own place, and those above change at multiples of `CARRY`, 2^48 or 2^50, alone. If
+//    not, the address stands in a leaf as it is, and `CARRY` is 0.
+// 6. 1, 16, 32 or 128, of 512 slots and more; bit 52 is neither one that `kind` looks at, nor one
+//    of an address, nor of `INHERITED`.
 unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT, WIDE> {
     const NAME: &'static str = match (PAGE_SHIFT, WIDE) {
         (12, false) => "arm64 stage 2, 4K granule",

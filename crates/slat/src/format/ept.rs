@@ -201,15 +201,21 @@ const fn execute(raw: u64, user: u64) -> Execute {
 
 // SAFETY:
 // 1. Leaves (the attribute bits of `encode` include R) and tables have bit 0, and no marker,
-//    reservation or owner has, whatever its address, token or word, which lie at bits 59:12. With
-//    bit 0, bit 7 tells block from table, and at level 0 there is no table. Without it, bit 62 is
-//    in markers only, which bit 3 tells apart, and bit 4 in reservations, which owners have beside
-//    bit 3. `kind` looks at no bit of `STATUS`, `SOFTWARE`, `TABLE_ACCESSED` and `TABLE_WRITE`.
-// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits.
+//    reservation or owner has, whatever its address, token or word, which lie at bits 59:12, from
+//    where `owner` takes a word. With bit 0, bit 7 tells block from table, and at level 0 there is
+//    no table. Without it, bit 62 is in markers only, which bit 3 tells apart, and bit 4 in
+//    reservations, which owners have beside bit 3. `kind` looks at no bit of `STATUS`, `SOFTWARE`,
+//    `TABLE_ACCESSED`, `TABLE_WRITE`, `AGEING` and `RENEWED`, nor in a table at `MARK`, and none of
+//    these is one of an address's. Methods that make a leaf from a leaf change no
+//    other bit than W, X, XU, A and D.
+//    `all_tables` asks for bit 0 in all slots, and bit 7 in none.
+// 2. Frames are aligned to 4 KiB and lie below 2^52: `ADDRESS` holds all of their bits, and none of
+//    a marker's or of a table's.
 // 3. The root stands at level 3 or 4, with `2^(address_bits - 39)` or `2^(address_bits - 48)`
 //    slots, or one.
-// 4. A page of 4 KiB holds 512 slots.
-// 5. The address stands in a leaf as it is, `CARRY` is 0.
+// 4. A page of 4 KiB holds 512 slots, at any level.
+// 5. The address stands in a leaf as it is, at bits that attributes have none of; `CARRY` is 0.
+// 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
     const NAME: &'static str = if HUGE_1G { "Intel EPT" } else { "Intel EPT without 1g blocks" };
     const PAGE_SHIFT: u32 = 12;

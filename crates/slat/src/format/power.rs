@@ -164,17 +164,22 @@ impl core::error::Error for RootError {}
 
 // SAFETY:
 // 1. Leaves and tables have V, and no marker, reservation or owner has, whatever its address, token
-//    or word, which lie at bits 59:12 of the word; L tells leaf from table, and at level 0 there is
-//    no table. Without V, bit 61 is in markers only, which bit 4 tells apart, and bit 5 in
-//    reservations, which owners have beside bit 4. `kind` looks at no bit of `STATUS` and
-//    `SOFTWARE`. All of this is about bits of one order, in which constants, addresses and tokens
-//    are swapped alike.
-// 2. Frames are aligned to 4 KiB and lie below 2^57: `NLB` holds all of their bits.
+//    or word, which lie at bits 59:12 of the word, from where `owner` takes it; L tells leaf from
+//    table, and at level 0 there is no table. Without V, bit 61 is in markers only, which bit 4
+//    tells apart, and bit 5 in reservations, which owners have beside bit 4. `kind` looks at no bit
+//    of `STATUS` and `SOFTWARE`, nor in a table at `MARK`, of which none is one of an address's;
+//    the other bits named of tables are 0. Methods that make a leaf from a leaf change bits of EAA,
+//    R and C. `all_tables` asks for V in all slots, and L in none. All of this is about bits of one
+//    order, in which constants, addresses and tokens are swapped alike.
+// 2. Frames are aligned to 4 KiB and lie below 2^57: `NLB` holds all of their bits, and none of a
+//    marker's or of a table's.
 // 3. The root has 2^13 slots at level 3, which covers 39 + 13 bits.
-// 4. Tables have 2^9 slots, or 2^5: 4 KiB at most. The root has pages of 64 KiB, or 16 of 4 KiB.
-// 5. On a big-endian host the address stands in a leaf as it is, `CARRY` is 0. On a little-endian
-//    one a byte of it does: of a 4k page's address that which ends at bit 16, of a 64k page's that
-//    which ends at bit 24.
+// 4. Tables have 2^9 slots, or 2^5: 4 KiB at most, which is `TABLE_BYTES`. A page has 4 KiB at
+//    least, for the 2^9 slots of the root's level.
+// 5. Attributes are none of an address's bits. On a big-endian host the address stands in a leaf as
+//    it is, `CARRY` is 0. On a little-endian one a byte of it does: of a 4k page's address that
+//    which ends at bit 16, of a 64k page's that which ends at bit 24, where `CARRY` is.
+// 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
     const NAME: &'static str = match PAGE_SHIFT {
         12 => "Power radix, 4K pages",

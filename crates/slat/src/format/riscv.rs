@@ -196,15 +196,21 @@ impl fmt::Display for HgatpError {
 impl core::error::Error for HgatpError {}
 
 // SAFETY:
-// 1. Leaves (`encode` and `with_rights` leave one of R and X at least) and tables, which have none
-//    of R, W and X, have V, and no marker, reservation or owner has, whatever its address, token or
-//    word, which lie at bits 57:10. At level 0 there is no table. Without V, bit 5 is in markers
-//    only, which bit 1 tells apart, and bit 3 in reservations, which owners have beside bit 1.
-//    `kind` looks at no bit of `STATUS` and `SOFTWARE`.
-// 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits.
+// 1. Leaves have one of R and X at least, and V: `encode` refuses W without R, `readable` takes W
+//    with R, and `with_rights` leaves X where it leaves no right. Tables have V and none of R, W
+//    and X. No marker, reservation or owner has V, whatever its address, token or word, which lie
+//    at bits 57:10, from where `owner` takes a word. At level 0 there is no table. Without V, bit 5
+//    is in markers only, which bit 1 tells apart, and bit 3 in reservations, which owners have
+//    beside bit 1. `kind` looks at no bit of `STATUS` and `SOFTWARE`, nor in a table at `MARK`, of
+//    which none is one of an address's; the other bits named of tables are 0. Methods that make a
+//    leaf from a leaf change no other bit than R, W, X, U, A and D. `all_tables` asks for V in all
+//    slots, and R, W and X in none.
+// 2. Frames are aligned to 4 KiB and lie below 2^56: shifted, `PPN` holds all of their bits, and
+//    none of a marker's or of a table's.
 // 3. The root has 2^11 slots at level 2, 3 or 4, for 41, 50 or 59 bits.
-// 4. A page of 4 KiB holds 512 slots.
-// 5. The address is shifted as a whole, `CARRY` is 0.
+// 4. A page of 4 KiB holds 512 slots, at any level.
+// 5. The address is shifted as a whole, to bits that attributes have none of; `CARRY` is 0.
+// 6. There are no groups: `group` is 1, and `CONTIGUOUS` is 0, which is no bit.
 unsafe impl Format for RiscV {
     const NAME: &'static str = "RISC-V G-stage";
     const PAGE_SHIFT: u32 = 12;
@@ -380,9 +386,10 @@ unsafe impl Format for RiscV {
         raw & !W
     }
 
+    /// Without it not writable either: W without R is reserved.
     #[inline(always)]
     fn readable(raw: u64, read: bool) -> u64 {
-        with_rights(raw, rights(raw) & !R | bit(read, R))
+        with_rights(raw, if read { rights(raw) | R } else { rights(raw) & X })
     }
 
     #[inline(always)]

@@ -45,7 +45,7 @@ impl Default for TinyRiscV {
     }
 }
 
-/// Formats with 4k pages, and leaves at levels 0 to 2.
+/// Formats with 4k pages, leaves at levels 0 to 2, and no [`Format::CARRY`].
 pub trait Bits: Format {}
 
 #[cfg(feature = "arm64")]
@@ -55,8 +55,16 @@ impl Bits for Ept1G {}
 #[cfg(feature = "riscv")]
 impl Bits for RiscV {}
 
-// SAFETY: the bits are those of `F`, which has the same leaves; the geometry has roots of two
-// slots, at levels 0 to 2, for 13 to 15 bits; two slots fit into a page.
+// SAFETY:
+// 1. Descriptors are made and read by `F`, at levels at which `F` has leaves and tables, too, and
+//    the bits named are those of `F`. Blocks are smaller than those of `F`: the bits of their
+//    addresses begin where those of a page's do, and `leaf_address` reads them as a page's.
+// 2. By `F`.
+// 3. The root has two slots at level 0, 1 or 2, which cover 13, 14 or 15 bits.
+// 4. Tables have two slots at any level, of which a page holds more.
+// 5. Pages are those of `F`, whose `CARRY` is 0 as `Bits` says.
+// 6. A group is one slot, or both of a table; `CONTIGUOUS`, and what is made of a leaf that has it,
+//    are those of `F`.
 unsafe impl<F: Bits> Format for TwoSlots<F> {
     const NAME: &'static str = "two-slot tables";
     const PAGE_SHIFT: u32 = 12;

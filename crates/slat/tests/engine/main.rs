@@ -25,6 +25,7 @@ mod intent;
 mod interleavings;
 mod limits;
 mod model;
+mod numbered;
 mod obligations;
 mod owned;
 mod promises;

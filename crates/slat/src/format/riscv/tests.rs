@@ -107,8 +107,10 @@ fn no_change_of_rights_makes_a_leaf_a_table_or_a_reserved_encoding() {
         let accesses = [Access::Read, Access::Write, Access::Execute];
         let changed = accesses.map(|access| format.relaxed(raw, access));
         let protected = RiscV::execute_protected(RiscV::write_protected(raw));
+        let unread = RiscV::readable(raw, false);
         let all = [raw, RiscV::write_protected(raw), RiscV::execute_protected(raw), protected];
-        for leaf in all.into_iter().chain(changed) {
+        let unreadable = [unread, RiscV::write_protected(unread), RiscV::execute_protected(unread)];
+        for leaf in all.into_iter().chain(unreadable).chain(changed) {
             assert_ne!(leaf & (R | X), 0, "{leaf:#x}");
             assert!(leaf & W == 0 || leaf & R != 0, "{leaf:#x}");
             assert_eq!(leaf & U == 0, rights(leaf) == 0, "{leaf:#x}");
