@@ -10,10 +10,10 @@
 //!
 //! # Flags
 //! [`MappingFlags::WRITE`] brings the right to read, as no format has it alone.
-//! [`MappingFlags::DEVICE`] is [`Memory::Device`], [`MappingFlags::UNCACHED`] without it
-//! [`Memory::NonCacheable`]; where leaves have no memory type (RISC-V without Svpbmt) the physical
-//! address decides, and queries answer neither. [`MappingFlags::USER`] is ignored: every leaf may be
-//! used by the guest's user programs, and queries do not answer it.
+//! [`MappingFlags::DEVICE`] is [`slat::Memory::Device`], [`MappingFlags::UNCACHED`] without it
+//! [`slat::Memory::NonCacheable`]; where leaves have no memory type (RISC-V without Svpbmt) the
+//! physical address decides, and queries answer neither. [`MappingFlags::USER`] is ignored: every
+//! leaf may be used by the guest's user programs, and queries do not answer it.
 //!
 //! # What the trait leaves open
 //! A mapping fails as a whole: what it had mapped is unmapped again. Unmapping and protecting take
