@@ -196,8 +196,8 @@ fn split_and_collapse(
 /// What the memory behind the window holds while it is somebody else's.
 const TAKEN: u64 = !0;
 
-/// Maps the window by pages and unmaps a part of it, again and again. What lies behind that is known
-/// once no vCPU can reach it, and is used for something else at once.
+/// Maps the window by pages and unmaps a part of it, again and again. What lies behind that is
+/// known once no vCPU can reach it, and is used for something else at once.
 fn window_comes_and_goes(
     space: &RwLock<Space<'_>>,
     machine: &Machine,

@@ -52,8 +52,8 @@ pub trait GuestMemory {
 
 /// A guest's page table for [`axaddrspace::AddrSpace`], on an address space of the engine's.
 ///
-/// Each call of the trait is whole when it returns: no CPU uses what it took away. Dropped, it leaks
-/// its tables, as hardware may be walking them, unless it was told that it may not
+/// Each call of the trait is whole when it returns: no CPU uses what it took away. Dropped, it
+/// leaks its tables, as hardware may be walking them, unless it was told that it may not
 /// ([`NestedPageTable::freed_when_dropped`]).
 #[derive(Debug)]
 pub struct NestedPageTable<'p, F: Format, P: Platform, M: GuestMemory> {
@@ -78,7 +78,8 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
     /// The table, which gives its table pages back when it is dropped.
     ///
     /// # Safety
-    /// When it is dropped, no CPU has the root loaded, nor will load it: its guest's vCPUs are gone.
+    /// When it is dropped, no CPU has the root loaded, nor will load it: its guest's vCPUs are
+    /// gone.
     #[must_use]
     pub unsafe fn freed_when_dropped(mut self) -> Self {
         self.freed = true;
@@ -96,8 +97,8 @@ impl<'p, F: Format, P: Platform, M: GuestMemory> NestedPageTable<'p, F, P, M> {
     /// Tables that guards unlink, by unmapping or collapsing, are given back in the next call of
     /// axaddrspace's that may change the table: to map, unmap, or answer a fault.
     ///
-    /// axaddrspace does not learn of what is mapped and unmapped so: keep within the regions that it
-    /// knows, and give memory of its own back to nobody.
+    /// axaddrspace does not learn of what is mapped and unmapped so: keep within the regions that
+    /// it knows, and give memory of its own back to nobody.
     pub fn guard(&self) -> Guard<'_, 'p, F, P> {
         self.space.guard()
     }

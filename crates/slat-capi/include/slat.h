@@ -806,8 +806,8 @@ struct slat_owing slat_write_protect_pages(struct slat_space *space,
  Makes every leaf in a range fit for an access, one of `enum slat_access`, as a fault does to a
  leaf that is there. Whether the guest may do so is for the caller to know.
 
- Nothing is owed to other CPUs. The calling CPU is made to forget the old rights, as it is the one
- that faulted (Arm, RISC-V; on x86 the fault has done so). Who logs writes reports the page
+ Nothing is owed to other CPUs. The calling CPU is made to forget the old rights, as it is the
+ one that faulted (Arm, RISC-V; on x86 the fault has done so). Who logs writes reports the page
  after this, not before.
 
  Returns the bytes that changed. Errors: `SLAT_STATUS_ARGUMENT`, `RANGE`, and, but for a read,

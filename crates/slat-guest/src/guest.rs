@@ -184,8 +184,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         &self.tables
     }
 
-    /// Has CPUs know the guest, by whichever of its tables, by another VMID from now on; returns the
-    /// old one. As [`Tables::renew`].
+    /// Has CPUs know the guest, by whichever of its tables, by another VMID from now on; returns
+    /// the old one. As [`Tables::renew`].
     ///
     /// # Safety
     /// That of [`Tables::renew`], of each of the guest's roots

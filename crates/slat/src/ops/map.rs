@@ -110,8 +110,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// Nothing is done on [`MapError::Range`], [`MapError::HostAddress`], [`MapError::LeafSize`],
     /// [`MapError::Attributes`], [`MapError::ForeignCache`], and on [`MapError::Occupied`] and
-    /// [`MapError::Owned`] unless that appeared while this mapping was being made. [`MapError::CacheEmpty`] and
-    /// [`MapError::Contended`] leave everything mapped that precedes the address where it stopped.
+    /// [`MapError::Owned`] unless that appeared while this mapping was being made.
+    /// [`MapError::CacheEmpty`] and [`MapError::Contended`] leave everything mapped that precedes
+    /// the address where it stopped.
     #[inline]
     pub fn map(
         &mut self,

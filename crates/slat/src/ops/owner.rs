@@ -109,8 +109,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// stays. Returns the bytes that changed hands.
     ///
     /// The largest entries that the range covers hold the word; one that it cuts becomes a table.
-    /// Reservations are void where the owner changes. Nothing is owed: hardware caches nothing that is invalid
-    /// (where it does, it caches an invalid entry as such).
+    /// Reservations are void where the owner changes. Nothing is owed: hardware caches nothing that
+    /// is invalid (where it does, it caches an invalid entry as such).
     ///
     /// # Errors
     /// Nothing is done on [`OwnerError::Range`], [`OwnerError::ForeignCache`], and on
