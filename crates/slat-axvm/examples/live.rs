@@ -94,8 +94,8 @@ pub struct Beside {
 
 /// A vCPU uses its memory, a thread looks addresses up, and two change the tables, all at once.
 ///
-/// The lock is the one that a hypervisor has around its `AddrSpace`: who has a guard shares it. The
-/// vCPU knows nothing of it.
+/// The lock is the one that a hypervisor has around its `AddrSpace`: threads with a guard share it.
+/// The vCPU knows nothing of it.
 ///
 /// # Errors
 /// What the engine refuses.

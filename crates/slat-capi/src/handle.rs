@@ -1,4 +1,4 @@
-//! A space in the caller's storage: who may touch it, and when.
+//! A space in the caller's storage: which calls may touch it, and when.
 //!
 //! The first word of the storage says what it is, and depends on where it lies: zero is nothing,
 //! `address | IDLE` a live space, `address | BUSY` one that a call is using, `DEAD` one that was

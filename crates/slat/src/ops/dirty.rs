@@ -6,7 +6,7 @@
 //! before it returns.
 
 use super::pages::{or_bits, set_bits};
-use super::rights::Rule;
+use super::rules::Rule;
 use super::{Atomically, ChangeError, Pages, folded};
 use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN};

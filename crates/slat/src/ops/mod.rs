@@ -13,6 +13,7 @@ mod push_down;
 mod replace;
 mod reserve;
 mod rights;
+mod rules;
 mod split;
 mod unfold;
 mod unmap;

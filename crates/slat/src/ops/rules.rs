@@ -1,0 +1,200 @@
+//! Rules: what a leaf becomes when rights, or the user's own bits, are changed.
+
+use crate::addr::Hpa;
+use crate::format::{Access, Execute, Format, Rights};
+
+/// How a leaf is rewritten.
+pub(super) trait Rule<F: Format> {
+    /// A leaf with none of these bits stays as it is.
+    const QUIET: u64 = !0;
+    /// A leaf with any of them changes.
+    #[cfg_attr(any(loom, shuttle), allow(dead_code, reason = "models have no runs"))]
+    const SURE: bool = false;
+    /// A CPU may go on using the right that was taken.
+    const STALE: bool = true;
+    /// Hardware looks at what changes.
+    const SEEN: bool = true;
+    /// A leaf that the range covers in part is refused.
+    const WHOLE: bool = true;
+    /// Leaves become accessed.
+    const TOUCHES: bool = false;
+    /// The right to write is given: no table above may withhold it.
+    const WRITES: bool = false;
+    /// Blocks are refused.
+    const PAGES: bool = false;
+    /// The right to execute is given: the memory is made coherent for fetches first.
+    const EXECUTES: bool = false;
+
+    fn change(&self, raw: u64) -> u64;
+
+    /// Whether the leaf `raw` at `level` is one that the rule is for: if not, it stays as it is,
+    /// and so do the tables above.
+    fn concerns(&self, _raw: u64, _level: u8) -> bool {
+        true
+    }
+}
+
+pub(super) struct NoWrite;
+impl<F: Format> Rule<F> for NoWrite {
+    const QUIET: u64 = F::WRITE;
+    const SURE: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        F::write_protected(raw)
+    }
+}
+
+pub(super) struct NoExecute;
+impl<F: Format> Rule<F> for NoExecute {
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        F::execute_protected(raw)
+    }
+}
+
+/// As a fault does it: for a read (a leaf that is not accessed is in no TLB), a write, an
+/// execution. Only of a leaf that has all of the bits named.
+pub(super) struct ForRead<F>(pub(super) F, pub(super) u64);
+pub(super) struct ForWrite<F>(pub(super) F, pub(super) u64);
+pub(super) struct ForExecute<F>(pub(super) F, pub(super) u64, pub(super) Access);
+/// A right that is given by nobody's use.
+pub(super) struct Writable<F>(pub(super) F, pub(super) u64);
+pub(super) struct Executable<F>(pub(super) F, pub(super) u64, pub(super) Access);
+/// For a write, and software bits that said that there must be none: of a page at an address of the
+/// host's.
+pub(super) struct WriteAt<F>(pub(super) F, pub(super) Hpa, pub(super) u64);
+
+/// Exactly these rights. `WRITES`: with that to write.
+pub(super) struct Exactly<F, const WRITES: bool>(pub(super) F, pub(super) Rights);
+
+/// Software bits, set and cleared.
+pub(super) struct Marked {
+    pub(super) set: u64,
+    pub(super) clear: u64,
+}
+
+/// `relaxed`, if the leaf `raw` has all bits of `needed`.
+#[inline(always)]
+fn where_all(raw: u64, needed: u64, relaxed: u64) -> u64 {
+    if raw & needed == needed { relaxed } else { raw }
+}
+
+impl<F: Format> Rule<F> for ForRead<F> {
+    const STALE: bool = false;
+    const WHOLE: bool = false;
+    const TOUCHES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        where_all(raw, self.1, self.0.relaxed(raw, Access::Read))
+    }
+}
+
+impl<F: Format> Rule<F> for ForWrite<F> {
+    const STALE: bool = false;
+    const TOUCHES: bool = true;
+    const WRITES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        where_all(raw, self.1, self.0.relaxed(raw, Access::Write))
+    }
+
+    fn concerns(&self, raw: u64, _level: u8) -> bool {
+        raw & self.1 == self.1
+    }
+}
+
+impl<F: Format> Rule<F> for ForExecute<F> {
+    const STALE: bool = false;
+    const TOUCHES: bool = true;
+    const EXECUTES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        where_all(raw, self.1, self.0.relaxed(raw, self.2))
+    }
+}
+
+impl<F: Format> Rule<F> for Writable<F> {
+    const STALE: bool = false;
+    const WRITES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        let relaxed = self.0.relaxed(raw, Access::Write) & !F::ACCESSED | raw & F::ACCESSED;
+        let clean = raw & F::DIRTY == 0;
+        where_all(raw, self.1, if clean { self.0.cleaned(relaxed) } else { relaxed })
+    }
+
+    fn concerns(&self, raw: u64, _level: u8) -> bool {
+        raw & self.1 == self.1
+    }
+}
+
+impl<F: Format> Rule<F> for WriteAt<F> {
+    const STALE: bool = false;
+    const TOUCHES: bool = true;
+    const WRITES: bool = true;
+    const PAGES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        if F::leaf_address(raw, 0) == self.1 {
+            self.0.relaxed(raw, Access::Write) | self.2
+        } else {
+            raw
+        }
+    }
+
+    fn concerns(&self, raw: u64, level: u8) -> bool {
+        level == 0 && F::leaf_address(raw, 0) == self.1
+    }
+}
+
+impl<F: Format, const WRITES: bool> Rule<F> for Exactly<F, WRITES> {
+    const WRITES: bool = WRITES;
+    const EXECUTES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        let Self(format, rights) = self;
+        let given = if WRITES { Writable(*format, 0).change(raw) } else { F::write_protected(raw) };
+        let to = match rights.execute {
+            Execute::None => None,
+            Execute::All => Some(Access::Execute),
+            Execute::User => Some(Access::ExecuteUser),
+            Execute::Kernel => Some(Access::ExecuteKernel),
+        };
+        let nobody = F::execute_protected(given);
+        let executable = to.map_or(nobody, |to| format.relaxed(nobody, to));
+        let changed = F::readable(executable, rights.read);
+        changed & !F::ACCESSED | raw & F::ACCESSED
+    }
+}
+
+impl<F: Format> Rule<F> for Marked {
+    const STALE: bool = false;
+    const SEEN: bool = false;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        raw & !self.clear | self.set
+    }
+}
+
+impl<F: Format> Rule<F> for Executable<F> {
+    const STALE: bool = false;
+    const PAGES: bool = true;
+    const EXECUTES: bool = true;
+
+    #[inline(always)]
+    fn change(&self, raw: u64) -> u64 {
+        if !self.2.is_fetch() {
+            return raw;
+        }
+        let relaxed = self.0.relaxed(raw, self.2) & !F::ACCESSED | raw & F::ACCESSED;
+        where_all(raw, self.1, relaxed)
+    }
+}
