@@ -2,6 +2,7 @@
 //! workspace.
 
 mod bench;
+mod counts;
 mod dist;
 mod docs;
 mod e2e;
@@ -34,6 +35,7 @@ Examples:
   cargo xtask bench                  the engine's operations against what is asked of each
   cargo xtask bench --quick
   cargo xtask peers --quick          beside Linux's own code and other crates
+  cargo xtask counts                 instructions of each operation against the committed table
   cargo xtask size                   the engine's text, by format and operation
   cargo xtask size --stack           its stack
   cargo xtask static --arch x86_64 --arch aarch64    programs for `slat emulate`
@@ -85,6 +87,15 @@ enum Task {
         /// Arguments of `slat-bench peers`: --quick, --memory SIZE, --rounds N, --output DIR
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
+    },
+    /// Count the instructions and cache lines of each operation, and compare them with
+    /// docs/counts.md
+    ///
+    /// Installs valgrind where it is missing. Fails where a count differs by more than 2 %.
+    Counts {
+        /// Write the table anew instead
+        #[arg(long)]
+        accept: bool,
     },
     /// Print the bytes of text that the engine adds to a user without an operating system
     Size {
@@ -145,6 +156,11 @@ fn main() -> ExitCode {
         Task::Test { stages, deep, long } => test::run(&stages, deep, long),
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Peers { arguments } => peers::run(&arguments),
+        Task::Counts { accept } => counts::run(accept).map(|outcome| {
+            if let stages::Outcome::Skipped(reason) = outcome {
+                println!("not compared: {reason}");
+            }
+        }),
         Task::Size { stack } => size::run(stack),
         Task::Static { arch, program } => static_build::run(&arch, &program),
         Task::Dist => dist::run(),

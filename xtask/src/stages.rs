@@ -1,8 +1,8 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
 use crate::{
-    docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, msrv, peers, root, setup, size, target,
-    walkers,
+    counts, docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, msrv, peers, root, setup, size,
+    target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -26,6 +26,8 @@ pub enum Stage {
     Publish,
     /// The stack of each of the engine's operations, without an operating system; with --deep
     Stack,
+    /// Instructions of each operation, against the committed table; with --deep
+    Counts,
     /// What the tests are compiles
     Build,
     /// Unit, property and command-line tests
@@ -110,13 +112,14 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 14] = [
+    const DEEP: [Self; 15] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
         Self::Bare,
         Self::Publish,
         Self::Stack,
+        Self::Counts,
         Self::Docs,
         Self::Loom,
         Self::Shuttle,
@@ -155,6 +158,7 @@ impl Stage {
                 }
                 ran(&mut pack)
             }
+            Self::Counts => counts::run(false),
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
             Self::Build => ran(tests().arg("--no-run")),
             Self::Tests => {

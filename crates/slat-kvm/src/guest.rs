@@ -30,6 +30,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 const BOOT_SLOT: u32 = 0;
 const FIRST_SLOT: u32 = 1;
+/// Calls of `KVM_RESET_DIRTY_RINGS` in a row that may answer 0 while entries wait.
+const RESETS_IN_VAIN: u32 = 1000;
 
 /// The VM and its memory. vCPUs keep it alive, so that no vCPU can outlive its memory.
 #[derive(Debug)]
@@ -394,8 +396,9 @@ impl Guest {
     /// and lets vCPUs go on that stopped at a full ring. Answers with the entries taken.
     ///
     /// # Errors
-    /// [`Error::Os`]; [`Error::Invalid`] if the bitmap is not of the memory's size;
-    /// [`Error::WrongRing`] if an entry names what is not logged.
+    /// [`Error::Os`], `EAGAIN` if KVM does not reset what was taken; [`Error::Invalid`] if the
+    /// bitmap is not of the memory's size; [`Error::WrongRing`] if an entry names what is not
+    /// logged.
     pub fn harvest(&self, log: &mut DirtyBitmap) -> Result<u64, Error> {
         self.check_log_size(log)?;
         let each = self.slot_pages();
@@ -412,13 +415,16 @@ impl Guest {
             });
             taken += u64::from(harvested);
         }
-        let mut left = taken;
+        let (mut left, mut in_vain) = (taken, 0);
         while left > 0 {
             let reset = self.machine.vm.reset_dirty_rings();
             let reset = reset.map_err(Error::os("KVM_RESET_DIRTY_RINGS"))?;
-            // A signal ends the call early; 0 would be entries that KVM does not know of.
-            if reset == 0 {
-                break;
+            // A signal ends the call early, with 0 if it was pending already; it is delivered
+            // before the next call. A page whose entry is not reset stays writable, and its next
+            // write would not be logged.
+            in_vain = if reset == 0 { in_vain + 1 } else { 0 };
+            if in_vain == RESETS_IN_VAIN {
+                return Err(Error::os("KVM_RESET_DIRTY_RINGS")(Errno::AGAIN));
             }
             left = left.saturating_sub(reset.into());
         }

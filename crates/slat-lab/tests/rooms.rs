@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates, each of which may depend on those before it.
-const CRATES: [&str; 23] = [
+const CRATES: [&str; 24] = [
     "slat-seed",
     "slat",
     "slat-size",
     "slat-capi",
     "slat-guest",
+    "slat-counts",
     "slat-sim",
     "slat-axvm",
     "slat-reclaim",

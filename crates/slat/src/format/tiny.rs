@@ -7,7 +7,9 @@ use super::arm64::Arm64K4;
 use super::ept::Ept1G;
 #[cfg(feature = "riscv")]
 use super::riscv::RiscV;
-use super::{Access, AttributeError, Attributes, Format, Geometry, GeometryError, Kind, Software};
+use super::{
+    Access, AttributeError, Attributes, Format, Geometry, GeometryError, Kind, Memory, Software,
+};
 use crate::addr::Hpa;
 
 /// Arm's: a slot that was emptied is filled after an invalidation.
@@ -112,6 +114,18 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
 
     fn encode(&self, attributes: Attributes) -> Result<u64, AttributeError> {
         self.0.encode(attributes)
+    }
+
+    fn device(&self) -> Memory {
+        self.0.device()
+    }
+
+    fn marks_valid(&self) -> bool {
+        self.0.marks_valid()
+    }
+
+    fn further(raw: u64, bytes: u64) -> u64 {
+        F::further(raw, bytes)
     }
 
     fn decode(&self, raw: u64, level: u8) -> Attributes {

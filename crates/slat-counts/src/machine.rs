@@ -1,0 +1,96 @@
+//! A machine of which nothing is counted but calls: table pages from one piece of memory, no
+//! invalidation, no barrier.
+
+use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Platform, Seat, Slot};
+use slat_guest::{Backing, Host, Hva, NoPage, Page};
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Room for tables.
+const BYTES: usize = 8 << 20;
+
+/// Table pages, handed out in order and never taken back, so that each run has the same addresses.
+#[derive(Debug)]
+pub struct Machine {
+    memory: NonNull<u8>,
+    used: AtomicUsize,
+    breaks: BreakBeforeMake,
+    grace: Grace<[Seat; 4]>,
+}
+
+// SAFETY: the memory is handed out in disjoint parts by an atomic count.
+unsafe impl Sync for Machine {}
+
+impl Machine {
+    /// One that stays until the program ends.
+    pub fn leaked(breaks: BreakBeforeMake) -> &'static Self {
+        let layout = Layout::from_size_align(BYTES, 1 << 16).expect("a power of two");
+        // SAFETY: the layout's size is not 0.
+        let memory = NonNull::new(unsafe { alloc_zeroed(layout) });
+        Box::leak(Box::new(Self {
+            memory: memory.unwrap_or_else(|| handle_alloc_error(layout)),
+            used: AtomicUsize::new(0),
+            breaks,
+            grace: Grace::new([const { Seat::new() }; 4]),
+        }))
+    }
+}
+
+// SAFETY: `allocate` returns memory of that size, aligned to it (sizes are powers of two, and each
+// begins at a multiple of its own), that nobody else has; its address is the frame's, and it stays
+// for ever. No CPU loads these tables. `grace` is a field.
+unsafe impl Platform for Machine {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        let taken = self.used.fetch_update(Relaxed, Relaxed, |used| {
+            let end = used.next_multiple_of(bytes) + bytes;
+            (end <= BYTES).then_some(end)
+        });
+        let start = taken.ok()?.next_multiple_of(bytes);
+        // SAFETY: inside the memory, by the check above.
+        let address = unsafe { self.memory.add(start) };
+        // SAFETY: memory of that size and alignment that nobody else has, which `slots` reaches.
+        unsafe { Frame::from_hpa(Hpa(address.as_ptr() as u64)) }
+    }
+
+    unsafe fn free(&self, _frame: Frame, _bytes: usize) {}
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        // SAFETY: the engine asks for frames only, and none is at address 0.
+        unsafe { NonNull::new_unchecked(table.0 as *mut Slot) }
+    }
+
+    fn publish(&self) {}
+
+    fn invalidate(&self, _what: &Invalidation) {}
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.breaks
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+}
+
+impl Host for Machine {
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+/// Memory in one piece, in blocks of 2 MiB.
+#[derive(Debug)]
+pub struct OnePiece;
+
+impl Backing for OnePiece {
+    fn page(&self, host: Hva, _access: slat::Access) -> Result<Page, NoPage> {
+        Ok(Page {
+            hpa: Hpa((1 << 36) + host.0),
+            block: slat::PageSize::SIZE_2M,
+            write: true,
+            execute: true,
+            memory: slat::Memory::Normal,
+        })
+    }
+}

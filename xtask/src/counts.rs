@@ -1,0 +1,261 @@
+//! `cargo xtask counts`: instructions and cache lines of each operation, counted by callgrind, and
+//! held to the table in `docs/counts.md`.
+//!
+//! Counts, unlike times, are the same on a noisy machine. They are of one compiler: beside another
+//! the table says nothing, and is not held.
+
+use crate::stages::{Outcome, cargo};
+use crate::{root, setup, target};
+use anyhow::{Context, bail, ensure};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+const PAGE: &str = "docs/counts.md";
+const BEGIN: &str = "<!-- cargo xtask counts -->\n";
+const END: &str = "<!-- end -->\n";
+/// What a count may differ from the table by, relative to it.
+const TOLERANCE: f64 = 0.02;
+/// What a count of a few instructions, or lines, may differ by besides: the table's own rounding.
+const ROUNDING: f64 = 0.011;
+
+/// How the program is built, and what cargo is told for it.
+const PROFILES: [(&str, &[&str]); 3] = [
+    (
+        "release",
+        &[
+            "profile.release.package.slat.codegen-units=16",
+            "profile.release.package.slat-guest.codegen-units=16",
+            "profile.release.package.slat-counts.codegen-units=16",
+        ],
+    ),
+    ("fat LTO", &["profile.release.lto='fat'", "profile.release.codegen-units=1"]),
+    ("opt-level s", &["profile.release.opt-level='s'"]),
+];
+
+/// Caches of a size that no host decides: 32 KiB of lines of 64 bytes, and 8 MiB behind them.
+const CACHES: [&str; 4] =
+    ["--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", "--LL=8388608,16,64"];
+
+/// One operation, of all profiles.
+#[derive(Clone, Debug, PartialEq)]
+struct Row {
+    name: String,
+    units: u64,
+    /// Instructions a unit by profile, then lines a unit of the first.
+    counts: Vec<f64>,
+}
+
+/// Counts, and holds the counts to the table; or, with `accept`, writes them there.
+pub fn run(accept: bool) -> anyhow::Result<Outcome> {
+    setup::package("valgrind", "valgrind")?;
+    let rows = count()?;
+    let path = root().join(PAGE);
+    let page = std::fs::read_to_string(&path).with_context(|| format!("cannot read {PAGE}"))?;
+    let (before, rest) = page.split_once(BEGIN).context("the page has no place for the table")?;
+    let (table, after) = rest.split_once(END).context("the table on the page has no end")?;
+    let compiler = compiler()?;
+    if accept {
+        let new = format!("{before}{BEGIN}{}{END}{after}", render(&compiler, &rows));
+        std::fs::write(&path, new).with_context(|| format!("cannot write {PAGE}"))?;
+        return Ok(Outcome::Ran(Vec::new()));
+    }
+    let (of, accepted) = parse(table)?;
+    if of != compiler {
+        println!("{}", render(&compiler, &rows));
+        return Ok(Outcome::Skipped(format!("the table in {PAGE} is of {of}, this is {compiler}")));
+    }
+    let differences = differences(&accepted, &rows);
+    ensure!(
+        differences.is_empty(),
+        "{}\n{PAGE} has other counts; `cargo xtask counts --accept` writes these",
+        differences.join("\n")
+    );
+    Ok(Outcome::Ran(Vec::new()))
+}
+
+fn compiler() -> anyhow::Result<String> {
+    let output = Command::new("rustc").arg("--version").output().context("cannot start rustc")?;
+    let version = String::from_utf8(output.stdout)?;
+    let words: Vec<&str> = version.split_whitespace().take(2).collect();
+    Ok(words.join(" "))
+}
+
+fn count() -> anyhow::Result<Vec<Row>> {
+    let mut rows: Vec<Row> = Vec::new();
+    let mut lines = Vec::new();
+    for (place, (profile, settings)) in PROFILES.iter().enumerate() {
+        let folder = target().join("counts").join(profile.replace(' ', "-"));
+        let mut build = cargo(&["build", "--quiet", "--release", "--package", "slat-counts"]);
+        for setting in *settings {
+            build.args(["--config", setting]);
+        }
+        let status = build.env("CARGO_TARGET_DIR", &folder).status();
+        ensure!(status.is_ok_and(|status| status.success()), "slat-counts was not built");
+        let counted = callgrind(&folder.join("release/slat-counts"), &folder.join("callgrind"))?;
+        if place == 0 {
+            for (name, units, instructions, misses) in counted {
+                rows.push(Row { name, units, counts: vec![instructions as f64 / units as f64] });
+                lines.push(misses as f64 / units as f64);
+            }
+            continue;
+        }
+        ensure!(counted.len() == rows.len(), "{profile}: another number of operations");
+        for (row, (_, units, instructions, _)) in rows.iter_mut().zip(counted) {
+            row.counts.push(instructions as f64 / units as f64);
+        }
+    }
+    for (row, lines) in rows.iter_mut().zip(lines) {
+        row.counts.push(lines);
+    }
+    Ok(rows)
+}
+
+/// Each measurement's name, units, instructions, and lines that were not in the first cache.
+fn callgrind(program: &Path, folder: &Path) -> anyhow::Result<Vec<(String, u64, u64, u64)>> {
+    // Counters of another run would be taken for this one's.
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => std::fs::create_dir_all(folder)?,
+    }
+    let out = folder.join("counters");
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--quiet", "--tool=callgrind", "--toggle-collect=slat_counts::measured*"]);
+    valgrind.arg("--dump-before=slat_counts::announce*").args(CACHES);
+    valgrind.arg(format!("--callgrind-out-file={}", out.display())).arg(program);
+    let output = valgrind.output().context("cannot start valgrind")?;
+    if !output.status.success() {
+        bail!("valgrind failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let names = String::from_utf8(output.stdout)?;
+    let names: Vec<&str> = names.lines().collect();
+    let mut counted = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        // The first is of what ran before any measurement; the last is written as the program ends.
+        let number = index + 2;
+        let part = folder.join(format!("counters.{number}"));
+        let part = if part.is_file() { part } else { out.clone() };
+        let text = std::fs::read_to_string(&part)
+            .with_context(|| format!("callgrind wrote no {}", part.display()))?;
+        let mut fields = name.split('\t');
+        let mut field = || fields.next().context("a line of slat-counts has three fields");
+        let (format, operation, units) = (field()?, field()?, field()?.parse()?);
+        let (instructions, lines) = totals(&text)?;
+        ensure!(instructions > 0, "nothing was counted of {operation}, {format}");
+        counted.push((format!("{format}: {operation}"), units, instructions, lines));
+    }
+    Ok(counted)
+}
+
+/// Instructions, and data lines that were not in the first cache.
+fn totals(text: &str) -> anyhow::Result<(u64, u64)> {
+    let line = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
+    let events = line("events: ").context("callgrind's file names no events")?;
+    let totals = line("totals: ").context("callgrind's file has no totals")?;
+    let totals: Vec<u64> = totals.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    let of = |event: &str| {
+        let place = events.split_whitespace().position(|name| name == event);
+        // Trailing zeros are left out.
+        place.map(|place| totals.get(place).copied().unwrap_or(0)).context("an event is missing")
+    };
+    Ok((of("Ir")?, of("D1mr")? + of("D1mw")?))
+}
+
+fn render(compiler: &str, rows: &[Row]) -> String {
+    let mut table = format!("Counted with {compiler}.\n\n| operation | units |");
+    for (profile, _) in PROFILES {
+        write!(table, " {profile} |").expect("a string takes all");
+    }
+    table.push_str(" lines |\n|---|--:|--:|--:|--:|--:|\n");
+    for row in rows {
+        write!(table, "| {} | {} |", row.name, row.units).expect("a string takes all");
+        for count in &row.counts {
+            write!(table, " {count:.2} |").expect("a string takes all");
+        }
+        table.push('\n');
+    }
+    table
+}
+
+/// The compiler that a table is of, and its rows.
+fn parse(table: &str) -> anyhow::Result<(String, Vec<Row>)> {
+    let mut lines = table.lines();
+    let first = lines.next().unwrap_or_default();
+    let compiler = first.strip_prefix("Counted with ").and_then(|rest| rest.strip_suffix('.'));
+    let compiler = compiler.context("the table does not say of which compiler it is")?;
+    let mut rows = Vec::new();
+    for line in lines.filter(|line| line.starts_with('|')).skip(2) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, units, counts @ ..] = &cells[..] else { bail!("a row is too short: {line}") };
+        let counts = counts.iter().map(|cell| cell.parse()).collect::<Result<_, _>>();
+        let counts = counts.with_context(|| format!("a cell is no number: {line}"))?;
+        rows.push(Row { name: (*name).to_owned(), units: units.parse()?, counts });
+    }
+    Ok((compiler.to_owned(), rows))
+}
+
+/// What is not as it was accepted, a line each.
+fn differences(accepted: &[Row], now: &[Row]) -> Vec<String> {
+    let mut found = Vec::new();
+    for row in accepted.iter().filter(|row| !now.iter().any(|new| new.name == row.name)) {
+        found.push(format!("{}: is in the table, and is not counted", row.name));
+    }
+    for row in now {
+        let Some(old) = accepted.iter().find(|old| old.name == row.name) else {
+            found.push(format!("{}: is not in the table", row.name));
+            continue;
+        };
+        if old.counts.len() != row.counts.len() || old.units != row.units {
+            found.push(format!("{}: the table has other columns or units", row.name));
+            continue;
+        }
+        let names = PROFILES.iter().map(|(profile, _)| *profile).chain(["lines"]);
+        for ((old, new), column) in old.counts.iter().zip(&row.counts).zip(names) {
+            if (new - old).abs() > old * TOLERANCE + ROUNDING {
+                found.push(format!(
+                    "{}, {column}: {new:.2} a unit, {old:.2} in the table",
+                    row.name
+                ));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, counts: [f64; 4]) -> Row {
+        Row { name: name.to_owned(), units: 4096, counts: counts.to_vec() }
+    }
+
+    #[test]
+    fn a_table_is_read_as_it_was_written() {
+        let rows = [row("arm64: map", [5.25, 5.0, 9.5, 0.14]), row("ept: age", [1.0; 4])];
+        let (compiler, read) = parse(&render("rustc 1.0.0", &rows)).unwrap();
+        assert_eq!(compiler, "rustc 1.0.0");
+        assert_eq!(read, rows);
+    }
+
+    #[test]
+    fn more_than_two_percent_is_told_and_less_is_not() {
+        let accepted = [row("map", [100.0, 100.0, 100.0, 1.0])];
+        assert!(differences(&accepted, &[row("map", [101.9, 98.1, 100.0, 1.02])]).is_empty());
+        let told = differences(&accepted, &[row("map", [102.1, 100.0, 97.0, 1.04])]);
+        assert_eq!(told.len(), 3, "{told:?}");
+    }
+
+    #[test]
+    fn an_operation_that_comes_or_goes_is_told() {
+        let told = differences(&[row("old", [1.0; 4])], &[row("new", [1.0; 4])]);
+        assert_eq!(told.len(), 2, "{told:?}");
+    }
+
+    #[test]
+    fn totals_are_found_by_the_names_of_events() {
+        let text = "events: Ir Dr Dw I1mr D1mr D1mw\nfn=x\ntotals: 70 1 2 3 4\n";
+        assert_eq!(totals(text).unwrap(), (70, 4));
+        assert!(totals("events: Ir\ntotals: 70\n").is_err());
+    }
+}
