@@ -53,9 +53,9 @@ fn two_views<F: Walked>(name: &str) {
         assert!(wrote);
         let last = guest.written();
         for (consumer, (bits, copied)) in [(log, logged), (pager, paged)] {
-            assert_eq!(bits, 1, "it was written before");
+            // Whom the others kept from it has taken nothing.
             let found = guest.take(consumer, 0..PAGE).0 == 1;
-            assert!(found || last < copied, "a write is lost");
+            assert!(found || bits == 1 && last < copied, "a write is lost");
         }
         guest.end(0);
     });
