@@ -13,8 +13,8 @@ use crate::common::world::{CacheOf, GuardOf, TablesOf, cache};
 use crate::common::{TestPlatform, destroy};
 use proptest::prelude::*;
 use slat::{
-    Access, Attributes, BreakBeforeMake, ChangeError, Consumer, ConsumerError, Format, Gpa,
-    GpaRange, Halted, Hpa, PageSize, Pages, Place, Removals, Software, Vmid,
+    Access, AddressSpace, Attributes, BreakBeforeMake, ChangeError, Consumer, ConsumerError,
+    Format, Gpa, GpaRange, Halted, Hpa, PageSize, Pages, Place, Removals, Software, Vmid,
 };
 use std::collections::BTreeSet;
 
@@ -163,7 +163,9 @@ fn nobody<H: Hardware>(bbm: BreakBeforeMake) {
         assert_eq!(bed.guard.clean(all), Ok(page));
         bed.guard.complete();
         for consumer in [log, pager] {
+            let before = bed.guard.counts().invalidations;
             assert_eq!(bed.harvest(Some(consumer), all), Ok([0, page].into()));
+            assert_eq!(bed.guard.counts().invalidations, before + 1, "of marks alone");
         }
         assert_eq!(bed.harvest(None, all), Ok([].into()));
     });
@@ -215,7 +217,9 @@ fn shapes<H: Hardware>(bbm: BreakBeforeMake) {
         bed.guard.complete();
         assert_eq!(bed.guard.collapse(all, large), Ok(0), "they differ in rights");
         bed.guard.allow_write(range(0, 2 * page), Software::NONE).unwrap().elsewhere();
-        assert_eq!(bed.guard.collapse(all, large), Ok(block), "they differ in marks alone");
+        let plain = |attributes: &Attributes| attributes.software == Software::NONE;
+        let collapsed = bed.guard.collapse_where(all, large, plain);
+        assert_eq!(collapsed, Ok(block), "they differ in marks alone");
         assert!(!log.is_dirty(&bed.attributes(0)) && pager.is_dirty(&bed.attributes(page)));
         // Agreement is not about marks, whichever way.
         assert_eq!(bed.guard.map(all, Hpa(HOST), CLEAN, large, &mut bed.cache), Ok(0));
@@ -309,6 +313,25 @@ fn a_consumer_is_refused_where_it_has_no_mark_of_its_own() {
     drop(member);
     destroy(other);
     destroy(tables);
+}
+
+#[test]
+fn an_address_space_has_consumers_as_well() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let format = Ept::<true>::format(&CONFIG);
+    let mut space = AddressSpace::new(format, Vmid(1), BITS, &platform).unwrap();
+    let [log, pager] = marks::<Ept<true>>().map(|mark| space.add_consumer(mark).unwrap());
+    assert!(space.add_consumer(pager.mark()).is_err());
+    let page = range(0, 4 * K);
+    space.map(page, Hpa(HOST), RAM, PageSize::SIZE_4K).unwrap();
+    let mut bitmap = [0];
+    for consumer in [log, pager] {
+        assert_eq!(space.guard().harvest_for(consumer, page, &mut bitmap), Ok(1));
+        bitmap = [0];
+        assert_eq!(space.guard().harvest_for(consumer, page, &mut bitmap), Ok(0));
+    }
+    // SAFETY: no CPU has the root loaded.
+    unsafe { space.destroy() };
 }
 
 #[test]
