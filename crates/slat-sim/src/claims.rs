@@ -72,17 +72,42 @@ impl<A: Arch> Machine<A> {
 
     /// The host has copied these pages, or otherwise accounted for all that was written to them.
     pub fn copy(&self, vmid: Vmid, range: GpaRange) {
-        let (start, end) = ends(range);
-        self.state().uses.update(vmid.0, start, end, |page| page.copied = page.written);
+        self.copy_for(0, vmid, range);
     }
 
     /// The host says: whatever was written to these pages since they were copied, `dirty` knows.
-    pub fn claim_clean(&self, vmid: Vmid, range: GpaRange, mut dirty: impl FnMut(Gpa) -> bool) {
+    pub fn claim_clean(&self, vmid: Vmid, range: GpaRange, dirty: impl FnMut(Gpa) -> bool) {
+        self.claim_clean_for(0, vmid, range, dirty);
+    }
+
+    /// [`Machine::copy`] by one of [`CONSUMERS`](crate::CONSUMERS), each with an account of its own; the first is
+    /// whom `copy` is for.
+    ///
+    /// # Panics
+    /// If `consumer` is not below [`CONSUMERS`](crate::CONSUMERS).
+    pub fn copy_for(&self, consumer: usize, vmid: Vmid, range: GpaRange) {
+        let (start, end) = ends(range);
+        let uses = &mut self.state().uses;
+        uses.update(vmid.0, start, end, |page| page.copied[consumer] = page.written);
+    }
+
+    /// [`Machine::claim_clean`] of what that consumer copied.
+    ///
+    /// # Panics
+    /// If `consumer` is not below [`CONSUMERS`](crate::CONSUMERS).
+    pub fn claim_clean_for(
+        &self,
+        consumer: usize,
+        vmid: Vmid,
+        range: GpaRange,
+        mut dirty: impl FnMut(Gpa) -> bool,
+    ) {
         let (start, end) = ends(range);
         let pages = self.state().uses.within(vmid.0, start, end);
         for (gpa, page) in pages {
-            if page.copied < page.written && !dirty(Gpa(gpa)) {
-                let lost = page.written - page.copied;
+            let copied = page.copied[consumer];
+            if copied < page.written && !dirty(Gpa(gpa)) {
+                let lost = page.written - copied;
                 let used = format!("{lost} writes, the last by CPU {}", page.writer);
                 let expected = "a page that was written is dirty until it is copied";
                 let cpu = Some(page.writer);

@@ -117,4 +117,5 @@ pub use instruction::{Barrier, Tlbi};
 pub use lazy::{Choice, Lazy};
 pub use machine::{Machine, Moment, Place, Vcpu};
 pub use tlb::Scope;
+pub use uses::CONSUMERS;
 pub use violation::{Kind, Violation};

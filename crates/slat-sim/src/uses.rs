@@ -2,13 +2,16 @@
 
 use std::collections::HashMap;
 
+/// Whose copies of a guest are told apart: a dirty log's and a pager's.
+pub const CONSUMERS: usize = 2;
+
 /// One page of 4 KiB of a guest.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Used {
     /// How often it was written.
     pub written: u64,
-    /// How many of these writes are in a copy that the host made.
-    pub copied: u64,
+    /// How many of these writes are in a copy that the host made, for each consumer.
+    pub copied: [u64; CONSUMERS],
     /// Who wrote last.
     pub writer: usize,
     /// How often it was used.

@@ -150,8 +150,9 @@ pub use granted::Granted;
 pub use guard::{Foreign, Guard};
 pub use inactive::Inactive;
 pub use ops::{
-    Aged, Ageing, Ages, ChangeError, Dump, Leaf, Leaves, MapError, Owner, OwnerError, Pages, Place,
-    Removals, Removed, ReplaceError, Reservation, Skip, SplitError, UnmapError,
+    Aged, Ageing, Ages, ChangeError, Consumer, ConsumerError, Dump, Leaf, Leaves, MapError, Owner,
+    OwnerError, Pages, Place, Removals, Removed, ReplaceError, Reservation, Skip, SplitError,
+    UnmapError,
 };
 #[cfg(feature = "baselines")]
 pub use ops::{Batched, Bounded, Childless, EveryEntry, PerEntry, SplitWalk, Tested};

@@ -4,7 +4,10 @@ use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::{OutOfFrames, TableCache};
 use crate::format::{Attributes, Format, Geometry, Rights, Software};
 use crate::guard::Guard;
-use crate::ops::{ChangeError, MapError, Place, Removed, SplitError, UnmapError, Vacantly};
+use crate::ops::{
+    ChangeError, Consumer, ConsumerError, MapError, Place, Removed, SplitError, UnmapError,
+    Vacantly,
+};
 use crate::platform::Platform;
 use crate::shootdown::Vmid;
 use crate::tables::{Contended, Halted, NewError, Tables, Translation};
@@ -137,6 +140,14 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         // SAFETY: the guard borrows `self`, and `reclaim` is called where it is borrowed mutably:
         // here, and by who has `AddressSpace::tables`.
         unsafe { self.0.enter_unseated() }
+    }
+
+    /// As [`Tables::add_consumer`].
+    ///
+    /// # Errors
+    /// Those of [`Tables::add_consumer`].
+    pub fn add_consumer(&mut self, mark: Software) -> Result<Consumer, ConsumerError> {
+        self.0.add_consumer(mark)
     }
 
     /// Gives back tables that [guards](AddressSpace::guard) have unlinked, and returns how many, as

@@ -37,6 +37,8 @@ pub struct Tables<'p, F: Format, P: Platform> {
     root: Hpa,
     pub(crate) pending: Pending,
     pub(crate) retired: Retired,
+    /// Bits of a leaf that are marks of consumers of dirty state.
+    pub(crate) marks: u64,
     pub(crate) tokens: Tokens,
     pub(crate) scans: Scans,
 }
@@ -178,6 +180,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             root,
             pending: Pending::new(),
             retired: Retired::new(),
+            marks: 0,
             tokens: Tokens::new(),
             scans: Scans::new(),
         })

@@ -3,8 +3,8 @@
 use slat::format::arm64::Arm64;
 use slat::format::ept::Ept1G;
 use slat::{
-    Access, Attributes, Format, Gpa, GpaRange, Guard, Hpa, Invalidation, Member, PageSize,
-    Removals, TableCache, Tables, Vmid,
+    Access, Attributes, Consumer, Format, Gpa, GpaRange, Guard, Hpa, Invalidation, Member,
+    PageSize, Removals, Software, TableCache, Tables, Vmid,
 };
 use slat_sim::{Arch, Arm, Ept, Firmware, Kind, Lazy, Machine, Place, Violation};
 
@@ -61,6 +61,8 @@ pub fn without(switch: fn(&mut Lazy)) -> Lazy {
 pub struct Guest<'p, F: Format, A: Arch> {
     pub machine: &'p Machine<A>,
     pub tables: Tables<'p, F, Machine<A>>,
+    /// A log and a pager, if there are: the machine keeps an account for each.
+    pub consumers: Vec<Consumer>,
 }
 
 pub type ArmGuest<'p> = Guest<'p, Arm64<12>, Arm>;
@@ -87,9 +89,16 @@ impl<'p, F: Format, A: Arch> Guest<'p, F, A> {
     pub fn with_bits(machine: &'p Machine<A>, format: F, bits: u32) -> Self {
         let tables = Tables::new(format, VMID, bits, machine).unwrap();
         machine.give(Hpa(RAM), 64 << 20);
-        let guest = Self { machine, tables };
+        let guest = Self { machine, tables, consumers: Vec::new() };
         (0..machine.cpus()).for_each(|cpu| machine.cpu(cpu).load(VMID, guest.tables.root()));
         guest
+    }
+
+    /// With a log and a pager, who take dirty state each for itself.
+    pub fn with_consumers(mut self) -> Self {
+        let marks = [Software::A, Software::B];
+        self.consumers = marks.map(|mark| self.tables.add_consumer(mark).unwrap()).into();
+        self
     }
 
     /// What `operate` does through a guard; what is owed is completed.

@@ -271,6 +271,11 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
     }
 }
 
+/// The bits of [`Format::SOFTWARE`], all of them.
+pub(crate) const fn software_bits<F: Format>() -> u64 {
+    software::all(F::SOFTWARE)
+}
+
 /// [`Format::shift`], for functions that are `const`.
 pub(crate) const fn slot_shift<F: Format>(level: u8) -> u32 {
     let even = F::PAGE_SHIFT + F::INDEX_BITS * level as u32;

@@ -17,6 +17,9 @@ use super::AttributeError;
 /// collapse asks that all have the same. [`Guard::relax_where`](crate::Guard::relax_where) reads
 /// them, [`Guard::set_software`](crate::Guard::set_software) writes them.
 ///
+/// Those that are marks of [consumers of dirty state](crate::Consumer) are the engine's: of them a
+/// collapse gathers what it finds.
+///
 /// Every format has two at least, and [`Format::SOFTWARE_BITS`](super::Format::SOFTWARE_BITS) of
 /// them: those that it lacks it refuses, by [`AttributeError::SoftwareBits`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]

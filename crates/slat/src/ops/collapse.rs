@@ -137,15 +137,17 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
 impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
     fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Slot]) -> Result<(), Unfit> {
         // Looked at first without touching: most tables that do not fit show it at once.
-        let first = children[0].load();
+        let (first, state) = (children[0].load(), self.tables.state());
         self.done.counts.slots_read += 1;
-        if F::kind(first, level - 1) != Kind::Leaf || !continues::<F>(first, first, level, 0) {
+        if F::kind(first, level - 1) != Kind::Leaf || !continues::<F>(first, first, state, level, 0)
+        {
             return Err(Unfit::Differs);
         }
         for (index, child) in children.iter().enumerate().skip(1) {
             let raw = child.load();
             self.done.counts.slots_read += 1;
-            if F::kind(raw, level - 1) == Kind::Leaf && !continues::<F>(first, raw, level, index)
+            if F::kind(raw, level - 1) == Kind::Leaf
+                && !continues::<F>(first, raw, state, level, index)
                 || matches!(
                     F::kind(raw, level - 1),
                     Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Retired | Kind::Table
@@ -154,7 +156,9 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
                 return Err(Unfit::Differs);
             }
         }
-        if !(self.fits)(&self.tables.format.decode(first, level - 1)) {
+        let mut attributes = self.tables.format.decode(first, level - 1);
+        attributes.software = attributes.software.without(self.tables.consumers());
+        if !(self.fits)(&attributes) {
             return Err(Unfit::Differs);
         }
         let result = self.sealed(level, entry, children, first);
@@ -176,16 +180,16 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
         children: &[Slot],
         mut first: u64,
     ) -> Result<(), (usize, Unfit)> {
-        let mut status = 0;
+        let (mut status, state) = (0, self.tables.state());
         for (index, child) in children.iter().enumerate() {
             let raw = seal::<F>(child, level - 1).map_err(|unfit| (index, unfit))?;
-            let same = continues::<F>(first, raw, level, index);
+            let same = continues::<F>(first, raw, state, level, index);
             // Its state may have been cleared since it was looked at.
             first = if index == 0 { raw } else { first };
             if !same {
                 return Err((index + 1, Unfit::Differs));
             }
-            status |= raw & F::STATUS;
+            status |= raw & state;
         }
         self.done.counts.slots_written += 2 * children.len() as u64 + 2;
         let table = F::table_address(entry.raw);
@@ -219,7 +223,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
         let retired = F::retired(Hpa(0));
         let status = children.iter().fold(0, |status, child| {
             // Never refused: no other software changes a sealed leaf.
-            status | child.update(|_| Some(retired)).unwrap_or(0) & F::STATUS
+            status | child.update(|_| Some(retired)).unwrap_or(0) & state
         });
         if breaks {
             let writable = link & F::TABLE_WRITE == F::TABLE_WRITE;
@@ -230,7 +234,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
             let merged = if link & F::TABLE_WRITE == F::TABLE_WRITE {
                 status
             } else {
-                F::write_protected(block(status)) & F::STATUS
+                F::write_protected(block(status)) & state
             };
             let _ = entry.slot.update(|raw| Some((raw | merged) & !F::MARK));
         }
@@ -264,10 +268,10 @@ fn seal<F: Format>(slot: &Slot, level: u8) -> Result<u64, Unfit> {
 }
 
 /// Whether `raw`, child `index` of a table linked at `level`, belongs into the block that begins
-/// with `first`.
-fn continues<F: Format>(first: u64, raw: u64, level: u8, index: usize) -> bool {
+/// with `first`, whatever their bits of `state`.
+fn continues<F: Format>(first: u64, raw: u64, state: u64, level: u8, index: usize) -> bool {
     let base = F::leaf_address(first, level - 1).0;
-    let bits = |raw| F::attribute_bits(raw, level - 1) & !F::STATUS;
+    let bits = |raw| F::attribute_bits(raw, level - 1) & !state;
     base & ((1 << F::shift(level)) - 1) == 0
         && F::leaf_address(raw, level - 1).0 == base + ((index as u64) << F::shift(level - 1))
         && bits(raw) == bits(first)

@@ -5,25 +5,32 @@
 //! anything, only once the invalidation after the change has completed. So a harvest completes it
 //! before it returns.
 
+use super::consumer::{Consumer, Take};
 use super::pages::{or_bits, set_bits};
 use super::rules::Rule;
 use super::{Atomically, ChangeError, Pages, folded};
 use crate::addr::{Gpa, GpaRange, Levels};
-use crate::format::{Format, Kind, RUN};
+use crate::format::{Format, Kind, RUN, software_bits};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, change_run};
 
-struct Clean<F>(F);
-impl<F: Format> Rule<F> for Clean<F> {
-    const QUIET: u64 = F::DIRTY;
+/// `NAMED`: for a consumer, who has marks as well.
+struct Clean<F, const NAMED: bool>(Take<F>);
+impl<F: Format, const NAMED: bool> Rule<F> for Clean<F, NAMED> {
+    const QUIET: u64 = takes::<F, NAMED>();
 
     #[inline(always)]
     fn change(&self, raw: u64) -> u64 {
-        self.0.cleaned(raw)
+        self.0.taken(raw)
     }
+}
+
+/// Where there may be something to take. Marks are known at run time only.
+const fn takes<F: Format, const NAMED: bool>() -> u64 {
+    F::DIRTY | if NAMED { software_bits::<F>() } else { 0 }
 }
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -35,7 +42,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// A leaf that the guest may write without hardware marking it stays dirty, and is reported
     /// each time. When this returns, what the bitmap does not name was not written since the last
     /// harvest, and every later write will be in the next: the invalidation is executed inside,
-    /// with all that the guard owes. One thread at a time harvests or cleans a page.
+    /// with all that the guard owes. One thread at a time harvests or cleans a page, for itself or
+    /// for one [`Consumer`].
     ///
     /// # Errors
     /// Nothing is done on [`ChangeError::Range`], [`ChangeError::Bitmap`], and on
@@ -47,14 +55,41 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         range: GpaRange,
         bitmap: &mut [u64],
     ) -> Result<u64, Halted<ChangeError>> {
+        self.harvest_by::<false>(self.take(), range, bitmap)
+    }
+
+    /// [`Guard::harvest`] for `consumer`: of what was written since its last harvest or clean that
+    /// has completed, whatever others have taken meanwhile.
+    ///
+    /// # Errors
+    /// Nothing is done on [`ChangeError::ForeignConsumer`]; otherwise those of [`Guard::harvest`].
+    pub fn harvest_for(
+        &mut self,
+        consumer: Consumer,
+        range: GpaRange,
+        bitmap: &mut [u64],
+    ) -> Result<u64, Halted<ChangeError>> {
+        match self.take_for(consumer) {
+            Ok(take) => self.harvest_by::<true>(take, range, bitmap),
+            Err(why) => Self::halted(range.start(), why),
+        }
+    }
+
+    fn harvest_by<const NAMED: bool>(
+        &mut self,
+        take: Take<F>,
+        range: GpaRange,
+        bitmap: &mut [u64],
+    ) -> Result<u64, Halted<ChangeError>> {
         let tables = self.tables;
         let refusal = tables.check_bitmap(&range, bitmap.len());
         if let Err(why) = refusal.and(tables.check_change(&range).map_err(ChangeError::from)) {
             return Self::halted(range.start(), why);
         }
         self.begin_clean();
-        let mut visitor = Harvest {
+        let mut visitor = Harvest::<'_, '_, F, P, NAMED> {
             tables,
+            take,
             start: range.start().0,
             bitmap,
             pages: 0,
@@ -85,9 +120,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// Those of [`Guard::write_protect`].
     pub fn clean(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
-        let format = self.tables.format;
+        let take = self.take();
         self.begin_clean();
-        self.rewrite::<Atomically, _>(range, Clean(format))
+        self.rewrite::<Atomically, _>(range, Clean::<_, false>(take))
     }
 
     /// [`Guard::clean`] of exactly the pages that a bitmap names.
@@ -97,10 +132,40 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     pub fn clean_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
         pages.each::<F>(|range| self.clean(range))
     }
+
+    /// [`Guard::clean`] for `consumer`: what others have not taken stays dirty for them. The pages
+    /// are clean for the consumer only after [`Guard::complete`], also those that others had taken:
+    /// their invalidation may be under way.
+    ///
+    /// # Errors
+    /// Nothing is done on [`ChangeError::ForeignConsumer`]; otherwise those of [`Guard::clean`].
+    pub fn clean_for(
+        &mut self,
+        consumer: Consumer,
+        range: GpaRange,
+    ) -> Result<u64, Halted<ChangeError>> {
+        let take = self.take_for(consumer).map_err(|why| Halted { at: range.start(), why })?;
+        self.begin_clean();
+        self.rewrite::<Atomically, _>(range, Clean::<_, true>(take))
+    }
+
+    /// [`Guard::clean_for`] of exactly the pages that a bitmap names.
+    ///
+    /// # Errors
+    /// Those of [`Guard::clean_for`], at the first run of pages concerned: the runs before it are
+    /// done.
+    pub fn clean_pages_for(
+        &mut self,
+        consumer: Consumer,
+        pages: &Pages<'_>,
+    ) -> Result<u64, Halted<ChangeError>> {
+        pages.each::<F>(|range| self.clean_for(consumer, range))
+    }
 }
 
-struct Harvest<'t, 'b, F: Format, P: Platform> {
+struct Harvest<'t, 'b, F: Format, P: Platform, const NAMED: bool> {
     tables: &'t Tables<'t, F, P>,
+    take: Take<F>,
     start: u64,
     bitmap: &'b mut [u64],
     pages: u64,
@@ -108,9 +173,11 @@ struct Harvest<'t, 'b, F: Format, P: Platform> {
     why: ChangeError,
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Harvest<'_, '_, F, P> {
+impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
+    for Harvest<'_, '_, F, P, NAMED>
+{
     const LEVELS: Levels = Levels::ALL;
-    const QUIET: Option<u64> = Some(F::DIRTY | F::CONTIGUOUS);
+    const QUIET: Option<u64> = Some(takes::<F, NAMED>() | F::CONTIGUOUS);
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
@@ -118,16 +185,16 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Harvest<'_, '_, F, P> {
         if kind == Kind::Leaf && folded::<F>(entry.raw) {
             return self.tables.unfold(entry.start, level, &mut self.done.counts);
         }
-        if kind != Kind::Leaf || entry.raw & F::DIRTY == 0 {
+        if kind != Kind::Leaf || !self.finds(entry.raw) {
             return Flow::Next;
         }
         if level > 0 && !entry.whole::<F>(level) {
             self.why = ChangeError::CutsBlock { size: F::size(level) };
             return Flow::Stop;
         }
-        let cleaned = self.tables.format.cleaned(entry.raw);
-        if cleaned != entry.raw {
-            if entry.slot.exchange(entry.raw, cleaned).is_err() {
+        let taken = self.take.taken(entry.raw);
+        if taken != entry.raw {
+            if entry.slot.exchange(entry.raw, taken).is_err() {
                 return Flow::Again;
             }
             tally.change(&entry);
@@ -148,7 +215,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Harvest<'_, '_, F, P> {
         tally: &mut Tally,
     ) -> usize {
         let (passed, mask) = change_run::<F>(run, raws, at, tally, |raw| {
-            (raw & F::DIRTY != 0).then(|| self.tables.format.cleaned(raw))
+            self.finds(raw).then(|| self.take.taken(raw))
         });
         let first = ((at - self.start) >> F::PAGE_SHIFT) as usize;
         self.pages += or_bits(self.bitmap, first, mask);
@@ -158,5 +225,13 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Harvest<'_, '_, F, P> {
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
         self.done.settle::<F>(level, &tally, true);
+    }
+}
+
+impl<F: Format, P: Platform, const NAMED: bool> Harvest<'_, '_, F, P, NAMED> {
+    /// Whether the leaf was written and is not taken yet.
+    #[inline(always)]
+    const fn finds(&self, raw: u64) -> bool {
+        raw & (F::DIRTY | if NAMED { self.take.mine } else { 0 }) != 0
     }
 }

@@ -185,7 +185,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let mut budget = self.budget;
         // A single page cannot be half done.
         if plan.end - plan.start > 1 << F::PAGE_SHIFT {
-            let mut check = Check { plan, read: 0, why: MapError::Contended };
+            let mut check =
+                Check { plan, state: tables.state(), read: 0, why: MapError::Contended };
             let result = tables.walk_within(plan.start, plan.end, &mut check, &mut budget);
             self.counts.slots_read += check.read;
             match result {
@@ -316,15 +317,20 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// Whether the leaf `raw` translates `entry` as `plan` would.
+/// Whether a leaf translates `entry` as `plan` would, whatever its bits of `state`.
 #[inline]
-fn agrees<F: Format>(plan: &Plan, level: u8, entry: &Entry<'_>) -> Result<(), MapError> {
+fn agrees<F: Format>(
+    plan: &Plan,
+    state: u64,
+    level: u8,
+    entry: &Entry<'_>,
+) -> Result<(), MapError> {
     let base = entry.base::<F>(level);
     let hpa = F::leaf_address(entry.raw, level);
     let bits = F::attribute_bits(entry.raw, level);
     // The right to write may be a bit that also tells the dirty state.
     let writable = |bits| F::write_protected(bits) != bits;
-    let same = (bits ^ plan.bits) & !F::STATUS == 0 && writable(bits) == writable(plan.bits);
+    let same = (bits ^ plan.bits) & !state == 0 && writable(bits) == writable(plan.bits);
     if hpa.0 == base.wrapping_add(plan.delta) && same {
         Ok(())
     } else {
@@ -335,6 +341,8 @@ fn agrees<F: Format>(plan: &Plan, level: u8, entry: &Entry<'_>) -> Result<(), Ma
 /// Looks for what is in the way, before anything is changed.
 struct Check {
     plan: Plan,
+    /// Bits in which leaves may differ ([`Tables::state`]).
+    state: u64,
     read: u64,
     why: MapError,
 }
@@ -345,7 +353,7 @@ impl<'t, F: Format> Visitor<'t, F> for Check {
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
         match kind {
-            Kind::Leaf => match agrees::<F>(&self.plan, level, &entry) {
+            Kind::Leaf => match agrees::<F>(&self.plan, self.state, level, &entry) {
                 Ok(()) => Flow::Next,
                 Err(why) => {
                     self.why = why;
@@ -387,7 +395,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         if kind == Kind::Leaf {
-            return match agrees::<F>(&self.plan, level, &entry) {
+            return match agrees::<F>(&self.plan, self.tables.state(), level, &entry) {
                 Ok(()) => Flow::Next,
                 Err(why) => self.stop(why),
             };

@@ -4,6 +4,7 @@ mod age;
 #[cfg(feature = "baselines")]
 mod baselines;
 mod collapse;
+mod consumer;
 mod dirty;
 mod look;
 mod map;
@@ -26,6 +27,7 @@ pub use self::{
 };
 pub(crate) use age::Scans;
 pub use age::{Aged, Ageing, Ages, Skip};
+pub use consumer::{Consumer, ConsumerError};
 pub use look::{Dump, Leaf, Leaves};
 pub use map::MapError;
 pub use owner::{Owner, OwnerError};
@@ -38,7 +40,7 @@ pub(crate) use unfold::folded;
 pub use unmap::{Place, Removals, Removed, UnmapError};
 
 use crate::addr::{GpaRange, PageSize, RangeError};
-use crate::format::{AttributeError, Format, Kind};
+use crate::format::{AttributeError, Format, Kind, Software};
 use crate::platform::Platform;
 use crate::table::Slot;
 use crate::tables::{Found, Tables};
@@ -64,6 +66,16 @@ pub enum ChangeError {
     },
     /// The format, as configured, has no leaf with these rights, or software bits.
     Attributes(AttributeError),
+    /// Software bits that are marks of consumers of dirty state
+    /// ([`Tables::add_consumer`](crate::Tables::add_consumer)): they are not the caller's.
+    Consumers {
+        /// The bits that were named.
+        given: Software,
+        /// The marks of all consumers.
+        marks: Software,
+    },
+    /// These tables have no such consumer.
+    ForeignConsumer,
     /// The format, as configured, leaves no trace of what was used.
     NotRecorded,
     /// Somebody else held an entry for too long.
@@ -83,6 +95,15 @@ impl fmt::Display for ChangeError {
                 write!(f, "the bitmap has {given} words; the range needs {needed}")
             }
             Self::Attributes(error) => error.fmt(f),
+            Self::Consumers { given, marks } => write!(
+                f,
+                "of the software bits {:#b}, {:#b} are marks of consumers of dirty state",
+                given.bits(),
+                given.bits() & marks.bits()
+            ),
+            Self::ForeignConsumer => f.write_str(
+                "these tables have no such consumer of dirty state; add it before they are shared",
+            ),
             Self::NotRecorded => f.write_str(
                 "nothing records what the guest uses: hardware does not mark it, nor fault",
             ),

@@ -17,7 +17,7 @@
 //! right back, and the leaf is refused. The leaf tells no history: whoever moves pages keeps others
 //! from taking rights from them, and from unmapping them, from the protection on; a round of a log
 //! that protected the page again would hide the write. Accessed and dirty state goes from the old
-//! leaf to the new.
+//! leaf to the new, with what [consumers](crate::Consumer) have not taken yet.
 
 use super::ChangeError;
 use super::map::{MapError, maintenance};
@@ -234,7 +234,7 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
             ..self.attributes
         };
         let bits = self.tables.format.encode(attributes).map_err(ReplaceError::Attributes)?;
-        let new = F::leaf(bits, level, target);
+        let new = F::leaf(bits | raw & self.tables.marks, level, target);
         if new == raw {
             return Ok(None);
         }

@@ -119,8 +119,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// guest may do, the answer cannot be out of date.
     ///
     /// # Errors
-    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks; otherwise
-    /// those of [`Guard::relax`].
+    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks, and on
+    /// [`ChangeError::Consumers`]; otherwise those of [`Guard::relax`].
     #[inline]
     pub fn relax_where(
         &mut self,
@@ -129,7 +129,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         software: Software,
     ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
-        let needed = Self::bits(range, software)?;
+        let needed = self.bits(range, software)?;
         match access {
             Access::Read => self.grant(range, ForRead(format, needed)),
             Access::Write => self.grant(range, ForWrite(format, needed)),
@@ -156,7 +156,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             Ok(range) => range,
             Err(why) => return Self::halted(gpa, ChangeError::Range(why)),
         };
-        let added = Self::bits(range, software)?;
+        let added = self.bits(range, software)?;
         let rule = WriteAt(self.tables.format, hpa, added);
         match self.grant(range, rule) {
             Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => {
@@ -181,7 +181,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         software: Software,
     ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
-        let needed = Self::bits(range, software)?;
+        let needed = self.bits(range, software)?;
         self.grant(range, Executable(format, needed, fetch))
     }
 
@@ -197,7 +197,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         software: Software,
     ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
         let format = self.tables.format;
-        let needed = Self::bits(range, software)?;
+        let needed = self.bits(range, software)?;
         self.grant(range, Writable(format, needed))
     }
 
@@ -212,11 +212,17 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Ok(Granted::new(self.tables, range, bytes))
     }
 
-    /// Software bits of a leaf.
+    /// Software bits of a leaf that are no consumer's.
     #[inline]
-    fn bits(range: GpaRange, software: Software) -> Result<u64, Halted<ChangeError>> {
-        let refused = |why| Halted { at: range.start(), why: ChangeError::Attributes(why) };
-        software.encode(F::SOFTWARE).map_err(refused)
+    fn bits(&self, range: GpaRange, software: Software) -> Result<u64, Halted<ChangeError>> {
+        let refused = |why| Halted { at: range.start(), why };
+        let bits = software.encode(F::SOFTWARE);
+        let bits = bits.map_err(|why| refused(ChangeError::Attributes(why)))?;
+        if bits & self.tables.marks != 0 {
+            let marks = self.tables.consumers();
+            return Err(refused(ChangeError::Consumers { given: software, marks }));
+        }
+        Ok(bits)
     }
 
     /// Sets the software bits `set` of every leaf in `range`, and clears those of `clear`; a bit of
@@ -226,21 +232,17 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// nothing published.
     ///
     /// # Errors
-    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks. A block that
-    /// the range cuts and that has the bits already is not refused; otherwise those of
-    /// [`Guard::write_protect`].
+    /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks, and on
+    /// [`ChangeError::Consumers`]. A block that the range cuts and that has the bits already is not
+    /// refused; otherwise those of [`Guard::write_protect`].
     pub fn set_software(
         &mut self,
         range: GpaRange,
         set: Software,
         clear: Software,
     ) -> Result<u64, Halted<ChangeError>> {
-        match (set.encode(F::SOFTWARE), clear.encode(F::SOFTWARE)) {
-            (Ok(set), Ok(clear)) => self.rewrite::<Atomically, _>(range, Marked { set, clear }),
-            (Err(why), _) | (_, Err(why)) => {
-                Self::halted(range.start(), ChangeError::Attributes(why))
-            }
-        }
+        let (set, clear) = (self.bits(range, set)?, self.bits(range, clear)?);
+        self.rewrite::<Atomically, _>(range, Marked { set, clear })
     }
 
     /// Rewrites each leaf by `rule`.

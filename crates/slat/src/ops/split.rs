@@ -201,8 +201,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         fetch: Access,
         software: Software,
     ) -> Result<Granted<'t, 'p, F, P>, Halted<SplitError>> {
-        // No block has a bit that the format lacks.
-        let needed = software.encode(F::SOFTWARE).ok().filter(|_| fetch.is_fetch());
+        // No block has a bit that the format lacks, nor one of a consumer's as its user's.
+        let own = |bits: &u64| fetch.is_fetch() && bits & self.tables.marks == 0;
+        let needed = software.encode(F::SOFTWARE).ok().filter(own);
         let execute = needed.map(|needed| (fetch, needed));
         let result = self.split_walk::<Batched>(range, F::size(0), cache, MOST_MERGED, execute);
         // Who faulted is to find what it waits for.

@@ -45,7 +45,8 @@ pub struct Removed {
     /// Not dirty is a page that was not written since the last [`Guard::clean`] or
     /// [`Guard::harvest`] that has completed: while one is under way, a page whose dirty state it
     /// may have taken is dirty here as well, as the guest may write it through a TLB entry that
-    /// marks nothing.
+    /// marks nothing. Of tables with [consumers](crate::Consumer), [`crate::Consumer::is_dirty`]
+    /// says it for each: its mark is among the software bits.
     pub attributes: Attributes,
 }
 

@@ -6,6 +6,7 @@
 mod common;
 
 mod collapse;
+mod consumers;
 mod contended;
 mod contiguous;
 mod counts;

@@ -105,6 +105,14 @@ impl<F: Walked> On<F> {
         unsafe { &*self.tables }
     }
 
+    /// # Safety
+    /// Nobody else borrows the tables.
+    #[allow(clippy::mut_from_ref, reason = "each execution has a guest of its own")]
+    pub unsafe fn exclusive(&self) -> &'static mut Tables<'static, F, World> {
+        // SAFETY: leaked in `new`; the caller says that nobody else borrows them.
+        unsafe { &mut *self.tables }
+    }
+
     /// Inside without a seat.
     pub fn inside(&self) -> In<'static, F> {
         // SAFETY: models that reclaim beside other threads enter by `seated`; the others reclaim

@@ -1,0 +1,614 @@
+//! Consumers of dirty state: each has its own view of what was written. Single calls, and random
+//! histories of all that changes leaves, on every kind of format, beside a set of pages for each.
+
+use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
+use crate::common::hardware::grouped::Grouped;
+use crate::common::hardware::npt::Npt;
+use crate::common::hardware::power::Core;
+use crate::common::hardware::riscv::Hart;
+use crate::common::hardware::{Access as Used, Config, Hardware};
+use crate::common::stage::{CLEAN, K, M, RAM, range, refused, says};
+use crate::common::world::{CacheOf, GuardOf, TablesOf, cache};
+use crate::common::{TestPlatform, destroy};
+use proptest::prelude::*;
+use slat::{
+    Access, AddressSpace, Attributes, BreakBeforeMake, ChangeError, Consumer, ConsumerError,
+    Format, Gpa, GpaRange, Halted, Hpa, PageSize, Pages, Place, Removals, Software, Vmid,
+};
+use std::collections::BTreeSet;
+
+const CONFIG: Config =
+    Config { forced_write_back: false, hardware_marks: true, split_execute: false };
+const BITS: u32 = 40;
+/// Host memory lies so far above guest memory: a multiple of every block.
+const HOST: u64 = 1 << 34;
+
+/// The marks of a log and a pager: the last bits that the format has.
+fn marks<H: Hardware>() -> [Software; 2] {
+    [1, 2].map(|back| Software::bit(H::SOFTWARE_BITS - back))
+}
+
+/// A guest with a log and a pager, and a cache of so many frames.
+fn with_consumers<H: Hardware>(
+    bbm: BreakBeforeMake,
+    body: impl for<'t, 'p> FnOnce(&mut Bed<'_, 't, 'p, H>),
+) {
+    let platform = TestPlatform::new(bbm);
+    let platform = &platform;
+    let mut tables = TablesOf::<H>::new(H::format(&CONFIG), Vmid(1), BITS, platform).unwrap();
+    let consumers = marks::<H>().map(|mark| tables.add_consumer(mark).unwrap());
+    let mut storage = Vec::new();
+    let mut member = platform.join();
+    {
+        let cache = cache::<H>(platform, &mut storage, 300);
+        let guard = tables.enter(&mut member).unwrap();
+        let hardware = H::of(&tables);
+        body(&mut Bed { platform, tables: &tables, hardware, consumers, guard, cache });
+    }
+    drop(member);
+    destroy(tables);
+    assert_eq!(platform.live(), 0, "frames leaked");
+}
+
+struct Bed<'c, 't, 'p, H: Hardware> {
+    platform: &'p TestPlatform,
+    tables: &'t TablesOf<'p, H>,
+    hardware: H,
+    consumers: [Consumer; 2],
+    guard: GuardOf<'t, 'p, H>,
+    cache: CacheOf<'c, H>,
+}
+
+impl<H: Hardware> Bed<'_, '_, '_, H> {
+    /// The guest writes; whether it could.
+    fn write(&self, gpa: u64) -> bool {
+        let from = self.hardware.root();
+        matches!(self.hardware.access(self.platform, from, gpa, true), Used::Done { .. })
+    }
+
+    /// Which pages of `range` somebody takes; `None`: nobody's.
+    fn harvest(
+        &mut self,
+        whom: Option<Consumer>,
+        range: GpaRange,
+    ) -> Result<BTreeSet<u64>, ChangeError> {
+        let page = H::size(0);
+        let mut bitmap = vec![0; (range.size() / page).div_ceil(64) as usize];
+        let result = match whom {
+            Some(consumer) => self.guard.harvest_for(consumer, range, &mut bitmap),
+            None => self.guard.harvest(range, &mut bitmap),
+        };
+        let named =
+            (0..range.size() / page).filter(|n| bitmap[*n as usize / 64] >> (n % 64) & 1 == 1);
+        let named: BTreeSet<_> = named.map(|n| range.start().0 + n * page).collect();
+        assert_eq!(self.guard.owed(), None, "completed inside");
+        match result {
+            Ok(count) => {
+                assert_eq!(count, named.len() as u64);
+                Ok(named)
+            }
+            Err(Halted { at, why }) => {
+                assert_eq!((at, named.len()), (range.start(), 0));
+                Err(why)
+            }
+        }
+    }
+
+    fn attributes(&self, gpa: u64) -> Attributes {
+        self.guard.translate(Gpa(gpa)).unwrap().unwrap().attributes
+    }
+}
+
+macro_rules! on_every_format {
+    ($($(#[$attribute:meta])* fn $name:ident = $test:ident($($argument:expr),*);)*) => {$(
+        #[test]
+        $(#[$attribute])*
+        fn $name() {
+            for bbm in [BreakBeforeMake::Always, BreakBeforeMake::Never] {
+                $test::<Arm<12>>(bbm $(, $argument)*);
+                $test::<Ept<true>>(bbm $(, $argument)*);
+                $test::<Npt<true>>(bbm $(, $argument)*);
+                $test::<Hart<true>>(bbm $(, $argument)*);
+                $test::<Core<16, true>>(bbm $(, $argument)*);
+            }
+        }
+    )*};
+}
+
+on_every_format! {
+    fn what_one_consumer_has_taken_is_dirty_for_the_other_once = views();
+    fn what_nobody_took_for_himself_is_dirty_for_all_consumers = nobody();
+    fn a_page_that_is_taken_out_says_for_each_consumer_whether_it_is_dirty = taken_out();
+    fn a_mark_goes_to_all_pages_of_a_block_and_comes_back_to_it = shapes();
+    fn a_consumer_that_takes_a_mark_alone_owes_an_invalidation = owes();
+    fn a_consumers_mark_is_no_bit_of_the_users = not_the_users();
+}
+
+fn views<H: Hardware>(bbm: BreakBeforeMake) {
+    with_consumers::<H>(bbm, |bed| {
+        let page = H::size(0);
+        let (all, [log, pager]) = (range(0, 4 * page), bed.consumers);
+        bed.guard
+            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut bed.cache)
+            .unwrap();
+        assert!(bed.write(0) && bed.write(page));
+        assert_eq!(bed.harvest(Some(log), all), Ok([0, page].into()));
+        assert_eq!(bed.harvest(Some(log), all), Ok([].into()));
+        assert!(bed.write(page) && bed.write(2 * page));
+        assert!(!log.is_dirty(&bed.attributes(0)) && pager.is_dirty(&bed.attributes(0)));
+        assert_eq!(bed.harvest(Some(pager), all), Ok([0, page, 2 * page].into()));
+        assert_eq!(bed.harvest(Some(pager), all), Ok([].into()));
+        assert_eq!(bed.harvest(Some(log), all), Ok([page, 2 * page].into()));
+        // By exactly the pages that a bitmap names.
+        assert!((0..4).all(|n| bed.write(n * page)));
+        let pages = Pages { start: Gpa(0), bits: &[0b0101] };
+        assert_eq!(bed.guard.clean_pages_for(log, &pages), Ok(2 * page));
+        bed.guard.complete();
+        assert_eq!(bed.harvest(Some(log), all), Ok([page, 3 * page].into()));
+        assert_eq!(bed.harvest(Some(pager), all), Ok((0..4).map(|n| n * page).collect()));
+    });
+}
+
+fn nobody<H: Hardware>(bbm: BreakBeforeMake) {
+    with_consumers::<H>(bbm, |bed| {
+        let page = H::size(0);
+        let (all, [log, pager]) = (range(0, 2 * page), bed.consumers);
+        bed.guard
+            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut bed.cache)
+            .unwrap();
+        assert!(bed.write(0));
+        assert_eq!(bed.harvest(None, all), Ok([0].into()));
+        assert!(bed.write(page));
+        assert_eq!(bed.guard.clean(all), Ok(page));
+        bed.guard.complete();
+        for consumer in [log, pager] {
+            let before = bed.guard.counts().invalidations;
+            assert_eq!(bed.harvest(Some(consumer), all), Ok([0, page].into()));
+            assert_eq!(bed.guard.counts().invalidations, before + 1, "of marks alone");
+        }
+        assert_eq!(bed.harvest(None, all), Ok([].into()));
+    });
+}
+
+fn taken_out<H: Hardware>(bbm: BreakBeforeMake) {
+    with_consumers::<H>(bbm, |bed| {
+        let page = H::size(0);
+        let (all, [log, pager]) = (range(0, 4 * page), bed.consumers);
+        let small = PageSize::from_bytes(page).unwrap();
+        bed.guard.map(all, Hpa(HOST), CLEAN, small, &mut bed.cache).unwrap();
+        // Of both, of the pager, of the log, of nobody.
+        assert!((0..3).all(|n| bed.write(n * page)));
+        assert_eq!(bed.harvest(Some(log), range(page, page)).unwrap().len(), 1);
+        assert_eq!(bed.harvest(Some(pager), range(2 * page, page)).unwrap().len(), 1);
+        let mut storage = [const { Place::EMPTY }; 4];
+        let mut removals = Removals::new(bed.tables, &mut storage);
+        assert_eq!(bed.guard.unmap(all, &mut removals), Ok(4 * page));
+        let told: Vec<_> = removals.complete().collect();
+        let dirty = |leaf: &slat::Removed| [log, pager].map(|c| c.is_dirty(&leaf.attributes));
+        let expected = [[true, true], [false, true], [true, false], [false, false]];
+        assert_eq!(told.iter().map(dirty).collect::<Vec<_>>(), expected);
+        // What comes back as it left is dirty for whom it was.
+        for leaf in &told {
+            let at = range(leaf.gpa.0, leaf.bytes);
+            bed.guard.map(at, leaf.hpa, leaf.attributes, small, &mut bed.cache).unwrap();
+        }
+        assert_eq!(bed.harvest(Some(log), all), Ok([0, 2 * page].into()));
+        assert_eq!(bed.harvest(Some(pager), all), Ok([0, page].into()));
+    });
+}
+
+fn shapes<H: Hardware>(bbm: BreakBeforeMake) {
+    with_consumers::<H>(bbm, |bed| {
+        let (page, block) = (H::size(0), H::size(1));
+        let (all, [log, pager]) = (range(0, block), bed.consumers);
+        let (small, large) =
+            (PageSize::from_bytes(page).unwrap(), PageSize::from_bytes(block).unwrap());
+        bed.guard.map(all, Hpa(HOST), CLEAN, large, &mut bed.cache).unwrap();
+        assert!(bed.write(3 * page));
+        let every: BTreeSet<_> = (0..block / page).map(|n| n * page).collect();
+        assert_eq!(bed.harvest(Some(log), all), Ok(every.clone()));
+        bed.guard.split(range(0, page), small, &mut bed.cache).unwrap();
+        // It is dirty as a whole: now each page is.
+        assert_eq!(bed.harvest(Some(pager), range(page, 4 * page)).unwrap().len(), 4);
+        bed.guard.write_protect(range(0, 2 * page)).unwrap();
+        assert!(!bed.write(page));
+        bed.guard.relax(range(0, 2 * page), Access::Read).unwrap().elsewhere();
+        bed.guard.complete();
+        assert_eq!(bed.guard.collapse(all, large), Ok(0), "they differ in rights");
+        bed.guard.allow_write(range(0, 2 * page), Software::NONE).unwrap().elsewhere();
+        let plain = |attributes: &Attributes| attributes.software == Software::NONE;
+        let collapsed = bed.guard.collapse_where(all, large, plain);
+        assert_eq!(collapsed, Ok(block), "they differ in marks alone");
+        assert!(!log.is_dirty(&bed.attributes(0)) && pager.is_dirty(&bed.attributes(page)));
+        // Agreement is not about marks, whichever way.
+        assert_eq!(bed.guard.map(all, Hpa(HOST), CLEAN, large, &mut bed.cache), Ok(0));
+        let read = Attributes { write: false, ..CLEAN };
+        assert_eq!(bed.guard.replace(all, Hpa(HOST), Hpa(HOST), read), Ok(block));
+        assert_eq!(bed.harvest(Some(log), all), Ok([].into()));
+        assert_eq!(bed.harvest(Some(pager), all), Ok(every));
+    });
+}
+
+fn owes<H: Hardware>(bbm: BreakBeforeMake) {
+    with_consumers::<H>(bbm, |bed| {
+        let page = H::size(0);
+        let (all, [log, pager]) = (range(0, page), bed.consumers);
+        bed.guard
+            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut bed.cache)
+            .unwrap();
+        assert!(bed.write(0));
+        assert_eq!(bed.guard.clean_for(log, all), Ok(page));
+        // Of another thread, which completes later.
+        let late = bed.guard.shootdown();
+        assert_eq!(bed.guard.clean_for(pager, all), Ok(page));
+        assert_eq!(bed.guard.owed().unwrap().range, Some(all), "of the mark alone");
+        bed.guard.complete();
+        // The log has not completed: what is taken out may have been written.
+        let mut storage = [const { Place::EMPTY }; 1];
+        let mut removals = Removals::new(bed.tables, &mut storage);
+        bed.guard.unmap(all, &mut removals).unwrap();
+        assert!(removals.complete().all(|leaf| log.is_dirty(&leaf.attributes)));
+        late.complete();
+    });
+}
+
+fn not_the_users<H: Hardware>(bbm: BreakBeforeMake) {
+    with_consumers::<H>(bbm, |bed| {
+        let page = H::size(0);
+        let all = range(0, page);
+        let [log, pager] = bed.consumers.map(Consumer::mark);
+        bed.guard
+            .map(all, Hpa(HOST), CLEAN, PageSize::from_bytes(page).unwrap(), &mut bed.cache)
+            .unwrap();
+        let before = bed.attributes(0);
+        let marks = log.union(pager);
+        assert_eq!(bed.tables.consumers(), marks);
+        let why = |given| ChangeError::Consumers { given, marks };
+        let none = Software::NONE;
+        let said = refused(bed.guard.set_software(all, log, none), 0, why(log));
+        says(&said, &["marks of consumers"]);
+        refused(bed.guard.set_software(all, none, marks), 0, why(marks));
+        refused(bed.guard.relax_where(all, Access::Write, pager), 0, why(pager));
+        refused(bed.guard.allow_write(all, pager), 0, why(pager));
+        refused(bed.guard.allow_execute(all, Access::Execute, log), 0, why(log));
+        refused(bed.guard.grant_write(Gpa(0), Hpa(HOST), log), 0, why(log));
+        assert_eq!(bed.attributes(0), before);
+        if let Some(free) = (H::SOFTWARE_BITS > 2).then(|| Software::bit(0)) {
+            assert_eq!(bed.guard.set_software(all, free, none), Ok(page), "others are the user's");
+        }
+    });
+}
+
+#[test]
+fn a_consumer_is_refused_where_it_has_no_mark_of_its_own() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let format = Hart::<true>::format(&CONFIG);
+    let mut tables = TablesOf::<Hart<true>>::new(format, Vmid(1), BITS, &platform).unwrap();
+    let bits = Hart::<true>::SOFTWARE_BITS;
+    let (given, both) = (Software::bit(bits), Software::A.union(Software::B));
+    let refusal = tables.add_consumer(given).unwrap_err();
+    assert_eq!(refusal, ConsumerError::NoSuchBit { given, bits });
+    says(&refusal.to_string(), &["2 software bits", "0b100"]);
+    for given in [Software::NONE, both] {
+        let refusal = tables.add_consumer(given).unwrap_err();
+        assert_eq!(refusal, ConsumerError::OneBit { given });
+        says(&refusal.to_string(), &["one software bit"]);
+    }
+    assert_eq!(tables.consumers(), Software::NONE);
+    let log = tables.add_consumer(Software::A).unwrap();
+    let refusal = tables.add_consumer(Software::A).unwrap_err();
+    assert_eq!(refusal, ConsumerError::Taken { given: Software::A });
+    says(&refusal.to_string(), &["another consumer"]);
+
+    // Of other tables, where the bit is the user's.
+    let other = TablesOf::<Hart<true>>::new(format, Vmid(2), BITS, &platform).unwrap();
+    let mut member = platform.join();
+    let mut guard = other.enter(&mut member).unwrap();
+    let page = range(0, 4 * K);
+    let said = refused(guard.clean_for(log, page), 0, ChangeError::ForeignConsumer);
+    says(&said, &["no such consumer"]);
+    refused(guard.harvest_for(log, page, &mut [0]), 0, ChangeError::ForeignConsumer);
+    drop(guard);
+    drop(member);
+    destroy(other);
+    destroy(tables);
+}
+
+#[test]
+fn an_address_space_has_consumers_as_well() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let format = Ept::<true>::format(&CONFIG);
+    let mut space = AddressSpace::new(format, Vmid(1), BITS, &platform).unwrap();
+    let [log, pager] = marks::<Ept<true>>().map(|mark| space.add_consumer(mark).unwrap());
+    assert!(space.add_consumer(pager.mark()).is_err());
+    let page = range(0, 4 * K);
+    space.map(page, Hpa(HOST), RAM, PageSize::SIZE_4K).unwrap();
+    let mut bitmap = [0];
+    for consumer in [log, pager] {
+        assert_eq!(space.guard().harvest_for(consumer, page, &mut bitmap), Ok(1));
+        bitmap = [0];
+        assert_eq!(space.guard().harvest_for(consumer, page, &mut bitmap), Ok(0));
+    }
+    // SAFETY: no CPU has the root loaded.
+    unsafe { space.destroy() };
+}
+
+#[test]
+fn what_was_cleaned_before_a_consumer_came_is_invalidated_first() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let format = Ept::<true>::format(&CONFIG);
+    let mut tables = TablesOf::<Ept<true>>::new(format, Vmid(1), BITS, &platform).unwrap();
+    let mut storage = Vec::new();
+    let mut cache = cache::<Ept<true>>(&platform, &mut storage, 4);
+    let page = range(0, 4 * K);
+    let mut guard = tables.exclusive();
+    guard.map(page, Hpa(HOST), RAM, PageSize::SIZE_4K, &mut cache).unwrap();
+    guard.clean(page).unwrap();
+    drop(guard.shootdown());
+    drop(guard);
+    platform.take_events();
+    tables.add_consumer(Software::A).unwrap();
+    assert_eq!(platform.take_events().len(), 1);
+    tables.add_consumer(Software::B).unwrap();
+    assert_eq!(platform.take_events(), []);
+    drop(cache);
+    destroy(tables);
+}
+
+#[test]
+fn a_group_is_unfolded_for_whom_takes_it_and_all_of_it_is_dirty_for_the_other() {
+    with_consumers::<Grouped<12>>(BreakBeforeMake::Always, |bed| {
+        let (all, [log, pager]) = (range(0, 64 * K), bed.consumers);
+        let small = PageSize::SIZE_4K;
+        bed.guard.map_contiguous(all, Hpa(HOST), CLEAN, small, &mut bed.cache).unwrap();
+        assert!(bed.write(20 * K));
+        assert_eq!(bed.harvest(Some(log), all).unwrap().len(), 16);
+        assert_eq!(bed.harvest(Some(pager), range(0, 8 * K)).unwrap().len(), 2);
+        assert_eq!(bed.harvest(Some(pager), all).unwrap().len(), 14);
+        // A group that is mapped with a mark.
+        let group = range(2 * M, 64 * K);
+        let marked = Attributes { software: pager.mark(), ..CLEAN };
+        bed.guard.map_contiguous(group, Hpa(HOST + 2 * M), marked, small, &mut bed.cache).unwrap();
+        assert_eq!(bed.harvest(Some(log), group), Ok([].into()));
+        assert_eq!(bed.harvest(Some(pager), group).unwrap().len(), 16);
+        assert_eq!(bed.harvest(Some(pager), group), Ok([].into()));
+    });
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Write(u64),
+    Harvest(usize, Span),
+    Clean(usize, Span),
+    Protect(Span),
+    Relax(Span),
+    Split(Span),
+    Collapse,
+    Unmap(Span),
+    /// With nobody's, one's, or everybody's dirty state.
+    Map(Span, bool, usize),
+    Replace(Span, bool),
+}
+
+/// Where it begins, and how long it is: pages, or in parts of a block.
+#[derive(Clone, Copy, Debug)]
+struct Span(u64, u64, bool);
+
+fn range_of(gpa: Gpa, bytes: u64) -> GpaRange {
+    range(gpa.0, bytes)
+}
+
+/// Blocks that histories are about.
+const BLOCKS: u64 = 2;
+
+fn op() -> impl Strategy<Value = Op> {
+    let span = (0..40u64, 1..12u64, prop::bool::weighted(0.4))
+        .prop_map(|(at, count, blocks)| Span(at, count, blocks));
+    // A log, a pager, and nobody.
+    let whom = prop_oneof![3 => Just(0usize), 3 => Just(1), 1 => Just(2)];
+    prop_oneof![
+        6 => (0..60u64).prop_map(Op::Write),
+        4 => (whom.clone(), span.clone()).prop_map(|(whom, span)| Op::Harvest(whom, span)),
+        3 => (whom, span.clone()).prop_map(|(whom, span)| Op::Clean(whom, span)),
+        2 => span.clone().prop_map(Op::Protect),
+        2 => span.clone().prop_map(Op::Relax),
+        2 => span.clone().prop_map(Op::Split),
+        2 => Just(Op::Collapse),
+        1 => span.clone().prop_map(Op::Unmap),
+        3 => (span.clone(), any::<bool>(), 0..4usize).prop_map(|(span, large, state)| {
+            Op::Map(span, large, state)
+        }),
+        1 => (span, any::<bool>()).prop_map(|(span, write)| Op::Replace(span, write)),
+    ]
+}
+
+/// The pages that each of a log, a pager, and nobody would find dirty.
+struct Views<'b, 'c, 't, 'p, H: Hardware> {
+    bed: &'b mut Bed<'c, 't, 'p, H>,
+    dirty: [BTreeSet<u64>; 3],
+}
+
+impl<H: Hardware> Views<'_, '_, '_, '_, H> {
+    fn range(&self, Span(at, count, blocks): Span) -> GpaRange {
+        let (page, block) = (H::size(0), H::size(1));
+        if blocks {
+            let first = at % BLOCKS;
+            return range(first * block, count.min(BLOCKS - first) * block);
+        }
+        // Around the end of the first block.
+        let start = block - 20 * page.min(block / 20) + at * page;
+        let start = start & !(page - 1);
+        range(start, count * page)
+    }
+
+    fn pages(range: GpaRange) -> impl Iterator<Item = u64> {
+        (range.start().0..range.end().0).step_by(H::size(0) as usize)
+    }
+
+    fn made_dirty(&mut self, range: GpaRange) {
+        self.dirty.iter_mut().for_each(|view| view.extend(Self::pages(range)));
+    }
+
+    /// Leaves that overlap a range.
+    fn leaves(&self, range: GpaRange) -> Vec<(GpaRange, Attributes)> {
+        let leaves = self.bed.guard.leaves(range).unwrap().map(Result::unwrap);
+        leaves.map(|leaf| (range_of(leaf.gpa, leaf.size.bytes()), leaf.attributes)).collect()
+    }
+
+    fn step(&mut self, op: Op) {
+        let page = H::size(0);
+        let small = PageSize::from_bytes(page).unwrap();
+        let large = PageSize::from_bytes(H::size(1)).unwrap();
+        let whole = range(0, BLOCKS * H::size(1));
+        match op {
+            Op::Write(at) => {
+                let gpa = self.range(Span(at % 40, 1, false)).start().0;
+                if self.bed.write(gpa) {
+                    let found = self.bed.guard.translate(Gpa(gpa)).unwrap().unwrap();
+                    let size = found.size.bytes();
+                    self.made_dirty(range(gpa & !(size - 1), size));
+                }
+            }
+            Op::Harvest(whom, span) => {
+                let range = self.range(span);
+                let consumer = self.bed.consumers.get(whom).copied();
+                let Ok(told) = self.bed.harvest(consumer, range) else { return };
+                let (start, end) = (range.start().0, range.end().0);
+                let expected: BTreeSet<_> = self.dirty[whom].range(start..end).copied().collect();
+                assert_eq!(told, expected, "what was written since, and nothing else");
+                self.taken(whom, range);
+            }
+            Op::Clean(whom, span) => {
+                let range = self.range(span);
+                let done = match self.bed.consumers.get(whom) {
+                    Some(consumer) => self.bed.guard.clean_for(*consumer, range),
+                    None => self.bed.guard.clean(range),
+                };
+                self.bed.guard.complete();
+                let (start, end) = (range.start().0, range.end().0);
+                let Ok(bytes) = done else { return };
+                assert_eq!(bytes, self.dirty[whom].range(start..end).count() as u64 * page);
+                self.taken(whom, range);
+            }
+            Op::Protect(span) => {
+                _ = self.bed.guard.write_protect(self.range(span));
+                self.bed.guard.complete();
+            }
+            Op::Relax(span) => {
+                let range = self.range(span);
+                let done = self.bed.guard.relax(range, Access::Write);
+                if done.map(slat::Granted::elsewhere).is_ok() {
+                    let leaves = self.leaves(range);
+                    leaves.into_iter().for_each(|(leaf, _)| self.made_dirty(leaf));
+                }
+            }
+            Op::Split(span) => {
+                let range = self.range(span);
+                self.bed.guard.split(range, small, &mut self.bed.cache).unwrap();
+                self.bed.guard.complete();
+            }
+            Op::Collapse => {
+                self.bed.guard.collapse(whole, large).unwrap();
+                for (leaf, _) in self.leaves(whole) {
+                    let (start, end) = (leaf.start().0, leaf.end().0);
+                    for view in &mut self.dirty {
+                        if view.range(start..end).next().is_some() {
+                            view.extend(Self::pages(leaf));
+                        }
+                    }
+                }
+            }
+            Op::Unmap(span) => {
+                let range = self.range(span);
+                let mut storage = [const { Place::EMPTY }; 600];
+                let mut removals = Removals::new(self.bed.tables, &mut storage);
+                _ = self.bed.guard.unmap(range, &mut removals);
+                for leaf in removals.complete() {
+                    let gone = range_of(leaf.gpa, leaf.bytes);
+                    for gpa in Self::pages(gone) {
+                        self.is_as_told(gpa, &leaf.attributes);
+                        self.dirty.iter_mut().for_each(|view| _ = view.remove(&gpa));
+                    }
+                }
+                self.bed.tables.reclaim();
+            }
+            Op::Map(span, blocks, state) => {
+                let range = self.range(span);
+                if !self.leaves(range).is_empty() {
+                    return;
+                }
+                let software = self.bed.consumers.get(state).map(|consumer| consumer.mark());
+                let software = software.unwrap_or(Software::NONE);
+                let attributes = Attributes { software, dirty: state == 2, ..CLEAN };
+                let size = if blocks { large } else { small };
+                let hpa = Hpa(HOST + range.start().0);
+                self.bed.guard.map(range, hpa, attributes, size, &mut self.bed.cache).unwrap();
+                match state {
+                    2 => self.made_dirty(range),
+                    0 | 1 => self.dirty[state].extend(Self::pages(range)),
+                    _ => {}
+                }
+            }
+            Op::Replace(span, write) => {
+                let range = self.range(span);
+                let (host, attributes) =
+                    (Hpa(HOST + range.start().0), Attributes { write, ..CLEAN });
+                _ = self.bed.guard.replace(range, host, host, attributes);
+                self.bed.guard.complete();
+            }
+        }
+        for (leaf, attributes) in self.leaves(whole) {
+            for gpa in [leaf.start().0, leaf.end().0 - page] {
+                self.is_as_told(gpa, &attributes);
+            }
+        }
+    }
+
+    /// What one takes, others have not; nobody finds it any more.
+    fn taken(&mut self, whom: usize, range: GpaRange) {
+        for view in [whom, 2] {
+            Self::pages(range).for_each(|gpa| _ = self.dirty[view].remove(&gpa));
+        }
+    }
+
+    fn is_as_told(&self, gpa: u64, attributes: &Attributes) {
+        for (view, consumer) in self.dirty.iter().zip(self.bed.consumers) {
+            assert_eq!(consumer.is_dirty(attributes), view.contains(&gpa), "{gpa:#x}");
+        }
+        assert_eq!(attributes.dirty, self.dirty[2].contains(&gpa), "{gpa:#x}");
+    }
+}
+
+fn history<H: Hardware>(bbm: BreakBeforeMake, ops: &[Op]) {
+    with_consumers::<H>(bbm, |bed| {
+        let mut views = Views { bed, dirty: Default::default() };
+        ops.iter().for_each(|op| views.step(*op));
+        for whom in 0..2 {
+            let whole = range(0, BLOCKS * H::size(1));
+            let told = views.bed.harvest(Some(views.bed.consumers[whom]), whole).unwrap();
+            assert_eq!(told, views.dirty[whom], "nothing is lost");
+            views.taken(whom, whole);
+        }
+    });
+}
+
+proptest! {
+    #![proptest_config(slat_seed::config())]
+
+    #[test]
+    fn in_any_history_each_consumer_finds_exactly_what_was_written_since_it_looked(
+        ops in prop::collection::vec(op(), 1..40),
+        format in 0..5,
+        breaks: bool,
+    ) {
+        let bbm = if breaks { BreakBeforeMake::Always } else { BreakBeforeMake::Never };
+        match format {
+            0 => history::<Arm<12>>(bbm, &ops),
+            1 => history::<Ept<true>>(bbm, &ops),
+            2 => history::<Npt<true>>(bbm, &ops),
+            3 => history::<Hart<true>>(bbm, &ops),
+            _ => history::<Core<16, true>>(bbm, &ops),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Consumers of dirty state beside each other, beside a CPU that writes through its TLB, and beside
+//! whatever changes leaves.
+
+use crate::guest::*;
+use crate::hardware::{Use, Walked};
+use crate::machine::*;
+use core::ops::Range;
+use loom::thread::spawn;
+use slat::format::tiny::{Tiny, TinyEpt};
+use slat::*;
+
+impl<F: Walked> On<F> {
+    /// With a log and a pager, who have the marks that every format has.
+    fn consumed(self) -> (Self, [Consumer; 2]) {
+        // SAFETY: no thread was started yet, and nobody else borrows the tables.
+        let tables = unsafe { self.exclusive() };
+        let marks = [Software::A, Software::B];
+        (self, marks.map(|mark| tables.add_consumer(mark).unwrap()))
+    }
+
+    /// Takes what was written for `consumer`, and copies it: which of the pages, and when.
+    fn take(&self, consumer: Consumer, at: Range<u64>) -> (u64, usize) {
+        let mut bitmap = [0];
+        let done = self.inside().guard.harvest_for(consumer, range(&at), &mut bitmap);
+        assert!(done.is_ok() || done.is_err_and(|halted| halted.why == ChangeError::Contended));
+        (bitmap[0], self.copied())
+    }
+
+    fn copied(&self) -> usize {
+        let _bus = self.world.bus.lock().unwrap();
+        self.world.tick()
+    }
+
+    /// When the guest wrote last.
+    fn written(&self) -> usize {
+        let uses = self.world.uses.borrow();
+        uses.iter().filter(|used| used.write).map(|used| used.when).max().unwrap_or(0)
+    }
+}
+
+/// What a log has taken, a pager finds, and the other way round; and a write that both of them have
+/// made invisible, for the CPU holds the page as dirty, is in the copies of both or found by both.
+fn two_views<F: Walked>(name: &str) {
+    bounded(name, 3, || {
+        let (guest, [log, pager]) = On::<F>::new(13, ALWAYS).running().consumed();
+        let guest = guest.mapped(0..PAGE, RAM, PAGE);
+        // Writable and dirty in the TLB: later writes mark nothing.
+        guest.access(0, true, Use::Always);
+        let logs = spawn(move || guest.take(log, 0..PAGE));
+        let vcpu = spawn(move || guest.access(0, true, Use::Always).is_some());
+        let paged = guest.take(pager, 0..PAGE);
+        let (logged, wrote) = (logs.join().unwrap(), vcpu.join().unwrap());
+        assert!(wrote);
+        let last = guest.written();
+        for (consumer, (bits, copied)) in [(log, logged), (pager, paged)] {
+            // Whom the others kept from it has taken nothing.
+            let found = guest.take(consumer, 0..PAGE).0 == 1;
+            assert!(found || bits == 1 && last < copied, "a write is lost");
+        }
+        guest.end(0);
+    });
+}
+
+#[test]
+fn a_write_beside_two_consumers_is_in_the_copy_of_each_or_found_by_it_again() {
+    two_views::<Tiny>("harvest for one || for another || hardware, through the TLB, Arm");
+    two_views::<TinyEpt>("harvest for one || for another || hardware, through the TLB, Intel");
+}
+
+/// A pager that finds its page clean drops it; a log that has copied it does not copy it again.
+#[test]
+fn a_page_that_is_taken_out_beside_two_consumers_is_dirty_for_whom_it_was_written_since() {
+    bounded("clean for one, unmap || clean for another || hardware, through the TLB", 3, || {
+        let (guest, [log, pager]) = Guest::new(13, ALWAYS).running().consumed();
+        let guest = guest.mapped(0..PAGE, RAM, PAGE);
+        guest.access(0, true, Use::Always);
+        let cleaned = move |consumer| {
+            let mut inside = guest.inside();
+            _ = inside.guard.clean_for(consumer, range(&(0..PAGE)));
+            inside.guard.complete();
+            guest.copied()
+        };
+        let logs = spawn(move || cleaned(log));
+        let vcpu = spawn(move || guest.access(0, true, Use::Always).is_some());
+        let paged = cleaned(pager);
+        let result = guest.unmap(0..PAGE);
+        let removed = guest.unmap_rest(result);
+        let (logged, _) = (logs.join().unwrap(), vcpu.join().unwrap());
+        let last = guest.written();
+        for (consumer, copied) in [(log, logged), (pager, paged)] {
+            let dirty = consumer.is_dirty(&removed[0].attributes);
+            assert!(dirty || last < copied, "a write is lost");
+        }
+        guest.end(0);
+    });
+}
+
+/// Two pages that were written, one of which the pager has taken: what else is done to them beside a
+/// log loses nothing of either.
+fn beside<F: Walked>(
+    name: &str,
+    size: u64,
+    bbm: BreakBeforeMake,
+    preemptions: usize,
+    other: impl Fn(On<F>, &mut Cache<F>) + Copy + Send + Sync + 'static,
+) {
+    let name = std::format!("{name} || harvest for a consumer");
+    bounded(&name, preemptions, move || {
+        let (guest, [log, pager]) = On::<F>::new(14, bbm).consumed();
+        let guest = guest.mapped(0..BLOCK, RAM, size);
+        // The log has taken one already: there only the pager's mark is left.
+        let before = if size == PAGE { guest.take(log, 0..PAGE).0 } else { 0 };
+        let logs = spawn(move || guest.take(log, 0..BLOCK).0);
+        let mut cache = guest.cache(1);
+        other(guest, &mut cache);
+        let took = logs.join().unwrap() | before;
+        drop(cache);
+        let rest = guest.take(log, 0..BLOCK).0;
+        assert_eq!(took | rest, 0b11, "lost to the log");
+        assert_eq!(guest.take(pager, 0..BLOCK).0, 0b11, "lost to the pager");
+        guest.tables().reclaim();
+        guest.close();
+    });
+}
+
+#[test]
+fn a_split_beside_a_consumer_passes_the_marks_of_others_on() {
+    let split = |guest: Guest, cache: &mut Cache<Tiny>| {
+        let (_, rest) = guest.split(0..BLOCK, PAGE, cache);
+        guest.split_rest(rest, PAGE, cache);
+    };
+    beside("split", BLOCK, NEVER, 3, split);
+    beside("split, breaking", BLOCK, ALWAYS, 3, split);
+}
+
+#[test]
+fn a_collapse_beside_a_consumer_gathers_the_marks_of_others() {
+    let collapse = |guest: Guest, _: &mut Cache<Tiny>| _ = guest.collapse(0..BLOCK, BLOCK);
+    beside("collapse", PAGE, NEVER, 3, collapse);
+    beside("collapse, breaking", PAGE, ALWAYS, 3, collapse);
+    let collapse = |guest: X86, _: &mut Cache<TinyEpt>| _ = guest.collapse(0..BLOCK, BLOCK);
+    beside("collapse, Intel", PAGE, NEVER, 3, collapse);
+}
+
+#[test]
+fn other_changes_beside_a_consumer_leave_the_marks_of_others() {
+    beside("write-protect", PAGE, NEVER, 3, |guest: Guest, _: &mut Cache<Tiny>| {
+        _ = guest.protect(0..BLOCK);
+    });
+    beside("replace", PAGE, ALWAYS, 3, |guest: Guest, _: &mut Cache<Tiny>| {
+        _ = guest.inside().retype(0..BLOCK);
+    });
+    beside("age", PAGE, NEVER, 3, |guest: Guest, _: &mut Cache<Tiny>| {
+        _ = guest.age(0..BLOCK, EXACT);
+    });
+    beside("clean for nobody", PAGE, NEVER, 3, |guest: X86, _: &mut Cache<TinyEpt>| {
+        guest.clean(0..BLOCK);
+    });
+}
