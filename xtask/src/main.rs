@@ -9,6 +9,7 @@ mod emulators;
 mod fuzz;
 mod hypervisor;
 mod kernels;
+mod litmus;
 mod msrv;
 mod peers;
 mod setup;
