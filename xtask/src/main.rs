@@ -10,6 +10,7 @@ mod emulators;
 mod fuzz;
 mod hypervisor;
 mod kernels;
+mod litmus;
 mod msrv;
 mod peers;
 mod setup;

@@ -1,8 +1,8 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
 use crate::{
-    counts, docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, msrv, peers, root, setup, size,
-    target, walkers,
+    counts, docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, litmus, msrv, peers, root,
+    setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -40,6 +40,8 @@ pub enum Stage {
     Static,
     /// Every interleaving of small concurrent histories, by loom; with --deep
     Loom,
+    /// Arm's invalidation sequences, whole and with an instruction left out, by herd7; with --deep
+    Herd7,
     /// Long concurrent histories, and threads that stop for good, by shuttle; with --deep
     Shuttle,
     /// The fuzzed target compiles; `cargo xtask fuzz` runs it
@@ -112,7 +114,7 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 15] = [
+    const DEEP: [Self; 16] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
@@ -122,6 +124,7 @@ impl Stage {
         Self::Counts,
         Self::Docs,
         Self::Loom,
+        Self::Herd7,
         Self::Shuttle,
         Self::Walkers,
         Self::Kernels,
@@ -195,6 +198,7 @@ impl Stage {
             }
             Self::Static => emulators::build(),
             Self::Loom => loom(long),
+            Self::Herd7 => litmus::test(),
             Self::Shuttle => shuttle(long),
             Self::Fuzz if long => fuzz::run(600).map(|()| Outcome::Ran(Vec::new())),
             Self::Fuzz => fuzz::check(),

@@ -129,34 +129,34 @@ impl CacheState {
 
     /// Whether a vCPU may be past the caches that is known to be.
     pub fn any_uncached(&self) -> bool {
-        self.matters() && self.uncached.load(Ordering::SeqCst) != 0
+        self.matters() && self.uncached.load(Ordering::Acquire) != 0
     }
 
     /// What is before the work: from now on the vCPU may be past the caches.
     pub fn begin(&self, id: u16, event: Event) {
         match event {
             Event::Off | Event::Reset if self.is_on(id) => {
-                self.uncached.fetch_add(1, Ordering::SeqCst);
+                self.uncached.fetch_add(1, Ordering::AcqRel);
                 self.set(id, ON, false);
             }
             _ => {}
         }
         if event != Event::On {
-            self.epoch.fetch_add(1, Ordering::SeqCst);
+            self.epoch.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     #[cfg_attr(not(feature = "baselines"), expect(unused_variables, reason = "`Vcpu0` asks"))]
     pub fn work(&self, id: u16, event: Event) -> Work {
         use CachePolicy::{Every, Exact};
-        let epoch = self.epoch.load(Ordering::SeqCst);
+        let epoch = self.epoch.load(Ordering::Acquire);
         match (self.policy, event) {
             (None, _) => Work::Nothing,
             #[cfg(feature = "baselines")]
             (Some(CachePolicy::Vcpu0), Event::On | Event::Off) if id != 0 => Work::Nothing,
             #[cfg(feature = "baselines")]
             (Some(CachePolicy::First), Event::On)
-                if self.flushed.load(Ordering::SeqCst) >= epoch =>
+                if self.flushed.load(Ordering::Acquire) >= epoch =>
             {
                 Work::Nothing
             }
@@ -175,11 +175,11 @@ impl CacheState {
         // A flush as a vCPU switches off precedes what it writes past the caches: it covers
         // nothing.
         if let (Event::On, Work::All { epoch }) = (event, work) {
-            self.flushed.fetch_max(epoch, Ordering::SeqCst);
+            self.flushed.fetch_max(epoch, Ordering::AcqRel);
         }
         if event == Event::On && !self.is_on(id) {
             self.set(id, ON, true);
-            self.uncached.fetch_sub(1, Ordering::SeqCst);
+            self.uncached.fetch_sub(1, Ordering::AcqRel);
         }
         self.set_traps(id, event != Event::On);
     }

@@ -229,7 +229,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// invalidation) says so before it looks for live views. One of the two sees the other.
     pub(crate) fn spaces(&self) -> impl Iterator<Item = &Tables<'p, F, H>> {
         crate::sync::agreed();
-        let live = |view: &&OwnView<'p, F, H>| view.live.load(Ordering::SeqCst) != 0;
+        let live = |view: &&OwnView<'p, F, H>| view.live.load(Ordering::Acquire) != 0;
         let views = self.views.iter().filter(live).map(|view| &*view.tables);
         core::iter::once(&*self.tables).chain(views)
     }

@@ -54,8 +54,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ///
     /// *Invariant*: the caller changes what the backing answers, then this walks; a fault reserves
     /// its slot, then asks the backing. The two are crosswise (`agreed`): the fault is refused, or
-    /// the walk finds its reservation or leaf. So the backing keeps its answer where a lock is held
-    /// or, in atomics, by sequentially consistent exchanges and loads.
+    /// the walk finds its reservation or leaf. The fences are here; the backing keeps its answer
+    /// where a lock is held, or in atomics, of acquire and release if the answer says of other
+    /// memory what it holds.
     pub fn evict(&mut self, hosts: &[HvaRange], mut taken: impl FnMut(Taken)) {
         agreed();
         self.take_pages(hosts, &mut taken);

@@ -62,7 +62,7 @@ impl Invalidations {
             }
             None => _ = self.unplaced.fetch_add(1, Ordering::AcqRel),
         }
-        self.active.fetch_add(1, Ordering::SeqCst);
+        self.active.fetch_add(1, Ordering::AcqRel);
         agreed();
         Invalidation { invalidations: Some(self), place }
     }
@@ -82,7 +82,7 @@ impl Invalidations {
     /// after this looked, and will find the reservation.
     pub fn cover(&self, range: &HvaRange) -> bool {
         agreed();
-        if self.active.load(Ordering::SeqCst) == 0 {
+        if self.active.load(Ordering::Acquire) == 0 {
             return false;
         }
         self.unplaced.load(Ordering::Acquire) != 0

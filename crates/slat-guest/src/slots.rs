@@ -136,10 +136,10 @@ impl Slots {
     /// The caller is inside the guest's tables for as long as it uses the result, without
     /// refreshing; or it holds the lock under which slots are changed.
     pub unsafe fn view(&self) -> &View {
-        // One order with the exchanges of slots: a fault that an invalidation does not see in the
-        // tables sees the invalidation, and the invalidation the slot that the fault saw.
+        // Behind what the caller did before it looks: a fault that an invalidation does not see in
+        // the tables sees the invalidation, and the invalidation the slot that the fault saw.
         crate::sync::agreed();
-        let now = self.current.load(Ordering::SeqCst) as usize;
+        let now = self.current.load(Ordering::Acquire) as usize;
         // SAFETY: the current list is not written: `replace` writes the other. It stays unwritten
         // until the change after the next, which waits for the caller to leave, or for the lock.
         unsafe { &*self.lists[now].get() }
@@ -156,6 +156,6 @@ impl Slots {
         // SAFETY: nobody reads the list that is not current: who did was waited for in the change
         // that made it so, and the lock keeps other changes away.
         unsafe { *self.lists[other].get() = view };
-        self.current.store(other as u64, Ordering::SeqCst);
+        self.current.store(other as u64, Ordering::Release);
     }
 }

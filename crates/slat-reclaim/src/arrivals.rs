@@ -10,7 +10,7 @@
 //! stack has the page, and of the taker from then on: each keeps the half that is not its own.
 //!
 //! *Invariant*: a page is noted after it came. A fault claims its word, then looks at its link; the
-//! taker changes the link, then looks at words: crosswise, so sequentially consistent. Either the
+//! taker changes the link, then looks at words: crosswise, so each fences in between. Either the
 //! link was absent, and the page is pushed; or it is noted after the look, by a taker that finds
 //! its word claimed.
 
@@ -55,7 +55,7 @@ impl Arrivals {
                 ABSENT => link(head as u32, distance),
                 _ => link(now as u32, distance),
             };
-            match place.compare_exchange(now, new, Ordering::SeqCst, Ordering::SeqCst) {
+            match place.compare_exchange(now, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(ABSENT) => break,
                 Ok(_) => return,
                 Err(ABSENT) => now = ABSENT,
@@ -96,7 +96,7 @@ impl Arrivals {
         }
         while first != END {
             let page = first;
-            let now = self.links[page as usize].swap(ABSENT, Ordering::SeqCst);
+            let now = self.links[page as usize].swap(ABSENT, Ordering::AcqRel);
             agreed();
             first = now as u32;
             let distance = (now >> 32) as u32;

@@ -13,7 +13,8 @@
 //!   page could leave, and come back with a copy to the same leaf.
 //! - Who claims a page to send it away unmaps it before the content is read: `Worker::evict`. A
 //!   fault reserves its slot, then loads the word; who sends the page away changes the word, then
-//!   looks for slots that are reserved. So both are sequentially consistent.
+//!   looks for slots that are reserved. Each fences in between: the fault as it looks for
+//!   invalidations, `Worker::evict` as it begins.
 
 use slat::sync::{AtomicU64, Ordering};
 
@@ -75,7 +76,7 @@ impl Default for Word {
 
 impl Word {
     pub fn load(&self) -> Place {
-        Place::decode(self.0.load(Ordering::SeqCst))
+        Place::decode(self.0.load(Ordering::Acquire))
     }
 
     /// The page is in memory, or is claimed by who may leave it there.
@@ -86,7 +87,7 @@ impl Word {
     /// Replaces `old`, unless it is not that any more.
     pub fn exchange(&self, old: Place, new: Place) -> bool {
         let (old, new) = (old.encode(), new.encode());
-        self.0.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Claims the page, if `wanted` by where it is; `Err` says where it is.

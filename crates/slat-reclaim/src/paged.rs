@@ -313,7 +313,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
 
     /// Crosswise with [`Worker::evict`](slat_guest::Worker::evict), as a page's word is.
     pub(crate) fn is_whole(&self, page: u32) -> bool {
-        self.whole[self.block_of(page)].load(Ordering::SeqCst) != 0
+        self.whole[self.block_of(page)].load(Ordering::Acquire) != 0
     }
 }
 

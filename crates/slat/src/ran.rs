@@ -39,7 +39,7 @@
 //! Nobody waits but who invalidates, and for interrupts alone. `tests/loom/ran.rs` has the models,
 //! and each order of two steps that breaks it.
 
-use crate::sync::{AtomicU64, Ordering, full_fence};
+use crate::sync::{AtomicU64, Ordering, agreed};
 use core::fmt;
 
 /// In a CPU's word: it runs the guest, or is about to. Above it: the generation up to which it has
@@ -178,7 +178,7 @@ impl<const CPUS: usize> Ran<CPUS> {
         self.make_known(cpu);
         let forgotten = word.load(Ordering::Relaxed) >> SHIFT;
         word.store(forgotten << SHIFT | INSIDE, Ordering::Relaxed);
-        full_fence();
+        agreed();
         Ok(self.catch_up(word, forgotten, flush))
     }
 
@@ -226,7 +226,7 @@ impl<const CPUS: usize> Ran<CPUS> {
     /// that enter from now on invalidate first.
     pub fn announce(&self) -> Announced<'_, CPUS> {
         let generation = self.generation.0.fetch_add(1, Ordering::AcqRel) + 1;
-        full_fence();
+        agreed();
         Announced { ran: self, generation }
     }
 
@@ -272,7 +272,7 @@ impl<const CPUS: usize> Ran<CPUS> {
         let before = matches!(broken, Broken::ReadsFirst).then(read);
         say(forgotten);
         if !matches!(broken, Broken::NoFence) {
-            full_fence();
+            agreed();
         }
         let generation = before.unwrap_or_else(read);
         if generation == forgotten {

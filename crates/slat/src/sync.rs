@@ -20,45 +20,22 @@ pub use modelled::AtomicU64;
 #[cfg(shuttle)]
 pub use shuttle::sync::atomic::AtomicU64;
 
-/// Whether slots are loaded and exchanged in one order that all threads agree on: where that costs
-/// no more than acquire and release (x86, arm64). Elsewhere (Power, RISC-V) it would be a full
-/// fence before each load, so [`agreed`] is the fence, where one is needed. Loom knows fences only,
-/// so its models hold what other machines run; `slat_fences` has the same compiled anywhere.
-const ONE_ORDER: bool = cfg!(all(
-    any(target_arch = "x86", target_arch = "x86_64", target_arch = "aarch64"),
-    not(any(loom, slat_fences)),
-));
-
-/// How slots are loaded and exchanged. Needed to be more than acquire and release by [`agreed`]
-/// alone.
-pub(crate) const LOAD: Ordering = if ONE_ORDER { Ordering::SeqCst } else { Ordering::Acquire };
-pub(crate) const EXCHANGE: Ordering = if ONE_ORDER { Ordering::SeqCst } else { Ordering::AcqRel };
-
-// Weaker orderings would compile to the same instructions on the machines that tests run on.
-const _: () = assert!(
-    !ONE_ORDER || matches!((LOAD, EXCHANGE), (Ordering::SeqCst, Ordering::SeqCst)),
-    "`agreed` is no fence here: loads and exchanges of slots must have one order",
-);
-const _: () = assert!(
-    matches!(LOAD, Ordering::Acquire | Ordering::SeqCst)
-        && matches!(EXCHANGE, Ordering::AcqRel | Ordering::SeqCst),
-    "a table that a slot links must be seen as it was published",
-);
-
-/// Between a change of one slot and a load of another, where of two threads that do so crosswise
-/// at least one has to see the other's change: a fence, unless `LOAD` and `EXCHANGE` say as much.
+/// Between a store or an exchange and a load of other memory, where of two threads that do so
+/// crosswise at least one has to see the other's change, whatever the orderings of the accesses.
+///
+/// A fence on every machine: an order of the accesses themselves (sequentially consistent loads
+/// cost nothing on x86) would have to include plain releases, and no model can hold it: loom knows
+/// sequentially consistent fences, not accesses (ADR 32).
 #[inline(always)]
 pub fn agreed() {
-    if !ONE_ORDER {
-        fence(Ordering::SeqCst);
-    }
+    fence(Ordering::SeqCst);
 }
 
-/// Between a store and a load of two threads that do so crosswise, in any orders: at least one
-/// sees the other's store.
+/// Behind relaxed loads of slots: what was done before those values were stored is seen from here
+/// on.
 #[inline(always)]
-pub(crate) fn full_fence() {
-    fence(Ordering::SeqCst);
+pub(crate) fn acquired() {
+    fence(Ordering::Acquire);
 }
 
 /// Work that one thread at a time does. Nobody waits: who does not get the turn does without.

@@ -3,7 +3,7 @@
 use crate::addr::Hpa;
 use crate::format::Format;
 use crate::platform::Platform;
-use crate::sync::{AtomicU64, EXCHANGE, LOAD, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 use core::num::NonZeroU64;
 
 /// One descriptor in memory.
@@ -21,11 +21,21 @@ impl Slot {
         Self(AtomicU64::new(raw))
     }
 
-    /// The present value. Acquire: the table that it may link is seen as it was published. More
-    /// than acquire, at no cost, for `sync::agreed`.
+    /// The present value. Acquire: the table that it may link is seen as it was published.
     #[inline(always)]
     pub fn load(&self) -> u64 {
-        self.0.load(LOAD)
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// The present value, by a load that orders nothing, for walks over many slots: on Power,
+    /// RISC-V and arm64 an acquire costs more than the load.
+    ///
+    /// An exchange from the value acquires it. Who goes by the value without one, follows a link or
+    /// takes a reservation for what it says, calls [`acquired`](crate::sync::acquired) first; a
+    /// walk does at its end, for its caller.
+    #[inline(always)]
+    pub(crate) fn peek(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 
     /// Replaces `old` by `new`, or returns what was found instead.
@@ -34,11 +44,12 @@ impl Slot {
     /// slot sees what its former holder did.
     #[inline(always)]
     pub fn exchange(&self, old: u64, new: u64) -> Result<(), u64> {
-        self.0.compare_exchange(old, new, EXCHANGE, LOAD).map(|_| ())
+        self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }
 
     /// Replaces the caller's own marker, or what an only thread found vacant: a slot that is invalid
-    /// to hardware, and that nobody else changes. Release: what was done under the marker precedes what takes its place.
+    /// to hardware, and that nobody else changes. Release: what was done under the marker precedes
+    /// what takes its place.
     #[inline(always)]
     pub(crate) fn release(&self, marker: u64, new: u64) {
         debug_assert_eq!(self.load(), marker, "a frozen slot was changed by somebody else");
@@ -142,13 +153,13 @@ impl Frame {
 }
 
 /// The values of a run of slots, each loaded once, in one pass with what is asked of all of them:
-/// so they stay in registers. By index, as `array::map` and `zip` are calls where crates are not
+/// so they stay in registers; see [`Slot::peek`] for what orders them. By index, as `array::map` and `zip` are calls where crates are not
 /// optimised as one.
 #[inline(always)]
 pub(crate) fn load_run<const N: usize>(run: &[Slot; N]) -> Run<N> {
     let mut loaded = Run { raws: [0; N], common: !0, any: 0 };
     for (index, slot) in run.iter().enumerate() {
-        let raw = slot.load();
+        let raw = slot.peek();
         loaded.raws[index] = raw;
         loaded.common &= raw;
         loaded.any |= raw;

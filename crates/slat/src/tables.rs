@@ -10,7 +10,7 @@ use crate::ops::{Scans, Tokens};
 use crate::platform::Platform;
 use crate::retired::Retired;
 use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
-use crate::sync::{AtomicU64, EXCHANGE, LOAD, agreed};
+use crate::sync::{AtomicU64, Ordering, acquired, agreed};
 use crate::table::{self, Frame, Slot, slot};
 use crate::underway::Pending;
 use crate::walk::{Budget, Outcome, PATIENCE, Visitor, touch_all, walk};
@@ -252,7 +252,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
 
     /// What CPUs know the guest by: for the register that holds it beside the root.
     pub fn vmid(&self) -> Vmid {
-        Vmid(self.vmid.load(LOAD) as u16)
+        Vmid(self.vmid.load(Ordering::Acquire) as u16)
     }
 
     /// What the platform's grace knows the guest by.
@@ -275,7 +275,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// 3. Before other tables get the old VMID, all CPUs forget what they hold under it. (One
     ///    invalidation of all guests, at the beginning of a generation, serves 2 and 3.)
     pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
-        let old = self.vmid.swap(vmid.0.into(), EXCHANGE);
+        let old = self.vmid.swap(vmid.0.into(), Ordering::AcqRel);
         agreed();
         Vmid(old as u16)
     }
@@ -457,9 +457,12 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// invalidation has completed.
     #[inline(always)]
     pub(crate) fn break_before_fill(&self, raw: u64, level: u8, base: u64) -> bool {
-        let stale = self.refill_breaks()
-            && F::kind(raw, level) == Kind::Reserved
-            && self.pending.removals.count() != 0;
+        let emptied = self.refill_breaks() && F::kind(raw, level) == Kind::Reserved;
+        if emptied {
+            // The value before the count: a walk's load orders nothing.
+            acquired();
+        }
+        let stale = emptied && self.pending.removals.count() != 0;
         if stale {
             self.invalidate_slots(base, base + (1 << F::shift(level)));
         }

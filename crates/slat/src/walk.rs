@@ -13,12 +13,20 @@
 //! walk's guard lets it go, and all of its slots say that it was retired: the walk begins anew at
 //! the first address that the table covered. Visitors are idempotent, so what was done twice
 //! was done once.
+//!
+//! Slots are loaded relaxed. A visitor that changes a slot acquires its value by the exchange; what
+//! else goes by a value comes behind a fence, one for many slots: before a table that a slot links
+//! is looked at, before a reservation is taken for an emptied slot (`Tables::break_before_fill`),
+//! and at the end of a walk, for what its caller does next. The descent to one address, where every
+//! slot is a link that is followed, loads with acquire. An accessed mark in a table, or the right
+//! to write in one, needs more than acquire ([`agreed`]): formats without either
+//! (`TABLE_ACCESSED`, `TABLE_WRITE` of 0) compile none of it.
 
 use crate::addr::{Gpa, Levels};
 use crate::format::{Format, Kind, RUN};
 use crate::ops::folded;
 use crate::platform::Platform;
-use crate::sync::{agreed, relax};
+use crate::sync::{acquired, agreed, relax};
 use crate::table::{self, Run, Slot};
 
 /// How often a walk waits for a marker, or loses a slot, before it gives up.
@@ -339,6 +347,9 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
         3 => table::<F, P, V, 3>(platform, slots, start, end, visitor, budget),
         _ => table::<F, P, V, 4>(platform, slots, start, end, visitor, budget),
     };
+    if !is_page {
+        acquired();
+    }
     if V::TOUCHES && F::TABLE_ACCESSED != 0 {
         touch_all::<F>(&above);
     }
@@ -348,11 +359,10 @@ fn tree<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
 /// Marks a table accessed below which a leaf may have become so, the lowest table first.
 ///
 /// Who ages clears a table's mark before it looks below. If it does so before this looks, the mark
-/// is set again, and the next to age looks below; if after, it finds the leaf itself.
+/// is set again, and the next to age looks below; if after, it finds the leaf itself. The caller
+/// fences (`agreed`) between the leaf and the marks of all tables above it.
 #[inline(always)]
 fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
-    // The leaf before the table's mark, as who ages clears the mark before it looks at the leaf.
-    agreed();
     let _ = slot.update(|raw| {
         (links::<F>(raw, level, table) && raw & F::TABLE_ACCESSED == 0)
             .then_some(raw | F::TABLE_ACCESSED)
@@ -361,6 +371,7 @@ fn touch<F: Format>(slot: &Slot, level: u8, table: u64) {
 
 /// [`touch`] of the tables on a path, by their level less one.
 pub(crate) fn touch_all<F: Format>(above: &[Option<(&Slot, u64)>; 4]) {
+    agreed();
     for (below, table) in above.iter().enumerate() {
         table.inspect(|&(slot, raw)| touch::<F>(slot, below as u8 + 1, raw));
     }
@@ -384,7 +395,7 @@ fn page<'t, F: Format, P: Platform, V: Visitor<'t, F>>(
     let slot = table::slot::<F>(slots, start, 0);
     let end = start + (1 << F::PAGE_SHIFT);
     let budget = &mut Budget::unbounded();
-    let result = one::<F, P, V, 0>(platform, slot, start, end, visitor, &mut tally, budget);
+    let result = one::<F, P, V, 0, true>(platform, slot, start, end, visitor, &mut tally, budget);
     visitor.settle(0, tally);
     result
 }
@@ -417,7 +428,8 @@ fn table<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
         }
         let Some((slot, rest)) = slots.split_first() else { break };
         let next = (((at >> shift) + 1) << shift).min(end);
-        result = one::<F, P, V, LEVEL>(platform, slot, at, next, visitor, &mut tally, budget);
+        result =
+            one::<F, P, V, LEVEL, false>(platform, slot, at, next, visitor, &mut tally, budget);
         if V::TABLES && result.is_ok() && budget.spent {
             result = Err(End { at: next, retired: false });
         }
@@ -476,9 +488,10 @@ fn pass_run<'t, F: Format, V: Visitor<'t, F>, const LEVEL: u8>(
     passed
 }
 
-/// Visits one slot until it is done with, and everything below it.
+/// Visits one slot until it is done with, and everything below it. `ALONE`: no fence follows, so
+/// each load acquires.
 #[inline(always)]
-fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
+fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8, const ALONE: bool>(
     platform: &'t P,
     slot: &'t Slot,
     start: u64,
@@ -488,13 +501,16 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
     budget: &mut Budget,
 ) -> Result<(), End> {
     for _ in 0..PATIENCE {
-        let raw = slot.load();
+        let raw = if ALONE { slot.load() } else { slot.peek() };
         tally.read += 1;
         let entry = Entry { slot, raw, start, end };
         let flow = match F::kind(raw, LEVEL) {
             Kind::Table if LEVEL > 0 => {
                 if !V::LEVELS.any_below(LEVEL) && !V::TABLES {
                     return Ok(());
+                }
+                if !ALONE {
+                    acquired();
                 }
                 // SAFETY: a table that a slot links is allocated by the walk's platform with
                 // the slots of its level. It was linked when the slot was read, so it is given
@@ -508,6 +524,7 @@ fn one<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
                             platform, children, start, end, visitor, budget,
                         );
                         if V::TOUCHES && F::TABLE_ACCESSED != 0 {
+                            agreed();
                             touch::<F>(slot, LEVEL, raw);
                         }
                         // Also where the budget was spent in the last table below.

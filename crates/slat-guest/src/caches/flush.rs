@@ -5,11 +5,10 @@ use crate::caches::Flush;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::stats::Counters;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, agreed};
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::fence;
 use slat::{Contended, Execute, Format, Gpa, GpaRange, Hpa, Maintenance, Memory, Tables};
 
 impl Flush {
@@ -107,7 +106,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.mark_written(range);
         // The write is before the look for views, as a view's first mapping is behind its being
         // live.
-        fence(Ordering::SeqCst);
+        agreed();
         self.maintain_for_host(range, what, true)
     }
 
@@ -115,7 +114,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// past the caches may have written there; returns the bytes. To be called between
     /// [`Worker::clear_log`](Worker::clear_log) and the copy of a migration, for one.
     pub fn host_reads(&mut self, range: GpaRange) -> u64 {
-        fence(Ordering::SeqCst);
+        agreed();
         self.maintain_for_host(range, Maintenance::Data, false)
     }
 

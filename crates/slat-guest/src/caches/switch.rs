@@ -89,7 +89,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let guest = self.worker.guest;
         guest.caches.runs(self.id);
         if let Some(view) = self.view {
-            guest.views[view as usize].live.swap(1, Ordering::SeqCst);
+            guest.views[view as usize].live.swap(1, Ordering::AcqRel);
         }
     }
 
@@ -140,7 +140,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     pub(crate) fn leave(&mut self) -> u64 {
         let guest = self.worker.guest;
         let Some(view) = self.view.map(|view| &guest.views[view as usize]) else { return 0 };
-        if view.live.load(Ordering::SeqCst) == 0 {
+        if view.live.load(Ordering::Acquire) == 0 {
             return 0;
         }
         let all = GpaRange::new(Gpa(0), 1 << view.tables.geometry().address_bits);
@@ -163,7 +163,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         }
         drop(moving);
         guest.reclaim_in(&view.tables);
-        view.live.swap(0, Ordering::SeqCst);
+        view.live.swap(0, Ordering::AcqRel);
         self.announced = false;
         bytes
     }

@@ -10,6 +10,7 @@ use crate::stats::Counters;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use slat::Format;
+use slat::sync::agreed;
 use slat_guest::{EagerSplit, Host};
 use spin::Mutex;
 
@@ -42,7 +43,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         zeroes.fill(0);
         (frame..frame + pages).for_each(|frame| pool.ram.write(pool.hpa(frame), zeroes));
         // Before a fault may find a page of it.
-        paged.whole[block].store(1, Ordering::SeqCst);
+        paged.whole[block].store(1, Ordering::Release);
         for (index, word) in words.iter().enumerate() {
             self.arrived(first + index as u32, None);
             word.release(Place::Here { frame: frame + index as u32, copy: None });
@@ -56,9 +57,11 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     pub(super) fn break_block(&mut self, page: u32) -> bool {
         let paged = self.paged;
         let block = paged.block_of(page);
-        if paged.whole[block].swap(0, Ordering::SeqCst) == 0 {
+        if paged.whole[block].swap(0, Ordering::AcqRel) == 0 {
             return false;
         }
+        // Before leaves are looked for that a fault maps by what it reads here.
+        agreed();
         let order = paged.pool.frames.order();
         for range in self.worker.guest_ranges(paged.host((block as u32) << order, 1 << order)) {
             // Where tables are short, unmapping takes the block whole.
@@ -117,7 +120,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             pool.ram.read(pool.hpa(*frame), content);
             pool.ram.write(pool.hpa(new + index as u32), content);
         }
-        paged.whole[block as usize].store(1, Ordering::SeqCst);
+        paged.whole[block as usize].store(1, Ordering::Release);
         for ((index, word), (frame, copy)) in words.iter().enumerate().zip(old) {
             // One leaf lets the guest write all of it: swap's copies are none any more.
             word.release(Place::Here { frame: new + index as u32, copy: None });

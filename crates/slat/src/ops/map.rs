@@ -10,6 +10,7 @@ use crate::counts::Counts;
 use crate::format::{AttributeError, Attributes, Execute, Format, Kind, Memory};
 use crate::guard::{Done, Guard};
 use crate::platform::{Maintenance, Platform};
+use crate::sync::agreed;
 use crate::table::{Slot, slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
@@ -266,6 +267,10 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             return false;
         }
         let accessed = |slot: &&Slot| slot.load() & F::TABLE_ACCESSED == F::TABLE_ACCESSED;
+        if F::TABLE_ACCESSED != 0 {
+            // The leaf before the tables' marks, as in `walk::touch`.
+            agreed();
+        }
         if F::TABLE_ACCESSED != 0
             && !above[..self.geometry().root_level as usize].iter().all(accessed)
         {

@@ -1,0 +1,245 @@
+//! Litmus tests of the instructions that an invalidation on Arm takes, for herd7, which `cargo
+//! xtask test herd7` runs: each sequence that [`Tlbi::sequence`] gives, between the break and what
+//! may follow it, and the same with one instruction left out.
+//!
+//! The files in `tests/litmus` are made of what the engine's code emits, and this test holds them
+//! to it. After a change of the sequences, `SLAT_LITMUS=write cargo test -p slat --test litmus`
+//! writes them anew; what is expected of each is decided here, by [`expected`].
+//!
+//! # What the model sees
+//! herd7's model of Arm translates by one stage: the descriptor `PTE(x)`, a TLB, and invalidations
+//! of it. So a sequence by address is looked at twice, each time as the model's one stage:
+//! - *stage 2*: the TLB holds entries of stage 2, which `tlbi vmalle1is` leaves alone: it is left
+//!   out of the test.
+//! - *combined*: the TLB holds entries of both stages in one, which `tlbi ipas2e1is` leaves alone.
+//!
+//! What joins the two it cannot see: an entry of both stages that is made of a stale entry of stage
+//! 2, which is why a barrier stands between the two invalidations. Nor does it know ranges
+//! (`ripas2e1is`; the barriers around it are those of one address), levels (`ipas2le1is` is as
+//! `ipas2e1is`), other VMIDs, nor barriers of one PE (`nsh`), which are written as `ish` here.
+#![cfg(all(feature = "arm64", not(any(loom, shuttle))))]
+
+use slat::format::arm64::id::Granule;
+use slat::format::arm64::tlbi::{Scope, Tlbi};
+use slat::{Gpa, GpaRange, Invalidation, PageSize, Vmid};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+/// What must not happen after a sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Claim {
+    /// Another CPU, which learnt that the sequence is done, reaches what was unmapped.
+    Reached,
+    /// Another CPU goes back to the old page after it saw the new one, which was mapped behind the
+    /// sequence.
+    Back,
+    /// The CPU that executed it reaches what it unmapped itself.
+    Itself,
+}
+
+/// Which entries the model's one stage stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum View {
+    /// All: the sequence has one invalidation.
+    Whole,
+    Stage2,
+    Combined,
+}
+
+/// Whether herd7 finds an execution in which what must not happen does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Expected {
+    Never,
+    Sometimes,
+}
+
+/// The invalidations whose sequences differ, by name.
+fn sequences() -> Vec<(&'static str, Tlbi, Invalidation)> {
+    let range = GpaRange::new(Gpa(0x8000_0000), 0x1000).ok();
+    let leaf = Some(PageSize::SIZE_4K);
+    let what = |range, leaf, tables| Invalidation { vmid: Vmid(1), range, leaf, tables };
+    let all = Tlbi::new(Granule::K4);
+    let mut list = Vec::new();
+    for (scope, names) in [
+        (Scope::InnerShareable, ["guest", "leaf", "tables"]),
+        (Scope::Local, ["local-guest", "local-leaf", "local-tables"]),
+    ] {
+        let cpu = Tlbi { scope, ..all };
+        list.push((names[0], cpu, what(None, None, true)));
+        list.push((names[1], cpu, what(range, leaf, false)));
+        list.push((names[2], cpu, what(range, None, true)));
+    }
+    list
+}
+
+/// The sequence's instructions without the values of operands, with those that the view sees.
+fn code(cpu: &Tlbi, what: &Invalidation, view: View) -> Vec<String> {
+    let text = cpu.sequence(what).map(|instruction| instruction.to_string());
+    let bare = text.map(|text| text.split(" //").next().unwrap_or_default().to_uppercase());
+    let seen = bare.filter(|text| match view {
+        View::Whole => true,
+        View::Stage2 => !text.contains("VMALLE1"),
+        View::Combined => !text.contains("IPAS2"),
+    });
+    // The model knows no barrier of one PE.
+    seen.map(|text| text.replace("DSB NSH", "DSB ISH")).collect()
+}
+
+/// What herd7 is to say where the instruction at `without` is left out, and why.
+fn expected(claim: Claim, code: &[String], without: Option<usize>) -> (Expected, &'static str) {
+    let Some(without) = without else {
+        return (Expected::Never, "the sequence is whole");
+    };
+    let left = &code[..without];
+    let rest = &code[without + 1..];
+    let barrier = |text: &String| text == "DSB ISH";
+    let invalidates = |text: &String| text.starts_with("TLBI");
+    match code[without].as_str() {
+        "ISB" if claim == Claim::Itself => {
+            (Expected::Sometimes, "the load may have been translated before")
+        }
+        "ISB" => (Expected::Never, "only the CPU that executed the sequence needs it"),
+        "DSB ISHST" if rest.iter().take_while(|text| !invalidates(text)).any(barrier) => {
+            (Expected::Never, "the barrier behind the other invalidation is in its place")
+        }
+        "DSB ISHST" => (Expected::Sometimes, "a walk behind the invalidation finds the old entry"),
+        "DSB ISH" if !left.iter().any(invalidates) => (
+            Expected::Never,
+            "for the combined entry alone; it keeps the two invalidations apart, unseen here",
+        ),
+        "DSB ISH" if left.last().is_some_and(barrier) || rest.first().is_some_and(barrier) => {
+            (Expected::Never, "the other barrier is in its place; between is what is unseen here")
+        }
+        "DSB ISH" => (Expected::Sometimes, "the invalidation may complete later"),
+        _ => (Expected::Sometimes, "nothing is invalidated"),
+    }
+}
+
+/// What comes before and behind the sequence, and what another CPU does.
+struct Frame {
+    state: &'static str,
+    behind: &'static [&'static str],
+    other: &'static [&'static str],
+    /// What must not be.
+    exists: &'static str,
+    claim: &'static str,
+}
+
+const fn frame(claim: Claim) -> Frame {
+    match claim {
+        Claim::Reached => Frame {
+            state: " [x]=1; [done]=0;\n 0:X6=done; 1:X4=x; 1:X6=done;\n",
+            behind: &["MOV W5, #1", "STR W5, [X6]"],
+            other: &["LDR W5, [X6]", "DMB ISHLD", "LDR W7, [X4]"],
+            exists: "1:X5=1 /\\ 1:X7=1",
+            claim: "what was unmapped is reached by a CPU that learnt that it is done",
+        },
+        Claim::Back => Frame {
+            state: " [x]=1; [new]=2;\n 0:X6=(oa:PA(new), valid:1); 1:X4=x;\n",
+            behind: &["STR X6, [X2]"],
+            other: &["LDR W5, [X4]", "LDR W7, [X4]"],
+            exists: "1:X5=2 /\\ 1:X7=1",
+            claim: "a CPU goes back to the old page after it saw the new one",
+        },
+        Claim::Itself => Frame {
+            state: " [x]=1;\n",
+            behind: &["LDR W7, [X4]"],
+            other: &[],
+            exists: "0:X7=1",
+            claim: "what was unmapped is reached by the CPU that unmapped it",
+        },
+    }
+}
+
+fn litmus(name: &str, claim: Claim, code: &[String], without: Option<usize>) -> String {
+    let (expected, why) = expected(claim, code, without);
+    let Frame { state, behind, other, exists, claim } = frame(claim);
+    let mut lines: Vec<&str> = vec!["LSR X0, X4, #12", "STR X1, [X2]"];
+    lines.extend(code.iter().enumerate().filter(|(at, _)| Some(*at) != without).map(|(_, i)| &**i));
+    lines.extend(behind);
+    let wide = lines.iter().map(|line| line.len()).max().unwrap_or(0);
+    let mut text = format!("AArch64 {name}\n(* Not: {claim}.\n");
+    if let Some(without) = without {
+        _ = writeln!(text, "   Without: {}", code[without].to_lowercase());
+    }
+    _ = writeln!(text, "   Expected: {expected:?}, as {why}. *)");
+    _ = write!(text, "Variant=vmsa\n{{\n{state}");
+    text += " [PTE(x)]=(oa:PA(x), valid:1);\n";
+    text += " 0:X1=(oa:PA(x), valid:0); 0:X2=PTE(x); 0:X4=x;\n}\n";
+    lines.insert(0, "P0");
+    for (row, line) in lines.iter().enumerate() {
+        _ = write!(text, " {line:<wide$}");
+        match (other, row.checked_sub(1)) {
+            ([], _) => {}
+            (_, None) => text += " | P1          ",
+            (other, Some(row)) => _ = write!(text, " | {:<12}", other.get(row).unwrap_or(&"")),
+        }
+        text += " ;\n";
+    }
+    _ = writeln!(text, "exists ({exists})");
+    text
+}
+
+/// All files, by name.
+fn files() -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for (sequence, cpu, what) in sequences() {
+        let claims: &[Claim] = match cpu.scope {
+            Scope::InnerShareable => &[Claim::Reached, Claim::Back, Claim::Itself],
+            Scope::Local => &[Claim::Itself],
+        };
+        let views: &[View] = match what.range {
+            None => &[View::Whole],
+            Some(_) => &[View::Stage2, View::Combined],
+        };
+        for (claim, view) in claims.iter().flat_map(|claim| views.iter().map(move |v| (*claim, *v)))
+        {
+            let code = code(&cpu, &what, view);
+            let entries = if view == View::Whole { String::new() } else { format!("-{view:?}") };
+            let whole = format!("{sequence}{entries}-{claim:?}").to_lowercase();
+            for without in core::iter::once(None).chain((0..code.len()).map(Some)) {
+                let name = match without {
+                    None => whole.clone(),
+                    Some(at) => format!("{whole}-without-{}", at + 1),
+                };
+                files.insert(format!("{name}.litmus"), litmus(&name, claim, &code, without));
+            }
+        }
+    }
+    files
+}
+
+#[test]
+fn the_litmus_files_have_the_instructions_that_the_engine_emits() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/litmus");
+    let files = files();
+    if std::env::var("SLAT_LITMUS").is_ok_and(|to_do| to_do == "write") {
+        for (name, text) in &files {
+            std::fs::write(folder.join(name), text).unwrap();
+        }
+    }
+    let mut found = BTreeMap::new();
+    for file in std::fs::read_dir(&folder).unwrap() {
+        let path = file.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        found.insert(name, std::fs::read_to_string(path).unwrap());
+    }
+    for (name, text) in &files {
+        assert_eq!(found.get(name), Some(text), "{name} is not as the engine's code has it");
+    }
+    assert_eq!(found.len(), files.len(), "files that no sequence has");
+}
+
+/// The two views see all of a sequence between them, and each test that is whole is one of them.
+#[test]
+fn no_instruction_of_a_sequence_is_unseen() {
+    for (name, cpu, what) in sequences() {
+        let whole = code(&cpu, &what, View::Whole);
+        let [stage2, combined] = [View::Stage2, View::Combined].map(|v| code(&cpu, &what, v));
+        for instruction in &whole {
+            let seen = stage2.contains(instruction) || combined.contains(instruction);
+            assert!(seen, "{name}: {instruction}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The engine's invalidation sequences under herd7, a simulator of memory models: each litmus test
+//! of `crates/slat/tests/litmus` ends as it says that it does.
+
+use crate::stages::Outcome;
+use crate::{in_ci, root, target};
+use anyhow::{Context, bail, ensure};
+use slat_vm::{Architecture, Archive, Request, kept};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+/// herd7, and the libraries that it is linked with: those of its suite, which may be newer than
+/// this machine's.
+const PACKAGES: [&str; 3] = ["herdtools7", "libc6", "libgmp10"];
+const SUITE: &str = "sid";
+
+/// How long all tests together may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// What herd7 says of a test, by the test's name.
+type Observations = BTreeMap<String, String>;
+
+/// Runs all of them.
+pub fn test() -> anyhow::Result<Outcome> {
+    let folder = match packages() {
+        Ok(folder) => folder,
+        Err(error) if in_ci() => return Err(error),
+        Err(error) => return Ok(Outcome::Skipped(format!("herd7: {error:#}"))),
+    };
+    let (files, expected) = litmus_files()?;
+    let found = herd7(&folder, &files)?;
+    let differs = |name: &&String| found.get(*name) != expected.get(*name);
+    let wrong: Vec<_> = expected.keys().filter(differs).collect();
+    for name in &wrong {
+        let found = found.get(*name).map_or("nothing", |found| found);
+        eprintln!("{name}: herd7 says {found}, the test expects {}", expected[*name]);
+    }
+    ensure!(wrong.is_empty(), "{} litmus tests do not end as they say", wrong.len());
+    let never = expected.values().filter(|expected| *expected == "Never").count();
+    println!("{} litmus tests as expected: {never} Never, the others Sometimes", expected.len());
+    Ok(Outcome::Ran(Vec::new()))
+}
+
+/// Where the packages are kept unpacked, or else fetched to.
+fn packages() -> anyhow::Result<PathBuf> {
+    let architecture = Architecture::of_this_machine();
+    let architecture = architecture.context("Debian's name of this architecture is not known")?;
+    let architecture = architecture.debian();
+    kept(&format!("packages/herdtools7-{architecture}"), |folder, tree| {
+        eprintln!("fetching herdtools7 from Debian's {SUITE}, about 40 MB");
+        let request = Request { suite: SUITE, architecture, folder, stop: &NEVER };
+        let archive = Archive::open(request)?;
+        PACKAGES.into_iter().try_for_each(|package| archive.unpack(package, tree))
+    })
+}
+
+/// The tests, and what each says that herd7 finds, by its name.
+fn litmus_files() -> anyhow::Result<(Vec<PathBuf>, Observations)> {
+    let folder = root().join("crates/slat/tests/litmus");
+    let failed = || format!("cannot read {}", folder.display());
+    let (mut files, mut expected) = (Vec::new(), BTreeMap::new());
+    for file in fs::read_dir(&folder).with_context(failed)? {
+        let path = file.with_context(failed)?.path();
+        let text = fs::read_to_string(&path).with_context(failed)?;
+        let (name, ends) = header(&text)
+            .with_context(|| format!("{} does not say what is expected", path.display()))?;
+        expected.insert(name.to_owned(), ends.to_owned());
+        files.push(path);
+    }
+    ensure!(!files.is_empty(), "no litmus test in {}", folder.display());
+    Ok((files, expected))
+}
+
+/// A test's name, and how it says that it ends.
+fn header(text: &str) -> Option<(&str, &str)> {
+    let name = text.lines().next()?.strip_prefix("AArch64 ")?;
+    let (_, expected) = text.split_once("Expected: ")?;
+    let end = expected.find(|letter: char| !letter.is_ascii_alphabetic())?;
+    Some((name, &expected[..end]))
+}
+
+/// Runs herd7 by the dynamic linker of its suite.
+fn herd7(folder: &Path, files: &[PathBuf]) -> anyhow::Result<Observations> {
+    let (linker, libraries) = linker(folder)?;
+    let (said, complained) = (target().join("herd7.out"), target().join("herd7.err"));
+    let mut herd7 = Command::new(linker);
+    herd7.arg("--library-path").arg(libraries).arg(folder.join("usr/bin/herd7"));
+    herd7.arg("-set-libdir").arg(folder.join("usr/share/herdtools7/herd")).args(files);
+    herd7.stdin(Stdio::null());
+    herd7.stdout(File::create(&said).context("cannot write what herd7 says")?);
+    herd7.stderr(File::create(&complained).context("cannot write what herd7 says")?);
+    let begin = Instant::now();
+    let mut child = herd7.spawn().context("herd7 does not start")?;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if begin.elapsed() > LIMIT {
+            child.kill()?;
+            child.wait()?;
+            bail!("herd7 is not done after {} s", LIMIT.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let complaint = fs::read_to_string(&complained).unwrap_or_default();
+    ensure!(status.success() && complaint.is_empty(), "herd7: {status}: {complaint}");
+    Ok(observations(&fs::read_to_string(&said).context("cannot read what herd7 says")?))
+}
+
+/// The dynamic linker among the packages, and the folder that it is in, as the libraries are.
+fn linker(folder: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
+    let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
+    let entries = |folder: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    for libraries in entries(&folder.join("usr/lib")) {
+        let of_this = |path: &PathBuf| name(path).is_some_and(|name| name.starts_with("ld-linux"));
+        if let Some(linker) = entries(&libraries).into_iter().find(of_this) {
+            return Ok((linker, libraries));
+        }
+    }
+    bail!("no dynamic linker in {}; remove it to fetch it anew", folder.display())
+}
+
+/// `Observation NAME Never 0 4`, a line a test.
+fn observations(text: &str) -> Observations {
+    let one = |line: &str| {
+        let mut words = line.strip_prefix("Observation ")?.split_whitespace();
+        Some((words.next()?.to_owned(), words.next()?.to_owned()))
+    };
+    text.lines().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_says_its_name_and_how_it_ends() {
+        let text = "AArch64 guest-back\n(* Not: that.\n   Expected: Never, as it is whole. *)\n";
+        assert_eq!(header(text), Some(("guest-back", "Never")));
+        assert_eq!(header("AArch64 guest-back\n{}"), None);
+        let said = "States 2\nNo\nObservation guest-back Sometimes 1 3\nTime guest-back 0.01\n";
+        assert_eq!(observations(said)["guest-back"], "Sometimes");
+    }
+
+    #[test]
+    fn every_litmus_test_says_how_it_ends() {
+        let (files, expected) = litmus_files().unwrap();
+        assert_eq!(files.len(), expected.len());
+        assert!(expected.values().all(|ends| matches!(&**ends, "Never" | "Sometimes")));
+    }
+}
