@@ -3,7 +3,6 @@
 
 use crate::stages::{Outcome, cargo, ran};
 use crate::{in_ci, setup, target};
-use std::process::Command;
 
 /// The `rust-version` of the workspace, of which any patch release serves.
 const OLDEST: &str = concat!(env!("CARGO_PKG_RUST_VERSION"), ".0");
@@ -11,14 +10,10 @@ const OLDEST: &str = concat!(env!("CARGO_PKG_RUST_VERSION"), ".0");
 /// The engine compiles with the oldest Rust.
 pub fn oldest() -> anyhow::Result<Outcome> {
     needs(setup::toolchain(OLDEST), || {
-        let mut check = Command::new("rustup");
-        check.args(["run", OLDEST, "cargo", "check"]);
+        let mut check = setup::cargo_of(OLDEST);
+        check.arg("check");
         check.args(["--package", "slat", "--package", "slat-sim", "--package", "slat-axvm"]);
-        // What the calling cargo has set is about its own compiler.
-        for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
-            check.env_remove(name);
-        }
-        ran(check.current_dir(crate::root()).env("CARGO_TARGET_DIR", target().join("msrv")))
+        ran(check.env("CARGO_TARGET_DIR", target().join("msrv")))
     })
 }
 
