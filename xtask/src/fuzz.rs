@@ -2,26 +2,22 @@
 
 use crate::setup;
 use crate::stages::{Outcome, cargo, ran};
-use crate::{root, target};
+use crate::target;
 use anyhow::Context;
-use std::process::Command;
 
 /// Fuzzes for so many seconds. Needs a nightly toolchain and a C++ compiler, and installs
 /// cargo-fuzz, all but the compiler.
 pub fn run(seconds: u64) -> anyhow::Result<()> {
     setup::toolchain("nightly").context("fuzzing needs a nightly toolchain")?;
     setup::cargo_fuzz()?;
-    let mut fuzz = Command::new("rustup");
-    fuzz.args(["run", "nightly", "cargo", "fuzz", "run", "operations", "--"]);
+    let mut fuzz = setup::cargo_of("nightly");
+    fuzz.args(["fuzz", "run", "operations", "--"]);
     fuzz.arg(format!("-max_total_time={seconds}")).args([
         "-max_len=1024",
         "-len_control=0",
         "-print_final_stats=1",
     ]);
-    for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
-        fuzz.env_remove(name);
-    }
-    ran(fuzz.current_dir(root()).env("CARGO_TARGET_DIR", target().join("fuzz"))).map(|_| ())
+    ran(fuzz.env("CARGO_TARGET_DIR", target().join("fuzz"))).map(|_| ())
 }
 
 /// The fuzzed target compiles; it does not run, and the fuzzer itself is left out.

@@ -1,6 +1,7 @@
 //! What a person would otherwise type by hand: set-up, tests, benchmarks and checks of the
 //! workspace.
 
+mod api;
 mod bench;
 mod counts;
 mod dist;
@@ -43,6 +44,8 @@ Examples:
   cargo xtask dist                   programs to copy to other machines
   cargo xtask hypervisor run         Linux on the hypervisor, in QEMU
   cargo xtask fuzz 60                fuzz the operations for a minute
+  cargo xtask api                    what changed in the published crates' interfaces
+  cargo xtask api --accept           accept it
   cargo xtask setup                  install what the tests need, and stop";
 
 /// Set-up, tests and checks of the workspace.
@@ -128,6 +131,15 @@ enum Task {
         #[arg(default_value_t = 60)]
         seconds: u64,
     },
+    /// Print what changed in the public interface of the published crates since it was accepted:
+    /// what breaks their users, and additions
+    ///
+    /// Fails if anything did. The listings are in docs/api.
+    Api {
+        /// Write the listings anew
+        #[arg(long)]
+        accept: bool,
+    },
     /// Install what the tests need and this machine lacks
     Setup,
 }
@@ -170,6 +182,7 @@ fn main() -> ExitCode {
             hypervisor::image_to(&dir, kernel, kexec)
         }
         Task::Fuzz { seconds } => fuzz::run(seconds),
+        Task::Api { accept } => api::run(accept),
         Task::Setup => setup::all(),
     };
     match done {

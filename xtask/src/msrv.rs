@@ -1,25 +1,39 @@
-//! Other toolchains and targets: the oldest Rust that the workspace promises, and a machine without
+//! Other toolchains and targets: the oldest Rust that the libraries promise, and a machine without
 //! an operating system.
 
-use crate::stages::{Outcome, cargo, ran};
+use crate::stages::{Outcome, PUBLISHED, cargo, ran};
 use crate::{in_ci, setup, target};
-use std::process::Command;
+use anyhow::{Context, ensure};
+use serde_json::Value;
 
-/// The `rust-version` of the workspace, of which any patch release serves.
-const OLDEST: &str = concat!(env!("CARGO_PKG_RUST_VERSION"), ".0");
-
-/// The engine compiles with the oldest Rust.
+/// The published crates, and what is built on them for others, compile with the oldest Rust that
+/// each promises.
 pub fn oldest() -> anyhow::Result<Outcome> {
-    needs(setup::toolchain(OLDEST), || {
-        let mut check = Command::new("rustup");
-        check.args(["run", OLDEST, "cargo", "check"]);
-        check.args(["--package", "slat", "--package", "slat-sim", "--package", "slat-axvm"]);
-        // What the calling cargo has set is about its own compiler.
-        for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
-            check.env_remove(name);
+    for name in PUBLISHED.into_iter().chain(["slat-axvm"]) {
+        // Any patch release serves.
+        let toolchain = format!("{}.0", promised(name)?);
+        let checked = needs(setup::toolchain(&toolchain), || {
+            let mut check = setup::cargo_of(&toolchain);
+            check.args(["check", "--package", name, "--all-features"]);
+            ran(check.env("CARGO_TARGET_DIR", target().join("msrv")))
+        })?;
+        if let Outcome::Skipped(_) = checked {
+            return Ok(checked);
         }
-        ran(check.current_dir(crate::root()).env("CARGO_TARGET_DIR", target().join("msrv")))
-    })
+    }
+    Ok(Outcome::Ran(Vec::new()))
+}
+
+/// The `rust-version` of a crate, without a patch release.
+fn promised(name: &str) -> anyhow::Result<String> {
+    let output = cargo(&["metadata", "--no-deps", "--format-version", "1"]).output();
+    let output = output.context("cannot start cargo")?;
+    ensure!(output.status.success(), "`cargo metadata` failed");
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("`cargo metadata`")?;
+    let packages = metadata["packages"].as_array().context("`cargo metadata` lists no packages")?;
+    let package = packages.iter().find(|package| package["name"] == name);
+    let version = package.and_then(|package| package["rust_version"].as_str());
+    Ok(version.with_context(|| format!("{name} has no rust-version"))?.to_owned())
 }
 
 /// The engine, and a user of all of it, compile for a machine without an operating system.

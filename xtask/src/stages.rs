@@ -1,8 +1,7 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
 use crate::{
-    counts, docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, litmus, msrv, peers, root,
-    setup, size, target, walkers,
+    api, counts, docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, litmus, msrv, peers, root, setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -24,6 +23,8 @@ pub enum Stage {
     Bare,
     /// The crates that can be published are packed, and built from what was packed; with --deep
     Publish,
+    /// The public interface of these crates is the one that was accepted; with --deep
+    Api,
     /// The stack of each of the engine's operations, without an operating system; with --deep
     Stack,
     /// Instructions of each operation, against the committed table; with --deep
@@ -103,7 +104,7 @@ pub fn slat_bench() -> Command {
 }
 
 /// Crates for others to use, each after those that it needs.
-const PUBLISHED: [&str; 4] = ["slat", "slat-guest", "slat-sim", "slat-reclaim"];
+pub const PUBLISHED: [&str; 4] = ["slat", "slat-guest", "slat-sim", "slat-reclaim"];
 
 /// The tests that are programs.
 fn tests() -> Command {
@@ -114,12 +115,14 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 16] = [
+    const DEEP: [Self; 17] = [
+    const DEEP: [Self; 17] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
         Self::Bare,
         Self::Publish,
+        Self::Api,
         Self::Stack,
         Self::Counts,
         Self::Docs,
@@ -162,6 +165,7 @@ impl Stage {
                 ran(&mut pack)
             }
             Self::Counts => counts::run(false),
+            Self::Api => api::check(),
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
             Self::Build => ran(tests().arg("--no-run")),
             Self::Tests => {

@@ -26,6 +26,8 @@
 //! }
 //! ```
 #![no_std]
+// Documentation says which feature brings an item: where docs.rs builds it, with a nightly.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 
 extern crate alloc;

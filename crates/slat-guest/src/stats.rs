@@ -255,7 +255,7 @@ impl Counters {
 /// What a guest's memory cost so far.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stats {
-    /// Of each vCPU: its faults, each kind at its place in [`FaultKind::ALL`].
+    /// Of each vCPU.
     pub vcpus: Vec<VcpuStats>,
     /// Of all threads.
     pub totals: Totals,
@@ -264,8 +264,8 @@ pub struct Stats {
 /// What one vCPU waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct VcpuStats {
-    /// Its faults by kind, in the order of [`FaultKind::ALL`].
-    pub faults: [Spent; KINDS],
+    /// By kind. Private: features change how many there are.
+    faults: [Spent; KINDS],
     /// Cache switches, and what they maintained.
     pub caches: Spent,
 }

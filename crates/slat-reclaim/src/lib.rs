@@ -15,6 +15,8 @@
 //! hang on dirty bits, which a dirty log consumes: the guest may not write such a page before a
 //! fault has dropped the copy.
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
+// Documentation says which feature brings an item: where docs.rs builds it, with a nightly.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 
 extern crate alloc;

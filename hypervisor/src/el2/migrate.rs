@@ -134,7 +134,9 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
 /// All stage-2 faults of each vCPU so far.
 fn faults_of(hypervisor: &Hypervisor) -> Vec<u64> {
     let stats = hypervisor.memory.stats();
-    let all = |vcpu: &slat_guest::VcpuStats| vcpu.faults.iter().map(|spent| spent.count).sum();
+    let all = |vcpu: &slat_guest::VcpuStats| {
+        slat_guest::FaultKind::ALL.iter().map(|&kind| vcpu.of(kind).count).sum()
+    };
     stats.vcpus[..hypervisor.options.vcpus as usize].iter().map(all).collect()
 }
 

@@ -1,0 +1,115 @@
+//! The public interface of the published crates, held to the listings in `docs/api` that somebody
+//! accepted.
+
+mod changes;
+mod listing;
+
+use crate::stages::{Outcome, PUBLISHED, cargo, ran};
+use crate::{msrv, root, setup, target};
+use anyhow::{Context, bail};
+use changes::Changes;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The Rust whose rustdoc makes the listings, of which any patch release serves: the format that
+/// it writes is not stable, and what it lists differs a little from release to release.
+const RUSTDOC: &str = "1.95";
+
+/// What stands above a listing.
+const HEADER: &str = "\
+# The public interface of CRATE, one item a line, with every feature of the crate. Written by
+# `cargo xtask api --accept`; `cargo xtask test api` fails where the crate differs from it.
+";
+
+/// Holds each published crate to its listing.
+pub fn check() -> anyhow::Result<Outcome> {
+    msrv::needs(rustdoc().map(|_| ()), || compare().map(|()| Outcome::Ran(Vec::new())))
+}
+
+/// Prints what changed since the listings were accepted, or accepts it.
+pub fn run(accept: bool) -> anyhow::Result<()> {
+    if !accept {
+        return compare();
+    }
+    for name in PUBLISHED {
+        let lines = current(name)?;
+        let changes = Changes::between(&accepted(name).unwrap_or_default(), &lines);
+        let mut text = HEADER.replace("CRATE", name);
+        lines.iter().for_each(|line| text.extend([line, "\n"]));
+        let path = file(name);
+        std::fs::write(&path, text).with_context(|| path.display().to_string())?;
+        print!("{name}: {} items\n{changes}", lines.len());
+    }
+    Ok(())
+}
+
+fn compare() -> anyhow::Result<()> {
+    let (mut breaking, mut additions) = (0, 0);
+    for name in PUBLISHED {
+        let changes = Changes::between(&accepted(name)?, &current(name)?);
+        if changes.is_empty() {
+            println!("{name}: as accepted");
+        } else {
+            print!("{name}:\n{changes}");
+        }
+        breaking += changes.breaking.len();
+        additions += changes.additions.len();
+    }
+    if breaking + additions == 0 {
+        return Ok(());
+    }
+    let what = match breaking {
+        0 => "the public interface grew",
+        _ => "the public interface breaks its users: CHANGELOG.md has to say how they migrate",
+    };
+    bail!("{what}; `cargo xtask api --accept` accepts it")
+}
+
+fn file(name: &str) -> PathBuf {
+    root().join("docs/api").join(name).with_extension("txt")
+}
+
+/// The lines that were accepted.
+fn accepted(name: &str) -> anyhow::Result<Vec<String>> {
+    let path = file(name);
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Ok(text.lines().filter(|line| !line.starts_with("# ")).map(str::to_owned).collect())
+}
+
+/// The lines of the crate as it is.
+fn current(name: &str) -> anyhow::Result<Vec<String>> {
+    let default = listed(name, &[])?;
+    let all = listed(name, &["--all-features"])?;
+    if let Some(line) = default.difference(&all).next() {
+        bail!("{name}: a feature takes away `{line}`, or changes it: features must only add");
+    }
+    let note = |line: &String| match default.contains(line) {
+        true => "",
+        false => listing::BY_A_FEATURE,
+    };
+    Ok(all.iter().map(|line| format!("{line}{}", note(line))).collect())
+}
+
+fn listed(name: &str, features: &[&str]) -> anyhow::Result<std::collections::BTreeSet<String>> {
+    // A folder of its own: build scripts look at RUSTC_BOOTSTRAP, and would run again each time.
+    let target = target().join("api");
+    let mut doc = rustdoc()?;
+    doc.args(["rustdoc", "--quiet", "--lib", "--package", name]).args(features);
+    doc.args(["--", "-Zunstable-options", "--output-format", "json"]);
+    // The stable rustdoc does it if told so: no nightly is needed.
+    doc.env("RUSTC_BOOTSTRAP", "1").env("CARGO_TARGET_DIR", &target);
+    ran(&mut doc)?;
+    listing::of(&target.join("doc").join(name.replace('-', "_")).with_extension("json"))
+}
+
+/// Cargo with the rustdoc that makes the listings: this one, or one that rustup installs.
+fn rustdoc() -> anyhow::Result<Command> {
+    let version = Command::new("rustc").arg("--version").output();
+    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    if version.is_ok_and(|version| version.starts_with(&format!("rustc {RUSTDOC}."))) {
+        return Ok(cargo(&[]));
+    }
+    let toolchain = format!("{RUSTDOC}.0");
+    setup::toolchain(&toolchain)?;
+    Ok(setup::cargo_of(&toolchain))
+}
