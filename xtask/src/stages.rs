@@ -1,7 +1,8 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
 use crate::{
-    api, counts, docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, litmus, msrv, peers, root, setup, size, target, walkers,
+    api, counts, docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, litmus, msrv, peers, root,
+    setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -115,7 +116,6 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 17] = [
     const DEEP: [Self; 17] = [
         Self::Clippy,
         Self::Features,
