@@ -12,7 +12,11 @@
 //! reclaimer's was acquired from the clock after it was advanced, hence after the unlinking.
 //!
 //! No thread ever waits: what cannot be freed yet is freed later.
+//!
+//! A seat also hands out tokens ([`crate::ops::Tokens`]), from a block of them that it took from
+//! the clock's side: threads that fault in disjoint ranges write no common cache line for them.
 
+use crate::ops::SEATS_TOKENS;
 use crate::platform::{Platform, same};
 use crate::shootdown::Vmid;
 use crate::sync::{AtomicU64, Ordering};
@@ -27,6 +31,8 @@ const OUTSIDE: u64 = 1;
 const STEP: u64 = 1 << 16;
 /// The clock's first reading.
 const START: u64 = STEP;
+/// Tokens that a seat takes at a time. The first of a block is a multiple of it.
+const BLOCK: u64 = 1 << 12;
 
 /// In the order of readings, whosever tables.
 #[inline(always)]
@@ -37,7 +43,12 @@ const fn inside(reading: u64, guest: Vmid) -> u64 {
 /// The place of one thread, on a cache line of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Seat(AtomicU64);
+pub struct Seat {
+    /// Where its thread is: free, outside, or inside which tables since when.
+    place: AtomicU64,
+    /// Its next token; a multiple of `BLOCK` once its block is used up. Its thread alone uses it.
+    token: AtomicU64,
+}
 
 macro_rules! constructors {
     ($($const:ident)?) => {
@@ -45,14 +56,14 @@ macro_rules! constructors {
             /// A free seat.
             #[expect(clippy::new_without_default, reason = "a `const fn` beside no other use")]
             pub $($const)? fn new() -> Self {
-                Self(AtomicU64::new(FREE))
+                Self { place: AtomicU64::new(FREE), token: AtomicU64::new(0) }
             }
         }
 
         impl<const SEATS: usize> Grace<[Seat; SEATS]> {
             /// With room for so many threads at once.
             pub $($const)? fn new(seats: [Seat; SEATS]) -> Self {
-                Self { clock: AtomicU64::new(START), seats }
+                Self { clock: AtomicU64::new(START), tokens: Line(AtomicU64::new(0)), seats }
             }
         }
     };
@@ -61,6 +72,11 @@ macro_rules! constructors {
 constructors!(const);
 #[cfg(loom)]
 constructors!();
+
+/// Away from what every thread reads as it enters.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Line(AtomicU64);
 
 /// A reading of the clock: see [`Grace::moment`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -72,6 +88,8 @@ pub struct Moment(pub(crate) u64);
 #[derive(Debug)]
 pub struct Grace<S: ?Sized = [Seat]> {
     clock: AtomicU64,
+    /// The first token of the next block.
+    tokens: Line,
     seats: S,
 }
 
@@ -102,7 +120,7 @@ impl Grace {
     /// the next, and of the guest in whose tables it is.
     fn each(&self, fine: impl Fn(u64, Vmid) -> bool) -> bool {
         self.seats.iter().all(|seat| {
-            let now = seat.0.fetch_add(0, Ordering::AcqRel);
+            let now = seat.place.fetch_add(0, Ordering::AcqRel);
             now <= OUTSIDE || fine(now, Vmid(now as u16))
         })
     }
@@ -123,7 +141,8 @@ impl<'p, P: Platform> Member<'p, P> {
     pub fn join(platform: &'p P) -> Result<Self, NoSeat> {
         let seats = &platform.grace().seats;
         let free = |seat: &&Seat| {
-            let taken = seat.0.compare_exchange(FREE, OUTSIDE, Ordering::AcqRel, Ordering::Relaxed);
+            let taken =
+                seat.place.compare_exchange(FREE, OUTSIDE, Ordering::AcqRel, Ordering::Relaxed);
             taken.is_ok()
         };
         match seats.iter().find(free) {
@@ -141,7 +160,7 @@ impl<'p, P: Platform> Member<'p, P> {
     #[inline(always)]
     pub(crate) fn enter(&mut self, guest: Vmid) -> Inside<'_> {
         let clock = &self.platform.grace().clock;
-        self.seat.0.swap(inside(clock.load(Ordering::Acquire), guest), Ordering::AcqRel);
+        self.seat.place.swap(inside(clock.load(Ordering::Acquire), guest), Ordering::AcqRel);
         Inside { seat: self.seat }
     }
 }
@@ -150,7 +169,7 @@ impl<P: Platform> Drop for Member<'_, P> {
     /// A read-modify-write: the next thread that takes the seat synchronises with those that looked
     /// at it before.
     fn drop(&mut self) {
-        self.seat.0.swap(FREE, Ordering::AcqRel);
+        self.seat.place.swap(FREE, Ordering::AcqRel);
     }
 }
 
@@ -168,14 +187,30 @@ impl Inside<'_> {
     #[inline(always)]
     pub fn refresh(&mut self, grace: &Grace, guest: Vmid) {
         let now = inside(grace.clock.load(Ordering::Acquire), guest);
-        self.seat.0.store(now, Ordering::Release);
+        self.seat.place.store(now, Ordering::Release);
+    }
+}
+
+impl Inside<'_> {
+    /// A number below 2^47 that no other seat of the platform gets, nor this one again before
+    /// 2^47 were handed out.
+    #[inline]
+    pub fn token(&self, grace: &Grace) -> u64 {
+        let Seat { token, .. } = self.seat;
+        // Whoever has the seat next synchronises with this thread by `place`.
+        let mut next = token.load(Ordering::Relaxed);
+        if next.is_multiple_of(BLOCK) {
+            next = grace.tokens.0.fetch_add(BLOCK, Ordering::Relaxed);
+        }
+        token.store(next + 1, Ordering::Relaxed);
+        next & (SEATS_TOKENS - 1)
     }
 }
 
 impl Drop for Inside<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.seat.0.store(OUTSIDE, Ordering::Release);
+        self.seat.place.store(OUTSIDE, Ordering::Release);
     }
 }
 

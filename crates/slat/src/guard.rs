@@ -48,6 +48,15 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         Self { tables, inside, live, budget, counts: Counts::NONE, owed: Owed::NOTHING }
     }
 
+    /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
+    #[inline]
+    pub(crate) fn token(&self) -> u64 {
+        match &self.inside {
+            Some(inside) => F::reserved(inside.token(self.tables.platform.grace())),
+            None => self.tables.tokens.next::<F>(),
+        }
+    }
+
     /// The machine under the tables.
     pub const fn platform(&self) -> &'p P {
         self.tables.platform()

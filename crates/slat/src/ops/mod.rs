@@ -34,7 +34,7 @@ pub use owner::{Owner, OwnerError};
 pub use pages::Pages;
 pub use replace::ReplaceError;
 pub use reserve::Reservation;
-pub(crate) use reserve::Tokens;
+pub(crate) use reserve::{SEATS_TOKENS, Tokens};
 pub use split::SplitError;
 pub(crate) use unfold::folded;
 pub use unmap::{Place, Removals, Removed, UnmapError};

@@ -9,7 +9,8 @@
 //! out: whoever maps there replaces it, and the commit fails as well; of two faults that share one
 //! the first to commit has it. One that is given up stays, as empty as before.
 //!
-//! Tokens are counted per guest and do not come back within 2^48 faults and unmaps.
+//! Tokens of threads that have a seat are the seat's ([`crate::grace`]), so that faults share no
+//! counter; others are counted by the guest. Neither come back within 2^47 faults and unmaps.
 
 use super::map::{MapError, maintenance};
 use super::owner::Owner;
@@ -25,7 +26,10 @@ use crate::table::{self, Slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::PATIENCE;
 
-/// The next token: each fault that maps takes one. Away from what every walk reads.
+/// Tokens below this are the seats', those from it on the guests'.
+pub(crate) const SEATS_TOKENS: u64 = 1 << (TOKEN_BITS - 1);
+
+/// The next token for those who have no seat. Away from what every walk reads.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Tokens(AtomicU64);
@@ -38,7 +42,7 @@ impl Tokens {
     /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
     pub fn next<F: Format>(&self) -> u64 {
         let token = self.0.fetch_add(1, Ordering::Relaxed);
-        F::reserved(token & ((1 << TOKEN_BITS) - 1))
+        F::reserved(SEATS_TOKENS | token & (SEATS_TOKENS - 1))
     }
 }
 
@@ -165,7 +169,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                 Kind::Empty | Kind::Reserved => {
                     self.counts.slots_written += 1;
                     if level <= largest {
-                        let reserved = tables.tokens.next::<F>();
+                        let reserved = self.token();
                         if slot.exchange(raw, reserved).is_ok() {
                             let base = gpa & !((1 << F::shift(level)) - 1);
                             let broke = tables.break_before_fill(raw, level, base);

@@ -268,7 +268,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let (start, end) = (range.start().0, range.end().0);
         let mut visitor =
             Unmap { tables, removals, start, end, taken: 0, empty: 0, next: (0, 0, 0), done, why };
-        visitor.empty = visitor.token();
+        if tables.refill_breaks() {
+            visitor.empty = self.token();
+        }
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
