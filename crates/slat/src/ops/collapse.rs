@@ -35,9 +35,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ///
     /// A table becomes a block if all its leaves are there, continue each other's memory from an
     /// aligned address, and agree in rights, memory type and the user's bit; others are left as
-    /// they are. The block is accessed, or dirty, if one of the leaves is. Translation stays as it
-    /// is at every moment, except that a CPU that demands break-before-make faults while a block
-    /// stands broken. Each block costs an invalidation, executed inside.
+    /// they are. The block is accessed, dirty, or dirty for a [consumer](crate::Consumer), if one of
+    /// the leaves is. Translation stays as it is at every moment, except that a CPU that demands
+    /// break-before-make faults while a block stands broken. Each block costs an invalidation,
+    /// executed inside.
     ///
     /// # Errors
     /// Nothing is done on [`SplitError::Range`], [`SplitError::LeafSize`] and, of tables that a
@@ -52,7 +53,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`Guard::collapse`] of those tables whose leaves, which agree but for accessed and dirty
     /// state, are as `fits` wants them. It is asked of the first leaf before any leaf is sealed,
     /// and a table whose leaves differ by then from what it was asked stays: its answer cannot be
-    /// out of date, and where it panics no leaf is held.
+    /// out of date, and where it panics no leaf is held. It is shown the user's software bits, no
+    /// marks of consumers.
     ///
     /// # Errors
     /// Those of [`Guard::collapse`].
