@@ -1,8 +1,8 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
 use crate::{
-    docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, litmus, msrv, peers, root, setup, size,
-    target, walkers,
+    docs, e2e, emulators, fences, fuzz, hypervisor, in_ci, kernels, litmus, msrv, peers, root,
+    setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -26,6 +26,8 @@ pub enum Stage {
     Publish,
     /// The stack of each of the engine's operations, without an operating system; with --deep
     Stack,
+    /// How many fences the operations have on RISC-V, where an acquire is one; with --deep
+    Fences,
     /// What the tests are compiles
     Build,
     /// Unit, property and command-line tests
@@ -112,13 +114,14 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 15] = [
+    const DEEP: [Self; 16] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
         Self::Bare,
         Self::Publish,
         Self::Stack,
+        Self::Fences,
         Self::Docs,
         Self::Loom,
         Self::Herd7,
@@ -159,6 +162,7 @@ impl Stage {
                 ran(&mut pack)
             }
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
+            Self::Fences => msrv::needs(setup::target(fences::TRIPLE), fences::check),
             Self::Build => ran(tests().arg("--no-run")),
             Self::Tests => {
                 // Patches are held against what `git am` makes of them.
