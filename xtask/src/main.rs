@@ -8,6 +8,7 @@ mod dist;
 mod docs;
 mod e2e;
 mod emulators;
+mod fences;
 mod fuzz;
 mod hypervisor;
 mod kernels;

@@ -1,8 +1,8 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
 use crate::{
-    api, counts, docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, litmus, msrv, peers, root,
-    setup, size, target, walkers,
+    api, counts, docs, e2e, emulators, fences, fuzz, hypervisor, in_ci, kernels, litmus, msrv,
+    peers, root, setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -30,6 +30,8 @@ pub enum Stage {
     Stack,
     /// Instructions of each operation, against the committed table; with --deep
     Counts,
+    /// How many fences the operations have on RISC-V, where an acquire is one; with --deep
+    Fences,
     /// What the tests are compiles
     Build,
     /// Unit, property and command-line tests
@@ -116,7 +118,7 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 17] = [
+    const DEEP: [Self; 18] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
@@ -125,6 +127,7 @@ impl Stage {
         Self::Api,
         Self::Stack,
         Self::Counts,
+        Self::Fences,
         Self::Docs,
         Self::Loom,
         Self::Herd7,
@@ -167,6 +170,7 @@ impl Stage {
             Self::Counts => counts::run(false),
             Self::Api => api::check(),
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
+            Self::Fences => msrv::needs(setup::target(fences::TRIPLE), fences::check),
             Self::Build => ran(tests().arg("--no-run")),
             Self::Tests => {
                 // Patches are held against what `git am` makes of them.

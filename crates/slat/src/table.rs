@@ -47,9 +47,9 @@ impl Slot {
         self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }
 
-    /// Replaces the caller's own marker, or what an only thread found vacant: a slot that is invalid
-    /// to hardware, and that nobody else changes. Release: what was done under the marker precedes
-    /// what takes its place.
+    /// Replaces the caller's own marker, or what an only thread found vacant: a slot that is
+    /// invalid to hardware, and that nobody else changes. Release: what was done under the marker
+    /// precedes what takes its place.
     #[inline(always)]
     pub(crate) fn release(&self, marker: u64, new: u64) {
         debug_assert_eq!(self.load(), marker, "a frozen slot was changed by somebody else");
@@ -153,8 +153,8 @@ impl Frame {
 }
 
 /// The values of a run of slots, each loaded once, in one pass with what is asked of all of them:
-/// so they stay in registers; see [`Slot::peek`] for what orders them. By index, as `array::map` and `zip` are calls where crates are not
-/// optimised as one.
+/// so they stay in registers. [`Slot::peek`] says what orders them. By index, as `array::map` and
+/// `zip` are calls where crates are not optimised as one.
 #[inline(always)]
 pub(crate) fn load_run<const N: usize>(run: &[Slot; N]) -> Run<N> {
     let mut loaded = Run { raws: [0; N], common: !0, any: 0 };

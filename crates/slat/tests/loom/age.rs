@@ -99,3 +99,17 @@ fn two_scans_of_a_page_in_use_find_it_young_each() {
         guest.end(0);
     });
 }
+
+#[test]
+fn a_page_that_is_mapped_beside_an_exact_scan_is_young_in_it_or_in_the_next() {
+    explore("age (exact) || map of one page, accessed", || {
+        // The table is there, and marked: the map looks at the mark alone.
+        let guest = X86::new(14, NEVER).mapped(PAGE..BLOCK, RAM, PAGE);
+        let mut cache = guest.cache(0);
+        let maps = spawn(move || guest.map(0..PAGE, RAM, PAGE, &mut cache));
+        guest.age(0..BIG, EXACT);
+        assert!(maps.join().unwrap().is_none());
+        guest.settle();
+        guest.end(0);
+    });
+}
