@@ -1,8 +1,8 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
 use crate::{
-    api, docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, msrv, peers, root, setup, size,
-    target, walkers,
+    api, docs, e2e, emulators, fuzz, hypervisor, in_ci, kernels, miri, msrv, mutants, peers, root,
+    setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -42,6 +42,10 @@ pub enum Stage {
     Loom,
     /// Long concurrent histories, and threads that stop for good, by shuttle; with --deep
     Shuttle,
+    /// What the libraries' tests do with memory is defined, by Miri; with --deep
+    Miri,
+    /// A test notices each small change of a small file; with --long
+    Mutants,
     /// The fuzzed target compiles; `cargo xtask fuzz` runs it
     Fuzz,
     /// The engine beside Linux's own code and other crates
@@ -112,7 +116,7 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 15] = [
+    const DEEP: [Self; 17] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
@@ -123,6 +127,8 @@ impl Stage {
         Self::Docs,
         Self::Loom,
         Self::Shuttle,
+        Self::Miri,
+        Self::Mutants,
         Self::Walkers,
         Self::Kernels,
         Self::Formats,
@@ -135,7 +141,7 @@ impl Stage {
     pub fn all(deep: bool, long: bool) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
         // Programs of the other architecture are for its emulated machines, which `long` boots.
-        let of_long = |stage: &Self| *stage == Self::Static;
+        let of_long = |stage: &Self| matches!(stage, Self::Static | Self::Mutants);
         all.filter(|stage| long || Self::DEEP.contains(stage) == deep && !of_long(stage)).collect()
     }
 
@@ -196,6 +202,8 @@ impl Stage {
             Self::Static => emulators::build(),
             Self::Loom => loom(long),
             Self::Shuttle => shuttle(long),
+            Self::Miri => miri::test(),
+            Self::Mutants => mutants::check(),
             Self::Fuzz if long => fuzz::run(600).map(|()| Outcome::Ran(Vec::new())),
             Self::Fuzz => fuzz::check(),
             Self::Peers => peers::test(long),

@@ -154,6 +154,18 @@ mod tests {
     }
 
     #[test]
+    fn a_page_may_be_here_unless_it_is_known_to_be_elsewhere() {
+        for (place, may_be) in [
+            (Place::Nowhere, false),
+            (Place::Here { frame: 1, copy: None }, true),
+            (Place::Moving, true),
+            (Place::Away { slot: 1, since: 0 }, false),
+        ] {
+            assert_eq!(Word(AtomicU64::new(place.encode())).may_be_here(), may_be, "{place:?}");
+        }
+    }
+
+    #[test]
     fn a_claimed_page_is_nobody_elses() {
         let word = Word::default();
         assert_eq!(word.claim(|_| true), Ok(Place::Nowhere));
