@@ -192,6 +192,15 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_that_goes_out_of_scope_leaves_the_page_where_it_says() {
+        let word = Word::default();
+        assert_eq!(word.claim(|_| true), Ok(Place::Nowhere));
+        let there = Place::Away { slot: 5, since: 2 };
+        drop(Claim { word: &word, place: there });
+        assert_eq!(word.load(), there);
+    }
+
+    #[test]
     #[should_panic(expected = "a claim was not respected")]
     fn a_word_that_nobody_claimed_is_not_let_go_of() {
         Word::default().release(Place::Nowhere);
