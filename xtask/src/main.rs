@@ -13,7 +13,9 @@ mod fuzz;
 mod hypervisor;
 mod kernels;
 mod litmus;
+mod miri;
 mod msrv;
+mod mutants;
 mod peers;
 mod setup;
 mod size;
@@ -47,6 +49,7 @@ Examples:
   cargo xtask fuzz 60                fuzz the operations for a minute
   cargo xtask api                    what changed in the published crates' interfaces
   cargo xtask api --accept           accept it
+  cargo xtask mutants crates/slat/src/guard.rs       which changes of a file no test notices
   cargo xtask setup                  install what the tests need, and stop";
 
 /// Set-up, tests and checks of the workspace.
@@ -141,6 +144,11 @@ enum Task {
         #[arg(long)]
         accept: bool,
     },
+    /// Change the libraries, one small change at a time, and see that a test notices each
+    ///
+    /// Installs cargo-mutants into the target folder. Fails for a change that no test notices and
+    /// docs/mutants.txt does not excuse, and for an excuse whose change is gone or is noticed.
+    Mutants(mutants::MutantsArgs),
     /// Install what the tests need and this machine lacks
     Setup,
 }
@@ -184,6 +192,7 @@ fn main() -> ExitCode {
         }
         Task::Fuzz { seconds } => fuzz::run(seconds),
         Task::Api { accept } => api::run(accept),
+        Task::Mutants(args) => mutants::run(&args),
         Task::Setup => setup::all(),
     };
     match done {

@@ -85,6 +85,57 @@ pub fn cargo_fuzz() -> anyhow::Result<()> {
     bail!("`cargo install --locked cargo-fuzz` failed")
 }
 
+/// cargo-mutants of a version that mutates the same code in the same way, in the target folder.
+const MUTANTS: &str = "27.1.0";
+
+/// Installs cargo-mutants, if it is missing.
+pub fn cargo_mutants() -> anyhow::Result<()> {
+    let version = Command::new(mutants_program()).args(["mutants", "--version"]).output();
+    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    if version.is_ok_and(|version| version.trim().ends_with(MUTANTS)) {
+        return Ok(());
+    }
+    println!("installing cargo-mutants");
+    let mut install = Command::new(cargo());
+    install.args(["install", "--locked", "--debug", "--force", "--root"]).arg(tools());
+    install.args(["--version", MUTANTS, "cargo-mutants"]);
+    install.env("CARGO_TARGET_DIR", tools().join("build"));
+    if install.status().is_ok_and(|status| status.success()) {
+        return Ok(());
+    }
+    bail!("{install:?} failed")
+}
+
+/// Where cargo-mutants is.
+pub fn mutants_program() -> std::path::PathBuf {
+    tools().join("bin/cargo-mutants")
+}
+
+fn tools() -> std::path::PathBuf {
+    crate::target().join("tools")
+}
+
+/// Components that Miri takes besides a nightly toolchain.
+const MIRI: &str = "miri,rust-src";
+
+/// Installs a nightly toolchain with Miri, if it is missing.
+pub fn miri() -> anyhow::Result<()> {
+    if answers(cargo_of("nightly").args(["miri", "--version"])) {
+        return Ok(());
+    }
+    if !has_rustup() {
+        bail!("there is no rustup, which could install Miri");
+    }
+    println!("installing Miri");
+    let install = ["toolchain", "install", "nightly", "--profile", "minimal", "--component", MIRI];
+    // A nightly that is there may lack the components, and may stay what it is.
+    let add = ["component", "add", "--toolchain", "nightly", "miri", "rust-src"];
+    if answers(Command::new("rustup").args(add)) || answers(Command::new("rustup").args(install)) {
+        return Ok(());
+    }
+    bail!("`rustup {}` failed", install.join(" "))
+}
+
 /// Installs a Debian package, if the command that it brings is missing.
 pub fn package(name: &str, command: &str) -> anyhow::Result<()> {
     if answers(Command::new(command).arg("--version")) {

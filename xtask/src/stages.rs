@@ -1,8 +1,8 @@
 //! The stages of the tests, in the order they run: what fails fastest first.
 
 use crate::{
-    api, counts, docs, e2e, emulators, fences, fuzz, hypervisor, in_ci, kernels, litmus, msrv,
-    peers, root, setup, size, target, walkers,
+    api, counts, docs, e2e, emulators, fences, fuzz, hypervisor, in_ci, kernels, litmus, miri,
+    msrv, mutants, peers, root, setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -48,6 +48,10 @@ pub enum Stage {
     Herd7,
     /// Long concurrent histories, and threads that stop for good, by shuttle; with --deep
     Shuttle,
+    /// What the libraries' tests do with memory is defined, by Miri; with --deep
+    Miri,
+    /// A test notices each small change of a small file; with --long
+    Mutants,
     /// The fuzzed target compiles; `cargo xtask fuzz` runs it
     Fuzz,
     /// The engine beside Linux's own code and other crates
@@ -118,7 +122,7 @@ fn tests() -> Command {
 
 impl Stage {
     /// What CI runs after the command of the README: it takes as long again.
-    const DEEP: [Self; 18] = [
+    const DEEP: [Self; 20] = [
         Self::Clippy,
         Self::Features,
         Self::Msrv,
@@ -132,6 +136,8 @@ impl Stage {
         Self::Loom,
         Self::Herd7,
         Self::Shuttle,
+        Self::Miri,
+        Self::Mutants,
         Self::Walkers,
         Self::Kernels,
         Self::Formats,
@@ -144,7 +150,7 @@ impl Stage {
     pub fn all(deep: bool, long: bool) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
         // Programs of the other architecture are for its emulated machines, which `long` boots.
-        let of_long = |stage: &Self| *stage == Self::Static;
+        let of_long = |stage: &Self| matches!(stage, Self::Static | Self::Mutants);
         all.filter(|stage| long || Self::DEEP.contains(stage) == deep && !of_long(stage)).collect()
     }
 
@@ -208,6 +214,8 @@ impl Stage {
             Self::Loom => loom(long),
             Self::Herd7 => litmus::test(),
             Self::Shuttle => shuttle(long),
+            Self::Miri => miri::test(),
+            Self::Mutants => mutants::check(),
             Self::Fuzz if long => fuzz::run(600).map(|()| Outcome::Ran(Vec::new())),
             Self::Fuzz => fuzz::check(),
             Self::Peers => peers::test(long),

@@ -145,6 +145,7 @@ mod tests {
     #[test]
     fn no_page_is_missed_that_comes_while_others_are_noted() {
         const PAGES: u32 = 16;
+        const PUSHES: u32 = if cfg!(miri) { 100 } else { 20_000 };
         let arrivals = &Arrivals::new(PAGES);
         let came: &[_; PAGES as usize] = &core::array::from_fn(|_| AtomicU64::new(0));
         let noted = &Mutex::new([0; PAGES as usize]);
@@ -160,7 +161,7 @@ mod tests {
                 .map(|seed| {
                     scope.spawn(move || {
                         let mut rng = fastrand::Rng::with_seed(seed);
-                        for _ in 0..20_000 {
+                        for _ in 0..PUSHES {
                             let page = rng.u32(..PAGES);
                             came[page as usize].fetch_add(1, Ordering::SeqCst);
                             arrivals.push(page, Some(1));

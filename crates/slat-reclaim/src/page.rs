@@ -155,6 +155,18 @@ mod tests {
     }
 
     #[test]
+    fn a_page_may_be_here_unless_it_is_known_to_be_elsewhere() {
+        for (place, may_be) in [
+            (Place::Nowhere, false),
+            (Place::Here { frame: 1, copy: None }, true),
+            (Place::Moving, true),
+            (Place::Away { slot: 1, since: 0 }, false),
+        ] {
+            assert_eq!(Word(AtomicU64::new(place.encode())).may_be_here(), may_be, "{place:?}");
+        }
+    }
+
+    #[test]
     fn a_claimed_page_is_nobody_elses() {
         let word = Word::default();
         assert_eq!(word.claim(|_| true), Ok(Place::Nowhere));
@@ -178,6 +190,15 @@ mod tests {
             assert!(claim_untouched(&words));
             assert!(words.iter().all(|word| word.load() == Place::Moving));
         }
+    }
+
+    #[test]
+    fn a_claim_that_goes_out_of_scope_leaves_the_page_where_it_says() {
+        let word = Word::default();
+        assert_eq!(word.claim(|_| true), Ok(Place::Nowhere));
+        let there = Place::Away { slot: 5, since: 2 };
+        drop(Claim { word: &word, place: there });
+        assert_eq!(word.load(), there);
     }
 
     #[test]
