@@ -242,7 +242,7 @@ impl<F: Format, P: Platform, M: GuestMemory> NestedPageTableOps for NestedPageTa
 
     fn unmap_region(&mut self, start: GuestPhysAddr, size: usize) -> AddrSpaceResult {
         let range = self.range(start, size)?;
-        self.space.discard(range).map(drop).map_err(refused)
+        self.space.discard(range).map_err(refused)
     }
 
     fn remap(&mut self, start: GuestPhysAddr, paddr: PhysAddr, flags: MappingFlags) -> bool {

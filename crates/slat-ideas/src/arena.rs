@@ -24,13 +24,20 @@ const ALIGNMENT: usize = 2 << 20;
 /// What a thread takes from the arena at a time: its frames ascend, whatever others take.
 const PORTION: usize = 256 << 10;
 
-/// Threads that may hold a portion when the work is done.
+/// Threads that may hold a portion, and as much that they gave back, when the work is done.
 const THREADS: usize = 8;
 
 thread_local! {
     /// What is left of the thread's portion: whose and from which reset, where it begins and ends.
     static OWN: Cell<(u64, usize, usize)> = const { Cell::new((0, 0, 0)) };
+    /// What the thread gave back last: whose and from which reset, the address of the last frame,
+    /// whose first word is that of the one before, 0 for none; how many.
+    static BACK: Cell<(u64, u64, usize)> = const { Cell::new((0, 0, 0)) };
 }
+
+/// Frames that a thread keeps of those that it gave back, before all may have them: a portion of
+/// the largest.
+const KEPT: usize = PORTION / (64 << 10);
 
 /// Tells portions of one arena, and of one reset of it, from all others.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
@@ -62,7 +69,7 @@ impl Arena {
     /// # Errors
     /// The host refuses the mapping.
     pub fn new(bytes: usize, page: usize, bbm: BreakBeforeMake) -> anyhow::Result<Self> {
-        let bytes = (bytes + THREADS * PORTION).next_multiple_of(ALIGNMENT);
+        let bytes = (bytes + 2 * THREADS * PORTION).next_multiple_of(ALIGNMENT);
         let map_bytes = bytes + ALIGNMENT;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new private mapping at an address of the kernel's choice aliases nothing.
@@ -172,8 +179,55 @@ impl Arena {
         Some(at)
     }
 
+    /// Keeps a frame for the thread, or hands those that it keeps to all.
+    #[inline]
+    fn give_back(&self, frame: Hpa) {
+        let (epoch, mut last, mut kept) = BACK.get();
+        if epoch != self.epoch {
+            (last, kept) = (0, 0);
+        }
+        if kept == KEPT {
+            self.share(last);
+            (last, kept) = (0, 0);
+        }
+        self.link(frame).store(last, Relaxed);
+        BACK.set((self.epoch, frame.0, kept + 1));
+    }
+
+    /// The frame that the thread gave back last.
+    #[inline]
+    fn take_back(&self) -> Option<Hpa> {
+        let (epoch, last, kept) = BACK.get();
+        if epoch != self.epoch || last == 0 {
+            return None;
+        }
+        BACK.set((epoch, self.link(Hpa(last)).load(Relaxed), kept - 1));
+        Some(Hpa(last))
+    }
+
+    #[cold]
+    fn share(&self, mut last: u64) {
+        let mut free = self.free.lock().unwrap_or_else(|poison| poison.into_inner());
+        while last != 0 {
+            free.push(Hpa(last));
+            last = self.link(Hpa(last)).load(Relaxed);
+        }
+        self.any_free.store(true, Relaxed);
+    }
+
+    /// The first word of a frame that nobody has.
+    #[inline]
+    fn link(&self, frame: Hpa) -> &AtomicU64 {
+        // SAFETY: the frame is of the arena, and inside its mapping, aligned and initialised; as an
+        // atomic the word is shared with whoever has the frame next.
+        unsafe { self.slots(frame).cast().as_ref() }
+    }
+
     #[inline]
     fn reuse(&self) -> Option<Hpa> {
+        if let Some(own) = self.take_back() {
+            return Some(own);
+        }
         if !self.any_free.load(Relaxed) {
             return None;
         }
@@ -202,7 +256,8 @@ impl Drop for Arena {
 // SAFETY:
 // 1. `allocate` hands out disjoint runs of a mapping that lives as long as the arena, each aligned
 //    to its size (the start is aligned to 2 MiB, no frame is larger), and reuses only frames that
-//    were given back; `reset` needs an exclusive borrow, and ends all portions by its epoch.
+//    were given back; `reset` needs an exclusive borrow, and ends all portions by its epoch; so it does
+//    all that threads keep of what was given back.
 // 2. `slots` adds the frame's offset to one base: the same pointer each time, inside the mapping.
 // 3. No CPU loads these tables, so none can use a translation.
 // 4. `grace` is a field.
@@ -225,9 +280,7 @@ unsafe impl Platform for Arena {
     #[inline]
     unsafe fn free(&self, frame: Frame, bytes: usize) {
         if bytes == self.page {
-            let mut free = self.free.lock().unwrap_or_else(|poison| poison.into_inner());
-            free.push(frame.hpa());
-            self.any_free.store(true, Relaxed);
+            self.give_back(frame.hpa());
         }
     }
 

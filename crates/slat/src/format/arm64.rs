@@ -253,15 +253,16 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
 
     #[inline(always)]
     fn kind(raw: u64, level: u8) -> Kind {
-        const LEAF_MARK: u64 = VALID | MARK;
-        const PAGE_MARK: u64 = VALID | TABLE_OR_PAGE | MARK;
         const PAGE: u64 = VALID | TABLE_OR_PAGE;
-        match (raw & PAGE_MARK, level) {
-            (PAGE, 0) => Kind::Leaf,
-            (PAGE_MARK, 0) => Kind::Sealed,
-            (PAGE | PAGE_MARK, _) => Kind::Table,
-            (VALID, 1..) if level <= Self::LARGEST_LEAF => Kind::Leaf,
-            (LEAF_MARK, 1..) if level <= Self::LARGEST_LEAF => Kind::Sealed,
+        let leaf = if raw & MARK == 0 { Kind::Leaf } else { Kind::Sealed };
+        // What tells tables, on every walk's way, is a short constant.
+        match (raw & PAGE, level) {
+            (PAGE, 0) => return leaf,
+            (PAGE, _) => return Kind::Table,
+            (VALID, 1..) if level <= Self::LARGEST_LEAF => return leaf,
+            _ => {}
+        }
+        match (raw & (PAGE | MARK), level) {
             _ if raw == 0 => Kind::Empty,
             (RESERVED, _) if raw & RETIRED != 0 => Kind::Owned,
             (RESERVED, _) => Kind::Reserved,

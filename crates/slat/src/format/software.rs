@@ -92,7 +92,7 @@ impl Software {
         if self.0 >> number & 1 == 1 { masks[number] } else { 0 }
     }
 
-    #[inline(never)]
+    #[inline]
     const fn encode_all(self, masks: [u64; Self::MOST]) -> Result<u64, AttributeError> {
         let bits = count(masks);
         if self.0 as u32 >> bits != 0 {
@@ -115,7 +115,8 @@ impl Software {
         Self::new(raw & masks[0] != 0, raw & masks[1] != 0)
     }
 
-    #[inline(never)]
+    #[cold]
+    #[inline]
     const fn decode_all(raw: u64, masks: [u64; Self::MOST]) -> Self {
         let (mut number, mut bits) = (0, 0);
         while number < Self::MOST {

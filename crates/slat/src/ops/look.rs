@@ -79,19 +79,22 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// [`Guard::translate`]: the caller is inside a guard, or nobody reclaims.
     #[inline(always)]
     pub(crate) fn translate(&self, gpa: Gpa) -> Result<Option<Translation>, Contended> {
-        if gpa.0 >> self.geometry().address_bits != 0 {
-            return Ok(None);
+        let Some(found) = self.lookup_any(gpa.0) else { return Ok(None) };
+        // Most are pages: compiled for them, whose size is a constant, and for others.
+        match found.level {
+            0 => self.translation(Found { level: 0, ..found }, gpa),
+            _ => self.translation(found, gpa),
         }
-        let found = self.lookup(gpa.0);
+    }
+
+    #[inline(always)]
+    fn translation(&self, found: Found, gpa: Gpa) -> Result<Option<Translation>, Contended> {
         match F::kind(found.raw, found.level) {
             Kind::Frozen | Kind::Retired => Err(Contended { at: gpa }),
             Kind::Leaf | Kind::Sealed => {
-                let leaf = self.leaf(found, gpa.0)?;
-                Ok(Some(Translation {
-                    hpa: Hpa(leaf.hpa.0 + (gpa.0 - leaf.gpa.0)),
-                    size: leaf.size,
-                    attributes: leaf.attributes,
-                }))
+                let Leaf { hpa, size, attributes, .. } = self.leaf(found, gpa.0)?;
+                let hpa = Hpa(hpa.0 | gpa.0 & (size.bytes() - 1));
+                Ok(Some(Translation { hpa, size, attributes }))
             }
             Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table => Ok(None),
         }

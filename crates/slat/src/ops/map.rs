@@ -2,7 +2,7 @@
 
 use super::owner::{Owner, owner};
 use super::unfold::Group;
-use super::{Atomically, Change, ChangeError};
+use super::{Atomically, Change, ChangeError, Vacantly};
 use crate::addr::{Gpa, GpaRange, Hpa, LeafSizeError, Levels, PageSize, RangeError};
 use crate::build::{Builder, Outside, Plan};
 use crate::cache::TableCache;
@@ -253,17 +253,8 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         if level > 0 {
             return false;
         }
-        let slot = slot::<F>(slots, gpa, 0);
-        let raw = slot.load();
-        if raw != 0 {
-            return false;
-        }
-        if let Some(what) = maintenance(attributes) {
-            let hpa = Hpa(gpa.wrapping_add(plan.delta));
-            self.platform.maintain(hpa, 1 << F::PAGE_SHIFT, what);
-        }
-        let leaf = F::leaf(plan.bits, 0, Hpa(gpa.wrapping_add(plan.delta)));
-        if C::exchange(slot, raw, leaf).is_err() {
+        let hpa = Hpa(gpa.wrapping_add(plan.delta));
+        if !self.fill_page::<C>(slots, gpa, hpa, plan.bits, attributes) {
             return false;
         }
         let accessed = |slot: &&Slot| slot.load() & F::TABLE_ACCESSED == F::TABLE_ACCESSED;
@@ -280,6 +271,52 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         counts.slots_read += u64::from(self.geometry().root_level) + 1;
         counts.slots_written += 1;
         true
+    }
+
+    /// Fills the slot of a page, of its table's `slots`, if it is empty: whether it was.
+    #[inline(always)]
+    fn fill_page<C: Change>(
+        &self,
+        slots: &[Slot],
+        gpa: u64,
+        hpa: Hpa,
+        bits: u64,
+        attributes: &Attributes,
+    ) -> bool {
+        let slot = slot::<F>(slots, gpa, 0);
+        let raw = slot.load();
+        if raw != 0 {
+            return false;
+        }
+        if let Some(what) = maintenance(attributes) {
+            self.platform.maintain(hpa, 1 << F::PAGE_SHIFT, what);
+        }
+        C::exchange(slot, raw, F::leaf(bits, 0, hpa)).is_ok()
+    }
+
+    /// Maps a page of the table that has these `slots`, if nothing stands in the way: else nothing
+    /// is done, and the walk says why. For one owner, who knows that the tables above are accessed.
+    #[inline(always)]
+    pub(crate) fn map_in(
+        &self,
+        slots: &[Slot],
+        range: &GpaRange,
+        hpa: Hpa,
+        attributes: Attributes,
+        largest: PageSize,
+    ) -> bool {
+        let gpa = range.start().0;
+        let page = 1 << F::PAGE_SHIFT;
+        let Ok(bits) = self.format.encode(attributes) else { return false };
+        let filled = range.size() == page
+            && gpa & (page - 1) == 0
+            && self.check_host(hpa, page).is_ok()
+            && F::level_of(largest).is_ok()
+            && self.fill_page::<Vacantly>(slots, gpa, hpa, bits, &attributes);
+        if filled {
+            self.platform.publish();
+        }
+        filled
     }
 
     #[inline(always)]

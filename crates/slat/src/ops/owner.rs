@@ -19,6 +19,7 @@ use crate::cache::TableCache;
 use crate::format::{Format, Kind, TOKEN_BITS};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
+use crate::sync::{AtomicU64, Ordering};
 use crate::tables::{Contended, Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
@@ -97,6 +98,25 @@ impl fmt::Display for OwnerError {
 
 impl core::error::Error for OwnerError {}
 
+/// Whether any address may have an owner, or have had one.
+#[derive(Debug)]
+pub(crate) struct Owners(AtomicU64);
+
+impl Owners {
+    pub fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    fn note(&self) {
+        self.0.store(1, Ordering::Relaxed);
+    }
+
+    /// Asked by who has the tables alone, and so comes after all who noted.
+    pub fn are_known(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+}
+
 /// The owner in a slot that translates nothing.
 #[inline(always)]
 pub(super) fn owner<F: Format>(kind: Kind, raw: u64) -> Option<Owner> {
@@ -132,6 +152,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             return Self::halted(range.start(), OwnerError::ForeignCache);
         }
         let (start, end) = (range.start().0, range.end().0);
+        if to.is_some() {
+            tables.owners.note();
+        }
         let hand = Hand { from, to };
         let mut check = Check { hand, read: 0, why: OwnerError::Contended };
         let mut budget = self.budget;

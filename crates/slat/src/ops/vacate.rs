@@ -7,7 +7,7 @@
 //! what was handed out and gives back the tables that it covers whole; it calls nobody but the
 //! platform, which does not unwind. It also runs where the closure panics. *Invariant*: no table is
 //! freed while a slot that can be reached links it, and what the closure was given is unmapped, no
-//! less and no more.
+//! less and no more. Who asks for no leaf has the second step alone.
 
 use super::unfold::{Group, folded};
 use super::{ChangeError, Removed};
@@ -17,7 +17,7 @@ use crate::format::{Format, Kind};
 use crate::inactive::Inactive;
 use crate::platform::Platform;
 use crate::table::{self, Frame, Slot};
-use crate::tables::{Halted, Tables};
+use crate::tables::{Found, Halted, Tables};
 
 impl<F: Format, P: Platform> Inactive<'_, F, P> {
     /// Unmaps `range`, and hands each run of neighbouring leaves of one kind to `removed`; returns
@@ -46,6 +46,44 @@ impl<F: Format, P: Platform> Inactive<'_, F, P> {
         list.finish();
         list.told.end = end;
         Ok(list.bytes)
+    }
+}
+
+impl<F: Format, P: Platform> Inactive<'_, F, P> {
+    /// Unmaps `range`, as [`Inactive::unmap`], for a caller who knows what memory is behind it:
+    /// nothing is handed out. Tables that the range covers whole are dropped unseen: entries of
+    /// pages in them are not read, unless addresses have, or had, owners.
+    ///
+    /// # Errors
+    /// [`ChangeError::Range`] and [`ChangeError::CutsBlock`]: nothing is done.
+    pub fn discard(&mut self, range: GpaRange) -> Result<(), Halted<ChangeError>> {
+        let tables = &self.0;
+        if let Err(why) = tables.check_change(&range) {
+            return Err(Halted { at: range.start(), why: why.into() });
+        }
+        let (start, end) = (range.start().0, range.end().0);
+        tables.unfold_cut(start);
+        tables.unfold_cut(end);
+        drop(Told { tables, start, end, owners: tables.owners.are_known() });
+        Ok(())
+    }
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// Unfolds the group, if any, that a range with an end at `edge` cuts, where nobody else is in
+    /// the tables.
+    fn unfold_cut(&self, edge: u64) {
+        if F::CONTIGUOUS == 0 || edge >> self.geometry().address_bits != 0 {
+            return;
+        }
+        let Found { raw, level, .. } = self.lookup(edge);
+        if F::kind(raw, level) == Kind::Leaf
+            && folded::<F>(raw)
+            && let Some(group) = self.group(edge, level)
+            && group.start < edge
+        {
+            group.unfold_alone();
+        }
     }
 }
 

@@ -32,7 +32,7 @@ struct Step {
 fn step() -> impl Strategy<Value = Step> {
     let start = prop_oneof![0..6u64, 510..516u64, 1020..1026u64, Just(0)];
     let pages = prop_oneof![1..4u64, 500..1100u64, Just(512)];
-    (start, pages, 0..3usize, 0..6usize, prop_oneof![Just(12), 0..3usize]).prop_map(
+    (start, pages, 0..3usize, 0..7usize, prop_oneof![Just(12), 0..3usize]).prop_map(
         |(start, pages, largest, kind, frames)| Step { start, pages, largest, kind, frames },
     )
 }
@@ -62,6 +62,15 @@ fn same<H: Hardware>(format: H::Format, steps: &[Step]) {
             let expected = guard.unmap(at, &mut removals);
             assert_eq!(done.map_err(|halted| halted.at), expected.map_err(|halted| halted.at));
             assert_eq!(taken, removals.complete().collect::<Vec<_>>());
+            drop(removals);
+            guard.complete();
+        } else if step.kind == 6 {
+            let done = inactive.discard(at).map_err(|halted| halted.at);
+            let mut places = [slat::Place::EMPTY];
+            let mut removals = guard.removals(&mut places).forgetting();
+            let expected = guard.unmap(at, &mut removals).map(drop);
+            assert_eq!(done, expected.map_err(|halted| halted.at));
+            removals.complete().for_each(drop);
             drop(removals);
             guard.complete();
         } else {
@@ -253,4 +262,37 @@ fn tables_that_become_inactive_are_changed_and_loaded_again() {
     cycles::<Ept<true>>(ept());
     #[cfg(feature = "every-format")]
     cycles::<Npt<true>>(npt::FORMAT);
+}
+
+#[test]
+fn a_discard_unfolds_the_groups_that_its_ends_cut_and_leaves_the_rest_of_them() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let format = slat::format::arm64::Arm64K4::default();
+    let mut inactive = Inactive::new(format, VMID, 40, &platform).unwrap();
+    let mut storage = Vec::new();
+    let mut tables = cache::<Arm<12>>(&platform, &mut storage, 4);
+    let page = 4 << 10;
+    let (all, leaf) = (range(0, 64 * page), PageSize::SIZE_4K);
+    inactive.map_contiguous(all, Hpa(4 * G), RAM, leaf, &mut tables).unwrap();
+    drop(tables);
+    inactive.discard(range(8 * page, 36 * page)).unwrap();
+    let found = |at: u64, inactive: &mut Inactive<'_, _, _>| {
+        inactive
+            .guard()
+            .translate(slat::Gpa(at * page))
+            .unwrap()
+            .map(|it| (it.hpa.0, it.size.bytes()))
+    };
+    for at in 0..64 {
+        let stays = |bytes| Some((4 * G + at * page, bytes));
+        let expected = match at {
+            8..44 => None,
+            0..8 | 44..48 => stays(page),
+            _ => stays(16 * page),
+        };
+        assert_eq!(found(at, &mut inactive), expected, "page {at}");
+    }
+    inactive.discard(range(0, 64 * page)).unwrap();
+    inactive.destroy();
+    assert_eq!(platform.live(), 0);
 }

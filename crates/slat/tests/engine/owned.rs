@@ -9,9 +9,9 @@ use slat::format::npt::Npt2M;
 use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
-    AddressSpace, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError, Execute, Format, Gpa,
-    GpaRange, Halted, Hpa, MapError, Memory, PageSize, Place, Rights, SpaceError, TableCache,
-    UnmapError, Vmid,
+    AddressSpace, Ageing, Ages, AnyAddressSpace, Attributes, BreakBeforeMake, ChangeError, Execute,
+    Format, Gpa, GpaRange, Halted, Hpa, MapError, Memory, Owner, PageSize, Place, Rights, Skip,
+    SpaceError, TableCache, UnmapError, Vmid,
 };
 use std::collections::BTreeMap;
 
@@ -24,6 +24,7 @@ const BASE: u64 = (1 << 30) - WINDOW / 2;
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Map { at: u64, pages: u64, odd: bool, attributes: Attributes, largest: PageSize },
+    MapEach { at: u64, pages: u64, attributes: Attributes },
     Protect { at: u64, pages: u64, rights: Rights },
     Unmap { at: u64, pages: u64 },
     UnmapLeaf { at: u64 },
@@ -49,6 +50,11 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (span.clone(), prop::bool::weighted(0.2), rights(), memory, largest).prop_map(
             |((at, pages), odd, Rights { read, write, execute }, memory, largest)| Op::Map {
                 at, pages, odd, largest, attributes: Attributes { read, write, execute, memory, ..RAM }
+            }
+        ),
+        2 => (span.clone(), rights()).prop_map(
+            |((at, pages), Rights { read, write, execute })| Op::MapEach {
+                at, pages, attributes: Attributes { read, write, execute, ..RAM }
             }
         ),
         2 => (span.clone(), rights()).prop_map(|((at, pages), rights)| Op::Protect {
@@ -87,6 +93,27 @@ fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) 
                     Err(halted) => panic!("{halted}"),
                 }
             }
+            Op::MapEach { at, pages: bytes, attributes } => {
+                for gpa in pages(at, bytes) {
+                    let leaf = (gpa + (1 << 32), attributes);
+                    let size = PageSize::from_bytes(page).unwrap();
+                    let mapped = space.map(range(gpa, page), Hpa(leaf.0), attributes, size);
+                    let there = *model.entry(gpa).or_insert(leaf);
+                    match mapped {
+                        Ok(()) => assert_eq!(there, leaf),
+                        Err(halted) => {
+                            let occupied = SpaceError::Map(MapError::Occupied {
+                                size: space.query(Gpa(gpa)).unwrap().size,
+                                hpa: Hpa(
+                                    there.0 & !(space.query(Gpa(gpa)).unwrap().size.bytes() - 1)
+                                ),
+                            });
+                            assert_eq!(halted, Halted { at: Gpa(gpa), why: occupied });
+                            assert_ne!(there, leaf);
+                        }
+                    }
+                }
+            }
             Op::Protect { at, pages: bytes, rights: Rights { read, write, execute } } => {
                 let changed = space.protect(range(at, bytes), Rights { read, write, execute });
                 let mut expected = 0;
@@ -117,7 +144,7 @@ fn play(platform: &TestPlatform, mut space: Any<'_>, sizes: &[u64], ops: &[Op]) 
                 let mut rest = model.split_off(&at);
                 let mut behind = rest.split_off(&(at + bytes));
                 model.append(&mut behind);
-                assert_eq!(space.discard(range(at, bytes)), Ok(rest.len() as u64 * page));
+                assert_eq!(space.discard(range(at, bytes)), Ok(()));
             }
             Op::UnmapLeaf { at } => {
                 let found = space.unmap_leaf(Gpa(at + 8)).unwrap();
@@ -282,7 +309,7 @@ fn what_is_discarded_is_invalidated_once_however_scattered_its_memory_is() {
     assert_eq!(invalidations(&platform), 512 / 16);
     scattered(&mut space);
     platform.take_events();
-    assert_eq!(space.discard(range(0, 2 * M)), Ok(2 * M));
+    assert_eq!(space.discard(range(0, 2 * M)), Ok(()));
     assert_eq!(invalidations(&platform), 1);
     assert_eq!(platform.live(), 1, "the root is left");
     let far = space.discard(range(1 << 40, 4 * K)).unwrap_err().why;
@@ -300,7 +327,7 @@ fn a_part_of_a_block_is_discarded_and_the_rest_stays() {
     assert_eq!(space.discard(range(M, 4 * K)).unwrap_err().why, SpaceError::OutOfFrames);
     assert_eq!(space.query(Gpa(M)).unwrap().size, PageSize::SIZE_2M);
     platform.limit(usize::MAX);
-    assert_eq!(space.discard(range(M, 4 * K)), Ok(4 * K));
+    assert_eq!(space.discard(range(M, 4 * K)), Ok(()));
     assert!(space.query(Gpa(M)).is_none());
     assert_eq!(space.query(Gpa(M + 4 * K)).unwrap().hpa, Hpa(M + 4 * K));
     assert_eq!(space.query(Gpa(M - 1)).unwrap().hpa, Hpa(M - 1));
@@ -330,6 +357,146 @@ fn guards_of_one_owner_see_each_other_and_no_table_that_they_unlink_goes_before_
     drop((walker, other, cache));
     assert_eq!(space.reclaim(), 2, "a table of pages, and the one above it");
     assert_eq!(platform.live(), 1, "the root is left");
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+/// Maps the page at `gpa` to the same address.
+fn map_page<F: Format>(space: &mut AddressSpace<'_, F, TestPlatform>, gpa: u64) {
+    space.map(range(gpa, 4 * K), Hpa(gpa), RAM, PageSize::SIZE_4K).unwrap();
+    assert_eq!(space.query(Gpa(gpa)).unwrap().hpa, Hpa(gpa));
+}
+
+#[test]
+fn the_next_page_is_mapped_into_a_table_that_is_there_whoever_took_the_last_one_away() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    let first = range(0, 4 * K);
+    let by_guard = |space: &AddressSpace<'_, _, TestPlatform>| {
+        let mut places = [Place::EMPTY];
+        let mut guard = space.guard();
+        let mut removals = guard.removals(&mut places);
+        guard.unmap(first, &mut removals).unwrap();
+        removals.complete().for_each(drop);
+    };
+    let by_tables = |space: &mut AddressSpace<'_, _, TestPlatform>| {
+        let tables = space.tables();
+        let mut places = [Place::EMPTY];
+        // SAFETY: nobody reclaims while the guard lives.
+        let mut guard = unsafe { tables.enter_unseated() };
+        let mut removals = guard.removals(&mut places);
+        guard.unmap(first, &mut removals).unwrap();
+        removals.complete().for_each(drop);
+        drop((removals, guard));
+        tables.reclaim();
+    };
+    for way in 0..5 {
+        map_page(&mut space, 0);
+        match way {
+            0 => assert_eq!(space.unmap(first, drop), Ok(4 * K)),
+            1 => space.discard(first).unwrap(),
+            2 => assert!(space.unmap_leaf(Gpa(0)).unwrap().is_some()),
+            3 => {
+                by_guard(&space);
+                assert_eq!(space.reclaim(), 2);
+            }
+            _ => by_tables(&mut space),
+        }
+        assert_eq!(platform.live(), 1, "way {way}: the root is left");
+        map_page(&mut space, 4 * K);
+        space.discard(range(0, 2 * M)).unwrap();
+    }
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+    assert_eq!(platform.live(), 0);
+}
+
+#[test]
+fn a_page_that_is_mapped_beside_the_last_one_is_young_to_who_ages_by_tables() {
+    let platform = TestPlatform::new(BreakBeforeMake::Never);
+    let mut space = AddressSpace::new(Ept1G::default(), Vmid(3), 40, &platform).unwrap();
+    map_page(&mut space, 0);
+    let all = range(0, 2 * M);
+    let (clear, skip) = (true, Skip::Hint);
+    let mut young_pages = |space: &AddressSpace<'_, Ept1G, _>| {
+        let (mut young, mut unanswered) = ([0; 8], [0; 8]);
+        let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+        space.guard().age(all, &mut ages, Ageing { clear, skip, fresh: true }).unwrap();
+        young[0]
+    };
+    assert_eq!(young_pages(&space), 0b1);
+    map_page(&mut space, 4 * K);
+    assert_eq!(young_pages(&space), 0b10);
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+#[test]
+fn tables_that_a_discard_covers_whole_go_unseen_with_one_invalidation_and_the_others_stay() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    let (gib, page) = (1 << 30, PageSize::SIZE_4K);
+    // Four whole tables of pages, and a page on either side of them.
+    for at in [gib - 8 * M, gib - 2 * M, gib, gib + 2 * M] {
+        space.map(range(at, 2 * M), Hpa(at), RAM, page).unwrap();
+    }
+    map_page(&mut space, gib - 8 * M - 4 * K);
+    map_page(&mut space, gib + 4 * M);
+    platform.take_events();
+    space.discard(range(gib - 8 * M, 12 * M)).unwrap();
+    assert_eq!(invalidations(&platform), 1);
+    // The root, a table of blocks on either side, and a table of the page that stands there.
+    assert_eq!(platform.live(), 5);
+    for (gpa, stays) in [(8 * M + 1, true), (8 * M, false), (1, false)] {
+        assert_eq!(space.query(Gpa(gib - gpa)).is_some(), stays, "{gpa:#x} before");
+    }
+    assert!(space.query(Gpa(gib)).is_none() && space.query(Gpa(gib + 4 * M)).is_some());
+    // A table around an end of the range, which nothing is left in, goes with the others.
+    space.discard(range(gib - 8 * M - 4 * K, 4 * M)).unwrap();
+    space.map(range(2 * M, 4 * M), Hpa(2 * M), RAM, page).unwrap();
+    assert_eq!((invalidations(&platform), platform.live()), (1, 6));
+    space.discard(range(2 * M, 4 * M)).unwrap();
+    assert_eq!((invalidations(&platform), platform.live()), (1, 3));
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+    assert_eq!(platform.live(), 0);
+}
+
+#[test]
+fn an_owner_keeps_its_addresses_through_a_discard() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    map_page(&mut space, 0);
+    let owner = Owner::new(7).unwrap();
+    let mut storage = [const { None }; 4];
+    let mut cache = TableCache::new(&platform, &mut storage);
+    cache.fill(4).unwrap();
+    space.guard().set_owner(range(4 * K, 4 * K), None, Some(owner), &mut cache).unwrap();
+    space.discard(range(0, 1 << 30)).unwrap();
+    assert!(space.query(Gpa(0)).is_none());
+    assert_eq!(space.guard().owner(Gpa(4 * K)), Ok(Some(owner)));
+    drop(cache);
+    // SAFETY: no machine has the root.
+    unsafe { space.destroy() };
+}
+
+#[test]
+fn a_removal_that_was_forgotten_is_invalidated_with_the_table_that_remembers_it() {
+    let platform = TestPlatform::new(BreakBeforeMake::Always);
+    let mut space = owned(&platform);
+    space.map(range(0, 2 * M), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
+    space.map(range(1 << 30, 4 * K), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
+    space.map(range((1 << 30) + 4 * K, 4 * K), Hpa(0), RAM, PageSize::SIZE_4K).unwrap();
+    let mut places = [Place::EMPTY];
+    let mut guard = space.guard();
+    let mut removals = guard.removals(&mut places);
+    guard.unmap(range(1 << 30, 4 * K), &mut removals).unwrap();
+    std::mem::forget(removals);
+    drop(guard);
+    platform.take_events();
+    space.discard(range(0, 2 * M)).unwrap();
+    let all = |event: &Event| matches!(event, Event::Invalidate(what) if what.range.is_none());
+    assert!(platform.take_events().iter().any(all));
     // SAFETY: no machine has the root.
     unsafe { space.destroy() };
 }

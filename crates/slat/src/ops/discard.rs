@@ -1,0 +1,122 @@
+//! Dropping what a range covers whole, tables and all, unseen: for one owner, beside hardware.
+//!
+//! # Protocol
+//! The caller has the tables alone, so that of all others hardware only walks them. A slot that
+//! links a table, all of which is in the range, becomes frozen, with the table's address in it:
+//! hardware finds it invalid. One invalidation, walk caches included, covers all of them. Then
+//! nobody can be in the tables: they are given back, read down to the level above pages alone, and
+//! their slots emptied. Between the first marker and the last release nobody is called but the
+//! platform, which does not unwind.
+//!
+//! Removals that were dropped, or forgotten, may have left tokens in the tables, which tell who
+//! fills a slot again to invalidate first; they go with the tables. So while any are under way, all
+//! of the guest is invalidated.
+
+use super::Refusal;
+use crate::addr::GpaRange;
+use crate::build::dismantle;
+use crate::format::{Format, Kind};
+use crate::platform::Platform;
+use crate::shootdown::Owed;
+use crate::table::{self, Frame, Slot};
+use crate::tables::Tables;
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// Unmaps whatever lies in tables that `range`, which was checked, covers whole, and gives the
+    /// tables back; what lies beside such tables stays. Does nothing where addresses have owners,
+    /// who keep them.
+    pub(crate) fn drop_tables(&mut self, range: &GpaRange) -> Result<(), Refusal> {
+        self.check_change(range)?;
+        if self.owners.are_known() {
+            return Ok(());
+        }
+        let (start, end) = (range.start().0, range.end().0);
+        let mut hull = Owed::NOTHING;
+        let level = self.geometry().root_level;
+        self.each_whole(self.root_slots(), level, (start, end), &mut |slot, level, base| {
+            let link = |raw| (F::kind(raw, level) == Kind::Table).then(|| frozen::<F>(raw));
+            if slot.update(link).is_ok() {
+                hull.table(base, base + (1 << F::shift(level)));
+            }
+        });
+        if hull.is_nothing() {
+            return Ok(());
+        }
+        if self.pending.removals.count() == 0 {
+            self.complete(hull);
+        } else {
+            self.complete_all();
+        }
+        self.each_whole(self.root_slots(), level, (start, end), &mut |slot, level, _| {
+            let raw = slot.load();
+            if F::kind(raw, level) == Kind::Frozen {
+                self.free_below(raw, level - 1);
+                slot.release(raw, 0);
+            }
+        });
+        Ok(())
+    }
+
+    /// Shows `each` the topmost slots above pages that a range covers whole, with their level and
+    /// first address. Where an end of the range cuts a table, or a frozen one, it goes down, and
+    /// shows the slot afterwards if nothing is left below it.
+    fn each_whole(
+        &self,
+        slots: &[Slot],
+        level: u8,
+        (start, end): (u64, u64),
+        each: &mut impl FnMut(&Slot, u8, u64),
+    ) {
+        if level == 0 {
+            return;
+        }
+        let (shift, mask) = (F::shift(level), slots.len() as u64 - 1);
+        for number in start >> shift..=(end - 1) >> shift {
+            let slot = &slots[(number & mask) as usize];
+            let base = number << shift;
+            let (from, to) = (start.max(base), end.min(base + (1 << shift)));
+            if to - from == 1 << shift {
+                each(slot, level, base);
+                continue;
+            }
+            let raw = slot.load();
+            if level == 1 || !matches!(F::kind(raw, level), Kind::Table | Kind::Frozen) {
+                continue;
+            }
+            let hpa = F::table_address(raw);
+            // SAFETY: a table has that many slots. It is linked, or was until this call froze the
+            // slot: it is given back below, after its last use.
+            let children = unsafe { table::slots(self.platform, hpa, F::slots(level - 1)) };
+            self.each_whole(children, level - 1, (from, to), each);
+            let left = |slot: &Slot| {
+                let kind = F::kind(slot.load(), level - 1);
+                !kind.is_vacant() && kind != Kind::Frozen
+            };
+            if !children.iter().any(left) {
+                each(slot, level, base);
+            }
+        }
+    }
+
+    /// Gives back the table at `level` that the frozen slot `raw` names, and all below it.
+    fn free_below(&self, raw: u64, level: u8) {
+        let (platform, hpa) = (self.platform, F::table_address(raw));
+        // SAFETY: the caller has the tables alone, and hardware has forgotten what the slot linked
+        // (`drop_tables`, whose borrow is exclusive), so nobody is in the table or below. Tables
+        // below the root came from caches, which allocate `TABLE_BYTES`, and nothing links this one
+        // any more.
+        unsafe {
+            let slots = table::slots(platform, hpa, F::slots(level));
+            let free = &mut |frame| platform.free(frame, F::TABLE_BYTES);
+            dismantle::<F, P>(platform, slots, level, free);
+            if let Some(frame) = Frame::from_hpa(hpa) {
+                free(frame);
+            }
+        }
+    }
+}
+
+/// The marker in place of a link.
+fn frozen<F: Format>(raw: u64) -> u64 {
+    F::frozen(F::table_address(raw))
+}
