@@ -22,8 +22,7 @@ pub enum Order {
 /// whether it stored. Who holds a lock meanwhile learns the stores in the order in which they
 /// happen, of all threads. It must not store to slots itself.
 #[cfg(feature = "observed")]
-pub type Observer =
-    fn(slot: usize, raw: u64, order: Order, store: &mut dyn FnMut() -> bool);
+pub type Observer = fn(slot: usize, raw: u64, order: Order, store: &mut dyn FnMut() -> bool);
 
 #[cfg(feature = "observed")]
 static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(ptr::null_mut());
