@@ -195,13 +195,18 @@ impl Stage {
                 // Where a guest can run, no test may do without it; where none can, nothing that
                 // could be installed is missing.
                 let kvm = File::options().read(true).write(true).open("/dev/kvm");
-                let left_out = match kvm {
+                let mut left_out = match kvm {
                     Ok(_) => {
                         tests.env("SLAT_REQUIRE_KVM", "1");
                         Vec::new()
                     }
                     Err(reason) => vec![format!("tests with a guest: /dev/kvm: {reason}")],
                 };
+                // Not vendored, nor fetched: who has built Casemate says where.
+                if std::env::var_os("CASEMATE_CHECK").is_none() {
+                    let reason = "CASEMATE_CHECK does not name a `casemate-check`";
+                    left_out.push(format!("the engine before Casemate: {reason}"));
+                }
                 ran(&mut tests)?;
                 Ok(Outcome::Ran(left_out))
             }

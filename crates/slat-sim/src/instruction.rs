@@ -3,8 +3,9 @@
 
 use crate::Machine;
 use crate::arch::{Arch, Arm};
+#[cfg(feature = "trace")]
+use crate::record::Event;
 use crate::tlb::Scope;
-use crate::trace::Event;
 use slat::Vmid;
 use std::fmt;
 
@@ -137,12 +138,16 @@ impl Arm {
 impl Machine<Arm> {
     /// Writes VTTBR_EL2 of the calling thread's CPU: the guest that its invalidations are for.
     pub fn vttbr(&self, vmid: Vmid) {
-        self.state().issuer().vmid = Some(vmid);
+        let mut state = self.state();
+        state.issuer().vmid = Some(vmid);
+        #[cfg(feature = "trace")]
+        state.record(Event::Guest(vmid));
     }
 
     /// Executes a TLBI; it takes effect when a DSB waits for it.
     pub fn tlbi(&self, op: Tlbi, operand: u64) {
         let mut state = self.state();
+        #[cfg(feature = "trace")]
         state.record(Event::Tlbi(op, operand));
         let arch = state.arch;
         let issuer = state.issuer();
@@ -166,11 +171,13 @@ impl Machine<Arm> {
             state.speculate();
         }
         state.drain();
+        #[cfg(feature = "trace")]
         state.record(Event::Dsb(barrier));
     }
 
     /// Executes an ISB.
     pub fn isb(&self) {
+        #[cfg(feature = "trace")]
         self.state().record(Event::Isb);
     }
 }

@@ -105,8 +105,11 @@ mod lazy;
 mod machine;
 mod memory;
 mod platform;
+#[cfg(feature = "trace")]
+mod record;
 mod state;
 mod tlb;
+#[cfg(feature = "trace")]
 mod trace;
 mod uses;
 mod violation;
@@ -117,5 +120,7 @@ pub use instruction::{Barrier, Tlbi};
 pub use lazy::{Choice, Lazy};
 pub use machine::{Machine, Moment, Place, Vcpu};
 pub use tlb::Scope;
+#[cfg(feature = "trace")]
+pub use trace::Untold;
 pub use uses::CONSUMERS;
 pub use violation::{Kind, Violation};

@@ -5,9 +5,10 @@ use crate::firmware::Firmware;
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::Memory;
+#[cfg(feature = "trace")]
+use crate::record::Event;
 use crate::state::{Cpu, Eye, Root, State};
 use crate::tlb::{Scope, Walk};
-use crate::trace::{self, Recorder};
 use crate::violation::{Kind, Log, Violation};
 use slat::{BreakBeforeMake, Gpa, GpaRange, Grace, Hpa, Seat, Vmid};
 use std::collections::{BTreeSet, HashMap};
@@ -65,6 +66,8 @@ impl<A: Arch> Machine<A> {
     pub fn new(arch: A, cpus: usize) -> Self {
         let declared = arch.break_before_make();
         let state = State {
+            #[cfg(feature = "trace")]
+            recorder: None,
             arch,
             lazy: Lazy::ALL,
             choice: Choice::Stalest,
@@ -78,7 +81,6 @@ impl<A: Arch> Machine<A> {
             roots: Vec::new(),
             vmids: BTreeSet::new(),
             threads: HashMap::new(),
-            recorder: None,
             handles_conflicts: declared == BreakBeforeMake::ConflictHandled,
             conflict_aborts: 0,
         };
@@ -125,13 +127,6 @@ impl<A: Arch> Machine<A> {
     pub fn declaring(self, declared: BreakBeforeMake) -> Self {
         self.state().handles_conflicts = declared == BreakBeforeMake::ConflictHandled;
         Self { declared, ..self }
-    }
-
-    /// With a record of what the engine did: see [`Machine::trace`].
-    #[must_use]
-    pub fn tracing(self) -> Self {
-        self.state().recorder = Some(Recorder::default());
-        self
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State<A>> {
@@ -301,11 +296,6 @@ impl<A: Arch> Machine<A> {
         }
         state.log.take()
     }
-
-    /// What the engine did, in Casemate's format.
-    pub fn trace(&self) -> String {
-        trace::export(&self.state())
-    }
 }
 
 impl Machine<Ept> {
@@ -388,7 +378,8 @@ impl<A: Arch> Vcpu<'_, A> {
         state.cpus[self.index].root = Some(root);
         state.forget_roots();
         state.drain();
-        state.record(trace::Event::Load { vmid, root: root.table });
+        #[cfg(feature = "trace")]
+        state.record(Event::Load { cpu: self.index, vmid, root: root.table });
     }
 
     /// Loads nothing. What was cached stays.
@@ -396,6 +387,8 @@ impl<A: Arch> Vcpu<'_, A> {
         let mut state = self.machine.state();
         state.cpus[self.index].root = None;
         state.forget_roots();
+        #[cfg(feature = "trace")]
+        state.record(Event::Unload { cpu: self.index });
     }
 
     /// The guest reads.

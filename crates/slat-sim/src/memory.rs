@@ -5,6 +5,7 @@ use slat::Slot;
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a frame holds before it is filled and after it is freed.
 pub(crate) const POISON: u64 = 0xdead_beef_dead_beef;
@@ -72,8 +73,14 @@ impl Table {
         Cell(unsafe { self.words.add(index) })
     }
 
+    /// Not by stores to slots: nobody's record has them.
     fn poison(&self) {
-        (0..self.len()).for_each(|index| self.cell(index).store(POISON));
+        for index in 0..self.len() {
+            // SAFETY: inside the allocation, which lives as long as `self` and is shared only as
+            // atomics; a slot is a transparent wrapper of one.
+            let word = unsafe { self.words.cast::<AtomicU64>().add(index).as_ref() };
+            word.store(POISON, Ordering::SeqCst);
+        }
     }
 
     /// What a walker may read instead of the present value.

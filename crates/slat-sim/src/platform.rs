@@ -2,8 +2,9 @@
 
 use crate::arch::Arch;
 use crate::machine::{Machine, Moment};
+#[cfg(feature = "trace")]
+use crate::record::Event;
 use crate::state::{Eye, State};
-use crate::trace::Event;
 use crate::violation::Kind;
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Slot};
 use slat_guest::Host;
@@ -48,7 +49,11 @@ unsafe impl<A: Arch> Platform for Machine<A> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         let mut state = self.state();
         let hpa = state.memory.allocate(bytes)?;
-        state.record(Event::Allocate { table: hpa, bytes });
+        #[cfg(feature = "trace")]
+        if let (Some(recorder), Some(table)) = (&state.recorder, state.memory.get(hpa)) {
+            recorder.track(table.words().addr().get(), bytes, hpa);
+            recorder.push(Event::Allocate { table: hpa, bytes });
+        }
         // SAFETY: `slots` reaches it, it is of that size and alignment, below 2^40 for as long as
         // fewer than half a TiB were allocated, and known to nobody else.
         unsafe { Frame::from_hpa(Hpa(hpa)) }
@@ -62,6 +67,7 @@ unsafe impl<A: Arch> Platform for Machine<A> {
             let used = format!("the frame at {hpa:#x} is freed with {bytes:#x} bytes");
             state.log.report(Kind::BadFree, None, None, used, expected);
         }
+        #[cfg(feature = "trace")]
         state.record(Event::Free { table: hpa, bytes });
     }
 

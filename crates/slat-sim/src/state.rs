@@ -4,8 +4,9 @@ use crate::arch::{Arch, Descriptor, Leaf, Rights};
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::{Cell, Memory, POISON};
+#[cfg(feature = "trace")]
+use crate::record::{Event, Recorder};
 use crate::tlb::{Clash, Entry, Holes, Leaves, Scope, Walk, Walks};
-use crate::trace::{Event, Recorder};
 use crate::uses::UseLog;
 use crate::violation::{Kind, Log};
 use slat::Vmid;
@@ -45,6 +46,9 @@ pub(crate) struct Issuer {
 
 #[derive(Debug)]
 pub(crate) struct State<A> {
+    /// Dropped before the memory whose addresses it knows.
+    #[cfg(feature = "trace")]
+    pub recorder: Option<Recorder>,
     pub arch: A,
     pub lazy: Lazy,
     pub choice: Choice,
@@ -60,7 +64,6 @@ pub(crate) struct State<A> {
     /// Guests that ever were: what TLBs may hold.
     pub vmids: BTreeSet<u16>,
     pub threads: HashMap<ThreadId, Issuer>,
-    pub recorder: Option<Recorder>,
     pub handles_conflicts: bool,
     pub conflict_aborts: u64,
 }
@@ -372,20 +375,15 @@ impl<A: Arch> State<A> {
 
     /// A barrier: walkers see all stores before it.
     pub fn drain(&mut self) {
-        let starts: Vec<_> = self.roots.iter().map(|&root| (root, self.start(root))).collect();
-        for (root, start) in starts {
+        let starts: Vec<_> = self.roots.iter().map(|&root| self.start(root)).collect();
+        for start in starts {
             let (_, mut links) = self.explore(Eye::GOD, vec![start]);
-            // Tables before the links to them.
-            links.sort_by_key(|walk| walk.shift);
             links.push(start);
             for walk in links {
                 let Some(table) = self.memory.get_mut(walk.table).filter(|table| table.live) else {
                     continue;
                 };
                 table.drain();
-                if let Some(recorder) = &mut self.recorder {
-                    recorder.table(root.table, walk.table, table);
-                }
             }
         }
         let unlinked = self.memory.live_tables().filter(|(_, table)| table.has_drained());
@@ -472,8 +470,9 @@ impl<A: Arch> State<A> {
         }
     }
 
-    pub fn record(&mut self, event: Event) {
-        if let Some(recorder) = &mut self.recorder {
+    #[cfg(feature = "trace")]
+    pub fn record(&self, event: Event) {
+        if let Some(recorder) = &self.recorder {
             recorder.push(event);
         }
     }

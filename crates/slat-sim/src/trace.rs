@@ -1,185 +1,323 @@
 //! What the engine did, as a trace for [Casemate], an executable model of the discipline that Arm
 //! demands of page tables.
 //!
-//! The grammar is that of Casemate's `doc/asciidoc/sections/trace-format.adoc` and of its parser,
-//! which wants every record to end with a source location: one record a line, `(mem-write (id 0)
-//! (tid 0) (mem-order release) (address 0x..) (value 0x..) (src "slat:0"))`, in that order of
-//! fields.
+//! The grammar is that of Casemate 3.0.2's parser, which wants every record to end with a source
+//! location: one record a line, `(mem-write (id 0) (tid 0) (mem-order release) (address 0x..)
+//! (value 0x..) (src "slat:0"))`, in that order of fields. `casemate-check -R` reads it.
 //!
-//! What Casemate has no word for is written so:
-//! - It knows writes by one thread under a lock of the tables. The engine has neither; each of its
-//!   writes is put under the lock of its root. Writes are seen at the barrier after them: between
-//!   two barriers, those to tables come before those to the links to them.
+//! - There are no locks: the engine has none, and `-R` asks for none.
+//! - A thread is one of Casemate's CPUs. Its `vttbr_el2` is what [`Machine::vttbr`] said; before, a
+//!   root of nobody's, whose guest no invalidation of the engine is for. A guest that no CPU has
+//!   loaded yet is unknown there, and so are invalidations for it.
+//! - A root that a CPU of the machine loads is shown by a thread that loads it, and goes back to
+//!   what it had. It is given up (`release_table`) before the first of the tables that are freed
+//!   with it.
 //! - `ripas2e1is` becomes as many `ipas2e1is`, last-level forms become `ipas2e1is`. They invalidate
 //!   no less: whether the engine's own are enough is checked here, not there.
-//! - Invalidations of one CPU by address are left out: there is no word for them.
-//! - What hardware writes (accessed, dirty) is in the next barrier's writes.
-//! - A table that is freed is released from its root (`hint`, `release_table`), and then freed
-//!   (`mem-free`, which the parser knows and the manual does not).
-//!
-//! Traces were held against the grammar, in `tests/machine/trace.rs`; not yet against a build of
-//! Casemate itself.
+//! - What hardware marks (accessed, dirty) is a store of the thread that runs the CPU.
 //!
 //! [Casemate]: https://github.com/rems-project/casemate
 
-use crate::arch::Arch;
+use crate::Machine;
+use crate::arch::{Arch, Arm};
 use crate::instruction::{Barrier, Tlbi};
-use crate::memory::Table;
-use crate::state::State;
+use crate::record::{Event, Recorder};
 use slat::Vmid;
-use std::collections::{HashMap, HashSet};
-use std::fmt::Write;
-use std::thread::ThreadId;
+use slat::observe::Order;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write};
 
-/// Something that Casemate wants to know.
+/// Casemate's CPUs, as it is built by default.
+const THREADS: usize = 4;
+/// Pages of one range that are written out.
+const PAGES: u64 = 1 << 18;
+
+/// Why there is no trace: Casemate has no word for it, or understands it otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Event {
-    Allocate { table: u64, bytes: usize },
-    Free { table: u64, bytes: usize },
-    Load { vmid: Vmid, root: u64 },
-    Write { root: u64, address: u64, value: u64 },
-    Tlbi(Tlbi, u64),
-    Dsb(Barrier),
-    Isb,
+#[non_exhaustive]
+pub enum Untold {
+    /// The machine is not [`Machine::tracing`].
+    NotRecorded,
+    /// Not 4K pages without FEAT_LPA2, or not a root of one page that begins at the level which
+    /// its addresses need: 26 to 30, 35 to 39, or 44 to 48 bits.
+    Tables {
+        /// Base-2 logarithm of the granule.
+        granule: u32,
+        /// Bits of a guest physical address.
+        address_bits: u32,
+        /// FEAT_LPA2.
+        lpa2: bool,
+    },
+    /// More threads than Casemate has CPUs, which are 4.
+    Threads(usize),
+    /// A barrier for this CPU alone.
+    Barrier(Barrier),
+    /// An invalidation for this CPU alone.
+    Local(Tlbi),
+    /// A range of more pages than are written out.
+    Range(u64),
 }
 
-#[derive(Default, Debug)]
-pub(crate) struct Recorder {
-    events: Vec<(usize, Event)>,
-    threads: HashMap<ThreadId, usize>,
-    written: HashMap<u64, Vec<u64>>,
-}
-
-impl Recorder {
-    pub fn push(&mut self, event: Event) {
-        let next = self.threads.len();
-        let thread = *self.threads.entry(std::thread::current().id()).or_insert(next);
-        self.events.push((thread, event));
-    }
-
-    /// What changed in a table since it was last looked at.
-    pub fn table(&mut self, root: u64, hpa: u64, table: &Table) {
-        let now: Vec<_> = (0..table.len()).map(|index| table.cell(index).load()).collect();
-        let old = self.written.insert(hpa, now.clone()).unwrap_or_else(|| vec![0; now.len()]);
-        for (address, (value, old)) in (hpa..).step_by(8).zip(now.into_iter().zip(old)) {
-            if value != old {
-                self.push(Event::Write { root, address, value });
+impl fmt::Display for Untold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRecorded => write!(f, "the machine was not asked to record"),
+            Self::Tables { granule, address_bits, lpa2 } => {
+                let wide = if *lpa2 { " with FEAT_LPA2" } else { "" };
+                write!(f, "Casemate knows no tables of 2^{granule} byte granules")?;
+                write!(f, "{wide} for {address_bits} bits of address")
             }
+            Self::Threads(threads) => {
+                write!(f, "{threads} threads, of which Casemate knows at most {THREADS}")
+            }
+            Self::Barrier(barrier) => {
+                let kind = format!("{barrier:?}").to_lowercase();
+                write!(f, "Casemate does not tell `dsb {kind}` from one for all CPUs")
+            }
+            Self::Local(op) => write!(f, "Casemate knows no `tlbi {op}`"),
+            Self::Range(pages) => write!(f, "an invalidation of {pages} pages is too long a trace"),
         }
     }
 }
 
-struct Writer {
-    text: String,
-    id: usize,
-}
+impl std::error::Error for Untold {}
 
-impl Writer {
-    fn record(&mut self, thread: usize, name: &str, fields: &str) {
-        let Self { text, id } = self;
-        let blank = if fields.is_empty() { "" } else { " " };
-        let written =
-            writeln!(text, "({name} (id {id}) (tid {thread}){blank}{fields} (src \"slat:0\"))");
-        written.expect("a string takes everything");
-        self.id += 1;
+impl Machine<Arm> {
+    /// With a record of what the engine did, which [`Machine::trace`] writes out.
+    #[must_use]
+    pub fn tracing(self) -> Self {
+        self.state().recorder = Some(Recorder::new());
+        self
+    }
+
+    /// What the engine did, in Casemate's format: see `docs/bugs.md` for what Casemate judges.
+    ///
+    /// # Errors
+    /// What Casemate has no word for.
+    pub fn trace(&self) -> Result<String, Untold> {
+        let state = self.state();
+        let recorder = state.recorder.as_ref().ok_or(Untold::NotRecorded)?;
+        export(&state.arch, &recorder.events())
     }
 }
 
-/// The trace; empty if nothing was recorded.
-pub(crate) fn export<A: Arch>(state: &State<A>) -> String {
-    let mut out = Writer { text: String::new(), id: 0 };
-    let Some(recorder) = &state.recorder else { return out.text };
-    let page = 1u64 << state.arch.shift(3).min(16);
-    // Locks stand at addresses of their own, above all tables.
-    let lock = |root: u64| root | 1 << 46;
-    let (mut rooted, mut owned) = (HashSet::new(), HashSet::new());
-    let roots: HashSet<_> = recorder
-        .events
+fn export(arch: &Arm, events: &[(usize, Event)]) -> Result<String, Untold> {
+    tables(arch)?;
+    let threads = events.iter().map(|&(thread, _)| thread + 1).max().unwrap_or(0);
+    if threads > THREADS {
+        return Err(Untold::Threads(threads));
+    }
+    let mut out = Writer::new(arch, events);
+    let ends = ends(events);
+    for (index, &(thread, event)) in events.iter().enumerate() {
+        out.begin(thread);
+        if let Some(&root) = ends.get(&index) {
+            out.release(thread, root);
+        }
+        match event {
+            Event::Allocate { table, bytes } => {
+                out.record(thread, "mem-init", &format!("(address {table:#x}) (size {bytes:#x})"));
+            }
+            Event::Free { table, bytes } => {
+                out.record(thread, "mem-free", &format!("(address {table:#x}) (size {bytes:#x})"));
+            }
+            Event::Load { cpu, vmid, root } => out.load(thread, cpu, vmid, root),
+            Event::Unload { cpu } => _ = out.cpus.remove(&cpu),
+            Event::Guest(vmid) => out.guest(thread, vmid),
+            Event::Store { address, value, order } => {
+                let order = match order {
+                    Order::Plain => "plain",
+                    Order::Release => "release",
+                };
+                let fields =
+                    format!("(mem-order {order}) (address {address:#x}) (value {value:#x})");
+                out.record(thread, "mem-write", &fields);
+            }
+            Event::Tlbi(op, operand) => out.tlbi(thread, op, operand)?,
+            Event::Dsb(barrier) => {
+                let kind = match barrier {
+                    Barrier::Ish => "dsb (kind ish)",
+                    Barrier::Ishst => "dsb (kind ishst)",
+                    Barrier::Nsh | Barrier::Nshst => return Err(Untold::Barrier(barrier)),
+                };
+                out.record(thread, "barrier", kind);
+            }
+            Event::Isb => out.record(thread, "barrier", "isb"),
+        }
+    }
+    Ok(out.text)
+}
+
+/// Refuses tables that Casemate walks otherwise: it derives the level of the root from the number
+/// of bits, 9 a level.
+fn tables(arch: &Arm) -> Result<(), Untold> {
+    let &Arm { granule, address_bits, start_level, lpa2, lpa, .. } = arch;
+    let known = granule == 12
+        && !lpa2
+        && !lpa
+        && address_bits <= 48
+        && start_level as u32 == (48 - address_bits) / 9
+        && (17..=512).contains(&arch.slots(start_level));
+    if known { Ok(()) } else { Err(Untold::Tables { granule, address_bits, lpa2: lpa2 || lpa }) }
+}
+
+/// Where the tables under a root begin to be freed with it: the first of the frees that one thread
+/// does without anything between them, and the last of which is the root's.
+fn ends(events: &[(usize, Event)]) -> BTreeMap<usize, u64> {
+    let roots: BTreeSet<_> = events
         .iter()
         .filter_map(|(_, event)| match event {
             Event::Load { root, .. } => Some(*root),
             _ => None,
         })
         .collect();
-    let frames: Vec<_> = recorder
-        .events
-        .iter()
-        .filter_map(|(_, event)| match *event {
-            Event::Allocate { table, bytes } => Some((table, table + bytes as u64)),
-            _ => None,
-        })
-        .collect();
-    for &(thread, event) in &recorder.events {
+    let mut first = [None; THREADS];
+    let mut ends = BTreeMap::new();
+    for (index, (thread, event)) in events.iter().enumerate() {
+        let first = &mut first[*thread];
         match event {
-            Event::Allocate { table, bytes } => {
-                let fields = format!("(address {table:#x}) (size {bytes:#x})");
-                out.record(thread, "mem-init", &fields);
-            }
-            Event::Free { table, bytes } => {
-                if owned.remove(&table) {
-                    let fields = format!("(kind release_table) (location {table:#x}) (value 0x0)");
-                    out.record(thread, "hint", &fields);
+            Event::Free { table, .. } => {
+                let begin = *first.get_or_insert(index);
+                if roots.contains(table) {
+                    ends.insert(begin, *table);
+                    *first = None;
                 }
-                let fields = format!("(address {table:#x}) (size {bytes:#x})");
-                out.record(thread, "mem-free", &fields);
             }
-            Event::Load { vmid, root } => {
-                hint_root(&mut out, &mut rooted, thread, root, lock(root));
-                let value = u64::from(vmid.0) << 48 | root;
-                let fields = format!("(sysreg vttbr_el2) (value {value:#x})");
-                out.record(thread, "sysreg-write", &fields);
-            }
-            Event::Write { root, address, value } => {
-                hint_root(&mut out, &mut rooted, thread, root, lock(root));
-                let frame = frames.iter().find(|frame| (frame.0..frame.1).contains(&address));
-                let table = frame.map_or(address, |frame| frame.0);
-                if !roots.contains(&table) && owned.insert(table) {
-                    let fields =
-                        format!("(kind set_owner_root) (location {table:#x}) (value {root:#x})");
-                    out.record(thread, "hint", &fields);
-                }
-                out.record(thread, "lock", &format!("(address {:#x})", lock(root)));
-                let fields =
-                    format!("(mem-order release) (address {address:#x}) (value {value:#x})");
-                out.record(thread, "mem-write", &fields);
-                out.record(thread, "unlock", &format!("(address {:#x})", lock(root)));
-            }
-            Event::Tlbi(op, operand) => tlbi(&mut out, thread, op, operand, page),
-            Event::Dsb(barrier) => {
-                let kind = format!("dsb (kind {})", format!("{barrier:?}").to_lowercase());
-                out.record(thread, "barrier", &kind);
-            }
-            Event::Isb => out.record(thread, "barrier", "isb"),
+            _ => *first = None,
         }
     }
-    out.text
+    ends
 }
 
-fn hint_root(out: &mut Writer, rooted: &mut HashSet<u64>, thread: usize, root: u64, lock: u64) {
-    if rooted.insert(root) {
-        let fields = format!("(kind set_root_lock) (location {root:#x}) (value {lock:#x})");
-        out.record(thread, "hint", &fields);
-    }
+struct Writer<'a> {
+    arch: &'a Arm,
+    text: String,
+    id: usize,
+    /// A root of nobody's, with its VMID, as VTTBR_EL2 holds it.
+    nobody: u64,
+    /// VTTBR_EL2 of each thread that has appeared.
+    vttbr: BTreeMap<usize, u64>,
+    /// The same of guests that were loaded and not freed.
+    guests: BTreeMap<u16, u64>,
+    /// The same of the machine's CPUs.
+    cpus: BTreeMap<usize, u64>,
 }
 
-fn tlbi(out: &mut Writer, thread: usize, op: Tlbi, operand: u64, page: u64) {
-    match op {
-        Tlbi::Ipas2e1is | Tlbi::Ipas2le1is => {
-            out.record(thread, "tlbi", &format!("ipas2e1is (value {operand:#x})"));
-        }
-        Tlbi::Vae2is => out.record(thread, "tlbi", &format!("vae2is (value {operand:#x})")),
-        Tlbi::Ripas2e1is | Tlbi::Ripas2le1is => {
-            let base = (operand & ((1 << 37) - 1)) * page;
-            let (scale, num) = (operand >> 44 & 0b11, operand >> 39 & 0b1_1111);
-            for index in 0..(num + 1) << (5 * scale + 1) {
-                let value = (base + index * page) >> 12;
-                out.record(thread, "tlbi", &format!("ipas2e1is (value {value:#x})"));
+const ROOT: u64 = (1 << 48) - 1;
+
+impl<'a> Writer<'a> {
+    fn new(arch: &'a Arm, events: &[(usize, Event)]) -> Self {
+        let (mut used, mut frames) = (BTreeSet::new(), BTreeSet::new());
+        for (_, event) in events {
+            match *event {
+                Event::Load { vmid, .. } | Event::Guest(vmid) => _ = used.insert(vmid.0),
+                Event::Allocate { table, bytes } => {
+                    frames.extend((table..table + bytes as u64).step_by(0x1000));
+                }
+                _ => {}
             }
         }
-        // Not known there: what it leaves on other CPUs is found here.
-        Tlbi::Ipas2e1 | Tlbi::Ipas2le1 | Tlbi::Ripas2e1 | Tlbi::Ripas2le1 => {}
-        Tlbi::Vmalle1 | Tlbi::Vmalle1is | Tlbi::Vmalls12e1 | Tlbi::Vmalls12e1is | Tlbi::Alle1is => {
-            out.record(thread, "tlbi", &op.to_string());
+        // There are more pages than frames, and fewer guests in a test than VMIDs.
+        let page = (1..).map(|page| page << 12).find(|page| !frames.contains(page));
+        let vmid = (0..=u16::MAX).rev().find(|vmid| !used.contains(vmid));
+        let nobody = u64::from(vmid.unwrap_or_default()) << 48 | page.unwrap_or_default();
+        let (vttbr, guests, cpus) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { arch, text: String::new(), id: 0, nobody, vttbr, guests, cpus }
+    }
+
+    fn record(&mut self, thread: usize, name: &str, fields: &str) {
+        let Self { text, id, .. } = self;
+        let written = writeln!(text, "({name} (id {id}) (tid {thread}) {fields} (src \"slat:0\"))");
+        written.expect("a string takes everything");
+        self.id += 1;
+    }
+
+    fn register(&mut self, thread: usize, name: &str, value: u64) {
+        self.record(thread, "sysreg-write", &format!("(sysreg {name}) (value {value:#x})"));
+    }
+
+    /// Before the first event of a thread.
+    fn begin(&mut self, thread: usize) {
+        if self.vttbr.contains_key(&thread) {
+            return;
         }
+        let nobody = self.nobody;
+        if self.vttbr.is_empty() {
+            let table = nobody & ROOT;
+            self.record(thread, "mem-init", &format!("(address {table:#x}) (size 0x1000)"));
+        }
+        // T0SZ, SL0, and a RES1.
+        let level = 2 - self.arch.start_level as u64;
+        let vtcr = u64::from(64 - self.arch.address_bits) | level << 6 | 1 << 31;
+        self.register(thread, "vtcr_el2", vtcr);
+        self.vttbr(thread, nobody);
+    }
+
+    fn vttbr(&mut self, thread: usize, value: u64) {
+        self.register(thread, "vttbr_el2", value);
+        self.vttbr.insert(thread, value);
+    }
+
+    fn load(&mut self, thread: usize, cpu: usize, vmid: Vmid, root: u64) {
+        let loaded = u64::from(vmid.0) << 48 | root;
+        self.guests.insert(vmid.0, loaded);
+        self.cpus.insert(cpu, loaded);
+        let own = self.vttbr[&thread];
+        if own != loaded {
+            self.vttbr(thread, loaded);
+            self.vttbr(thread, own);
+        }
+    }
+
+    fn guest(&mut self, thread: usize, vmid: Vmid) {
+        let value = self.guests.get(&vmid.0).copied().unwrap_or(self.nobody);
+        self.vttbr(thread, value);
+    }
+
+    /// Casemate gives up a root that no CPU has in its register. One that a CPU of the machine has
+    /// loaded still stays in the thread's.
+    fn release(&mut self, thread: usize, root: u64) {
+        if let Some(&loaded) = self.cpus.values().find(|loaded| *loaded & ROOT == root) {
+            self.vttbr(thread, loaded);
+        } else {
+            let all = self.vttbr.iter().filter(|(_, loaded)| *loaded & ROOT == root);
+            let threads: Vec<_> = all.map(|(&thread, _)| thread).collect();
+            threads.into_iter().for_each(|thread| self.vttbr(thread, self.nobody));
+        }
+        self.guests.retain(|_, loaded| *loaded & ROOT != root);
+        let fields = format!("(kind release_table) (location {root:#x}) (value 0x0)");
+        self.record(thread, "hint", &fields);
+    }
+
+    fn tlbi(&mut self, thread: usize, op: Tlbi, operand: u64) -> Result<(), Untold> {
+        match op {
+            Tlbi::Ipas2e1is | Tlbi::Ipas2le1is => {
+                self.record(thread, "tlbi", &format!("ipas2e1is (value {operand:#x})"));
+            }
+            Tlbi::Vae2is => {
+                self.record(thread, "tlbi", &format!("vae2is (value {operand:#x})"));
+            }
+            Tlbi::Ripas2e1is | Tlbi::Ripas2le1is => {
+                let scope = self.arch.scope(op, operand, 0, Vmid::default());
+                let (start, end) = scope.and_then(|scope| scope.range).unwrap_or_default();
+                let pages = (end - start) >> 12;
+                if pages > PAGES {
+                    return Err(Untold::Range(pages));
+                }
+                for page in start >> 12..end >> 12 {
+                    self.record(thread, "tlbi", &format!("ipas2e1is (value {page:#x})"));
+                }
+            }
+            Tlbi::Vmalle1is | Tlbi::Vmalls12e1is | Tlbi::Alle1is => {
+                self.record(thread, "tlbi", &op.to_string());
+            }
+            Tlbi::Ipas2e1
+            | Tlbi::Ipas2le1
+            | Tlbi::Ripas2e1
+            | Tlbi::Ripas2le1
+            | Tlbi::Vmalle1
+            | Tlbi::Vmalls12e1 => return Err(Untold::Local(op)),
+        }
+        Ok(())
     }
 }

@@ -122,6 +122,10 @@ mod grace;
 mod granted;
 mod guard;
 mod inactive;
+#[cfg(feature = "observed")]
+pub mod observe;
+#[cfg(not(feature = "observed"))]
+mod observe;
 mod ops;
 mod platform;
 mod ran;

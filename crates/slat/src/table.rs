@@ -2,8 +2,10 @@
 
 use crate::addr::Hpa;
 use crate::format::Format;
+use crate::observe::{Order, shown};
 use crate::platform::Platform;
 use crate::sync::{AtomicU64, Ordering};
+use core::convert::Infallible;
 use core::num::NonZeroU64;
 
 /// One descriptor in memory.
@@ -44,7 +46,9 @@ impl Slot {
     /// slot sees what its former holder did.
     #[inline(always)]
     pub fn exchange(&self, old: u64, new: u64) -> Result<(), u64> {
-        self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+        shown(self, new, Order::Release, || {
+            self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+        })
     }
 
     /// Replaces the caller's own marker, or what an only thread found vacant: a slot that is
@@ -53,7 +57,16 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn release(&self, marker: u64, new: u64) {
         debug_assert_eq!(self.load(), marker, "a frozen slot was changed by somebody else");
-        self.0.store(new, Ordering::Release);
+        self.always(new, Order::Release, || self.0.store(new, Ordering::Release));
+    }
+
+    /// Does a store of `raw` that finds no obstacle.
+    #[inline(always)]
+    fn always(&self, raw: u64, order: Order, store: impl FnOnce()) {
+        let Ok(()) = shown::<Infallible>(self, raw, order, || {
+            store();
+            Ok(())
+        });
     }
 
     /// Changes the slot by `change` until nobody else does so meanwhile; returns the value that it
@@ -73,18 +86,22 @@ impl Slot {
     /// Stores to a slot of a table that is not linked yet; its link, a release, publishes it.
     #[inline(always)]
     pub(crate) fn init(&self, raw: u64) {
-        self.0.store(raw, Ordering::Relaxed);
+        self.always(raw, Order::Plain, || self.0.store(raw, Ordering::Relaxed));
     }
 
     /// Stores to a slot that nobody else can reach.
     #[inline(always)]
     pub fn set(&mut self, raw: u64) {
-        #[cfg(not(loom))]
-        {
-            *self.0.get_mut() = raw;
-        }
-        #[cfg(loom)]
-        self.0.with_mut(|word| *word = raw);
+        let slot = core::ptr::from_ref(self);
+        let Ok(()) = shown::<Infallible>(slot, raw, Order::Plain, || {
+            #[cfg(not(loom))]
+            {
+                *self.0.get_mut() = raw;
+            }
+            #[cfg(loom)]
+            self.0.with_mut(|word| *word = raw);
+            Ok(())
+        });
     }
 
     /// Loads from a slot that nobody else can reach.
@@ -97,6 +114,7 @@ impl Slot {
     }
 
     /// Exclusively owned slots as plain words, for a platform that fills them by vector stores.
+    /// What is stored so, no observer sees.
     #[cfg(not(any(loom, shuttle)))]
     pub fn words(slots: &mut [Self]) -> &mut [u64] {
         let len = slots.len();
@@ -193,6 +211,8 @@ pub(crate) unsafe fn rewrite_run<const N: usize>(
     unsafe {
         let Some(new) = change(words.read()) else { return false };
         words.write(new);
+        #[cfg(feature = "observed")]
+        run.iter().zip(new).for_each(|(slot, raw)| slot.always(raw, Order::Plain, || ()));
     }
     true
 }

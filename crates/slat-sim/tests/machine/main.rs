@@ -10,6 +10,7 @@ mod cases;
 mod ageing;
 mod break_before_make;
 mod caches;
+mod casemate;
 mod common;
 mod contiguous;
 mod dirty;
