@@ -95,8 +95,8 @@ fn a_page_that_is_taken_out_beside_two_consumers_is_dirty_for_whom_it_was_writte
     });
 }
 
-/// Two pages that were written, one of which the pager has taken: what else is done to them beside a
-/// log loses nothing of either.
+/// Two pages that were written, one of which the log has taken: what else is done to them beside
+/// it loses nothing of either, to the log or to the pager.
 fn beside<F: Walked>(
     name: &str,
     size: u64,
