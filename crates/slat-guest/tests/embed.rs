@@ -1,0 +1,8 @@
+//! What a VMM's author asks of a guest's memory beyond what it does: parts that own, guests that do
+//! not wait for each other, many of them, large ones.
+#![cfg(not(loom))]
+
+#[path = "embed/machine.rs"]
+mod machine;
+#[path = "embed/shared.rs"]
+mod shared;
