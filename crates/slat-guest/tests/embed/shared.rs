@@ -115,28 +115,32 @@ fn guests_come_and_go_beside_others_on_threads_that_own_their_part() {
         .map(|lane| {
             let (machine, told) = (Arc::clone(&machine), told.clone());
             std::thread::spawn(move || {
+                let mut before: Vec<std::thread::JoinHandle<()>> = Vec::new();
                 for round in 0..25u64 {
                     let guest = shared(&machine, 100 + lane, ram(), config());
                     let mut worker = guest.worker().unwrap();
                     worker.with(|worker| worker.set_slot(slot(4 * M2))).unwrap();
-                    for id in 0..3 {
-                        let mut vcpu = guest.vcpu(id).unwrap();
-                        let told = told.clone();
+                    let run = |id: u16| {
+                        let (mut vcpu, told) = (guest.vcpu(id).unwrap(), told.clone());
                         std::thread::spawn(move || {
                             let mapped = (0..64).filter(|page| {
                                 let gpa = Gpa(BASE + (page * 33 + round + u64::from(id)) * K4);
                                 let outcome = vcpu.with(|vcpu| vcpu.fault(gpa, Access::Write));
                                 matches!(outcome, Outcome::Mapped(_))
                             });
-                            let mapped = mapped.count();
-                            drop(vcpu);
-                            told.send(mapped).unwrap();
-                        });
-                    }
-                    // The handles go before the threads that the guest's vCPUs run on.
+                            told.send(mapped.count()).unwrap();
+                        })
+                    };
+                    let threads = (0..3).map(run).collect();
                     let host = HvaRange { start: Hva(HOST), bytes: M2 };
                     worker.with(|worker| drop(worker.invalidate(host, |_| {})));
+                    // The handles go before the threads that the guest's vCPUs run on; those of
+                    // the round before have a seat each until they end.
+                    drop((worker, guest));
+                    let before = core::mem::replace(&mut before, threads);
+                    before.into_iter().for_each(|thread| thread.join().unwrap());
                 }
+                before.into_iter().for_each(|thread| thread.join().unwrap());
             })
         })
         .collect();
