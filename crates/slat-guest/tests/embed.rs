@@ -2,6 +2,8 @@
 //! not wait for each other, many of them, large ones.
 #![cfg(not(loom))]
 
+#[path = "embed/alone.rs"]
+mod alone;
 #[path = "embed/machine.rs"]
 mod machine;
 #[path = "embed/shared.rs"]
