@@ -102,8 +102,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Where the guest has the memory at `host`: a range of each slot that has some of it.
     pub fn guest_ranges(&mut self, host: HvaRange) -> Vec<GpaRange> {
         self.look(|view| {
-            let slots = view.slots.iter().filter(|slot| !slot.going);
-            slots.filter_map(|slot| slot.spec.guest_of(&host)).collect()
+            let parts = view.backed_by(host).filter(|(slot, _)| !slot.going);
+            parts.map(|(_, range)| range).collect()
         })
     }
 

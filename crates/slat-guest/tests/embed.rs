@@ -6,5 +6,7 @@
 mod alone;
 #[path = "embed/machine.rs"]
 mod machine;
+#[path = "embed/scale.rs"]
+mod scale;
 #[path = "embed/shared.rs"]
 mod shared;

@@ -80,14 +80,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             Plan::Flags if spec.log_dirty => {
                 let log = self.new_log(&spec)?;
                 let logs = |slot: &mut Slot| (slot.spec, slot.log) = (spec, Some(log));
-                view.slots.iter_mut().find(|slot| slot.spec.id == spec.id).map(logs);
+                view.change(spec.id, logs);
                 let scratch = self.scratch(&spec)?;
                 self.replace(view);
                 SlotChange::LogOn(self.begin_log(&spec, scratch))
             }
             Plan::Flags => {
                 let quiet = |slot: &mut Slot| (slot.spec, slot.log) = (spec, None);
-                view.slots.iter_mut().find(|slot| slot.spec.id == spec.id).map(quiet);
+                view.change(spec.id, quiet);
                 self.replace(view);
                 SlotChange::LogOff { collapsed: self.end_log(&spec) }
             }
@@ -97,9 +97,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// The slots, by guest address.
     pub fn slots(&mut self) -> Vec<SlotSpec> {
-        self.look(|view| {
-            view.slots.iter().filter(|slot| !slot.going).map(|slot| slot.spec).collect()
-        })
+        self.look(|view| view.iter().filter(|slot| !slot.going).map(|slot| slot.spec).collect())
     }
 
     /// The guest's memory vanishes: all slots are deleted. Other threads may go on faulting, ageing
@@ -148,9 +146,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// until then; then `view` is without it. Returns it as it was.
     fn take_away(&mut self, view: &mut View, spec: &SlotSpec) -> Option<Slot> {
         let guest = self.guest;
-        let slot = view.slots.iter_mut().find(|slot| slot.spec.id == spec.id)?;
-        slot.going = true;
-        let slot = slot.clone();
+        view.change(spec.id, |slot| slot.going = true);
+        let slot = view.named(spec.id)?.clone();
         self.replace(view.clone());
         // A slot that moves keeps its memory.
         let _moving = guest.leaving.begin();
