@@ -1,5 +1,6 @@
 //! What a guest's memory asks of the machine beyond what its tables do.
 
+use crate::events::Events;
 use slat::Platform;
 
 /// The machine, as [`Platform`], with a clock.
@@ -10,6 +11,12 @@ pub trait Host: Platform {
     /// Makes all CPUs forget the instructions that they hold (Arm without CTR_EL0.DIC: `ic
     /// ialluis`, `dsb ish`, `isb`; x86: nothing), for a vCPU that begins anew.
     fn forget_instructions(&self) {}
+
+    /// Who takes note of what happens to the guests' memory; nobody, unless a machine says so.
+    ///
+    /// An implementation that has a field for it answers `&self.events`.
+    #[inline(always)]
+    fn events(&self) -> impl Events {}
 
     /// Lets others go on while the caller waits for them.
     fn wait(&self) {

@@ -2,6 +2,7 @@
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::bits::each_word;
+use crate::events::Event;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::invalidations::Invalidation;
@@ -71,6 +72,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         };
         let some = |host: &&HvaRange| host.bytes != 0;
         let guest = self.guest;
+        if let Some(&host) = hosts.first() {
+            guest.event(|| Event::InvalidationBegin { host, ranges: hosts.len() });
+        }
+        let mut all = 0;
         let mut spaces = guest.spaces().peekable();
         while let Some(tables) = spaces.next() {
             let last = spaces.peek().is_none();
@@ -96,6 +101,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             });
             guest.counters.invalidated_bytes.add(bytes);
             guest.reclaim_in(tables);
+            all += bytes;
+        }
+        if !hosts.is_empty() {
+            guest.event(|| Event::InvalidationEnd { bytes: all });
         }
     }
 }

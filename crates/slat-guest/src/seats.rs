@@ -133,6 +133,11 @@ impl<M: sealed::Leads, const SEATS: usize> Host for OwnSeats<M, SEATS> {
         self.machine().now()
     }
 
+    #[inline]
+    fn events(&self) -> impl crate::events::Events {
+        self.machine().events()
+    }
+
     fn forget_instructions(&self) {
         self.machine().forget_instructions();
     }

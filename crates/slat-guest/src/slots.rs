@@ -12,6 +12,7 @@ mod tree;
 
 use crate::backing::{Hva, HvaRange};
 use crate::bits::{Bits, Kept, Splits};
+use crate::config::ExecuteHuge;
 use crate::slots::spec::{SlotError, SlotId, SlotSpec};
 use crate::sync::{AtomicU64, Ordering};
 use alloc::sync::Arc;
@@ -44,15 +45,23 @@ pub(crate) enum Plan {
 
 /// The slots at one time: by guest address, by the host's, by name. A copy shares what did not
 /// change.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct View {
     by_gpa: Tree<Gpa, Arc<Slot>>,
     /// Slots may have the same memory.
     by_host: Tree<(Hva, SlotId), Arc<Slot>>,
     by_id: Tree<SlotId, Arc<Slot>>,
+    /// Whether huge pages may be executed: a part of what a fault sees as one.
+    pub execute_huge: ExecuteHuge,
 }
 
 impl View {
+    /// No slot.
+    fn new(execute_huge: ExecuteHuge) -> Self {
+        let (by_gpa, by_host, by_id) = Default::default();
+        Self { by_gpa, by_host, by_id, execute_huge }
+    }
+
     pub fn at(&self, gpa: Gpa) -> Option<&Slot> {
         let slot = self.by_gpa.at_most(&gpa)?;
         (gpa.0 < slot.end).then_some(&*slot.value)
@@ -158,8 +167,9 @@ pub(crate) struct Slots {
 unsafe impl Sync for Slots {}
 
 impl Slots {
-    pub fn new() -> Self {
-        Self { lists: Default::default(), current: AtomicU64::new(0) }
+    pub fn new(execute_huge: ExecuteHuge) -> Self {
+        let lists = [(); 2].map(|()| UnsafeCell::new(View::new(execute_huge)));
+        Self { lists, current: AtomicU64::new(0) }
     }
 
     /// The slots now.

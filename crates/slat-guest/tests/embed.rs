@@ -4,6 +4,8 @@
 
 #[path = "embed/alone.rs"]
 mod alone;
+#[path = "embed/events.rs"]
+mod events;
 #[path = "embed/machine.rs"]
 mod machine;
 #[path = "embed/scale.rs"]

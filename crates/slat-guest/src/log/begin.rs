@@ -35,7 +35,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         // A change of slots waits for a thread that holds an entry, as long as that takes.
         while self.cut_ends(spec).is_err() {}
-        if guest.config.folds() {
+        if guest.config.contiguous {
             for tables in guest.spaces() {
                 self.until_done(tables, spec.range(), |guard, rest| guard.unfold(rest));
             }
@@ -43,7 +43,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if guest.config.initially_set {
             return None;
         }
-        let report = guest.config.eager_split.map(|to| {
+        let report = guest.eager_split.get().map(|to| {
             let split = EagerSplit::new(spec.range(), to);
             split.run(self, || false)
         });

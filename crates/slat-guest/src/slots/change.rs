@@ -4,6 +4,7 @@ use crate::backing::Backing;
 use crate::bits::{Bits, Kept, Splits};
 use crate::config::ExecuteHuge;
 use crate::eager::SplitReport;
+use crate::events::Event;
 use crate::host::Host;
 use crate::ranges::pieces;
 use crate::slots::spec::{SlotError, SlotSpec};
@@ -50,11 +51,27 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // SAFETY: the lock is held, and `now` is not used after the first `replace`.
         let now = unsafe { guest.slots.view() };
         let plan = now.plan(&spec, guest.page(), bits)?;
-        let mut view = now.clone();
+        let view = now.clone();
+        if plan == Plan::Nothing {
+            return Ok(SlotChange::Same);
+        }
+        let before = view.named(spec.id).map(|slot| slot.spec);
+        guest.event(|| Event::SlotBegin { before, after: spec });
+        let change = self.carry_out(plan, view, spec);
+        guest.event(|| Event::SlotEnd { id: spec.id });
+        change
+    }
+
+    fn carry_out(
+        &mut self,
+        plan: Plan,
+        mut view: View,
+        spec: SlotSpec,
+    ) -> Result<SlotChange, SlotError> {
         let change = match plan {
             Plan::Nothing => SlotChange::Same,
             Plan::Insert => {
-                view.insert(self.new_slot(spec)?);
+                view.insert(self.new_slot(spec, view.execute_huge)?);
                 self.replace(view);
                 SlotChange::Inserted
             }
@@ -64,7 +81,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 SlotChange::Deleted
             }
             Plan::Move => {
-                let mut slot = self.new_slot(spec)?;
+                let mut slot = self.new_slot(spec, view.execute_huge)?;
                 let before = self.take_away(&mut view, &spec);
                 // The memory is the same: what was written, and used, is still to be told.
                 if let Some(before) = before {
@@ -112,9 +129,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    fn new_slot(&self, spec: SlotSpec) -> Result<Slot, SlotError> {
+    fn new_slot(&self, spec: SlotSpec, execute_huge: ExecuteHuge) -> Result<Slot, SlotError> {
         let log = if spec.log_dirty { Some(self.new_log(&spec)?) } else { None };
-        let splits = match self.guest.config.execute_huge {
+        let splits = match execute_huge {
             ExecuteHuge::Allowed => None,
             _ => Some(Arc::new(Splits::new::<F>(&spec).ok_or(SlotError::OutOfMemory)?)),
         };
@@ -136,7 +153,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Makes `view` that of all, and waits for faults that saw another.
-    fn replace(&mut self, view: View) {
+    pub(crate) fn replace(&mut self, view: View) {
         // SAFETY: called with the lock held; the faults are waited for.
         unsafe { self.guest.slots.replace(view) };
         self.guest.wait_for_faults();

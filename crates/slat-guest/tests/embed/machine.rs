@@ -19,7 +19,8 @@ pub const HOST: u64 = 0x7000_0000_0000;
 const SEATS: usize = 128;
 
 /// Frames come from the allocator.
-pub struct Counted {
+pub struct Counted<E: Events = ()> {
+    events: E,
     grace: Grace<[Seat; SEATS]>,
     frames: AtomicU64,
     clock: AtomicU64,
@@ -27,8 +28,18 @@ pub struct Counted {
 
 impl Counted {
     pub fn new() -> Arc<Self> {
+        Self::with(())
+    }
+}
+
+impl<E: Events> Counted<E> {
+    pub fn with(events: E) -> Arc<Self> {
         let grace = Grace::new([const { Seat::new() }; SEATS]);
-        Arc::new(Self { grace, frames: AtomicU64::new(0), clock: AtomicU64::new(0) })
+        Arc::new(Self { events, grace, frames: AtomicU64::new(0), clock: AtomicU64::new(0) })
+    }
+
+    pub fn events(&self) -> &E {
+        &self.events
     }
 
     /// Frames that were not given back.
@@ -38,7 +49,7 @@ impl Counted {
 }
 
 /// A machine that goes before its tables do would take their memory along.
-impl Drop for Counted {
+impl<E: Events> Drop for Counted<E> {
     fn drop(&mut self) {
         assert_eq!(self.frames(), 0, "the machine goes, and not all frames were given back");
     }
@@ -50,7 +61,7 @@ fn layout(bytes: usize) -> Layout {
 
 // SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose
 // address is the frame's; it stays until `free`. No CPU loads these tables. `grace` is a field.
-unsafe impl Platform for Counted {
+unsafe impl<E: Events> Platform for Counted<E> {
     fn allocate(&self, bytes: usize) -> Option<Frame> {
         self.frames.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the layout has a size that is not zero; the memory is the frame's alone.
@@ -81,7 +92,11 @@ unsafe impl Platform for Counted {
     }
 }
 
-impl Host for Counted {
+impl<E: Events> Host for Counted<E> {
+    fn events(&self) -> impl Events {
+        &self.events
+    }
+
     fn now(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }

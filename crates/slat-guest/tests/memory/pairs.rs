@@ -19,11 +19,12 @@ enum Service {
     Invalidation,
     LogOnAndOff,
     View,
+    Switches,
 }
 
 use Service::*;
 
-const ALL: [Service; 11] = [
+const ALL: [Service; 12] = [
     ManualLog,
     LegacyLog,
     HardwareLog,
@@ -35,6 +36,7 @@ const ALL: [Service; 11] = [
     Invalidation,
     LogOnAndOff,
     View,
+    Switches,
 ];
 
 /// What of a service is decided when the guest is made.
@@ -62,6 +64,7 @@ fn happens<C: Case>(history: &mut History<'_, '_, C>, service: Service) {
         Ageing => history.age(),
         Invalidation => history.invalidate(),
         LogOnAndOff => history.toggle(),
+        Switches => history.switch(),
         _ => {}
     }
 }
