@@ -69,6 +69,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 }
                 guard.counts().bytes_changed
             });
+            guest.piece_done(piece);
         }
         guest.counters.collapsed_bytes.add(bytes);
         if bytes != 0 {

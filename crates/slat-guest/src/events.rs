@@ -94,6 +94,11 @@ pub enum Event {
         /// As it will be; of no bytes if it goes.
         after: SlotSpec,
     },
+    /// A pass over a slot is through with a piece of it; a change takes one pass or several.
+    Piece {
+        /// The piece.
+        range: GpaRange,
+    },
     /// It has changed.
     SlotEnd {
         /// Its name.

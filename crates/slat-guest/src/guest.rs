@@ -16,7 +16,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
-use slat::{Attributes, Format, Gpa, LeafSizeError, NewError, PageSize, Tables, Vmid};
+use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize, Tables, Vmid};
 
 /// One guest's memory: slots and tables, and all that a hypervisor does to them.
 ///
@@ -252,6 +252,17 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     #[inline(always)]
     pub(crate) fn event(&self, event: impl FnOnce() -> Event) {
         tell(self.tables.platform().events(), || self.tables.vmid(), event);
+    }
+
+    /// Slots change by turns; one may take as long as [`Host::between_pieces`] likes.
+    pub(crate) fn change_turn(&self) -> impl Sized + '_ {
+        self.changing.lock_patiently(|| self.tables.platform().wait())
+    }
+
+    /// A piece of a slot is done, and whoever did it is outside the tables.
+    pub(crate) fn piece_done(&self, range: GpaRange) {
+        self.event(|| Event::Piece { range });
+        self.tables.platform().between_pieces();
     }
 
     /// Counts blocks that were split, and tells of them.

@@ -142,6 +142,10 @@ impl<M: sealed::Leads, const SEATS: usize> Host for OwnSeats<M, SEATS> {
         self.machine().forget_instructions();
     }
 
+    fn between_pieces(&self) {
+        self.machine().between_pieces();
+    }
+
     fn wait(&self) {
         self.machine().wait();
     }

@@ -64,7 +64,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// [`SlotError::OutOfMemory`]: nothing was changed.
     pub fn set_execute_huge(&mut self, to: ExecuteHuge) -> Result<u64, SlotError> {
         let guest = self.guest;
-        let _turn = guest.changing.lock();
+        let _turn = guest.change_turn();
         // SAFETY: the lock is held, and what is read is not used after `replace`.
         let mut view = unsafe { guest.slots.view() }.clone();
         if view.execute_huge == to {

@@ -174,6 +174,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 guard.owe(piece).expect("a slot's pages");
                 guard.complete();
             });
+            self.guest.piece_done(piece);
         }
     }
 

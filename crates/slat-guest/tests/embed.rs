@@ -8,6 +8,8 @@ mod alone;
 mod events;
 #[path = "embed/machine.rs"]
 mod machine;
+#[path = "embed/pieces.rs"]
+mod pieces;
 #[path = "embed/scale.rs"]
 mod scale;
 #[path = "embed/shared.rs"]

@@ -46,7 +46,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// [`SlotError`]; nothing was done.
     pub fn set_slot(&mut self, spec: SlotSpec) -> Result<SlotChange, SlotError> {
         let guest = self.guest;
-        let _turn = guest.changing.lock();
+        let _turn = guest.change_turn();
         let bits = guest.tables.geometry().address_bits;
         // SAFETY: the lock is held, and `now` is not used after the first `replace`.
         let now = unsafe { guest.slots.view() };
@@ -166,13 +166,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         view.change(spec.id, |slot| slot.going = true);
         let slot = view.named(spec.id)?.clone();
         self.replace(view.clone());
-        // A slot that moves keeps its memory.
-        let _moving = guest.leaving.begin();
         for tables in guest.spaces() {
             for piece in pieces(slot.spec.range(), F::size(F::LARGEST_LEAF)) {
+                // A slot that moves keeps its memory.
+                let moving = guest.leaving.begin();
                 self.inside(tables, |Inside { guard, .. }| {
                     guest.unmap(tables, guard, [piece], |removed| guest.keep_marks(view, &removed))
                 });
+                drop(moving);
+                guest.piece_done(piece);
             }
             guest.reclaim_in(tables);
         }

@@ -8,8 +8,8 @@ use slat::{
 use slat_guest::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 pub const K4: u64 = 4 << 10;
 pub const M2: u64 = 2 << 20;
@@ -24,6 +24,8 @@ pub struct Counted<E: Events = ()> {
     grace: Grace<[Seat; SEATS]>,
     frames: AtomicU64,
     clock: AtomicU64,
+    /// What is done between pieces of a change.
+    between: Mutex<Option<Box<dyn FnMut() + Send>>>,
 }
 
 impl Counted {
@@ -35,7 +37,17 @@ impl Counted {
 impl<E: Events> Counted<E> {
     pub fn with(events: E) -> Arc<Self> {
         let grace = Grace::new([const { Seat::new() }; SEATS]);
-        Arc::new(Self { events, grace, frames: AtomicU64::new(0), clock: AtomicU64::new(0) })
+        Arc::new(Self {
+            events,
+            grace,
+            frames: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
+            between: Mutex::default(),
+        })
+    }
+
+    pub fn between(&self, work: impl FnMut() + Send + 'static) {
+        *self.between.lock().unwrap() = Some(Box::new(work));
     }
 
     pub fn events(&self) -> &E {
@@ -99,6 +111,15 @@ impl<E: Events> Host for Counted<E> {
 
     fn now(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn between_pieces(&self) {
+        if let Some(work) = &mut *self.between.lock().unwrap() {
+            let grace = Platform::grace(self);
+            let moment = grace.moment();
+            assert!(grace.is_past(moment), "nobody is inside tables");
+            work();
+        }
     }
 
     fn wait(&self) {
