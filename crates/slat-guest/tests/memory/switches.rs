@@ -54,6 +54,8 @@ on_all! {
         let split = EagerSplit::new(range(BASE, M2), PageSize::SIZE_4K);
         split.run(vcpu.worker(), || false);
         assert_eq!(vcpu.worker().set_execute_huge(ExecuteHuge::Split), Ok(M2));
+        // Not by the back door: a block may not be executed any more.
+        assert_eq!(vcpu.worker().collapse(range(BASE, M2), PageSize::SIZE_2M), 0);
         vcpu.worker().recover_huge_pages();
         assert_eq!(vcpu.worker().recover_huge_pages().bytes, M2);
         assert_eq!(executable_blocks::<C>(vcpu.worker(), 2 * M2), 0);
