@@ -226,7 +226,10 @@ macro_rules! part {
 
         impl<F: Format, H: Host + 'static, B: Backing + 'static> $name<F, H, B> {
             /// Does `work` with it.
-            pub fn with<R>(&mut self, work: impl for<'a> FnOnce(&mut $part<'a, F, H, B>) -> R) -> R {
+            pub fn with<R>(
+                &mut self,
+                work: impl for<'a> FnOnce(&mut $part<'a, F, H, B>) -> R,
+            ) -> R {
                 let part = (&raw mut self.part).cast::<$part<'_, F, H, B>>();
                 // SAFETY: the same type but for a lifetime, of a field that is borrowed for
                 // itself. Nothing that borrows for less gets into it, and nothing of it out:

@@ -18,8 +18,8 @@ pub struct Load {
 }
 
 /// The guest that gives up pages next: the one furthest above its limit; with none above it, the
-/// one with the most idle pages, or the most at all, but none that has no more than it keeps. `None`
-/// if no guest has a page beyond that.
+/// one with the most idle pages, or the most at all, but none that has no more than it keeps.
+/// `None` if no guest has a page beyond that.
 pub fn choose(loads: &[Load]) -> Option<usize> {
     let above = |load: &Load| load.resident.saturating_sub(load.limit);
     let key = |load: &Load| (above(load), load.idle, load.resident);

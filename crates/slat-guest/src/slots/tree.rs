@@ -3,8 +3,8 @@
 //! Faults read one list of slots while a change writes another. With a list that is copied whole, a
 //! guest of 32,764 slots copies as many entries for each change; here a change copies the path to
 //! its entry. Nodes are in heap order of a priority that is a hash of the entry's number (a treap):
-//! the shape depends on what is in the map, not on the order in which it came, and the depth is that
-//! of random insertion: 1.4 binary logarithms of the size for the average entry.
+//! the shape depends on what is in the map, not on the order in which it came, and the depth is
+//! that of random insertion: 1.4 binary logarithms of the size for the average entry.
 //!
 //! An entry covers something that ends at `end`, and each node knows the greatest end below it:
 //! entries that reach beyond an address are found without looking at those that do not.
