@@ -4,7 +4,7 @@ use crate::backing::{Backing, HvaRange};
 use crate::bits::each_word;
 use crate::host::Host;
 use crate::ranges::cut_by;
-use crate::slots::{Slot, View};
+use crate::slots::View;
 use crate::worker::{Inside, Worker};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -118,8 +118,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
         }
         let parts = self.look(|view| {
-            let part = |slot: &Slot| Some((slot.spec, slot.spec.guest_of(&host)?));
-            view.slots.iter().filter(|slot| !slot.going).filter_map(part).collect::<Vec<_>>()
+            let parts = view.backed_by(host).filter(|(slot, _)| !slot.going);
+            parts.map(|(slot, range)| (slot.spec, range)).collect::<Vec<_>>()
         });
         let mut aged = Aged::default();
         for (spec, range) in parts {

@@ -39,9 +39,9 @@ impl HvaRange {
 /// A fault asks while it holds a reservation of the slot it is about to fill, and inside the
 /// guest's tables. So implementations may take locks that
 /// [`Worker::invalidate`](crate::Worker::invalidate) is called under, and must not wait for what
-/// waits for faults, of this guest or another of the same host: changes of slots, logs that
-/// hardware keeps as they are read, switches of caches,
-/// [`Worker::host_wrote`](crate::Worker::host_wrote). What is not there yet is [`NoPage::NotYet`].
+/// waits for the guest's faults: changes of slots, logs that hardware keeps as they are read,
+/// switches of caches, [`Worker::host_wrote`](crate::Worker::host_wrote). What is not there yet is
+/// [`NoPage::NotYet`].
 pub trait Backing {
     /// The page at `host`, for `access`. With [`Access::Write`] a page that is shared for reading
     /// is made the guest's own first.

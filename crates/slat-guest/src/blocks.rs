@@ -12,6 +12,7 @@
 use crate::backing::Backing;
 use crate::config::ExecuteHuge;
 use crate::eager::SplitStop;
+use crate::events::Event;
 use crate::host::Host;
 use crate::ranges::{cut_by, fitting, pieces};
 use crate::slots::Slot;
@@ -44,13 +45,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         wanted: impl Fn(&Slot) -> bool,
     ) -> u64 {
         let guest = self.guest;
-        // A huge page that may be executed does not come to be by the back door.
-        let huge = guest.config.execute_huge == ExecuteHuge::Allowed;
-        let fits = |leaf: &Attributes| leaf.execute == Execute::None || huge;
         let parts: Vec<_> = self.look(|view| view.parts(&range).map(|(_, part)| part).collect());
         let mut bytes = 0;
         for piece in parts.into_iter().flat_map(|part| pieces(part, F::size(F::LARGEST_LEAF))) {
             bytes += self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
+                // A huge page that may be executed does not come to be by the back door.
+                let huge = view.execute_huge == ExecuteHuge::Allowed;
+                let fits = |leaf: &Attributes| leaf.execute == Execute::None || huge;
                 for (slot, part) in view.parts(&piece) {
                     if slot.going || slot.log.is_some() || !wanted(slot) {
                         continue;
@@ -68,8 +69,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 }
                 guard.counts().bytes_changed
             });
+            guest.piece_done(piece);
         }
         guest.counters.collapsed_bytes.add(bytes);
+        if bytes != 0 {
+            guest.event(|| Event::Collapse { range, bytes });
+        }
         guest.reclaim_in(&guest.tables);
         bytes
     }
@@ -114,7 +119,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let page = GpaRange::new(at, F::size(0).bytes()).expect("a page is not empty");
         let mut bytes = 0;
         let result = self.split(page, F::size(0), &mut bytes);
-        guest.counters.split_bytes.add(bytes);
+        guest.count_split(&guest.counters, at, bytes);
         match result {
             Ok(()) => Ok(()),
             Err(SplitStop::Contended { at }) => Err(Contended { at }),

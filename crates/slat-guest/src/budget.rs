@@ -1,7 +1,7 @@
 //! How many table pages a guest may take: accounts that are exact.
 
 use crate::host::Host;
-use core::fmt;
+use crate::outcome::TableLimit;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Format, OutOfFrames, TableCache};
 
@@ -85,24 +85,3 @@ pub(crate) enum NoPages {
     Frames(OutOfFrames),
     Limit(TableLimit),
 }
-
-/// The guest has all the table pages that it may have
-/// ([`Config::table_pages`](crate::Config::table_pages)).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TableLimit {
-    /// How many that is.
-    pub pages: u64,
-}
-
-impl fmt::Display for TableLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the guest has the {} table pages that its configuration allows; allow more, or have \
-             it use less memory in small pages",
-            self.pages
-        )
-    }
-}
-
-impl core::error::Error for TableLimit {}

@@ -1,5 +1,6 @@
-//! How a guest's memory is managed: decided once, when the guest is made.
+//! How a guest's memory is managed, when the guest is made.
 
+use crate::sync::{AtomicU64, Ordering};
 use slat::PageSize;
 
 /// How a guest's memory is managed.
@@ -17,7 +18,7 @@ pub struct Config {
     /// The size to which blocks are split before their first write, when a slot begins to log or,
     /// with `initially_set`, when its log is cleared; `None` leaves it to the faults. What is
     /// larger than a page then is protected as a whole, and each first write in it splits it
-    /// further.
+    /// further. [`Guest::set_eager_split`](crate::Guest::set_eager_split) changes it.
     pub eager_split: Option<PageSize>,
     /// Entries of each vCPU's dirty ring, a power of two; `None` for no rings.
     pub ring: Option<u32>,
@@ -26,7 +27,8 @@ pub struct Config {
     /// log, and where huge pages may be executed. A slot that begins to log unfolds them, and they
     /// do not come back by themselves.
     pub contiguous: bool,
-    /// Whether huge pages may be executed.
+    /// Whether huge pages may be executed, at first:
+    /// [`Worker::set_execute_huge`](crate::Worker::set_execute_huge) changes it.
     pub execute_huge: ExecuteHuge,
     /// What happens to memory when vCPUs switch their caches, where the format does not force the
     /// guest to use them (Arm without FEAT_S2FWB); elsewhere nothing has to.
@@ -57,18 +59,12 @@ impl Config {
         }
     }
 
-    /// Faults may fold. Where huge pages are split to be executed, there are none that are not
-    /// tables.
-    pub(crate) fn folds(&self) -> bool {
-        self.contiguous && self.execute_huge == ExecuteHuge::Allowed
-    }
-
     /// A leaf cannot say of each of its pages what is to be known of it, or does not last as long
     /// as that is wanted: blocks and groups are used as a whole, views are emptied, logs of
     /// hardware's are taken from the leaves.
     pub(crate) fn keeps(&self, page: PageSize, forced: bool) -> bool {
         self.largest > page
-            || self.folds()
+            || self.contiguous
             || self.needs_views(forced)
             || self.logging == Logging::Hardware
     }
@@ -76,6 +72,31 @@ impl Config {
     /// vCPUs may need tables of their own.
     pub(crate) fn needs_views(&self, forced: bool) -> bool {
         !forced && self.caches == CachePolicy::Exact
+    }
+}
+
+/// The size of eager splits: its base-2 logarithm, 0 for none. It orders nothing.
+#[derive(Debug)]
+pub(crate) struct EagerSize(AtomicU64);
+
+impl EagerSize {
+    pub fn new(size: Option<PageSize>) -> Self {
+        Self(AtomicU64::new(Self::raw(size)))
+    }
+
+    fn raw(size: Option<PageSize>) -> u64 {
+        size.map_or(0, |size| size.shift().into())
+    }
+
+    pub fn get(&self) -> Option<PageSize> {
+        match self.0.load(Ordering::Relaxed) {
+            0 => None,
+            shift => PageSize::from_bytes(1 << shift),
+        }
+    }
+
+    pub fn set(&self, size: Option<PageSize>) {
+        self.0.store(Self::raw(size), Ordering::Relaxed);
     }
 }
 

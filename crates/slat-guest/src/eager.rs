@@ -1,8 +1,9 @@
 //! Eager split: huge pages of a range become small before the guest writes them.
 
 use crate::backing::Backing;
-use crate::budget::{NoPages, TableLimit};
+use crate::budget::NoPages;
 use crate::host::Host;
+use crate::outcome::TableLimit;
 use crate::sync::{AtomicU64, Ordering};
 use crate::worker::{Inside, PATIENCE, Worker};
 use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, PageSize, SplitError};
@@ -128,7 +129,7 @@ impl EagerSplit {
                 }
             }
         }
-        worker.guest.counters.split_bytes.add(report.split);
+        worker.guest.count_split(&worker.guest.counters, self.range.start(), report.split);
         report
     }
 

@@ -3,6 +3,7 @@
 use crate::backing::{Backing, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage};
 use crate::budget::NoPages;
 use crate::config::{ExecuteHuge, Logging};
+use crate::events::Event;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::outcome::{Outcome, Refused, Retry};
@@ -43,10 +44,13 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     /// [`Outcome::Refused`], which say what it takes.
     pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
         let host = self.worker.guest.tables.platform();
+        let (guest, vcpu) = (self.worker.guest, self.id);
+        guest.event(|| Event::FaultBegin { vcpu, gpa, access });
         let begin = host.now();
         let outcome = self.answer(gpa, access);
-        let counters = &self.worker.guest.vcpus[self.id as usize];
-        counters.fault(&outcome, host.now() - begin);
+        let ticks = host.now() - begin;
+        guest.vcpus[vcpu as usize].fault(&outcome, ticks);
+        guest.event(|| Event::FaultEnd { vcpu, gpa, outcome, ticks });
         outcome
     }
 
@@ -71,7 +75,8 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                     return Outcome::Mmio.into();
                 }
                 // Two that fold one group may void each other's reservations: once each.
-                let folds = attempt == 0 && guest.config.folds();
+                let allowed = view.execute_huge == ExecuteHuge::Allowed;
+                let folds = attempt == 0 && guest.config.contiguous && allowed;
                 inside.fault(&Fault { slots: view, slot, gpa, access, id, own_view, folds })
             });
             match step {
@@ -232,7 +237,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         }
         let (page, fetch) = (F::size(0), fault.access);
         let block = leaf.size > page;
-        match self.guest.config.execute_huge {
+        match fault.slots.execute_huge {
             ExecuteHuge::Allowed => return self.relax(fault, leaf.size, MAY_EXECUTE),
             #[cfg(feature = "baselines")]
             ExecuteHuge::Zap if block => {
@@ -272,7 +277,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             }
             _ => {}
         }
-        let granted = match self.guest.config.execute_huge {
+        let granted = match fault.slots.execute_huge {
             ExecuteHuge::Split => {
                 let around = fault.page(F::size(1));
                 match self.guard.allow_execute(around, fetch, MAY_EXECUTE) {
@@ -325,7 +330,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         let before = self.guard.counts().bytes_changed;
         let result = split(&mut self.guard, page, self.cache);
         let split = self.guard.counts().bytes_changed - before;
-        self.counters.split_bytes.add(split);
+        self.guest.count_split(self.counters, fault.gpa, split);
         match result {
             Ok(done) => Ok(done),
             Err(Halted { why: SplitError::CacheEmpty, .. }) => Err(Step::Dry),
@@ -445,7 +450,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             let block = bytes > F::size(0).bytes();
             let protects = logs && self.guest.config.logging == Logging::Protect;
             let execute =
-                page.execute && !(block && self.guest.config.execute_huge != ExecuteHuge::Allowed);
+                page.execute && !(block && fault.slots.execute_huge != ExecuteHuge::Allowed);
             let mut attributes = Attributes {
                 read: true,
                 write: write && (written || !protects),

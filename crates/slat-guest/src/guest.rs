@@ -4,7 +4,8 @@ use crate::backing::Backing;
 use crate::bits::Moves;
 use crate::budget::Budget;
 use crate::caches::CacheState;
-use crate::config::{Config, Logging};
+use crate::config::{Config, EagerSize, Logging};
+use crate::events::{Event, tell};
 use crate::host::Host;
 use crate::invalidations::Invalidations;
 use crate::ring::Ring;
@@ -15,7 +16,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
-use slat::{Attributes, Format, LeafSizeError, NewError, PageSize, Tables, Vmid};
+use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize, Tables, Vmid};
 
 /// One guest's memory: slots and tables, and all that a hypervisor does to them.
 ///
@@ -38,6 +39,7 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     /// Held while huge pages are recovered.
     pub(crate) recovering: Lock<()>,
     pub(crate) budget: Budget,
+    pub(crate) eager_split: EagerSize,
     /// What leaves that go say of their pages is on its way to where it is kept.
     pub(crate) leaving: Moves,
     pub(crate) caches: CacheState,
@@ -160,13 +162,14 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             views: views.into_boxed_slice(),
             backing,
             config,
-            slots: Slots::new(),
+            slots: Slots::new(config.execute_huge),
             changing: Lock::new(()),
             invalidations: Invalidations::new(),
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Lock::new(()),
             recovering: Lock::new(()),
             budget: Budget::new(config.table_pages),
+            eager_split: EagerSize::new(config.eager_split),
             leaving: Moves::new(),
             caches: CacheState::new(&config, format.forces_caches()),
             vcpus: vcpu_counters(config.vcpus),
@@ -243,6 +246,31 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     pub(crate) fn page(&self) -> PageSize {
         F::size(0)
+    }
+
+    /// Tells who listens.
+    #[inline(always)]
+    pub(crate) fn event(&self, event: impl FnOnce() -> Event) {
+        tell(self.tables.platform().events(), || self.tables.vmid(), event);
+    }
+
+    /// Slots change by turns; one may take as long as [`Host::between_pieces`] likes.
+    pub(crate) fn change_turn(&self) -> impl Sized + '_ {
+        self.changing.lock_patiently(|| self.tables.platform().wait())
+    }
+
+    /// A piece of a slot is done, and whoever did it is outside the tables.
+    pub(crate) fn piece_done(&self, range: GpaRange) {
+        self.event(|| Event::Piece { range });
+        self.tables.platform().between_pieces();
+    }
+
+    /// Counts blocks that were split, and tells of them.
+    pub(crate) fn count_split(&self, counters: &Counters, at: Gpa, bytes: u64) {
+        if bytes != 0 {
+            counters.split_bytes.add(bytes);
+            self.event(|| Event::Split { at, bytes });
+        }
     }
 
     /// Waits until all threads that were inside tables of this guest, or of another with its VMID,

@@ -1,5 +1,6 @@
 //! What a guest's memory asks of the machine beyond what its tables do.
 
+use crate::events::Events;
 use slat::Platform;
 
 /// The machine, as [`Platform`], with a clock.
@@ -10,6 +11,22 @@ pub trait Host: Platform {
     /// Makes all CPUs forget the instructions that they hold (Arm without CTR_EL0.DIC: `ic
     /// ialluis`, `dsb ish`, `isb`; x86: nothing), for a vCPU that begins anew.
     fn forget_instructions(&self) {}
+
+    /// Who takes note of what happens to the guests' memory; nobody, unless a machine says so.
+    ///
+    /// An implementation that has a field for it answers `&self.events`.
+    #[inline(always)]
+    fn events(&self) -> impl Events {}
+
+    /// Called between pieces of work on a whole slot (1 GiB, or the largest leaf), by the thread
+    /// that does it: a slot that is deleted or moves, a log that begins or ends, huge pages that
+    /// lose the right to be executed. The thread is outside the tables, so nobody waits for it but
+    /// who wants to change slots: faults, reads and clears of logs, ageing and invalidations go on,
+    /// and unlinked tables are given back. It may stay here as long as it likes, and give its CPU
+    /// to others; work goes on when this returns. How far it is, [`Event::Piece`] says.
+    ///
+    /// [`Event::Piece`]: crate::Event::Piece
+    fn between_pieces(&self) {}
 
     /// Lets others go on while the caller waits for them.
     fn wait(&self) {

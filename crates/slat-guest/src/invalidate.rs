@@ -2,6 +2,7 @@
 
 use crate::backing::{Backing, Hva, HvaRange};
 use crate::bits::each_word;
+use crate::events::Event;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::invalidations::Invalidation;
@@ -72,33 +73,39 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         };
         let some = |host: &&HvaRange| host.bytes != 0;
         let guest = self.guest;
+        if let Some(&host) = hosts.first() {
+            guest.event(|| Event::InvalidationBegin { host, ranges: hosts.len() });
+        }
+        let mut all = 0;
         let mut spaces = guest.spaces().peekable();
         while let Some(tables) = spaces.next() {
             let last = spaces.peek().is_none();
             // What is unmapped is in the log that a reader finds who waits for this guard.
             let bytes = self.with_slots(tables, |view, Inside { guard, .. }| {
-                let mut bytes = 0;
-                for slot in &view.slots {
-                    let ranges = hosts.iter().filter(some).map(whole);
-                    let ranges = ranges.filter_map(|host| slot.spec.guest_of(&host));
-                    bytes += guest.unmap(tables, guard, ranges.clone(), |removed| {
-                        guest.keep_dirty(view, &removed);
-                        let Removed { gpa, bytes, attributes, .. } = removed;
-                        // Each slot's own part, as that slot has it.
-                        let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
-                        for (slot, part) in view.parts(&all) {
-                            guest.tell(slot, part, Some(attributes), taken);
-                        }
-                    });
-                    // Of all tables, or a view's leaf would be told as one that is not there.
-                    if last {
-                        ranges.for_each(|part| guest.tell(slot, part, None, taken));
+                let pages = || hosts.iter().filter(some).map(whole);
+                let parts = || pages().flat_map(|host| view.backed_by(host));
+                let ranges = parts().map(|(_, range)| range);
+                let bytes = guest.unmap(tables, guard, ranges, |removed| {
+                    guest.keep_dirty(view, &removed);
+                    let Removed { gpa, bytes, attributes, .. } = removed;
+                    // Each slot's own part, as that slot has it.
+                    let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
+                    for (slot, part) in view.parts(&all) {
+                        guest.tell(slot, part, Some(attributes), taken);
                     }
+                });
+                // Of all tables, or a view's leaf would be told as one that is not there.
+                if last {
+                    parts().for_each(|(slot, part)| guest.tell(slot, part, None, taken));
                 }
                 bytes
             });
             guest.counters.invalidated_bytes.add(bytes);
             guest.reclaim_in(tables);
+            all += bytes;
+        }
+        if !hosts.is_empty() {
+            guest.event(|| Event::InvalidationEnd { bytes: all });
         }
     }
 }

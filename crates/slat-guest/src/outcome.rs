@@ -1,6 +1,6 @@
 //! What a fault came to.
 
-use crate::budget::TableLimit;
+use core::fmt;
 use slat::{ChangeError, MapError, PageSize, SplitError};
 
 /// What a fault came to.
@@ -89,3 +89,24 @@ impl From<SplitError> for Outcome {
         }
     }
 }
+
+/// The guest has all the table pages that it may have
+/// ([`Config::table_pages`](crate::Config::table_pages)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TableLimit {
+    /// How many that is.
+    pub pages: u64,
+}
+
+impl fmt::Display for TableLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the guest has the {} table pages that its configuration allows; allow more, or have \
+             it use less memory in small pages",
+            self.pages
+        )
+    }
+}
+
+impl core::error::Error for TableLimit {}

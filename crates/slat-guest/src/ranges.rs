@@ -3,7 +3,7 @@
 use crate::host::Host;
 use slat::{Contended, Format, Gpa, GpaRange, Guard, PageSize};
 
-/// What is worked on inside the tables at a time: unlinked tables of all guests wait for it.
+/// What is worked on inside the tables at a time: unlinked tables of the guest wait for it.
 const PIECE: u64 = 1 << 30;
 
 /// `range` in pieces that end at multiples of [`PIECE`], or of `block` if that is larger.

@@ -32,7 +32,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let _turn = guest.recovering.lock();
         let mut recovered = Recovered::default();
         let slots = self.look(|view| {
-            let kept = view.slots.iter().filter(|slot| !slot.going);
+            let kept = view.iter().filter(|slot| !slot.going);
             kept.filter_map(|slot| Some((slot.spec, slot.log.is_some(), slot.splits.clone()?)))
                 .collect::<Vec<_>>()
         });

@@ -3,18 +3,22 @@
 //! Faults read the slots without a lock. There are two lists, of which one is current. A change
 //! copies the current list into the other, makes that one current, and waits until every thread
 //! that was inside the guest's tables has left: from then on all faults see the change, and nobody
-//! reads the list that the next change will overwrite.
+//! reads the list that the next change will overwrite. Lists share what they have in common
+//! ([`tree`]): a look-up and a change take the logarithm of the number of slots.
 
 pub(crate) mod change;
 pub(crate) mod spec;
+mod tree;
 
+use crate::backing::{Hva, HvaRange};
 use crate::bits::{Bits, Kept, Splits};
+use crate::config::ExecuteHuge;
 use crate::slots::spec::{SlotError, SlotId, SlotSpec};
 use crate::sync::{AtomicU64, Ordering};
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use slat::{Gpa, GpaRange, PageSize};
+use tree::{Entry, Tree};
 
 /// A slot, and what is kept about it.
 #[derive(Clone, Debug)]
@@ -39,30 +43,51 @@ pub(crate) enum Plan {
     Delete,
 }
 
-/// The slots at one time, by guest address.
-#[derive(Clone, Default, Debug)]
+/// The slots at one time: by guest address, by the host's, by name. A copy shares what did not
+/// change.
+#[derive(Clone, Debug)]
 pub(crate) struct View {
-    pub slots: Vec<Slot>,
+    by_gpa: Tree<Gpa, Arc<Slot>>,
+    /// Slots may have the same memory.
+    by_host: Tree<(Hva, SlotId), Arc<Slot>>,
+    by_id: Tree<SlotId, Arc<Slot>>,
+    /// Whether huge pages may be executed: a part of what a fault sees as one.
+    pub execute_huge: ExecuteHuge,
 }
 
 impl View {
+    /// No slot.
+    fn new(execute_huge: ExecuteHuge) -> Self {
+        let (by_gpa, by_host, by_id) = Default::default();
+        Self { by_gpa, by_host, by_id, execute_huge }
+    }
+
     pub fn at(&self, gpa: Gpa) -> Option<&Slot> {
-        let after = self.slots.partition_point(|slot| slot.spec.gpa <= gpa);
-        let slot = &self.slots[after.checked_sub(1)?];
-        (gpa.0 - slot.spec.gpa.0 < slot.spec.bytes).then_some(slot)
+        let slot = self.by_gpa.at_most(&gpa)?;
+        (gpa.0 < slot.end).then_some(&*slot.value)
+    }
+
+    /// All slots, by guest address.
+    pub fn iter(&self) -> impl Iterator<Item = &Slot> {
+        self.by_gpa.beyond(0).map(|entry| &*entry.value)
     }
 
     /// The slots that have some of `range`, each with what it has.
-    pub fn parts<'v>(&'v self, range: &GpaRange) -> impl Iterator<Item = (&'v Slot, GpaRange)> {
+    pub fn parts(&self, range: &GpaRange) -> impl Iterator<Item = (&Slot, GpaRange)> {
         let range = *range;
-        // No two overlap, so they end in the order in which they begin.
-        let ends = |slot: &Slot| slot.spec.gpa.0 + slot.spec.bytes;
-        let first = self.slots.partition_point(|slot| ends(slot) <= range.start().0);
-        self.slots[first..].iter().map_while(move |slot| Some((slot, slot.spec.common(&range)?)))
+        let slots = self.by_gpa.beyond(range.start().0).map(|entry| &*entry.value);
+        slots.map_while(move |slot| Some((slot, slot.spec.common(&range)?)))
+    }
+
+    /// The slots that have some of the host's memory at `host`, and where they have it.
+    pub fn backed_by(&self, host: HvaRange) -> impl Iterator<Item = (&Slot, GpaRange)> {
+        let slots = self.by_host.beyond(host.start.0).map(|entry| &*entry.value);
+        let slots = slots.take_while(move |slot| slot.spec.host < host.end());
+        slots.filter_map(move |slot| Some((slot, slot.spec.guest_of(&host)?)))
     }
 
     pub fn named(&self, id: SlotId) -> Option<&Slot> {
-        self.slots.iter().find(|slot| slot.spec.id == id)
+        self.by_id.get(&id).map(|slot| &**slot)
     }
 
     /// Whether the slot is where `spec` has it, and logs into `log`.
@@ -72,13 +97,32 @@ impl View {
         theirs.is_some_and(|theirs| core::ptr::eq(theirs, log))
     }
 
+    /// Adds a slot, or puts it in the place of that of its name, which it is as to addresses.
     pub fn insert(&mut self, slot: Slot) {
-        let at = self.slots.partition_point(|other| other.spec.gpa < slot.spec.gpa);
-        self.slots.insert(at, slot);
+        let spec = slot.spec;
+        let (number, value) = (spec.id.0.into(), Arc::new(slot));
+        let end = spec.gpa.0 + spec.bytes;
+        self.by_gpa.put(Entry { key: spec.gpa, end, number, value: value.clone() });
+        let (key, end) = ((spec.host, spec.id), spec.host.0 + spec.bytes);
+        self.by_host.put(Entry { key, end, number, value: value.clone() });
+        self.by_id.put(Entry { key: spec.id, end: 0, number, value });
+    }
+
+    /// Changes what is kept about a slot, but not its addresses.
+    pub fn change(&mut self, id: SlotId, change: impl FnOnce(&mut Slot)) {
+        if let Some(slot) = self.named(id) {
+            let mut slot = slot.clone();
+            change(&mut slot);
+            self.insert(slot);
+        }
     }
 
     pub fn remove(&mut self, id: SlotId) {
-        self.slots.retain(|slot| slot.spec.id != id);
+        if let Some(SlotSpec { gpa, host, .. }) = self.named(id).map(|slot| slot.spec) {
+            self.by_gpa.remove(&gpa);
+            self.by_host.remove(&(host, id));
+            self.by_id.remove(&id);
+        }
     }
 
     /// What it takes to make the slots as `new` has it, by the rules of Linux's
@@ -89,11 +133,6 @@ impl View {
             return old.map(|_| Plan::Delete).ok_or(SlotError::Missing { id: new.id });
         }
         new.checked(page, bits)?;
-        let overlaps = |other: &SlotSpec| {
-            other.id != new.id
-                && other.gpa.0 < new.gpa.0 + new.bytes
-                && new.gpa.0 < other.gpa.0 + other.bytes
-        };
         let change = match old {
             None => Plan::Insert,
             Some(is) => {
@@ -108,8 +147,10 @@ impl View {
                 }
             }
         };
-        match self.slots.iter().find(|slot| overlaps(&slot.spec)) {
-            Some(slot) => Err(SlotError::Overlaps { id: slot.spec.id }),
+        let range = new.range();
+        let mut overlaps = self.parts(&range);
+        match overlaps.find(|(slot, _)| slot.spec.id != new.id) {
+            Some((slot, _)) => Err(SlotError::Overlaps { id: slot.spec.id }),
             None => Ok(change),
         }
     }
@@ -126,8 +167,9 @@ pub(crate) struct Slots {
 unsafe impl Sync for Slots {}
 
 impl Slots {
-    pub fn new() -> Self {
-        Self { lists: Default::default(), current: AtomicU64::new(0) }
+    pub fn new(execute_huge: ExecuteHuge) -> Self {
+        let lists = [(); 2].map(|()| UnsafeCell::new(View::new(execute_huge)));
+        Self { lists, current: AtomicU64::new(0) }
     }
 
     /// The slots now.

@@ -236,6 +236,8 @@ totals! {
     touched_bytes,
     /// Bytes maintained as they were mapped in the tables that all share.
     mapped_bytes,
+    /// Calls that were refused table pages, as the guest has all that it may have.
+    table_limit,
 }
 
 impl Counters {

@@ -21,6 +21,22 @@ impl<T> Lock<T> {
         self.0.lock()
     }
 
+    /// As `lock`, for what somebody may hold for long: calls `wait` meanwhile.
+    #[cfg(not(loom))]
+    pub fn lock_patiently(&self, wait: impl Fn()) -> impl core::ops::DerefMut<Target = T> + '_ {
+        loop {
+            if let Some(held) = self.0.try_lock() {
+                return held;
+            }
+            wait();
+        }
+    }
+
+    #[cfg(loom)]
+    pub fn lock_patiently(&self, _wait: impl Fn()) -> impl core::ops::DerefMut<Target = T> + '_ {
+        self.0.lock().expect("a model does not panic under the lock")
+    }
+
     #[cfg(loom)]
     pub fn lock(&self) -> impl core::ops::DerefMut<Target = T> + '_ {
         self.0.lock().expect("a model does not panic under the lock")

@@ -102,8 +102,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Where the guest has the memory at `host`: a range of each slot that has some of it.
     pub fn guest_ranges(&mut self, host: HvaRange) -> Vec<GpaRange> {
         self.look(|view| {
-            let slots = view.slots.iter().filter(|slot| !slot.going);
-            slots.filter_map(|slot| slot.spec.guest_of(&host)).collect()
+            let parts = view.backed_by(host).filter(|(slot, _)| !slot.going);
+            parts.map(|(_, range)| range).collect()
         })
     }
 
@@ -124,7 +124,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let bits = tables.geometry().address_bits;
         let mut sizes: Vec<(PageSize, u64)> =
             (0..=F::LARGEST_LEAF).map(|level| (F::size(level), 0)).collect();
-        if self.guest.config.folds() {
+        if self.guest.config.contiguous {
             let groups = (0..=F::LARGEST_LEAF).filter(|&level| F::group(level) > 1);
             let bytes = groups.map(|level| (F::group(level) as u64) << F::shift(level));
             sizes.extend(bytes.filter_map(PageSize::from_bytes).map(|size| (size, 0)));
@@ -174,6 +174,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 guard.owe(piece).expect("a slot's pages");
                 guard.complete();
             });
+            self.guest.piece_done(piece);
         }
     }
 
@@ -187,10 +188,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     fn fill(&mut self, pages: usize) -> Result<(), NoPages> {
         let (budget, vcpus) = (&self.guest.budget, self.guest.config.vcpus);
         let result = budget.fill(&mut self.cache, pages, vcpus);
-        if let Err(NoPages::Limit(_)) = result
-            && self.guest.reclaim() != 0
-        {
-            return budget.fill(&mut self.cache, pages, vcpus);
+        let result = match result {
+            Err(NoPages::Limit(_)) if self.guest.reclaim() != 0 => {
+                budget.fill(&mut self.cache, pages, vcpus)
+            }
+            result => result,
+        };
+        // What little is at hand will do for most.
+        if self.cache.is_empty() && matches!(result, Err(NoPages::Limit(_))) {
+            self.counters.table_limit.add(1);
         }
         result
     }

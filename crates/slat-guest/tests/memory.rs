@@ -33,5 +33,7 @@ mod recovery;
 mod ring;
 #[path = "memory/slots.rs"]
 mod slots;
+#[path = "memory/switches.rs"]
+mod switches;
 #[path = "memory/two_slots.rs"]
 mod two_slots;

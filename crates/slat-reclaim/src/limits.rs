@@ -13,15 +13,19 @@ pub struct Load {
     pub limit: u32,
     /// Of those in memory, pages that were idle for two walks.
     pub idle: u32,
+    /// Pages that it keeps.
+    pub protected: u32,
 }
 
 /// The guest that gives up pages next: the one furthest above its limit; with none above it, the
-/// one with the most idle pages, or the most at all. `None` if no guest has a page.
+/// one with the most idle pages, or the most at all, but none that has no more than it keeps.
+/// `None` if no guest has a page beyond that.
 pub fn choose(loads: &[Load]) -> Option<usize> {
     let above = |load: &Load| load.resident.saturating_sub(load.limit);
     let key = |load: &Load| (above(load), load.idle, load.resident);
-    let with_pages = loads.iter().enumerate().filter(|(_, load)| load.resident != 0);
-    with_pages.max_by_key(|(_, load)| key(load)).map(|(index, _)| index)
+    let keeps = |load: &Load| load.protected.min(load.limit);
+    let spare = loads.iter().enumerate().filter(|(_, load)| load.resident > keeps(load));
+    spare.max_by_key(|(_, load)| key(load)).map(|(index, _)| index)
 }
 
 impl<M: Ram, S: Swap> Paged<'_, M, S> {
@@ -30,7 +34,8 @@ impl<M: Ram, S: Swap> Paged<'_, M, S> {
         let idle = self.idle().map_or(0, |idle| {
             idle.generations.iter().skip(2).map(|generation| generation.pages).sum()
         });
-        Load { resident: self.resident(), limit: self.limit(), idle: idle as u32 }
+        let (resident, limit, protected) = (self.resident(), self.limit(), self.protected());
+        Load { resident, limit, idle: idle as u32, protected }
     }
 }
 
@@ -39,7 +44,7 @@ mod tests {
     use super::*;
 
     const fn load(resident: u32, limit: u32, idle: u32) -> Load {
-        Load { resident, limit, idle }
+        Load { resident, limit, idle, protected: 0 }
     }
 
     #[test]
@@ -49,5 +54,11 @@ mod tests {
         assert_eq!(choose(&[load(10, 20, 0), load(20, 20, 0)]), Some(1));
         assert_eq!(choose(&[load(0, 20, 0)]), None);
         assert_eq!(choose(&[]), None);
+        let kept = |load: Load, protected| Load { protected, ..load };
+        let guests = [kept(load(10, 20, 9), 10), load(3, 20, 0)];
+        assert_eq!(choose(&guests), Some(1));
+        assert_eq!(choose(&guests[..1]), None);
+        assert_eq!(choose(&[kept(load(11, 20, 9), 10), load(3, 20, 0)]), Some(0));
+        assert_eq!(choose(&[kept(load(30, 20, 9), 40)]), Some(0), "above its limit it keeps that");
     }
 }

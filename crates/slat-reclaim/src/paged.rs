@@ -48,11 +48,14 @@ pub struct Config {
     /// Slots of swap that the guest may have, copies of pages in memory included: should it want
     /// more, its own pages stay, and nobody else's. `u32::MAX`: as many as there are.
     pub swap: u32,
+    /// Pages that the guest keeps in memory for others: it gives up no page below that, unless
+    /// another of its own comes in for it. 0: none. All that guests of a pool keep is there.
+    pub protected: u32,
 }
 
 impl Config {
     /// Generations with look-around, walks of 1 GiB of 4 KiB pages at a time that skip what is
-    /// exactly known to be idle, no huge pages, no bound on swap.
+    /// exactly known to be idle, no huge pages, no bound on swap, no page protected.
     pub const fn new(limit: u32) -> Self {
         Self {
             limit,
@@ -65,6 +68,7 @@ impl Config {
             residency: 0,
             batch: 64,
             swap: u32::MAX,
+            protected: 0,
         }
     }
 }
@@ -91,6 +95,8 @@ pub struct Paged<'h, M, S> {
     /// Pages in memory, those on their way in included.
     pub(crate) here: AtomicU32,
     pub(crate) quota: AtomicU32,
+    /// Under `turn` for changes.
+    protected: AtomicU32,
     /// Slots of swap that the guest has: a word has each, or the thread that gives up its pages.
     /// Never above the quota.
     pub(crate) slots: AtomicU32,
@@ -164,6 +170,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             Policy::TwoLists => Order::lists(Lists::new(pages)),
         };
         let blocks = pages.div_ceil(1 << pool.frames.order());
+        pool.protect(0, config.protected)?;
         Ok(Self {
             pool,
             range: HvaRange { start, bytes },
@@ -174,6 +181,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             limit: AtomicU32::new(config.limit),
             here: AtomicU32::new(0),
             quota: AtomicU32::new(config.swap),
+            protected: AtomicU32::new(config.protected),
             slots: AtomicU32::new(0),
             away: AtomicU32::new(0),
             given_up: AtomicU64::new(0),
@@ -217,6 +225,29 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
         self.quota.store(slots, Ordering::Relaxed);
     }
 
+    /// Pages that it keeps in memory for others.
+    pub fn protected(&self) -> u32 {
+        self.protected.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many pages it keeps in memory for others ([`Config::protected`]).
+    ///
+    /// # Errors
+    /// [`PoolError::Protected`]: with what other guests keep, the pool has not so many; nothing was
+    /// changed.
+    pub fn set_protected(&self, pages: u32) -> Result<(), PoolError> {
+        let _turn = self.turn.lock();
+        self.pool.protect(self.protected(), pages)?;
+        self.protected.store(pages, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Pages in memory that it may give up for others: those above what it keeps, and above its
+    /// limit.
+    pub fn spare(&self) -> u32 {
+        self.resident().saturating_sub(self.protected().min(self.limit()))
+    }
+
     /// How many of its pages are where. Beside threads that move pages, each counts as of when it
     /// is looked at.
     pub fn places(&self) -> Places {
@@ -240,6 +271,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
     /// No CPU can reach the pages any more: the guest that this was the backing of has been
     /// destroyed ([`Guest::destroy`](slat_guest::Guest::destroy)), under what that asks for.
     pub unsafe fn release(self) {
+        _ = self.pool.protect(self.protected(), 0);
         let mut slots = Vec::new();
         for word in &self.words {
             let slot = match word.load() {

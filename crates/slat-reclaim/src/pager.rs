@@ -237,8 +237,25 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
         paged.arrivals.push(page, distance);
     }
 
-    /// A frame within the guest's limit.
+    /// A frame within the guest's limit; why there is none is counted.
     fn frame(&mut self) -> Result<u32, PageError> {
+        let frame = self.find_frame();
+        if let Err(PageError::NoRoom { why }) = frame {
+            let counters = &self.paged.counters;
+            Counters::add(
+                match why {
+                    ReclaimError::Quota { .. } => &counters.over_quota,
+                    ReclaimError::Protected { .. } => &counters.below_protected,
+                    ReclaimError::Thrashing => &counters.thrashing,
+                    _ => &counters.no_room,
+                },
+                1,
+            );
+        }
+        frame
+    }
+
+    fn find_frame(&mut self) -> Result<u32, PageError> {
         let paged = self.paged;
         // Above a limit that was lowered: a batch has gone for this page.
         let mut made_room = false;
@@ -252,7 +269,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             }
             paged.here.fetch_sub(1, Ordering::AcqRel);
             let want = if within { self.share() } else { paged.config.batch };
-            match self.reclaim(want) {
+            match self.reclaim_of(want, 1) {
                 Ok(Reclaimed { busy: true, .. }) => self.wait(),
                 Ok(_) => made_room = true,
                 Err(why @ (ReclaimError::Nothing | ReclaimError::InUse)) => {

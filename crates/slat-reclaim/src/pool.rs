@@ -7,7 +7,7 @@ use crate::swap::{Swap, SwapError};
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use slat::{Hpa, PageSize};
 use spin::{Mutex, MutexGuard};
 
@@ -77,6 +77,14 @@ pub enum PoolError {
         /// The block.
         block: PageSize,
     },
+    /// Guests would keep more pages than there are
+    /// ([`Config::protected`](crate::Config::protected)).
+    Protected {
+        /// Pages that this guest was to keep.
+        asked: u32,
+        /// Pages that no other guest keeps.
+        left: u32,
+    },
 }
 
 impl fmt::Display for PoolError {
@@ -97,6 +105,11 @@ impl fmt::Display for PoolError {
             Self::Block { block } => {
                 write!(f, "blocks of {block}; take the next larger leaf than a page")
             }
+            Self::Protected { asked, left } => write!(
+                f,
+                "{asked} pages were to be kept in memory, and others leave {left} of them; keep \
+                 fewer, or give the pool more"
+            ),
         }
     }
 }
@@ -111,6 +124,8 @@ pub struct Pool<M, S> {
     pub(crate) layout: Layout,
     pub(crate) frames: Frames,
     pub(crate) slots: Slots,
+    /// Pages that guests keep, all together: no more than there are.
+    protected: AtomicU32,
     /// The last error of swap: nothing is sent there until somebody has looked, or room was made.
     trouble: Mutex<Option<SwapError>>,
     /// That error is that there is no room. Changes under the lock on it.
@@ -120,6 +135,18 @@ pub struct Pool<M, S> {
 }
 
 impl<M: Ram, S: Swap> Pool<M, S> {
+    /// A guest keeps `pages` in place of `before`.
+    pub(crate) fn protect(&self, before: u32, pages: u32) -> Result<(), PoolError> {
+        let total = self.frames.total();
+        let mut left = 0;
+        let change = |all: u32| {
+            left = total.saturating_sub(all - before);
+            (pages <= left).then(|| all - before + pages)
+        };
+        let done = self.protected.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+        done.map(drop).map_err(|_| PoolError::Protected { asked: pages, left })
+    }
+
     /// A pool of the frames in `layout`, and of all of `swap`.
     ///
     /// # Errors
@@ -149,7 +176,17 @@ impl<M: Ram, S: Swap> Pool<M, S> {
         let frames = Frames::new((bytes >> page.shift()) as u32, order);
         let slots = Slots::new(swap.slots());
         let (trouble, full, wiper) = (Mutex::new(None), AtomicBool::new(false), Mutex::new(()));
-        Ok(Self { ram, swap, layout, frames, slots, trouble, full, wiper })
+        Ok(Self {
+            ram,
+            swap,
+            layout,
+            frames,
+            slots,
+            trouble,
+            full,
+            wiper,
+            protected: AtomicU32::new(0),
+        })
     }
 
     /// Pages of all guests together.

@@ -117,6 +117,14 @@ stats! {
         collapsed,
         /// Pages that were copied for that.
         moved,
+        /// Pages that could not come in, as the guest has all the swap that it may have.
+        over_quota,
+        /// As it has no more than it keeps, and others have taken all there is.
+        below_protected,
+        /// As it uses more than it may have, within its pages' minimum residency.
+        thrashing,
+        /// As nothing of it could give way otherwise, or swap takes nothing.
+        no_room,
     }
 }
 

@@ -149,7 +149,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         // Its pages stay the guest's: what their leaves knew is kept.
         let moving = guest.leaving.begin();
         let parts = self.worker.look(|slots| {
-            slots.slots.iter().map(|slot| slot.spec.range()).collect::<alloc::vec::Vec<_>>()
+            slots.iter().map(|slot| slot.spec.range()).collect::<alloc::vec::Vec<_>>()
         });
         // The last: nothing is left but tables.
         let parts = parts.into_iter().flat_map(|part| pieces(part, F::size(0)));

@@ -35,7 +35,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guest = self.guest;
         // A change of slots waits for a thread that holds an entry, as long as that takes.
         while self.cut_ends(spec).is_err() {}
-        if guest.config.folds() {
+        if guest.config.contiguous {
             for tables in guest.spaces() {
                 self.until_done(tables, spec.range(), |guard, rest| guard.unfold(rest));
             }
@@ -43,7 +43,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if guest.config.initially_set {
             return None;
         }
-        let report = guest.config.eager_split.map(|to| {
+        let report = guest.eager_split.get().map(|to| {
             let split = EagerSplit::new(spec.range(), to);
             split.run(self, || false)
         });
@@ -86,7 +86,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         });
         let kept = self.look(|view| view.named(spec.id).and_then(|slot| slot.kept.clone()));
         for piece in pieces(spec.range(), F::size(F::LARGEST_LEAF)) {
-            let _moving = kept.as_ref().map(|kept| kept.moves.begin());
+            let moving = kept.as_ref().map(|kept| kept.moves.begin());
             let words = &mut scratch[..(piece.size() >> F::PAGE_SHIFT).div_ceil(64) as usize];
             words.fill(0);
             loop {
@@ -103,11 +103,16 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     Err(Halted { why, .. }) => unreachable!("a slot's pages, and bits: {why}"),
                 }
             }
-            let Some(kept) = &kept else { continue };
+            let Some(kept) = &kept else {
+                self.guest.piece_done(piece);
+                continue;
+            };
             for (first, count) in (Pages { start: piece.start(), bits: words }).runs() {
                 let at = piece.start().0 + ((first as u64) << F::PAGE_SHIFT);
                 kept.written.mark::<F>(spec, at, (count as u64) << F::PAGE_SHIFT);
             }
+            drop(moving);
+            self.guest.piece_done(piece);
         }
     }
 

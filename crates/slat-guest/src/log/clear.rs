@@ -145,7 +145,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         guest.counters.log_clears.add(1);
         guest.counters.log_cleared_pages.add(cleared.pages);
-        guest.counters.split_bytes.add(cleared.split);
+        let at = Gpa(spec.gpa.0 + ((from as u64) << (F::PAGE_SHIFT + 6)));
+        guest.count_split(&guest.counters, at, cleared.split);
         result.map(|()| cleared)
     }
 }
@@ -261,7 +262,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         pages: &Pages<'_>,
     ) -> Result<Step, LogError> {
         // To pages, or to the size that is asked for, or not at all.
-        let to = self.guest.config.eager_split;
+        let to = self.guest.eager_split.get();
         if let Some(to) = to {
             match self.split_for(clear, hull, to) {
                 Ok(()) => {}

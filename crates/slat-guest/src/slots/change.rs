@@ -4,6 +4,7 @@ use crate::backing::Backing;
 use crate::bits::{Bits, Kept, Splits};
 use crate::config::ExecuteHuge;
 use crate::eager::SplitReport;
+use crate::events::Event;
 use crate::host::Host;
 use crate::ranges::pieces;
 use crate::slots::spec::{SlotError, SlotSpec};
@@ -45,16 +46,32 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// [`SlotError`]; nothing was done.
     pub fn set_slot(&mut self, spec: SlotSpec) -> Result<SlotChange, SlotError> {
         let guest = self.guest;
-        let _turn = guest.changing.lock();
+        let _turn = guest.change_turn();
         let bits = guest.tables.geometry().address_bits;
         // SAFETY: the lock is held, and `now` is not used after the first `replace`.
         let now = unsafe { guest.slots.view() };
         let plan = now.plan(&spec, guest.page(), bits)?;
-        let mut view = now.clone();
+        let view = now.clone();
+        if plan == Plan::Nothing {
+            return Ok(SlotChange::Same);
+        }
+        let before = view.named(spec.id).map(|slot| slot.spec);
+        guest.event(|| Event::SlotBegin { before, after: spec });
+        let change = self.carry_out(plan, view, spec);
+        guest.event(|| Event::SlotEnd { id: spec.id });
+        change
+    }
+
+    fn carry_out(
+        &mut self,
+        plan: Plan,
+        mut view: View,
+        spec: SlotSpec,
+    ) -> Result<SlotChange, SlotError> {
         let change = match plan {
             Plan::Nothing => SlotChange::Same,
             Plan::Insert => {
-                view.insert(self.new_slot(spec)?);
+                view.insert(self.new_slot(spec, view.execute_huge)?);
                 self.replace(view);
                 SlotChange::Inserted
             }
@@ -64,7 +81,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 SlotChange::Deleted
             }
             Plan::Move => {
-                let mut slot = self.new_slot(spec)?;
+                let mut slot = self.new_slot(spec, view.execute_huge)?;
                 let before = self.take_away(&mut view, &spec);
                 // The memory is the same: what was written, and used, is still to be told.
                 if let Some(before) = before {
@@ -80,14 +97,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             Plan::Flags if spec.log_dirty => {
                 let log = self.new_log(&spec)?;
                 let logs = |slot: &mut Slot| (slot.spec, slot.log) = (spec, Some(log));
-                view.slots.iter_mut().find(|slot| slot.spec.id == spec.id).map(logs);
+                view.change(spec.id, logs);
                 let scratch = self.scratch(&spec)?;
                 self.replace(view);
                 SlotChange::LogOn(self.begin_log(&spec, scratch))
             }
             Plan::Flags => {
                 let quiet = |slot: &mut Slot| (slot.spec, slot.log) = (spec, None);
-                view.slots.iter_mut().find(|slot| slot.spec.id == spec.id).map(quiet);
+                view.change(spec.id, quiet);
                 self.replace(view);
                 SlotChange::LogOff { collapsed: self.end_log(&spec) }
             }
@@ -97,9 +114,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     /// The slots, by guest address.
     pub fn slots(&mut self) -> Vec<SlotSpec> {
-        self.look(|view| {
-            view.slots.iter().filter(|slot| !slot.going).map(|slot| slot.spec).collect()
-        })
+        self.look(|view| view.iter().filter(|slot| !slot.going).map(|slot| slot.spec).collect())
     }
 
     /// The guest's memory vanishes: all slots are deleted. Other threads may go on faulting, ageing
@@ -114,9 +129,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    fn new_slot(&self, spec: SlotSpec) -> Result<Slot, SlotError> {
+    fn new_slot(&self, spec: SlotSpec, execute_huge: ExecuteHuge) -> Result<Slot, SlotError> {
         let log = if spec.log_dirty { Some(self.new_log(&spec)?) } else { None };
-        let splits = match self.guest.config.execute_huge {
+        let splits = match execute_huge {
             ExecuteHuge::Allowed => None,
             _ => Some(Arc::new(Splits::new::<F>(&spec).ok_or(SlotError::OutOfMemory)?)),
         };
@@ -138,7 +153,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Makes `view` that of all, and waits for faults that saw another.
-    fn replace(&mut self, view: View) {
+    pub(crate) fn replace(&mut self, view: View) {
         // SAFETY: called with the lock held; the faults are waited for.
         unsafe { self.guest.slots.replace(view) };
         self.guest.wait_for_faults();
@@ -148,17 +163,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// until then; then `view` is without it. Returns it as it was.
     fn take_away(&mut self, view: &mut View, spec: &SlotSpec) -> Option<Slot> {
         let guest = self.guest;
-        let slot = view.slots.iter_mut().find(|slot| slot.spec.id == spec.id)?;
-        slot.going = true;
-        let slot = slot.clone();
+        view.change(spec.id, |slot| slot.going = true);
+        let slot = view.named(spec.id)?.clone();
         self.replace(view.clone());
-        // A slot that moves keeps its memory.
-        let _moving = guest.leaving.begin();
         for tables in guest.spaces() {
             for piece in pieces(slot.spec.range(), F::size(F::LARGEST_LEAF)) {
+                // A slot that moves keeps its memory.
+                let moving = guest.leaving.begin();
                 self.inside(tables, |Inside { guard, .. }| {
                     guest.unmap(tables, guard, [piece], |removed| guest.keep_marks(view, &removed))
                 });
+                drop(moving);
+                guest.piece_done(piece);
             }
             guest.reclaim_in(tables);
         }

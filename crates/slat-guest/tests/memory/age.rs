@@ -79,6 +79,56 @@ on_all! {
         assert_eq!(pages(&young), [9]);
     }
 
+    /// Of two guests that use the same pages, one is asked as a whole, the other in pieces, in any
+    /// order, by guest or host addresses, some of them twice.
+    fn any_partition_of_a_range_answers_as_the_whole_does<C: Case>() {
+        for seed in slat_seed::seeds(6) {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let size = [PageSize::SIZE_4K, PageSize::SIZE_2M][rng.usize(..2)];
+            let config = Config { contiguous: rng.bool(), ..config() };
+            with_guest!(C, config, slot(2 * M2), size => machine, ram, guest, vcpu);
+            with_guest!(C, config, slot(2 * M2), size => other, its_ram, its_guest, its_vcpu);
+            for _ in 0..6 {
+                for _ in 0..rng.u8(..40) {
+                    let access = [Access::Read, Access::Write, Access::Execute][rng.usize(..3)];
+                    let gpa = BASE + rng.u64(..1024) * K4;
+                    attempt::<C>(&machine, &mut vcpu, gpa, access).unwrap();
+                    attempt::<C>(&other, &mut its_vcpu, gpa, access).unwrap();
+                }
+                let how = Ageing { clear: rng.u8(..3) != 0, ..CLEAR };
+                let (mut whole, mut pieces) = ([0; 16], [0; 16]);
+                let aged = vcpu.worker().age(range(BASE, 2 * M2), None, &mut whole, how).unwrap();
+                let mut cuts: Vec<u64> = (0..rng.u8(..12)).map(|_| rng.u64(..1024)).collect();
+                cuts.extend([0, 1024]);
+                cuts.sort_unstable();
+                let mut parts: Vec<_> = cuts.windows(2).map(|cut| (cut[0], cut[1])).collect();
+                parts.retain(|(first, end)| first != end);
+                rng.shuffle(&mut parts);
+                let mut young = 0;
+                for (first, end) in parts {
+                    let (mut found, count) = ([0; 16], end - first);
+                    let worker = its_vcpu.worker();
+                    let aged = if rng.bool() {
+                        let part = range(BASE + first * K4, count * K4);
+                        worker.age(part, None, &mut found, how).unwrap()
+                    } else {
+                        let part = host_range(HOST + first * K4, count * K4);
+                        worker.age_host(part, None, &mut found, how).unwrap()
+                    };
+                    assert_eq!(aged.unanswered, 0);
+                    young += aged.young;
+                    let found = pages(&found);
+                    assert!(found.iter().all(|page| *page < count));
+                    for page in found.iter().map(|page| first + page) {
+                        pieces[page as usize / 64] |= 1 << (page % 64);
+                    }
+                }
+                assert_eq!(pages(&pieces), pages(&whole), "SLAT_SEED={seed}");
+                assert_eq!(young, aged.young);
+            }
+        }
+    }
+
     fn bad_requests_say_why<C: Case>() {
         with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
         let worker = vcpu.worker();

@@ -96,9 +96,12 @@ on_all! {
             }
             let limit = TableLimit { pages: u64::from(bound) };
             match (bound, refused) {
-                (100, found) => assert_eq!(found, None),
+                (100, found) => {
+                    assert_eq!((found, guest.stats().totals.table_limit), (None, 0));
+                }
                 (_, Some((table, outcome))) => {
                     assert_eq!(outcome, Outcome::Refused(Refused::TableLimit(limit)));
+                    assert!(guest.stats().totals.table_limit > 0);
                     assert!(table + 8 > u64::from(bound), "{table} of {bound}");
                 }
                 (_, None) => panic!("{bound}"),

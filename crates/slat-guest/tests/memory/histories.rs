@@ -3,7 +3,7 @@
 //! and memory are equal.
 
 use crate::bed::*;
-use slat::{Access, Ageing, Hpa, PageSize, Skip};
+use slat::{Access, Ageing, Gpa, Hpa, PageSize, Skip};
 use slat_guest::*;
 use slat_sim::Machine;
 use std::collections::HashMap;
@@ -88,6 +88,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
             20 if self.rng.u8(..8) == 0 => self.replace_slot(),
             21 => _ = self.vcpus[0].worker().recover_huge_pages(),
             22 if self.logs => self.read(),
+            23 if self.rng.u8(..4) == 0 => self.switch(),
             _ => self.use_page(),
         }
         self.guest.reclaim();
@@ -218,6 +219,23 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
+    /// Huge pages may be executed, or not, and eager splits are of another size.
+    pub fn switch(&mut self) {
+        let to = EXECUTE_HUGE[self.rng.usize(..4)];
+        let eager = [None, Some(PageSize::SIZE_4K)][self.rng.usize(..2)];
+        self.guest.set_eager_split(eager).unwrap();
+        let worker = self.vcpus[0].worker();
+        worker.set_execute_huge(to).unwrap();
+        if to == ExecuteHuge::Allowed {
+            return;
+        }
+        for block in 0..BLOCKS {
+            let leaf = worker.translate(Gpa(BASE + block * M2)).unwrap();
+            let huge = leaf.filter(|leaf| leaf.size > PageSize::SIZE_4K);
+            assert!(huge.is_none_or(|leaf| leaf.attributes.execute == slat::Execute::None));
+        }
+    }
+
     /// A log that begins empty is for what is written after everything was copied.
     fn begin(&mut self) {
         match self.guest.config().initially_set {
@@ -254,6 +272,9 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     }
 }
 
+const EXECUTE_HUGE: [ExecuteHuge; 4] =
+    [ExecuteHuge::Allowed, ExecuteHuge::Split, ExecuteHuge::SplitPage, ExecuteHuge::Zap];
+
 fn history<C: Case>(seed: u64)
 where
     C::A: 'static,
@@ -261,14 +282,12 @@ where
     let mut rng = fastrand::Rng::with_seed(seed);
     let hardware = C::HARDWARE_DIRTY && rng.bool();
     let eager = [None, Some(PageSize::SIZE_4K)];
-    let execute =
-        [ExecuteHuge::Allowed, ExecuteHuge::Split, ExecuteHuge::SplitPage, ExecuteHuge::Zap];
     let config = Config {
         logging: if hardware { Logging::Hardware } else { Logging::Protect },
         initially_set: rng.bool(),
         eager_split: eager[rng.usize(..2)],
         ring: (!hardware && rng.u8(..3) == 0).then_some(128),
-        execute_huge: execute[rng.usize(..4)],
+        execute_huge: EXECUTE_HUGE[rng.usize(..4)],
         contiguous: seed & 2 == 2,
         ..config()
     };

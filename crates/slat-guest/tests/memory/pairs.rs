@@ -18,12 +18,13 @@ enum Service {
     Ageing,
     Invalidation,
     LogOnAndOff,
+    Switches,
     View,
 }
 
 use Service::*;
 
-const ALL: [Service; 11] = [
+const ALL: [Service; 12] = [
     ManualLog,
     LegacyLog,
     HardwareLog,
@@ -34,6 +35,7 @@ const ALL: [Service; 11] = [
     Ageing,
     Invalidation,
     LogOnAndOff,
+    Switches,
     View,
 ];
 
@@ -62,6 +64,7 @@ fn happens<C: Case>(history: &mut History<'_, '_, C>, service: Service) {
         Ageing => history.age(),
         Invalidation => history.invalidate(),
         LogOnAndOff => history.toggle(),
+        Switches => history.switch(),
         _ => {}
     }
 }
@@ -143,7 +146,7 @@ where
 #[test]
 fn every_two_services_work_together() {
     let tested = every_two::<ArmDirty>(&ALL);
-    assert_eq!(tested, 65, "of eleven services all pairs but one, and each alone");
+    assert_eq!(tested, 77, "of twelve services all pairs but one, and each alone");
 }
 
 #[cfg(feature = "every-format")]
@@ -154,8 +157,8 @@ mod every_two_services_work_together {
     where
         C::A: 'static,
     {
-        let (View, others) = ALL.split_last().expect("eleven") else { panic!("the last") };
-        assert_eq!(every_two::<C>(others), 54);
+        let (View, others) = ALL.split_last().expect("twelve") else { panic!("the last") };
+        assert_eq!(every_two::<C>(others), 65);
     }
 
     #[test]

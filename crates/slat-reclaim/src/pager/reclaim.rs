@@ -45,6 +45,13 @@ pub enum ReclaimError {
     Thrashing,
     /// The guest has no page in memory.
     Nothing,
+    /// The guest has no page in memory beyond those that it keeps
+    /// ([`Config::protected`](crate::Config::protected)): have another give up pages
+    /// ([`choose`](crate::choose)).
+    Protected {
+        /// How many it keeps.
+        pages: u32,
+    },
     /// All pages that were next were used meanwhile, or moved by others.
     InUse,
 }
@@ -61,6 +68,11 @@ impl fmt::Display for ReclaimError {
             Self::Thrashing => f.write_str(
                 "all of the guest's pages came back within the minimum residency; have the guest \
                  wait, raise its limit, or lower the residency",
+            ),
+            Self::Protected { pages } => write!(
+                f,
+                "the guest has no more than the {pages} pages that it keeps in memory; have another \
+                 guest give up pages, or protect fewer"
             ),
             Self::Nothing => f.write_str("the guest has no page in memory that could be given up"),
             Self::InUse => f.write_str("all pages were used while they were about to be given up"),
@@ -85,13 +97,29 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
     /// [`Config::batch`](crate::Config) at a time. While swap takes no pages, those of which it has
     /// a copy.
     ///
+    /// Pages that the guest keeps ([`Config::protected`](crate::Config::protected)) stay.
+    ///
     /// # Errors
     /// [`ReclaimError`]: none was given up.
     pub fn reclaim(&mut self, want: u32) -> Result<Reclaimed, ReclaimError> {
+        self.reclaim_of(want, 0)
+    }
+
+    /// [`Pager::reclaim`], of at least `least` pages also of those that the guest keeps: for as many
+    /// that come in.
+    pub(super) fn reclaim_of(&mut self, want: u32, least: u32) -> Result<Reclaimed, ReclaimError> {
         let paged = self.paged;
         let Some(mut turn) = paged.turn.try_lock() else {
             return Ok(Reclaimed { pages: 0, busy: true });
         };
+        let mut want = want.max(1);
+        if let pages @ 1.. = paged.protected() {
+            let here = paged.resident() >= pages.min(paged.limit());
+            want = want.min(paged.spare().max(if here { least } else { 0 }));
+            if want == 0 {
+                return Err(ReclaimError::Protected { pages });
+            }
+        }
         let begin = self.now();
         // A fault that has to wait costs no walk.
         if begin >> BORN_SHIFT < turn.none_before {
@@ -103,7 +131,7 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
             return Err(why);
         }
         paged.order.note(&paged.arrivals, paged.resident());
-        let victims = paged.order.victims(want.max(1) as usize, &mut Eyes::new(self));
+        let victims = paged.order.victims(want as usize, &mut Eyes::new(self));
         if let (true, Some(until)) = (victims.pages.is_empty(), victims.until) {
             turn.none_before = until;
         }

@@ -314,3 +314,52 @@ fn slots_that_come_back_while_a_disk_says_that_it_is_full_are_not_forgotten() {
         assert!(Pager::new(&mut other).reclaim(1).is_ok());
     });
 }
+
+/// A guest that keeps pages keeps them, whoever wants them, and those of others come and go.
+#[test]
+fn pages_that_a_guest_keeps_are_given_up_for_its_own_alone() {
+    let swap = Flaky::new(4096, PageSize::SIZE_4K);
+    let keeps = slat_reclaim::Config { protected: 100, ..config(150, u32::MAX) };
+    let two = [(400, keeps), (4096, config(4096, u32::MAX))];
+    guests(&swap, 256, &two, |pool, mut threads| {
+        let [kept, other] = &mut threads[..] else { unreachable!() };
+        let (his, its) = (*kept.guest().backing(), *other.guest().backing());
+        bring(kept, 0..120).unwrap();
+        // The other has the rest, and comes and goes in it.
+        bring(other, 0..1000).unwrap();
+        assert_eq!(his.resident(), 120, "who wants memory gives up its own");
+        assert_eq!(his.spare(), 20);
+        let given = Pager::new(kept).reclaim(64).unwrap();
+        assert_eq!((given.pages, his.resident()), (20, 100));
+        let protected = ReclaimError::Protected { pages: 100 };
+        assert_eq!(Pager::new(kept).reclaim(1), Err(protected));
+        assert_eq!(choose(&[his.load(), its.load()]), Some(1));
+        // All frames are taken: its own pages give way to its own, one for one.
+        let mut next = 1000;
+        let mut take_all = |other: &mut Thread<'_, '_, _>| {
+            while pool.free() != 0 {
+                bring(other, next..next + 1).unwrap();
+                next += 1;
+            }
+        };
+        take_all(other);
+        bring(kept, 200..300).unwrap();
+        assert_eq!(his.resident(), 100);
+        // Below what it keeps it is refused, until another guest gives up pages.
+        Pager::new(kept).discard(pages(0, 400));
+        take_all(other);
+        assert_eq!(bring(kept, 0..1), Err(PageError::NoRoom { why: protected }));
+        assert_eq!(his.stats().below_protected, 1);
+        assert_eq!(its.stats().below_protected, 0);
+        assert!(Pager::new(other).reclaim(64).unwrap().pages >= 1);
+        bring(kept, 0..1).unwrap();
+        // What guests keep is there: no more can be promised than the pool has.
+        let refused = PoolError::Protected { asked: 157, left: 156 };
+        assert_eq!(its.set_protected(157), Err(refused));
+        its.set_protected(156).unwrap();
+        let refused = PoolError::Protected { asked: 101, left: 100 };
+        assert_eq!(his.set_protected(101), Err(refused));
+        his.set_protected(0).unwrap();
+        its.set_protected(256).unwrap();
+    });
+}

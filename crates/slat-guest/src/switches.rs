@@ -1,0 +1,136 @@
+//! What of a guest's configuration changes while it runs.
+//!
+//! [`Config`](crate::Config) says how a guest begins. Whether huge pages may be executed is part of
+//! the slots as faults see them ([`View`](crate::slots::View)): who changes it waits, as for a
+//! change of slots, until faults and collapses that saw the old answer have left the tables. From
+//! then on no block comes to be that may be executed, and those that are there are looked for. The
+//! size of eager splits orders nothing: each log that begins, and each clear, reads it anew.
+//!
+//! There is no switch for ageing without a lock: no lock is taken that a switch could bring back,
+//! and what it could spare, the second question about a page in somebody's hands, is bounded and
+//! counted ([`Totals::ageing_slow`](crate::Totals)).
+
+use crate::backing::Backing;
+use crate::bits::Splits;
+use crate::config::ExecuteHuge;
+use crate::guest::Guest;
+use crate::host::Host;
+use crate::slots::spec::SlotError;
+use crate::worker::Worker;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use slat::{
+    ChangeError, Contended, Execute, Format, GpaRange, Guard, Halted, LeafSizeError, PageSize,
+};
+
+impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
+    /// The size to which blocks are split ahead of writes: at first
+    /// [`Config::eager_split`](crate::Config).
+    pub fn eager_split(&self) -> Option<PageSize> {
+        self.eager_split.get()
+    }
+
+    /// Changes the size to which blocks are split ahead of writes. Logs that begin from now on, and
+    /// clears that begin, split so; what is split already stays.
+    ///
+    /// # Errors
+    /// [`LeafSizeError`]: the format has no such leaf; nothing was changed.
+    pub fn set_eager_split(&self, size: Option<PageSize>) -> Result<(), LeafSizeError> {
+        size.map_or(Ok(()), |size| F::level_of(size).map(drop))?;
+        self.eager_split.set(size);
+        Ok(())
+    }
+}
+
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
+    /// Whether huge pages may be executed: at first [`Config::execute_huge`](crate::Config).
+    pub fn execute_huge(&mut self) -> ExecuteHuge {
+        self.look(|view| view.execute_huge)
+    }
+
+    /// Changes whether huge pages may be executed, while the guest runs; returns the bytes that
+    /// lost the right, to be given back by fetches that split. It is the guest's alone: one that is
+    /// trusted not to hang the machine is exempt with [`ExecuteHuge::Allowed`] (Linux:
+    /// `KVM_CAP_VM_DISABLE_NX_HUGE_PAGES`, once, before its vCPUs).
+    ///
+    /// When this returns with another value than `Allowed`, no huge page may be executed, and every
+    /// CPU has forgotten that one could; tables in which pages may are known to
+    /// [`Worker::recover_huge_pages`]. With `Allowed`, huge pages get the right back by the first
+    /// fetch from each, in place; what fetches split comes back by [`Worker::collapse`], and
+    /// recovery has nothing more to do. As a change of slots, this takes turns with others, and
+    /// waits for faults.
+    ///
+    /// # Errors
+    /// [`SlotError::OutOfMemory`]: nothing was changed.
+    pub fn set_execute_huge(&mut self, to: ExecuteHuge) -> Result<u64, SlotError> {
+        let guest = self.guest;
+        let _turn = guest.change_turn();
+        // SAFETY: the lock is held, and what is read is not used after `replace`.
+        let mut view = unsafe { guest.slots.view() }.clone();
+        if view.execute_huge == to {
+            return Ok(0);
+        }
+        let specs: Vec<_> = view.iter().map(|slot| slot.spec).collect();
+        let splits = to != ExecuteHuge::Allowed;
+        for spec in &specs {
+            let has = view.named(spec.id).is_some_and(|slot| slot.splits.is_some());
+            if has != splits {
+                let new = || Splits::new::<F>(spec).map(Arc::new).ok_or(SlotError::OutOfMemory);
+                let new = splits.then(new).transpose()?;
+                view.change(spec.id, |slot| slot.splits = new);
+            }
+        }
+        let before = core::mem::replace(&mut view.execute_huge, to);
+        self.replace(view);
+        let mut bytes = 0;
+        if before == ExecuteHuge::Allowed {
+            for spec in &specs {
+                bytes += self.take_execution(spec.range());
+                self.hand_to_recovery(spec);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Takes the right to execute from all blocks, and groups, in `range`; returns the bytes.
+    fn take_execution(&mut self, range: GpaRange) -> u64 {
+        let guest = self.guest;
+        if guest.config.contiguous {
+            self.until_done(&guest.tables, range, |guard, rest| guard.unfold(rest));
+        }
+        let mut bytes = 0;
+        // Views of their own hold pages only.
+        self.until_done(&guest.tables, range, |guard, rest| {
+            let mut from = rest;
+            while let Some(block) = executable_block(guard, from)? {
+                bytes += guard.execute_protect(block)?;
+                let left = rest.end().0.saturating_sub(block.end().0);
+                let Ok(behind) = GpaRange::new(block.end(), left) else { break };
+                from = behind;
+            }
+            Ok(0)
+        });
+        bytes
+    }
+}
+
+/// The first block in `range` that may be executed.
+fn executable_block<F: Format, H: Host>(
+    guard: &Guard<'_, '_, F, H>,
+    range: GpaRange,
+) -> Result<Option<GpaRange>, Halted<ChangeError>> {
+    let leaves = guard.leaves(range);
+    let leaves = leaves.map_err(|why| Halted { at: range.start(), why })?;
+    for leaf in leaves {
+        match leaf {
+            // It may be a block that is about to be split, into blocks that may be executed.
+            Err(Contended { at }) => return Err(Halted { at, why: ChangeError::Contended }),
+            Ok(leaf) if leaf.size > F::size(0) && leaf.attributes.execute != Execute::None => {
+                let block = GpaRange::new(leaf.gpa, leaf.size.bytes());
+                return Ok(Some(block.expect("a leaf is not empty")));
+            }
+            Ok(_) => {}
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,127 @@
+//! What a guest waits for is its own: one whose backing takes long holds up nobody else.
+
+use crate::machine::*;
+use slat::format::ept::Ept1G;
+use slat::{Access, Gpa, GpaRange, Hpa, Memory, PageSize, Vmid};
+use slat_guest::*;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Says that it was asked, then waits until it may answer.
+struct Slow {
+    gate: Option<(SyncSender<()>, Mutex<Receiver<()>>)>,
+}
+
+impl Backing for Slow {
+    fn page(&self, host: Hva, _: Access) -> Result<Page, NoPage> {
+        if let Some((asked, may_answer)) = &self.gate {
+            asked.send(()).unwrap();
+            may_answer.lock().unwrap().recv().unwrap();
+        }
+        let (hpa, block) = (Hpa(host.0 & ((1 << 40) - 1)), PageSize::SIZE_4K);
+        Ok(Page { hpa, block, write: true, execute: true, memory: Memory::Normal })
+    }
+}
+
+/// All that waits for faults, or gives tables back, or takes a seat.
+fn everything<H: Host + 'static, B: Backing + 'static>(guest: &SharedGuest<Ept1G, H, B>) {
+    let mut vcpu = guest.vcpu(0).unwrap();
+    let mut worker = guest.worker().unwrap();
+    let pages = |log_dirty| SlotSpec { log_dirty, ..slot(M2) };
+    worker.with(|worker| {
+        worker.set_slot(pages(false)).unwrap();
+        worker.set_slot(SlotSpec { gpa: Gpa(BASE + G1), ..pages(false) }).unwrap();
+        worker.set_slot(pages(false)).unwrap();
+    });
+    assert!(matches!(vcpu.with(|vcpu| vcpu.fault(Gpa(BASE), Access::Write)), Outcome::Mapped(_)));
+    worker.with(|worker| {
+        worker.set_slot(pages(true)).unwrap();
+        assert_eq!(worker.read_log(SlotId(0), &mut [0; 8]), Ok(0));
+        assert_eq!(worker.take_log(SlotId(0), &mut [0; 8]), Ok(0));
+        worker.set_slot(pages(false)).unwrap();
+        drop(worker.invalidate(HvaRange { start: Hva(HOST), bytes: M2 }, |_| {}));
+        worker.set_slot(SlotSpec { bytes: 0, ..slot(M2) }).unwrap();
+        worker.collapse(GpaRange::new(Gpa(BASE), M2).unwrap(), PageSize::SIZE_2M);
+    });
+    drop((vcpu, worker));
+    // Tables that were unlinked are not kept by who is inside another guest's.
+    guest.get().reclaim();
+    assert!(guest.get().table_pages() <= 2, "those above the slot's");
+}
+
+/// A guest whose backing does not answer, beside another, in which `other` is done meanwhile.
+fn beside<H: Host + Send + Sync + 'static>(
+    machines: [Arc<H>; 2],
+    vmids: [u16; 2],
+    logging: Logging,
+    other: impl FnOnce(&SharedGuest<Ept1G, H, Slow>) + Send + 'static,
+) {
+    let (asked, was_asked) = sync_channel(1);
+    let (answer, may_answer) = sync_channel(1);
+    // Pages, so that the backing is asked once.
+    let config = Config { logging, ..Config::new(1, PageSize::SIZE_4K) };
+    let gates = [Some((asked, Mutex::new(may_answer))), None];
+    let mut guests = machines.into_iter().zip(vmids).zip(gates).map(|((machine, vmid), gate)| {
+        let (format, slow) = (Ept1G::default(), Slow { gate });
+        SharedGuest::new(format, Vmid(vmid), 39, machine, slow, config).unwrap()
+    });
+    let (slow, fast) = (guests.next().unwrap(), guests.next().unwrap());
+    let mut vcpu = slow.vcpu(0).unwrap();
+    vcpu.with(|vcpu| vcpu.worker().set_slot(slot(M2))).unwrap();
+    let fault = std::thread::spawn(move || vcpu.with(|vcpu| vcpu.fault(Gpa(BASE), Access::Write)));
+    was_asked.recv().unwrap();
+    let (done, is_done) = sync_channel(1);
+    let change = std::thread::spawn(move || {
+        other(&fast);
+        // It ends, too, and others begin.
+        drop(fast);
+        done.send(()).unwrap();
+    });
+    let in_time = is_done.recv_timeout(Duration::from_secs(20));
+    answer.send(()).unwrap();
+    change.join().unwrap();
+    assert!(matches!(fault.join().unwrap(), Outcome::Mapped(_)));
+    assert_eq!(in_time, Ok(()), "one guest waited for another's fault");
+}
+
+const WAYS: [Logging; 2] = [Logging::Protect, Logging::Hardware];
+
+#[test]
+fn a_fault_that_waits_for_its_backing_holds_up_no_other_guest() {
+    for logging in WAYS {
+        let machine = Counted::new();
+        beside([machine.clone(), machine], [1, 2], logging, everything);
+    }
+}
+
+/// Seats of its own, by which guests with one VMID are told apart, and that nobody else takes.
+#[test]
+fn with_seats_of_its_own_a_guest_shares_neither_them_nor_vmids() {
+    for logging in WAYS {
+        let machine = Counted::new();
+        // Enough for the vCPU, and for a vCPU and a worker.
+        let machines = [(); 2].map(|()| Arc::new(OwnSeats::<_, 2>::new(machine.clone())));
+        let slow = machines[0].clone();
+        let _all_but_one = slat::Member::join(&*slow).unwrap();
+        beside(machines, [1, 1], logging, everything);
+        assert_eq!(slow.machine().frames(), 0);
+    }
+}
+
+#[test]
+fn who_takes_all_seats_of_its_guest_is_told_so_alone() {
+    let machine = Counted::new();
+    let config = Config::new(2, PageSize::SIZE_4K);
+    let guests = [(); 2].map(|()| {
+        let machine = Arc::new(OwnSeats::<_, 2>::new(machine.clone()));
+        let ram = OnePiece(PageSize::SIZE_4K);
+        SharedGuest::new(Ept1G::default(), Vmid(1), 39, machine, ram, config).unwrap()
+    });
+    let [one, two] = [0, 1].map(|id| guests[0].vcpu(id).unwrap());
+    assert_eq!(guests[0].worker().unwrap_err(), slat::NoSeat { seats: 2 });
+    let workers = [(); 2].map(|()| guests[1].worker().unwrap());
+    drop((one, two));
+    guests[0].worker().unwrap();
+    drop(workers);
+}

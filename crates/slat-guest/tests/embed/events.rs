@@ -1,0 +1,75 @@
+//! What a VMM's tracing hears.
+
+use crate::machine::*;
+use slat::format::ept::Ept1G;
+use slat::{Access, Gpa, GpaRange, PageSize, Vmid};
+use slat_guest::*;
+use std::sync::{Arc, Mutex};
+
+#[derive(Default)]
+struct Heard(Mutex<Vec<(Vmid, Event)>>);
+
+impl Events for Heard {
+    fn event(&self, guest: Vmid, event: Event) {
+        self.0.lock().unwrap().push((guest, event));
+    }
+}
+
+#[test]
+fn each_service_tells_of_its_beginning_and_its_end() {
+    let machine = Counted::with(Heard::default());
+    let seats = Arc::new(OwnSeats::<_, 4>::new(machine.clone()));
+    let (ram, config) = (OnePiece(PageSize::SIZE_2M), Config::new(1, PageSize::SIZE_2M));
+    let guest = SharedGuest::new(Ept1G::default(), Vmid(5), 39, seats, ram, config).unwrap();
+    let mut vcpu = guest.vcpu(0).unwrap();
+    let heard = || -> Vec<Event> {
+        let heard = core::mem::take(&mut *machine.events().0.lock().unwrap());
+        assert!(heard.iter().all(|(guest, _)| *guest == Vmid(5)));
+        let heard = heard.into_iter().map(|(_, event)| event);
+        // Of pieces another test hears more.
+        heard.filter(|event| !matches!(event, Event::Piece { .. })).collect()
+    };
+    vcpu.with(|vcpu| {
+        let (all, logs) = (slot(M2), SlotSpec { log_dirty: true, ..slot(M2) });
+        vcpu.worker().set_slot(all).unwrap();
+        let begin = Event::SlotBegin { before: None, after: all };
+        let end = Event::SlotEnd { id: all.id };
+        assert_eq!(heard(), [begin, end]);
+        vcpu.worker().set_slot(all).unwrap();
+        assert_eq!(heard(), [], "nothing changed");
+
+        let (gpa, access) = (Gpa(BASE + 5 * K4), Access::Write);
+        let outcome = vcpu.fault(gpa, access);
+        let told = heard();
+        assert_eq!(told[0], Event::FaultBegin { vcpu: 0, gpa, access });
+        let [_, Event::FaultEnd { ticks, .. }] = told[..] else { panic!("{told:?}") };
+        assert_eq!(told[1], Event::FaultEnd { vcpu: 0, gpa, outcome, ticks });
+        assert_eq!(vcpu.worker().guest().stats().vcpus[0].stall().ticks, ticks);
+
+        // A log begins; a write splits; the log ends, and the block comes back.
+        vcpu.worker().set_slot(logs).unwrap();
+        assert_eq!(heard(), [Event::SlotBegin { before: Some(all), after: logs }, end]);
+        assert_eq!(vcpu.fault(gpa, access), Outcome::Split { from: PageSize::SIZE_2M });
+        assert_eq!(heard()[1], Event::Split { at: gpa, bytes: M2 });
+        vcpu.worker().set_slot(all).unwrap();
+        let range = GpaRange::new(Gpa(BASE), M2).unwrap();
+        let back = Event::Collapse { range, bytes: M2 };
+        assert_eq!(heard(), [Event::SlotBegin { before: Some(logs), after: all }, back, end]);
+
+        // Eagerly, and for a clear.
+        EagerSplit::new(range, PageSize::SIZE_4K).run(vcpu.worker(), || false);
+        assert_eq!(heard(), [Event::Split { at: Gpa(BASE), bytes: M2 }]);
+
+        let host = HvaRange { start: Hva(HOST), bytes: 2 * K4 };
+        drop(vcpu.worker().invalidate(host, |_| {}));
+        let begin = Event::InvalidationBegin { host, ranges: 1 };
+        assert_eq!(heard(), [begin, Event::InvalidationEnd { bytes: 2 * K4 }]);
+        vcpu.worker().evict(&[], |_| {});
+        assert_eq!(heard(), []);
+
+        // What is refused before anything was done says nothing.
+        let gone = SlotSpec { id: SlotId(9), bytes: 0, ..all };
+        assert!(vcpu.worker().set_slot(gone).is_err());
+        assert_eq!(heard(), []);
+    });
+}

@@ -1,0 +1,162 @@
+//! A machine without CPUs, whose frames are counted, and memory behind a guest.
+
+use slat::format::ept::Ept1G;
+use slat::{
+    Access, BreakBeforeMake, Frame, Gpa, Grace, Hpa, Invalidation, Memory, PageSize, Platform,
+    Seat, Slot, Vmid,
+};
+use slat_guest::*;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub const K4: u64 = 4 << 10;
+pub const M2: u64 = 2 << 20;
+pub const G1: u64 = 1 << 30;
+pub const BASE: u64 = 4 * G1;
+pub const HOST: u64 = 0x7000_0000_0000;
+const SEATS: usize = 128;
+
+/// Frames come from the allocator.
+pub struct Counted<E: Events = ()> {
+    events: E,
+    grace: Grace<[Seat; SEATS]>,
+    frames: AtomicU64,
+    clock: AtomicU64,
+    /// What is done between pieces of a change.
+    between: Mutex<Option<Box<dyn FnMut() + Send>>>,
+}
+
+impl Counted {
+    pub fn new() -> Arc<Self> {
+        Self::with(())
+    }
+}
+
+impl<E: Events> Counted<E> {
+    pub fn with(events: E) -> Arc<Self> {
+        let grace = Grace::new([const { Seat::new() }; SEATS]);
+        Arc::new(Self {
+            events,
+            grace,
+            frames: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
+            between: Mutex::default(),
+        })
+    }
+
+    pub fn between(&self, work: impl FnMut() + Send + 'static) {
+        *self.between.lock().unwrap() = Some(Box::new(work));
+    }
+
+    pub fn events(&self) -> &E {
+        &self.events
+    }
+
+    /// Frames that were not given back.
+    pub fn frames(&self) -> u64 {
+        self.frames.load(Ordering::Relaxed)
+    }
+}
+
+/// A machine that goes before its tables do would take their memory along.
+impl<E: Events> Drop for Counted<E> {
+    fn drop(&mut self) {
+        assert_eq!(self.frames(), 0, "the machine goes, and not all frames were given back");
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, bytes).unwrap()
+}
+
+// SAFETY: `allocate` returns memory of that size and alignment that is nobody else's, and whose
+// address is the frame's; it stays until `free`. No CPU loads these tables. `grace` is a field.
+unsafe impl<E: Events> Platform for Counted<E> {
+    fn allocate(&self, bytes: usize) -> Option<Frame> {
+        self.frames.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the layout has a size that is not zero; the memory is the frame's alone.
+        unsafe { Frame::from_hpa(Hpa(alloc_zeroed(layout(bytes)).expose_provenance() as u64)) }
+    }
+
+    unsafe fn free(&self, frame: Frame, bytes: usize) {
+        self.frames.fetch_sub(1, Ordering::Relaxed);
+        let memory = std::ptr::with_exposed_provenance_mut(frame.hpa().0 as usize);
+        // SAFETY: the frame came from `allocate` with these bytes.
+        unsafe { dealloc(memory, layout(bytes)) }
+    }
+
+    fn slots(&self, table: Hpa) -> NonNull<Slot> {
+        NonNull::new(std::ptr::with_exposed_provenance_mut(table.0 as usize)).unwrap()
+    }
+
+    fn publish(&self) {}
+
+    fn invalidate(&self, _: &Invalidation) {}
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        BreakBeforeMake::Never
+    }
+
+    fn grace(&self) -> &Grace {
+        &self.grace
+    }
+}
+
+impl<E: Events> Host for Counted<E> {
+    fn events(&self) -> impl Events {
+        &self.events
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn between_pieces(&self) {
+        if let Some(work) = &mut *self.between.lock().unwrap() {
+            let grace = Platform::grace(self);
+            let moment = grace.moment();
+            assert!(grace.is_past(moment), "nobody is inside tables");
+            work();
+        }
+    }
+
+    fn wait(&self) {
+        std::thread::yield_now();
+    }
+}
+
+/// Memory in one piece, in blocks of a size.
+#[derive(Clone, Copy)]
+pub struct OnePiece(pub PageSize);
+
+impl Backing for OnePiece {
+    fn page(&self, host: Hva, _: Access) -> Result<Page, NoPage> {
+        let hpa = Hpa(host.0 & ((1 << 40) - 1));
+        Ok(Page { hpa, block: self.0, write: true, execute: true, memory: Memory::Normal })
+    }
+}
+
+pub type Shared<B = OnePiece> = SharedGuest<Ept1G, Counted, B>;
+
+pub fn shared<B: Backing + 'static>(
+    machine: &Arc<Counted>,
+    vmid: u16,
+    backing: B,
+    config: Config,
+) -> Shared<B> {
+    let machine = Arc::clone(machine);
+    SharedGuest::new(Ept1G::default(), Vmid(vmid), 39, machine, backing, config).unwrap()
+}
+
+pub fn slot(bytes: u64) -> SlotSpec {
+    SlotSpec {
+        id: SlotId(0),
+        gpa: Gpa(BASE),
+        bytes,
+        host: Hva(HOST),
+        read_only: false,
+        log_dirty: false,
+    }
+}

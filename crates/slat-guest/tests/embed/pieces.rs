@@ -1,0 +1,97 @@
+//! Work on a whole slot rests between pieces, outside the tables.
+
+use crate::machine::*;
+use slat::{Access, Gpa, PageSize};
+use slat_guest::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+
+const PIECES: u64 = 4;
+
+#[test]
+fn changes_of_a_slot_rest_between_pieces_outside_the_tables() {
+    for logging in [Logging::Protect, Logging::Hardware] {
+        let machine = Counted::new();
+        let rests = Arc::new(AtomicU64::new(0));
+        let counts = rests.clone();
+        machine.between(move || _ = counts.fetch_add(1, Ordering::Relaxed));
+        let config = Config { logging, ..Config::new(1, PageSize::SIZE_2M) };
+        let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
+        let mut vcpu = guest.vcpu(0).unwrap();
+        vcpu.with(|vcpu| {
+            let all = slot(PIECES * G1);
+            let mut change = |spec: SlotSpec| {
+                rests.store(0, Ordering::Relaxed);
+                vcpu.worker().set_slot(spec).unwrap();
+                let rested = rests.load(Ordering::Relaxed);
+                for piece in 0..PIECES {
+                    vcpu.fault(Gpa(spec.gpa.0 + piece * G1), Access::Write);
+                }
+                rested
+            };
+            assert_eq!(change(all), 0, "there is nothing to do for a slot that comes");
+            assert!(change(SlotSpec { log_dirty: true, ..all }) >= PIECES);
+            assert!(change(all) >= PIECES, "a log that ends");
+            let moved = SlotSpec { gpa: Gpa(BASE + 64 * G1), ..all };
+            assert_eq!(change(moved), PIECES);
+            rests.store(0, Ordering::Relaxed);
+            vcpu.worker().set_execute_huge(ExecuteHuge::Split).unwrap();
+            assert!(rests.load(Ordering::Relaxed) >= PIECES);
+            rests.store(0, Ordering::Relaxed);
+            vcpu.worker().set_slot(SlotSpec { bytes: 0, ..moved }).unwrap();
+            assert_eq!(rests.load(Ordering::Relaxed), PIECES);
+        });
+    }
+}
+
+/// While a deletion rests for as long as it likes, everything goes on but other changes of slots.
+#[test]
+fn a_change_that_rests_holds_up_other_changes_alone() {
+    let machine = Counted::new();
+    let config = Config::new(1, PageSize::SIZE_2M);
+    let guest = shared(&machine, 1, OnePiece(PageSize::SIZE_2M), config);
+    let mut vcpu = guest.vcpu(0).unwrap();
+    let (large, other) = (slot(PIECES * G1), SlotId(1));
+    let other = SlotSpec {
+        id: other,
+        gpa: Gpa(BASE + 64 * G1),
+        host: Hva(HOST + 64 * G1),
+        log_dirty: true,
+        ..slot(M2)
+    };
+    vcpu.with(|vcpu| {
+        vcpu.worker().set_slot(large).unwrap();
+        vcpu.worker().set_slot(other).unwrap();
+        vcpu.fault(large.gpa, Access::Write);
+    });
+    let (rests, rested) = sync_channel(16);
+    let (go_on, goes_on) = sync_channel::<()>(16);
+    machine.between(move || {
+        rests.send(()).unwrap();
+        goes_on.recv().unwrap();
+    });
+    let mut worker = guest.worker().unwrap();
+    let gone = SlotSpec { bytes: 0, ..large };
+    let deletes = std::thread::spawn(move || worker.with(|worker| worker.set_slot(gone)));
+    rested.recv().unwrap();
+    vcpu.with(|vcpu| {
+        assert_eq!(vcpu.fault(large.gpa, Access::Read), Outcome::Retry(Retry::SlotGoing));
+        assert!(matches!(vcpu.fault(other.gpa, Access::Write), Outcome::Mapped(_)));
+        let worker = vcpu.worker();
+        assert_eq!(worker.take_log(other.id, &mut [0; 8]), Ok(1));
+        let host = HvaRange { start: other.host, bytes: M2 };
+        let mut taken = 0;
+        drop(worker.invalidate(host, |page| taken += page.host.bytes));
+        assert_eq!(taken, K4);
+    });
+    // Another change waits its turn.
+    let mut waits = guest.worker().unwrap();
+    let waits = std::thread::spawn(move || {
+        let quiet = SlotSpec { gpa: Gpa(BASE + 128 * G1), id: SlotId(2), ..slot(M2) };
+        waits.with(|worker| worker.set_slot(quiet))
+    });
+    (0..PIECES).for_each(|_| go_on.send(()).unwrap());
+    assert_eq!(deletes.join().unwrap(), Ok(SlotChange::Deleted));
+    assert_eq!(waits.join().unwrap(), Ok(SlotChange::Inserted));
+}
