@@ -13,6 +13,7 @@ use crate::backing::Backing;
 use crate::config::ExecuteHuge;
 use crate::eager::SplitStop;
 use crate::host::Host;
+use crate::private::MemoryKind;
 use crate::ranges::{cut_by, fitting, pieces};
 use crate::slots::Slot;
 use crate::slots::spec::SlotSpec;
@@ -56,13 +57,18 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         continue;
                     }
                     let to = fitting::<F>(to, |bytes| slot.spec.is_aligned(bytes));
-                    match guard.collapse_where(part, to, fits) {
-                        // Where somebody holds an entry, or a device walks the tables, the table
-                        // stays as it is.
-                        Ok(_)
-                        | Err(Halted { why: SplitError::Contended | SplitError::Shared, .. }) => {}
-                        Err(Halted { why, .. }) => {
-                            unreachable!("a slot's pages, a leaf's size: {why}")
+                    // Private pages stay as they were mapped.
+                    for run in slot.runs::<F>(part, MemoryKind::Shared) {
+                        match guard.collapse_where(run, to, fits) {
+                            // Where somebody holds an entry, or a device walks the tables, the table
+                            // stays as it is.
+                            Ok(_)
+                            | Err(Halted {
+                                why: SplitError::Contended | SplitError::Shared, ..
+                            }) => {}
+                            Err(Halted { why, .. }) => {
+                                unreachable!("a slot's pages, a leaf's size: {why}")
+                            }
                         }
                     }
                 }

@@ -1,18 +1,19 @@
 //! Faults: what a vCPU's access is answered with, without a lock.
 
-use crate::backing::{Backing, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage};
+use crate::backing::{Backing, Hva, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage, Page};
 use crate::budget::NoPages;
 use crate::config::{ExecuteHuge, Logging};
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::outcome::{Outcome, Refused, Retry};
+use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::fitting;
 use crate::slots::{Slot, View};
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
     Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Granted, Guard, Halted,
-    MapError, PageSize, Removed, Software, SplitError, Translation,
+    MapError, Memory, PageSize, Removed, Software, SplitError, Translation,
 };
 
 /// How often a fault begins anew, where others change the same entries.
@@ -39,18 +40,32 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     ///
     /// With a right that was given to a leaf, the calling CPU is made to forget the old one
     /// ([`slat::Platform::invalidate_local`]); others fault once more. Whatever the outcome, the
-    /// guest may be run again, but for [`Outcome::Mmio`], [`Outcome::RingFull`] and
-    /// [`Outcome::Refused`], which say what it takes.
+    /// guest may be run again, but for [`Outcome::Mmio`], [`Outcome::RingFull`],
+    /// [`Outcome::Convert`] and [`Outcome::Refused`], which say what it takes.
+    ///
+    /// Where pages are private the access is of whichever kind the page is; a machine that tells
+    /// says so by [`Vcpu::fault_as`].
     pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
+        self.timed(gpa, access, None)
+    }
+
+    /// [`Vcpu::fault`], of an access to the page as one of that kind: as its tables, an address bit
+    /// or the fault's syndrome said. `gpa` is without such a bit. If the page is of the other kind,
+    /// [`Outcome::Convert`].
+    pub fn fault_as(&mut self, gpa: Gpa, access: Access, kind: MemoryKind) -> Outcome {
+        self.timed(gpa, access, Some(kind))
+    }
+
+    fn timed(&mut self, gpa: Gpa, access: Access, kind: Option<MemoryKind>) -> Outcome {
         let host = self.worker.guest.tables.platform();
         let begin = host.now();
-        let outcome = self.answer(gpa, access);
+        let outcome = self.answer(gpa, access, kind);
         let counters = &self.worker.guest.vcpus[self.id as usize];
         counters.fault(&outcome, host.now() - begin);
         outcome
     }
 
-    fn answer(&mut self, gpa: Gpa, access: Access) -> Outcome {
+    fn answer(&mut self, gpa: Gpa, access: Access, wanted: Option<MemoryKind>) -> Outcome {
         let guest = self.worker.guest;
         if access == Access::Write && self.ring_is_full() {
             return Outcome::RingFull;
@@ -70,9 +85,18 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                 if access == Access::Write && slot.spec.read_only {
                     return Outcome::Mmio.into();
                 }
-                // Two that fold one group may void each other's reservations: once each.
-                let folds = attempt == 0 && guest.config.folds();
-                inside.fault(&Fault { slots: view, slot, gpa, access, id, own_view, folds })
+                let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
+                let page = GpaRange::new(page, F::size(0).bytes()).expect("a page");
+                let Some(kind) = slot.kind_of::<F>(&page) else {
+                    return Outcome::Retry(Retry::Converting).into();
+                };
+                if let Some(to) = wanted.filter(|&wanted| wanted != kind) {
+                    return Outcome::Convert { to }.into();
+                }
+                // Two that fold one group may void each other's reservations: once each. A group is
+                // of one kind.
+                let folds = attempt == 0 && guest.config.folds() && slot.kinds.is_none();
+                inside.fault(&Fault { slots: view, slot, gpa, access, id, own_view, folds, kind })
             });
             match step {
                 Step::Done(outcome) => return outcome,
@@ -108,6 +132,8 @@ struct Fault<'f> {
     own_view: bool,
     /// It may fold leaves.
     folds: bool,
+    /// The page's.
+    kind: MemoryKind,
 }
 
 impl Fault<'_> {
@@ -384,10 +410,13 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
 
     /// Maps the page, or as much around it as `largest`, slot and backing allow.
     fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
-        let spec = fault.slot.spec;
-        let mut largest = match fault.logs() || fault.own_view {
+        let (spec, kind) = (fault.slot.spec, fault.kind);
+        // Whoever splits a private block asks the machine: fetches do not.
+        let huge =
+            kind == MemoryKind::Shared || self.guest.config.execute_huge == ExecuteHuge::Allowed;
+        let mut largest = match fault.logs() || fault.own_view || !huge {
             true => F::size(0),
-            false => fitting::<F>(largest, |bytes| spec.fits(fault.gpa.0, bytes)),
+            false => fitting::<F>(largest, |bytes| spec.fits_in(kind, fault.gpa.0, bytes)),
         };
         let logs = fault.logs();
         let mut folds = fault.folds && !logs && !fault.own_view;
@@ -412,12 +441,37 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 folds = false;
                 continue;
             }
-            let host = HvaRange { start: spec.host_of(range.start().0), bytes };
-            if self.guest.invalidations.cover(&host) {
+            let (invalidations, start) = match kind {
+                MemoryKind::Shared => (&self.guest.invalidations, spec.host_of(range.start().0)),
+                MemoryKind::Private => {
+                    let start = spec.private_of(range.start().0);
+                    (&self.guest.private_invalidations, Hva(start.0))
+                }
+            };
+            if invalidations.cover(&HvaRange { start, bytes }) {
                 return Outcome::Retry(Retry::Invalidated).into();
             }
+            // After the reservation, as with invalidations: see `slots::kinds`.
+            if fault.slot.kind_of::<F>(&range) != Some(kind) {
+                if bytes <= F::size(0).bytes() {
+                    return Outcome::Retry(Retry::Converting).into();
+                }
+                largest = fitting::<F>(largest, |smaller| smaller < bytes);
+                continue;
+            }
             let at = fault.gpa.0 & !(F::size(0).bytes() - 1);
-            let page = match self.guest.backing.page(spec.host_of(at), fault.access) {
+            let backing = &self.guest.backing;
+            let page = match kind {
+                MemoryKind::Shared => backing.page(spec.host_of(at), fault.access),
+                MemoryKind::Private => backing.private_page(spec.private_of(at)).map(|page| Page {
+                    hpa: page.hpa,
+                    block: page.block,
+                    write: true,
+                    execute: true,
+                    memory: Memory::Normal,
+                }),
+            };
+            let page = match page {
                 Ok(page) => page,
                 Err(NoPage::NotYet) => return Outcome::Retry(Retry::NotYet).into(),
                 Err(NoPage::Never) => return Outcome::Refused(Refused::NoPage).into(),
@@ -460,7 +514,17 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 attributes.dirty = attributes.write;
             }
             let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
-            return match reservation.commit(hpa, attributes) {
+            let leaf = PrivateLeaves { gpa: range.start(), hpa, bytes };
+            let hooks =
+                (kind == MemoryKind::Private).then(|| self.tables.platform().private_hooks());
+            if let Some(Err(denied)) = hooks.map(|hooks| hooks.map(leaf)) {
+                return Outcome::Refused(Refused::Private(denied)).into();
+            }
+            let committed = reservation.commit(hpa, attributes);
+            if let (Some(hooks), Ok(None) | Err(_)) = (hooks, &committed) {
+                hooks.removed(leaf);
+            }
+            return match committed {
                 Ok(Some(_)) if fault.access.is_fetch() && !execute => Step::Again,
                 Ok(Some(_)) => {
                     if written {

@@ -33,6 +33,8 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     /// Held while slots change.
     pub(crate) changing: Lock<()>,
     pub(crate) invalidations: Invalidations,
+    /// Of private memory, by its own addresses.
+    pub(crate) private_invalidations: Invalidations,
     pub(crate) rings: Box<[Ring]>,
     pub(crate) resetting: Lock<()>,
     /// Held while huge pages are recovered.
@@ -163,6 +165,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             slots: Slots::new(),
             changing: Lock::new(()),
             invalidations: Invalidations::new(),
+            private_invalidations: Invalidations::new(),
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Lock::new(()),
             recovering: Lock::new(()),

@@ -1,5 +1,6 @@
 //! What a guest's memory asks of the machine beyond what its tables do.
 
+use crate::private::{NoHooks, PrivateHooks};
 use slat::Platform;
 
 /// The machine, as [`Platform`], with a clock.
@@ -10,6 +11,11 @@ pub trait Host: Platform {
     /// Makes all CPUs forget the instructions that they hold (Arm without CTR_EL0.DIC: `ic
     /// ialluis`, `dsb ish`, `isb`; x86: nothing), for a vCPU that begins anew.
     fn forget_instructions(&self) {}
+
+    /// What is told of private memory, and may refuse it: nothing, by default.
+    fn private_hooks(&self) -> &dyn PrivateHooks {
+        &NoHooks
+    }
 
     /// Lets others go on while the caller waits for them.
     fn wait(&self) {

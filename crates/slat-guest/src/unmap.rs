@@ -4,8 +4,9 @@ use crate::backing::Backing;
 use crate::config::Logging;
 use crate::guest::Guest;
 use crate::host::Host;
+use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::widened;
-use crate::slots::View;
+use crate::slots::{Slot, View};
 use slat::{
     Format, GpaRange, Guard, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
     UnmapError,
@@ -42,6 +43,19 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             if removed.attributes.accessed {
                 kept.used.mark::<F>(&slot.spec, part.start().0, part.size());
             }
+        }
+    }
+
+    /// Tells the machine of private memory among `removed`, of a slot whose pages nobody converts.
+    pub(crate) fn tell_private(&self, slot: &Slot, removed: &Removed) {
+        let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
+        let Some(part) = slot.spec.common(&all).filter(|_| slot.kinds.is_some()) else { return };
+        for run in slot.runs::<F>(part, MemoryKind::Private) {
+            let (gpa, bytes) = (run.start(), run.size());
+            let hpa = slat::Hpa(removed.hpa.0 + (gpa.0 - removed.gpa.0));
+            self.counters.private_bytes_taken.add(bytes);
+            let leaves = PrivateLeaves { gpa, hpa, bytes };
+            self.tables.platform().private_hooks().removed(leaves);
         }
     }
 

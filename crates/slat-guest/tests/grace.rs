@@ -33,7 +33,7 @@ impl Backing for Slow {
 
 fn slot(bytes: u64) -> SlotSpec {
     let (gpa, host) = (Gpa(BASE), Hva(HOST));
-    SlotSpec { id: SlotId(0), gpa, bytes, host, read_only: false, log_dirty: false }
+    SlotSpec::new(SlotId(0), gpa, bytes, host)
 }
 
 #[test]

@@ -27,6 +27,8 @@ mod kept;
 mod log;
 #[path = "memory/pairs.rs"]
 mod pairs;
+#[path = "memory/private.rs"]
+mod private;
 #[path = "memory/recovery.rs"]
 mod recovery;
 #[path = "memory/ring.rs"]

@@ -225,6 +225,9 @@ impl<A: Arch> State<A> {
         if let Some(why) = self.host.refuses(hpa) {
             log.report(Kind::FreedMemory, who, at, used(), why);
         }
+        if let Some(why) = self.owned.refuses(hpa, gpa) {
+            log.report(Kind::PrivateExposed, who, at, used(), why);
+        }
         if write && self.uses.is_protected(root.vmid.0, gpa) {
             log.report(Kind::RevokedRight, who, at, used(), "the page was said to be protected");
         }

@@ -43,7 +43,8 @@
 //! something, that it is so: memory is nobody's any more ([`Machine::take_back`]), pages are
 //! protected ([`Machine::protect`]), what was written is known ([`Machine::claim_clean`]), what was
 //! used is known ([`Machine::claim_old`]), nothing stale is left ([`Machine::claim_fresh`]), a
-//! right has arrived ([`Machine::claim_progress`]). Each is held against all that a CPU *could* do
+//! right has arrived ([`Machine::claim_progress`]), memory is private or shared
+//! ([`Machine::claim_kind`]; and no host reaches what is assigned to a guest). Each is held against all that a CPU *could* do
 //! from then on, by what it holds and by walks that begin in it; not only against what it happens
 //! to do.
 //!
@@ -104,6 +105,7 @@ mod instruction;
 mod lazy;
 mod machine;
 mod memory;
+mod owned;
 mod platform;
 mod state;
 mod tlb;
@@ -116,5 +118,6 @@ pub use firmware::Firmware;
 pub use instruction::{Barrier, Tlbi};
 pub use lazy::{Choice, Lazy};
 pub use machine::{Machine, Moment, Place, Vcpu};
+pub use owned::PrivateCall;
 pub use tlb::Scope;
 pub use violation::{Kind, Violation};

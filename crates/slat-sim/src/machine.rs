@@ -72,6 +72,7 @@ impl<A: Arch> Machine<A> {
             clock: 0,
             memory: Memory::default(),
             host: Host::default(),
+            owned: crate::owned::Owned::default(),
             uses: crate::uses::UseLog::default(),
             log: Log::default(),
             cpus: (0..cpus).map(|_| Cpu::default()).collect(),

@@ -4,6 +4,7 @@ use crate::arch::{Arch, Descriptor, Leaf, Rights};
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::{Cell, Memory, POISON};
+use crate::owned::Owned;
 use crate::tlb::{Clash, Entry, Holes, Leaves, Scope, Walk, Walks};
 use crate::trace::{Event, Recorder};
 use crate::uses::UseLog;
@@ -52,6 +53,7 @@ pub(crate) struct State<A> {
     pub clock: u64,
     pub memory: Memory,
     pub host: Host,
+    pub owned: Owned,
     pub uses: UseLog,
     pub log: Log,
     pub cpus: Vec<Cpu>,

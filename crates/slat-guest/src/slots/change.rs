@@ -6,6 +6,7 @@ use crate::config::ExecuteHuge;
 use crate::eager::SplitReport;
 use crate::host::Host;
 use crate::ranges::pieces;
+use crate::slots::kinds::Kinds;
 use crate::slots::spec::{SlotError, SlotSpec};
 use crate::slots::{Plan, Slot, View};
 use crate::worker::{Inside, Worker};
@@ -116,7 +117,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     fn new_slot(&self, spec: SlotSpec) -> Result<Slot, SlotError> {
         let log = if spec.log_dirty { Some(self.new_log(&spec)?) } else { None };
+        if spec.private.is_some() && self.guest.caches.matters() {
+            return Err(SlotError::PrivateUncached);
+        }
         let splits = match self.guest.config.execute_huge {
+            // Recovery takes rights from tables whose pages may be of two kinds.
+            _ if spec.private.is_some() => None,
             ExecuteHuge::Allowed => None,
             _ => Some(Arc::new(Splits::new::<F>(&spec).ok_or(SlotError::OutOfMemory)?)),
         };
@@ -128,7 +134,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Some(Arc::new(kept.ok_or(SlotError::OutOfMemory)?))
             }
         };
-        Ok(Slot { spec, going: false, log, kept, splits })
+        let kinds = match spec.private {
+            None => None,
+            Some(_) => {
+                let kinds = Kinds::new(spec.pages(guest.page()));
+                Some(Arc::new(kinds.ok_or(SlotError::OutOfMemory)?))
+            }
+        };
+        Ok(Slot { spec, going: false, log, kept, splits, kinds })
     }
 
     fn new_log(&self, spec: &SlotSpec) -> Result<Arc<Bits>, SlotError> {
@@ -157,7 +170,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         for tables in guest.spaces() {
             for piece in pieces(slot.spec.range(), F::size(F::LARGEST_LEAF)) {
                 self.inside(tables, |Inside { guard, .. }| {
-                    guest.unmap(tables, guard, [piece], |removed| guest.keep_marks(view, &removed))
+                    guest.unmap(tables, guard, [piece], |removed| {
+                        guest.keep_marks(view, &removed);
+                        guest.tell_private(&slot, &removed);
+                    })
                 });
             }
             guest.reclaim_in(tables);

@@ -133,14 +133,7 @@ pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'stat
 }
 
 pub fn slot(log_dirty: bool) -> SlotSpec {
-    SlotSpec {
-        id: SlotId(0),
-        gpa: Gpa(0),
-        bytes: 2 * BLOCK,
-        host: Hva(HOST),
-        read_only: false,
-        log_dirty,
-    }
+    SlotSpec { log_dirty, ..SlotSpec::new(SlotId(0), Gpa(0), 2 * BLOCK, Hva(HOST)) }
 }
 
 pub fn worker(guest: &'static TheGuest) -> TheWorker {
