@@ -58,7 +58,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     }
                     let to = fitting::<F>(to, |bytes| slot.spec.is_aligned(bytes));
                     // Private pages stay as they were mapped.
-                    for run in slot.runs::<F>(part, MemoryKind::Shared) {
+                    let shared = slot.runs::<F>(part, MemoryKind::Shared);
+                    for run in shared.flat_map(|run| guest.pins.free(run)) {
                         match guard.collapse_where(run, to, fits) {
                             // Where somebody holds an entry, or a device walks the tables, the table
                             // stays as it is.

@@ -31,6 +31,11 @@ pub struct Config {
     /// What happens to memory when vCPUs switch their caches, where the format does not force the
     /// guest to use them (Arm without FEAT_S2FWB); elsewhere nothing has to.
     pub caches: CachePolicy,
+    /// Devices reach the guest's memory: they are told of what is mapped and unmapped
+    /// ([`DeviceTables`](crate::DeviceTables)), while something is unmapped no fault maps anything,
+    /// and what they use is kept of each page ([`Worker::device_used`](crate::Worker::device_used);
+    /// two bits).
+    pub devices: bool,
     /// Table pages that the guest may have, beside the roots, in the tables that vCPUs share, in
     /// those of their own and at hand in its workers; `None` for no bound. Each view of
     /// [`CachePolicy::Exact`](crate::CachePolicy::Exact) may come to map all that the guest has in
@@ -53,6 +58,7 @@ impl Config {
             contiguous: false,
             execute_huge: ExecuteHuge::Allowed,
             caches: CachePolicy::DEFAULT,
+            devices: false,
             table_pages: None,
         }
     }
@@ -71,6 +77,7 @@ impl Config {
             || self.folds()
             || self.needs_views(forced)
             || self.logging == Logging::Hardware
+            || self.devices
     }
 
     /// vCPUs may need tables of their own.

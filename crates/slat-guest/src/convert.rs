@@ -26,6 +26,8 @@ pub enum ConvertError {
     Unaligned,
     /// No slot has these addresses, or its pages cannot be private.
     NotPrivate,
+    /// A device has some of it pinned ([`Worker::pin`]).
+    Pinned,
     /// The machine refuses.
     Denied(Denied),
     /// A private block has to be split, and the platform has no table pages.
@@ -44,6 +46,7 @@ impl fmt::Display for ConvertError {
                 "no slot has these addresses, or it was made without private memory \
                  (`SlotSpec::private`)",
             ),
+            Self::Pinned => f.write_str("a device has some of the range pinned; let it go first"),
             Self::Denied(why) => why.fmt(f),
             Self::OutOfFrames(why) => why.fmt(f),
             Self::TableLimit(why) => why.fmt(f),
@@ -69,8 +72,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// [`Backing::page`] or [`Backing::private_page`] takes.
     ///
     /// # Errors
-    /// Nothing was done on [`ConvertError::Unaligned`] and [`ConvertError::NotPrivate`], which
-    /// names the first address that is not in a slot with private memory. With the others all that
+    /// Nothing was done on [`ConvertError::Unaligned`], [`ConvertError::Pinned`] and
+    /// [`ConvertError::NotPrivate`], which names the first address that is not in a slot with private memory. With the others all that
     /// precedes the address is converted, and nothing behind it is; of the private leaves behind it
     /// some may have been split, or taken, and come back by faults.
     pub fn convert(
@@ -100,6 +103,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
         if covered != range.end() {
             return halted(covered, ConvertError::NotPrivate);
+        }
+        if guest.pins.overlap(&range) {
+            return halted(range.start(), ConvertError::Pinned);
         }
         let mut pages = 0;
         for (slot, kinds, part) in &parts {

@@ -3,6 +3,7 @@
 use crate::backing::{Backing, Hva, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage, Page};
 use crate::budget::NoPages;
 use crate::config::{ExecuteHuge, Logging};
+use crate::devices::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::outcome::{Outcome, Refused, Retry};
@@ -377,10 +378,21 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     fn grant(&mut self, fault: &Fault<'_>) -> Option<Step> {
         let range = fault.page(F::size(0));
         let host = fault.slot.spec.host_of(range.start().0);
-        let guard = &mut self.guard;
-        let granted = self.guest.backing.make_writable(host, |page| match page.write {
-            true => guard.grant_write(range.start(), page.hpa, MAY_WRITE).map(Some),
-            false => Ok(None),
+        let tells = self.tells_devices();
+        let (guard, telling) = (&mut self.guard, &self.guest.telling);
+        let platform = self.tables.platform();
+        let granted = self.guest.backing.make_writable(host, |page| {
+            if !page.write {
+                return Ok(None);
+            }
+            let _turn = tells.then(|| telling.lock());
+            let granted = guard.grant_write(range.start(), page.hpa, MAY_WRITE)?;
+            if tells && granted.is_changed() {
+                let (gpa, bytes) = (range.start(), range.size());
+                let leaf = DeviceLeaf { gpa, hpa: page.hpa, bytes, write: true };
+                platform.device_tables().mapped(leaf);
+            }
+            Ok(Some(granted))
         })?;
         match granted {
             Ok(Some(granted)) if granted.is_changed() => {
@@ -411,6 +423,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     /// Maps the page, or as much around it as `largest`, slot and backing allow.
     fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
         let (spec, kind) = (fault.slot.spec, fault.kind);
+        let tells = self.tells_devices();
         // Whoever splits a private block asks the machine: fetches do not.
         let huge =
             kind == MemoryKind::Shared || self.guest.config.execute_huge == ExecuteHuge::Allowed;
@@ -520,7 +533,14 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             if let Some(Err(denied)) = hooks.map(|hooks| hooks.map(leaf)) {
                 return Outcome::Refused(Refused::Private(denied)).into();
             }
+            let tells = kind == MemoryKind::Shared && tells;
+            let turn = tells.then(|| self.guest.telling.lock());
             let committed = reservation.commit(hpa, attributes);
+            if let (true, Ok(Some(_))) = (tells, &committed) {
+                let leaf = DeviceLeaf { gpa: range.start(), hpa, bytes, write };
+                self.tables.platform().device_tables().mapped(leaf);
+            }
+            drop(turn);
             if let (Some(hooks), Ok(None) | Err(_)) = (hooks, &committed) {
                 hooks.removed(leaf);
             }

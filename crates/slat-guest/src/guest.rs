@@ -7,6 +7,7 @@ use crate::caches::CacheState;
 use crate::config::{Config, Logging};
 use crate::host::Host;
 use crate::invalidations::Invalidations;
+use crate::pins::Pins;
 use crate::ring::Ring;
 use crate::slots::Slots;
 use crate::stats::{Counters, Stats, VcpuCounters, vcpu_counters};
@@ -35,6 +36,9 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) invalidations: Invalidations,
     /// Of private memory, by its own addresses.
     pub(crate) private_invalidations: Invalidations,
+    pub(crate) pins: Pins,
+    /// Held while devices' tables follow: see [`DeviceTables`](crate::DeviceTables).
+    pub(crate) telling: Lock<()>,
     pub(crate) rings: Box<[Ring]>,
     pub(crate) resetting: Lock<()>,
     /// Held while huge pages are recovered.
@@ -166,6 +170,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             changing: Lock::new(()),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),
+            pins: Pins::new(),
+            telling: Lock::new(()),
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Lock::new(()),
             recovering: Lock::new(()),

@@ -1,5 +1,6 @@
 //! What a guest's memory asks of the machine beyond what its tables do.
 
+use crate::devices::{DeviceTables, NoDevices};
 use crate::private::{NoHooks, PrivateHooks};
 use slat::Platform;
 
@@ -15,6 +16,11 @@ pub trait Host: Platform {
     /// What is told of private memory, and may refuse it: nothing, by default.
     fn private_hooks(&self) -> &dyn PrivateHooks {
         &NoHooks
+    }
+
+    /// Tables of devices that follow the guest's: none, by default.
+    fn device_tables(&self) -> &dyn DeviceTables {
+        &NoDevices
     }
 
     /// Lets others go on while the caller waits for them.

@@ -86,6 +86,25 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         ranges: impl IntoIterator<Item = GpaRange>,
         mut removed: impl FnMut(Removed),
     ) -> u64 {
+        if !self.config.devices || !core::ptr::eq(tables, &*self.tables) {
+            return self.remove_alone(tables, guard, ranges, removed);
+        }
+        let host = tables.platform();
+        let _turn = self.telling.lock();
+        self.remove_alone(tables, guard, ranges, |leaves| {
+            let range = GpaRange::new(leaves.gpa, leaves.bytes).expect("a leaf is not empty");
+            host.device_tables().unmapped(range);
+            removed(leaves);
+        })
+    }
+
+    fn remove_alone(
+        &self,
+        tables: &Tables<'p, F, H>,
+        guard: &mut Guard<'_, 'p, F, H>,
+        ranges: impl IntoIterator<Item = GpaRange>,
+        mut removed: impl FnMut(Removed),
+    ) -> u64 {
         let mut storage = [const { Place::EMPTY }; BATCH];
         let mut removals = Removals::new(tables, &mut storage);
         let mut bytes = 0;

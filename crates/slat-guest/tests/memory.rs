@@ -13,6 +13,8 @@ mod budget;
 mod contiguous;
 #[path = "memory/corners.rs"]
 mod corners;
+#[path = "memory/devices.rs"]
+mod devices;
 #[path = "memory/faults.rs"]
 mod faults;
 #[path = "memory/histories.rs"]

@@ -24,6 +24,7 @@ impl<A: Arch> Machine<A> {
         let mut state = self.state();
         state.host.take_back(memory.0, bytes);
         let (first, last) = (memory.0, memory.0 + bytes);
+        state.forbid_devices(first, last);
         let vmids: Vec<_> = state.vmids.iter().copied().map(Vmid).collect();
         for vmid in vmids {
             let inside = |entry: &Entry| entry.leaf.hpa < last && first < entry.hpa(entry.end());

@@ -44,7 +44,7 @@
 //! protected ([`Machine::protect`]), what was written is known ([`Machine::claim_clean`]), what was
 //! used is known ([`Machine::claim_old`]), nothing stale is left ([`Machine::claim_fresh`]), a
 //! right has arrived ([`Machine::claim_progress`]), memory is private or shared
-//! ([`Machine::claim_kind`]; and no host reaches what is assigned to a guest). Each is held against all that a CPU *could* do
+//! ([`Machine::claim_kind`]), a device's tables follow a guest's ([`Machine::claim_followed`]; and no host reaches what is assigned to a guest). Each is held against all that a CPU *could* do
 //! from then on, by what it holds and by walks that begin in it; not only against what it happens
 //! to do.
 //!
@@ -97,6 +97,7 @@
 mod access;
 pub mod arch;
 mod claims;
+mod device;
 #[cfg(target_os = "linux")]
 pub mod fast;
 pub mod firmware;

@@ -73,6 +73,7 @@ impl<A: Arch> Machine<A> {
             memory: Memory::default(),
             host: Host::default(),
             owned: crate::owned::Owned::default(),
+            iommu: crate::device::Iommu::default(),
             uses: crate::uses::UseLog::default(),
             log: Log::default(),
             cpus: (0..cpus).map(|_| Cpu::default()).collect(),

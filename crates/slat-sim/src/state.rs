@@ -1,6 +1,7 @@
 //! Everything that changes, behind one lock: what walks may find, and what they find wrong.
 
 use crate::arch::{Arch, Descriptor, Leaf, Rights};
+use crate::device::Iommu;
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::{Cell, Memory, POISON};
@@ -54,6 +55,7 @@ pub(crate) struct State<A> {
     pub memory: Memory,
     pub host: Host,
     pub owned: Owned,
+    pub iommu: Iommu,
     pub uses: UseLog,
     pub log: Log,
     pub cpus: Vec<Cpu>,
