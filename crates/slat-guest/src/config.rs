@@ -11,6 +11,10 @@ pub struct Config {
     pub largest: PageSize,
     /// How writes are logged in slots that log.
     pub logging: Logging,
+    /// With [`Logging::Hardware`]: hardware also writes the addresses of pages that it marks into
+    /// buffers (Intel's PML, Arm's FEAT_HDBSS), which are handed to
+    /// [`Worker::log_addresses`](crate::Worker::log_addresses). So the log is read without a walk.
+    pub log_buffers: bool,
     /// Where a slot begins to log, every page counts as dirty, and is protected when it is cleared
     /// for the first time (Linux: `KVM_DIRTY_LOG_INITIALLY_SET`).
     pub initially_set: bool,
@@ -52,6 +56,7 @@ impl Config {
             vcpus,
             largest,
             logging: Logging::Protect,
+            log_buffers: false,
             initially_set: false,
             eager_split: None,
             ring: None,
@@ -61,6 +66,11 @@ impl Config {
             devices: false,
             table_pages: None,
         }
+    }
+
+    /// Faults say what they mark as written: nobody looks at the leaves for it.
+    pub(crate) fn faults_log(&self) -> bool {
+        self.logging == Logging::Protect || self.log_buffers
     }
 
     /// Faults may fold. Where huge pages are split to be executed, there are none that are not

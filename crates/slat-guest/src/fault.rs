@@ -146,6 +146,11 @@ impl Fault<'_> {
     fn logs(&self) -> bool {
         self.slot.log.is_some()
     }
+
+    /// The log is of pages: no block is writable.
+    fn logs_pages(&self) -> bool {
+        self.logs() && !self.slot.spec.log_blocks
+    }
 }
 
 impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
@@ -162,7 +167,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     /// Says that the pages of `range` were written, after the leaf has become writable.
     fn written(&self, fault: &Fault<'_>, range: GpaRange) {
         let Some(log) = &fault.slot.log else { return };
-        if self.guest.config.logging == Logging::Hardware {
+        if !self.guest.config.faults_log() {
             return;
         }
         match self.guest.rings.get(fault.id as usize) {
@@ -215,7 +220,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             // Shared by the backing for reading: another page takes its place.
             return self.replace(fault);
         }
-        if crosses || block && fault.logs() {
+        if crosses || block && fault.logs_pages() {
             if let Some(step) = self.split(fault) {
                 return step;
             }
@@ -427,7 +432,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         // Whoever splits a private block asks the machine: fetches do not.
         let huge =
             kind == MemoryKind::Shared || self.guest.config.execute_huge == ExecuteHuge::Allowed;
-        let mut largest = match fault.logs() || fault.own_view || !huge {
+        let mut largest = match fault.logs_pages() || fault.own_view || !huge {
             true => F::size(0),
             false => fitting::<F>(largest, |bytes| spec.fits_in(kind, fault.gpa.0, bytes)),
         };

@@ -8,7 +8,7 @@ use crate::config::{Config, Logging};
 use crate::host::Host;
 use crate::invalidations::Invalidations;
 use crate::pins::Pins;
-use crate::ring::Ring;
+use crate::ring::{DirtyGfn, Ring};
 use crate::slots::Slots;
 use crate::stats::{Counters, Stats, VcpuCounters, vcpu_counters};
 use crate::sync::{AtomicU64, Lock, Ordering};
@@ -39,7 +39,7 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) pins: Pins,
     /// Held while devices' tables follow: see [`DeviceTables`](crate::DeviceTables).
     pub(crate) telling: Lock<()>,
-    pub(crate) rings: Box<[Ring]>,
+    pub(crate) rings: Box<[Ring<'p>]>,
     pub(crate) resetting: Lock<()>,
     /// Held while huge pages are recovered.
     pub(crate) recovering: Lock<()>,
@@ -92,6 +92,15 @@ pub enum GuestError {
     NoHardwareDirty,
     /// Rings are filled by faults: they go with [`Logging::Protect`].
     RingNeedsProtection,
+    /// Hardware writes addresses of what it marks: they go with [`Logging::Hardware`].
+    BuffersNeedHardware,
+    /// The memory of a shared ring has not as many entries as the rings of the guest.
+    SharedRing {
+        /// The vCPU.
+        vcpu: u16,
+        /// Entries of that memory.
+        entries: usize,
+    },
     /// A ring's entries are not a power of two from 128 to 65536.
     RingSize {
         /// Asked for.
@@ -110,6 +119,14 @@ impl fmt::Display for GuestError {
             ),
             Self::RingNeedsProtection => f.write_str(
                 "dirty rings are filled by faults; log by write protection, or without rings",
+            ),
+            Self::BuffersNeedHardware => f.write_str(
+                "hardware writes the addresses of pages that it marks; log by hardware's marks",
+            ),
+            Self::SharedRing { vcpu, entries } => write!(
+                f,
+                "the memory for the ring of vCPU {vcpu} has {entries} entries; as many as \
+                 `Config::ring` says are shared, for each vCPU"
             ),
             Self::RingSize { entries } => write!(
                 f,
@@ -142,6 +159,9 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let clean = Attributes { dirty: false, ..Attributes::RAM };
         if config.logging == Logging::Hardware && format.encode(clean).is_err() {
             return Err(GuestError::NoHardwareDirty);
+        }
+        if config.log_buffers && config.logging != Logging::Hardware {
+            return Err(GuestError::BuffersNeedHardware);
         }
         if config.ring.is_some() && config.logging == Logging::Hardware {
             return Err(GuestError::RingNeedsProtection);
@@ -181,6 +201,23 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             vcpus: vcpu_counters(config.vcpus),
             counters: Counters::default(),
         })
+    }
+
+    /// Has vCPUs name what they write in memory that is shared with another process, which harvests
+    /// it: one ring for each vCPU, of [`Config::ring`] entries, in KVM's layout ([`DirtyGfn`]).
+    /// Before there is a vCPU.
+    ///
+    /// # Errors
+    /// [`GuestError::SharedRing`].
+    pub fn share_rings(mut self, memory: &[&'p [DirtyGfn]]) -> Result<Self, GuestError> {
+        for (vcpu, ring) in self.rings.iter_mut().enumerate() {
+            let entries = memory.get(vcpu).copied().unwrap_or_default();
+            if !ring.share(entries) {
+                let entries = entries.len();
+                return Err(GuestError::SharedRing { vcpu: vcpu as u16, entries });
+            }
+        }
+        Ok(self)
     }
 
     /// The tables that vCPUs load, unless their caches are off and the policy gives them a view of

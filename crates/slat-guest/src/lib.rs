@@ -74,14 +74,14 @@ pub use guest::{Guest, GuestError};
 pub use host::Host;
 pub use invalidate::Taken;
 pub use invalidations::Invalidation;
-pub use log::{Cleared, LogError};
+pub use log::{Cleared, LogError, PML_ENTRIES, hdbss_addresses, pml_addresses};
 pub use outcome::{Outcome, Refused, Retry};
 pub use pins::Pinned;
 pub use private::{
     Denied, MemoryKind, NoHooks, PrivateAt, PrivateHooks, PrivateLeaves, PrivatePage, PrivateRange,
 };
 pub use recovery::Recovered;
-pub use ring::DirtyPage;
+pub use ring::{DirtyGfn, DirtyPage};
 pub use slots::change::SlotChange;
 pub use slots::spec::{Kvm, SlotError, SlotId, SlotSpec};
 pub use stats::{FaultKind, Spent, Stats, Totals, VcpuStats};

@@ -9,6 +9,8 @@ mod age;
 mod bed;
 #[path = "memory/budget.rs"]
 mod budget;
+#[path = "memory/buffers.rs"]
+mod buffers;
 #[path = "memory/contiguous.rs"]
 mod contiguous;
 #[path = "memory/corners.rs"]
@@ -35,6 +37,8 @@ mod private;
 mod recovery;
 #[path = "memory/ring.rs"]
 mod ring;
+#[path = "memory/shared_ring.rs"]
+mod shared_ring;
 #[path = "memory/slots.rs"]
 mod slots;
 #[path = "memory/two_slots.rs"]

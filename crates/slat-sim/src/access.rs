@@ -2,6 +2,7 @@
 
 use crate::arch::{Access, Arch, Descriptor, Fault, Sizes};
 use crate::lazy::Choice;
+use crate::marked::Marked;
 use crate::state::{Root, State};
 use crate::tlb::{Entry, Scope, Walk};
 use crate::violation::Kind;
@@ -191,8 +192,15 @@ impl<A: Arch> State<A> {
                             return Err(fault);
                         }
                     };
+                    let marks = write && !entry.leaf.dirty && new != raw;
+                    if marks && self.cpus[cpu].marked.as_ref().is_some_and(Marked::is_full) {
+                        return Err(Fault::LogFull);
+                    }
                     if new != raw && !self.mark(&walk, index, found.cell, raw, new) {
                         return Ok(Err(Again));
+                    }
+                    if let Some(marked) = self.cpus[cpu].marked.as_mut().filter(|_| marks) {
+                        marked.push(start, level);
                     }
                     entry.leaf.accessed = true;
                     entry.leaf.dirty |= write;

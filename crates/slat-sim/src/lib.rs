@@ -105,6 +105,7 @@ mod host;
 mod instruction;
 mod lazy;
 mod machine;
+mod marked;
 mod memory;
 mod owned;
 mod platform;

@@ -374,8 +374,8 @@ impl<A: Arch> fmt::Debug for Machine<A> {
 /// One CPU, and the guest on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Vcpu<'m, A: Arch> {
-    machine: &'m Machine<A>,
-    index: usize,
+    pub(crate) machine: &'m Machine<A>,
+    pub(crate) index: usize,
 }
 
 impl<A: Arch> Vcpu<'_, A> {

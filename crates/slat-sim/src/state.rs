@@ -28,6 +28,8 @@ pub(crate) struct Cpu {
     pub combined: Leaves,
     pub walks: Walks,
     pub holes: Holes,
+    /// What hardware marked as written, and at which level, if it logs that.
+    pub marked: Option<crate::marked::Marked>,
     /// Where the guest faulted, and has not been let on yet.
     pub faulted: Option<u64>,
 }

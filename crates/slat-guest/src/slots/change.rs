@@ -2,7 +2,7 @@
 
 use crate::backing::Backing;
 use crate::bits::{Bits, Kept, Splits};
-use crate::config::ExecuteHuge;
+use crate::config::{ExecuteHuge, Logging};
 use crate::eager::SplitReport;
 use crate::host::Host;
 use crate::ranges::pieces;
@@ -119,6 +119,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let log = if spec.log_dirty { Some(self.new_log(&spec)?) } else { None };
         if spec.private.is_some() && self.guest.caches.matters() {
             return Err(SlotError::PrivateUncached);
+        }
+        if spec.log_blocks && self.guest.config.logging != Logging::Protect {
+            return Err(SlotError::LogBlocks);
         }
         let splits = match self.guest.config.execute_huge {
             // Recovery takes rights from tables whose pages may be of two kinds.

@@ -27,12 +27,25 @@ pub struct SlotSpec {
     /// Where the backing has its private pages, if it may have some: they begin shared. Such a slot
     /// is neither read-only nor logs, and is deleted, not moved (Linux: `KVM_MEM_GUEST_MEMFD`).
     pub private: Option<PrivateAt>,
+    /// While it logs, blocks stay blocks: the first write to one makes all of it writable, and all
+    /// of it dirty. For memory that is written all over, or copied in blocks; else the log is of
+    /// pages. Only with [`Logging::Protect`](crate::Logging::Protect).
+    pub log_blocks: bool,
 }
 
 impl SlotSpec {
     /// Memory that may be read and written, does not log, and is shared.
     pub const fn new(id: SlotId, gpa: Gpa, bytes: u64, host: Hva) -> Self {
-        Self { id, gpa, bytes, host, read_only: false, log_dirty: false, private: None }
+        Self {
+            id,
+            gpa,
+            bytes,
+            host,
+            read_only: false,
+            log_dirty: false,
+            private: None,
+            log_blocks: false,
+        }
     }
 
     /// Where the backing has `gpa`, as the number of an address of that kind; 0 where there is
@@ -186,6 +199,8 @@ pub enum SlotError {
     /// A slot with private memory is not read-only, does not log and does not move: it can be
     /// deleted.
     Private,
+    /// A log of blocks goes with write protection: hardware's marks are logged in pages.
+    LogBlocks,
     /// Private memory, where vCPUs can get past their caches
     /// ([`Format::forces_caches`](slat::Format::forces_caches) is `false`): what maintains memory
     /// reaches it by the host's addresses.
@@ -246,6 +261,9 @@ impl fmt::Display for SlotError {
             Self::Private => f.write_str(
                 "a slot with private memory cannot be read-only, log or move: delete it first",
             ),
+            Self::LogBlocks => {
+                f.write_str("a log of blocks goes with write protection; log this slot in pages")
+            }
             Self::PrivateUncached => f.write_str(
                 "the guest can get past its caches; have the format force them (FEAT_S2FWB) for \
                  private memory",
