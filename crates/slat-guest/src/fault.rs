@@ -3,7 +3,7 @@
 use crate::backing::{Backing, Hva, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage, Page};
 use crate::budget::NoPages;
 use crate::config::{ExecuteHuge, Logging};
-use crate::devices::DeviceLeaf;
+use crate::follow::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::outcome::{Outcome, Refused, Retry};

@@ -1,6 +1,6 @@
 //! What a guest's memory asks of the machine beyond what its tables do.
 
-use crate::devices::{DeviceTables, NoDevices};
+use crate::follow::{DeviceTables, NoDevices};
 use crate::private::{NoHooks, PrivateHooks};
 use slat::Platform;
 

@@ -7,6 +7,7 @@
 
 pub(crate) mod change;
 pub(crate) mod kinds;
+mod runs;
 pub(crate) mod spec;
 
 use crate::bits::{Bits, Kept, Splits};

@@ -119,7 +119,7 @@ fn addresses_that_no_slot_has_are_passed_over() {
     let mut worker = Worker::new(&guest, &mut room).unwrap();
     worker.set_slot(logged(M2)).unwrap();
     let page = <Intel as Case>::F::size(0).bytes();
-    let wild = [0, BASE - 1, BASE + M2, u64::MAX & !0xfff, BASE + 0x123];
+    let wild = [0, BASE - 1, BASE + M2, !0xfff, BASE + 0x123];
     let addresses = wild.map(|gpa| (slat::Gpa(gpa), page));
     assert_eq!(worker.log_addresses(addresses), 1);
     let huge = [(slat::Gpa(BASE + M2 - K4), u64::MAX)];
