@@ -100,6 +100,23 @@ fn a_side_that_never_harvests_fills_its_ring_and_this_side_can() {
 }
 
 #[test]
+fn entries_that_are_not_there_are_not_harvested() {
+    let ring = memory();
+    with_ring!(ring => machine, guest, vcpu);
+    let all = || ring.iter().for_each(|entry| entry.flags.store(u32::MAX, Ordering::Relaxed));
+    all();
+    assert_eq!(vcpu.worker().reset_rings(), Ok(0));
+    for round in 0..60 {
+        for page in 0..3 {
+            attempt::<Intel>(&machine, &mut vcpu, BASE + page * K4, Access::Write).unwrap();
+        }
+        all();
+        assert_eq!(vcpu.worker().reset_rings(), Ok(3), "round {round}");
+    }
+    assert!(machine.finish().is_empty());
+}
+
+#[test]
 fn a_hostile_side_loses_no_page_and_stops_nobody() {
     for seed in slat_seed::seeds(4) {
         hostile(seed);
