@@ -91,10 +91,14 @@ on_all! {
             assert!(machine.cpu(0).write(beside).is_ok(), "{beside:#x}");
         }
         assert_eq!(mapped(&mut vcpu, page), of(PageSize::SIZE_4K));
+        // The first page of a block, which its end alone cuts.
+        let first = BASE + G1 + 5 * M2;
+        convert::<C>(&machine, vcpu.worker(), first, K4, MemoryKind::Shared);
+        assert!(machine.cpu(0).write(first + K4).is_ok());
         // Nothing puts them together.
         assert_eq!(vcpu.worker().collapse(range(BASE, 2 * G1), PageSize::SIZE_1G), 0);
         machine.claim_kind(VMID, range(page, K4), MemoryKind::Shared);
-        machine.claim_kind(VMID, range(page + K4, G1 - (page + K4 - BASE - G1)), MemoryKind::Private);
+        machine.claim_kind(VMID, range(page + K4, M2), MemoryKind::Private);
         assert!(machine.finish().is_empty());
     }
 
