@@ -69,14 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut vcpu = Vcpu::new(&guest, 0, &mut room)?;
     println!("the vCPU's CPU loads the root at {}", vcpu.root());
 
-    let ram = SlotSpec {
-        id: SlotId(0),
-        gpa: Gpa(0),
-        bytes: 64 << 20,
-        host: Hva(0),
-        read_only: false,
-        log_dirty: false,
-    };
+    let ram = SlotSpec::new(SlotId(0), Gpa(0), 64 << 20, Hva(0));
     vcpu.worker().set_slot(ram)?;
     println!("a write at 0x1234: {:?}", vcpu.fault(Gpa(0x1234), Access::Write));
     println!("a read of a device: {:?}", vcpu.fault(Gpa(0x1000_0000), Access::Read));

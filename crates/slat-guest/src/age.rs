@@ -3,6 +3,7 @@
 use crate::backing::{Backing, HvaRange};
 use crate::bits::each_word;
 use crate::host::Host;
+use crate::private::MemoryKind;
 use crate::ranges::cut_by;
 use crate::slots::View;
 use crate::worker::{Inside, Worker};
@@ -73,6 +74,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             return Err(AgeError::Refused(ChangeError::Bitmap { needed, given: shortest }));
         }
         let mut aged = Aged::default();
+        // What is private is never young.
+        let shared = self.look(|view| shared_pages::<F>(view, &range, selected));
+        let selected = shared.as_deref().or(selected);
         let Some(selected) = selected else {
             self.age_run(range, young, how, &mut aged, &wanted)?;
             return Ok(aged);
@@ -202,7 +206,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<Aged, AgeError> {
         let found = self.with_slots(tables, |view, Inside { guard, .. }| {
             let page = |at: Gpa| ((at.0 - range.start().0) >> F::PAGE_SHIFT) as usize;
-            if !wanted(view) {
+            // Private pages are not the host's to age; who asked left them out, as they were then.
+            if !wanted(view) || view.has_private::<F>(&range) {
                 let pages = page(range.end());
                 return Ok(Aged { young: 0, unanswered: shift_into(unanswered, &ones(pages), 0) });
             }
@@ -335,6 +340,29 @@ fn age_ends<F: Format, H: Host>(
 fn is_kept(view: &View, leaf: &GpaRange) -> bool {
     let kept = view.parts(leaf).filter(|(slot, _)| slot.kept.is_some());
     kept.map(|(_, part)| part.size()).sum::<u64>() == leaf.size()
+}
+
+/// Pages that are `selected`, or all, but for private ones; `None` if there are none of these.
+fn shared_pages<F: Format>(
+    view: &View,
+    range: &GpaRange,
+    selected: Option<&[u64]>,
+) -> Option<Vec<u64>> {
+    if !view.has_private::<F>(range) {
+        return None;
+    }
+    let pages = (range.size() >> F::PAGE_SHIFT) as usize;
+    let mut bits =
+        selected.map_or_else(|| ones(pages), |selected| selected[..words::<F>(range)].to_vec());
+    for (slot, part) in view.parts(range) {
+        for run in slot.runs::<F>(part, MemoryKind::Private) {
+            let first = (run.start().0 - range.start().0) >> F::PAGE_SHIFT;
+            for page in first..first + (run.size() >> F::PAGE_SHIFT) {
+                bits[(page / 64) as usize] &= !(1 << (page % 64));
+            }
+        }
+    }
+    Some(bits)
 }
 
 /// Words of a bitmap of `range`.

@@ -1,5 +1,6 @@
 //! What is behind a guest's memory: the host's side, asked a page at a time.
 
+use crate::private::{PrivateAt, PrivatePage};
 use core::fmt;
 use slat::{Access, Hpa, Memory, PageSize, Software};
 
@@ -49,6 +50,15 @@ pub trait Backing {
     /// # Errors
     /// [`NoPage`] says whether to ask again.
     fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage>;
+
+    /// The page of private memory at `at`, which nobody but the guest reaches. Asked as
+    /// [`Backing::page`] is.
+    ///
+    /// # Errors
+    /// [`NoPage`]; [`NoPage::Never`] where nothing is private.
+    fn private_page(&self, _at: PrivateAt) -> Result<PrivatePage, NoPage> {
+        Err(NoPage::Never)
+    }
 
     /// Makes the page at `host`, which the guest may read already, one that may be written, and has
     /// `grant` give it the right where it is mapped, which takes no invalidation. Without, the leaf

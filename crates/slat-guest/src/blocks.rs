@@ -14,6 +14,7 @@ use crate::config::ExecuteHuge;
 use crate::eager::SplitStop;
 use crate::events::Event;
 use crate::host::Host;
+use crate::private::MemoryKind;
 use crate::ranges::{cut_by, fitting, pieces};
 use crate::slots::Slot;
 use crate::slots::spec::SlotSpec;
@@ -57,13 +58,19 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                         continue;
                     }
                     let to = fitting::<F>(to, |bytes| slot.spec.is_aligned(bytes));
-                    match guard.collapse_where(part, to, fits) {
-                        // Where somebody holds an entry, or a device walks the tables, the table
-                        // stays as it is.
-                        Ok(_)
-                        | Err(Halted { why: SplitError::Contended | SplitError::Shared, .. }) => {}
-                        Err(Halted { why, .. }) => {
-                            unreachable!("a slot's pages, a leaf's size: {why}")
+                    // Private pages stay as they were mapped.
+                    let shared = slot.runs::<F>(part, MemoryKind::Shared);
+                    for run in shared.flat_map(|run| guest.pins.free(run)) {
+                        match guard.collapse_where(run, to, fits) {
+                            // Where somebody holds an entry, or a device walks the tables, the table
+                            // stays as it is.
+                            Ok(_)
+                            | Err(Halted {
+                                why: SplitError::Contended | SplitError::Shared, ..
+                            }) => {}
+                            Err(Halted { why, .. }) => {
+                                unreachable!("a slot's pages, a leaf's size: {why}")
+                            }
                         }
                     }
                 }

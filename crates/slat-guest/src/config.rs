@@ -12,6 +12,10 @@ pub struct Config {
     pub largest: PageSize,
     /// How writes are logged in slots that log.
     pub logging: Logging,
+    /// With [`Logging::Hardware`]: hardware also writes the addresses of pages that it marks into
+    /// buffers (Intel's PML, Arm's FEAT_HDBSS), which are handed to
+    /// [`Worker::log_addresses`](crate::Worker::log_addresses). So the log is read without a walk.
+    pub log_buffers: bool,
     /// Where a slot begins to log, every page counts as dirty, and is protected when it is cleared
     /// for the first time (Linux: `KVM_DIRTY_LOG_INITIALLY_SET`).
     pub initially_set: bool,
@@ -33,6 +37,11 @@ pub struct Config {
     /// What happens to memory when vCPUs switch their caches, where the format does not force the
     /// guest to use them (Arm without FEAT_S2FWB); elsewhere nothing has to.
     pub caches: CachePolicy,
+    /// Devices reach the guest's memory: they are told of what is mapped and unmapped
+    /// ([`DeviceTables`](crate::DeviceTables)), while something is unmapped no fault maps anything,
+    /// and what they use is kept of each page ([`Worker::device_used`](crate::Worker::device_used);
+    /// two bits).
+    pub devices: bool,
     /// Table pages that the guest may have, beside the roots, in the tables that vCPUs share, in
     /// those of their own and at hand in its workers; `None` for no bound. Each view of
     /// [`CachePolicy::Exact`](crate::CachePolicy::Exact) may come to map all that the guest has in
@@ -49,14 +58,21 @@ impl Config {
             vcpus,
             largest,
             logging: Logging::Protect,
+            log_buffers: false,
             initially_set: false,
             eager_split: None,
             ring: None,
             contiguous: false,
             execute_huge: ExecuteHuge::Allowed,
             caches: CachePolicy::DEFAULT,
+            devices: false,
             table_pages: None,
         }
+    }
+
+    /// Faults say what they mark as written: nobody looks at the leaves for it.
+    pub(crate) fn faults_log(&self) -> bool {
+        self.logging == Logging::Protect || self.log_buffers
     }
 
     /// A leaf cannot say of each of its pages what is to be known of it, or does not last as long
@@ -67,6 +83,7 @@ impl Config {
             || self.contiguous
             || self.needs_views(forced)
             || self.logging == Logging::Hardware
+            || self.devices
     }
 
     /// vCPUs may need tables of their own.

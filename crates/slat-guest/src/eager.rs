@@ -178,13 +178,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Err(NoPages::Limit(limit)) => return Err(SplitStop::TableLimit { at, limit }),
             }
             let rest = GpaRange::new(Gpa(start), end - start).expect("not empty");
-            let result = self.inside(&guest.tables, |Inside { guard, cache, .. }| {
-                let result = guard.split(rest, to, cache);
+            let result = self.with_slots(&guest.tables, |view, Inside { guard, cache, .. }| {
+                // Nothing that is private logs, and its blocks are split with the machine's consent.
+                let Some(run) = view.shared_run::<F>(rest) else { return Ok(end) };
+                let result = guard.split(run, to, cache);
                 *split += guard.counts().bytes_changed;
-                result
+                result.map(|_| run.end().0)
             });
             match result {
-                Ok(_) => return Ok(()),
+                Ok(done) => start = done,
                 Err(Halted { at, why: SplitError::CacheEmpty }) => start = at.0,
                 Err(Halted { at, why: SplitError::Contended }) => {
                     if at.0 > start {

@@ -1,19 +1,21 @@
 //! Faults: what a vCPU's access is answered with, without a lock.
 
-use crate::backing::{Backing, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage};
+use crate::backing::{Backing, Hva, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage, Page};
 use crate::budget::NoPages;
 use crate::config::{ExecuteHuge, Logging};
 use crate::events::Event;
+use crate::follow::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::outcome::{Outcome, Refused, Retry};
+use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::fitting;
 use crate::slots::{Slot, View};
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
 use slat::{
     Access, Attributes, ChangeError, Execute, Format, Gpa, GpaRange, Granted, Guard, Halted,
-    MapError, PageSize, Removed, Software, SplitError, Translation,
+    MapError, Memory, PageSize, Removed, Software, SplitError, Translation,
 };
 
 /// How often a fault begins anew, where others change the same entries.
@@ -40,21 +42,35 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     ///
     /// With a right that was given to a leaf, the calling CPU is made to forget the old one
     /// ([`slat::Platform::invalidate_local`]); others fault once more. Whatever the outcome, the
-    /// guest may be run again, but for [`Outcome::Mmio`], [`Outcome::RingFull`] and
-    /// [`Outcome::Refused`], which say what it takes.
+    /// guest may be run again, but for [`Outcome::Mmio`], [`Outcome::RingFull`],
+    /// [`Outcome::Convert`] and [`Outcome::Refused`], which say what it takes.
+    ///
+    /// Where pages are private the access is of whichever kind the page is; a machine that tells
+    /// says so by [`Vcpu::fault_as`].
     pub fn fault(&mut self, gpa: Gpa, access: Access) -> Outcome {
+        self.timed(gpa, access, None)
+    }
+
+    /// [`Vcpu::fault`], of an access to the page as one of that kind: as its tables, an address bit
+    /// or the fault's syndrome said. `gpa` is without such a bit. If the page is of the other kind,
+    /// [`Outcome::Convert`].
+    pub fn fault_as(&mut self, gpa: Gpa, access: Access, kind: MemoryKind) -> Outcome {
+        self.timed(gpa, access, Some(kind))
+    }
+
+    fn timed(&mut self, gpa: Gpa, access: Access, kind: Option<MemoryKind>) -> Outcome {
         let host = self.worker.guest.tables.platform();
         let (guest, vcpu) = (self.worker.guest, self.id);
         guest.event(|| Event::FaultBegin { vcpu, gpa, access });
         let begin = host.now();
-        let outcome = self.answer(gpa, access);
+        let outcome = self.answer(gpa, access, kind);
         let ticks = host.now() - begin;
         guest.vcpus[vcpu as usize].fault(&outcome, ticks);
         guest.event(|| Event::FaultEnd { vcpu, gpa, outcome, ticks });
         outcome
     }
 
-    fn answer(&mut self, gpa: Gpa, access: Access) -> Outcome {
+    fn answer(&mut self, gpa: Gpa, access: Access, wanted: Option<MemoryKind>) -> Outcome {
         let guest = self.worker.guest;
         if access == Access::Write && self.ring_is_full() {
             return Outcome::RingFull;
@@ -74,10 +90,19 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                 if access == Access::Write && slot.spec.read_only {
                     return Outcome::Mmio.into();
                 }
-                // Two that fold one group may void each other's reservations: once each.
-                let allowed = view.execute_huge == ExecuteHuge::Allowed;
+                let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
+                let page = GpaRange::new(page, F::size(0).bytes()).expect("a page");
+                let Some(kind) = slot.kind_of::<F>(&page) else {
+                    return Outcome::Retry(Retry::Converting).into();
+                };
+                if let Some(to) = wanted.filter(|&wanted| wanted != kind) {
+                    return Outcome::Convert { to }.into();
+                }
+                // Two that fold one group may void each other's reservations: once each. A group is
+                // of one kind.
+                let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
                 let folds = attempt == 0 && guest.config.contiguous && allowed;
-                inside.fault(&Fault { slots: view, slot, gpa, access, id, own_view, folds })
+                inside.fault(&Fault { slots: view, slot, gpa, access, id, own_view, folds, kind })
             });
             match step {
                 Step::Done(outcome) => return outcome,
@@ -113,6 +138,8 @@ struct Fault<'f> {
     own_view: bool,
     /// It may fold leaves.
     folds: bool,
+    /// The page's.
+    kind: MemoryKind,
 }
 
 impl Fault<'_> {
@@ -123,6 +150,11 @@ impl Fault<'_> {
 
     fn logs(&self) -> bool {
         self.slot.log.is_some()
+    }
+
+    /// The log is of pages: no block is writable.
+    fn logs_pages(&self) -> bool {
+        self.logs() && !self.slot.spec.log_blocks
     }
 }
 
@@ -140,7 +172,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     /// Says that the pages of `range` were written, after the leaf has become writable.
     fn written(&self, fault: &Fault<'_>, range: GpaRange) {
         let Some(log) = &fault.slot.log else { return };
-        if self.guest.config.logging == Logging::Hardware {
+        if !self.guest.config.faults_log() {
             return;
         }
         match self.guest.rings.get(fault.id as usize) {
@@ -193,7 +225,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             // Shared by the backing for reading: another page takes its place.
             return self.replace(fault);
         }
-        if crosses || block && fault.logs() {
+        if crosses || block && fault.logs_pages() {
             if let Some(step) = self.split(fault) {
                 return step;
             }
@@ -356,10 +388,21 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     fn grant(&mut self, fault: &Fault<'_>) -> Option<Step> {
         let range = fault.page(F::size(0));
         let host = fault.slot.spec.host_of(range.start().0);
-        let guard = &mut self.guard;
-        let granted = self.guest.backing.make_writable(host, |page| match page.write {
-            true => guard.grant_write(range.start(), page.hpa, MAY_WRITE).map(Some),
-            false => Ok(None),
+        let tells = self.tells_devices();
+        let (guard, telling) = (&mut self.guard, &self.guest.telling);
+        let platform = self.tables.platform();
+        let granted = self.guest.backing.make_writable(host, |page| {
+            if !page.write {
+                return Ok(None);
+            }
+            let _turn = tells.then(|| telling.lock());
+            let granted = guard.grant_write(range.start(), page.hpa, MAY_WRITE)?;
+            if tells && granted.is_changed() {
+                let (gpa, bytes) = (range.start(), range.size());
+                let leaf = DeviceLeaf { gpa, hpa: page.hpa, bytes, write: true };
+                platform.device_tables().mapped(leaf);
+            }
+            Ok(Some(granted))
         })?;
         match granted {
             Ok(Some(granted)) if granted.is_changed() => {
@@ -389,10 +432,14 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
 
     /// Maps the page, or as much around it as `largest`, slot and backing allow.
     fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
-        let spec = fault.slot.spec;
-        let mut largest = match fault.logs() || fault.own_view {
+        let (spec, kind) = (fault.slot.spec, fault.kind);
+        let tells = self.tells_devices();
+        // Whoever splits a private block asks the machine: fetches do not.
+        let huge =
+            kind == MemoryKind::Shared || self.guest.config.execute_huge == ExecuteHuge::Allowed;
+        let mut largest = match fault.logs_pages() || fault.own_view || !huge {
             true => F::size(0),
-            false => fitting::<F>(largest, |bytes| spec.fits(fault.gpa.0, bytes)),
+            false => fitting::<F>(largest, |bytes| spec.fits_in(kind, fault.gpa.0, bytes)),
         };
         let logs = fault.logs();
         let mut folds = fault.folds && !logs && !fault.own_view;
@@ -417,12 +464,37 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 folds = false;
                 continue;
             }
-            let host = HvaRange { start: spec.host_of(range.start().0), bytes };
-            if self.guest.invalidations.cover(&host) {
+            let (invalidations, start) = match kind {
+                MemoryKind::Shared => (&self.guest.invalidations, spec.host_of(range.start().0)),
+                MemoryKind::Private => {
+                    let start = spec.private_of(range.start().0);
+                    (&self.guest.private_invalidations, Hva(start.0))
+                }
+            };
+            if invalidations.cover(&HvaRange { start, bytes }) {
                 return Outcome::Retry(Retry::Invalidated).into();
             }
+            // After the reservation, as with invalidations: see `slots::kinds`.
+            if fault.slot.kind_of::<F>(&range) != Some(kind) {
+                if bytes <= F::size(0).bytes() {
+                    return Outcome::Retry(Retry::Converting).into();
+                }
+                largest = fitting::<F>(largest, |smaller| smaller < bytes);
+                continue;
+            }
             let at = fault.gpa.0 & !(F::size(0).bytes() - 1);
-            let page = match self.guest.backing.page(spec.host_of(at), fault.access) {
+            let backing = &self.guest.backing;
+            let page = match kind {
+                MemoryKind::Shared => backing.page(spec.host_of(at), fault.access),
+                MemoryKind::Private => backing.private_page(spec.private_of(at)).map(|page| Page {
+                    hpa: page.hpa,
+                    block: page.block,
+                    write: true,
+                    execute: true,
+                    memory: Memory::Normal,
+                }),
+            };
+            let page = match page {
                 Ok(page) => page,
                 Err(NoPage::NotYet) => return Outcome::Retry(Retry::NotYet).into(),
                 Err(NoPage::Never) => return Outcome::Refused(Refused::NoPage).into(),
@@ -465,7 +537,24 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 attributes.dirty = attributes.write;
             }
             let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
-            return match reservation.commit(hpa, attributes) {
+            let leaf = PrivateLeaves { gpa: range.start(), hpa, bytes };
+            let hooks =
+                (kind == MemoryKind::Private).then(|| self.tables.platform().private_hooks());
+            if let Some(Err(denied)) = hooks.map(|hooks| hooks.map(leaf)) {
+                return Outcome::Refused(Refused::Private(denied)).into();
+            }
+            let tells = kind == MemoryKind::Shared && tells;
+            let turn = tells.then(|| self.guest.telling.lock());
+            let committed = reservation.commit(hpa, attributes);
+            if let (true, Ok(Some(_))) = (tells, &committed) {
+                let leaf = DeviceLeaf { gpa: range.start(), hpa, bytes, write };
+                self.tables.platform().device_tables().mapped(leaf);
+            }
+            drop(turn);
+            if let (Some(hooks), Ok(None) | Err(_)) = (hooks, &committed) {
+                hooks.removed(leaf);
+            }
+            return match committed {
                 Ok(Some(_)) if fault.access.is_fetch() && !execute => Step::Again,
                 Ok(Some(_)) => {
                     if written {

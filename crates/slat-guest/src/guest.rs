@@ -8,7 +8,8 @@ use crate::config::{Config, EagerSize, Logging};
 use crate::events::{Event, tell};
 use crate::host::Host;
 use crate::invalidations::Invalidations;
-use crate::ring::Ring;
+use crate::pins::Pins;
+use crate::ring::{DirtyGfn, Ring};
 use crate::slots::Slots;
 use crate::stats::{Counters, Stats, VcpuCounters, vcpu_counters};
 use crate::sync::{AtomicU64, Lock, Ordering};
@@ -34,7 +35,12 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     /// Held while slots change.
     pub(crate) changing: Lock<()>,
     pub(crate) invalidations: Invalidations,
-    pub(crate) rings: Box<[Ring]>,
+    /// Of private memory, by its own addresses.
+    pub(crate) private_invalidations: Invalidations,
+    pub(crate) pins: Pins,
+    /// Held while devices' tables follow: see [`DeviceTables`](crate::DeviceTables).
+    pub(crate) telling: Lock<()>,
+    pub(crate) rings: Box<[Ring<'p>]>,
     pub(crate) resetting: Lock<()>,
     /// Held while huge pages are recovered.
     pub(crate) recovering: Lock<()>,
@@ -88,6 +94,15 @@ pub enum GuestError {
     NoHardwareDirty,
     /// Rings are filled by faults: they go with [`Logging::Protect`].
     RingNeedsProtection,
+    /// Hardware writes addresses of what it marks: they go with [`Logging::Hardware`].
+    BuffersNeedHardware,
+    /// The memory of a shared ring has not as many entries as the rings of the guest.
+    SharedRing {
+        /// The vCPU.
+        vcpu: u16,
+        /// Entries of that memory.
+        entries: usize,
+    },
     /// A ring's entries are not a power of two from 128 to 65536.
     RingSize {
         /// Asked for.
@@ -106,6 +121,14 @@ impl fmt::Display for GuestError {
             ),
             Self::RingNeedsProtection => f.write_str(
                 "dirty rings are filled by faults; log by write protection, or without rings",
+            ),
+            Self::BuffersNeedHardware => f.write_str(
+                "hardware writes the addresses of pages that it marks; log by hardware's marks",
+            ),
+            Self::SharedRing { vcpu, entries } => write!(
+                f,
+                "the memory for the ring of vCPU {vcpu} has {entries} entries; as many as \
+                 `Config::ring` says are shared, for each vCPU"
             ),
             Self::RingSize { entries } => write!(
                 f,
@@ -139,6 +162,9 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         if config.logging == Logging::Hardware && format.encode(clean).is_err() {
             return Err(GuestError::NoHardwareDirty);
         }
+        if config.log_buffers && config.logging != Logging::Hardware {
+            return Err(GuestError::BuffersNeedHardware);
+        }
         if config.ring.is_some() && config.logging == Logging::Hardware {
             return Err(GuestError::RingNeedsProtection);
         }
@@ -165,6 +191,9 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             slots: Slots::new(config.execute_huge),
             changing: Lock::new(()),
             invalidations: Invalidations::new(),
+            private_invalidations: Invalidations::new(),
+            pins: Pins::new(),
+            telling: Lock::new(()),
             rings: (0..config.vcpus).filter_map(ring).collect(),
             resetting: Lock::new(()),
             recovering: Lock::new(()),
@@ -175,6 +204,23 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             vcpus: vcpu_counters(config.vcpus),
             counters: Counters::default(),
         })
+    }
+
+    /// Has vCPUs name what they write in memory that is shared with another process, which harvests
+    /// it: one ring for each vCPU, of [`Config::ring`] entries, in KVM's layout ([`DirtyGfn`]).
+    /// Before there is a vCPU.
+    ///
+    /// # Errors
+    /// [`GuestError::SharedRing`].
+    pub fn share_rings(mut self, memory: &[&'p [DirtyGfn]]) -> Result<Self, GuestError> {
+        for (vcpu, ring) in self.rings.iter_mut().enumerate() {
+            let entries = memory.get(vcpu).copied().unwrap_or_default();
+            if !ring.share(entries) {
+                let entries = entries.len();
+                return Err(GuestError::SharedRing { vcpu: vcpu as u16, entries });
+            }
+        }
+        Ok(self)
     }
 
     /// The tables that vCPUs load, unless their caches are off and the policy gives them a view of

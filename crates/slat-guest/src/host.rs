@@ -1,6 +1,8 @@
 //! What a guest's memory asks of the machine beyond what its tables do.
 
 use crate::events::Events;
+use crate::follow::{DeviceTables, NoDevices};
+use crate::private::{NoHooks, PrivateHooks};
 use slat::Platform;
 
 /// The machine, as [`Platform`], with a clock.
@@ -27,6 +29,15 @@ pub trait Host: Platform {
     ///
     /// [`Event::Piece`]: crate::Event::Piece
     fn between_pieces(&self) {}
+    /// What is told of private memory, and may refuse it: nothing, by default.
+    fn private_hooks(&self) -> &dyn PrivateHooks {
+        &NoHooks
+    }
+
+    /// Tables of devices that follow the guest's: none, by default.
+    fn device_tables(&self) -> &dyn DeviceTables {
+        &NoDevices
+    }
 
     /// Lets others go on while the caller waits for them.
     fn wait(&self) {

@@ -6,10 +6,11 @@ use crate::events::Event;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::invalidations::Invalidation;
-use crate::slots::Slot;
+use crate::private::MemoryKind;
+use crate::slots::{Slot, View};
 use crate::sync::agreed;
 use crate::worker::{Inside, Worker};
-use slat::{Attributes, Format, Gpa, GpaRange, Removed};
+use slat::{Attributes, Format, Gpa, GpaRange, Guard, Removed, Tables};
 
 /// Neighbouring pages that the guest cannot reach any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,16 +85,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             let bytes = self.with_slots(tables, |view, Inside { guard, .. }| {
                 let pages = || hosts.iter().filter(some).map(whole);
                 let parts = || pages().flat_map(|host| view.backed_by(host));
-                let ranges = parts().map(|(_, range)| range);
-                let bytes = guest.unmap(tables, guard, ranges, |removed| {
-                    guest.keep_dirty(view, &removed);
-                    let Removed { gpa, bytes, attributes, .. } = removed;
-                    // Each slot's own part, as that slot has it.
-                    let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
-                    for (slot, part) in view.parts(&all) {
-                        guest.tell(slot, part, Some(attributes), taken);
-                    }
-                });
+                // What is private is not the host's to take by these addresses.
+                let kind = MemoryKind::Shared;
+                let mapped = parts().flat_map(|(slot, part)| slot.runs::<F>(part, kind));
+                let bytes = guest.take(view, tables, guard, mapped, taken);
                 // Of all tables, or a view's leaf would be told as one that is not there.
                 if last {
                     parts().for_each(|(slot, part)| guest.tell(slot, part, None, taken));
@@ -110,11 +105,31 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 }
 
-impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
+impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
+    /// Unmaps `ranges`, and tells of what was there; returns the bytes.
+    pub(crate) fn take(
+        &self,
+        view: &View,
+        tables: &Tables<'p, F, H>,
+        guard: &mut Guard<'_, 'p, F, H>,
+        ranges: impl IntoIterator<Item = GpaRange>,
+        taken: &mut impl FnMut(Taken),
+    ) -> u64 {
+        self.unmap(tables, guard, ranges, |removed| {
+            self.keep_dirty(view, &removed);
+            let Removed { gpa, bytes, attributes, .. } = removed;
+            // Each slot's own part, as that slot has it.
+            let all = GpaRange::new(gpa, bytes).expect("a leaf is not empty");
+            for (slot, part) in view.parts(&all) {
+                self.tell(slot, part, Some(attributes), taken);
+            }
+        })
+    }
+
     /// Tells of pages of a slot that were taken from the guest: as their leaves had it, if there
     /// were any, and what is kept about them ([`Kept`](crate::bits::Kept)). Without leaves, of
     /// those alone about which something is.
-    fn tell(
+    pub(crate) fn tell(
         &self,
         slot: &Slot,
         part: GpaRange,

@@ -16,10 +16,12 @@
 //! still.
 
 mod begin;
+mod buffers;
 mod clear;
 mod read;
 mod reset;
 
+pub use buffers::{PML_ENTRIES, hdbss_addresses, pml_addresses};
 pub use clear::Cleared;
 
 use crate::backing::Backing;

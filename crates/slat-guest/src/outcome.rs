@@ -1,5 +1,6 @@
 //! What a fault came to.
 
+use crate::private::{Denied, MemoryKind};
 use core::fmt;
 use slat::{ChangeError, MapError, PageSize, SplitError};
 
@@ -35,6 +36,13 @@ pub enum Outcome {
     Mmio,
     /// The vCPU's dirty ring is full: have it harvested and reset, then run the guest.
     RingFull,
+    /// The guest uses the page as one of this kind, which it is not: convert it
+    /// ([`Worker::convert`](crate::Worker::convert)) and run the guest, or raise the guest's error
+    /// (Linux: `KVM_EXIT_MEMORY_FAULT`).
+    Convert {
+        /// The kind that the guest wants.
+        to: MemoryKind,
+    },
     /// The access cannot be answered: an error for the guest, or its end.
     Refused(Refused),
 }
@@ -50,6 +58,8 @@ pub enum Retry {
     NotYet,
     /// The slot is being deleted or moved.
     SlotGoing,
+    /// The page is being converted between shared and private.
+    Converting,
 }
 
 /// Why a fault cannot be answered.
@@ -57,6 +67,8 @@ pub enum Retry {
 pub enum Refused {
     /// The backing has no page there, or not for this access.
     NoPage,
+    /// The machine does not have the private page mapped.
+    Private(Denied),
     /// The guest may not execute from there.
     NotExecutable,
     /// The platform has no table pages.

@@ -70,6 +70,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             return Some(0);
         }
         let range = GpaRange::new(Gpa(gpa), size.bytes()).expect("a block is not empty");
+        if guest.pins.overlap(&range) {
+            return None;
+        }
         let theirs = |slot: &Slot| slot.splits.as_ref().is_some_and(|it| Arc::ptr_eq(it, splits));
         // Looked at first, without taking anything: what does not fit is not to fault for it.
         let fits =

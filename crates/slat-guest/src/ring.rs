@@ -10,12 +10,21 @@
 //! empty, in the bitmap, or about to be: the entry is filled after the leaf has become writable,
 //! and emptied after it has stopped being so. Copy a page after the reset that covers it.
 //!
+//! # In shared memory
+//! With [`Guest::share_rings`](crate::Guest::share_rings) the entries are also in memory that
+//! another process has ([`DirtyGfn`]). Of that memory only this is believed: that an entry is
+//! harvested, of entries that are there, in order. Which page an entry names is kept here, and the
+//! other side's flags, slots and offsets are not: they cannot make a reset protect another page, or
+//! leave one out. A side that does not mark its entries has its ring stay full;
+//! [`Worker::harvest_ring`](crate::Worker::harvest_ring) still harvests it.
+//!
 //! A ring counts as full while there is room for what a vCPU may yet fill before it looks.
 
 use crate::slots::spec::SlotId;
 use crate::sync::{AtomicU64, Ordering};
 use alloc::boxed::Box;
 use core::ops::Range;
+use core::sync::atomic::AtomicU32;
 
 /// The states of an entry, in the low bits of its first word.
 const EMPTY: u64 = 0;
@@ -31,10 +40,28 @@ pub struct DirtyPage {
     pub page: u64,
 }
 
+/// An entry of a ring in shared memory: Linux's `struct kvm_dirty_gfn`.
+///
+/// The other side loads `flags` (acquire), harvests an entry whose bit 0 is set, in order, and
+/// stores 2 (release). After [`Worker::reset_rings`](crate::Worker::reset_rings) it is 0, and the
+/// page may be copied.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct DirtyGfn {
+    /// Bit 0: dirty; bit 1: harvested.
+    pub flags: AtomicU32,
+    /// The slot's name.
+    pub slot: AtomicU32,
+    /// The page's number in the slot.
+    pub offset: core::sync::atomic::AtomicU64,
+}
+
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct Ring<'p> {
     /// State and slot; page.
     entries: Box<[(AtomicU64, AtomicU64)]>,
+    /// The same, where another process harvests; it may write anything there at any time.
+    shared: &'p [DirtyGfn],
     /// The next to be filled: the vCPU's.
     dirty: AtomicU64,
     /// The next to be harvested.
@@ -43,7 +70,7 @@ pub(crate) struct Ring {
     reset: AtomicU64,
 }
 
-impl Ring {
+impl<'p> Ring<'p> {
     #[cfg(not(loom))]
     pub const MIN: u32 = 128;
     #[cfg(loom)]
@@ -59,10 +86,25 @@ impl Ring {
         let entry = |_| (AtomicU64::new(EMPTY), AtomicU64::new(0));
         Self {
             entries: (0..entries).map(entry).collect(),
+            shared: &[],
             dirty: AtomicU64::new(0),
             harvest: AtomicU64::new(0),
             reset: AtomicU64::new(0),
         }
+    }
+
+    /// Whether the memory has the ring's size.
+    pub fn share(&mut self, memory: &'p [DirtyGfn]) -> bool {
+        let fits = memory.len() == self.entries.len();
+        if fits {
+            memory.iter().for_each(|entry| entry.flags.store(EMPTY as u32, Ordering::Relaxed));
+            self.shared = memory;
+        }
+        fits
+    }
+
+    fn shared(&self, index: u64) -> Option<&DirtyGfn> {
+        self.shared.get(index as usize & self.entries.len().wrapping_sub(1))
     }
 
     fn entry(&self, index: u64) -> &(AtomicU64, AtomicU64) {
@@ -84,6 +126,11 @@ impl Ring {
         }
         number.store(page, Ordering::Relaxed);
         state.store(DIRTY | u64::from(slot.0) << 32, Ordering::Release);
+        if let Some(shared) = self.shared(index) {
+            shared.slot.store(slot.0.into(), Ordering::Relaxed);
+            shared.offset.store(page, Ordering::Relaxed);
+            shared.flags.store(DIRTY as u32, Ordering::Release);
+        }
         self.dirty.store(index + 1, Ordering::Release);
         true
     }
@@ -101,6 +148,9 @@ impl Ring {
             let slot = SlotId((raw >> 32) as u16);
             *place = DirtyPage { slot, page: number.load(Ordering::Relaxed) };
             state.store(raw & !3 | HARVESTED, Ordering::Release);
+            if let Some(shared) = self.shared(index) {
+                shared.flags.store(HARVESTED as u32, Ordering::Release);
+            }
             (index, count) = (index + 1, count + 1);
         }
         self.harvest.store(index, Ordering::Release);
@@ -109,7 +159,17 @@ impl Ring {
 
     /// The entries that were harvested, and are not empty yet.
     pub fn harvested(&self) -> Range<u64> {
-        self.reset.load(Ordering::Relaxed)..self.harvest.load(Ordering::Acquire)
+        let start = self.reset.load(Ordering::Relaxed);
+        let mut end = self.harvest.load(Ordering::Acquire);
+        let dirty = self.dirty.load(Ordering::Acquire);
+        let is_harvested = |index| {
+            let flags = self.shared(index).map(|entry| entry.flags.load(Ordering::Acquire));
+            flags.is_some_and(|flags| u64::from(flags) & HARVESTED != 0)
+        };
+        while end < dirty && is_harvested(end) {
+            end += 1;
+        }
+        start..end
     }
 
     pub fn page(&self, index: u64) -> DirtyPage {
@@ -122,7 +182,12 @@ impl Ring {
     pub fn empty(&self, entries: Range<u64>) {
         for index in entries.clone() {
             self.entry(index).0.store(EMPTY, Ordering::Relaxed);
+            if let Some(shared) = self.shared(index) {
+                shared.flags.store(EMPTY as u32, Ordering::Release);
+            }
         }
+        // What the other side harvested is behind this side, too.
+        self.harvest.fetch_max(entries.end, Ordering::AcqRel);
         self.reset.store(entries.end, Ordering::Release);
     }
 }

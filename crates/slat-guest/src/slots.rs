@@ -7,12 +7,15 @@
 //! ([`tree`]): a look-up and a change take the logarithm of the number of slots.
 
 pub(crate) mod change;
+pub(crate) mod kinds;
+mod runs;
 pub(crate) mod spec;
 mod tree;
 
 use crate::backing::{Hva, HvaRange};
 use crate::bits::{Bits, Kept, Splits};
 use crate::config::ExecuteHuge;
+use crate::slots::kinds::Kinds;
 use crate::slots::spec::{SlotError, SlotId, SlotSpec};
 use crate::sync::{AtomicU64, Ordering};
 use alloc::sync::Arc;
@@ -31,6 +34,8 @@ pub(crate) struct Slot {
     pub kept: Option<Arc<Kept>>,
     /// Where instruction fetches have split huge pages.
     pub splits: Option<Arc<Splits>>,
+    /// Which of its pages are private, where some may be.
+    pub kinds: Option<Arc<Kinds>>,
 }
 
 /// What a request comes to.
@@ -142,6 +147,7 @@ impl View {
                 }
                 match (is.gpa == new.gpa, is.log_dirty == new.log_dirty) {
                     (true, true) => return Ok(Plan::Nothing),
+                    _ if is.private.is_some() => return Err(SlotError::Private),
                     (true, false) => return Ok(Plan::Flags),
                     (false, _) => Plan::Move,
                 }

@@ -30,6 +30,8 @@ pub enum FaultKind {
     Mmio,
     /// The vCPU's ring was full.
     RingFull,
+    /// The page was of the other kind: shared, or private.
+    Convert,
     /// It cannot be answered.
     Refused,
 }
@@ -48,6 +50,7 @@ impl FaultKind {
         Self::Retry,
         Self::Mmio,
         Self::RingFull,
+        Self::Convert,
         Self::Refused,
     ];
 
@@ -65,6 +68,7 @@ impl FaultKind {
             Self::Retry => "retry",
             Self::Mmio => "mmio",
             Self::RingFull => "ring full",
+            Self::Convert => "convert",
             Self::Refused => "refused",
         }
     }
@@ -84,6 +88,7 @@ impl From<&Outcome> for FaultKind {
             Outcome::Retry(_) => Self::Retry,
             Outcome::Mmio => Self::Mmio,
             Outcome::RingFull => Self::RingFull,
+            Outcome::Convert { .. } => Self::Convert,
             Outcome::Refused(_) => Self::Refused,
         }
     }
@@ -228,6 +233,10 @@ totals! {
     invalidated_bytes,
     /// Pages that ageing could not answer at once, and asked again.
     ageing_slow,
+    /// Pages that became private, or shared again.
+    converted_pages,
+    /// Bytes of private memory taken from the guest, by conversions, invalidations or with a slot.
+    private_bytes_taken,
     /// Flushes of all memory.
     flushes,
     /// Bytes of data cache maintained outside faults.

@@ -74,6 +74,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let splits = to != ExecuteHuge::Allowed;
         for spec in &specs {
             let has = view.named(spec.id).is_some_and(|slot| slot.splits.is_some());
+            // Recovery leaves private memory alone.
+            let splits = splits && spec.private.is_none();
             if has != splits {
                 let new = || Splits::new::<F>(spec).map(Arc::new).ok_or(SlotError::OutOfMemory);
                 let new = splits.then(new).transpose()?;

@@ -4,8 +4,9 @@ use crate::backing::Backing;
 use crate::config::Logging;
 use crate::guest::Guest;
 use crate::host::Host;
+use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::widened;
-use crate::slots::View;
+use crate::slots::{Slot, View};
 use slat::{
     Format, GpaRange, Guard, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
     UnmapError,
@@ -45,6 +46,19 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         }
     }
 
+    /// Tells the machine of private memory among `removed`, of a slot whose pages nobody converts.
+    pub(crate) fn tell_private(&self, slot: &Slot, removed: &Removed) {
+        let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
+        let Some(part) = slot.spec.common(&all).filter(|_| slot.kinds.is_some()) else { return };
+        for run in slot.runs::<F>(part, MemoryKind::Private) {
+            let (gpa, bytes) = (run.start(), run.size());
+            let hpa = slat::Hpa(removed.hpa.0 + (gpa.0 - removed.gpa.0));
+            self.counters.private_bytes_taken.add(bytes);
+            let leaves = PrivateLeaves { gpa, hpa, bytes };
+            self.tables.platform().private_hooks().removed(leaves);
+        }
+    }
+
     /// Unmaps `ranges`, and blocks that they cut through; hands out what was there once nobody can
     /// reach it, and it was maintained: a vCPU may have written it past the caches.
     pub(crate) fn unmap(
@@ -66,6 +80,25 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     /// [`Guest::unmap`] of what is maintained already. Waits for threads that hold an entry: none
     /// does for long.
     pub(crate) fn remove(
+        &self,
+        tables: &Tables<'p, F, H>,
+        guard: &mut Guard<'_, 'p, F, H>,
+        ranges: impl IntoIterator<Item = GpaRange>,
+        mut removed: impl FnMut(Removed),
+    ) -> u64 {
+        if !self.config.devices || !core::ptr::eq(tables, &*self.tables) {
+            return self.remove_alone(tables, guard, ranges, removed);
+        }
+        let host = tables.platform();
+        let _turn = self.telling.lock();
+        self.remove_alone(tables, guard, ranges, |leaves| {
+            let range = GpaRange::new(leaves.gpa, leaves.bytes).expect("a leaf is not empty");
+            host.device_tables().unmapped(range);
+            removed(leaves);
+        })
+    }
+
+    fn remove_alone(
         &self,
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,

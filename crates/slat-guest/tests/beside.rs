@@ -29,7 +29,7 @@ type TheWorker<'w> = Worker<'w, Ept1G, FastMachine<Ept>, OnePiece>;
 
 fn slot(log_dirty: bool) -> SlotSpec {
     let (gpa, host) = (Gpa(BASE), Hva(HOST));
-    SlotSpec { id: SlotId(0), gpa, bytes: M2, host, read_only: false, log_dirty }
+    SlotSpec { log_dirty, ..SlotSpec::new(SlotId(0), gpa, M2, host) }
 }
 
 fn all() -> GpaRange {

@@ -9,6 +9,8 @@
 
 #[path = "loom/bed.rs"]
 mod bed;
+#[path = "loom/convert.rs"]
+mod convert;
 #[path = "loom/invalidation.rs"]
 mod invalidation;
 #[path = "loom/log.rs"]

@@ -9,10 +9,14 @@ mod age;
 mod bed;
 #[path = "memory/budget.rs"]
 mod budget;
+#[path = "memory/buffers.rs"]
+mod buffers;
 #[path = "memory/contiguous.rs"]
 mod contiguous;
 #[path = "memory/corners.rs"]
 mod corners;
+#[path = "memory/devices.rs"]
+mod devices;
 #[path = "memory/faults.rs"]
 mod faults;
 #[path = "memory/histories.rs"]
@@ -27,10 +31,14 @@ mod kept;
 mod log;
 #[path = "memory/pairs.rs"]
 mod pairs;
+#[path = "memory/private.rs"]
+mod private;
 #[path = "memory/recovery.rs"]
 mod recovery;
 #[path = "memory/ring.rs"]
 mod ring;
+#[path = "memory/shared_ring.rs"]
+mod shared_ring;
 #[path = "memory/slots.rs"]
 mod slots;
 #[path = "memory/switches.rs"]

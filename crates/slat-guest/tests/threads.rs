@@ -73,14 +73,7 @@ fn room() -> TableRoom {
 }
 
 fn spec(log_dirty: bool) -> SlotSpec {
-    SlotSpec {
-        id: SlotId(0),
-        gpa: Gpa(BASE),
-        bytes: BYTES,
-        host: Hva(HOST),
-        read_only: false,
-        log_dirty,
-    }
+    SlotSpec { log_dirty, ..SlotSpec::new(SlotId(0), Gpa(BASE), BYTES, Hva(HOST)) }
 }
 
 impl<F: Format, A: Arch> Run<'_, F, A> {

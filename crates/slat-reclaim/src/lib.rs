@@ -42,7 +42,7 @@ pub use limits::{Load, choose};
 pub use paged::{Config, Paged, PagedBacking, Places, Policy};
 #[cfg(feature = "baselines")]
 pub use pager::Gate;
-pub use pager::{Generation, Idle, PageError, Pager, ReclaimError, Reclaimed};
+pub use pager::{Generation, Idle, PageError, Pager, PagesPinned, ReclaimError, Reclaimed};
 pub use pool::{Layout, Pool, PoolError, Ram};
 pub use stats::{Part, Stats};
 pub use swap::{Swap, SwapError};

@@ -8,7 +8,7 @@ use crate::stats::Counters;
 use crate::swap::Swap;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use slat::{Access, Memory, Skip};
 use slat_guest::{Backing, Hva, HvaRange, NoPage, Page};
 use spin::Mutex;
@@ -91,6 +91,8 @@ pub struct Paged<'h, M, S> {
     pub(crate) whole: Box<[AtomicU8]>,
     /// Of each page, when it came in: ticks, in units of 2^20.
     pub(crate) born: Box<[AtomicU32]>,
+    /// Of each page, how often it is pinned.
+    pub(crate) pins: Box<[AtomicU16]>,
     pub(crate) limit: AtomicU32,
     /// Pages in memory, those on their way in included.
     pub(crate) here: AtomicU32,
@@ -178,6 +180,7 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             words: (0..pages).map(|_| Word::default()).collect(),
             whole: (0..blocks).map(|_| AtomicU8::new(0)).collect(),
             born: (0..pages).map(|_| AtomicU32::new(0)).collect(),
+            pins: (0..pages).map(|_| AtomicU16::new(0)).collect(),
             limit: AtomicU32::new(config.limit),
             here: AtomicU32::new(0),
             quota: AtomicU32::new(config.swap),

@@ -1,8 +1,10 @@
 //! A thread that moves a guest's pages: in for faults, out to make room.
 
 mod blocks;
+mod pin;
 mod reclaim;
 
+pub use pin::PagesPinned;
 pub use reclaim::{Generation, Idle, ReclaimError, Reclaimed};
 
 use crate::buffer::Buffer;
@@ -18,7 +20,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::Ordering;
 use slat::{Access, Ageing, ChangeError, Format, Hpa, PageSize, Skip};
-use slat_guest::{AgeError, Host, Hva, HvaRange, Worker};
+use slat_guest::{AgeError, Host, Hva, HvaRange, PinError, Worker};
 
 /// A lock under which pages are aged and unmapped, to measure what it costs: a baseline.
 #[cfg(feature = "baselines")]
@@ -67,6 +69,8 @@ pub enum PageError {
         /// What went wrong.
         error: SwapError,
     },
+    /// The page cannot be pinned.
+    NotPinned(PinError),
     /// There is no room, as nothing can be given up: the guest has to wait.
     NoRoom {
         /// Why.
@@ -89,6 +93,7 @@ impl fmt::Display for PageError {
             Self::Read { host, error } => {
                 write!(f, "the page at {host} does not come back from swap: {error}")
             }
+            Self::NotPinned(why) => why.fmt(f),
             Self::NoRoom { why } => write!(f, "no room for a page: {why}"),
         }
     }
@@ -383,7 +388,7 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
 
     /// Takes the pages of `host` from the guest for good: they read as zero from now on (a balloon,
     /// or a file that was cut off), which the dirty log has. What the range has no whole page of is
-    /// left, and what is not memory of the guest. Swap has forgotten the pages when this returns;
+    /// left, what a device has ([`Pager::pin`]), and what is not memory of the guest. Swap has forgotten the pages when this returns;
     /// should it not be able to, [`Pool::trouble`](crate::Pool::trouble) says why.
     pub fn discard(&mut self, host: HvaRange) {
         let (paged, pool) = (self.paged, self.paged.pool);
@@ -403,6 +408,11 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
                 }
             };
             let slot = match place {
+                // A device has it.
+                Place::Here { .. } if paged.is_pinned(page) => {
+                    word.release(place);
+                    continue;
+                }
                 Place::Here { frame, copy } => {
                     self.break_block(page);
                     self.worker.evict(&[paged.host(page, 1)], |_| {});

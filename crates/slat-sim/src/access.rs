@@ -2,6 +2,7 @@
 
 use crate::arch::{Access, Arch, Descriptor, Fault, Sizes};
 use crate::lazy::Choice;
+use crate::marked::Marked;
 use crate::state::{Root, State};
 use crate::tlb::{Entry, Scope, Walk};
 use crate::violation::Kind;
@@ -191,8 +192,15 @@ impl<A: Arch> State<A> {
                             return Err(fault);
                         }
                     };
+                    let marks = write && !entry.leaf.dirty && new != raw;
+                    if marks && self.cpus[cpu].marked.as_ref().is_some_and(Marked::is_full) {
+                        return Err(Fault::LogFull);
+                    }
                     if new != raw && !self.mark(&walk, index, found.cell, raw, new) {
                         return Ok(Err(Again));
+                    }
+                    if let Some(marked) = self.cpus[cpu].marked.as_mut().filter(|_| marks) {
+                        marked.push(start, level);
                     }
                     entry.leaf.accessed = true;
                     entry.leaf.dirty |= write;
@@ -224,6 +232,9 @@ impl<A: Arch> State<A> {
         }
         if let Some(why) = self.host.refuses(hpa) {
             log.report(Kind::FreedMemory, who, at, used(), why);
+        }
+        if let Some(why) = self.owned.refuses(hpa, gpa) {
+            log.report(Kind::PrivateExposed, who, at, used(), why);
         }
         if write && self.uses.is_protected(root.vmid.0, gpa) {
             log.report(Kind::RevokedRight, who, at, used(), "the page was said to be protected");

@@ -24,6 +24,7 @@ impl<A: Arch> Machine<A> {
         let mut state = self.state();
         state.host.take_back(memory.0, bytes);
         let (first, last) = (memory.0, memory.0 + bytes);
+        state.forbid_devices(first, last);
         let vmids: Vec<_> = state.vmids.iter().copied().map(Vmid).collect();
         for vmid in vmids {
             let inside = |entry: &Entry| entry.leaf.hpa < last && first < entry.hpa(entry.end());
@@ -33,12 +34,15 @@ impl<A: Arch> Machine<A> {
 
     /// The host writes to a page of its own, by its caches.
     pub fn host_write(&self, memory: Hpa) {
-        self.state().host.host_write(memory.0);
+        let mut state = self.state();
+        state.check_host(memory.0, "writes");
+        state.host.host_write(memory.0);
     }
 
     /// The host reads a page of its own, by its caches.
     pub fn host_read(&self, memory: Hpa) {
         let mut state = self.state();
+        state.check_host(memory.0, "reads");
         if let Err(why) = state.host.host_read(memory.0) {
             let used = format!("the host reads {memory}");
             state.log.report(Kind::MissingMaintenance, None, None, used, why);
@@ -207,7 +211,7 @@ fn staleness(
 
 impl<A: Arch> State<A> {
     /// Reports every translation that is still possible and `wrong`.
-    fn forbid(
+    pub(crate) fn forbid(
         &mut self,
         vmid: Vmid,
         (start, end): (u64, u64),

@@ -43,7 +43,8 @@
 //! something, that it is so: memory is nobody's any more ([`Machine::take_back`]), pages are
 //! protected ([`Machine::protect`]), what was written is known ([`Machine::claim_clean`]), what was
 //! used is known ([`Machine::claim_old`]), nothing stale is left ([`Machine::claim_fresh`]), a
-//! right has arrived ([`Machine::claim_progress`]). Each is held against all that a CPU *could* do
+//! right has arrived ([`Machine::claim_progress`]), memory is private or shared
+//! ([`Machine::claim_kind`]), a device's tables follow a guest's ([`Machine::claim_followed`]; and no host reaches what is assigned to a guest). Each is held against all that a CPU *could* do
 //! from then on, by what it holds and by walks that begin in it; not only against what it happens
 //! to do.
 //!
@@ -96,6 +97,7 @@
 mod access;
 pub mod arch;
 mod claims;
+mod device;
 #[cfg(target_os = "linux")]
 pub mod fast;
 pub mod firmware;
@@ -103,7 +105,9 @@ mod host;
 mod instruction;
 mod lazy;
 mod machine;
+mod marked;
 mod memory;
+mod owned;
 mod platform;
 #[cfg(feature = "trace")]
 mod record;
@@ -119,6 +123,7 @@ pub use firmware::Firmware;
 pub use instruction::{Barrier, Tlbi};
 pub use lazy::{Choice, Lazy};
 pub use machine::{Machine, Moment, Place, Vcpu};
+pub use owned::PrivateCall;
 pub use tlb::Scope;
 #[cfg(feature = "trace")]
 pub use trace::Untold;

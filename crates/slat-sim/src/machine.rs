@@ -75,6 +75,8 @@ impl<A: Arch> Machine<A> {
             clock: 0,
             memory: Memory::default(),
             host: Host::default(),
+            owned: crate::owned::Owned::default(),
+            iommu: crate::device::Iommu::default(),
             uses: crate::uses::UseLog::default(),
             log: Log::default(),
             cpus: (0..cpus).map(|_| Cpu::default()).collect(),
@@ -362,8 +364,8 @@ impl<A: Arch> fmt::Debug for Machine<A> {
 /// One CPU, and the guest on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Vcpu<'m, A: Arch> {
-    machine: &'m Machine<A>,
-    index: usize,
+    pub(crate) machine: &'m Machine<A>,
+    pub(crate) index: usize,
 }
 
 impl<A: Arch> Vcpu<'_, A> {

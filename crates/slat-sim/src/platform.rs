@@ -7,7 +7,7 @@ use crate::record::Event;
 use crate::state::{Eye, State};
 use crate::violation::Kind;
 use slat::{BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Slot};
-use slat_guest::Host;
+use slat_guest::{DeviceTables, Host, PrivateHooks};
 use std::ptr::NonNull;
 
 impl<A: Arch> State<A> {
@@ -129,6 +129,14 @@ impl<A: Arch> Host for Machine<A> {
     /// Goes on with each event.
     fn now(&self) -> u64 {
         self.state().tick()
+    }
+
+    fn device_tables(&self) -> &dyn DeviceTables {
+        self
+    }
+
+    fn private_hooks(&self) -> &dyn PrivateHooks {
+        self
     }
 
     fn wait(&self) {

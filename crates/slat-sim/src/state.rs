@@ -1,9 +1,11 @@
 //! Everything that changes, behind one lock: what walks may find, and what they find wrong.
 
 use crate::arch::{Arch, Descriptor, Leaf, Rights};
+use crate::device::Iommu;
 use crate::host::Host;
 use crate::lazy::{Choice, Lazy};
 use crate::memory::{Cell, Memory, POISON};
+use crate::owned::Owned;
 #[cfg(feature = "trace")]
 use crate::record::{Event, Recorder};
 use crate::tlb::{Clash, Entry, Holes, Leaves, Scope, Walk, Walks};
@@ -27,6 +29,8 @@ pub(crate) struct Cpu {
     pub combined: Leaves,
     pub walks: Walks,
     pub holes: Holes,
+    /// What hardware marked as written, and at which level, if it logs that.
+    pub marked: Option<crate::marked::Marked>,
     /// Where the guest faulted, and has not been let on yet.
     pub faulted: Option<u64>,
 }
@@ -56,6 +60,8 @@ pub(crate) struct State<A> {
     pub clock: u64,
     pub memory: Memory,
     pub host: Host,
+    pub owned: Owned,
+    pub iommu: Iommu,
     pub uses: UseLog,
     pub log: Log,
     pub cpus: Vec<Cpu>,

@@ -35,6 +35,9 @@ pub enum Kind {
     Reserved,
     /// The guest reaches a page table of its own hypervisor.
     TableExposed,
+    /// The host, or another guest address, reaches a page that is private, or may; or who owns it
+    /// was said wrongly.
+    PrivateExposed,
     /// A frame is freed twice, with another size, while loaded, or was written after that.
     BadFree,
 }

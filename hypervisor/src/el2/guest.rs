@@ -244,14 +244,7 @@ fn config(options: &Options<'_>) -> Result<Config, String> {
 
 /// The guest's RAM, as its slot.
 pub fn ram(options: &Options<'_>) -> SlotSpec {
-    SlotSpec {
-        id: RAM_SLOT,
-        gpa: Gpa(GUEST_RAM),
-        bytes: options.memory,
-        host: GUEST,
-        read_only: false,
-        log_dirty: false,
-    }
+    SlotSpec::new(RAM_SLOT, Gpa(GUEST_RAM), options.memory, GUEST)
 }
 
 fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::SlotError> {
@@ -260,15 +253,10 @@ fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::SlotE
     worker.set_slot(ram(options))?;
     let devices = [DISTRIBUTOR, redistributors(options.vcpus), UART];
     for (number, device) in devices.into_iter().enumerate() {
-        worker.set_slot(SlotSpec {
-            id: SlotId(1 + number as u16),
-            gpa: Gpa(device.base),
-            // What else is in the granule comes along: nothing, for these.
-            bytes: device.bytes.next_multiple_of(PAGE),
-            host: Hva(device.base),
-            read_only: false,
-            log_dirty: false,
-        })?;
+        // What else is in the granule comes along: nothing, for these.
+        let bytes = device.bytes.next_multiple_of(PAGE);
+        let (id, gpa, host) = (SlotId(1 + number as u16), Gpa(device.base), Hva(device.base));
+        worker.set_slot(SlotSpec::new(id, gpa, bytes, host))?;
     }
     Ok(())
 }

@@ -43,7 +43,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if guest.config.initially_set {
             return None;
         }
-        let report = guest.eager_split.get().map(|to| {
+        let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
+        let report = split.map(|to| {
             let split = EagerSplit::new(spec.range(), to);
             split.run(self, || false)
         });

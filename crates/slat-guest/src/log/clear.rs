@@ -101,7 +101,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                     // Their marks are the log's, and still the host's.
                     let moving = kept.map(|kept| kept.moves.begin());
                     let kept_of = kept.map(|kept| (spec, kept));
-                    let mut clear = Clear { cleared: &mut cleared, kept: kept_of };
+                    let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
+                    let mut clear = Clear { cleared: &mut cleared, kept: kept_of, split };
                     let result = inside.clear(&mut clear, start, taken);
                     let guard = &mut inside.guard;
                     kept.iter().for_each(|kept| keep::<F, H>(kept, spec, guard, start, taken));
@@ -193,6 +194,8 @@ pub(crate) struct Clear<'c> {
     pub cleared: &'c mut Cleared,
     /// Where the marks of blocks that are cleaned as a whole are kept.
     pub kept: Option<(&'c SlotSpec, &'c Kept)>,
+    /// The size that blocks are split to, unless faults split them.
+    pub split: Option<PageSize>,
 }
 
 /// Where a clear stopped, and why.
@@ -262,7 +265,7 @@ impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
         pages: &Pages<'_>,
     ) -> Result<Step, LogError> {
         // To pages, or to the size that is asked for, or not at all.
-        let to = self.guest.eager_split.get();
+        let to = clear.split;
         if let Some(to) = to {
             match self.split_for(clear, hull, to) {
                 Ok(()) => {}

@@ -3,7 +3,6 @@
 use super::LogError;
 use crate::backing::Backing;
 use crate::bits::{Bits, Kept};
-use crate::config::Logging;
 use crate::host::Host;
 use crate::slots::spec::{SlotId, SlotSpec};
 use crate::sync::{AtomicU64, Ordering};
@@ -16,7 +15,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Nothing is cleared: what is read is dirty until [`Worker::clear_log`], however often it is
     /// read (Linux: `KVM_GET_DIRTY_LOG` with manual protection).
     ///
-    /// With [`Logging::Hardware`] the dirty bits are gathered first, to completion: a page that is
+    /// With [`Logging::Hardware`](crate::Logging::Hardware) the dirty bits are gathered first, to completion: a page that is
     /// not named was not written since it was cleared.
     ///
     /// # Errors
@@ -30,7 +29,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     fn read(&mut self, logging: &Logs, bitmap: &mut [u64]) -> Result<u64, LogError> {
         let guest = self.guest;
         let log = &*logging.log;
-        if guest.config.logging == Logging::Hardware {
+        if !guest.config.faults_log() {
             for tables in guest.spaces() {
                 self.harvest(tables, logging, &mut bitmap[..log.words().len()])?;
             }

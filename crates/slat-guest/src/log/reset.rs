@@ -107,7 +107,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             self.inside(tables, |inside| {
                 let mut cleared = Cleared::default();
                 // Rings go with protection: no mark is cleaned.
-                let mut clear = Clear { cleared: &mut cleared, kept: None };
+                let split = guest.config.eager_split.filter(|_| !spec.log_blocks);
+                let mut clear = Clear { cleared: &mut cleared, kept: None, split };
                 let result = inside.clear(&mut clear, start, &[bits]).map_err(|(_, error)| error);
                 if core::ptr::eq(tables, &*guest.tables) {
                     let own = tables.shootdown(&mut inside.guard).expect("a guard of these tables");

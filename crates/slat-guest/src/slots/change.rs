@@ -2,11 +2,12 @@
 
 use crate::backing::Backing;
 use crate::bits::{Bits, Kept, Splits};
-use crate::config::ExecuteHuge;
+use crate::config::{ExecuteHuge, Logging};
 use crate::eager::SplitReport;
 use crate::events::Event;
 use crate::host::Host;
 use crate::ranges::pieces;
+use crate::slots::kinds::Kinds;
 use crate::slots::spec::{SlotError, SlotSpec};
 use crate::slots::{Plan, Slot, View};
 use crate::worker::{Inside, Worker};
@@ -131,7 +132,15 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
     fn new_slot(&self, spec: SlotSpec, execute_huge: ExecuteHuge) -> Result<Slot, SlotError> {
         let log = if spec.log_dirty { Some(self.new_log(&spec)?) } else { None };
+        if spec.private.is_some() && self.guest.caches.matters() {
+            return Err(SlotError::PrivateUncached);
+        }
+        if spec.log_blocks && self.guest.config.logging != Logging::Protect {
+            return Err(SlotError::LogBlocks);
+        }
         let splits = match execute_huge {
+            // Recovery takes rights from tables whose pages may be of two kinds.
+            _ if spec.private.is_some() => None,
             ExecuteHuge::Allowed => None,
             _ => Some(Arc::new(Splits::new::<F>(&spec).ok_or(SlotError::OutOfMemory)?)),
         };
@@ -143,7 +152,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Some(Arc::new(kept.ok_or(SlotError::OutOfMemory)?))
             }
         };
-        Ok(Slot { spec, going: false, log, kept, splits })
+        let kinds = match spec.private {
+            None => None,
+            Some(_) => {
+                let kinds = Kinds::new(spec.pages(guest.page()));
+                Some(Arc::new(kinds.ok_or(SlotError::OutOfMemory)?))
+            }
+        };
+        Ok(Slot { spec, going: false, log, kept, splits, kinds })
     }
 
     fn new_log(&self, spec: &SlotSpec) -> Result<Arc<Bits>, SlotError> {
@@ -171,7 +187,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 // A slot that moves keeps its memory.
                 let moving = guest.leaving.begin();
                 self.inside(tables, |Inside { guard, .. }| {
-                    guest.unmap(tables, guard, [piece], |removed| guest.keep_marks(view, &removed))
+                    guest.unmap(tables, guard, [piece], |removed| {
+                        guest.keep_marks(view, &removed);
+                        guest.tell_private(&slot, &removed);
+                    })
                 });
                 drop(moving);
                 guest.piece_done(piece);

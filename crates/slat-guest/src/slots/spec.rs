@@ -1,6 +1,7 @@
 //! A slot as a VMM asks for it, and why it is refused.
 
 use crate::backing::{Hva, HvaRange};
+use crate::private::{MemoryKind, PrivateAt, PrivateRange};
 use core::fmt;
 use slat::{Gpa, GpaRange, PageSize};
 
@@ -23,9 +24,59 @@ pub struct SlotSpec {
     pub read_only: bool,
     /// Writes are logged.
     pub log_dirty: bool,
+    /// Where the backing has its private pages, if it may have some: they begin shared. Such a slot
+    /// is neither read-only nor logs, and is deleted, not moved (Linux: `KVM_MEM_GUEST_MEMFD`).
+    pub private: Option<PrivateAt>,
+    /// While it logs, blocks stay blocks: the first write to one makes all of it writable, and all
+    /// of it dirty. For memory that is written all over, or copied in blocks; else the log is of
+    /// pages. Only with [`Logging::Protect`](crate::Logging::Protect).
+    pub log_blocks: bool,
 }
 
 impl SlotSpec {
+    /// Memory that may be read and written, does not log, and is shared.
+    pub const fn new(id: SlotId, gpa: Gpa, bytes: u64, host: Hva) -> Self {
+        Self {
+            id,
+            gpa,
+            bytes,
+            host,
+            read_only: false,
+            log_dirty: false,
+            private: None,
+            log_blocks: false,
+        }
+    }
+
+    /// Where the backing has `gpa`, as the number of an address of that kind; 0 where there is
+    /// none.
+    const fn number_of(&self, kind: MemoryKind) -> u64 {
+        match (kind, self.private) {
+            (MemoryKind::Private, Some(at)) => at.0,
+            (MemoryKind::Private, None) => 0,
+            (MemoryKind::Shared, _) => self.host.0,
+        }
+    }
+
+    /// Where private memory has `gpa`.
+    pub(crate) const fn private_of(&self, gpa: u64) -> PrivateAt {
+        PrivateAt(self.number_of(MemoryKind::Private) + (gpa - self.gpa.0))
+    }
+
+    /// The guest addresses of what of private memory `range` and the slot have in common.
+    pub(crate) fn guest_of_private(&self, range: &PrivateRange) -> Option<GpaRange> {
+        let own = self.private?.0;
+        let start = range.start.0.max(own);
+        let end = range.start.0.saturating_add(range.bytes).min(own + self.bytes);
+        let bytes = end.checked_sub(start).filter(|&bytes| bytes != 0)?;
+        GpaRange::new(Gpa(self.gpa.0 + (start - own)), bytes).ok()
+    }
+
+    /// [`SlotSpec::fits`], in the memory of that kind.
+    pub(crate) const fn fits_in(&self, kind: MemoryKind, gpa: u64, bytes: u64) -> bool {
+        (self.gpa.0 ^ self.number_of(kind)) & (bytes - 1) == 0 && self.has(gpa, bytes)
+    }
+
     /// Its guest addresses. Checked when it was inserted.
     pub(crate) fn range(&self) -> GpaRange {
         GpaRange::new(self.gpa, self.bytes).expect("a slot is not empty, and does not wrap")
@@ -87,12 +138,16 @@ impl SlotSpec {
     }
 
     pub(super) fn checked(&self, page: PageSize, bits: u32) -> Result<(), SlotError> {
-        if (self.gpa.0 | self.host.0 | self.bytes) & (page.bytes() - 1) != 0 {
+        let private = self.number_of(MemoryKind::Private);
+        if (self.gpa.0 | self.host.0 | self.bytes | private) & (page.bytes() - 1) != 0 {
             return Err(SlotError::Unaligned { page });
         }
         let Some(end) = self.gpa.0.checked_add(self.bytes) else { return Err(SlotError::Wraps) };
-        if self.host.0.checked_add(self.bytes).is_none() {
+        if [self.host.0, private].iter().any(|at| at.checked_add(self.bytes).is_none()) {
             return Err(SlotError::Wraps);
+        }
+        if self.private.is_some() && (self.read_only || self.log_dirty) {
+            return Err(SlotError::Private);
         }
         if end > 1 << bits {
             return Err(SlotError::Beyond { bits });
@@ -141,6 +196,15 @@ pub enum SlotError {
         /// The name.
         id: SlotId,
     },
+    /// A slot with private memory is not read-only, does not log and does not move: it can be
+    /// deleted.
+    Private,
+    /// A log of blocks goes with write protection: hardware's marks are logged in pages.
+    LogBlocks,
+    /// Private memory, where vCPUs can get past their caches
+    /// ([`Format::forces_caches`](slat::Format::forces_caches) is `false`): what maintains memory
+    /// reaches it by the host's addresses.
+    PrivateUncached,
     /// Memory for the log, or what else is kept of each page, is short.
     OutOfMemory,
 }
@@ -194,6 +258,16 @@ impl fmt::Display for SlotError {
                 if is.read_only { ", read-only" } else { "" }
             ),
             Self::Missing { id } => write!(f, "there is no slot {}", id.0),
+            Self::Private => f.write_str(
+                "a slot with private memory cannot be read-only, log or move: delete it first",
+            ),
+            Self::LogBlocks => {
+                f.write_str("a log of blocks goes with write protection; log this slot in pages")
+            }
+            Self::PrivateUncached => f.write_str(
+                "the guest can get past its caches; have the format force them (FEAT_S2FWB) for \
+                 private memory",
+            ),
             Self::OutOfMemory => f.write_str("no memory for what is kept of each page"),
         }
     }

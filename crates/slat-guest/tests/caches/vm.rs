@@ -36,7 +36,7 @@ pub fn config(policy: CachePolicy) -> Config {
 
 pub fn slot(bytes: u64, log_dirty: bool) -> SlotSpec {
     let (id, host) = (SlotId(0), Hva(RAM));
-    SlotSpec { id, gpa: Gpa(BASE), bytes, host, read_only: false, log_dirty }
+    SlotSpec { log_dirty, ..SlotSpec::new(id, Gpa(BASE), bytes, host) }
 }
 
 pub fn room() -> Vec<Option<Frame>> {

@@ -151,12 +151,5 @@ pub fn shared<B: Backing + 'static>(
 }
 
 pub fn slot(bytes: u64) -> SlotSpec {
-    SlotSpec {
-        id: SlotId(0),
-        gpa: Gpa(BASE),
-        bytes,
-        host: Hva(HOST),
-        read_only: false,
-        log_dirty: false,
-    }
+    SlotSpec::new(SlotId(0), Gpa(BASE), bytes, Hva(HOST))
 }

@@ -1,6 +1,6 @@
 //! A host with frames and one piece of memory, and a guest on it.
 
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -23,12 +23,14 @@ pub struct World {
     grace: Grace<[Seat; 3]>,
     pages: RefCell<Vec<Box<[Slot]>>>,
     bbm: BreakBeforeMake,
+    /// Private bytes that were told as mapped, and not as removed.
+    pub assigned: Cell<u64>,
 }
 
 impl World {
     pub fn new(bbm: BreakBeforeMake) -> &'static Self {
         let grace = Grace::new([Seat::new(), Seat::new(), Seat::new()]);
-        Box::leak(Box::new(Self { grace, pages: RefCell::default(), bbm }))
+        Box::leak(Box::new(Self { grace, pages: RefCell::default(), bbm, assigned: Cell::new(0) }))
     }
 }
 
@@ -65,8 +67,23 @@ impl Host for World {
         0
     }
 
+    fn private_hooks(&self) -> &dyn PrivateHooks {
+        self
+    }
+
     fn wait(&self) {
         loom::thread::yield_now();
+    }
+}
+
+impl PrivateHooks for World {
+    fn map(&self, leaf: PrivateLeaves) -> Result<(), Denied> {
+        self.assigned.set(self.assigned.get() + leaf.bytes);
+        Ok(())
+    }
+
+    fn removed(&self, leaves: PrivateLeaves) {
+        self.assigned.set(self.assigned.get() - leaves.bytes);
     }
 }
 
@@ -111,7 +128,15 @@ impl Backing for &'static Ram {
             memory: Memory::Normal,
         })
     }
+
+    fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
+        let block = PageSize::from_bytes(self.block).unwrap();
+        Ok(PrivatePage { hpa: Hpa(PRIVATE + at.0), block })
+    }
 }
+
+/// Where private memory is.
+pub const PRIVATE: u64 = 0x30_0000;
 
 pub type TheGuest = Guest<'static, Tiny, World, &'static Ram>;
 pub type TheVcpu = Vcpu<'static, Tiny, World, &'static Ram>;
@@ -133,14 +158,12 @@ pub fn guest(world: &'static World, ram: &'static Ram, config: Config) -> &'stat
 }
 
 pub fn slot(log_dirty: bool) -> SlotSpec {
-    SlotSpec {
-        id: SlotId(0),
-        gpa: Gpa(0),
-        bytes: 2 * BLOCK,
-        host: Hva(HOST),
-        read_only: false,
-        log_dirty,
-    }
+    SlotSpec { log_dirty, ..SlotSpec::new(SlotId(0), Gpa(0), 2 * BLOCK, Hva(HOST)) }
+}
+
+/// Memory of which pages may be private.
+pub fn hidden() -> SlotSpec {
+    SlotSpec { private: Some(PrivateAt(0)), ..slot(false) }
 }
 
 pub fn worker(guest: &'static TheGuest) -> TheWorker {

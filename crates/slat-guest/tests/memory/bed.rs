@@ -22,6 +22,8 @@ pub const G1: u64 = 1 << 30;
 /// Where guests see their memory, and where the host has it: aligned alike to 1 GiB.
 pub const BASE: u64 = 4 * G1;
 pub const HOST: u64 = 0x7000_0000_0000;
+/// Where private memory has what the guest has at [`BASE`].
+pub const HIDDEN: u64 = 2 * G1;
 
 /// A page of the host's.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,7 @@ pub struct HostPage {
 #[derive(Debug)]
 pub struct HostState {
     pages: HashMap<u64, HostPage>,
+    private: HashMap<u64, PrivatePage>,
     next: u64,
     /// Faults that asked.
     pub asked: u64,
@@ -54,7 +57,7 @@ impl Ram {
 
     /// Host physical memory that nobody has yet, from `next` on.
     pub fn from(next: u64) -> Self {
-        let state = HostState { pages: HashMap::new(), next, asked: 0 };
+        let state = HostState { pages: HashMap::new(), private: HashMap::new(), next, asked: 0 };
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -77,6 +80,26 @@ impl Ram {
                 at += K4;
             }
         }
+    }
+
+    /// Private memory at `at`, in blocks of `block`.
+    pub fn populate_private(&self, at: u64, bytes: u64, block: PageSize) {
+        let mut state = self.state();
+        for first in (at..at + bytes).step_by(block.bytes() as usize) {
+            let hpa = state.take(block.bytes());
+            for offset in (0..block.bytes()).step_by(K4 as usize) {
+                let page = PrivatePage { hpa: Hpa(hpa + offset), block };
+                state.private.insert((first + offset) / K4, page);
+            }
+        }
+    }
+
+    pub fn private(&self, at: u64) -> Option<PrivatePage> {
+        self.state().private.get(&(at / K4)).copied()
+    }
+
+    pub fn remove_private(&self, at: u64) {
+        self.state().private.remove(&(at / K4));
     }
 
     pub fn change(&self, hva: u64, change: impl FnOnce(&mut HostPage)) {
@@ -133,6 +156,10 @@ impl Backing for Ram {
             return Ok(answer(page));
         }
         Ok(answer(page))
+    }
+
+    fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
+        self.private(at.0).ok_or(NoPage::Never)
     }
 
     fn make_writable<R>(&self, host: Hva, grant: impl FnOnce(Page) -> R) -> Option<R> {
@@ -338,18 +365,20 @@ pub fn room() -> TableRoom {
 }
 
 pub fn slot(bytes: u64) -> SlotSpec {
-    SlotSpec {
-        id: SlotId(0),
-        gpa: Gpa(BASE),
-        bytes,
-        host: Hva(HOST),
-        read_only: false,
-        log_dirty: false,
-    }
+    SlotSpec::new(SlotId(0), Gpa(BASE), bytes, Hva(HOST))
 }
 
 pub fn logged(bytes: u64) -> SlotSpec {
     SlotSpec { log_dirty: true, ..slot(bytes) }
+}
+
+/// A slot of which pages may be private.
+pub fn hidden(bytes: u64) -> SlotSpec {
+    SlotSpec { private: Some(PrivateAt(HIDDEN)), ..slot(bytes) }
+}
+
+pub fn private_range(at: u64, bytes: u64) -> PrivateRange {
+    PrivateRange { start: PrivateAt(at), bytes }
 }
 
 pub fn config() -> Config {
@@ -385,10 +414,15 @@ pub fn attempt<C: Case>(
             return Ok((hpa, outcomes));
         }
         match vcpu.fault(Gpa(gpa & !(K4 - 1)), access) {
-            outcome @ (Outcome::Mmio | Outcome::RingFull | Outcome::Refused(_)) => {
+            outcome @ (Outcome::Mmio
+            | Outcome::RingFull
+            | Outcome::Convert { .. }
+            | Outcome::Refused(_)) => {
                 return Err(outcome);
             }
-            outcome @ Outcome::Retry(Retry::NotYet | Retry::Invalidated) => return Err(outcome),
+            outcome @ Outcome::Retry(Retry::NotYet | Retry::Invalidated | Retry::Converting) => {
+                return Err(outcome);
+            }
             outcome => outcomes.push(outcome),
         }
     }

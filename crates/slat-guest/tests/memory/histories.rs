@@ -43,6 +43,8 @@ pub struct History<'h, 'p, C: Case> {
     pub logs: bool,
     tables: u64,
     cleared: u64,
+    /// There is a second slot, of which pages may be private.
+    hides: bool,
 }
 
 impl<'h, 'p, C: Case> History<'h, 'p, C> {
@@ -86,6 +88,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
             18 => self.split(),
             19 if self.rng.u8(..4) == 0 => self.toggle(),
             20 if self.rng.u8(..8) == 0 => self.replace_slot(),
+            20 => self.convert(),
             21 => _ = self.vcpus[0].worker().recover_huge_pages(),
             22 if self.logs => self.read(),
             23 if self.rng.u8(..4) == 0 => self.switch(),
@@ -201,6 +204,31 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         let mut young = vec![0; 4];
         let some = range(BASE + page * K4, count * K4);
         self.vcpus[0].worker().age(some, None, &mut young, how).unwrap();
+    }
+
+    /// Converts pages of the second slot, and uses some; the machine checks whose they are.
+    pub fn convert(&mut self) {
+        let at = |spec: &SlotSpec, page: u64| spec.gpa.0 + page * K4;
+        let other = SlotSpec { id: SlotId(1), gpa: Gpa(BASE + G1), ..hidden(BYTES) };
+        let other = SlotSpec { host: Hva(HOST + G1), ..other };
+        if !std::mem::replace(&mut self.hides, true) {
+            self.ram.populate(other.host.0, BYTES, PageSize::SIZE_2M);
+            self.ram.populate_private(HIDDEN, BYTES, PageSize::SIZE_2M);
+            self.vcpus[0].worker().set_slot(other).unwrap();
+        }
+        let page = self.page();
+        let some = range(at(&other, page), self.rng.u64(1..=40).min(PAGES - page) * K4);
+        let to = [MemoryKind::Shared, MemoryKind::Private][usize::from(self.rng.bool())];
+        self.vcpus[0].worker().convert(some, to, |_| {}).unwrap();
+        self.machine.claim_kind(VMID, some, to);
+        for _ in 0..4 {
+            let (cpu, page) = (self.rng.usize(..self.vcpus.len()), self.page());
+            let vcpu = &mut self.vcpus[cpu];
+            match attempt::<C>(self.machine, vcpu, at(&other, page), Access::Write) {
+                Ok(_) | Err(Outcome::RingFull) => {}
+                Err(outcome) => panic!("{outcome:?}"),
+            }
+        }
     }
 
     pub fn split(&mut self) {
@@ -337,6 +365,7 @@ pub fn run<C: Case>(
         logs: false,
         tables: 0,
         cleared: 0,
+        hides: false,
     };
     history.vcpus[0].worker().set_slot(slot(BYTES)).unwrap();
     history.disturb();

@@ -278,3 +278,52 @@ fn what_a_clear_could_not_do_is_in_the_log_still() {
     drop(Arc::into_inner(state));
     assert!(machine.finish().is_empty());
 }
+
+mod by_block {
+    use super::*;
+
+    fn spec(bytes: u64) -> SlotSpec {
+        SlotSpec { log_blocks: true, ..logged(bytes) }
+    }
+
+    on_all! {
+        fn a_block_is_written_and_logged_as_a_whole<C: Case>() {
+            let config = Config { eager_split: Some(PageSize::SIZE_4K), ..config() };
+            with_guest!(C, config, spec(4 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+            let read = |worker: &mut TheWorker<'_, C>| {
+                let mut bits = [0; 32];
+                worker.read_log(SlotId(0), &mut bits).unwrap();
+                bits
+            };
+            attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
+            attempt::<C>(&machine, &mut vcpu, BASE + M2 + 5 * K4, Access::Write).unwrap();
+            let mut second = [0; 32];
+            second[8..16].fill(u64::MAX);
+            assert_eq!(read(vcpu.worker()), second);
+            // A clear of one page protects the block; the others are dirty still.
+            let mut one = [0; 32];
+            one[8] = 1;
+            vcpu.worker().clear_log(SlotId(0), 0, 2048, &one).unwrap();
+            machine.protect(VMID, range(BASE + M2, M2));
+            second[8] = !1;
+            assert_eq!(read(vcpu.worker()), second);
+            machine.unprotect(VMID, range(BASE + M2, M2));
+            let again = attempt::<C>(&machine, &mut vcpu, BASE + M2 + K4, Access::Write).unwrap().1;
+            assert_eq!(again.last(), Some(&Outcome::MadeWritable(PageSize::SIZE_2M)));
+            second[8] = u64::MAX;
+            assert_eq!(read(vcpu.worker()), second);
+            assert_eq!(guest.stats().totals.split_bytes, 0);
+            assert!(machine.finish().is_empty());
+        }
+    }
+
+    #[test]
+    fn hardwares_marks_are_not_logged_by_block() {
+        let config = Config { logging: Logging::Hardware, ..config() };
+        let machine = Intel::machine(1);
+        let guest = guest::<Intel>(&machine, &Ram::new(), config);
+        let mut room = room();
+        let mut worker = Worker::new(&guest, &mut room).unwrap();
+        assert_eq!(worker.set_slot(spec(M2)), Err(SlotError::LogBlocks));
+    }
+}

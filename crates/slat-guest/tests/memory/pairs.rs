@@ -19,12 +19,13 @@ enum Service {
     Invalidation,
     LogOnAndOff,
     Switches,
+    Conversion,
     View,
 }
 
 use Service::*;
 
-const ALL: [Service; 12] = [
+const ALL: [Service; 13] = [
     ManualLog,
     LegacyLog,
     HardwareLog,
@@ -36,6 +37,7 @@ const ALL: [Service; 12] = [
     Invalidation,
     LogOnAndOff,
     Switches,
+    Conversion,
     View,
 ];
 
@@ -65,6 +67,7 @@ fn happens<C: Case>(history: &mut History<'_, '_, C>, service: Service) {
         Invalidation => history.invalidate(),
         LogOnAndOff => history.toggle(),
         Switches => history.switch(),
+        Conversion => history.convert(),
         _ => {}
     }
 }
@@ -130,6 +133,10 @@ where
             if [one, two] == [HardwareLog, Ring] {
                 continue;
             }
+            // Memory that a vCPU reaches past its caches is not private.
+            if [one, two] == [Conversion, View] {
+                continue;
+            }
             for seed in seeds.clone() {
                 let done = std::panic::catch_unwind(|| pair::<C>(one, two, seed));
                 assert!(
@@ -146,7 +153,7 @@ where
 #[test]
 fn every_two_services_work_together() {
     let tested = every_two::<ArmDirty>(&ALL);
-    assert_eq!(tested, 77, "of twelve services all pairs but one, and each alone");
+    assert_eq!(tested, 89, "of thirteen services all pairs but two, and each alone");
 }
 
 #[cfg(feature = "every-format")]

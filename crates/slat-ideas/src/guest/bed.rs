@@ -209,12 +209,8 @@ impl<F: Format, A: Arch> Bed<F, A> {
     /// The slot, as it is asked for.
     pub const fn slot(&self, log_dirty: bool) -> SlotSpec {
         SlotSpec {
-            id: SLOT,
-            gpa: Gpa(GUEST_BASE),
-            bytes: self.shape.memory,
-            host: Hva(HOST_BASE),
-            read_only: false,
             log_dirty,
+            ..SlotSpec::new(SLOT, Gpa(GUEST_BASE), self.shape.memory, Hva(HOST_BASE))
         }
     }
 

@@ -380,14 +380,7 @@ fn switches(
         let mut room = room();
         let mut vcpu = Vcpu::new(guest, id, &mut room)?;
         if id == 0 {
-            let slot = SlotSpec {
-                id: SlotId(0),
-                gpa: Gpa(BASE),
-                bytes: memory,
-                host: Hva(0),
-                read_only: false,
-                log_dirty: false,
-            };
+            let slot = SlotSpec::new(SlotId(0), Gpa(BASE), memory, Hva(0));
             vcpu.worker().set_slot(slot)?;
             touch(host, &mut vcpu, 0, image, PAGE)?;
         }

@@ -102,7 +102,8 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
         let in_place = old.iter().enumerate().all(|(index, (frame, _))| {
             old[0].0.is_multiple_of(pages) && *frame == old[0].0 + index as u32
         });
-        let complete = old.len() == words.len();
+        let pinned = (first..first + old.len() as u32).any(|page| paged.is_pinned(page));
+        let complete = old.len() == words.len() && !pinned;
         let new = match complete {
             true if in_place => Some(old[0].0),
             true => pool.frames.take_block(),

@@ -255,6 +255,11 @@ impl<F: Format, H: Host, B: PagedBacking> Pager<'_, '_, F, H, B> {
                 stays.pages.push((page, true));
                 continue;
             };
+            if paged.is_pinned(page) {
+                word.release(Place::Here { frame, copy });
+                stays.pages.push((page, true));
+                continue;
+            }
             let slot = match (copy, none) {
                 (Some(slot), _) => Ok(slot),
                 (None, Some(why)) => Err(why),

@@ -265,6 +265,52 @@ fn a_page_that_a_device_has_when_its_turn_comes_is_given_up_later<F: Format, A: 
 }
 on_all_formats!(held, super::a_page_that_a_device_has_when_its_turn_comes_is_given_up_later);
 
+fn a_pinned_page_stays_where_it_is_and_what_a_device_writes_there_is_kept<F: Format, A: Arch>(
+    format: F,
+    arch: A,
+) {
+    let mut setup = Setup::new(512, 256);
+    setup.reclaim.huge = true;
+    setup.run(format, arch, |bench| {
+        let (mut mine, mut theirs) = (room(), room());
+        let mut runner = Runner::new(bench, 0, &mut mine);
+        (0..64).for_each(|page| runner.write(page));
+        let mut worker = Worker::new(bench.guest, &mut theirs).unwrap();
+        let mut pager = Pager::new(&mut worker);
+        // All of them have a copy in swap, and are here again.
+        (0..8).for_each(|_| _ = pager.reclaim(64));
+        (0..64).for_each(|page| runner.check(page));
+        let pinned = pager.pin(bench.hosts(7, 2)).unwrap();
+        let memory = pinned.memory().to_vec();
+        assert_eq!(memory.len(), 2);
+        for (page, hpa) in (7..9).zip(&memory) {
+            for place in bench.places() {
+                bench.machine.write_host(slat::Hpa(hpa.0 + place), stamp(page, 9));
+            }
+            bench.stamps[page as usize].store(9, Relaxed);
+        }
+        (0..8).for_each(|_| _ = pager.reclaim(64));
+        assert_eq!(bench.paged.resident(), 2);
+        pager.discard(bench.hosts(7, 1));
+        assert_eq!(bench.paged.resident(), 2, "a device has it");
+        (0..64).for_each(|page| runner.check(page));
+        pager.walk();
+        let again = pager.pin(bench.hosts(7, 2)).unwrap();
+        assert_eq!(again.memory(), memory);
+        drop((pinned, again));
+        (0..8).for_each(|_| _ = pager.reclaim(64));
+        assert_eq!(bench.paged.resident(), 0);
+        (0..64).for_each(|page| runner.check(page));
+        let beyond = bench.host(512 * 512);
+        let beyond = pager.pin(HvaRange { start: beyond, bytes: bench.page });
+        assert!(matches!(beyond, Err(PageError::Outside { .. })));
+    });
+}
+on_all_formats!(
+    pinned,
+    super::a_pinned_page_stays_where_it_is_and_what_a_device_writes_there_is_kept
+);
+
 fn what_is_used_stays_and_the_idle_part_is_known<F: Format, A: Arch>(format: F, arch: A) {
     let mut setup = Setup::new(1024, 1024);
     setup.reclaim.fresh = true;

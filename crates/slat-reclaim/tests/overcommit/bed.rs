@@ -184,7 +184,7 @@ impl Setup {
 }
 
 pub const fn slot(bytes: u64, log_dirty: bool) -> SlotSpec {
-    SlotSpec { id: SlotId(0), gpa: Gpa(BASE), bytes, host: Hva(HOST), read_only: false, log_dirty }
+    SlotSpec { log_dirty, ..SlotSpec::new(SlotId(0), Gpa(BASE), bytes, Hva(HOST)) }
 }
 
 /// A guest, and what it must find in its pages.

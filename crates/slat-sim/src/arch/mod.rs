@@ -172,6 +172,8 @@ pub enum Fault {
     Conflict,
     /// A reserved encoding.
     Reserved,
+    /// The buffer of addresses is full: nothing was marked, and the vCPU exits.
+    LogFull,
 }
 
 /// Two sizes of one page in one TLB.

@@ -122,14 +122,7 @@ pub fn with_guest<F: Format, A: Arch, R>(
     let config = slat_guest::Config::new(case.vcpus, largest);
     let bits = machine.arch().address_bits();
     let guest = Guest::new(format, VMID, bits, machine, &paged, config)?;
-    let slot = SlotSpec {
-        id: SlotId(0),
-        gpa: Gpa(GUEST_BASE),
-        bytes,
-        host: Hva(HOST_BASE),
-        read_only: false,
-        log_dirty: false,
-    };
+    let slot = SlotSpec::new(SlotId(0), Gpa(GUEST_BASE), bytes, Hva(HOST_BASE));
     Worker::new(&guest, &mut room())?.set_slot(slot).context("the guest's slot")?;
     let result = work(&guest);
     // SAFETY: CPUs are borrowed by threads, which have ended: none has loaded the guest's tables.

@@ -1,0 +1,313 @@
+//! Pages become private, or shared again; private memory that its owner takes back.
+//!
+//! In which order, and why no leaf is of the wrong kind, is in [`slots::kinds`](crate::slots).
+
+use crate::backing::{Backing, Hva, HvaRange};
+use crate::budget::NoPages;
+use crate::host::Host;
+use crate::invalidate::Taken;
+use crate::invalidations::Invalidation;
+use crate::outcome::TableLimit;
+use crate::private::{Denied, MemoryKind, PrivateLeaves, PrivateRange};
+use crate::ranges::{cut_by, pieces};
+use crate::slots::Slot;
+use crate::slots::kinds::Kinds;
+use crate::sync::agreed;
+use crate::worker::{Inside, Worker};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, Place, Removals, SplitError, UnmapError};
+
+/// Why pages did not become private, or shared, or private memory was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ConvertError {
+    /// The range is not a multiple of pages.
+    Unaligned,
+    /// No slot has these addresses, or its pages cannot be private.
+    NotPrivate,
+    /// A device has some of it pinned ([`Worker::pin`]).
+    Pinned,
+    /// The machine refuses.
+    Denied(Denied),
+    /// A private block has to be split, and the platform has no table pages.
+    OutOfFrames(OutOfFrames),
+    /// A private block has to be split, and the guest may have no more table pages.
+    TableLimit(TableLimit),
+    /// The tables refuse to split a private block.
+    Split(SplitError),
+}
+
+impl fmt::Display for ConvertError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unaligned => f.write_str("what is converted is a multiple of the page size"),
+            Self::NotPrivate => f.write_str(
+                "no slot has these addresses, or it was made without private memory \
+                 (`SlotSpec::private`)",
+            ),
+            Self::Pinned => f.write_str("a device has some of the range pinned; let it go first"),
+            Self::Denied(why) => why.fmt(f),
+            Self::OutOfFrames(why) => why.fmt(f),
+            Self::TableLimit(why) => why.fmt(f),
+            Self::Split(why) => why.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ConvertError {}
+
+/// Room for the leaves that are taken out for one invalidation.
+const BATCH: usize = 64;
+
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
+    /// Makes all of `range` shared, or private; returns how many pages were of the other kind.
+    /// `taken` learns of shared pages that were mapped, as in [`Worker::invalidate`]; blocks of
+    /// shared memory that the range cuts through are taken whole, private ones are split.
+    ///
+    /// When this returns, no CPU reaches what was there before, and faults map memory of the new
+    /// kind; until then they answer [`Retry::Converting`](crate::Retry::Converting). What is in the
+    /// memory is not carried over. Conversions take turns, with changes of slots, and wait until
+    /// faults that saw the pages before have returned: no lock may be held that
+    /// [`Backing::page`] or [`Backing::private_page`] takes.
+    ///
+    /// # Errors
+    /// Nothing was done on [`ConvertError::Unaligned`], [`ConvertError::Pinned`] and
+    /// [`ConvertError::NotPrivate`], which names the first address that is not in a slot with private memory. With the others all that
+    /// precedes the address is converted, and nothing behind it is; of the private leaves behind it
+    /// some may have been split, or taken, and come back by faults.
+    pub fn convert(
+        &mut self,
+        range: GpaRange,
+        to: MemoryKind,
+        mut taken: impl FnMut(Taken),
+    ) -> Result<u64, Halted<ConvertError>> {
+        let guest = self.guest;
+        let halted = |at, why| Err(Halted { at, why });
+        if (range.start().0 | range.size()) & (F::size(0).bytes() - 1) != 0 {
+            return halted(range.start(), ConvertError::Unaligned);
+        }
+        let _turn = guest.changing.lock();
+        let parts = self.look(|view| {
+            let parts = view.parts(&range);
+            let parts =
+                parts.filter_map(|(slot, part)| Some((slot.clone(), slot.kinds.clone()?, part)));
+            parts.collect::<Vec<_>>()
+        });
+        let mut covered = range.start();
+        for (.., part) in parts.iter().filter(|(slot, ..)| !slot.going) {
+            if part.start() != covered {
+                break;
+            }
+            covered = part.end();
+        }
+        if covered != range.end() {
+            return halted(covered, ConvertError::NotPrivate);
+        }
+        if guest.pins.overlap(&range) {
+            return halted(range.start(), ConvertError::Pinned);
+        }
+        let mut pages = 0;
+        for (slot, kinds, part) in &parts {
+            for run in slot.runs::<F>(*part, to.other()) {
+                let converted = self.convert_run(slot, kinds, run, to, &mut taken);
+                converted.map_err(|why| Halted { at: run.start(), why })?;
+                pages += run.size() >> F::PAGE_SHIFT;
+            }
+        }
+        guest.counters.converted_pages.add(pages);
+        Ok(pages)
+    }
+
+    /// Converts `run`, whose pages are all of the other kind.
+    fn convert_run(
+        &mut self,
+        slot: &Slot,
+        kinds: &Arc<Kinds>,
+        run: GpaRange,
+        to: MemoryKind,
+        taken: &mut impl FnMut(Taken),
+    ) -> Result<(), ConvertError> {
+        let guest = self.guest;
+        kinds.change::<F>(&slot.spec, &run, true);
+        agreed();
+        let emptied = self.empty_run(slot, run, to, taken);
+        if emptied.is_ok() {
+            guest.wait_for_faults();
+            kinds.set::<F>(&slot.spec, &run, to);
+        }
+        kinds.change::<F>(&slot.spec, &run, false);
+        emptied
+    }
+
+    /// Takes from the guest what is mapped in `run`, which is about to be `to`.
+    fn empty_run(
+        &mut self,
+        slot: &Slot,
+        run: GpaRange,
+        to: MemoryKind,
+        taken: &mut impl FnMut(Taken),
+    ) -> Result<(), ConvertError> {
+        let guest = self.guest;
+        if to == MemoryKind::Shared {
+            self.split_ends(run)?;
+        }
+        let hooks = guest.tables.platform().private_hooks();
+        hooks.convert(run, to).map_err(ConvertError::Denied)?;
+        if to == MemoryKind::Shared {
+            return self.take_private(run, &mut |_| {});
+        }
+        for piece in pieces(run, F::size(F::LARGEST_LEAF)) {
+            let bytes = self.with_slots(&guest.tables, |view, Inside { tables, guard, .. }| {
+                let bytes = guest.take(view, tables, guard, [piece], taken);
+                guest.tell(slot, piece, None, taken);
+                bytes
+            });
+            guest.counters.invalidated_bytes.add(bytes);
+        }
+        guest.reclaim_in(&guest.tables);
+        Ok(())
+    }
+
+    /// Takes private memory from the guest: all that it has mapped of `range`. `removed` learns of
+    /// it, after the machine was told ([`PrivateHooks::removed`](crate::PrivateHooks::removed)).
+    /// The pages stay private; a block of which only a part is in the range is split.
+    ///
+    /// When this returns the memory can be used for something else. Until the value is dropped no
+    /// fault maps any of it. It takes turns with changes of slots and conversions, and waits for
+    /// faults: no lock may be held that [`Backing::private_page`] takes.
+    ///
+    /// # Errors
+    /// [`ConvertError`], but not `NotPrivate`: memory that no slot has is nobody's to lose. What
+    /// precedes the address, in the order of the slots, is taken.
+    pub fn invalidate_private(
+        &mut self,
+        range: PrivateRange,
+        mut removed: impl FnMut(PrivateLeaves),
+    ) -> Result<Invalidation<'w>, Halted<ConvertError>> {
+        let guest = self.guest;
+        if (range.start.0 | range.bytes) & (F::size(0).bytes() - 1) != 0 {
+            return Err(Halted { at: Gpa(0), why: ConvertError::Unaligned });
+        }
+        let _turn = guest.changing.lock();
+        let host = HvaRange { start: Hva(range.start.0), bytes: range.bytes };
+        let invalidation = guest.private_invalidations.begin(&host);
+        let parts = self.look(|view| {
+            let slots = view.iter();
+            let part = |slot: &Slot| Some((slot.clone(), slot.spec.guest_of_private(&range)?));
+            slots.filter_map(part).collect::<Vec<_>>()
+        });
+        for (slot, part) in parts {
+            for run in slot.runs::<F>(part, MemoryKind::Private) {
+                let taken = self.take_private(run, &mut removed);
+                taken.map_err(|why| Halted { at: run.start(), why })?;
+            }
+        }
+        // A fault whose reservation was emptied tells the machine so before it returns.
+        guest.wait_for_faults();
+        Ok(invalidation)
+    }
+
+    /// Splits the private blocks that the ends of `range` cut through.
+    fn split_ends(&mut self, range: GpaRange) -> Result<(), ConvertError> {
+        for at in [range.start(), range.end()] {
+            self.split_private(at)?;
+        }
+        Ok(())
+    }
+
+    /// Splits the private block that `at` cuts through, if there is one. Only the thread whose turn
+    /// it is splits private blocks, and none comes to be in between: the pages on one side of it
+    /// are changing, or under invalidation.
+    fn split_private(&mut self, at: Gpa) -> Result<(), ConvertError> {
+        let guest = self.guest;
+        let host = guest.tables.platform();
+        let mut told = None;
+        loop {
+            let found = self.inside(&guest.tables, |Inside { guard, .. }| {
+                let leaf = cut_by(guard, at).ok()?;
+                let leaf = leaf.map(|leaf| Some((leaf, guard.translate(at).ok()??)));
+                leaf.map_or(Some(None), |leaf| leaf.map(Some))
+            });
+            // Somebody changes the entry: a fault, which makes it accessed.
+            let Some(leaf) = found else {
+                host.wait();
+                continue;
+            };
+            let Some((block, byte)) = leaf else { return Ok(()) };
+            // All that it takes, before the machine is asked.
+            self.top_up(usize::from(F::LARGEST_LEAF) + 1).map_err(|short| match short {
+                NoPages::Frames(error) => ConvertError::OutOfFrames(error),
+                NoPages::Limit(limit) => ConvertError::TableLimit(limit),
+            })?;
+            if told.replace(block.start()).is_none() {
+                let hpa = slat::Hpa(byte.hpa.0 - (at.0 - block.start().0));
+                let leaf = PrivateLeaves { gpa: block.start(), hpa, bytes: block.size() };
+                host.private_hooks().split(leaf).map_err(ConvertError::Denied)?;
+            }
+            let page = GpaRange::new(at, F::size(0).bytes()).expect("a page is not empty");
+            let split = self.inside(&guest.tables, |Inside { guard, cache, .. }| {
+                let result = guard.split(page, F::size(0), cache);
+                guest.counters.split_bytes.add(guard.counts().bytes_changed);
+                result
+            });
+            match split {
+                Ok(_) => return Ok(()),
+                Err(Halted { why: SplitError::Contended | SplitError::CacheEmpty, .. }) => {
+                    host.wait();
+                }
+                Err(Halted { why, .. }) => return Err(ConvertError::Split(why)),
+            }
+        }
+    }
+
+    /// Takes exactly the private leaves of `range` from the guest, and tells the machine, then
+    /// `removed`.
+    fn take_private(
+        &mut self,
+        range: GpaRange,
+        removed: &mut impl FnMut(PrivateLeaves),
+    ) -> Result<(), ConvertError> {
+        let guest = self.guest;
+        let host = guest.tables.platform();
+        self.split_ends(range)?;
+        for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
+            let mut rest = Some(piece);
+            while let Some(range) = rest {
+                let mut bytes = 0;
+                let result = self.inside(&guest.tables, |Inside { tables, guard, .. }| {
+                    let mut storage = [const { Place::EMPTY }; BATCH];
+                    let mut removals = Removals::new(tables, &mut storage);
+                    let result = guard.unmap(range, &mut removals);
+                    for leaves in removals.complete() {
+                        let leaves =
+                            PrivateLeaves { gpa: leaves.gpa, hpa: leaves.hpa, bytes: leaves.bytes };
+                        bytes += leaves.bytes;
+                        host.private_hooks().removed(leaves);
+                        removed(leaves);
+                    }
+                    result
+                });
+                guest.counters.private_bytes_taken.add(bytes);
+                let behind = |at: Gpa| GpaRange::new(at, range.end().0.saturating_sub(at.0)).ok();
+                rest = match result {
+                    Ok(_) => None,
+                    Err(Halted { at, why: UnmapError::Full }) => behind(at),
+                    Err(Halted { at, why: UnmapError::Contended }) => {
+                        host.wait();
+                        behind(at)
+                    }
+                    // A fault that saw the pages before mapped a block meanwhile.
+                    Err(Halted { why: UnmapError::CutsBlock { .. }, .. }) => {
+                        self.split_ends(range)?;
+                        Some(range)
+                    }
+                    Err(Halted { why, .. }) => unreachable!("a slot's pages, these tables': {why}"),
+                };
+            }
+        }
+        guest.reclaim_in(&guest.tables);
+        Ok(())
+    }
+}

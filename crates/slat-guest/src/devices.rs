@@ -1,0 +1,119 @@
+//! Devices that reach a guest's memory: in pages that stay where they are ([`Worker::pin`]), and by
+//! tables of their own, which follow the guest's ([`DeviceTables`](crate::DeviceTables)).
+
+use crate::backing::Backing;
+use crate::host::Host;
+use crate::pins::Pinned;
+use crate::worker::{Inside, Worker};
+use core::fmt;
+use slat::{Format, Gpa, GpaRange};
+
+/// Why pages were not pinned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum PinError {
+    /// The range is not a multiple of pages.
+    Unaligned,
+    /// No slot has this address.
+    Missing {
+        /// It.
+        at: Gpa,
+    },
+    /// Some of it is private: no device reaches it.
+    Private,
+    /// A page is pinned as often as can be counted.
+    TooOften,
+}
+
+impl fmt::Display for PinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unaligned => f.write_str("what is pinned is a multiple of the page size"),
+            Self::Missing { at } => write!(f, "no slot has memory at {at} to pin"),
+            Self::TooOften => f.write_str("a page is pinned too often"),
+            Self::Private => f.write_str(
+                "some of the range is private memory, which no device reaches; convert it first",
+            ),
+        }
+    }
+}
+
+impl core::error::Error for PinError {}
+
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
+    /// Has `range` stay as it is until the result is dropped: its tables are not put together, and
+    /// it does not become private. When this returns nobody who does so is under way. Ranges may
+    /// overlap; each is pinned until the last that has it is dropped.
+    ///
+    /// That the backing does not take the pages is the caller's to see to
+    /// (`slat_reclaim::Pager::pin`), and that they are there. Whoever moves pages by
+    /// [`slat::Guard::replace`] asks [`Worker::is_pinned`] first. A slot that is deleted takes its
+    /// pages with it, pinned or not.
+    ///
+    /// Takes turns with changes of slots and waits for faults: no lock may be held that
+    /// [`Backing::page`] takes.
+    ///
+    /// # Errors
+    /// [`PinError`]; nothing is pinned.
+    pub fn pin(&mut self, range: GpaRange) -> Result<Pinned<'w>, PinError> {
+        let guest = self.guest;
+        if (range.start().0 | range.size()) & (F::size(0).bytes() - 1) != 0 {
+            return Err(PinError::Unaligned);
+        }
+        let _turn = guest.changing.lock();
+        let (covered, private) = self.look(|view| {
+            let mut covered = range.start();
+            for (slot, part) in view.parts(&range) {
+                if slot.going || part.start() != covered {
+                    break;
+                }
+                covered = part.end();
+            }
+            (covered, view.has_private::<F>(&range))
+        });
+        if covered != range.end() {
+            return Err(PinError::Missing { at: covered });
+        }
+        if private {
+            return Err(PinError::Private);
+        }
+        let pinned = guest.pins.add(range);
+        guest.wait_for_faults();
+        Ok(pinned)
+    }
+
+    /// Whether some of `range` is pinned.
+    pub fn is_pinned(&self, range: GpaRange) -> bool {
+        self.guest.pins.overlap(&range)
+    }
+
+    /// Says that a device used `range`, and wrote it if so: for ageing its pages were used, and
+    /// what it wrote is in the log, and is told as written to who takes the page. What is in no
+    /// slot, or private, is left out. To be called after the device has done so, and before the log
+    /// is read for the last time; with an IOMMU that marks what it writes, for what it marked.
+    ///
+    /// What was used is kept by guests with [`Config::devices`](crate::Config::devices).
+    pub fn device_used(&mut self, range: GpaRange, wrote: bool) {
+        self.look(|view| {
+            for (slot, part) in view.parts(&range) {
+                let (start, bytes) = (part.start().0, part.size());
+                if let Some(kept) = &slot.kept {
+                    kept.used.mark::<F>(&slot.spec, start, bytes);
+                    if wrote {
+                        kept.written.mark::<F>(&slot.spec, start, bytes);
+                    }
+                }
+                if let Some(log) = slot.log.as_ref().filter(|_| wrote) {
+                    log.mark::<F>(&slot.spec, start, bytes);
+                }
+            }
+        });
+    }
+}
+
+impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
+    /// Whether maps in these tables are told to devices.
+    pub fn tells_devices(&self) -> bool {
+        self.guest.config.devices && core::ptr::eq(self.tables, &*self.guest.tables)
+    }
+}

@@ -1,0 +1,101 @@
+//! Logs in which hardware writes the addresses of pages that it marks as written: Intel's page
+//! modification log, Arm's FEAT_HDBSS.
+//!
+//! # Invariant
+//! With [`Config::log_buffers`](crate::Config::log_buffers): a page whose leaf is marked as written
+//! is in the bitmap, or in a vCPU's buffer. Hardware adds the address with the mark, and nothing
+//! while the mark is there; a fault that makes a leaf marked adds it itself. A clear takes the bit
+//! first, then the mark, to completion. So the log is read without a walk, once the buffers were
+//! taken ([`Worker::log_addresses`]): of running vCPUs, for what they wrote before.
+
+use crate::backing::Backing;
+use crate::host::Host;
+use crate::worker::Worker;
+use slat::{Format, Gpa};
+
+/// Entries of an Intel page modification log, which is a page.
+pub const PML_ENTRIES: usize = 512;
+
+/// The addresses in an Intel page modification log, and what it takes next.
+///
+/// `index` is the guest state field "PML index": that of the next entry, counting down from 511;
+/// below 0 it is 0xffff, and the log is full. To be taken at each exit of the vCPU, or at the exit
+/// for a full log, before it runs again, with the index set to 511.
+pub fn pml_addresses(log: &[u64; PML_ENTRIES], index: u16) -> impl Iterator<Item = (Gpa, u64)> {
+    // From the first that was written: hardware's order.
+    let first = match usize::from(index) {
+        index if index < PML_ENTRIES => index + 1,
+        _ => 0,
+    };
+    log[first..].iter().rev().map(|entry| (Gpa(entry & !0xfff), 1 << 12))
+}
+
+/// The addresses in a buffer of Arm's FEAT_HDBSS, of which `index` entries are there
+/// (HDBSSPROD_EL2.INDEX; no more are read than the buffer has), and how many bytes hardware marked
+/// at each, with the granule of `F`. Entries that are not valid, or of a level that is none of a
+/// leaf's, are left out.
+pub fn hdbss_addresses<F: Format>(
+    buffer: &[u64],
+    index: usize,
+) -> impl Iterator<Item = (Gpa, u64)> {
+    let valid = |entry: &&u64| **entry & 1 != 0;
+    buffer[..index.min(buffer.len())].iter().filter(valid).filter_map(|entry| {
+        // The level, counted from the root; the last is 3.
+        let level = (entry >> 1 & 0b111) as u8;
+        let above = 3u8.checked_sub(level).filter(|&above| above <= F::LARGEST_LEAF)?;
+        let bytes = F::size(above).bytes();
+        Some((Gpa(entry & 0x00ff_ffff_ffff_f000 & !(bytes - 1)), bytes))
+    })
+}
+
+impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
+    /// Has the log know of what hardware wrote into a buffer ([`pml_addresses`],
+    /// [`hdbss_addresses`]); returns how many addresses were of slots that log. Others, and such as
+    /// the guest does not have, are passed over.
+    pub fn log_addresses(&mut self, written: impl IntoIterator<Item = (Gpa, u64)>) -> u64 {
+        self.look(|view| {
+            let mut logged = 0;
+            for (gpa, bytes) in written {
+                let slot = view.at(gpa).and_then(|slot| Some((slot, slot.log.as_ref()?)));
+                if let Some((slot, log)) = slot {
+                    let page = gpa.0 & !(F::size(0).bytes() - 1);
+                    log.mark::<F>(&slot.spec, page, bytes);
+                    logged += 1;
+                }
+            }
+            logged
+        })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use slat::format::arm64::{Arm64K4, Arm64K64};
+
+    #[test]
+    fn a_page_modification_log_is_read_from_its_index_on() {
+        let mut log = [0; PML_ENTRIES];
+        (log[511], log[510]) = (0x1000, 0x5000);
+        let read =
+            |index| pml_addresses(&log, index).map(|(gpa, _)| gpa.0).collect::<std::vec::Vec<_>>();
+        assert_eq!(read(511), []);
+        assert_eq!(read(509), [0x1000, 0x5000]);
+        // Full: it counted below 0. Whatever else it is, nothing beyond the log is read.
+        for index in [0xffff, 512, 0x8000] {
+            assert_eq!(read(index).len(), 512);
+        }
+    }
+
+    #[test]
+    fn a_dirty_state_buffer_names_pages_and_blocks() {
+        let entry = |ipa: u64, level: u64| ipa | level << 1 | 1;
+        let buffer = [entry(0x1000, 3), entry(0x4020_0000, 2), 0x3000, entry(0x5000, 4), 0];
+        let all: std::vec::Vec<_> = hdbss_addresses::<Arm64K4>(&buffer, 99).collect();
+        assert_eq!(all, [(Gpa(0x1000), 1 << 12), (Gpa(0x4020_0000), 2 << 20)]);
+        assert_eq!(hdbss_addresses::<Arm64K4>(&buffer, 1).count(), 1);
+        let coarse: std::vec::Vec<_> =
+            hdbss_addresses::<Arm64K64>(&[entry(0x1_0000, 3)], 1).collect();
+        assert_eq!(coarse, [(Gpa(0x1_0000), 64 << 10)]);
+    }
+}

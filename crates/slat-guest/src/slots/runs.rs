@@ -1,0 +1,57 @@
+//! What of a range is private, and what is shared: for who is inside the guest's tables, where the
+//! answer holds until it leaves them (see [`kinds`](super::kinds)).
+
+use crate::private::MemoryKind;
+use crate::slots::{Slot, View};
+use slat::{Format, Gpa, GpaRange};
+
+impl Slot {
+    /// The kind of all pages of `range`, which is the slot's; `None` if they differ, or change.
+    pub fn kind_of<F: Format>(&self, range: &GpaRange) -> Option<MemoryKind> {
+        match &self.kinds {
+            None => Some(MemoryKind::Shared),
+            Some(kinds) => kinds.of::<F>(&self.spec, range),
+        }
+    }
+
+    /// What of `part`, which is the slot's, has pages of `kind`, also if they change: runs in
+    /// ascending order.
+    pub fn runs<F: Format>(
+        &self,
+        part: GpaRange,
+        kind: MemoryKind,
+    ) -> impl Iterator<Item = GpaRange> + Clone + '_ {
+        let number = |gpa: Gpa| (gpa.0 - self.spec.gpa.0) >> F::PAGE_SHIFT;
+        let (mut page, end) = (number(part.start()), number(part.end()));
+        let mut whole = Some(part).filter(|_| self.kinds.is_none() && kind == MemoryKind::Shared);
+        core::iter::from_fn(move || {
+            let Some(kinds) = &self.kinds else { return whole.take() };
+            let first = kinds.find(page, end, kind);
+            page = kinds.find(first, end, kind.other());
+            let start = Gpa(self.spec.gpa.0 + (first << F::PAGE_SHIFT));
+            GpaRange::new(start, (page - first) << F::PAGE_SHIFT).ok()
+        })
+    }
+}
+
+impl View {
+    /// Whether a page of `range` is private.
+    pub fn has_private<F: Format>(&self, range: &GpaRange) -> bool {
+        let kinds = self.parts(range).filter(|(slot, _)| slot.kinds.is_some());
+        kinds.flat_map(|(slot, part)| slot.runs::<F>(part, MemoryKind::Private)).next().is_some()
+    }
+
+    /// The first run in `range` that has no private page: all of it, where nothing is private.
+    pub fn shared_run<F: Format>(&self, range: GpaRange) -> Option<GpaRange> {
+        let mut start = range.start();
+        for (slot, part) in self.parts(&range).filter(|(slot, _)| slot.kinds.is_some()) {
+            for private in slot.runs::<F>(part, MemoryKind::Private) {
+                if private.start() > start {
+                    return GpaRange::new(start, private.start().0 - start.0).ok();
+                }
+                start = private.end();
+            }
+        }
+        GpaRange::new(start, range.end().0.saturating_sub(start.0)).ok()
+    }
+}

@@ -1,0 +1,115 @@
+//! Pages that a device holds for longer than a call: they stay in memory, in the frames where they
+//! are.
+//!
+//! *Invariant*: a page that is pinned does not leave its frame. Its count of pins changes, and is
+//! looked at, by who has claimed the page alone; who gives it up, moves it or discards it claims it
+//! first.
+
+use super::{PageError, Pager};
+use crate::page::Place;
+use crate::paged::{Paged, PagedBacking};
+use crate::pool::Ram;
+use crate::swap::Swap;
+use alloc::vec::Vec;
+use core::fmt;
+use core::sync::atomic::Ordering;
+use slat::{Access, Format, Hpa};
+use slat_guest::{Host, HvaRange, PinError, Pinned};
+
+/// Pages that stay in memory where they are, until this is dropped.
+#[must_use = "dropped, the pages are pinned no more"]
+pub struct PagesPinned<'w, M: Ram, S: Swap> {
+    paged: &'w Paged<'w, M, S>,
+    first: u32,
+    memory: Vec<Hpa>,
+    /// Where the guest has them.
+    _tables: Vec<Pinned<'w>>,
+}
+
+impl<M: Ram, S: Swap> PagesPinned<'_, M, S> {
+    /// Where they are, page by page.
+    pub fn memory(&self) -> &[Hpa] {
+        &self.memory
+    }
+}
+
+impl<M: Ram, S: Swap> fmt::Debug for PagesPinned<'_, M, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PagesPinned")
+            .field("first", &self.first)
+            .field("memory", &self.memory)
+            .finish()
+    }
+}
+
+impl<M: Ram, S: Swap> Drop for PagesPinned<'_, M, S> {
+    fn drop(&mut self) {
+        // Nobody has to see it at once: a page that counts as pinned stays for another round.
+        for page in self.first..self.first + self.memory.len() as u32 {
+            self.paged.pins[page as usize].fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+impl<'w, F: Format, H: Host, B: PagedBacking> Pager<'_, 'w, F, H, B> {
+    /// Brings in the pages of `host`, which is a multiple of pages, and keeps them where they are
+    /// until the result is dropped: none is given up, moved into a block or, by
+    /// [`Pager::discard`], taken, and their tables stay ([`Worker::pin`]). What a device writes is
+    /// the caller's to say ([`Worker::device_used`]). They count as the guest's: who pins all that
+    /// a guest may have leaves it nothing to give up.
+    ///
+    /// [`Worker::pin`]: slat_guest::Worker::pin
+    /// [`Worker::device_used`]: slat_guest::Worker::device_used
+    ///
+    /// # Errors
+    /// [`PageError`]; nothing is pinned. [`PageError::NotPinned`] where the guest has no slot there,
+    /// or a page is pinned 65,535 times.
+    pub fn pin(&mut self, host: HvaRange) -> Result<PagesPinned<'w, B::Ram, B::Swap>, PageError> {
+        let paged = self.paged;
+        let size = paged.pool.layout.page.bytes();
+        let outside = Err(PageError::Outside { host: host.start });
+        if (host.start.0 | host.bytes) & (size - 1) != 0 || host.end() > paged.range.end() {
+            return outside;
+        }
+        let Some(first) = paged.number(host.start) else { return outside };
+        let mut tables = Vec::new();
+        for range in self.worker.guest_ranges(host) {
+            tables.push(self.worker.pin(range).map_err(PageError::NotPinned)?);
+        }
+        let mut pinned = PagesPinned { paged, first, memory: Vec::new(), _tables: tables };
+        for page in first..first + (host.bytes / size) as u32 {
+            let hpa = self.pin_page(page)?;
+            pinned.memory.push(hpa);
+        }
+        Ok(pinned)
+    }
+
+    fn pin_page(&mut self, page: u32) -> Result<Hpa, PageError> {
+        let paged = self.paged;
+        let word = &paged.words[page as usize];
+        loop {
+            self.bring_in(paged.host(page, 1).start, Access::Write)?;
+            let Ok(Place::Here { frame, copy }) =
+                word.claim(|place| matches!(place, Place::Here { .. }))
+            else {
+                self.wait();
+                continue;
+            };
+            let more = |pins: u16| pins.checked_add(1);
+            let pins = &paged.pins[page as usize];
+            let added = pins.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
+            // A device writes what swap does not learn of.
+            word.release(Place::Here { frame, copy: copy.filter(|_| added.is_err()) });
+            added.map_err(|_| PageError::NotPinned(PinError::TooOften))?;
+            copy.into_iter().for_each(|slot| paged.give_slot(slot));
+            return Ok(paged.pool.hpa(frame));
+        }
+    }
+}
+
+impl<M: Ram, S: Swap> Paged<'_, M, S> {
+    /// Whether the page, which the caller has claimed, stays where it is.
+    pub(crate) fn is_pinned(&self, page: u32) -> bool {
+        self.pins[page as usize].load(Ordering::Acquire) != 0
+    }
+}

@@ -1,0 +1,58 @@
+//! Hardware that writes the addresses of what it marks as dirty, with the mark: Intel's page
+//! modification log, Arm's FEAT_HDBSS. An entry is written where a leaf becomes dirty by a walk, and
+//! nowhere else; where the buffer is full, the walk does not mark, and the vCPU exits.
+
+use crate::arch::Arch;
+use crate::machine::Vcpu;
+
+/// Addresses and levels in the order in which they were marked.
+#[derive(Debug)]
+pub(crate) struct Marked {
+    entries: Vec<(u64, i8)>,
+    room: usize,
+}
+
+impl Marked {
+    pub fn is_full(&self) -> bool {
+        self.entries.len() >= self.room
+    }
+
+    pub fn push(&mut self, gpa: u64, level: i8) {
+        self.entries.push((gpa, level));
+    }
+}
+
+impl<A: Arch> Vcpu<'_, A> {
+    /// From now on its CPU writes what it marks into a buffer of so many entries.
+    pub fn log_marks(&self, room: usize) {
+        let marked = Some(Marked { entries: Vec::new(), room });
+        self.machine.state().cpus[self.index].marked = marked;
+    }
+
+    fn take_marks(&self) -> Vec<(u64, i8)> {
+        let mut state = self.machine.state();
+        let marked = state.cpus[self.index].marked.as_mut();
+        marked.map(|marked| std::mem::take(&mut marked.entries)).unwrap_or_default()
+    }
+
+    /// An exit: the page modification log as it is, and its index; the index is set anew.
+    pub fn take_pml(&self) -> ([u64; 512], u16) {
+        // What was there before stays there: software is not to read it.
+        let mut log = [0xdead_b000; 512];
+        let marks = self.take_marks();
+        for (entry, (gpa, _)) in log.iter_mut().rev().zip(&marks) {
+            *entry = *gpa;
+        }
+        (log, 511u16.wrapping_sub(marks.len() as u16))
+    }
+
+    /// The dirty state buffer as it is, and HDBSSPROD_EL2.INDEX, which is set to 0.
+    pub fn take_hdbss(&self) -> (Vec<u64>, usize) {
+        let marks = self.take_marks();
+        let entry = |&(gpa, level): &(u64, i8)| gpa | (level as u64 & 0b111) << 1 | 1;
+        let mut buffer: Vec<_> = marks.iter().map(entry).collect();
+        // What was there before, behind the index.
+        buffer.push(0xdead_b000 | 3 << 1 | 1);
+        (buffer, marks.len())
+    }
+}
