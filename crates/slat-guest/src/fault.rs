@@ -1,12 +1,13 @@
 //! Faults: what a vCPU's access is answered with, without a lock.
 
-use crate::backing::{Backing, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage};
+use crate::backing::{Backing, Hva, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage};
 use crate::budget::NoPages;
 use crate::config::{ExecuteHuge, Logging};
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::outcome::{Outcome, Refused, Retry};
 use crate::ranges::fitting;
+use crate::slots::spec::SlotId;
 use crate::slots::{Slot, View};
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
@@ -16,16 +17,18 @@ use slat::{
 };
 
 /// How often a fault begins anew, where others change the same entries.
-const ATTEMPTS: u32 = 8;
+pub(crate) const ATTEMPTS: u32 = 8;
 /// Table pages for a path from the root, and for a split along it.
-const PATH: usize = 6;
+pub(crate) const PATH: usize = 6;
 
-enum Step {
+pub(crate) enum Step {
     Done(Outcome),
     /// What was found is there no more.
     Again,
     /// Table pages ran out.
     Dry,
+    /// The backing has the page not yet, which is there in the host.
+    NotYet(SlotId, Hva),
 }
 
 impl From<Outcome> for Step {
@@ -72,11 +75,23 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                 }
                 // Two that fold one group may void each other's reservations: once each.
                 let folds = attempt == 0 && guest.config.folds();
-                inside.fault(&Fault { slots: view, slot, gpa, access, id, own_view, folds })
+                let ahead = false;
+                inside.fault(&Fault { slots: view, slot, gpa, access, id, own_view, folds, ahead })
             });
             match step {
-                Step::Done(outcome) => return outcome,
+                Step::Done(outcome) => {
+                    if self.maps_around(&outcome) {
+                        self.fault_around(gpa);
+                    }
+                    return self.waited(gpa, outcome);
+                }
                 Step::Again => {}
+                Step::NotYet(slot, host) => {
+                    let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
+                    if let Ok(outcome) = self.wait_for(slot, page, host) {
+                        return outcome;
+                    }
+                }
                 // Nothing is at hand, and what there was went into the path.
                 Step::Dry => match self.worker.top_up(1) {
                     Ok(()) => {}
@@ -97,17 +112,19 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
 }
 
 /// One attempt at a fault.
-struct Fault<'f> {
-    slots: &'f View,
-    slot: &'f Slot,
-    gpa: Gpa,
-    access: Access,
-    /// The vCPU.
-    id: u16,
+pub(crate) struct Fault<'f> {
+    pub slots: &'f View,
+    pub slot: &'f Slot,
+    pub gpa: Gpa,
+    pub access: Access,
+    /// The vCPU, or a number that none has.
+    pub id: u16,
     /// It runs on a view of its own.
-    own_view: bool,
+    pub own_view: bool,
     /// It may fold leaves.
-    folds: bool,
+    pub folds: bool,
+    /// Nobody asked for the page: it is mapped if it is at hand, and is not used yet.
+    pub ahead: bool,
 }
 
 impl Fault<'_> {
@@ -122,7 +139,7 @@ impl Fault<'_> {
 }
 
 impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
-    fn fault(&mut self, fault: &Fault<'_>) -> Step {
+    pub(crate) fn fault(&mut self, fault: &Fault<'_>) -> Step {
         let Ok(found) = self.guard.translate(fault.gpa) else { return Step::Again };
         match (found, fault.access) {
             (None, _) => self.map(fault, self.guest.config.largest),
@@ -383,7 +400,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     }
 
     /// Maps the page, or as much around it as `largest`, slot and backing allow.
-    fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
+    pub(crate) fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
         let spec = fault.slot.spec;
         let mut largest = match fault.logs() || fault.own_view {
             true => F::size(0),
@@ -417,9 +434,14 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 return Outcome::Retry(Retry::Invalidated).into();
             }
             let at = fault.gpa.0 & !(F::size(0).bytes() - 1);
-            let page = match self.guest.backing.page(spec.host_of(at), fault.access) {
+            let (backing, host) = (&self.guest.backing, spec.host_of(at));
+            let asked = match fault.ahead {
+                true => backing.at_hand(host).ok_or(NoPage::NotYet),
+                false => backing.page(host, fault.access),
+            };
+            let page = match asked {
                 Ok(page) => page,
-                Err(NoPage::NotYet) => return Outcome::Retry(Retry::NotYet).into(),
+                Err(NoPage::NotYet) => return Step::NotYet(spec.id, host),
                 Err(NoPage::Never) => return Outcome::Refused(Refused::NoPage).into(),
             };
             if page.block < F::size(0)
@@ -451,7 +473,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 write: write && (written || !protects),
                 execute: if execute { Execute::All } else { Execute::None },
                 memory: page.memory,
-                accessed: true,
+                accessed: !fault.ahead,
                 dirty: written,
                 software: Software::new(write, page.execute),
             };

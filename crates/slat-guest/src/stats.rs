@@ -1,6 +1,7 @@
 //! What a guest's memory cost: counters, per vCPU where it was a vCPU that waited.
 
 use crate::outcome::Outcome;
+use crate::stalls::Stalls;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -236,6 +237,8 @@ totals! {
     touched_bytes,
     /// Bytes maintained as they were mapped in the tables that all share.
     mapped_bytes,
+    /// Pages mapped around faults.
+    mapped_ahead,
 }
 
 impl Counters {
@@ -259,6 +262,8 @@ pub struct Stats {
     pub vcpus: Vec<VcpuStats>,
     /// Of all threads.
     pub totals: Totals,
+    /// How long vCPUs waited for pages that arrived late.
+    pub late: Stalls,
 }
 
 /// What one vCPU waited for.
@@ -292,14 +297,14 @@ impl Stats {
         all
     }
 
-    pub(crate) fn read(vcpus: &[VcpuCounters], counters: &Counters) -> Self {
+    pub(crate) fn read(vcpus: &[VcpuCounters], counters: &Counters, late: Stalls) -> Self {
         let of = |vcpu: &VcpuCounters| VcpuStats {
             faults: core::array::from_fn(|kind| vcpu.kinds[kind].read()),
             caches: vcpu.caches.read(),
         };
         let mut totals = counters.read();
         vcpus.iter().for_each(|vcpu| totals.add(vcpu.totals.read()));
-        Self { vcpus: vcpus.iter().map(of).collect(), totals }
+        Self { vcpus: vcpus.iter().map(of).collect(), totals, late }
     }
 }
 

@@ -11,5 +11,7 @@
 mod bed;
 #[path = "loom/invalidation.rs"]
 mod invalidation;
+#[path = "loom/late.rs"]
+mod late;
 #[path = "loom/log.rs"]
 mod log;

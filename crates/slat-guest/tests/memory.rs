@@ -23,6 +23,8 @@ mod huge;
 mod invalidation;
 #[path = "memory/kept.rs"]
 mod kept;
+#[path = "memory/late.rs"]
+mod late;
 #[path = "memory/log.rs"]
 mod log;
 #[path = "memory/pairs.rs"]
