@@ -29,6 +29,8 @@ mod late;
 mod log;
 #[path = "memory/pairs.rs"]
 mod pairs;
+#[path = "memory/postcopy.rs"]
+mod postcopy;
 #[path = "memory/recovery.rs"]
 mod recovery;
 #[path = "memory/ring.rs"]
