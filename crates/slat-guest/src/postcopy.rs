@@ -282,8 +282,9 @@ impl<B> PostCopy<B> {
     }
 
     /// What is to be fetched next: the page that a fault has asked for first, or else up to `most`
-    /// pages that nobody has asked for, close behind what was asked for last. `None`: all is there,
-    /// or others fetch the rest.
+    /// pages, 64 at most, that nobody has asked for, close behind what was asked for last. `None`:
+    /// all is there, or others fetch the rest; with `most` 0 no fault waits for what nobody
+    /// fetches.
     ///
     /// Any number of threads call this. A page is handed out once, and again only if its [`Fetch`]
     /// was dropped without having arrived.
@@ -297,7 +298,10 @@ impl<B> PostCopy<B> {
                 return Some(Fetch { late: self, first: page, pages: 1, asked: true });
             }
         }
-        let (len, most) = (self.claimed.len() as u64, most.clamp(1, 64) as u32);
+        let (len, most) = (self.claimed.len() as u64, most.min(64) as u32);
+        if most == 0 {
+            return None;
+        }
         let start = self.cursor.load(Ordering::Relaxed);
         for step in 0..len {
             let word = (start + step) % len;
