@@ -13,6 +13,8 @@ mod budget;
 mod contiguous;
 #[path = "memory/corners.rs"]
 mod corners;
+#[path = "memory/epochs.rs"]
+mod epochs;
 #[path = "memory/faults.rs"]
 mod faults;
 #[path = "memory/histories.rs"]
