@@ -17,6 +17,8 @@ mod corners;
 mod epochs;
 #[path = "memory/faults.rs"]
 mod faults;
+#[path = "memory/fork.rs"]
+mod fork;
 #[path = "memory/histories.rs"]
 mod histories;
 #[path = "memory/huge.rs"]

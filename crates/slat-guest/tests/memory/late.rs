@@ -176,10 +176,12 @@ on_all! {
     }
 }
 
+type Then<'b> = Box<dyn FnOnce() + Send + 'b>;
+
 /// A page arrives while it is asked for: just after so many answers.
 struct Hasty<'b> {
     ram: &'b Ram,
-    then: Mutex<Option<(u32, Box<dyn FnOnce() + Send + 'b>)>>,
+    then: Mutex<Option<(u32, Then<'b>)>>,
 }
 
 impl Backing for &Hasty<'_> {
@@ -210,12 +212,12 @@ fn no_arrival_is_lost_between_asking_and_waiting() {
         machine.cpu(0).load(VMID, vcpu.root());
         vcpu.worker().set_slot(slot(M2)).unwrap();
         let (guest, ram) = (&guest, &ram);
-        let then: Box<dyn FnOnce() + Send + '_> = Box::new(move || {
+        let then: Then<'_> = Box::new(move || {
             ram.change(HOST, |page| page.ready = true);
             guest.arrived(host_range(HOST, K4));
         });
         // SAFETY: the closure runs inside `fault` below, while all that it borrows lives.
-        let then: Box<dyn FnOnce() + Send + 'static> = unsafe { core::mem::transmute(then) };
+        let then: Then<'static> = unsafe { core::mem::transmute(then) };
         *backing.then.lock().unwrap() = Some((answers, then));
         // It came after the first answer, and the second has it; or after the second, when the
         // vCPU waited already, and was told.
