@@ -162,8 +162,8 @@ impl<'s, M: Frames> Cow<'s, M> {
     /// The memory as it is at one moment, for another guest, while `worker`'s runs on: the two
     /// share all frames until one of them writes.
     ///
-    /// `worker` is of the guest that this is behind, with all slots that show any of it. The guest's
-    /// writes wait while this goes over its leaves and pages; it reads on.
+    /// `worker` is of the guest that this is behind, with all slots that show any of it. The
+    /// guest's writes wait while this goes over its leaves and pages; it reads on.
     ///
     /// # Errors
     /// [`ForkError`]; nothing was done.

@@ -135,7 +135,10 @@ on_all! {
                         content.write(frame, stamp);
                         expected[whose][page as usize] = stamp;
                     }
-                    _ => assert_eq!(content.read(frame), expected[whose][page as usize], "seed {seed}"),
+                    _ => {
+                        let known = expected[whose][page as usize];
+                        assert_eq!(content.read(frame), known, "seed {seed}");
+                    }
                 }
             }
             assert_eq!(all(parent.backing(), &content), expected[0], "the parent, seed {seed}");
@@ -145,7 +148,8 @@ on_all! {
             assert!(copied > 0 && copied <= pages, "each pair of pages is parted once");
             // What is own has one frame; what is shared, one for both.
             let mut frames: Vec<_> = (0..PAGES)
-                .flat_map(|page| [parent.backing(), child.backing()].map(|it| it.frame(Hva(HOST + page * K4))))
+                .map(|page| Hva(HOST + page * K4))
+                .flat_map(|at| [parent.backing().frame(at), child.backing().frame(at)])
                 .flatten()
                 .collect();
             frames.sort_unstable();

@@ -158,7 +158,8 @@ on_all! {
             let leaf = leaf(&mut vcpu, page);
             assert_eq!(leaf.is_some(), there, "{page}");
             if let Some(leaf) = leaf {
-                assert_eq!((leaf.accessed, leaf.write, leaf.dirty), (page == 21, page == 21, page == 21));
+                let own = page == 21;
+                assert_eq!((leaf.accessed, leaf.write, leaf.dirty), (own, own, own));
             }
         }
         let mut young = [0];

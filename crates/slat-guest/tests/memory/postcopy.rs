@@ -100,7 +100,8 @@ on_all! {
             assert!(stats.late.count >= asked.min(1), "{asked}: {stats:?}");
             // Blocks again: all that was mapped was put together.
             let sizes = vcpu.worker().leaves_by_size();
-            let pages: u64 = sizes.iter().filter(|(size, _)| *size < PageSize::SIZE_2M).map(|it| it.1).sum();
+            let small = sizes.iter().filter(|(size, _)| *size < PageSize::SIZE_2M);
+            let pages: u64 = small.map(|it| it.1).sum();
             assert_eq!(pages, 0, "{sizes:?}");
             drop(vcpu);
             let found: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
@@ -137,7 +138,8 @@ on_all! {
             land::<C>(&machine, &fetch, &ram);
             fetch.arrived(vcpu.worker());
         }
-        assert_eq!(late.counts(), PostCopied { background: PAGES, blocks: 1, ..Default::default() });
+        let all = PostCopied { background: PAGES, blocks: 1, ..Default::default() };
+        assert_eq!(late.counts(), all);
         assert_eq!(vcpu.fault(Gpa(BASE + M2), Access::Read), Outcome::Mapped(PageSize::SIZE_2M));
         drop(vcpu);
         assert!(machine.finish().is_empty());
