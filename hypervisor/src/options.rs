@@ -70,6 +70,8 @@ choice! {
         Age = "age",
         /// Moves the guest's leaves one by one while it runs, and gives it another VMID.
         Move = "move",
+        /// Takes the guest's memory to a snapshot; it comes back page by page while the guest runs.
+        Restore = "restore",
     }
 }
 

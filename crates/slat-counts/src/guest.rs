@@ -19,7 +19,7 @@ const SLOT: SlotId = SlotId(0);
 type On<F> = Vcpu<'static, F, Machine, OnePiece>;
 
 fn slot(bytes: u64, log_dirty: bool) -> SlotSpec {
-    SlotSpec { id: SLOT, gpa: Gpa(0), bytes, host: Hva(0), read_only: false, log_dirty }
+    SlotSpec { log_dirty, ..SlotSpec::new(SLOT, Gpa(0), bytes, Hva(0)) }
 }
 
 /// A vCPU of a guest without memory.

@@ -88,14 +88,7 @@ impl Vm {
         let format = Ept1G::default();
         let guest = Guest::new(format, Vmid(number), 40, Arc::clone(machine), ram, config)?;
         let mut worker = guest.worker()?;
-        let slot = SlotSpec {
-            id: SlotId(0),
-            gpa: Gpa(0),
-            bytes: RAM,
-            host: Hva(0),
-            read_only: false,
-            log_dirty: false,
-        };
+        let slot = SlotSpec::new(SlotId(0), Gpa(0), RAM, Hva(0));
         worker.with(|worker| worker.set_slot(slot))?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();

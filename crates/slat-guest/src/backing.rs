@@ -60,6 +60,13 @@ pub trait Backing {
         Err(NoPage::Never)
     }
 
+    /// The page at `host` for reading, if it is there: what [`Backing::page`] would answer now, and
+    /// nothing is fetched because of it. Faults ask it of pages around them
+    /// ([`Config::fault_around`](crate::Config::fault_around)).
+    fn at_hand(&self, _host: Hva) -> Option<Page> {
+        None
+    }
+
     /// Makes the page at `host`, which the guest may read already, one that may be written, and has
     /// `grant` give it the right where it is mapped, which takes no invalidation. Without, the leaf
     /// is emptied and mapped anew.

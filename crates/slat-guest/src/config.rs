@@ -49,6 +49,11 @@ pub struct Config {
     /// each vCPU. What a bound refuses is refused to that guest alone
     /// ([`Refused::TableLimit`](crate::Refused::TableLimit)).
     pub table_pages: Option<u32>,
+    /// Pages of which a fault that maps a page maps those too that the backing has at hand
+    /// ([`Backing::at_hand`](crate::Backing::at_hand)): an aligned run of so many, rounded down to
+    /// a power of two, within one table and one slot. 0 and 1: none. What is mapped so does not
+    /// count as used, and so on hardware that does not mark what is used each still takes a fault.
+    pub fault_around: u32,
 }
 
 impl Config {
@@ -67,6 +72,7 @@ impl Config {
             caches: CachePolicy::DEFAULT,
             devices: false,
             table_pages: None,
+            fault_around: 0,
         }
     }
 

@@ -10,6 +10,7 @@ use crate::host::Host;
 use crate::outcome::{Outcome, Refused, Retry};
 use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::fitting;
+use crate::slots::spec::SlotId;
 use crate::slots::{Slot, View};
 use crate::vcpu::Vcpu;
 use crate::worker::Inside;
@@ -19,16 +20,18 @@ use slat::{
 };
 
 /// How often a fault begins anew, where others change the same entries.
-const ATTEMPTS: u32 = 8;
+pub(crate) const ATTEMPTS: u32 = 8;
 /// Table pages for a path from the root, and for a split along it.
-const PATH: usize = 6;
+pub(crate) const PATH: usize = 6;
 
-enum Step {
+pub(crate) enum Step {
     Done(Outcome),
     /// What was found is there no more.
     Again,
     /// Table pages ran out.
     Dry,
+    /// The backing has the page not yet, which is there in the host.
+    NotYet(SlotId, Hva),
 }
 
 impl From<Outcome> for Step {
@@ -102,11 +105,23 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                 // of one kind.
                 let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
                 let folds = attempt == 0 && guest.config.contiguous && allowed;
-                inside.fault(&Fault { slots: view, slot, gpa, access, id, own_view, folds, kind })
+                let (slots, ahead) = (view, false);
+                inside.fault(&Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead })
             });
             match step {
-                Step::Done(outcome) => return outcome,
+                Step::Done(outcome) => {
+                    if self.maps_around(&outcome) {
+                        self.fault_around(gpa);
+                    }
+                    return self.waited(gpa, outcome);
+                }
                 Step::Again => {}
+                Step::NotYet(slot, host) => {
+                    let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
+                    if let Ok(outcome) = self.wait_for(slot, page, host) {
+                        return outcome;
+                    }
+                }
                 // Nothing is at hand, and what there was went into the path.
                 Step::Dry => match self.worker.top_up(1) {
                     Ok(()) => {}
@@ -127,19 +142,21 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
 }
 
 /// One attempt at a fault.
-struct Fault<'f> {
-    slots: &'f View,
-    slot: &'f Slot,
-    gpa: Gpa,
-    access: Access,
-    /// The vCPU.
-    id: u16,
+pub(crate) struct Fault<'f> {
+    pub slots: &'f View,
+    pub slot: &'f Slot,
+    pub gpa: Gpa,
+    pub access: Access,
+    /// The vCPU, or a number that none has.
+    pub id: u16,
     /// It runs on a view of its own.
-    own_view: bool,
+    pub own_view: bool,
     /// It may fold leaves.
-    folds: bool,
+    pub folds: bool,
     /// The page's.
-    kind: MemoryKind,
+    pub kind: MemoryKind,
+    /// Nobody asked for the page: it is mapped if it is at hand, and is not used yet.
+    pub ahead: bool,
 }
 
 impl Fault<'_> {
@@ -159,7 +176,7 @@ impl Fault<'_> {
 }
 
 impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
-    fn fault(&mut self, fault: &Fault<'_>) -> Step {
+    pub(crate) fn fault(&mut self, fault: &Fault<'_>) -> Step {
         let Ok(found) = self.guard.translate(fault.gpa) else { return Step::Again };
         match (found, fault.access) {
             (None, _) => self.map(fault, self.guest.config.largest),
@@ -431,7 +448,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     }
 
     /// Maps the page, or as much around it as `largest`, slot and backing allow.
-    fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
+    pub(crate) fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
         let (spec, kind) = (fault.slot.spec, fault.kind);
         let tells = self.tells_devices();
         // Whoever splits a private block asks the machine: fetches do not.
@@ -483,20 +500,29 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 continue;
             }
             let at = fault.gpa.0 & !(F::size(0).bytes() - 1);
-            let backing = &self.guest.backing;
-            let page = match kind {
-                MemoryKind::Shared => backing.page(spec.host_of(at), fault.access),
-                MemoryKind::Private => backing.private_page(spec.private_of(at)).map(|page| Page {
-                    hpa: page.hpa,
-                    block: page.block,
-                    write: true,
-                    execute: true,
-                    memory: Memory::Normal,
-                }),
+            let (backing, host) = (&self.guest.backing, spec.host_of(at));
+            let asked = match (kind, fault.ahead) {
+                (MemoryKind::Shared, false) => backing.page(host, fault.access),
+                (MemoryKind::Shared, true) => backing.at_hand(host).ok_or(NoPage::NotYet),
+                (MemoryKind::Private, false) => {
+                    backing.private_page(spec.private_of(at)).map(|page| Page {
+                        hpa: page.hpa,
+                        block: page.block,
+                        write: true,
+                        execute: true,
+                        memory: Memory::Normal,
+                    })
+                }
+                // Nobody asks for private memory but the guest.
+                (MemoryKind::Private, true) => Err(NoPage::NotYet),
             };
-            let page = match page {
+            let page = match asked {
                 Ok(page) => page,
-                Err(NoPage::NotYet) => return Outcome::Retry(Retry::NotYet).into(),
+                // Arrivals are told by the addresses of shared memory.
+                Err(NoPage::NotYet) if kind == MemoryKind::Private => {
+                    return Outcome::Retry(Retry::NotYet(None)).into();
+                }
+                Err(NoPage::NotYet) => return Step::NotYet(spec.id, host),
                 Err(NoPage::Never) => return Outcome::Refused(Refused::NoPage).into(),
             };
             if page.block < F::size(0)
@@ -528,7 +554,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 write: write && (written || !protects),
                 execute: if execute { Execute::All } else { Execute::None },
                 memory: page.memory,
-                accessed: true,
+                accessed: !fault.ahead,
                 dirty: written,
                 software: Software::new(write, page.execute),
             };

@@ -11,8 +11,10 @@ use crate::invalidations::Invalidations;
 use crate::pins::Pins;
 use crate::ring::{DirtyGfn, Ring};
 use crate::slots::Slots;
+use crate::stalls::StallCells;
 use crate::stats::{Counters, Stats, VcpuCounters, vcpu_counters};
 use crate::sync::{AtomicU64, Lock, Ordering};
+use crate::waits::Waits;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
@@ -49,6 +51,9 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     /// What leaves that go say of their pages is on its way to where it is kept.
     pub(crate) leaving: Moves,
     pub(crate) caches: CacheState,
+    /// Pages that vCPUs wait for.
+    pub(crate) waits: Waits,
+    pub(crate) stalls: StallCells,
     pub(crate) vcpus: Box<[VcpuCounters]>,
     pub(crate) counters: Counters,
 }
@@ -201,6 +206,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             eager_split: EagerSize::new(config.eager_split),
             leaving: Moves::new(),
             caches: CacheState::new(&config, format.forces_caches()),
+            waits: Waits::new(config.vcpus),
+            stalls: StallCells::default(),
             vcpus: vcpu_counters(config.vcpus),
             counters: Counters::default(),
         })
@@ -260,7 +267,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
 
     /// What it cost so far.
     pub fn stats(&self) -> Stats {
-        Stats::read(&self.vcpus, &self.counters)
+        Stats::read(&self.vcpus, &self.counters, self.stalls.read())
     }
 
     /// Gives back all tables, as dropping the guest does: for callers who would rather say where.

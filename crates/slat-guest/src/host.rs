@@ -3,7 +3,7 @@
 use crate::events::Events;
 use crate::follow::{DeviceTables, NoDevices};
 use crate::private::{NoHooks, PrivateHooks};
-use slat::Platform;
+use slat::{Platform, Vmid};
 
 /// The machine, as [`Platform`], with a clock.
 pub trait Host: Platform {
@@ -29,6 +29,7 @@ pub trait Host: Platform {
     ///
     /// [`Event::Piece`]: crate::Event::Piece
     fn between_pieces(&self) {}
+
     /// What is told of private memory, and may refuse it: nothing, by default.
     fn private_hooks(&self) -> &dyn PrivateHooks {
         &NoHooks
@@ -38,6 +39,12 @@ pub trait Host: Platform {
     fn device_tables(&self) -> &dyn DeviceTables {
         &NoDevices
     }
+
+    /// The guest that CPUs know by `vmid` may go on with its vCPU `vcpu`: a page that it waits for
+    /// is there ([`Vcpu::ready`](crate::Vcpu::ready)). A host whose vCPUs sleep meanwhile, or that
+    /// run something else, wakes it. A wake-up that comes before the sleep must end it at once, as
+    /// with `std::thread::unpark`.
+    fn wake(&self, _vmid: Vmid, _vcpu: u16) {}
 
     /// Lets others go on while the caller waits for them.
     fn wait(&self) {

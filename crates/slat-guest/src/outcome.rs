@@ -1,6 +1,7 @@
 //! What a fault came to.
 
 use crate::private::{Denied, MemoryKind};
+use crate::waits::Arrival;
 use core::fmt;
 use slat::{ChangeError, MapError, PageSize, SplitError};
 
@@ -54,8 +55,11 @@ pub enum Retry {
     Contended,
     /// The host is taking back the memory.
     Invalidated,
-    /// The backing is fetching the page.
-    NotYet,
+    /// The backing is fetching the page. The vCPU sleeps until it is there
+    /// ([`Vcpu::sleep_until`](crate::Vcpu::sleep_until)), runs something else until it is told
+    /// ([`Vcpu::ready`](crate::Vcpu::ready)), or just tries again. `None`: it waits for as many
+    /// pages as it may, 16, told ones included.
+    NotYet(Option<Arrival>),
     /// The slot is being deleted or moved.
     SlotGoing,
     /// The page is being converted between shared and private.

@@ -1,6 +1,7 @@
 //! What a guest's memory cost: counters, per vCPU where it was a vCPU that waited.
 
 use crate::outcome::Outcome;
+use crate::stalls::Stalls;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -247,6 +248,8 @@ totals! {
     mapped_bytes,
     /// Calls that were refused table pages, as the guest has all that it may have.
     table_limit,
+    /// Pages mapped around faults.
+    mapped_ahead,
 }
 
 impl Counters {
@@ -270,6 +273,8 @@ pub struct Stats {
     pub vcpus: Vec<VcpuStats>,
     /// Of all threads.
     pub totals: Totals,
+    /// How long vCPUs waited for pages that arrived late.
+    pub late: Stalls,
 }
 
 /// What one vCPU waited for.
@@ -303,14 +308,14 @@ impl Stats {
         all
     }
 
-    pub(crate) fn read(vcpus: &[VcpuCounters], counters: &Counters) -> Self {
+    pub(crate) fn read(vcpus: &[VcpuCounters], counters: &Counters, late: Stalls) -> Self {
         let of = |vcpu: &VcpuCounters| VcpuStats {
             faults: core::array::from_fn(|kind| vcpu.kinds[kind].read()),
             caches: vcpu.caches.read(),
         };
         let mut totals = counters.read();
         vcpus.iter().for_each(|vcpu| totals.add(vcpu.totals.read()));
-        Self { vcpus: vcpus.iter().map(of).collect(), totals }
+        Self { vcpus: vcpus.iter().map(of).collect(), totals, late }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::backing::Backing;
 use crate::guest::Guest;
 use crate::host::Host;
+use crate::waits::Places;
 use crate::worker::Worker;
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -17,6 +18,8 @@ pub struct Vcpu<'w, F: Format, H: Host, B: Backing> {
     pub(crate) view: Option<u16>,
     /// It has said that it runs, and that its view is live.
     pub(crate) announced: bool,
+    /// Pages that it waits for.
+    pub(crate) waits: Places,
 }
 
 /// Why a vCPU could not be made.
@@ -51,6 +54,7 @@ impl core::error::Error for VcpuError {}
 
 impl<F: Format, H: Host, B: Backing> Drop for Vcpu<'_, F, H, B> {
     fn drop(&mut self) {
+        self.wait_for_nothing();
         self.worker.guest.vcpus[self.id as usize].taken.store(false, Ordering::Release);
     }
 }
@@ -73,7 +77,13 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         if guest.vcpus[id as usize].taken.swap(true, Ordering::AcqRel) {
             return Err(VcpuError::Taken);
         }
-        Ok(Self { worker, id, view: guest.caches.view(id), announced: false })
+        Ok(Self {
+            worker,
+            id,
+            view: guest.caches.view(id),
+            announced: false,
+            waits: Places::default(),
+        })
     }
 
     /// Its number.

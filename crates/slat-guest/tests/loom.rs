@@ -13,5 +13,7 @@ mod bed;
 mod convert;
 #[path = "loom/invalidation.rs"]
 mod invalidation;
+#[path = "loom/late.rs"]
+mod late;
 #[path = "loom/log.rs"]
 mod log;

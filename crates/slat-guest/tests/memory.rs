@@ -17,8 +17,12 @@ mod contiguous;
 mod corners;
 #[path = "memory/devices.rs"]
 mod devices;
+#[path = "memory/epochs.rs"]
+mod epochs;
 #[path = "memory/faults.rs"]
 mod faults;
+#[path = "memory/fork.rs"]
+mod fork;
 #[path = "memory/histories.rs"]
 mod histories;
 #[path = "memory/huge.rs"]
@@ -27,10 +31,14 @@ mod huge;
 mod invalidation;
 #[path = "memory/kept.rs"]
 mod kept;
+#[path = "memory/late.rs"]
+mod late;
 #[path = "memory/log.rs"]
 mod log;
 #[path = "memory/pairs.rs"]
 mod pairs;
+#[path = "memory/postcopy.rs"]
+mod postcopy;
 #[path = "memory/private.rs"]
 mod private;
 #[path = "memory/recovery.rs"]

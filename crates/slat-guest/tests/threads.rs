@@ -66,6 +66,7 @@ struct Run<'r, F: Format, A: Arch> {
     copy: Vec<AtomicU64>,
     /// Copies and moves take turns: what is copied stands still.
     copying: Mutex<()>,
+    epochs: Mutex<Epochs>,
 }
 
 fn room() -> TableRoom {
@@ -114,6 +115,15 @@ impl<F: Format, A: Arch> Run<'_, F, A> {
             let word = self.machine.read_host(self.ram.hpa(page));
             self.copy[page as usize].store(word, Ordering::Relaxed);
         }
+    }
+
+    /// An epoch that is aborted, then one that is committed.
+    fn epoch(&self, worker: &mut Worker<'_, F, FastMachine<A>, &Ram>) {
+        let mut epochs = self.epochs.lock().unwrap();
+        drop(epochs.begin(worker).unwrap());
+        let epoch = epochs.begin(worker).unwrap();
+        self.copy_pages(set(epoch.bitmap()));
+        epoch.commit();
     }
 
     /// One round of a migration.
@@ -203,6 +213,7 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         stamp: AtomicU64::new(1),
         copy: (0..PAGES).map(|_| AtomicU64::new(0)).collect(),
         copying: Mutex::new(()),
+        epochs: Mutex::new(Epochs::new(SlotId(0))),
     };
     let mut room = room();
     let mut worker = Worker::new(&guest, &mut room).unwrap();
@@ -224,6 +235,9 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         while start.elapsed() < Duration::from_millis(150)
             || (!enough(&guest) && start.elapsed() < Duration::from_secs(60))
         {
+            if rounds % 3 == 1 && config.ring.is_none() {
+                run.epoch(&mut worker);
+            }
             run.round(&mut worker, rounds % 3 == 0);
             rounds += 1;
         }
@@ -369,6 +383,7 @@ fn a_guest_is_torn_down_beside_faults_ageing_and_invalidations() {
         stamp: AtomicU64::new(1),
         copy: (0..PAGES).map(|_| AtomicU64::new(0)).collect(),
         copying: Mutex::new(()),
+        epochs: Mutex::new(Epochs::new(SlotId(0))),
     };
     std::thread::scope(|scope| {
         let run = &run;

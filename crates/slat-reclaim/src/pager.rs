@@ -162,6 +162,13 @@ impl<'a, 'w, F: Format, H: Host, B: PagedBacking> Pager<'a, 'w, F, H, B> {
             return Err(PageError::PageSize { pool, tables });
         }
         let page = paged.number(host).ok_or(PageError::Outside { host })?;
+        self.bring(page, access)?;
+        self.worker.guest().arrived(paged.host(page, 1));
+        Ok(())
+    }
+
+    fn bring(&mut self, page: u32, access: Access) -> Result<(), PageError> {
+        let paged = self.paged;
         let word = &paged.words[page as usize];
         loop {
             match word.load() {

@@ -10,7 +10,9 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use slat::format::arm64::Arm64;
 use slat::format::arm64::id::IdRegisters;
 use slat::{Format, Gpa, PageSize, Vmid};
-use slat_guest::{CachePolicy, Config, Guest, Hva, SlotId, SlotSpec, TABLE_PAGES, Worker};
+use slat_guest::{
+    CachePolicy, Config, Guest, Hva, HvaRange, PostCopy, SlotId, SlotSpec, TABLE_PAGES, Worker,
+};
 use slat_hypervisor::layout::*;
 use slat_hypervisor::options::{Caches, ExecuteHuge, Logging, Options};
 use spin::Mutex;
@@ -37,7 +39,9 @@ pub const PAGE: u64 = 1 << GRANULE_SHIFT;
 pub const PAGE_SIZE: PageSize = PageSize::from_bytes(PAGE).expect("a power of two");
 
 /// The guest's memory.
-pub type Memory = Guest<'static, Stage2, El2, Machine>;
+pub type Memory = Guest<'static, Stage2, El2, Behind>;
+/// What is behind it: the machine's memory, whose content may come late.
+pub type Behind = PostCopy<Machine>;
 
 /// The slot of the guest's RAM; devices have those behind it.
 pub const RAM_SLOT: SlotId = SlotId(0);
@@ -143,14 +147,8 @@ impl Hypervisor {
             asked if asked <= bits => asked,
             asked => return Err(format!("guest addresses of {asked} bits: at most {bits} here")),
         };
-        let guest = Guest::new(
-            format,
-            Vmid(1),
-            bits,
-            machine,
-            Machine::new(options.memory),
-            config(&options)?,
-        );
+        let guest =
+            Guest::new(format, Vmid(1), bits, machine, behind(&options)?, config(&options)?);
         let memory = guest.map_err(|error| format!("{error}"))?;
         let vtcr = id.vtcr(&format, &memory.tables().geometry());
         let vtcr = vtcr.map_err(|error| format!("{error}"))?;
@@ -240,6 +238,17 @@ fn config(options: &Options<'_>) -> Result<Config, String> {
         Caches::Vcpu0 => CachePolicy::Vcpu0,
     };
     Ok(config)
+}
+
+/// The guest's RAM, all of which is there until a job takes it.
+fn behind(options: &Options<'_>) -> Result<Behind, String> {
+    let ram = HvaRange { start: GUEST, bytes: options.memory };
+    let largest = PageSize::from_bytes(options.largest).unwrap_or(PAGE_SIZE);
+    let block = largest.min(Stage2::size(1));
+    let late = PostCopy::new(Machine::new(options.memory), ram, PAGE_SIZE, block);
+    let mut late = late.map_err(|error| format!("{error}"))?;
+    late.have(ram);
+    Ok(late)
 }
 
 /// The guest's RAM, as its slot.

@@ -1,10 +1,10 @@
 //! The manager: the CPU that stays with the hypervisor, and works on the guest's memory while the
 //! guest runs.
 
-use super::guest::{Hypervisor, Memory, Stage2};
+use super::guest::{Behind, Hypervisor, Memory, Stage2};
 use super::memory::GUEST;
 use super::report::{record, say};
-use super::{age, cpu, migrate, moves, psci, vcpu};
+use super::{age, cpu, migrate, moves, psci, restore, vcpu};
 use aarch64_cpu::registers::*;
 use alloc::format;
 use alloc::string::String;
@@ -20,7 +20,7 @@ use smccc::psci::{AffinityState, LowestAffinityLevel};
 const LEAVE: u64 = 500;
 
 /// A thread of the manager's: a vCPU that never runs, but can map.
-pub type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, super::memory::Machine>;
+pub type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, Behind>;
 
 /// Does the job, waits for the guest's end, reports, and switches the machine off.
 pub fn run(hypervisor: &'static Hypervisor) -> ! {
@@ -40,6 +40,7 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
                 Job::Migrate => migrate::run(hypervisor, &mut thread),
                 Job::Age => age::run(hypervisor, &mut thread),
                 Job::Move => moves::run(hypervisor, &mut thread),
+                Job::Restore => restore::run(hypervisor, &mut thread),
             };
             let over = done.and_then(|()| wait_for_end(hypervisor));
             let leaves = thread.worker().leaves_by_size();

@@ -41,7 +41,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     wait_for(hypervisor, 1)?;
     sleep(hypervisor, RUNS);
     let options = &hypervisor.options;
-    let (home, away) = (hypervisor.memory.backing().home(), away(options.memory));
+    let (home, away) = (hypervisor.memory.backing().inner().home(), away(options.memory));
     let all = GpaRange::new(Gpa(GUEST_RAM), options.memory).map_err(|error| error.to_string())?;
     let pages = options.memory / PAGE;
 
@@ -92,7 +92,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     let left = thread.worker().read_log(RAM_SLOT, &mut bitmap).map_err(|e| e.to_string())?;
     runs(&bitmap, copy);
     hypervisor.machine.forget_instructions();
-    hypervisor.memory.backing().move_to(away);
+    hypervisor.memory.backing().inner().move_to(away);
     let downtime = cpu::now() - stop;
     let whole = Run { first: 0, pages };
     let equal = whole.compare(home, away);

@@ -13,6 +13,7 @@ mod moves;
 mod platform;
 mod psci;
 mod report;
+mod restore;
 mod sysreg;
 mod vcpu;
 

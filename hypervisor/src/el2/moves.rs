@@ -43,7 +43,8 @@ const LEAVE: u64 = 5000;
 pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
     wait_for(hypervisor, 1)?;
     sleep(hypervisor, RUNS);
-    let (home, away) = (hypervisor.memory.backing().home(), away(hypervisor.options.memory));
+    let (home, away) =
+        (hypervisor.memory.backing().inner().home(), away(hypervisor.options.memory));
     own(hypervisor)?;
     let moved = move_leaves(hypervisor, home, away)?;
     sleep(hypervisor, RUNS);
@@ -166,7 +167,7 @@ fn move_leaves(hypervisor: &Hypervisor, from: u64, to: u64) -> Result<Moved, Str
                 Err(halted) => return Err(halted.to_string()),
             };
             if at < reached {
-                hypervisor.memory.backing().moved(at, reached - at);
+                hypervisor.memory.backing().inner().moved(at, reached - at);
                 // Who still used it would be noticed.
                 Run { first: at / PAGE, pages: (reached - at) / PAGE }.fill(from, GONE);
                 (moved.bytes, tries) = (moved.bytes + (reached - at), 0);

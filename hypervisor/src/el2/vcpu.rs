@@ -1,7 +1,7 @@
 //! A vCPU: it runs until something needs an answer.
 
 use super::cpu::{self, Left, Registers, read, write};
-use super::guest::{Hypervisor, Memory, Stage2};
+use super::guest::{Behind, Hypervisor, Memory, Stage2};
 use super::inject::{self, Told};
 use super::psci::{self, Answer};
 use super::report::say;
@@ -11,14 +11,14 @@ use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::Ordering;
 use slat::{Access, Gpa};
-use slat_guest::{CacheSwitch, Outcome, TABLE_PAGES, Vcpu};
+use slat_guest::{CacheSwitch, Outcome, Retry, TABLE_PAGES, Vcpu};
 use slat_hypervisor::layout::CONTROL;
 use slat_hypervisor::options::Trap;
 use slat_hypervisor::progress::{Place, Progress};
 use slat_hypervisor::syndrome::{self, Abort, Exit, Kind, Need};
 
 /// What this CPU's thread works with.
-type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, super::memory::Machine>;
+type Thread<'w> = Vcpu<'w, Stage2, super::platform::El2, Behind>;
 
 /// EL1 on its own stack, all interrupts masked: as PSCI starts a CPU.
 const START_STATE: u64 = 0b1111 << 6 | 0b0101;
@@ -205,6 +205,14 @@ impl<'w> Running<'w> {
         };
         let outcome = self.vcpu.fault(Gpa(gpa), access);
         match outcome {
+            // Nothing else runs on this CPU: it waits.
+            Outcome::Retry(Retry::NotYet(Some(arrival))) => {
+                while !self.vcpu.is_ready(&arrival) && !self.hypervisor.ended() {
+                    cpu::relax();
+                }
+                while self.vcpu.ready().is_some() {}
+                Next::Run
+            }
             Outcome::Retry(_) | Outcome::RingFull => {
                 if self.hypervisor.pause() {
                     self.load_root();

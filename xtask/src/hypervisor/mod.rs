@@ -36,6 +36,8 @@ Examples:
   cargo xtask hypervisor run --job age --largest 4k
   cargo xtask hypervisor run --job move --largest 4k --vcpus 2
       moves its memory leaf by leaf while it writes, and gives it another VMID
+  cargo xtask hypervisor run --job restore --vcpus 2
+      goes back to a snapshot that comes page by page while Linux runs
   cargo xtask hypervisor run --execute zap --work execute,16
   cargo xtask hypervisor run --caches every --vcpus 4 --work hotplug
   cargo xtask hypervisor run --work kexec
@@ -75,8 +77,8 @@ pub struct RunArgs {
     /// Debian's kernel
     #[arg(long, default_value = "debian-6.12")]
     pub kernel: Debian,
-    /// What the manager does: boot (nothing), migrate, age or move (its memory leaf by leaf, and to
-    /// another VMID)
+    /// What the manager does: boot (nothing), migrate, age, move (its memory leaf by leaf, and to
+    /// another VMID) or restore (it goes back to a snapshot, page by page)
     #[arg(long, default_value = "boot")]
     pub job: String,
     /// What the guest does: write,MIB touch,MIB execute,MIB hotplug kexec [default: what the job
@@ -132,7 +134,7 @@ impl RunArgs {
     fn work(&self) -> &str {
         match (&self.work, self.job.as_str()) {
             (Some(work), _) => work,
-            (None, "migrate" | "move") => "write,64",
+            (None, "migrate" | "move" | "restore") => "write,64",
             (None, "age") => "touch,64",
             (None, _) => "",
         }

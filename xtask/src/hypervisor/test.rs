@@ -132,6 +132,20 @@ fn cases() -> Vec<Case> {
                 Ok(())
             },
         ),
+        case(
+            "a-snapshot-comes-back-while-linux-runs",
+            RunArgs { job: "restore".to_owned(), ..migrate("cortex-a76", 2, "protect") },
+            |end| {
+                end.check()?;
+                let restore = end.record("restore").context("nothing was restored")?;
+                let of = |name: &str| restore[name].as_u64().unwrap_or_default();
+                ensure!(of("asked") >= 100 && of("stalls") >= of("asked") / 4, "{restore}");
+                ensure!(of("asked") + of("background") == of("pages"), "{restore}");
+                ensure!(of("blocks") >= 1, "{restore}");
+                ensure!(end.console.contains("pages right"), "the guest's program said nothing");
+                Ok(())
+            },
+        ),
         case("fetches-that-zap", executing("zap", base()), |end| {
             end.check()?;
             let (zapped, mapped) = (end.faults("zapped"), end.faults("mapped"));

@@ -198,6 +198,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             guest.reclaim_in(tables);
         }
         view.remove(spec.id);
+        // Who waits for its memory asks again, and learns of the change: who took its place, and
+        // asked, before faults were waited for is found here; who takes it later asks after that.
+        guest.arrived(slot.spec.host_range());
         Some(slot)
     }
 }

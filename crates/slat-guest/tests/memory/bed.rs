@@ -162,6 +162,11 @@ impl Backing for Ram {
         self.private(at.0).ok_or(NoPage::Never)
     }
 
+    fn at_hand(&self, host: Hva) -> Option<Page> {
+        let page = self.get(host.0).filter(|page| page.ready)?;
+        Some(answer(page))
+    }
+
     fn make_writable<R>(&self, host: Hva, grant: impl FnOnce(Page) -> R) -> Option<R> {
         let mut state = self.state();
         let page = state.pages.get_mut(&(host.0 / K4)).filter(|page| page.ready && page.own)?;
@@ -420,7 +425,7 @@ pub fn attempt<C: Case>(
             | Outcome::Refused(_)) => {
                 return Err(outcome);
             }
-            outcome @ Outcome::Retry(Retry::NotYet | Retry::Invalidated | Retry::Converting) => {
+            outcome @ Outcome::Retry(Retry::NotYet(_) | Retry::Invalidated | Retry::Converting) => {
                 return Err(outcome);
             }
             outcome => outcomes.push(outcome),

@@ -110,7 +110,7 @@ where
                 return true;
             }
             match vcpu.fault(Gpa(gpa), access) {
-                Outcome::Retry(Retry::NotYet) => {
+                Outcome::Retry(Retry::NotYet(_)) => {
                     let host = self.host(page, 1).start;
                     match Pager::new(vcpu.worker()).bring_in(host, access) {
                         Ok(()) => {}

@@ -370,7 +370,7 @@ impl<'w, 'h, F: Format, A: Arch> Runner<'w, 'h, F, A> {
                 None => self.vcpu.fault(gpa, how),
             };
             match outcome {
-                Outcome::Retry(Retry::NotYet) => {
+                Outcome::Retry(Retry::NotYet(_)) => {
                     let host = Hva(HOST_BASE + (gpa.0 - GUEST_BASE));
                     let mut pager = Pager::gated(self.vcpu.worker(), &self.locking);
                     match pager.bring_in(host, how) {

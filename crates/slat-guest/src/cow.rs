@@ -1,0 +1,262 @@
+//! Guests that share frames until one of them writes: what a fork of a running guest stands on.
+//!
+//! # Protocol
+//! A page is one word: nowhere, or a frame, which is the guest's *own* or shared; *busy* while a
+//! fault gives it a frame. A frame has a count of the words that name it. A fault that writes a
+//! shared page copies the frame, unless nobody else has it by now.
+//!
+//! *Invariants*:
+//! - A frame that two words name is own in neither, and nobody writes it: a fork protects the
+//!   parent ([`Worker::hold_writes`]) before it shares, and while it does no fault asks.
+//! - A fault has emptied the leaf of a page, to completion, before it asks to write it: what is
+//!   copied has no writer, and the old frame no reader of this guest's, when the count goes down.
+
+use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
+use crate::host::Host;
+use crate::sync::{AtomicU64, Lock, Ordering};
+use crate::worker::Worker;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+use slat::{Access, Format, Hpa, Memory, PageSize};
+
+/// Memory for guests that share it, in frames of one page each, by number.
+pub trait Frames {
+    /// Where a frame is.
+    fn hpa(&self, frame: u32) -> Hpa;
+
+    /// Makes `to` the same as `from`, which nobody writes.
+    fn copy(&self, from: u32, to: u32);
+
+    /// Fills a frame with zeroes.
+    fn zero(&self, frame: u32);
+}
+
+/// Frames that guests share.
+#[derive(Debug)]
+pub struct SharedFrames<M> {
+    memory: M,
+    page: PageSize,
+    /// Of each frame, how many words name it.
+    counts: Box<[AtomicU64]>,
+    free: Lock<Vec<u32>>,
+}
+
+impl<M: Frames> SharedFrames<M> {
+    /// `frames` of `page` each, numbered from 0.
+    pub fn new(memory: M, page: PageSize, frames: u32) -> Self {
+        let counts = (0..frames).map(|_| AtomicU64::new(0)).collect();
+        Self { memory, page, counts, free: Lock::new((0..frames).rev().collect()) }
+    }
+
+    /// Frames that nobody has.
+    pub fn free(&self) -> u32 {
+        self.free.lock().len() as u32
+    }
+
+    /// What has the frames.
+    pub const fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    fn take(&self) -> Option<u32> {
+        let frame = self.free.lock().pop()?;
+        self.counts[frame as usize].store(1, Ordering::Relaxed);
+        Some(frame)
+    }
+
+    fn give(&self, frame: u32) {
+        if self.counts[frame as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.free.lock().push(frame);
+        }
+    }
+}
+
+const NOWHERE: u64 = 0;
+const BUSY: u64 = 1;
+const OWN: u64 = 2;
+
+const fn word(frame: u32, own: bool) -> u64 {
+    ((frame as u64 + 1) << 2) | if own { OWN } else { 0 }
+}
+
+const fn frame_of(word: u64) -> u32 {
+    ((word >> 2) - 1) as u32
+}
+
+/// One guest's memory, zeroes until it is written, of which some may be shared with other guests.
+///
+/// Without views ([`CachePolicy::Exact`](crate::CachePolicy::Exact) where the format does not force
+/// the guest's caches): a write replaces a page in the tables of the vCPU that wrote, and a vCPU on
+/// others would go on reading the old one.
+///
+/// Dropped, it gives its frames back: with its guest, whose tables go first.
+#[derive(Debug)]
+pub struct Cow<'s, M: Frames> {
+    shared: &'s SharedFrames<M>,
+    range: HvaRange,
+    words: Box<[AtomicU64]>,
+    copied: AtomicU64,
+}
+
+/// Why a guest was not forked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ForkError {
+    /// The memory does not begin and end at pages, or goes beyond 64 bits.
+    Unaligned {
+        /// The page size.
+        page: PageSize,
+    },
+    /// vCPUs have tables of their own.
+    Views,
+    /// No memory for a word a page.
+    OutOfMemory,
+}
+
+impl fmt::Display for ForkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unaligned { page } => write!(f, "the memory is not in pages of {page}"),
+            Self::Views => f.write_str("vCPUs have tables of their own while their caches are off"),
+            Self::OutOfMemory => f.write_str("no memory for a word a page"),
+        }
+    }
+}
+
+impl core::error::Error for ForkError {}
+
+impl<'s, M: Frames> Cow<'s, M> {
+    /// Memory at `range` that reads as zero.
+    ///
+    /// # Errors
+    /// [`ForkError::Unaligned`], [`ForkError::OutOfMemory`].
+    pub fn new(shared: &'s SharedFrames<M>, range: HvaRange) -> Result<Self, ForkError> {
+        let page = shared.page;
+        let unaligned = (range.start.0 | range.bytes) & (page.bytes() - 1) != 0;
+        if unaligned || range.start.0.checked_add(range.bytes).is_none() {
+            return Err(ForkError::Unaligned { page });
+        }
+        let pages = (range.bytes >> page.shift()) as usize;
+        let mut words = Vec::new();
+        words.try_reserve_exact(pages).map_err(|_| ForkError::OutOfMemory)?;
+        words.extend((0..pages).map(|_| AtomicU64::new(NOWHERE)));
+        Ok(Self { shared, range, words: words.into_boxed_slice(), copied: AtomicU64::new(0) })
+    }
+
+    /// Pages that were copied because the guest wrote them.
+    pub fn copied(&self) -> u64 {
+        self.copied.load(Ordering::Relaxed)
+    }
+
+    /// Pages that have a frame, and those of them whose frame is shared.
+    pub fn pages(&self) -> (u64, u64) {
+        let (mut all, mut shared) = (0, 0);
+        for word in self.words.iter().map(|word| word.load(Ordering::Acquire)) {
+            all += u64::from(word > BUSY);
+            shared += u64::from(word > BUSY && word & OWN == 0);
+        }
+        (all, shared)
+    }
+
+    /// The memory as it is at one moment, for another guest, while `worker`'s runs on: the two
+    /// share all frames until one of them writes.
+    ///
+    /// `worker` is of the guest that this is behind, with all slots that show any of it. The
+    /// guest's writes wait while this goes over its leaves and pages; it reads on.
+    ///
+    /// # Errors
+    /// [`ForkError`]; nothing was done.
+    pub fn fork<F: Format, H: Host, B: Backing>(
+        &self,
+        worker: &mut Worker<'_, F, H, B>,
+    ) -> Result<Self, ForkError> {
+        if !worker.guest().views.is_empty() {
+            return Err(ForkError::Views);
+        }
+        let child = Self::new(self.shared, self.range)?;
+        let held = worker.hold_writes(self.range);
+        for (word, childs) in self.words.iter().zip(&child.words) {
+            let now = word.load(Ordering::SeqCst) & !OWN;
+            if now > BUSY {
+                self.shared.counts[frame_of(now) as usize].fetch_add(1, Ordering::AcqRel);
+                word.store(now, Ordering::SeqCst);
+                childs.store(now, Ordering::SeqCst);
+            }
+        }
+        drop(held);
+        Ok(child)
+    }
+
+    /// Where a page is, if it has a frame: for who reads a guest's memory that stands still.
+    pub fn frame(&self, host: Hva) -> Option<u32> {
+        let offset = host.0.checked_sub(self.range.start.0)?;
+        let word = self.words.get((offset >> self.shared.page.shift()) as usize)?;
+        Some(word.load(Ordering::Acquire)).filter(|&word| word > BUSY).map(frame_of)
+    }
+
+    /// The claimed word `now` gets a frame that may be read, or written; `None`: frames are short.
+    fn place(&self, now: u64, write: bool) -> Option<u64> {
+        let shared = self.shared;
+        if now == NOWHERE {
+            let frame = shared.take()?;
+            shared.memory.zero(frame);
+            return Some(word(frame, true));
+        }
+        let frame = frame_of(now);
+        // Alone by now: nobody else can come to share it but by a fork of this memory.
+        if !write || shared.counts[frame as usize].load(Ordering::Acquire) == 1 {
+            return Some(now | if write { OWN } else { 0 });
+        }
+        let own = shared.take()?;
+        shared.memory.copy(frame, own);
+        shared.give(frame);
+        self.copied.fetch_add(1, Ordering::Relaxed);
+        Some(word(own, true))
+    }
+}
+
+impl<M: Frames> Backing for Cow<'_, M> {
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
+        let offset = host.0.checked_sub(self.range.start.0).ok_or(NoPage::Never)?;
+        let place = self.words.get((offset >> self.shared.page.shift()) as usize);
+        let place = place.ok_or(NoPage::Never)?;
+        let write = access == Access::Write;
+        let now = loop {
+            let now = place.load(Ordering::SeqCst);
+            if now == BUSY {
+                // For as long as it takes to copy a page.
+                core::hint::spin_loop();
+                continue;
+            }
+            if now != NOWHERE && (now & OWN != 0 || !write) {
+                break now;
+            }
+            let claim = place.compare_exchange(now, BUSY, Ordering::SeqCst, Ordering::SeqCst);
+            if claim.is_err() {
+                continue;
+            }
+            let new = self.place(now, write);
+            place.store(new.unwrap_or(now), Ordering::SeqCst);
+            break new.ok_or(NoPage::Never)?;
+        };
+        Ok(Page {
+            hpa: self.shared.memory.hpa(frame_of(now)),
+            block: self.shared.page,
+            write: now & OWN != 0,
+            execute: true,
+            memory: Memory::Normal,
+        })
+    }
+}
+
+impl<M: Frames> Drop for Cow<'_, M> {
+    fn drop(&mut self) {
+        for word in &self.words {
+            let now = word.load(Ordering::Acquire);
+            if now > BUSY {
+                self.shared.give(frame_of(now));
+            }
+        }
+    }
+}

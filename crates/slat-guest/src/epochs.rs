@@ -1,0 +1,164 @@
+//! Incremental snapshots: a base, and after it the pages that were written since the one before,
+//! epoch by epoch.
+//!
+//! *Invariant*: a page that differs from what the committed epochs hold of it is dirty in the log,
+//! or *pending*, or in the epoch that is open. An epoch begins by moving the log and what is
+//! pending into itself; it ends by being committed, when its pages have been copied, or else its
+//! pages are pending again, however it ends.
+
+use crate::backing::Backing;
+use crate::bits::Bits;
+use crate::host::Host;
+use crate::log::LogError;
+use crate::slots::spec::SlotId;
+use crate::worker::Worker;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use slat::Format;
+
+/// The snapshots of one slot, which logs.
+#[derive(Debug)]
+pub struct Epochs {
+    slot: SlotId,
+    /// The log that the last epoch was taken from: another slot of that name begins anew.
+    log: Option<Arc<Bits>>,
+    pending: Vec<u64>,
+    committed: Vec<(u64, Vec<u64>)>,
+    next: u64,
+}
+
+/// Why no epoch began; nothing is lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum EpochError {
+    /// The log was not read.
+    Log(LogError),
+    /// vCPUs have dirty rings, which somebody else harvests.
+    Rings,
+    /// No memory for a bit a page.
+    OutOfMemory,
+}
+
+impl fmt::Display for EpochError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Log(error) => error.fmt(f),
+            Self::Rings => f.write_str("snapshots are of logs that are bitmaps, without rings"),
+            Self::OutOfMemory => f.write_str("no memory for what an epoch has of each page"),
+        }
+    }
+}
+
+impl core::error::Error for EpochError {}
+
+fn zeroes(len: usize) -> Result<Vec<u64>, EpochError> {
+    let mut words = Vec::new();
+    words.try_reserve_exact(len).map_err(|_| EpochError::OutOfMemory)?;
+    words.resize(len, 0);
+    Ok(words)
+}
+
+impl Epochs {
+    /// Of the slot of that name. The first epoch is the base: it has all pages.
+    pub const fn new(slot: SlotId) -> Self {
+        Self { slot, log: None, pending: Vec::new(), committed: Vec::new(), next: 0 }
+    }
+
+    /// Begins an epoch: what was written since the last one that was committed, as it is when this
+    /// returns. Every later write belongs to a later epoch; so copies are made after this, and are
+    /// all of one moment if the vCPUs stand still meanwhile.
+    ///
+    /// The epochs are the log's one reader: what [`Worker::clear_log`] or [`Worker::take_log`]
+    /// takes beside them is in no epoch. A slot that was deleted, moved without its log, or that
+    /// has logged anew since, begins with a base again.
+    ///
+    /// # Errors
+    /// [`EpochError`]; nothing is lost.
+    pub fn begin<F: Format, H: Host, B: Backing>(
+        &mut self,
+        worker: &mut Worker<'_, F, H, B>,
+    ) -> Result<Epoch<'_>, EpochError> {
+        if !worker.guest().rings.is_empty() {
+            return Err(EpochError::Rings);
+        }
+        let logging = worker.logging(self.slot, usize::MAX).map_err(EpochError::Log)?;
+        let pages = logging.spec.pages(worker.guest().page());
+        let len = pages.div_ceil(64) as usize;
+        let same = self.log.as_ref().is_some_and(|log| Arc::ptr_eq(log, &logging.log));
+        if !same {
+            let mut all = zeroes(len)?;
+            for (word, bits) in all.iter_mut().enumerate() {
+                let rest = pages - 64 * word as u64;
+                *bits = if rest >= 64 { u64::MAX } else { (1 << rest) - 1 };
+            }
+            self.committed.clear();
+            (self.pending, self.log) = (all, Some(logging.log));
+        }
+        let base = self.committed.is_empty();
+        let mut dirty = zeroes(len)?;
+        // What an error leaves in the log is found there by the next call.
+        worker.take_log(self.slot, &mut dirty).map_err(EpochError::Log)?;
+        dirty.iter_mut().zip(&mut self.pending).for_each(|(dirty, pending)| {
+            *dirty |= core::mem::take(pending);
+        });
+        self.next += 1;
+        Ok(Epoch { number: self.next, base, dirty, epochs: self })
+    }
+
+    /// The epoch, `upto` or an earlier one, that has the page as it was at the end of `upto`:
+    /// `None` if no committed one has it.
+    pub fn holds(&self, page: u64, upto: u64) -> Option<u64> {
+        let has = |(number, dirty): &&(u64, Vec<u64>)| {
+            *number <= upto
+                && dirty.get((page / 64) as usize).is_some_and(|bits| bits >> (page % 64) & 1 == 1)
+        };
+        self.committed.iter().rev().find(has).map(|(number, _)| *number)
+    }
+
+    /// The numbers of those that were committed, the base first.
+    pub fn committed(&self) -> impl Iterator<Item = u64> + '_ {
+        self.committed.iter().map(|(number, _)| *number)
+    }
+}
+
+/// An epoch that is open: its pages are copied, then it is committed. Dropped, it is aborted, and
+/// the next has its pages.
+#[must_use = "dropped, the epoch is aborted"]
+#[derive(Debug)]
+pub struct Epoch<'e> {
+    epochs: &'e mut Epochs,
+    number: u64,
+    base: bool,
+    dirty: Vec<u64>,
+}
+
+impl Epoch<'_> {
+    /// Its number: above those of all before it.
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// It has all pages.
+    pub const fn is_base(&self) -> bool {
+        self.base
+    }
+
+    /// Its pages, a bit each, from the slot's first on.
+    pub fn bitmap(&self) -> &[u64] {
+        &self.dirty
+    }
+
+    /// Its pages have been copied, safely.
+    pub fn commit(mut self) {
+        let dirty = core::mem::take(&mut self.dirty);
+        self.epochs.committed.push((self.number, dirty));
+    }
+}
+
+impl Drop for Epoch<'_> {
+    fn drop(&mut self) {
+        let pending = self.epochs.pending.iter_mut();
+        pending.zip(&self.dirty).for_each(|(pending, dirty)| *pending |= dirty);
+    }
+}

@@ -1,0 +1,98 @@
+//! Memory that arrives late: vCPUs that wait for a page, and are told when it is there.
+
+use crate::backing::{Backing, Hva, HvaRange};
+use crate::guest::Guest;
+use crate::host::Host;
+use crate::outcome::{Outcome, Retry};
+use crate::slots::spec::SlotId;
+use crate::vcpu::Vcpu;
+use crate::waits::Arrival;
+use slat::{Format, Gpa};
+
+impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
+    /// What the backing answers of `host` is another by now: pages have arrived, or never will.
+    /// Each vCPU that waits for one of them is told ([`Vcpu::ready`]), and woken
+    /// ([`Host::wake`]); returns how many were.
+    ///
+    /// Any thread calls this, after the backing has changed its answer, and for each such change.
+    /// None is lost, whatever a fault does meanwhile, if the backing keeps its answer where a lock
+    /// is held or, in atomics, by sequentially consistent stores and loads.
+    pub fn arrived(&self, host: HvaRange) -> u64 {
+        let (platform, vmid) = (self.tables.platform(), self.tables.vmid());
+        let page = F::size(0).bytes();
+        let start = host.start.0 & !(page - 1);
+        let whole = HvaRange { start: Hva(start), bytes: host.bytes + (host.start.0 - start) };
+        let mut told = 0;
+        self.waits.tell(&whole, |vcpu| {
+            told += 1;
+            platform.wake(vmid, vcpu);
+        });
+        told
+    }
+}
+
+impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
+    /// A page that the vCPU has waited for and that is there, or never will be: its access may be
+    /// repeated. Each is told once. A vCPU that was told by a fault itself, which found the page,
+    /// is not told again.
+    pub fn ready(&mut self) -> Option<Arrival> {
+        let guest = self.worker.guest;
+        let (arrival, since) = self.waits.end(&guest.waits, self.id, |_, ready| ready)?;
+        guest.stalls.record(guest.tables.platform().now() - since);
+        Some(arrival)
+    }
+
+    /// Whether the wait is over: [`Vcpu::ready`] hands it out, or has done so.
+    pub fn is_ready(&self, arrival: &Arrival) -> bool {
+        self.waits.is_ready(&self.worker.guest.waits, self.id, arrival)
+    }
+
+    /// What the vCPU waits for; told or not.
+    pub fn waiting(&self) -> impl Iterator<Item = Arrival> + '_ {
+        self.waits.all()
+    }
+
+    /// Calls `sleep` until the page is there, then takes note of it. `sleep` returns when the vCPU
+    /// is woken ([`Host::wake`]), now and then, or at once.
+    pub fn sleep_until(&mut self, arrival: Arrival, mut sleep: impl FnMut()) {
+        while !self.is_ready(&arrival) {
+            sleep();
+        }
+        let guest = self.worker.guest;
+        let this = |wait: &Arrival, _| *wait == arrival;
+        if let Some((_, since)) = self.waits.end(&guest.waits, self.id, this) {
+            guest.stalls.record(guest.tables.platform().now() - since);
+        }
+    }
+
+    /// The backing has said *not yet*: waits for the page. `Err` if it is to be asked once more.
+    pub(crate) fn wait_for(&mut self, slot: SlotId, gpa: Gpa, host: Hva) -> Result<Outcome, ()> {
+        let guest = self.worker.guest;
+        let now = guest.tables.platform().now();
+        match self.waits.begin(&guest.waits, self.id, (slot, gpa, host), now) {
+            Some((_, true)) => Err(()),
+            wait => Ok(Outcome::Retry(Retry::NotYet(wait.map(|(arrival, _)| arrival)))),
+        }
+    }
+
+    /// A fault has been answered: if the vCPU waited for that page, it does no more.
+    pub(crate) fn waited(&mut self, gpa: Gpa, outcome: Outcome) -> Outcome {
+        if !self.waits.any() || matches!(outcome, Outcome::Retry(_) | Outcome::RingFull) {
+            return outcome;
+        }
+        let guest = self.worker.guest;
+        let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
+        let this = |wait: &Arrival, _| wait.gpa == page;
+        if let Some((_, since)) = self.waits.end(&guest.waits, self.id, this)
+            && !matches!(outcome, Outcome::Refused(_) | Outcome::Mmio)
+        {
+            guest.stalls.record(guest.tables.platform().now() - since);
+        }
+        outcome
+    }
+
+    /// Nobody runs the vCPU any more.
+    pub(crate) fn wait_for_nothing(&mut self) {
+        while self.waits.end(&self.worker.guest.waits, self.id, |_, _| true).is_some() {}
+    }
+}

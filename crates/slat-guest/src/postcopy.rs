@@ -1,0 +1,447 @@
+//! Memory whose content comes while the guest runs on it already: the second half of a post-copy
+//! migration, or a snapshot that is restored as it is used.
+//!
+//! # Protocol
+//! A bit a page says that its content is *here*; another, that somebody has been told to fetch it;
+//! a third, that a fault has asked. Who is to fetch a page takes its second bit first, so each page
+//! is fetched once, whoever asks. Content is written, then the page is *here*, then those that wait
+//! are told ([`Guest::arrived`](crate::Guest::arrived)).
+//!
+//! *Invariants*:
+//! - A leaf is of pages that are all *here*: the size that is answered grows from the page, by
+//!   halves that are here whole.
+//! - A page that a fault has asked for is in the queue, or somebody fetches it, until it is here. A
+//!   fault asks, and a fetch that failed is undone, under the queue's lock: the fault finds the
+//!   page claimed and asked, or puts it into the queue; and what is undone goes back to its front
+//!   if it was asked for meanwhile.
+//! - Of each block one thread alone brings the last page: a count a block, of pages not here.
+
+use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
+use crate::host::Host;
+use crate::invalidations::Invalidation;
+use crate::sync::{AtomicU64, Lock, Ordering};
+use crate::worker::{Inside, Worker};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::fmt;
+use slat::{Access, Format, PageSize};
+
+/// A [`Backing`] whose pages come late: `inner` has the memory, and it is asked for a page once its
+/// content is there.
+#[derive(Debug)]
+pub struct PostCopy<B> {
+    inner: B,
+    range: HvaRange,
+    page: PageSize,
+    block: PageSize,
+    here: Box<[AtomicU64]>,
+    /// Somebody fetches it, or did.
+    claimed: Box<[AtomicU64]>,
+    asked: Box<[AtomicU64]>,
+    /// Of each block, how many pages are not here.
+    left: Box<[AtomicU64]>,
+    missing: AtomicU64,
+    queue: Lock<VecDeque<u64>>,
+    /// The word from which the background goes on: where the guest was last.
+    cursor: AtomicU64,
+    counts: [AtomicU64; 4],
+}
+
+/// What came of the pages so far.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct PostCopied {
+    /// Pages whose content is not there yet.
+    pub missing: u64,
+    /// Pages that came because a fault had asked.
+    pub asked: u64,
+    /// Pages that came in the background.
+    pub background: u64,
+    /// Pages that were to be fetched, and were given back.
+    pub given_back: u64,
+    /// Blocks that were put together as their last page came.
+    pub blocks: u64,
+}
+
+const ASKED: usize = 0;
+const BACKGROUND: usize = 1;
+const GIVEN_BACK: usize = 2;
+const BLOCKS: usize = 3;
+
+/// Why memory cannot be copied late.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum PostCopyError {
+    /// The range's bounds are not multiples of the page size, its sum exceeds 64 bits, or a block
+    /// is smaller than a page.
+    Unaligned {
+        /// The page size.
+        page: PageSize,
+    },
+    /// No memory for three bits a page.
+    OutOfMemory,
+}
+
+impl fmt::Display for PostCopyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unaligned { page } => {
+                write!(f, "memory that comes late begins and ends at multiples of {page}")
+            }
+            Self::OutOfMemory => f.write_str("no memory for what is known of each page"),
+        }
+    }
+}
+
+impl core::error::Error for PostCopyError {}
+
+/// Zeroes.
+fn words(len: u64) -> Result<Box<[AtomicU64]>, PostCopyError> {
+    let mut words = Vec::new();
+    words.try_reserve_exact(len as usize).map_err(|_| PostCopyError::OutOfMemory)?;
+    words.extend((0..len).map(|_| AtomicU64::new(0)));
+    Ok(words.into_boxed_slice())
+}
+
+fn get(bits: &[AtomicU64], page: u64) -> bool {
+    bits[(page / 64) as usize].load(Ordering::SeqCst) >> (page % 64) & 1 == 1
+}
+
+/// Calls `each` with the words of some pages, and with which bits.
+fn each(first: u64, pages: u64, mut each: impl FnMut(usize, u64)) {
+    let (mut page, end) = (first, first + pages);
+    while page < end {
+        let count = (64 - page % 64).min(end - page);
+        each((page / 64) as usize, (u64::MAX >> (64 - count)) << (page % 64));
+        page += count;
+    }
+}
+
+impl<B> PostCopy<B> {
+    /// Memory at `range`, none of which is there yet, in pages of `page`. Where the last page of a
+    /// `block` comes, what the guest has of it in small leaves is put together. What `inner` has
+    /// beside `range` is there.
+    ///
+    /// # Errors
+    /// [`PostCopyError`].
+    pub fn new(
+        inner: B,
+        range: HvaRange,
+        page: PageSize,
+        block: PageSize,
+    ) -> Result<Self, PostCopyError> {
+        let bounds = range.start.0 | range.bytes;
+        if bounds & (page.bytes() - 1) != 0
+            || range.start.0.checked_add(range.bytes).is_none()
+            || block < page
+        {
+            return Err(PostCopyError::Unaligned { page });
+        }
+        let pages = range.bytes >> page.shift();
+        let len = pages.div_ceil(64);
+        let first = range.start.0 >> block.shift();
+        let blocks = range.end().0.div_ceil(block.bytes()).saturating_sub(first);
+        let late = Self {
+            inner,
+            range,
+            page,
+            block,
+            here: words(len)?,
+            claimed: words(len)?,
+            asked: words(len)?,
+            left: words(blocks)?,
+            missing: AtomicU64::new(pages),
+            queue: Lock::new(VecDeque::new()),
+            cursor: AtomicU64::new(0),
+            counts: core::array::from_fn(|_| AtomicU64::new(0)),
+        };
+        for (index, left) in late.left.iter().enumerate() {
+            let start = Hva((first + index as u64) << block.shift());
+            let (_, count) = late.pages(&HvaRange { start, bytes: block.bytes() });
+            left.store(count, Ordering::Relaxed);
+        }
+        Ok(late)
+    }
+
+    /// What has the memory.
+    pub const fn inner(&self) -> &B {
+        &self.inner
+    }
+
+    /// What came so far.
+    pub fn counts(&self) -> PostCopied {
+        let [asked, background, given_back, blocks] =
+            self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let missing = self.missing.load(Ordering::Acquire);
+        PostCopied { missing, asked, background, given_back, blocks }
+    }
+
+    /// The page numbers of what `host` and the memory have in common: the first, and how many. Of a
+    /// part of a page all of it.
+    fn pages(&self, host: &HvaRange) -> (u64, u64) {
+        let start = host.start.max(self.range.start).0 - self.range.start.0;
+        let end = host.end().min(self.range.end()).0.saturating_sub(self.range.start.0);
+        let first = start >> self.page.shift();
+        (first, end.div_ceil(self.page.bytes()).saturating_sub(first))
+    }
+
+    fn number(&self, host: Hva) -> Option<u64> {
+        let offset = host.0.checked_sub(self.range.start.0)?;
+        (offset < self.range.bytes).then_some(offset >> self.page.shift())
+    }
+
+    fn host(&self, first: u64, pages: u64) -> HvaRange {
+        let shift = self.page.shift();
+        HvaRange { start: Hva(self.range.start.0 + (first << shift)), bytes: pages << shift }
+    }
+
+    /// The content of `host` is there, as it came before: a round of pre-copy, a page of zeroes.
+    /// For memory that no guest has yet.
+    pub fn have(&mut self, host: HvaRange) {
+        let (first, pages) = self.pages(&host);
+        each(first, pages, |word, mask| _ = self.claimed[word].fetch_or(mask, Ordering::SeqCst));
+        self.land(first, pages, |_| {});
+    }
+
+    /// The content of `host` is there no more, and is to be fetched again: the guest goes back to a
+    /// snapshot.
+    ///
+    /// The caller has taken the memory from the guest and holds `_taken`, which
+    /// [`Worker::invalidate`] returned for all of it; no [`Fetch`] of it is under way.
+    pub fn lose(&self, host: HvaRange, _taken: &Invalidation<'_>) {
+        let (first, pages) = self.pages(&host);
+        let mut lost = 0;
+        for page in first..first + pages {
+            let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
+            if self.here[word].fetch_and(!bit, Ordering::SeqCst) & bit != 0 {
+                self.left[self.block_of(page)].fetch_add(1, Ordering::SeqCst);
+                lost += 1;
+            }
+            self.asked[word].fetch_and(!bit, Ordering::SeqCst);
+            self.claimed[word].fetch_and(!bit, Ordering::SeqCst);
+        }
+        self.missing.fetch_add(lost, Ordering::SeqCst);
+    }
+
+    fn block_of(&self, page: u64) -> usize {
+        let at = self.host(page, 1).start.0 >> self.block.shift();
+        (at - (self.range.start.0 >> self.block.shift())) as usize
+    }
+
+    /// The pages are here; `whole` learns of each block whose last page is among them.
+    fn land(&self, first: u64, pages: u64, mut whole: impl FnMut(Hva)) {
+        let mut landed = 0;
+        for page in first..first + pages {
+            let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
+            if self.here[word].fetch_or(bit, Ordering::SeqCst) & bit != 0 {
+                continue;
+            }
+            landed += 1;
+            if self.left[self.block_of(page)].fetch_sub(1, Ordering::SeqCst) == 1 {
+                whole(Hva(self.host(page, 1).start.0 & !(self.block.bytes() - 1)));
+            }
+        }
+        self.missing.fetch_sub(landed, Ordering::SeqCst);
+    }
+
+    fn is_here(&self, first: u64, pages: u64) -> bool {
+        let mut all = true;
+        each(first, pages, |word, mask| {
+            all = all && self.here[word].load(Ordering::SeqCst) & mask == mask;
+        });
+        all
+    }
+
+    /// The largest block around `host`, at most `most`, of which all is here; a page that is here
+    /// itself.
+    fn whole(&self, host: Hva, most: PageSize) -> PageSize {
+        let mut size = self.page;
+        while size < most {
+            let other = HvaRange {
+                start: Hva(host.0 & !(size.bytes() - 1) ^ size.bytes()),
+                bytes: size.bytes(),
+            };
+            let (first, pages) = self.pages(&other);
+            let inside = other.start >= self.range.start && other.end() <= self.range.end();
+            let double = PageSize::from_bytes(2 * size.bytes());
+            match double.filter(|_| inside && self.is_here(first, pages)) {
+                Some(double) => size = double,
+                None => break,
+            }
+        }
+        size.min(most)
+    }
+
+    /// A fault needs the page.
+    fn ask(&self, page: u64) {
+        let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
+        let mut queue = self.queue.lock();
+        if self.asked[word].fetch_or(bit, Ordering::SeqCst) & bit == 0 {
+            queue.push_back(page);
+        }
+    }
+
+    /// What is to be fetched next: the page that a fault has asked for first, or else up to `most`
+    /// pages, 64 at most, that nobody has asked for, close behind what was asked for last. `None`:
+    /// all is there, or others fetch the rest; with `most` 0 no fault waits for what nobody
+    /// fetches.
+    ///
+    /// Any number of threads call this. A page is handed out once, and again only if its [`Fetch`]
+    /// was dropped without having arrived.
+    pub fn next(&self, most: u64) -> Option<Fetch<'_, B>> {
+        loop {
+            let Some(page) = self.queue.lock().pop_front() else { break };
+            let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
+            // Claimed: it is here, on its way, or comes back to the queue.
+            if self.claimed[word].fetch_or(bit, Ordering::SeqCst) & bit == 0 {
+                self.cursor.store(word as u64, Ordering::Relaxed);
+                return Some(Fetch { late: self, first: page, pages: 1, asked: true });
+            }
+        }
+        let (len, most) = (self.claimed.len() as u64, most.min(64) as u32);
+        if most == 0 {
+            return None;
+        }
+        let start = self.cursor.load(Ordering::Relaxed);
+        for step in 0..len {
+            let word = (start + step) % len;
+            let valid = (self.range.bytes >> self.page.shift()) - word * 64;
+            let valid = if valid >= 64 { u64::MAX } else { (1 << valid) - 1 };
+            let claimed = &self.claimed[word as usize];
+            loop {
+                let now = claimed.load(Ordering::SeqCst);
+                let free = !now & valid;
+                if free == 0 {
+                    break;
+                }
+                let first = free.trailing_zeros();
+                let pages = (free >> first).trailing_ones().min(most);
+                let mask = (u64::MAX >> (64 - pages)) << first;
+                if claimed
+                    .compare_exchange(now, now | mask, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_ok()
+                {
+                    self.cursor.store(word, Ordering::Relaxed);
+                    let (first, pages) = (word * 64 + u64::from(first), pages.into());
+                    return Some(Fetch { late: self, first, pages, asked: false });
+                }
+            }
+        }
+        None
+    }
+
+    /// A page that is here, as it may be mapped.
+    fn lowered(&self, host: Hva, page: Page) -> Page {
+        Page { block: self.whole(host, page.block), ..page }
+    }
+}
+
+/// Pages that somebody fetches: theirs until they arrive. Dropped before, they are to be fetched
+/// again, first of all if a fault has asked for them.
+#[must_use = "dropped, the pages are to be fetched again"]
+#[derive(Debug)]
+pub struct Fetch<'l, B> {
+    late: &'l PostCopy<B>,
+    first: u64,
+    /// None, once they have arrived.
+    pages: u64,
+    asked: bool,
+}
+
+impl<B> Fetch<'_, B> {
+    /// The pages, as the backing has them.
+    pub fn host(&self) -> HvaRange {
+        self.late.host(self.first, self.pages)
+    }
+
+    /// A fault has asked for it: a vCPU waits.
+    pub const fn asked(&self) -> bool {
+        self.asked
+    }
+
+    /// The content is in its place, in `inner`'s memory. vCPUs that wait for it are told, and
+    /// blocks whose last page it was are put together.
+    pub fn arrived<F: Format, H: Host, G: Backing>(mut self, worker: &mut Worker<'_, F, H, G>) {
+        let (late, host) = (self.late, self.host());
+        let mut whole = Vec::new();
+        late.land(self.first, self.pages, |block| whole.push(block));
+        worker.guest().arrived(host);
+        let count = if self.asked { ASKED } else { BACKGROUND };
+        late.counts[count].fetch_add(self.pages, Ordering::Relaxed);
+        self.pages = 0;
+        for start in whole {
+            let block = HvaRange { start, bytes: late.block.bytes() };
+            let formed = worker.put_together(block, late.block);
+            late.counts[BLOCKS].fetch_add(formed, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<B> Drop for Fetch<'_, B> {
+    fn drop(&mut self) {
+        let late = self.late;
+        if self.pages == 0 {
+            return;
+        }
+        late.counts[GIVEN_BACK].fetch_add(self.pages, Ordering::Relaxed);
+        let mut queue = late.queue.lock();
+        for page in (self.first..self.first + self.pages).rev() {
+            late.claimed[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::SeqCst);
+            if get(&late.asked, page) {
+                queue.push_front(page);
+            }
+        }
+    }
+}
+
+impl<B: Backing> Backing for PostCopy<B> {
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
+        let Some(page) = self.number(host) else { return self.inner.page(host, access) };
+        if self.missing.load(Ordering::SeqCst) == 0 {
+            return self.inner.page(host, access);
+        }
+        if !get(&self.here, page) {
+            self.ask(page);
+            return Err(NoPage::NotYet);
+        }
+        self.inner.page(host, access).map(|page| self.lowered(host, page))
+    }
+
+    fn at_hand(&self, host: Hva) -> Option<Page> {
+        match self.number(host) {
+            Some(page) if !get(&self.here, page) => None,
+            Some(_) => self.inner.at_hand(host).map(|page| self.lowered(host, page)),
+            None => self.inner.at_hand(host),
+        }
+    }
+
+    fn make_writable<R>(&self, host: Hva, grant: impl FnOnce(Page) -> R) -> Option<R> {
+        match self.number(host) {
+            Some(page) if !get(&self.here, page) => None,
+            _ => self.inner.make_writable(host, grant),
+        }
+    }
+}
+
+impl<F: Format, H: Host, B: Backing> Worker<'_, F, H, B> {
+    /// All of a block is there: where the guest has some of it in small leaves, it gets the others,
+    /// and they become one. What it has not touched a fault maps whole. Returns how many became
+    /// blocks.
+    fn put_together(&mut self, host: HvaRange, block: PageSize) -> u64 {
+        let mut formed = 0;
+        for range in self.guest_ranges(host) {
+            if range.size() != host.bytes || !range.start().0.is_multiple_of(host.bytes) {
+                continue;
+            }
+            let tables = &self.guest.tables;
+            let some = self.inside(tables, |Inside { guard, .. }| {
+                guard.leaves(range).is_ok_and(|mut leaves| leaves.next().is_some())
+            });
+            if some {
+                self.prefault(range, Access::Read, || false);
+                formed += self.collapse(range, block) / host.bytes;
+            }
+        }
+        formed
+    }
+}

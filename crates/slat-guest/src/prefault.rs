@@ -1,0 +1,205 @@
+//! Pages that are mapped before the guest asks for them: a range, by any worker, or what is at hand
+//! around a fault.
+
+use crate::backing::Backing;
+use crate::budget::NoPages;
+use crate::config::ExecuteHuge;
+use crate::fault::{ATTEMPTS, Fault, PATH, Step};
+use crate::host::Host;
+use crate::outcome::{Outcome, Retry, TableLimit};
+use crate::private::MemoryKind;
+use crate::vcpu::Vcpu;
+use crate::worker::Worker;
+use slat::{Access, Format, Gpa, GpaRange};
+
+/// What became of a range that was to be mapped ahead of its faults: bytes, whose sum is that of
+/// the range, or less if the call ended early.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Prefaulted {
+    /// Mapped, or given the right that was asked for.
+    pub mapped: u64,
+    /// Mapped already, with that right.
+    pub there: u64,
+    /// The backing has them not yet: it was asked for each.
+    pub not_yet: u64,
+    /// Somebody held them: the host takes them back, their slot goes, another thread is at work.
+    pub held: u64,
+    /// Refused by the backing or the tables.
+    pub refused: u64,
+    /// In no slot, or read-only, if they were to be written.
+    pub no_memory: u64,
+    /// What ended the call early, and where.
+    pub stop: Option<(Gpa, PrefaultStop)>,
+}
+
+/// Why a call of [`Worker::prefault`] ended early.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PrefaultStop {
+    /// `stop` said so.
+    Asked,
+    /// The platform has no table pages.
+    OutOfFrames,
+    /// The guest may have no more ([`Config::table_pages`](crate::Config::table_pages)).
+    TableLimit(TableLimit),
+}
+
+/// No vCPU: what it writes goes to the bitmap.
+const NOBODY: u16 = u16::MAX;
+
+impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
+    /// Maps what the guest has in `range`, as faults for `access` would: by the largest leaves that
+    /// slots, logs and backing allow, in the tables that vCPUs share. A page for
+    /// [`Access::Write`] counts as written.
+    ///
+    /// Nobody waits for what the backing has not yet. `stop` is asked before each leaf. The bounds
+    /// of `range` are widened to pages.
+    pub fn prefault(
+        &mut self,
+        range: GpaRange,
+        access: Access,
+        mut stop: impl FnMut() -> bool,
+    ) -> Prefaulted {
+        let page = F::size(0).bytes();
+        let mut done = Prefaulted::default();
+        let mut at = range.start().0 & !(page - 1);
+        let end = range.end().0.saturating_add(page - 1) & !(page - 1);
+        while at < end {
+            if stop() {
+                done.stop = Some((Gpa(at), PrefaultStop::Asked));
+                break;
+            }
+            match self.prefault_at(Gpa(at), end, access) {
+                Ok((next, count)) => {
+                    *count(&mut done) += next - at;
+                    at = next;
+                }
+                Err(why) => {
+                    done.stop = Some((Gpa(at), why));
+                    break;
+                }
+            }
+        }
+        done
+    }
+
+    /// Maps what is at `gpa`; says up to where, before `end`, and how that counts.
+    fn prefault_at(
+        &mut self,
+        gpa: Gpa,
+        end: u64,
+        access: Access,
+    ) -> Result<(u64, Count), PrefaultStop> {
+        let guest = self.guest;
+        let page = F::size(0).bytes();
+        for attempt in 0..ATTEMPTS {
+            let _at_hand = self.top_up(PATH);
+            let found = self.with_slots(&guest.tables, |view, inside| {
+                let Some(slot) = view.at(gpa) else {
+                    let rest = GpaRange::new(gpa, end - gpa.0).expect("something is left");
+                    let next = view.parts(&rest).next().map_or(end, |(_, part)| part.start().0);
+                    return Found::Upto(next, |done| &mut done.no_memory);
+                };
+                let behind = slot.spec.range().end().0;
+                if slot.going {
+                    return Found::Upto(behind, |done| &mut done.held);
+                }
+                if access == Access::Write && slot.spec.read_only {
+                    return Found::Upto(behind, |done| &mut done.no_memory);
+                }
+                if let Ok(Some(leaf)) = inside.guard.translate(gpa)
+                    && leaf.attributes.read
+                    && (access != Access::Write || leaf.attributes.write)
+                    && (!access.is_fetch() || leaf.attributes.execute.permits(access))
+                {
+                    let next = (gpa.0 & !(leaf.size.bytes() - 1)) + leaf.size.bytes();
+                    return Found::Upto(next.min(behind), |done| &mut done.there);
+                }
+                let Some(kind) =
+                    GpaRange::new(gpa, page).ok().and_then(|at| slot.kind_of::<F>(&at))
+                else {
+                    return Found::Upto(gpa.0 + page, |done| &mut done.held);
+                };
+                let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
+                let folds = attempt == 0 && guest.config.contiguous && allowed;
+                let (slots, id, own_view, ahead) = (view, NOBODY, false, false);
+                let fault = Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead };
+                Found::Tried(inside.fault(&fault))
+            });
+            let step = match found {
+                Found::Upto(next, count) => return Ok((next.min(end), count)),
+                Found::Tried(step) => step,
+            };
+            let (bytes, count): (u64, Count) = match step {
+                // What was mapped is found, and stepped over, as a leaf: how large it is may have
+                // changed by then.
+                Step::Done(
+                    Outcome::Mapped(size)
+                    | Outcome::MadeWritable(size)
+                    | Outcome::MadeExecutable(size),
+                ) => (size.bytes(), |done| &mut done.mapped),
+                Step::Done(Outcome::Retry(Retry::NotYet(_))) => (page, |done| &mut done.not_yet),
+                Step::Done(Outcome::Retry(_)) => (page, |done| &mut done.held),
+                Step::Done(Outcome::Refused(_)) => (page, |done| &mut done.refused),
+                Step::Done(_) => (page, |done| &mut done.mapped),
+                Step::NotYet(..) => (page, |done| &mut done.not_yet),
+                Step::Again => continue,
+                Step::Dry => match self.top_up(1) {
+                    Ok(()) => continue,
+                    Err(NoPages::Limit(limit)) => return Err(PrefaultStop::TableLimit(limit)),
+                    Err(NoPages::Frames(_)) => return Err(PrefaultStop::OutOfFrames),
+                },
+            };
+            let next = (gpa.0 & !(bytes - 1)) + bytes;
+            return Ok((next.min(end), count));
+        }
+        Ok((gpa.0 + page, |done| &mut done.held))
+    }
+}
+
+/// Which of the sums bytes belong to.
+type Count = fn(&mut Prefaulted) -> &mut u64;
+
+enum Found {
+    Upto(u64, Count),
+    Tried(Step),
+}
+
+impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
+    /// A page was mapped: so is what the backing has at hand around it, up to
+    /// [`Config::fault_around`](crate::Config::fault_around), in one table. Nothing of it looks
+    /// used or written.
+    pub(crate) fn fault_around(&mut self, gpa: Gpa) {
+        let guest = self.worker.guest;
+        let page = F::size(0).bytes();
+        let bytes = u64::from(guest.config.fault_around) * page;
+        let most = F::size(1).bytes().min(1 << bytes.ilog2());
+        let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
+        let start = gpa.0 & !(most - 1);
+        let mapped = self.worker.with_slots(tables, |view, inside| {
+            let Some(slot) = view.at(gpa).filter(|slot| !slot.going) else { return 0 };
+            let all = GpaRange::new(Gpa(start), most).ok().and_then(|all| slot.spec.common(&all));
+            let Some(all) = all else { return 0 };
+            let pages = (all.start().0..all.end().0).step_by(page as usize).map(Gpa);
+            let mapped = pages.filter(|&gpa| {
+                // Before a reservation: what is not at hand costs no more.
+                if guest.backing.at_hand(slot.spec.host_of(gpa.0)).is_none()
+                    || !matches!(inside.guard.translate(gpa), Ok(None))
+                {
+                    return false;
+                }
+                // What is private nobody maps ahead.
+                let (access, kind, folds, ahead) = (Access::Read, MemoryKind::Shared, false, true);
+                let slots = view;
+                let fault = Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead };
+                matches!(inside.map(&fault, F::size(0)), Step::Done(Outcome::Mapped(_)))
+            });
+            mapped.count() as u64
+        });
+        self.worker.counters.mapped_ahead.add(mapped);
+    }
+
+    /// Whether what is around a fault is to be mapped, too.
+    pub(crate) fn maps_around(&self, outcome: &Outcome) -> bool {
+        self.worker.guest.config.fault_around > 1 && *outcome == Outcome::Mapped(F::size(0))
+    }
+}

@@ -1,0 +1,223 @@
+//! A fork of a guest: parent and child share frames until one of them writes.
+
+use crate::bed::*;
+use crate::on_all;
+use slat::{Access, Gpa, Hpa, PageSize, Vmid};
+use slat_guest::*;
+use slat_sim::Machine;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+const PAGES: u64 = 64;
+const BYTES: u64 = PAGES * K4;
+
+/// What is in the frames.
+#[derive(Clone, Debug)]
+struct Content {
+    first: u64,
+    frames: Arc<Mutex<HashMap<u32, u64>>>,
+}
+
+impl Content {
+    fn new<C: Case>() -> Self {
+        Self { first: C::FIRST_HPA, frames: Arc::default() }
+    }
+
+    fn number(&self, hpa: Hpa) -> u32 {
+        ((hpa.0 - self.first) / K4) as u32
+    }
+
+    fn read(&self, frame: u32) -> u64 {
+        self.frames.lock().unwrap().get(&frame).copied().unwrap_or(0)
+    }
+
+    fn write(&self, frame: u32, value: u64) {
+        self.frames.lock().unwrap().insert(frame, value);
+    }
+}
+
+impl Frames for Content {
+    fn hpa(&self, frame: u32) -> Hpa {
+        Hpa(self.first + u64::from(frame) * K4)
+    }
+
+    fn copy(&self, from: u32, to: u32) {
+        self.write(to, self.read(from));
+    }
+
+    fn zero(&self, frame: u32) {
+        self.write(frame, 0);
+    }
+}
+
+type Forked<'p, C> = Guest<'p, <C as Case>::F, Machine<<C as Case>::A>, Cow<'p, Content>>;
+type ForkedVcpu<'w, C> = Vcpu<'w, <C as Case>::F, Machine<<C as Case>::A>, Cow<'w, Content>>;
+
+fn new<'p, C: Case>(
+    machine: &'p Machine<C::A>,
+    memory: Cow<'p, Content>,
+    vmid: Vmid,
+) -> Forked<'p, C> {
+    Guest::new(C::format(), vmid, BITS, machine, memory, config()).unwrap()
+}
+
+/// The CPU uses a page of the guest's; where it is.
+fn touch<C: Case>(
+    machine: &Machine<C::A>,
+    vcpu: &mut ForkedVcpu<'_, C>,
+    (cpu, page): (usize, u64),
+    access: Access,
+) -> Hpa {
+    let gpa = BASE + page * K4;
+    machine.here(cpu);
+    for _ in 0..16 {
+        let done = match access {
+            Access::Write => machine.cpu(cpu).write(gpa),
+            _ => machine.cpu(cpu).read(gpa),
+        };
+        if let Ok(hpa) = done {
+            return hpa;
+        }
+        if let Outcome::Refused(why) = vcpu.fault(Gpa(gpa), access) {
+            panic!("{why:?}");
+        }
+    }
+    panic!("no progress at {gpa:#x}");
+}
+
+fn all(memory: &Cow<'_, Content>, content: &Content) -> Vec<u64> {
+    let of = |page| memory.frame(Hva(HOST + page * K4)).map_or(0, |frame| content.read(frame));
+    (0..PAGES).map(of).collect()
+}
+
+on_all! {
+    fn parent_and_child_have_what_they_wrote_and_share_the_rest<C: Case>() {
+        for seed in slat_seed::seeds(2) {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let content = Content::new::<C>();
+            let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 2 * PAGES as u32);
+            let machine = C::machine(2).random(seed);
+            give_all::<C>(&machine);
+            let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
+            let parent = new::<C>(&machine, parent, VMID);
+            let mut rooms = [room(), room()];
+            let [one, two] = &mut rooms;
+            let mut vcpu = Vcpu::new(&parent, 0, one).unwrap();
+            machine.cpu(0).load(VMID, vcpu.root());
+            vcpu.worker().set_slot(slot(BYTES)).unwrap();
+            let mut expected = [vec![0; PAGES as usize], Vec::new()];
+            for stamp in 1..60 {
+                let page = rng.u64(..PAGES);
+                let hpa = touch::<C>(&machine, &mut vcpu, (0, page), Access::Write);
+                content.write(content.number(hpa), stamp);
+                expected[0][page as usize] = stamp;
+            }
+            let before = shared.free();
+            let child = parent.backing().fork(vcpu.worker()).unwrap();
+            expected[1] = expected[0].clone();
+            let (pages, both) = parent.backing().pages();
+            assert_eq!((shared.free(), child.pages(), both), (before, (pages, pages), pages));
+
+            let child = new::<C>(&machine, child, Vmid(9));
+            let mut other = Vcpu::new(&child, 0, two).unwrap();
+            machine.cpu(1).load(Vmid(9), other.root());
+            other.worker().set_slot(slot(BYTES)).unwrap();
+            for stamp in 100..300 {
+                let (page, whose) = (rng.u64(..PAGES), rng.usize(..2));
+                let access = if rng.bool() { Access::Write } else { Access::Read };
+                let hpa = match whose {
+                    0 => touch::<C>(&machine, &mut vcpu, (0, page), access),
+                    _ => touch::<C>(&machine, &mut other, (1, page), access),
+                };
+                let frame = content.number(hpa);
+                match access {
+                    Access::Write => {
+                        content.write(frame, stamp);
+                        expected[whose][page as usize] = stamp;
+                    }
+                    _ => {
+                        let known = expected[whose][page as usize];
+                        assert_eq!(content.read(frame), known, "seed {seed}");
+                    }
+                }
+            }
+            assert_eq!(all(parent.backing(), &content), expected[0], "the parent, seed {seed}");
+            assert_eq!(all(child.backing(), &content), expected[1], "the child, seed {seed}");
+            let (of_parent, of_child) = (parent.backing().pages().0, child.backing().pages().0);
+            let copied = parent.backing().copied() + child.backing().copied();
+            assert!(copied > 0 && copied <= pages, "each pair of pages is parted once");
+            // What is own has one frame; what is shared, one for both.
+            let mut frames: Vec<_> = (0..PAGES)
+                .map(|page| Hva(HOST + page * K4))
+                .flat_map(|at| [parent.backing().frame(at), child.backing().frame(at)])
+                .flatten()
+                .collect();
+            frames.sort_unstable();
+            frames.dedup();
+            assert_eq!(frames.len() as u32 + shared.free(), 2 * PAGES as u32);
+            assert!(frames.len() as u64 <= of_parent + of_child);
+            drop((vcpu, other));
+            let found: Vec<_> = machine.finish().iter().map(ToString::to_string).collect();
+            assert_eq!(found, [""; 0], "seed {seed}");
+            drop(child);
+            drop(parent);
+            assert_eq!(shared.free(), 2 * PAGES as u32, "all frames came back");
+        }
+    }
+
+    /// CPUs write at each moment that the machine sees of the fork: what they write after the fork
+    /// is not the child's.
+    fn no_write_of_the_parents_gets_into_the_child<C: Case>() {
+        let content = Content::new::<C>();
+        let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 2 * PAGES as u32);
+        let machine = C::machine(2);
+        give_all::<C>(&machine);
+        let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
+        let parent = new::<C>(&machine, parent, VMID);
+        let mut room = room();
+        let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
+        machine.cpu(0).load(VMID, vcpu.root());
+        machine.cpu(1).load(VMID, vcpu.root());
+        vcpu.worker().set_slot(slot(BYTES)).unwrap();
+        for page in 0..8 {
+            touch::<C>(&machine, &mut vcpu, (0, page), Access::Write);
+            _ = machine.cpu(1).write(BASE + page * K4);
+        }
+        let (frames, stamp) = (content.clone(), Arc::new(Mutex::new(0)));
+        let stamps = stamp.clone();
+        machine.meanwhile(move |machine, _| {
+            for page in 0..8 {
+                if let Ok(hpa) = machine.cpu(1).write(BASE + page * K4) {
+                    let mut stamp = stamps.lock().unwrap();
+                    *stamp += 1;
+                    frames.write(frames.number(hpa), *stamp);
+                }
+            }
+        });
+        let child = parent.backing().fork(vcpu.worker()).unwrap();
+        let at_fork = all(&child, &content);
+        assert_eq!(at_fork, all(parent.backing(), &content));
+        for page in 0..8 {
+            touch::<C>(&machine, &mut vcpu, (0, page), Access::Write);
+        }
+        machine.undisturbed();
+        assert_eq!(all(&child, &content), at_fork);
+        assert_eq!(parent.backing().copied(), 8);
+        drop(vcpu);
+        assert!(machine.finish().is_empty());
+    }
+}
+
+#[test]
+fn a_guest_whose_vcpus_have_tables_of_their_own_is_not_forked() {
+    let shared = SharedFrames::new(Content::new::<ArmUncached>(), PageSize::SIZE_4K, 8);
+    let machine = ArmUncached::machine(1);
+    let memory = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
+    let guest = new::<ArmUncached>(&machine, memory, VMID);
+    let mut room = room();
+    let mut worker = Worker::new(&guest, &mut room).unwrap();
+    assert_eq!(guest.backing().fork(&mut worker).map(drop), Err(ForkError::Views));
+    let page = PageSize::SIZE_4K;
+    let unaligned = Cow::new(&shared, host_range(HOST + 1, K4)).map(drop);
+    assert_eq!(unaligned, Err(ForkError::Unaligned { page }));
+}

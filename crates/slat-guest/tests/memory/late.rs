@@ -1,0 +1,229 @@
+//! Memory that arrives late: who waits, who is told, and what is mapped ahead of faults.
+
+use crate::bed::*;
+use crate::{on_all, with_guest};
+use slat::{Access, Ageing, Gpa, PageSize, Skip};
+use slat_guest::*;
+use std::sync::Mutex;
+
+/// The page of slot 0 arrives: told so many vCPUs.
+fn arrive<C: Case>(ram: &Ram, guest: &TheGuest<'_, C>, page: u64) -> u64 {
+    ram.change(HOST + page * K4, |page| page.ready = true);
+    guest.arrived(host_range(HOST + page * K4, K4))
+}
+
+fn late(ram: &Ram, pages: core::ops::Range<u64>) {
+    pages.for_each(|page| ram.change(HOST + page * K4, |page| page.ready = false));
+}
+
+fn waits(outcome: Outcome) -> Arrival {
+    match outcome {
+        Outcome::Retry(Retry::NotYet(Some(arrival))) => arrival,
+        outcome => panic!("{outcome:?}"),
+    }
+}
+
+on_all! {
+    fn those_that_wait_for_a_page_are_told_when_it_is_there<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let mut room = room();
+        let mut other = Vcpu::new(&guest, 1, &mut room).unwrap();
+        late(&ram, 3..6);
+        let at = |page: u64| Gpa(BASE + page * K4);
+        let first = waits(vcpu.fault(Gpa(at(3).0 + 8), Access::Write));
+        assert_eq!((first.slot, first.gpa, first.host), (SlotId(0), at(3), Hva(HOST + 3 * K4)));
+        assert_eq!(waits(vcpu.fault(at(3), Access::Read)), first, "one wait a page");
+        let second = waits(vcpu.fault(at(4), Access::Read));
+        assert_ne!(first.token, second.token);
+        let others = waits(other.fault(at(3), Access::Read));
+        assert_eq!(vcpu.waiting().count(), 2);
+
+        assert_eq!(arrive::<C>(&ram, &guest, 5), 0, "nobody waits for it");
+        assert!(vcpu.ready().is_none() && !vcpu.is_ready(&first));
+        assert_eq!(arrive::<C>(&ram, &guest, 3), 2);
+        assert_eq!(arrive::<C>(&ram, &guest, 3), 0, "each is told once");
+        assert_eq!(vcpu.ready(), Some(first));
+        assert_eq!(vcpu.ready(), None);
+        other.sleep_until(others, || unreachable!("it is there"));
+        attempt::<C>(&machine, &mut vcpu, at(3).0, Access::Write).unwrap();
+        // A fault that finds the page needs nobody to tell it.
+        arrive::<C>(&ram, &guest, 4);
+        attempt::<C>(&machine, &mut vcpu, at(4).0, Access::Write).unwrap();
+        assert_eq!((vcpu.ready(), vcpu.waiting().count()), (None, 0));
+        assert_eq!(guest.stats().late.count, 3);
+        assert!(machine.finish().is_empty());
+    }
+
+    fn a_vcpu_waits_for_sixteen_pages_and_runs_on<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        late(&ram, 0..20);
+        let mut tokens = Vec::new();
+        for page in 0..16 {
+            tokens.push(waits(vcpu.fault(Gpa(BASE + page * K4), Access::Read)).token);
+            attempt::<C>(&machine, &mut vcpu, BASE + (20 + page) * K4, Access::Write).unwrap();
+        }
+        tokens.sort_unstable();
+        tokens.dedup();
+        assert_eq!(tokens.len(), 16);
+        let full = vcpu.fault(Gpa(BASE + 16 * K4), Access::Read);
+        assert_eq!(full, Outcome::Retry(Retry::NotYet(None)));
+        (0..20).for_each(|page| _ = arrive::<C>(&ram, &guest, page));
+        let mut told: Vec<u32> = core::iter::from_fn(|| vcpu.ready()).map(|it| it.token).collect();
+        told.sort_unstable();
+        assert_eq!(told, tokens);
+        let late = guest.stats().late;
+        assert_eq!(late.count, 16);
+        assert!(late.p50 <= late.p99 && late.p99 <= late.longest);
+    }
+
+    fn who_waits_for_a_slot_that_goes_is_told<C: Case>() {
+        with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        late(&ram, 0..2);
+        let arrival = waits(vcpu.fault(Gpa(BASE), Access::Read));
+        vcpu.worker().set_slot(SlotSpec { bytes: 0, ..slot(0) }).unwrap();
+        vcpu.sleep_until(arrival, || panic!("nobody will wake it"));
+        assert_eq!(vcpu.fault(Gpa(BASE), Access::Read), Outcome::Mmio);
+        vcpu.worker().set_slot(slot(M2)).unwrap();
+        let arrival = waits(vcpu.fault(Gpa(BASE), Access::Read));
+        vcpu.worker().set_slot(SlotSpec { gpa: Gpa(BASE + M2), ..slot(M2) }).unwrap();
+        vcpu.sleep_until(arrival, || panic!("nobody will wake it"));
+        assert!(machine.finish().is_empty());
+    }
+
+    fn a_range_is_mapped_ahead_and_accounted_for_to_the_byte<C: Case>() {
+        with_guest!(C, config(), slot(8 * M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        // Of the second block a page is late, one is refused; the third is mapped already.
+        for page in 512..1024 {
+            ram.change(HOST + page * K4, |page| page.block = PageSize::SIZE_4K);
+        }
+        late(&ram, 600..610);
+        ram.remove(HOST + 700 * K4);
+        attempt::<C>(&machine, &mut vcpu, BASE + 2 * M2, Access::Write).unwrap();
+        let held = vcpu.worker().invalidate(host_range(HOST + 3 * M2, K4), |_| {});
+        let all = range(BASE - M2, 10 * M2);
+        let done = vcpu.worker().prefault(all, Access::Write, || false);
+        drop(held);
+        assert_eq!(
+            done,
+            Prefaulted {
+                // The block that is held is tried page by page, and held for each.
+                mapped: 5 * M2 + (512 - 11) * K4,
+                there: M2,
+                not_yet: 10 * K4,
+                held: M2,
+                refused: K4,
+                no_memory: 2 * M2,
+                stop: None,
+            }
+        );
+        assert_eq!(vcpu.waiting().count(), 0, "nobody waits");
+        let again = vcpu.worker().prefault(all, Access::Write, || false);
+        assert_eq!((again.mapped, again.held), (M2, 0));
+        assert_eq!(again.there, 6 * M2 + (512 - 11) * K4);
+        // No fault is left.
+        let (_, outcomes) =
+            attempt::<C>(&machine, &mut vcpu, BASE + 5 * M2 + K4, Access::Write).unwrap();
+        assert_eq!(outcomes, []);
+        let mut left = 3;
+        let stopped = vcpu.worker().prefault(all, Access::Read, || {
+            left -= 1;
+            left == 0
+        });
+        assert_eq!(stopped.stop, Some((Gpa(BASE + M2), PrefaultStop::Asked)));
+        assert!(machine.finish().is_empty());
+    }
+
+    fn a_prefault_for_writing_is_in_the_log<C: Case>() {
+        let config = Config { ring: Some(128), ..config() };
+        with_guest!(C, config, logged(M2), PageSize::SIZE_2M => machine, ram, guest, vcpu);
+        let done = vcpu.worker().prefault(range(BASE + 5 * K4 + 1, K4), Access::Write, || false);
+        assert_eq!(done.mapped, 2 * K4, "whole pages");
+        let mut bits = [0; 8];
+        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(2));
+        assert_eq!(bits[0], 0b11 << 5);
+    }
+
+    fn what_is_at_hand_around_a_fault_is_mapped_and_does_not_look_used<C: Case>() {
+        let config = Config { fault_around: 16, ..config() };
+        with_guest!(C, config, logged(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        late(&ram, 18..20);
+        attempt::<C>(&machine, &mut vcpu, BASE + 21 * K4, Access::Write).unwrap();
+        assert_eq!(guest.stats().totals.mapped_ahead, 13, "of 16 but two, and the one that asked");
+        assert_eq!(vcpu.waiting().count(), 0);
+        let leaf = |vcpu: &mut TheVcpu<'_, C>, page: u64| {
+            vcpu.worker().translate(Gpa(BASE + page * K4)).unwrap().map(|leaf| leaf.attributes)
+        };
+        for page in 0..64 {
+            let there = (16..32).contains(&page) && ![18, 19].contains(&page);
+            let leaf = leaf(&mut vcpu, page);
+            assert_eq!(leaf.is_some(), there, "{page}");
+            if let Some(leaf) = leaf {
+                let own = page == 21;
+                assert_eq!((leaf.accessed, leaf.write, leaf.dirty), (own, own, own));
+            }
+        }
+        let mut young = [0];
+        let how = Ageing { clear: false, skip: Skip::Nothing, fresh: false };
+        vcpu.worker().age(range(BASE, 64 * K4), None, &mut young, how).unwrap();
+        assert_eq!(young[0], 1 << 21);
+        let mut bits = [0; 8];
+        assert_eq!(vcpu.worker().read_log(SlotId(0), &mut bits), Ok(1));
+        if C::MARKS {
+            let (_, outcomes) =
+                attempt::<C>(&machine, &mut vcpu, BASE + 30 * K4, Access::Read).unwrap();
+            assert_eq!(outcomes, []);
+        }
+        assert!(machine.finish().is_empty());
+    }
+}
+
+type Then<'b> = Box<dyn FnOnce() + Send + 'b>;
+
+/// A page arrives while it is asked for: just after so many answers.
+struct Hasty<'b> {
+    ram: &'b Ram,
+    then: Mutex<Option<(u32, Then<'b>)>>,
+}
+
+impl Backing for &Hasty<'_> {
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
+        let page = self.ram.page(host, access);
+        let mut then = self.then.lock().unwrap();
+        match then.take() {
+            Some((0, then)) => then(),
+            Some((left, later)) => *then = Some((left - 1, later)),
+            None => {}
+        }
+        page
+    }
+}
+
+#[test]
+fn no_arrival_is_lost_between_asking_and_waiting() {
+    for answers in 0..2 {
+        let machine = Intel::machine(1);
+        give_all::<Intel>(&machine);
+        let ram = Ram::new();
+        ram.populate(HOST, M2, PageSize::SIZE_4K);
+        late(&ram, 0..1);
+        let backing = Hasty { ram: &ram, then: Mutex::new(None) };
+        let guest = Guest::new(Intel::format(), VMID, BITS, &machine, &backing, config()).unwrap();
+        let mut room = room();
+        let mut vcpu = Vcpu::new(&guest, 0, &mut room).unwrap();
+        machine.cpu(0).load(VMID, vcpu.root());
+        vcpu.worker().set_slot(slot(M2)).unwrap();
+        let (guest, ram) = (&guest, &ram);
+        let then: Then<'_> = Box::new(move || {
+            ram.change(HOST, |page| page.ready = true);
+            guest.arrived(host_range(HOST, K4));
+        });
+        // SAFETY: the closure runs inside `fault` below, while all that it borrows lives.
+        let then: Then<'static> = unsafe { core::mem::transmute(then) };
+        *backing.then.lock().unwrap() = Some((answers, then));
+        // It came after the first answer, and the second has it; or after the second, when the
+        // vCPU waited already, and was told.
+        let outcome = vcpu.fault(Gpa(BASE), Access::Read);
+        assert_eq!(outcome, Outcome::Mapped(PageSize::SIZE_4K), "{answers}");
+        assert_eq!(vcpu.waiting().count(), 0);
+    }
+}

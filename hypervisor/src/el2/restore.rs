@@ -1,0 +1,95 @@
+//! A running guest goes back to a snapshot, and runs on at once: its memory comes back page by page,
+//! what it faults on first.
+//!
+//! The guest is stopped by its memory, as in a migration; the snapshot is a copy in the machine's
+//! other region. Its own region is filled with what no guest wrote, so that a page that is mapped
+//! before its content is there is noticed.
+
+use super::cpu;
+use super::guest::{Hypervisor, PAGE};
+use super::manager::{Thread, sleep, wait_for};
+use super::memory::GUEST;
+use super::migrate::{GONE, RUNS, Run};
+use super::report::{record, say};
+use alloc::format;
+use alloc::string::String;
+use core::sync::atomic::Ordering;
+use serde_json::json;
+use slat::Hpa;
+use slat_guest::{Host, HvaRange};
+use slat_hypervisor::layout::away;
+
+/// Pages that come together in the background.
+const TOGETHER: u64 = 64;
+/// How long faults alone are served between two such runs, in milliseconds.
+const BETWEEN: u64 = 1;
+
+/// Does all of that, and has the guest check what it wrote.
+///
+/// # Errors
+/// What went wrong, in words.
+pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(), String> {
+    wait_for(hypervisor, 1)?;
+    sleep(hypervisor, RUNS);
+    let late = hypervisor.memory.backing();
+    let bytes = hypervisor.options.memory;
+    let (home, away) = (late.inner().home(), away(bytes));
+    let (all, pages) = (HvaRange { start: GUEST, bytes }, bytes / PAGE);
+
+    let begin = cpu::now();
+    hypervisor.stopped.store(true, Ordering::Release);
+    let taken = thread.worker().invalidate(all, |_| {});
+    let whole = Run { first: 0, pages };
+    whole.copy(home, away);
+    whole.fill(home, GONE);
+    hypervisor.machine.clean(Hpa(home), bytes, true);
+    hypervisor.machine.forget_instructions();
+    late.lose(all, &taken);
+    drop(taken);
+    hypervisor.stopped.store(false, Ordering::Release);
+    let still = cpu::now() - begin;
+
+    // Pages at a time: faults first, and the rest when none has come for a while.
+    let begin = cpu::now();
+    let mut due = begin;
+    while late.counts().missing != 0 {
+        if hypervisor.ended() {
+            return Err(format!("the guest was over before {:?}", late.counts()));
+        }
+        let now = cpu::now();
+        let Some(fetch) = late.next(if now < due { 0 } else { TOGETHER }) else {
+            cpu::relax();
+            continue;
+        };
+        if !fetch.asked() {
+            due = now + BETWEEN * cpu::frequency() / 1000;
+        }
+        let host = fetch.host();
+        let (offset, bytes) = (host.start.0 - GUEST.0, host.bytes);
+        Run { first: offset / PAGE, pages: bytes / PAGE }.copy(away, home);
+        hypervisor.machine.clean(Hpa(home + offset), bytes, true);
+        fetch.arrived(thread.worker());
+    }
+    let restored = cpu::now() - begin;
+    let (counts, stalls) = (late.counts(), hypervisor.memory.stats().late);
+    say!("restored {pages} pages in {restored} ticks beside the guest: {counts:?}, {stalls:?}");
+    sleep(hypervisor, RUNS);
+    hypervisor.control.stop.store(true, Ordering::Release);
+    wait_for(hypervisor, 2)?;
+    record(&json!({
+        "record": "restore",
+        "pages": pages,
+        "asked": counts.asked,
+        "background": counts.background,
+        "blocks": counts.blocks,
+        "frequency": cpu::frequency(),
+        "still_ticks": still,
+        "restore_ticks": restored,
+        // How long vCPUs waited for pages.
+        "stalls": stalls.count,
+        "stall_p50_ticks": stalls.p50,
+        "stall_p99_ticks": stalls.p99,
+        "stall_longest_ticks": stalls.longest,
+    }));
+    Ok(())
+}
