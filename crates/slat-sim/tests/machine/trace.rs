@@ -100,7 +100,7 @@ fn the_stores_of_a_trace_in_order_make_the_tables() {
     inactive.map(pages, Hpa(RAM), Attributes::RAM, K4, &mut cache).unwrap();
     drop(cache);
     inactive.write_protect(range(BASE + (8 << 20), 0x4_0000)).unwrap();
-    let mut guest = Guest { machine: &machine, tables: inactive.activate() };
+    let mut guest = Guest { machine: &machine, tables: inactive.activate(), consumers: Vec::new() };
     (0..2).for_each(|cpu| machine.cpu(cpu).load(VMID, guest.tables.root()));
     guest.tables.exclusive().write_protect(range(BASE + (8 << 20), 0x8_0000)).unwrap();
     guest.map(BASE, RAM + (2 << 20), 2 << 20, M2);
