@@ -165,7 +165,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             if found.unanswered == 0 {
                 continue;
             }
-            guest.counters.ageing_slow.add(found.unanswered);
+            self.counters.ageing_slow.add(found.unanswered);
             left.resize(words, 0);
             // Run by run, so that a block is asked about as a whole.
             for (first, count) in (Pages { start: range.start(), bits: &open }).runs() {

@@ -78,7 +78,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             });
             guest.piece_done(piece);
         }
-        guest.counters.collapsed_bytes.add(bytes);
+        self.counters.collapsed_bytes.add(bytes);
         if bytes != 0 {
             guest.event(|| Event::Collapse { range, bytes });
         }
@@ -126,7 +126,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let page = GpaRange::new(at, F::size(0).bytes()).expect("a page is not empty");
         let mut bytes = 0;
         let result = self.split(page, F::size(0), &mut bytes);
-        guest.count_split(&guest.counters, at, bytes);
+        guest.count_split(self.counters, at, bytes);
         match result {
             Ok(()) => Ok(()),
             Err(SplitStop::Contended { at }) => Err(Contended { at }),

@@ -2,6 +2,7 @@
 
 use crate::host::Host;
 use crate::outcome::TableLimit;
+use crate::sync::written;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Format, OutOfFrames, TableCache};
 
@@ -30,6 +31,7 @@ impl Budget {
     /// Charges as many pages as there may be, at most `wanted`; returns how many.
     fn charge(&self, wanted: u64) -> u64 {
         let mut granted = 0;
+        written(&self.charged);
         let _always = self.charged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |charged| {
             granted = wanted.min(self.limit.saturating_sub(charged));
             Some(charged + granted)

@@ -129,7 +129,7 @@ impl EagerSplit {
                 }
             }
         }
-        worker.guest.count_split(&worker.guest.counters, self.range.start(), report.split);
+        worker.guest.count_split(worker.counters, self.range.start(), report.split);
         report
     }
 

@@ -12,7 +12,7 @@ use crate::pins::Pins;
 use crate::ring::{DirtyGfn, Ring};
 use crate::slots::Slots;
 use crate::stalls::StallCells;
-use crate::stats::{Counters, Stats, VcpuCounters, vcpu_counters};
+use crate::stats::{Counters, Stats, VcpuCounters, WorkerCounters, vcpu_counters};
 use crate::sync::{AtomicU64, Lock, Ordering};
 use crate::waits::Waits;
 use alloc::boxed::Box;
@@ -55,7 +55,7 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) waits: Waits,
     pub(crate) stalls: StallCells,
     pub(crate) vcpus: Box<[VcpuCounters]>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: WorkerCounters,
 }
 
 /// The tables of one vCPU while its caches are off.
@@ -209,7 +209,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             waits: Waits::new(config.vcpus),
             stalls: StallCells::default(),
             vcpus: vcpu_counters(config.vcpus),
-            counters: Counters::default(),
+            counters: WorkerCounters::default(),
         })
     }
 

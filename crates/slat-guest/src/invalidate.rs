@@ -95,7 +95,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 }
                 bytes
             });
-            guest.counters.invalidated_bytes.add(bytes);
+            self.counters.invalidated_bytes.add(bytes);
             guest.reclaim_in(tables);
             all += bytes;
         }

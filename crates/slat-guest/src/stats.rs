@@ -2,6 +2,7 @@
 
 use crate::outcome::Outcome;
 use crate::stalls::Stalls;
+use crate::sync::written;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -142,12 +143,14 @@ pub(crate) struct AtomicCount(core::sync::atomic::AtomicU64);
 impl AtomicCount {
     pub fn add(&self, n: u64) {
         if n != 0 {
+            written(&self.0);
             self.0.fetch_add(n, Ordering::Relaxed);
         }
     }
 
     fn raise(&self, to: u64) {
         if to > self.get() {
+            written(&self.0);
             self.0.fetch_max(to, Ordering::Relaxed);
         }
     }
@@ -308,14 +311,46 @@ impl Stats {
         all
     }
 
-    pub(crate) fn read(vcpus: &[VcpuCounters], counters: &Counters, late: Stalls) -> Self {
+    pub(crate) fn read(vcpus: &[VcpuCounters], workers: &WorkerCounters, late: Stalls) -> Self {
         let of = |vcpu: &VcpuCounters| VcpuStats {
             faults: core::array::from_fn(|kind| vcpu.kinds[kind].read()),
             caches: vcpu.caches.read(),
         };
-        let mut totals = counters.read();
+        let mut totals = Totals::default();
+        workers.parts.iter().for_each(|part| totals.add(part.0.read()));
         vcpus.iter().for_each(|vcpu| totals.add(vcpu.totals.read()));
         Self { vcpus: vcpus.iter().map(of).collect(), totals, late }
+    }
+}
+
+/// Parts of the counters of threads that are no vCPU's: so that those who work on disjoint ranges
+/// write no common cache line for them, as long as there are no more of them.
+const PARTS: usize = 8;
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Part(Counters);
+
+/// What all threads did that are no vCPU's. Each takes a part as it begins; what nobody's thread
+/// did is in the first.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerCounters {
+    parts: [Part; PARTS],
+    taken: AtomicCount,
+}
+
+impl WorkerCounters {
+    pub fn take(&self) -> &Counters {
+        self.taken.add(1);
+        &self.parts[self.taken.get() as usize % PARTS].0
+    }
+}
+
+impl core::ops::Deref for WorkerCounters {
+    type Target = Counters;
+
+    fn deref(&self) -> &Counters {
+        &self.parts[0].0
     }
 }
 

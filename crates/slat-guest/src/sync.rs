@@ -2,6 +2,13 @@
 
 pub(crate) use slat::sync::{AtomicU64, Ordering, agreed};
 
+/// Tells tests that count shared cache lines of a store to a word that no model has.
+#[inline(always)]
+pub(crate) fn written(_word: &core::sync::atomic::AtomicU64) {
+    #[cfg(all(feature = "observed", not(loom)))]
+    slat::observe::written(core::ptr::from_ref(_word).addr());
+}
+
 /// Taken by changes of slots, recovery and resets of rings: never by a fault, a clear or ageing.
 #[derive(Debug)]
 pub(crate) struct Lock<T>(Mutex<T>);

@@ -54,7 +54,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let platform = guest.tables.platform();
         let member = Member::join(platform)?;
         let cache = TableCache::new(platform, room);
-        Ok(Self { guest, member, cache, counters: &guest.counters })
+        Ok(Self { guest, member, cache, counters: guest.counters.take() })
     }
 
     /// The guest.

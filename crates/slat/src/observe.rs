@@ -1,6 +1,9 @@
 //! Each store to a slot, shown to an observer where it happens: for tools that judge what the
 //! engine writes, in which order, and on which thread.
 //!
+//! And the address of each atomic that a thread changes, slots or not: for tests that count which
+//! cache lines threads share.
+//!
 //! Only with the feature `observed`, which is for tests: without it a store is its instruction
 //! alone.
 
@@ -65,4 +68,29 @@ pub(crate) fn shown<T>(
     store: impl FnOnce() -> Result<(), T>,
 ) -> Result<(), T> {
     store()
+}
+
+/// Is called with the address of each atomic word of the engine's that is stored to, or tried to,
+/// on the thread that does so.
+#[cfg(feature = "observed")]
+pub type Writes = fn(address: usize);
+
+#[cfg(feature = "observed")]
+static WRITES: AtomicPtr<Writes> = AtomicPtr::new(ptr::null_mut());
+
+/// From now on, `writes` is told of all threads' stores to atomics that are not models'.
+#[cfg(feature = "observed")]
+pub fn writes(writes: &'static Writes) {
+    WRITES.store(ptr::from_ref(writes).cast_mut(), super::sync::Ordering::Release);
+}
+
+/// Tells of a store to the word at `address`: for users of the engine whose own words are to be
+/// counted with its.
+#[cfg(feature = "observed")]
+pub fn written(address: usize) {
+    let writes = WRITES.load(super::sync::Ordering::Acquire);
+    // SAFETY: null, or from the `&'static` of `writes`, which nobody changes.
+    if let Some(writes) = unsafe { writes.as_ref() } {
+        writes(address);
+    }
 }

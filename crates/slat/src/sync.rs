@@ -5,7 +5,7 @@
 //! the interleavings of larger ones, and takes every access as sequentially consistent: what it
 //! proves of a protocol holds of its order of steps, not of its memory orderings.
 
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, feature = "observed")))]
 pub use core::sync::atomic::AtomicU64;
 #[cfg(not(any(loom, shuttle)))]
 use core::sync::atomic::fence;
@@ -17,6 +17,8 @@ const fn fence(_: Ordering) {}
 pub use core::sync::atomic::Ordering;
 #[cfg(loom)]
 pub use modelled::AtomicU64;
+#[cfg(all(feature = "observed", not(any(loom, shuttle))))]
+pub use observed::AtomicU64;
 #[cfg(shuttle)]
 pub use shuttle::sync::atomic::AtomicU64;
 
@@ -194,6 +196,80 @@ mod modelled {
         #[track_caller]
         pub fn with_mut<R>(&mut self, change: impl FnOnce(&mut u64) -> R) -> R {
             self.value.with_mut(change)
+        }
+    }
+}
+
+/// The machine's atomics, whose stores are told to [`observe::writes`](crate::observe::writes).
+#[cfg(all(feature = "observed", not(any(loom, shuttle))))]
+mod observed {
+    use super::Ordering;
+    use crate::observe::written;
+    use core::sync::atomic::AtomicU64 as Atomic;
+
+    #[derive(Debug, Default)]
+    #[repr(transparent)]
+    pub struct AtomicU64(Atomic);
+
+    macro_rules! changes {
+        ($($name:ident)*) => {$(
+            #[inline(always)]
+            pub fn $name(&self, value: u64, order: Ordering) -> u64 {
+                written(self.address());
+                self.0.$name(value, order)
+            }
+        )*};
+    }
+
+    impl AtomicU64 {
+        pub const fn new(value: u64) -> Self {
+            Self(Atomic::new(value))
+        }
+
+        fn address(&self) -> usize {
+            core::ptr::from_ref(self).addr()
+        }
+
+        #[inline(always)]
+        pub fn load(&self, order: Ordering) -> u64 {
+            self.0.load(order)
+        }
+
+        #[inline(always)]
+        pub fn store(&self, value: u64, order: Ordering) {
+            written(self.address());
+            self.0.store(value, order);
+        }
+
+        changes!(swap fetch_add fetch_sub fetch_and fetch_or fetch_max);
+
+        #[inline(always)]
+        pub fn compare_exchange(
+            &self,
+            old: u64,
+            new: u64,
+            done: Ordering,
+            failed: Ordering,
+        ) -> Result<u64, u64> {
+            // One that fails takes the line away from others all the same.
+            written(self.address());
+            self.0.compare_exchange(old, new, done, failed)
+        }
+
+        #[inline(always)]
+        pub fn fetch_update(
+            &self,
+            done: Ordering,
+            failed: Ordering,
+            change: impl FnMut(u64) -> Option<u64>,
+        ) -> Result<u64, u64> {
+            written(self.address());
+            self.0.fetch_update(done, failed, change)
+        }
+
+        #[inline(always)]
+        pub fn get_mut(&mut self) -> &mut u64 {
+            self.0.get_mut()
         }
     }
 }

@@ -144,10 +144,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if let Some(shootdown) = shootdown {
             shootdown.complete();
         }
-        guest.counters.log_clears.add(1);
-        guest.counters.log_cleared_pages.add(cleared.pages);
+        self.counters.log_clears.add(1);
+        self.counters.log_cleared_pages.add(cleared.pages);
         let at = Gpa(spec.gpa.0 + ((from as u64) << (F::PAGE_SHIFT + 6)));
-        guest.count_split(&guest.counters, at, cleared.split);
+        guest.count_split(self.counters, at, cleared.split);
         result.map(|()| cleared)
     }
 }

@@ -36,7 +36,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             // What others have taken from leaves is in the log once they have left them.
             guest.wait_for_faults();
         }
-        guest.counters.log_reads.add(1);
+        self.counters.log_reads.add(1);
         let copy = |(to, from): (&mut u64, &AtomicU64)| {
             *to = from.load(Ordering::Acquire);
             u64::from(to.count_ones())

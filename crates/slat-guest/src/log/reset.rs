@@ -79,7 +79,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let count = entries.end - entries.start;
             ring.empty(entries);
-            guest.counters.ring_resets.add(count);
+            self.counters.ring_resets.add(count);
             total += count;
         }
         Ok(total)
