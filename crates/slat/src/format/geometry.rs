@@ -1,0 +1,116 @@
+//! Where walks of a guest's tables start, and how many table pages work on a range takes.
+
+use super::{Format, slot_shift};
+use crate::addr::{GpaRange, Hpa, PageSize};
+use core::fmt;
+
+/// Where a walk starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// Bits of a guest physical address.
+    pub address_bits: u32,
+    /// The level of the root's slots.
+    pub root_level: u8,
+    /// Slots of the root, a power of two: more than a table's where tables are concatenated.
+    pub root_slots: usize,
+}
+
+impl Geometry {
+    /// Bytes of the root, and its alignment: at least one page.
+    pub const fn root_bytes(&self, page_shift: u32) -> usize {
+        let bytes = self.root_slots * 8;
+        if bytes < 1 << page_shift { 1 << page_shift } else { bytes }
+    }
+
+    /// Table pages that [`Guard::map`](crate::Guard::map) of `range` to `hpa` takes at most, by
+    /// leaves of at most `largest`: as many where nothing is mapped and no table is there. With
+    /// another alignment of the host's memory it takes more; to bound it for any, `largest` is the
+    /// page size.
+    ///
+    /// `F` is the format of the tables that this is the geometry of. Of a range, size or address
+    /// that is refused it says nothing. Nobody unmaps in the range meanwhile.
+    pub const fn tables_to_map<F: Format>(
+        &self,
+        range: GpaRange,
+        hpa: Hpa,
+        largest: PageSize,
+    ) -> u64 {
+        let (start, end) = (range.start().0, range.end().0);
+        let delta = hpa.0.wrapping_sub(start);
+        let (mut level, mut tables) = (1, 0);
+        while level <= self.root_level {
+            let shift = slot_shift::<F>(level);
+            let covered = 1u64 << shift;
+            let (first, last) = (start >> shift, (end - 1) >> shift);
+            let leaf =
+                level <= F::LARGEST_LEAF && shift <= largest.shift() && delta & (covered - 1) == 0;
+            let (head, tail) = (start & (covered - 1) != 0, end & (covered - 1) != 0);
+            tables += match (leaf, head, tail) {
+                (false, ..) => last - first + 1,
+                (true, true, true) if first < last => 2,
+                (true, false, false) => 0,
+                (true, ..) => 1,
+            };
+            level += 1;
+        }
+        tables
+    }
+
+    /// Table pages that [`Guard::split`](crate::Guard::split) of `range` to leaves of `to` takes at
+    /// most: as many where all of the range is mapped by the largest leaves that the format has.
+    ///
+    /// `F` is as in [`Geometry::tables_to_map`].
+    pub const fn tables_to_split<F: Format>(&self, range: GpaRange, to: PageSize) -> u64 {
+        let (mut level, mut tables) = (1, 0);
+        while level <= F::LARGEST_LEAF && level <= self.root_level {
+            let shift = slot_shift::<F>(level);
+            if shift > to.shift() {
+                tables += ((range.end().0 - 1) >> shift) - (range.start().0 >> shift) + 1;
+            }
+            level += 1;
+        }
+        tables
+    }
+
+    /// Table pages that a fault takes at most: [`Guard::reserve`](crate::Guard::reserve) for a leaf
+    /// of at most `largest`, and the commit. As many where nothing is mapped around the address.
+    ///
+    /// `F` is as in [`Geometry::tables_to_map`].
+    pub const fn tables_to_reserve<F: Format>(&self, largest: PageSize) -> u64 {
+        let mut level = F::LARGEST_LEAF;
+        // Not past the end of a guest that is smaller than the leaf.
+        while level > 0
+            && (slot_shift::<F>(level) > largest.shift()
+                || slot_shift::<F>(level) > self.address_bits
+                || level > self.root_level)
+        {
+            level -= 1;
+        }
+        (self.root_level - level) as u64
+    }
+}
+
+/// The width of guest addresses is not one that the format can have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GeometryError {
+    /// What was asked for, in bits.
+    pub address_bits: u32,
+    /// The smallest width allowed, in bits.
+    pub min: u32,
+    /// The largest width allowed, in bits.
+    pub max: u32,
+    /// The format.
+    pub format: &'static str,
+}
+
+impl fmt::Display for GeometryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address_bits, min, max, format } = self;
+        write!(
+            f,
+            "{format} cannot translate {address_bits}-bit guest addresses; {min} to {max} bits are allowed"
+        )
+    }
+}
+
+impl core::error::Error for GeometryError {}
