@@ -124,10 +124,15 @@ fn a_fault_that_has_to_wait_walks_once_until_some_page_is_old_enough() {
             let mut pager = Pager::new(&mut worker);
             (0..2048).for_each(|page| pager.bring_in(bench.host(page), Access::Write).unwrap());
             let refused = PageError::NoRoom { why: ReclaimError::Thrashing };
+            let mut refusals = 0;
             let mut refuse = || {
                 assert_eq!(pager.bring_in(bench.host(2050), Access::Read), Err(refused));
                 let invalidations = bench.guest.stats().totals.invalidations;
-                (bench.paged.stats(), invalidations)
+                let mut stats = bench.paged.stats();
+                refusals += 1;
+                let counted = std::mem::take(&mut stats.thrashing);
+                assert_eq!(counted, refusals, "each refusal is counted");
+                (stats, invalidations)
             };
             let first = refuse();
             assert!(first.0.walk.count <= 2 && first.0.held >= 2048);
