@@ -13,7 +13,7 @@ use crate::platform::{Maintenance, Platform};
 use crate::sync::agreed;
 use crate::table::{Slot, slot};
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;
 use core::marker::PhantomData;
 
@@ -173,6 +173,25 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         self.map_walk::<C>(plan, &attributes, cache)
     }
 
+    /// Looks at all of the range first: the end of what the budget reaches. Not inlined: its frame
+    /// is not below that of the walk that maps.
+    #[inline(never)]
+    fn check_empty(&mut self, plan: &Plan, budget: &mut Budget) -> Result<u64, Halted<MapError>> {
+        let tables = self.tables;
+        let mut check =
+            Check { plan: *plan, state: tables.state(), read: 0, why: MapError::Contended };
+        let result = tables.walk_within(plan.start, plan.end, &mut check, budget);
+        self.counts.slots_read += check.read;
+        match result {
+            Ok(()) => Ok(plan.end),
+            // What was looked at is mapped now.
+            Err(at) if budget.spent => Ok(at.0),
+            // Nothing is mapped yet: who goes on has to begin at the start.
+            Err(_) if check.why == MapError::Contended => Self::halted(Gpa(plan.start), check.why),
+            Err(at) => Self::halted(at, check.why),
+        }
+    }
+
     #[inline(never)]
     fn map_walk<C: Change>(
         &mut self,
@@ -186,20 +205,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let mut budget = self.budget;
         // A single page cannot be half done.
         if plan.end - plan.start > 1 << F::PAGE_SHIFT {
-            let mut check =
-                Check { plan, state: tables.state(), read: 0, why: MapError::Contended };
-            let result = tables.walk_within(plan.start, plan.end, &mut check, &mut budget);
-            self.counts.slots_read += check.read;
-            match result {
-                Ok(()) => {}
-                // What was looked at is mapped now.
-                Err(at) if budget.spent => plan.end = at.0,
-                // Nothing is mapped yet: who goes on has to begin at the start.
-                Err(_) if check.why == MapError::Contended => {
-                    return Self::halted(Gpa(plan.start), check.why);
-                }
-                Err(at) => return Self::halted(at, check.why),
-            }
+            plan.end = self.check_empty(&plan, &mut budget)?;
         }
         let mut visitor = Map {
             tables,
@@ -213,8 +219,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         };
         let result = tables.walk(plan.start, plan.end, &mut visitor);
         tables.platform.publish();
-        let Map { done, dry, why, .. } = visitor;
-        let bytes = done.into(self);
+        let (dry, why) = (visitor.dry, visitor.why);
+        let bytes = visitor.done.add_to(self);
         let paused = self.spend(budget, MapError::Contended);
         match result {
             Ok(()) if plan.end == end => Ok(bytes),
@@ -445,7 +451,12 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
         if let Some(owner) = owner::<F>(kind, entry.raw) {
             return self.stop(MapError::Owned { owner });
         }
-        if level <= self.plan.largest && entry.whole::<F>(level) && self.plan.aligned::<F>(level) {
+        // A page always fits.
+        let fits = level == 0
+            || level <= self.plan.largest
+                && entry.whole::<F>(level)
+                && self.plan.aligned::<F>(level);
+        if fits {
             if let Some((start, end)) = self.plan.group::<F>(level, entry.start)
                 && start == entry.start
                 && let Some(flow) = self.group(level, &entry.apart(), end)

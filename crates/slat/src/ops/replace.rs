@@ -155,9 +155,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let Replace { done, why, .. } = visitor;
-        let why = self.spend(budget, why);
-        let bytes = done.into(self);
+        let why = self.spend(budget, visitor.why);
+        let bytes = visitor.done.add_to(self);
         if bytes != 0 {
             tables.platform.publish();
         }
@@ -255,11 +254,21 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
     }
 
     /// Replaces leaves at `level`, neighbours from `gpa` on, by way of a break; returns how many.
-    fn broken(&mut self, level: u8, leaves: &[(&Slot, u64)], news: &[New], gpa: u64) -> usize {
+    /// What they become is at the place of what they were; a bit of `retyped` for each whose
+    /// memory changes its type.
+    #[inline(never)]
+    fn broken(
+        &mut self,
+        level: u8,
+        slots: &[Slot],
+        (raws, news): (&[u64], &[u64]),
+        retyped: u64,
+        gpa: u64,
+    ) -> usize {
         let size = F::size(level);
         let frozen = F::frozen(Hpa(0));
-        let freeze = |(slot, raw): &&(&Slot, u64)| slot.exchange(*raw, frozen).is_ok();
-        let held = leaves.iter().take_while(freeze).count();
+        let freeze = |(slot, raw): &(&Slot, &u64)| slot.exchange(**raw, frozen).is_ok();
+        let held = slots.iter().zip(raws).take_while(freeze).count();
         let bytes = held as u64 * size.bytes();
         let mut stale = Owed::NOTHING;
         if held != 0 {
@@ -269,11 +278,11 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
             self.tables.platform.invalidate(&what);
             self.done.counts.invalidations += 1;
         }
-        for (index, ((slot, _), new)) in leaves.iter().zip(news).take(held).enumerate() {
-            if new.retyped {
+        for (index, (slot, new)) in slots.iter().zip(news).take(held).enumerate() {
+            if retyped >> index & 1 == 1 {
                 self.maintain(gpa + index as u64 * size.bytes(), size.bytes(), true);
             }
-            slot.release(frozen, new.raw);
+            slot.release(frozen, *new);
         }
         self.done.counts.broken += held as u64;
         self.done.counts.slots_written += 2 * held as u64;
@@ -311,7 +320,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
             self.maintain(entry.start, entry.end - entry.start, false);
         }
         let replaced = if new.breaks {
-            self.broken(level, &[(entry.slot, entry.raw)], &[new], entry.start) == 1
+            let (slots, leaf) = (core::slice::from_ref(entry.slot), (&[entry.raw], &[new.raw]));
+            self.broken(level, slots, (leaf.0, leaf.1), new.retyped.into(), entry.start) == 1
         } else {
             let exchanged = entry.slot.exchange(entry.raw, new.raw).is_ok();
             if exchanged {
@@ -332,8 +342,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
         _: &mut Tally,
     ) -> usize {
         let page = F::size(0).bytes();
-        let mut leaves = [(&run[0], 0); RUN];
-        let mut news = [const { New { raw: 0, breaks: true, retyped: false } }; RUN];
+        let (mut news, mut retyped) = ([0; RUN], 0);
         // From the first on, those that are to be broken: the others, and what is refused, are
         // visited one by one.
         let mut count = 0;
@@ -349,13 +358,14 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
             if !new.retyped {
                 self.maintain(gpa, page, false);
             }
-            (leaves[index], news[index]) = ((&run[index], raw), new);
+            news[index] = new.raw;
+            retyped |= u64::from(new.retyped) << index;
             count = index + 1;
         }
         if count == 0 {
             return 0;
         }
-        self.broken(0, &leaves[..count], &news[..count], at)
+        self.broken(0, &run[..count], (raws, &news), retyped, at)
     }
 
     #[inline(always)]

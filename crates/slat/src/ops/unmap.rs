@@ -276,7 +276,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let Unmap { done, why, .. } = visitor;
         let why = self.spend(budget, why);
-        let bytes = done.into(self);
+        let bytes = done.add_to(self);
         match result {
             Ok(()) => Ok(bytes),
             Err(at) => Self::halted(at, why),
@@ -319,7 +319,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let Unmap { done, .. } = visitor.0;
         let why = self.spend(budget, ChangeError::Contended);
-        done.into(self);
+        done.add_to(self);
         let retired = removals.unlinked.len();
         if retired != 0 {
             self.counts.invalidations += 1;
