@@ -213,7 +213,7 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
 
     /// What the leaf `raw` at `level`, which the range covers whole, becomes; `None` if it is that
     /// already.
-    #[inline]
+    #[inline(always)]
     fn plan(&self, level: u8, raw: u64, gpa: u64) -> Result<Option<New>, ReplaceError> {
         let (size, hpa) = (F::size(level), F::leaf_address(raw, level));
         let target = self.target(gpa);
@@ -256,7 +256,7 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
     /// Replaces leaves at `level`, neighbours from `gpa` on, by way of a break; returns how many.
     /// What they become is at the place of what they were; a bit of `retyped` for each whose
     /// memory changes its type.
-    #[inline(never)]
+    #[inline(always)]
     fn broken(
         &mut self,
         level: u8,
@@ -290,61 +290,46 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
         held
     }
 
-    fn stop(&mut self, why: ReplaceError) -> Flow {
-        self.why = why;
-        Flow::Stop
-    }
-}
-
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
-    const LEVELS: Levels = Levels::ALL;
-    const TOUCHES: bool = true;
-
-    #[inline(always)]
-    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
-        if kind != Kind::Leaf {
-            return Flow::Next;
-        }
+    /// One leaf, of any level: whether it was changed in place. Not inlined, and by value: its
+    /// frame is on the stack once, and the walk's are small.
+    #[inline(never)]
+    fn leaf(
+        &mut self,
+        level: u8,
+        slot: &Slot,
+        raw: u64,
+        (start, end): (u64, u64),
+    ) -> Result<bool, Flow> {
+        let entry = Entry { slot, raw, start, end };
         if level > 0 && !entry.whole::<F>(level) {
-            return self.stop(ReplaceError::CutsBlock { size: F::size(level) });
+            return Err(self.stop(ReplaceError::CutsBlock { size: F::size(level) }));
         }
-        if folded::<F>(entry.raw) {
-            return self.tables.unfold(entry.start, level, &mut self.done.counts);
+        if folded::<F>(raw) {
+            return Err(self.tables.unfold(start, level, &mut self.done.counts));
         }
-        let new = match self.plan(level, entry.raw, entry.start) {
+        let new = match self.plan(level, raw, start) {
             Ok(Some(new)) => new,
-            Ok(None) => return Flow::Next,
-            Err(why) => return self.stop(why),
+            Ok(None) => return Ok(false),
+            Err(why) => return Err(self.stop(why)),
         };
         if !new.retyped {
-            self.maintain(entry.start, entry.end - entry.start, false);
+            self.maintain(start, end - start, false);
         }
         let replaced = if new.breaks {
-            let (slots, leaf) = (core::slice::from_ref(entry.slot), (&[entry.raw], &[new.raw]));
-            self.broken(level, slots, (leaf.0, leaf.1), new.retyped.into(), entry.start) == 1
+            let (slots, retyped) = (core::slice::from_ref(slot), new.retyped.into());
+            self.broken(level, slots, (&[raw], &[new.raw]), retyped, start) == 1
         } else {
-            let exchanged = entry.slot.exchange(entry.raw, new.raw).is_ok();
-            if exchanged {
-                tally.change(&entry);
-            }
-            exchanged
+            slot.exchange(raw, new.raw).is_ok()
         };
-        if replaced { Flow::Next } else { Flow::Again }
+        if replaced { Ok(!new.breaks) } else { Err(Flow::Again) }
     }
 
-    /// Pages that stand broken share one invalidation.
-    #[inline]
-    fn visit_run(
-        &mut self,
-        run: &'t [Slot; RUN],
-        raws: &[u64; RUN],
-        at: u64,
-        _: &mut Tally,
-    ) -> usize {
+    /// Pages from the start of a run, those that are to be broken; returns how many. The others, and
+    /// what is refused, are visited one by one.
+    #[inline(never)]
+    fn run(&mut self, run: &[Slot; RUN], raws: &[u64; RUN], at: u64) -> usize {
         let page = F::size(0).bytes();
         let (mut news, mut retyped) = ([0; RUN], 0);
-        // From the first on, those that are to be broken: the others, and what is refused, are
-        // visited one by one.
         let mut count = 0;
         for (index, &raw) in raws.iter().enumerate() {
             let gpa = at + index as u64 * page;
@@ -366,6 +351,44 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
             return 0;
         }
         self.broken(0, &run[..count], (raws, &news), retyped, at)
+    }
+
+    fn stop(&mut self, why: ReplaceError) -> Flow {
+        self.why = why;
+        Flow::Stop
+    }
+}
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
+    const LEVELS: Levels = Levels::ALL;
+    const TOUCHES: bool = true;
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
+        if kind != Kind::Leaf {
+            return Flow::Next;
+        }
+        match self.leaf(level, entry.slot, entry.raw, (entry.start, entry.end)) {
+            Ok(in_place) => {
+                if in_place {
+                    tally.change(&entry);
+                }
+                Flow::Next
+            }
+            Err(flow) => flow,
+        }
+    }
+
+    /// Pages that stand broken share one invalidation.
+    #[inline]
+    fn visit_run(
+        &mut self,
+        run: &'t [Slot; RUN],
+        raws: &[u64; RUN],
+        at: u64,
+        _: &mut Tally,
+    ) -> usize {
+        self.run(run, raws, at)
     }
 
     #[inline(always)]

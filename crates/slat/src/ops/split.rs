@@ -74,7 +74,7 @@ pub(super) mod sealed {
 
 /// Bounds how long a block stands broken, one invalidation and so many stores, and what waits on
 /// the stack, 16 bytes a block (docs/adr/0026-*).
-const MOST_MERGED: usize = 20;
+const MOST_MERGED: usize = 12;
 
 /// Why a range was not split, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -299,21 +299,35 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
 }
 
 /// Replacements of blocks of one table that wait for one common break. Kept in place, and small: a
-/// hypervisor's stack has a few KiB. A block's place is its distance from the start of the hull, in
-/// blocks.
-struct Waiting {
+/// hypervisor's stack has a few KiB. A block's place is its distance from the first, in blocks.
+struct Waiting<'t> {
     /// The blocks as they were when their tables were built.
     raws: [u64; MOST_MERGED],
     tables: [Option<Frame>; MOST_MERGED],
+    /// The slot of the first that came.
+    first: &'t Slot,
+    /// Places from the first to the last in use.
     len: usize,
     level: u8,
-    hull: GpaRange,
+    /// The first address of the first that came.
+    start: u64,
 }
 
-impl Waiting {
-    /// Where the block that begins at `range` stands, from the start of the hull.
-    fn place(&self, range: &GpaRange) -> usize {
-        ((range.start().0 - self.hull.start().0) / range.size()) as usize
+impl Waiting<'_> {
+    /// Where the block at `base` stands.
+    fn place<F: Format>(&self, base: u64) -> usize {
+        ((base - self.start) >> F::shift(self.level)) as usize
+    }
+
+    /// Whether a block may wait with these, at most `together` of them. A walk that began anew may
+    /// bring one that waits already.
+    fn joins<F: Format>(&self, level: u8, entry: &Entry<'_>, together: usize) -> bool {
+        let (base, start) = (entry.base::<F>(level), self.start);
+        level == self.level
+            && start <= base
+            && (start ^ base) >> F::shift(level + 1) == 0
+            && self.place::<F>(base) < together
+            && self.tables[self.place::<F>(base)].is_none()
     }
 }
 
@@ -327,7 +341,7 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     /// Pages of blocks that have these bits become executable, for such an access.
     execute: Option<(Access, u64)>,
     done: Done,
-    waiting: Option<Waiting>,
+    waiting: Option<Waiting<'t>>,
     /// The lowest block that changed while its replacement waited.
     lost: Option<u64>,
     /// Where the cache ran dry inside a block.
@@ -347,9 +361,22 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
             return Flow::Next;
         }
         match kind {
-            // Each with the path of calls that it takes, which bounds the stack.
-            Kind::Leaf if level > TARGET && level == 1 => self.block::<true>(1, &entry),
-            Kind::Leaf if level > TARGET => self.block::<false>(level, &entry),
+            Kind::Leaf if level > TARGET => {
+                // Before and behind the building, not below it: that bounds the stack.
+                let together = self.together;
+                if self.waiting.as_ref().is_some_and(|it| !it.joins::<F>(level, &entry, together)) {
+                    self.link_waiting();
+                }
+                let flow = if level == 1 {
+                    self.block::<true>(1, &entry)
+                } else {
+                    self.block::<false>(level, &entry)
+                };
+                if self.waiting.as_ref().is_some_and(|it| it.len == together) {
+                    self.link_waiting();
+                }
+                flow
+            }
             _ => Flow::Next,
         }
     }
@@ -369,7 +396,8 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     Split<'t, '_, '_, F, P, W, TARGET>
 {
     /// Replaces a block by tables, at once or together with its neighbours.
-    /// `SMALL`: its table is a last level.
+    /// `SMALL`: its table is a last level. Known to the compiler, either has the calls that it takes,
+    /// and no others below it.
     #[inline(never)]
     fn block<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
         let level = if SMALL { 1 } else { level };
@@ -413,7 +441,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.done.bytes += range.size();
             self.done.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
-            self.wait(entry, frame, level, range);
+            self.wait(entry.slot, entry.raw, frame, level, base);
         }
         match dry {
             Some(at) => {
@@ -442,61 +470,29 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         F::attribute_bits(raw, level)
     }
 
-    /// Adds a replacement to those that wait, and links them when they are enough.
-    ///
-    /// Not inlined, as `link`: its frame is not below those that fill tables.
-    #[inline(never)]
+    /// Adds a replacement to those that wait.
     #[expect(clippy::unnecessary_lazy_evaluations, reason = "what waits is built where it stays")]
-    fn wait(&mut self, entry: &Entry<'t>, table: Frame, level: u8, range: GpaRange) {
-        let alone = self.waiting.is_none() && range.end().0 >= self.end;
-        if self.together == 1 || alone {
-            let slots = core::slice::from_ref(entry.slot);
-            let (tables, cache) = (self.tables, &mut *self.cache);
-            let (done, lost) = (&mut self.done, &mut self.lost);
-            let (raws, blocks) = (&[entry.raw], &mut [Some(table)]);
-            return link(tables, cache, done, lost, level, slots, range.start().0, raws, blocks);
-        }
-        let most = self.together as u64 * range.size();
-        let parent = F::shift(level + 1);
-        // Places count from the start of the hull, which stays. A walk that began anew may bring a
-        // block that waits already.
-        let joins = |waiting: &Waiting| {
-            waiting.level == level
-                && waiting.hull.start() <= range.start()
-                && (waiting.hull.start().0 ^ range.start().0) >> parent == 0
-                && waiting.hull.hull(&range).size() <= most
-                && waiting.tables[waiting.place(&range)].is_none()
-        };
-        if self.waiting.as_ref().is_some_and(|waiting| !joins(waiting)) {
-            self.link_waiting();
-        }
+    fn wait(&mut self, slot: &'t Slot, raw: u64, table: Frame, level: u8, base: u64) {
         let waiting = self.waiting.get_or_insert_with(|| Waiting {
             raws: [0; MOST_MERGED],
             tables: [const { None }; MOST_MERGED],
+            first: slot,
             len: 0,
             level,
-            hull: range,
+            start: base,
         });
-        waiting.hull = waiting.hull.hull(&range);
-        let place = waiting.place(&range);
-        waiting.raws[place] = entry.raw;
+        let place = waiting.place::<F>(base);
+        waiting.raws[place] = raw;
         waiting.tables[place] = Some(table);
-        waiting.len += 1;
-        if waiting.len == self.together {
-            self.link_waiting();
-        }
+        waiting.len = waiting.len.max(place + 1);
     }
 
+    /// Not inlined: its frame is not below those that fill tables.
+    #[inline(never)]
     fn link_waiting(&mut self) {
         // Where they lie: a copy would take the stack twice.
-        if let Some(Waiting { raws, tables: blocks, level, hull, .. }) = &mut self.waiting {
-            let start = hull.start().0;
-            // Of a table that took the place of theirs meanwhile the slots serve as well; where
-            // there is none, no block is as it was.
-            let (slots, at) = self.tables.descend(start, *level, |_, _| {});
-            let slots = if at == *level { slots } else { &[] };
-            let (done, lost) = (&mut self.done, &mut self.lost);
-            link(self.tables, self.cache, done, lost, *level, slots, start, raws, blocks);
+        if let Some(waiting) = &mut self.waiting {
+            link(self.tables, self.cache, &mut self.done, &mut self.lost, waiting);
             self.waiting = None;
         }
     }
@@ -507,25 +503,29 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 ///
 /// Tables whose block changed meanwhile go back to the cache last of all, when nothing stands
 /// broken any more.
-#[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "what waits is not moved")]
+#[inline]
 fn link<F: Format, P: Platform>(
     tables: &Tables<'_, F, P>,
     cache: &mut TableCache<'_, F, P>,
     done: &mut Done,
     lost: &mut Option<u64>,
-    level: u8,
-    slots: &[Slot],
-    start: u64,
-    raws: &[u64],
-    blocks: &mut [Option<Frame>],
+    Waiting { raws, tables: blocks, first, len, level, start }: &mut Waiting<'_>,
 ) {
+    let (level, start, blocks) = (*level, *start, &mut blocks[..*len]);
+    let slots = if blocks.len() == 1 {
+        core::slice::from_ref(*first)
+    } else {
+        // The slots of a table that took the place of theirs meanwhile serve as well; where there
+        // is none, no block is as it was.
+        let (slots, at) = tables.descend(start, level, |_, _| {});
+        if at == level { slots } else { &[] }
+    };
     let mut broken = Owed::NOTHING;
     // A bit a block.
     let mut frozen = 0u64;
     let size = F::size(level);
     let base = |place: usize| start + ((place as u64) << F::shift(level));
-    for (place, (table, raw)) in blocks.iter().zip(raws).enumerate() {
+    for (place, (table, raw)) in blocks.iter().zip(&*raws).enumerate() {
         let (Some(table), base) = (table, base(place)) else { continue };
         let frozen_to = F::frozen(table.hpa());
         if !slots.is_empty() && slot::<F>(slots, base, level).exchange(*raw, frozen_to).is_ok() {
