@@ -523,8 +523,8 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         }
     }
 
-    /// Builds the tables under an empty slot aside, and links them. `SMALL`: it is one table, of the
-    /// last level. Known to the compiler, either has the calls that it takes, and no others below it.
+    /// Builds the tables under an empty slot aside, and links them. `SMALL`: it is one table, of
+    /// the last level. So the compiler leaves each the calls that it takes, and no others.
     #[inline(never)]
     fn subtree<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
         let level = if SMALL { 1 } else { level };

@@ -324,8 +324,8 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
         if replaced { Ok(!new.breaks) } else { Err(Flow::Again) }
     }
 
-    /// Pages from the start of a run, those that are to be broken; returns how many. The others, and
-    /// what is refused, are visited one by one.
+    /// Pages from the start of a run, those that are to be broken; returns how many. The others,
+    /// and what is refused, are visited one by one.
     #[inline(never)]
     fn run(&mut self, run: &[Slot; RUN], raws: &[u64; RUN], at: u64) -> usize {
         let page = F::size(0).bytes();

@@ -74,7 +74,7 @@ pub(super) mod sealed {
 
 /// Bounds how long a block stands broken, one invalidation and so many stores, and what waits on
 /// the stack, 16 bytes a block (docs/adr/0026-*).
-const MOST_MERGED: usize = 12;
+const MOST_MERGED: usize = 20;
 
 /// Why a range was not split, or not all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -396,8 +396,8 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     Split<'t, '_, '_, F, P, W, TARGET>
 {
     /// Replaces a block by tables, at once or together with its neighbours.
-    /// `SMALL`: its table is a last level. Known to the compiler, either has the calls that it takes,
-    /// and no others below it.
+    /// `SMALL`: its table is a last level. So the compiler leaves each the calls that it takes, and
+    /// no others.
     #[inline(never)]
     fn block<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
         let level = if SMALL { 1 } else { level };

@@ -179,6 +179,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
 }
 
 impl<F: Format, P: Platform> Drop for Removals<'_, '_, F, P> {
+    #[inline]
     fn drop(&mut self) {
         self.tables.retired.unlinked(self.tables.platform, &self.unlinked.take());
         if self.counted {
