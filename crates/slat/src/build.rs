@@ -105,35 +105,50 @@ pub(crate) struct Builder<'b, 'c, F: Format, P: Platform> {
 impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
     /// Fills the table at `level` whose first slot covers `base`: runs of leaves at memory speed,
     /// nothing read.
+    #[inline]
     pub fn fill(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
-        let slots = frame.slots_mut::<F>(self.platform, level);
         self.counts.tables_built += 1;
-        self.counts.slots_written += slots.len() as u64;
-        let shift = F::shift(level);
+        self.counts.slots_written += F::slots(level) as u64;
         if level == 0 {
-            let all = slots.len();
-            let index = |gpa: u64| (gpa.saturating_sub(base) >> shift).min(all as u64) as usize;
-            let (first, last) = match plan.outside {
-                Outside::Leaf => (0, all),
-                Outside::Empty => (index(plan.start), index(plan.end)),
-            };
-            self.platform.fill(&mut slots[..first], 0, 0);
-            self.platform.fill(&mut slots[last..], 0, 0);
-            let start = base + ((first as u64) << shift);
-            let pages = &mut slots[first..last];
-            let (head, tail) = plan.folded::<F>(start, pages.len());
-            if F::CONTIGUOUS != 0 && head < tail {
-                let (rest, after) = pages.split_at_mut(tail);
-                let (before, groups) = rest.split_at_mut(head);
-                let at = |page: usize| start + ((page as u64) << shift);
-                self.pages(before, start, plan, 0);
-                self.pages(groups, at(head), plan, F::CONTIGUOUS);
-                self.pages(after, at(tail), plan, 0);
-            } else {
-                self.pages(pages, start, plan, 0);
-            }
-            return;
+            self.fill_pages(frame, base, plan);
+        } else {
+            self.fill_tables(frame, level, base, plan);
         }
+    }
+
+    /// [`Builder::fill`] of a last level.
+    #[inline(never)]
+    fn fill_pages(&self, frame: &mut Frame, base: u64, plan: &Plan) {
+        let slots = frame.slots_mut::<F>(self.platform, 0);
+        let shift = F::PAGE_SHIFT;
+        let all = slots.len();
+        let index = |gpa: u64| (gpa.saturating_sub(base) >> shift).min(all as u64) as usize;
+        let (first, last) = match plan.outside {
+            Outside::Leaf => (0, all),
+            Outside::Empty => (index(plan.start), index(plan.end)),
+        };
+        self.platform.fill(&mut slots[..first], 0, 0);
+        self.platform.fill(&mut slots[last..], 0, 0);
+        let start = base + ((first as u64) << shift);
+        let pages = &mut slots[first..last];
+        let (head, tail) = plan.folded::<F>(start, pages.len());
+        if F::CONTIGUOUS != 0 && head < tail {
+            let (rest, after) = pages.split_at_mut(tail);
+            let (before, groups) = rest.split_at_mut(head);
+            let at = |page: usize| start + ((page as u64) << shift);
+            self.pages(before, start, plan, 0);
+            self.pages(groups, at(head), plan, F::CONTIGUOUS);
+            self.pages(after, at(tail), plan, 0);
+        } else {
+            self.pages(pages, start, plan, 0);
+        }
+    }
+
+    /// [`Builder::fill`] of a level whose slots may link tables, which are filled as well.
+    #[inline(never)]
+    fn fill_tables(&mut self, frame: &mut Frame, level: u8, base: u64, plan: &Plan) {
+        let slots = frame.slots_mut::<F>(self.platform, level);
+        let shift = F::shift(level);
         for (slot, at) in slots.iter_mut().zip((base..).step_by(1 << shift)) {
             slot.set(match plan.slot::<F>(level, at) {
                 // Nothing is done behind the address where the cache ran dry.

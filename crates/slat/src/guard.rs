@@ -207,7 +207,7 @@ impl Done {
 
     /// Hands it to the guard; returns the bytes.
     #[inline]
-    pub fn into<F: Format, P: Platform>(self, guard: &mut Guard<'_, '_, F, P>) -> u64 {
+    pub fn add_to<F: Format, P: Platform>(&self, guard: &mut Guard<'_, '_, F, P>) -> u64 {
         guard.counts += self.counts;
         guard.counts.bytes_changed += self.bytes;
         guard.owed.merge(self.owed);

@@ -61,6 +61,7 @@ impl List {
         Self(AtomicU64::new(0))
     }
 
+    #[inline]
     fn push<F: Format>(&self, platform: &impl Platform, chain: &Chain<F>) {
         if chain.is_empty() {
             return;

@@ -172,7 +172,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             tables.complete(stale);
             done.counts.invalidations += 1;
         }
-        done.into(self);
+        done.add_to(self);
         Ok(aged)
     }
 }
@@ -204,7 +204,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             One { tables, clear, young: false, found: None, held: false, done: Done::NOTHING };
         let result = tables.walk(start, start + (1 << F::PAGE_SHIFT), &mut visitor);
         let One { young, found, held, done, .. } = visitor;
-        done.into(self);
+        done.add_to(self);
         match found {
             Some((start, end)) => Ok(Some((GpaRange::from_bounds(start, end), young))),
             None if held || result.is_err() => Self::halted(gpa, ChangeError::Contended),

@@ -79,7 +79,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Collapse { done, contended, .. } = visitor;
         let why = self.spend(budget, SplitError::Contended);
-        let bytes = done.into(self);
+        let bytes = done.add_to(self);
         match (contended, result) {
             (Some(at), Ok(())) => Self::halted(Gpa(at), SplitError::Contended),
             // What is behind it is not done either.

@@ -102,7 +102,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let why = self.spend(budget, why);
         let stale = !done.owed.is_nothing() || !self.owed.is_nothing();
         done.counts.invalidations += u64::from(stale);
-        done.into(self);
+        done.add_to(self);
         // Also what was cleaned before: a page that is not reported has to be one.
         self.complete();
         match result {

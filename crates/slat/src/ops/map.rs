@@ -13,7 +13,7 @@ use crate::platform::{Maintenance, Platform};
 use crate::sync::agreed;
 use crate::table::{Slot, slot};
 use crate::tables::{Halted, Tables};
-use crate::walk::{Entry, Flow, Tally, Visitor};
+use crate::walk::{Budget, Entry, Flow, Tally, Visitor};
 use core::fmt;
 use core::marker::PhantomData;
 
@@ -170,37 +170,43 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         {
             return Ok(1 << F::PAGE_SHIFT);
         }
-        self.map_walk::<C>(plan, &attributes, cache)
+        let (mut budget, end) = (self.budget, plan.end);
+        let mut plan = plan;
+        // A single page cannot be half done. Not inside the walk that maps: their frames do not
+        // add.
+        if range.size() > 1 << F::PAGE_SHIFT {
+            plan.end = self.check_empty(&plan, &mut budget)?;
+        }
+        let bytes = self.map_walk::<C>(&plan, budget, &attributes, cache)?;
+        if plan.end == end { Ok(bytes) } else { Self::halted(Gpa(plan.end), MapError::Paused) }
+    }
+
+    /// Looks at all of the range first: the end of what the budget reaches.
+    #[inline(never)]
+    fn check_empty(&mut self, plan: &Plan, budget: &mut Budget) -> Result<u64, Halted<MapError>> {
+        let tables = self.tables;
+        let mut check = Check { plan, state: tables.state(), read: 0, why: MapError::Contended };
+        let result = tables.walk_within(plan.start, plan.end, &mut check, budget);
+        self.counts.slots_read += check.read;
+        match result {
+            Ok(()) => Ok(plan.end),
+            // What was looked at is mapped now.
+            Err(at) if budget.spent => Ok(at.0),
+            // Nothing is mapped yet: who goes on has to begin at the start.
+            Err(_) if check.why == MapError::Contended => Self::halted(Gpa(plan.start), check.why),
+            Err(at) => Self::halted(at, check.why),
+        }
     }
 
     #[inline(never)]
     fn map_walk<C: Change>(
         &mut self,
-        plan: Plan,
+        plan: &Plan,
+        budget: Budget,
         attributes: &Attributes,
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<u64, Halted<MapError>> {
         let tables = self.tables;
-        let mut plan = plan;
-        let end = plan.end;
-        let mut budget = self.budget;
-        // A single page cannot be half done.
-        if plan.end - plan.start > 1 << F::PAGE_SHIFT {
-            let mut check =
-                Check { plan, state: tables.state(), read: 0, why: MapError::Contended };
-            let result = tables.walk_within(plan.start, plan.end, &mut check, &mut budget);
-            self.counts.slots_read += check.read;
-            match result {
-                Ok(()) => {}
-                // What was looked at is mapped now.
-                Err(at) if budget.spent => plan.end = at.0,
-                // Nothing is mapped yet: who goes on has to begin at the start.
-                Err(_) if check.why == MapError::Contended => {
-                    return Self::halted(Gpa(plan.start), check.why);
-                }
-                Err(at) => return Self::halted(at, check.why),
-            }
-        }
         let mut visitor = Map {
             tables,
             plan,
@@ -213,12 +219,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         };
         let result = tables.walk(plan.start, plan.end, &mut visitor);
         tables.platform.publish();
-        let Map { done, dry, why, .. } = visitor;
-        let bytes = done.into(self);
-        let paused = self.spend(budget, MapError::Contended);
+        let (dry, why) = (visitor.dry, visitor.why);
+        let bytes = visitor.done.add_to(self);
+        self.spend(budget, MapError::Contended);
         match result {
-            Ok(()) if plan.end == end => Ok(bytes),
-            Ok(()) => Self::halted(Gpa(plan.end), paused),
+            Ok(()) => Ok(bytes),
             Err(at) => Self::halted(dry.map_or(at, Gpa), why),
         }
     }
@@ -381,21 +386,21 @@ fn agrees<F: Format>(
 }
 
 /// Looks for what is in the way, before anything is changed.
-struct Check {
-    plan: Plan,
+struct Check<'m> {
+    plan: &'m Plan,
     /// Bits in which leaves may differ ([`Tables::state`]).
     state: u64,
     read: u64,
     why: MapError,
 }
 
-impl<'t, F: Format> Visitor<'t, F> for Check {
+impl<'t, F: Format> Visitor<'t, F> for Check<'_> {
     const LEVELS: Levels = Levels::ALL;
 
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
         match kind {
-            Kind::Leaf => match agrees::<F>(&self.plan, self.state, level, &entry) {
+            Kind::Leaf => match agrees::<F>(self.plan, self.state, level, &entry) {
                 Ok(()) => Flow::Next,
                 Err(why) => {
                     self.why = why;
@@ -420,7 +425,7 @@ impl<'t, F: Format> Visitor<'t, F> for Check {
 
 struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
     tables: &'t Tables<'t, F, P>,
-    plan: Plan,
+    plan: &'a Plan,
     maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
     done: Done,
@@ -437,7 +442,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
     #[inline(always)]
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         if kind == Kind::Leaf {
-            return match agrees::<F>(&self.plan, self.tables.state(), level, &entry) {
+            return match agrees::<F>(self.plan, self.tables.state(), level, &entry) {
                 Ok(()) => Flow::Next,
                 Err(why) => self.stop(why),
             };
@@ -445,7 +450,12 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
         if let Some(owner) = owner::<F>(kind, entry.raw) {
             return self.stop(MapError::Owned { owner });
         }
-        if level <= self.plan.largest && entry.whole::<F>(level) && self.plan.aligned::<F>(level) {
+        // A page always fits.
+        let fits = level == 0
+            || level <= self.plan.largest
+                && entry.whole::<F>(level)
+                && self.plan.aligned::<F>(level);
+        if fits {
             if let Some((start, end)) = self.plan.group::<F>(level, entry.start)
                 && start == entry.start
                 && let Some(flow) = self.group(level, &entry.apart(), end)
@@ -462,7 +472,11 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
             tally.change(&entry);
             return Flow::Next;
         }
-        self.subtree(level, &entry.apart())
+        if level == 1 {
+            self.subtree::<true>(1, &entry.apart())
+        } else {
+            self.subtree::<false>(level, &entry.apart())
+        }
     }
 
     #[inline]
@@ -509,8 +523,11 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         }
     }
 
-    /// Builds the tables under an empty slot aside, and links them.
-    fn subtree(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
+    /// Builds the tables under an empty slot aside, and links them. `SMALL`: it is one table, of
+    /// the last level. So the compiler leaves each the calls that it takes, and no others.
+    #[inline(never)]
+    fn subtree<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
+        let level = if SMALL { 1 } else { level };
         let Some(mut frame) = self.cache.take() else {
             return self.stop(MapError::CacheEmpty);
         };
@@ -518,7 +535,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
         // Of the range, what the slot covers and is still to be done: the walk may have begun anew.
-        let plan = Plan { start: entry.start, end: entry.end, ..self.plan };
+        let plan = Plan { start: entry.start, end: entry.end, ..*self.plan };
         builder.fill(&mut frame, level - 1, entry.base::<F>(level), &plan);
         let (dry, hpa) = (builder.dry, frame.hpa());
         let end = dry.unwrap_or(entry.end);

@@ -177,7 +177,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if done.counts.tables_built != 0 {
             tables.platform.publish();
         }
-        let bytes = done.into(self);
+        let bytes = done.add_to(self);
         let paused = self.spend(budget, OwnerError::Contended);
         match result {
             Ok(()) if looked == end => Ok(bytes),

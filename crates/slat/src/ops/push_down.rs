@@ -56,7 +56,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Protect { done, why } = visitor;
         let why = self.spend(budget, why);
-        let bytes = done.into(self);
+        let bytes = done.add_to(self);
         match result {
             Ok(()) => Ok(bytes),
             Err(Gpa(at)) => Self::halted(Gpa(at), why),

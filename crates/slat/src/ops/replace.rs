@@ -155,9 +155,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let Replace { done, why, .. } = visitor;
-        let why = self.spend(budget, why);
-        let bytes = done.into(self);
+        let why = self.spend(budget, visitor.why);
+        let bytes = visitor.done.add_to(self);
         if bytes != 0 {
             tables.platform.publish();
         }
@@ -214,7 +213,7 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
 
     /// What the leaf `raw` at `level`, which the range covers whole, becomes; `None` if it is that
     /// already.
-    #[inline]
+    #[inline(always)]
     fn plan(&self, level: u8, raw: u64, gpa: u64) -> Result<Option<New>, ReplaceError> {
         let (size, hpa) = (F::size(level), F::leaf_address(raw, level));
         let target = self.target(gpa);
@@ -255,11 +254,21 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
     }
 
     /// Replaces leaves at `level`, neighbours from `gpa` on, by way of a break; returns how many.
-    fn broken(&mut self, level: u8, leaves: &[(&Slot, u64)], news: &[New], gpa: u64) -> usize {
+    /// What they become is at the place of what they were; a bit of `retyped` for each whose
+    /// memory changes its type.
+    #[inline(always)]
+    fn broken(
+        &mut self,
+        level: u8,
+        slots: &[Slot],
+        (raws, news): (&[u64], &[u64]),
+        retyped: u64,
+        gpa: u64,
+    ) -> usize {
         let size = F::size(level);
         let frozen = F::frozen(Hpa(0));
-        let freeze = |(slot, raw): &&(&Slot, u64)| slot.exchange(*raw, frozen).is_ok();
-        let held = leaves.iter().take_while(freeze).count();
+        let freeze = |(slot, raw): &(&Slot, &u64)| slot.exchange(**raw, frozen).is_ok();
+        let held = slots.iter().zip(raws).take_while(freeze).count();
         let bytes = held as u64 * size.bytes();
         let mut stale = Owed::NOTHING;
         if held != 0 {
@@ -269,16 +278,79 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
             self.tables.platform.invalidate(&what);
             self.done.counts.invalidations += 1;
         }
-        for (index, ((slot, _), new)) in leaves.iter().zip(news).take(held).enumerate() {
-            if new.retyped {
+        for (index, (slot, new)) in slots.iter().zip(news).take(held).enumerate() {
+            if retyped >> index & 1 == 1 {
                 self.maintain(gpa + index as u64 * size.bytes(), size.bytes(), true);
             }
-            slot.release(frozen, new.raw);
+            slot.release(frozen, *new);
         }
         self.done.counts.broken += held as u64;
         self.done.counts.slots_written += 2 * held as u64;
         self.done.bytes += bytes;
         held
+    }
+
+    /// One leaf, of any level: whether it was changed in place. Not inlined, and by value: its
+    /// frame is on the stack once, and the walk's are small.
+    #[inline(never)]
+    fn leaf(
+        &mut self,
+        level: u8,
+        slot: &Slot,
+        raw: u64,
+        (start, end): (u64, u64),
+    ) -> Result<bool, Flow> {
+        let entry = Entry { slot, raw, start, end };
+        if level > 0 && !entry.whole::<F>(level) {
+            return Err(self.stop(ReplaceError::CutsBlock { size: F::size(level) }));
+        }
+        if folded::<F>(raw) {
+            return Err(self.tables.unfold(start, level, &mut self.done.counts));
+        }
+        let new = match self.plan(level, raw, start) {
+            Ok(Some(new)) => new,
+            Ok(None) => return Ok(false),
+            Err(why) => return Err(self.stop(why)),
+        };
+        if !new.retyped {
+            self.maintain(start, end - start, false);
+        }
+        let replaced = if new.breaks {
+            let (slots, retyped) = (core::slice::from_ref(slot), new.retyped.into());
+            self.broken(level, slots, (&[raw], &[new.raw]), retyped, start) == 1
+        } else {
+            slot.exchange(raw, new.raw).is_ok()
+        };
+        if replaced { Ok(!new.breaks) } else { Err(Flow::Again) }
+    }
+
+    /// Pages from the start of a run, those that are to be broken; returns how many. The others,
+    /// and what is refused, are visited one by one.
+    #[inline(never)]
+    fn run(&mut self, run: &[Slot; RUN], raws: &[u64; RUN], at: u64) -> usize {
+        let page = F::size(0).bytes();
+        let (mut news, mut retyped) = ([0; RUN], 0);
+        let mut count = 0;
+        for (index, &raw) in raws.iter().enumerate() {
+            let gpa = at + index as u64 * page;
+            if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
+                break;
+            }
+            let Ok(Some(new)) = self.plan(0, raw, gpa) else { break };
+            if !new.breaks {
+                break;
+            }
+            if !new.retyped {
+                self.maintain(gpa, page, false);
+            }
+            news[index] = new.raw;
+            retyped |= u64::from(new.retyped) << index;
+            count = index + 1;
+        }
+        if count == 0 {
+            return 0;
+        }
+        self.broken(0, &run[..count], (raws, &news), retyped, at)
     }
 
     fn stop(&mut self, why: ReplaceError) -> Flow {
@@ -296,30 +368,15 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
         if kind != Kind::Leaf {
             return Flow::Next;
         }
-        if level > 0 && !entry.whole::<F>(level) {
-            return self.stop(ReplaceError::CutsBlock { size: F::size(level) });
-        }
-        if folded::<F>(entry.raw) {
-            return self.tables.unfold(entry.start, level, &mut self.done.counts);
-        }
-        let new = match self.plan(level, entry.raw, entry.start) {
-            Ok(Some(new)) => new,
-            Ok(None) => return Flow::Next,
-            Err(why) => return self.stop(why),
-        };
-        if !new.retyped {
-            self.maintain(entry.start, entry.end - entry.start, false);
-        }
-        let replaced = if new.breaks {
-            self.broken(level, &[(entry.slot, entry.raw)], &[new], entry.start) == 1
-        } else {
-            let exchanged = entry.slot.exchange(entry.raw, new.raw).is_ok();
-            if exchanged {
-                tally.change(&entry);
+        match self.leaf(level, entry.slot, entry.raw, (entry.start, entry.end)) {
+            Ok(in_place) => {
+                if in_place {
+                    tally.change(&entry);
+                }
+                Flow::Next
             }
-            exchanged
-        };
-        if replaced { Flow::Next } else { Flow::Again }
+            Err(flow) => flow,
+        }
     }
 
     /// Pages that stand broken share one invalidation.
@@ -331,31 +388,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
         at: u64,
         _: &mut Tally,
     ) -> usize {
-        let page = F::size(0).bytes();
-        let mut leaves = [(&run[0], 0); RUN];
-        let mut news = [const { New { raw: 0, breaks: true, retyped: false } }; RUN];
-        // From the first on, those that are to be broken: the others, and what is refused, are
-        // visited one by one.
-        let mut count = 0;
-        for (index, &raw) in raws.iter().enumerate() {
-            let gpa = at + index as u64 * page;
-            if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
-                break;
-            }
-            let Ok(Some(new)) = self.plan(0, raw, gpa) else { break };
-            if !new.breaks {
-                break;
-            }
-            if !new.retyped {
-                self.maintain(gpa, page, false);
-            }
-            (leaves[index], news[index]) = ((&run[index], raw), new);
-            count = index + 1;
-        }
-        if count == 0 {
-            return 0;
-        }
-        self.broken(0, &leaves[..count], &news[..count], at)
+        self.run(run, raws, at)
     }
 
     #[inline(always)]

@@ -278,9 +278,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let Rewrite { done, why, .. } = visitor;
-        let why = self.spend(budget, why);
-        let bytes = done.into(self);
+        let why = self.spend(budget, visitor.why);
+        let bytes = visitor.done.add_to(self);
         // Who faulted is to find what it waits for.
         if !R::STALE && R::SEEN && bytes != 0 {
             tables.platform.publish();

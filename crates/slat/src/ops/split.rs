@@ -22,7 +22,7 @@ use crate::granted::Granted;
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
-use crate::table::{Frame, Slot};
+use crate::table::{Frame, Slot, slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
 use core::fmt;
@@ -73,7 +73,7 @@ pub(super) mod sealed {
 }
 
 /// Bounds how long a block stands broken, one invalidation and so many stores, and what waits on
-/// the stack, 25 bytes a block (docs/adr/0026-*).
+/// the stack, 16 bytes a block (docs/adr/0026-*).
 const MOST_MERGED: usize = 20;
 
 /// Why a range was not split, or not all of it.
@@ -273,9 +273,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             }
             patience -= 1;
         };
-        let Split { done, dry, why, .. } = visitor;
-        let why = self.spend(budget, why);
-        let bytes = done.into(self);
+        let (dry, why) = (visitor.dry, self.spend(budget, visitor.why));
+        let bytes = visitor.done.add_to(self);
         match result {
             Ok(()) => Ok(bytes),
             Err(at) => Self::halted(dry.map_or(at, Gpa), why),
@@ -299,22 +298,37 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-/// Replacements of blocks of one size that wait for one common break. Kept in place, and small: a
-/// hypervisor's stack has a few KiB.
+/// Replacements of blocks of one table that wait for one common break. Kept in place, and small: a
+/// hypervisor's stack has a few KiB. A block's place is its distance from the first, in blocks.
 struct Waiting<'t> {
-    blocks: [Option<Replacement<'t>>; MOST_MERGED],
-    /// Where each block stands, in blocks from the start of the hull.
-    offsets: [u8; MOST_MERGED],
+    /// The blocks as they were when their tables were built.
+    raws: [u64; MOST_MERGED],
+    tables: [Option<Frame>; MOST_MERGED],
+    /// The slot of the first that came.
+    first: &'t Slot,
+    /// Places from the first to the last in use.
     len: usize,
     level: u8,
-    hull: GpaRange,
+    /// The first address of the first that came.
+    start: u64,
 }
 
-struct Replacement<'t> {
-    slot: &'t Slot,
-    /// The block as it was when its tables were built.
-    raw: u64,
-    table: Frame,
+impl Waiting<'_> {
+    /// Where the block at `base` stands.
+    fn place<F: Format>(&self, base: u64) -> usize {
+        ((base - self.start) >> F::shift(self.level)) as usize
+    }
+
+    /// Whether a block may wait with these, at most `together` of them. A walk that began anew may
+    /// bring one that waits already.
+    fn joins<F: Format>(&self, level: u8, entry: &Entry<'_>, together: usize) -> bool {
+        let (base, start) = (entry.base::<F>(level), self.start);
+        level == self.level
+            && start <= base
+            && (start ^ base) >> F::shift(level + 1) == 0
+            && self.place::<F>(base) < together
+            && self.tables[self.place::<F>(base)].is_none()
+    }
 }
 
 struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
@@ -347,7 +361,22 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8> Visitor<'t, F>
             return Flow::Next;
         }
         match kind {
-            Kind::Leaf if level > TARGET => self.block(level, &entry),
+            Kind::Leaf if level > TARGET => {
+                // Before and behind the building, not below it: that bounds the stack.
+                let together = self.together;
+                if self.waiting.as_ref().is_some_and(|it| !it.joins::<F>(level, &entry, together)) {
+                    self.link_waiting();
+                }
+                let flow = if level == 1 {
+                    self.block::<true>(1, &entry)
+                } else {
+                    self.block::<false>(level, &entry)
+                };
+                if self.waiting.as_ref().is_some_and(|it| it.len == together) {
+                    self.link_waiting();
+                }
+                flow
+            }
             _ => Flow::Next,
         }
     }
@@ -367,8 +396,11 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     Split<'t, '_, '_, F, P, W, TARGET>
 {
     /// Replaces a block by tables, at once or together with its neighbours.
-    #[inline]
-    fn block(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
+    /// `SMALL`: its table is a last level. So the compiler leaves each the calls that it takes, and
+    /// no others.
+    #[inline(never)]
+    fn block<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
+        let level = if SMALL { 1 } else { level };
         if folded::<F>(entry.raw) {
             return self.tables.unfold(entry.start, level, &mut self.done.counts);
         }
@@ -409,8 +441,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.done.bytes += range.size();
             self.done.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
-            let Entry { slot, raw, .. } = *entry;
-            self.wait(Replacement { slot, raw, table: frame }, level, range);
+            self.wait(entry.slot, entry.raw, frame, level, base);
         }
         match dry {
             Some(at) => {
@@ -439,60 +470,29 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         F::attribute_bits(raw, level)
     }
 
-    /// Adds a replacement to those that wait, and links them when they are enough.
-    ///
-    /// Not inlined, as `link`: its frame is not below those that fill tables.
-    #[inline(never)]
+    /// Adds a replacement to those that wait.
     #[expect(clippy::unnecessary_lazy_evaluations, reason = "what waits is built where it stays")]
-    fn wait(&mut self, new: Replacement<'t>, level: u8, range: GpaRange) {
-        let alone = self.waiting.is_none() && range.end().0 >= self.end;
-        if self.together == 1 || alone {
-            let (tables, cache) = (self.tables, &mut *self.cache);
-            let base = |_| range.start().0;
-            return link(
-                tables,
-                cache,
-                &mut self.done,
-                &mut self.lost,
-                level,
-                &mut [Some(new)],
-                base,
-            );
-        }
-        let most = self.together as u64 * range.size();
-        // Offsets count from the start of the hull, which stays.
-        let joins = |waiting: &Waiting<'_>| {
-            waiting.level == level
-                && waiting.hull.start() <= range.start()
-                && waiting.hull.hull(&range).size() <= most
-        };
-        if self.waiting.as_ref().is_some_and(|waiting| !joins(waiting)) {
-            self.link_waiting();
-        }
+    fn wait(&mut self, slot: &'t Slot, raw: u64, table: Frame, level: u8, base: u64) {
         let waiting = self.waiting.get_or_insert_with(|| Waiting {
-            blocks: [const { None }; MOST_MERGED],
-            offsets: [0; MOST_MERGED],
+            raws: [0; MOST_MERGED],
+            tables: [const { None }; MOST_MERGED],
+            first: slot,
             len: 0,
             level,
-            hull: range,
+            start: base,
         });
-        waiting.hull = waiting.hull.hull(&range);
-        let offset = (range.start().0 - waiting.hull.start().0) >> F::shift(level);
-        waiting.offsets[waiting.len] = offset as u8;
-        waiting.blocks[waiting.len] = Some(new);
-        waiting.len += 1;
-        if waiting.len == self.together {
-            self.link_waiting();
-        }
+        let place = waiting.place::<F>(base);
+        waiting.raws[place] = raw;
+        waiting.tables[place] = Some(table);
+        waiting.len = waiting.len.max(place + 1);
     }
 
+    /// Not inlined: its frame is not below those that fill tables.
+    #[inline(never)]
     fn link_waiting(&mut self) {
         // Where they lie: a copy would take the stack twice.
-        if let Some(Waiting { blocks, offsets, len, level, hull }) = &mut self.waiting {
-            let base =
-                |index: usize| hull.start().0 + (u64::from(offsets[index]) << F::shift(*level));
-            let (tables, blocks) = (self.tables, &mut blocks[..*len]);
-            link(tables, self.cache, &mut self.done, &mut self.lost, *level, blocks, base);
+        if let Some(waiting) = &mut self.waiting {
+            link(self.tables, self.cache, &mut self.done, &mut self.lost, waiting);
             self.waiting = None;
         }
     }
@@ -503,25 +503,33 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 ///
 /// Tables whose block changed meanwhile go back to the cache last of all, when nothing stands
 /// broken any more.
-#[inline(never)]
+#[inline]
 fn link<F: Format, P: Platform>(
     tables: &Tables<'_, F, P>,
     cache: &mut TableCache<'_, F, P>,
     done: &mut Done,
     lost: &mut Option<u64>,
-    level: u8,
-    blocks: &mut [Option<Replacement<'_>>],
-    base: impl Fn(usize) -> u64,
+    Waiting { raws, tables: blocks, first, len, level, start }: &mut Waiting<'_>,
 ) {
+    let (level, start, blocks) = (*level, *start, &mut blocks[..*len]);
+    let slots = if blocks.len() == 1 {
+        core::slice::from_ref(*first)
+    } else {
+        // The slots of a table that took the place of theirs meanwhile serve as well; where there
+        // is none, no block is as it was.
+        let (slots, at) = tables.descend(start, level, |_, _| {});
+        if at == level { slots } else { &[] }
+    };
     let mut broken = Owed::NOTHING;
     // A bit a block.
     let mut frozen = 0u64;
     let size = F::size(level);
-    for (index, block) in blocks.iter().enumerate() {
-        let Some(Replacement { slot, raw, table }) = block else { continue };
-        let base = base(index);
-        if slot.exchange(*raw, F::frozen(table.hpa())).is_ok() {
-            frozen |= 1 << index;
+    let base = |place: usize| start + ((place as u64) << F::shift(level));
+    for (place, (table, raw)) in blocks.iter().zip(&*raws).enumerate() {
+        let (Some(table), base) = (table, base(place)) else { continue };
+        let frozen_to = F::frozen(table.hpa());
+        if !slots.is_empty() && slot::<F>(slots, base, level).exchange(*raw, frozen_to).is_ok() {
+            frozen |= 1 << place;
             broken.leaves(base, base + size.bytes(), size);
             done.counts.broken += 1;
             done.bytes += size.bytes();
@@ -533,17 +541,16 @@ fn link<F: Format, P: Platform>(
     if let Some(what) = tables.invalidation(&broken) {
         done.counts.invalidations += 1;
         tables.platform.invalidate(&what);
-        for (index, block) in blocks.iter_mut().enumerate() {
-            if let Some(Replacement { slot, table, .. }) =
-                block.take_if(|_| frozen >> index & 1 == 1)
-            {
+        for (place, block) in blocks.iter_mut().enumerate() {
+            if let Some(table) = block.take_if(|_| frozen >> place & 1 == 1) {
                 let hpa = table.into_hpa();
+                let slot = slot::<F>(slots, base(place), level);
                 slot.release(F::frozen(hpa), F::table(hpa, level));
             }
         }
         tables.platform.publish();
     }
-    for Replacement { table, .. } in blocks.iter_mut().filter_map(Option::take) {
+    for table in blocks.iter_mut().filter_map(Option::take) {
         let counts = &mut done.counts;
         Builder { platform: tables.platform, cache, counts, dry: None }.recycle(table, level - 1);
     }

@@ -284,7 +284,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let mut visitor = Unfold { tables, done: Done::NOTHING };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let bytes = visitor.done.into(self);
+        let bytes = visitor.done.add_to(self);
         let why = self.spend(budget, ChangeError::Contended);
         match result {
             Ok(()) => Ok(bytes),

@@ -179,6 +179,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
 }
 
 impl<F: Format, P: Platform> Drop for Removals<'_, '_, F, P> {
+    #[inline]
     fn drop(&mut self) {
         self.tables.retired.unlinked(self.tables.platform, &self.unlinked.take());
         if self.counted {
@@ -276,7 +277,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let Unmap { done, why, .. } = visitor;
         let why = self.spend(budget, why);
-        let bytes = done.into(self);
+        let bytes = done.add_to(self);
         match result {
             Ok(()) => Ok(bytes),
             Err(at) => Self::halted(at, why),
@@ -319,7 +320,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
         let Unmap { done, .. } = visitor.0;
         let why = self.spend(budget, ChangeError::Contended);
-        done.into(self);
+        done.add_to(self);
         let retired = removals.unlinked.len();
         if retired != 0 {
             self.counts.invalidations += 1;
