@@ -8,8 +8,9 @@
 //! *Invariants*:
 //! - A frame that two words name is own in neither, and nobody writes it: a fork protects the
 //!   parent ([`Worker::hold_writes`]) before it shares, and while it does no fault asks.
-//! - A fault has emptied the leaf of a page, to completion, before it asks to write it: what is
-//!   copied has no writer, and the old frame no reader of this guest's, when the count goes down.
+//! - A fault has emptied all leaves of a page, to completion, before it asks to write it
+//!   ([`Backing::page`]): what is copied has no writer, and the old frame no reader of this guest's,
+//!   when the count goes down.
 
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
@@ -86,9 +87,8 @@ const fn frame_of(word: u64) -> u32 {
 
 /// One guest's memory, zeroes until it is written, of which some may be shared with other guests.
 ///
-/// Without views ([`CachePolicy::Exact`](crate::CachePolicy::Exact) where the format does not force
-/// the guest's caches): a write replaces a page in the tables of the vCPU that wrote, and a vCPU on
-/// others would go on reading the old one.
+/// A guest whose vCPUs may have tables of their own ([`CachePolicy::Exact`](crate::CachePolicy::Exact)
+/// where the format does not force the guest's caches) is not forked.
 ///
 /// Dropped, it gives its frames back: with its guest, whose tables go first.
 #[derive(Debug)]

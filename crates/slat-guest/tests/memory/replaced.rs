@@ -70,12 +70,15 @@ on_all! {
     }
 }
 
+/// Who says that a thread is there, and who lets it go.
+type Stop = (mpsc::Sender<()>, mpsc::Receiver<()>);
+
 /// Memory whose answers somebody holds up: to make a page writable, then of a page to be written.
 #[derive(Debug)]
 struct Held {
     ram: Ram,
     /// One stop each: says that it is there, and waits.
-    stops: [Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>; 2],
+    stops: [Mutex<Option<Stop>>; 2],
     /// The thread that is held up.
     whose: thread::ThreadId,
 }
