@@ -45,7 +45,9 @@ impl HvaRange {
 /// [`NoPage::NotYet`].
 pub trait Backing {
     /// The page at `host`, for `access`. With [`Access::Write`] a page that is shared for reading
-    /// is made the guest's own first.
+    /// is made the guest's own first: if that is another page, all faults are answered with it from
+    /// then on. When a write is asked for, this page is mapped nowhere for reading alone, neither in
+    /// another slot nor in a vCPU's own tables, nor will it be before that fault is over.
     ///
     /// # Errors
     /// [`NoPage`] says whether to ask again.

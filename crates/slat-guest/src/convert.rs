@@ -88,7 +88,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if (range.start().0 | range.size()) & (F::size(0).bytes() - 1) != 0 {
             return halted(range.start(), ConvertError::Unaligned);
         }
-        let _turn = guest.changing.lock();
+        let _turn = guest.change_turn();
         let parts = self.look(|view| {
             let parts = view.parts(&range);
             let parts =
@@ -138,6 +138,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             kinds.set::<F>(&slot.spec, &run, to);
         }
         kinds.change::<F>(&slot.spec, &run, false);
+        if emptied.is_ok() && to == MemoryKind::Private {
+            // Who waits for the shared page, which may never come now, asks again. Who takes its
+            // place later asks after this, and is answered as the page is by now.
+            let (start, bytes) = (slot.spec.host_of(run.start().0), run.size());
+            guest.arrived(HvaRange { start, bytes });
+        }
         emptied
     }
 
@@ -190,7 +196,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if (range.start.0 | range.bytes) & (F::size(0).bytes() - 1) != 0 {
             return Err(Halted { at: Gpa(0), why: ConvertError::Unaligned });
         }
-        let _turn = guest.changing.lock();
+        let _turn = guest.change_turn();
         let host = HvaRange { start: Hva(range.start.0), bytes: range.bytes };
         let invalidation = guest.private_invalidations.begin(&host);
         let parts = self.look(|view| {

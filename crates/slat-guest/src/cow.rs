@@ -8,8 +8,9 @@
 //! *Invariants*:
 //! - A frame that two words name is own in neither, and nobody writes it: a fork protects the
 //!   parent ([`Worker::hold_writes`]) before it shares, and while it does no fault asks.
-//! - A fault has emptied the leaf of a page, to completion, before it asks to write it: what is
-//!   copied has no writer, and the old frame no reader of this guest's, when the count goes down.
+//! - A fault has emptied all leaves of a page, to completion, before it asks to write it
+//!   ([`Backing::page`]): what is copied has no writer, and the old frame no reader of this guest's,
+//!   when the count goes down.
 
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
@@ -18,7 +19,7 @@ use crate::worker::Worker;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
-use slat::{Access, Format, Hpa, Memory, PageSize};
+use slat::{Access, Format, Gpa, GpaRange, Hpa, Memory, PageSize};
 
 /// Memory for guests that share it, in frames of one page each, by number.
 pub trait Frames {
@@ -86,9 +87,8 @@ const fn frame_of(word: u64) -> u32 {
 
 /// One guest's memory, zeroes until it is written, of which some may be shared with other guests.
 ///
-/// Without views ([`CachePolicy::Exact`](crate::CachePolicy::Exact) where the format does not force
-/// the guest's caches): a write replaces a page in the tables of the vCPU that wrote, and a vCPU on
-/// others would go on reading the old one.
+/// A guest whose vCPUs may have tables of their own ([`CachePolicy::Exact`](crate::CachePolicy::Exact)
+/// where the format does not force the guest's caches) is not forked.
 ///
 /// Dropped, it gives its frames back: with its guest, whose tables go first.
 #[derive(Debug)]
@@ -110,6 +110,8 @@ pub enum ForkError {
     },
     /// vCPUs have tables of their own.
     Views,
+    /// Devices reach the guest's memory, or have some of it pinned: their writes cannot be held.
+    Devices,
     /// No memory for a word a page.
     OutOfMemory,
 }
@@ -119,6 +121,7 @@ impl fmt::Display for ForkError {
         match self {
             Self::Unaligned { page } => write!(f, "the memory is not in pages of {page}"),
             Self::Views => f.write_str("vCPUs have tables of their own while their caches are off"),
+            Self::Devices => f.write_str("devices may write the memory while it is shared"),
             Self::OutOfMemory => f.write_str("no memory for a word a page"),
         }
     }
@@ -173,6 +176,11 @@ impl<'s, M: Frames> Cow<'s, M> {
     ) -> Result<Self, ForkError> {
         if !worker.guest().views.is_empty() {
             return Err(ForkError::Views);
+        }
+        let all = 1 << worker.guest().tables.geometry().address_bits;
+        let all = GpaRange::new(Gpa(0), all).expect("a guest has an address");
+        if worker.guest().config.devices || worker.is_pinned(all) {
+            return Err(ForkError::Devices);
         }
         let child = Self::new(self.shared, self.range)?;
         let held = worker.hold_writes(self.range);

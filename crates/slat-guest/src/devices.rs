@@ -60,7 +60,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         if (range.start().0 | range.size()) & (F::size(0).bytes() - 1) != 0 {
             return Err(PinError::Unaligned);
         }
-        let _turn = guest.changing.lock();
+        let _turn = guest.change_turn();
         let (covered, private) = self.look(|view| {
             let mut covered = range.start();
             for (slot, part) in view.parts(&range) {

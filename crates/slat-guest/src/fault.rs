@@ -7,6 +7,7 @@ use crate::events::Event;
 use crate::follow::DeviceLeaf;
 use crate::guest::Guest;
 use crate::host::Host;
+use crate::invalidations::Invalidation;
 use crate::outcome::{Outcome, Refused, Retry};
 use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::fitting;
@@ -32,6 +33,8 @@ pub(crate) enum Step {
     Dry,
     /// The backing has the page not yet, which is there in the host.
     NotYet(SlotId, Hva),
+    /// What the page may replace is taken from everywhere else first ([`Guest::replacing`]).
+    Replaces(HvaRange),
 }
 
 impl From<Outcome> for Step {
@@ -80,6 +83,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         }
         self.announce();
         let mut left = false;
+        let mut replacing: Option<(HvaRange, Invalidation<'_>)> = None;
         for attempt in 0..ATTEMPTS {
             // What little is at hand will do, if there is no more: else the fault runs dry, and
             // asks.
@@ -105,8 +109,22 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                 // of one kind.
                 let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
                 let folds = attempt == 0 && guest.config.contiguous && allowed;
+                let host =
+                    HvaRange { start: slot.spec.host_of(page.start().0), bytes: page.size() };
+                let alone = replacing.as_ref().is_some_and(|(of, _)| *of == host);
                 let (slots, ahead) = (view, false);
-                inside.fault(&Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead })
+                inside.fault(&Fault {
+                    slots,
+                    slot,
+                    gpa,
+                    access,
+                    id,
+                    own_view,
+                    folds,
+                    kind,
+                    ahead,
+                    alone,
+                })
             });
             match step {
                 Step::Done(outcome) => {
@@ -116,6 +134,9 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                     return self.waited(gpa, outcome);
                 }
                 Step::Again => {}
+                Step::Replaces(host) => {
+                    replacing = Some((host, self.worker.empty_elsewhere((tables, gpa), host)));
+                }
                 Step::NotYet(slot, host) => {
                     let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
                     if let Ok(outcome) = self.wait_for(slot, page, host) {
@@ -157,6 +178,8 @@ pub(crate) struct Fault<'f> {
     pub kind: MemoryKind,
     /// Nobody asked for the page: it is mapped if it is at hand, and is not used yet.
     pub ahead: bool,
+    /// Nowhere else is the page mapped as it was before a write, nor will be.
+    pub alone: bool,
 }
 
 impl Fault<'_> {
@@ -167,6 +190,12 @@ impl Fault<'_> {
 
     fn logs(&self) -> bool {
         self.slot.log.is_some()
+    }
+
+    /// The page, as the backing has it.
+    fn host<F: Format>(&self) -> HvaRange {
+        let page = self.page(F::size(0));
+        HvaRange { start: self.slot.spec.host_of(page.start().0), bytes: page.size() }
     }
 
     /// The log is of pages: no block is writable.
@@ -390,6 +419,9 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     /// A leaf that may not be written: the right is given where it is, or another page of the
     /// backing's takes its place.
     fn replace(&mut self, fault: &Fault<'_>) -> Step {
+        if self.must_be_alone(fault) {
+            return Step::Replaces(fault.host::<F>());
+        }
         if let Some(step) = self.split(fault) {
             return step;
         }
@@ -397,9 +429,25 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
             return step;
         }
         // The page goes, and was never written; the one that takes its place is used from the
-        // start.
-        self.empty(fault, F::size(0), |guest, view, removed| guest.keep_dirty(view, removed));
+        // start. Unless another vCPU was first: what goes is that one then, and was written. It may
+        // not come back, if the host takes it before this maps it.
+        let moving = self.guest.leaving.begin();
+        self.empty(fault, F::size(0), |guest, view, removed| {
+            if removed.attributes.dirty {
+                guest.keep_marks(view, removed);
+            }
+        });
+        drop(moving);
         self.map(fault, F::size(0))
+    }
+
+    /// A write is about to ask the backing, and what it replaces may be mapped elsewhere.
+    fn must_be_alone(&self, fault: &Fault<'_>) -> bool {
+        fault.access == Access::Write
+            && fault.kind == MemoryKind::Shared
+            && !fault.alone
+            && (fault.slots.aliases
+                || !self.guest.views.is_empty() && self.guest.caches.any_uncached())
     }
 
     fn grant(&mut self, fault: &Fault<'_>) -> Option<Step> {
@@ -449,6 +497,9 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
 
     /// Maps the page, or as much around it as `largest`, slot and backing allow.
     pub(crate) fn map(&mut self, fault: &Fault<'_>, largest: PageSize) -> Step {
+        if self.must_be_alone(fault) {
+            return Step::Replaces(fault.host::<F>());
+        }
         let (spec, kind) = (fault.slot.spec, fault.kind);
         let tells = self.tells_devices();
         // Whoever splits a private block asks the machine: fetches do not.
@@ -488,8 +539,16 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                     (&self.guest.private_invalidations, Hva(start.0))
                 }
             };
-            if invalidations.cover(&HvaRange { start, bytes }) {
+            let asks = HvaRange { start, bytes };
+            if invalidations.cover(&asks) {
                 return Outcome::Retry(Retry::Invalidated).into();
+            }
+            if kind == MemoryKind::Shared
+                && fault.access != Access::Write
+                && (fault.slots.aliases || !self.guest.views.is_empty())
+                && self.guest.replacing.cover(&asks)
+            {
+                return Outcome::Retry(Retry::Contended).into();
             }
             // After the reservation, as with invalidations: see `slots::kinds`.
             if fault.slot.kind_of::<F>(&range) != Some(kind) {

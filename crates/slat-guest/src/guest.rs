@@ -39,6 +39,8 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) invalidations: Invalidations,
     /// Of private memory, by its own addresses.
     pub(crate) private_invalidations: Invalidations,
+    /// Pages that writes replace, and that may be mapped elsewhere.
+    pub(crate) replacing: Invalidations,
     pub(crate) pins: Pins,
     /// Held while devices' tables follow: see [`DeviceTables`](crate::DeviceTables).
     pub(crate) telling: Lock<()>,
@@ -197,6 +199,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             changing: Lock::new(()),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),
+            replacing: Invalidations::new(),
             pins: Pins::new(),
             telling: Lock::new(()),
             rings: (0..config.vcpus).filter_map(ring).collect(),

@@ -63,6 +63,7 @@ mod prefault;
 mod private;
 mod ranges;
 mod recovery;
+mod replacing;
 mod ring;
 mod seats;
 mod shared;

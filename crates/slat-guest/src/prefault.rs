@@ -1,11 +1,12 @@
 //! Pages that are mapped before the guest asks for them: a range, by any worker, or what is at hand
 //! around a fault.
 
-use crate::backing::Backing;
+use crate::backing::{Backing, HvaRange};
 use crate::budget::NoPages;
 use crate::config::ExecuteHuge;
 use crate::fault::{ATTEMPTS, Fault, PATH, Step};
 use crate::host::Host;
+use crate::invalidations::Invalidation;
 use crate::outcome::{Outcome, Retry, TableLimit};
 use crate::private::MemoryKind;
 use crate::vcpu::Vcpu;
@@ -91,6 +92,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     ) -> Result<(u64, Count), PrefaultStop> {
         let guest = self.guest;
         let page = F::size(0).bytes();
+        let mut replacing: Option<(HvaRange, Invalidation<'_>)> = None;
         for attempt in 0..ATTEMPTS {
             let _at_hand = self.top_up(PATH);
             let found = self.with_slots(&guest.tables, |view, inside| {
@@ -122,7 +124,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
                 let folds = attempt == 0 && guest.config.contiguous && allowed;
                 let (slots, id, own_view, ahead) = (view, NOBODY, false, false);
-                let fault = Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead };
+                let host = HvaRange { start: slot.spec.host_of(gpa.0), bytes: page };
+                let alone = replacing.as_ref().is_some_and(|(of, _)| *of == host);
+                let fault =
+                    Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead, alone };
                 Found::Tried(inside.fault(&fault))
             });
             let step = match found {
@@ -143,6 +148,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Step::Done(_) => (page, |done| &mut done.mapped),
                 Step::NotYet(..) => (page, |done| &mut done.not_yet),
                 Step::Again => continue,
+                Step::Replaces(host) => {
+                    replacing = Some((host, self.empty_elsewhere((&guest.tables, gpa), host)));
+                    continue;
+                }
                 Step::Dry => match self.top_up(1) {
                     Ok(()) => continue,
                     Err(NoPages::Limit(limit)) => return Err(PrefaultStop::TableLimit(limit)),
@@ -189,8 +198,9 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
                 }
                 // What is private nobody maps ahead.
                 let (access, kind, folds, ahead) = (Access::Read, MemoryKind::Shared, false, true);
-                let slots = view;
-                let fault = Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead };
+                let (slots, alone) = (view, false);
+                let fault =
+                    Fault { slots, slot, gpa, access, id, own_view, folds, kind, ahead, alone };
                 matches!(inside.map(&fault, F::size(0)), Step::Done(Outcome::Mapped(_)))
             });
             mapped.count() as u64

@@ -58,13 +58,15 @@ pub(crate) struct View {
     by_id: Tree<SlotId, Arc<Slot>>,
     /// Whether huge pages may be executed: a part of what a fault sees as one.
     pub execute_huge: ExecuteHuge,
+    /// Some of the host's memory may be in two slots, or was.
+    pub aliases: bool,
 }
 
 impl View {
     /// No slot.
     fn new(execute_huge: ExecuteHuge) -> Self {
         let (by_gpa, by_host, by_id) = Default::default();
-        Self { by_gpa, by_host, by_id, execute_huge }
+        Self { by_gpa, by_host, by_id, execute_huge, aliases: false }
     }
 
     pub fn at(&self, gpa: Gpa) -> Option<&Slot> {

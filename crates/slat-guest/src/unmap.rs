@@ -7,6 +7,7 @@ use crate::host::Host;
 use crate::private::{MemoryKind, PrivateLeaves};
 use crate::ranges::widened;
 use crate::slots::{Slot, View};
+use alloc::vec::Vec;
 use slat::{
     Format, GpaRange, Guard, Halted, Maintenance, Memory, Place, Removals, Removed, Tables,
     UnmapError,
@@ -84,18 +85,24 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         tables: &Tables<'p, F, H>,
         guard: &mut Guard<'_, 'p, F, H>,
         ranges: impl IntoIterator<Item = GpaRange>,
-        mut removed: impl FnMut(Removed),
+        removed: impl FnMut(Removed),
     ) -> u64 {
         if !self.config.devices || !core::ptr::eq(tables, &*self.tables) {
             return self.remove_alone(tables, guard, ranges, removed);
         }
         let host = tables.platform();
-        let _turn = self.telling.lock();
-        self.remove_alone(tables, guard, ranges, |leaves| {
+        let turn = self.telling.lock();
+        let mut all = Vec::new();
+        let bytes = self.remove_alone(tables, guard, ranges, |leaves| {
             let range = GpaRange::new(leaves.gpa, leaves.bytes).expect("a leaf is not empty");
             host.device_tables().unmapped(range);
-            removed(leaves);
-        })
+            all.push(leaves);
+        });
+        drop(turn);
+        // Without the lock: the backing may hold one of its own while a fault waits for this
+        // ([`Backing::make_writable`]), and who is told may take it.
+        all.into_iter().for_each(removed);
+        bytes
     }
 
     fn remove_alone(

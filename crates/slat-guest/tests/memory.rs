@@ -43,6 +43,8 @@ mod postcopy;
 mod private;
 #[path = "memory/recovery.rs"]
 mod recovery;
+#[path = "memory/replaced.rs"]
+mod replaced;
 #[path = "memory/ring.rs"]
 mod ring;
 #[path = "memory/shared_ring.rs"]

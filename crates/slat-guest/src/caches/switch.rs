@@ -102,6 +102,10 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         let guest = self.worker.guest;
         let begin = guest.tables.platform().now();
         guest.caches.begin(self.id, event);
+        // A write that saw no vCPU with a view looks for none: see `replacing`.
+        if event != Event::On && !guest.views.is_empty() {
+            guest.wait_for_faults();
+        }
         let work = guest.caches.work(self.id, event);
         let maintained = match work {
             Work::Nothing => 0,

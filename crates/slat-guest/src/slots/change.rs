@@ -72,7 +72,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let change = match plan {
             Plan::Nothing => SlotChange::Same,
             Plan::Insert => {
-                view.insert(self.new_slot(spec, view.execute_huge)?);
+                let slot = self.new_slot(spec, view.execute_huge)?;
+                if !view.aliases && view.backed_by(spec.host_range()).next().is_some() {
+                    // Before the slot: no write that takes a page for the only one of its kind is
+                    // under way then.
+                    view.aliases = true;
+                    self.replace(view.clone());
+                }
+                view.insert(slot);
                 self.replace(view);
                 SlotChange::Inserted
             }

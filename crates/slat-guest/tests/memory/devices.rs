@@ -4,6 +4,9 @@ use crate::bed::*;
 use crate::{on_all, with_guest};
 use slat::{Access, Ageing, Gpa, Hpa, PageSize, Skip};
 use slat_guest::*;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 fn with_devices() -> Config {
     Config { devices: true, ..config() }
@@ -206,4 +209,30 @@ fn attempt_briefly<C: Case>(
 ) -> Outcome {
     machine.here(vcpu.id() as usize);
     vcpu.fault(Gpa(gpa), access)
+}
+
+#[test]
+fn who_is_told_of_taken_pages_may_wait_for_a_fault_that_tells_devices() {
+    let mut second = room();
+    with_guest!(Intel, with_devices(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+    let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
+    ram.change(HOST + K4, |page| (page.write, page.own) = (false, true));
+    for page in [0, K4] {
+        attempt::<Intel>(&machine, &mut vcpu, BASE + page, Access::Read).unwrap();
+    }
+    let ((done, is_done), (go, gone)) = (mpsc::channel(), mpsc::channel());
+    thread::scope(|scope| {
+        let (machine, other) = (&machine, &mut other);
+        scope.spawn(move || {
+            machine.here(1);
+            gone.recv().unwrap();
+            done.send(other.fault(Gpa(BASE + K4), Access::Write)).unwrap();
+        });
+        let mut outcome = None;
+        drop(vcpu.worker().invalidate(host_range(HOST, K4), |_| {
+            go.send(()).unwrap();
+            outcome = is_done.recv_timeout(Duration::from_secs(20)).ok();
+        }));
+        assert_eq!(outcome, Some(Outcome::MadeWritable(PageSize::SIZE_4K)));
+    });
 }

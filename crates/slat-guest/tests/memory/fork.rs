@@ -221,3 +221,23 @@ fn a_guest_whose_vcpus_have_tables_of_their_own_is_not_forked() {
     let unaligned = Cow::new(&shared, host_range(HOST + 1, K4)).map(drop);
     assert_eq!(unaligned, Err(ForkError::Unaligned { page }));
 }
+
+#[test]
+fn what_devices_may_write_is_not_forked() {
+    for devices in [false, true] {
+        let content = Content::new::<Intel>();
+        let shared = SharedFrames::new(content, PageSize::SIZE_4K, 2 * PAGES as u32);
+        let machine = Intel::machine(1);
+        give_all::<Intel>(&machine);
+        let memory = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
+        let config = Config { devices, ..config() };
+        let parent = Guest::new(Intel::format(), VMID, BITS, &machine, memory, config).unwrap();
+        let mut room = room();
+        let mut worker = Worker::new(&parent, &mut room).unwrap();
+        worker.set_slot(slot(BYTES)).unwrap();
+        let pinned = worker.pin(range(BASE, K4)).unwrap();
+        assert_eq!(parent.backing().fork(&mut worker).map(drop), Err(ForkError::Devices));
+        drop(pinned);
+        assert_eq!(parent.backing().fork(&mut worker).is_ok(), !devices);
+    }
+}

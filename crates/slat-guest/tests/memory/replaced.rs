@@ -1,0 +1,151 @@
+//! A write replaces a page that the backing shares for reading: nobody reads the old one any more.
+
+use crate::bed::*;
+use crate::{on_all, with_guest};
+use slat::{Access, Gpa, PageSize};
+use slat_guest::*;
+use std::sync::{Mutex, mpsc};
+use std::thread;
+
+#[test]
+fn a_page_that_a_write_replaces_leaves_the_views_of_other_vcpus() {
+    for (first_reads, by_prefault) in [(false, false), (true, false), (false, true)] {
+        let mut second = room();
+        with_guest!(ArmUncached, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        let mut other = Vcpu::new(&guest, 1, &mut second).unwrap();
+        machine.cpu(1).load(VMID, other.root());
+        ram.change(HOST, |page| page.write = false);
+        let read = |vcpu: &mut _| attempt::<ArmUncached>(&machine, vcpu, BASE, Access::Read);
+        let (shared, _) = read(&mut other).unwrap();
+        if first_reads {
+            assert_eq!(read(&mut vcpu).unwrap().0, shared);
+        }
+        if by_prefault {
+            let done = vcpu.worker().prefault(range(BASE, K4), Access::Write, || false);
+            assert_eq!(done.mapped, K4);
+        } else {
+            let own = attempt::<ArmUncached>(&machine, &mut vcpu, BASE, Access::Write).unwrap().0;
+            assert_ne!(own, shared);
+        }
+        machine.take_back(shared, K4);
+        assert_eq!(read(&mut other).unwrap().0.0, ram.get(HOST).unwrap().hpa);
+        assert!(machine.finish().is_empty());
+    }
+}
+
+on_all! {
+    fn a_page_that_a_write_replaces_leaves_the_other_slot_that_shows_it<C: Case>() {
+        for writer_reads in [false, true] {
+            with_guest!(C, config(), slot(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+            let alias = SlotSpec::new(SlotId(1), Gpa(BASE + G1), M2, Hva(HOST));
+            vcpu.worker().set_slot(alias).unwrap();
+            ram.change(HOST, |page| page.write = false);
+            let (shared, _) = attempt::<C>(&machine, &mut vcpu, BASE + G1, Access::Read).unwrap();
+            if writer_reads {
+                attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
+            }
+            let (own, _) = attempt::<C>(&machine, &mut vcpu, BASE, Access::Write).unwrap();
+            assert_ne!(own, shared);
+            machine.take_back(shared, K4);
+            let (read, _) = attempt::<C>(&machine, &mut vcpu, BASE + G1, Access::Read).unwrap();
+            assert_eq!(read, own);
+            assert!(machine.finish().is_empty());
+        }
+    }
+
+    fn who_waits_for_a_page_that_becomes_private_is_told<C: Case>() {
+        let mut second = room();
+        with_guest!(C, config(), hidden(M2), PageSize::SIZE_4K => machine, ram, guest, vcpu);
+        ram.populate_private(HIDDEN, M2, PageSize::SIZE_4K);
+        ram.change(HOST, |page| page.ready = false);
+        let outcome = vcpu.fault(Gpa(BASE), Access::Read);
+        let Outcome::Retry(Retry::NotYet(Some(arrival))) = outcome else { panic!("{outcome:?}") };
+        assert!(!vcpu.is_ready(&arrival));
+        let mut worker = Worker::new(&guest, &mut second).unwrap();
+        worker.convert(range(BASE, K4), MemoryKind::Private, |_| {}).unwrap();
+        assert!(vcpu.is_ready(&arrival), "the shared page may never come");
+        assert_eq!(vcpu.ready(), Some(arrival));
+        attempt::<C>(&machine, &mut vcpu, BASE, Access::Read).unwrap();
+        assert!(machine.finish().is_empty());
+    }
+}
+
+/// Who says that a thread is there, and who lets it go.
+type Stop = (mpsc::Sender<()>, mpsc::Receiver<()>);
+
+/// Memory whose answers somebody holds up: to make a page writable, then of a page to be written.
+#[derive(Debug)]
+struct Held {
+    ram: Ram,
+    /// One stop each: says that it is there, and waits.
+    stops: [Mutex<Option<Stop>>; 2],
+    /// The thread that is held up.
+    whose: thread::ThreadId,
+}
+
+impl Held {
+    fn stop(&self, number: usize) {
+        if thread::current().id() != self.whose {
+            let stop = self.stops[number].lock().unwrap().take();
+            if let Some((here, go)) = stop {
+                here.send(()).unwrap();
+                go.recv().unwrap();
+            }
+        }
+    }
+}
+
+impl Backing for Held {
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
+        if access == Access::Write {
+            self.stop(1);
+        }
+        self.ram.page(host, access)
+    }
+
+    fn make_writable<R>(&self, _host: Hva, _grant: impl FnOnce(Page) -> R) -> Option<R> {
+        self.stop(0);
+        None
+    }
+}
+
+#[test]
+fn a_page_that_was_written_and_is_emptied_by_a_late_fault_is_told_as_dirty() {
+    let machine = ArmPlain::machine(2);
+    give_all::<ArmPlain>(&machine);
+    let ram = Ram::from(ArmPlain::FIRST_HPA);
+    ram.populate(HOST, M2, PageSize::SIZE_4K);
+    ram.change(HOST, |page| page.write = false);
+    let ((here, at), (go, gone)) = (mpsc::channel(), mpsc::channel());
+    let ((here_too, at_page), (go_too, gone_too)) = (mpsc::channel(), mpsc::channel());
+    let stops = [(here, gone), (here_too, gone_too)].map(|stop| Mutex::new(Some(stop)));
+    let held = Held { ram, stops, whose: thread::current().id() };
+    let guest = Guest::new(ArmPlain::format(), VMID, BITS, &machine, held, config()).unwrap();
+    let (mut first, mut second) = (room(), room());
+    let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
+    machine.here(0);
+    vcpu.worker().set_slot(slot(M2)).unwrap();
+    vcpu.fault(Gpa(BASE), Access::Read);
+    thread::scope(|scope| {
+        let (guest, machine, second) = (&guest, &machine, &mut second);
+        let late = scope.spawn(move || {
+            machine.here(1);
+            Vcpu::new(guest, 1, second).unwrap().fault(Gpa(BASE), Access::Write)
+        });
+        at.recv().unwrap();
+        // Another vCPU's write replaces the page first, and is made.
+        assert_eq!(vcpu.fault(Gpa(BASE), Access::Write), Outcome::Mapped(PageSize::SIZE_4K));
+        go.send(()).unwrap();
+        at_page.recv().unwrap();
+        // The late one has emptied it, and not mapped it again yet.
+        assert_eq!(vcpu.worker().translate(Gpa(BASE)), Ok(None));
+        let mut dirty = false;
+        let invalidation =
+            vcpu.worker().invalidate(host_range(HOST, K4), |taken| dirty |= taken.dirty);
+        go_too.send(()).unwrap();
+        let outcome = late.join().unwrap();
+        drop(invalidation);
+        assert!(dirty, "what the first vCPU wrote is lost");
+        assert_eq!(outcome, Outcome::Retry(Retry::Invalidated));
+    });
+}
