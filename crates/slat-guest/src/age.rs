@@ -259,7 +259,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             let mut new = 0;
             for (slot, part) in view.parts(&range) {
-                let Some(kept) = &slot.kept else { continue };
+                let kept = &slot.kept;
                 let offset = (part.start().0 - range.start().0) >> F::PAGE_SHIFT;
                 let before = (part.start().0 - slot.spec.gpa.0) >> F::PAGE_SHIFT;
                 each_word::<F>(&slot.spec, part.start().0, part.size(), |word, mask| {
@@ -318,9 +318,7 @@ fn age_ends<F: Format, H: Host>(
         };
         if used {
             for (slot, part) in view.parts(&leaf) {
-                if let Some(kept) = &slot.kept {
-                    kept.used.mark::<F>(&slot.spec, part.start().0, part.size());
-                }
+                slot.kept.used.mark::<F>(&slot.spec, part.start().0, part.size());
             }
         }
         if fresh {
@@ -338,8 +336,7 @@ fn age_ends<F: Format, H: Host>(
 
 /// Whether each page of a leaf has a place where its use can be kept.
 fn is_kept(view: &View, leaf: &GpaRange) -> bool {
-    let kept = view.parts(leaf).filter(|(slot, _)| slot.kept.is_some());
-    kept.map(|(_, part)| part.size()).sum::<u64>() == leaf.size()
+    view.parts(leaf).map(|(_, part)| part.size()).sum::<u64>() == leaf.size()
 }
 
 /// Pages that are `selected`, or all, but for private ones; `None` if there are none of these.

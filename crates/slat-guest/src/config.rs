@@ -81,17 +81,6 @@ impl Config {
         self.logging == Logging::Protect || self.log_buffers
     }
 
-    /// A leaf cannot say of each of its pages what is to be known of it, or does not last as long
-    /// as that is wanted: blocks and groups are used as a whole, views are emptied, logs of
-    /// hardware's are taken from the leaves.
-    pub(crate) fn keeps(&self, page: PageSize, forced: bool) -> bool {
-        self.largest > page
-            || self.contiguous
-            || self.needs_views(forced)
-            || self.logging == Logging::Hardware
-            || self.devices
-    }
-
     /// vCPUs may need tables of their own.
     pub(crate) fn needs_views(&self, forced: bool) -> bool {
         !forced && self.caches == CachePolicy::Exact

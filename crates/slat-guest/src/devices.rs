@@ -97,11 +97,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         self.look(|view| {
             for (slot, part) in view.parts(&range) {
                 let (start, bytes) = (part.start().0, part.size());
-                if let Some(kept) = &slot.kept {
-                    kept.used.mark::<F>(&slot.spec, start, bytes);
-                    if wrote {
-                        kept.written.mark::<F>(&slot.spec, start, bytes);
-                    }
+                slot.kept.used.mark::<F>(&slot.spec, start, bytes);
+                if wrote {
+                    slot.kept.written.mark::<F>(&slot.spec, start, bytes);
                 }
                 if let Some(log) = slot.log.as_ref().filter(|_| wrote) {
                     log.mark::<F>(&slot.spec, start, bytes);

@@ -153,7 +153,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         let of_leaf = leaves.map_or((false, false), |leaf| (leaf.dirty, leaf.accessed));
         let first = (part.start().0 - spec.gpa.0) >> F::PAGE_SHIFT;
         let end = first + (part.size() >> F::PAGE_SHIFT);
-        let Some(kept) = &slot.kept else { return tell(first, end, of_leaf) };
+        let kept = &slot.kept;
         // Neighbours that are alike, and where they begin.
         let mut run = (first, None);
         each_word::<F>(spec, part.start().0, part.size(), |word, mask| {

@@ -30,8 +30,8 @@ pub(crate) struct Slot {
     /// It is being deleted or moved: faults try again, invalidations still find it.
     pub going: bool,
     pub log: Option<Arc<Bits>>,
-    /// What is known of its pages beside their leaves, where a leaf cannot say it all.
-    pub kept: Option<Arc<Kept>>,
+    /// What is known of its pages beside their leaves.
+    pub kept: Arc<Kept>,
     /// Where instruction fetches have split huge pages.
     pub splits: Option<Arc<Splits>>,
     /// Which of its pages are private, where some may be.

@@ -37,7 +37,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         self.keep_dirty(view, removed);
         let all = GpaRange::new(removed.gpa, removed.bytes).expect("a leaf is not empty");
         for (slot, part) in view.parts(&all) {
-            let Some(kept) = &slot.kept else { continue };
+            let kept = &slot.kept;
             if removed.attributes.dirty {
                 kept.written.mark::<F>(&slot.spec, part.start().0, part.size());
             }

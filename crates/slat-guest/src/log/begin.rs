@@ -85,7 +85,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             }
             Ok(0)
         });
-        let kept = self.look(|view| view.named(spec.id).and_then(|slot| slot.kept.clone()));
+        let kept = self.look(|view| view.named(spec.id).map(|slot| slot.kept.clone()));
         for piece in pieces(spec.range(), F::size(F::LARGEST_LEAF)) {
             let moving = kept.as_ref().map(|kept| kept.moves.begin());
             let words = &mut scratch[..(piece.size() >> F::PAGE_SHIFT).div_ceil(64) as usize];

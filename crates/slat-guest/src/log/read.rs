@@ -113,7 +113,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let page = self.guest.page();
         let found = self.look(|view| {
             let slot = view.named(id).filter(|slot| !slot.going)?;
-            Some(Logs { spec: slot.spec, log: slot.log.clone()?, kept: slot.kept.clone() })
+            Some(Logs { spec: slot.spec, log: slot.log.clone()?, kept: Some(slot.kept.clone()) })
         });
         let found = found.ok_or(LogError::Missing { id })?;
         let needed = found.spec.pages(page).div_ceil(64) as usize;

@@ -152,13 +152,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             _ => Some(Arc::new(Splits::new::<F>(&spec).ok_or(SlotError::OutOfMemory)?)),
         };
         let guest = self.guest;
-        let kept = match guest.config.keeps(guest.page(), guest.tables.format().forces_caches()) {
-            false => None,
-            true => {
-                let kept = Kept::new(spec.pages(guest.page()));
-                Some(Arc::new(kept.ok_or(SlotError::OutOfMemory)?))
-            }
-        };
+        // Also where leaves are pages that say it all: a fault that comes late empties a leaf that
+        // another fault has mapped meanwhile, and the guest has written.
+        let kept = Kept::new(spec.pages(guest.page())).ok_or(SlotError::OutOfMemory)?;
+        let kept = Arc::new(kept);
         let kinds = match spec.private {
             None => None,
             Some(_) => {

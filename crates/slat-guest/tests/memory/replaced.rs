@@ -111,6 +111,12 @@ impl Backing for Held {
 
 #[test]
 fn a_page_that_was_written_and_is_emptied_by_a_late_fault_is_told_as_dirty() {
+    emptied_by_a_late_fault(config());
+    // Also where all leaves are pages.
+    emptied_by_a_late_fault(Config { largest: PageSize::SIZE_4K, ..config() });
+}
+
+fn emptied_by_a_late_fault(config: Config) {
     let machine = ArmPlain::machine(2);
     give_all::<ArmPlain>(&machine);
     let ram = Ram::from(ArmPlain::FIRST_HPA);
@@ -120,7 +126,7 @@ fn a_page_that_was_written_and_is_emptied_by_a_late_fault_is_told_as_dirty() {
     let ((here_too, at_page), (go_too, gone_too)) = (mpsc::channel(), mpsc::channel());
     let stops = [(here, gone), (here_too, gone_too)].map(|stop| Mutex::new(Some(stop)));
     let held = Held { ram, stops, whose: thread::current().id() };
-    let guest = Guest::new(ArmPlain::format(), VMID, BITS, &machine, held, config()).unwrap();
+    let guest = Guest::new(ArmPlain::format(), VMID, BITS, &machine, held, config).unwrap();
     let (mut first, mut second) = (room(), room());
     let mut vcpu = Vcpu::new(&guest, 0, &mut first).unwrap();
     machine.here(0);
