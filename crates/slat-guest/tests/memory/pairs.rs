@@ -164,8 +164,8 @@ mod every_two_services_work_together {
     where
         C::A: 'static,
     {
-        let (View, others) = ALL.split_last().expect("twelve") else { panic!("the last") };
-        assert_eq!(every_two::<C>(others), 65);
+        let (View, others) = ALL.split_last().expect("thirteen") else { panic!("the last") };
+        assert_eq!(every_two::<C>(others), 77);
     }
 
     #[test]
