@@ -17,6 +17,7 @@ mod miri;
 mod msrv;
 mod mutants;
 mod peers;
+mod publish;
 mod setup;
 mod size;
 mod stages;

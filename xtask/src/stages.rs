@@ -2,7 +2,7 @@
 
 use crate::{
     api, counts, docs, e2e, emulators, fences, fuzz, hypervisor, in_ci, kernels, litmus, miri,
-    msrv, mutants, peers, root, setup, size, target, walkers,
+    msrv, mutants, peers, publish, root, setup, size, target, walkers,
 };
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -165,14 +165,7 @@ impl Stage {
             Self::Features => features(),
             Self::Msrv => msrv::oldest(),
             Self::Bare => msrv::bare(),
-            Self::Publish => {
-                let mut pack = cargo(&["package", "--quiet", "--allow-dirty", "--target-dir"]);
-                pack.arg(target().join("publish"));
-                for name in PUBLISHED {
-                    pack.args(["--package", name]);
-                }
-                ran(&mut pack)
-            }
+            Self::Publish => publish::pack(),
             Self::Counts => counts::run(false),
             Self::Api => api::check(),
             Self::Stack => msrv::needs(setup::target(setup::BARE), size::check_stacks),
