@@ -212,7 +212,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             waits: Waits::new(config.vcpus),
             stalls: StallCells::default(),
             vcpus: vcpu_counters(config.vcpus),
-            counters: WorkerCounters::default(),
+            counters: WorkerCounters::new(),
         })
     }
 

@@ -333,13 +333,18 @@ struct Part(Counters);
 
 /// What all threads did that are no vCPU's. Each takes a part as it begins; what nobody's thread
 /// did is in the first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct WorkerCounters {
-    parts: [Part; PARTS],
+    parts: Box<[Part]>,
     taken: AtomicCount,
 }
 
 impl WorkerCounters {
+    pub fn new() -> Self {
+        let parts = (0..PARTS).map(|_| Part::default()).collect();
+        Self { parts, taken: AtomicCount::default() }
+    }
+
     pub fn take(&self) -> &Counters {
         self.taken.add(1);
         &self.parts[self.taken.get() as usize % PARTS].0
