@@ -196,7 +196,7 @@ impl<'s, M: Frames> Cow<'s, M> {
         Ok(child)
     }
 
-    /// Where a page is, if it has a frame: for who reads a guest's memory that stands still.
+    /// Where a page is, if it has a frame: for readers of a guest's memory that stands still.
     pub fn frame(&self, host: Hva) -> Option<u32> {
         let offset = host.0.checked_sub(self.range.start.0)?;
         let word = self.words.get((offset >> self.shared.page.shift()) as usize)?;

@@ -88,7 +88,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Says that a device used `range`, and wrote it if so: for ageing its pages were used, and
-    /// what it wrote is in the log, and is told as written to who takes the page. What is in no
+    /// what it wrote is in the log, and is told as written to the thread that takes the page. What is in no
     /// slot, or private, is left out. To be called after the device has done so, and before the log
     /// is read for the last time; with an IOMMU that marks what it writes, for what it marked.
     ///

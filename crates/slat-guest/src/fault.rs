@@ -1,6 +1,8 @@
 //! Faults: what a vCPU's access is answered with, without a lock.
 
-use crate::backing::{Backing, Hva, HvaRange, MAY_EXECUTE, MAY_WRITE, NoPage, Page};
+mod execute;
+
+use crate::backing::{Backing, Hva, HvaRange, MAY_WRITE, NoPage, Page};
 use crate::budget::NoPages;
 use crate::config::{ExecuteHuge, Logging};
 use crate::events::Event;
@@ -299,85 +301,6 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         match self.relax(fault, leaf.size, MAY_WRITE) {
             // Not writable when it was read, and nothing changed: another leaf by now.
             Step::Done(Outcome::Spurious) => Step::Again,
-            step => step,
-        }
-    }
-
-    fn execute(&mut self, fault: &Fault<'_>, leaf: Translation) -> Step {
-        if leaf.attributes.execute.permits(fault.access) {
-            return match self.relax(fault, leaf.size, MAY_EXECUTE) {
-                Step::Done(Outcome::MadeExecutable(_)) => Outcome::MadeAccessed.into(),
-                step => step,
-            };
-        }
-        if !leaf.attributes.software.contains(MAY_EXECUTE) {
-            return Outcome::Refused(Refused::NotExecutable).into();
-        }
-        let (page, fetch) = (F::size(0), fault.access);
-        let block = leaf.size > page;
-        match fault.slots.execute_huge {
-            ExecuteHuge::Allowed => return self.relax(fault, leaf.size, MAY_EXECUTE),
-            #[cfg(feature = "baselines")]
-            ExecuteHuge::Zap if block => {
-                // Of the other pages of the block nobody else says what it knew.
-                let moving = self.guest.leaving.begin();
-                self.empty(fault, leaf.size, |guest, view, removed| {
-                    guest.keep_marks(view, removed)
-                });
-                drop(moving);
-                return match self.map(fault, page) {
-                    Step::Done(Outcome::Mapped(_)) => {
-                        self.note_table(fault);
-                        Outcome::Zapped { from: leaf.size }.into()
-                    }
-                    step => step,
-                };
-            }
-            ExecuteHuge::Split if block => match self.split_by(fault, |guard, page, cache| {
-                guard.split_to_execute(page, cache, fetch, MAY_EXECUTE)
-            }) {
-                Err(step) => return step,
-                // Nothing was split: the right is given below.
-                Ok(granted) if !granted.is_changed() => {
-                    granted.elsewhere();
-                }
-                Ok(granted) => {
-                    self.note_table(fault);
-                    granted.flush_local();
-                    return Outcome::Split { from: leaf.size }.into();
-                }
-            },
-            ExecuteHuge::SplitPage if block => {
-                if let Some(step) = self.split(fault) {
-                    return step;
-                }
-                self.note_table(fault);
-            }
-            _ => {}
-        }
-        let granted = match fault.slots.execute_huge {
-            ExecuteHuge::Split => {
-                let around = fault.page(F::size(1));
-                match self.guard.allow_execute(around, fetch, MAY_EXECUTE) {
-                    Ok(granted) if granted.is_changed() => granted.flush_local(),
-                    // The page itself is seen to below.
-                    Ok(granted) => granted.elsewhere(),
-                    Err(Halted { why: ChangeError::CutsBlock { .. }, .. }) => return Step::Again,
-                    Err(Halted { why, .. }) => return Outcome::from(why).into(),
-                }
-            }
-            _ => 0,
-        };
-        let step = self.relax(fault, page, MAY_EXECUTE);
-        if granted != 0 || matches!(step, Step::Done(Outcome::MadeExecutable(_))) {
-            // Also where a log, and not a fetch, has made the table.
-            self.note_table(fault);
-        }
-        match step {
-            Step::Done(Outcome::MadeExecutable(_) | Outcome::Spurious) if block => {
-                Outcome::Split { from: leaf.size }.into()
-            }
-            Step::Done(Outcome::Spurious) if granted != 0 => Outcome::MadeExecutable(page).into(),
             step => step,
         }
     }

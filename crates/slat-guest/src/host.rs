@@ -23,7 +23,7 @@ pub trait Host: Platform {
     /// Called between pieces of work on a whole slot (1 GiB, or the largest leaf), by the thread
     /// that does it: a slot that is deleted or moves, a log that begins or ends, huge pages that
     /// lose the right to be executed. The thread is outside the tables, so nobody waits for it but
-    /// who wants to change slots: faults, reads and clears of logs, ageing and invalidations go on,
+    /// threads that want to change slots: faults, reads and clears of logs, ageing and invalidations go on,
     /// and unlinked tables are given back. It may stay here as long as it likes, and give its CPU
     /// to others; work goes on when this returns. How far it is, [`Event::Piece`] says.
     ///

@@ -3,7 +3,7 @@
 //!
 //! # Protocol
 //! A bit a page says that its content is *here*; another, that somebody has been told to fetch it;
-//! a third, that a fault has asked. Who is to fetch a page takes its second bit first, so each page
+//! a third, that a fault has asked. The thread that is to fetch a page takes its second bit first, so each page
 //! is fetched once, whoever asks. Content is written, then the page is *here*, then those that wait
 //! are told ([`Guest::arrived`](crate::Guest::arrived)).
 //!

@@ -1,4 +1,4 @@
-//! What of a range is private, and what is shared: for who is inside the guest's tables, where the
+//! What of a range is private, and what is shared: for threads inside the guest's tables, where the
 //! answer holds until it leaves them (see [`kinds`](super::kinds)).
 
 use crate::private::MemoryKind;
