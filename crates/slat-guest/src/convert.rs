@@ -181,7 +181,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// The pages stay private; a block of which only a part is in the range is split.
     ///
     /// When this returns the memory can be used for something else. Until the value is dropped no
-    /// fault maps any of it. It takes turns with changes of slots and conversions, and waits for
+    /// fault maps any of it. It takes turns with changes of slots and conversions, which wait for
     /// faults: no lock may be held that [`Backing::private_page`] takes.
     ///
     /// # Errors
@@ -210,8 +210,6 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 taken.map_err(|why| Halted { at: run.start(), why })?;
             }
         }
-        // A fault whose reservation was emptied tells the machine so before it returns.
-        guest.wait_for_faults();
         Ok(invalidation)
     }
 

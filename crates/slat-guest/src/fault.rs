@@ -545,23 +545,25 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 attributes.dirty = attributes.write;
             }
             let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
-            let leaf = PrivateLeaves { gpa: range.start(), hpa, bytes };
-            let hooks =
-                (kind == MemoryKind::Private).then(|| self.tables.platform().private_hooks());
-            if let Some(Err(denied)) = hooks.map(|hooks| hooks.map(leaf)) {
-                return Outcome::Refused(Refused::Private(denied)).into();
-            }
-            let tells = kind == MemoryKind::Shared && tells;
-            let turn = tells.then(|| self.guest.telling.lock());
-            let committed = reservation.commit(hpa, attributes);
-            if let (true, Ok(Some(_))) = (tells, &committed) {
-                let leaf = DeviceLeaf { gpa: range.start(), hpa, bytes, write };
-                self.tables.platform().device_tables().mapped(leaf);
-            }
-            drop(turn);
-            if let (Some(hooks), Ok(None) | Err(_)) = (hooks, &committed) {
-                hooks.removed(leaf);
-            }
+            let committed = match kind {
+                MemoryKind::Private => {
+                    let hooks = self.tables.platform().private_hooks();
+                    let leaf = PrivateLeaves { gpa: range.start(), hpa, bytes };
+                    match reservation.commit_told(hpa, attributes, || hooks.map(leaf)) {
+                        Ok(committed) => committed,
+                        Err(denied) => return Outcome::Refused(Refused::Private(denied)).into(),
+                    }
+                }
+                MemoryKind::Shared => {
+                    let _turn = tells.then(|| self.guest.telling.lock());
+                    let committed = reservation.commit(hpa, attributes);
+                    if let (true, Ok(Some(_))) = (tells, &committed) {
+                        let leaf = DeviceLeaf { gpa: range.start(), hpa, bytes, write };
+                        self.tables.platform().device_tables().mapped(leaf);
+                    }
+                    committed
+                }
+            };
             return match committed {
                 Ok(Some(_)) if fault.access.is_fetch() && !execute => Step::Again,
                 Ok(Some(_)) => {

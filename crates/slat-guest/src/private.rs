@@ -82,12 +82,12 @@ impl core::error::Error for Denied {}
 /// by default: pages are private by agreement, as far as this host is trusted.
 ///
 /// # Order
-/// - [`PrivateHooks::map`] comes before the leaf is there.
+/// - [`PrivateHooks::map`] comes before the leaf is there, and while nobody else can map, reserve or
+///   unmap there; if it agrees the leaf is there when the fault has been answered.
 /// - [`PrivateHooks::split`] comes before the block is split.
 /// - [`PrivateHooks::removed`] comes after the leaves have gone and their invalidation has
 ///   completed, and before memory of the other kind is mapped at these addresses.
-/// - Of one page, `map` and `removed` take turns: what was told as mapped is told as removed, also
-///   where a fault that told it lost the slot to somebody else.
+/// - Of one page, `map` and `removed` take turns, however many vCPUs fault on it at once.
 ///
 /// They run inside the guest's tables, `convert`, `split` and those `removed` that conversions cause
 /// also under the lock under which slots change. They must not call the guest, nor wait for what

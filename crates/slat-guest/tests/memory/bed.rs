@@ -497,6 +497,15 @@ macro_rules! on_all {
     )*};
 }
 
+/// Says that a thread has ended, also where it panics: others wait for it.
+pub struct Raised<'d>(pub &'d std::sync::atomic::AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 /// A machine with the guest's slot 0 of `$bytes`, in blocks of `$block`, and its first vCPU.
 #[macro_export]
 macro_rules! with_guest {

@@ -162,6 +162,7 @@ where
     std::thread::scope(|threads| {
         let (machine, guest, done, ram) = (&machine, &guest, &done, &ram);
         threads.spawn(move || {
+            let _done = Raised(done);
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut room = room();
             let mut worker = Worker::new(guest, &mut room).unwrap();
@@ -182,7 +183,6 @@ where
                     machine.device_access(VMID, Gpa(BASE + page * K4), rng.bool());
                 }
             }
-            done.store(true, std::sync::atomic::Ordering::Relaxed);
         });
         for mut vcpu in [vcpu, other] {
             threads.spawn(move || {

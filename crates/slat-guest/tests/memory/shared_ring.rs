@@ -138,6 +138,7 @@ fn hostile(seed: u64) {
                 entry.offset.store(rng.u64(..), Ordering::Relaxed);
             }
         });
+        let _done = Raised(done);
         let mut rng = fastrand::Rng::with_seed(seed);
         for _ in 0..400 {
             let page = rng.u64(..200);
@@ -149,7 +150,6 @@ fn hostile(seed: u64) {
                 vcpu.worker().reset_rings().unwrap();
             }
         }
-        done.store(true, Ordering::Relaxed);
     });
     // What may be written is in the ring still, or in the bitmap; nothing else.
     let mut writable = BTreeSet::new();

@@ -9,6 +9,10 @@
 //! out: whoever maps there replaces it, and the commit fails as well; of two faults that share one
 //! the first to commit has it. One that is given up stays, as empty as before.
 //!
+//! Where somebody else has to be told before the leaf is there, the committer exchanges the token for
+//! a marker first, which does keep everybody out. *Invariant*: of faults that share a slot one is
+//! told of, and its leaf is there before anybody can take it out.
+//!
 //! Tokens of threads that have a seat are the seat's ([`crate::grace`]), so that faults share no
 //! counter; others are counted by the guest. Neither come back within 2^47 faults and unmaps.
 
@@ -220,6 +224,82 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
     /// size, and
     /// [`MapError::Attributes`]: nothing is mapped.
     pub fn commit(self, hpa: Hpa, attributes: Attributes) -> Result<Option<u64>, MapError> {
+        let leaf = self.leaf(hpa, attributes)?;
+        let Self { tables, counts, .. } = self;
+        let mapped = match &self.group {
+            Some(group) => tables.fill_group(group, Some(self.raw), leaf, counts).is_ok(),
+            None => {
+                counts.slots_written += 1;
+                self.slot.exchange(self.raw, leaf).is_ok()
+            }
+        };
+        let bytes = 1 << F::shift(self.level);
+        let bytes = self.group.as_ref().map_or(bytes, Group::bytes);
+        if mapped {
+            tables.touch_above(self.base, self.level);
+            tables.platform.publish();
+        }
+        Ok(mapped.then_some(bytes))
+    }
+
+    /// [`Reservation::commit`] of memory of which somebody has to know before it is mapped, and may
+    /// refuse it (SNP's RMP, TDX's secure EPT). `tell` is called if the reservation is not void, and
+    /// then the leaf is there when this returns, unless it refuses. While it runs it has the
+    /// addresses alone: the slot is frozen, nobody maps, reserves or unmaps there, and others that
+    /// try are told to come again ([`MapError::Contended`], [`UnmapError::Contended`]).
+    ///
+    /// A slot that an unmap has emptied can be reserved before its [`Removals`](crate::Removals) are
+    /// completed. Whoever tells of both, in turns, keeps faults from committing until he has told of
+    /// the removal.
+    ///
+    /// `tell` runs inside the tables: it must not wait for what waits for threads inside.
+    ///
+    /// # Errors
+    /// Those of [`Reservation::commit`], as the inner result; the outer one is `tell`'s. Nothing is
+    /// mapped.
+    ///
+    /// [`UnmapError::Contended`]: crate::UnmapError::Contended
+    pub fn commit_told<E>(
+        self,
+        hpa: Hpa,
+        attributes: Attributes,
+        tell: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Result<Option<u64>, MapError>, E> {
+        let leaf = match self.leaf(hpa, attributes) {
+            Ok(leaf) => leaf,
+            Err(why) => return Ok(Err(why)),
+        };
+        let Self { tables, counts, slot, raw, level, base, group } = self;
+        let frozen = F::frozen(Hpa(0));
+        let held = match &group {
+            Some(group) => tables.freeze_group(group, Some(raw)).is_ok(),
+            None => slot.exchange(raw, frozen).is_ok(),
+        };
+        if !held {
+            return Ok(Ok(None));
+        }
+        let slots = group.as_ref().map_or(core::slice::from_ref(slot), |group| group.slots);
+        let held = Held { slots, raw, frozen };
+        tell()?;
+        core::mem::forget(held);
+        let bytes = match &group {
+            Some(group) => {
+                tables.fill_frozen_group(group, leaf, counts);
+                group.bytes()
+            }
+            None => {
+                slot.release(frozen, leaf);
+                counts.slots_written += 2;
+                1 << F::shift(level)
+            }
+        };
+        tables.touch_above(base, level);
+        tables.platform.publish();
+        Ok(Ok(Some(bytes)))
+    }
+
+    /// What the slot is to hold. Maintains the memory, as its kind asks.
+    fn leaf(&self, hpa: Hpa, attributes: Attributes) -> Result<u64, MapError> {
         let tables = self.tables;
         let bytes = self.range().size();
         tables.check_host(hpa, bytes)?;
@@ -231,19 +311,19 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
         if let Some(what) = maintenance(&attributes) {
             tables.platform.maintain(hpa, bytes, what);
         }
-        let leaf = F::leaf(bits, self.level, hpa);
-        let counts = self.counts;
-        let mapped = match &self.group {
-            Some(group) => tables.fill_group(group, Some(self.raw), leaf, counts).is_ok(),
-            None => {
-                counts.slots_written += 1;
-                self.slot.exchange(self.raw, leaf).is_ok()
-            }
-        };
-        if mapped {
-            tables.touch_above(self.base, self.level);
-            tables.platform.publish();
-        }
-        Ok(mapped.then_some(bytes))
+        Ok(F::leaf(bits, self.level, hpa))
+    }
+}
+
+/// Slots that are frozen while somebody is told: reserved again when this is dropped.
+struct Held<'g> {
+    slots: &'g [Slot],
+    raw: u64,
+    frozen: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.slots.iter().for_each(|slot| slot.release(self.frozen, self.raw));
     }
 }

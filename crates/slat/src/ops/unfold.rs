@@ -20,7 +20,8 @@
 //!
 //! As many slots stand broken together as a group has, and no more than one group: as one block
 //! does, until one invalidation has completed. Between the first marker and the last release
-//! nothing is allocated and nobody is called but that invalidation.
+//! nothing is allocated and nobody is called but that invalidation, and, for a reservation, whom its
+//! caller tells of it ([`Reservation::commit_told`](super::Reservation::commit_told)).
 
 use super::ChangeError;
 use crate::addr::{GpaRange, Hpa, Levels};
@@ -201,6 +202,21 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         first: u64,
         counts: &mut Counts,
     ) -> Result<(), Flow> {
+        let emptied = self.freeze_group(group, token)?;
+        if token.is_none() && emptied {
+            self.break_before_fill_group(group, counts);
+        }
+        self.fill_frozen_group(group, first, counts);
+        Ok(())
+    }
+
+    /// Freezes a group of empty slots, or of those that have the token; returns whether somebody had
+    /// emptied one of them. `Again` where one of them is something else: nothing was done.
+    pub(super) fn freeze_group(
+        &self,
+        group: &Group<'_, F>,
+        token: Option<u64>,
+    ) -> Result<bool, Flow> {
         let frozen = F::frozen(Hpa(0));
         let fits = |raw| token.map_or(group.vacant(raw), |token| raw == token);
         let mut emptied = false;
@@ -216,15 +232,17 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
                 }
             }
         }
-        if token.is_none() && emptied {
-            self.break_before_fill_group(group, counts);
-        }
+        Ok(emptied)
+    }
+
+    /// Fills a group that the caller has frozen.
+    pub(super) fn fill_frozen_group(&self, group: &Group<'_, F>, first: u64, counts: &mut Counts) {
+        let frozen = F::frozen(Hpa(0));
         // The first last: who finds it holds the group.
         for (number, slot) in group.slots.iter().enumerate().rev() {
             slot.release(frozen, group.alone(first, number) | F::CONTIGUOUS);
         }
         counts.slots_written += 2 * group.slots.len() as u64;
-        Ok(())
     }
 
     /// As [`Tables::break_before_fill`], of all slots at once, some of which others have emptied:

@@ -36,5 +36,6 @@ mod reservations;
 mod software;
 mod steps;
 mod tables_taken;
+mod told;
 mod vtd;
 mod young;

@@ -157,3 +157,58 @@ fn a_reservation_is_void_once_somebody_has_linked_a_table_or_mapped_there() {
         guest.end(0);
     });
 }
+
+/// Reserves, commits, and counts when it is told that this will succeed.
+fn told<F: Walked>(guest: On<F>, size: u64, cache: &mut Cache<F>, count: &Mutex<u64>) {
+    let mut inside = guest.inside();
+    let size = PageSize::from_bytes(size).unwrap();
+    let Ok(slot) = inside.guard.reserve(Gpa(0), size, cache.pages()) else { return };
+    let tell = || {
+        *count.lock().unwrap() += 1;
+        Ok::<(), ()>(())
+    };
+    let done = slot.commit_told(Hpa(OLD), RAM, tell);
+    let _ = done.expect("nobody refuses").expect("a good address");
+}
+
+/// Of faults on one page, and of a page and its block, somebody is told of what is mapped, once, and
+/// of nothing else; also beside an unmap.
+fn tells<F: Walked>(sizes: [u64; 2], unmaps: bool) {
+    let guest = On::<F>::new(14, NEVER);
+    let count = Arc::new(Mutex::new(0));
+    let threads = sizes.map(|size| {
+        let (mut cache, count) = (guest.cache(1), count.clone());
+        spawn(move || {
+            told(guest, size, &mut cache, &count);
+            cache
+        })
+    });
+    let mut removed = 0;
+    if unmaps {
+        let mut storage = [const { slat::Place::EMPTY }; 4];
+        let mut removals = slat::Removals::new(guest.tables(), &mut storage);
+        let _contended = guest.inside().guard.unmap(range(&(0..PAGE)), &mut removals);
+        removed = removals.complete().count() as u64;
+    }
+    threads.into_iter().for_each(|thread| drop(thread.join().unwrap()));
+    let there = u64::from(guest.at(0).is_some());
+    assert_eq!(*count.lock().unwrap(), there + removed);
+    let retired = guest.pages() - 1 - guest.linked();
+    guest.end(retired);
+}
+
+#[test]
+fn of_faults_on_one_page_those_that_map_are_told_of() {
+    let pages = [PAGE, PAGE];
+    explore("told fault || told fault, Arm", move || tells::<Tiny>(pages, false));
+    explore("told fault || told fault, Intel", move || tells::<TinyEpt>(pages, false));
+    bounded("told fault || told fault || unmap, Arm", 2, move || tells::<Tiny>(pages, true));
+    bounded("told fault || told fault || unmap, Intel", 2, move || tells::<TinyEpt>(pages, true));
+}
+
+#[test]
+fn of_a_block_and_a_page_of_it_one_is_told_of() {
+    let both = [PAGE, BLOCK];
+    explore("told page || told block, Arm", move || tells::<Tiny>(both, false));
+    explore("told page || told block, Intel", move || tells::<TinyEpt>(both, false));
+}
