@@ -169,7 +169,7 @@ impl<'s, M: Frames> Cow<'s, M> {
     /// guest's writes wait while this goes over its leaves and pages; it reads on.
     ///
     /// # Errors
-    /// [`ForkError`]; nothing was done.
+    /// [`ForkError`]; the guest's memory is as it was.
     pub fn fork<F: Format, H: Host, B: Backing>(
         &self,
         worker: &mut Worker<'_, F, H, B>,
@@ -184,6 +184,11 @@ impl<'s, M: Frames> Cow<'s, M> {
         }
         let child = Self::new(self.shared, self.range)?;
         let held = worker.hold_writes(self.range);
+        // Pages that somebody pinned and made writable since the first look: he did so before the
+        // writes were held, and so his pin is seen here.
+        if worker.is_pinned(all) {
+            return Err(ForkError::Devices);
+        }
         for (word, childs) in self.words.iter().zip(&child.words) {
             let now = word.load(Ordering::SeqCst) & !OWN;
             if now > BUSY {

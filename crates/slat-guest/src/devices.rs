@@ -46,7 +46,9 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// overlap; each is pinned until the last that has it is dropped.
     ///
     /// That the backing does not take the pages is the caller's to see to
-    /// (`slat_reclaim::Pager::pin`), and that they are there. Whoever moves pages by
+    /// (`slat_reclaim::Pager::pin`), and that they are there: for a device that writes, by
+    /// [`Worker::prefault`] with [`Access::Write`](slat::Access::Write) once the pin stands, so that
+    /// pages which are shared with a fork ([`Cow`](crate::Cow)) become the guest's own. Whoever moves pages by
     /// [`slat::Guard::replace`] asks [`Worker::is_pinned`] first. A slot that is deleted takes its
     /// pages with it, pinned or not.
     ///

@@ -6,7 +6,7 @@ use slat::{Access, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::*;
 use slat_sim::Machine;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 
 const PAGES: u64 = 64;
 const BYTES: u64 = PAGES * K4;
@@ -240,4 +240,55 @@ fn what_devices_may_write_is_not_forked() {
         drop(pinned);
         assert_eq!(parent.backing().fork(&mut worker).is_ok(), !devices);
     }
+}
+
+#[test]
+fn nor_is_what_somebody_pins_while_the_guest_is_forked() {
+    let content = Content::new::<Intel>();
+    let shared = SharedFrames::new(content, PageSize::SIZE_4K, 2 * PAGES as u32);
+    let machine = Intel::machine(1);
+    give_all::<Intel>(&machine);
+    let memory = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
+    let parent = new::<Intel>(&machine, memory, VMID);
+    let (mut room, mut second, mut third) = (room(), room(), room());
+    let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
+    machine.cpu(0).load(VMID, vcpu.root());
+    vcpu.worker().set_slot(slot(BYTES)).unwrap();
+    touch::<Intel>(&machine, &mut vcpu, (0, 0), Access::Write);
+    let mut pins = Worker::new(&parent, &mut second).unwrap();
+    let looks = Worker::new(&parent, &mut third).unwrap();
+    let page = range(BASE, K4);
+    let ((begin, begun), (see, seen)) = (mpsc::channel(), mpsc::channel());
+    let mut once = true;
+    machine.meanwhile(move |_, _| {
+        if std::mem::take(&mut once) {
+            begin.send(()).unwrap();
+            seen.recv().unwrap();
+        }
+    });
+    std::thread::scope(|threads| {
+        let (start, started) = mpsc::channel();
+        let pinning = threads.spawn(move || {
+            started.recv().unwrap();
+            // Stands at once, and returns when the fork has left the tables.
+            pins.pin(page).unwrap()
+        });
+        threads.spawn(move || {
+            begun.recv().unwrap();
+            start.send(()).unwrap();
+            while !looks.is_pinned(page) {
+                std::thread::yield_now();
+            }
+            see.send(()).unwrap();
+        });
+        let forked = parent.backing().fork(vcpu.worker()).map(drop);
+        assert_eq!(forked, Err(ForkError::Devices));
+        drop(pinning.join().unwrap());
+    });
+    machine.undisturbed();
+    touch::<Intel>(&machine, &mut vcpu, (0, 0), Access::Write);
+    assert_eq!(parent.backing().pages(), (1, 0), "nothing is shared");
+    assert!(parent.backing().fork(vcpu.worker()).is_ok());
+    drop(vcpu);
+    assert!(machine.finish().is_empty());
 }
