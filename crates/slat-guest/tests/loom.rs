@@ -11,9 +11,13 @@
 mod bed;
 #[path = "loom/convert.rs"]
 mod convert;
+#[path = "loom/hold.rs"]
+mod hold;
 #[path = "loom/invalidation.rs"]
 mod invalidation;
 #[path = "loom/late.rs"]
 mod late;
 #[path = "loom/log.rs"]
 mod log;
+#[path = "loom/replacing.rs"]
+mod replacing;

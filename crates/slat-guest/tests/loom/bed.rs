@@ -99,31 +99,44 @@ pub struct Ram {
     pub content: Mutex<[u64; 4]>,
     /// Where it is asked for: whether there is none at the moment.
     pub gone: Option<AtomicU64>,
+    /// It is shared for reading until it is asked for a write, which moves it.
+    pub shared: bool,
 }
 
 impl Ram {
     pub fn new(block: u64) -> &'static Self {
         let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
-        Box::leak(Box::new(Self { at, block, content, gone: None }))
+        Box::leak(Box::new(Self { at, block, content, gone: None, shared: false }))
     }
 
     /// Memory that can go without a lock.
     pub fn that_goes(block: u64) -> &'static Self {
         let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
-        Box::leak(Box::new(Self { at, block, content, gone: Some(AtomicU64::new(0)) }))
+        let gone = Some(AtomicU64::new(0));
+        Box::leak(Box::new(Self { at, block, content, gone, shared: false }))
+    }
+
+    /// Pages that are shared with somebody until the guest writes.
+    pub fn that_is_shared() -> &'static Self {
+        let (at, content) = (Mutex::new(OLD), Mutex::new([0; 4]));
+        Box::leak(Box::new(Self { at, block: PAGE, content, gone: None, shared: true }))
     }
 }
 
 impl Backing for &'static Ram {
-    fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
         if self.gone.as_ref().is_some_and(|gone| gone.load(Ordering::Acquire) != 0) {
             return Err(NoPage::NotYet);
         }
-        let at = *self.at.lock().unwrap();
+        let mut place = self.at.lock().unwrap();
+        if self.shared && access == Access::Write {
+            *place = NEW;
+        }
+        let at = *place;
         Ok(Page {
             hpa: Hpa(at + (host.0 - HOST)),
             block: PageSize::from_bytes(self.block).unwrap(),
-            write: true,
+            write: !self.shared || at == NEW,
             execute: true,
             memory: Memory::Normal,
         })

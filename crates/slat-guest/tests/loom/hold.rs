@@ -1,0 +1,42 @@
+//! Writes that are held while memory is copied or shared, against a fault that writes.
+
+use crate::bed::*;
+use loom::thread::spawn;
+use slat::{Access, BreakBeforeMake, Gpa};
+use slat_guest::{Hva, HvaRange};
+
+/// A vCPU writes page 0 while writes to it are held; `logged`: it reads the page by then, and its
+/// leaf says that it may be written.
+fn write_and_hold(logged: bool) {
+    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::new(PAGE));
+    let guest = guest(world, ram, config());
+    let mut holds = worker(guest);
+    holds.set_slot(slot(logged)).unwrap();
+    let mut writes = vcpu(guest);
+    if logged {
+        writes.fault(Gpa(0), Access::Read);
+        assert!(!writable(&mut holds, 0));
+    }
+    let writes = Sent(writes);
+    let thread = spawn(move || {
+        let mut vcpu = writes.get();
+        vcpu.fault(Gpa(0), Access::Write);
+        Sent(vcpu)
+    });
+    let held = holds.hold_writes(HvaRange { start: Hva(HOST), bytes: 2 * BLOCK });
+    assert!(!writable(&mut holds, 0), "when it returns nobody writes");
+    let vcpu = thread.join().unwrap();
+    assert!(!writable(&mut holds, 0), "nor until it is dropped");
+    drop(held);
+    let mut vcpu = vcpu.get();
+    for _ in 0..2 {
+        vcpu.fault(Gpa(0), Access::Write);
+    }
+    assert!(writable(&mut holds, 0), "it is asked anew");
+}
+
+#[test]
+fn while_writes_are_held_no_fault_makes_a_page_writable() {
+    bounded("write fault || writes held", 4, || write_and_hold(false));
+    bounded("write fault on a page to relax || writes held", 3, || write_and_hold(true));
+}

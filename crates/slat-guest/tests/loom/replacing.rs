@@ -1,0 +1,44 @@
+//! A write that has the backing replace a page, against a read of the same memory elsewhere.
+
+use crate::bed::*;
+use loom::thread::spawn;
+use slat::{Access, BreakBeforeMake, Gpa};
+use slat_guest::{Hva, SlotId, SlotSpec};
+
+/// One slot shows the memory of the other; page 0 of the first is written while that of the second
+/// is read. `before`: that is mapped by then.
+fn write_and_read(before: bool) {
+    let (world, ram) = (World::new(BreakBeforeMake::Never), Ram::that_is_shared());
+    let guest = guest(world, ram, config());
+    let mut setup = worker(guest);
+    for (id, gpa) in [(0, 0), (1, BLOCK)] {
+        setup.set_slot(SlotSpec::new(SlotId(id), Gpa(gpa), BLOCK, Hva(HOST))).unwrap();
+    }
+    let mut writes = vcpu(guest);
+    if before {
+        writes.fault(Gpa(BLOCK), Access::Read);
+    }
+    let writes = Sent(writes);
+    let thread = spawn(move || {
+        let mut vcpu = writes.get();
+        vcpu.fault(Gpa(0), Access::Write);
+        let new = at(vcpu.worker(), 0).is_some_and(|leaf| leaf.hpa.0 == NEW);
+        let elsewhere = at(vcpu.worker(), BLOCK).map(|leaf| leaf.hpa.0);
+        assert!(!new || elsewhere.is_none_or(|hpa| hpa == NEW), "the other misses the write");
+        Sent(vcpu)
+    });
+    setup.prefault(slat::GpaRange::new(Gpa(BLOCK), PAGE).unwrap(), Access::Read, || false);
+    drop(thread.join().unwrap());
+    let (first, second) = (at(&mut setup, 0), at(&mut setup, BLOCK));
+    if first.is_some_and(|leaf| leaf.hpa.0 == NEW) {
+        assert!(second.is_none_or(|leaf| leaf.hpa.0 == NEW), "{second:?}");
+    }
+}
+
+#[test]
+fn what_a_write_replaced_is_not_left_in_another_slot() {
+    bounded("write of a shared page || read by another slot", 2, || write_and_read(false));
+    bounded("write of a shared page that is mapped || read by another slot", 2, || {
+        write_and_read(true);
+    });
+}
