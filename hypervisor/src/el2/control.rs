@@ -4,7 +4,9 @@
 use super::cpu::Registers;
 use super::guest::Control;
 use core::sync::atomic::Ordering;
-use slat_hypervisor::layout::{CONTROL, CONTROL_DECLARE, CONTROL_EVENT, CONTROL_SIZE};
+use slat_hypervisor::layout::{
+    CONTROL, CONTROL_DECLARE, CONTROL_EVENT, CONTROL_PAGES, CONTROL_SIZE,
+};
 use slat_hypervisor::syndrome::Abort;
 
 /// Does what a load or store of the guest's asks for. Registers that are not there read as zero,
@@ -17,6 +19,7 @@ pub fn access(control: &Control, abort: &Abort, gpa: u64, registers: &mut Regist
         match register {
             CONTROL_EVENT => control.event.store(value, Ordering::Release),
             CONTROL_DECLARE => control.declared.store(value, Ordering::Release),
+            CONTROL_PAGES => control.add_page(value),
             _ => {}
         }
         return;

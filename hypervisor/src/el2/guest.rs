@@ -6,6 +6,7 @@ use super::{devicetree, report::say};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use slat::format::arm64::Arm64;
 use slat::format::arm64::id::IdRegisters;
@@ -93,6 +94,9 @@ impl Start {
     }
 }
 
+/// Pages that the program may tell of, at most: 256 MiB.
+const MOST_PAGES: usize = 1 << 16;
+
 /// The registers of the control page.
 #[derive(Default)]
 pub struct Control {
@@ -100,6 +104,19 @@ pub struct Control {
     pub declared: AtomicU64,
     pub stop: AtomicBool,
     pub size: AtomicU64,
+    /// Page frames of the program's memory, as it told them.
+    pub pages: Mutex<Vec<u64>>,
+}
+
+impl Control {
+    /// The program has one more page: its guest physical address is a multiple of 4 KiB.
+    pub fn add_page(&self, frame: u64) {
+        let mut pages = self.pages.lock();
+        // Of no use to who tells more: nobody looks at them.
+        if pages.len() < MOST_PAGES {
+            pages.push(frame);
+        }
+    }
 }
 
 /// Set once, by the boot CPU, before it starts another.

@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Access, Hpa, Memory, PageSize};
 use slat_guest::{Backing, Hva, NoPage, Page};
 use slat_hypervisor::layout::{HOME, RAM, away};
+use slat_hypervisor::options::Options;
 
 /// A buddy allocator gives blocks aligned to their size, as tables want them.
 #[global_allocator]
@@ -18,7 +19,10 @@ const HEAP_BYTES: u64 = 256 << 20;
 
 /// The stacks of all CPUs, 64 KiB each, by number.
 #[unsafe(no_mangle)]
-static mut STACKS: [[u128; 4096]; 8] = [[0; 4096]; 8];
+static mut STACKS: [[u128; 4096]; CPUS] = [[0; 4096]; CPUS];
+
+/// vCPUs', and the manager's.
+const CPUS: usize = Options::MOST_VCPUS as usize + 1;
 
 /// The hypervisor's own table, walked by EL2: 512 GiB, each GiB a block at its own address. The
 /// first is for devices.

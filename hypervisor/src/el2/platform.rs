@@ -14,11 +14,11 @@ use slat::{
     BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
 };
 use slat_guest::Host;
-use slat_hypervisor::options::Fault;
+use slat_hypervisor::options::{Fault, Options};
 
 /// Threads that walk tables: a vCPU each, and the manager, which has a second seat for what it does
 /// to the tables themselves.
-const SEATS: usize = 9;
+const SEATS: usize = Options::MOST_VCPUS as usize + 2;
 
 /// Instructions by address at most, before the whole guest is invalidated. Each stops all CPUs for
 /// a moment where they are emulated.

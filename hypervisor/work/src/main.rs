@@ -3,11 +3,13 @@
 
 mod cli;
 mod control;
+mod crew;
 mod device;
 mod execute;
 mod guarded;
 mod kexec;
 mod memory;
+mod pages;
 mod poke;
 mod touch;
 mod write;
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
         Job::Write { mib, seconds } => judged(|control| write::run(mib, seconds, control)),
+        Job::Crew { mib, seconds } => judged(|control| crew::run(mib, seconds, control)),
         Job::Touch { mib } => judged(|control| touch::run(mib, control)),
         Job::Execute { mib } => judged(|control| execute::run(mib, control)),
         Job::Kexec { image, cmdline, initrd } => kexec::run(&image, &cmdline, initrd.as_deref()),

@@ -31,6 +31,8 @@ Examples:
       stage 2 of another granule than the guest's own
   cargo xtask hypervisor run --job migrate --vcpus 2 --logging hardware --output migration
       moves a guest that writes all the time; migration/report.html plots its rounds
+  cargo xtask hypervisor run --job migrate --vcpus 8 --work crew,64 --seconds 200
+      all eight write all the time
   cargo xtask hypervisor run --job migrate --fault local
       what comes of it if invalidations reach one CPU only
   cargo xtask hypervisor run --job age --largest 4k
@@ -61,7 +63,7 @@ pub struct RunArgs {
     /// 16k, as QEMU before 8.1 walks no more levels then]
     #[arg(long, value_parser = clap::value_parser!(u8).range(39..=52))]
     pub bits: Option<u8>,
-    /// vCPUs, 1 to 7; one CPU more is the manager's
+    /// vCPUs, 1 to 8; one CPU more is the manager's
     #[arg(long, default_value_t = 1)]
     pub vcpus: u64,
     /// The vCPU that boots
@@ -81,7 +83,7 @@ pub struct RunArgs {
     /// another VMID) or restore (it goes back to a snapshot, page by page)
     #[arg(long, default_value = "boot")]
     pub job: String,
-    /// What the guest does: write,MIB touch,MIB execute,MIB hotplug kexec [default: what the job
+    /// What the guest does: write,MIB crew,MIB (the same on all CPUs) touch,MIB execute,MIB hotplug kexec [default: what the job
     /// needs]
     #[arg(long)]
     pub work: Option<String>,
@@ -274,11 +276,16 @@ impl Ending {
         end[name].as_u64().with_context(|| format!("no {name} in {end}"))
     }
 
-    /// Faults of a kind, of all vCPUs.
-    pub fn faults(&self, kind: &str) -> u64 {
+    /// Faults of a kind, of each vCPU, and of the manager.
+    pub fn each(&self, kind: &str) -> Vec<u64> {
         let all = self.record("end").map(|end| &end["faults"][kind]);
         let all = all.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        all.iter().filter_map(Value::as_u64).sum()
+        all.iter().filter_map(Value::as_u64).collect()
+    }
+
+    /// Faults of a kind, of all vCPUs.
+    pub fn faults(&self, kind: &str) -> u64 {
+        self.each(kind).iter().sum()
     }
 
     /// Why the guest was over.

@@ -107,6 +107,17 @@ fn cases() -> Vec<Case> {
             },
         ),
         case(
+            "migrate-of-eight-vcpus-that-all-write",
+            RunArgs { work: Some("crew,32".to_owned()), ..migrate("cortex-a76", 8, "protect") },
+            |end| {
+                ensure!(end.console.contains("stamps of 8 threads"), "not all CPUs have written");
+                let each = end.each("made writable");
+                let wrote = each.iter().filter(|&&faults| faults >= 100).count();
+                ensure!(wrote == 8, "faults by which each vCPU made pages writable: {each:?}");
+                migrated(end)
+            },
+        ),
+        case(
             "ageing-finds-the-working-set",
             RunArgs { job: "age".to_owned(), largest: Some("4k".to_owned()), ..base() },
             |end| {
