@@ -72,6 +72,8 @@ choice! {
         Move = "move",
         /// Takes the guest's memory to a snapshot; it comes back page by page while the guest runs.
         Restore = "restore",
+        /// Forks the guest while it writes, and checks the fork.
+        Fork = "fork",
     }
 }
 

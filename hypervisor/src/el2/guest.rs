@@ -2,6 +2,7 @@
 
 use super::memory::{GUEST, Machine};
 use super::platform::{El2, id_registers};
+use super::stalls::Notes;
 use super::{devicetree, report::say};
 use alloc::boxed::Box;
 use alloc::format;
@@ -15,7 +16,7 @@ use slat_guest::{
     CachePolicy, Config, Guest, Hva, HvaRange, PostCopy, SlotId, SlotSpec, TABLE_PAGES, Worker,
 };
 use slat_hypervisor::layout::*;
-use slat_hypervisor::options::{Caches, ExecuteHuge, Logging, Options};
+use slat_hypervisor::options::{Caches, ExecuteHuge, Job, Logging, Options};
 use spin::Mutex;
 
 /// The descriptors of the guest's tables. Chosen when built: nearly all of the program is compiled
@@ -60,6 +61,8 @@ pub struct Hypervisor {
     pub vcpus: Box<[Start]>,
     /// What the guest's program has said: see `layout::CONTROL_EVENT`.
     pub control: Control,
+    /// How long faults hold up vCPUs.
+    pub stalls: Notes,
     /// The manager has taken all of the guest's memory: who faults need not try again yet.
     pub stopped: AtomicBool,
     /// vCPUs that wait because of that, with nothing of the guest running on their CPUs.
@@ -156,6 +159,14 @@ impl Hypervisor {
             hardware_dirty: options.logging == Logging::Hardware && format.hardware_dirty,
             ..format
         };
+        if options.job == Job::Fork && options.caches == Caches::Exact && !format.forced_write_back
+        {
+            return Err(
+                "vCPUs whose caches are off have tables of their own, and are not forked: \
+                        --caches first, or --cpu max"
+                    .into(),
+            );
+        }
         let machine: &'static El2 = Box::leak(Box::new(El2::new(&id, &format, options.fault)));
         // As wide as the CPU has it, or as RAM and devices need.
         let bits = format.output_bits().min(id.address_bits());
@@ -193,6 +204,7 @@ impl Hypervisor {
             deadline: super::cpu::now() + options.seconds * super::cpu::frequency(),
             vcpus,
             control: Control::default(),
+            stalls: Notes::new(options.vcpus),
             stopped: AtomicBool::new(false),
             waiting: AtomicU64::new(0),
             end: Mutex::new(None),
@@ -262,7 +274,11 @@ fn behind(options: &Options<'_>) -> Result<Behind, String> {
     let ram = HvaRange { start: GUEST, bytes: options.memory };
     let largest = PageSize::from_bytes(options.largest).unwrap_or(PAGE_SIZE);
     let block = largest.min(Stage2::size(1));
-    let late = PostCopy::new(Machine::new(options.memory), ram, PAGE_SIZE, block);
+    let machine = match options.job {
+        Job::Fork => Machine::forked(ram)?,
+        _ => Machine::new(options.memory),
+    };
+    let late = PostCopy::new(machine, ram, PAGE_SIZE, block);
     let mut late = late.map_err(|error| format!("{error}"))?;
     late.have(ram);
     Ok(late)

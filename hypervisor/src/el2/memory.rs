@@ -2,10 +2,12 @@
 
 use super::guest::PAGE_SIZE;
 use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::{String, ToString};
 use buddy_system_allocator::LockedHeap;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Access, Hpa, Memory, PageSize};
-use slat_guest::{Backing, Hva, NoPage, Page};
+use slat_guest::{Backing, Cow, Frames, Hva, HvaRange, NoPage, Page, SharedFrames};
 use slat_hypervisor::layout::{HOME, RAM, away};
 use slat_hypervisor::options::Options;
 
@@ -66,13 +68,28 @@ pub struct Machine {
     bytes: u64,
     /// A bit a page that has moved from there to the other region.
     away: Box<[AtomicU64]>,
+    /// Instead of all that: memory that is shared with forks.
+    forkable: Option<Forkable>,
 }
 
 impl Machine {
     pub fn new(bytes: u64) -> Self {
         let words = (bytes / PAGE_SIZE.bytes()).div_ceil(64);
         let away = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Self { home: AtomicU64::new(HOME), bytes, away }
+        Self { home: AtomicU64::new(HOME), bytes, away, forkable: None }
+    }
+
+    /// For a guest that is forked.
+    ///
+    /// # Errors
+    /// There is too little memory for what is known of each page.
+    pub fn forked(ram: HvaRange) -> Result<Self, String> {
+        Ok(Self { forkable: Some(Forkable::new(ram)?), ..Self::new(ram.bytes) })
+    }
+
+    /// The guest's memory, if it was made to be forked.
+    pub fn forkable(&self) -> Option<&Forkable> {
+        self.forkable.as_ref()
     }
 
     /// These bytes of the guest's RAM are in the other region from now on.
@@ -104,7 +121,10 @@ impl Machine {
 }
 
 impl Backing for Machine {
-    fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
+        if let Some(forkable) = self.forkable.as_ref().filter(|_| host >= GUEST) {
+            return forkable.memory.page(host, access);
+        }
         match host.0.checked_sub(GUEST.0) {
             Some(offset) if offset < self.bytes => {
                 let (hpa, block) = self.place(offset);
@@ -122,3 +142,69 @@ impl Backing for Machine {
         }
     }
 }
+
+/// The guest's memory as frames that it shares with forks: those of its own region, where the
+/// machine has loaded what it boots from, and as many in the other.
+#[derive(Debug)]
+pub struct Regions {
+    bytes: u64,
+    /// One more: where guest and fork copy their last common page both at once, there are three of
+    /// it for a moment.
+    spare: Hpa,
+}
+
+impl Frames for Regions {
+    fn hpa(&self, frame: u32) -> Hpa {
+        let offset = u64::from(frame) * PAGE_SIZE.bytes();
+        match offset / self.bytes {
+            0 => Hpa(HOME + offset),
+            1 => Hpa(away(self.bytes) + offset - self.bytes),
+            _ => self.spare,
+        }
+    }
+
+    fn copy(&self, from: u32, to: u32) {
+        let [from, to] = [from, to].map(|frame| self.hpa(frame).0);
+        // SAFETY: both are RAM that EL2 maps at its own address, a page each, and differ; nobody
+        // writes the first, and nobody else has the second.
+        unsafe {
+            (to as *mut u64)
+                .copy_from_nonoverlapping(from as *const u64, PAGE_SIZE.bytes() as usize / 8);
+        }
+    }
+
+    /// Asked for each page of the guest's, and before it runs: it holds what was loaded there.
+    fn zero(&self, _frame: u32) {}
+}
+
+/// What is behind a guest that is forked.
+#[derive(Debug)]
+pub struct Forkable {
+    /// All frames.
+    pub frames: &'static SharedFrames<Regions>,
+    /// The guest's.
+    pub memory: Cow<'static, Regions>,
+}
+
+impl Forkable {
+    /// All of the guest's memory, where the machine has loaded it.
+    fn new(ram: HvaRange) -> Result<Self, String> {
+        let (bytes, page) = (ram.bytes, PAGE_SIZE.bytes());
+        let spare = Box::leak(Box::new(OnePage([0; PAGE_SIZE.bytes() as usize])));
+        let regions = Regions { bytes, spare: Hpa(spare as *mut OnePage as u64) };
+        let count = u32::try_from(2 * (bytes / page) + 1).map_err(|_| "too much to be forked")?;
+        let frames = Box::leak(Box::new(SharedFrames::new(regions, PAGE_SIZE, count)));
+        let memory = Cow::new(frames, ram).map_err(|error| error.to_string())?;
+        for offset in (0..bytes).step_by(page as usize) {
+            let own = memory.page(Hva(ram.start.0 + offset), Access::Write);
+            if !own.is_ok_and(|own| own.hpa.0 == HOME + offset) {
+                return Err(format!("the guest's page at {offset:#x} is {own:?}"));
+            }
+        }
+        Ok(Self { frames, memory })
+    }
+}
+
+#[repr(align(65536))]
+#[expect(dead_code, reason = "it is a frame")]
+struct OnePage([u8; PAGE_SIZE.bytes() as usize]);

@@ -4,6 +4,7 @@ mod age;
 mod control;
 mod cpu;
 mod devicetree;
+mod fork;
 mod guest;
 mod inject;
 mod manager;
@@ -14,6 +15,7 @@ mod platform;
 mod psci;
 mod report;
 mod restore;
+mod stalls;
 mod sysreg;
 mod vcpu;
 

@@ -16,7 +16,7 @@ use build::Build;
 use clap::Args;
 use machine::{Ending, Guest};
 use serde_json::Value;
-use slat_hypervisor::options::Options;
+use slat_hypervisor::options::{Job, Options};
 use slat_vm::Debian;
 use slat_vm::qemu::{AARCH64, last_lines};
 use std::fs;
@@ -40,6 +40,8 @@ Examples:
       moves its memory leaf by leaf while it writes, and gives it another VMID
   cargo xtask hypervisor run --job restore --vcpus 2
       goes back to a snapshot that comes page by page while Linux runs
+  cargo xtask hypervisor run --job fork --vcpus 2
+      forks Linux while it writes, and checks the fork word by word
   cargo xtask hypervisor run --execute zap --work execute,16
   cargo xtask hypervisor run --caches every --vcpus 4 --work hotplug
   cargo xtask hypervisor run --work kexec
@@ -80,7 +82,8 @@ pub struct RunArgs {
     #[arg(long, default_value = "debian-6.12")]
     pub kernel: Debian,
     /// What the manager does: boot (nothing), migrate, age, move (its memory leaf by leaf, and to
-    /// another VMID) or restore (it goes back to a snapshot, page by page)
+    /// another VMID), restore (it goes back to a snapshot, page by page) or fork (it is forked
+    /// while it writes)
     #[arg(long, default_value = "boot")]
     pub job: String,
     /// What the guest does: write,MIB crew,MIB (the same on all CPUs) touch,MIB execute,MIB hotplug kexec [default: what the job
@@ -93,9 +96,10 @@ pub struct RunArgs {
     /// Fetches from huge pages: allowed, split, split-page or zap
     #[arg(long, default_value = "allowed")]
     pub execute: String,
-    /// Switches of a vCPU's caches: exact, every, first or vcpu0
-    #[arg(long, default_value = "exact")]
-    pub caches: String,
+    /// Switches of a vCPU's caches: exact, every, first or vcpu0 [default: exact; first for the job
+    /// fork]
+    #[arg(long)]
+    pub caches: Option<String>,
     /// When such switches are trapped: needed or always
     #[arg(long, default_value = "needed")]
     pub trap: String,
@@ -138,8 +142,15 @@ impl RunArgs {
             (Some(work), _) => work,
             (None, "migrate" | "move" | "restore") => "write,64",
             (None, "age") => "touch,64",
+            (None, "fork") => "crew,32",
             (None, _) => "",
         }
+    }
+
+    /// What switches of a vCPU's caches do: a guest is forked that has one set of tables.
+    fn caches(&self) -> &str {
+        let fork = self.job == Job::Fork.word();
+        self.caches.as_deref().unwrap_or(if fork { "first" } else { "exact" })
     }
 
     /// Which hypervisor.
@@ -168,7 +179,7 @@ impl RunArgs {
             self.job,
             self.logging,
             self.execute,
-            self.caches,
+            self.caches(),
             self.trap,
             self.fault,
             self.seconds

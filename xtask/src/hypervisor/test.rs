@@ -157,6 +157,26 @@ fn cases() -> Vec<Case> {
                 Ok(())
             },
         ),
+        case(
+            "a-fork-of-linux-while-it-writes",
+            RunArgs {
+                job: "fork".to_owned(),
+                thread: "multi".to_owned(),
+                work: None,
+                ..migrate("cortex-a76", 2, "protect")
+            },
+            |end| {
+                end.check()?;
+                let fork = end.record("fork").context("nothing was forked")?;
+                let of = |name: &str| fork[name].as_u64().unwrap_or_default();
+                let (faults, background) = (of("copied_by_faults"), of("copied_in_background"));
+                ensure!(of("alone_copied") >= 100 && background >= 100, "{fork}");
+                ensure!(faults + background >= of("pages"), "{fork}");
+                ensure!(fork["alone"]["stalls"].as_u64() >= Some(100), "{fork}");
+                ensure!(end.console.contains("pages right"), "the guest's program said nothing");
+                Ok(())
+            },
+        ),
         case("fetches-that-zap", executing("zap", base()), |end| {
             end.check()?;
             let (zapped, mapped) = (end.faults("zapped"), end.faults("mapped"));
@@ -265,6 +285,14 @@ fn cases() -> Vec<Case> {
     cases.extend([
         rare("caught-no-tlbi", fault("no-tlbi", "protect"), differs),
         case("caught-local", fault("local", "protect"), differs),
+        rare(
+            "caught-local-in-a-fork",
+            RunArgs { job: "fork".to_owned(), work: None, ..fault("local", "protect") },
+            |end| {
+                ensure!(end.why().starts_with("the fork"), "not noticed so: {}", end.why());
+                Ok(())
+            },
+        ),
         rare("caught-no-stage1", fault("no-stage1", "hardware"), differs),
         case("caught-keep-dirty", fault("keep-dirty", "hardware"), differs),
         // Walks of the guest's old tables: it hangs, and is found out by its time.
@@ -335,7 +363,7 @@ fn executing(execute: &str, args: RunArgs) -> RunArgs {
 }
 
 fn caches(policy: &str, vcpus: u64, args: RunArgs) -> RunArgs {
-    RunArgs { caches: policy.to_owned(), vcpus, work: Some("hotplug".to_owned()), ..args }
+    RunArgs { caches: Some(policy.to_owned()), vcpus, work: Some("hotplug".to_owned()), ..args }
 }
 
 /// The guest was moved, and found all that it had written.
