@@ -9,6 +9,7 @@ extern crate std;
 
 pub mod cut;
 pub mod exception;
+pub mod granules;
 pub mod layout;
 pub mod options;
 pub mod progress;

@@ -74,6 +74,8 @@ choice! {
         Restore = "restore",
         /// Forks the guest while it writes, and checks the fork.
         Fork = "fork",
+        /// Makes pages of the guest's private and shared again while it uses them, as it does too.
+        Private = "private",
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::memory::{GUEST, Machine};
 use super::platform::{El2, id_registers};
+use super::private::{self, Keeper};
 use super::stalls::Notes;
 use super::{devicetree, report::say};
 use alloc::boxed::Box;
@@ -13,7 +14,8 @@ use slat::format::arm64::Arm64;
 use slat::format::arm64::id::IdRegisters;
 use slat::{Format, Gpa, PageSize, Vmid};
 use slat_guest::{
-    CachePolicy, Config, Guest, Hva, HvaRange, PostCopy, SlotId, SlotSpec, TABLE_PAGES, Worker,
+    CachePolicy, Config, Guest, Hva, HvaRange, PostCopy, PrivateAt, SlotId, SlotSpec, TABLE_PAGES,
+    Worker,
 };
 use slat_hypervisor::layout::*;
 use slat_hypervisor::options::{Caches, ExecuteHuge, Job, Logging, Options};
@@ -109,6 +111,8 @@ pub struct Control {
     pub size: AtomicU64,
     /// Page frames of the program's memory, as it told them.
     pub pages: Mutex<Vec<u64>>,
+    /// What the last conversion that the program asked for came to.
+    pub converted: AtomicU64,
 }
 
 impl Control {
@@ -167,7 +171,16 @@ impl Hypervisor {
                     .into(),
             );
         }
-        let machine: &'static El2 = Box::leak(Box::new(El2::new(&id, &format, options.fault)));
+        let machine: &'static El2 = {
+            let keeper = (options.job == Job::Private).then(|| Keeper::new(options.memory));
+            Box::leak(Box::new(El2::new(&id, &format, options.fault, keeper)))
+        };
+        if options.job == Job::Private {
+            if PAGE != 1 << 12 {
+                return Err("pages of 4k are converted: --granule 4k".into());
+            }
+            private::prepare(machine, options.memory);
+        }
         // As wide as the CPU has it, or as RAM and devices need.
         let bits = format.output_bits().min(id.address_bits());
         let bits = match options.bits as u32 {
@@ -286,7 +299,9 @@ fn behind(options: &Options<'_>) -> Result<Behind, String> {
 
 /// The guest's RAM, as its slot.
 pub fn ram(options: &Options<'_>) -> SlotSpec {
-    SlotSpec::new(RAM_SLOT, Gpa(GUEST_RAM), options.memory, GUEST)
+    let private = (options.job == Job::Private).then_some(PrivateAt(0));
+    let ram = SlotSpec::new(RAM_SLOT, Gpa(GUEST_RAM), options.memory, GUEST);
+    SlotSpec { private, ..ram }
 }
 
 fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::SlotError> {

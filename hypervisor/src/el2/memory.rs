@@ -7,7 +7,9 @@ use alloc::string::{String, ToString};
 use buddy_system_allocator::LockedHeap;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Access, Hpa, Memory, PageSize};
-use slat_guest::{Backing, Cow, Frames, Hva, HvaRange, NoPage, Page, SharedFrames};
+use slat_guest::{
+    Backing, Cow, Frames, Hva, HvaRange, NoPage, Page, PrivateAt, PrivatePage, SharedFrames,
+};
 use slat_hypervisor::layout::{HOME, RAM, away};
 use slat_hypervisor::options::Options;
 
@@ -27,7 +29,7 @@ static mut STACKS: [[u128; 4096]; CPUS] = [[0; 4096]; CPUS];
 const CPUS: usize = Options::MOST_VCPUS as usize + 1;
 
 /// The hypervisor's own table, walked by EL2: 512 GiB, each GiB a block at its own address. The
-/// first is for devices.
+/// first is for devices. Read by the MMU, changed before other CPUs are on.
 #[unsafe(no_mangle)]
 static IDENTITY: Table = Table({
     const VALID: u64 = 1 << 0;
@@ -36,19 +38,30 @@ static IDENTITY: Table = Table({
     const INNER_SHAREABLE: u64 = 0b11 << 8;
     const ACCESSED: u64 = 1 << 10;
     const NEVER_EXECUTE: u64 = 1 << 54;
-    let mut table = [0; 512];
-    table[0] = VALID | WRITABLE | ACCESSED | NEVER_EXECUTE;
+    let mut table = [const { AtomicU64::new(0) }; 512];
+    table[0] = AtomicU64::new(VALID | WRITABLE | ACCESSED | NEVER_EXECUTE);
     let mut gib = 1;
     while gib < 512 {
-        table[gib] = (gib as u64) << 30 | VALID | NORMAL | WRITABLE | INNER_SHAREABLE | ACCESSED;
+        let block = (gib as u64) << 30 | VALID | NORMAL | WRITABLE | INNER_SHAREABLE | ACCESSED;
+        table[gib] = AtomicU64::new(block);
         gib += 1;
     }
     table
 });
 
 #[repr(align(4096))]
-#[expect(dead_code, reason = "the MMU reads it")]
-struct Table([u64; 512]);
+struct Table([AtomicU64; 512]);
+
+/// The hypervisor reaches these whole GiB no more.
+pub fn hide(start: u64, bytes: u64) {
+    for gib in start >> 30..(start + bytes).div_ceil(1 << 30) {
+        IDENTITY.0[gib as usize].store(0, Ordering::Release);
+    }
+    // SAFETY: entries that were just emptied are forgotten; nothing of this program is there.
+    unsafe {
+        core::arch::asm!("dsb ishst", "tlbi alle2is", "dsb ish", "isb", options(nostack));
+    }
+}
 
 /// Gives the heap its memory.
 pub fn init() {
@@ -140,6 +153,13 @@ impl Backing for Machine {
                 memory: Memory::Device,
             }),
         }
+    }
+
+    fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
+        if at.0 >= self.bytes {
+            return Err(NoPage::Never);
+        }
+        Ok(PrivatePage { hpa: Hpa(away(self.bytes) + at.0), block: PageSize::SIZE_1G })
     }
 }
 

@@ -12,6 +12,7 @@ mod memory;
 mod migrate;
 mod moves;
 mod platform;
+mod private;
 mod psci;
 mod report;
 mod restore;

@@ -229,7 +229,9 @@ impl<'w> Running<'w> {
                 Next::Run
             }
             Outcome::Mmio if CONTROL.contains(gpa) && abort.data.is_some() => {
-                control::access(&self.hypervisor.control, &abort, gpa, &mut self.registers);
+                let Self { hypervisor, vcpu, registers, .. } = self;
+                let convert = |word| super::private::asked(vcpu.worker(), word);
+                control::access(&hypervisor.control, &abort, gpa, registers, convert);
                 skip();
                 Next::Run
             }

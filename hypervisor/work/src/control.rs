@@ -17,6 +17,9 @@ const SIZE: usize = 0x08;
 /// Written: the number of a page frame of the work's memory, one after the other.
 const PAGES: usize = 0x0c;
 
+/// Written: twice a page frame's number, and 1 for private, 0 for shared. Read: the answer.
+const CONVERT: usize = 0x10;
+
 /// Accesses to pages between two looks at the page: a look is an exit to the hypervisor.
 pub const LOOK_EVERY: usize = 1024;
 
@@ -72,6 +75,13 @@ impl Control {
     /// Tells the hypervisor of one more page of the work's.
     pub fn page(&self, frame: u32) {
         self.store(PAGES, frame);
+    }
+
+    /// Has a page made private, or shared; what the hypervisor answers, 0 if it was done.
+    pub fn convert(&self, frame: u32, private: bool) -> Option<u32> {
+        let device = self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        device.store(CONVERT, frame << 1 | u32::from(private)).ok()?;
+        device.load(CONVERT).ok()
     }
 
     /// How many pages of its set the work is to use, if not all.

@@ -46,7 +46,7 @@ impl Crew {
     /// Maps the memory, and stamps all of it: each thread's first numbers.
     fn new(mib: usize, threads: usize) -> anyhow::Result<Self> {
         let memory = Memory::new(mib)?;
-        pages::keep(&memory);
+        pages::keep(&memory, pages::Size::Small);
         let each = memory.pages() / threads;
         for page in 0..each * threads {
             let number = (page % each) as u64;

@@ -11,6 +11,7 @@ mod kexec;
 mod memory;
 mod pages;
 mod poke;
+mod private;
 mod touch;
 mod write;
 
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         }
         Job::Write { mib, seconds } => judged(|control| write::run(mib, seconds, control)),
         Job::Crew { mib, seconds } => judged(|control| crew::run(mib, seconds, control)),
+        Job::Private { mib } => judged(|control| private::run(mib, control)),
         Job::Touch { mib } => judged(|control| touch::run(mib, control)),
         Job::Execute { mib } => judged(|control| execute::run(mib, control)),
         Job::Kexec { image, cmdline, initrd } => kexec::run(&image, &cmdline, initrd.as_deref()),

@@ -7,13 +7,26 @@ use std::fs::{self, File};
 use std::mem::zeroed;
 use std::os::unix::fs::FileExt;
 
-/// Asks the kernel to keep the memory where it is, in pages of its smallest size. What it will not
-/// keep is found out by who looks again.
-pub fn keep(memory: &Memory) {
+/// In pages of which size a program's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// The smallest.
+    Small,
+    /// Huge pages, where the kernel has them.
+    Huge,
+}
+
+/// Asks the kernel to keep the memory where it is, in pages of that size. What it will not keep is
+/// found out by who looks again.
+pub fn keep(memory: &Memory, size: Size) {
     // SAFETY: advice about, and a lock of, a mapping that is this program's.
     unsafe {
         let (base, bytes) = (memory.page(0).cast(), memory.pages() * PAGE);
-        libc::madvise(base, bytes, libc::MADV_NOHUGEPAGE);
+        let advice = match size {
+            Size::Small => libc::MADV_NOHUGEPAGE,
+            Size::Huge => libc::MADV_HUGEPAGE,
+        };
+        libc::madvise(base, bytes, advice);
         libc::mlock(base, bytes);
     }
     // Not there in kernels that move no pages.
@@ -60,7 +73,7 @@ mod tests {
         for page in 0..memory.pages() {
             memory.word(page, 0).store(1, std::sync::atomic::Ordering::Relaxed);
         }
-        keep(&memory);
+        keep(&memory, Size::Small);
         // Without the privilege all frames are 0, which is an error.
         let Ok(mut frames) = frames(&memory) else { return };
         frames.sort_unstable();

@@ -42,6 +42,8 @@ Examples:
       goes back to a snapshot that comes page by page while Linux runs
   cargo xtask hypervisor run --job fork --vcpus 2
       forks Linux while it writes, and checks the fork word by word
+  cargo xtask hypervisor run --job private --vcpus 4 --thread multi
+      makes pages private and shared again while vCPUs use them
   cargo xtask hypervisor run --execute zap --work execute,16
   cargo xtask hypervisor run --caches every --vcpus 4 --work hotplug
   cargo xtask hypervisor run --work kexec
@@ -53,8 +55,9 @@ Ends with 0 if the guest switched itself off and its program passed, with 1 if n
 #[command(after_help = EXAMPLES)]
 pub struct RunArgs {
     /// QEMU's name of the CPU: cortex-a76 has neither FEAT_S2FWB nor FEAT_BBM, max has both
-    #[arg(long, default_value = "cortex-a76")]
-    pub cpu: String,
+    /// [default: cortex-a76; max for the job private]
+    #[arg(long)]
+    pub cpu: Option<String>,
     /// Guest addresses of 52 bits: FEAT_LPA2, which max has
     #[arg(long)]
     pub lpa2: bool,
@@ -82,12 +85,12 @@ pub struct RunArgs {
     #[arg(long, default_value = "debian-6.12")]
     pub kernel: Debian,
     /// What the manager does: boot (nothing), migrate, age, move (its memory leaf by leaf, and to
-    /// another VMID), restore (it goes back to a snapshot, page by page) or fork (it is forked
-    /// while it writes)
+    /// another VMID), restore (it goes back to a snapshot, page by page), fork (it is forked
+    /// while it writes) or private (pages become private and shared again while it uses them)
     #[arg(long, default_value = "boot")]
     pub job: String,
-    /// What the guest does: write,MIB crew,MIB (the same on all CPUs) touch,MIB execute,MIB hotplug kexec [default: what the job
-    /// needs]
+    /// What the guest does: write,MIB crew,MIB (the same on all CPUs) private,MIB touch,MIB
+    /// execute,MIB hotplug kexec [default: what the job needs]
     #[arg(long)]
     pub work: Option<String>,
     /// How writes are logged: protect or hardware
@@ -143,8 +146,15 @@ impl RunArgs {
             (None, "migrate" | "move" | "restore") => "write,64",
             (None, "age") => "touch,64",
             (None, "fork") => "crew,32",
+            (None, "private") => "private,16",
             (None, _) => "",
         }
+    }
+
+    /// The CPU: memory is private where vCPUs cannot get past their caches.
+    fn cpu(&self) -> &str {
+        let private = self.job == Job::Private.word();
+        self.cpu.as_deref().unwrap_or(if private { "max" } else { "cortex-a76" })
     }
 
     /// What switches of a vCPU's caches do: a guest is forked that has one set of tables.
@@ -242,7 +252,7 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
     let report = serde_json::json!({
         "format": "slat-hypervisor", "version": 1,
         "command": std::env::args().collect::<Vec<_>>(),
-        "cpu": args.cpu, "granule": args.granule.to_string(), "lpa2": args.lpa2, "options": words, "guest": args.guest_words(), "emulator": AARCH64.version()?,
+        "cpu": args.cpu(), "granule": args.granule.to_string(), "lpa2": args.lpa2, "options": words, "guest": args.guest_words(), "emulator": AARCH64.version()?,
         "limits": "an emulator: counts are the guest's, times are not a machine's",
         "records": ending.records,
     });

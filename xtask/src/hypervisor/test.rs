@@ -89,7 +89,7 @@ fn cases() -> Vec<Case> {
     let case = |name, args, check| Case { name, args, check, long: false };
     let rare = |name, args, check| Case { name, args, check, long: true };
     let migrate = |cpu: &str, vcpus, logging: &str| RunArgs {
-        cpu: cpu.to_owned(),
+        cpu: Some(cpu.to_owned()),
         vcpus,
         job: "migrate".to_owned(),
         work: Some("write,32".to_owned()),
@@ -177,6 +177,23 @@ fn cases() -> Vec<Case> {
                 Ok(())
             },
         ),
+        case(
+            "private-pages-while-linux-uses-them",
+            RunArgs { job: "private".to_owned(), vcpus: 4, thread: "multi".to_owned(), ..base() },
+            |end| {
+                end.check()?;
+                let private = end.record("private").context("nothing was converted")?;
+                let of = |name: &str| private[name].as_u64().unwrap_or_default();
+                let by_guest = of("to_private") + of("to_shared") - of("conversions_by_manager");
+                ensure!(by_guest >= 100 && of("pages_by_manager") >= 10_000, "{private}");
+                ensure!(of("given") >= 1_000 && of("given") == of("taken"), "{private}");
+                ensure!((of("wrong"), of("held")) == (0, 0), "{private}");
+                ensure!(of("refused_busy") >= 1 && of("refused_firm") == 1, "{private}");
+                ensure!(of("refused_pinned") >= 1, "{private}");
+                ensure!(end.console.contains("pages right"), "the guest's program said nothing");
+                Ok(())
+            },
+        ),
         case("fetches-that-zap", executing("zap", base()), |end| {
             end.check()?;
             let (zapped, mapped) = (end.faults("zapped"), end.faults("mapped"));
@@ -225,7 +242,7 @@ fn cases() -> Vec<Case> {
         ),
         rare(
             "a-granule-that-the-cpu-lacks",
-            RunArgs { granule: Granule::K16, cpu: "cortex-a72".to_owned(), ..base() },
+            RunArgs { granule: Granule::K16, cpu: Some("cortex-a72".to_owned()), ..base() },
             |end| {
                 let refused = "no 16k granule at stage 2; it has 4k, 64k";
                 ensure!(end.said.contains(refused), "{}", end.said);
@@ -317,7 +334,7 @@ fn cases() -> Vec<Case> {
 fn probes() -> Vec<Case> {
     let probe = |word: &str, cpu: &str, seconds| RunArgs {
         guest: Some(program("slat-probe")),
-        cpu: cpu.to_owned(),
+        cpu: Some(cpu.to_owned()),
         memory: "192m".to_owned(),
         append: format!("probe={word}"),
         seconds,
