@@ -8,7 +8,7 @@
 //! copied in the background, beside the copies that its faults make.
 
 use super::cpu;
-use super::guest::{Hypervisor, PAGE};
+use super::guest::{Hypervisor, MOST_PAGES, PAGE};
 use super::manager::{Thread, sleep, wait_for};
 use super::memory::{Forkable, GUEST, Regions};
 use super::migrate::RUNS;
@@ -162,8 +162,12 @@ fn whole(hypervisor: &Hypervisor, here: &Forkable, fork: &Shared) -> Result<u64,
     let frames = hypervisor.control.pages.lock();
     let each = hypervisor.control.declared.load(Ordering::Acquire);
     let threads = (frames.len() as u64).checked_div(each).unwrap_or_default();
-    if threads == 0 {
-        return Err("the guest's program has not told of its pages: --work crew,MIB".into());
+    if threads == 0 || frames.len() as u64 != threads * each || frames.len() == MOST_PAGES {
+        return Err(format!(
+            "the guest's program has told of {} pages, {each} for each thread: --work crew,MIB, of \
+             less than 4096",
+            frames.len()
+        ));
     }
     let mut pages = Vec::with_capacity(frames.len());
     for frame in frames.iter() {

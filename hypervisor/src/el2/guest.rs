@@ -99,8 +99,8 @@ impl Start {
     }
 }
 
-/// Pages that the program may tell of, at most: 256 MiB.
-const MOST_PAGES: usize = 1 << 16;
+/// Pages that the program may tell of, fewer than this: 4 GiB.
+pub const MOST_PAGES: usize = 1 << 20;
 
 /// The registers of the control page.
 #[derive(Default)]
@@ -119,7 +119,6 @@ impl Control {
     /// The program has one more page: its guest physical address is a multiple of 4 KiB.
     pub fn add_page(&self, frame: u64) {
         let mut pages = self.pages.lock();
-        // Of no use to who tells more: nobody looks at them.
         if pages.len() < MOST_PAGES {
             pages.push(frame);
         }

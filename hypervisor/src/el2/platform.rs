@@ -246,7 +246,10 @@ unsafe impl Platform for El2 {
             return;
         }
         let fetched = what == Maintenance::Instructions;
-        self.clean(memory, bytes, fetched);
+        // What it cannot reach it has not written since that was cleaned, before the guest ran.
+        if !self.keeper().is_some_and(|keeper| keeper.keeps(memory)) {
+            self.clean(memory, bytes, fetched);
+        }
         if fetched {
             self.forget_instructions();
         }

@@ -29,8 +29,11 @@ use slat_hypervisor::layout::{DEVICE_TREE, GUEST_RAM, away};
 
 /// What private memory holds before the guest writes to it: `NEVER` of the guest's program.
 const NEVER: u64 = 0x6e65_7665_7220_7365;
-/// How often the manager converts what the program has left to it, there and back.
-const ROUNDS: usize = 6;
+/// How often the manager converts what the program has left to it, there and back; more often if
+/// vCPUs have not asked for `FEW` conversions by then, which is up to how busy the emulator is.
+const ROUNDS: u64 = 6;
+const FEW: u64 = 500;
+const MOST_ROUNDS: u64 = 60;
 /// How long the guest uses what was converted, in milliseconds.
 const USES: u64 = 30;
 /// Of so many conversions the machine refuses one.
@@ -53,6 +56,7 @@ mod answer {
 pub struct Keeper {
     /// Where private memory is.
     start: u64,
+    bytes: u64,
     pages: Granules<Box<[AtomicU64]>>,
     asked: AtomicU64,
     /// Conversions that were allowed, by kind.
@@ -69,12 +73,18 @@ impl Keeper {
         let zero = || AtomicU64::new(0);
         Self {
             start: away(bytes),
+            bytes,
             pages: Granules::new((0..words).map(|_| zero()).collect()),
             asked: zero(),
             allowed: [zero(), zero()],
             refused: [zero(), zero()],
             splits: zero(),
         }
+    }
+
+    /// Whether it is private memory.
+    pub fn keeps(&self, memory: Hpa) -> bool {
+        memory.0 >= self.start && memory.0 - self.start < self.bytes
     }
 
     /// The page numbers of leaves, whose place in private memory is that in the guest's.
@@ -152,7 +162,14 @@ struct Done {
     pages: u64,
     busy: u64,
     taken_back: u64,
-    pinned: u64,
+    /// Each of which has one refusal for a pin.
+    rounds: u64,
+}
+
+/// Conversions for which vCPUs asked, and which were done or are under way.
+fn by_vcpus(keeper: &Keeper, done: &Done) -> u64 {
+    let all: u64 = keeper.allowed.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+    all.saturating_sub(done.conversions)
 }
 
 /// Converts what the program has left to the manager, there and back, and has it check all.
@@ -169,7 +186,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     unreachable(bytes)?;
     let runs = runs(&hypervisor.control.pages.lock())?;
     let mut done = Done::default();
-    for _ in 0..ROUNDS {
+    while done.rounds < ROUNDS || by_vcpus(keeper, &done) < FEW && done.rounds < MOST_ROUNDS {
         for &run in &runs {
             convert(thread, run, MemoryKind::Private, &mut done)?;
         }
@@ -196,7 +213,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         if refused.map_err(|halted| halted.why) != Err(ConvertError::Pinned) {
             return Err(format!("{} was pinned, and {refused:?}", runs[0].start()));
         }
-        done.pinned += 1;
+        done.rounds += 1;
         sleep(hypervisor, USES);
     }
     hypervisor.control.stop.store(true, Ordering::Release);
@@ -213,7 +230,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     say!(
         "{converted} pages were converted, in {private} conversions to private and {shared} back; \
          {counts:?}, {held} held; refused: {busy} busy, {firm} firm, {} pinned",
-        done.pinned
+        done.rounds
     );
     record(&json!({
         "record": "private",
@@ -231,7 +248,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
         "refused_busy": busy,
         "refused_busy_manager": done.busy,
         "refused_firm": firm,
-        "refused_pinned": done.pinned,
+        "refused_pinned": done.rounds,
     }));
     if (held, counts.wrong) != (0, 0) || counts.given != counts.taken {
         return Err(format!("the machine's account does not close: {counts:?}, {held} held"));
