@@ -1,6 +1,6 @@
-//! Which pages of private memory the guest has, as a machine that protects them keeps it: SNP's RMP,
-//! TDX's secure EPT, CCA's granules. It refuses to give a page twice, or to take what
-//! was not given; here that is counted.
+//! Which private pages the guest has, as a machine that protects them keeps it: SNP's RMP, TDX's
+//! secure EPT, CCA's granules. It refuses to give a page twice, or to take what was not given; here
+//! that is counted.
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering};
