@@ -12,6 +12,13 @@ pub struct Stamped {
     pub seen: u64,
 }
 
+impl Stamped {
+    /// The number.
+    pub const fn number(&self) -> u64 {
+        self.stamp & NUMBER
+    }
+}
+
 /// Why it is of no one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Torn {
@@ -72,14 +79,14 @@ const NUMBER: u64 = (1 << 48) - 1;
 /// # Errors
 /// The copy is of more than one moment.
 pub fn check(threads: u64, each: u64, at: impl Fn(u64, u64) -> Stamped) -> Result<u64, Torn> {
-    let number = |thread, page| at(thread, page).stamp & NUMBER;
+    let number = |thread, page| at(thread, page).number();
     let last_of = |thread| (0..each).map(|page| number(thread, page)).max().unwrap_or_default();
     let mut written = 0;
     for thread in 0..threads {
         let (last, neighbours) = (last_of(thread), last_of((thread + 1) % threads));
         for page in 0..each {
             let Stamped { stamp, seen } = at(thread, page);
-            let number = stamp & NUMBER;
+            let number = number(thread, page);
             if stamp >> 48 != thread + 1 || number % each != page {
                 return Err(Torn::Foreign { thread, page, stamp });
             }

@@ -42,6 +42,7 @@ pub fn run(hypervisor: &'static Hypervisor, thread: &mut Thread<'_>) -> Result<(
     sleep(hypervisor, RUNS);
     let machine = hypervisor.memory.backing().inner();
     let here = machine.forkable().ok_or("the guest's memory was not made to be forked")?;
+    until_it_writes(hypervisor, here)?;
     let bytes = hypervisor.options.memory;
     let (all, pages) = (HvaRange { start: GUEST, bytes }, bytes / PAGE);
 
@@ -157,8 +158,12 @@ fn same(before: &[u64], after: &[u64], what: &str) -> Result<(), String> {
     }
 }
 
-/// What the guest's program wrote is of one moment in the fork; how many stamps it had written.
-fn whole(hypervisor: &Hypervisor, here: &Forkable, fork: &Shared) -> Result<u64, String> {
+/// Threads of the guest's program, the pages of each, and what their pages begin with in `memory`.
+fn stamps(
+    hypervisor: &Hypervisor,
+    here: &Forkable,
+    memory: &Shared,
+) -> Result<(u64, u64, Vec<Stamped>), String> {
     let frames = hypervisor.control.pages.lock();
     let each = hypervisor.control.declared.load(Ordering::Acquire);
     let threads = (frames.len() as u64).checked_div(each).unwrap_or_default();
@@ -176,9 +181,29 @@ fn whole(hypervisor: &Hypervisor, here: &Forkable, fork: &Shared) -> Result<u64,
         if offset >= hypervisor.options.memory {
             return Err(outside());
         }
-        let at = place(here, fork, offset / PAGE)? + offset % PAGE;
+        let at = place(here, memory, offset / PAGE)? + offset % PAGE;
         pages.push(Stamped { stamp: load(at), seen: load(at + 8) });
     }
+    Ok((threads, each, pages))
+}
+
+/// Waits until each thread of the guest's program has written beyond its first numbers.
+fn until_it_writes(hypervisor: &Hypervisor, here: &Forkable) -> Result<(), String> {
+    loop {
+        let (_, each, pages) = stamps(hypervisor, here, &here.memory)?;
+        if pages.chunks(each as usize).all(|pages| pages[0].number() >= each) {
+            return Ok(());
+        }
+        if hypervisor.ended() || cpu::now() > hypervisor.deadline {
+            return Err("the guest's program writes nothing".into());
+        }
+        sleep(hypervisor, 1);
+    }
+}
+
+/// What the guest's program wrote is of one moment in the fork; how many stamps it had written.
+fn whole(hypervisor: &Hypervisor, here: &Forkable, fork: &Shared) -> Result<u64, String> {
+    let (threads, each, pages) = stamps(hypervisor, here, fork)?;
     let at = |thread, page| pages[(thread * each + page) as usize];
     cut::check(threads, each, at).map_err(|torn| format!("the fork is of no moment: {torn}"))
 }
