@@ -164,16 +164,13 @@ impl Hypervisor {
         };
         if options.job == Job::Fork && options.caches == Caches::Exact && !format.forced_write_back
         {
-            return Err(
-                "vCPUs whose caches are off have tables of their own, and are not forked: \
-                        --caches first, or --cpu max"
-                    .into(),
-            );
+            let why = "vCPUs whose caches are off have tables of their own, and are not forked: take \
+                       --caches first, or --cpu max";
+            return Err(why.into());
         }
-        let machine: &'static El2 = {
-            let keeper = (options.job == Job::Private).then(|| Keeper::new(options.memory));
-            Box::leak(Box::new(El2::new(&id, &format, options.fault, keeper)))
-        };
+        let keeper = (options.job == Job::Private).then(|| Keeper::new(options.memory));
+        let machine = El2::new(&id, &format, options.fault, keeper);
+        let machine: &'static El2 = Box::leak(Box::new(machine));
         if options.job == Job::Private {
             if PAGE != 1 << 12 {
                 return Err("pages of 4k are converted: --granule 4k".into());

@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
 use buddy_system_allocator::LockedHeap;
+use core::alloc::Layout;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Access, Hpa, Memory, PageSize};
 use slat_guest::{
@@ -210,8 +211,14 @@ impl Forkable {
     /// All of the guest's memory, where the machine has loaded it.
     fn new(ram: HvaRange) -> Result<Self, String> {
         let (bytes, page) = (ram.bytes, PAGE_SIZE.bytes());
-        let spare = Box::leak(Box::new(OnePage([0; PAGE_SIZE.bytes() as usize])));
-        let regions = Regions { bytes, spare: Hpa(spare as *mut OnePage as u64) };
+        let layout = Layout::from_size_align(page as usize, page as usize);
+        let layout = layout.map_err(|error| error.to_string())?;
+        // SAFETY: a page is not empty.
+        let spare = Hpa(unsafe { alloc::alloc::alloc_zeroed(layout) } as u64);
+        if spare.0 == 0 {
+            return Err("no memory for a page".into());
+        }
+        let regions = Regions { bytes, spare };
         let count = u32::try_from(2 * (bytes / page) + 1).map_err(|_| "too much to be forked")?;
         let frames = Box::leak(Box::new(SharedFrames::new(regions, PAGE_SIZE, count)));
         let memory = Cow::new(frames, ram).map_err(|error| error.to_string())?;
@@ -224,7 +231,3 @@ impl Forkable {
         Ok(Self { frames, memory })
     }
 }
-
-#[repr(align(65536))]
-#[expect(dead_code, reason = "it is a frame")]
-struct OnePage([u8; PAGE_SIZE.bytes() as usize]);
