@@ -41,6 +41,11 @@ pub const CONTROL_EVENT: u64 = 0;
 pub const CONTROL_DECLARE: u64 = 4;
 /// Read: to how many pages it is to keep, unless 0.
 pub const CONTROL_SIZE: u64 = 8;
+/// Written: the number of a page frame of the program's memory, one after the other.
+pub const CONTROL_PAGES: u64 = 12;
+/// Written: twice the number of a page frame, and 1 to make the page private, 0 to make it shared.
+/// Read: what the last such conversion came to, 0 if it was done.
+pub const CONTROL_CONVERT: u64 = 16;
 
 /// A device's registers.
 #[derive(Clone, Copy, Debug)]

@@ -72,6 +72,10 @@ choice! {
         Move = "move",
         /// Takes the guest's memory to a snapshot; it comes back page by page while the guest runs.
         Restore = "restore",
+        /// Forks the guest while it writes, and checks the fork.
+        Fork = "fork",
+        /// Makes pages of the guest's private and shared again while it uses them, as it does too.
+        Private = "private",
     }
 }
 
@@ -201,7 +205,7 @@ impl<'a> Options<'a> {
     /// Widths of guest addresses.
     pub const BITS: RangeInclusive<u64> = 39..=52;
     /// The most vCPUs.
-    pub const MOST_VCPUS: u64 = 7;
+    pub const MOST_VCPUS: u64 = 8;
     /// The most seconds: a day.
     pub const MOST_SECONDS: u64 = 24 * 60 * 60;
 
@@ -245,7 +249,7 @@ impl<'a> Options<'a> {
                 _ => return Err(refused("there is no such option")),
             }
             let may_be = |there: bool, wanted| if there { Ok(()) } else { Err(refused(wanted)) };
-            may_be((1..=Self::MOST_VCPUS).contains(&options.vcpus), "1 to 7 vCPUs")?;
+            may_be((1..=Self::MOST_VCPUS).contains(&options.vcpus), "1 to 8 vCPUs")?;
             let fits = (LEAST_RAM..=MOST_RAM).contains(&options.memory);
             let fits = fits && options.memory.is_multiple_of(2 << 20);
             may_be(fits, "a multiple of 2m, from 192m to 255g")?;
@@ -286,7 +290,7 @@ mod tests {
     fn what_cannot_be_is_refused_with_the_word() {
         for (text, word) in [
             ("vcpus=0", "vcpus=0"),
-            ("vcpus=8", "vcpus=8"),
+            ("vcpus=9", "vcpus=9"),
             ("bits=38", "bits=38"),
             ("bits=53", "bits=53"),
             ("memory=1m", "memory=1m"),

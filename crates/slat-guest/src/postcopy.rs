@@ -19,6 +19,7 @@
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
 use crate::invalidations::Invalidation;
+use crate::private::{PrivateAt, PrivatePage};
 use crate::sync::{AtomicU64, Lock, Ordering};
 use crate::worker::{Inside, Worker};
 use alloc::boxed::Box;
@@ -405,6 +406,11 @@ impl<B: Backing> Backing for PostCopy<B> {
             return Err(NoPage::NotYet);
         }
         self.inner.page(host, access).map(|page| self.lowered(host, page))
+    }
+
+    /// Private memory is all `inner`'s: it does not come late.
+    fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
+        self.inner.private_page(at)
     }
 
     fn at_hand(&self, host: Hva) -> Option<Page> {

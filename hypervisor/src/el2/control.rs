@@ -4,12 +4,20 @@
 use super::cpu::Registers;
 use super::guest::Control;
 use core::sync::atomic::Ordering;
-use slat_hypervisor::layout::{CONTROL, CONTROL_DECLARE, CONTROL_EVENT, CONTROL_SIZE};
+use slat_hypervisor::layout::{
+    CONTROL, CONTROL_CONVERT, CONTROL_DECLARE, CONTROL_EVENT, CONTROL_PAGES, CONTROL_SIZE,
+};
 use slat_hypervisor::syndrome::Abort;
 
 /// Does what a load or store of the guest's asks for. Registers that are not there read as zero,
-/// and ignore what is written.
-pub fn access(control: &Control, abort: &Abort, gpa: u64, registers: &mut Registers) {
+/// and ignore what is written. `convert` does a conversion, and answers it.
+pub fn access(
+    control: &Control,
+    abort: &Abort,
+    gpa: u64,
+    registers: &mut Registers,
+    convert: impl FnOnce(u64) -> u64,
+) {
     let Some(data) = abort.data else { return };
     let register = gpa - CONTROL.base;
     if abort.write {
@@ -17,12 +25,15 @@ pub fn access(control: &Control, abort: &Abort, gpa: u64, registers: &mut Regist
         match register {
             CONTROL_EVENT => control.event.store(value, Ordering::Release),
             CONTROL_DECLARE => control.declared.store(value, Ordering::Release),
+            CONTROL_PAGES => control.add_page(value),
+            CONTROL_CONVERT => control.converted.store(convert(value), Ordering::Release),
             _ => {}
         }
         return;
     }
     let value = match register {
         CONTROL_EVENT => control.stop.load(Ordering::Acquire).into(),
+        CONTROL_CONVERT => control.converted.load(Ordering::Acquire),
         CONTROL_SIZE => control.size.load(Ordering::Acquire),
         _ => 0,
     };

@@ -2,19 +2,23 @@
 
 use super::memory::{GUEST, Machine};
 use super::platform::{El2, id_registers};
+use super::private::{self, Keeper};
+use super::stalls::Notes;
 use super::{devicetree, report::say};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use slat::format::arm64::Arm64;
 use slat::format::arm64::id::IdRegisters;
 use slat::{Format, Gpa, PageSize, Vmid};
 use slat_guest::{
-    CachePolicy, Config, Guest, Hva, HvaRange, PostCopy, SlotId, SlotSpec, TABLE_PAGES, Worker,
+    CachePolicy, Config, Guest, Hva, HvaRange, PostCopy, PrivateAt, SlotId, SlotSpec, TABLE_PAGES,
+    Worker,
 };
 use slat_hypervisor::layout::*;
-use slat_hypervisor::options::{Caches, ExecuteHuge, Logging, Options};
+use slat_hypervisor::options::{Caches, ExecuteHuge, Job, Logging, Options};
 use spin::Mutex;
 
 /// The descriptors of the guest's tables. Chosen when built: nearly all of the program is compiled
@@ -59,6 +63,8 @@ pub struct Hypervisor {
     pub vcpus: Box<[Start]>,
     /// What the guest's program has said: see `layout::CONTROL_EVENT`.
     pub control: Control,
+    /// How long faults hold up vCPUs.
+    pub stalls: Notes,
     /// The manager has taken all of the guest's memory: who faults need not try again yet.
     pub stopped: AtomicBool,
     /// vCPUs that wait because of that, with nothing of the guest running on their CPUs.
@@ -93,6 +99,9 @@ impl Start {
     }
 }
 
+/// Pages that the program may tell of, fewer than this: 4 GiB.
+pub const MOST_PAGES: usize = 1 << 20;
+
 /// The registers of the control page.
 #[derive(Default)]
 pub struct Control {
@@ -100,6 +109,20 @@ pub struct Control {
     pub declared: AtomicU64,
     pub stop: AtomicBool,
     pub size: AtomicU64,
+    /// Page frames of the program's memory, as it told them.
+    pub pages: Mutex<Vec<u64>>,
+    /// What the last conversion that the program asked for came to.
+    pub converted: AtomicU64,
+}
+
+impl Control {
+    /// The program has one more page: its guest physical address is a multiple of 4 KiB.
+    pub fn add_page(&self, frame: u64) {
+        let mut pages = self.pages.lock();
+        if pages.len() < MOST_PAGES {
+            pages.push(frame);
+        }
+    }
 }
 
 /// Set once, by the boot CPU, before it starts another.
@@ -139,7 +162,21 @@ impl Hypervisor {
             hardware_dirty: options.logging == Logging::Hardware && format.hardware_dirty,
             ..format
         };
-        let machine: &'static El2 = Box::leak(Box::new(El2::new(&id, &format, options.fault)));
+        if options.job == Job::Fork && options.caches == Caches::Exact && !format.forced_write_back
+        {
+            let why = "vCPUs whose caches are off have tables of their own, and are not forked: take \
+                       --caches first, or --cpu max";
+            return Err(why.into());
+        }
+        let keeper = (options.job == Job::Private).then(|| Keeper::new(options.memory));
+        let machine = El2::new(&id, &format, options.fault, keeper);
+        let machine: &'static El2 = Box::leak(Box::new(machine));
+        if options.job == Job::Private {
+            if PAGE != 1 << 12 {
+                return Err("pages of 4k are converted: --granule 4k".into());
+            }
+            private::prepare(machine, options.memory);
+        }
         // As wide as the CPU has it, or as RAM and devices need.
         let bits = format.output_bits().min(id.address_bits());
         let bits = match options.bits as u32 {
@@ -176,6 +213,7 @@ impl Hypervisor {
             deadline: super::cpu::now() + options.seconds * super::cpu::frequency(),
             vcpus,
             control: Control::default(),
+            stalls: Notes::new(options.vcpus),
             stopped: AtomicBool::new(false),
             waiting: AtomicU64::new(0),
             end: Mutex::new(None),
@@ -245,7 +283,11 @@ fn behind(options: &Options<'_>) -> Result<Behind, String> {
     let ram = HvaRange { start: GUEST, bytes: options.memory };
     let largest = PageSize::from_bytes(options.largest).unwrap_or(PAGE_SIZE);
     let block = largest.min(Stage2::size(1));
-    let late = PostCopy::new(Machine::new(options.memory), ram, PAGE_SIZE, block);
+    let machine = match options.job {
+        Job::Fork => Machine::forked(ram)?,
+        _ => Machine::new(options.memory),
+    };
+    let late = PostCopy::new(machine, ram, PAGE_SIZE, block);
     let mut late = late.map_err(|error| format!("{error}"))?;
     late.have(ram);
     Ok(late)
@@ -253,7 +295,9 @@ fn behind(options: &Options<'_>) -> Result<Behind, String> {
 
 /// The guest's RAM, as its slot.
 pub fn ram(options: &Options<'_>) -> SlotSpec {
-    SlotSpec::new(RAM_SLOT, Gpa(GUEST_RAM), options.memory, GUEST)
+    let private = (options.job == Job::Private).then_some(PrivateAt(0));
+    let ram = SlotSpec::new(RAM_SLOT, Gpa(GUEST_RAM), options.memory, GUEST);
+    SlotSpec { private, ..ram }
 }
 
 fn slots(memory: &Memory, options: &Options<'_>) -> Result<(), slat_guest::SlotError> {

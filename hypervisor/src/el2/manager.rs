@@ -4,7 +4,7 @@
 use super::guest::{Behind, Hypervisor, Memory, Stage2};
 use super::memory::GUEST;
 use super::report::{record, say};
-use super::{age, cpu, migrate, moves, psci, restore, vcpu};
+use super::{age, cpu, fork, migrate, moves, private, psci, restore, vcpu};
 use aarch64_cpu::registers::*;
 use alloc::format;
 use alloc::string::String;
@@ -41,6 +41,8 @@ pub fn run(hypervisor: &'static Hypervisor) -> ! {
                 Job::Age => age::run(hypervisor, &mut thread),
                 Job::Move => moves::run(hypervisor, &mut thread),
                 Job::Restore => restore::run(hypervisor, &mut thread),
+                Job::Fork => fork::run(hypervisor, &mut thread),
+                Job::Private => private::run(hypervisor, &mut thread),
             };
             let over = done.and_then(|()| wait_for_end(hypervisor));
             let leaves = thread.worker().leaves_by_size();

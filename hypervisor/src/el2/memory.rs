@@ -2,11 +2,17 @@
 
 use super::guest::PAGE_SIZE;
 use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::{String, ToString};
 use buddy_system_allocator::LockedHeap;
+use core::alloc::Layout;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slat::{Access, Hpa, Memory, PageSize};
-use slat_guest::{Backing, Hva, NoPage, Page};
+use slat_guest::{
+    Backing, Cow, Frames, Hva, HvaRange, NoPage, Page, PrivateAt, PrivatePage, SharedFrames,
+};
 use slat_hypervisor::layout::{HOME, RAM, away};
+use slat_hypervisor::options::Options;
 
 /// A buddy allocator gives blocks aligned to their size, as tables want them.
 #[global_allocator]
@@ -18,10 +24,13 @@ const HEAP_BYTES: u64 = 256 << 20;
 
 /// The stacks of all CPUs, 64 KiB each, by number.
 #[unsafe(no_mangle)]
-static mut STACKS: [[u128; 4096]; 8] = [[0; 4096]; 8];
+static mut STACKS: [[u128; 4096]; CPUS] = [[0; 4096]; CPUS];
+
+/// vCPUs', and the manager's.
+const CPUS: usize = Options::MOST_VCPUS as usize + 1;
 
 /// The hypervisor's own table, walked by EL2: 512 GiB, each GiB a block at its own address. The
-/// first is for devices.
+/// first is for devices. Read by the MMU, changed before other CPUs are on.
 #[unsafe(no_mangle)]
 static IDENTITY: Table = Table({
     const VALID: u64 = 1 << 0;
@@ -30,19 +39,30 @@ static IDENTITY: Table = Table({
     const INNER_SHAREABLE: u64 = 0b11 << 8;
     const ACCESSED: u64 = 1 << 10;
     const NEVER_EXECUTE: u64 = 1 << 54;
-    let mut table = [0; 512];
-    table[0] = VALID | WRITABLE | ACCESSED | NEVER_EXECUTE;
+    let mut table = [const { AtomicU64::new(0) }; 512];
+    table[0] = AtomicU64::new(VALID | WRITABLE | ACCESSED | NEVER_EXECUTE);
     let mut gib = 1;
     while gib < 512 {
-        table[gib] = (gib as u64) << 30 | VALID | NORMAL | WRITABLE | INNER_SHAREABLE | ACCESSED;
+        let block = (gib as u64) << 30 | VALID | NORMAL | WRITABLE | INNER_SHAREABLE | ACCESSED;
+        table[gib] = AtomicU64::new(block);
         gib += 1;
     }
     table
 });
 
 #[repr(align(4096))]
-#[expect(dead_code, reason = "the MMU reads it")]
-struct Table([u64; 512]);
+struct Table([AtomicU64; 512]);
+
+/// The hypervisor reaches these whole GiB no more.
+pub fn hide(start: u64, bytes: u64) {
+    for gib in start >> 30..(start + bytes).div_ceil(1 << 30) {
+        IDENTITY.0[gib as usize].store(0, Ordering::Release);
+    }
+    // SAFETY: entries that were just emptied are forgotten; nothing of this program is there.
+    unsafe {
+        core::arch::asm!("dsb ishst", "tlbi alle2is", "dsb ish", "isb", options(nostack));
+    }
+}
 
 /// Gives the heap its memory.
 pub fn init() {
@@ -62,13 +82,28 @@ pub struct Machine {
     bytes: u64,
     /// A bit a page that has moved from there to the other region.
     away: Box<[AtomicU64]>,
+    /// Instead of all that: memory that is shared with forks.
+    forkable: Option<Forkable>,
 }
 
 impl Machine {
     pub fn new(bytes: u64) -> Self {
         let words = (bytes / PAGE_SIZE.bytes()).div_ceil(64);
         let away = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Self { home: AtomicU64::new(HOME), bytes, away }
+        Self { home: AtomicU64::new(HOME), bytes, away, forkable: None }
+    }
+
+    /// For a guest that is forked.
+    ///
+    /// # Errors
+    /// There is too little memory for what is known of each page.
+    pub fn forked(ram: HvaRange) -> Result<Self, String> {
+        Ok(Self { forkable: Some(Forkable::new(ram)?), ..Self::new(ram.bytes) })
+    }
+
+    /// The guest's memory, if it was made to be forked.
+    pub fn forkable(&self) -> Option<&Forkable> {
+        self.forkable.as_ref()
     }
 
     /// These bytes of the guest's RAM are in the other region from now on.
@@ -100,7 +135,10 @@ impl Machine {
 }
 
 impl Backing for Machine {
-    fn page(&self, host: Hva, _access: Access) -> Result<Page, NoPage> {
+    fn page(&self, host: Hva, access: Access) -> Result<Page, NoPage> {
+        if let Some(forkable) = self.forkable.as_ref().filter(|_| host >= GUEST) {
+            return forkable.memory.page(host, access);
+        }
         match host.0.checked_sub(GUEST.0) {
             Some(offset) if offset < self.bytes => {
                 let (hpa, block) = self.place(offset);
@@ -116,5 +154,80 @@ impl Backing for Machine {
                 memory: Memory::Device,
             }),
         }
+    }
+
+    fn private_page(&self, at: PrivateAt) -> Result<PrivatePage, NoPage> {
+        if at.0 >= self.bytes {
+            return Err(NoPage::Never);
+        }
+        Ok(PrivatePage { hpa: Hpa(away(self.bytes) + at.0), block: PageSize::SIZE_1G })
+    }
+}
+
+/// The guest's memory as frames that it shares with forks: those of its own region, where the
+/// machine has loaded what it boots from, and as many in the other.
+#[derive(Debug)]
+pub struct Regions {
+    bytes: u64,
+    /// One more: where guest and fork copy their last common page both at once, there are three of
+    /// it for a moment.
+    spare: Hpa,
+}
+
+impl Frames for Regions {
+    fn hpa(&self, frame: u32) -> Hpa {
+        let offset = u64::from(frame) * PAGE_SIZE.bytes();
+        match offset / self.bytes {
+            0 => Hpa(HOME + offset),
+            1 => Hpa(away(self.bytes) + offset - self.bytes),
+            _ => self.spare,
+        }
+    }
+
+    fn copy(&self, from: u32, to: u32) {
+        let [from, to] = [from, to].map(|frame| self.hpa(frame).0);
+        // SAFETY: both are RAM that EL2 maps at its own address, a page each, and differ; nobody
+        // writes the first, and nobody else has the second.
+        unsafe {
+            (to as *mut u64)
+                .copy_from_nonoverlapping(from as *const u64, PAGE_SIZE.bytes() as usize / 8);
+        }
+    }
+
+    /// Asked for each page of the guest's, and before it runs: it holds what was loaded there.
+    fn zero(&self, _frame: u32) {}
+}
+
+/// What is behind a guest that is forked.
+#[derive(Debug)]
+pub struct Forkable {
+    /// All frames.
+    pub frames: &'static SharedFrames<Regions>,
+    /// The guest's.
+    pub memory: Cow<'static, Regions>,
+}
+
+impl Forkable {
+    /// All of the guest's memory, where the machine has loaded it.
+    fn new(ram: HvaRange) -> Result<Self, String> {
+        let (bytes, page) = (ram.bytes, PAGE_SIZE.bytes());
+        let layout = Layout::from_size_align(page as usize, page as usize);
+        let layout = layout.map_err(|error| error.to_string())?;
+        // SAFETY: a page is not empty.
+        let spare = Hpa(unsafe { alloc::alloc::alloc_zeroed(layout) } as u64);
+        if spare.0 == 0 {
+            return Err("no memory for a page".into());
+        }
+        let regions = Regions { bytes, spare };
+        let count = u32::try_from(2 * (bytes / page) + 1).map_err(|_| "too much to be forked")?;
+        let frames = Box::leak(Box::new(SharedFrames::new(regions, PAGE_SIZE, count)));
+        let memory = Cow::new(frames, ram).map_err(|error| error.to_string())?;
+        for offset in (0..bytes).step_by(page as usize) {
+            let own = memory.page(Hva(ram.start.0 + offset), Access::Write);
+            if !own.is_ok_and(|own| own.hpa.0 == HOME + offset) {
+                return Err(format!("the guest's page at {offset:#x} is {own:?}"));
+            }
+        }
+        Ok(Self { frames, memory })
     }
 }

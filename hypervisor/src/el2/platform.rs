@@ -3,6 +3,7 @@
 
 use super::cpu;
 use super::guest::Stage2;
+use super::private::Keeper;
 use alloc::alloc::{alloc, dealloc};
 use core::alloc::Layout;
 use core::arch::asm;
@@ -13,12 +14,12 @@ use slat::format::arm64::tlbi::{Instruction, Tlbi};
 use slat::{
     BreakBeforeMake, Frame, Grace, Hpa, Invalidation, Maintenance, Platform, Seat, Slot, Vmid,
 };
-use slat_guest::Host;
-use slat_hypervisor::options::Fault;
+use slat_guest::{Host, NoHooks, PrivateHooks};
+use slat_hypervisor::options::{Fault, Options};
 
 /// Threads that walk tables: a vCPU each, and the manager, which has a second seat for what it does
 /// to the tables themselves.
-const SEATS: usize = 9;
+const SEATS: usize = Options::MOST_VCPUS as usize + 2;
 
 /// Instructions by address at most, before the whole guest is invalidated. Each stops all CPUs for
 /// a moment where they are emulated.
@@ -33,6 +34,8 @@ pub struct El2 {
     /// FEAT_S2FWB: nothing gets past the data caches.
     forced_write_back: bool,
     fault: Fault,
+    /// For a guest with private memory.
+    keeper: Option<Keeper>,
     /// The manager is clearing the log: for [`Fault::KeepDirty`].
     pub clearing: AtomicBool,
 }
@@ -49,7 +52,7 @@ pub fn id_registers() -> IdRegisters {
 
 impl El2 {
     /// The machine as its ID registers have it, and a fault on purpose.
-    pub fn new(id: &IdRegisters, format: &Stage2, fault: Fault) -> Self {
+    pub fn new(id: &IdRegisters, format: &Stage2, fault: Fault, keeper: Option<Keeper>) -> Self {
         let tlbi = Tlbi { most_by_address: MOST_BY_ADDRESS, ..id.tlbi(format) };
         Self {
             grace: Grace::new([const { Seat::new() }; SEATS]),
@@ -61,8 +64,14 @@ impl El2 {
             },
             forced_write_back: id.forced_write_back(),
             fault,
+            keeper,
             clearing: AtomicBool::new(false),
         }
+    }
+
+    /// Who keeps account of private memory.
+    pub fn keeper(&self) -> Option<&Keeper> {
+        self.keeper.as_ref()
     }
 
     /// Writes back and forgets what data caches hold of a piece of memory; with FEAT_S2FWB, where
@@ -237,7 +246,10 @@ unsafe impl Platform for El2 {
             return;
         }
         let fetched = what == Maintenance::Instructions;
-        self.clean(memory, bytes, fetched);
+        // What it cannot reach it has not written since that was cleaned, before the guest ran.
+        if !self.keeper().is_some_and(|keeper| keeper.keeps(memory)) {
+            self.clean(memory, bytes, fetched);
+        }
         if fetched {
             self.forget_instructions();
         }
@@ -254,6 +266,13 @@ impl Host for El2 {
             // SAFETY: instructions are fetched again. By address would not reach the aliases of a
             // cache that is indexed by virtual addresses.
             unsafe { asm!("ic ialluis", "dsb ish", "isb", options(nostack)) }
+        }
+    }
+
+    fn private_hooks(&self) -> &dyn PrivateHooks {
+        match &self.keeper {
+            Some(keeper) => keeper,
+            None => &NoHooks,
         }
     }
 

@@ -43,6 +43,8 @@ struct Running<'w> {
     vcpu: Thread<'w>,
     registers: Registers,
     progress: Progress,
+    /// Since when it waits for what it faulted on.
+    waits_since: Option<u64>,
 }
 
 /// Whether the guest goes on.
@@ -63,7 +65,8 @@ impl<'w> Running<'w> {
         let mut registers = Registers { x: [0; 31] };
         registers.x[0] = context;
         let switch = vcpu.reset();
-        let mut running = Self { hypervisor, vcpu, registers, progress: Progress::default() };
+        let mut running =
+            Self { hypervisor, vcpu, registers, progress: Progress::default(), waits_since: None };
         running.load_root();
         running.trap(switch.trap);
         running
@@ -203,7 +206,13 @@ impl<'w> Running<'w> {
             Need::Write => Access::Write,
             Need::Execute => Access::Execute,
         };
+        let begin = self.waits_since.take().unwrap_or_else(cpu::now);
         let outcome = self.vcpu.fault(Gpa(gpa), access);
+        match outcome {
+            Outcome::Retry(_) => self.waits_since = Some(begin),
+            Outcome::Mmio | Outcome::Refused(_) => {}
+            _ => self.hypervisor.stalls.note(self.vcpu.id(), cpu::now() - begin),
+        }
         match outcome {
             // Nothing else runs on this CPU: it waits.
             Outcome::Retry(Retry::NotYet(Some(arrival))) => {
@@ -220,7 +229,9 @@ impl<'w> Running<'w> {
                 Next::Run
             }
             Outcome::Mmio if CONTROL.contains(gpa) && abort.data.is_some() => {
-                control::access(&self.hypervisor.control, &abort, gpa, &mut self.registers);
+                let Self { hypervisor, vcpu, registers, .. } = self;
+                let convert = |word| super::private::asked(vcpu.worker(), word);
+                control::access(&hypervisor.control, &abort, gpa, registers, convert);
                 skip();
                 Next::Run
             }

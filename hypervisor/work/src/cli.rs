@@ -5,6 +5,8 @@ use std::path::PathBuf;
 /// What there is to be done.
 pub const USAGE: &str = "\
 usage: work write MIB [SECONDS]      write stamps to memory, and check each before it goes
+       work crew MIB [SECONDS]       the same on all CPUs, in an order that a copy must have kept
+       work private MIB              have pages made private and shared on all CPUs, and check both
        work touch MIB                read memory, page after page, until the hypervisor says stop
        work execute MIB              call every page of memory, twice
        work kexec IMAGE CMDLINE [INITRD]    start another kernel in place of this one
@@ -19,6 +21,10 @@ pub enum Job {
     Help,
     /// Write and check.
     Write { mib: usize, seconds: Option<u64> },
+    /// Write and check on all CPUs.
+    Crew { mib: usize, seconds: Option<u64> },
+    /// Convert and check.
+    Private { mib: usize },
     /// Read.
     Touch { mib: usize },
     /// Call.
@@ -42,6 +48,11 @@ impl Job {
             ["write", mib, seconds] => {
                 Ok(Self::Write { mib: size(mib)?, seconds: Some(number("SECONDS", seconds)?) })
             }
+            ["crew", mib] => Ok(Self::Crew { mib: size(mib)?, seconds: None }),
+            ["crew", mib, seconds] => {
+                Ok(Self::Crew { mib: size(mib)?, seconds: Some(number("SECONDS", seconds)?) })
+            }
+            ["private", mib] => Ok(Self::Private { mib: size(mib)? }),
             ["touch", mib] => Ok(Self::Touch { mib: size(mib)? }),
             ["execute", mib] => Ok(Self::Execute { mib: size(mib)? }),
             ["kexec", image, cmdline] => {
@@ -59,9 +70,10 @@ impl Job {
                 Ok(Self::Poke { address: address(at)?, value: Some(value) })
             }
             [] => Err("there is nothing to do".into()),
-            [name @ ("write" | "touch" | "execute" | "kexec" | "poke"), ..] => {
-                Err(format!("{name} takes other arguments"))
-            }
+            [
+                name @ ("write" | "crew" | "private" | "touch" | "execute" | "kexec" | "poke"),
+                ..,
+            ] => Err(format!("{name} takes other arguments")),
             [name, ..] => Err(format!("{name} is no work")),
         }
     }
@@ -106,6 +118,8 @@ mod tests {
     fn each_work_is_parsed() {
         assert_eq!(parse("write 8"), Ok(Job::Write { mib: 8, seconds: None }));
         assert_eq!(parse("write 8 2"), Ok(Job::Write { mib: 8, seconds: Some(2) }));
+        assert_eq!(parse("crew 8"), Ok(Job::Crew { mib: 8, seconds: None }));
+        assert_eq!(parse("private 8"), Ok(Job::Private { mib: 8 }));
         assert_eq!(parse("touch 1"), Ok(Job::Touch { mib: 1 }));
         assert_eq!(parse("execute 1"), Ok(Job::Execute { mib: 1 }));
         let (image, cmdline) = ("Image".into(), "quiet".to_owned());

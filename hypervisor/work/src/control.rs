@@ -2,6 +2,7 @@
 
 use crate::device::Device;
 use anyhow::anyhow;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Where the page is in the guest's physical memory.
@@ -12,6 +13,12 @@ const EVENT: usize = 0x00;
 const DECLARE: usize = 0x04;
 /// Read: how many pages of its set the work is to use; 0 for all.
 const SIZE: usize = 0x08;
+
+/// Written: the number of a page frame of the work's memory, one after the other.
+const PAGES: usize = 0x0c;
+
+/// Written: twice a page frame's number, and 1 for private, 0 for shared. Read: the answer.
+const CONVERT: usize = 0x10;
 
 /// Accesses to pages between two looks at the page: a look is an exit to the hypervisor.
 pub const LOOK_EVERY: usize = 1024;
@@ -30,9 +37,9 @@ pub enum Event {
     Failed = 3,
 }
 
-/// The control page, if there is one.
+/// The control page, if there is one: one access at a time.
 #[derive(Debug)]
-pub struct Control(Option<Device>);
+pub struct Control(Option<Mutex<Device>>);
 
 impl Control {
     /// Finds the page, or says why there is none.
@@ -42,7 +49,7 @@ impl Control {
             Err(_) => Err(anyhow!("nothing answers at {PAGE:#x}")),
         });
         match device {
-            Ok(device) => Self(Some(device)),
+            Ok(device) => Self(Some(Mutex::new(device))),
             Err(error) => {
                 println!("work: no control by a hypervisor: {error:#}");
                 Self(None)
@@ -60,6 +67,23 @@ impl Control {
         self.store(DECLARE, number);
     }
 
+    /// Whether there is a hypervisor to talk to.
+    pub fn is_there(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Tells the hypervisor of one more page of the work's.
+    pub fn page(&self, frame: u32) {
+        self.store(PAGES, frame);
+    }
+
+    /// Has a page made private, or shared; what the hypervisor answers, 0 if it was done.
+    pub fn convert(&self, frame: u32, private: bool) -> Option<u32> {
+        let device = self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        device.store(CONVERT, frame << 1 | u32::from(private)).ok()?;
+        device.load(CONVERT).ok()
+    }
+
     /// How many pages of its set the work is to use, if not all.
     pub fn size(&self) -> Option<usize> {
         self.load(SIZE).filter(|size| *size != 0).map(|size| size as usize)
@@ -73,13 +97,14 @@ impl Control {
     }
 
     fn load(&self, register: usize) -> Option<u32> {
-        self.0.as_ref()?.load(register).ok()
+        let device = self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        device.load(register).ok()
     }
 
     fn store(&self, register: usize, value: u32) {
-        if let Some(device) = &self.0
-            && device.store(register, value).is_err()
-        {
+        let Some(device) = &self.0 else { return };
+        let device = device.lock().unwrap_or_else(PoisonError::into_inner);
+        if device.store(register, value).is_err() {
             eprintln!("work: the hypervisor took no {value} at {:#x}", PAGE + register as u64);
         }
     }

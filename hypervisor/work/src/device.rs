@@ -18,6 +18,9 @@ pub struct Device {
     offset: usize,
 }
 
+// SAFETY: the mapping is no thread's own, and lasts until the process ends.
+unsafe impl Send for Device {}
+
 impl Device {
     /// Maps the page that a physical address is in.
     ///

@@ -3,12 +3,15 @@
 
 mod cli;
 mod control;
+mod crew;
 mod device;
 mod execute;
 mod guarded;
 mod kexec;
 mod memory;
+mod pages;
 mod poke;
+mod private;
 mod touch;
 mod write;
 
@@ -38,6 +41,8 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
         Job::Write { mib, seconds } => judged(|control| write::run(mib, seconds, control)),
+        Job::Crew { mib, seconds } => judged(|control| crew::run(mib, seconds, control)),
+        Job::Private { mib } => judged(|control| private::run(mib, control)),
         Job::Touch { mib } => judged(|control| touch::run(mib, control)),
         Job::Execute { mib } => judged(|control| execute::run(mib, control)),
         Job::Kexec { image, cmdline, initrd } => kexec::run(&image, &cmdline, initrd.as_deref()),

@@ -3,16 +3,21 @@
 use anyhow::ensure;
 use std::io;
 use std::ptr;
+use std::sync::atomic::AtomicU64;
 
 /// What the hypervisor counts in, also where the guest's kernel has larger pages.
 pub const PAGE: usize = 4096;
 
-/// Memory that only its owner uses, and only by volatile accesses.
+/// Memory that its owner uses by volatile accesses, or threads by atomic ones.
 #[derive(Debug)]
 pub struct Memory {
     base: *mut u8,
     pages: usize,
 }
+
+// SAFETY: the mapping is no thread's own; what threads do to it by reference is atomic, or reads
+// beside nobody who writes.
+unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Maps this many MiB, which hold zeroes and are not there before they are touched.
@@ -56,6 +61,14 @@ impl Memory {
     pub fn store(&mut self, page: usize, value: u64) {
         // SAFETY: the page is mapped, aligned, and this is the only reference.
         unsafe { self.page(page).cast::<u64>().write_volatile(value) }
+    }
+
+    /// A word of a page, for threads that share the memory.
+    pub fn word(&self, page: usize, word: usize) -> &AtomicU64 {
+        assert!(word < PAGE / size_of::<u64>(), "word {word} of a page");
+        // SAFETY: the page is mapped as long as `self` is, and aligned. Who uses words of a memory
+        // uses them alone.
+        unsafe { AtomicU64::from_ptr(self.page(page).cast::<u64>().add(word)) }
     }
 
     /// Where a page is.

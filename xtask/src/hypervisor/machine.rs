@@ -105,7 +105,7 @@ impl Guest<'_> {
         let arch = Architecture::Aarch64;
         let mut machine = Machine::new(arch.qemu(), self.folder)?;
         let report = machine.channel("hypervisor")?;
-        let cpu = match self.args.cpu.as_str() {
+        let cpu = match self.args.cpu() {
             "max" => arch.cpu(),
             cpu => cpu,
         };

@@ -16,7 +16,7 @@ use build::Build;
 use clap::Args;
 use machine::{Ending, Guest};
 use serde_json::Value;
-use slat_hypervisor::options::Options;
+use slat_hypervisor::options::{Job, Options};
 use slat_vm::Debian;
 use slat_vm::qemu::{AARCH64, last_lines};
 use std::fs;
@@ -31,6 +31,8 @@ Examples:
       stage 2 of another granule than the guest's own
   cargo xtask hypervisor run --job migrate --vcpus 2 --logging hardware --output migration
       moves a guest that writes all the time; migration/report.html plots its rounds
+  cargo xtask hypervisor run --job migrate --vcpus 8 --work crew,64 --seconds 200
+      all eight write all the time
   cargo xtask hypervisor run --job migrate --fault local
       what comes of it if invalidations reach one CPU only
   cargo xtask hypervisor run --job age --largest 4k
@@ -38,6 +40,10 @@ Examples:
       moves its memory leaf by leaf while it writes, and gives it another VMID
   cargo xtask hypervisor run --job restore --vcpus 2
       goes back to a snapshot that comes page by page while Linux runs
+  cargo xtask hypervisor run --job fork --vcpus 2
+      forks Linux while it writes, and checks the fork word by word
+  cargo xtask hypervisor run --job private --vcpus 4 --thread multi
+      makes pages private and shared again while vCPUs use them
   cargo xtask hypervisor run --execute zap --work execute,16
   cargo xtask hypervisor run --caches every --vcpus 4 --work hotplug
   cargo xtask hypervisor run --work kexec
@@ -49,8 +55,9 @@ Ends with 0 if the guest switched itself off and its program passed, with 1 if n
 #[command(after_help = EXAMPLES)]
 pub struct RunArgs {
     /// QEMU's name of the CPU: cortex-a76 has neither FEAT_S2FWB nor FEAT_BBM, max has both
-    #[arg(long, default_value = "cortex-a76")]
-    pub cpu: String,
+    /// [default: cortex-a76; max for the job private]
+    #[arg(long)]
+    pub cpu: Option<String>,
     /// Guest addresses of 52 bits: FEAT_LPA2, which max has
     #[arg(long)]
     pub lpa2: bool,
@@ -61,7 +68,7 @@ pub struct RunArgs {
     /// 16k, as QEMU before 8.1 walks no more levels then]
     #[arg(long, value_parser = clap::value_parser!(u8).range(39..=52))]
     pub bits: Option<u8>,
-    /// vCPUs, 1 to 7; one CPU more is the manager's
+    /// vCPUs, 1 to 8; one CPU more is the manager's
     #[arg(long, default_value_t = 1)]
     pub vcpus: u64,
     /// The vCPU that boots
@@ -78,11 +85,12 @@ pub struct RunArgs {
     #[arg(long, default_value = "debian-6.12")]
     pub kernel: Debian,
     /// What the manager does: boot (nothing), migrate, age, move (its memory leaf by leaf, and to
-    /// another VMID) or restore (it goes back to a snapshot, page by page)
+    /// another VMID), restore (it goes back to a snapshot, page by page), fork (it is forked
+    /// while it writes) or private (pages become private and shared again while it uses them)
     #[arg(long, default_value = "boot")]
     pub job: String,
-    /// What the guest does: write,MIB touch,MIB execute,MIB hotplug kexec [default: what the job
-    /// needs]
+    /// What the guest does: write,MIB crew,MIB (the same on all CPUs) private,MIB touch,MIB
+    /// execute,MIB hotplug kexec [default: what the job needs]
     #[arg(long)]
     pub work: Option<String>,
     /// How writes are logged: protect or hardware
@@ -91,9 +99,10 @@ pub struct RunArgs {
     /// Fetches from huge pages: allowed, split, split-page or zap
     #[arg(long, default_value = "allowed")]
     pub execute: String,
-    /// Switches of a vCPU's caches: exact, every, first or vcpu0
-    #[arg(long, default_value = "exact")]
-    pub caches: String,
+    /// Switches of a vCPU's caches: exact, every, first or vcpu0 [default: exact; first for the job
+    /// fork]
+    #[arg(long)]
+    pub caches: Option<String>,
     /// When such switches are trapped: needed or always
     #[arg(long, default_value = "needed")]
     pub trap: String,
@@ -136,8 +145,22 @@ impl RunArgs {
             (Some(work), _) => work,
             (None, "migrate" | "move" | "restore") => "write,64",
             (None, "age") => "touch,64",
+            (None, "fork") => "crew,32",
+            (None, "private") => "private,16",
             (None, _) => "",
         }
+    }
+
+    /// The CPU: memory is private where vCPUs cannot get past their caches.
+    fn cpu(&self) -> &str {
+        let private = self.job == Job::Private.word();
+        self.cpu.as_deref().unwrap_or(if private { "max" } else { "cortex-a76" })
+    }
+
+    /// What switches of a vCPU's caches do: a guest is forked that has one set of tables.
+    fn caches(&self) -> &str {
+        let fork = self.job == Job::Fork.word();
+        self.caches.as_deref().unwrap_or(if fork { "first" } else { "exact" })
     }
 
     /// Which hypervisor.
@@ -166,7 +189,7 @@ impl RunArgs {
             self.job,
             self.logging,
             self.execute,
-            self.caches,
+            self.caches(),
             self.trap,
             self.fault,
             self.seconds
@@ -229,7 +252,7 @@ pub fn boot(args: &RunArgs, folder: &Path, shown: bool) -> anyhow::Result<Ending
     let report = serde_json::json!({
         "format": "slat-hypervisor", "version": 1,
         "command": std::env::args().collect::<Vec<_>>(),
-        "cpu": args.cpu, "granule": args.granule.to_string(), "lpa2": args.lpa2, "options": words, "guest": args.guest_words(), "emulator": AARCH64.version()?,
+        "cpu": args.cpu(), "granule": args.granule.to_string(), "lpa2": args.lpa2, "options": words, "guest": args.guest_words(), "emulator": AARCH64.version()?,
         "limits": "an emulator: counts are the guest's, times are not a machine's",
         "records": ending.records,
     });
@@ -274,11 +297,16 @@ impl Ending {
         end[name].as_u64().with_context(|| format!("no {name} in {end}"))
     }
 
-    /// Faults of a kind, of all vCPUs.
-    pub fn faults(&self, kind: &str) -> u64 {
+    /// Faults of a kind, of each vCPU, and of the manager.
+    pub fn each(&self, kind: &str) -> Vec<u64> {
         let all = self.record("end").map(|end| &end["faults"][kind]);
         let all = all.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        all.iter().filter_map(Value::as_u64).sum()
+        all.iter().filter_map(Value::as_u64).collect()
+    }
+
+    /// Faults of a kind, of all vCPUs.
+    pub fn faults(&self, kind: &str) -> u64 {
+        self.each(kind).iter().sum()
     }
 
     /// Why the guest was over.

@@ -89,7 +89,7 @@ fn cases() -> Vec<Case> {
     let case = |name, args, check| Case { name, args, check, long: false };
     let rare = |name, args, check| Case { name, args, check, long: true };
     let migrate = |cpu: &str, vcpus, logging: &str| RunArgs {
-        cpu: cpu.to_owned(),
+        cpu: Some(cpu.to_owned()),
         vcpus,
         job: "migrate".to_owned(),
         work: Some("write,32".to_owned()),
@@ -104,6 +104,17 @@ fn cases() -> Vec<Case> {
             |end| {
                 ensure!(end.said.contains("52-bit addresses"), "narrower: {}", end.said);
                 migrated(end).and_then(|()| no_maintenance(end))
+            },
+        ),
+        case(
+            "migrate-of-eight-vcpus-that-all-write",
+            RunArgs { work: Some("crew,32".to_owned()), ..migrate("cortex-a76", 8, "protect") },
+            |end| {
+                ensure!(end.console.contains("stamps of 8 threads"), "not all CPUs have written");
+                let each = end.each("made writable");
+                let wrote = each.iter().filter(|&&faults| faults >= 100).count();
+                ensure!(wrote == 8, "faults by which each vCPU made pages writable: {each:?}");
+                migrated(end)
             },
         ),
         case(
@@ -142,6 +153,43 @@ fn cases() -> Vec<Case> {
                 ensure!(of("asked") >= 100 && of("stalls") >= of("asked") / 4, "{restore}");
                 ensure!(of("asked") + of("background") == of("pages"), "{restore}");
                 ensure!(of("blocks") >= 1, "{restore}");
+                ensure!(end.console.contains("pages right"), "the guest's program said nothing");
+                Ok(())
+            },
+        ),
+        case(
+            "a-fork-of-linux-while-it-writes",
+            RunArgs {
+                job: "fork".to_owned(),
+                thread: "multi".to_owned(),
+                work: None,
+                ..migrate("cortex-a76", 2, "protect")
+            },
+            |end| {
+                end.check()?;
+                let fork = end.record("fork").context("nothing was forked")?;
+                let of = |name: &str| fork[name].as_u64().unwrap_or_default();
+                let (faults, background) = (of("copied_by_faults"), of("copied_in_background"));
+                ensure!(of("alone_copied") >= 100 && background >= 100, "{fork}");
+                ensure!(faults + background >= of("pages"), "{fork}");
+                ensure!(fork["alone"]["stalls"].as_u64() >= Some(100), "{fork}");
+                ensure!(end.console.contains("pages right"), "the guest's program said nothing");
+                Ok(())
+            },
+        ),
+        case(
+            "private-pages-while-linux-uses-them",
+            RunArgs { job: "private".to_owned(), vcpus: 4, thread: "multi".to_owned(), ..base() },
+            |end| {
+                end.check()?;
+                let private = end.record("private").context("nothing was converted")?;
+                let of = |name: &str| private[name].as_u64().unwrap_or_default();
+                let by_guest = of("to_private") + of("to_shared") - of("conversions_by_manager");
+                ensure!(by_guest >= 100 && of("pages_by_manager") >= 10_000, "{private}");
+                ensure!(of("given") >= 1_000 && of("given") == of("taken"), "{private}");
+                ensure!((of("wrong"), of("held")) == (0, 0), "{private}");
+                ensure!(of("refused_busy") >= 1 && of("refused_firm") == 1, "{private}");
+                ensure!(of("refused_pinned") >= 1, "{private}");
                 ensure!(end.console.contains("pages right"), "the guest's program said nothing");
                 Ok(())
             },
@@ -194,7 +242,7 @@ fn cases() -> Vec<Case> {
         ),
         rare(
             "a-granule-that-the-cpu-lacks",
-            RunArgs { granule: Granule::K16, cpu: "cortex-a72".to_owned(), ..base() },
+            RunArgs { granule: Granule::K16, cpu: Some("cortex-a72".to_owned()), ..base() },
             |end| {
                 let refused = "no 16k granule at stage 2; it has 4k, 64k";
                 ensure!(end.said.contains(refused), "{}", end.said);
@@ -254,6 +302,14 @@ fn cases() -> Vec<Case> {
     cases.extend([
         rare("caught-no-tlbi", fault("no-tlbi", "protect"), differs),
         case("caught-local", fault("local", "protect"), differs),
+        rare(
+            "caught-local-in-a-fork",
+            RunArgs { job: "fork".to_owned(), work: None, ..fault("local", "protect") },
+            |end| {
+                ensure!(end.why().starts_with("the fork"), "not noticed so: {}", end.why());
+                Ok(())
+            },
+        ),
         rare("caught-no-stage1", fault("no-stage1", "hardware"), differs),
         case("caught-keep-dirty", fault("keep-dirty", "hardware"), differs),
         // Walks of the guest's old tables: it hangs, and is found out by its time.
@@ -278,7 +334,7 @@ fn cases() -> Vec<Case> {
 fn probes() -> Vec<Case> {
     let probe = |word: &str, cpu: &str, seconds| RunArgs {
         guest: Some(program("slat-probe")),
-        cpu: cpu.to_owned(),
+        cpu: Some(cpu.to_owned()),
         memory: "192m".to_owned(),
         append: format!("probe={word}"),
         seconds,
@@ -324,7 +380,7 @@ fn executing(execute: &str, args: RunArgs) -> RunArgs {
 }
 
 fn caches(policy: &str, vcpus: u64, args: RunArgs) -> RunArgs {
-    RunArgs { caches: policy.to_owned(), vcpus, work: Some("hotplug".to_owned()), ..args }
+    RunArgs { caches: Some(policy.to_owned()), vcpus, work: Some("hotplug".to_owned()), ..args }
 }
 
 /// The guest was moved, and found all that it had written.

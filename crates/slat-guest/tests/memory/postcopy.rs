@@ -232,3 +232,11 @@ fn memory_that_comes_late_begins_and_ends_at_pages() {
     assert_eq!(new(HOST + 511 * K4, 2 * K4, block), Ok(()));
     assert_eq!(new(HOST, 0, block), Ok(()));
 }
+
+#[test]
+fn private_memory_is_the_inner_backings_and_never_late() {
+    let (ram, late) = memory::<ArmDirty>(PageSize::SIZE_4K);
+    ram.populate_private(0, K4, PageSize::SIZE_4K);
+    assert_eq!(late.private_page(PrivateAt(0)), Ok(ram.private(0).unwrap()));
+    assert_eq!(late.private_page(PrivateAt(K4)), Err(NoPage::Never));
+}

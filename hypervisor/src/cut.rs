@@ -1,0 +1,165 @@
+//! Whether a copy of the guest's memory is of one moment, by what the guest's program wrote there:
+//! `hypervisor/work/src/crew.rs` says in which order.
+
+use core::fmt;
+
+/// What a page of the program's begins with.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Stamped {
+    /// Thread and number.
+    pub stamp: u64,
+    /// The last number that the thread's neighbour had written, as it was read before.
+    pub seen: u64,
+}
+
+impl Stamped {
+    /// The number.
+    pub const fn number(&self) -> u64 {
+        self.stamp & NUMBER
+    }
+}
+
+/// Why it is of no one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Torn {
+    /// The page has no number that its thread writes there.
+    Foreign {
+        /// Whose page it is.
+        thread: u64,
+        /// Which of them.
+        page: u64,
+        /// What it begins with.
+        stamp: u64,
+    },
+    /// A later number of the same thread is there, and this page's last before it is not.
+    Older {
+        /// Whose page it is.
+        thread: u64,
+        /// Which of them.
+        page: u64,
+        /// The number that is there.
+        number: u64,
+        /// The thread's last that is there.
+        last: u64,
+    },
+    /// The thread had seen a number of its neighbour's that is not there.
+    Unseen {
+        /// The thread.
+        thread: u64,
+        /// What it had seen.
+        seen: u64,
+        /// The neighbour's last that is there.
+        last: u64,
+    },
+}
+
+impl fmt::Display for Torn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Foreign { thread, page, stamp } => {
+                write!(f, "page {page} of thread {thread} begins with {stamp:#x}")
+            }
+            Self::Older { thread, page, number, last } => write!(
+                f,
+                "page {page} of thread {thread} has number {number}, beside its number {last}"
+            ),
+            Self::Unseen { thread, seen, last } => write!(
+                f,
+                "thread {thread} had seen number {seen} of its neighbour, whose last is {last}"
+            ),
+        }
+    }
+}
+
+const NUMBER: u64 = (1 << 48) - 1;
+
+/// Checks `threads` times `each` pages, of which `at` is asked by thread and page; returns how many
+/// numbers all threads had written.
+///
+/// # Errors
+/// The copy is of more than one moment.
+pub fn check(threads: u64, each: u64, at: impl Fn(u64, u64) -> Stamped) -> Result<u64, Torn> {
+    let number = |thread, page| at(thread, page).number();
+    let last_of = |thread| (0..each).map(|page| number(thread, page)).max().unwrap_or_default();
+    let mut written = 0;
+    for thread in 0..threads {
+        let (last, neighbours) = (last_of(thread), last_of((thread + 1) % threads));
+        for page in 0..each {
+            let Stamped { stamp, seen } = at(thread, page);
+            let number = number(thread, page);
+            if stamp >> 48 != thread + 1 || number % each != page {
+                return Err(Torn::Foreign { thread, page, stamp });
+            }
+            if number + each <= last {
+                return Err(Torn::Older { thread, page, number, last });
+            }
+            if seen > neighbours {
+                return Err(Torn::Unseen { thread, seen, last: neighbours });
+            }
+        }
+        written += last + 1;
+    }
+    Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// Two threads with four pages each, after so many numbers, each of which saw the other's last.
+    fn written(numbers: [u64; 2]) -> Vec<Stamped> {
+        let of = |thread: usize| {
+            (0..4).map(move |page| {
+                let number = (0..numbers[thread]).rev().find(|number| number % 4 == page).unwrap();
+                let stamp = (thread as u64 + 1) << 48 | number;
+                Stamped { stamp, seen: numbers[1 - thread] - 1 }
+            })
+        };
+        of(0).chain(of(1)).collect()
+    }
+
+    fn checked(pages: &[Stamped]) -> Result<u64, Torn> {
+        check(2, 4, |thread, page| pages[(4 * thread + page) as usize])
+    }
+
+    #[test]
+    fn memory_of_one_moment_is_whole_wherever_its_threads_were() {
+        for one in 4..13 {
+            for other in 4..13 {
+                assert_eq!(checked(&written([one, other])), Ok(one + other));
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_of_an_earlier_moment_is_found() {
+        // Number 10 has not come to page 2 yet: of that moment, unless number 11 is there.
+        let mut torn = written([11, 8]);
+        torn[2].stamp -= 4;
+        assert_eq!(checked(&torn), Err(Torn::Unseen { thread: 1, seen: 10, last: 9 }));
+        torn[4..].iter_mut().for_each(|page| page.seen = 9);
+        assert_eq!(checked(&torn), Ok(18));
+        let mut torn = written([12, 8]);
+        torn[2].stamp -= 4;
+        let older = Torn::Older { thread: 0, page: 2, number: 6, last: 11 };
+        assert_eq!(checked(&torn), Err(older));
+    }
+
+    #[test]
+    fn a_thread_that_is_ahead_of_its_neighbour_is_found() {
+        let mut torn = written([11, 8]);
+        torn[1].seen = 8;
+        assert_eq!(checked(&torn), Err(Torn::Unseen { thread: 0, seen: 8, last: 7 }));
+    }
+
+    #[test]
+    fn a_page_that_is_lost_or_anothers_is_found() {
+        for stamp in [0, 0xdead_dead_dead_dead, 2 << 48 | 8, 1 << 48 | 9] {
+            let mut torn = written([11, 8]);
+            torn[0].stamp = stamp;
+            let foreign = Torn::Foreign { thread: 0, page: 0, stamp };
+            assert_eq!(checked(&torn), Err(foreign));
+        }
+    }
+}
