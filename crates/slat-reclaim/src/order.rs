@@ -150,8 +150,8 @@ impl Order {
         }
     }
 
-    /// Pages to be given up, `want` at most. They are in no list any more: what is not given up
-    /// after all is to be put back by [`Order::put_back`].
+    /// Pages to be given up, `want` at most. What is not given up after all is to be put back by
+    /// [`Order::put_back`] before more are searched for: it may be in no list any more.
     pub fn victims(&self, want: usize, guest: &mut impl Accessed) -> Victims {
         match self {
             Self::Generations(order) => {

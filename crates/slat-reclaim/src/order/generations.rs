@@ -454,6 +454,11 @@ mod tests {
             Generations::victims(&mut self.held(), want, memory)
         }
 
+        /// From the next walk on heat tells better, or recency.
+        fn has_missed(&self, heat: u64, recency: u64) {
+            self.now().heat.as_mut().unwrap().has_missed(heat, recency);
+        }
+
         fn census(&self) -> Vec<(u64, u64)> {
             Generations::census(&mut self.held(), |_| true).generations
         }
@@ -587,6 +592,7 @@ mod tests {
     #[test]
     fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
         const PAGES: u32 = 150;
+        let mut led = 0;
         for seed in 0..4 {
             let (order, mut memory) = generations(PAGES, 64, seed % 2 == 0);
             let mut rng = fastrand::Rng::with_seed(seed);
@@ -603,13 +609,25 @@ mod tests {
                         order.now().arrive(page, distance, PAGES);
                     }
                     11 => memory.uses(index..(index + 20).min(PAGES as usize)),
-                    12 => order.walk(&mut memory),
+                    12 => {
+                        let (heat, recency) = [(0, 1 << 20), (1 << 20, 0)][rng.usize(..2)];
+                        order.has_missed(heat, recency);
+                        order.walk(&mut memory);
+                        led += u32::from(order.now().heat.as_ref().unwrap().leads());
+                    }
                     13 => memory.new = rng.u8(..4) == 0,
-                    14 => given_up.drain(..).for_each(|page| match rng.bool() {
-                        true => order.now().put_back(page, rng.bool()),
-                        false => memory.here[page as usize] = false,
-                    }),
-                    _ => given_up.extend(order.victims(rng.usize(1..40), &mut memory).pages),
+                    roll => {
+                        // Who searches has had all go, or put back, that was found before.
+                        given_up.drain(..).for_each(|page| match rng.bool() {
+                            true => order.now().put_back(page, rng.bool()),
+                            false => memory.here[page as usize] = false,
+                        });
+                        let want = if roll == 14 { 0 } else { rng.usize(1..40) };
+                        for page in order.victims(want, &mut memory).pages {
+                            assert!(memory.is_here(page) && !given_up.contains(&page), "{page}");
+                            given_up.push(page);
+                        }
+                    }
                 }
                 let order = order.now();
                 let queues = order.queues.iter().map(|it| &it.pages);
@@ -617,6 +635,52 @@ mod tests {
                 check_queues(&order.links, queues, &memory, &given_up, true);
             }
         }
+        assert!(led > 100, "heat led after {led} walks");
+    }
+
+    #[test]
+    fn where_heat_tells_better_the_coldest_pages_go_until_recency_does() {
+        for around in [false, true] {
+            let (order, mut memory) = generations(640, 64, around);
+            for _ in 0..8 {
+                memory.uses(0..320);
+                order.walk(&mut memory);
+            }
+            memory.uses(320..640);
+            order.has_missed(0, 100 << 8);
+            order.walk(&mut memory);
+            let found = order.victims(40, &mut memory).pages;
+            assert!(found.iter().all(|page| *page >= 320), "the coldest, around: {around}");
+            let (first, next) = (found[0], found[39] + 1);
+            found.iter().for_each(|&page| memory.here[page as usize] = false);
+            // What is used since stays, and nothing is asked about twice.
+            memory.uses(next as usize..next as usize + 10);
+            let found = order.victims(10, &mut memory);
+            assert_eq!(found.pages, (next + 10..next + 20).collect::<Vec<_>>());
+            assert_eq!(found.kept, if around { 1 } else { 10 });
+            // They came back: used a second time, while others were once.
+            (first..next).for_each(|page| order.now().arrive(page, Some(9), 640));
+            memory.here.fill(true);
+            (0..4).for_each(|_| order.walk(&mut memory));
+            order.has_missed(0, 100 << 8);
+            order.walk(&mut memory);
+            let found = order.victims(40, &mut memory).pages;
+            assert!(found.iter().all(|page| *page >= 320 && !(first..next + 10).contains(page)));
+            order.now().put_back(found[0], false);
+            order.has_missed(100 << 8, 0);
+            order.walk(&mut memory);
+            let found = order.victims(40, &mut memory).pages;
+            assert!(found.iter().all(|page| *page < 320), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn enough_is_given_up_for_a_walk_where_recency_tells_better_too() {
+        let (order, mut memory) = generations(640, 64, true);
+        (0..8).for_each(|_| order.walk(&mut memory));
+        let found = order.victims(53, &mut memory);
+        assert_eq!((found.pages.len(), found.walks), (53, 0));
+        assert_eq!(order.victims(40, &mut memory).walks, 1, "a twelfth went");
     }
 
     #[test]

@@ -5,9 +5,10 @@
 //! is not in memory tells it by coming back. So uses are known of all pages, wherever they are, and
 //! of each rule it is known what it would have kept. A use counts once between two walks. What it
 //! counts grows from walk to walk, and now and then all heat is halved, so uses of long ago fade.
-//! Pages of nearly equal heat are of one class. In a class the order is that of page numbers, which
-//! stays: of pages that are used in turn some remain until their turn, while by their last use each
-//! leaves just before it.
+//! Pages of nearly equal heat are of one class. In a class the order is one that stays: of pages
+//! that are used in turn some remain until their turn, while by their last use each leaves just
+//! before it. It has nothing to do with what pages are for: runs of 64 pages, which are asked about
+//! together, from all over memory.
 //!
 //! *Rules*: by recency the pages used last are kept, by heat the hottest. At each walk both are
 //! drawn up for as many pages as are in memory: a cut through ages, and one through classes. A page
@@ -20,6 +21,8 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
+/// Pages that are searched in a row.
+const RUN: u32 = 64;
 /// Walks after which what was counted is worth half.
 const HALF_LIFE: u16 = 256;
 /// What a use counts just after a halving; just before the next, twice that. A page that is used
@@ -33,10 +36,9 @@ const AGES: usize = 64;
 const WHOLE: u64 = 256;
 /// Heat takes over when it misses less by more than this part.
 const CLEARLY: u64 = 32;
-/// The part of memory that is given up between two walks by heat.
+/// The part of memory that is given up between two walks: by recency, if generations have not run
+/// out before.
 const PART: u32 = 12;
-/// By recency generations run out earlier, as a rule.
-const PART_AT_MOST: u32 = 2;
 /// A walk looks at so many pages for each that is given up, at most, however small the part of the
 /// guest that is in memory.
 const LOOKED_AT: u32 = 64;
@@ -78,6 +80,8 @@ pub(super) struct Heat {
     of: Box<[u16]>,
     /// Of each page, whether a use since the last walk was counted.
     counted: Box<[u64]>,
+    /// The run that is searched after another is so many further.
+    stride: u32,
     /// Walks since all was halved; all is being halved.
     walks: u16,
     halving: bool,
@@ -116,13 +120,22 @@ const fn class(heat: u16) -> usize {
     (octave * 4 + (heat >> octave & 3)) as usize
 }
 
+const fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 const fn place(age: u32) -> usize {
     (AGES - 1).saturating_sub(age as usize)
 }
 
 impl Heat {
     pub fn new(pages: u32) -> Self {
+        let runs = pages.div_ceil(RUN).max(1);
+        // About a golden section further, and by each run once.
+        let near = (u64::from(runs) * 618 / 1000) as u32;
+        let stride = (near.max(1)..).find(|&stride| gcd(stride, runs) == 1).unwrap_or(1);
         Self {
+            stride,
             of: vec![0; pages as usize].into_boxed_slice(),
             counted: vec![0; pages.div_ceil(64) as usize].into_boxed_slice(),
             walks: 0,
@@ -154,6 +167,12 @@ impl Heat {
     /// Whether `page` was used since the last walk, as far as anybody looked.
     pub fn is_counted(&self, page: u32) -> bool {
         self.counted[page as usize / 64] >> (page % 64) & 1 != 0
+    }
+
+    /// What the rules missed until now, heat and recency.
+    #[cfg(test)]
+    pub const fn has_missed(&mut self, heat: u64, recency: u64) {
+        self.misses = [heat, recency];
     }
 
     fn class(&self, page: u32) -> usize {
@@ -209,8 +228,7 @@ impl Heat {
         let [heat, recency] = self.misses;
         self.leads = heat + if self.leads { 0 } else { heat / CLEARLY } < recency;
         self.misses = self.misses.map(|misses| misses / 2);
-        let part = resident / if self.leads { PART } else { PART_AT_MOST };
-        self.left = part.max(self.of.len() as u32 / LOOKED_AT).max(1);
+        self.left = (resident / PART).max(self.of.len() as u32 / LOOKED_AT).max(1);
         (self.last, self.some, self.hand) = (CLASSES - 1, self.left, 0);
         for (class, &pages) in self.here.iter().enumerate() {
             if pages >= self.some {
@@ -221,17 +239,31 @@ impl Heat {
         }
     }
 
+    /// Places in the order of the search; the last run of pages may be shorter than others.
+    fn places(&self) -> u32 {
+        self.counted.len() as u32 * RUN
+    }
+
+    fn page_at(&self, place: u32) -> u32 {
+        let runs = self.counted.len() as u64;
+        let run = u64::from(place / RUN) * u64::from(self.stride) % runs;
+        run as u32 * RUN + place % RUN
+    }
+
     /// The next page that may go, if it is in memory and was not used; within `steps` pages.
     pub fn coldest(&mut self, steps: u32) -> Coldest {
         if self.left == 0 {
             return Coldest::None;
         }
         for _ in 0..steps {
-            if self.hand as usize == self.of.len() {
+            if self.hand == self.places() {
                 return Coldest::None;
             }
-            let page = self.hand;
+            let page = self.page_at(self.hand);
             self.hand += 1;
+            if page as usize >= self.of.len() {
+                continue;
+            }
             let class = self.class(page);
             if class < self.last || (class == self.last && self.some > 0) {
                 return Coldest::Page(page);
@@ -298,6 +330,8 @@ mod tests {
         beyond: [Vec<u64>; 2],
         leads: bool,
         next: Vec<u32>,
+        /// Of each page, when it is searched.
+        place: Vec<u32>,
     }
 
     impl Model {
@@ -340,10 +374,9 @@ mod tests {
             self.misses = self.misses.map(|misses| misses / 2);
             let mut next: Vec<u32> = (0..self.pages.len() as u32).collect();
             next.retain(|page| self.pages[*page as usize].here);
-            next.sort_by_key(|page| (classes[*page as usize], *page));
-            let part = here / if self.leads { 12 } else { 2 };
-            next.truncate(part.max(self.pages.len() / 64).max(1));
-            next.sort_unstable();
+            next.sort_by_key(|page| (classes[*page as usize], self.place[*page as usize]));
+            next.truncate((here / 12).max(self.pages.len() / 64).max(1));
+            next.sort_by_key(|page| self.place[*page as usize]);
             self.next = next;
         }
     }
@@ -362,7 +395,13 @@ mod tests {
                 beyond: [(); 2].map(|()| std::vec![0; PAGES as usize]),
                 leads: false,
                 next: Vec::new(),
+                place: std::vec![0; PAGES as usize],
             };
+            for place in 0..heat.places() {
+                if let Some(of) = model.place.get_mut(heat.page_at(place) as usize) {
+                    *of = place;
+                }
+            }
             let often = rng.u32(1..PAGES);
             for _ in 0..300 {
                 for _ in 0..rng.u32(..60) {
@@ -401,6 +440,22 @@ mod tests {
             }
         }
         assert!(led > 50, "heat led after {led} walks");
+    }
+
+    #[test]
+    fn each_page_is_searched_once_and_no_part_of_memory_before_the_others() {
+        for pages in (1..2000).step_by(37).chain([64, 65, 128, 1 << 16, 3 << 17]) {
+            let heat = Heat::new(pages);
+            let mut order: Vec<u32> = (0..heat.places()).map(|at| heat.page_at(at)).collect();
+            if pages > 1 << 12 {
+                // Of the first tenth, a half is of either half.
+                let part = &order[..pages as usize / 10];
+                let low = part.iter().filter(|page| **page < pages / 2).count() * 10;
+                assert!((4 * part.len()..6 * part.len()).contains(&low), "{low} of {pages}");
+            }
+            order.sort_unstable();
+            assert!(order.iter().zip(0..).all(|(page, at)| *page == at), "{pages}");
+        }
     }
 
     #[test]
