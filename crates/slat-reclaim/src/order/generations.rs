@@ -675,6 +675,21 @@ mod tests {
     }
 
     #[test]
+    fn a_cold_page_that_a_device_used_since_stays() {
+        for around in [false, true] {
+            let (order, mut memory) = generations(640, 64, around);
+            order.walk(&mut memory);
+            memory.uses(40..640);
+            order.has_missed(0, 100 << 8);
+            order.walk(&mut memory);
+            // A device leaves no accessed bit.
+            order.now().arrive(5, Some(0), 640);
+            let found = order.victims(20, &mut memory).pages;
+            assert_eq!(found, (0..21).filter(|page| *page != 5).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
     fn enough_is_given_up_for_a_walk_where_recency_tells_better_too() {
         let (order, mut memory) = generations(640, 64, true);
         (0..8).for_each(|_| order.walk(&mut memory));
