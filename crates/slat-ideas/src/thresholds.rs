@@ -80,7 +80,9 @@ const ALL: &[Threshold] = &[
     ("guest", "*: time of the guest", "free-bitmap", "clock", Always, 1.03),
     ("guest", "zipf: refaults", "free-bitmap", "clock", Always, 1.03),
     ("guest", "scan: refaults", "free-bitmap", "clock", Always, 1.03),
-    ("guest", "zipf: refaults", "free-bitmap", "belady", Always, 2.0),
+    ("guest", "*: refaults", "free-bitmap", "free-recent", Always, 1.02),
+    ("guest", "zipf: refaults", "free-bitmap", "belady", Always, 2.4),
+    ("guest", "zipf: refaults", "free-bitmap", "no foresight", Always, 1.1),
 ];
 
 /// What is asked of a ratio with these parameters, `variants` and `against` among them: the first

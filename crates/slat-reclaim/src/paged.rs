@@ -16,7 +16,7 @@ use spin::Mutex;
 /// In which order pages are given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
-    /// By the last walk that found them used.
+    /// By the last walk that found them used; or by how many did, where that tells better.
     Generations,
     /// By two lists, page by page: a baseline.
     TwoLists,
@@ -31,6 +31,9 @@ pub struct Config {
     pub policy: Policy,
     /// Look-around: a page about to be given up is asked about with the 64 around it, in one call.
     pub look_around: bool,
+    /// How often pages were used counts, too, where it has told better than when they were used
+    /// last. Costs 17 bits a page.
+    pub frequency: bool,
     /// Pages of one call of an ageing walk; 1 asks for each page that is there.
     pub window: u32,
     /// What walks leave out where tables have accessed bits. With [`Skip::Exact`] each call of a
@@ -54,13 +57,14 @@ pub struct Config {
 }
 
 impl Config {
-    /// Generations with look-around, walks of 1 GiB of 4 KiB pages at a time that skip what is
+    /// Generations with look-around, in which frequency counts, walks of 1 GiB of 4 KiB pages at a time that skip what is
     /// exactly known to be idle, no huge pages, no bound on swap, no page protected.
     pub const fn new(limit: u32) -> Self {
         Self {
             limit,
             policy: Policy::Generations,
             look_around: true,
+            frequency: true,
             window: 1 << 18,
             skip: Skip::Exact,
             fresh: false,
@@ -166,7 +170,11 @@ impl<'h, M: Ram, S: Swap> Paged<'h, M, S> {
             return Err(PoolError::TooMany { pages });
         }
         let pages = pages as u32;
-        let looks = Looks { window: config.window, around: config.look_around };
+        let looks = Looks {
+            window: config.window,
+            around: config.look_around,
+            frequency: config.frequency,
+        };
         let order = match config.policy {
             Policy::Generations => Order::generations(Generations::new(pages, looks, now)),
             Policy::TwoLists => Order::lists(Lists::new(pages)),

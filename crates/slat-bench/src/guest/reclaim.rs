@@ -50,6 +50,9 @@ pub struct Case {
     lru: Option<u64>,
     /// Refaults of a policy that knows how often each page is used, and nothing of when.
     by_frequency: u64,
+    /// What no policy without foresight has fewer of, of independent uses.
+    no_foresight: Option<f64>,
+    seed: u64,
     window: u32,
     fresh: bool,
     huge: bool,
@@ -211,7 +214,9 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
                     vec![again.collect(); args.vcpus.into()]
                 }
                 None => (0..args.vcpus)
-                    .map(|id| pattern::uses(pattern, pages, memory, accesses, id, args.vcpus))
+                    .map(|id| {
+                        pattern::uses(pattern, args.seed, pages, memory, accesses, id, args.vcpus)
+                    })
                     .collect(),
             };
             let fewest = (args.vcpus == 1).then(|| {
@@ -222,6 +227,10 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
             });
             let all = uses.iter().flatten().map(|one| one.page());
             let by_frequency = pattern::refaults_by_frequency(pages, memory, all);
+            let no_foresight = (args.vcpus == 1 && matches!(pattern, Uniform | Zipf)).then(|| {
+                let uses = uses[0].iter().map(|one| one.page());
+                pattern::refaults_without_foresight(pages, memory, uses)
+            });
             cases.push(Case {
                 pattern,
                 page,
@@ -232,6 +241,8 @@ fn cases(args: &ReclaimArgs, memory: Size, session: &Session) -> anyhow::Result<
                 fewest,
                 lru,
                 by_frequency,
+                no_foresight,
+                seed: args.seed,
                 window: args.window,
                 fresh: args.fresh,
                 huge: args.huge,
@@ -250,12 +261,14 @@ fn params(case: &Case, swap: &SwapPlace) -> Map<String, Value> {
         ("memory", json!(u64::from(case.memory) * case.page)),
         ("guest", json!(u64::from(case.pages) * case.page)),
         ("vcpus", json!(case.vcpus)),
+        ("seed", json!(case.seed)),
         ("fresh", json!(case.fresh)),
         ("huge", json!(case.huge)),
         ("swap", json!(swap.to_string())),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into_iter()
+    .chain((case.seed != 0).then(|| ("seed".to_owned(), json!(case.seed))))
     .collect()
 }
 
@@ -270,8 +283,10 @@ struct Bench<'b> {
 /// A ratio: of which figure, of which policy, against which.
 type Ratio = (&'static str, ReclaimPolicy, ReclaimPolicy, fn(&Sample) -> f64);
 
-const RATIOS: [Ratio; 10] = {
-    use ReclaimPolicy::{Clock, FreeBitmap, FreeExact, FreePage, LockedBitmap, LockedPage};
+const RATIOS: [Ratio; 13] = {
+    use ReclaimPolicy::{
+        Clock, FreeBitmap, FreeExact, FreePage, FreeRecent, LockedBitmap, LockedPage,
+    };
     [
         ("p99 of a fault", FreeBitmap, LockedPage, Sample::p99),
         ("p99 of a fault", FreeBitmap, LockedBitmap, Sample::p99),
@@ -283,6 +298,9 @@ const RATIOS: [Ratio; 10] = {
         ("time of the guest", FreeBitmap, LockedBitmap, Sample::seconds),
         ("time of the guest", FreeBitmap, Clock, Sample::seconds),
         ("refaults", FreeBitmap, Clock, Sample::refaults),
+        ("refaults", FreeBitmap, FreeRecent, Sample::refaults),
+        ("reclaim per page given up", FreeBitmap, FreeRecent, Sample::per_page),
+        ("time of the guest", FreeBitmap, FreeRecent, Sample::seconds),
     ]
 };
 
@@ -400,11 +418,19 @@ impl Bench<'_> {
         let by_frequency = (zipf && self.case.by_frequency != 0).then_some(self.case.by_frequency);
         let fewest = self.case.fewest.filter(|&fewest| fewest != 0);
         let lru = self.case.lru.filter(|&lru| lru != 0);
-        for (bound, best) in [("belady", fewest), ("by frequency", by_frequency), ("lru", lru)] {
+        let bounds = [("belady", fewest), ("by frequency", by_frequency), ("lru", lru)];
+        let bounds = bounds.map(|(bound, best)| (bound, best.map(|best| best as f64)));
+        let no_foresight = self.case.no_foresight.filter(|&best| best != 0.0);
+        for (bound, best) in bounds.into_iter().chain([("no foresight", no_foresight)]) {
             let Some(best) = best else { continue };
+            if let (true, Some(fewest)) = (bound == "no foresight", fewest) {
+                // What the rest is to be held against, in the same unit.
+                let values = vec![best / fewest as f64];
+                results.push(recorder.ratio(name("refaults"), bound, "belady", values));
+            }
             for policy in self.policies {
                 let Some(ours) = of(*policy) else { continue };
-                let values = ours.iter().map(|s| s.refaults as f64 / best as f64).collect();
+                let values = ours.iter().map(|s| s.refaults as f64 / best).collect();
                 let name = name("refaults");
                 results.push(recorder.ratio(name, &policy.to_string(), bound, values));
             }

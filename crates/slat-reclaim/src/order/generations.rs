@@ -4,14 +4,18 @@
 //! queue of the generation in which it was put there, and goes on to its own when its turn comes:
 //! the walk writes a number a page, and moves nothing. The oldest generation is given up first.
 //! What is about to be given up is asked about once more, if wanted with its neighbours, and goes
-//! to the youngest if it was used.
+//! to the youngest if it was used. Where how often pages were used tells better than when
+//! ([`Heat`]), the coldest pages are given up in place of the oldest generation; all else goes on.
 //!
 //! *Invariant*: a page is in one queue at most. A page that comes while it is in a queue still,
 //! since it left and came back before its turn, gets the number of its new generation and stays
-//! where it is. A page that is not in memory leaves its queue when its turn comes.
+//! where it is. A page that is not in memory leaves its queue when its turn comes; so does one that
+//! was given up as it was cold. No page is found twice in a search: a search takes cold pages, in
+//! the order of their numbers, or pages out of queues, and not both.
 
+use super::heat::{Coldest, Heat};
 use super::queue::{Links, Queue};
-use super::{Accessed, Look, Looks, Stretches, Victims};
+use super::{Accessed, Look, Looks, STRETCH, Stretches, Victims};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -44,6 +48,8 @@ pub(crate) struct Generations {
     woken: [u64; IDLE],
     walks: u64,
     young: Vec<u64>,
+    /// How often pages were used, if that is to count.
+    heat: Option<Box<Heat>>,
 }
 
 #[derive(Debug)]
@@ -86,6 +92,7 @@ impl Generations {
             woken: [0; IDLE],
             walks: 0,
             young: Vec::new(),
+            heat: looks.frequency.then(|| Box::new(Heat::new(pages))),
         }
     }
 
@@ -102,13 +109,26 @@ impl Generations {
     }
 
     pub fn arrive(&mut self, page: u32, distance: Option<u32>, here: u32) {
+        self.count(page, distance.is_some());
         // What came back so soon that as much memory again would have kept it is in use.
         let in_use = distance.is_none_or(|distance| distance <= here);
         self.enqueue(page, self.youngest() - u32::from(!in_use));
     }
 
+    /// A use of `page`, which was in memory before, or not.
+    fn count(&mut self, page: u32, before: bool) {
+        let youngest = self.youngest();
+        if let Some(heat) = &mut self.heat {
+            let age = youngest.saturating_sub(self.of[page as usize]);
+            heat.used(page, before.then_some(age));
+        }
+    }
+
     pub fn put_back(&mut self, page: u32, used: bool) {
-        self.enqueue(page, if used { self.youngest() } else { self.oldest });
+        if used {
+            self.count(page, true);
+        }
+        self.enqueue(page, if used { self.youngest() } else { self.of[page as usize] });
     }
 
     /// Walks over all memory: what was used is in a new generation.
@@ -135,6 +155,26 @@ impl Generations {
             first += count;
         }
         order.get().young = young;
+        Self::draw_up(order, guest);
+    }
+
+    /// The walk has ended: what is to go until the next, should heat tell better.
+    fn draw_up(order: &mut Stretches<'_, Self>, guest: &impl Accessed) {
+        let Some(heat) = &mut order.get().heat else { return };
+        heat.begin();
+        for first in (0..guest.pages()).step_by(STRETCH as usize) {
+            order.pause();
+            let this = order.get();
+            let youngest = this.youngest();
+            let Some(heat) = &mut this.heat else { return };
+            for page in first..guest.pages().min(first + STRETCH) {
+                let age = youngest.saturating_sub(this.of[page as usize]);
+                heat.look(page, age, guest.is_here(page));
+            }
+        }
+        if let Some(heat) = &mut order.get().heat {
+            heat.draw_up();
+        }
     }
 
     /// Walks that nothing is given up between leave no more generations than are told apart; and
@@ -159,6 +199,9 @@ impl Generations {
 
     /// `page` was used, after the walk that began `last`: it is of `generation` from now on.
     fn used(&mut self, page: u32, last: u32, generation: u32) {
+        if let Some(heat) = &mut self.heat {
+            heat.used(page, Some(last.saturating_sub(self.of[page as usize])));
+        }
         let of = &mut self.of[page as usize];
         let idle = last.saturating_sub(*of) as usize;
         self.woken[idle.min(IDLE - 1)] += 1;
@@ -175,6 +218,14 @@ impl Generations {
         this.search = this.search.wrapping_add(1);
         // Each page is looked at twice at most: what all use all the time is given up all the same.
         let mut patience = 2 * u64::from(guest.pages()) + want as u64;
+        if order.get().heat.as_ref().is_some_and(|heat| heat.is_stale()) {
+            found.walks += 1;
+            Self::walk(order, guest);
+        }
+        Self::coldest(order, want, guest, &mut found);
+        if !found.pages.is_empty() {
+            return found;
+        }
         while found.pages.len() < want {
             let this = order.get();
             let Some(first) = this.queues.front_mut() else { break };
@@ -217,9 +268,47 @@ impl Generations {
                 order.get().put_back(page, true);
                 continue;
             }
-            found.pages.push(page);
+            order.get().gives_up(page, &mut found);
         }
         found
+    }
+
+    fn gives_up(&mut self, page: u32, found: &mut Victims) {
+        found.pages.push(page);
+        if let Some(heat) = &mut self.heat {
+            heat.gives_up(page);
+        }
+    }
+
+    /// The coldest pages, where heat tells better. They stay in their queues until their turn.
+    fn coldest(
+        order: &mut Stretches<'_, Self>,
+        want: usize,
+        guest: &mut impl Accessed,
+        found: &mut Victims,
+    ) {
+        while found.pages.len() < want {
+            let Some(heat) = order.get().heat.as_mut().filter(|heat| heat.leads()) else { return };
+            match heat.coldest(STRETCH) {
+                Coldest::Page(page) if heat.is_counted(page) || !guest.is_here(page) => {}
+                Coldest::Page(page) => {
+                    if let Some(until) = guest.new_until(page) {
+                        found.hold(until);
+                    } else if Self::was_used_since(order, page, guest) {
+                        found.kept += 1;
+                        order.get().put_back(page, true);
+                    } else {
+                        order.get().gives_up(page, found);
+                    }
+                }
+                Coldest::Later => order.pause(),
+                Coldest::None if found.walks < 2 && found.pages.is_empty() => {
+                    found.walks += 1;
+                    Self::walk(order, guest);
+                }
+                Coldest::None => return,
+            }
+        }
     }
 
     /// All pages are in use: gives up those that were used longest ago all the same.
@@ -246,18 +335,40 @@ impl Generations {
                     found.hold(until);
                     this.enqueue(page, number);
                 } else {
-                    found.pages.push(page);
+                    this.gives_up(page, found);
                 }
             }
         }
     }
 
+    /// Whether the page was found used by the last walk, or since.
     fn was_used(order: &mut Stretches<'_, Self>, page: u32, guest: &mut impl Accessed) -> bool {
-        let this = order.get();
-        if !this.looks.around {
+        if !order.get().looks.around {
             order.pause();
             return guest.was_used(page);
         }
+        Self::look_around(order, page, guest);
+        let this = order.get();
+        this.of[page as usize] == this.youngest()
+    }
+
+    /// Whether the page was used since the last walk.
+    fn was_used_since(
+        order: &mut Stretches<'_, Self>,
+        page: u32,
+        guest: &mut impl Accessed,
+    ) -> bool {
+        if !order.get().looks.around {
+            order.pause();
+            return guest.was_used(page);
+        }
+        Self::look_around(order, page, guest);
+        order.get().heat.as_ref().is_some_and(|heat| heat.is_counted(page))
+    }
+
+    /// Asks about the 64 pages around `page`, once in a search.
+    fn look_around(order: &mut Stretches<'_, Self>, page: u32, guest: &mut impl Accessed) {
+        let this = order.get();
         let (number, first) = (page / AROUND, page / AROUND * AROUND);
         let youngest = this.youngest();
         if core::mem::replace(&mut this.around[number as usize], this.search) != this.search {
@@ -267,7 +378,6 @@ impl Generations {
             guest.young(Look::Around, first, count, &mut young);
             each(&young, |bit| order.get().used(first + bit, youngest, youngest));
         }
-        order.get().of[page as usize] == youngest
     }
 
     /// Whether the page was used since the last walk but one.
@@ -318,7 +428,8 @@ mod tests {
     use spin::Mutex;
 
     fn generations(pages: u32, window: u32, around: bool) -> (Locked, Memory) {
-        let mut order = Generations::new(pages, Looks { window, around }, 0);
+        let looks = Looks { window, around, frequency: true };
+        let mut order = Generations::new(pages, looks, 0);
         let memory = Memory::all_here(pages);
         (0..pages).for_each(|page| order.arrive(page, None, pages));
         (Locked(Mutex::new(order)), memory)
@@ -341,6 +452,11 @@ mod tests {
 
         fn victims(&self, want: usize, memory: &mut Memory) -> Victims {
             Generations::victims(&mut self.held(), want, memory)
+        }
+
+        /// From the next walk on heat tells better, or recency.
+        fn has_missed(&self, heat: u64, recency: u64) {
+            self.now().heat.as_mut().unwrap().has_missed(heat, recency);
         }
 
         fn census(&self) -> Vec<(u64, u64)> {
@@ -476,6 +592,7 @@ mod tests {
     #[test]
     fn a_page_is_in_one_queue_at_most_and_none_that_is_here_is_lost() {
         const PAGES: u32 = 150;
+        let mut led = 0;
         for seed in 0..4 {
             let (order, mut memory) = generations(PAGES, 64, seed % 2 == 0);
             let mut rng = fastrand::Rng::with_seed(seed);
@@ -492,19 +609,93 @@ mod tests {
                         order.now().arrive(page, distance, PAGES);
                     }
                     11 => memory.uses(index..(index + 20).min(PAGES as usize)),
-                    12 => order.walk(&mut memory),
+                    12 => {
+                        let (heat, recency) = [(0, 1 << 20), (1 << 20, 0)][rng.usize(..2)];
+                        order.has_missed(heat, recency);
+                        order.walk(&mut memory);
+                        led += u32::from(order.now().heat.as_ref().unwrap().leads());
+                    }
                     13 => memory.new = rng.u8(..4) == 0,
-                    14 => given_up.drain(..).for_each(|page| match rng.bool() {
-                        true => order.now().put_back(page, rng.bool()),
-                        false => memory.here[page as usize] = false,
-                    }),
-                    _ => given_up.extend(order.victims(rng.usize(1..40), &mut memory).pages),
+                    roll => {
+                        // Who searches has had all go, or put back, that was found before.
+                        given_up.drain(..).for_each(|page| match rng.bool() {
+                            true => order.now().put_back(page, rng.bool()),
+                            false => memory.here[page as usize] = false,
+                        });
+                        let want = if roll == 14 { 0 } else { rng.usize(1..40) };
+                        for page in order.victims(want, &mut memory).pages {
+                            assert!(memory.is_here(page) && !given_up.contains(&page), "{page}");
+                            given_up.push(page);
+                        }
+                    }
                 }
                 let order = order.now();
                 let queues = order.queues.iter().map(|it| &it.pages);
-                check_queues(&order.links, queues, &memory, &given_up);
+                // Cold pages stay where they are until their turn.
+                check_queues(&order.links, queues, &memory, &given_up, true);
             }
         }
+        assert!(led > 100, "heat led after {led} walks");
+    }
+
+    #[test]
+    fn where_heat_tells_better_the_coldest_pages_go_until_recency_does() {
+        for around in [false, true] {
+            let (order, mut memory) = generations(640, 64, around);
+            for _ in 0..8 {
+                memory.uses(0..320);
+                order.walk(&mut memory);
+            }
+            memory.uses(320..640);
+            order.has_missed(0, 100 << 8);
+            order.walk(&mut memory);
+            let found = order.victims(40, &mut memory).pages;
+            assert!(found.iter().all(|page| *page >= 320), "the coldest, around: {around}");
+            let (first, next) = (found[0], found[39] + 1);
+            found.iter().for_each(|&page| memory.here[page as usize] = false);
+            // What is used since stays, and nothing is asked about twice.
+            memory.uses(next as usize..next as usize + 10);
+            let found = order.victims(10, &mut memory);
+            assert_eq!(found.pages, (next + 10..next + 20).collect::<Vec<_>>());
+            assert_eq!(found.kept, if around { 1 } else { 10 });
+            // They came back: used a second time, while others were once.
+            (first..next).for_each(|page| order.now().arrive(page, Some(9), 640));
+            memory.here.fill(true);
+            (0..4).for_each(|_| order.walk(&mut memory));
+            order.has_missed(0, 100 << 8);
+            order.walk(&mut memory);
+            let found = order.victims(40, &mut memory).pages;
+            assert!(found.iter().all(|page| *page >= 320 && !(first..next + 10).contains(page)));
+            order.now().put_back(found[0], false);
+            order.has_missed(100 << 8, 0);
+            order.walk(&mut memory);
+            let found = order.victims(40, &mut memory).pages;
+            assert!(found.iter().all(|page| *page < 320), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_cold_page_that_a_device_used_since_stays() {
+        for around in [false, true] {
+            let (order, mut memory) = generations(640, 64, around);
+            order.walk(&mut memory);
+            memory.uses(40..640);
+            order.has_missed(0, 100 << 8);
+            order.walk(&mut memory);
+            // A device leaves no accessed bit.
+            order.now().arrive(5, Some(0), 640);
+            let found = order.victims(20, &mut memory).pages;
+            assert_eq!(found, (0..21).filter(|page| *page != 5).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn enough_is_given_up_for_a_walk_where_recency_tells_better_too() {
+        let (order, mut memory) = generations(640, 64, true);
+        (0..8).for_each(|_| order.walk(&mut memory));
+        let found = order.victims(53, &mut memory);
+        assert_eq!((found.pages.len(), found.walks), (53, 0));
+        assert_eq!(order.victims(40, &mut memory).walks, 1, "a twelfth went");
     }
 
     #[test]

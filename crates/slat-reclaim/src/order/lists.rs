@@ -171,7 +171,7 @@ mod tests {
             }
             let order = order.lock();
             let queues = [&order.active, &order.inactive];
-            check_queues(&order.links, queues.into_iter(), &memory, &given_up);
+            check_queues(&order.links, queues.into_iter(), &memory, &given_up, false);
         }
     }
 

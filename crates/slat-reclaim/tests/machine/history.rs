@@ -362,6 +362,7 @@ where
     let reclaim = slat_reclaim::Config {
         policy: [Policy::Generations, Policy::Generations, Policy::TwoLists][rng.usize(..3)],
         look_around: rng.bool(),
+        frequency: rng.bool(),
         window: [1, 64, 1 << 18][rng.usize(usize::from(huge)..3)],
         skip: [Skip::Nothing, Skip::Hint, Skip::Exact][rng.usize(..3)],
         fresh: rng.bool(),

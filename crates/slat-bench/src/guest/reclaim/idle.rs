@@ -249,7 +249,9 @@ impl Query<'_> {
         machine: &FastMachine<A>,
         session: &Session,
     ) -> anyhow::Result<Vec<Measurement>> {
-        let config = Config { fresh: !self.args.stale, ..Config::new(self.case.pages) };
+        // Forecasts are of what is taken by how long it was idle.
+        let (fresh, frequency) = (!self.args.stale, false);
+        let config = Config { fresh, frequency, ..Config::new(self.case.pages) };
         let mut results = Vec::new();
         for (place, &percent) in self.args.may_return.iter().enumerate() {
             if session.check().is_err() {

@@ -37,13 +37,14 @@ impl Use {
 /// What one vCPU of `vcpus` does with a guest of `pages`, of which `memory` fit.
 pub fn uses(
     pattern: AccessPattern,
+    seed: u64,
     pages: u32,
     memory: u32,
     accesses: u64,
     vcpu: u16,
     vcpus: u16,
 ) -> Vec<Use> {
-    let mut rng = Rng::with_seed(0x51a7 + u64::from(vcpu));
+    let mut rng = Rng::with_seed(0x51a7 + u64::from(vcpu) + (seed << 16));
     let some = |rng: &mut Rng, page: u32| Use::new(page, rng.u32(..WRITES) == 0);
     let own = own(pages, vcpu, vcpus);
     match pattern {
@@ -54,7 +55,7 @@ pub fn uses(
             })
             .collect(),
         AccessPattern::Zipf => {
-            let zipf = Zipf::new(pages);
+            let zipf = Zipf::new(pages, seed);
             (0..accesses)
                 .map(|_| {
                     let page = zipf.page(&mut rng);
@@ -99,7 +100,7 @@ struct Zipf {
 }
 
 impl Zipf {
-    fn new(pages: u32) -> Self {
+    fn new(pages: u32, seed: u64) -> Self {
         let mut sum = 0.0;
         let add = |rank: u32| {
             sum += f64::from(rank).powf(-EXPONENT);
@@ -107,7 +108,7 @@ impl Zipf {
         };
         let sums = (1..=pages).map(add).collect();
         let mut pages: Vec<u32> = (0..pages).collect();
-        Rng::with_seed(0x21bf).shuffle(&mut pages);
+        Rng::with_seed(0x21bf + (seed << 16)).shuffle(&mut pages);
         Self { sums, pages }
     }
 
@@ -234,6 +235,40 @@ pub fn refaults_by_frequency(pages: u32, memory: u32, uses: impl Iterator<Item =
     counts.iter().skip(memory as usize - 1).sum()
 }
 
+/// What no policy that does not see the future has fewer of, on average over all ways in which
+/// pages can have the frequencies that they have, of independent uses. All that can be known of a
+/// page is how often it was used until now: of two pages the one that was used more often is more
+/// likely the one that is used more often. So at each use those pages are there that were used
+/// most until then; of pages that were used equally often, as large a part as fits. Nothing is
+/// asked of how they came there.
+pub fn refaults_without_foresight(pages: u32, memory: u32, uses: impl Iterator<Item = u32>) -> f64 {
+    let mut counts = vec![0; pages as usize];
+    // Of each count, how many pages have it; all above `last` are there, which are `above`.
+    let mut having = vec![u64::from(pages)];
+    let (mut last, mut above, mut misses) = (0, 0, 0.0);
+    for page in uses {
+        let count: &mut usize = &mut counts[page as usize];
+        if *count < last {
+            misses += 1.0;
+        } else if *count == last {
+            let room = u64::from(memory) - above;
+            misses += 1.0 - (room as f64 / having[last] as f64).min(1.0);
+            above += 1;
+        }
+        having[*count] -= 1;
+        *count += 1;
+        if *count == having.len() {
+            having.push(0);
+        }
+        having[*count] += 1;
+        while above > u64::from(memory) {
+            last += 1;
+            above -= having[last];
+        }
+    }
+    misses
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,6 +279,48 @@ mod tests {
         assert_eq!(refaults_by_frequency(4, 2, uses()), 4);
         assert_eq!(refaults_by_frequency(4, 3, uses()), 2);
         assert!(refaults_by_frequency(4, 2, uses()) >= fewest_refaults(4, 2, uses()));
+    }
+
+    #[test]
+    fn without_foresight_what_was_used_most_is_there() {
+        // Two of four: all are alike, then 0 is ahead, then 0 and 1, then 0, and 1 or 2.
+        let misses = |uses: &[u32]| refaults_without_foresight(4, 2, uses.iter().copied());
+        assert!((misses(&[0]) - 0.5).abs() < 1e-9);
+        assert!((misses(&[0, 1]) - (0.5 + 2.0 / 3.0)).abs() < 1e-9);
+        assert!((misses(&[0, 1, 2]) - (0.5 + 2.0 / 3.0 + 1.0)).abs() < 1e-9);
+        assert!((misses(&[0, 1, 2, 0]) - (0.5 + 2.0 / 3.0 + 1.0 + 1.0 / 3.0)).abs() < 1e-9);
+        // Of pages that are used alike nothing can be known.
+        let uniform: Vec<u32> = uses(AccessPattern::Uniform, 3, 1000, 600, 100_000, 0, 1)
+            .iter()
+            .map(|one| one.page())
+            .collect();
+        let misses = refaults_without_foresight(1000, 600, uniform.iter().copied());
+        assert!((38_000.0..42_000.0).contains(&misses), "{misses}");
+    }
+
+    #[test]
+    fn who_counts_all_uses_reaches_what_is_possible_without_foresight() {
+        let (mut limit, mut counting) = (0.0, 0.0);
+        for seed in 0..20 {
+            let all: Vec<u32> = uses(AccessPattern::Zipf, seed, 200, 120, 4000, 0, 1)
+                .iter()
+                .map(|one| one.page())
+                .collect();
+            limit += refaults_without_foresight(200, 120, all.iter().copied());
+            // Given up is what was used least so far, of those what was used longest ago.
+            let mut known = vec![(0, 0); 200];
+            let mut kept: Vec<u32> = (80..200).collect();
+            for (now, &page) in all.iter().enumerate() {
+                if !kept.contains(&page) {
+                    counting += 1.0;
+                    let least = (0..120).min_by_key(|at| known[kept[*at] as usize]).unwrap();
+                    kept[least] = page;
+                }
+                known[page as usize] = (known[page as usize].0 + 1, now);
+            }
+            assert!(fewest_refaults(200, 120, all.iter().copied()) as f64 <= limit);
+        }
+        assert!((0.98..1.02).contains(&(counting / limit)), "{counting}, not {limit}");
     }
 
     #[test]
@@ -267,7 +344,7 @@ mod tests {
 
     #[test]
     fn patterns_are_what_they_are_called() {
-        let uses_of = |pattern| uses(pattern, 1000, 600, 100_000, 0, 1);
+        let uses_of = |pattern| uses(pattern, 0, 1000, 600, 100_000, 0, 1);
         let count = |pattern| {
             let mut counts = vec![0u32; 1000];
             uses_of(pattern).iter().for_each(|it| counts[it.page() as usize] += 1);
@@ -287,7 +364,7 @@ mod tests {
         let writes = phase.iter().filter(|it| it.writes()).count();
         assert!((24_000..26_000).contains(&writes), "{writes}");
         let fill: Vec<u32> = (0..2u16)
-            .flat_map(|vcpu| uses(AccessPattern::Fill, 7, 3, 1, vcpu, 2))
+            .flat_map(|vcpu| uses(AccessPattern::Fill, 0, 7, 3, 1, vcpu, 2))
             .map(Use::page)
             .collect();
         assert_eq!(fill, [0, 1, 2, 3, 4, 5, 6]);

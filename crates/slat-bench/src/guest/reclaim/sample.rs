@@ -141,10 +141,11 @@ fn config(case: &Case, policy: ReclaimPolicy) -> Config {
         ..Config::new(case.memory)
     };
     match policy {
-        ReclaimPolicy::Clock => Config { policy: Policy::TwoLists, ..base },
+        ReclaimPolicy::Clock => Config { policy: Policy::TwoLists, frequency: false, ..base },
         ReclaimPolicy::LockedPage | ReclaimPolicy::FreePage => {
-            Config { window: 1, look_around: false, ..base }
+            Config { window: 1, look_around: false, frequency: false, ..base }
         }
+        ReclaimPolicy::FreeRecent => Config { frequency: false, ..base },
         ReclaimPolicy::LockedBitmap | ReclaimPolicy::FreeBitmap => base,
         ReclaimPolicy::FreeExact => Config { window: u32::MAX, skip: Skip::Exact, ..base },
     }

@@ -14,6 +14,8 @@ Examples:
   slat-bench reclaim
       a guest of 1.5 times its memory, five patterns, all policies: a few minutes
   slat-bench reclaim --pattern zipf --guest 1.1,1.5,2
+  slat-bench reclaim --pattern zipf --accesses 400 --policy free-recent,free-bitmap
+      what it brings that frequency counts, should a guest go on as it does
   slat-bench reclaim --pattern fill --memory 256m
       fill, reset, fill again: the test of \u{201c}lockless test_clear_young\u{201d}
   slat-bench reclaim --pattern trace --trace pages.txt
@@ -72,6 +74,10 @@ pub struct ReclaimArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub accesses: Option<u32>,
 
+    /// Other uses of the same patterns
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+
     /// Where pages go: memory of this process, or a file without a name in a directory
     ///
     /// A file is read and written past the page cache, if its file system can do that.
@@ -129,6 +135,7 @@ impl ReclaimArgs {
             policy: Vec::new(),
             vcpus: 1,
             accesses: None,
+            seed: 0,
             swap: SwapPlace::Memory,
             huge: false,
             window: 64,
@@ -201,11 +208,13 @@ pub enum ReclaimPolicy {
     Clock,
     /// Generations, page by page, under a lock that faults take for reading
     LockedPage,
-    /// Generations, by bitmap with look-around, under that lock
+    /// Generations in which frequency counts, by bitmap with look-around, under that lock
     LockedBitmap,
     /// Generations, page by page, without a lock
     FreePage,
     /// Generations, by bitmap with look-around, without a lock
+    FreeRecent,
+    /// The same, and frequency counts
     FreeBitmap,
     /// The same; walks go over all memory in one call, and leave out what tables rule out
     FreeExact,

@@ -1,0 +1,259 @@
+//! What orders cost a guest: how many pages have to come back, of uses that are the same in every
+//! run, beside what could have been kept by who knows more.
+//!
+//! `cargo test -p slat-reclaim --lib contest -- --nocapture` prints the table.
+
+use super::tests::Memory;
+use super::{Generations, Lists, Looks, Order};
+use crate::arrivals::Arrivals;
+use fastrand::Rng;
+use std::boxed::Box;
+use std::collections::{BTreeSet, BinaryHeap};
+use std::vec;
+use std::vec::Vec;
+
+const PAGES: u32 = 3072;
+const MEMORY: usize = 2048;
+
+/// Runs uses through an order; how many pages had to come back.
+fn refaults(order: &Order, pages: u32, memory: usize, uses: &[u32]) -> u64 {
+    let mut guest = Memory::all_here(pages);
+    guest.here.fill(false);
+    let (mut here, mut given_up, mut refaults) = (0, 0u32, 0);
+    let mut away: Vec<Option<u32>> = vec![None; pages as usize];
+    let arrivals = Arrivals::new(pages);
+    for page in (0..pages).chain(uses.iter().copied()) {
+        let index = page as usize;
+        if !guest.here[index] {
+            if here == memory {
+                for victim in order.victims(memory / 64, &mut guest).pages {
+                    assert!(guest.here[victim as usize], "{victim} was found twice");
+                    guest.here[victim as usize] = false;
+                    guest.accessed[victim as usize] = false;
+                    away[victim as usize] = Some(given_up);
+                    (here, given_up) = (here - 1, given_up + 1);
+                }
+            }
+            let distance = away[index].map(|since| given_up - since);
+            refaults += u64::from(distance.is_some());
+            guest.here[index] = true;
+            here += 1;
+            arrivals.push(page, distance);
+            order.note(&arrivals, here as u32);
+        }
+        guest.accessed[index] = true;
+    }
+    refaults
+}
+
+fn generations(pages: u32, frequency: bool) -> Order {
+    Order::generations(Generations::new(pages, Looks { window: 64, around: true, frequency }, 0))
+}
+
+/// Pages by Zipf's law, exponent 0.99; which are used often is another matter for each seed.
+fn zipf(seed: u64, pages: u32, count: usize) -> Vec<u32> {
+    let mut rng = Rng::with_seed(seed);
+    let mut order: Vec<u32> = (0..pages).collect();
+    rng.shuffle(&mut order);
+    let mut sum = 0.0;
+    let add = |rank: u32| {
+        sum += f64::from(rank).powf(-0.99);
+        sum
+    };
+    let sums: Vec<f64> = (1..=pages).map(add).collect();
+    let one = || {
+        let at = rng.f64() * sum;
+        order[sums.partition_point(|&it| it <= at).min(order.len() - 1)]
+    };
+    std::iter::repeat_with(one).take(count).collect()
+}
+
+/// Nine times of ten a part that fits into memory; it moves on four times.
+fn phase(seed: u64, pages: u32, memory: usize, count: usize) -> Vec<u32> {
+    let mut rng = Rng::with_seed(seed);
+    let one = |index: usize| {
+        let first = (index * 4 / count) as u32 * pages / 4;
+        match rng.u32(..10) {
+            0 => rng.u32(..pages),
+            _ => (first + rng.u32(..memory as u32 * 4 / 5)) % pages,
+        }
+    };
+    (0..count).map(one).collect()
+}
+
+/// Of a policy that gives up the page with the least key, which its last use gave it; `next` says
+/// when the page is used again.
+fn refaults_by(
+    pages: u32,
+    memory: usize,
+    uses: &[u32],
+    key: impl Fn(usize, usize) -> usize,
+) -> u64 {
+    let all: Vec<u32> = (0..pages).chain(uses.iter().copied()).collect();
+    let (mut next, mut later) = (vec![usize::MAX; all.len()], vec![usize::MAX; pages as usize]);
+    for (now, &page) in all.iter().enumerate().rev() {
+        next[now] = std::mem::replace(&mut later[page as usize], now);
+    }
+    let (mut kept, mut of) = (BTreeSet::new(), vec![None; pages as usize]);
+    let mut misses = 0;
+    for (now, &page) in all.iter().enumerate() {
+        match of[page as usize].replace(key(now, next[now])) {
+            Some(key) => _ = kept.remove(&(key, page)),
+            None => misses += 1,
+        }
+        if kept.len() == memory
+            && let Some((_, victim)) = kept.pop_first()
+        {
+            of[victim as usize] = None;
+        }
+        kept.extend(of[page as usize].map(|key| (key, page)));
+    }
+    misses - u64::from(pages)
+}
+
+/// Belady's rule: what is used again last goes.
+fn belady(pages: u32, memory: usize, uses: &[u32]) -> u64 {
+    refaults_by(pages, memory, uses, |_, next| usize::MAX - next)
+}
+
+/// What was used longest ago goes, if every use is seen.
+fn lru(pages: u32, memory: usize, uses: &[u32]) -> u64 {
+    refaults_by(pages, memory, uses, |now, _| now)
+}
+
+/// The pages stay that are used most in all, and one place is for the others.
+fn by_frequency(pages: u32, memory: usize, uses: &[u32]) -> u64 {
+    let mut counts = vec![0u64; pages as usize];
+    uses.iter().for_each(|page| counts[*page as usize] += 1);
+    let mut most: BinaryHeap<u64> = counts.into_iter().collect();
+    (1..memory).for_each(|_| _ = most.pop());
+    most.into_iter().sum()
+}
+
+/// What no policy without foresight has fewer of, on average, of independent uses: see
+/// `docs/reclaim.md`. Before each use those pages are there that were used most until then; of
+/// pages that were used equally often, as large a part as fits.
+fn without_foresight(pages: u32, memory: usize, uses: &[u32]) -> f64 {
+    let mut counts = vec![0; pages as usize];
+    let mut of_count = vec![0; uses.len() + 1];
+    of_count[0] = pages as usize;
+    let (mut last, mut above, mut misses) = (0, 0, 0.0);
+    for &page in uses {
+        let count: &mut usize = &mut counts[page as usize];
+        misses += match (*count).cmp(&last) {
+            std::cmp::Ordering::Less => 1.0,
+            std::cmp::Ordering::Greater => 0.0,
+            std::cmp::Ordering::Equal => {
+                above += 1;
+                1.0 - ((memory + 1 - above) as f64 / of_count[last] as f64).min(1.0)
+            }
+        };
+        of_count[*count] -= 1;
+        *count += 1;
+        of_count[*count] += 1;
+        while above > memory {
+            last += 1;
+            above -= of_count[last];
+        }
+    }
+    misses
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Costs {
+    belady: f64,
+    clock: f64,
+    recency: f64,
+    ours: f64,
+}
+
+/// Runs all orders, and prints a row: refaults by Belady's rule, and of each by those.
+fn costs(name: &str, seed: u64, memory: usize, independent: bool, uses: &[u32]) -> Costs {
+    let belady = belady(PAGES, memory, uses) as f64;
+    let of = |order: Order| refaults(&order, PAGES, memory, uses) as f64;
+    let clock = of(Order::lists(Lists::new(PAGES)));
+    let (recency, ours) = (of(generations(PAGES, false)), of(generations(PAGES, true)));
+    let by = |count: f64| std::format!("{:5.2}", count / belady);
+    let known = |count: f64| if independent { by(count) } else { "    -".into() };
+    std::println!(
+        "{name:18} {seed:4} {belady:7} {} {} {} {} {} {}",
+        by(lru(PAGES, memory, uses) as f64),
+        by(clock),
+        by(recency),
+        by(ours),
+        known(without_foresight(PAGES, memory, uses)),
+        known(by_frequency(PAGES, memory, uses) as f64),
+    );
+    Costs { belady, clock, recency, ours }
+}
+
+fn head() {
+    std::println!(
+        "uses               seed  belady   lru clock  recency ours no-foresight by-frequency"
+    );
+}
+
+const USES: usize = 20 * PAGES as usize;
+
+#[test]
+fn frequency_saves_refaults_of_zipf_and_more_the_longer_it_lasts() {
+    head();
+    for seed in 1..4 {
+        let uses = zipf(seed, PAGES, if seed == 1 { 20 } else { 5 } * USES);
+        for (name, times, most, of_belady) in
+            [("zipf, 20", 1, 0.97, 3.3), ("zipf, 100", 5, 0.88, 2.75), ("zipf, 400", 20, 0.8, 2.5)]
+        {
+            // The longest takes longest.
+            if times > 5 && seed > 1 {
+                continue;
+            }
+            let uses = &uses[..times * USES];
+            let costs = costs(name, seed, MEMORY, true, uses);
+            assert!(costs.ours <= most * costs.recency, "{name}, {seed}: {costs:?}");
+            assert!(costs.ours <= of_belady * costs.belady, "{name}, {seed}: {costs:?}");
+            let limit = without_foresight(PAGES, MEMORY, uses);
+            assert!(costs.ours <= 1.1 * limit, "{name}, {seed}: {costs:?}, not {limit}");
+        }
+    }
+}
+
+/// By all seeds together: how many refaults a seed has is chance, by one order or another.
+#[test]
+fn frequency_costs_nothing_where_it_tells_nothing() {
+    head();
+    for memory in [MEMORY * 3 / 4, MEMORY, MEMORY * 4 / 3] {
+        for what in ["uniform", "scan", "phase", "moves"] {
+            let name = std::format!("{what}, {:.3}", f64::from(PAGES) / memory as f64);
+            let (mut ours, mut recency) = (0.0, 0.0);
+            for seed in 1..if what == "scan" { 2 } else { 5 } {
+                let mut rng = Rng::with_seed(seed);
+                let uses = match what {
+                    "uniform" => (0..USES).map(|_| rng.u32(..PAGES)).collect(),
+                    "scan" => (0..PAGES).cycle().take(USES).collect(),
+                    "phase" => phase(seed, PAGES, memory, USES),
+                    _ => [zipf(seed, PAGES, USES), zipf(seed + 9, PAGES, USES)].concat(),
+                };
+                let costs = costs(&name, seed, memory, what == "uniform", &uses);
+                (ours, recency) = (ours + costs.ours, recency + costs.recency);
+            }
+            assert!(ours <= 1.02 * recency, "{name}: {ours} by {recency}");
+        }
+    }
+}
+
+#[test]
+fn generations_need_hardly_more_refaults_than_two_lists() {
+    for memory in [1536, 2048, 2793] {
+        for scan in [false, true] {
+            let uses: Box<[u32]> = match scan {
+                true => (0..PAGES).cycle().take(USES).collect(),
+                false => zipf(7, PAGES, 2 * USES).into(),
+            };
+            let theirs = refaults(&Order::lists(Lists::new(PAGES)), PAGES, memory, &uses) as f64;
+            for frequency in [false, true] {
+                let ours = refaults(&generations(PAGES, frequency), PAGES, memory, &uses) as f64;
+                assert!(ours <= 1.03 * theirs, "{memory}, {scan}, {frequency}: {ours} by {theirs}");
+            }
+        }
+    }
+}
