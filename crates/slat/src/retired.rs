@@ -117,8 +117,10 @@ struct Forgotten {
 }
 
 impl Forgotten {
+    #[inline]
     fn lists(&self, order: Ordering) -> [u64; 2] {
-        self.lists.each_ref().map(|list| list.load(order))
+        let [unlinked, invalidated] = &self.lists;
+        [unlinked.load(order), invalidated.load(order)]
     }
 
     fn set(&self, lists: [u64; 2]) {

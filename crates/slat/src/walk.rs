@@ -107,6 +107,12 @@ impl Budget {
         Self { left: slots, spent: false }
     }
 
+    /// Whether somebody set it: no walk is as long as what none begins with.
+    #[inline(always)]
+    pub const fn is_bounded(&self) -> bool {
+        self.left < u64::MAX / 2
+    }
+
     /// Whether nothing is left after so many slots.
     #[inline(always)]
     fn spend(&mut self, slots: u64) -> bool {
@@ -136,7 +142,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    const NONE: Self = Self { read: 0, changed: 0, start: 0, end: 0 };
+    pub const NONE: Self = Self { read: 0, changed: 0, start: 0, end: 0 };
 
     /// Counts the entry as changed.
     #[inline(always)]
@@ -257,7 +263,7 @@ pub(crate) fn change_run<F: Format>(
 
 /// Visits each page of a run; returns how many, from its start, are done with.
 #[inline(always)]
-fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
+pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
     visitor: &mut V,
     run: &'t [Slot; RUN],
     raws: &[u64; RUN],

@@ -259,7 +259,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if !core::ptr::eq(removals.tables, tables) {
             return Self::halted(range.start(), UnmapError::ForeignRemovals);
         }
-        if let Err(why) = tables.check_change(&range) {
+        if let Err(why) = tables.check_change_of_many(&range) {
             return Self::halted(range.start(), why.into());
         }
         if !core::mem::replace(&mut removals.counted, true) {
@@ -359,6 +359,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, F, P> {
 }
 
 /// Whether a table at `level` is empty. Most that are not show it at one end.
+#[inline]
 fn vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
     let vacant = |slot: &Slot| F::kind(slot.load(), level).is_vacant();
     vacant(&slots[0]) && vacant(&slots[slots.len() - 1]) && slots.iter().all(vacant)
@@ -517,14 +518,29 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, F, P> {
     /// Retires the tables around the ends of the range, up to where it was done, that are empty.
     fn retire_ends(&mut self, reached: u64) {
         if self.start < reached {
+            let last = reached - 1;
             self.retire_around(self.start);
-            self.retire_around(reached - 1);
+            // Most short ranges lie in one table.
+            if (self.start ^ last) >> F::shift(1) != 0 {
+                self.retire_around(last);
+            }
+        }
+    }
+
+    /// [`Unmap::retire_from`], where the lowest table is empty, as few are.
+    #[inline(always)]
+    fn retire_around(&mut self, gpa: u64) {
+        let (slots, level) = self.tables.descend(gpa, 0, |_, _| ());
+        if vacant::<F>(slots, level) {
+            self.retire_from(gpa);
         }
     }
 
     /// Retires the lowest table around `gpa` if it is empty, and then those above it, below the
     /// root.
-    fn retire_around(&mut self, gpa: u64) {
+    #[cold]
+    #[inline(never)]
+    fn retire_from(&mut self, gpa: u64) {
         let tables = self.tables;
         // By the level of the linked tables.
         let mut above = [None; 4];
