@@ -527,7 +527,16 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// that have not completed until they have. Walk caches are invalidated first, once for all
     /// tables whose own invalidation has not completed. One thread at a time does the work; another
     /// returns 0.
+    #[inline]
     pub fn reclaim(&self) -> usize {
+        if self.retired.is_idle() {
+            return 0;
+        }
+        self.reclaim_retired()
+    }
+
+    #[inline(never)]
+    fn reclaim_retired(&self) -> usize {
         let grace = self.platform.grace();
         let now = || grace.advance();
         let passed = |reading| grace.passed(reading, self.seat);

@@ -423,6 +423,19 @@ fn table<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
     let mut at = start;
     let mut tally = Tally::NONE;
     let mut result = Ok(());
+    // Most tables in which nothing needs a visit show it from the start. Apart from the runs that
+    // are looked into, whose values take registers.
+    if LEVEL == 0
+        && let Some(wanted) = V::QUIET
+    {
+        while let Some((run, rest)) = slots.split_first_chunk::<RUN>()
+            && table::any(run) & (wanted | F::MARK) == 0
+        {
+            tally.read += RUN as u64;
+            at += (RUN as u64) << shift;
+            slots = rest;
+        }
+    }
     loop {
         if let Some(run) = slots.first_chunk::<RUN>() {
             let passed = pass_run::<F, V, LEVEL>(run, at, visitor, &mut tally);

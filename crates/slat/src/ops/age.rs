@@ -122,7 +122,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// [`ChangeError::Range`], [`ChangeError::Bitmap`] if one of the two is too short, and
     /// [`ChangeError::NotRecorded`]: nothing is done.
-    #[inline]
+    #[inline(always)]
     pub fn age(
         &mut self,
         range: GpaRange,

@@ -114,7 +114,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`MapError::Owned`] unless that appeared while this mapping was being made.
     /// [`MapError::CacheEmpty`] and [`MapError::Contended`] leave everything mapped that precedes
     /// the address where it stopped.
-    #[inline]
+    #[inline(always)]
     pub fn map(
         &mut self,
         range: GpaRange,
@@ -151,7 +151,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// To the memory at an address, folded or not.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn map_by<C: Change>(
         &mut self,
         range: GpaRange,

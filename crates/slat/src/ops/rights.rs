@@ -107,7 +107,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// would get the right. A block that is fit for the access already is not refused, and a read
     /// covers the whole block. [`ChangeError::Contended`] leaves everything done that precedes the
     /// address where it stopped.
-    #[inline]
+    #[inline(always)]
     pub fn relax(
         &mut self,
         range: GpaRange,
@@ -122,7 +122,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// # Errors
     /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks, and on
     /// [`ChangeError::Consumers`]; otherwise those of [`Guard::relax`].
-    #[inline]
+    #[inline(always)]
     pub fn relax_where(
         &mut self,
         range: GpaRange,
@@ -132,8 +132,23 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let format = self.tables.format;
         let needed = self.bits(range, software)?;
         match access {
-            Access::Read => self.grant(range, ForRead(format, needed)),
             Access::Write => self.grant(range, ForWrite(format, needed)),
+            access => self.relax_to_look(range, access, needed),
+        }
+    }
+
+    /// [`Guard::relax_where`] for a read or a fetch: apart, so that what faults call most is small
+    /// enough to become part of its caller in any profile.
+    #[inline(never)]
+    fn relax_to_look(
+        &mut self,
+        range: GpaRange,
+        access: Access,
+        needed: u64,
+    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+        let format = self.tables.format;
+        match access {
+            Access::Read => self.grant(range, ForRead(format, needed)),
             fetch => self.grant(range, ForExecute(format, needed, fetch)),
         }
     }
@@ -203,7 +218,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// [`Guard::rewrite`] by a rule that gives rights.
-    #[inline]
+    #[inline(always)]
     fn grant<R: Rule<F>>(
         &mut self,
         range: GpaRange,
@@ -247,29 +262,14 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Rewrites each leaf by `rule`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn rewrite<C: Change, R: Rule<F>>(
         &mut self,
         range: GpaRange,
         rule: R,
     ) -> Result<u64, Halted<ChangeError>> {
-        let tables = self.tables;
-        // One page cannot be half done: the walk itself finds the block that it would cut.
-        let refusal = if R::WHOLE && range.size() > 1 << F::PAGE_SHIFT {
-            // A block that has the right already is given nothing.
-            let given = |found: &Found| {
-                (found.writable || !R::WRITES) && rule.change(found.raw) == found.raw
-            };
-            tables
-                .check_change_where(&range, |found| R::STALE || !given(found))
-                .map_err(ChangeError::from)
-        } else {
-            tables.check(&range).map_err(ChangeError::Range)
-        };
-        if let Err(why) = refusal {
-            return Self::halted(range.start(), why);
-        }
         if range.size() == 1 << F::PAGE_SHIFT
+            && self.tables.check(&range).is_ok()
             && let Some(bytes) = self.rewrite_page::<C, R>(range.start().0, &rule)
         {
             return Ok(bytes);
@@ -334,27 +334,50 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         rule: R,
     ) -> Result<u64, Halted<ChangeError>> {
         const { assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "as protection, and cleans") };
-        let tables = self.tables;
         // Who bounds what is read is asked after each table, by the walk.
         let alone = self.budget.is_bounded() || pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) != 0;
         let mut table = PageTable { slots: &[], start: 0, end: 0 };
         let (mut done, mut tally) = (Done::NOTHING, Tally::NONE);
         let result = pages.each::<F>(|range| {
-            if !table.covers(&range) && !alone {
-                done.settle::<F>(0, &core::mem::replace(&mut tally, Tally::NONE), R::STALE);
-                table = tables.page_table(range.start());
-            }
             let changed = tally.changed;
-            if table.covers(&range) && table.rewrite::<F, R>(&range, &rule, &mut tally) {
-                return Ok((tally.changed - changed) << F::PAGE_SHIFT);
+            // A long run is the walk's, which looks at many slots at once.
+            if range.size() <= LONG << F::PAGE_SHIFT && !alone {
+                if !table.covers(&range) {
+                    let tally = core::mem::replace(&mut tally, Tally::NONE);
+                    done.settle::<F>(0, &tally, R::STALE);
+                    return self.rewrite_in::<R>(&mut table, range, &rule, &mut done);
+                }
+                if table.rewrite::<F, R>(&range, &rule, &mut tally) {
+                    return Ok((tally.changed - changed) << F::PAGE_SHIFT);
+                }
             }
             let bytes = (tally.changed - changed) << F::PAGE_SHIFT;
-            self.rewrite::<Atomically, R>(range, rule).map(|more| bytes + more)
+            self.rewrite_walk::<Atomically, R>(range, rule).map(|more| bytes + more)
         });
         acquired();
         done.settle::<F>(0, &tally, R::STALE);
         done.add_to(self);
         result
+    }
+
+    /// [`Guard::rewrite_pages`] of a run for which another table is looked for.
+    #[cold]
+    fn rewrite_in<R: Rule<F> + Copy>(
+        &mut self,
+        table: &mut PageTable<'t>,
+        range: GpaRange,
+        rule: &R,
+        done: &mut Done,
+    ) -> Result<u64, Halted<ChangeError>> {
+        *table = self.tables.page_table(range.start());
+        let mut tally = Tally::NONE;
+        let plain = table.covers(&range) && table.rewrite::<F, R>(&range, rule, &mut tally);
+        done.settle::<F>(0, &tally, R::STALE);
+        let bytes = tally.changed << F::PAGE_SHIFT;
+        if plain {
+            return Ok(bytes);
+        }
+        self.rewrite_walk::<Atomically, R>(range, *rule).map(|more| bytes + more)
     }
 
     #[inline(never)]
@@ -364,6 +387,21 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         rule: R,
     ) -> Result<u64, Halted<ChangeError>> {
         let tables = self.tables;
+        // One page cannot be half done: the walk itself finds the block that it would cut.
+        let refusal = if R::WHOLE && range.size() > 1 << F::PAGE_SHIFT {
+            // A block that has the right already is given nothing.
+            let given = |found: &Found| {
+                (found.writable || !R::WRITES) && rule.change(found.raw) == found.raw
+            };
+            tables
+                .check_change_where(&range, |found| R::STALE || !given(found))
+                .map_err(ChangeError::from)
+        } else {
+            tables.check(&range).map_err(ChangeError::Range)
+        };
+        if let Err(why) = refusal {
+            return Self::halted(range.start(), why);
+        }
         let mut visitor = Rewrite::<F, P, R, C> {
             tables,
             rule,
@@ -448,6 +486,9 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         }
     }
 }
+
+/// Pages of a run that a walk is worth.
+const LONG: u64 = 32;
 
 /// A table of pages, and the addresses that it is for; none, where there is none.
 struct PageTable<'t> {
