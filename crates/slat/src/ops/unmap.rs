@@ -275,8 +275,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// Unmaps the leaf of a page whose table is there, without a walk; returns the bytes that were
-    /// mapped. Whatever else it meets, and what finds no room, it leaves to the walk.
-    #[inline(always)]
+    /// mapped. Whatever else it meets, and what finds no room, it leaves to the walk. Not inlined:
+    /// its frame and the walk's do not add.
+    #[inline(never)]
     fn unmap_page(
         &mut self,
         range: &GpaRange,
