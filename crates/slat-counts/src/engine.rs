@@ -1,10 +1,10 @@
 //! The engine's operations, on tables that map 16 MiB in pages or 128 MiB in blocks.
 
 use crate::machine::Machine;
-use crate::{announce, measured};
+use crate::{announce, measured, wanted};
 use slat::{
-    Access, Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange, Guard, Hpa,
-    Inactive, Member, PageSize, Pages, Removed, Software, TableCache, Tables, Vmid,
+    Access, AddressSpace, Ageing, Ages, Attributes, BreakBeforeMake, Format, Frame, Gpa, GpaRange,
+    Guard, Hpa, Inactive, Member, PageSize, Pages, Removed, Software, TableCache, Tables, Vmid,
 };
 use std::hint::black_box;
 use std::io;
@@ -60,26 +60,82 @@ impl Bench {
         (memory, leaf, attributes): (Option<GpaRange>, PageSize, Attributes),
         work: impl FnOnce(&mut Inside<'_, F>, &mut TableCache<'static, F, Machine>) -> R,
     ) -> io::Result<()> {
-        let breaks =
-            if F::REFILL_BREAKS { BreakBeforeMake::Always } else { BreakBeforeMake::Never };
-        let machine = Machine::leaked(breaks);
-        let storage: Vec<Option<Frame>> = (0..TABLES).map(|_| None).collect();
-        let mut cache = TableCache::new(machine, storage.leak());
-        cache.fill(TABLES).expect("the machine has as many");
-        let mut tables =
-            Inactive::new(F::default(), Vmid(1), 40, machine).expect("the format has 40 bits");
-        if let Some(range) = memory {
-            tables.map(range, Hpa(HOST), attributes, leaf, &mut cache).expect("nothing is mapped");
+        if !wanted(self.format, operation) {
+            return Ok(());
         }
-        cache.fill(TABLES).expect("the machine has as many");
-        let tables: &'static Tables<'static, F, Machine> = Box::leak(Box::new(tables.activate()));
-        let mut member = Member::join(machine).expect("nobody else has a seat");
-        let mut guard = tables.enter(&mut member).expect("the seat is of this machine");
+        let (tables, member, mut cache) = prepare::<F>((memory, leaf, attributes));
+        let mut guard = tables.enter(member).expect("the seat is of this machine");
         announce(self.format, operation, units)?;
         black_box(measured(|| work(&mut guard, &mut cache)));
         guard.complete();
         Ok(())
     }
+
+    /// Counts `work` beside tables that map all pages: it enters them itself.
+    fn count_outside<F: Format + Default, R>(
+        &self,
+        operation: &str,
+        work: impl FnOnce(&Tables<'static, F, Machine>, &mut Member<'static, Machine>) -> R,
+    ) -> io::Result<()> {
+        if !wanted(self.format, operation) {
+            return Ok(());
+        }
+        let memory = (Some(pages(PAGES)), PAGE, Attributes::RAM);
+        let (tables, member, _) = prepare::<F>(memory);
+        announce(self.format, operation, PAGES)?;
+        black_box(measured(|| work(tables, member)));
+        Ok(())
+    }
+
+    /// Counts `work` on an owner's tables, which map `memory`, if any, in pages.
+    fn count_owned<F: Format + Default, R>(
+        &self,
+        operation: &str,
+        memory: Option<GpaRange>,
+        work: impl FnOnce(&mut AddressSpace<'static, F, Machine>) -> R,
+    ) -> io::Result<()> {
+        if !wanted(self.format, operation) {
+            return Ok(());
+        }
+        let machine = machine::<F>();
+        let space = AddressSpace::new(F::default(), Vmid(1), 40, machine);
+        let mut space = space.expect("the format has 40 bits");
+        if let Some(range) = memory {
+            space.map(range, Hpa(HOST), Attributes::RAM, PAGE).expect("nothing is mapped");
+        }
+        announce(self.format, operation, PAGES)?;
+        black_box(measured(|| work(&mut space)));
+        Ok(())
+    }
+}
+
+fn machine<F: Format>() -> &'static Machine {
+    Machine::leaked(match F::REFILL_BREAKS {
+        true => BreakBeforeMake::Always,
+        false => BreakBeforeMake::Never,
+    })
+}
+
+/// Tables that map `memory`, if any, by `leaf` with `attributes`; a seat, and table pages.
+fn prepare<F: Format + Default>(
+    (memory, leaf, attributes): (Option<GpaRange>, PageSize, Attributes),
+) -> (
+    &'static Tables<'static, F, Machine>,
+    &'static mut Member<'static, Machine>,
+    TableCache<'static, F, Machine>,
+) {
+    let machine = machine::<F>();
+    let storage: Vec<Option<Frame>> = (0..TABLES).map(|_| None).collect();
+    let mut cache = TableCache::new(machine, storage.leak());
+    cache.fill(TABLES).expect("the machine has as many");
+    let mut tables =
+        Inactive::new(F::default(), Vmid(1), 40, machine).expect("the format has 40 bits");
+    if let Some(range) = memory {
+        tables.map(range, Hpa(HOST), attributes, leaf, &mut cache).expect("nothing is mapped");
+    }
+    cache.fill(TABLES).expect("the machine has as many");
+    let member = Member::join(machine).expect("nobody else has a seat");
+    (Box::leak(Box::new(tables.activate())), Box::leak(Box::new(member)), cache)
 }
 
 /// Counts all operations on tables of one format.
@@ -144,6 +200,14 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
             guard.age(pages(PAGES), &mut ages, Ageing::LEAVES).expect("the bitmap is long enough")
         })?;
     }
+    bench.count::<F, _>("age, page by page", PAGES, all, |guard, _| {
+        let (mut young, mut unanswered) = ([0; 1], [0; 1]);
+        for page in each() {
+            let mut ages = Ages { young: &mut young, unanswered: &mut unanswered };
+            let aged = guard.age(page, &mut ages, Ageing::LEAVES);
+            black_box(aged.expect("the bitmap is long enough"));
+        }
+    })?;
     if hardware_marks {
         bench.count::<F, _>("harvest, all dirty", PAGES, all, |guard, _| {
             guard.harvest(pages(PAGES), &mut [0; WORDS]).expect("no block is cut")
@@ -168,10 +232,43 @@ pub fn all<F: Format + Default>(format: &'static str) -> io::Result<()> {
         addresses.iter().filter(|gpa| guard.translate(**gpa).is_ok()).count()
     })?;
     bench.count::<F, _>("list leaves", PAGES, all, |guard, _| {
-        guard.leaves(pages(PAGES)).expect("the range is the tables'").count()
+        let leaves = guard.leaves(pages(PAGES)).expect("the range is the tables'");
+        leaves.map(|leaf| black_box(&leaf).is_ok()).filter(|found| *found).count()
     })?;
     bench.count::<F, _>("maintain caches", PAGES, all, |guard, _| {
         guard.flush(pages(PAGES)).expect("no block is cut")
+    })?;
+    bench.count_outside::<F, _>("translate, random, a guard each", |tables, member| {
+        let found = |gpa: &&Gpa| {
+            let guard = tables.enter(member).expect("the seat is of this machine");
+            guard.translate(**gpa).is_ok()
+        };
+        addresses.iter().filter(found).count()
+    })?;
+    bench.count_outside::<F, _>("enter and leave", |tables, member| {
+        for _ in 0..PAGES {
+            black_box(tables.enter(member).expect("the seat is of this machine").vmid());
+        }
+    })?;
+    bench.count_owned::<F, _>("owned: map, page by page", None, |space| {
+        for page in each() {
+            space.map(page, host(&page), Attributes::RAM, PAGE).expect("nothing is mapped");
+        }
+    })?;
+    let memory = Some(pages(PAGES));
+    bench.count_owned::<F, _>("owned: look up, random", memory, |space| {
+        addresses.iter().filter(|gpa| black_box(&space.query(**gpa)).is_some()).count()
+    })?;
+    bench.count_owned::<F, _>("owned: unmap, page by page", memory, |space| {
+        each()
+            .map(|page| space.unmap(page, |run| _ = black_box(run)).expect("no block"))
+            .sum::<u64>()
+    })?;
+    bench.count_owned::<F, _>("owned: discard, 16 pages a call", memory, |space| {
+        for first in each().step_by(16) {
+            let range = GpaRange::new(first.start(), 16 * PAGE.bytes());
+            space.discard(range.expect("it is not empty")).expect("no block is cut");
+        }
     })?;
     let huge = in_blocks(Attributes::RAM);
     bench.count::<F, _>("split blocks to pages", BLOCKS * 512, huge, |guard, cache| {

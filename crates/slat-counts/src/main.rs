@@ -6,6 +6,9 @@
 //! what happens inside [`measured`] is counted: callgrind is told the name of that function, and
 //! writes its counters each time it returns. So the program prints, in the order of the
 //! measurements, what each was of and how many pages (or other units) it worked on.
+//!
+//! With an argument it measures only what has the argument in its name, such as `arm64: relax`:
+//! counts of one row, or where its instructions are.
 
 mod engine;
 mod guest;
@@ -19,6 +22,12 @@ use std::io::{self, Write as _};
 #[inline(never)]
 fn measured<R>(operation: impl FnOnce() -> R) -> R {
     black_box(operation())
+}
+
+/// Whether the command line asks for this measurement.
+fn wanted(format: &str, operation: &str) -> bool {
+    let name = format!("{format}: {operation}");
+    std::env::args().nth(1).is_none_or(|part| name.contains(&part))
 }
 
 /// Says what the next measurement is of. callgrind writes the counters of the one before.

@@ -33,6 +33,7 @@ impl Counts {
 }
 
 impl AddAssign for Counts {
+    #[inline]
     fn add_assign(&mut self, other: Self) {
         self.slots_read += other.slots_read;
         self.slots_written += other.slots_written;

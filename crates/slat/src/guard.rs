@@ -136,6 +136,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     /// Executes what is owed, and what others dropped, and returns once it has completed on all
     /// CPUs.
+    #[inline]
     pub fn complete(&mut self) {
         let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
         if self.live {
@@ -199,6 +200,7 @@ impl Done {
         }
     }
 
+    #[inline]
     pub fn merge(&mut self, other: Self) {
         self.bytes += other.bytes;
         self.counts += other.counts;

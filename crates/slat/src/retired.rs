@@ -87,6 +87,7 @@ impl List {
         self.0.swap(0, Ordering::AcqRel)
     }
 
+    #[inline]
     fn is_empty(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
@@ -117,8 +118,10 @@ struct Forgotten {
 }
 
 impl Forgotten {
+    #[inline]
     fn lists(&self, order: Ordering) -> [u64; 2] {
-        self.lists.each_ref().map(|list| list.load(order))
+        let [unlinked, invalidated] = &self.lists;
+        [unlinked.load(order), invalidated.load(order)]
     }
 
     fn set(&self, lists: [u64; 2]) {
@@ -157,6 +160,14 @@ impl Retired {
         self.unlinked.push(platform, chain);
     }
 
+    /// Whether there is no table to give back.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.unlinked.is_empty()
+            && self.invalidated.is_empty()
+            && self.forgotten.lists(Ordering::Acquire) == [0, 0]
+    }
+
     /// Gives back what no walker can be in; returns how many. `invalidate` is called for tables
     /// that hardware may hold, `now` says from which reading on software has left, `passed` whether
     /// it has.
@@ -167,10 +178,7 @@ impl Retired {
         now: impl Fn() -> u64,
         passed: impl Fn(u64) -> bool,
     ) -> usize {
-        let idle = self.unlinked.is_empty()
-            && self.invalidated.is_empty()
-            && self.forgotten.lists(Ordering::Acquire) == [0, 0];
-        if idle || !self.turn.take() {
+        if self.is_idle() || !self.turn.take() {
             return 0;
         }
         let mut freed = self.forgotten.free::<F>(platform, &passed);

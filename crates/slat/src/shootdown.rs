@@ -135,6 +135,7 @@ impl Owed {
     /// A leaf size narrows it only where changes of size break the entry first: elsewhere a CPU
     /// may hold the block of a split whose shootdown is still owed, and an invalidation of pages
     /// alone may leave it.
+    #[inline]
     pub fn invalidation(&self, vmid: Vmid, breaks: bool) -> Option<Invalidation> {
         if self.is_nothing() {
             return None;

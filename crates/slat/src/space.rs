@@ -284,14 +284,28 @@ impl<'p, F: Format, P: Platform> AddressSpace<'p, F, P> {
     pub fn unmap(
         &mut self,
         range: GpaRange,
-        mut removed: impl FnMut(Removed),
+        removed: impl FnMut(Removed),
     ) -> Result<u64, Halted<SpaceError>> {
         self.cursor.forget();
+        // A page is one run.
+        if range.size() == 1 << F::PAGE_SHIFT {
+            self.unmap_runs(range, &mut [Place::EMPTY], removed)
+        } else {
+            self.unmap_runs(range, &mut [const { Place::EMPTY }; RUNS], removed)
+        }
+    }
+
+    #[inline]
+    fn unmap_runs(
+        &mut self,
+        range: GpaRange,
+        places: &mut [Place],
+        mut removed: impl FnMut(Removed),
+    ) -> Result<u64, Halted<SpaceError>> {
         let (mut left, mut bytes) = (range, 0);
         loop {
-            let mut places = [Place::EMPTY; RUNS];
             let mut guard = self.tables.exclusive();
-            let mut removals = guard.removals(&mut places);
+            let mut removals = guard.removals(places);
             let result = guard.unmap(left, &mut removals);
             for run in removals.complete() {
                 bytes += run.bytes;

@@ -185,6 +185,16 @@ pub(crate) fn load_run<const N: usize>(run: &[Slot; N]) -> Run<N> {
     loaded
 }
 
+/// The bits that any of a run of slots has, as [`load_run`] loads them.
+#[inline(always)]
+pub(crate) fn any<const N: usize>(run: &[Slot; N]) -> u64 {
+    let mut any = 0;
+    for slot in run {
+        any |= slot.peek();
+    }
+    any
+}
+
 /// Values of a run of slots.
 pub(crate) struct Run<const N: usize> {
     pub raws: [u64; N],

@@ -253,6 +253,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     /// What CPUs know the guest by: for the register that holds it beside the root.
+    #[inline]
     pub fn vmid(&self) -> Vmid {
         Vmid(self.vmid.load(Ordering::Acquire) as u16)
     }
@@ -434,6 +435,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         range.check(F::PAGE_SHIFT, self.geometry.address_bits)
     }
 
+    #[inline]
     pub(crate) fn invalidation(&self, owed: &Owed) -> Option<Invalidation> {
         if owed.is_nothing() {
             return None;
@@ -443,6 +445,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     }
 
     /// The VMID, read after what was changed before: see [`Tables::renew`].
+    #[inline]
     fn current(&self) -> Vmid {
         agreed();
         self.vmid()
@@ -452,6 +455,7 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     ///
     /// What was dropped counts as covered only after the invalidation: who finds it so, and
     /// returns, relies on it.
+    #[inline]
     pub(crate) fn complete(&self, owed: Owed) {
         if !self.pending.is_covered() {
             self.complete_all();
@@ -523,7 +527,16 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
     /// that have not completed until they have. Walk caches are invalidated first, once for all
     /// tables whose own invalidation has not completed. One thread at a time does the work; another
     /// returns 0.
+    #[inline]
     pub fn reclaim(&self) -> usize {
+        if self.retired.is_idle() {
+            return 0;
+        }
+        self.reclaim_retired()
+    }
+
+    #[inline(never)]
+    fn reclaim_retired(&self) -> usize {
         let grace = self.platform.grace();
         let now = || grace.advance();
         let passed = |reading| grace.passed(reading, self.seat);

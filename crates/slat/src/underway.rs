@@ -136,11 +136,13 @@ impl Underway {
         self.now.load(Ordering::Acquire)
     }
 
+    #[inline]
     pub fn begin(&self) {
         self.now.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The invalidation of `count` of them has completed.
+    #[inline]
     pub fn end(&self, count: u64) {
         if count != 0 {
             self.now.fetch_add(count.wrapping_neg(), Ordering::AcqRel);

@@ -107,6 +107,12 @@ impl Budget {
         Self { left: slots, spent: false }
     }
 
+    /// Whether somebody set it: no walk is as long as what none begins with.
+    #[inline(always)]
+    pub const fn is_bounded(&self) -> bool {
+        self.left < u64::MAX / 2
+    }
+
     /// Whether nothing is left after so many slots.
     #[inline(always)]
     fn spend(&mut self, slots: u64) -> bool {
@@ -136,7 +142,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    const NONE: Self = Self { read: 0, changed: 0, start: 0, end: 0 };
+    pub const NONE: Self = Self { read: 0, changed: 0, start: 0, end: 0 };
 
     /// Counts the entry as changed.
     #[inline(always)]
@@ -257,7 +263,7 @@ pub(crate) fn change_run<F: Format>(
 
 /// Visits each page of a run; returns how many, from its start, are done with.
 #[inline(always)]
-fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
+pub(crate) fn visit_each<'t, F: Format, V: Visitor<'t, F> + ?Sized>(
     visitor: &mut V,
     run: &'t [Slot; RUN],
     raws: &[u64; RUN],
@@ -417,6 +423,19 @@ fn table<'t, F: Format, P: Platform, V: Visitor<'t, F>, const LEVEL: u8>(
     let mut at = start;
     let mut tally = Tally::NONE;
     let mut result = Ok(());
+    // Most tables in which nothing needs a visit show it from the start. Apart from the runs that
+    // are looked into, whose values take registers.
+    if LEVEL == 0
+        && let Some(wanted) = V::QUIET
+    {
+        while let Some((run, rest)) = slots.split_first_chunk::<RUN>()
+            && table::any(run) & (wanted | F::MARK) == 0
+        {
+            tally.read += RUN as u64;
+            at += (RUN as u64) << shift;
+            slots = rest;
+        }
+    }
     loop {
         if let Some(run) = slots.first_chunk::<RUN>() {
             let passed = pass_run::<F, V, LEVEL>(run, at, visitor, &mut tally);

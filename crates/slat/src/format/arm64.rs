@@ -127,6 +127,20 @@ const fn mem_attr(memory: Memory) -> (u64, u64) {
     }
 }
 
+/// What MemAttr says, without FEAT_S2FWB and with it: a load tells sooner than comparisons do.
+const MEMORY: [[Memory; 16]; 2] = {
+    let mut types = [[Memory::DeviceStrict; 16]; 2];
+    let mut forced = 0;
+    while forced < 2 {
+        types[forced][0b0101] = Memory::NonCacheable;
+        types[forced][0b0001] = Memory::Device;
+        forced += 1;
+    }
+    types[0][0b1111] = Memory::Normal;
+    types[1][0b0110] = Memory::Normal;
+    types
+};
+
 /// `XN[1:0]`, bits 54:53.
 const fn xn(execute: Execute) -> u64 {
     match execute {
@@ -247,6 +261,7 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
         Ok(Geometry { address_bits, root_level, root_slots: 1 << bits })
     }
 
+    #[inline(always)]
     fn output_bits(&self) -> u32 {
         self.output_bits.min(Self::MAX_BITS)
     }
@@ -310,12 +325,8 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
             read: raw & S2AP_READ != 0,
             write: raw & (S2AP_WRITE | DBM) != 0,
             execute: execute(raw),
-            memory: match (raw >> MEM_ATTR_SHIFT & 0b1111, self.forced_write_back) {
-                (0b1111, false) | (0b0110, true) => Memory::Normal,
-                (0b0101, _) => Memory::NonCacheable,
-                (0b0001, _) => Memory::Device,
-                _ => Memory::DeviceStrict,
-            },
+            memory: MEMORY[usize::from(self.forced_write_back)]
+                [(raw >> MEM_ATTR_SHIFT & 0b1111) as usize],
             accessed: raw & AF != 0,
             dirty: raw & (S2AP_WRITE | SW_DIRTY) != 0,
             software: Software::decode(raw, SW_USER),
@@ -404,6 +415,7 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
         }
     }
 
+    #[inline(always)]
     fn forces_caches(&self) -> bool {
         self.forced_write_back
     }

@@ -179,6 +179,22 @@ impl fmt::Display for MissingCapabilities {
 
 impl core::error::Error for MissingCapabilities {}
 
+/// By the memory type and, above its bits, IPAT: a load tells sooner than comparisons do.
+const MEMORY_TYPES: [Memory; 16] = {
+    assert!(IPAT == (MEMORY + (1 << MEMORY_SHIFT)), "the next bit above the type's");
+    let mut types = [Memory::DeviceStrict; 16];
+    let mut ignores_pat = 0;
+    while ignores_pat < 16 {
+        types[ignores_pat + WRITE_BACK as usize] = Memory::Normal;
+        types[ignores_pat + WRITE_THROUGH as usize] = Memory::Normal;
+        types[ignores_pat + WRITE_PROTECTED as usize] = Memory::Normal;
+        types[ignores_pat + WRITE_COMBINING as usize] = Memory::NonCacheable;
+        ignores_pat += 8;
+    }
+    types[UNCACHEABLE as usize] = Memory::Device;
+    types
+};
+
 /// The bits of a right to execute, with mode-based execute control.
 const fn execute_bits(execute: Execute) -> u64 {
     match execute {
@@ -247,6 +263,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         Ok(Geometry { address_bits, root_level, root_slots: 1 << bits })
     }
 
+    #[inline(always)]
     fn output_bits(&self) -> u32 {
         self.output_bits.min(Self::MAX_OUTPUT_BITS)
     }
@@ -322,12 +339,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
             read: raw & R != 0,
             write: raw & W != 0,
             execute: execute(raw, user),
-            memory: match (raw & MEMORY) >> MEMORY_SHIFT {
-                WRITE_BACK | WRITE_THROUGH | WRITE_PROTECTED => Memory::Normal,
-                WRITE_COMBINING => Memory::NonCacheable,
-                UNCACHEABLE if raw & IPAT == 0 => Memory::Device,
-                _ => Memory::DeviceStrict,
-            },
+            memory: MEMORY_TYPES[(raw >> MEMORY_SHIFT & 0b1111) as usize],
             accessed: raw & A != 0,
             dirty: raw & D != 0,
             software: Software::decode(raw, SW_USER),
@@ -411,6 +423,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         }
     }
 
+    #[inline(always)]
     fn records_accessed(&self) -> bool {
         self.accessed_dirty
     }

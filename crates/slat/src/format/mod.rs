@@ -210,6 +210,7 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
 
     /// Whether the use of a leaf that is not accessed leaves a trace: hardware marks it, or the use
     /// faults.
+    #[inline(always)]
     fn records_accessed(&self) -> bool {
         true
     }
@@ -224,6 +225,7 @@ pub unsafe trait Format: Copy + Send + Sync + 'static {
 
     /// Whether a guest that switches its caches off uses them all the same (x86; Arm with
     /// FEAT_S2FWB in use): else what it does past them has to be seen to.
+    #[inline(always)]
     fn forces_caches(&self) -> bool {
         true
     }

@@ -204,6 +204,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         Ok(Geometry { address_bits, root_level, root_slots: 1 << bits })
     }
 
+    #[inline(always)]
     fn output_bits(&self) -> u32 {
         self.output_bits.min(Self::MAX_OUTPUT_BITS)
     }

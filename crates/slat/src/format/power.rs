@@ -219,6 +219,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
         Ok(Geometry { address_bits, root_level: ROOT_LEVEL, root_slots: 1 << ROOT_BITS })
     }
 
+    #[inline(always)]
     fn output_bits(&self) -> u32 {
         self.output_bits.min(MAX_OUTPUT_BITS)
     }

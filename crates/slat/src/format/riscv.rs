@@ -246,6 +246,7 @@ unsafe impl Format for RiscV {
         }
     }
 
+    #[inline(always)]
     fn output_bits(&self) -> u32 {
         self.output_bits.min(MAX_OUTPUT_BITS)
     }

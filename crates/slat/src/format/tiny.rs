@@ -96,6 +96,7 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
         }
     }
 
+    #[inline(always)]
     fn output_bits(&self) -> u32 {
         self.0.output_bits()
     }
@@ -188,10 +189,12 @@ unsafe impl<F: Bits> Format for TwoSlots<F> {
         self.0.relaxed(raw, access)
     }
 
+    #[inline(always)]
     fn records_accessed(&self) -> bool {
         self.0.records_accessed()
     }
 
+    #[inline(always)]
     fn forces_caches(&self) -> bool {
         self.0.forces_caches()
     }

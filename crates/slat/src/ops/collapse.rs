@@ -250,6 +250,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
 }
 
 /// Seals a leaf, and returns it as it was.
+#[inline]
 fn seal<F: Format>(slot: &Slot, level: u8) -> Result<u64, Unfit> {
     for _ in 0..PATIENCE {
         let raw = slot.load();
@@ -271,6 +272,7 @@ fn seal<F: Format>(slot: &Slot, level: u8) -> Result<u64, Unfit> {
 
 /// Whether `raw`, child `index` of a table linked at `level`, belongs into the block that begins
 /// with `first`, whatever their bits of `state`.
+#[inline]
 fn continues<F: Format>(first: u64, raw: u64, state: u64, level: u8, index: usize) -> bool {
     let base = F::leaf_address(first, level - 1).0;
     let bits = |raw| F::attribute_bits(raw, level - 1) & !state;

@@ -18,6 +18,7 @@ use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, change_run};
 
 /// `NAMED`: for a consumer, who has marks as well.
+#[derive(Clone, Copy)]
 struct Clean<F, const NAMED: bool>(Take<F>);
 impl<F: Format, const NAMED: bool> Rule<F> for Clean<F, NAMED> {
     const QUIET: u64 = takes::<F, NAMED>();
@@ -130,7 +131,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// # Errors
     /// Those of [`Guard::clean`], at the first run of pages concerned: the runs before it are done.
     pub fn clean_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
-        pages.each::<F>(|range| self.clean(range))
+        let take = self.take();
+        if pages.runs().next().is_some() {
+            self.begin_clean();
+        }
+        self.rewrite_pages(pages, Clean::<_, false>(take))
     }
 
     /// [`Guard::clean`] for `consumer`: what others have not taken stays dirty for them. The pages
@@ -159,7 +164,13 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         consumer: Consumer,
         pages: &Pages<'_>,
     ) -> Result<u64, Halted<ChangeError>> {
-        pages.each::<F>(|range| self.clean_for(consumer, range))
+        // Pages that nobody names need no consumer.
+        if pages.runs().next().is_none() {
+            return Ok(0);
+        }
+        let take = self.take_for(consumer).map_err(|why| Halted { at: pages.start, why })?;
+        self.begin_clean();
+        self.rewrite_pages(pages, Clean::<_, true>(take))
     }
 }
 

@@ -1,12 +1,15 @@
 //! Looking without touching: translate, iterate, dump, and flush of what is mapped.
 
 use super::{ChangeError, folded};
-use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
-use crate::format::{Attributes, Execute, Format, Kind, Memory, Software};
+use crate::addr::{Gpa, GpaRange, Hpa, Levels, PageSize};
+use crate::format::{Attributes, Execute, Format, Kind, Memory, RUN, Software};
 use crate::guard::Guard;
 use crate::platform::{Maintenance, Platform};
+use crate::sync::acquired;
+use crate::table::Slot;
 use crate::tables::{Contended, Found, Halted, Tables, Translation};
-use core::fmt;
+use crate::walk::{Entry, Flow, Tally, Visitor, visit_each};
+use core::{fmt, slice};
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// What `gpa` translates to; `None` if nothing is mapped there.
@@ -35,7 +38,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`ChangeError::Range`]. An item is [`Contended`] where an entry stands frozen.
     pub fn leaves(&self, range: GpaRange) -> Result<Leaves<'_, F, P>, ChangeError> {
         self.tables.check(&range).map_err(ChangeError::Range)?;
-        Ok(Leaves { tables: self.tables, at: range.start().0, end: range.end().0 })
+        Ok(Leaves::new(self.tables, range.start().0, range.end().0))
     }
 
     /// Makes the guest's memory in `range` coherent: of all cacheable leaves that are mapped, as
@@ -46,26 +49,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`ChangeError::Range`]; [`ChangeError::Contended`] at a frozen entry: everything before it
     /// is done.
     pub fn flush(&mut self, range: GpaRange) -> Result<u64, Halted<ChangeError>> {
-        let leaves = match self.leaves(range) {
-            Ok(leaves) => leaves,
-            Err(why) => return Self::halted(range.start(), why),
-        };
-        let mut flushed = 0;
-        for leaf in leaves {
-            let leaf = match leaf {
-                Ok(leaf) => leaf,
-                Err(Contended { at }) => return Self::halted(at, ChangeError::Contended),
-            };
-            if leaf.attributes.memory != Memory::Normal {
-                continue;
-            }
-            let start = leaf.gpa.0.max(range.start().0);
-            let end = (leaf.gpa.0 + leaf.size.bytes()).min(range.end().0);
-            let hpa = Hpa(leaf.hpa.0 + (start - leaf.gpa.0));
-            self.tables.platform.maintain(hpa, end - start, Maintenance::Data);
-            flushed += end - start;
+        if let Err(why) = self.tables.check(&range) {
+            return Self::halted(range.start(), ChangeError::Range(why));
         }
-        Ok(flushed)
+        let mut visitor = Flush { tables: self.tables, at: range.start().0, flushed: 0 };
+        match self.tables.walk(range.start().0, range.end().0, &mut visitor) {
+            Ok(()) => Ok(visitor.flushed),
+            Err(at) => Self::halted(at, ChangeError::Contended),
+        }
     }
 
     /// The tables as text: a line for each run of neighbouring leaves that continue each other,
@@ -103,19 +94,25 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// The leaf, or group, that was found at `gpa`.
     #[inline(always)]
     fn leaf(&self, found: Found, gpa: u64) -> Result<Leaf, Contended> {
-        let Found { raw, level, writable } = found;
+        let Found { raw, level, .. } = found;
         if folded::<F>(raw) {
             return self.folded_leaf(level, gpa).ok_or(Contended { at: Gpa(gpa) });
         }
+        Ok(self.whole(found, gpa))
+    }
+
+    /// The leaf that was found at `gpa`, which is in no group.
+    #[inline(always)]
+    fn whole(&self, Found { raw, level, writable }: Found, gpa: u64) -> Leaf {
         let size = F::size(level);
         let mut attributes = self.format.decode(raw, level);
         attributes.write &= writable;
-        Ok(Leaf {
+        Leaf {
             gpa: Gpa(gpa & !(size.bytes() - 1)),
             hpa: F::leaf_address(raw, level),
             size,
             attributes,
-        })
+        }
     }
 
     #[cold]
@@ -129,6 +126,94 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
             attributes: self.format.decode(first, level),
         })
     }
+}
+
+/// Maintains caches of the memory behind leaves, each once.
+struct Flush<'t, F: Format, P: Platform> {
+    tables: &'t Tables<'t, F, P>,
+    /// Up to where it is done: a walk that begins anew comes by once more.
+    at: u64,
+    flushed: u64,
+}
+
+impl<F: Format, P: Platform> Flush<'_, F, P> {
+    #[inline(always)]
+    fn is_cached(&self, raw: u64, level: u8) -> bool {
+        self.tables.format.decode(raw, level).memory == Memory::Normal
+    }
+
+    #[inline(always)]
+    fn maintain(&mut self, hpa: Hpa, bytes: u64) {
+        // The leaf before what its memory was filled with: a walk's load orders nothing.
+        acquired();
+        self.tables.platform.maintain(hpa, bytes, Maintenance::Data);
+        self.flushed += bytes;
+    }
+
+    #[inline(always)]
+    fn leaf(&mut self, level: u8, entry: &Entry<'_>) {
+        if entry.end <= self.at {
+            return;
+        }
+        self.at = entry.end;
+        if self.is_cached(entry.raw, level) {
+            let offset = entry.start - entry.base::<F>(level);
+            let hpa = Hpa(F::leaf_address(entry.raw, level).0 + offset);
+            self.maintain(hpa, entry.end - entry.start);
+        }
+    }
+}
+
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Flush<'_, F, P> {
+    const LEVELS: Levels = Levels::ALL;
+
+    #[inline(always)]
+    fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, _: &mut Tally) -> Flow {
+        if kind == Kind::Leaf {
+            self.leaf(level, &entry);
+        }
+        Flow::Next
+    }
+
+    /// Pages that follow each other in the host, too, in one piece.
+    #[inline(always)]
+    fn visit_run(
+        &mut self,
+        run: &'t [Slot; RUN],
+        raws: &[u64; RUN],
+        at: u64,
+        tally: &mut Tally,
+    ) -> usize {
+        let first = F::leaf_address(raws[0], 0).0;
+        let mut one_piece = at >= self.at;
+        for (index, raw) in raws.iter().enumerate() {
+            let hpa = first.wrapping_add((index as u64) << F::PAGE_SHIFT);
+            one_piece &= F::kind(*raw, 0) == Kind::Leaf
+                && F::leaf_address(*raw, 0).0 == hpa
+                && self.is_cached(*raw, 0);
+        }
+        if !one_piece {
+            return visit_each(self, run, raws, at, tally);
+        }
+        let bytes = (RUN as u64) << F::PAGE_SHIFT;
+        self.at = at + bytes;
+        self.maintain(Hpa(first), bytes);
+        RUN
+    }
+
+    #[inline]
+    fn held(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
+        match F::kind(entry.raw, level) {
+            Kind::Sealed => {
+                self.leaf(level, entry);
+                Flow::Next
+            }
+            _ => Flow::Stop,
+        }
+    }
+
+    #[inline]
+    fn settle(&mut self, _: u8, _: Tally) {}
 }
 
 /// A page, block or group.
@@ -145,11 +230,76 @@ pub struct Leaf {
 }
 
 /// The leaves of a range: see [`Guard::leaves`].
+///
+/// Within a table of pages it steps from slot to slot. The table stays allocated while the guard is
+/// borrowed; where it was retired meanwhile, its slots say so, and the tables are walked anew. What
+/// the tables above withhold is looked at for each leaf.
 #[derive(Debug)]
 pub struct Leaves<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
     at: u64,
     end: u64,
+    /// The slots from `at` on of the table of pages that it is in; none, if it is in none yet.
+    ahead: slice::Iter<'g, Slot>,
+    /// What links the tables on the way there, where they may withhold rights.
+    above: [Option<&'g Slot>; 4],
+}
+
+impl<'g, F: Format, P: Platform> Leaves<'g, F, P> {
+    fn new(tables: &'g Tables<'g, F, P>, at: u64, end: u64) -> Self {
+        Self { tables, at, end, ahead: [].iter(), above: [None; 4] }
+    }
+
+    /// Whether all tables above let leaves be written.
+    #[inline(always)]
+    fn writable(&self) -> bool {
+        F::TABLE_WRITE == 0
+            || self.above.iter().flatten().all(|slot| {
+                let raw = slot.load();
+                raw & F::TABLE_WRITE == F::TABLE_WRITE
+            })
+    }
+
+    /// One step by a lookup: what is there, if it is a leaf or being changed.
+    #[inline(never)]
+    fn look(&mut self) -> Option<Result<Leaf, Contended>> {
+        let at = self.at;
+        let found = self.tables.lookup(at);
+        let level = found.level;
+        self.at = ((at >> F::shift(level)) + 1) << F::shift(level);
+        let item = match F::kind(found.raw, level) {
+            Kind::Leaf | Kind::Sealed => {
+                let leaf = self.tables.leaf(found, at);
+                if let Ok(leaf) = leaf {
+                    self.at = leaf.gpa.0 + leaf.size.bytes();
+                }
+                Some(leaf)
+            }
+            Kind::Frozen | Kind::Retired => Some(Err(Contended { at: Gpa(at) })),
+            Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table => None,
+        };
+        if level == 0 {
+            self.stay(at);
+        }
+        item
+    }
+
+    /// Goes on in the table of pages around `gpa`, if there is more of it.
+    fn stay(&mut self, gpa: u64) {
+        let mut above = [None; 4];
+        let (slots, level) = self.tables.descend(gpa, 0, |level, link| {
+            above[level as usize - 1] = Some(link.slot);
+        });
+        let table_end = ((gpa >> F::shift(1)) + 1) << F::shift(1);
+        let end = self.end.min(table_end);
+        if level != 0 || self.at >= end {
+            return;
+        }
+        let first = (self.at >> F::PAGE_SHIFT) as usize & (slots.len() - 1);
+        let pages = ((end - self.at) >> F::PAGE_SHIFT) as usize;
+        self.ahead = slots.get(first..first + pages).unwrap_or(&[]).iter();
+        self.above = above;
+    }
 }
 
 impl<F: Format, P: Platform> Iterator for Leaves<'_, F, P> {
@@ -157,24 +307,28 @@ impl<F: Format, P: Platform> Iterator for Leaves<'_, F, P> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        while self.at < self.end {
-            let at = self.at;
-            let found = self.tables.lookup(at);
-            let level = found.level;
-            self.at = ((at >> F::shift(level)) + 1) << F::shift(level);
-            match F::kind(found.raw, level) {
-                Kind::Leaf | Kind::Sealed => {
-                    let leaf = self.tables.leaf(found, at);
-                    if let Ok(leaf) = leaf {
-                        self.at = leaf.gpa.0 + leaf.size.bytes();
+        loop {
+            while let Some(slot) = self.ahead.next() {
+                let writable = self.writable();
+                let raw = slot.load();
+                let at = self.at;
+                match F::kind(raw, 0) {
+                    Kind::Leaf if !folded::<F>(raw) => {
+                        self.at += 1 << F::PAGE_SHIFT;
+                        let found = Found { raw, level: 0, writable };
+                        return Some(Ok(self.tables.whole(found, at)));
                     }
-                    return Some(leaf);
+                    Kind::Empty | Kind::Reserved | Kind::Owned => self.at += 1 << F::PAGE_SHIFT,
+                    _ => self.ahead = [].iter(),
                 }
-                Kind::Frozen | Kind::Retired => return Some(Err(Contended { at: Gpa(at) })),
-                Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Table => {}
+            }
+            if self.at >= self.end {
+                return None;
+            }
+            if let Some(item) = self.look() {
+                return Some(item);
             }
         }
-        None
     }
 }
 
@@ -198,7 +352,7 @@ impl<F: Format, P: Platform> fmt::Display for Dump<'_, F, P> {
             tables.vmid().0
         )?;
         let mut run: Option<(Leaf, u64)> = None;
-        for leaf in (Leaves { tables, at: 0, end: 1 << geometry.address_bits }) {
+        for leaf in Leaves::new(tables, 0, 1 << geometry.address_bits) {
             let leaf = match leaf {
                 Ok(leaf) => leaf,
                 Err(Contended { at }) => {

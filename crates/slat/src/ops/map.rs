@@ -114,7 +114,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// [`MapError::Owned`] unless that appeared while this mapping was being made.
     /// [`MapError::CacheEmpty`] and [`MapError::Contended`] leave everything mapped that precedes
     /// the address where it stopped.
-    #[inline]
+    #[inline(always)]
     pub fn map(
         &mut self,
         range: GpaRange,
@@ -151,7 +151,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 
     /// To the memory at an address, folded or not.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn map_by<C: Change>(
         &mut self,
         range: GpaRange,
@@ -170,11 +170,21 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         {
             return Ok(1 << F::PAGE_SHIFT);
         }
+        self.map_rest::<C>(plan, attributes, cache)
+    }
+
+    /// Apart, and with the plan by value: what fills one page keeps all in registers.
+    #[inline(never)]
+    fn map_rest<C: Change>(
+        &mut self,
+        mut plan: Plan,
+        attributes: Attributes,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<u64, Halted<MapError>> {
         let (mut budget, end) = (self.budget, plan.end);
-        let mut plan = plan;
         // A single page cannot be half done. Not inside the walk that maps: their frames do not
         // add.
-        if range.size() > 1 << F::PAGE_SHIFT {
+        if plan.end - plan.start > 1 << F::PAGE_SHIFT {
             plan.end = self.check_empty(&plan, &mut budget)?;
         }
         let bytes = self.map_walk::<C>(&plan, budget, &attributes, cache)?;
@@ -262,20 +272,26 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         if !self.fill_page::<C>(slots, gpa, hpa, plan.bits, attributes) {
             return false;
         }
-        let accessed = |slot: &&Slot| slot.load() & F::TABLE_ACCESSED == F::TABLE_ACCESSED;
-        if F::TABLE_ACCESSED != 0 {
-            // The leaf before the tables' marks, as in `walk::touch`.
-            agreed();
-        }
-        if F::TABLE_ACCESSED != 0
-            && !above[..self.geometry().root_level as usize].iter().all(accessed)
-        {
-            self.touch_above(gpa, 0);
-        }
+        self.touched(gpa, &above);
         self.platform.publish();
         counts.slots_read += u64::from(self.geometry().root_level) + 1;
         counts.slots_written += 1;
         true
+    }
+
+    /// After the leaf of a page became accessed: marks the tables `above` it, whose slots are given
+    /// by their level less one.
+    #[inline(always)]
+    pub(super) fn touched(&self, gpa: u64, above: &[&Slot; 4]) {
+        if F::TABLE_ACCESSED == 0 {
+            return;
+        }
+        // The leaf before the tables' marks, as in `walk::touch`.
+        agreed();
+        let accessed = |slot: &&Slot| slot.load() & F::TABLE_ACCESSED == F::TABLE_ACCESSED;
+        if !above[..self.geometry().root_level as usize].iter().all(accessed) {
+            self.touch_above(gpa, 0);
+        }
     }
 
     /// Fills the slot of a page, of its table's `slots`, if it is empty: whether it was.

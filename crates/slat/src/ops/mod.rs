@@ -198,17 +198,33 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// cannot split refuse it before they change anything.
     fn cut_block(&self, range: &GpaRange, refused: impl Fn(&Found) -> bool) -> Option<PageSize> {
         let (start, end) = (range.start().0, range.end().0);
-        [start, end].into_iter().find_map(|edge| {
+        for edge in [start, end] {
             // An edge that is a multiple of the largest leaf cuts nothing.
             if edge & (F::size(F::LARGEST_LEAF).bytes() - 1) == 0 {
-                return None;
+                continue;
             }
             let found = self.lookup(edge);
             let Found { raw, level, .. } = found;
+            if level == 0 && (start ^ (end - 1)) >> F::shift(1) == 0 {
+                // All of the range is in a table of pages.
+                return None;
+            }
             let leaf = matches!(F::kind(raw, level), Kind::Leaf | Kind::Sealed);
-            let cut = leaf && edge & (F::size(level).bytes() - 1) != 0 && refused(&found);
-            cut.then(|| F::size(level))
-        })
+            if leaf && edge & (F::size(level).bytes() - 1) != 0 && refused(&found) {
+                return Some(F::size(level));
+            }
+        }
+        None
+    }
+
+    /// What every change of a range's leaves refuses at once, but blocks where the range is one
+    /// page: that cannot be half done, and the walk itself finds the block that it would cut.
+    #[inline(always)]
+    fn check_change_of_many(&self, range: &GpaRange) -> Result<(), Refusal> {
+        if range.size() == 1 << F::PAGE_SHIFT {
+            return self.check(range).map_err(Refusal::Range);
+        }
+        self.check_change(range)
     }
 
     /// Refuses a bitmap that is too short for the pages of `range`.

@@ -16,12 +16,13 @@ pub struct Pages<'b> {
 
 impl<'b> Pages<'b> {
     /// Maximal runs of set bits: where each begins, and how many bits it has.
+    #[inline]
     pub fn runs(&self) -> impl Iterator<Item = (usize, usize)> + use<'b> {
         Runs { bits: self.bits, next: 0 }
     }
 
     /// Calls `change` for each run of pages, in ascending order, until it fails; returns the sum.
-    #[inline]
+    #[inline(always)]
     pub(super) fn each<F: Format>(
         &self,
         mut change: impl FnMut(GpaRange) -> Result<u64, Halted<ChangeError>>,
@@ -47,6 +48,7 @@ struct Runs<'b> {
 impl Iterator for Runs<'_> {
     type Item = (usize, usize);
 
+    #[inline]
     fn next(&mut self) -> Option<(usize, usize)> {
         let first = self.seek(|word| word)?;
         self.next = first;
@@ -57,6 +59,7 @@ impl Iterator for Runs<'_> {
 
 impl Runs<'_> {
     /// The first bit from `next` on that `wanted` has set.
+    #[inline(always)]
     fn seek(&self, wanted: impl Fn(u64) -> u64) -> Option<usize> {
         let mut at = self.next;
         while let Some(&word) = self.bits.get(at / 64) {

@@ -267,8 +267,12 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
     ) -> usize {
         let size = F::size(level);
         let frozen = F::frozen(Hpa(0));
-        let freeze = |(slot, raw): &(&Slot, &u64)| slot.exchange(**raw, frozen).is_ok();
-        let held = slots.iter().zip(raws).take_while(freeze).count();
+        let most = slots.len().min(raws.len()).min(news.len());
+        // By index, as `zip` is a call where crates are not optimised as one.
+        let mut held = 0;
+        while held < most && slots[held].exchange(raws[held], frozen).is_ok() {
+            held += 1;
+        }
         let bytes = held as u64 * size.bytes();
         let mut stale = Owed::NOTHING;
         if held != 0 {
@@ -278,11 +282,11 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
             self.tables.platform.invalidate(&what);
             self.done.counts.invalidations += 1;
         }
-        for (index, (slot, new)) in slots.iter().zip(news).take(held).enumerate() {
+        for index in 0..held {
             if retyped >> index & 1 == 1 {
                 self.maintain(gpa + index as u64 * size.bytes(), size.bytes(), true);
             }
-            slot.release(frozen, *new);
+            slots[index].release(frozen, news[index]);
         }
         self.done.counts.broken += held as u64;
         self.done.counts.slots_written += 2 * held as u64;

@@ -76,6 +76,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// [`MapError::Occupied`] where a leaf is there already: the fault has been answered, or asks
     /// for [`Guard::relax`]; [`MapError::Owned`]; [`MapError::CacheEmpty`];
     /// [`MapError::Contended`]. Nothing was reserved.
+    #[inline]
     pub fn reserve<'g>(
         &'g mut self,
         gpa: Gpa,
@@ -223,6 +224,7 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
     /// [`MapError::HostAddress`], also for one that is not a multiple of the leaf's or group's
     /// size, and
     /// [`MapError::Attributes`]: nothing is mapped.
+    #[inline]
     pub fn commit(self, hpa: Hpa, attributes: Attributes) -> Result<Option<u64>, MapError> {
         let leaf = self.leaf(hpa, attributes)?;
         let Self { tables, counts, .. } = self;

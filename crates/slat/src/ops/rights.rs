@@ -20,7 +20,8 @@ use crate::format::{Access, Attributes, Execute, Format, Kind, Rights, Software}
 use crate::granted::Granted;
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
-use crate::table::Slot;
+use crate::sync::acquired;
+use crate::table::{Slot, slot};
 use crate::tables::{Found, Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::marker::PhantomData;
@@ -47,7 +48,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Those of [`Guard::write_protect`], at the first run of pages concerned: the runs before it
     /// are done.
     pub fn write_protect_pages(&mut self, pages: &Pages<'_>) -> Result<u64, Halted<ChangeError>> {
-        pages.each::<F>(|range| self.write_protect(range))
+        self.rewrite_pages(pages, NoWrite)
     }
 
     #[inline]
@@ -106,7 +107,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// would get the right. A block that is fit for the access already is not refused, and a read
     /// covers the whole block. [`ChangeError::Contended`] leaves everything done that precedes the
     /// address where it stopped.
-    #[inline]
+    #[inline(always)]
     pub fn relax(
         &mut self,
         range: GpaRange,
@@ -121,7 +122,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// # Errors
     /// Nothing is done on [`ChangeError::Attributes`], of bits that the format lacks, and on
     /// [`ChangeError::Consumers`]; otherwise those of [`Guard::relax`].
-    #[inline]
+    #[inline(always)]
     pub fn relax_where(
         &mut self,
         range: GpaRange,
@@ -131,8 +132,23 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let format = self.tables.format;
         let needed = self.bits(range, software)?;
         match access {
-            Access::Read => self.grant(range, ForRead(format, needed)),
             Access::Write => self.grant(range, ForWrite(format, needed)),
+            access => self.relax_to_look(range, access, needed),
+        }
+    }
+
+    /// [`Guard::relax_where`] for a read or a fetch: apart, so that what faults call most is small
+    /// enough to become part of its caller in any profile.
+    #[inline(never)]
+    fn relax_to_look(
+        &mut self,
+        range: GpaRange,
+        access: Access,
+        needed: u64,
+    ) -> Result<Granted<'t, 'p, F, P>, Halted<ChangeError>> {
+        let format = self.tables.format;
+        match access {
+            Access::Read => self.grant(range, ForRead(format, needed)),
             fetch => self.grant(range, ForExecute(format, needed, fetch)),
         }
     }
@@ -202,7 +218,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// [`Guard::rewrite`] by a rule that gives rights.
-    #[inline]
+    #[inline(always)]
     fn grant<R: Rule<F>>(
         &mut self,
         range: GpaRange,
@@ -246,8 +262,126 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 
     /// Rewrites each leaf by `rule`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn rewrite<C: Change, R: Rule<F>>(
+        &mut self,
+        range: GpaRange,
+        rule: R,
+    ) -> Result<u64, Halted<ChangeError>> {
+        if range.size() == 1 << F::PAGE_SHIFT
+            && self.tables.check(&range).is_ok()
+            && let Some(bytes) = self.rewrite_page::<C, R>(range.start().0, &rule)
+        {
+            return Ok(bytes);
+        }
+        self.rewrite_walk::<C, R>(range, rule)
+    }
+
+    /// Rewrites the leaf of a page whose table is there, as a fault does, without a walk; returns
+    /// the bytes that changed. Whatever else it meets it leaves to the walk.
+    #[inline(always)]
+    fn rewrite_page<C: Change, R: Rule<F>>(&mut self, gpa: u64, rule: &R) -> Option<u64> {
+        let tables = self.tables;
+        let mut above = [&tables.root_slots()[0]; 4];
+        let mut common = !0;
+        let (slots, level) = tables.descend(gpa, 0, |level, link| {
+            if R::TOUCHES && F::TABLE_ACCESSED != 0 {
+                above[level as usize - 1] = link.slot;
+            }
+            common &= link.raw;
+        });
+        if level > 0 || R::WRITES && common & F::TABLE_WRITE != F::TABLE_WRITE {
+            return None;
+        }
+        let slot = slot::<F>(slots, gpa, 0);
+        let raw = slot.load();
+        if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
+            return None;
+        }
+        let changed = rule.change(raw);
+        if changed != raw {
+            if R::EXECUTES {
+                tables.make_coherent(0, raw, changed);
+            }
+            C::exchange(slot, raw, changed).ok()?;
+        }
+        if R::TOUCHES {
+            tables.touched(gpa, &above);
+        }
+        self.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
+        if changed == raw {
+            return Some(0);
+        }
+        let page = 1 << F::PAGE_SHIFT;
+        self.counts.slots_written += 1;
+        self.counts.bytes_changed += page;
+        if R::STALE {
+            self.owed.leaves(gpa, gpa + page, F::size(0));
+            self.owed.take();
+        } else if R::SEEN {
+            // Who faulted is to find what it waits for.
+            tables.platform.publish();
+        }
+        Some(page)
+    }
+
+    /// [`Guard::rewrite`] of each run of the pages that a bitmap names. Runs inside one table of
+    /// pages are rewritten there, slot by slot; whatever else there is, run by run.
+    #[inline]
+    pub(super) fn rewrite_pages<R: Rule<F> + Copy>(
+        &mut self,
+        pages: &Pages<'_>,
+        rule: R,
+    ) -> Result<u64, Halted<ChangeError>> {
+        const { assert!(!R::TOUCHES && !R::WRITES && !R::EXECUTES, "as protection, and cleans") };
+        // Who bounds what is read is asked after each table, by the walk.
+        let alone = self.budget.is_bounded() || pages.start.0 & ((1 << F::PAGE_SHIFT) - 1) != 0;
+        let mut table = PageTable { slots: &[], start: 0, end: 0 };
+        let (mut done, mut tally) = (Done::NOTHING, Tally::NONE);
+        let result = pages.each::<F>(|range| {
+            let changed = tally.changed;
+            // A long run is the walk's, which looks at many slots at once.
+            if range.size() <= LONG << F::PAGE_SHIFT && !alone {
+                if !table.covers(&range) {
+                    let tally = core::mem::replace(&mut tally, Tally::NONE);
+                    done.settle::<F>(0, &tally, R::STALE);
+                    return self.rewrite_in::<R>(&mut table, range, &rule, &mut done);
+                }
+                if table.rewrite::<F, R>(&range, &rule, &mut tally) {
+                    return Ok((tally.changed - changed) << F::PAGE_SHIFT);
+                }
+            }
+            let bytes = (tally.changed - changed) << F::PAGE_SHIFT;
+            self.rewrite_walk::<Atomically, R>(range, rule).map(|more| bytes + more)
+        });
+        acquired();
+        done.settle::<F>(0, &tally, R::STALE);
+        done.add_to(self);
+        result
+    }
+
+    /// [`Guard::rewrite_pages`] of a run for which another table is looked for.
+    #[cold]
+    fn rewrite_in<R: Rule<F> + Copy>(
+        &mut self,
+        table: &mut PageTable<'t>,
+        range: GpaRange,
+        rule: &R,
+        done: &mut Done,
+    ) -> Result<u64, Halted<ChangeError>> {
+        *table = self.tables.page_table(range.start());
+        let mut tally = Tally::NONE;
+        let plain = table.covers(&range) && table.rewrite::<F, R>(&range, rule, &mut tally);
+        done.settle::<F>(0, &tally, R::STALE);
+        let bytes = tally.changed << F::PAGE_SHIFT;
+        if plain {
+            return Ok(bytes);
+        }
+        self.rewrite_walk::<Atomically, R>(range, *rule).map(|more| bytes + more)
+    }
+
+    #[inline(never)]
+    fn rewrite_walk<C: Change, R: Rule<F>>(
         &mut self,
         range: GpaRange,
         rule: R,
@@ -280,7 +414,6 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let why = self.spend(budget, visitor.why);
         let bytes = visitor.done.add_to(self);
-        // Who faulted is to find what it waits for.
         if !R::STALE && R::SEEN && bytes != 0 {
             tables.platform.publish();
         }
@@ -336,19 +469,85 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, F, P, R, C> {
         }
         Err(self.tables.unfold(entry.start, level, &mut self.done.counts))
     }
+}
 
+impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// Before `raw` becomes `changed`, which may be executed where `raw` may not.
     #[cold]
     fn make_coherent(&self, level: u8, raw: u64, changed: u64) {
-        let format = &self.tables.format;
+        let format = &self.format;
         let after = format.decode(changed, level);
         if format.decode(raw, level).execute != after.execute
             && after.execute != Execute::None
             && let Some(what) = maintenance(&after)
         {
             let hpa = F::leaf_address(raw, level);
-            self.tables.platform.maintain(hpa, F::size(level).bytes(), what);
+            self.platform.maintain(hpa, F::size(level).bytes(), what);
         }
+    }
+}
+
+/// Pages of a run that a walk is worth.
+const LONG: u64 = 32;
+
+/// A table of pages, and the addresses that it is for; none, where there is none.
+struct PageTable<'t> {
+    slots: &'t [Slot],
+    start: u64,
+    end: u64,
+}
+
+impl PageTable<'_> {
+    #[inline(always)]
+    fn covers(&self, range: &GpaRange) -> bool {
+        self.start <= range.start().0 && range.end().0 <= self.end
+    }
+
+    /// Rewrites the pages of a range, which the table covers. Whether it met nothing but leaves
+    /// and what is vacant; if not, they are to be visited once more.
+    #[inline(always)]
+    fn rewrite<F: Format, R: Rule<F>>(
+        &self,
+        range: &GpaRange,
+        rule: &R,
+        tally: &mut Tally,
+    ) -> bool {
+        let (mut start, range_end) = (range.start().0, range.end().0);
+        while start < range_end {
+            let slot = slot::<F>(self.slots, start, 0);
+            let raw = slot.peek();
+            let end = start + (1 << F::PAGE_SHIFT);
+            tally.read += 1;
+            let kind = F::kind(raw, 0);
+            if kind == Kind::Leaf && !folded::<F>(raw) {
+                let changed = rule.change(raw);
+                if changed != raw {
+                    if slot.exchange(raw, changed).is_err() {
+                        return false;
+                    }
+                    tally.change(&Entry { slot, raw, start, end });
+                }
+            } else if !kind.is_vacant() {
+                return false;
+            }
+            start = end;
+        }
+        true
+    }
+}
+
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// That around an address. The caller is inside a guard, as for a walk.
+    fn page_table(&self, gpa: Gpa) -> PageTable<'_> {
+        let none = PageTable { slots: &[], start: 0, end: 0 };
+        let limit = 1 << self.geometry().address_bits;
+        if gpa.0 >= limit {
+            return none;
+        }
+        let (slots, level) = self.descend(gpa.0, 0, |_, _| ());
+        let start = gpa.0 >> F::shift(1) << F::shift(1);
+        let end = limit.min(start + (1 << F::shift(1)));
+        if level == 0 { PageTable { slots, start, end } } else { none }
     }
 }
 
@@ -391,7 +590,7 @@ impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F> for Rewri
             return Flow::Next;
         }
         if R::EXECUTES {
-            self.make_coherent(level, entry.raw, changed);
+            self.tables.make_coherent(level, entry.raw, changed);
         }
         if C::exchange(entry.slot, entry.raw, changed).is_err() {
             return Flow::Again;

@@ -34,6 +34,7 @@ pub(super) trait Rule<F: Format> {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct NoWrite;
 impl<F: Format> Rule<F> for NoWrite {
     const QUIET: u64 = F::WRITE;

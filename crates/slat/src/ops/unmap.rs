@@ -22,7 +22,7 @@ use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::shootdown::Owed;
-use crate::table::Slot;
+use crate::table::{Slot, slot};
 use crate::tables::{Halted, Link, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
 use core::fmt;
@@ -104,6 +104,7 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
     /// under way, all of the guest is invalidated.
     ///
     /// What the iterator is not asked for is leaked.
+    #[inline]
     pub fn complete(&mut self) -> impl Iterator<Item = Removed> {
         let owed = core::mem::replace(&mut self.owed, Owed::NOTHING);
         // What somebody else has taken out, and not invalidated yet, was found empty here.
@@ -259,16 +260,67 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if !core::ptr::eq(removals.tables, tables) {
             return Self::halted(range.start(), UnmapError::ForeignRemovals);
         }
-        if let Err(why) = tables.check_change(&range) {
+        if let Err(why) = tables.check_change_of_many(&range) {
             return Self::halted(range.start(), why.into());
         }
         if !core::mem::replace(&mut removals.counted, true) {
             tables.pending.removals.begin();
         }
-        let (done, why) = (Done::NOTHING, UnmapError::Contended);
+        if range.size() == 1 << F::PAGE_SHIFT
+            && let Some(bytes) = self.unmap_page(&range, removals)
+        {
+            return Ok(bytes);
+        }
+        self.unmap_walk(&range, removals)
+    }
+
+    /// Unmaps the leaf of a page whose table is there, without a walk; returns the bytes that were
+    /// mapped. Whatever else it meets, and what finds no room, it leaves to the walk. Not inlined:
+    /// its frame and the walk's do not add.
+    #[inline(never)]
+    fn unmap_page(
+        &mut self,
+        range: &GpaRange,
+        removals: &mut Removals<'_, '_, F, P>,
+    ) -> Option<u64> {
+        let tables = self.tables;
         let (start, end) = (range.start().0, range.end().0);
-        let mut visitor =
-            Unmap { tables, removals, start, end, taken: 0, empty: 0, next: (0, 0, 0), done, why };
+        let (slots, level) = tables.descend(start, 0, |_, _| ());
+        if level > 0 {
+            return None;
+        }
+        let slot = slot::<F>(slots, start, 0);
+        let raw = slot.load();
+        if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
+            return None;
+        }
+        let mut visitor = Unmap::of(tables, removals, range);
+        if tables.refill_breaks() {
+            visitor.empty = self.token();
+        }
+        let (entry, mut tally) = (Entry { slot, raw, start, end }, Tally::NONE);
+        if !matches!(visitor.visit(0, Kind::Leaf, entry, &mut tally), Flow::Next) {
+            return None;
+        }
+        self.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
+        self.counts.slots_written += 1;
+        self.counts.bytes_changed += end - start;
+        if ends_are_vacant::<F>(slots, 0) {
+            visitor.retire_from(start);
+            visitor.done.add_to(self);
+        }
+        Some(end - start)
+    }
+
+    #[inline(never)]
+    fn unmap_walk(
+        &mut self,
+        range: &GpaRange,
+        removals: &mut Removals<'_, '_, F, P>,
+    ) -> Result<u64, Halted<UnmapError>> {
+        let tables = self.tables;
+        let (start, end) = (range.start().0, range.end().0);
+        let mut visitor = Unmap::of(tables, removals, range);
         if tables.refill_breaks() {
             visitor.empty = self.token();
         }
@@ -302,19 +354,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let mut removals = Removals::new(tables, &mut []);
         removals.counted = true;
         tables.pending.removals.begin();
-        let (done, why) = (Done::NOTHING, UnmapError::Contended);
         let (start, end) = (range.start().0, range.end().0);
-        let mut visitor = Prune(Unmap {
-            tables,
-            removals: &mut removals,
-            start,
-            end,
-            taken: 0,
-            empty: 0,
-            next: (0, 0, 0),
-            done,
-            why,
-        });
+        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range));
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
@@ -361,7 +402,13 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Prune<'_, '_, '_, F, P> {
 /// Whether a table at `level` is empty. Most that are not show it at one end.
 fn vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
     let vacant = |slot: &Slot| F::kind(slot.load(), level).is_vacant();
-    vacant(&slots[0]) && vacant(&slots[slots.len() - 1]) && slots.iter().all(vacant)
+    ends_are_vacant::<F>(slots, level) && slots.iter().all(vacant)
+}
+
+#[inline(always)]
+fn ends_are_vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
+    let vacant = |slot: &Slot| F::kind(slot.load(), level).is_vacant();
+    vacant(&slots[0]) && vacant(&slots[slots.len() - 1])
 }
 
 struct Unmap<'r, 's, 't, F: Format, P: Platform> {
@@ -461,7 +508,19 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Unmap<'_, '_, '_, F, P> {
+impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
+    /// Nothing yet of `range`.
+    #[inline(always)]
+    fn of(
+        tables: &'r Tables<'r, F, P>,
+        removals: &'r mut Removals<'s, 't, F, P>,
+        range: &GpaRange,
+    ) -> Self {
+        let (start, end) = (range.start().0, range.end().0);
+        let (done, why) = (Done::NOTHING, UnmapError::Contended);
+        Self { tables, removals, start, end, taken: 0, empty: 0, next: (0, 0, 0), done, why }
+    }
+
     /// Takes out a group that the range covers whole; unfolds any other.
     #[cold]
     fn group(&mut self, level: u8, entry: &Entry<'_>) -> Flow {
@@ -517,14 +576,29 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, F, P> {
     /// Retires the tables around the ends of the range, up to where it was done, that are empty.
     fn retire_ends(&mut self, reached: u64) {
         if self.start < reached {
+            let last = reached - 1;
             self.retire_around(self.start);
-            self.retire_around(reached - 1);
+            // Most short ranges lie in one table.
+            if (self.start ^ last) >> F::shift(1) != 0 {
+                self.retire_around(last);
+            }
+        }
+    }
+
+    /// [`Unmap::retire_from`], where the lowest table may be empty, as few may.
+    #[inline(always)]
+    fn retire_around(&mut self, gpa: u64) {
+        let (slots, level) = self.tables.descend(gpa, 0, |_, _| ());
+        if ends_are_vacant::<F>(slots, level) {
+            self.retire_from(gpa);
         }
     }
 
     /// Retires the lowest table around `gpa` if it is empty, and then those above it, below the
     /// root.
-    fn retire_around(&mut self, gpa: u64) {
+    #[cold]
+    #[inline(never)]
+    fn retire_from(&mut self, gpa: u64) {
         let tables = self.tables;
         // By the level of the linked tables.
         let mut above = [None; 4];
