@@ -22,6 +22,7 @@ use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::shootdown::Owed;
+use crate::sizes::Sizes;
 use crate::table::Slot;
 use crate::tables::{Halted, Link, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
@@ -267,11 +268,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         }
         let (done, why) = (Done::NOTHING, UnmapError::Contended);
         let (start, end) = (range.start().0, range.end().0);
+        let empty = if tables.refill_breaks() { self.token() } else { 0 };
+        let (sizes, next) = (&mut self.sizes, (0, 0, 0));
         let mut visitor =
-            Unmap { tables, removals, start, end, taken: 0, empty: 0, next: (0, 0, 0), done, why };
-        if tables.refill_breaks() {
-            visitor.empty = self.token();
-        }
+            Unmap { tables, removals, start, end, taken: 0, empty, next, done, sizes, why };
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
@@ -313,6 +313,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             empty: 0,
             next: (0, 0, 0),
             done,
+            sizes: &mut self.sizes,
             why,
         });
         let mut budget = self.budget;
@@ -376,6 +377,7 @@ struct Unmap<'r, 's, 't, F: Format, P: Platform> {
     /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
     next: (u64, u64, u8),
     done: Done,
+    sizes: &'r mut Sizes,
     why: UnmapError,
 }
 
@@ -458,6 +460,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
         self.done.settle::<F>(level, &tally, false);
+        self.sizes.add(level, -(tally.changed as i64));
     }
 }
 
@@ -469,7 +472,7 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, F, P> {
         let Some(group) = tables.group(entry.start, level) else { return Flow::Again };
         // Whether it continues what was removed last is known too late.
         if !group.inside(self.start, self.end) || self.removals.is_full() {
-            return tables.unfold(entry.start, level, &mut self.done.counts);
+            return tables.unfold(entry.start, level, &mut self.done.counts, self.sizes);
         }
         let first = match group.take(self.empty) {
             Ok(first) => first,
@@ -477,6 +480,7 @@ impl<F: Format, P: Platform> Unmap<'_, '_, '_, F, P> {
         };
         self.done.counts.slots_written += 2 * group.slots.len() as u64;
         self.done.bytes += group.bytes();
+        self.sizes.add_members(level, -(group.slots.len() as i64));
         self.taken = group.end;
         let mut attributes = tables.format.decode(first, level);
         attributes.dirty |= self.may_be_dirty(first);
