@@ -268,9 +268,11 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         &self.config
     }
 
-    /// What it cost so far.
+    /// What it cost so far, and what is mapped, in a time that depends on the number of vCPUs
+    /// alone.
     pub fn stats(&self) -> Stats {
-        Stats::read(&self.vcpus, &self.counters, self.stalls.read())
+        let (late, contiguous) = (self.stalls.read(), self.config.contiguous);
+        Stats::read::<F>(&self.vcpus, &self.counters, late, contiguous)
     }
 
     /// Gives back all tables, as dropping the guest does: for callers who would rather say where.

@@ -1,12 +1,12 @@
 //! What a guest's memory cost: counters, per vCPU where it was a vCPU that waited.
 
+use crate::mapped::{Mapped, SizeCells};
 use crate::outcome::Outcome;
 use crate::stalls::Stalls;
-use crate::sync::written;
+use crate::sync::AtomicCount;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
-use slat::Counts;
+use slat::{Counts, Format};
 
 /// What a fault came to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -136,30 +136,6 @@ impl SpentCell {
     }
 }
 
-/// A counter that orders nothing. Not a shared variable of any protocol: models leave it out.
-#[derive(Debug, Default)]
-pub(crate) struct AtomicCount(core::sync::atomic::AtomicU64);
-
-impl AtomicCount {
-    pub fn add(&self, n: u64) {
-        if n != 0 {
-            written(&self.0);
-            self.0.fetch_add(n, Ordering::Relaxed);
-        }
-    }
-
-    fn raise(&self, to: u64) {
-        if to > self.get() {
-            written(&self.0);
-            self.0.fetch_max(to, Ordering::Relaxed);
-        }
-    }
-
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// The faults of one vCPU, on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -185,6 +161,10 @@ macro_rules! totals {
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub $name: AtomicCount,)*
+            /// Leaves in the tables that all share.
+            pub mapped: SizeCells,
+            /// Leaves in vCPUs' own.
+            pub views: SizeCells,
         }
 
         /// What the guest's threads did, vCPUs or not, since the guest was made.
@@ -278,6 +258,10 @@ pub struct Stats {
     pub totals: Totals,
     /// How long vCPUs waited for pages that arrived late.
     pub late: Stalls,
+    /// What is mapped in the tables that vCPUs share, now.
+    pub mapped: Mapped,
+    /// What is mapped in the tables of vCPUs whose caches are off: a page as often as they have it.
+    pub views: Mapped,
 }
 
 /// What one vCPU waited for.
@@ -311,7 +295,12 @@ impl Stats {
         all
     }
 
-    pub(crate) fn read(vcpus: &[VcpuCounters], workers: &WorkerCounters, late: Stalls) -> Self {
+    pub(crate) fn read<F: Format>(
+        vcpus: &[VcpuCounters],
+        workers: &WorkerCounters,
+        late: Stalls,
+        contiguous: bool,
+    ) -> Self {
         let of = |vcpu: &VcpuCounters| VcpuStats {
             faults: core::array::from_fn(|kind| vcpu.kinds[kind].read()),
             caches: vcpu.caches.read(),
@@ -319,7 +308,11 @@ impl Stats {
         let mut totals = Totals::default();
         workers.parts.iter().for_each(|part| totals.add(part.0.read()));
         vcpus.iter().for_each(|vcpu| totals.add(vcpu.totals.read()));
-        Self { vcpus: vcpus.iter().map(of).collect(), totals, late }
+        let parts = workers.parts.iter().map(|part| &part.0);
+        let all = parts.chain(vcpus.iter().map(|vcpu| &vcpu.totals));
+        let mapped = Mapped::read::<F>(all.clone().map(|part| &part.mapped), contiguous);
+        let views = Mapped::read::<F>(all.map(|part| &part.views), contiguous);
+        Self { vcpus: vcpus.iter().map(of).collect(), totals, late, mapped, views }
     }
 }
 

@@ -9,6 +9,30 @@ pub(crate) fn written(_word: &core::sync::atomic::AtomicU64) {
     slat::observe::written(core::ptr::from_ref(_word).addr());
 }
 
+/// A counter that orders nothing. Not a shared variable of any protocol: models leave it out.
+#[derive(Debug, Default)]
+pub(crate) struct AtomicCount(core::sync::atomic::AtomicU64);
+
+impl AtomicCount {
+    pub fn add(&self, n: u64) {
+        if n != 0 {
+            written(&self.0);
+            self.0.fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
+    pub fn raise(&self, to: u64) {
+        if to > self.get() {
+            written(&self.0);
+            self.0.fetch_max(to, Ordering::Relaxed);
+        }
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Taken by changes of slots, recovery and resets of rings: never by a fault, a clear or ageing.
 #[derive(Debug)]
 pub(crate) struct Lock<T>(Mutex<T>);

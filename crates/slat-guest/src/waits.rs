@@ -63,8 +63,8 @@ impl Waits {
     /// The vCPU waits for `page` at `place`, and asks the backing after this.
     fn begin(&self, vcpu: u16, place: usize, page: Hva) {
         let word = &self.of(vcpu)[place];
-        if word.swap(page.0 | WAITED_FOR, Ordering::SeqCst) == FREE {
-            self.taken.fetch_add(1, Ordering::SeqCst);
+        if word.swap(page.0 | WAITED_FOR, Ordering::AcqRel) == FREE {
+            self.taken.fetch_add(1, Ordering::AcqRel);
         }
         agreed();
     }
@@ -83,13 +83,13 @@ impl Waits {
     /// the vCPUs, each once.
     pub fn tell(&self, host: &HvaRange, mut told: impl FnMut(u16)) {
         agreed();
-        if self.taken.load(Ordering::SeqCst) == 0 {
+        if self.taken.load(Ordering::Acquire) == 0 {
             return;
         }
         for (vcpu, places) in self.words.chunks(PLACES).enumerate() {
             let mut any = false;
             for place in places {
-                let now = place.load(Ordering::SeqCst);
+                let now = place.load(Ordering::Acquire);
                 let page = now & !STATE;
                 // A word that has changed since is of another page, or of a wait that begins only
                 // now and asks the backing after this.

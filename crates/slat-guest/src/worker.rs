@@ -29,6 +29,16 @@ pub(crate) struct Inside<'t, 'w, F: Format, H: Host, B: Backing> {
     pub counters: &'w Counters,
 }
 
+impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
+    /// Also where what is asked of the VMM panics: what was mapped is counted.
+    #[inline]
+    fn drop(&mut self) {
+        let shared = core::ptr::eq(self.tables, &raw const *self.guest.tables);
+        let cells = if shared { &self.counters.mapped } else { &self.counters.views };
+        cells.add(self.guard.sizes());
+    }
+}
+
 /// A thread that works on a guest's memory.
 #[derive(Debug)]
 pub struct Worker<'w, F: Format, H: Host, B: Backing> {
@@ -118,7 +128,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Leaves of the guest's tables by size, and how many there are, for statistics; groups, where
     /// faults fold, as leaves of their own size, last.
     ///
-    /// A walk over all memory; where an entry is being changed its leaf is left out.
+    /// A walk over all memory; where an entry is being changed its leaf is left out. Without a
+    /// walk: [`Stats::mapped`](crate::Stats).
     pub fn leaves_by_size(&mut self) -> Vec<(PageSize, u64)> {
         let tables = &self.guest.tables;
         let bits = tables.geometry().address_bits;

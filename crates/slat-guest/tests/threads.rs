@@ -246,6 +246,7 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         // The vCPUs stand still: the last round.
         run.round(&mut worker, false);
         run.round(&mut worker, false);
+        check_mapped(&mut worker);
     });
     for page in 0..PAGES {
         let there = machine.read_host(ram.hpa(page));
@@ -254,6 +255,13 @@ fn run<F: Format, A: Arch>(format: F, arch: A, config: Config, seed: u64) {
         assert_ne!(there, u64::MAX, "page {page} was written where it is no more");
     }
     assert!(enough(&guest), "{:?}", guest.stats().totals);
+}
+
+/// While nobody works on the guest, the counters say of each size what a walk finds.
+fn check_mapped<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H, B>) {
+    let walked = worker.leaves_by_size().into_iter();
+    let walked: Vec<_> = walked.map(|(size, count)| (size, count * size.bytes())).collect();
+    assert_eq!(worker.guest().stats().mapped.by_size(), walked);
 }
 
 /// Whether so much was logged that the comparison says something, however slow the machine.
@@ -403,6 +411,7 @@ fn a_guest_is_torn_down_beside_faults_ageing_and_invalidations() {
         }
         run.stop.store(true, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+        check_mapped(&mut worker);
     });
     // SAFETY: the CPUs were given back with their threads.
     unsafe { guest.destroy() };

@@ -5,6 +5,7 @@ use crate::cache::TableCache;
 use crate::counts::Counts;
 use crate::format::{Format, Kind};
 use crate::platform::Platform;
+use crate::sizes::Sizes;
 use crate::table::{self, Frame, Slot};
 
 /// What a subtree is to translate.
@@ -69,6 +70,30 @@ impl Plan {
             (start.next_multiple_of(bytes), start + ((pages as u64) << F::PAGE_SHIFT));
         let last = end & !(bytes - 1);
         if first < last { (index(first), index(last)) } else { (0, 0) }
+    }
+
+    /// Adds the leaves of a subtree whose top is at `level`, from `start` to `reached`, where the
+    /// cache ran dry or `end`, with nothing outside. At each level those are the slots that the
+    /// range covers whole, but for what is below larger ones.
+    pub fn count<F: Format>(&self, level: u8, reached: u64, sizes: &mut Sizes) {
+        let covered = |bytes: u64| {
+            let (first, end) = (self.start.next_multiple_of(bytes), reached & !(bytes - 1));
+            end.saturating_sub(first)
+        };
+        let mut larger = 0;
+        for level in (0..=level.min(self.largest)).rev().filter(|&at| self.aligned::<F>(at)) {
+            let shift = F::shift(level);
+            let all = covered(1 << shift);
+            let group = (F::group(level) as u64) << shift;
+            let folds = F::CONTIGUOUS != 0
+                && self.contiguous
+                && F::group(level) > 1
+                && self.delta & (group - 1) == 0;
+            let folded = if folds { covered(group) - larger } else { 0 };
+            sizes.add_members(level, (folded >> shift) as i64);
+            sizes.add(level, ((all - larger - folded) >> shift) as i64);
+            larger = all;
+        }
     }
 
     pub fn outside<F: Format>(&self, level: u8, base: u64) -> u64 {

@@ -8,6 +8,7 @@ use crate::ops::{Early, Place, Removals};
 use crate::platform::Platform;
 use crate::shootdown::Vmid;
 use crate::shootdown::{Invalidation, Owed, Shootdown};
+use crate::sizes::Sizes;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Budget, Tally};
 use core::fmt;
@@ -34,6 +35,7 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     /// What is left of [`Guard::limit`].
     pub(crate) budget: Budget,
     pub(crate) counts: Counts,
+    pub(crate) sizes: Sizes,
     pub(crate) owed: Owed,
 }
 
@@ -45,7 +47,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         live: bool,
     ) -> Self {
         let budget = Budget::unbounded();
-        Self { tables, inside, live, budget, counts: Counts::NONE, owed: Owed::NOTHING }
+        let (counts, sizes, owed) = (Counts::NONE, Sizes::NONE, Owed::NOTHING);
+        Self { tables, inside, live, budget, counts, sizes, owed }
     }
 
     /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
@@ -115,6 +118,11 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// Exact costs of what the guard's operations did since it was made.
     pub const fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// Leaves that came to be and went by the guard's operations since it was made.
+    pub const fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// The invalidation that the guard's operations owe; `None` if they left nothing stale.

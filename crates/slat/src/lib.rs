@@ -131,6 +131,7 @@ mod platform;
 mod ran;
 mod retired;
 mod shootdown;
+mod sizes;
 mod space;
 #[doc(hidden)]
 pub mod sync;
@@ -168,6 +169,7 @@ pub use platform::{BreakBeforeMake, Maintenance, Platform};
 pub use ran::Broken;
 pub use ran::{Announced, NoCpu, Ran};
 pub use shootdown::{Invalidation, Shootdown, Vmid};
+pub use sizes::Sizes;
 pub use space::{AddressSpace, SpaceError};
 pub use table::{Frame, Slot};
 pub use tables::{Contended, Halted, NewError, Tables, Translation};

@@ -191,6 +191,13 @@ pub fn give_all<C: Case>(machine: &Machine<C::A>) {
     machine.give(Hpa(C::FIRST_HPA), 1 << 38);
 }
 
+/// The counters say of each size what a walk finds.
+pub fn check_mapped<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H, B>) {
+    let walked = worker.leaves_by_size().into_iter();
+    let walked: Vec<_> = walked.map(|(size, count)| (size, count * size.bytes())).collect();
+    assert_eq!(worker.guest().stats().mapped.by_size(), walked);
+}
+
 /// The formats and machines that everything is tested on.
 pub trait Case {
     type F: Format;

@@ -95,6 +95,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
             _ => self.use_page(),
         }
         self.guest.reclaim();
+        check_mapped(self.vcpus[0].worker());
     }
 
     pub fn use_page(&mut self) {

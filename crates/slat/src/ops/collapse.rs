@@ -22,11 +22,13 @@ use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::shootdown::Owed;
+use crate::sizes::Sizes;
 use crate::sync::relax;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
 
+use super::folded;
 use super::split::SplitError;
 
 impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
@@ -74,7 +76,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Ok(to) => to,
             Err(why) => return Self::halted(range.start(), why),
         };
-        let mut visitor = Collapse { tables, to, fits, done: Done::NOTHING, contended: None };
+        let (done, sizes) = (Done::NOTHING, &mut self.sizes);
+        let mut visitor = Collapse { tables, to, fits, done, sizes, contended: None };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Collapse { done, contended, .. } = visitor;
@@ -90,12 +93,13 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-struct Collapse<'t, F: Format, P: Platform, W> {
+struct Collapse<'t, 'g, F: Format, P: Platform, W> {
     tables: &'t Tables<'t, F, P>,
     to: u8,
     /// Which leaves may become a block.
     fits: W,
     done: Done,
+    sizes: &'g mut Sizes,
     /// The first table that could not be looked at.
     contended: Option<u64>,
 }
@@ -109,7 +113,7 @@ enum Unfit {
 }
 
 impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
-    for Collapse<'_, F, P, W>
+    for Collapse<'_, '_, F, P, W>
 {
     const LEVELS: Levels = Levels::above(0);
     const TABLES: bool = true;
@@ -136,7 +140,7 @@ impl<'t, F: Format, P: Platform, W: Fn(&Attributes) -> bool> Visitor<'t, F>
     }
 }
 
-impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
+impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, W> {
     fn table(&mut self, level: u8, entry: &Entry<'_>, children: &[Slot]) -> Result<(), Unfit> {
         // Looked at first without touching: most tables that do not fit show it at once.
         let (first, state) = (children[0].load(), self.tables.state());
@@ -183,6 +187,8 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
         mut first: u64,
     ) -> Result<(), (usize, Unfit)> {
         let (mut status, state) = (0, self.tables.state());
+        // Leaves that agree may be members of groups or not.
+        let mut members = 0;
         for (index, child) in children.iter().enumerate() {
             let raw = seal::<F>(child, level - 1).map_err(|unfit| (index, unfit))?;
             let same = continues::<F>(first, raw, state, level, index);
@@ -192,6 +198,7 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
                 return Err((index + 1, Unfit::Differs));
             }
             status |= raw & state;
+            members += i64::from(folded::<F>(raw));
         }
         self.done.counts.slots_written += 2 * children.len() as u64 + 2;
         let table = F::table_address(entry.raw);
@@ -245,6 +252,9 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, F, P, W> {
         chain.add(table, &children[0]);
         self.tables.retired.invalidated(self.tables.platform, &chain);
         self.done.bytes += entry.end - entry.start;
+        self.sizes.add(level, 1);
+        self.sizes.add(level - 1, members - children.len() as i64);
+        self.sizes.add_members(level - 1, -members);
         Ok(())
     }
 }

@@ -13,6 +13,7 @@ use crate::addr::{Gpa, GpaRange, Levels};
 use crate::format::{Format, Kind, RUN, software_bits};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
+use crate::sizes::Sizes;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, change_run};
@@ -95,6 +96,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             bitmap,
             pages: 0,
             done: Done::NOTHING,
+            sizes: &mut self.sizes,
             why: ChangeError::Contended,
         };
         let mut budget = self.budget;
@@ -181,6 +183,7 @@ struct Harvest<'t, 'b, F: Format, P: Platform, const NAMED: bool> {
     bitmap: &'b mut [u64],
     pages: u64,
     done: Done,
+    sizes: &'b mut Sizes,
     why: ChangeError,
 }
 
@@ -194,7 +197,7 @@ impl<'t, F: Format, P: Platform, const NAMED: bool> Visitor<'t, F>
     fn visit(&mut self, level: u8, kind: Kind, entry: Entry<'t>, tally: &mut Tally) -> Flow {
         // Who harvests wants pages: a group would be dirty as a whole each time.
         if kind == Kind::Leaf && folded::<F>(entry.raw) {
-            return self.tables.unfold(entry.start, level, &mut self.done.counts);
+            return self.tables.unfold(entry.start, level, &mut self.done.counts, self.sizes);
         }
         if kind != Kind::Leaf || !self.finds(entry.raw) {
             return Flow::Next;

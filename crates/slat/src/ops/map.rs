@@ -10,6 +10,7 @@ use crate::counts::Counts;
 use crate::format::{AttributeError, Attributes, Execute, Format, Kind, Memory};
 use crate::guard::{Done, Guard};
 use crate::platform::{Maintenance, Platform};
+use crate::sizes::Sizes;
 use crate::sync::agreed;
 use crate::table::{Slot, slot};
 use crate::tables::{Halted, Tables};
@@ -168,6 +169,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if range.size() == 1 << F::PAGE_SHIFT
             && tables.map_page::<C>(&plan, &attributes, &mut self.counts)
         {
+            self.sizes.add(0, 1);
             return Ok(1 << F::PAGE_SHIFT);
         }
         self.map_rest::<C>(plan, attributes, cache)
@@ -223,14 +225,15 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             maintenance: maintenance(attributes),
             cache,
             done: Done::NOTHING,
+            sizes: &mut self.sizes,
             dry: None,
             why: MapError::Contended,
             change: PhantomData::<C>,
         };
         let result = tables.walk(plan.start, plan.end, &mut visitor);
         tables.platform.publish();
-        let (dry, why) = (visitor.dry, visitor.why);
-        let bytes = visitor.done.add_to(self);
+        let Map { dry, why, done, .. } = visitor;
+        let bytes = done.add_to(self);
         self.spend(budget, MapError::Contended);
         match result {
             Ok(()) => Ok(bytes),
@@ -445,6 +448,7 @@ struct Map<'t, 'a, 'c, F: Format, P: Platform, C> {
     maintenance: Option<Maintenance>,
     cache: &'a mut TableCache<'c, F, P>,
     done: Done,
+    sizes: &'a mut Sizes,
     /// Where the cache ran dry inside a subtree.
     dry: Option<u64>,
     why: MapError,
@@ -498,6 +502,7 @@ impl<'t, F: Format, P: Platform, C: Change> Visitor<'t, F> for Map<'_, '_, '_, F
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
         self.done.settle::<F>(level, &tally, false);
+        self.sizes.add(level, tally.changed as i64);
     }
 }
 
@@ -533,6 +538,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         match self.tables.fill_group(&group, None, first, &mut self.done.counts) {
             Ok(()) => {
                 self.done.bytes += end - entry.start;
+                self.sizes.add_members(level, F::group(level) as i64);
                 Some(Flow::Next)
             }
             Err(flow) => Some(flow),
@@ -568,6 +574,7 @@ impl<F: Format, P: Platform, C: Change> Map<'_, '_, '_, F, P, C> {
         frame.into_hpa();
         self.done.counts.slots_written += 1;
         self.done.bytes += end - entry.start;
+        plan.count::<F>(level - 1, end, self.sizes);
         match dry {
             None => Flow::Next,
             Some(at) => {

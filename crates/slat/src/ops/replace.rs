@@ -28,6 +28,7 @@ use crate::format::{AttributeError, Attributes, Format, Kind, Memory, RUN};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
+use crate::sizes::Sizes;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
@@ -151,12 +152,14 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             to,
             attributes,
             done: Done::NOTHING,
+            sizes: &mut self.sizes,
             why: ReplaceError::Contended,
         };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let why = self.spend(budget, visitor.why);
-        let bytes = visitor.done.add_to(self);
+        let Replace { done, why, .. } = visitor;
+        let why = self.spend(budget, why);
+        let bytes = done.add_to(self);
         if bytes != 0 {
             tables.platform.publish();
         }
@@ -186,13 +189,14 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-struct Replace<'t, F: Format, P: Platform> {
+struct Replace<'t, 'g, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     start: u64,
     from: Hpa,
     to: Hpa,
     attributes: Attributes,
     done: Done,
+    sizes: &'g mut Sizes,
     why: ReplaceError,
 }
 
@@ -205,7 +209,7 @@ struct New {
     retyped: bool,
 }
 
-impl<F: Format, P: Platform> Replace<'_, F, P> {
+impl<F: Format, P: Platform> Replace<'_, '_, F, P> {
     /// Where the memory that is to be mapped at `gpa` begins.
     fn target(&self, gpa: u64) -> Hpa {
         Hpa(self.to.0.wrapping_add(gpa - self.start))
@@ -309,7 +313,7 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
             return Err(self.stop(ReplaceError::CutsBlock { size: F::size(level) }));
         }
         if folded::<F>(raw) {
-            return Err(self.tables.unfold(start, level, &mut self.done.counts));
+            return Err(self.tables.unfold(start, level, &mut self.done.counts, self.sizes));
         }
         let new = match self.plan(level, raw, start) {
             Ok(Some(new)) => new,
@@ -363,7 +367,7 @@ impl<F: Format, P: Platform> Replace<'_, F, P> {
     }
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, F, P> {
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Replace<'_, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
     const TOUCHES: bool = true;
 

@@ -25,6 +25,7 @@ use crate::counts::Counts;
 use crate::format::{Attributes, Format, Kind, TOKEN_BITS};
 use crate::guard::Guard;
 use crate::platform::Platform;
+use crate::sizes::Sizes;
 use crate::sync::{AtomicU64, Ordering, relax};
 use crate::table::{self, Slot};
 use crate::tables::{Halted, Tables};
@@ -58,6 +59,7 @@ impl Tokens {
 pub struct Reservation<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
     counts: &'g mut Counts,
+    sizes: &'g mut Sizes,
     slot: &'g Slot,
     raw: u64,
     level: u8,
@@ -103,8 +105,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         match found {
             Ok((slot, raw, level)) => {
                 let base = page & !((1 << F::shift(level)) - 1);
-                let Self { tables, counts, .. } = self;
-                Ok(Reservation { tables, counts, slot, raw, level, base, group: None })
+                let Self { tables, counts, sizes, .. } = self;
+                Ok(Reservation { tables, counts, sizes, slot, raw, level, base, group: None })
             }
             Err(why) => Self::halted(gpa, why),
         }
@@ -227,7 +229,7 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
     #[inline]
     pub fn commit(self, hpa: Hpa, attributes: Attributes) -> Result<Option<u64>, MapError> {
         let leaf = self.leaf(hpa, attributes)?;
-        let Self { tables, counts, .. } = self;
+        let Self { tables, counts, sizes, .. } = self;
         let mapped = match &self.group {
             Some(group) => tables.fill_group(group, Some(self.raw), leaf, counts).is_ok(),
             None => {
@@ -238,6 +240,10 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
         let bytes = 1 << F::shift(self.level);
         let bytes = self.group.as_ref().map_or(bytes, Group::bytes);
         if mapped {
+            match &self.group {
+                Some(group) => sizes.add_members(self.level, group.slots.len() as i64),
+                None => sizes.add(self.level, 1),
+            }
             tables.touch_above(self.base, self.level);
             tables.platform.publish();
         }
@@ -271,7 +277,7 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
             Ok(leaf) => leaf,
             Err(why) => return Ok(Err(why)),
         };
-        let Self { tables, counts, slot, raw, level, base, group } = self;
+        let Self { tables, counts, sizes, slot, raw, level, base, group } = self;
         let frozen = F::frozen(Hpa(0));
         let held = match &group {
             Some(group) => tables.freeze_group(group, Some(raw)).is_ok(),
@@ -287,10 +293,12 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
         let bytes = match &group {
             Some(group) => {
                 tables.fill_frozen_group(group, leaf, counts);
+                sizes.add_members(level, group.slots.len() as i64);
                 group.bytes()
             }
             None => {
                 slot.release(frozen, leaf);
+                sizes.add(level, 1);
                 counts.slots_written += 2;
                 1 << F::shift(level)
             }

@@ -20,6 +20,7 @@ use crate::format::{Access, Attributes, Execute, Format, Kind, Rights, Software}
 use crate::granted::Granted;
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
+use crate::sizes::Sizes;
 use crate::sync::acquired;
 use crate::table::{Slot, slot};
 use crate::tables::{Found, Halted, Tables};
@@ -402,18 +403,20 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         if let Err(why) = refusal {
             return Self::halted(range.start(), why);
         }
-        let mut visitor = Rewrite::<F, P, R, C> {
+        let mut visitor = Rewrite::<'_, '_, F, P, R, C> {
             tables,
             rule,
             range,
             done: Done::NOTHING,
+            sizes: &mut self.sizes,
             why: ChangeError::Contended,
             change: PhantomData,
         };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let why = self.spend(budget, visitor.why);
-        let bytes = visitor.done.add_to(self);
+        let Rewrite { done, why, .. } = visitor;
+        let why = self.spend(budget, why);
+        let bytes = done.add_to(self);
         if !R::STALE && R::SEEN && bytes != 0 {
             tables.platform.publish();
         }
@@ -424,7 +427,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 }
 
-impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, F, P, R, C> {
+impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> {
     /// Before the protection of a table is pushed down for a single page: whether the page's leaf
     /// would be refused, or is none of the rule's business, so that nothing is to be changed.
     /// Larger ranges were looked at before the walk.
@@ -465,9 +468,10 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, F, P, R, C> {
         }
         if C::ALONE {
             group.unfold_alone();
+            self.sizes.unfold(level, group.slots.len());
             return Err(Flow::Again);
         }
-        Err(self.tables.unfold(entry.start, level, &mut self.done.counts))
+        Err(self.tables.unfold(entry.start, level, &mut self.done.counts, self.sizes))
     }
 }
 
@@ -551,16 +555,19 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     }
 }
 
-struct Rewrite<'t, F: Format, P: Platform, R, C> {
+struct Rewrite<'t, 'g, F: Format, P: Platform, R, C> {
     tables: &'t Tables<'t, F, P>,
     rule: R,
     range: GpaRange,
     done: Done,
+    sizes: &'g mut Sizes,
     why: ChangeError,
     change: PhantomData<C>,
 }
 
-impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F> for Rewrite<'_, F, P, R, C> {
+impl<'t, F: Format, P: Platform, R: Rule<F>, C: Change> Visitor<'t, F>
+    for Rewrite<'_, '_, F, P, R, C>
+{
     const LEVELS: Levels = Levels::ALL;
     const QUIET: Option<u64> = Some(R::QUIET | F::CONTIGUOUS);
     const TOUCHES: bool = R::TOUCHES;

@@ -22,6 +22,7 @@ use crate::granted::Granted;
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
+use crate::sizes::Sizes;
 use crate::table::{Frame, Slot, slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor};
@@ -252,6 +253,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             together: together.clamp(1, W::MERGED),
             execute,
             done: Done::NOTHING,
+            sizes: &mut self.sizes,
             waiting: None,
             lost: None,
             dry: None,
@@ -273,8 +275,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             }
             patience -= 1;
         };
-        let (dry, why) = (visitor.dry, self.spend(budget, visitor.why));
-        let bytes = visitor.done.add_to(self);
+        let Split { dry, why, done, .. } = visitor;
+        let why = self.spend(budget, why);
+        let bytes = done.add_to(self);
         match result {
             Ok(()) => Ok(bytes),
             Err(at) => Self::halted(dry.map_or(at, Gpa), why),
@@ -304,6 +307,8 @@ struct Waiting<'t> {
     /// The blocks as they were when their tables were built.
     raws: [u64; MOST_MERGED],
     tables: [Option<Frame>; MOST_MERGED],
+    /// How many tables each is: one, and those that it links.
+    built: [u16; MOST_MERGED],
     /// The slot of the first that came.
     first: &'t Slot,
     /// Places from the first to the last in use.
@@ -341,6 +346,7 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     /// Pages of blocks that have these bits become executable, for such an access.
     execute: Option<(Access, u64)>,
     done: Done,
+    sizes: &'a mut Sizes,
     waiting: Option<Waiting<'t>>,
     /// The lowest block that changed while its replacement waited.
     lost: Option<u64>,
@@ -402,7 +408,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     fn block<const SMALL: bool>(&mut self, level: u8, entry: &Entry<'t>) -> Flow {
         let level = if SMALL { 1 } else { level };
         if folded::<F>(entry.raw) {
-            return self.tables.unfold(entry.start, level, &mut self.done.counts);
+            return self.tables.unfold(entry.start, level, &mut self.done.counts, self.sizes);
         }
         let base = entry.base::<F>(level);
         let Some(mut frame) = self.cache.take() else {
@@ -426,10 +432,12 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             contiguous: false,
         };
         let counts = &mut self.done.counts;
+        let built = counts.tables_built;
         let mut builder =
             Builder { platform: self.tables.platform, cache: self.cache, counts, dry: None };
         W::fill(&mut builder, &mut frame, level - 1, base, &plan);
         let dry = builder.dry;
+        let built = builder.counts.tables_built - built;
         let range = GpaRange::from_bounds(base, base + F::size(level).bytes());
         if !self.tables.platform.break_before_make().breaks_size_change() {
             if entry.slot.exchange(entry.raw, F::table(frame.hpa(), level)).is_err() {
@@ -439,9 +447,10 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             frame.into_hpa();
             self.done.counts.slots_written += 1;
             self.done.bytes += range.size();
+            self.sizes.split::<F>(level, built);
             self.done.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
-            self.wait(entry.slot, entry.raw, frame, level, base);
+            self.wait(entry.slot, entry.raw, (frame, built), level, base);
         }
         match dry {
             Some(at) => {
@@ -472,10 +481,18 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 
     /// Adds a replacement to those that wait.
     #[expect(clippy::unnecessary_lazy_evaluations, reason = "what waits is built where it stays")]
-    fn wait(&mut self, slot: &'t Slot, raw: u64, table: Frame, level: u8, base: u64) {
+    fn wait(
+        &mut self,
+        slot: &'t Slot,
+        raw: u64,
+        (table, built): (Frame, u64),
+        level: u8,
+        base: u64,
+    ) {
         let waiting = self.waiting.get_or_insert_with(|| Waiting {
             raws: [0; MOST_MERGED],
             tables: [const { None }; MOST_MERGED],
+            built: [0; MOST_MERGED],
             first: slot,
             len: 0,
             level,
@@ -484,6 +501,7 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         let place = waiting.place::<F>(base);
         waiting.raws[place] = raw;
         waiting.tables[place] = Some(table);
+        waiting.built[place] = built as u16;
         waiting.len = waiting.len.max(place + 1);
     }
 
@@ -492,7 +510,8 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
     fn link_waiting(&mut self) {
         // Where they lie: a copy would take the stack twice.
         if let Some(waiting) = &mut self.waiting {
-            link(self.tables, self.cache, &mut self.done, &mut self.lost, waiting);
+            let done = (&mut self.done, &mut *self.sizes);
+            link(self.tables, self.cache, done, &mut self.lost, waiting);
             self.waiting = None;
         }
     }
@@ -507,9 +526,9 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 fn link<F: Format, P: Platform>(
     tables: &Tables<'_, F, P>,
     cache: &mut TableCache<'_, F, P>,
-    done: &mut Done,
+    (done, sizes): (&mut Done, &mut Sizes),
     lost: &mut Option<u64>,
-    Waiting { raws, tables: blocks, first, len, level, start }: &mut Waiting<'_>,
+    Waiting { raws, tables: blocks, built, first, len, level, start }: &mut Waiting<'_>,
 ) {
     let (level, start, blocks) = (*level, *start, &mut blocks[..*len]);
     let slots = if blocks.len() == 1 {
@@ -533,6 +552,7 @@ fn link<F: Format, P: Platform>(
             broken.leaves(base, base + size.bytes(), size);
             done.counts.broken += 1;
             done.bytes += size.bytes();
+            sizes.split::<F>(level, built[place].into());
             done.counts.slots_written += 2;
         } else {
             *lost = Some(lost.map_or(base, |lost| lost.min(base)));

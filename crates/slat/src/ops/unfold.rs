@@ -30,6 +30,7 @@ use crate::format::{Format, Kind};
 use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
+use crate::sizes::Sizes;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
@@ -155,15 +156,27 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
     /// the slot.
     #[cold]
     #[inline(never)]
-    pub(super) fn unfold(&self, gpa: u64, level: u8, counts: &mut Counts) -> Flow {
-        match self.unfolded(gpa, level, counts) {
+    pub(super) fn unfold(
+        &self,
+        gpa: u64,
+        level: u8,
+        counts: &mut Counts,
+        sizes: &mut Sizes,
+    ) -> Flow {
+        match self.unfolded(gpa, level, counts, sizes) {
             Ok(_) => Flow::Again,
             Err(flow) => flow,
         }
     }
 
     /// The bytes of the group, if it was unfolded here.
-    fn unfolded(&self, gpa: u64, level: u8, counts: &mut Counts) -> Result<u64, Flow> {
+    fn unfolded(
+        &self,
+        gpa: u64,
+        level: u8,
+        counts: &mut Counts,
+        sizes: &mut Sizes,
+    ) -> Result<u64, Flow> {
         let group = self.group(gpa, level).ok_or(Flow::Again)?;
         let breaks = self.platform.break_before_make().breaks_size_change();
         let frozen = F::frozen(Hpa(0));
@@ -189,6 +202,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         self.platform.publish();
         counts.slots_written += 2 * group.slots.len() as u64;
         counts.invalidations += 1;
+        sizes.unfold(level, group.slots.len());
         Ok(group.bytes())
     }
 
@@ -299,10 +313,11 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if F::CONTIGUOUS == 0 {
             return Ok(0);
         }
-        let mut visitor = Unfold { tables, done: Done::NOTHING };
+        let mut visitor = Unfold { tables, done: Done::NOTHING, sizes: &mut self.sizes };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
-        let bytes = visitor.done.add_to(self);
+        let Unfold { done, .. } = visitor;
+        let bytes = done.add_to(self);
         let why = self.spend(budget, ChangeError::Contended);
         match result {
             Ok(()) => Ok(bytes),
@@ -311,12 +326,13 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     }
 }
 
-struct Unfold<'t, F: Format, P: Platform> {
+struct Unfold<'t, 'g, F: Format, P: Platform> {
     tables: &'t Tables<'t, F, P>,
     done: Done,
+    sizes: &'g mut Sizes,
 }
 
-impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, F, P> {
+impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, '_, F, P> {
     const LEVELS: Levels = Levels::ALL;
     const QUIET: Option<u64> = Some(F::CONTIGUOUS);
 
@@ -325,7 +341,8 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unfold<'_, F, P> {
         if kind != Kind::Leaf || !folded::<F>(entry.raw) {
             return Flow::Next;
         }
-        match self.tables.unfolded(entry.start, level, &mut self.done.counts) {
+        let counts = &mut self.done.counts;
+        match self.tables.unfolded(entry.start, level, counts, self.sizes) {
             Ok(bytes) => {
                 self.done.bytes += bytes;
                 Flow::Next

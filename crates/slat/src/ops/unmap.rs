@@ -22,6 +22,7 @@ use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::retired::Chain;
 use crate::shootdown::Owed;
+use crate::sizes::Sizes;
 use crate::table::{Slot, slot};
 use crate::tables::{Halted, Link, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor, links};
@@ -294,14 +295,13 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
             return None;
         }
-        let mut visitor = Unmap::of(tables, removals, range);
-        if tables.refill_breaks() {
-            visitor.empty = self.token();
-        }
+        let empty = if tables.refill_breaks() { self.token() } else { 0 };
+        let mut visitor = Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sizes) };
         let (entry, mut tally) = (Entry { slot, raw, start, end }, Tally::NONE);
         if !matches!(visitor.visit(0, Kind::Leaf, entry, &mut tally), Flow::Next) {
             return None;
         }
+        visitor.sizes.add(0, -1);
         self.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
         self.counts.slots_written += 1;
         self.counts.bytes_changed += end - start;
@@ -320,10 +320,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     ) -> Result<u64, Halted<UnmapError>> {
         let tables = self.tables;
         let (start, end) = (range.start().0, range.end().0);
-        let mut visitor = Unmap::of(tables, removals, range);
-        if tables.refill_breaks() {
-            visitor.empty = self.token();
-        }
+        let empty = if tables.refill_breaks() { self.token() } else { 0 };
+        let mut visitor = Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sizes) };
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
@@ -355,7 +353,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         removals.counted = true;
         tables.pending.removals.begin();
         let (start, end) = (range.start().0, range.end().0);
-        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range));
+        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, &mut self.sizes));
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
@@ -423,6 +421,7 @@ struct Unmap<'r, 's, 't, F: Format, P: Platform> {
     /// The descriptor, address and level of the leaf that would continue the last one; 0 is none.
     next: (u64, u64, u8),
     done: Done,
+    sizes: &'r mut Sizes,
     why: UnmapError,
 }
 
@@ -505,6 +504,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
     #[inline]
     fn settle(&mut self, level: u8, tally: Tally) {
         self.done.settle::<F>(level, &tally, false);
+        self.sizes.add(level, -(tally.changed as i64));
     }
 }
 
@@ -515,10 +515,12 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         tables: &'r Tables<'r, F, P>,
         removals: &'r mut Removals<'s, 't, F, P>,
         range: &GpaRange,
+        sizes: &'r mut Sizes,
     ) -> Self {
         let (start, end) = (range.start().0, range.end().0);
         let (done, why) = (Done::NOTHING, UnmapError::Contended);
-        Self { tables, removals, start, end, taken: 0, empty: 0, next: (0, 0, 0), done, why }
+        let (taken, empty, next) = (0, 0, (0, 0, 0));
+        Self { tables, removals, start, end, taken, empty, next, done, sizes, why }
     }
 
     /// Takes out a group that the range covers whole; unfolds any other.
@@ -528,7 +530,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         let Some(group) = tables.group(entry.start, level) else { return Flow::Again };
         // Whether it continues what was removed last is known too late.
         if !group.inside(self.start, self.end) || self.removals.is_full() {
-            return tables.unfold(entry.start, level, &mut self.done.counts);
+            return tables.unfold(entry.start, level, &mut self.done.counts, self.sizes);
         }
         let first = match group.take(self.empty) {
             Ok(first) => first,
@@ -536,6 +538,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         };
         self.done.counts.slots_written += 2 * group.slots.len() as u64;
         self.done.bytes += group.bytes();
+        self.sizes.add_members(level, -(group.slots.len() as i64));
         self.taken = group.end;
         let mut attributes = tables.format.decode(first, level);
         attributes.dirty |= self.may_be_dirty(first);

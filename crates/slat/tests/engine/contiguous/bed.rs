@@ -7,14 +7,14 @@ use crate::common::hardware::{Access as Accessed, Hardware, Run, Tree};
 use crate::common::machine::Machine;
 use crate::common::world::rights::executed;
 use crate::common::world::{
-    ALL, GuardOf, TablesOf, VMID, cache, clipped, filled, floor, gaps, invalidations, maintained,
-    maintenance, size,
+    ALL, GuardOf, TablesOf, VMID, cache, check_sizes, clipped, filled, floor, gaps, invalidations,
+    maintained, maintenance, size,
 };
 use crate::common::{Event, Moment, TestPlatform};
 use slat::{
     Access, Ageing, Ages, Attributes, BreakBeforeMake, ChangeError, Counts, Execute, Gpa, GpaRange,
-    Halted, Hpa, Invalidation, MapError, Member, PageSize, Place, Software, SplitError, Tables,
-    UnmapError,
+    Halted, Hpa, Invalidation, MapError, Member, PageSize, Place, Sizes, Software, SplitError,
+    Tables, UnmapError,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -62,6 +62,8 @@ pub struct Bed<'p, const G: u32> {
     retired: usize,
     /// What the last operation cost, and called for, without what it completed at its end.
     pub counts: Counts,
+    /// Leaves that guards say came and went.
+    sizes: Sizes,
     pub events: Vec<Event>,
 }
 
@@ -87,6 +89,7 @@ impl<'p, const G: u32> Bed<'p, G> {
             pending: false,
             retired: 0,
             counts: Counts::NONE,
+            sizes: Sizes::NONE,
             events: Vec::new(),
         }
     }
@@ -117,6 +120,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         let result = op(&self.tables, &mut guard);
         let after = self.hardware.tree(self.platform);
         self.counts = guard.counts();
+        self.sizes += guard.sizes();
         self.events = self.platform.take_events();
         self.retired += before.tables.keys().filter(|hpa| !after.tables.contains_key(hpa)).count();
         check_unfolded::<G>(&before, &after, &invalidations(&self.events), self.bbm);
@@ -161,6 +165,7 @@ impl<'p, const G: u32> Bed<'p, G> {
 
     fn settle(&self, tree: &Tree) {
         assert_eq!(Flat::of(tree), self.flat.borrow().merged());
+        check_sizes::<Grouped<G>>(tree, self.sizes);
     }
 
     /// The block that an end of the range cuts: a group is no block.

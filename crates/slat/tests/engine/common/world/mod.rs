@@ -21,7 +21,7 @@ use super::machine::Machine;
 use super::{Event, Moment, TestPlatform};
 use slat::{
     Attributes, BreakBeforeMake, ChangeError, Counts, Frame, Gpa, GpaRange, Guard, Halted,
-    Invalidation, LeafSizeError, Member, PageSize, RangeError, TableCache, Tables, Vmid,
+    Invalidation, LeafSizeError, Member, PageSize, RangeError, Sizes, TableCache, Tables, Vmid,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -61,6 +61,8 @@ pub struct World<'p, H: Hardware> {
     doubt: bool,
     /// Hardware uses what the next operation works on: it may have to begin anew.
     beside: Cell<bool>,
+    /// Leaves that guards say came and went.
+    sizes: Sizes,
 }
 
 /// What to map.
@@ -97,6 +99,20 @@ pub fn cache<'a, H: Hardware>(
     let mut cache = TableCache::new(platform, storage);
     cache.fill(frames).unwrap();
     cache
+}
+
+/// What guards said of leaves that came and went is what is there.
+pub fn check_sizes<H: Hardware>(tree: &Tree, sizes: Sizes) {
+    for (level, slot) in H::sizes().into_iter().rev().enumerate() {
+        let slots = |groups: bool| -> u64 {
+            let of_slots = |run: &&Run| H::slot_size(run.size) == slot;
+            let runs = tree.runs.iter().filter(of_slots);
+            let runs = runs.filter(|run| (run.size != slot) == groups);
+            runs.map(|run| (run.end - run.start) / slot).sum()
+        };
+        let counted = (sizes.leaves(level as u8), sizes.members(level as u8));
+        assert_eq!(counted, (slots(false) as i64, slots(true) as i64), "leaves of {slot:#x}");
+    }
 }
 
 fn same_but_state(a: Attributes, b: Attributes) -> bool {
@@ -157,6 +173,7 @@ impl<'p, H: Hardware> World<'p, H> {
             removing: false,
             doubt: false,
             beside: Cell::new(false),
+            sizes: Sizes::NONE,
         }
     }
 
@@ -306,6 +323,7 @@ impl<'p, H: Hardware> World<'p, H> {
         let result = op(&self.tables, &mut guard, &dropped);
         let hook = platform.meanwhile(None);
         let (counts, owed) = (guard.counts(), guard.owed());
+        self.sizes += guard.sizes();
         let events = platform.take_events();
         let tree = self.hardware.tree(platform);
         assert_eq!(tree.marks, 0, "a slot was left marked");
@@ -348,6 +366,7 @@ impl<'p, H: Hardware> World<'p, H> {
     /// What holds after every operation.
     fn settle(&mut self, tree: &Tree) {
         assert_eq!(Flat::of(tree), self.flat.borrow().merged());
+        check_sizes::<H>(tree, self.sizes);
         let guard = self.tables.exclusive();
         for run in tree.runs.iter().take(64) {
             for gpa in [run.start, run.end - 1] {

@@ -5,7 +5,8 @@ use super::super::hardware::Hardware;
 use super::links::retire_around;
 use super::shape::{maintained, maintenance};
 use super::{Mapping, World, cache, floor, size};
-use slat::{Attributes, Gpa, GpaRange, Halted, Hpa, MapError, PageSize, Place, RangeError};
+use slat::{Attributes, Gpa, GpaRange, Halted, Hpa, MapError, PageSize, Place, RangeError, Sizes};
+use std::cell::Cell;
 
 /// What somebody else does while the fault waits for its page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +43,7 @@ impl<H: Hardware> World<'_, H> {
         // Another's page, at the lowest addresses of the reservation.
         let theirs = 1u64 << 40;
         let mut member = self.other.take().unwrap();
+        let theirs_came = Cell::new(Sizes::NONE);
         let out = self.run_removing(|tables, guard, _| {
             let reservation = guard.reserve(Gpa(gpa), largest, &mut own)?;
             let range = reservation.range();
@@ -68,6 +70,7 @@ impl<H: Hardware> World<'_, H> {
                     assert_eq!(second.range(), range, "the same slot");
                 }
             }
+            theirs_came.set(their.sizes());
             drop(their);
             let since = platform.events.borrow().len();
             let result = match commit {
@@ -79,6 +82,7 @@ impl<H: Hardware> World<'_, H> {
             Ok((range, result, since))
         });
         self.other = Some(member);
+        self.sizes += theirs_came.get();
         let left = own.len();
         drop((own, others));
 

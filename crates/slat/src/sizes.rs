@@ -1,0 +1,89 @@
+//! How many leaves came to be, and went, by their size: known without a walk.
+//!
+//! Every operation knows which leaves it fills and empties. Its guard keeps the sum, and whoever
+//! has the guards adds them up: so no counter is shared by the threads that work on a guest.
+
+use crate::format::Format;
+use core::ops::AddAssign;
+
+/// Levels that may have leaves.
+const LEVELS: usize = 3;
+
+/// Leaves that came to be less those that went, by level; what a split replaces went, and what
+/// takes its place came to be. Members of groups ([`Guard::map_contiguous`]) are counted apart.
+///
+/// Operations of a [`Guard`] are in it, whatever tables it is in; those that have no guard
+/// ([`Inactive`], [`AddressSpace`]) are not.
+///
+/// The sum over all guards that were in some tables since they were made is what is mapped there,
+/// while none of them is in an operation.
+///
+/// [`AddressSpace`]: crate::AddressSpace
+/// [`Guard`]: crate::Guard
+/// [`Guard::map_contiguous`]: crate::Guard::map_contiguous
+/// [`Inactive`]: crate::Inactive
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Sizes {
+    leaves: [i64; LEVELS],
+    members: [i64; LEVELS],
+}
+
+impl Sizes {
+    /// None came, none went.
+    pub const NONE: Self = Self { leaves: [0; LEVELS], members: [0; LEVELS] };
+
+    /// Leaves at `level` that are in no group; 0 where the level has none.
+    pub fn leaves(&self, level: u8) -> i64 {
+        self.leaves.get(level as usize).copied().unwrap_or(0)
+    }
+
+    /// Leaves at `level` that are members of groups; 0 where the level has none.
+    pub fn members(&self, level: u8) -> i64 {
+        self.members.get(level as usize).copied().unwrap_or(0)
+    }
+
+    /// Whether nothing came or went.
+    #[inline]
+    pub fn is_none(&self) -> bool {
+        self.leaves.iter().chain(&self.members).fold(0, |any, count| any | count) == 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn add(&mut self, level: u8, leaves: i64) {
+        if let Some(count) = self.leaves.get_mut(level as usize) {
+            *count += leaves;
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn add_members(&mut self, level: u8, members: i64) {
+        if let Some(count) = self.members.get_mut(level as usize) {
+            *count += members;
+        }
+    }
+
+    /// Members at `level` became leaves of their own.
+    pub(crate) fn unfold(&mut self, level: u8, members: usize) {
+        self.add_members(level, -(members as i64));
+        self.add(level, members as i64);
+    }
+
+    /// A block at `level` became a table whose slots are leaves, but for those that link one of the
+    /// `tables - 1` tables of the level below it, all of whose slots are.
+    pub(crate) fn split<F: Format>(&mut self, level: u8, tables: u64) {
+        let below = tables as i64 - 1;
+        self.add(level, -1);
+        self.add(level - 1, F::slots(level - 1) as i64 - below);
+        if level > 1 {
+            self.add(level - 2, below * F::slots(level - 2) as i64);
+        }
+    }
+}
+
+impl AddAssign for Sizes {
+    fn add_assign(&mut self, other: Self) {
+        let add = |(sum, count): (&mut i64, i64)| *sum += count;
+        self.leaves.iter_mut().zip(other.leaves).for_each(add);
+        self.members.iter_mut().zip(other.members).for_each(add);
+    }
+}
