@@ -3,15 +3,16 @@
 
 use crate::peers;
 use crate::setup;
-use crate::stages::{Outcome, SLAT, cargo, ran};
+use crate::stages::{Outcome, programs, ran};
 use crate::static_build::{self, Effort, Program};
-use crate::{in_ci, target};
+use crate::{in_ci, root, target};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use slat_vm::Architecture;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
+use std::process::Command;
 
 /// Packages, each with a command that it brings.
 const PACKAGES: [(&str, &str); 9] = [
@@ -56,6 +57,7 @@ pub fn test() -> anyhow::Result<Outcome> {
         Err(error) if in_ci() => return Err(error),
         Err(error) => return Ok(Outcome::Skipped(format!("{error:#}"))),
     };
+    programs()?;
     // All series, each by itself.
     slat(&["kernel", "list", "--tree", &tree])?;
     let words = ["kernel", "build", "--tree", &tree, "--arch", "x86_64", "--edit", OF_X86];
@@ -74,8 +76,14 @@ pub fn test() -> anyhow::Result<Outcome> {
 }
 
 fn slat(words: &[&str]) -> anyhow::Result<()> {
-    let mut slat = cargo(&SLAT);
-    ran(slat.arg("--").args(words)).map(drop)
+    ran(program().args(words)).map(drop)
+}
+
+/// `slat`, which is built.
+fn program() -> Command {
+    let mut slat = Command::new(target().join("debug/slat"));
+    slat.current_dir(root());
+    slat
 }
 
 /// A split visits no page, and the call takes fewer instructions.
@@ -164,8 +172,8 @@ fn ageing_races(tree: &str) -> anyhow::Result<()> {
 fn tested(tree: &str, edits: &str, test: &str, options: &[&str]) -> anyhow::Result<Value> {
     let file = target().join("kernel-test.json");
     let (output, binary) = (File::create(&file)?, Program::Slat.path(Architecture::Aarch64));
-    let mut slat = cargo(&SLAT);
-    slat.args(["--", "kernel", "test", "--tree", tree, "--edit", edits, "--json"]);
+    let mut slat = program();
+    slat.args(["kernel", "test", "--tree", tree, "--edit", edits, "--json"]);
     slat.args(["--arch", "aarch64", "--cpu", "cortex-a76", "--test", test, "--binary"]);
     slat.arg(binary).args(options).stdout(output);
     // A test that failed is in the report as well; a machine that did not run leaves none.

@@ -7,6 +7,7 @@ use crate::{
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::Command;
 
 /// One stage.
@@ -104,6 +105,14 @@ pub const SLAT_BENCH: [&str; 7] = [
     "--package",
     "slat-bench",
 ];
+
+/// The folder of both programs as the tests have them. `cargo run` would compile the libraries
+/// again, without what tests turn on in them.
+pub fn programs() -> anyhow::Result<PathBuf> {
+    let mut build = cargo(&["test", "--quiet", "--no-run", "--test", "cli"]);
+    ran(build.args(TESTED))?;
+    Ok(target().join("debug"))
+}
 
 /// `slat-bench` as users get it, run.
 pub fn slat_bench() -> Command {
@@ -223,11 +232,7 @@ impl Stage {
             Self::Formats => formats(),
             Self::Hypervisor => hypervisor::test(long),
             Self::Examples => {
-                let features = "slat-bench/peers,slat-bench/granules,slat-cli/granules";
-                let mut build = cargo(&["build", "--no-default-features", "--features", features]);
-                ran(build.args(["--package", "slat-cli", "--package", "slat-bench"]))?;
-                let (folder, programs) = (target().join("documentation"), target().join("debug"));
-                docs::run::run(&folder, &programs).map(Outcome::Ran)
+                docs::run::run(&target().join("documentation"), &programs()?).map(Outcome::Ran)
             }
             Self::EndToEnd => e2e::run(&target().join("end-to-end")).map(Outcome::Ran),
         }
@@ -270,11 +275,23 @@ fn features() -> anyhow::Result<Outcome> {
     Ok(Outcome::Ran(Vec::new()))
 }
 
+/// Tests that have more in them with the feature `every-format`, of each crate that has it. All
+/// others are the same with and without.
+const OF_FORMATS: [(&str, &[&str]); 4] = [
+    ("slat", &["engine"]),
+    ("slat-guest", &["memory", "threads"]),
+    ("slat-sim", &["machine"]),
+    ("slat-reclaim", &["machine", "overcommit"]),
+];
+
 /// The tests of what is generic over a format, on all of them.
 fn formats() -> anyhow::Result<Outcome> {
-    let mut tests = cargo(&["test", "--lib", "--bins", "--tests", "--features", "every-format"]);
-    for package in ["slat", "slat-guest", "slat-sim", "slat-reclaim"] {
+    let mut tests = cargo(&["test", "--features", "every-format"]);
+    for (package, programs) in OF_FORMATS {
         tests.args(["--package", package]);
+        for program in programs {
+            tests.args(["--test", program]);
+        }
     }
     ran(&mut tests)
 }
@@ -319,5 +336,39 @@ mod tests {
             }
             assert!(folder.join("README.md").is_file(), "{name}");
         }
+    }
+
+    #[test]
+    fn every_program_that_has_tests_of_formats_runs_on_all_formats() {
+        use std::path::Path;
+        fn mentions(path: &Path) -> bool {
+            match path.is_dir() {
+                true => path.read_dir().unwrap().any(|entry| mentions(&entry.unwrap().path())),
+                false => std::fs::read_to_string(path).unwrap().contains("\"every-format\""),
+            }
+        }
+        for (package, programs) in OF_FORMATS {
+            let folder = crate::root().join("crates").join(package);
+            assert!(
+                !mentions(&folder.join("src")),
+                "{package}: its unit tests have to run as well"
+            );
+            let parts = folder.join("tests").read_dir().unwrap().map(|part| part.unwrap().path());
+            let found: std::collections::BTreeSet<_> = parts
+                .filter(|part| mentions(part))
+                .map(|part| part.file_stem().unwrap().to_str().unwrap().to_owned())
+                .collect();
+            assert_eq!(
+                found,
+                programs.iter().map(|name| (*name).to_owned()).collect(),
+                "{package}"
+            );
+        }
+        let with_the_feature = crate::root().join("crates").read_dir().unwrap().filter(|folder| {
+            let manifest = folder.as_ref().unwrap().path().join("Cargo.toml");
+            std::fs::read_to_string(manifest).unwrap().contains("every-format = [\"slat/")
+        });
+        // slat's own is a list of none.
+        assert_eq!(with_the_feature.count() + 1, OF_FORMATS.len());
     }
 }
