@@ -1,16 +1,17 @@
 //! The `slat` command as a user runs it, on small sizes, and what it wrote.
 
-use crate::stages::{SLAT, cargo};
+use crate::stages::programs;
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 /// Runs the main job into `directory` and checks what it left there; returns what it had to skip.
 pub fn run(directory: &Path) -> anyhow::Result<Vec<String>> {
     let _ = fs::remove_dir_all(directory);
-    let mut slat = cargo(&SLAT);
-    slat.args(["--", "--quick"]).arg("--output").arg(directory);
+    let mut slat = Command::new(programs()?.join("slat"));
+    slat.arg("--quick").arg("--output").arg(directory);
     let status = slat.status().context("cannot start slat")?;
     if !status.success() {
         bail!("{slat:?} failed: {status}");

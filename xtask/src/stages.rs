@@ -92,9 +92,6 @@ pub const TESTED: [&str; 4] = [
      slat-axvm/default",
 ];
 
-/// `slat` as it is tested, run.
-pub const SLAT: [&str; 5] = ["run", "--quiet", "--no-default-features", "--package", "slat-cli"];
-
 /// `slat-bench` as it is tested, run.
 pub const SLAT_BENCH: [&str; 7] = [
     "run",
