@@ -22,13 +22,10 @@ pub(crate) struct SizeCells {
 
 impl SizeCells {
     #[inline]
-    pub fn add(&self, sizes: Sizes) {
-        if sizes.is_none() {
-            return;
-        }
-        for (level, (leaves, members)) in (0..).zip(self.leaves.iter().zip(&self.members)) {
-            leaves.add(sizes.leaves(level) as u64);
-            members.add(sizes.members(level) as u64);
+    pub fn add(&self, sizes: &Sizes) {
+        for level in 0..LEVELS {
+            self.leaves[level].add(sizes.leaves(level as u8) as u64);
+            self.members[level].add(sizes.members(level as u8) as u64);
         }
     }
 }

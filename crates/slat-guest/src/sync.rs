@@ -14,6 +14,7 @@ pub(crate) fn written(_word: &core::sync::atomic::AtomicU64) {
 pub(crate) struct AtomicCount(core::sync::atomic::AtomicU64);
 
 impl AtomicCount {
+    #[inline]
     pub fn add(&self, n: u64) {
         if n != 0 {
             written(&self.0);
@@ -21,6 +22,7 @@ impl AtomicCount {
         }
     }
 
+    #[inline]
     pub fn raise(&self, to: u64) {
         if to > self.get() {
             written(&self.0);
@@ -28,6 +30,7 @@ impl AtomicCount {
         }
     }
 
+    #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -33,9 +33,13 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
     /// Also where what is asked of the VMM panics: what was mapped is counted.
     #[inline]
     fn drop(&mut self) {
+        let sizes = self.guard.sizes();
+        if sizes.is_none() {
+            return;
+        }
         let shared = core::ptr::eq(self.tables, &raw const *self.guest.tables);
         let cells = if shared { &self.counters.mapped } else { &self.counters.views };
-        cells.add(self.guard.sizes());
+        cells.add(sizes);
     }
 }
 

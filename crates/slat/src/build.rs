@@ -226,8 +226,10 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
         None
     }
 
-    /// Gives a subtree that was not linked, its root at `level`, back to the cache.
-    pub fn recycle(&mut self, mut frame: Frame, level: u8) {
+    /// Gives a subtree that was not linked, its root at `level`, back to the cache; returns of how
+    /// many tables it was.
+    pub fn recycle(&mut self, mut frame: Frame, level: u8) -> u64 {
+        let mut tables = 1;
         if level > 0 {
             for slot in frame.slots_mut::<F>(self.platform, level) {
                 let raw = slot.get();
@@ -235,12 +237,13 @@ impl<F: Format, P: Platform> Builder<'_, '_, F, P> {
                     // SAFETY: the subtree was never linked, so the frame that went into this
                     // slot (`child`, or a baseline's visitor) is still owned by the subtree alone.
                     if let Some(child) = unsafe { Frame::from_hpa(F::table_address(raw)) } {
-                        self.recycle(child, level - 1);
+                        tables += self.recycle(child, level - 1);
                     }
                 }
             }
         }
         self.cache.put(frame);
+        tables
     }
 }
 

@@ -34,9 +34,17 @@ pub struct Guard<'t, 'p, F: Format, P: Platform> {
     live: bool,
     /// What is left of [`Guard::limit`].
     pub(crate) budget: Budget,
-    pub(crate) counts: Counts,
-    pub(crate) sizes: Sizes,
+    pub(crate) sums: Sums,
     pub(crate) owed: Owed,
+}
+
+/// What operations did since their guard was made: behind one pointer, for a [`Reservation`].
+///
+/// [`Reservation`]: crate::Reservation
+#[derive(Debug)]
+pub(crate) struct Sums {
+    pub counts: Counts,
+    pub sizes: Sizes,
 }
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
@@ -47,8 +55,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         live: bool,
     ) -> Self {
         let budget = Budget::unbounded();
-        let (counts, sizes, owed) = (Counts::NONE, Sizes::NONE, Owed::NOTHING);
-        Self { tables, inside, live, budget, counts, sizes, owed }
+        let sums = Sums { counts: Counts::NONE, sizes: Sizes::NONE };
+        Self { tables, inside, live, budget, sums, owed: Owed::NOTHING }
     }
 
     /// What to leave in a slot that is reserved or emptied: no other slot ever holds the same.
@@ -117,12 +125,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
 
     /// Exact costs of what the guard's operations did since it was made.
     pub const fn counts(&self) -> Counts {
-        self.counts
+        self.sums.counts
     }
 
     /// Leaves that came to be and went by the guard's operations since it was made.
-    pub const fn sizes(&self) -> Sizes {
-        self.sizes
+    #[inline]
+    pub const fn sizes(&self) -> &Sizes {
+        &self.sums.sizes
     }
 
     /// The invalidation that the guard's operations owe; `None` if they left nothing stale.
@@ -218,8 +227,8 @@ impl Done {
     /// Hands it to the guard; returns the bytes.
     #[inline]
     pub fn add_to<F: Format, P: Platform>(&self, guard: &mut Guard<'_, '_, F, P>) -> u64 {
-        guard.counts += self.counts;
-        guard.counts.bytes_changed += self.bytes;
+        guard.sums.counts += self.counts;
+        guard.sums.counts.bytes_changed += self.bytes;
         guard.owed.merge(self.owed);
         self.bytes
     }

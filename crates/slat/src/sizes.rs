@@ -33,11 +33,13 @@ impl Sizes {
     pub const NONE: Self = Self { leaves: [0; LEVELS], members: [0; LEVELS] };
 
     /// Leaves at `level` that are in no group; 0 where the level has none.
+    #[inline]
     pub fn leaves(&self, level: u8) -> i64 {
         self.leaves.get(level as usize).copied().unwrap_or(0)
     }
 
     /// Leaves at `level` that are members of groups; 0 where the level has none.
+    #[inline]
     pub fn members(&self, level: u8) -> i64 {
         self.members.get(level as usize).copied().unwrap_or(0)
     }
@@ -45,7 +47,7 @@ impl Sizes {
     /// Whether nothing came or went.
     #[inline]
     pub fn is_none(&self) -> bool {
-        self.leaves.iter().chain(&self.members).fold(0, |any, count| any | count) == 0
+        *self == Self::NONE
     }
 
     #[inline(always)]
@@ -71,11 +73,22 @@ impl Sizes {
     /// A block at `level` became a table whose slots are leaves, but for those that link one of the
     /// `tables - 1` tables of the level below it, all of whose slots are.
     pub(crate) fn split<F: Format>(&mut self, level: u8, tables: u64) {
+        self.splits::<F>(level, tables, 1);
+    }
+
+    /// What [`Sizes::split`] said of the block was not so.
+    #[cold]
+    pub(crate) fn unsplit<F: Format>(&mut self, level: u8, tables: u64) {
+        self.splits::<F>(level, tables, -1);
+    }
+
+    #[inline]
+    fn splits<F: Format>(&mut self, level: u8, tables: u64, blocks: i64) {
         let below = tables as i64 - 1;
-        self.add(level, -1);
-        self.add(level - 1, F::slots(level - 1) as i64 - below);
+        self.add(level, -blocks);
+        self.add(level - 1, blocks * (F::slots(level - 1) as i64 - below));
         if level > 1 {
-            self.add(level - 2, below * F::slots(level - 2) as i64);
+            self.add(level - 2, blocks * below * F::slots(level - 2) as i64);
         }
     }
 }

@@ -166,10 +166,10 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let young = raw & F::ACCESSED != 0;
         if young && clear {
             slot.exchange(raw, raw & !F::ACCESSED).ok()?;
-            self.counts.slots_written += 1;
-            self.counts.bytes_changed += 1 << F::PAGE_SHIFT;
+            self.sums.counts.slots_written += 1;
+            self.sums.counts.bytes_changed += 1 << F::PAGE_SHIFT;
         }
-        self.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
+        self.sums.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
         Some(young)
     }
 

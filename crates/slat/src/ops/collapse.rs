@@ -76,7 +76,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Ok(to) => to,
             Err(why) => return Self::halted(range.start(), why),
         };
-        let (done, sizes) = (Done::NOTHING, &mut self.sizes);
+        let (done, sizes) = (Done::NOTHING, &mut self.sums.sizes);
         let mut visitor = Collapse { tables, to, fits, done, sizes, contended: None };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);

@@ -96,7 +96,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             bitmap,
             pages: 0,
             done: Done::NOTHING,
-            sizes: &mut self.sizes,
+            sizes: &mut self.sums.sizes,
             why: ChangeError::Contended,
         };
         let mut budget = self.budget;

@@ -167,9 +167,9 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             Err(why) => return Self::halted(range.start(), why),
         };
         if range.size() == 1 << F::PAGE_SHIFT
-            && tables.map_page::<C>(&plan, &attributes, &mut self.counts)
+            && tables.map_page::<C>(&plan, &attributes, &mut self.sums.counts)
         {
-            self.sizes.add(0, 1);
+            self.sums.sizes.add(0, 1);
             return Ok(1 << F::PAGE_SHIFT);
         }
         self.map_rest::<C>(plan, attributes, cache)
@@ -199,7 +199,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let tables = self.tables;
         let mut check = Check { plan, state: tables.state(), read: 0, why: MapError::Contended };
         let result = tables.walk_within(plan.start, plan.end, &mut check, budget);
-        self.counts.slots_read += check.read;
+        self.sums.counts.slots_read += check.read;
         match result {
             Ok(()) => Ok(plan.end),
             // What was looked at is mapped now.
@@ -225,7 +225,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             maintenance: maintenance(attributes),
             cache,
             done: Done::NOTHING,
-            sizes: &mut self.sizes,
+            sizes: &mut self.sums.sizes,
             dry: None,
             why: MapError::Contended,
             change: PhantomData::<C>,

@@ -159,7 +159,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let mut check = Check { hand, read: 0, why: OwnerError::Contended };
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut check, &mut budget);
-        self.counts.slots_read += check.read;
+        self.sums.counts.slots_read += check.read;
         let looked = match result {
             Ok(()) => end,
             // What was looked at gets its owner now.

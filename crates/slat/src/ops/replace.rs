@@ -152,7 +152,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             to,
             attributes,
             done: Done::NOTHING,
-            sizes: &mut self.sizes,
+            sizes: &mut self.sums.sizes,
             why: ReplaceError::Contended,
         };
         let mut budget = self.budget;

@@ -21,11 +21,9 @@ use super::owner::Owner;
 use super::unfold::Group;
 use crate::addr::{Gpa, GpaRange, Hpa, PageSize};
 use crate::cache::TableCache;
-use crate::counts::Counts;
 use crate::format::{Attributes, Format, Kind, TOKEN_BITS};
-use crate::guard::Guard;
+use crate::guard::{Guard, Sums};
 use crate::platform::Platform;
-use crate::sizes::Sizes;
 use crate::sync::{AtomicU64, Ordering, relax};
 use crate::table::{self, Slot};
 use crate::tables::{Halted, Tables};
@@ -58,8 +56,7 @@ impl Tokens {
 #[must_use = "a reservation that is not committed maps nothing"]
 pub struct Reservation<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
-    counts: &'g mut Counts,
-    sizes: &'g mut Sizes,
+    sums: &'g mut Sums,
     slot: &'g Slot,
     raw: u64,
     level: u8,
@@ -105,8 +102,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         match found {
             Ok((slot, raw, level)) => {
                 let base = page & !((1 << F::shift(level)) - 1);
-                let Self { tables, counts, sizes, .. } = self;
-                Ok(Reservation { tables, counts, sizes, slot, raw, level, base, group: None })
+                let Self { tables, sums, .. } = self;
+                Ok(Reservation { tables, sums, slot, raw, level, base, group: None })
             }
             Err(why) => Self::halted(gpa, why),
         }
@@ -127,8 +124,8 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<Reservation<'g, F, P>, Halted<MapError>> {
         let mut reserved = self.reserve(gpa, largest, cache)?;
-        let Reservation { tables, counts, level, base, .. } = &mut reserved;
-        if let Some((group, token)) = tables.reserve_group(*base, *level, counts) {
+        let Reservation { tables, sums, level, base, .. } = &mut reserved;
+        if let Some((group, token)) = tables.reserve_group(*base, *level, &mut sums.counts) {
             (reserved.raw, reserved.base) = (token, group.start);
             reserved.group = Some(group);
         }
@@ -148,7 +145,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         loop {
             let slot = table::slot::<F>(slots, gpa, level);
             let raw = slot.load();
-            self.counts.slots_read += 1;
+            self.sums.counts.slots_read += 1;
             match F::kind(raw, level) {
                 Kind::Table => {
                     level -= 1;
@@ -170,17 +167,17 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                 Kind::Reserved if level <= largest => {
                     let base = gpa & !((1 << F::shift(level)) - 1);
                     let broke = tables.break_before_fill(raw, level, base);
-                    self.counts.invalidations += u64::from(broke);
+                    self.sums.counts.invalidations += u64::from(broke);
                     return Ok((slot, raw, level));
                 }
                 Kind::Empty | Kind::Reserved => {
-                    self.counts.slots_written += 1;
+                    self.sums.counts.slots_written += 1;
                     if level <= largest {
                         let reserved = self.token();
                         if slot.exchange(raw, reserved).is_ok() {
                             let base = gpa & !((1 << F::shift(level)) - 1);
                             let broke = tables.break_before_fill(raw, level, base);
-                            self.counts.invalidations += u64::from(broke);
+                            self.sums.counts.invalidations += u64::from(broke);
                             return Ok((slot, reserved, level));
                         }
                     } else {
@@ -192,10 +189,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
                         );
                         let base = gpa & !((1 << F::shift(level)) - 1);
                         let broke = tables.break_before_fill(raw, level, base);
-                        self.counts.invalidations += u64::from(broke);
+                        self.sums.counts.invalidations += u64::from(broke);
                         if slot.exchange(raw, F::table(frame.hpa(), level)).is_ok() {
                             frame.into_hpa();
-                            self.counts.tables_built += 1;
+                            self.sums.counts.tables_built += 1;
                         } else {
                             cache.put(frame);
                         }
@@ -229,7 +226,7 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
     #[inline]
     pub fn commit(self, hpa: Hpa, attributes: Attributes) -> Result<Option<u64>, MapError> {
         let leaf = self.leaf(hpa, attributes)?;
-        let Self { tables, counts, sizes, .. } = self;
+        let Self { tables, sums: Sums { counts, sizes }, .. } = self;
         let mapped = match &self.group {
             Some(group) => tables.fill_group(group, Some(self.raw), leaf, counts).is_ok(),
             None => {
@@ -277,7 +274,7 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
             Ok(leaf) => leaf,
             Err(why) => return Ok(Err(why)),
         };
-        let Self { tables, counts, sizes, slot, raw, level, base, group } = self;
+        let Self { tables, sums: Sums { counts, sizes }, slot, raw, level, base, group } = self;
         let frozen = F::frozen(Hpa(0));
         let held = match &group {
             Some(group) => tables.freeze_group(group, Some(raw)).is_ok(),
@@ -309,6 +306,7 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
     }
 
     /// What the slot is to hold. Maintains the memory, as its kind asks.
+    #[inline(always)]
     fn leaf(&self, hpa: Hpa, attributes: Attributes) -> Result<u64, MapError> {
         let tables = self.tables;
         let bytes = self.range().size();

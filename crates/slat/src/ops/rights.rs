@@ -309,13 +309,13 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         if R::TOUCHES {
             tables.touched(gpa, &above);
         }
-        self.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
+        self.sums.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
         if changed == raw {
             return Some(0);
         }
         let page = 1 << F::PAGE_SHIFT;
-        self.counts.slots_written += 1;
-        self.counts.bytes_changed += page;
+        self.sums.counts.slots_written += 1;
+        self.sums.counts.bytes_changed += page;
         if R::STALE {
             self.owed.leaves(gpa, gpa + page, F::size(0));
             self.owed.take();
@@ -408,7 +408,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             rule,
             range,
             done: Done::NOTHING,
-            sizes: &mut self.sizes,
+            sizes: &mut self.sums.sizes,
             why: ChangeError::Contended,
             change: PhantomData,
         };

@@ -179,7 +179,7 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             && let Ok(target) = F::level_of(to)
             && let Some(read) = tables.reads_if_split(&range, target)
         {
-            self.counts.slots_read += read;
+            self.sums.counts.slots_read += read;
             return Ok(0);
         }
         self.split_walk::<W>(range, to, cache, together, None)
@@ -253,9 +253,9 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
             together: together.clamp(1, W::MERGED),
             execute,
             done: Done::NOTHING,
-            sizes: &mut self.sizes,
+            sizes: &mut self.sums.sizes,
             waiting: None,
-            lost: None,
+            lost: u64::MAX,
             dry: None,
             why: SplitError::Contended,
             way: PhantomData,
@@ -266,7 +266,10 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let result = loop {
             let result = tables.walk_within(from, end, &mut visitor, &mut budget);
             visitor.link_waiting();
-            let Some(lost) = visitor.lost.take() else { break result };
+            let lost = core::mem::replace(&mut visitor.lost, u64::MAX);
+            if lost == u64::MAX {
+                break result;
+            }
             from = lost.max(start);
             // Why the walk stopped further on says nothing about where it will now.
             (visitor.dry, visitor.why) = (None, SplitError::Contended);
@@ -307,8 +310,6 @@ struct Waiting<'t> {
     /// The blocks as they were when their tables were built.
     raws: [u64; MOST_MERGED],
     tables: [Option<Frame>; MOST_MERGED],
-    /// How many tables each is: one, and those that it links.
-    built: [u16; MOST_MERGED],
     /// The slot of the first that came.
     first: &'t Slot,
     /// Places from the first to the last in use.
@@ -349,7 +350,7 @@ struct Split<'t, 'a, 'c, F: Format, P: Platform, W, const TARGET: u8> {
     sizes: &'a mut Sizes,
     waiting: Option<Waiting<'t>>,
     /// The lowest block that changed while its replacement waited.
-    lost: Option<u64>,
+    lost: u64,
     /// Where the cache ran dry inside a block.
     dry: Option<u64>,
     why: SplitError,
@@ -447,11 +448,12 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             frame.into_hpa();
             self.done.counts.slots_written += 1;
             self.done.bytes += range.size();
-            self.sizes.split::<F>(level, built);
             self.done.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
-            self.wait(entry.slot, entry.raw, (frame, built), level, base);
+
+            self.wait(entry.slot, entry.raw, frame, level, base);
         }
+        self.sizes.split::<F>(level, built);
         match dry {
             Some(at) => {
                 self.dry = Some(at);
@@ -481,18 +483,10 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 
     /// Adds a replacement to those that wait.
     #[expect(clippy::unnecessary_lazy_evaluations, reason = "what waits is built where it stays")]
-    fn wait(
-        &mut self,
-        slot: &'t Slot,
-        raw: u64,
-        (table, built): (Frame, u64),
-        level: u8,
-        base: u64,
-    ) {
+    fn wait(&mut self, slot: &'t Slot, raw: u64, table: Frame, level: u8, base: u64) {
         let waiting = self.waiting.get_or_insert_with(|| Waiting {
             raws: [0; MOST_MERGED],
             tables: [const { None }; MOST_MERGED],
-            built: [0; MOST_MERGED],
             first: slot,
             len: 0,
             level,
@@ -501,7 +495,6 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
         let place = waiting.place::<F>(base);
         waiting.raws[place] = raw;
         waiting.tables[place] = Some(table);
-        waiting.built[place] = built as u16;
         waiting.len = waiting.len.max(place + 1);
     }
 
@@ -521,14 +514,14 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
 /// changed meanwhile in `lost`.
 ///
 /// Tables whose block changed meanwhile go back to the cache last of all, when nothing stands
-/// broken any more.
+/// broken any more; their block was not split, and is counted as whole.
 #[inline]
 fn link<F: Format, P: Platform>(
     tables: &Tables<'_, F, P>,
     cache: &mut TableCache<'_, F, P>,
     (done, sizes): (&mut Done, &mut Sizes),
-    lost: &mut Option<u64>,
-    Waiting { raws, tables: blocks, built, first, len, level, start }: &mut Waiting<'_>,
+    lost: &mut u64,
+    Waiting { raws, tables: blocks, first, len, level, start }: &mut Waiting<'_>,
 ) {
     let (level, start, blocks) = (*level, *start, &mut blocks[..*len]);
     let slots = if blocks.len() == 1 {
@@ -552,10 +545,9 @@ fn link<F: Format, P: Platform>(
             broken.leaves(base, base + size.bytes(), size);
             done.counts.broken += 1;
             done.bytes += size.bytes();
-            sizes.split::<F>(level, built[place].into());
             done.counts.slots_written += 2;
         } else {
-            *lost = Some(lost.map_or(base, |lost| lost.min(base)));
+            *lost = base.min(*lost);
         }
     }
     if let Some(what) = tables.invalidation(&broken) {
@@ -572,6 +564,8 @@ fn link<F: Format, P: Platform>(
     }
     for table in blocks.iter_mut().filter_map(Option::take) {
         let counts = &mut done.counts;
-        Builder { platform: tables.platform, cache, counts, dry: None }.recycle(table, level - 1);
+        let mut builder = Builder { platform: tables.platform, cache, counts, dry: None };
+        let given_back = builder.recycle(table, level - 1);
+        sizes.unsplit::<F>(level, given_back);
     }
 }

@@ -313,7 +313,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if F::CONTIGUOUS == 0 {
             return Ok(0);
         }
-        let mut visitor = Unfold { tables, done: Done::NOTHING, sizes: &mut self.sizes };
+        let mut visitor = Unfold { tables, done: Done::NOTHING, sizes: &mut self.sums.sizes };
         let mut budget = self.budget;
         let result = tables.walk_within(range.start().0, range.end().0, &mut visitor, &mut budget);
         let Unfold { done, .. } = visitor;

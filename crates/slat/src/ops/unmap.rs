@@ -296,15 +296,16 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
             return None;
         }
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
-        let mut visitor = Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sizes) };
+        let mut visitor =
+            Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sums.sizes) };
         let (entry, mut tally) = (Entry { slot, raw, start, end }, Tally::NONE);
         if !matches!(visitor.visit(0, Kind::Leaf, entry, &mut tally), Flow::Next) {
             return None;
         }
         visitor.sizes.add(0, -1);
-        self.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
-        self.counts.slots_written += 1;
-        self.counts.bytes_changed += end - start;
+        self.sums.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
+        self.sums.counts.slots_written += 1;
+        self.sums.counts.bytes_changed += end - start;
         if ends_are_vacant::<F>(slots, 0) {
             visitor.retire_from(start);
             visitor.done.add_to(self);
@@ -321,7 +322,8 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         let tables = self.tables;
         let (start, end) = (range.start().0, range.end().0);
         let empty = if tables.refill_breaks() { self.token() } else { 0 };
-        let mut visitor = Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sizes) };
+        let mut visitor =
+            Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sums.sizes) };
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.retire_ends(result.map_or_else(|at| at.0, |()| end));
@@ -353,7 +355,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         removals.counted = true;
         tables.pending.removals.begin();
         let (start, end) = (range.start().0, range.end().0);
-        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, &mut self.sizes));
+        let mut visitor = Prune(Unmap::of(tables, &mut removals, &range, &mut self.sums.sizes));
         let mut budget = self.budget;
         let result = tables.walk_within(start, end, &mut visitor, &mut budget);
         visitor.0.retire_ends(result.map_or_else(|at| at.0, |()| end));
@@ -362,7 +364,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         done.add_to(self);
         let retired = removals.unlinked.len();
         if retired != 0 {
-            self.counts.invalidations += 1;
+            self.sums.counts.invalidations += 1;
             removals.complete().for_each(drop);
         }
         match result {

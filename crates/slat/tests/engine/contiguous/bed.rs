@@ -120,7 +120,7 @@ impl<'p, const G: u32> Bed<'p, G> {
         let result = op(&self.tables, &mut guard);
         let after = self.hardware.tree(self.platform);
         self.counts = guard.counts();
-        self.sizes += guard.sizes();
+        self.sizes += *guard.sizes();
         self.events = self.platform.take_events();
         self.retired += before.tables.keys().filter(|hpa| !after.tables.contains_key(hpa)).count();
         check_unfolded::<G>(&before, &after, &invalidations(&self.events), self.bbm);

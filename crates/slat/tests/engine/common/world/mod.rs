@@ -323,7 +323,7 @@ impl<'p, H: Hardware> World<'p, H> {
         let result = op(&self.tables, &mut guard, &dropped);
         let hook = platform.meanwhile(None);
         let (counts, owed) = (guard.counts(), guard.owed());
-        self.sizes += guard.sizes();
+        self.sizes += *guard.sizes();
         let events = platform.take_events();
         let tree = self.hardware.tree(platform);
         assert_eq!(tree.marks, 0, "a slot was left marked");

@@ -70,7 +70,7 @@ impl<H: Hardware> World<'_, H> {
                     assert_eq!(second.range(), range, "the same slot");
                 }
             }
-            theirs_came.set(their.sizes());
+            theirs_came.set(*their.sizes());
             drop(their);
             let since = platform.events.borrow().len();
             let result = match commit {
