@@ -450,7 +450,6 @@ impl<'t, F: Format, P: Platform, W: SplitWalk, const TARGET: u8>
             self.done.bytes += range.size();
             self.done.owed.leaves(range.start().0, range.end().0, F::size(level));
         } else {
-
             self.wait(entry.slot, entry.raw, frame, level, base);
         }
         self.sizes.split::<F>(level, built);
