@@ -28,20 +28,30 @@ fn is_expected(skip: &str) -> bool {
     EXPECTED.iter().any(|words| skip.contains(words))
 }
 
-/// Stages that run beside the first ones, one after the other: no stage keeps two CPUs busy all the
-/// time. What they printed comes at their place in the order.
+/// Stages that run beside others, one after the other: no stage keeps two CPUs busy all the time.
+/// What they printed comes at their place in the order.
 struct Beside {
     stages: Vec<Stage>,
     done: Receiver<(anyhow::Result<()>, Duration)>,
 }
 
 impl Beside {
-    /// Those of the stages that build what the others do not, if there is anything to run them
+    /// Of the first, those that build what the others do not, if there is anything to run them
     /// beside.
-    fn start(stages: &[Stage], long: bool) -> Self {
+    fn first(stages: &[Stage], long: bool) -> Self {
         let chosen = |stage: &Stage| stages.contains(stage);
         let mut beside = vec![Stage::Static, Stage::Loom];
         beside.retain(|stage| chosen(stage) && [Stage::Tests, Stage::Formats].iter().any(chosen));
+        Self::start(beside, long)
+    }
+
+    /// Beside the tests, which wait for guests and for each other: the emulated guests.
+    fn tests(stages: &[Stage], long: bool) -> Self {
+        let both = [Stage::Tests, Stage::Hypervisor].iter().all(|stage| stages.contains(stage));
+        Self::start(if both { vec![Stage::Hypervisor] } else { Vec::new() }, long)
+    }
+
+    fn start(beside: Vec<Stage>, long: bool) -> Self {
         let (ended, done) = std::sync::mpsc::channel();
         let run = beside.clone();
         std::thread::spawn(move || {
@@ -99,7 +109,7 @@ fn fetch(stages: &[Stage]) -> Option<JoinHandle<()>> {
 pub fn run(chosen: &[Stage], deep: bool, long: bool) -> anyhow::Result<()> {
     let stages = if chosen.is_empty() { Stage::all(deep, long) } else { chosen.to_vec() };
     let mut fetching = fetch(&stages);
-    let beside = Beside::start(&stages, long);
+    let mut beside = vec![Beside::first(&stages, long)];
     let start = Instant::now();
     let mut summary = Vec::new();
     let mut skipped = Vec::new();
@@ -113,7 +123,11 @@ pub fn run(chosen: &[Stage], deep: bool, long: bool) -> anyhow::Result<()> {
         {
             _ = fetching.join();
         }
-        let (done, took, when) = if beside.stages.contains(stage) {
+        if *stage == Stage::Tests {
+            beside.push(Beside::tests(&stages, long));
+        }
+        let apart = beside.iter().find(|beside| beside.stages.contains(stage));
+        let (done, took, when) = if let Some(beside) = apart {
             let (done, took) = beside.end(*stage);
             (done, took, ", beside others")
         } else {
