@@ -468,7 +468,6 @@ impl<F: Format, P: Platform, R: Rule<F>, C: Change> Rewrite<'_, '_, F, P, R, C> 
         }
         if C::ALONE {
             group.unfold_alone();
-            self.sizes.unfold(level, group.slots.len());
             return Err(Flow::Again);
         }
         Err(self.tables.unfold(entry.start, level, &mut self.done.counts, self.sizes))

@@ -377,6 +377,31 @@ fn all_blocks_that_change_while_they_wait_are_split_after_all() {
 }
 
 #[test]
+fn a_large_block_that_changes_while_it_waits_is_split_after_all_and_its_tables_come_back() {
+    fn loses<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 8), |tables, guard, cache| {
+            let (hardware, platform) = (H::of(tables), guard.platform());
+            let block = range(0, 1 << 30);
+            assert_eq!(guard.map(block, Hpa(0), CLEAN, PageSize::SIZE_1G, cache), Ok(1 << 30));
+            let left = cache.len();
+            let mut used = false;
+            platform.meanwhile(Some(Box::new(move |platform, moment| {
+                if moment == Moment::Fill && !std::mem::replace(&mut used, true) {
+                    hardware.access(platform, hardware.root(), 0, false);
+                }
+            })));
+            let done = guard.split(range(4 * K, 4 * K), PageSize::SIZE_4K, cache);
+            platform.meanwhile(None);
+            assert_eq!(done, Ok(1 << 30));
+            assert_eq!(cache.len(), left - 2, "a table of blocks, and one of pages");
+            assert_eq!(guard.leaves(block).unwrap().count(), 511 + 512);
+        });
+    }
+    loses::<Arm<12>>(arm());
+    loses::<Ept<true>>(ept());
+}
+
+#[test]
 fn a_collapse_says_where_the_first_of_the_tables_is_that_it_left() {
     on_stage::<Arm<12>>((arm(), 40, 8), |tables, guard, cache| {
         let all = range(0, 6 * M);

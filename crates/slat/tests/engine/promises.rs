@@ -106,13 +106,13 @@ fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
             removed[0].attributes.dirty
         };
         // A CPU holds the first page as writable and dirty: what it writes marks nothing.
-        log.map(range(0, 4 * K), Hpa(1 << 32), RAM, PAGE, cache).unwrap();
-        log.map(range(4 * K, 12 * K), Hpa((1 << 32) + 4 * K), clean, PAGE, cache).unwrap();
+        pager.map(range(0, 4 * K), Hpa(1 << 32), RAM, PAGE, cache).unwrap();
+        pager.map(range(4 * K, 12 * K), Hpa((1 << 32) + 4 * K), clean, PAGE, cache).unwrap();
         assert_eq!(log.clean(pages), Ok(4 * K));
         assert!(dirty(&mut pager, 0), "what was written through the TLB is in no dirty bit");
         // Handed on, and dropped, it is under way until an invalidation of everything.
         drop(tables.shootdown(log).unwrap());
-        log.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
+        pager.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
         let mut places = [const { Place::EMPTY }; 2];
         let mut removals = pager.removals(&mut places);
         assert_eq!(pager.unmap(range(0, 8 * K), &mut removals), Ok(8 * K));
@@ -135,8 +135,8 @@ fn a_run_of_clean_pages_becomes_dirty_as_a_whole_if_a_clean_begins_in_its_middle
         let mut pager = tables.enter(&mut second).unwrap();
         let clean = Attributes { dirty: false, ..RAM };
         for room in [1, 2] {
-            log.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
-            log.map(range(4 * K, 8 * K), Hpa((1 << 32) + 4 * K), RAM, PAGE, cache).unwrap();
+            pager.map(range(0, 4 * K), Hpa(1 << 32), clean, PAGE, cache).unwrap();
+            pager.map(range(4 * K, 8 * K), Hpa((1 << 32) + 4 * K), RAM, PAGE, cache).unwrap();
             let mut places = [const { Place::EMPTY }; 2];
             let mut removals = pager.removals(&mut places[..room]);
             assert_eq!(pager.unmap(range(0, 4 * K), &mut removals), Ok(4 * K));

@@ -2,10 +2,10 @@
 
 use crate::common::TestPlatform;
 use crate::common::hardware::Hardware;
-use crate::common::hardware::arm::Arm;
 use crate::common::hardware::ept::Ept;
+use crate::common::hardware::grouped::Grouped;
 use crate::common::stage::{K, M, RAM, range};
-use crate::common::world::{CacheOf, GuardOf, cache};
+use crate::common::world::{CacheOf, GuardOf, cache, check_sizes};
 use slat::{BreakBeforeMake, Gpa, Halted, Hpa, MapError, PageSize, Place, Tables};
 use slat::{UnmapError, Vmid};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,11 +39,14 @@ fn on_formats<T: Test>() {
             guard.map(range(M, 4 * K), Hpa(M), RAM, PAGE, &mut frames).unwrap();
             let caches = [&mut frames, &mut others];
             T::run::<H>(Two { guard: &mut guard, other: &mut other, caches }, group);
+            let mut sizes = *guard.sizes();
+            sizes += *other.sizes();
+            check_sizes::<H>(&H::of(&tables).tree(&platform), sizes);
             drop((guard, other, frames, others));
             crate::common::destroy(tables);
         }
     }
-    on::<Arm<12>, T>(Default::default());
+    on::<Grouped<12>, T>(Default::default());
     on::<Ept<true>, T>(Default::default());
 }
 

@@ -1,7 +1,7 @@
 //! Tables, a cache and guards for tests of single calls, on any format.
 
 use super::hardware::Hardware;
-use super::world::{CacheOf, GuardOf, TablesOf, cache};
+use super::world::{CacheOf, GuardOf, TablesOf, cache, check_sizes};
 use super::{TestPlatform, destroy};
 use slat::{Attributes, BreakBeforeMake, Counts, Gpa, GpaRange, Halted, Hpa, Vmid};
 use std::fmt::{Debug, Display};
@@ -18,7 +18,8 @@ pub fn range(start: u64, size: u64) -> GpaRange {
     GpaRange::new(Gpa(start), size).unwrap()
 }
 
-/// A guest that is empty, and a cache of so many frames; afterwards no frame is missing.
+/// A guest that is empty, and a cache of so many frames; afterwards no frame is missing, and the
+/// guard has counted all leaves that are there.
 pub fn on_stage<H: Hardware>(
     (format, bits, frames): (H::Format, u32, usize),
     body: impl for<'t, 'p> FnOnce(&'t TablesOf<'p, H>, &mut GuardOf<'t, 'p, H>, &mut CacheOf<'_, H>),
@@ -32,6 +33,7 @@ pub fn on_stage<H: Hardware>(
         let mut cache = cache::<H>(platform, &mut storage, frames);
         let mut guard = tables.enter(&mut member).unwrap();
         body(&tables, &mut guard, &mut cache);
+        check_sizes::<H>(&H::of(&tables).tree(platform), *guard.sizes());
     }
     drop(member);
     destroy(tables);

@@ -278,6 +278,27 @@ fn what_is_refused_at_a_group_of_blocks_leaves_it_folded() {
 }
 
 #[test]
+fn a_block_that_is_put_together_of_groups_and_pages_is_counted_as_one_block() {
+    for (bbm, groups) in BBM.into_iter().flat_map(|bbm| [0, 1, 31, 32].map(|groups| (bbm, groups)))
+    {
+        let platform = TestPlatform::new(bbm);
+        let mut bed = Bed::<12>::new(&platform, bbm, Arm64K4::default(), 31);
+        let (block, page) = (range(2 * M, 2 * M), size(4 * K));
+        let folded = groups * 64 * K;
+        if groups > 0 {
+            bed.map(range(2 * M, folded), G, RAM, page, 4, true);
+        }
+        if groups < 32 {
+            bed.map(range(2 * M + folded, 2 * M - folded), G + folded, RAM, page, 4, false);
+        }
+        // The bed holds the counts against the tree after each.
+        bed.collapse(block, size(2 * M));
+        assert_eq!(bed.tree().at(2 * M).unwrap().size, 2 * M);
+        bed.destroy();
+    }
+}
+
+#[test]
 fn inactive_tables_unfold_what_changes_in_part() {
     let platform = TestPlatform::new(BBM[0]);
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
