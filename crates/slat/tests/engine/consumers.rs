@@ -226,6 +226,9 @@ fn shapes<H: Hardware>(bbm: BreakBeforeMake) {
         assert_eq!(bed.guard.map(all, Hpa(HOST), CLEAN, large, &mut bed.cache), Ok(0));
         let read = Attributes { write: false, ..CLEAN };
         assert_eq!(bed.guard.replace(all, Hpa(HOST), Hpa(HOST), read), Ok(block));
+        let marked = Attributes { software: marks::<H>()[1], ..read };
+        let done = bed.guard.replace(all, Hpa(HOST), Hpa(HOST), marked);
+        assert_eq!(done, Ok(0), "it has the mark");
         assert_eq!(bed.harvest(Some(log), all), Ok([].into()));
         assert_eq!(bed.harvest(Some(pager), all), Ok(every));
     });

@@ -497,8 +497,10 @@ fn neighbours_that_are_moved_share_an_invalidation() {
         let all = range(0, 64 * PAGE_4K);
         let read = Attributes { write: false, ..RAM };
         guard.map(all, Hpa(0), read, PAGE, cache).unwrap();
+        let written = guard.counts().slots_written;
         assert_eq!(guard.replace(all, Hpa(0), Hpa(1 << 30), read), Ok(64 * PAGE_4K));
         assert_eq!((guard.counts().broken, guard.counts().invalidations), (64, 8));
+        assert_eq!(guard.counts().slots_written - written, 128, "broken, then filled");
     });
 }
 
@@ -519,6 +521,51 @@ fn memory_whose_type_changes_is_maintained_behind_the_invalidation() {
                 ),
                 "{memory:?}: {events:?}"
             );
+        }
+    });
+}
+
+#[test]
+fn of_neighbours_that_are_moved_those_whose_type_changes_are_maintained_behind_the_invalidation() {
+    on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |_, guard, cache| {
+        let read = Attributes { write: false, ..RAM };
+        let far = 1 << 30;
+        let page = |n: u64| n * PAGE_4K;
+        for n in 0..8 {
+            let memory = if n % 2 == 0 { Memory::Normal } else { Memory::NonCacheable };
+            let what = Attributes { memory, ..read };
+            guard.map(range(page(n), PAGE_4K), Hpa(page(n)), what, PAGE, cache).unwrap();
+        }
+        guard.platform().take_events();
+        assert_eq!(guard.replace(range(0, page(8)), Hpa(0), Hpa(far), read), Ok(page(8)));
+        let events = guard.platform().take_events();
+        let told = events.iter().position(|event| matches!(event, Event::Invalidate(_))).unwrap();
+        let maintained = |events: &[Event]| -> Vec<u64> {
+            let at = |event: &Event| match event {
+                Event::Maintain { hpa, bytes: PAGE_4K, .. } => Some(hpa - far),
+                _ => None,
+            };
+            events.iter().filter_map(at).collect()
+        };
+        assert_eq!(maintained(&events[..told]), [0, 2, 4, 6].map(page));
+        assert_eq!(maintained(&events[told..]), [1, 3, 5, 7].map(page));
+    });
+}
+
+#[test]
+fn a_leaf_that_is_replaced_is_used_and_written_if_it_was_or_is_said_to_be() {
+    let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
+    on_stage::<Arm<12>>((format, 40, 8), |_, guard, cache| {
+        let page = range(0, PAGE_4K);
+        let used = [(false, false), (true, false), (true, true)];
+        let leaf = |(accessed, dirty)| Attributes { accessed, dirty, ..RAM };
+        for (was, said) in used.into_iter().flat_map(|was| used.map(|said| (was, said))) {
+            guard.map(page, Hpa(0), leaf(was), PAGE, cache).unwrap();
+            guard.replace(page, Hpa(0), Hpa(0), leaf(said)).unwrap();
+            let found = guard.translate(Gpa(0)).unwrap().unwrap().attributes;
+            assert_eq!(found, leaf((was.0 || said.0, was.1 || said.1)), "{was:?}, {said:?}");
+            unmap(guard, page);
+            cache.fill(8).unwrap();
         }
     });
 }
