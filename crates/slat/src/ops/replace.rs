@@ -309,7 +309,7 @@ impl<F: Format, P: Platform> Replace<'_, '_, F, P> {
         (start, end): (u64, u64),
     ) -> Result<bool, Flow> {
         let entry = Entry { slot, raw, start, end };
-        if level > 0 && !entry.whole::<F>(level) {
+        if !entry.whole::<F>(level) {
             return Err(self.stop(ReplaceError::CutsBlock { size: F::size(level) }));
         }
         if folded::<F>(raw) {

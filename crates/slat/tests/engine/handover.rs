@@ -2,10 +2,12 @@
 //! place, empty tables that are given back, VMIDs that change, on whichever format, beside a map of
 //! pages.
 
+use crate::common::hardware::Hardware;
 use crate::common::hardware::arm::Arm;
+use crate::common::hardware::ept::Ept;
 use crate::common::stage::{M, RAM, host, on_stage, range, refused, says};
 use crate::common::world::GuardOf;
-use crate::common::{Event, TestPlatform, destroy, unmap};
+use crate::common::{Event, Moment, TestPlatform, destroy, unmap};
 use proptest::prelude::*;
 use slat::format::arm64::{Arm64K4, Arm64K16};
 use slat::format::ept::Ept1G;
@@ -14,9 +16,10 @@ use slat::format::power::PowerK4;
 use slat::format::riscv::RiscV;
 use slat::{
     Attributes, BreakBeforeMake, Format, Gpa, GpaRange, Guard, Halted, Hpa, MapError, Memory,
-    Owner, OwnerError, PageSize, ReplaceError, TableCache, Tables, Vmid,
+    Owner, OwnerError, PageSize, ReplaceError, Software, TableCache, Tables, Vmid,
 };
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::SeqCst;
 
 const PAGE: PageSize = PageSize::SIZE_4K;
 const PAGE_4K: u64 = PAGE.bytes();
@@ -567,5 +570,54 @@ fn a_leaf_that_is_replaced_is_used_and_written_if_it_was_or_is_said_to_be() {
             unmap(guard, page);
             cache.fill(8).unwrap();
         }
+    });
+}
+
+/// Before anything is done, unless it appears meanwhile: then what precedes it is.
+#[test]
+fn a_block_that_appears_while_pages_are_replaced_is_not_cut() {
+    on_stage::<Arm<12>>((Arm64K4::default(), 40, 8), |tables, guard, cache| {
+        let all = range(2 * M - PAGE_4K, 2 * PAGE_4K);
+        guard.map(all, Hpa(2 * M - PAGE_4K), RAM, PAGE, cache).unwrap();
+        let platform = guard.platform();
+        let (upper, _) = Arm::<12>::of(tables).tree(platform).table(0, 2).unwrap();
+        let link = platform.table(upper, 512)[1].load(SeqCst);
+        let bits = guard.format().encode(RAM).unwrap();
+        platform.meanwhile(Some(Box::new(move |platform, moment| {
+            if moment == Moment::Invalidating {
+                let block = Arm64K4::leaf(bits, 1, Hpa(2 * M));
+                platform.table(upper, 512)[1].store(block, SeqCst);
+            }
+        })));
+        let device = Attributes { memory: Memory::Device, ..RAM };
+        let same = Hpa(2 * M - PAGE_4K);
+        let done = guard.replace(all, same, same, device);
+        platform.meanwhile(None);
+        refused(done, 2 * M, ReplaceError::CutsBlock { size: PageSize::SIZE_2M });
+        let memory = |gpa| guard.translate(Gpa(gpa)).unwrap().unwrap().attributes.memory;
+        assert_eq!([0, 1].map(|n| memory(same.0 + n * PAGE_4K)), [Memory::Device, Memory::Normal]);
+        platform.table(upper, 512)[1].store(link, SeqCst);
+    });
+}
+
+#[test]
+fn a_right_to_write_that_tables_withhold_is_given_to_the_pages_that_are_replaced_alone() {
+    on_stage::<Ept<true>>((Ept1G::default(), 40, 8), |_, guard, cache| {
+        let block = range(2 * M, 2 * M);
+        guard.map(block, Hpa(0), RAM, PAGE, cache).unwrap();
+        assert_eq!(guard.write_protect_subtrees(block), Ok(2 * M));
+        let write = Attributes { software: Software::A, ..RAM };
+        let read = Attributes { write: false, ..write };
+        let writable = |guard: &GuardOf<'_, '_, Ept<true>>| {
+            [0, 1, 511].map(|n| {
+                guard.translate(Gpa(2 * M + n * PAGE_4K)).unwrap().unwrap().attributes.write
+            })
+        };
+        let pushed = guard.counts().slots_written;
+        guard.replace(range(2 * M, PAGE_4K), Hpa(0), Hpa(0), read).unwrap();
+        assert_eq!(guard.counts().slots_written - pushed, 1, "the page alone");
+        assert_eq!(writable(guard), [false; 3]);
+        guard.replace(range(2 * M, PAGE_4K), Hpa(0), Hpa(0), write).unwrap();
+        assert_eq!(writable(guard), [true, false, false]);
     });
 }

@@ -299,6 +299,25 @@ fn a_block_that_is_put_together_of_groups_and_pages_is_counted_as_one_block() {
 }
 
 #[test]
+fn a_group_whose_memory_is_moved_is_unfolded_before_its_pages_are_broken() {
+    on_stage::<Grouped<12>>((Arm64K4::default(), 39, 4), |_, guard, cache| {
+        let (group, page) = (range(2 * M, 64 * K), size(4 * K));
+        let read = Attributes { write: false, ..RAM };
+        assert_eq!(guard.map_contiguous(group, Hpa(G), read, page, cache), Ok(64 * K));
+        guard.platform().take_events();
+        assert_eq!(guard.replace(group, Hpa(G), Hpa(2 * G), read), Ok(64 * K));
+        let events = guard.platform().take_events();
+        let mut told = events.iter().filter_map(|event| match event {
+            Event::Invalidate(what) => what.range,
+            _ => None,
+        });
+        assert_eq!(told.next(), Some(group), "as one leaf");
+        let found = guard.translate(Gpa(2 * M + 36 * K)).unwrap().unwrap();
+        assert_eq!((found.hpa, found.size), (Hpa(2 * G + 36 * K), page));
+    });
+}
+
+#[test]
 fn inactive_tables_unfold_what_changes_in_part() {
     let platform = TestPlatform::new(BBM[0]);
     let format = Arm64K4 { hardware_dirty: true, ..Default::default() };
