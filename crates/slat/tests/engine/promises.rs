@@ -94,6 +94,24 @@ fn a_panic_of_the_closure_that_chooses_blocks_holds_no_leaf() {
 }
 
 #[test]
+fn a_moment_is_past_when_all_who_were_inside_have_left() {
+    let platform = always();
+    let tables = Tables::new(Arm64K4::default(), VMID, 40, &platform).unwrap();
+    let (mut first, mut second) = (platform.join(), platform.join());
+    let grace = platform.grace();
+    assert!(grace.is_past(grace.moment()), "nobody was inside");
+    let guard = tables.enter(&mut first).unwrap();
+    let moment = grace.moment();
+    assert!(!grace.is_past(moment));
+    let late = tables.enter(&mut second).unwrap();
+    drop(guard);
+    assert!(grace.is_past(moment), "who entered later does not count");
+    drop(late);
+    drop((first, second));
+    destroy(tables);
+}
+
+#[test]
 fn a_page_that_is_unmapped_while_a_clean_is_under_way_counts_as_dirty() {
     on_stage::<Arm<12>>((hardware_dirty(), 40, 8), |tables, log, cache| {
         let mut second = log.platform().join();

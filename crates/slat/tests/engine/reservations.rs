@@ -46,6 +46,24 @@ fn a_void_reservation_stays_void_however_often_its_slot_is_reserved_and_emptied(
     }
 }
 
+/// So that threads share no counter, but for one step in many.
+#[test]
+fn a_thread_numbers_its_reservations_one_after_the_other() {
+    fn numbers<H: Hardware>(format: H::Format) {
+        on_stage::<H>((format, 40, 4), |tables, guard, cache| {
+            for number in 0..5 {
+                let at = number * 4 * K;
+                let _ = guard.reserve(Gpa(at), PAGE, cache).unwrap();
+                let slot = H::of(tables).slot(guard.platform(), at).0;
+                let token = <H::Format as slat::Format>::reserved(number);
+                assert_eq!(slot.load(SeqCst), token, "{number}");
+            }
+        });
+    }
+    numbers::<Arm<12>>(Default::default());
+    numbers::<Ept<true>>(slat::format::ept::Ept { output_bits: 48, ..Default::default() });
+}
+
 /// Whatever bits its token has.
 #[test]
 fn a_reservation_is_never_taken_for_a_leaf() {
