@@ -30,6 +30,16 @@ impl Bits {
         &self.words
     }
 
+    /// Sets the bit of the page at `gpa`, if it is the slot's.
+    #[inline]
+    pub fn mark_page<F: Format>(&self, slot: &SlotSpec, gpa: u64) {
+        let offset = gpa.wrapping_sub(slot.gpa.0);
+        if offset < slot.bytes {
+            let page = offset >> F::PAGE_SHIFT;
+            self.words[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::AcqRel);
+        }
+    }
+
     /// Sets the bits of the pages in `gpa..gpa + bytes`, as far as they are the slot's.
     pub fn mark<F: Format>(&self, slot: &SlotSpec, gpa: u64, bytes: u64) {
         each_word::<F>(slot, gpa, bytes, |word, mask| self.add(word, mask));

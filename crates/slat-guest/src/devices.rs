@@ -113,6 +113,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
 impl<F: Format, H: Host, B: Backing> Inside<'_, '_, F, H, B> {
     /// Whether maps in these tables are told to devices.
+    #[inline]
     pub fn tells_devices(&self) -> bool {
         self.guest.config.devices && core::ptr::eq(self.tables, &*self.guest.tables)
     }

@@ -3,6 +3,7 @@
 mod execute;
 
 use crate::backing::{Backing, Hva, HvaRange, MAY_WRITE, NoPage, Page};
+use crate::bits::Bits;
 use crate::budget::NoPages;
 use crate::config::{ExecuteHuge, Logging};
 use crate::events::Event;
@@ -66,6 +67,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         self.timed(gpa, access, Some(kind))
     }
 
+    #[inline]
     fn timed(&mut self, gpa: Gpa, access: Access, kind: Option<MemoryKind>) -> Outcome {
         let host = self.worker.guest.tables.platform();
         let (guest, vcpu) = (self.worker.guest, self.id);
@@ -78,65 +80,42 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         outcome
     }
 
+    #[inline]
     fn answer(&mut self, gpa: Gpa, access: Access, wanted: Option<MemoryKind>) -> Outcome {
-        let guest = self.worker.guest;
         if access == Access::Write && self.ring_is_full() {
             return Outcome::RingFull;
         }
         self.announce();
+        let outcome = match self.attempt(gpa, access, wanted, true, None) {
+            Step::Done(outcome) => outcome,
+            step => self.answer_at_length(gpa, access, wanted, step),
+        };
+        if self.maps_around(&outcome) {
+            self.fault_around(gpa);
+        }
+        self.waited(gpa, &outcome);
+        outcome
+    }
+
+    /// Goes on after a first attempt that ended with `step`.
+    #[cold]
+    #[inline(never)]
+    fn answer_at_length(
+        &mut self,
+        gpa: Gpa,
+        access: Access,
+        wanted: Option<MemoryKind>,
+        mut step: Step,
+    ) -> Outcome {
+        let guest = self.worker.guest;
         let mut left = false;
         let mut replacing: Option<(HvaRange, Invalidation<'_>)> = None;
-        for attempt in 0..ATTEMPTS {
-            // What little is at hand will do, if there is no more: else the fault runs dry, and
-            // asks.
-            let _at_hand = self.worker.top_up(PATH);
-            let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
-            let step = self.worker.with_slots(tables, |view, inside| {
-                let Some(slot) = view.at(gpa) else { return Outcome::Mmio.into() };
-                if slot.going {
-                    return Outcome::Retry(Retry::SlotGoing).into();
-                }
-                if access == Access::Write && slot.spec.read_only {
-                    return Outcome::Mmio.into();
-                }
-                let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
-                let page = GpaRange::new(page, F::size(0).bytes()).expect("a page");
-                let Some(kind) = slot.kind_of::<F>(&page) else {
-                    return Outcome::Retry(Retry::Converting).into();
-                };
-                if let Some(to) = wanted.filter(|&wanted| wanted != kind) {
-                    return Outcome::Convert { to }.into();
-                }
-                // Two that fold one group may void each other's reservations: once each. A group is
-                // of one kind.
-                let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
-                let folds = attempt == 0 && guest.config.contiguous && allowed;
-                let host =
-                    HvaRange { start: slot.spec.host_of(page.start().0), bytes: page.size() };
-                let alone = replacing.as_ref().is_some_and(|(of, _)| *of == host);
-                let (slots, ahead) = (view, false);
-                inside.fault(&Fault {
-                    slots,
-                    slot,
-                    gpa,
-                    access,
-                    id,
-                    own_view,
-                    folds,
-                    kind,
-                    ahead,
-                    alone,
-                })
-            });
+        for attempts in 1..=ATTEMPTS {
             match step {
-                Step::Done(outcome) => {
-                    if self.maps_around(&outcome) {
-                        self.fault_around(gpa);
-                    }
-                    return self.waited(gpa, outcome);
-                }
+                Step::Done(outcome) => return outcome,
                 Step::Again => {}
                 Step::Replaces(host) => {
+                    let tables = guest.space(self.view);
                     replacing = Some((host, self.worker.empty_elsewhere((tables, gpa), host)));
                 }
                 Step::NotYet(slot, host) => {
@@ -159,8 +138,66 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
                     Err(NoPages::Frames(_)) => return Outcome::Refused(Refused::OutOfFrames),
                 },
             }
+            if attempts == ATTEMPTS {
+                break;
+            }
+            let alone = replacing.as_ref().map(|(host, _)| *host);
+            step = self.attempt(gpa, access, wanted, false, alone);
         }
         Outcome::Retry(Retry::Contended)
+    }
+
+    /// Answers once. `first`: nobody has tried yet. `replaced`: what has been taken from everywhere
+    /// else.
+    #[inline]
+    fn attempt(
+        &mut self,
+        gpa: Gpa,
+        access: Access,
+        wanted: Option<MemoryKind>,
+        first: bool,
+        replaced: Option<HvaRange>,
+    ) -> Step {
+        let guest = self.worker.guest;
+        // What little is at hand will do, if there is no more: else the fault runs dry, and asks.
+        let _at_hand = self.worker.top_up(PATH);
+        let (id, own_view, tables) = (self.id, self.view.is_some(), guest.space(self.view));
+        self.worker.with_slots(tables, |view, inside| {
+            let Some(slot) = view.at(gpa) else { return Outcome::Mmio.into() };
+            if slot.going {
+                return Outcome::Retry(Retry::SlotGoing).into();
+            }
+            if access == Access::Write && slot.spec.read_only {
+                return Outcome::Mmio.into();
+            }
+            let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
+            let page = GpaRange::new(page, F::size(0).bytes()).expect("a page");
+            let Some(kind) = slot.kind_of::<F>(&page) else {
+                return Outcome::Retry(Retry::Converting).into();
+            };
+            if let Some(to) = wanted.filter(|&wanted| wanted != kind) {
+                return Outcome::Convert { to }.into();
+            }
+            // Two that fold one group may void each other's reservations: once each. A group is of
+            // one kind.
+            let allowed = view.execute_huge == ExecuteHuge::Allowed && slot.kinds.is_none();
+            let folds = first && guest.config.contiguous && allowed;
+            let host = HvaRange { start: slot.spec.host_of(page.start().0), bytes: page.size() };
+            let alone = replaced == Some(host);
+            let (slots, ahead) = (view, false);
+            inside.fault(&Fault {
+                slots,
+                slot,
+                gpa,
+                access,
+                id,
+                own_view,
+                folds,
+                kind,
+                ahead,
+                alone,
+            })
+        })
     }
 }
 
@@ -185,6 +222,7 @@ pub(crate) struct Fault<'f> {
 }
 
 impl Fault<'_> {
+    #[inline]
     fn page(&self, size: PageSize) -> GpaRange {
         let start = self.gpa.0 & !(size.bytes() - 1);
         GpaRange::new(Gpa(start), size.bytes()).expect("a leaf is not empty")
@@ -207,6 +245,7 @@ impl Fault<'_> {
 }
 
 impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
+    #[inline]
     pub(crate) fn fault(&mut self, fault: &Fault<'_>) -> Step {
         let Ok(found) = self.guard.translate(fault.gpa) else { return Step::Again };
         match (found, fault.access) {
@@ -218,21 +257,31 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     }
 
     /// Says that the pages of `range` were written, after the leaf has become writable.
+    #[inline]
     fn written(&self, fault: &Fault<'_>, range: GpaRange) {
-        let Some(log) = &fault.slot.log else { return };
-        if !self.guest.config.faults_log() {
-            return;
+        if let Some(log) = &fault.slot.log
+            && self.guest.config.faults_log()
+        {
+            self.log(fault, log, range);
         }
-        match self.guest.rings.get(fault.id as usize) {
-            Some(ring) if range.size() == F::size(0).bytes() => {
-                let page = (range.start().0 - fault.slot.spec.gpa.0) >> F::PAGE_SHIFT;
-                if ring.push(fault.slot.spec.id, page) {
-                    return;
-                }
-            }
-            _ => {}
+    }
+
+    #[inline]
+    fn log(&self, fault: &Fault<'_>, log: &Bits, range: GpaRange) {
+        let (spec, start) = (&fault.slot.spec, range.start().0);
+        if range.size() != F::size(0).bytes() {
+            log.mark::<F>(spec, start, range.size());
+        } else if !self.pushed(fault, start) {
+            log.mark_page::<F>(spec, start);
         }
-        log.mark::<F>(&fault.slot.spec, range.start().0, range.size());
+    }
+
+    /// Whether the vCPU's ring took the page.
+    #[inline]
+    fn pushed(&self, fault: &Fault<'_>, gpa: u64) -> bool {
+        let page = || (gpa - fault.slot.spec.gpa.0) >> F::PAGE_SHIFT;
+        let ring = self.guest.rings.get(fault.id as usize);
+        ring.is_some_and(|ring| ring.push(fault.slot.spec.id, page()))
     }
 
     /// Gives the leaf around the address what the access needs, if it has all of `needed`.
@@ -365,6 +414,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
     }
 
     /// A write is about to ask the backing, and what it replaces may be mapped elsewhere.
+    #[inline]
     fn must_be_alone(&self, fault: &Fault<'_>) -> bool {
         fault.access == Access::Write
             && fault.kind == MemoryKind::Shared
@@ -423,7 +473,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         if self.must_be_alone(fault) {
             return Step::Replaces(fault.host::<F>());
         }
-        let (spec, kind) = (fault.slot.spec, fault.kind);
+        let (spec, kind) = (&fault.slot.spec, fault.kind);
         let tells = self.tells_devices();
         // Whoever splits a private block asks the machine: fetches do not.
         let huge =
@@ -434,20 +484,18 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
         };
         let logs = fault.logs();
         let mut folds = fault.folds && !logs && !fault.own_view;
-        let format = *self.guard.format();
         loop {
-            let reserved = match folds {
-                true => self.guard.reserve_contiguous(fault.gpa, largest, self.cache),
-                false => self.guard.reserve(fault.gpa, largest, self.cache),
-            };
-            let reservation = match reserved {
-                Ok(reservation) => reservation,
-                Err(Halted { why: MapError::Occupied { .. }, .. }) => return Step::Again,
-                Err(Halted { why: MapError::CacheEmpty, .. }) => return Step::Dry,
-                Err(Halted { why: MapError::Contended, .. }) => {
-                    return Outcome::Retry(Retry::Contended).into();
+            // Each result on its own: what one call writes to memory, all would.
+            let reservation = if folds {
+                match self.guard.reserve_contiguous(fault.gpa, largest, self.cache) {
+                    Ok(reservation) => reservation,
+                    Err(halted) => return not_reserved(halted.why),
                 }
-                Err(Halted { why, .. }) => return Outcome::Refused(Refused::Page(why)).into(),
+            } else {
+                match self.guard.reserve(fault.gpa, largest, self.cache) {
+                    Ok(reservation) => reservation,
+                    Err(halted) => return not_reserved(halted.why),
+                }
             };
             let range = reservation.range();
             let bytes = range.size();
@@ -482,30 +530,16 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 continue;
             }
             let at = fault.gpa.0 & !(F::size(0).bytes() - 1);
-            let (backing, host) = (&self.guest.backing, spec.host_of(at));
-            let asked = match (kind, fault.ahead) {
-                (MemoryKind::Shared, false) => backing.page(host, fault.access),
-                (MemoryKind::Shared, true) => backing.at_hand(host).ok_or(NoPage::NotYet),
-                (MemoryKind::Private, false) => {
-                    backing.private_page(spec.private_of(at)).map(|page| Page {
-                        hpa: page.hpa,
-                        block: page.block,
-                        write: true,
-                        execute: true,
-                        memory: Memory::Normal,
-                    })
+            let page = if kind == MemoryKind::Shared && !fault.ahead {
+                match self.guest.backing.page(spec.host_of(at), fault.access) {
+                    Ok(page) => page,
+                    Err(why) => return no_page(why, fault, at),
                 }
-                // Nobody asks for private memory but the guest.
-                (MemoryKind::Private, true) => Err(NoPage::NotYet),
-            };
-            let page = match asked {
-                Ok(page) => page,
-                // Arrivals are told by the addresses of shared memory.
-                Err(NoPage::NotYet) if kind == MemoryKind::Private => {
-                    return Outcome::Retry(Retry::NotYet(None)).into();
+            } else {
+                match self.guest.page_otherwise(fault, at) {
+                    Ok(page) => page,
+                    Err(why) => return no_page(why, fault, at),
                 }
-                Err(NoPage::NotYet) => return Step::NotYet(spec.id, host),
-                Err(NoPage::Never) => return Outcome::Refused(Refused::NoPage).into(),
             };
             if page.block < F::size(0)
                 && let Err(error) = F::level_of(page.block)
@@ -541,7 +575,7 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 software: Software::new(write, page.execute),
             };
             // Where hardware does not mark writes, a writable leaf may have been written.
-            if format.encode(attributes).is_err() {
+            if !self.guest.marks_writes {
                 attributes.dirty = attributes.write;
             }
             let hpa = slat::Hpa(page.hpa.0.wrapping_sub(at - range.start().0));
@@ -577,5 +611,51 @@ impl<'t, 'w, F: Format, H: Host, B: Backing> Inside<'t, 'w, F, H, B> {
                 Err(why) => Outcome::Refused(Refused::Page(why)).into(),
             };
         }
+    }
+}
+
+impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
+    /// What is not asked for in the usual way: private memory, and what is at hand.
+    #[inline(never)]
+    fn page_otherwise(&self, fault: &Fault<'_>, at: u64) -> Result<Page, NoPage> {
+        let (backing, spec) = (&self.backing, &fault.slot.spec);
+        match (fault.kind, fault.ahead) {
+            (MemoryKind::Shared, false) => backing.page(spec.host_of(at), fault.access),
+            (MemoryKind::Shared, true) => backing.at_hand(spec.host_of(at)).ok_or(NoPage::NotYet),
+            (MemoryKind::Private, false) => {
+                backing.private_page(spec.private_of(at)).map(|page| Page {
+                    hpa: page.hpa,
+                    block: page.block,
+                    write: true,
+                    execute: true,
+                    memory: Memory::Normal,
+                })
+            }
+            // Nobody asks for private memory but the guest.
+            (MemoryKind::Private, true) => Err(NoPage::NotYet),
+        }
+    }
+}
+
+/// Nothing was reserved.
+#[cold]
+fn not_reserved(why: MapError) -> Step {
+    match why {
+        MapError::Occupied { .. } => Step::Again,
+        MapError::CacheEmpty => Step::Dry,
+        MapError::Contended => Outcome::Retry(Retry::Contended).into(),
+        why => Outcome::Refused(Refused::Page(why)).into(),
+    }
+}
+
+/// The backing has no page at guest address `at`.
+#[cold]
+fn no_page(why: NoPage, fault: &Fault<'_>, at: u64) -> Step {
+    let spec = &fault.slot.spec;
+    match (why, fault.kind) {
+        // Arrivals are told by the addresses of shared memory.
+        (NoPage::NotYet, MemoryKind::Private) => Outcome::Retry(Retry::NotYet(None)).into(),
+        (NoPage::NotYet, MemoryKind::Shared) => Step::NotYet(spec.id, spec.host_of(at)),
+        (NoPage::Never, _) => Outcome::Refused(Refused::NoPage).into(),
     }
 }

@@ -50,6 +50,8 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) recovering: Lock<()>,
     pub(crate) budget: Budget,
     pub(crate) eager_split: EagerSize,
+    /// A leaf can be writable that nobody wrote: hardware marks its first write.
+    pub(crate) marks_writes: bool,
     /// What leaves that go say of their pages is on its way to where it is kept.
     pub(crate) leaving: Moves,
     pub(crate) caches: CacheState,
@@ -166,7 +168,8 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             F::level_of(size).map_err(GuestError::LeafSize)?;
         }
         let clean = Attributes { dirty: false, ..Attributes::RAM };
-        if config.logging == Logging::Hardware && format.encode(clean).is_err() {
+        let marks_writes = format.encode(clean).is_ok();
+        if config.logging == Logging::Hardware && !marks_writes {
             return Err(GuestError::NoHardwareDirty);
         }
         if config.log_buffers && config.logging != Logging::Hardware {
@@ -207,6 +210,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             recovering: Lock::new(()),
             budget: Budget::new(config.table_pages),
             eager_split: EagerSize::new(config.eager_split),
+            marks_writes,
             leaving: Moves::new(),
             caches: CacheState::new(&config, format.forces_caches()),
             waits: Waits::new(config.vcpus),
@@ -295,6 +299,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         core::iter::once(&*self.tables).chain(views)
     }
 
+    #[inline]
     pub(crate) fn space(&self, view: Option<u16>) -> &Tables<'p, F, H> {
         match view {
             None => &self.tables,
@@ -324,6 +329,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     }
 
     /// Counts blocks that were split, and tells of them.
+    #[inline]
     pub(crate) fn count_split(&self, counters: &Counters, at: Gpa, bytes: u64) {
         if bytes != 0 {
             counters.split_bytes.add(bytes);
@@ -338,12 +344,6 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
         while !self.tables.is_past(moment) {
             self.tables.platform().wait();
         }
-    }
-
-    /// Whether a leaf can be writable that nobody wrote: hardware marks its first write.
-    pub(crate) fn gives_writes_back(&self) -> bool {
-        let clean = Attributes { dirty: false, ..Attributes::RAM };
-        self.tables.format().encode(clean).is_ok()
     }
 
     /// Table pages that the guest has: in its tables, in vCPUs' views, unlinked and not given back

@@ -80,11 +80,14 @@ impl Invalidations {
     ///
     /// Bounds that belong to two, one after the other, in the same place: then the second began
     /// after this looked, and will find the reservation.
+    #[inline(always)]
     pub fn cover(&self, range: &HvaRange) -> bool {
         agreed();
-        if self.active.load(Ordering::Acquire) == 0 {
-            return false;
-        }
+        self.active.load(Ordering::Acquire) != 0 && self.any_covers(range)
+    }
+
+    #[cold]
+    fn any_covers(&self, range: &HvaRange) -> bool {
         self.unplaced.load(Ordering::Acquire) != 0
             || self.places.iter().any(|(start, end)| match start.load(Ordering::Acquire) {
                 FREE => false,

@@ -76,10 +76,15 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
     }
 
     /// A fault has been answered: if the vCPU waited for that page, it does no more.
-    pub(crate) fn waited(&mut self, gpa: Gpa, outcome: Outcome) -> Outcome {
-        if !self.waits.any() || matches!(outcome, Outcome::Retry(_) | Outcome::RingFull) {
-            return outcome;
+    #[inline]
+    pub(crate) fn waited(&mut self, gpa: Gpa, outcome: &Outcome) {
+        if self.waits.any() && !matches!(outcome, Outcome::Retry(_) | Outcome::RingFull) {
+            self.has_waited(gpa, outcome);
         }
+    }
+
+    #[cold]
+    fn has_waited(&mut self, gpa: Gpa, outcome: &Outcome) {
         let guest = self.worker.guest;
         let page = Gpa(gpa.0 & !(F::size(0).bytes() - 1));
         let this = |wait: &Arrival, _| wait.gpa == page;
@@ -88,7 +93,6 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
         {
             guest.stalls.record(guest.tables.platform().now() - since);
         }
-        outcome
     }
 
     /// Nobody runs the vCPU any more.

@@ -209,6 +209,7 @@ impl<F: Format, H: Host, B: Backing> Vcpu<'_, F, H, B> {
     }
 
     /// Whether what is around a fault is to be mapped, too.
+    #[inline]
     pub(crate) fn maps_around(&self, outcome: &Outcome) -> bool {
         self.worker.guest.config.fault_around > 1 && *outcome == Outcome::Mapped(F::size(0))
     }

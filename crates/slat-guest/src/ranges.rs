@@ -41,8 +41,11 @@ pub(crate) fn widened<F: Format, H: Host>(
 }
 
 /// The largest leaf of the format, at most `largest`, that `fits`.
+#[inline]
 pub(crate) fn fitting<F: Format>(largest: PageSize, fits: impl Fn(u64) -> bool) -> PageSize {
-    let sizes = (0..=F::LARGEST_LEAF).rev().map(F::size);
-    let mut sizes = sizes.filter(|&size| size <= largest && fits(size.bytes()));
-    sizes.next().unwrap_or(F::size(0))
+    let mut level = F::LARGEST_LEAF;
+    while level > 0 && !(F::size(level) <= largest && fits(F::size(level).bytes())) {
+        level -= 1;
+    }
+    F::size(level)
 }

@@ -107,7 +107,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             if !slot.is_some_and(theirs) {
                 return;
             }
-            let result = match guest.gives_writes_back() {
+            let result = match guest.marks_writes {
                 // A vCPU that holds the old rights faults, and is answered.
                 true => guard.allow_write(range, MAY_WRITE).map(Granted::elsewhere),
                 false => guard.write_protect(range),

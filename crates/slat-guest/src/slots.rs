@@ -69,6 +69,7 @@ impl View {
         Self { by_gpa, by_host, by_id, execute_huge, aliases: false }
     }
 
+    #[inline]
     pub fn at(&self, gpa: Gpa) -> Option<&Slot> {
         let slot = self.by_gpa.at_most(&gpa)?;
         (gpa.0 < slot.end).then_some(&*slot.value)
@@ -185,6 +186,7 @@ impl Slots {
     /// # Safety
     /// The caller is inside the guest's tables for as long as it uses the result, without
     /// refreshing; or it holds the lock under which slots are changed.
+    #[inline]
     pub unsafe fn view(&self) -> &View {
         // Behind what the caller did before it looks: a fault that an invalidation does not see in
         // the tables sees the invalidation, and the invalidation the slot that the fault saw.

@@ -77,6 +77,7 @@ impl FaultKind {
 }
 
 impl From<&Outcome> for FaultKind {
+    #[inline]
     fn from(outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Mapped(_) => Self::Mapped,
@@ -125,6 +126,7 @@ pub(crate) struct SpentCell {
 }
 
 impl SpentCell {
+    #[inline]
     pub fn record(&self, ticks: u64) {
         self.count.add(1);
         self.ticks.add(ticks);
@@ -150,6 +152,7 @@ pub(crate) struct VcpuCounters {
 }
 
 impl VcpuCounters {
+    #[inline]
     pub fn fault(&self, outcome: &Outcome, ticks: u64) {
         self.kinds[FaultKind::from(outcome) as usize].record(ticks);
     }
@@ -236,15 +239,19 @@ totals! {
 }
 
 impl Counters {
-    /// Adds what a guard did, in `ticks`.
-    pub fn engine(&self, counts: Counts, ticks: u64) {
+    /// Adds what a guard did, in as many ticks as `ticks` says, if it broke any slot.
+    #[inline]
+    pub fn engine(&self, counts: &Counts, ticks: impl FnOnce() -> u64) {
         self.slots_read.add(counts.slots_read);
         self.slots_written.add(counts.slots_written);
-        self.tables_built.add(counts.tables_built);
-        self.invalidations.add(counts.invalidations);
-        self.broken.add(counts.broken);
-        if counts.broken != 0 {
-            self.broken_ticks.add(ticks);
+        // Most have none of these.
+        if counts.tables_built | counts.invalidations | counts.broken != 0 {
+            self.tables_built.add(counts.tables_built);
+            self.invalidations.add(counts.invalidations);
+            self.broken.add(counts.broken);
+            if counts.broken != 0 {
+                self.broken_ticks.add(ticks());
+            }
         }
     }
 }

@@ -108,6 +108,7 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
         self.worker.guest.space(self.view).root()
     }
 
+    #[inline]
     pub(crate) fn ring_is_full(&self) -> bool {
         let ring = self.worker.guest.rings.get(self.id as usize);
         ring.is_some_and(|ring| ring.is_full())

@@ -112,6 +112,8 @@ pub(crate) struct Places {
     /// What is waited for at each, and since when.
     waits: [Option<(Arrival, u64)>; PLACES],
     last: u32,
+    /// How many places are taken.
+    taken: u32,
 }
 
 impl Places {
@@ -139,6 +141,7 @@ impl Places {
         self.last = self.last.wrapping_add(1).max(1);
         let arrival = Arrival { token: self.last, slot, gpa, host };
         self.waits[place] = Some((arrival, now));
+        self.taken += 1;
         waits.begin(vcpu, place, host);
         Some((arrival, true))
     }
@@ -154,11 +157,13 @@ impl Places {
             wait.is_some_and(|(wait, _)| wanted(&wait, waits.is_ready(vcpu, place)))
         })?;
         waits.end(vcpu, place);
+        self.taken -= 1;
         self.waits[place].take()
     }
 
-    pub fn any(&self) -> bool {
-        self.waits.iter().any(Option::is_some)
+    #[inline]
+    pub const fn any(&self) -> bool {
+        self.taken != 0
     }
 
     pub fn is_ready(&self, waits: &Waits, vcpu: u16, arrival: &Arrival) -> bool {

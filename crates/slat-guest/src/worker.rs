@@ -34,9 +34,6 @@ impl<F: Format, H: Host, B: Backing> Drop for Inside<'_, '_, F, H, B> {
     #[inline]
     fn drop(&mut self) {
         let sizes = self.guard.sizes();
-        if sizes.is_none() {
-            return;
-        }
         let shared = core::ptr::eq(self.tables, &raw const *self.guest.tables);
         let cells = if shared { &self.counters.mapped } else { &self.counters.views };
         cells.add(sizes);
@@ -77,6 +74,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Inside `tables`; what happens there is counted.
+    #[inline]
     pub(crate) fn inside<R>(
         &mut self,
         tables: &'w Tables<'w, F, H>,
@@ -89,14 +87,13 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let guard = tables.enter(&mut self.member).expect("the worker joined this platform");
         let mut inside = Inside { guest, tables, guard, cache: &mut self.cache, counters };
         let result = work(&mut inside);
-        let counts = inside.guard.counts();
-        let ticks = if counts.broken == 0 { 0 } else { host.now() - begin };
-        counters.engine(counts, ticks);
+        counters.engine(&inside.guard.counts(), || host.now() - begin);
         result
     }
 
     /// Inside `tables`, with the slots as they are: changes of slots wait until `work` has
     /// returned.
+    #[inline]
     pub(crate) fn with_slots<R>(
         &mut self,
         tables: &'w Tables<'w, F, H>,

@@ -388,11 +388,61 @@ impl<'p, F: Format, P: Platform> Tables<'p, F, P> {
         (table, level)
     }
 
-    /// Marks the tables above `level` accessed on the way to `gpa`, the lowest first.
+    /// The slot for `gpa` in the table at `level`, if there is one. As in [`Tables::lookup_below`],
+    /// each level is compiled for its own.
+    ///
+    /// The caller is inside a guard, or nobody reclaims.
+    #[inline(always)]
+    pub(crate) fn slot_at(&self, gpa: u64, level: u8) -> Option<&Slot> {
+        let (table, _) = self.table_at(gpa, level);
+        Some(slot::<F>(table?, gpa, level))
+    }
+
+    /// The table at `level`, the root's at most, on the way to `gpa`, if there is one, and the bits
+    /// that all slots that were met on the way have.
+    #[inline(always)]
+    pub(crate) fn table_at(&self, gpa: u64, level: u8) -> (Option<&[Slot]>, u64) {
+        let root = self.geometry.root_level;
+        debug_assert!(level <= root, "no table is above the root");
+        let platform = self.platform;
+        let (mut table, mut common) = (self.root_slots(), !0);
+        macro_rules! below {
+            ($($above:literal)*) => {$(
+                if root >= $above && level < $above {
+                    let raw = slot::<F>(table, gpa, $above).load();
+                    if F::kind(raw, $above) != Kind::Table {
+                        return (None, common);
+                    }
+                    common &= raw;
+                    let (hpa, len) = (F::table_address(raw), F::slots($above - 1));
+                    // SAFETY: a linked table has that many slots, and stays allocated for this
+                    // walk.
+                    table = unsafe { table::slots(platform, hpa, len) };
+                }
+            )*};
+        }
+        below!(4 3 2 1);
+        (Some(table), common)
+    }
+
+    /// After a leaf at `level` became accessed: marks the tables above it accessed on the way to
+    /// `gpa`, the lowest first, if they are not.
+    #[inline(always)]
     pub(crate) fn touch_above(&self, gpa: u64, level: u8) {
         if F::TABLE_ACCESSED == 0 {
             return;
         }
+        // The leaf before the tables' marks, as in `walk::touch`.
+        agreed();
+        let (_, common) = self.table_at(gpa, level);
+        if common & F::TABLE_ACCESSED != F::TABLE_ACCESSED {
+            self.touch_each(gpa, level);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn touch_each(&self, gpa: u64, level: u8) {
         let mut above = [const { None }; 4];
         self.descend(gpa, level, |at, link| above[at as usize - 1] = Some((link.slot, link.raw)));
         touch_all::<F>(&above);

@@ -186,6 +186,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
 
 impl<F: Format, H: Host, B: Backing> Guest<'_, F, H, B> {
     /// Counts what the engine maintained as a fault mapped it.
+    #[inline]
     pub(crate) fn count_maintained(
         &self,
         counters: &Counters,

@@ -82,10 +82,15 @@ impl<'w, F: Format, H: Host, B: Backing> Vcpu<'w, F, H, B> {
     }
 
     /// Before it maps anything, or what it maps is asked for: see `Guest::spaces`.
+    #[inline]
     pub(crate) fn announce(&mut self) {
-        if core::mem::replace(&mut self.announced, true) {
-            return;
+        if !core::mem::replace(&mut self.announced, true) {
+            self.announce_first();
         }
+    }
+
+    #[cold]
+    fn announce_first(&self) {
         let guest = self.worker.guest;
         guest.caches.runs(self.id);
         if let Some(view) = self.view {

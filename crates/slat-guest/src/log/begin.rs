@@ -132,7 +132,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// a whole. In a slot that cannot begin to log meanwhile.
     fn one_right_to_write(&mut self, range: GpaRange) {
         let guest = self.guest;
-        if guest.gives_writes_back() {
+        if guest.marks_writes {
             // No vCPU waits for it: one that holds the old rights faults, and is answered.
             let change = |guard: &mut Guard<'_, 'w, F, H>, rest| {
                 guard.allow_write(rest, MAY_WRITE).map(Granted::elsewhere)

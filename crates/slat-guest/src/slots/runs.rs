@@ -7,6 +7,7 @@ use slat::{Format, Gpa, GpaRange};
 
 impl Slot {
     /// The kind of all pages of `range`, which is the slot's; `None` if they differ, or change.
+    #[inline]
     pub fn kind_of<F: Format>(&self, range: &GpaRange) -> Option<MemoryKind> {
         match &self.kinds {
             None => Some(MemoryKind::Shared),

@@ -142,6 +142,7 @@ impl<K: Ord + Clone, V: Clone> Tree<K, V> {
     }
 
     /// The last entry whose key is `key` at most.
+    #[inline]
     pub fn at_most(&self, key: &K) -> Option<&Entry<K, V>> {
         let (mut link, mut found) = (&self.root, None);
         while let Some(node) = link {

@@ -296,7 +296,7 @@ unsafe impl<const PAGE_SHIFT: u32, const WIDE: bool> Format for Arm64<PAGE_SHIFT
         common & 0b11 == VALID | TABLE_OR_PAGE
     }
 
-    #[inline]
+    #[inline(always)]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
         if a.write && !a.dirty && !self.hardware_dirty {
             return Err(AttributeError::CleanNeedsHardwareDirty);

@@ -299,7 +299,7 @@ unsafe impl<const HUGE_1G: bool> Format for Ept<HUGE_1G> {
         common & R != 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
         if !a.read {
             return Err(AttributeError::NeedsRead);

@@ -240,7 +240,7 @@ unsafe impl<const HUGE_1G: bool> Format for Npt<HUGE_1G> {
         common & P != 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
         // Present means readable.
         if !a.read {

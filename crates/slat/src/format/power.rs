@@ -255,7 +255,7 @@ unsafe impl<const PAGE_SHIFT: u32> Format for Power<PAGE_SHIFT> {
         common & (V | L) == V | L
     }
 
-    #[inline]
+    #[inline(always)]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
         if a.write && !a.read {
             return Err(AttributeError::NeedsRead);

@@ -282,7 +282,7 @@ unsafe impl Format for RiscV {
         common & V != 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn encode(&self, a: Attributes) -> Result<u64, AttributeError> {
         // W without R "is reserved for future standard use".
         if a.write && !a.read {

@@ -27,6 +27,7 @@ use crate::sync::relax;
 use crate::table::Slot;
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, PATIENCE, Tally, Visitor, links};
+use core::marker::PhantomData;
 
 use super::folded;
 use super::split::SplitError;
@@ -149,9 +150,12 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         {
             return Err(Unfit::Differs);
         }
+        let plain = Plain::<F>::of(first, state, level);
         for (index, child) in children.iter().enumerate().skip(1) {
             let raw = child.load();
-            self.done.counts.slots_read += 1;
+            if plain.has(index, raw) {
+                continue;
+            }
             if F::kind(raw, level - 1) == Kind::Leaf
                 && !continues::<F>(first, raw, state, level, index)
                 || matches!(
@@ -159,9 +163,11 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
                     Kind::Empty | Kind::Reserved | Kind::Owned | Kind::Retired | Kind::Table
                 )
             {
+                self.done.counts.slots_read += index as u64;
                 return Err(Unfit::Differs);
             }
         }
+        self.done.counts.slots_read += children.len() as u64 - 1;
         let mut attributes = self.tables.format.decode(first, level - 1);
         attributes.software = attributes.software.without(self.tables.consumers());
         if !(self.fits)(&attributes) {
@@ -189,7 +195,13 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
         let (mut status, state) = (0, self.tables.state());
         // Leaves that agree may be members of groups or not.
         let mut members = 0;
+        let plain = Plain::<F>::of(first, state, level);
         for (index, child) in children.iter().enumerate() {
+            let raw = child.load();
+            if index != 0 && plain.has(index, raw) && child.exchange(raw, raw | F::MARK).is_ok() {
+                status |= raw & state;
+                continue;
+            }
             let raw = seal::<F>(child, level - 1).map_err(|unfit| (index, unfit))?;
             let same = continues::<F>(first, raw, state, level, index);
             // Its state may have been cleared since it was looked at.
@@ -259,8 +271,40 @@ impl<F: Format, P: Platform, W: Fn(&Attributes) -> bool> Collapse<'_, '_, F, P, 
     }
 }
 
+/// Leaves that continue the first of a table: told at once, most often.
+struct Plain<F> {
+    /// Of the first leaf, what its neighbours have as well.
+    bits: u64,
+    base: u64,
+    writable: bool,
+    state: u64,
+    /// The leaves'.
+    level: u8,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Plain<F> {
+    /// Of a table linked at `level`, whose leaves may differ in their bits of `state`.
+    #[inline(always)]
+    fn of(first: u64, state: u64, level: u8) -> Self {
+        let level = level - 1;
+        let (bits, base) = (F::attribute_bits(first, level), F::leaf_address(first, level).0);
+        Self { bits, base, writable: first & F::WRITE != 0, state, level, format: PhantomData }
+    }
+
+    /// Whether `raw`, child `index`, is a leaf on its own that nobody holds, and [`continues`] the
+    /// first; if not it may do so all the same.
+    #[inline(always)]
+    fn has(&self, index: usize, raw: u64) -> bool {
+        let hpa = Hpa(self.base + ((index as u64) << F::shift(self.level)));
+        let leaf = F::leaf(self.bits, self.level, hpa);
+        (raw ^ leaf) & !self.state == 0 && (raw & F::WRITE != 0) == self.writable
+    }
+}
+
 /// Seals a leaf, and returns it as it was.
-#[inline]
+#[cold]
+#[inline(never)]
 fn seal<F: Format>(slot: &Slot, level: u8) -> Result<u64, Unfit> {
     for _ in 0..PATIENCE {
         let raw = slot.load();

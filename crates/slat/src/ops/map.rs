@@ -243,6 +243,7 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
 }
 
 /// What memory needs before a guest may use it as `attributes` say.
+#[inline]
 pub(super) fn maintenance(attributes: &Attributes) -> Option<Maintenance> {
     match (attributes.memory, attributes.execute) {
         (Memory::Device | Memory::DeviceStrict, _) => None,
@@ -371,7 +372,7 @@ impl<F: Format, P: Platform> Tables<'_, F, P> {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn check_host(&self, hpa: Hpa, bytes: u64) -> Result<(), MapError> {
         let bits = self.format.output_bits();
         let page = F::size(0);

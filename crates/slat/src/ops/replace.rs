@@ -29,7 +29,7 @@ use crate::guard::{Done, Guard};
 use crate::platform::Platform;
 use crate::shootdown::Owed;
 use crate::sizes::Sizes;
-use crate::table::Slot;
+use crate::table::{Slot, slot};
 use crate::tables::{Halted, Tables};
 use crate::walk::{Entry, Flow, Tally, Visitor};
 use core::fmt;
@@ -134,7 +134,75 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
     /// meanwhile. [`ReplaceError::Unaligned`], [`ReplaceError::Differs`], [`ReplaceError::Writable`]
     /// (only where `from` and `to` differ) and [`ReplaceError::Contended`] leave everything replaced
     /// that precedes the address where it stopped.
+    #[inline(always)]
     pub fn replace(
+        &mut self,
+        range: GpaRange,
+        from: Hpa,
+        to: Hpa,
+        attributes: Attributes,
+    ) -> Result<u64, Halted<ReplaceError>> {
+        if range.size() == 1 << F::PAGE_SHIFT
+            && let Some(bytes) = self.replace_page(range, from, to, attributes)
+        {
+            return Ok(bytes);
+        }
+        self.replace_walk(range, from, to, attributes)
+    }
+
+    /// [`Guard::replace`] of a page whose table is there, without a walk, by way of a break; returns
+    /// the bytes that changed. Whatever else it meets it leaves to the walk: nothing is done.
+    #[inline(always)]
+    fn replace_page(
+        &mut self,
+        range: GpaRange,
+        from: Hpa,
+        to: Hpa,
+        attributes: Attributes,
+    ) -> Option<u64> {
+        let (tables, page, gpa) = (self.tables, F::size(0).bytes(), range.start().0);
+        tables.check(&range).ok()?;
+        tables.check_host(to, page).ok()?;
+        let (table, common) = tables.table_at(gpa, 0);
+        let withheld = attributes.write && common & F::TABLE_WRITE != F::TABLE_WRITE;
+        let slot = slot::<F>(table.filter(|_| !withheld)?, gpa, 0);
+        let raw = slot.load();
+        if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
+            return None;
+        }
+        let mut replace = Replace {
+            tables,
+            start: gpa,
+            from,
+            to,
+            attributes,
+            done: Done::NOTHING,
+            sizes: &mut self.sums.sizes,
+            why: ReplaceError::Contended,
+        };
+        let new = replace.plan(0, raw, gpa).ok()??;
+        if !new.breaks {
+            return None;
+        }
+        if !new.retyped {
+            replace.maintain(gpa, page, false);
+        }
+        let slots = core::slice::from_ref(slot);
+        if replace.broken(0, slots, (&[raw], &[new.raw]), new.retyped.into(), gpa) != 1 {
+            return None;
+        }
+        let done = replace.done;
+        tables.touch_above(gpa, 0);
+        tables.platform.publish();
+        let counts = &mut self.sums.counts;
+        *counts += done.counts;
+        counts.bytes_changed += page;
+        counts.slots_read += u64::from(tables.geometry().root_level) + 1;
+        Some(page)
+    }
+
+    #[inline(never)]
+    fn replace_walk(
         &mut self,
         range: GpaRange,
         from: Hpa,

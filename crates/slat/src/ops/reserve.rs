@@ -57,12 +57,11 @@ impl Tokens {
 pub struct Reservation<'g, F: Format, P: Platform> {
     tables: &'g Tables<'g, F, P>,
     sums: &'g mut Sums,
-    slot: &'g Slot,
+    /// One, or all of the group around it, by the same token.
+    slots: &'g [Slot],
     raw: u64,
     level: u8,
     base: u64,
-    /// All of the group around the slot, by the same token.
-    group: Option<Group<'g, F>>,
 }
 
 impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
@@ -75,38 +74,24 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     /// [`MapError::Occupied`] where a leaf is there already: the fault has been answered, or asks
     /// for [`Guard::relax`]; [`MapError::Owned`]; [`MapError::CacheEmpty`];
     /// [`MapError::Contended`]. Nothing was reserved.
-    #[inline]
+    #[inline(always)]
     pub fn reserve<'g>(
         &'g mut self,
         gpa: Gpa,
         largest: PageSize,
         cache: &mut TableCache<'_, F, P>,
     ) -> Result<Reservation<'g, F, P>, Halted<MapError>> {
-        let page = gpa.0 & !((1 << F::PAGE_SHIFT) - 1);
-        let found = match GpaRange::new(Gpa(page), 1 << F::PAGE_SHIFT)
-            .and_then(|range| self.tables.check(&range))
-        {
-            Err(error) => Err(MapError::Range(error)),
-            Ok(()) if !cache.serves(self.tables.platform) => Err(MapError::ForeignCache),
-            Ok(()) => match F::level_of(largest) {
-                Err(error) => Err(MapError::LeafSize(error)),
-                Ok(mut largest) => {
-                    // Not past the end of a guest that is smaller than the leaf.
-                    while F::shift(largest) > self.tables.geometry().address_bits {
-                        largest -= 1;
-                    }
-                    self.reserve_slot(page, largest, cache)
-                }
+        let found = match self.reserve_at_once(gpa.0, largest, cache) {
+            Some(found) => found,
+            None => match self.reserve_or_refuse(gpa.0, largest, cache) {
+                Ok(found) => found,
+                Err(why) => return Self::halted(gpa, why),
             },
         };
-        match found {
-            Ok((slot, raw, level)) => {
-                let base = page & !((1 << F::shift(level)) - 1);
-                let Self { tables, sums, .. } = self;
-                Ok(Reservation { tables, sums, slot, raw, level, base, group: None })
-            }
-            Err(why) => Self::halted(gpa, why),
-        }
+        let (slot, raw, level) = found;
+        let (slots, base) = (core::slice::from_ref(slot), gpa.0 & !((1 << F::shift(level)) - 1));
+        let Self { tables, sums, .. } = self;
+        Ok(Reservation { tables, sums, slots, raw, level, base })
     }
 
     /// [`Guard::reserve`]; and where all of the group around the slot is empty, all of it, to be
@@ -126,10 +111,70 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
         let mut reserved = self.reserve(gpa, largest, cache)?;
         let Reservation { tables, sums, level, base, .. } = &mut reserved;
         if let Some((group, token)) = tables.reserve_group(*base, *level, &mut sums.counts) {
-            (reserved.raw, reserved.base) = (token, group.start);
-            reserved.group = Some(group);
+            (reserved.raw, reserved.base, reserved.slots) = (token, group.start, group.slots);
         }
         Ok(reserved)
+    }
+
+    /// What most faults meet: the table is there, and the slot in it empty or reserved. Whatever
+    /// else there is to say or to do is [`Guard::reserve_or_refuse`]'s, which begins anew.
+    #[inline(always)]
+    fn reserve_at_once(
+        &mut self,
+        gpa: u64,
+        largest: PageSize,
+        cache: &TableCache<'_, F, P>,
+    ) -> Option<(&'t Slot, u64, u8)> {
+        let tables = self.tables;
+        let geometry = tables.geometry();
+        if gpa >> geometry.address_bits != 0 || !cache.serves(tables.platform) {
+            return None;
+        }
+        let level = F::level_of(largest).ok()?;
+        // A guest that is smaller than the leaf, or than a table of such.
+        if F::shift(level) > geometry.address_bits || level > geometry.root_level {
+            return None;
+        }
+        let slot = tables.slot_at(gpa, level)?;
+        let raw = slot.load();
+        let counts = &mut self.sums.counts;
+        let reserved = if raw == 0 {
+            counts.slots_written += 1;
+            let token = self.token();
+            slot.exchange(raw, token).ok()?;
+            token
+        } else if F::kind(raw, level) == Kind::Reserved {
+            let base = gpa & !((1 << F::shift(level)) - 1);
+            counts.invalidations += u64::from(tables.break_before_fill(raw, level, base));
+            raw
+        } else {
+            return None;
+        };
+        self.sums.counts.slots_read += u64::from(geometry.root_level - level) + 1;
+        Some((slot, reserved, level))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn reserve_or_refuse(
+        &mut self,
+        gpa: u64,
+        largest: PageSize,
+        cache: &mut TableCache<'_, F, P>,
+    ) -> Result<(&'t Slot, u64, u8), MapError> {
+        let page = gpa & !((1 << F::PAGE_SHIFT) - 1);
+        GpaRange::new(Gpa(page), 1 << F::PAGE_SHIFT)
+            .and_then(|range| self.tables.check(&range))
+            .map_err(MapError::Range)?;
+        if !cache.serves(self.tables.platform) {
+            return Err(MapError::ForeignCache);
+        }
+        let mut largest = F::level_of(largest).map_err(MapError::LeafSize)?;
+        // Not past the end of a guest that is smaller than the leaf.
+        while F::shift(largest) > self.tables.geometry().address_bits {
+            largest -= 1;
+        }
+        self.reserve_slot(page, largest, cache)
     }
 
     fn reserve_slot(
@@ -209,11 +254,21 @@ impl<'t, 'p, F: Format, P: Platform> Guard<'t, 'p, F, P> {
     }
 }
 
-impl<F: Format, P: Platform> Reservation<'_, F, P> {
+impl<'g, F: Format, P: Platform> Reservation<'g, F, P> {
     /// The addresses that a leaf here, or a group, would translate.
+    #[inline(always)]
     pub fn range(&self) -> GpaRange {
-        let bytes = self.group.as_ref().map_or(1 << F::shift(self.level), Group::bytes);
-        GpaRange::from_bounds(self.base, self.base + bytes)
+        GpaRange::from_bounds(self.base, self.base + self.bytes())
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        (self.slots.len() as u64) << F::shift(self.level)
+    }
+
+    #[inline(always)]
+    fn group(&self) -> Option<Group<'g, F>> {
+        (self.slots.len() > 1).then(|| Group::of(self.slots, self.level, self.base))
     }
 
     /// Maps [`Reservation::range`] to the memory at `hpa`; returns its bytes, or `None` if the
@@ -223,28 +278,43 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
     /// [`MapError::HostAddress`], also for one that is not a multiple of the leaf's or group's
     /// size, and
     /// [`MapError::Attributes`]: nothing is mapped.
-    #[inline]
+    #[inline(always)]
     pub fn commit(self, hpa: Hpa, attributes: Attributes) -> Result<Option<u64>, MapError> {
         let leaf = self.leaf(hpa, attributes)?;
-        let Self { tables, sums: Sums { counts, sizes }, .. } = self;
-        let mapped = match &self.group {
-            Some(group) => tables.fill_group(group, Some(self.raw), leaf, counts).is_ok(),
-            None => {
-                counts.slots_written += 1;
-                self.slot.exchange(self.raw, leaf).is_ok()
+        let bytes = self.bytes();
+        if F::CONTIGUOUS != 0
+            && let Some(group) = self.group()
+        {
+            if !Self::commit_group((self.tables, self.sums), &group, self.raw, leaf) {
+                return Ok(None);
             }
-        };
-        let bytes = 1 << F::shift(self.level);
-        let bytes = self.group.as_ref().map_or(bytes, Group::bytes);
-        if mapped {
-            match &self.group {
-                Some(group) => sizes.add_members(self.level, group.slots.len() as i64),
-                None => sizes.add(self.level, 1),
+        } else {
+            let Sums { counts, sizes } = self.sums;
+            counts.slots_written += 1;
+            if self.slots[0].exchange(self.raw, leaf).is_err() {
+                return Ok(None);
             }
-            tables.touch_above(self.base, self.level);
-            tables.platform.publish();
+            sizes.add(self.level, 1);
         }
-        Ok(mapped.then_some(bytes))
+        self.tables.touch_above(self.base, self.level);
+        self.tables.platform.publish();
+        Ok(Some(bytes))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn commit_group(
+        (tables, sums): (&Tables<'g, F, P>, &mut Sums),
+        group: &Group<'g, F>,
+        raw: u64,
+        leaf: u64,
+    ) -> bool {
+        let Sums { counts, sizes } = sums;
+        let mapped = tables.fill_group(group, Some(raw), leaf, counts).is_ok();
+        if mapped {
+            sizes.add_members(group.level(), group.slots.len() as i64);
+        }
+        mapped
     }
 
     /// [`Reservation::commit`] of memory of which somebody has to know before it is mapped, and may
@@ -264,26 +334,41 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
     /// mapped.
     ///
     /// [`UnmapError::Contended`]: crate::UnmapError::Contended
+    #[inline(always)]
     pub fn commit_told<E>(
         self,
         hpa: Hpa,
         attributes: Attributes,
         tell: impl FnOnce() -> Result<(), E>,
     ) -> Result<Result<Option<u64>, MapError>, E> {
-        let leaf = match self.leaf(hpa, attributes) {
+        // Part by part: a pointer to it would keep every reservation of the caller's in memory.
+        let Self { tables, sums, slots, raw, level, base } = self;
+        Self::commit_parts((tables, sums), (slots, raw), (level, base), (hpa, attributes), tell)
+    }
+
+    #[inline(never)]
+    fn commit_parts<E>(
+        (tables, sums): (&'g Tables<'g, F, P>, &'g mut Sums),
+        (slots, raw): (&'g [Slot], u64),
+        (level, base): (u8, u64),
+        (hpa, attributes): (Hpa, Attributes),
+        tell: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Result<Option<u64>, MapError>, E> {
+        let reserved = Self { tables, sums, slots, raw, level, base };
+        let leaf = match reserved.leaf(hpa, attributes) {
             Ok(leaf) => leaf,
             Err(why) => return Ok(Err(why)),
         };
-        let Self { tables, sums: Sums { counts, sizes }, slot, raw, level, base, group } = self;
+        let group = reserved.group();
+        let Sums { counts, sizes } = reserved.sums;
         let frozen = F::frozen(Hpa(0));
         let held = match &group {
             Some(group) => tables.freeze_group(group, Some(raw)).is_ok(),
-            None => slot.exchange(raw, frozen).is_ok(),
+            None => slots[0].exchange(raw, frozen).is_ok(),
         };
         if !held {
             return Ok(Ok(None));
         }
-        let slots = group.as_ref().map_or(core::slice::from_ref(slot), |group| group.slots);
         let held = Held { slots, raw, frozen };
         tell()?;
         core::mem::forget(held);
@@ -294,7 +379,7 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
                 group.bytes()
             }
             None => {
-                slot.release(frozen, leaf);
+                slots[0].release(frozen, leaf);
                 sizes.add(level, 1);
                 counts.slots_written += 2;
                 1 << F::shift(level)
@@ -309,7 +394,7 @@ impl<F: Format, P: Platform> Reservation<'_, F, P> {
     #[inline(always)]
     fn leaf(&self, hpa: Hpa, attributes: Attributes) -> Result<u64, MapError> {
         let tables = self.tables;
-        let bytes = self.range().size();
+        let bytes = self.bytes();
         tables.check_host(hpa, bytes)?;
         if hpa.0 & (bytes - 1) != 0 {
             let bits = tables.format.output_bits();

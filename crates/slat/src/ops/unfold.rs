@@ -61,7 +61,18 @@ impl<'t, F: Format> Group<'t, F> {
         let start = gpa & !(bytes - 1);
         let first = (start >> shift) as usize & (slots.len() - 1);
         let slots = slots.get(first..first + count)?;
-        Some(Self { slots, level, start, end: start + bytes, format: PhantomData })
+        Some(Self::of(slots, level, start))
+    }
+
+    /// The group of these slots of a table at `level`, which covers addresses from `start` on.
+    #[inline]
+    pub fn of(slots: &'t [Slot], level: u8, start: u64) -> Self {
+        let end = start + ((slots.len() as u64) << F::shift(level));
+        Self { slots, level, start, end, format: PhantomData }
+    }
+
+    pub const fn level(&self) -> u8 {
+        self.level
     }
 
     pub fn bytes(&self) -> u64 {

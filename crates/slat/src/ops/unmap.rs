@@ -164,18 +164,25 @@ impl<'s, 't, F: Format, P: Platform> Removals<'s, 't, F, P> {
     /// Keeps what fits, and what it owes: whatever happens to the walk.
     #[inline]
     fn push(&mut self, new: Removed) {
-        self.owed.leaves(new.gpa.0, new.gpa.0 + new.bytes, new.size);
         match self.continued(&new) {
-            Some(last) => last.bytes += new.bytes,
-            None => {
-                if self.forgets && self.len == self.storage.len() {
-                    self.len = 0;
-                }
-                if let Some(place) = self.storage.get_mut(self.len) {
-                    *place = Place(Some(new));
-                    self.len += 1;
-                }
+            Some(last) => {
+                last.bytes += new.bytes;
+                self.owed.leaves(new.gpa.0, new.gpa.0 + new.bytes, new.size);
             }
+            None => self.put(new),
+        }
+    }
+
+    /// [`Removals::push`] of what continues nothing.
+    #[inline(always)]
+    fn put(&mut self, new: Removed) {
+        self.owed.leaves(new.gpa.0, new.gpa.0 + new.bytes, new.size);
+        if self.forgets && self.len == self.storage.len() {
+            self.len = 0;
+        }
+        if let Some(place) = self.storage.get_mut(self.len) {
+            *place = Place(Some(new));
+            self.len += 1;
         }
     }
 }
@@ -295,22 +302,51 @@ impl<F: Format, P: Platform> Guard<'_, '_, F, P> {
         if F::kind(raw, 0) != Kind::Leaf || folded::<F>(raw) {
             return None;
         }
-        let empty = if tables.refill_breaks() { self.token() } else { 0 };
-        let mut visitor =
-            Unmap { empty, ..Unmap::of(tables, removals, range, &mut self.sums.sizes) };
-        let (entry, mut tally) = (Entry { slot, raw, start, end }, Tally::NONE);
-        if !matches!(visitor.visit(0, Kind::Leaf, entry, &mut tally), Flow::Next) {
+        let mut removed = Removed {
+            gpa: range.start(),
+            bytes: end - start,
+            size: F::size(0),
+            hpa: F::leaf_address(raw, 0),
+            attributes: tables.format.decode(raw, 0),
+        };
+        let continues = removals.continued(&removed).is_some();
+        if !continues && removals.is_full() {
             return None;
         }
-        visitor.sizes.add(0, -1);
+        let empty = if tables.refill_breaks() { self.token() } else { 0 };
+        slot.exchange(raw, empty).ok()?;
+        let doubtful = tables.may_be_dirty(raw);
+        match (continues, doubtful) {
+            (false, false) => removals.put(removed),
+            (false, true) => {
+                removed.attributes.dirty = true;
+                removals.push(removed);
+            }
+            (true, _) => {
+                removals.extend(&Entry { slot, raw, start, end }, F::size(0));
+                if doubtful {
+                    removals.dirty_last();
+                }
+            }
+        }
+        self.sums.sizes.add(0, -1);
         self.sums.counts.slots_read += u64::from(tables.geometry().root_level) + 1;
         self.sums.counts.slots_written += 1;
         self.sums.counts.bytes_changed += end - start;
         if ends_are_vacant::<F>(slots, 0) {
-            visitor.retire_from(start);
-            visitor.done.add_to(self);
+            self.retire_around(range, removals);
         }
         Some(end - start)
+    }
+
+    /// Retires the table of the page that was unmapped, if that left it empty.
+    #[cold]
+    #[inline(never)]
+    fn retire_around(&mut self, range: &GpaRange, removals: &mut Removals<'_, '_, F, P>) {
+        let mut visitor = Unmap::of(self.tables, removals, range, &mut self.sums.sizes);
+        visitor.retire_from(range.start().0);
+        let Unmap { done, .. } = visitor;
+        done.add_to(self);
     }
 
     #[inline(never)]
@@ -411,6 +447,16 @@ fn ends_are_vacant<F: Format>(slots: &[Slot], level: u8) -> bool {
     vacant(&slots[0]) && vacant(&slots[slots.len() - 1])
 }
 
+impl<F: Format, P: Platform> Tables<'_, F, P> {
+    /// Whether a leaf that was just taken out, and is not dirty, may have been written all the
+    /// same: its dirty state may have been cleared by a thread whose invalidation has not
+    /// completed, and the guest may have written since through a TLB entry that marks nothing.
+    #[inline(always)]
+    fn may_be_dirty(&self, raw: u64) -> bool {
+        raw & F::DIRTY == 0 && self.pending.cleans.count() != 0
+    }
+}
+
 struct Unmap<'r, 's, 't, F: Format, P: Platform> {
     tables: &'r Tables<'r, F, P>,
     removals: &'r mut Removals<'s, 't, F, P>,
@@ -456,7 +502,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
             }
             tally.change(&entry);
             self.removals.extend(&entry, F::size(level));
-            if self.may_be_dirty(entry.raw) {
+            if self.tables.may_be_dirty(entry.raw) {
                 self.removals.dirty_last();
             }
             self.next = (F::further(entry.raw, F::size(level).bytes()), entry.end, level);
@@ -478,7 +524,7 @@ impl<'t, F: Format, P: Platform> Visitor<'t, F> for Unmap<'_, '_, '_, F, P> {
             return Flow::Again;
         }
         tally.change(&entry);
-        if self.may_be_dirty(entry.raw) {
+        if self.tables.may_be_dirty(entry.raw) {
             removed.attributes.dirty = true;
             if continues {
                 self.removals.dirty_last();
@@ -543,7 +589,7 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
         self.sizes.add_members(level, -(group.slots.len() as i64));
         self.taken = group.end;
         let mut attributes = tables.format.decode(first, level);
-        attributes.dirty |= self.may_be_dirty(first);
+        attributes.dirty |= tables.may_be_dirty(first);
         self.removals.push(Removed {
             gpa: Gpa(group.start),
             bytes: group.bytes(),
@@ -552,14 +598,6 @@ impl<'r, 's, 't, F: Format, P: Platform> Unmap<'r, 's, 't, F, P> {
             attributes,
         });
         Flow::Next
-    }
-
-    /// Whether a leaf that was just taken out, and is not dirty, may have been written all the
-    /// same: its dirty state may have been cleared by a thread whose invalidation has not
-    /// completed, and the guest may have written since through a TLB entry that marks nothing.
-    #[inline(always)]
-    fn may_be_dirty(&self, raw: u64) -> bool {
-        raw & F::DIRTY == 0 && self.tables.pending.cleans.count() != 0
     }
 
     /// What to leave in slots that are emptied now.
