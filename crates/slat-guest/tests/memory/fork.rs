@@ -340,6 +340,36 @@ fn a_guest_whose_vcpus_have_tables_of_their_own_is_not_forked() {
 }
 
 #[test]
+fn what_a_slot_that_is_half_gone_still_has_is_not_written_behind_a_forks_back() {
+    let content = Content::new::<Intel>();
+    let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 8);
+    let machine = Intel::machine(1);
+    give_all::<Intel>(&machine);
+    // Pieces meet in the middle.
+    let (gpa, memory) = (BASE + G1 - M2, HOST + G1 - M2);
+    let parent = Cow::new(&shared, host_range(memory, 2 * M2)).unwrap();
+    let parent = new::<Intel>(&machine, parent, VMID);
+    let mut room = room();
+    let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
+    machine.cpu(0).load(VMID, vcpu.root());
+    let spec = SlotSpec::new(SlotId(0), Gpa(gpa), 2 * M2, Hva(memory));
+    vcpu.worker().set_slot(spec).unwrap();
+    for at in [gpa, gpa + M2] {
+        touch::<Intel>(&machine, &mut vcpu, (0, (at - BASE) / K4), Access::Write);
+    }
+    let work = vcpu.worker().begin_slot(SlotSpec { bytes: 0, ..spec }).unwrap();
+    assert_eq!(work.run(vcpu.worker(), 1), Ok(None));
+    assert!(machine.cpu(0).write(gpa).is_err() && machine.cpu(0).write(gpa + M2).is_ok());
+    let child = parent.backing().fork(vcpu.worker()).unwrap();
+    assert!(machine.cpu(0).write(gpa + M2).is_err(), "the child has this page");
+    assert!(machine.cpu(0).read(gpa + M2).is_ok());
+    assert_eq!(work.run(vcpu.worker(), 1), Ok(Some(SlotChange::Deleted)));
+    assert_eq!(child.pages(), (2, 2));
+    drop(vcpu);
+    assert!(machine.finish().is_empty());
+}
+
+#[test]
 fn what_devices_may_write_is_not_forked() {
     for devices in [false, true] {
         let content = Content::new::<Intel>();
