@@ -76,7 +76,7 @@ fn carry_out<C: Case>(vcpu: &mut TheVcpu<'_, C>, to: SlotSpec, how: How) -> Slot
 type End = (SlotChange, Vec<SlotSpec>, Vec<(PageSize, u64)>, String, Vec<u64>);
 
 fn end_of<C: Case>(config: &Config, (is, to): (SlotSpec, SlotSpec), how: How) -> End {
-    with_guest!(C, config.clone(), is, PageSize::SIZE_2M => machine, ram, guest, vcpu);
+    with_guest!(C, *config, is, PageSize::SIZE_2M => machine, ram, guest, vcpu);
     for block in 0..4 {
         let access = if block % 2 == 0 { Access::Write } else { Access::Read };
         attempt::<C>(&machine, &mut vcpu, GPA + block * M2 + 5 * K4, access).unwrap();
