@@ -117,8 +117,8 @@ const fn frame_of(word: u64) -> u32 {
 ///
 /// Where no frame is free a fault is answered *not yet*
 /// ([`Retry::NotYet`](crate::Retry::NotYet)), and nothing has changed: it goes on when another
-/// guest gives a frame back ([`Frames::freed`]). Whether one ever will is for the VMM to know, which
-/// has all of them: twice the pages of a guest are enough for it and one fork.
+/// guest gives a frame back ([`Frames::freed`]). Whether one ever will is for the VMM to know,
+/// which has all of them: twice the pages of a guest are enough for it and one fork.
 ///
 /// A guest whose vCPUs may have tables of their own ([`CachePolicy::Exact`](crate::CachePolicy::Exact)
 /// where the format does not force the guest's caches) is not forked.

@@ -26,8 +26,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(words)
     }
 
-    /// All faults log by now: nothing crosses the ends of the slot any more. Blocks of what is there
-    /// are to be split to this size.
+    /// All faults log by now: has nothing cross the ends of the slot. Blocks that are there are to
+    /// be split to this size.
     pub(crate) fn begin_log(&mut self, spec: &SlotSpec) -> Option<PageSize> {
         // A change of slots waits for a thread that holds an entry, as long as that takes.
         while self.cut_ends(spec).is_err() {}
@@ -134,8 +134,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// No fault logs any more: brings huge pages of `piece` back in place. Those that may not be executed come
-    /// back so, by recovery, where their pages may.
+    /// No fault logs any more: brings huge pages of `piece` back in place. Those that may not be
+    /// executed come back so, by recovery, where their pages may.
     pub(crate) fn end_log_in(&mut self, spec: &SlotSpec, piece: GpaRange) -> u64 {
         self.one_right_to_write(piece);
         let bytes = self.collapse_if(piece, self.guest.config.largest, |_| true);

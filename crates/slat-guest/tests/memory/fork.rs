@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, mpsc};
 const PAGES: u64 = 64;
 const BYTES: u64 = PAGES * K4;
 
+type Then = Box<dyn FnOnce() + Send>;
+
 /// What is in the frames.
 #[derive(Clone)]
 struct Content {
@@ -21,7 +23,7 @@ struct Content {
     /// How often it was said that a frame was given back.
     freed: Arc<AtomicU64>,
     /// What happens before the next copy.
-    copying: Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>,
+    copying: Arc<Mutex<Option<Then>>>,
 }
 
 impl fmt::Debug for Content {
