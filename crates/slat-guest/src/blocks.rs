@@ -11,9 +11,9 @@
 
 use crate::backing::Backing;
 use crate::config::ExecuteHuge;
-use crate::eager::SplitStop;
 use crate::events::Event;
 use crate::host::Host;
+use crate::outcome::SplitStop;
 use crate::private::MemoryKind;
 use crate::ranges::{cut_by, fitting, pieces};
 use crate::slots::Slot;

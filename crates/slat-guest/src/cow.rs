@@ -11,10 +11,14 @@
 //! - A fault has emptied all leaves of a page, to completion, before it asks to write it
 //!   ([`Backing::page`]): what is copied has no writer, and the old frame no reader of this guest's,
 //!   when the count goes down.
+//! - Where frames are short the word is as it was, and the fault is answered *not yet*. It has said
+//!   that it found none before it looks once more whether it still needs one; who gives a frame
+//!   back, or leaves it to one guest, does so before it looks who found none. The two are crosswise
+//!   (`agreed`): the fault goes on, or who waits is told ([`Frames::freed`]).
 
 use crate::backing::{Backing, Hva, HvaRange, NoPage, Page};
 use crate::host::Host;
-use crate::sync::{AtomicU64, Lock, Ordering};
+use crate::sync::{AtomicU64, Lock, Ordering, agreed};
 use crate::worker::Worker;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -31,6 +35,13 @@ pub trait Frames {
 
     /// Fills a frame with zeroes.
     fn zero(&self, frame: u32);
+
+    /// A fault found no frame, and by now there is one, or the page that it was for is shared no
+    /// more. Who has vCPUs that sleep until they are told says so
+    /// ([`Guest::arrived`](crate::Guest::arrived), of the memory of each guest that shares); those
+    /// that just try again need nothing. Called by the thread that gave the frame back, also inside
+    /// a fault: it waits for no fault.
+    fn freed(&self) {}
 }
 
 /// Frames that guests share.
@@ -41,13 +52,16 @@ pub struct SharedFrames<M> {
     /// Of each frame, how many words name it.
     counts: Box<[AtomicU64]>,
     free: Lock<Vec<u32>>,
+    /// Somebody found none free, and was not told since.
+    short: AtomicU64,
 }
 
 impl<M: Frames> SharedFrames<M> {
     /// `frames` of `page` each, numbered from 0.
     pub fn new(memory: M, page: PageSize, frames: u32) -> Self {
         let counts = (0..frames).map(|_| AtomicU64::new(0)).collect();
-        Self { memory, page, counts, free: Lock::new((0..frames).rev().collect()) }
+        let (free, short) = (Lock::new((0..frames).rev().collect()), AtomicU64::new(0));
+        Self { memory, page, counts, free, short }
     }
 
     /// Frames that nobody has.
@@ -60,8 +74,13 @@ impl<M: Frames> SharedFrames<M> {
         &self.memory
     }
 
+    /// A frame; if there is none, that is known to who gives one back after this.
     fn take(&self) -> Option<u32> {
-        let frame = self.free.lock().pop()?;
+        let mut free = self.free.lock();
+        let Some(frame) = free.pop() else {
+            self.short.store(1, Ordering::Release);
+            return None;
+        };
         self.counts[frame as usize].store(1, Ordering::Relaxed);
         Some(frame)
     }
@@ -70,6 +89,15 @@ impl<M: Frames> SharedFrames<M> {
         if self.counts[frame as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
             self.free.lock().push(frame);
         }
+        agreed();
+        if self.short.load(Ordering::Acquire) != 0 && self.short.swap(0, Ordering::AcqRel) != 0 {
+            self.memory.freed();
+        }
+    }
+
+    /// Whether one word alone names the frame.
+    fn is_alone(&self, frame: u32) -> bool {
+        self.counts[frame as usize].load(Ordering::Acquire) == 1
     }
 }
 
@@ -86,6 +114,11 @@ const fn frame_of(word: u64) -> u32 {
 }
 
 /// One guest's memory, zeroes until it is written, of which some may be shared with other guests.
+///
+/// Where no frame is free a fault is answered *not yet*
+/// ([`Retry::NotYet`](crate::Retry::NotYet)), and nothing has changed: it goes on when another
+/// guest gives a frame back ([`Frames::freed`]). Whether one ever will is for the VMM to know,
+/// which has all of them: twice the pages of a guest are enough for it and one fork.
 ///
 /// A guest whose vCPUs may have tables of their own ([`CachePolicy::Exact`](crate::CachePolicy::Exact)
 /// where the format does not force the guest's caches) is not forked.
@@ -218,10 +251,14 @@ impl<'s, M: Frames> Cow<'s, M> {
         }
         let frame = frame_of(now);
         // Alone by now: nobody else can come to share it but by a fork of this memory.
-        if !write || shared.counts[frame as usize].load(Ordering::Acquire) == 1 {
+        if !write || shared.is_alone(frame) {
             return Some(now | if write { OWN } else { 0 });
         }
-        let own = shared.take()?;
+        let Some(own) = shared.take() else {
+            agreed();
+            // The other has its own by now: it took the last one for that.
+            return shared.is_alone(frame).then_some(now | OWN);
+        };
         shared.memory.copy(frame, own);
         shared.give(frame);
         self.copied.fetch_add(1, Ordering::Relaxed);
@@ -251,7 +288,7 @@ impl<M: Frames> Backing for Cow<'_, M> {
             }
             let new = self.place(now, write);
             place.store(new.unwrap_or(now), Ordering::SeqCst);
-            break new.ok_or(NoPage::Never)?;
+            break new.ok_or(NoPage::NotYet)?;
         };
         Ok(Page {
             hpa: self.shared.memory.hpa(frame_of(now)),

@@ -3,10 +3,10 @@
 use crate::backing::Backing;
 use crate::budget::NoPages;
 use crate::host::Host;
-use crate::outcome::TableLimit;
+use crate::outcome::{SplitReport, SplitStop};
 use crate::sync::{AtomicU64, Ordering};
 use crate::worker::{Inside, PATIENCE, Worker};
-use slat::{Format, Gpa, GpaRange, Halted, OutOfFrames, PageSize, SplitError};
+use slat::{Format, Gpa, GpaRange, Halted, PageSize, SplitError};
 
 /// A range to be split, in chunks that any number of threads take in turn.
 ///
@@ -18,57 +18,6 @@ pub struct EagerSplit {
     chunk: u64,
     /// Where the next chunk begins.
     next: AtomicU64,
-}
-
-/// What one run split, and why no more.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SplitReport {
-    /// Bytes of blocks that were split.
-    pub split: u64,
-    /// Bytes of chunks that were looked at: what was not split there was no larger than asked.
-    pub done: u64,
-    /// Why it ended before the range did.
-    pub stopped: Option<SplitStop>,
-}
-
-/// Why an eager split ended early.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SplitStop {
-    /// The caller said so; running it again goes on from there.
-    Asked,
-    /// The platform has no more table pages; a run goes on from this address.
-    OutOfFrames {
-        /// The first address that is not split.
-        at: Gpa,
-        /// What the platform said.
-        error: OutOfFrames,
-    },
-    /// The guest may have no more table pages; a run goes on from this address.
-    TableLimit {
-        /// The first address that is not split.
-        at: Gpa,
-        /// How many it may have.
-        limit: TableLimit,
-    },
-    /// Somebody held an entry for too long; a run goes on from this address.
-    Contended {
-        /// The first address that is not split.
-        at: Gpa,
-    },
-    /// The guest has no such addresses, or the format no such size.
-    Refused(SplitError),
-}
-
-impl SplitStop {
-    /// Where a run goes on.
-    const fn at(&self) -> Option<Gpa> {
-        match self {
-            Self::OutOfFrames { at, .. } | Self::TableLimit { at, .. } | Self::Contended { at } => {
-                Some(*at)
-            }
-            Self::Asked | Self::Refused(_) => None,
-        }
-    }
 }
 
 impl EagerSplit {

@@ -11,6 +11,7 @@ use crate::invalidations::Invalidations;
 use crate::pins::Pins;
 use crate::ring::{DirtyGfn, Ring};
 use crate::slots::Slots;
+use crate::slots::work::Unfinished;
 use crate::stalls::StallCells;
 use crate::stats::{Counters, Stats, VcpuCounters, WorkerCounters, vcpu_counters};
 use crate::sync::{AtomicU64, Lock, Ordering};
@@ -19,6 +20,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
+use core::ops::DerefMut;
 use slat::{Attributes, Format, Gpa, GpaRange, LeafSizeError, NewError, PageSize, Tables, Vmid};
 
 /// One guest's memory: slots and tables, and all that a hypervisor does to them.
@@ -34,8 +36,8 @@ pub struct Guest<'p, F: Format, H: Host, B: Backing> {
     pub(crate) backing: B,
     pub(crate) config: Config,
     pub(crate) slots: Slots,
-    /// Held while slots change.
-    pub(crate) changing: Lock<()>,
+    /// Held while slots change: what of it is not finished.
+    pub(crate) changing: Lock<Vec<Unfinished>>,
     pub(crate) invalidations: Invalidations,
     /// Of private memory, by its own addresses.
     pub(crate) private_invalidations: Invalidations,
@@ -199,7 +201,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
             backing,
             config,
             slots: Slots::new(config.execute_huge),
-            changing: Lock::new(()),
+            changing: Lock::new(Vec::new()),
             invalidations: Invalidations::new(),
             private_invalidations: Invalidations::new(),
             replacing: Invalidations::new(),
@@ -318,7 +320,7 @@ impl<'p, F: Format, H: Host, B: Backing> Guest<'p, F, H, B> {
     }
 
     /// Slots change by turns; one may take as long as [`Host::between_pieces`] likes.
-    pub(crate) fn change_turn(&self) -> impl Sized + '_ {
+    pub(crate) fn change_turn(&self) -> impl DerefMut<Target = Vec<Unfinished>> + '_ {
         self.changing.lock_patiently(|| self.tables.platform().wait())
     }
 

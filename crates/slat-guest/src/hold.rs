@@ -32,7 +32,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // What is private has no address of the host's.
         let shared = MemoryKind::Shared;
         let ranges: Vec<GpaRange> = self.look(|view| {
-            let slots = view.backed_by(host).filter(|(slot, _)| !slot.going);
+            // Also of slots that go: what of them is not emptied yet the guest writes.
+            let slots = view.backed_by(host);
             slots.flat_map(|(slot, part)| slot.runs::<F>(part, shared)).collect()
         });
         for tables in guest.spaces() {

@@ -40,6 +40,11 @@ pub enum LogError {
         /// The slot.
         id: SlotId,
     },
+    /// The slot's log is beginning, in pieces ([`Worker::begin_slot`]), and not whole yet.
+    Beginning {
+        /// The slot.
+        id: SlotId,
+    },
     /// The bitmap is too short.
     Bitmap {
         /// Words that it takes.
@@ -96,7 +101,7 @@ impl LogError {
     pub const fn errno(&self) -> &'static str {
         match self {
             Self::Missing { .. } => "ENOENT",
-            Self::Contended { .. } => "EAGAIN",
+            Self::Contended { .. } | Self::Beginning { .. } => "EAGAIN",
             Self::Bitmap { .. } => "EFAULT",
             Self::Unaligned | Self::Beyond { .. } => "EINVAL",
             // Linux has nothing of the kind: it sleeps until it has the lock, and then cannot fail.
@@ -109,6 +114,9 @@ impl fmt::Display for LogError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing { id } => write!(f, "slot {} is not there, or does not log", id.0),
+            Self::Beginning { id } => {
+                write!(f, "slot {} begins to log: run that to its end first", id.0)
+            }
             Self::Bitmap { needed, given } => {
                 write!(f, "the bitmap has {given} words; the slot takes {needed}")
             }

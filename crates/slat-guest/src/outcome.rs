@@ -1,9 +1,9 @@
-//! What a fault came to.
+//! What a fault came to, and what a split ahead of faults.
 
 use crate::private::{Denied, MemoryKind};
 use crate::waits::Arrival;
 use core::fmt;
-use slat::{ChangeError, MapError, PageSize, SplitError};
+use slat::{ChangeError, Gpa, MapError, OutOfFrames, PageSize, SplitError};
 
 /// What a fault came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,3 +126,54 @@ impl fmt::Display for TableLimit {
 }
 
 impl core::error::Error for TableLimit {}
+
+/// What one run of an [`EagerSplit`](crate::EagerSplit) split, and why no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SplitReport {
+    /// Bytes of blocks that were split.
+    pub split: u64,
+    /// Bytes of chunks that were looked at: what was not split there was no larger than asked.
+    pub done: u64,
+    /// Why it ended before the range did.
+    pub stopped: Option<SplitStop>,
+}
+
+/// Why an eager split ended early.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SplitStop {
+    /// The caller said so; running it again goes on from there.
+    Asked,
+    /// The platform has no more table pages; a run goes on from this address.
+    OutOfFrames {
+        /// The first address that is not split.
+        at: Gpa,
+        /// What the platform said.
+        error: OutOfFrames,
+    },
+    /// The guest may have no more table pages; a run goes on from this address.
+    TableLimit {
+        /// The first address that is not split.
+        at: Gpa,
+        /// How many it may have.
+        limit: TableLimit,
+    },
+    /// Somebody held an entry for too long; a run goes on from this address.
+    Contended {
+        /// The first address that is not split.
+        at: Gpa,
+    },
+    /// The guest has no such addresses, or the format no such size.
+    Refused(SplitError),
+}
+
+impl SplitStop {
+    /// Where a run goes on.
+    pub(crate) const fn at(&self) -> Option<Gpa> {
+        match self {
+            Self::OutOfFrames { at, .. } | Self::TableLimit { at, .. } | Self::Contended { at } => {
+                Some(*at)
+            }
+            Self::Asked | Self::Refused(_) => None,
+        }
+    }
+}

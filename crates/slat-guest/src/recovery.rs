@@ -156,10 +156,11 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     }
 
     /// Tables of a slot whose log has ended, and that stay tables as their pages may be executed,
-    /// or are not all there: they become blocks after a period.
-    pub(crate) fn hand_to_recovery(&mut self, spec: &SlotSpec) {
+    /// or are not all there: they become blocks after a period:
+    /// those in `range`.
+    pub(crate) fn hand_to_recovery(&mut self, spec: &SlotSpec, range: GpaRange) {
         let guest = self.guest;
-        for piece in pieces(spec.range(), F::size(1)) {
+        for piece in pieces(range, F::size(1)) {
             self.with_slots(&guest.tables, |view, Inside { guard, .. }| {
                 let slot = view.named(spec.id).filter(|slot| slot.spec.is_where(spec));
                 let Some(splits) = slot.and_then(|slot| slot.splits.as_ref()) else { return };

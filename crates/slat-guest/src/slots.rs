@@ -8,14 +8,17 @@
 
 pub(crate) mod change;
 pub(crate) mod kinds;
+pub(crate) mod progress;
 mod runs;
 pub(crate) mod spec;
 mod tree;
+pub(crate) mod work;
 
 use crate::backing::{Hva, HvaRange};
 use crate::bits::{Bits, Kept, Splits};
 use crate::config::ExecuteHuge;
 use crate::slots::kinds::Kinds;
+use crate::slots::progress::Progress;
 use crate::slots::spec::{SlotError, SlotId, SlotSpec};
 use crate::sync::{AtomicU64, Ordering};
 use alloc::sync::Arc;
@@ -30,6 +33,8 @@ pub(crate) struct Slot {
     /// It is being deleted or moved: faults try again, invalidations still find it.
     pub going: bool,
     pub log: Option<Arc<Bits>>,
+    /// How far the log's beginning is, if it began in a slot that was there.
+    pub begins: Option<Arc<Progress>>,
     /// What is known of its pages beside their leaves.
     pub kept: Arc<Kept>,
     /// Where instruction fetches have split huge pages.

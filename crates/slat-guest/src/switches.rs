@@ -16,6 +16,7 @@ use crate::config::ExecuteHuge;
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::slots::spec::SlotError;
+use crate::slots::work::Unfinished;
 use crate::worker::Worker;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -64,7 +65,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// [`SlotError::OutOfMemory`]: nothing was changed.
     pub fn set_execute_huge(&mut self, to: ExecuteHuge) -> Result<u64, SlotError> {
         let guest = self.guest;
-        let _turn = guest.change_turn();
+        let mut turn = guest.change_turn();
         // SAFETY: the lock is held, and what is read is not used after `replace`.
         let mut view = unsafe { guest.slots.view() }.clone();
         if view.execute_huge == to {
@@ -82,13 +83,21 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 view.change(spec.id, |slot| slot.splits = new);
             }
         }
+        // Slots that move come back with what they need then.
+        let mut moving: Vec<_> = turn.iter_mut().filter_map(Unfinished::moves).collect();
+        let mut new = Vec::new();
+        for slot in &moving {
+            let one = || Splits::new::<F>(&slot.spec).map(Arc::new).ok_or(SlotError::OutOfMemory);
+            new.push(splits.then(one).transpose()?);
+        }
+        moving.iter_mut().zip(new).for_each(|(slot, splits)| slot.splits = splits);
         let before = core::mem::replace(&mut view.execute_huge, to);
         self.replace(view);
         let mut bytes = 0;
         if before == ExecuteHuge::Allowed {
             for spec in &specs {
                 bytes += self.take_execution(spec.range());
-                self.hand_to_recovery(spec);
+                self.hand_to_recovery(spec, spec.range());
             }
         }
         Ok(bytes)

@@ -39,6 +39,8 @@ mod log;
 mod mapped;
 #[path = "memory/pairs.rs"]
 mod pairs;
+#[path = "memory/paused.rs"]
+mod paused;
 #[path = "memory/postcopy.rs"]
 mod postcopy;
 #[path = "memory/private.rs"]

@@ -2,13 +2,14 @@
 
 use crate::backing::{Backing, MAY_WRITE};
 use crate::config::Logging;
-use crate::eager::{EagerSplit, SplitReport};
+use crate::eager::EagerSplit;
 use crate::host::Host;
+use crate::outcome::SplitReport;
 use crate::ranges::pieces;
 use crate::slots::spec::{SlotError, SlotSpec};
 use crate::worker::{Inside, Worker};
 use alloc::vec::Vec;
-use slat::{ChangeError, Format, GpaRange, Granted, Guard, Halted, Pages, Tables};
+use slat::{ChangeError, Format, GpaRange, Granted, Guard, Halted, PageSize, Pages, Tables};
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// Room for what hardware has marked as a log begins, a piece of the slot at a time.
@@ -25,36 +26,51 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         Ok(words)
     }
 
-    /// All faults log by now; takes from the leaves what was given before. `scratch` has room for a
-    /// piece.
-    pub(crate) fn begin_log(
-        &mut self,
-        spec: &SlotSpec,
-        mut scratch: Vec<u64>,
-    ) -> Option<SplitReport> {
-        let guest = self.guest;
+    /// All faults log by now: has nothing cross the ends of the slot. Blocks that are there are to
+    /// be split to this size.
+    pub(crate) fn begin_log(&mut self, spec: &SlotSpec) -> Option<PageSize> {
         // A change of slots waits for a thread that holds an entry, as long as that takes.
         while self.cut_ends(spec).is_err() {}
+        let config = &self.guest.config;
+        let split = self.guest.eager_split.get();
+        split.filter(|_| !spec.log_blocks && !config.initially_set)
+    }
+
+    /// Whether a log that begins has anything to do with the leaves that are there.
+    pub(crate) fn begins_in_leaves(&self) -> bool {
+        self.guest.config.contiguous || !self.guest.config.initially_set
+    }
+
+    /// Takes from the leaves of `piece` what was given before the log; what is split, as asked for,
+    /// is added. `scratch` has room for a piece.
+    pub(crate) fn begin_log_in(
+        &mut self,
+        spec: &SlotSpec,
+        piece: GpaRange,
+        split: &mut Option<(PageSize, SplitReport)>,
+        scratch: &mut [u64],
+    ) {
+        let guest = self.guest;
         if guest.config.contiguous {
             for tables in guest.spaces() {
-                self.until_done(tables, spec.range(), |guard, rest| guard.unfold(rest));
+                self.until_done(tables, piece, |guard, rest| guard.unfold(rest));
             }
         }
         if guest.config.initially_set {
-            return None;
+            return;
         }
-        let split = guest.eager_split.get().filter(|_| !spec.log_blocks);
-        let report = split.map(|to| {
-            let split = EagerSplit::new(spec.range(), to);
-            split.run(self, || false)
-        });
+        if let Some((to, all)) = split.as_mut().filter(|(_, all)| all.stopped.is_none()) {
+            let more = EagerSplit::new(piece, *to).run(self, || false);
+            all.split += more.split;
+            all.done += more.done;
+            all.stopped = more.stopped;
+        }
         for tables in guest.spaces() {
             match guest.config.logging {
-                Logging::Protect => self.protect(tables, spec.range()),
-                Logging::Hardware => self.begin_hardware_log(tables, spec, &mut scratch),
+                Logging::Protect => self.protect(tables, piece),
+                Logging::Hardware => self.begin_hardware_log(tables, spec, piece, scratch),
             }
         }
-        report
     }
 
     /// Takes the right to write from all of `range`, to completion.
@@ -67,9 +83,10 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         &mut self,
         tables: &'w Tables<'w, F, H>,
         spec: &SlotSpec,
+        range: GpaRange,
         scratch: &mut [u64],
     ) {
-        self.until_done(tables, spec.range(), |guard, rest| {
+        self.until_done(tables, range, |guard, rest| {
             let mut from = rest;
             loop {
                 let leaves = guard.leaves(from).map_err(|why| Halted { at: from.start(), why })?;
@@ -86,7 +103,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
             Ok(0)
         });
         let kept = self.look(|view| view.named(spec.id).map(|slot| slot.kept.clone()));
-        for piece in pieces(spec.range(), F::size(F::LARGEST_LEAF)) {
+        for piece in pieces(range, F::size(F::LARGEST_LEAF)) {
             let moving = kept.as_ref().map(|kept| kept.moves.begin());
             let words = &mut scratch[..(piece.size() >> F::PAGE_SHIFT).div_ceil(64) as usize];
             words.fill(0);
@@ -117,13 +134,12 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         }
     }
 
-    /// No fault logs any more: brings huge pages back in place. Those that may not be executed come
-    /// back so, by recovery, where their pages may.
-    pub(crate) fn end_log(&mut self, spec: &SlotSpec) -> u64 {
-        let guest = self.guest;
-        self.one_right_to_write(spec.range());
-        let bytes = self.collapse_if(spec.range(), guest.config.largest, |_| true);
-        self.hand_to_recovery(spec);
+    /// No fault logs any more: brings huge pages of `piece` back in place. Those that may not be
+    /// executed come back so, by recovery, where their pages may.
+    pub(crate) fn end_log_in(&mut self, spec: &SlotSpec, piece: GpaRange) -> u64 {
+        self.one_right_to_write(piece);
+        let bytes = self.collapse_if(piece, self.guest.config.largest, |_| true);
+        self.hand_to_recovery(spec, piece);
         bytes
     }
 

@@ -113,9 +113,14 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         let page = self.guest.page();
         let found = self.look(|view| {
             let slot = view.named(id).filter(|slot| !slot.going)?;
-            Some(Logs { spec: slot.spec, log: slot.log.clone()?, kept: Some(slot.kept.clone()) })
+            let begins = slot.begins.as_ref().is_some_and(|begins| !begins.is_over());
+            let kept = Some(slot.kept.clone());
+            Some((Logs { spec: slot.spec, log: slot.log.clone()?, kept }, begins))
         });
-        let found = found.ok_or(LogError::Missing { id })?;
+        let (found, begins) = found.ok_or(LogError::Missing { id })?;
+        if begins {
+            return Err(LogError::Beginning { id });
+        }
         let needed = found.spec.pages(page).div_ceil(64) as usize;
         if given < needed {
             return Err(LogError::Bitmap { needed, given });

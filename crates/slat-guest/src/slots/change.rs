@@ -1,38 +1,46 @@
-//! Changes of slots: their rules are in [`View::plan`], their order is here.
+//! Changes of slots: their rules are in [`View::plan`], their order is here, what of one is left
+//! while others have their turn in [`work`](super::work).
 
 use crate::backing::Backing;
 use crate::bits::{Bits, Kept, Splits};
 use crate::config::{ExecuteHuge, Logging};
-use crate::eager::SplitReport;
 use crate::events::Event;
 use crate::host::Host;
-use crate::ranges::pieces;
+use crate::outcome::SplitReport;
 use crate::slots::kinds::Kinds;
-use crate::slots::spec::{SlotError, SlotSpec};
+use crate::slots::progress::{SlotChange, SlotWork};
+use crate::slots::spec::{SlotError, SlotId, SlotSpec};
+use crate::slots::work::{Unfinished, Work};
 use crate::slots::{Plan, Slot, View};
 use crate::worker::{Inside, Worker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use slat::Format;
+use slat::{Format, GpaRange};
 
-/// What [`Worker::set_slot`] did.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SlotChange {
-    /// The slot was there, just so.
-    Same,
-    /// There is a new slot.
-    Inserted,
-    /// It is somewhere else in the guest's addresses.
-    Moved,
-    /// It logs: what was split eagerly, if that was asked for.
-    LogOn(Option<SplitReport>),
-    /// It does so no more: bytes of blocks that were put together again.
-    LogOff {
-        /// Bytes.
-        collapsed: u64,
-    },
-    /// There is no such slot any more.
-    Deleted,
+impl SlotWork {
+    /// Works on as many `pieces` of the slot as are left, each of 1 GiB of guest addresses, or of
+    /// the largest leaf if that is larger; then lets others change slots. With the last the change
+    /// ends, and this says what it came to; until then `None`. To say so again costs nothing.
+    ///
+    /// A worker of the same guest's, on any thread; threads that run one change take turns, as
+    /// changes of slots do. Between pieces [`Host::between_pieces`] is called, as ever.
+    ///
+    /// # Errors
+    /// [`SlotError::Missing`]: the worker's guest has no such change. Nothing was done.
+    pub fn run<F: Format, H: Host, B: Backing>(
+        &self,
+        worker: &mut Worker<'_, F, H, B>,
+        pieces: u64,
+    ) -> Result<Option<SlotChange>, SlotError> {
+        let guest = worker.guest;
+        let mut turn = guest.change_turn();
+        if let Some(change) = self.change() {
+            return Ok(Some(change));
+        }
+        let at = turn.iter().position(|unfinished| unfinished.is_of(self));
+        let at = at.ok_or(SlotError::Missing { id: self.id })?;
+        Ok(worker.work_on(&mut turn, at, pieces))
+    }
 }
 
 impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
@@ -47,77 +55,216 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// [`SlotError`]; nothing was done.
     pub fn set_slot(&mut self, spec: SlotSpec) -> Result<SlotChange, SlotError> {
         let guest = self.guest;
-        let _turn = guest.change_turn();
+        let mut turn = guest.change_turn();
+        let work = self.begin(&mut turn, spec)?;
+        if let Some(at) = turn.iter().position(|unfinished| unfinished.is_of(&work)) {
+            self.work_on(&mut turn, at, u64::MAX);
+        }
+        Ok(work.change().expect("all of it is done"))
+    }
+
+    /// [`Worker::set_slot`], but for the work on the slot's memory, which [`SlotWork::run`] does
+    /// piece by piece, with time for other things in between. When this returns all faults see that
+    /// the slot goes, that it logs, or that it does so no more.
+    ///
+    /// A change that is asked for again before its end is taken up where it is. Another change of
+    /// the slot, or one that needs addresses of a slot which is about to leave them, completes what
+    /// has begun first, in this call: each change is as if it had been done as it was asked for.
+    ///
+    /// # Errors
+    /// Those of [`Worker::set_slot`]; nothing was done.
+    pub fn begin_slot(&mut self, spec: SlotSpec) -> Result<SlotWork, SlotError> {
+        let guest = self.guest;
+        let mut turn = guest.change_turn();
+        self.begin(&mut turn, spec)
+    }
+
+    fn begin(&mut self, turn: &mut Vec<Unfinished>, spec: SlotSpec) -> Result<SlotWork, SlotError> {
+        let guest = self.guest;
+        if let Some(unfinished) = turn.iter().find(|unfinished| unfinished.does(&spec)) {
+            return Ok(unfinished.ticket());
+        }
+        while let Some(at) = turn.iter().position(|unfinished| unfinished.precedes(&spec)) {
+            self.work_on(turn, at, u64::MAX);
+        }
         let bits = guest.tables.geometry().address_bits;
         // SAFETY: the lock is held, and `now` is not used after the first `replace`.
         let now = unsafe { guest.slots.view() };
         let plan = now.plan(&spec, guest.page(), bits)?;
+        if let Some(other) = turn.iter().find(|unfinished| unfinished.takes(&spec)) {
+            return Err(SlotError::Overlaps { id: other.id() });
+        }
         let view = now.clone();
         if plan == Plan::Nothing {
-            return Ok(SlotChange::Same);
+            return Ok(SlotWork::over(spec.id, SlotChange::Same));
         }
         let before = view.named(spec.id).map(|slot| slot.spec);
         guest.event(|| Event::SlotBegin { before, after: spec });
-        let change = self.carry_out(plan, view, spec);
-        guest.event(|| Event::SlotEnd { id: spec.id });
-        change
+        let begun = self.begin_plan(turn, plan, view, (spec, before));
+        if !matches!(&begun, Ok(work) if work.change().is_none()) {
+            guest.event(|| Event::SlotEnd { id: spec.id });
+        }
+        begun
     }
 
-    fn carry_out(
+    /// Makes `plan` what faults see, and has the rest ready to be worked on.
+    fn begin_plan(
         &mut self,
+        turn: &mut Vec<Unfinished>,
         plan: Plan,
         mut view: View,
-        spec: SlotSpec,
-    ) -> Result<SlotChange, SlotError> {
-        let change = match plan {
-            Plan::Nothing => SlotChange::Same,
-            Plan::Insert => {
-                let slot = self.new_slot(spec, view.execute_huge)?;
-                if !view.aliases && view.backed_by(spec.host_range()).next().is_some() {
-                    // Before the slot: no write that takes a page for the only one of its kind is
-                    // under way then.
-                    view.aliases = true;
-                    self.replace(view.clone());
-                }
-                view.insert(slot);
-                self.replace(view);
-                SlotChange::Inserted
+        (spec, before): (SlotSpec, Option<SlotSpec>),
+    ) -> Result<SlotWork, SlotError> {
+        let Some(before) = before else {
+            let slot = self.new_slot(spec, view.execute_huge)?;
+            if !view.aliases && view.backed_by(spec.host_range()).next().is_some() {
+                // Before the slot: no write that takes a page for the only one of its kind is
+                // under way then.
+                view.aliases = true;
+                self.replace(view.clone());
             }
+            view.insert(slot);
+            self.replace(view);
+            return Ok(SlotWork::over(spec.id, SlotChange::Inserted));
+        };
+        let new = |work| Unfinished::new(spec, before.range(), work);
+        let unfinished = match plan {
             Plan::Delete => {
-                self.take_away(&mut view, &spec);
+                view.change(spec.id, |slot| slot.going = true);
                 self.replace(view);
-                SlotChange::Deleted
+                new(Work::Delete)
             }
             Plan::Move => {
-                let mut slot = self.new_slot(spec, view.execute_huge)?;
-                let before = self.take_away(&mut view, &spec);
-                // The memory is the same: what was written, and used, is still to be told.
-                if let Some(before) = before {
-                    slot.kept = before.kept;
-                    if spec.log_dirty && before.log.is_some() {
-                        slot.log = before.log;
-                    }
-                }
-                view.insert(slot);
+                let slot = self.new_slot(spec, view.execute_huge)?;
+                view.change(spec.id, |slot| slot.going = true);
                 self.replace(view);
-                SlotChange::Moved
+                new(Work::Move(slot))
             }
             Plan::Flags if spec.log_dirty => {
                 let log = self.new_log(&spec)?;
-                let logs = |slot: &mut Slot| (slot.spec, slot.log) = (spec, Some(log));
-                view.change(spec.id, logs);
                 let scratch = self.scratch(&spec)?;
+                let mut work = new(Work::LogOn { split: None, scratch });
+                if !self.begins_in_leaves() {
+                    work.done_to(before.range().end());
+                }
+                let begins = Some(work.progress().clone());
+                let logs = |slot: &mut Slot| {
+                    (slot.spec, slot.log, slot.begins) = (spec, Some(log), begins);
+                };
+                view.change(spec.id, logs);
                 self.replace(view);
-                SlotChange::LogOn(self.begin_log(&spec, scratch))
+                let to = self.begin_log(&spec);
+                if let Work::LogOn { split, .. } = &mut work.work {
+                    let none = SplitReport { split: 0, done: 0, stopped: None };
+                    *split = to.map(|to| (to, none));
+                }
+                work
             }
-            Plan::Flags => {
+            _ => {
                 let quiet = |slot: &mut Slot| (slot.spec, slot.log) = (spec, None);
                 view.change(spec.id, quiet);
                 self.replace(view);
-                SlotChange::LogOff { collapsed: self.end_log(&spec) }
+                new(Work::LogOff { collapsed: 0 })
             }
         };
-        Ok(change)
+        let work = unfinished.ticket();
+        turn.push(unfinished);
+        self.work_on(turn, turn.len() - 1, 0);
+        Ok(work)
+    }
+
+    /// Works on so many pieces of a change; what it came to, if nothing is left.
+    fn work_on(
+        &mut self,
+        turn: &mut Vec<Unfinished>,
+        at: usize,
+        pieces: u64,
+    ) -> Option<SlotChange> {
+        let guest = self.guest;
+        let unfinished = &mut turn[at];
+        let spec = *unfinished.spec();
+        for _ in 0..pieces {
+            let Some(piece) = unfinished.piece(F::size(F::LARGEST_LEAF)) else { break };
+            match &mut unfinished.work {
+                Work::Delete | Work::Move(_) => self.empty_piece(spec.id, piece),
+                Work::LogOn { split, scratch } => self.begin_log_in(&spec, piece, split, scratch),
+                Work::LogOff { collapsed } => *collapsed += self.end_log_in(&spec, piece),
+            }
+            unfinished.done_to(piece.end());
+        }
+        let goes = matches!(unfinished.work, Work::Delete | Work::Move(_));
+        if goes && pieces != 0 {
+            for tables in guest.spaces() {
+                guest.reclaim_in(tables);
+            }
+        }
+        if unfinished.piece(F::size(F::LARGEST_LEAF)).is_some() {
+            return None;
+        }
+        let ended = turn.swap_remove(at);
+        let progress = ended.progress().clone();
+        let change = self.end(ended);
+        progress.end(change);
+        // One that began and ended in the same call says so there.
+        if pieces != 0 {
+            guest.event(|| Event::SlotEnd { id: spec.id });
+        }
+        Some(change)
+    }
+
+    /// No fault maps the slot any more, and an invalidation still finds it: empties a piece.
+    fn empty_piece(&mut self, id: SlotId, piece: GpaRange) {
+        let guest = self.guest;
+        for tables in guest.spaces() {
+            // A slot that moves keeps its memory.
+            let moving = guest.leaving.begin();
+            self.with_slots(tables, |view, Inside { guard, .. }| {
+                let slot = view.named(id).expect("it stays until it is empty");
+                guest.unmap(tables, guard, [piece], |removed| {
+                    guest.keep_marks(view, &removed);
+                    guest.tell_private(slot, &removed);
+                })
+            });
+            drop(moving);
+        }
+        guest.piece_done(piece);
+    }
+
+    /// All pieces are done.
+    fn end(&mut self, unfinished: Unfinished) -> SlotChange {
+        let id = unfinished.id();
+        match unfinished.work {
+            Work::Delete => {
+                self.take_out(id, None);
+                SlotChange::Deleted
+            }
+            Work::Move(slot) => {
+                self.take_out(id, Some(slot));
+                SlotChange::Moved
+            }
+            Work::LogOn { split, .. } => SlotChange::LogOn(split.map(|(_, report)| report)),
+            Work::LogOff { collapsed } => SlotChange::LogOff { collapsed },
+        }
+    }
+
+    /// Takes an empty slot out of the list, or has it be `instead`.
+    fn take_out(&mut self, id: SlotId, instead: Option<Slot>) {
+        // SAFETY: the lock is held, and what is read is not used after `replace`.
+        let mut view = unsafe { self.guest.slots.view() }.clone();
+        let before = view.named(id).expect("it stays until it is empty").clone();
+        view.remove(id);
+        // Who waits for its memory asks again, and learns of the change: who took its place, and
+        // asked, before faults were waited for is found here; who takes it later asks after that.
+        self.guest.arrived(before.spec.host_range());
+        if let Some(mut slot) = instead {
+            // The memory is the same: what was written, and used, is still to be told.
+            slot.kept = before.kept;
+            if slot.spec.log_dirty && before.log.is_some() {
+                slot.log = before.log;
+            }
+            view.insert(slot);
+        }
+        self.replace(view);
     }
 
     /// The slots, by guest address.
@@ -128,7 +275,8 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
     /// The guest's memory vanishes: all slots are deleted. Other threads may go on faulting, ageing
     /// and reading logs meanwhile.
     pub fn teardown(&mut self) {
-        for spec in self.slots() {
+        // Also those that are about to go, or to move.
+        for spec in self.look(|view| view.iter().map(|slot| slot.spec).collect::<Vec<_>>()) {
             match self.set_slot(SlotSpec { bytes: 0, ..spec }) {
                 // Deleted by somebody else meanwhile: just as well.
                 Ok(_) | Err(SlotError::Missing { .. }) => {}
@@ -163,7 +311,7 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
                 Some(Arc::new(kinds.ok_or(SlotError::OutOfMemory)?))
             }
         };
-        Ok(Slot { spec, going: false, log, kept, splits, kinds })
+        Ok(Slot { spec, going: false, log, begins: None, kept, splits, kinds })
     }
 
     fn new_log(&self, spec: &SlotSpec) -> Result<Arc<Bits>, SlotError> {
@@ -177,34 +325,5 @@ impl<'w, F: Format, H: Host, B: Backing> Worker<'w, F, H, B> {
         // SAFETY: called with the lock held; the faults are waited for.
         unsafe { self.guest.slots.replace(view) };
         self.guest.wait_for_faults();
-    }
-
-    /// No fault maps the slot any more; then it is unmapped, and an invalidation still finds it
-    /// until then; then `view` is without it. Returns it as it was.
-    fn take_away(&mut self, view: &mut View, spec: &SlotSpec) -> Option<Slot> {
-        let guest = self.guest;
-        view.change(spec.id, |slot| slot.going = true);
-        let slot = view.named(spec.id)?.clone();
-        self.replace(view.clone());
-        for tables in guest.spaces() {
-            for piece in pieces(slot.spec.range(), F::size(F::LARGEST_LEAF)) {
-                // A slot that moves keeps its memory.
-                let moving = guest.leaving.begin();
-                self.inside(tables, |Inside { guard, .. }| {
-                    guest.unmap(tables, guard, [piece], |removed| {
-                        guest.keep_marks(view, &removed);
-                        guest.tell_private(&slot, &removed);
-                    })
-                });
-                drop(moving);
-                guest.piece_done(piece);
-            }
-            guest.reclaim_in(tables);
-        }
-        view.remove(spec.id);
-        // Who waits for its memory asks again, and learns of the change: who took its place, and
-        // asked, before faults were waited for is found here; who takes it later asks after that.
-        guest.arrived(slot.spec.host_range());
-        Some(slot)
     }
 }

@@ -198,6 +198,30 @@ pub fn check_mapped<F: Format, H: Host, B: Backing>(worker: &mut Worker<'_, F, H
     assert_eq!(worker.guest().stats().mapped.by_size(), walked);
 }
 
+/// Where hardware writes the addresses of what it marks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Buffer {
+    /// Intel's page modification log.
+    Pml,
+    /// Arm's dirty state buffer.
+    Hdbss,
+}
+
+/// An exit of the CPU's: what its buffer has is in the log.
+pub fn take_buffer<C: Case>(machine: &Machine<C::A>, worker: &mut TheWorker<'_, C>, cpu: usize) {
+    match C::BUFFER {
+        Some(Buffer::Pml) => {
+            let (log, index) = machine.cpu(cpu).take_pml();
+            worker.log_addresses(pml_addresses(&log, index));
+        }
+        Some(Buffer::Hdbss) => {
+            let (buffer, index) = machine.cpu(cpu).take_hdbss();
+            worker.log_addresses(hdbss_addresses::<C::F>(&buffer, index));
+        }
+        None => {}
+    }
+}
+
 /// The formats and machines that everything is tested on.
 pub trait Case {
     type F: Format;
@@ -206,6 +230,8 @@ pub trait Case {
     const HARDWARE_DIRTY: bool;
     /// No fault is needed to mark it.
     const MARKS: bool = true;
+    /// How hardware names what it marks, where it does.
+    const BUFFER: Option<Buffer> = None;
     /// Where the host's memory begins.
     const FIRST_HPA: u64 = 64 * G1;
 
@@ -245,6 +271,7 @@ impl Case for ArmDirty {
     type F = Arm64K4;
     type A = Arm;
     const HARDWARE_DIRTY: bool = true;
+    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
 
     fn format() -> Arm64K4 {
         Arm64 { hardware_dirty: true, forced_write_back: true, ..Arm64::default() }
@@ -259,6 +286,7 @@ impl Case for ArmBreaks {
     type F = Arm64K4;
     type A = Arm;
     const HARDWARE_DIRTY: bool = true;
+    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
 
     fn format() -> Arm64K4 {
         ArmDirty::format()
@@ -273,6 +301,7 @@ impl Case for ArmUncached {
     type F = Arm64K4;
     type A = Arm;
     const HARDWARE_DIRTY: bool = true;
+    const BUFFER: Option<Buffer> = Some(Buffer::Hdbss);
 
     fn format() -> Arm64K4 {
         Arm64 { hardware_dirty: true, ..Arm64::default() }
@@ -291,6 +320,7 @@ impl Case for Intel {
     type F = Ept1G;
     type A = Ept;
     const HARDWARE_DIRTY: bool = true;
+    const BUFFER: Option<Buffer> = Some(Buffer::Pml);
 
     fn format() -> Ept1G {
         Ept1G::default()
@@ -432,7 +462,9 @@ pub fn attempt<C: Case>(
             | Outcome::Refused(_)) => {
                 return Err(outcome);
             }
-            outcome @ Outcome::Retry(Retry::NotYet(_) | Retry::Invalidated | Retry::Converting) => {
+            outcome @ Outcome::Retry(
+                Retry::NotYet(_) | Retry::Invalidated | Retry::Converting | Retry::SlotGoing,
+            ) => {
                 return Err(outcome);
             }
             outcome => outcomes.push(outcome),

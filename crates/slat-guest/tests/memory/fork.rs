@@ -6,21 +6,36 @@ use slat::{Access, Gpa, Hpa, PageSize, Vmid};
 use slat_guest::*;
 use slat_sim::Machine;
 use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 const PAGES: u64 = 64;
 const BYTES: u64 = PAGES * K4;
 
+type Then = Box<dyn FnOnce() + Send>;
+
 /// What is in the frames.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Content {
     first: u64,
     frames: Arc<Mutex<HashMap<u32, u64>>>,
+    /// How often it was said that a frame was given back.
+    freed: Arc<AtomicU64>,
+    /// What happens before the next copy.
+    copying: Arc<Mutex<Option<Then>>>,
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Content").finish_non_exhaustive()
+    }
 }
 
 impl Content {
     fn new<C: Case>() -> Self {
-        Self { first: C::FIRST_HPA, frames: Arc::default() }
+        let (frames, freed, copying) = Default::default();
+        Self { first: C::FIRST_HPA, frames, freed, copying }
     }
 
     fn number(&self, hpa: Hpa) -> u32 {
@@ -42,11 +57,18 @@ impl Frames for Content {
     }
 
     fn copy(&self, from: u32, to: u32) {
+        if let Some(then) = self.copying.lock().unwrap().take() {
+            then();
+        }
         self.write(to, self.read(from));
     }
 
     fn zero(&self, frame: u32) {
         self.write(frame, 0);
+    }
+
+    fn freed(&self) {
+        self.freed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -208,6 +230,103 @@ on_all! {
     }
 }
 
+/// The write that needs a frame waits for one, and so does the next; all that is there stays.
+#[test]
+fn a_write_for_which_frames_are_short_goes_on_when_one_is_given_back() {
+    let content = Content::new::<Intel>();
+    let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 4);
+    let machine = Intel::machine(1);
+    give_all::<Intel>(&machine);
+    let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
+    let parent = new::<Intel>(&machine, parent, VMID);
+    let mut room = room();
+    let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
+    machine.cpu(0).load(VMID, vcpu.root());
+    vcpu.worker().set_slot(slot(BYTES)).unwrap();
+    for page in 0..3 {
+        let hpa = touch::<Intel>(&machine, &mut vcpu, (0, page), Access::Write);
+        content.write(content.number(hpa), 10 + page);
+    }
+    let forks: [_; 2] = [(); 2].map(|()| parent.backing().fork(vcpu.worker()).unwrap());
+    // The last.
+    touch::<Intel>(&machine, &mut vcpu, (0, 0), Access::Write);
+    assert_eq!(shared.free(), 0);
+    let waits = |vcpu: &mut ForkedVcpu<'_, Intel>, page| match vcpu
+        .fault(Gpa(BASE + page * K4), Access::Write)
+    {
+        Outcome::Retry(Retry::NotYet(Some(arrival))) => arrival,
+        outcome => panic!("{outcome:?}"),
+    };
+    let copied = waits(&mut vcpu, 1);
+    let fresh = waits(&mut vcpu, 9);
+    assert_eq!(waits(&mut vcpu, 1), copied);
+    // Nothing of it is lost, and it is read.
+    for page in 1..3 {
+        let hpa = touch::<Intel>(&machine, &mut vcpu, (0, page), Access::Read);
+        assert_eq!(content.read(content.number(hpa)), 10 + page);
+    }
+    assert_eq!((parent.backing().pages(), parent.backing().copied()), ((3, 2), 1));
+    assert_eq!(vcpu.worker().prefault(range(BASE + K4, K4), Access::Write, || false).not_yet, K4);
+
+    let told = || content.freed.load(Ordering::Relaxed);
+    let [one, other] = forks;
+    assert_eq!(told(), 0);
+    drop(one);
+    let (all, before) = (host_range(HOST, BYTES), told());
+    assert!(before > 0, "of two forks one shares on: no frame is free, and it may be so");
+    assert_eq!(parent.arrived(all), 1);
+    assert_eq!(waits(&mut vcpu, 9), fresh, "it asks once more, and waits again");
+    drop(other);
+    assert!(told() > before);
+    assert_eq!(parent.arrived(all), 1);
+    vcpu.sleep_until(fresh, || panic!("nobody will wake it"));
+    for page in [1, 9] {
+        let hpa = touch::<Intel>(&machine, &mut vcpu, (0, page), Access::Write);
+        let was = if page == 1 { 11 } else { 0 };
+        assert_eq!(content.read(content.number(hpa)), was);
+    }
+    assert_eq!((vcpu.waiting().count(), parent.backing().copied()), (0, 1), "not shared any more");
+    let quiet = told();
+    drop(vcpu);
+    assert!(machine.finish().is_empty());
+    drop(parent);
+    assert_eq!((told(), shared.free()), (quiet, 4), "nobody asked in vain");
+}
+
+/// Guest and fork copy their last common page at once, and there is one frame for it.
+#[test]
+fn of_two_that_copy_one_page_the_second_keeps_it_where_frames_are_short() {
+    let content = Content::new::<Intel>();
+    let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 2);
+    let machine = Intel::machine(1);
+    let parent = Cow::new(&shared, host_range(HOST, BYTES)).unwrap();
+    let parent = new::<Intel>(&machine, parent, VMID);
+    let mut room = room();
+    let mut worker = Worker::new(&parent, &mut room).unwrap();
+    let first = parent.backing().page(Hva(HOST), Access::Write).unwrap().hpa;
+    content.write(content.number(first), 5);
+    let child = parent.backing().fork(&mut worker).unwrap();
+    let ((copies, copying), (go, goes_on)) = (mpsc::channel(), mpsc::channel());
+    *content.copying.lock().unwrap() = Some(Box::new(move || {
+        copies.send(()).unwrap();
+        goes_on.recv().unwrap();
+    }));
+    std::thread::scope(|threads| {
+        let child = &child;
+        let copy = threads.spawn(move || child.page(Hva(HOST), Access::Write).unwrap().hpa);
+        copying.recv().unwrap();
+        let second = parent.backing().page(Hva(HOST), Access::Write);
+        let told = content.freed.load(Ordering::Relaxed);
+        go.send(()).unwrap();
+        assert_eq!((second, told), (Err(NoPage::NotYet), 0));
+        assert_ne!(copy.join().unwrap(), first);
+    });
+    assert_eq!(content.freed.load(Ordering::Relaxed), 1, "the page is shared no more");
+    let own = parent.backing().page(Hva(HOST), Access::Write).unwrap();
+    assert_eq!((own.hpa, own.write, parent.backing().copied()), (first, true, 0));
+    assert_eq!(child.frame(Hva(HOST)).map(|frame| content.read(frame)), Some(5));
+}
+
 #[test]
 fn a_guest_whose_vcpus_have_tables_of_their_own_is_not_forked() {
     let shared = SharedFrames::new(Content::new::<ArmUncached>(), PageSize::SIZE_4K, 8);
@@ -220,6 +339,36 @@ fn a_guest_whose_vcpus_have_tables_of_their_own_is_not_forked() {
     let page = PageSize::SIZE_4K;
     let unaligned = Cow::new(&shared, host_range(HOST + 1, K4)).map(drop);
     assert_eq!(unaligned, Err(ForkError::Unaligned { page }));
+}
+
+#[test]
+fn what_a_slot_that_is_half_gone_still_has_is_not_written_behind_a_forks_back() {
+    let content = Content::new::<Intel>();
+    let shared = SharedFrames::new(content.clone(), PageSize::SIZE_4K, 8);
+    let machine = Intel::machine(1);
+    give_all::<Intel>(&machine);
+    // Pieces meet in the middle.
+    let (gpa, memory) = (BASE + G1 - M2, HOST + G1 - M2);
+    let parent = Cow::new(&shared, host_range(memory, 2 * M2)).unwrap();
+    let parent = new::<Intel>(&machine, parent, VMID);
+    let mut room = room();
+    let mut vcpu = Vcpu::new(&parent, 0, &mut room).unwrap();
+    machine.cpu(0).load(VMID, vcpu.root());
+    let spec = SlotSpec::new(SlotId(0), Gpa(gpa), 2 * M2, Hva(memory));
+    vcpu.worker().set_slot(spec).unwrap();
+    for at in [gpa, gpa + M2] {
+        touch::<Intel>(&machine, &mut vcpu, (0, (at - BASE) / K4), Access::Write);
+    }
+    let work = vcpu.worker().begin_slot(SlotSpec { bytes: 0, ..spec }).unwrap();
+    assert_eq!(work.run(vcpu.worker(), 1), Ok(None));
+    assert!(machine.cpu(0).write(gpa).is_err() && machine.cpu(0).write(gpa + M2).is_ok());
+    let child = parent.backing().fork(vcpu.worker()).unwrap();
+    assert!(machine.cpu(0).write(gpa + M2).is_err(), "the child has this page");
+    assert!(machine.cpu(0).read(gpa + M2).is_ok());
+    assert_eq!(work.run(vcpu.worker(), 1), Ok(Some(SlotChange::Deleted)));
+    assert_eq!(child.pages(), (2, 2));
+    drop(vcpu);
+    assert!(machine.finish().is_empty());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! and memory are equal.
 
 use crate::bed::*;
-use slat::{Access, Ageing, Gpa, Hpa, PageSize, Skip};
+use slat::{Access, Ageing, Gpa, Hpa, Maintenance, PageSize, Platform, Skip};
 use slat_guest::*;
 use slat_sim::Machine;
 use std::collections::HashMap;
@@ -12,6 +12,17 @@ use std::sync::{Arc, Mutex};
 const BLOCKS: u64 = 3;
 const PAGES: u64 = BLOCKS * 512;
 const BYTES: u64 = BLOCKS * M2;
+/// Pieces of whole-slot work meet behind the first block.
+const BASE: u64 = crate::bed::BASE + G1 - M2;
+const HOST: u64 = crate::bed::HOST + G1 - M2;
+
+fn slot(bytes: u64) -> SlotSpec {
+    SlotSpec::new(SlotId(0), Gpa(BASE), bytes, Hva(HOST))
+}
+
+fn logged(bytes: u64) -> SlotSpec {
+    SlotSpec { log_dirty: true, ..slot(bytes) }
+}
 
 /// What is in the host's pages, and the next stamp.
 #[derive(Default, Debug)]
@@ -45,6 +56,11 @@ pub struct History<'h, 'p, C: Case> {
     cleared: u64,
     /// There is a second slot, of which pages may be private.
     hides: bool,
+    /// A change of the slot that rests, and what it comes to.
+    work: Option<(SlotWork, SlotSpec)>,
+    /// Pages that have not come yet.
+    late: Vec<u64>,
+    pins: Vec<Pinned<'h>>,
 }
 
 impl<'h, 'p, C: Case> History<'h, 'p, C> {
@@ -92,6 +108,9 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
             21 => _ = self.vcpus[0].worker().recover_huge_pages(),
             22 if self.logs => self.read(),
             23 if self.rng.u8(..4) == 0 => self.switch(),
+            23 if self.rng.bool() => self.late(),
+            23 => self.device(),
+            19 => self.pause(),
             _ => self.use_page(),
         }
         self.guest.reclaim();
@@ -102,7 +121,8 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         let (cpu, page) = (self.rng.usize(..self.vcpus.len()), self.page());
         let access = [Access::Read, Access::Write, Access::Write, Access::Execute];
         let access = access[self.rng.usize(..4)];
-        for _ in 0..3 {
+        for _ in 0..4 {
+            self.exit();
             let vcpu = &mut self.vcpus[cpu];
             match attempt::<C>(self.machine, vcpu, BASE + page * K4, access) {
                 Ok((hpa, _)) => {
@@ -113,10 +133,24 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
                     return;
                 }
                 Err(Outcome::RingFull) => self.reset(),
+                Err(Outcome::Retry(Retry::SlotGoing)) => {
+                    assert!(self.work.is_some());
+                    return;
+                }
+                Err(Outcome::Retry(Retry::NotYet(Some(arrival)))) => {
+                    assert_eq!(arrival.gpa, Gpa(BASE + page * K4));
+                    assert!(self.late.contains(&page));
+                    if self.rng.bool() {
+                        return;
+                    }
+                    self.arrive();
+                    assert!(self.vcpus[cpu].is_ready(&arrival));
+                    self.vcpus[cpu].sleep_until(arrival, || panic!("nobody will wake it"));
+                }
                 Err(outcome) => panic!("{outcome:?}"),
             }
         }
-        panic!("the ring stays full");
+        panic!("no progress");
     }
 
     fn copy_page(&mut self, page: u64) {
@@ -137,13 +171,24 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
         }
     }
 
+    /// All vCPUs exit: what hardware wrote into their buffers is in the log.
+    fn exit(&mut self) {
+        if self.guest.config().log_buffers {
+            for cpu in 0..self.machine.cpus() {
+                take_buffer::<C>(self.machine, self.vcpus[0].worker(), cpu);
+            }
+        }
+    }
+
     pub fn read(&mut self) {
+        self.exit();
         let mut bits = vec![0; PAGES as usize / 64];
         self.vcpus[0].worker().read_log(SlotId(0), &mut bits).unwrap();
     }
 
     /// Reads the log, clears a part of it, copies that.
     pub fn clear(&mut self) {
+        self.exit();
         let mut bits = vec![0; PAGES as usize / 64];
         let worker = self.vcpus[0].worker();
         worker.read_log(SlotId(0), &mut bits).unwrap();
@@ -160,6 +205,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     }
 
     pub fn take(&mut self) {
+        self.exit();
         let mut bits = vec![0; PAGES as usize / 64];
         self.cleared += self.vcpus[0].worker().take_log(SlotId(0), &mut bits).unwrap();
         self.copy_bits(0, &bits);
@@ -182,6 +228,124 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     pub fn invalidate(&mut self) {
         let page = self.page();
         let count = self.rng.u64(1..=40).min(PAGES - page);
+        self.take_back(page, count, false);
+    }
+
+    /// Pages leave, and come another time: who used one meanwhile waits for it.
+    pub fn late(&mut self) {
+        if !self.late.is_empty() && self.rng.bool() {
+            self.arrive();
+            return;
+        }
+        let page = self.page();
+        let count = self.rng.u64(1..=8).min(PAGES - page);
+        self.take_back(page, count, true);
+    }
+
+    /// All that is late comes.
+    fn arrive(&mut self) {
+        for page in std::mem::take(&mut self.late) {
+            self.ram.change(HOST + page * K4, |page| page.ready = true);
+            self.guest.arrived(host_range(HOST + page * K4, K4));
+        }
+        for vcpu in &mut self.vcpus {
+            let waits = vcpu.waiting().collect::<Vec<_>>();
+            assert!(waits.iter().all(|arrival| vcpu.is_ready(arrival)));
+            while vcpu.ready().is_some() {}
+        }
+    }
+
+    /// A device pins pages, uses some, or lets go of them.
+    pub fn device(&mut self) {
+        let page = self.page();
+        let some = range(BASE + page * K4, self.rng.u64(1..=8).min(PAGES - page) * K4);
+        match self.rng.u8(..4) {
+            0 if self.pins.len() < 4 => {
+                let pinned = self.vcpus[0].worker().pin(some);
+                assert!(pinned.is_ok() || self.work.is_some());
+                self.pins.extend(pinned);
+            }
+            1 if !self.pins.is_empty() => {
+                let which = self.rng.usize(..self.pins.len());
+                drop(self.pins.swap_remove(which));
+            }
+            _ if self.guest.config().devices => {
+                for gpa in (some.start().0..some.end().0).step_by(K4 as usize) {
+                    let write = self.rng.bool();
+                    if let Some(hpa) = self.machine.device_access(VMID, Gpa(gpa), write) {
+                        if write {
+                            self.content.lock().unwrap().write(hpa);
+                            // The guest fetches nothing from there before its driver did this.
+                            self.machine.maintain(hpa, K4, Maintenance::Instructions);
+                        }
+                        self.vcpus[0].worker().device_used(range(gpa, K4), write);
+                    }
+                }
+                self.claim_followed();
+            }
+            _ => {}
+        }
+    }
+
+    /// Devices' tables have what the guest's have: no private pages, nor what vCPUs past their
+    /// caches have in tables of their own.
+    fn claim_followed(&self) {
+        let own = self.vcpus.iter().any(|vcpu| vcpu.root() != self.vcpus[0].root());
+        if self.guest.config().devices && !self.hides && !own {
+            self.machine.claim_followed(VMID);
+        }
+    }
+
+    /// A change of the slot begins, goes on by a piece, or is left to whoever asks for it.
+    pub fn pause(&mut self) {
+        let Some((work, to)) = self.work.take() else {
+            let other = if self.logs { slot(BYTES) } else { logged(BYTES) };
+            let to = match self.rng.u8(..3) {
+                0 => SlotSpec { bytes: 0, ..other },
+                _ => other,
+            };
+            self.logs = false;
+            let work = self.vcpus[0].worker().begin_slot(to).unwrap();
+            match work.change() {
+                None => self.work = Some((work, to)),
+                Some(change) => self.changed(change, to),
+            }
+            return;
+        };
+        let worker = self.vcpus[0].worker();
+        let change = match self.rng.u8(..4) {
+            0 => Some(worker.set_slot(to).unwrap()),
+            _ => work.run(worker, 1).unwrap(),
+        };
+        match change {
+            None => self.work = Some((work, to)),
+            Some(change) => self.changed(change, to),
+        }
+    }
+
+    fn finish_change(&mut self) {
+        while self.work.is_some() {
+            self.pause();
+        }
+    }
+
+    fn changed(&mut self, change: SlotChange, to: SlotSpec) {
+        if change == SlotChange::Deleted {
+            let back = SlotSpec { bytes: BYTES, ..to };
+            assert_eq!(self.vcpus[0].worker().set_slot(back), Ok(SlotChange::Inserted));
+        }
+        self.logs = to.log_dirty;
+        if self.logs {
+            self.begin();
+        }
+    }
+
+    /// The host takes pages for others; what was in them is elsewhere from then on. Where devices
+    /// have some pinned it does not.
+    fn take_back(&mut self, page: u64, count: u64, late: bool) {
+        if self.vcpus[0].worker().is_pinned(range(BASE + page * K4, count * K4)) {
+            return;
+        }
         let worker = self.vcpus[0].worker();
         let mut parts = Vec::new();
         let held =
@@ -193,6 +357,10 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
             content.pages.insert(new / K4, stamp);
             drop(content);
             self.machine.take_back(Hpa(old), K4);
+            if late && !self.late.contains(&page) {
+                self.ram.change(HOST + page * K4, |page| page.ready = false);
+                self.late.push(page);
+            }
         }
         drop(held);
     }
@@ -240,6 +408,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     }
 
     pub fn toggle(&mut self) {
+        self.finish_change();
         self.logs = !self.logs;
         let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
         self.vcpus[0].worker().set_slot(spec).unwrap();
@@ -275,6 +444,7 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
 
     /// The slot goes, and comes back: with a log of its own.
     fn replace_slot(&mut self) {
+        self.finish_change();
         let spec = if self.logs { logged(BYTES) } else { slot(BYTES) };
         let worker = self.vcpus[0].worker();
         let gone = worker.set_slot(SlotSpec { bytes: 0, ..spec });
@@ -288,6 +458,8 @@ impl<'h, 'p, C: Case> History<'h, 'p, C> {
     /// The vCPUs stand still: the last round.
     pub fn end(&mut self) {
         self.machine.undisturbed();
+        self.finish_change();
+        self.claim_followed();
         if !self.logs {
             return;
         }
@@ -318,6 +490,8 @@ where
         ring: (!hardware && rng.u8(..3) == 0).then_some(128),
         execute_huge: EXECUTE_HUGE[rng.usize(..4)],
         contiguous: seed & 2 == 2,
+        devices: seed & 4 == 4,
+        log_buffers: hardware && C::BUFFER.is_some() && seed & 8 == 8,
         ..config()
     };
     // Two to four vCPUs.
@@ -352,6 +526,9 @@ pub fn run<C: Case>(
         .map(|(room, id)| {
             let vcpu = Vcpu::new(&guest, id, room).unwrap();
             machine.cpu(id as usize).load(VMID, vcpu.root());
+            if config.log_buffers {
+                machine.cpu(id as usize).log_marks(PML_ENTRIES);
+            }
             vcpu
         })
         .collect();
@@ -367,6 +544,9 @@ pub fn run<C: Case>(
         tables: 0,
         cleared: 0,
         hides: false,
+        work: None,
+        late: Vec::new(),
+        pins: Vec::new(),
     };
     history.vcpus[0].worker().set_slot(slot(BYTES)).unwrap();
     history.disturb();

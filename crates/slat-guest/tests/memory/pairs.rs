@@ -20,12 +20,16 @@ enum Service {
     LogOnAndOff,
     Switches,
     Conversion,
+    Late,
+    Devices,
+    Paused,
+    Buffers,
     View,
 }
 
 use Service::*;
 
-const ALL: [Service; 13] = [
+const ALL: [Service; 17] = [
     ManualLog,
     LegacyLog,
     HardwareLog,
@@ -38,6 +42,10 @@ const ALL: [Service; 13] = [
     LogOnAndOff,
     Switches,
     Conversion,
+    Late,
+    Devices,
+    Paused,
+    Buffers,
     View,
 ];
 
@@ -50,6 +58,8 @@ fn configured(mut config: Config, service: Service) -> Config {
         EagerSplit => config.eager_split = Some(PageSize::SIZE_4K),
         NoExecuteHuge => config.execute_huge = ExecuteHuge::Split,
         View => config.caches = CachePolicy::Exact,
+        Devices => config.devices = true,
+        Buffers => (config.logging, config.log_buffers) = (Logging::Hardware, true),
         _ => {}
     }
     config
@@ -59,7 +69,7 @@ fn configured(mut config: Config, service: Service) -> Config {
 fn happens<C: Case>(history: &mut History<'_, '_, C>, service: Service) {
     match service {
         LegacyLog if history.logs => history.take(),
-        ManualLog | HardwareLog | InitiallySet if history.logs => history.clear(),
+        ManualLog | HardwareLog | InitiallySet | Buffers if history.logs => history.clear(),
         Ring => history.reset(),
         EagerSplit => history.split(),
         NoExecuteHuge => _ = history.vcpus[0].worker().recover_huge_pages(),
@@ -68,6 +78,9 @@ fn happens<C: Case>(history: &mut History<'_, '_, C>, service: Service) {
         LogOnAndOff => history.toggle(),
         Switches => history.switch(),
         Conversion => history.convert(),
+        Late => history.late(),
+        Devices => history.device(),
+        Paused => history.pause(),
         _ => {}
     }
 }
@@ -130,7 +143,11 @@ where
     for (at, &one) in services.iter().enumerate() {
         for &two in &services[at..] {
             // A ring is filled by faults: it goes with protection only.
-            if [one, two] == [HardwareLog, Ring] {
+            if [one, two] == [HardwareLog, Ring] || [one, two] == [Ring, Buffers] {
+                continue;
+            }
+            // Not all hardware names what it marks.
+            if [one, two].contains(&Buffers) && C::BUFFER.is_none() {
                 continue;
             }
             // Memory that a vCPU reaches past its caches is not private.
@@ -153,7 +170,7 @@ where
 #[test]
 fn every_two_services_work_together() {
     let tested = every_two::<ArmDirty>(&ALL);
-    assert_eq!(tested, 89, "of thirteen services all pairs but two, and each alone");
+    assert_eq!(tested, 150, "of seventeen services all pairs but three, and each alone");
 }
 
 #[cfg(feature = "every-format")]
@@ -164,8 +181,9 @@ mod every_two_services_work_together {
     where
         C::A: 'static,
     {
-        let (View, others) = ALL.split_last().expect("thirteen") else { panic!("the last") };
-        assert_eq!(every_two::<C>(others), 77);
+        let (View, others) = ALL.split_last().expect("seventeen") else { panic!("the last") };
+        let buffers = if C::BUFFER.is_some() { 15 } else { 0 };
+        assert_eq!(every_two::<C>(others), 119 + buffers);
     }
 
     #[test]
