@@ -108,7 +108,10 @@ impl Vcpu {
             }
             let told = self.told.iter().filter_map(|told| told.get(&metric));
             let sum = told.copied().reduce(|before, last| before + last);
-            let by = now.sources.get(&metric).copied().unwrap_or(Source::Schedstat);
+            let by = match metric {
+                Metric::GuestNs => Source::Stat,
+                _ => Source::Schedstat,
+            };
             let why = now.unknown.get(&metric).map_or(why, |why| why);
             sink.put(metric, by, sum.ok_or(why));
         }

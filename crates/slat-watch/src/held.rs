@@ -26,7 +26,8 @@ pub(crate) struct Process {
 
 impl Process {
     pub fn open(pid: i32) -> Result<Self, Errno> {
-        let id = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+        // A negative number would be a bug to the library.
+        let id = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
         Ok(Self { pid, fd: pidfd_open(id, PidfdFlags::empty())? })
     }
 

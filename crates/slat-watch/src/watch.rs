@@ -3,12 +3,14 @@
 use crate::debugfs::Debugfs;
 use crate::find::{self, NotFound};
 use crate::guest::{Guest, Knowledge, Reading, SPARE, State};
+use crate::held::Process;
 use crate::metric::{Metric, Scope, Values, since};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Timespec;
 use serde::Serialize;
 use slat_kvm::stats::Changes;
 use slat_procfs::Files;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// Which guests.
@@ -31,6 +33,37 @@ pub struct Sample {
     pub guest: Values,
     /// Of each vCPU.
     pub vcpus: Vec<Values>,
+}
+
+/// Samples that are kept of a guest: of a long watch two become one, again and again.
+const MOST_SAMPLES: usize = 2048;
+
+/// Puts each two samples together; the last one stays alone where their number is odd.
+fn halve(samples: &mut Vec<Sample>) {
+    let both = |pair: &[Sample]| {
+        let [one, next] = pair else { return pair[0].clone() };
+        let vcpus = (0..next.vcpus.len()).map(|place| match one.vcpus.get(place) {
+            Some(before) => together(before, &next.vcpus[place]),
+            None => next.vcpus[place].clone(),
+        });
+        Sample {
+            at: next.at,
+            seconds: one.seconds + next.seconds,
+            guest: together(&one.guest, &next.guest),
+            vcpus: vcpus.collect(),
+        }
+    };
+    *samples = samples.chunks(2).map(both).collect();
+}
+
+/// What came in two times that follow each other.
+fn together(one: &Values, next: &Values) -> Values {
+    let mut sum = next.clone();
+    for (metric, value) in one {
+        let both = sum.entry(*metric).or_insert(if metric.is_level() { *value } else { 0 });
+        *both += if metric.is_level() { 0 } else { *value };
+    }
+    sum
 }
 
 /// A vCPU, in the end.
@@ -119,6 +152,8 @@ pub struct Watch<'f> {
     files: Files<'f>,
     debugfs: Result<Debugfs, String>,
     which: Which,
+    /// The process that was asked for; nothing where the kernel gives no descriptor of it.
+    process: Option<Process>,
     began: Instant,
     look_again: Instant,
     guests: Vec<Watched>,
@@ -141,12 +176,14 @@ impl<'f> Watch<'f> {
             files,
             debugfs,
             which,
+            process: None,
             began: now,
             look_again: now,
             guests: Vec::new(),
             hidden: 0,
         };
         if let Which::Pid(pid) = which {
+            watch.process = Process::open(pid).ok();
             find::guest(&files, pid)?;
         }
         watch.look(&mut Step::default());
@@ -177,15 +214,26 @@ impl<'f> Watch<'f> {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Whether the process that was asked for is gone.
+    /// Whether the process that was asked for is gone. A step after that tells its last counts.
     pub fn is_over(&self) -> bool {
-        let gone = |it: &Watched| it.total.state == State::ProcessEnded;
-        self.which != Which::All && self.guests.last().is_some_and(gone)
+        let Which::Pid(pid) = self.which else { return false };
+        match &self.process {
+            Some(process) => process.has_ended(),
+            None => find::descriptors(&self.files, pid) == Err(NotFound::NoProcess),
+        }
+    }
+
+    /// Whether a process has ended whose guest is still watched, or that was asked for: it is time
+    /// for the next step.
+    pub fn is_ending(&self) -> bool {
+        self.is_over()
+            || self.guests.iter().any(|it| it.guest.as_ref().is_some_and(Guest::has_ended))
     }
 
     /// Waits until that much time has passed, or a guest's process ends, or a signal comes.
     pub fn wait(&self, time: Duration) {
         let ends = self.guests.iter().filter_map(|it| it.guest.as_ref()?.ends());
+        let ends = ends.chain(self.process.as_ref().map(AsFd::as_fd));
         let mut ends: Vec<PollFd<'_>> =
             ends.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let time = Timespec {
@@ -209,11 +257,14 @@ impl<'f> Watch<'f> {
                 state = State::ProcessEnded;
                 (now, knowledge) = guest.read(&self.files);
             }
-            if state == State::ProcessEnded {
-                // Its number may be another's by now.
-                let by_kvm = |metric: &Metric| matches!(metric.scope(), Scope::Vcpu | Scope::Vm);
+            if state != State::Runs {
+                // Its process's number may be another's by now, its memory another VM's; its tables
+                // are gone. Counts of what is held are the last ones.
+                let counts = |metric: Metric| {
+                    matches!(metric.scope(), Scope::Vcpu | Scope::Vm) && !metric.is_level()
+                };
                 let all = now.vcpus.iter_mut().chain([&mut now.guest]);
-                all.for_each(|values| values.retain(|metric, _| by_kvm(metric)));
+                all.for_each(|values| values.retain(|metric, _| counts(*metric)));
             }
             let at = began.elapsed();
             let (vm, vcpus) = guest.changes();
@@ -336,6 +387,9 @@ impl Watched {
         let seconds = at.saturating_sub(self.read_at).as_secs_f64();
         let sample = Sample { at: at.as_secs_f64(), seconds, guest, vcpus: each };
         self.total.samples.push(sample);
+        if self.total.samples.len() > MOST_SAMPLES {
+            halve(&mut self.total.samples);
+        }
         let (total, each) = between(&self.first);
         self.total.total = total;
         for ((row, total), statistics) in self.total.vcpus.iter_mut().zip(each).zip(vcpus) {
@@ -443,6 +497,28 @@ mod tests {
         assert_eq!((total.vcpus[0].index, total.vcpus[0].thread), (0, Some(21)));
         assert_eq!(total.vcpus[0].total[&Metric::RunningNs], 140);
         assert_eq!(total.total[&Metric::RunningNs], 140);
+    }
+
+    #[test]
+    fn samples_that_are_put_together_lose_no_count_and_keep_the_last_level() {
+        let host = Made::new();
+        host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+        ran(&host, 0);
+        let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+        for nanoseconds in 1..=5 {
+            ran(&host, nanoseconds);
+            host.write(format!("proc/{PID}/status"), &format!("VmRSS: {nanoseconds} kB\n"));
+            watch.step();
+        }
+        let total = watch.guests()[0].total();
+        let mut samples = total.samples.clone();
+        halve(&mut samples);
+        assert_eq!(samples.len(), 3);
+        let all = |of: fn(&Sample) -> u64| samples.iter().map(of).collect::<Vec<_>>();
+        assert_eq!(all(|sample| sample.guest[&Metric::RunningNs]), [2, 2, 1]);
+        assert_eq!(all(|sample| sample.vcpus[0][&Metric::RunningNs]), [2, 2, 1]);
+        assert_eq!(all(|sample| sample.guest[&Metric::RssBytes]), [2048, 4096, 5120]);
+        assert_eq!(samples[2].at, total.samples[4].at);
     }
 
     #[test]
