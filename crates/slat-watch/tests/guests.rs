@@ -109,21 +109,30 @@ fn child() {
         Ok("bare") => return bare(),
         _ => return,
     }
-    let mut both = guest().unwrap();
     let say = |guest: &Guest| {
         let sum = |name| own(guest, name).into_iter().flatten().sum::<u64>();
         println!("SAYS {} {}", sum("pf_taken"), sum("exits"));
     };
-    say(&both.0);
+    let mut both = guest();
+    say(&both.as_ref().unwrap().0);
     for line in std::io::stdin().lines() {
-        if line.unwrap() == "again" {
-            drop(both);
-            both = guest().unwrap();
+        match &*line.unwrap() {
+            "close" => {
+                both = None;
+                println!("SAYS 0 0");
+                continue;
+            }
+            "again" => {
+                drop(both);
+                both = guest();
+            }
+            _ => {}
         }
+        let (guest, vcpus) = both.as_mut().unwrap();
         // Written pages that are taken away fault again.
-        both.0.unmap_all().unwrap();
-        both.1.iter_mut().for_each(write_all);
-        say(&both.0);
+        guest.unmap_all().unwrap();
+        vcpus.iter_mut().for_each(write_all);
+        say(guest);
     }
 }
 
@@ -201,6 +210,10 @@ fn a_guest_that_ends_is_told_to_its_last_fault_and_is_let_go() {
     if let Some(faults) = last.guest.get(&Metric::Faults) {
         assert_eq!(*faults, after[0] - before[0]);
     }
+    // Its tables went with it; what was mapped is what was mapped before.
+    if let Some(pages) = guest.total().total.get(&Metric::Pages4k) {
+        assert!(*pages >= 2048, "{pages}");
+    }
     // Nothing of it is held, though the watch goes on.
     drop(watch);
 }
@@ -243,6 +256,17 @@ fn a_process_that_closed_its_vm_and_made_another_has_two_guests_one_after_the_ot
         }
     }
     other.end();
+}
+
+#[test]
+fn a_process_that_ends_after_its_vm_ends_the_watch() {
+    let Some(mut other) = Other::start() else { return };
+    let mut watch = watch(Which::Pid(other.pid())).unwrap();
+    other.told("close");
+    assert_eq!(watch.step().went, [0]);
+    assert_eq!((watch.guests()[0].total().state, watch.is_over()), (State::VmClosed, false));
+    other.end();
+    assert!(watch.is_over());
 }
 
 #[test]

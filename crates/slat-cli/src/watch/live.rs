@@ -43,10 +43,10 @@ pub fn screen(guests: &[Watched], seconds: f64, columns: u16, lines: u16) -> Str
     let room = usize::from(lines).saturating_sub(1).max(4);
     let all = drawn.lines().count();
     for line in drawn.lines().take(if all > room { room - 1 } else { room }) {
-        let _ = write!(screen, "{line}{REST_OF_LINE}\n");
+        let _ = writeln!(screen, "{line}{REST_OF_LINE}");
     }
     if all > room {
-        let _ = write!(screen, "… {} rows more{REST_OF_LINE}\n", all + 1 - room);
+        let _ = writeln!(screen, "… {} rows more{REST_OF_LINE}", all + 1 - room);
     }
     screen + REST
 }
