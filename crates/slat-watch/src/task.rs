@@ -107,7 +107,8 @@ mod tests {
     #[test]
     fn a_vcpus_thread_tells_how_long_it_ran_waited_and_was_in_the_guest() {
         let host = Made::new();
-        let fields = "S 1 1 1 0 -1 0 0 0 0 0 5 6 0 0 20 0 1 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 59 0";
+        let fields = "S 1 1 1 0 -1 0 0 0 0 0 5 6 0 0 20 0 1 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 \
+                      17 0 0 0 0 59 0";
         host.write("proc/7/task/8/schedstat", "70 2210450 3\n");
         host.write("proc/7/task/8/stat", &format!("8 (a) b) {fields}"));
         host.write("proc/7/task/9/schedstat", "0 0 0\n");

@@ -174,7 +174,8 @@ fn refusal(error: NotFound, pid: i32) -> anyhow::Error {
             "there is no process {pid}; `slat watch --all --for 1s` lists the guests of this host"
         )),
         NotFound::Denied => anyhow::anyhow!(
-            "no permission to look at process {pid}: run as root, or as the user whose process it is"
+            "no permission to look at process {pid}: run as root, or as the user whose process it \
+             is"
         ),
     }
 }

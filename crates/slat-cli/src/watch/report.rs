@@ -125,7 +125,8 @@ impl<'a> Report<'a> {
         if self.hidden > 0 {
             let _ = writeln!(
                 said,
-                "\n{} processes did not let this user look at them; run as root to see their guests.",
+                "\n{} processes did not let this user look at them; run as root to see their \
+                 guests.",
                 self.hidden
             );
         }
