@@ -5,6 +5,7 @@ mod emulate;
 mod explain;
 mod kernel;
 mod show;
+mod watch;
 
 pub use doctor::DoctorArgs;
 pub use emulate::{EmulateArgs, KernelChoice};
@@ -14,6 +15,7 @@ pub use kernel::{
     PatchArgs, TestArgs, TreeChoice,
 };
 pub use show::ShowArgs;
+pub use watch::WatchArgs;
 
 use crate::kvm::{Guests, Tunes};
 use clap::{Args, Parser, Subcommand};
@@ -29,6 +31,7 @@ Examples:
   slat bench dirty-log -v 2                log the dirty pages of a guest with 2 vCPUs
   slat bench migrate --dirty-rate 200MiB/s --link 10Gbit/s
                                            migrate a running guest, in each way of logging
+  slat watch                               what it costs the guests that run here now
   slat explain slat-report/                where the time of its guests went
   slat tune dirty-log                      which way of logging stalls a guest least here
   slat compare before/ after/              hold two runs against each other
@@ -100,6 +103,8 @@ pub enum Command {
     },
     /// Say what this host can measure, what not and why, and the commands that would change it
     Doctor(DoctorArgs),
+    /// Watch the guests that run on this host now, from outside
+    Watch(WatchArgs),
     /// Say where the time of a run's guests went: faults, calls, waiting, and what is left
     #[command(arg_required_else_help = true)]
     Explain(ExplainArgs),

@@ -16,6 +16,7 @@ mod statistics;
 mod tools;
 mod tracking;
 pub mod verdict;
+mod watch;
 
 pub use evidence::Evidence;
 pub use verdict::{Verdict, verdicts};
@@ -27,15 +28,18 @@ use slat_lab::scenario::Scenarios;
 /// What a host may be asked for beside the scenarios of guests: to emulate a machine.
 pub const EMULATE: &str = "emulate";
 
+/// And to watch guests that run already.
+pub const WATCH: &str = "watch";
+
 /// The names of all that a host may be asked to run.
 pub fn scenarios() -> impl Iterator<Item = &'static str> {
-    Guests::ALL.iter().map(|entry| entry.name).chain([EMULATE])
+    Guests::ALL.iter().map(|entry| entry.name).chain([EMULATE, WATCH])
 }
 
 /// Which scenarios' figures depend on a matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum For {
-    /// All of them.
+    /// All that measure.
     All,
     /// Those that run a guest under the host's KVM.
     Guests,
@@ -46,8 +50,9 @@ enum For {
 impl For {
     fn has(self, scenario: &str) -> bool {
         match self {
-            Self::All => true,
-            Self::Guests => scenario != EMULATE,
+            // A watch counts what is there; what else the machine does is no fault of its figures.
+            Self::All => scenario != WATCH,
+            Self::Guests => scenario != EMULATE && scenario != WATCH,
             Self::Only(names) => names.contains(&scenario),
         }
     }
@@ -96,6 +101,8 @@ pub enum Group {
     Isolation,
     /// Programs that `slat emulate` runs.
     Tools,
+    /// What `slat watch` may see.
+    Watch,
 }
 
 impl Group {
@@ -110,6 +117,7 @@ impl Group {
             Self::Limits => "Control groups and swap",
             Self::Isolation => "Isolation",
             Self::Tools => "Tools of slat emulate",
+            Self::Watch => "Guests that run now",
         }
     }
 }
@@ -215,7 +223,7 @@ impl Subject {
 
 /// Everything that was found, group by group.
 pub fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let parts: [fn(&Evidence) -> Vec<Finding>; 8] = [
+    let parts: [fn(&Evidence) -> Vec<Finding>; 9] = [
         processor::findings,
         kvm::findings,
         memory::findings,
@@ -224,6 +232,7 @@ pub fn examine(evidence: &Evidence) -> Vec<Finding> {
         limits::findings,
         isolation::findings,
         tools::findings,
+        watch::findings,
     ];
     parts.into_iter().flat_map(|part| part(evidence)).collect()
 }

@@ -14,6 +14,7 @@ mod readers;
 pub mod run;
 pub mod selftests;
 pub mod show;
+pub mod watch;
 
 pub use run::main;
 

@@ -6,6 +6,7 @@ mod explain;
 mod kernel;
 pub mod main_job;
 mod show_job;
+mod watch;
 
 use crate::PROGRAM;
 use crate::cli::{Cli, Command};
@@ -39,6 +40,7 @@ fn execute(cli: &Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Bench { scenario }) => run::chosen(&PROGRAM, scenario),
         Some(Command::Tune { what }) => run::chosen(&PROGRAM, what),
         Some(Command::Doctor(args)) => doctor::doctor(args),
+        Some(Command::Watch(args)) => watch::watch(args),
         Some(Command::Explain(args)) => explain::explain(&PROGRAM, args),
         Some(Command::Emulate(args)) => emulate::emulate(args),
         Some(Command::Kernel(args)) => kernel::kernel(args),

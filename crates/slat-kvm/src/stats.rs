@@ -13,9 +13,15 @@ use rustix::io::{Errno, pread};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::mem::size_of;
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// Bytes of `struct kvm_stats_desc` before the name.
 const DESC_LEN: usize = 16;
+
+/// Bytes of a name, names, and words of values: more than any kernel has.
+const MOST_NAME: u32 = 1 << 10;
+const MOST_FIELDS: u32 = 1 << 12;
+const MOST_WORDS: usize = 1 << 20;
 
 /// What a counter did between two readings: name and difference, those that changed.
 ///
@@ -46,19 +52,39 @@ pub struct Reading {
 
 impl Stats {
     /// Opens the statistics of a VM or a vCPU.
-    pub(crate) fn open(of: &impl BinaryStats) -> Result<Self, Error> {
-        let fd = of.get_stats_fd().map_err(Error::os("KVM_GET_STATS_FD"))?;
+    ///
+    /// # Errors
+    /// [`Error::Os`]: the kernel has none (before 5.14), or the VM is another process's.
+    pub fn open(of: &impl BinaryStats) -> Result<Self, Error> {
+        Self::from_file(of.get_stats_fd().map_err(Error::os("KVM_GET_STATS_FD"))?)
+    }
+
+    /// Takes a statistics file that is open already, such as another process's descriptor.
+    ///
+    /// The file keeps what KVM has of the VM alive, and so its counters, until this is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if it cannot be read, [`Error::Invalid`] if its header is none of KVM's.
+    pub fn from_file(fd: File) -> Result<Self, Error> {
         let mut header = [0; size_of::<kvm_stats_header>()];
         read_all(&fd, &mut header, 0)?;
         let word = |i: usize| u32::from_ne_bytes(std::array::from_fn(|j| header[4 * i + j]));
         // Order of struct kvm_stats_header: flags, name_size, num_desc, id_offset, desc_offset,
         // data_offset.
         let [name_size, count, desc_offset, data_offset] = [1, 2, 4, 5].map(word);
+        // What is not KVM's could name sizes that no memory holds.
+        if name_size > MOST_NAME || count > MOST_FIELDS {
+            let value = format!("of {count} names of {name_size} bytes");
+            return Err(Error::invalid("statistics file", value, "must be one of KVM's"));
+        }
         let stride = DESC_LEN + name_size as usize;
         let mut descs = vec![0; stride * count as usize];
         read_all(&fd, &mut descs, u64::from(desc_offset))?;
         let fields: Vec<Field> = descs.chunks_exact(stride).filter_map(field).collect();
         let words = fields.iter().map(|field| field.index + 1).max().unwrap_or(0);
+        if words > MOST_WORDS {
+            return Err(Error::invalid("statistics file", words, "words must be one of KVM's"));
+        }
         Ok(Self { fd, data_offset: u64::from(data_offset), data_len: words * 8, fields })
     }
 
@@ -71,6 +97,11 @@ impl Stats {
         read_all(&self.fd, &mut into.bytes, self.data_offset)
     }
 
+    /// A reading of counters that have not counted yet: the beginning of a vCPU that came later.
+    pub fn zero(&self) -> Reading {
+        Reading { bytes: vec![0; self.data_len] }
+    }
+
     /// What changed from one reading to a later one.
     pub fn changes(&self, before: &Reading, after: &Reading) -> Changes {
         let changed = self.fields.iter().filter_map(|field| {
@@ -80,9 +111,20 @@ impl Stats {
         changed.collect()
     }
 
+    /// Names of the counters that this kernel has.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.fields.iter().map(|field| &*field.name)
+    }
+
     /// The value of one counter, if this kernel has it.
     pub fn value(&self, reading: &Reading, name: &str) -> Option<u64> {
         reading.word(self.fields.iter().find(|field| field.name == name)?.index)
+    }
+}
+
+impl AsFd for Stats {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
@@ -135,6 +177,35 @@ mod tests {
         bytes.extend(name.as_bytes());
         bytes.resize(DESC_LEN + 48, 0);
         bytes
+    }
+
+    /// A file as KVM makes one, of a counter and its value.
+    fn file(names: u32, count: u32, offset: u32) -> File {
+        use std::io::Write;
+        let mut file = tempfile::tempfile().unwrap();
+        let desc = desc(KVM_STATS_TYPE_CUMULATIVE, 1, offset, "pf_taken");
+        let data = 24 + desc.len() as u32;
+        [0, names, count, 0, 24, data].iter().for_each(|word: &u32| {
+            file.write_all(&word.to_ne_bytes()).unwrap();
+        });
+        file.write_all(&desc).unwrap();
+        file.write_all(&77u64.to_ne_bytes()).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_file_that_somebody_else_opened_is_read_and_one_that_is_none_of_kvms_refused() {
+        let stats = Stats::from_file(file(48, 1, 0)).unwrap();
+        let mut reading = Reading::default();
+        stats.read(&mut reading).unwrap();
+        assert_eq!(stats.value(&reading, "pf_taken"), Some(77));
+        assert_eq!(stats.value(&reading, "exits"), None);
+        assert_eq!(stats.names().collect::<Vec<_>>(), ["pf_taken"]);
+        for (names, count, offset) in [(u32::MAX, 1, 0), (48, u32::MAX, 0), (48, 1, u32::MAX - 7)] {
+            let refused = Stats::from_file(file(names, count, offset));
+            assert!(matches!(refused, Err(Error::Invalid { .. })), "{names} {count} {offset}");
+        }
+        assert!(Stats::from_file(tempfile::tempfile().unwrap()).is_err());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates, each of which may depend on those before it.
-const CRATES: [&str; 24] = [
+const CRATES: [&str; 25] = [
     "slat-seed",
     "slat",
     "slat-size",
@@ -16,6 +16,7 @@ const CRATES: [&str; 24] = [
     "slat-reclaim",
     "slat-procfs",
     "slat-kvm",
+    "slat-watch",
     "slat-vm",
     "slat-kernel",
     "slat-linux",

@@ -32,6 +32,8 @@ pub(super) enum Access {
 
 /// `CAP_SYS_ADMIN`, by its number in a mask of capabilities.
 pub const SYS_ADMIN: u32 = 21;
+/// `CAP_SYS_PTRACE`.
+pub const PTRACE: u32 = 19;
 /// `CAP_PERFMON`.
 pub const PERFMON: u32 = 38;
 

@@ -174,8 +174,8 @@ mod tests {
     fn markdown_has_a_table_for_each_group_and_one_of_verdicts() {
         let examination = examination(&fake::server());
         let markdown = examination.markdown();
-        assert_eq!(markdown.matches("### ").count(), 9);
-        assert_eq!(markdown.matches("\n| ---").count(), 9);
+        assert_eq!(markdown.matches("### ").count(), 10);
+        assert_eq!(markdown.matches("\n| ---").count(), 10);
         let mut findings = examination.findings;
         findings.retain(|finding| finding.matters_for(EMULATE));
         let verdicts = vec![verdict::verdict(&findings, EMULATE)];

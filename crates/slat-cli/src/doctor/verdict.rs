@@ -1,6 +1,6 @@
 //! Which scenarios a host can run: what each of them cannot do without.
 
-use super::{Change, Finding, Status, scenarios, tools};
+use super::{Change, EMULATE, Finding, Status, scenarios, tools, watch};
 use crate::kvm::Guests;
 use serde::Serialize;
 use slat_lab::scenario::Scenarios;
@@ -35,6 +35,7 @@ impl Verdict {
 fn needs(scenario: &str) -> &'static [&'static [&'static str]] {
     match Guests::ALL.iter().find(|entry| entry.name == scenario) {
         Some(entry) => entry.needs,
+        None if scenario != EMULATE => &[&[watch::SEEN]],
         None => &[&[X86_64.program, AARCH64.program], &[tools::DPKG_DEB]],
     }
 }

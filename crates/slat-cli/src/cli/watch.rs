@@ -1,0 +1,55 @@
+//! The command line of `slat watch`.
+
+use clap::Args;
+use slat_lab::cli::time;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  slat watch
+      all guests of this host, until Ctrl-C; those that start later appear
+  slat watch 4711
+      the guests of one process, and each vCPU
+  sudo slat watch --for 30s --json watch.json
+      as root: every user's guests, with KVM's own counters of them; all samples in a file
+  slat watch $(pidof qemu-system-x86_64) --for 10s --json - | jq '.guests[0].total.faults'
+      how often it faulted in ten seconds
+
+A guest is found by the descriptors that its VMM has open (/proc/PID/fd: anon_inode:kvm-vm). What
+is read, and what cannot be known on this host, the report says; nothing is changed in a guest, and
+nothing is left when the watch ends. Without root, guests of the same user are seen.
+
+Exit codes:
+  0    watched for as long as was asked, or until the process ended, or until Ctrl-C without --for
+  1    this host has no KVM, or does not let this user look at the process
+  2    the process has no guest, or the command line cannot be right
+  130  --for: Ctrl-C came first; what was watched until then has been told";
+
+/// Which guests, for how long, and how it is told.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct WatchArgs {
+    /// The process whose guests to watch; without it, all of this host
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: Option<i32>,
+
+    /// All guests of this host, those that start later as well; so it is without a PID
+    #[arg(long, conflicts_with = "pid")]
+    pub all: bool,
+
+    /// How long; without it, until Ctrl-C or until the process ends
+    #[arg(long = "for", value_name = "TIME", value_parser = time::at_least(LEAST))]
+    pub time: Option<Duration>,
+
+    /// From one sample to the next
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time::at_least(LEAST))]
+    pub every: Duration,
+
+    /// Write the report as JSON to a file, or to stdout (`-`)
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+}
+
+/// More samples a second would show the watch.
+const LEAST: Duration = Duration::from_millis(10);

@@ -1,0 +1,100 @@
+//! What `slat watch` may see of the guests that run on this host.
+
+use super::Group::Watch;
+use super::evidence::{PTRACE, SYS_ADMIN};
+use super::{Change, Evidence, Finding, For, Subject, WATCH};
+
+/// Whether there can be any, and whose are seen.
+pub(super) const SEEN: &str = "guests to watch";
+
+const IT: For = For::Only(&[WATCH]);
+
+pub(super) fn findings(evidence: &Evidence) -> Vec<Finding> {
+    vec![seen(evidence), counters(evidence), debugfs(evidence), pressure(evidence)]
+}
+
+fn as_root() -> Change {
+    Change::command("sudo slat watch")
+}
+
+fn seen(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Watch,
+        SEEN,
+        IT,
+        "A guest is found by the descriptors of its VMM, which its user and root may see.",
+    );
+    match &evidence.kvm {
+        Err(slat_kvm::Error::NoKvm) => {
+            subject.missing("no guest without KVM", Change::See(super::kvm::DEVICE))
+        }
+        _ if evidence.files().is_capable(PTRACE) => subject.ok("all users' are seen"),
+        _ => subject.limited("this user's alone are seen", as_root()),
+    }
+}
+
+fn counters(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Watch,
+        "counters of guests",
+        IT,
+        "Faults and exits of each vCPU, by pidfd_getfd (5.6) of what the VMM holds.",
+    );
+    // Yama's restriction of ptrace: 0 none, 1 to children, 2 to root, 3 to nobody.
+    let restricted = evidence.files().number("proc/sys/kernel/yama/ptrace_scope");
+    match restricted.unwrap_or(0) {
+        3.. => subject.missing(
+            "ptrace_scope 3: nobody may take a descriptor",
+            Change::nothing("it cannot be lowered before the next boot"),
+        ),
+        0 => subject.ok("where the VMM holds statistics descriptors"),
+        _ if evidence.files().is_capable(PTRACE) => {
+            subject.ok("where the VMM holds statistics descriptors")
+        }
+        scope => subject.limited(format!("ptrace_scope {scope}: for root"), as_root()),
+    }
+}
+
+fn debugfs(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Watch,
+        "KVM's debugfs",
+        IT,
+        "Sums of a VM whose VMM holds no statistics descriptors, and which thread runs which vCPU.",
+    );
+    let known = evidence.files().text("proc/filesystems").unwrap_or_default();
+    let is_known = known.lines().any(|line| line.split_whitespace().last() == Some("debugfs"));
+    let is_mounted = evidence.files().is_mounted("debugfs");
+    match evidence.files().is_capable(SYS_ADMIN) {
+        _ if !is_known && !is_mounted => subject.missing(
+            "this kernel has none",
+            Change::nothing("a kernel with CONFIG_DEBUG_FS has it"),
+        ),
+        true if is_mounted => subject.ok("mounted"),
+        true => subject.ok("not mounted; the watch mounts it for itself alone"),
+        false => subject.limited("for root", as_root()),
+    }
+}
+
+fn pressure(evidence: &Evidence) -> Finding {
+    let subject = Subject::new(
+        Watch,
+        "pressure of guests",
+        IT,
+        "How long a VMM's control group waited for memory: memory.pressure, of version 2.",
+    );
+    let counts = evidence.files().text("proc/pressure/memory").is_some();
+    let groups = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
+    let controllers = groups.map(|group| format!("{group}/cgroup.controllers"));
+    match (counts, controllers.iter().any(|file| evidence.files().0.join(file).exists())) {
+        (false, _) => subject.missing(
+            "not counted",
+            Change::by_hand("boot with psi=1; a kernel with CONFIG_PSI has it"),
+        ),
+        (true, false) => subject.missing(
+            "no control groups of version 2",
+            Change::by_hand("boot with systemd.unified_cgroup_hierarchy=1"),
+        ),
+        (true, true) => subject.ok("where the VMM has a control group of its own"),
+    }
+}

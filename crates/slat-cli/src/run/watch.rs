@@ -1,0 +1,195 @@
+//! `slat watch`.
+
+use crate::cli::WatchArgs;
+use crate::watch::live;
+use crate::watch::report::{Ended, Report};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use slat_lab::failure::bad_input;
+use slat_lab::run::output;
+use slat_lab::session::Session;
+use slat_procfs::Files;
+use slat_watch::{Debugfs, NotFound, Watch, Which};
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Ctrl-C is noticed within this time.
+const NOTICED: Duration = Duration::from_millis(100);
+
+/// Watches guests, and tells what it saw.
+pub fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
+    let file = args.json.as_deref().filter(|path| path.as_os_str() != "-");
+    if let Some(path) = file {
+        check(path)?;
+    }
+    more_descriptors();
+    let which = args.pid.map_or(Which::All, Which::Pid);
+    let session = Session::interactive()?;
+    let mut watch = Watch::begin(Files::here(), Debugfs::open(), which)
+        .map_err(|error| refusal(error, args.pid.unwrap_or_default()))?;
+    if watch.guests().is_empty() && !Path::new("/dev/kvm").exists() {
+        return Err(slat_kvm::Error::NoKvm.into());
+    }
+    let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let to_stdout = args.json.is_some() && file.is_none();
+    let ended = run(args, &mut watch, &session, &mut View::new(to_stdout))?;
+    let debugfs = match watch.debugfs() {
+        Ok(debugfs) if debugfs.is_private() => "mounted for this process alone".to_owned(),
+        Ok(_) => "mounted".to_owned(),
+        Err(why) => why.clone(),
+    };
+    let guests = watch.guests().iter().map(|guest| guest.total()).collect();
+    let report = Report {
+        began,
+        seconds: watch.seconds(),
+        every: args.every.as_secs_f64(),
+        cpu_seconds: cpu_seconds(),
+        hidden: watch.hidden(),
+        debugfs,
+        ..Report::new(guests, ended)
+    };
+    if let Some(path) = file {
+        let path =
+            if path.parent() == Some(Path::new("")) { &Path::new(".").join(path) } else { path };
+        slat_lab::files::write_whole(path, report.json()?.as_bytes())?;
+    }
+    output::print(&if to_stdout { report.json()? } else { report.text(output::width()) })?;
+    Ok(match (ended, args.time) {
+        (Ended::Interrupted, Some(_)) => ExitCode::from(130),
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+/// Takes samples until it is over.
+fn run(
+    args: &WatchArgs,
+    watch: &mut Watch<'_>,
+    session: &Session,
+    view: &mut View,
+) -> anyhow::Result<Ended> {
+    let begin = Instant::now();
+    let end = args.time.map(|time| begin + time);
+    let mut next = begin + args.every;
+    loop {
+        let due = end.map_or(next, |end| end.min(next));
+        let mut left = due.saturating_duration_since(Instant::now());
+        while !left.is_zero() && !session.interrupted() && !watch.is_ending() {
+            watch.wait(left.min(NOTICED));
+            left = due.saturating_duration_since(Instant::now());
+        }
+        // Looked at before: of a process that ended by then, this step tells the last counts.
+        let is_over = watch.is_over();
+        let step = watch.step();
+        view.show(watch, &step)?;
+        if is_over {
+            return Ok(Ended::ProcessEnded);
+        }
+        if session.interrupted() {
+            return Ok(Ended::Interrupted);
+        }
+        let now = Instant::now();
+        if end.is_some_and(|end| now >= end) {
+            return Ok(Ended::Time);
+        }
+        // What came late is not made up for.
+        while next <= now {
+            next += args.every;
+        }
+    }
+}
+
+/// Where samples are shown, and how.
+struct View {
+    on_terminal: bool,
+    to_stderr: bool,
+    drawn: bool,
+}
+
+impl View {
+    /// On stdout, unless that is for the JSON.
+    fn new(to_stderr: bool) -> Self {
+        let on_terminal = match to_stderr {
+            true => std::io::stderr().is_terminal(),
+            false => std::io::stdout().is_terminal(),
+        };
+        Self { on_terminal, to_stderr, drawn: false }
+    }
+
+    fn show(&mut self, watch: &Watch<'_>, step: &slat_watch::Step) -> anyhow::Result<()> {
+        let text = if self.on_terminal {
+            let size = rustix::termios::tcgetwinsize(std::io::stdout());
+            let size = size.or_else(|_| rustix::termios::tcgetwinsize(std::io::stderr()));
+            let (columns, lines) = size.map_or((100, 24), |size| (size.ws_col, size.ws_row));
+            let clear = if self.drawn { "" } else { live::CLEAR };
+            self.drawn = true;
+            clear.to_owned() + &live::screen(watch.guests(), watch.seconds(), columns, lines)
+        } else {
+            let mut text = String::new();
+            for (place, guest) in watch.guests().iter().enumerate() {
+                if guest.is_there() || step.went.contains(&place) {
+                    let total = guest.total();
+                    let line = total.samples.last().map(|sample| live::line(total, sample));
+                    text.extend(line.map(|line| line + "\n"));
+                }
+            }
+            text
+        };
+        match self.to_stderr {
+            true => {
+                let _ = std::io::stderr().lock().write_all(text.as_bytes());
+                Ok(())
+            }
+            false => output::print(&text),
+        }
+    }
+}
+
+/// Whether the report can be written, before anything is watched for it.
+fn check(path: &Path) -> anyhow::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let wrong = |why: String| bad_input(format!("--json {}: {why}", path.display()));
+    if path.is_dir() {
+        return Err(wrong("is a directory; name a file in it".to_owned()));
+    }
+    let made = slat_lab::files::temporary(folder);
+    made.map(drop).map_err(|error| {
+        wrong(format!(
+            "cannot write there ({error}); name a file in a folder that can be written to"
+        ))
+    })
+}
+
+/// Why there is nothing to watch, and what would change that.
+fn refusal(error: NotFound, pid: i32) -> anyhow::Error {
+    match error {
+        NotFound::NoVm => bad_input(format!(
+            "process {pid} has no KVM guest: none of its descriptors is a VM (ls -l /proc/{pid}/fd \
+             shows anon_inode:kvm-vm for one); `slat watch --all --for 1s` lists the guests of this \
+             host"
+        )),
+        NotFound::NoProcess => bad_input(format!(
+            "there is no process {pid}; `slat watch --all --for 1s` lists the guests of this host"
+        )),
+        NotFound::Denied => anyhow::anyhow!(
+            "no permission to look at process {pid}: run as root, or as the user whose process it \
+             is"
+        ),
+    }
+}
+
+/// Each vCPU takes a descriptor, and a process may often have a thousand.
+fn more_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Without, guests beyond the limit are told with the reason.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+/// What this process took of CPUs.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

@@ -1,0 +1,93 @@
+//! What `slat watch` shows: a table that is drawn again and again, lines, and the report.
+
+pub mod live;
+pub mod report;
+
+use slat_lab::table::NOTHING;
+use slat_watch::{Metric, Values};
+
+/// Counts a second, for reading.
+fn rate(values: &Values, metric: Metric, seconds: f64) -> String {
+    let rate = values.get(&metric).map(|count| *count as f64 / seconds);
+    rate.filter(|rate| rate.is_finite()).map_or(NOTHING.to_owned(), number)
+}
+
+/// A share of the time, in per cent of one CPU.
+fn share(values: &Values, metric: Metric, seconds: f64) -> String {
+    let share = values.get(&metric).map(|spent| *spent as f64 / 1e7 / seconds);
+    let share = share.filter(|share| share.is_finite());
+    share.map_or(NOTHING.to_owned(), |share| format!("{share:.1} %"))
+}
+
+/// Bytes of memory, for reading.
+fn size(values: &Values, metric: Metric) -> String {
+    values.get(&metric).map_or(NOTHING.to_owned(), |bytes| slat_lab::numbers::bytes(*bytes))
+}
+
+/// How much of the process's memory is in huge pages.
+fn coverage(values: &Values) -> String {
+    let (huge, all) = (values.get(&Metric::HugeBytes), values.get(&Metric::RssBytes));
+    let share = huge.zip(all).filter(|(_, all)| **all > 0);
+    share.map_or(NOTHING.to_owned(), |(huge, all)| {
+        format!("{:.0} %", 100.0 * *huge as f64 / *all as f64)
+    })
+}
+
+/// Mappings that stand, by size.
+fn mapped(values: &Values) -> String {
+    let sizes = [Metric::Pages4k, Metric::Pages2m, Metric::Pages1g];
+    let counts = sizes.map(|metric| values.get(&metric).map(u64::to_string));
+    match counts.iter().all(Option::is_none) {
+        true => NOTHING.to_owned(),
+        false => counts.map(|count| count.unwrap_or(NOTHING.to_owned())).join(" / "),
+    }
+}
+
+/// A number of which three digits matter.
+fn number(value: f64) -> String {
+    match value {
+        0.0 => "0".to_owned(),
+        ..10.0 => format!("{value:.1}"),
+        _ => slat_lab::numbers::thousands(value.round() as i64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_is_a_dash_and_no_zero() {
+        let nothing = Values::new();
+        let dashes = [
+            rate(&nothing, Metric::Faults, 1.0),
+            share(&nothing, Metric::RunningNs, 1.0),
+            size(&nothing, Metric::RssBytes),
+            coverage(&nothing),
+            mapped(&nothing),
+        ];
+        assert!(dashes.iter().all(|cell| cell == NOTHING), "{dashes:?}");
+        let zero =
+            Values::from([(Metric::Faults, 0), (Metric::HugeBytes, 5), (Metric::RssBytes, 0)]);
+        assert_eq!(
+            (rate(&zero, Metric::Faults, 2.0), coverage(&zero)),
+            ("0".into(), NOTHING.into())
+        );
+        assert_eq!(rate(&zero, Metric::Faults, 0.0), NOTHING);
+    }
+
+    #[test]
+    fn counts_are_told_by_the_second_and_times_as_shares_of_a_cpu() {
+        let values = Values::from([
+            (Metric::Faults, 2500),
+            (Metric::RunningNs, 3_000_000_000),
+            (Metric::HugeBytes, 3),
+            (Metric::RssBytes, 4),
+            (Metric::Pages4k, 7),
+            (Metric::Pages2m, 1),
+        ]);
+        assert_eq!(rate(&values, Metric::Faults, 2.0), "1,250");
+        assert_eq!(share(&values, Metric::RunningNs, 2.0), "150.0 %");
+        assert_eq!((coverage(&values), mapped(&values)), ("75 %".into(), "7 / 1 / –".into()));
+    }
+}

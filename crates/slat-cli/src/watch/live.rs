@@ -1,0 +1,135 @@
+//! What is shown while guests are watched: on a terminal a table in one place, elsewhere lines.
+
+use super::{coverage, mapped, rate, share, size};
+use slat_lab::report::text;
+use slat_lab::table::Table;
+use slat_watch::{GuestTotal, Metric, Sample, Values, Watched};
+use std::fmt::Write;
+
+/// What a terminal is told so that the next text stands where the last one did.
+const HOME: &str = "\x1b[H";
+/// What it is told before the first.
+pub const CLEAR: &str = "\x1b[2J\x1b[H";
+/// The rest of the line, and of the screen, is empty.
+const REST_OF_LINE: &str = "\x1b[K";
+const REST: &str = "\x1b[J";
+
+/// The table of the last samples, for a terminal of so many columns and lines.
+pub fn screen(guests: &[Watched], seconds: f64, columns: u16, lines: u16) -> String {
+    let there: Vec<_> = guests.iter().filter(|guest| guest.is_there()).collect();
+    let mut rows = Vec::new();
+    for guest in &there {
+        let total = guest.total();
+        let Some(sample) = total.samples.last() else { continue };
+        rows.push(row(label(total), &sample.guest, sample.seconds));
+        // Of a single guest each vCPU is of interest; of many there is no room.
+        if there.len() == 1 {
+            for (vcpu, values) in total.vcpus.iter().zip(&sample.vcpus) {
+                rows.push(row(format!("  vCPU {}", vcpu.index), values, sample.seconds));
+            }
+        }
+    }
+    let mut drawn = String::new();
+    let table = Table {
+        title: format!("slat watch: {}, {seconds:.0} s; Ctrl-C ends it", count(there.len())),
+        common: String::new(),
+        columns: COLUMNS.map(str::to_owned).into(),
+        labels: 1,
+        rows,
+        notes: Vec::new(),
+    };
+    text::grid(&mut drawn, &table, columns);
+    let mut screen = HOME.to_owned();
+    let room = usize::from(lines).saturating_sub(1).max(4);
+    let all = drawn.lines().count();
+    for line in drawn.lines().take(if all > room { room - 1 } else { room }) {
+        let _ = writeln!(screen, "{line}{REST_OF_LINE}");
+    }
+    if all > room {
+        let _ = writeln!(screen, "… {} rows more{REST_OF_LINE}", all + 1 - room);
+    }
+    screen + REST
+}
+
+/// The last sample of a guest as a line.
+pub fn line(guest: &GuestTotal, sample: &Sample) -> String {
+    let values = &sample.guest;
+    let per_second = |metric| rate(values, metric, sample.seconds);
+    let of_a_cpu = |metric| share(values, metric, sample.seconds);
+    format!(
+        "{:8.1} s  {}: faults {}/s, exits {}/s, runs {}, waits {}, {} in huge pages of {}, \
+         remote flushes {}/s",
+        sample.at,
+        label(guest),
+        per_second(Metric::Faults),
+        per_second(Metric::Exits),
+        of_a_cpu(Metric::RunningNs),
+        of_a_cpu(Metric::WaitingNs),
+        coverage(values),
+        size(values, Metric::RssBytes),
+        per_second(Metric::RemoteTlbFlushes),
+    )
+}
+
+/// What a guest is called.
+pub fn label(guest: &GuestTotal) -> String {
+    // A name is the process's own choice: what would steer a terminal has no place in it.
+    let name: String = guest.name.chars().filter(|c| !c.is_control()).collect();
+    match guest.vms {
+        0 | 1 => format!("{} {name}", guest.pid),
+        vms => format!("{} {name} ({vms} VMs)", guest.pid),
+    }
+}
+
+/// How many guests, in words.
+pub fn count(guests: usize) -> String {
+    format!("{guests} guest{}", if guests == 1 { "" } else { "s" })
+}
+
+/// Headings of [`row`].
+pub const COLUMNS: [&str; 10] = [
+    "guest",
+    "faults/s",
+    "exits/s",
+    "runs",
+    "waits for a CPU",
+    "in its own code",
+    "memory",
+    "in huge pages",
+    "4k / 2m / 1g mapped",
+    "remote flushes/s",
+];
+
+/// A row of a table.
+pub fn row(label: String, values: &Values, seconds: f64) -> Vec<String> {
+    vec![
+        label,
+        rate(values, Metric::Faults, seconds),
+        rate(values, Metric::Exits, seconds),
+        share(values, Metric::RunningNs, seconds),
+        share(values, Metric::WaitingNs, seconds),
+        share(values, Metric::GuestNs, seconds),
+        size(values, Metric::RssBytes),
+        coverage(values),
+        mapped(values),
+        rate(values, Metric::RemoteTlbFlushes, seconds),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_host_is_drawn_and_a_name_cannot_steer_the_terminal() {
+        let drawn = screen(&[], 3.2, 80, 24);
+        assert!(drawn.starts_with(HOME) && drawn.ends_with(REST), "{drawn:?}");
+        assert!(drawn.contains("0 guests, 3 s"), "{drawn:?}");
+        // However small the terminal is.
+        assert!(screen(&[], 3.2, 0, 0).lines().count() < 6);
+        let guest = crate::watch::report::tests::guest("a\x1b[2Jb");
+        assert_eq!(label(&guest), "4711 a[2Jb");
+        let said = line(&guest, &guest.samples[0]);
+        assert!(said.contains("faults 500/s") && said.contains("runs 150.0 %"), "{said}");
+    }
+}

@@ -1,0 +1,245 @@
+//! What is told when the watch is over: totals, who told them, what could not be known and why.
+
+use super::live::{COLUMNS, count, label, row};
+use serde::Serialize;
+use slat_lab::report::text;
+use slat_lab::table::Table;
+use slat_watch::{GuestTotal, Metric, State};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use textwrap::Options;
+
+/// What the JSON's keys mean: docs/watch.md.
+const SCHEMA: u32 = 1;
+
+/// How a watch came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// The time that was asked for is over.
+    Time,
+    /// Ctrl-C, or a signal to end.
+    Interrupted,
+    /// The process that was watched ended.
+    ProcessEnded,
+}
+
+/// A watch that is over.
+#[derive(Debug, Serialize)]
+pub struct Report<'a> {
+    /// Of this form.
+    pub schema: u32,
+    /// The version of `slat`.
+    pub tool: &'static str,
+    /// Seconds since 1970.
+    pub began: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Seconds from one sample to the next.
+    pub every: f64,
+    /// How it ended.
+    pub ended: Ended,
+    /// What the watch itself took of CPUs, in seconds.
+    pub cpu_seconds: f64,
+    /// Processes that did not let themselves be looked at.
+    pub hidden: usize,
+    /// How debugfs is read, or why not.
+    pub debugfs: String,
+    /// The guests.
+    pub guests: Vec<&'a GuestTotal>,
+}
+
+impl<'a> Report<'a> {
+    /// A report of guests, of which the rest has to be said.
+    pub fn new(guests: Vec<&'a GuestTotal>, ended: Ended) -> Self {
+        Self {
+            schema: SCHEMA,
+            tool: env!("CARGO_PKG_VERSION"),
+            began: 0,
+            seconds: 0.0,
+            every: 0.0,
+            ended,
+            cpu_seconds: 0.0,
+            hidden: 0,
+            debugfs: String::new(),
+            guests,
+        }
+    }
+
+    /// For programs.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self).map(|text| text + "\n")
+    }
+
+    /// For people, in lines of a width.
+    pub fn text(&self, width: u16) -> String {
+        let mut said = format!(
+            "Watched {} for {:.1} s{}; the watch took {:.2} s of a CPU.\n",
+            count(self.guests.len()),
+            self.seconds,
+            match self.ended {
+                Ended::Time => "",
+                Ended::Interrupted => ", until it was interrupted",
+                Ended::ProcessEnded => ", until the process ended",
+            },
+            self.cpu_seconds,
+        );
+        let mut rows = Vec::new();
+        for guest in &self.guests {
+            rows.push(row(label(guest), &guest.total, guest.seconds));
+            if self.guests.len() <= 4 {
+                let vcpu = |(index, values)| row(format!("  vCPU {index}"), values, guest.seconds);
+                let vcpus = guest.vcpus.iter().map(|vcpu| (vcpu.index, &vcpu.total));
+                rows.extend(vcpus.map(vcpu));
+            }
+        }
+        if !rows.is_empty() {
+            let table = Table {
+                title: "On average".to_owned(),
+                common: String::new(),
+                columns: COLUMNS.map(str::to_owned).into(),
+                labels: 1,
+                rows,
+                notes: Vec::new(),
+            };
+            text::grid(&mut said, &table, width);
+        }
+        for guest in &self.guests {
+            let what = match guest.state {
+                State::Runs => continue,
+                State::ProcessEnded => "its process ended",
+                State::VmClosed => "its VM was closed",
+            };
+            let at = guest.found_at + guest.seconds;
+            let _ = writeln!(said, "{}: {what} {at:.1} s after the watch began.", label(guest));
+        }
+        let sources = self.guests.iter().flat_map(|guest| &guest.knowledge.sources);
+        let sources = sources.map(|(metric, by)| (by.to_string(), *metric));
+        list(&mut said, "Read from", sources, width);
+        let unknown = self.guests.iter().flat_map(|guest| &guest.knowledge.unknown);
+        let unknown = unknown.map(|(metric, why)| (why.clone(), *metric));
+        list(&mut said, "Not known here", unknown, width);
+        if self.hidden > 0 {
+            let _ = writeln!(
+                said,
+                "\n{} processes did not let this user look at them; run as root to see their \
+                 guests.",
+                self.hidden
+            );
+        }
+        said
+    }
+}
+
+/// Metrics by what is said of them.
+fn list(text: &mut String, title: &str, said: impl Iterator<Item = (String, Metric)>, width: u16) {
+    let mut by: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (what, metric) in said {
+        let (metrics, name) = (by.entry(what).or_default(), name(metric));
+        if !metrics.contains(&name) {
+            metrics.push(name);
+        }
+    }
+    if !by.is_empty() {
+        let _ = writeln!(text, "\n{title}");
+    }
+    for (what, metrics) in by {
+        let options = Options::new(width.into()).initial_indent("  ").subsequent_indent("    ");
+        let line = format!("{}: {what}", metrics.join(", "));
+        let _ = writeln!(text, "{}", textwrap::fill(&line, options.break_words(false)));
+    }
+}
+
+/// A metric as the JSON calls it, in words.
+fn name(metric: Metric) -> String {
+    let name = serde_json::to_value(metric).ok();
+    let name = name.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
+    name.replace("_ns", " time").replace('_', " ")
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use slat_watch::{Knowledge, Sample, Source, Values, VcpuTotal};
+
+    /// A guest that was watched for two seconds.
+    pub fn guest(name: &str) -> GuestTotal {
+        let values = Values::from([(Metric::Faults, 1000), (Metric::RunningNs, 3_000_000_000)]);
+        let sample =
+            Sample { at: 2.0, seconds: 2.0, guest: values.clone(), vcpus: vec![values.clone()] };
+        let knowledge = Knowledge {
+            sources: BTreeMap::from([
+                (Metric::Faults, Source::BinaryStatistics),
+                (Metric::RunningNs, Source::Schedstat),
+            ]),
+            unknown: BTreeMap::from([(Metric::FaultNs, "nobody times them".to_owned())]),
+        };
+        GuestTotal {
+            pid: 4711,
+            name: name.to_owned(),
+            vms: 1,
+            found_at: 0.0,
+            seconds: 2.0,
+            state: State::ProcessEnded,
+            knowledge,
+            total: values.clone(),
+            statistics: [("pf_taken".to_owned(), 1000)].into(),
+            vcpus: vec![VcpuTotal {
+                index: 0,
+                thread: Some(4712),
+                total: values,
+                statistics: [("pf_taken".to_owned(), 1000)].into(),
+            }],
+            samples: vec![sample],
+        }
+    }
+
+    fn report(guest: &GuestTotal) -> Report<'_> {
+        Report {
+            began: 1_700_000_000,
+            seconds: 2.0,
+            every: 2.0,
+            cpu_seconds: 0.01,
+            hidden: 3,
+            debugfs: "not mounted".to_owned(),
+            ..Report::new(vec![guest], Ended::ProcessEnded)
+        }
+    }
+
+    #[test]
+    fn a_report_reads_like_this() {
+        insta::assert_snapshot!(report(&guest("qemu")).text(100));
+    }
+
+    #[test]
+    fn json_has_the_documented_keys() {
+        let guest = guest("qemu");
+        let json: serde_json::Value =
+            serde_json::from_str(&report(&guest).json().unwrap()).unwrap();
+        assert_eq!((&json["schema"], &json["ended"]), (&1.into(), &"process_ended".into()));
+        let guest = &json["guests"][0];
+        assert_eq!((&guest["pid"], &guest["state"]), (&4711.into(), &"process_ended".into()));
+        assert_eq!(guest["total"]["faults"], 1000);
+        assert_eq!(guest["sources"]["faults"], "binary_statistics");
+        assert_eq!(guest["unknown"]["fault_ns"], "nobody times them");
+        assert_eq!(guest["statistics"]["pf_taken"], 1000);
+        assert_eq!(guest["vcpus"][0]["total"]["running_ns"], 3_000_000_000_u64);
+        assert_eq!(guest["samples"][0]["guest"]["faults"], 1000);
+        assert_eq!(guest["samples"][0]["vcpus"][0]["faults"], 1000);
+        let page = include_str!("../../../../docs/watch.md");
+        let keys = |value: &serde_json::Value| {
+            value.as_object().unwrap().keys().cloned().collect::<Vec<_>>()
+        };
+        for key in keys(&json).into_iter().chain(keys(guest)) {
+            assert!(page.contains(&format!("`{key}`")), "docs/watch.md does not say what {key} is");
+        }
+        for metric in Metric::ALL {
+            let name = serde_json::to_value(metric).unwrap();
+            let name = format!("`{}`", name.as_str().unwrap());
+            assert!(page.contains(&name), "docs/watch.md does not say what {name} is");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Guests of another process, watched as a user does it.
+
+mod common;
+
+use common::{kvm_is_usable, refused, send, slat};
+use predicates::prelude::*;
+use predicates::str::contains;
+use rustix::process::Signal;
+use std::process::{Child, Command, Stdio};
+
+/// A process with guests that go on until it is ended.
+struct Guests(Child);
+
+impl Guests {
+    /// One with a guest, if guests can run here.
+    fn start() -> Option<Self> {
+        kvm_is_usable().then(|| {
+            let line = "bench dirty-log --memory 8m --runs 1000 --iterations 1000";
+            let mut slat = Command::new(env!("CARGO_BIN_EXE_slat"));
+            slat.args(line.split(' ')).stdout(Stdio::null()).stderr(Stdio::null());
+            let this = Self(slat.spawn().unwrap());
+            while !this.kvms().iter().any(|name| name == "anon_inode:kvm-vm-stats") {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            this
+        })
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+
+    fn kvms(&self) -> Vec<String> {
+        kvms(self.0.id())
+    }
+}
+
+/// What of KVM's a process has open.
+fn kvms(pid: u32) -> Vec<String> {
+    let folder = std::fs::read_dir(format!("/proc/{pid}/fd"));
+    let links = folder.into_iter().flatten().flatten();
+    let names = links.filter_map(|link| {
+        std::fs::read_link(link.path()).ok()?.into_os_string().into_string().ok()
+    });
+    names.filter(|name| name.starts_with("anon_inode:kvm-")).collect()
+}
+
+impl Drop for Guests {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn json(output: &[u8]) -> serde_json::Value {
+    serde_json::from_slice(output).expect("JSON alone is on stdout")
+}
+
+#[test]
+fn a_process_without_guests_and_one_that_is_not_there_are_refused_with_what_would_be_right() {
+    let own = std::process::id().to_string();
+    refused(&["watch", &own], &["no KVM guest", "anon_inode:kvm-vm", "slat watch --all"]);
+    refused(&["watch", "2147483646"], &["no process 2147483646"]);
+    refused(&["watch", "0"], &["0"]);
+    refused(&["watch", "qemu"], &["qemu"]);
+    refused(&["watch", "1", "--all"], &["--all"]);
+    refused(&["watch", "--for", "5"], &["no unit", "5s"]);
+    refused(&["watch", "--every", "1ms"], &["10ms"]);
+    refused(
+        &["watch", "--for", "1s", "--json", "/proc/nowhere/x.json"],
+        &["--json", "cannot write"],
+    );
+    refused(&["watch", "--for", "1s", "--json", "/tmp"], &["--json", "directory"]);
+    slat(&["watch", "--help"]).assert().success().stdout(contains("Examples:"));
+}
+
+#[test]
+fn a_guest_is_told_as_lines_a_report_and_json() {
+    let Some(guests) = Guests::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("watch.json");
+    let words = ["watch", &guests.pid(), "--for", "600ms", "--every", "200ms", "--json"];
+    let said = contains("faults").and(contains("Not known here")).and(contains("Read from"));
+    slat(&words).arg(&file).assert().success().stdout(said);
+    let written = json(&std::fs::read(&file).unwrap());
+    let done = slat(&words).arg("-").assert().success().stderr(contains("faults"));
+    let printed = json(&done.get_output().stdout);
+    for report in [written, printed] {
+        assert_eq!((&report["schema"], &report["ended"]), (&1.into(), &"time".into()));
+        for guest in report["guests"].as_array().unwrap() {
+            assert_eq!(guest["pid"].to_string(), guests.pid());
+            let samples = guest["samples"].as_array().unwrap();
+            let total = |name: &str| guest["total"][name].as_u64();
+            let sum = samples.iter().map(|sample| sample["guest"]["exits"].as_u64()).sum();
+            assert_eq!(total("exits"), sum, "{guest}");
+            assert!(guest["unknown"]["fault_ns"].as_str().unwrap().contains("do not time them"));
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ends_ends_the_watch_and_is_said_to() {
+    let Some(mut guests) = Guests::start() else { return };
+    let words = ["watch", &guests.pid(), "--for", "1h", "--every", "1h", "--json", "-"];
+    let watch = Command::new(env!("CARGO_BIN_EXE_slat"))
+        .args(words)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    await_hold(watch.id());
+    guests.0.kill().unwrap();
+    guests.0.wait().unwrap();
+    let done = watch.wait_with_output().unwrap();
+    assert_eq!(done.status.code(), Some(0));
+    let report = json(&done.stdout);
+    assert_eq!(report["ended"], "process_ended");
+    let last = report["guests"].as_array().unwrap().last().unwrap();
+    // Between two of its runs it has no VM.
+    assert!(last["state"] == "process_ended" || last["state"] == "vm_closed", "{last}");
+    assert!(!last["samples"].as_array().unwrap().is_empty());
+}
+
+/// Waits until a watch holds a guest's statistics.
+fn await_hold(watch: u32) {
+    while kvms(watch).is_empty() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_watched_and_says_whether_more_was_asked_for() {
+    let Some(guests) = Guests::start() else { return };
+    for (time, code) in [(None, 0), (Some("1h"), 130)] {
+        let mut watch = Command::new(env!("CARGO_BIN_EXE_slat"));
+        watch.args(["watch", &guests.pid(), "--json", "-"]);
+        if let Some(time) = time {
+            watch.args(["--for", time]);
+        }
+        let watch = watch.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        await_hold(watch.id());
+        send(&watch, Signal::INT);
+        let done = watch.wait_with_output().unwrap();
+        assert_eq!(done.status.code(), Some(code), "{time:?}");
+        assert_eq!(json(&done.stdout)["ended"], "interrupted");
+    }
+}
+
+/// What stays when a process is gone: mounts, and what KVM and the tracer have.
+fn traces() -> Vec<String> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    vec![
+        read("/proc/self/mounts"),
+        read("/sys/kernel/tracing/set_event"),
+        read("/sys/kernel/tracing/kprobe_events"),
+    ]
+}
+
+#[test]
+fn a_watch_that_is_killed_leaves_nothing() {
+    let Some(guests) = Guests::start() else { return };
+    let before = traces();
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_slat"))
+        .args(["watch", &guests.pid()])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    await_hold(watch.id());
+    let held = kvms(watch.id());
+    assert!(held.iter().all(|name| name.contains("stats")), "no VM and no vCPU is held: {held:?}");
+    assert_eq!(traces(), before, "nothing is there while it watches, either");
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    assert_eq!(traces(), before);
+    // The guest has what it had, and goes on.
+    let exits = |watched: &[u8]| {
+        let report = json(watched);
+        let guests = report["guests"].as_array().unwrap().iter();
+        guests.filter_map(|guest| guest["total"]["exits"].as_u64()).sum::<u64>()
+    };
+    let words = ["watch", &guests.pid(), "--for", "300ms", "--json", "-"];
+    let done = slat(&words).assert().success();
+    assert!(exits(&done.get_output().stdout) > 0);
+}

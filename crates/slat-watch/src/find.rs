@@ -1,0 +1,281 @@
+//! Which processes of this host have KVM guests, and which of their threads are vCPUs.
+//!
+//! A VM, a vCPU and their statistics are descriptors of the process that made them; the kernel
+//! names them `anon_inode:kvm-vm`, `kvm-vcpu:N`, `kvm-vm-stats` and `kvm-vcpu-stats:N`. Nothing
+//! else has these names: paths of files begin with `/`.
+
+use slat_procfs::Files;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+
+/// A kernel's own thread in a process (`PF_USER_WORKER`, `PF_IO_WORKER` of `/proc/PID/stat`): it
+/// shows registers of whoever started it, and runs no vCPU.
+const WORKER: u64 = 0x4010;
+
+/// `KVM_RUN`, as `/proc/PID/task/TID/syscall` shows an argument.
+const RUN: &str = "0xae80";
+
+/// Descriptors of a process that are KVM's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Descriptors {
+    /// VMs.
+    pub vms: Vec<i32>,
+    /// Statistics of VMs.
+    pub vm_stats: Vec<i32>,
+    /// vCPUs: their number, and the descriptor.
+    pub vcpus: Vec<(u32, i32)>,
+    /// Statistics of vCPUs.
+    pub vcpu_stats: Vec<(u32, i32)>,
+}
+
+/// A process that has guests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The process.
+    pub pid: i32,
+    /// Its name.
+    pub name: String,
+    /// What of KVM's it has open.
+    pub has: Descriptors,
+}
+
+/// What a look at the host's processes came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Search {
+    /// Those with guests, by PID.
+    pub found: Vec<Found>,
+    /// How many processes did not let their descriptors be seen.
+    pub hidden: usize,
+}
+
+/// Why a process has no guest to watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotFound {
+    /// There is no such process.
+    NoProcess,
+    /// Its descriptors may not be seen by this user.
+    Denied,
+    /// It has no VM open.
+    NoVm,
+}
+
+/// KVM's descriptors of a process.
+///
+/// # Errors
+/// [`NotFound`], all three.
+pub fn descriptors(files: &Files<'_>, pid: i32) -> Result<Descriptors, NotFound> {
+    let folder = files.0.join(format!("proc/{pid}/fd"));
+    let entries = fs::read_dir(&folder).map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied => NotFound::Denied,
+        _ => NotFound::NoProcess,
+    })?;
+    let mut has = Descriptors::default();
+    for entry in entries.flatten() {
+        let fd = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+        let name = fs::read_link(entry.path()).ok();
+        let name = name.as_ref().and_then(|name| name.to_str()?.strip_prefix("anon_inode:kvm-"));
+        let Some((fd, name)) = fd.zip(name) else { continue };
+        let numbered = |prefix| name.strip_prefix(prefix)?.parse::<u32>().ok();
+        match name {
+            "vm" => has.vms.push(fd),
+            "vm-stats" => has.vm_stats.push(fd),
+            _ => {
+                has.vcpus.extend(numbered("vcpu:").map(|vcpu| (vcpu, fd)));
+                has.vcpu_stats.extend(numbered("vcpu-stats:").map(|vcpu| (vcpu, fd)));
+            }
+        }
+    }
+    has.vms.sort_unstable();
+    has.vm_stats.sort_unstable();
+    has.vcpus.sort_unstable();
+    has.vcpu_stats.sort_unstable();
+    match has.vms.is_empty() {
+        true => Err(NotFound::NoVm),
+        false => Ok(has),
+    }
+}
+
+/// The guests of one process.
+///
+/// # Errors
+/// [`NotFound`].
+pub fn guest(files: &Files<'_>, pid: i32) -> Result<Found, NotFound> {
+    let has = descriptors(files, pid)?;
+    let name = files.text(format!("proc/{pid}/comm")).unwrap_or_default();
+    Ok(Found { pid, name, has })
+}
+
+/// All processes with guests.
+pub fn guests(files: &Files<'_>) -> Search {
+    let mut search = Search::default();
+    let mut pids: Vec<i32> =
+        files.names("proc").iter().filter_map(|name| name.parse().ok()).collect();
+    pids.sort_unstable();
+    for pid in pids {
+        match guest(files, pid) {
+            Ok(found) => search.found.push(found),
+            Err(NotFound::Denied) => search.hidden += 1,
+            Err(_) => {}
+        }
+    }
+    search
+}
+
+/// How a vCPU's thread was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Told {
+    /// By its name, which a VMM may give to any thread.
+    Name,
+    /// It sleeps in `KVM_RUN` on the vCPU's descriptor.
+    Runs,
+}
+
+/// The thread of each vCPU, as far as it can be told.
+///
+/// By the system call that a thread sleeps in, or by its name, as QEMU, Firecracker,
+/// cloud-hypervisor, crosvm, kvmtool and the laboratory give names.
+pub fn threads(files: &Files<'_>, found: &Found) -> BTreeMap<u32, i32> {
+    let mut told: BTreeMap<u32, (Told, i32)> = BTreeMap::new();
+    let tasks = format!("proc/{}/task", found.pid);
+    for tid in files.names(&tasks).iter().filter_map(|name| name.parse::<i32>().ok()) {
+        let at = |file: &str| files.text(format!("{tasks}/{tid}/{file}"));
+        let Some(stat) = at("stat") else { continue };
+        if flags(&stat).is_some_and(|flags| flags & WORKER != 0) {
+            continue;
+        }
+        let run = at("syscall").and_then(|call| runs(&call));
+        let run = run.and_then(|fd| found.has.vcpus.iter().find(|(_, vcpu)| *vcpu == fd));
+        let name = || at("comm").and_then(|name| numbered(&name));
+        let this = match run {
+            Some((vcpu, _)) => Some((*vcpu, (Told::Runs, tid))),
+            None => name().map(|vcpu| (vcpu, (Told::Name, tid))),
+        };
+        let has = |vcpu: u32| found.has.vcpus.iter().any(|(other, _)| *other == vcpu);
+        if let Some((vcpu, this)) = this.filter(|(vcpu, _)| has(*vcpu)) {
+            let best = told.entry(vcpu).or_insert(this);
+            if this.0 > best.0 {
+                *best = this;
+            }
+        }
+    }
+    told.into_iter().map(|(vcpu, (_, tid))| (vcpu, tid)).collect()
+}
+
+/// The flags of a thread in its `stat`.
+fn flags(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse().ok()
+}
+
+/// The descriptor that a thread runs a vCPU by, in what it says of its system call.
+fn runs(call: &str) -> Option<i32> {
+    let mut words = call.split_whitespace().skip(1);
+    let fd = i32::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    (words.next()? == RUN).then_some(fd)
+}
+
+/// The number in a vCPU thread's name: `CPU 3/KVM`, `fc_vcpu 3`, `vcpu3`, `crosvm_vcpu3`,
+/// `kvm-vcpu-3`.
+fn numbered(name: &str) -> Option<u32> {
+    if let Some(rest) = name.strip_prefix("CPU ") {
+        return rest.strip_suffix("/KVM")?.parse().ok();
+    }
+    let (_, rest) = name.split_once("vcpu")?;
+    rest.trim_start_matches([' ', '-', '_']).parse().ok()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    /// A host of processes that were made up.
+    pub(crate) struct Made(tempfile::TempDir);
+
+    impl Made {
+        pub(crate) fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        pub(crate) fn files(&self) -> Files<'_> {
+            Files(self.0.path())
+        }
+
+        pub(crate) fn write(&self, path: impl AsRef<Path>, text: &str) -> &Self {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+            self
+        }
+
+        pub(crate) fn process(&self, pid: i32, name: &str, descriptors: &[&str]) -> &Self {
+            self.write(format!("proc/{pid}/comm"), &format!("{name}\n"));
+            let folder = self.0.path().join(format!("proc/{pid}/fd"));
+            fs::create_dir_all(&folder).unwrap();
+            for (fd, target) in descriptors.iter().enumerate() {
+                symlink(target, folder.join(fd.to_string())).unwrap();
+            }
+            self
+        }
+
+        pub(crate) fn thread(&self, pid: i32, tid: i32, name: &str, flags: u64, call: &str) {
+            let task = format!("proc/{pid}/task/{tid}");
+            let stat = format!("{tid} ({name}) S 1 1 1 0 -1 {flags} 0 0 0 0 5 6 0 0 20 0");
+            self.write(format!("{task}/comm"), name).write(format!("{task}/stat"), &stat);
+            self.write(format!("{task}/syscall"), call);
+        }
+    }
+
+    const QEMU: [&str; 6] = [
+        "/dev/null",
+        "anon_inode:kvm-vm",
+        "anon_inode:kvm-vcpu:0",
+        "anon_inode:kvm-vcpu-stats:0",
+        "anon_inode:kvm-vcpu:1",
+        "anon_inode:kvm-vcpu-stats:1",
+    ];
+
+    #[test]
+    fn guests_are_found_by_their_descriptors_and_processes_without_any_are_not() {
+        let host = Made::new();
+        host.process(10, "qemu", &QEMU).process(9, "sh", &["/dev/null", "anon_inode:[eventfd]"]);
+        // A file that is called so is a file.
+        host.process(11, "liar", &["/tmp/anon_inode:kvm-vm"]);
+        host.process(12, "device", &["/dev/kvm", "anon_inode:kvm-vcpu:x"]);
+        let search = guests(&host.files());
+        let pids: Vec<_> = search.found.iter().map(|found| (found.pid, &*found.name)).collect();
+        assert_eq!((pids, search.hidden), (vec![(10, "qemu")], 0));
+        let has = &search.found[0].has;
+        assert_eq!((&*has.vms, &*has.vm_stats), (&[1][..], &[][..]));
+        assert_eq!((&*has.vcpus, &*has.vcpu_stats), (&[(0, 2), (1, 4)][..], &[(0, 3), (1, 5)][..]));
+        assert_eq!(guest(&host.files(), 9), Err(NotFound::NoVm));
+        assert_eq!(guest(&host.files(), 77), Err(NotFound::NoProcess));
+    }
+
+    #[test]
+    fn vcpus_are_told_by_the_call_that_they_sleep_in_before_their_names() {
+        let host = Made::new();
+        host.process(10, "vmm", &QEMU);
+        host.thread(10, 10, "vmm", 0, "running");
+        host.thread(10, 20, "CPU 0/KVM", 0, "running");
+        host.thread(10, 21, "worker", 0, "16 0x4 0xae80 0x0 0x0 0x0 0x0 0x7ffe 0x7f");
+        // Called as a vCPU is, and another thread is that one.
+        host.thread(10, 22, "vcpu1", 0, "202 0x4 0x0 0x0 0x0 0x0 0x0 0x0 0x0");
+        // A thread of the kernel's has the registers of who made it.
+        host.thread(10, 23, "kvm-nx-lpage-re", 0x4040, "16 0x2 0xae80 0x0 0x0 0x0 0x0 0x0 0x0");
+        host.thread(10, 24, "vcpu7", 0, "running");
+        let found = guest(&host.files(), 10).unwrap();
+        assert_eq!(threads(&host.files(), &found), BTreeMap::from([(0, 20), (1, 21)]));
+    }
+
+    #[test]
+    fn each_vmms_names_are_known() {
+        for name in ["CPU 3/KVM", "fc_vcpu 3", "vcpu3", "crosvm_vcpu3", "kvm-vcpu-3"] {
+            assert_eq!(numbered(name), Some(3), "{name}");
+        }
+        for name in ["CPU 3/TCG", "vcpu", "vcpux3", "3", "IO 3/KVM"] {
+            assert_eq!(numbered(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! One process's guests, watched from outside: attached, read, and let go.
+//!
+//! A process nearly always has one VM. Where it has several, KVM tells nobody outside which vCPU
+//! belongs to which, so they are one guest here, and its vCPUs are told by number and order.
+
+use crate::debugfs::{self, Debugfs};
+use crate::find::{self, Descriptors, Found, NotFound};
+use crate::held::{Held, Process};
+use crate::metric::{Metric, Scope, Sink, Source, Values};
+use crate::task;
+use serde::Serialize;
+use slat_kvm::stats::Changes;
+use slat_procfs::Files;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// What costs the guest's process something is done for at most one part in so many of the time.
+pub(crate) const SPARE: u32 = 100;
+
+/// Why there is no value that nothing here can know.
+const NO_TIMES: &str = "statistics count faults and do not time them; the tracepoints that would \
+                        are not used yet";
+const NO_NOTIFIER: &str = "KVM has no statistic of it; the tracepoint kvm_unmap_hva_range, which \
+                           tells, is not used yet";
+
+/// Whether a guest is still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// It is.
+    Runs,
+    /// Its process ended.
+    ProcessEnded,
+    /// Its process is there, and closed the VM, or made another.
+    VmClosed,
+}
+
+/// What is known of something at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Of the guest; what is each vCPU's is summed.
+    pub guest: Values,
+    /// Of each vCPU.
+    pub vcpus: Vec<Values>,
+}
+
+/// Who told what, and why the rest is not known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Knowledge {
+    /// Who tells a matter.
+    pub sources: BTreeMap<Metric, Source>,
+    /// Why nobody does.
+    pub unknown: BTreeMap<Metric, String>,
+}
+
+/// A guest that is watched. Dropped, it leaves nothing.
+#[derive(Debug)]
+pub struct Guest {
+    found: Found,
+    process: Result<Process, String>,
+    vms: usize,
+    vm: Vec<Held>,
+    why_no_vm: String,
+    folders: Result<Vec<PathBuf>, String>,
+    vcpus: Vec<Vcpu>,
+    huge: Option<u64>,
+    huge_again: Instant,
+}
+
+#[derive(Debug)]
+struct Vcpu {
+    index: u32,
+    held: Result<Held, String>,
+    thread: Option<i32>,
+    /// What threads told that ran it before and ended, and what this one told last.
+    told: [Values; 2],
+}
+
+impl Vcpu {
+    fn new(process: &Result<Process, String>, row: Row, thread: Option<i32>) -> Self {
+        let held = process.as_ref().map_err(Clone::clone).and_then(|process| match row.stats {
+            Some(stats) => process.statistics(stats),
+            None => process.ask(row.fd),
+        });
+        Self { index: row.index, held, thread, told: Default::default() }
+    }
+
+    /// What its threads tell: a vCPU may be run by one after the other.
+    fn threads(&mut self, files: &Files<'_>, pid: i32, sink: &mut Sink) {
+        let mut now = Sink::default();
+        if let Some(tid) = self.thread {
+            task::thread(files, pid, tid, &mut now);
+            if now.values.is_empty() && !files.0.join(format!("proc/{pid}/task/{tid}")).exists() {
+                let [before, last] = &mut self.told;
+                for (metric, value) in std::mem::take(last) {
+                    *before.entry(metric).or_default() += value;
+                }
+                self.thread = None;
+            }
+        }
+        let why = "which thread runs the vCPU cannot be told: it sleeps in no KVM_RUN, and has no \
+                   name of a vCPU's";
+        for metric in Metric::of(Scope::Thread) {
+            if let Some(value) = now.values.get(&metric) {
+                self.told[1].insert(metric, *value);
+            }
+            let told = self.told.iter().filter_map(|told| told.get(&metric));
+            let sum = told.copied().reduce(|before, last| before + last);
+            let by = match metric {
+                Metric::GuestNs => Source::Stat,
+                _ => Source::Schedstat,
+            };
+            let why = now.unknown.get(&metric).map_or(why, |why| why);
+            sink.put(metric, by, sum.ok_or(why));
+        }
+    }
+}
+
+impl Guest {
+    /// Attaches to a guest: takes what statistics it may, and finds the vCPUs' threads.
+    pub fn attach(files: &Files<'_>, debugfs: &Result<Debugfs, String>, found: Found) -> Self {
+        let process = Process::open(found.pid).map_err(|error| format!("pidfd_open: {error}"));
+        let folders = debugfs.as_ref().map(|debugfs| debugfs.of(found.pid)).map_err(Clone::clone);
+        let has = &found.has;
+        let (mut vm, mut why_no_vm) = (Vec::new(), String::new());
+        // Several descriptors of statistics may be one VM's.
+        let theirs = match (has.vms.len(), has.vm_stats.len()) {
+            (1, 1..) => &has.vm_stats[..1],
+            (vms, stats) if vms == stats => &has.vm_stats[..],
+            _ => &[],
+        };
+        match &process {
+            Ok(process) => {
+                let taken = theirs.iter().map(|fd| process.statistics(*fd));
+                let asked = has.vms.iter().map(|fd| process.ask(*fd));
+                let all: Result<Vec<Held>, String> = match theirs.is_empty() {
+                    false => taken.collect(),
+                    true => asked.collect(),
+                };
+                match all {
+                    Ok(all) => vm = all,
+                    Err(why) => why_no_vm = why,
+                }
+            }
+            Err(why) => why_no_vm.clone_from(why),
+        }
+        let mut threads = find::threads(files, &found);
+        if let Ok([folder]) = folders.as_deref() {
+            let told = has.vcpus.iter();
+            let told = told.filter_map(|&(vcpu, _)| Some((vcpu, debugfs::thread(folder, vcpu)?)));
+            threads.extend(told);
+        }
+        let vcpus = rows(has).into_iter().map(|row| {
+            // Numbers of several VMs' vCPUs are the same.
+            let thread = threads.get(&row.index).copied().filter(|_| has.vms.len() == 1);
+            Vcpu::new(&process, row, thread)
+        });
+        let vcpus = vcpus.collect();
+        let vms = has.vms.len();
+        let (huge, huge_again) = (None, Instant::now());
+        Self { process, vms, vm, why_no_vm, folders, vcpus, found, huge, huge_again }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.found.pid
+    }
+
+    /// Its process's name.
+    pub fn name(&self) -> &str {
+        &self.found.name
+    }
+
+    /// How many VMs the process has open.
+    pub fn vms(&self) -> usize {
+        self.vms
+    }
+
+    /// Numbers of its vCPUs, and the threads that run them, as far as they can be told.
+    pub fn vcpus(&self) -> impl Iterator<Item = (u32, Option<i32>)> {
+        self.vcpus.iter().map(|vcpu| (vcpu.index, vcpu.thread))
+    }
+
+    /// A descriptor that is ready when the process ends.
+    pub(crate) fn ends(&self) -> Option<BorrowedFd<'_>> {
+        self.process.as_ref().ok().map(AsFd::as_fd)
+    }
+
+    /// Whether it is still there.
+    pub fn state(&self, files: &Files<'_>) -> State {
+        let process = match &self.process {
+            Ok(process) if process.has_ended() => return State::ProcessEnded,
+            Ok(process) => Some(process),
+            Err(_) => None,
+        };
+        // A vCPU's statistics stay open as long as it does; a VM's may be opened for one question.
+        let vcpus = self.vcpus.iter().filter_map(|vcpu| vcpu.held.as_ref().ok());
+        let held = vcpus.chain(&self.vm).next();
+        if let Some((process, held)) = process.zip(held)
+            && process.still_has(held) == Some(false)
+        {
+            return if process.has_ended() { State::ProcessEnded } else { State::VmClosed };
+        }
+        let is_vm = |fd: &i32| {
+            let link = files.0.join(format!("proc/{}/fd/{fd}", self.found.pid));
+            std::fs::read_link(link).is_ok_and(|name| name.as_os_str() == "anon_inode:kvm-vm")
+        };
+        if self.found.has.vms.iter().any(is_vm) {
+            return State::Runs;
+        }
+        match find::descriptors(files, self.found.pid) {
+            Err(NotFound::NoProcess) => State::ProcessEnded,
+            _ => State::VmClosed,
+        }
+    }
+
+    /// Finds vCPUs that came since it was attached to, and threads that could not be told. Answers
+    /// whether the process has other VMs than before.
+    pub(crate) fn look_again(&mut self, files: &Files<'_>) -> bool {
+        let Ok(has) = find::descriptors(files, self.found.pid) else { return false };
+        if has.vms != self.found.has.vms {
+            return true;
+        }
+        self.found.has = has;
+        let mut known: Vec<u32> = self.vcpus.iter().map(|vcpu| vcpu.index).collect();
+        for row in rows(&self.found.has) {
+            if let Some(place) = known.iter().position(|index| *index == row.index) {
+                known.swap_remove(place);
+                continue;
+            }
+            let mut vcpu = Vcpu::new(&self.process, row, None);
+            vcpu.held = vcpu.held.map(Held::since_its_beginning);
+            self.vcpus.push(vcpu);
+        }
+        if self.vms == 1 && self.vcpus.iter().any(|vcpu| vcpu.thread.is_none()) {
+            let threads = find::threads(files, &self.found);
+            for vcpu in self.vcpus.iter_mut().filter(|vcpu| vcpu.thread.is_none()) {
+                vcpu.thread = threads.get(&vcpu.index).copied();
+            }
+        }
+        false
+    }
+
+    /// Whether its process has ended, as far as that can be known for certain.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.process.as_ref().is_ok_and(Process::has_ended)
+    }
+
+    /// Reads all that is known now.
+    pub fn read(&mut self, files: &Files<'_>) -> (Reading, Knowledge) {
+        let pid = self.found.pid;
+        let mut sinks = Vec::new();
+        for vcpu in &mut self.vcpus {
+            let mut sink = Sink::default();
+            match &mut vcpu.held {
+                Ok(held) => statistics(std::slice::from_mut(held), Scope::Vcpu, &mut sink),
+                Err(why) => {
+                    Metric::of(Scope::Vcpu).for_each(|metric| sink.missing(metric, &*why));
+                }
+            }
+            vcpu.threads(files, pid, &mut sink);
+            sinks.push(sink);
+        }
+        let mut guest = Sink::default();
+        for metric in Metric::of(Scope::Vcpu).chain(Metric::of(Scope::Thread)) {
+            sum(metric, &sinks, &mut guest);
+        }
+        match self.vm.is_empty() {
+            false => statistics(&mut self.vm, Scope::Vm, &mut guest),
+            true => {
+                let why = &self.why_no_vm;
+                Metric::of(Scope::Vm).for_each(|metric| guest.missing(metric, why));
+            }
+        }
+        // What no descriptor told, debugfs may: it has sums over vCPUs as well.
+        for metric in Metric::of(Scope::Vcpu).chain(Metric::of(Scope::Vm)) {
+            if !guest.values.contains_key(&metric) {
+                let found = match &self.folders {
+                    Ok(folders) => debugfs::sum(folders, metric.counters()),
+                    Err(why) => Err(why.clone()),
+                };
+                guest.put(metric, Source::Debugfs, found);
+            }
+        }
+        if Instant::now() >= self.huge_again {
+            let began = Instant::now();
+            self.huge = task::huge(files, pid).or(self.huge);
+            self.huge_again = Instant::now() + (began.elapsed() * SPARE).max(Duration::ZERO);
+        }
+        task::process(files, pid, self.huge, &mut guest);
+        guest.missing(Metric::FaultNs, NO_TIMES);
+        guest.missing(Metric::Invalidations, NO_NOTIFIER);
+        let knowledge = Knowledge { sources: guest.sources, unknown: guest.unknown };
+        let vcpus = sinks.into_iter().map(|sink| sink.values).collect();
+        (Reading { guest: guest.values, vcpus }, knowledge)
+    }
+
+    /// All counters of the VM's and of each vCPU's, by the kernel's names, that changed since it
+    /// was attached to.
+    pub fn changes(&self) -> (Changes, Vec<Changes>) {
+        let mut vm = Changes::new();
+        for (name, change) in self.vm.iter().flat_map(Held::changes) {
+            *vm.entry(name).or_default() += change;
+        }
+        let changes = |vcpu: &Vcpu| vcpu.held.as_ref().map(Held::changes).unwrap_or_default();
+        (vm, self.vcpus.iter().map(changes).collect())
+    }
+}
+
+/// A vCPU: its number, its descriptor, and that of its statistics where there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    index: u32,
+    fd: i32,
+    stats: Option<i32>,
+}
+
+/// The vCPUs of a process, by number.
+fn rows(has: &Descriptors) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for vcpus in has.vcpus.chunk_by(|one, next| one.0 == next.0) {
+        let index = vcpus[0].0;
+        let stats: Vec<i32> =
+            has.vcpu_stats.iter().filter(|it| it.0 == index).map(|it| it.1).collect();
+        match has.vms.len() {
+            // Whatever there are more of are copies.
+            1 => rows.push(Row { index, fd: vcpus[0].1, stats: stats.first().copied() }),
+            vms => {
+                let told = vms > 1 && stats.len() == vcpus.len();
+                rows.extend(vcpus.iter().enumerate().map(|(place, &(_, fd))| {
+                    let stats = stats.get(place).copied().filter(|_| told);
+                    Row { index, fd, stats }
+                }));
+            }
+        }
+    }
+    rows
+}
+
+/// What KVM's statistics tell, summed over files.
+fn statistics(held: &mut [Held], scope: Scope, sink: &mut Sink) {
+    let read = held.iter_mut().try_for_each(Held::read);
+    for metric in Metric::of(scope) {
+        let sum: Option<u64> = held.iter().map(|held| held.sum(metric.counters())).sum();
+        let lacks = || format!("this kernel's KVM has no {}", metric.counters().join(" or "));
+        let value = match &read {
+            Ok(()) => sum.ok_or_else(lacks),
+            Err(error) => Err(error.to_string()),
+        };
+        sink.put(metric, Source::BinaryStatistics, value);
+    }
+}
+
+/// The sum over vCPUs, if each tells.
+fn sum(metric: Metric, sinks: &[Sink], guest: &mut Sink) {
+    let sum: Option<u64> = sinks.iter().map(|sink| sink.values.get(&metric).copied()).sum();
+    let by = sinks.first().and_then(|sink| sink.sources.get(&metric));
+    match sum.zip(by) {
+        Some((sum, by)) => guest.put(metric, *by, Ok::<_, &str>(sum)),
+        None => {
+            let why = sinks.iter().find_map(|sink| sink.unknown.get(&metric));
+            guest.missing(metric, why.map_or("the guest has no vCPU yet", |why| why));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::find::tests::Made;
+
+    fn has(vms: usize, vcpus: &[(u32, i32)], vcpu_stats: &[(u32, i32)]) -> Descriptors {
+        let (vcpus, vcpu_stats) = (vcpus.to_vec(), vcpu_stats.to_vec());
+        Descriptors { vms: (0..vms as i32).collect(), vm_stats: Vec::new(), vcpus, vcpu_stats }
+    }
+
+    #[test]
+    fn vcpus_meet_their_statistics_unless_nobody_can_tell_whose_they_are() {
+        let one = has(1, &[(0, 5), (0, 9), (1, 7)], &[(0, 6), (0, 10)]);
+        let of =
+            |has| rows(has).iter().map(|row| (row.index, row.fd, row.stats)).collect::<Vec<_>>();
+        assert_eq!(of(&one), [(0, 5, Some(6)), (1, 7, None)]);
+        let two = has(2, &[(0, 5), (0, 9)], &[(0, 6), (0, 10)]);
+        assert_eq!(of(&two), [(0, 5, Some(6)), (0, 9, Some(10))]);
+        let unclear = has(2, &[(0, 5), (0, 9)], &[(0, 6)]);
+        assert_eq!(of(&unclear), [(0, 5, None), (0, 9, None)]);
+    }
+
+    #[test]
+    fn a_guest_whose_statistics_nobody_may_take_tells_what_procfs_has_and_why_not_the_rest() {
+        let host = Made::new();
+        let pid = i32::MAX - 1;
+        host.process(pid, "vmm", &["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"]);
+        host.thread(pid, 20, "vcpu0", 0, "running");
+        host.write(format!("proc/{pid}/task/20/schedstat"), "5 6 7\n");
+        let files = host.files();
+        let found = find::guest(&files, pid).unwrap();
+        let debugfs = Err("debugfs is root's: run as root".to_owned());
+        let mut guest = Guest::attach(&files, &debugfs, found);
+        let (reading, knowledge) = guest.read(&files);
+        assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(20))]);
+        assert_eq!(reading.guest.get(&Metric::WaitingNs), Some(&6));
+        assert_eq!(reading.vcpus[0].get(&Metric::RunningNs), Some(&5));
+        // Each matter has a source or a reason, and none has both.
+        for metric in Metric::ALL {
+            let (by, why) = (knowledge.sources.get(&metric), knowledge.unknown.get(&metric));
+            assert_eq!(by.is_some(), reading.guest.contains_key(&metric), "{metric:?}");
+            assert!(by.is_some() != why.is_some_and(|why| !why.is_empty()), "{metric:?}");
+        }
+        let why = &knowledge.unknown[&Metric::Faults];
+        assert!(why.contains("pidfd_open") && why.contains("run as root"), "{why}");
+        assert_eq!(guest.state(&files), State::Runs);
+    }
+
+    #[test]
+    fn where_no_descriptor_tells_debugfs_does() {
+        let host = Made::new();
+        let pid = i32::MAX - 1;
+        host.process(pid, "vmm", &["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"]);
+        host.write(format!("kvm/{pid}-0/pf_taken"), "12\n");
+        host.write(format!("kvm/{pid}-0/pages_4k"), "34\n");
+        host.write(format!("kvm/{pid}-0/vcpu0/pid"), "77\n");
+        let files = host.files();
+        let found = find::guest(&files, pid).unwrap();
+        let debugfs = Ok(Debugfs::made(&files.0.join("kvm")));
+        let mut guest = Guest::attach(&files, &debugfs, found);
+        assert_eq!(guest.vcpus().collect::<Vec<_>>(), [(0, Some(77))]);
+        let (reading, knowledge) = guest.read(&files);
+        for (metric, value) in [(Metric::Faults, 12), (Metric::Pages4k, 34)] {
+            assert_eq!(reading.guest.get(&metric), Some(&value));
+            assert_eq!(knowledge.sources.get(&metric), Some(&Source::Debugfs));
+        }
+        assert!(knowledge.unknown[&Metric::Exits].contains("no exits"));
+        assert!(reading.vcpus[0].is_empty());
+    }
+}

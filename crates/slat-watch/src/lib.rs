@@ -1,0 +1,21 @@
+//! What memory management costs the KVM guests that run on this host now, watched from outside.
+//!
+//! Nothing is changed in a guest, and nothing is switched on in the host: what is held are
+//! descriptors, which go with the process that holds them, however it ends. [`Watch`] finds guests
+//! and takes samples; each [`Metric`] is told with who told it ([`Source`]), or is missing, and
+//! there is a reason. [`own`] is for a VMM that watches itself.
+
+mod debugfs;
+mod find;
+mod guest;
+mod held;
+mod metric;
+pub mod own;
+mod task;
+mod watch;
+
+pub use debugfs::Debugfs;
+pub use find::{Descriptors, Found, NotFound, Search, descriptors, guest as find_guest, guests};
+pub use guest::{Guest, Knowledge, Reading, State};
+pub use metric::{Metric, Scope, Source, Values, since};
+pub use watch::{GuestTotal, Sample, Step, VcpuTotal, Watch, Watched, Which};

@@ -1,0 +1,305 @@
+//! What is watched of a guest: each matter with its unit, and who tells it.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// One matter. Times are nanoseconds and sizes bytes, as the names say; all else are counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// Faults that reached KVM.
+    Faults,
+    /// Faults that KVM fixed by a mapping.
+    FaultsFixed,
+    /// Faults that KVM fixed without its lock.
+    FaultsFast,
+    /// Faults that were fixed already.
+    FaultsSpurious,
+    /// Faults for which KVM interpreted the instruction.
+    FaultsEmulated,
+    /// Faults that KVM handed to the guest.
+    FaultsOfGuest,
+    /// Exits of all kinds.
+    Exits,
+    /// Exits for want of work.
+    Halts,
+    /// Times that KVM polled before it put a vCPU to sleep.
+    HaltPolls,
+    /// Polls that found work.
+    HaltPollsHit,
+    /// Time in polls.
+    HaltPollNs,
+    /// Time asleep for want of work.
+    HaltWaitNs,
+    /// Flushes of this vCPU's own TLB by KVM.
+    TlbFlushes,
+    /// Time on a CPU, in the guest or for it.
+    RunningNs,
+    /// Time ready to run, without a CPU.
+    WaitingNs,
+    /// Times that a CPU was given.
+    Slices,
+    /// Time in the guest's own code, in steps of the kernel's clock tick.
+    GuestNs,
+    /// Flushes that KVM made all vCPUs do.
+    RemoteTlbFlushes,
+    /// Tables that KVM threw away.
+    TablesZapped,
+    /// Mappings of 4 KiB that stand.
+    #[serde(rename = "pages_4k")]
+    Pages4k,
+    /// Mappings of 2 MiB that stand.
+    #[serde(rename = "pages_2m")]
+    Pages2m,
+    /// Mappings of 1 GiB that stand.
+    #[serde(rename = "pages_1g")]
+    Pages1g,
+    /// Memory of the whole process.
+    RssBytes,
+    /// That of it in transparent huge pages, anonymous and shared.
+    HugeBytes,
+    /// What of it is swapped out.
+    SwapBytes,
+    /// Faults of the process on the host's side that took no disk.
+    HostMinorFaults,
+    /// Those that took one.
+    HostMajorFaults,
+    /// Time in which some task of the control group waited for memory.
+    PressureSomeNs,
+    /// Time in which all did.
+    PressureFullNs,
+    /// Ranges that the host took back from guests.
+    Invalidations,
+    /// Time in faults.
+    FaultNs,
+}
+
+/// Whose a matter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Each vCPU's, by KVM; a guest's is the sum.
+    Vcpu,
+    /// Each vCPU's, by its thread; a guest's is the sum.
+    Thread,
+    /// A VM's, by KVM.
+    Vm,
+    /// The process's that runs it.
+    Process,
+    /// Nobody's: what this version cannot know.
+    Nobody,
+}
+
+use Metric as M;
+
+impl Metric {
+    /// Each of them.
+    pub const ALL: [Self; 31] = [
+        M::Faults,
+        M::FaultsFixed,
+        M::FaultsFast,
+        M::FaultsSpurious,
+        M::FaultsEmulated,
+        M::FaultsOfGuest,
+        M::Exits,
+        M::Halts,
+        M::HaltPolls,
+        M::HaltPollsHit,
+        M::HaltPollNs,
+        M::HaltWaitNs,
+        M::TlbFlushes,
+        M::RunningNs,
+        M::WaitingNs,
+        M::Slices,
+        M::GuestNs,
+        M::RemoteTlbFlushes,
+        M::TablesZapped,
+        M::Pages4k,
+        M::Pages2m,
+        M::Pages1g,
+        M::RssBytes,
+        M::HugeBytes,
+        M::SwapBytes,
+        M::HostMinorFaults,
+        M::HostMajorFaults,
+        M::PressureSomeNs,
+        M::PressureFullNs,
+        M::Invalidations,
+        M::FaultNs,
+    ];
+
+    /// Those of a scope.
+    pub fn of(scope: Scope) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |metric| metric.scope() == scope)
+    }
+
+    /// Whose it is.
+    pub const fn scope(self) -> Scope {
+        match self {
+            M::RunningNs | M::WaitingNs | M::Slices | M::GuestNs => Scope::Thread,
+            M::RemoteTlbFlushes | M::TablesZapped | M::Pages4k | M::Pages2m | M::Pages1g => {
+                Scope::Vm
+            }
+            M::RssBytes
+            | M::HugeBytes
+            | M::SwapBytes
+            | M::HostMinorFaults
+            | M::HostMajorFaults
+            | M::PressureSomeNs
+            | M::PressureFullNs => Scope::Process,
+            M::Invalidations | M::FaultNs => Scope::Nobody,
+            _ => Scope::Vcpu,
+        }
+    }
+
+    /// Whether it is how much there is, and not how much there has been.
+    pub const fn is_level(self) -> bool {
+        let pages = matches!(self, M::Pages4k | M::Pages2m | M::Pages1g);
+        pages || matches!(self, M::RssBytes | M::HugeBytes | M::SwapBytes)
+    }
+
+    /// KVM's counters that it is the sum of: those that a kernel has.
+    pub const fn counters(self) -> &'static [&'static str] {
+        match self {
+            M::Faults => &["pf_taken"],
+            M::FaultsFixed => &["pf_fixed"],
+            M::FaultsFast => &["pf_fast"],
+            M::FaultsSpurious => &["pf_spurious"],
+            M::FaultsEmulated => &["pf_emulate"],
+            M::FaultsOfGuest => &["pf_guest"],
+            M::Exits => &["exits"],
+            M::Halts => &["halt_exits", "wfi_exit_stat", "wfe_exit_stat"],
+            M::HaltPolls => &["halt_attempted_poll"],
+            M::HaltPollsHit => &["halt_successful_poll"],
+            M::HaltPollNs => &["halt_poll_success_ns", "halt_poll_fail_ns"],
+            M::HaltWaitNs => &["halt_wait_ns"],
+            M::TlbFlushes => &["tlb_flush"],
+            M::RemoteTlbFlushes => &["remote_tlb_flush"],
+            M::TablesZapped => &["mmu_shadow_zapped"],
+            M::Pages4k => &["pages_4k"],
+            M::Pages2m => &["pages_2m"],
+            M::Pages1g => &["pages_1g"],
+            _ => &[],
+        }
+    }
+}
+
+/// Who told a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// KVM's binary statistics, through a descriptor of the VMM's.
+    BinaryStatistics,
+    /// KVM's folder in debugfs.
+    Debugfs,
+    /// `/proc/PID/task/TID/schedstat`.
+    Schedstat,
+    /// `/proc/PID/task/TID/stat`, or the process's.
+    Stat,
+    /// `/proc/PID/status`.
+    Status,
+    /// `/proc/PID/smaps_rollup`.
+    SmapsRollup,
+    /// `memory.pressure` of the process's control group.
+    Pressure,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BinaryStatistics => "KVM's binary statistics",
+            Self::Debugfs => "KVM's folder in debugfs",
+            Self::Schedstat => "schedstat of the vCPUs' threads",
+            Self::Stat => "/proc/PID/stat",
+            Self::Status => "/proc/PID/status",
+            Self::SmapsRollup => "/proc/PID/smaps_rollup",
+            Self::Pressure => "memory.pressure of the control group",
+        })
+    }
+}
+
+/// Values that are known; what is not in it is not.
+pub type Values = BTreeMap<Metric, u64>;
+
+/// What came between two readings: levels as they are, counts as they grew.
+pub fn since(before: &Values, after: &Values) -> Values {
+    let grown = |(metric, value): (&Metric, &u64)| {
+        let from = if metric.is_level() { 0 } else { *before.get(metric)? };
+        Some((*metric, value.saturating_sub(from)))
+    };
+    after.iter().filter_map(grown).collect()
+}
+
+/// Takes values, and, when it is asked to, who told them and why some are missing.
+#[derive(Debug, Default)]
+pub(crate) struct Sink {
+    pub values: Values,
+    pub sources: BTreeMap<Metric, Source>,
+    pub unknown: BTreeMap<Metric, String>,
+}
+
+impl Sink {
+    /// Takes a value, or why there is none. What is known already stays.
+    pub fn put(&mut self, metric: Metric, by: Source, value: Result<u64, impl fmt::Display>) {
+        match value {
+            _ if self.values.contains_key(&metric) => {}
+            Ok(value) => {
+                self.values.insert(metric, value);
+                self.sources.insert(metric, by);
+                self.unknown.remove(&metric);
+            }
+            Err(why) => self.missing(metric, why),
+        }
+    }
+
+    /// Takes why a value is missing, beside what was said of it before.
+    pub fn missing(&mut self, metric: Metric, why: impl fmt::Display) {
+        if self.values.contains_key(&metric) {
+            return;
+        }
+        let why = why.to_string();
+        let said = self.unknown.entry(metric).or_default();
+        if said.is_empty() {
+            *said = why;
+        } else if !said.contains(&why) {
+            *said = format!("{said}; {why}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_metric_is_listed_once_and_kvms_have_counters() {
+        let names: std::collections::BTreeSet<_> = Metric::ALL.into_iter().collect();
+        assert_eq!(names.len(), Metric::ALL.len());
+        for metric in Metric::ALL {
+            let by_kvm = matches!(metric.scope(), Scope::Vcpu | Scope::Vm);
+            assert_eq!(by_kvm, !metric.counters().is_empty(), "{metric:?}");
+        }
+    }
+
+    #[test]
+    fn counts_are_told_as_they_grew_and_levels_as_they_are() {
+        let of = |faults, pages| Values::from([(M::Faults, faults), (M::Pages4k, pages)]);
+        assert_eq!(since(&of(5, 90), &of(12, 40)), of(7, 40));
+        // What was not known before has not grown by anything that is known.
+        assert_eq!(since(&Values::new(), &of(12, 40)), Values::from([(M::Pages4k, 40)]));
+    }
+
+    #[test]
+    fn what_one_source_lacks_another_may_tell_and_all_reasons_are_kept() {
+        let mut sink = Sink::default();
+        sink.put(M::Faults, Source::BinaryStatistics, Err("no descriptor"));
+        sink.put(M::Faults, Source::Debugfs, Err("not mounted"));
+        sink.put(M::Exits, Source::BinaryStatistics, Err("no descriptor"));
+        sink.put(M::Exits, Source::Debugfs, Ok::<_, &str>(3));
+        sink.put(M::Exits, Source::BinaryStatistics, Ok::<_, &str>(4));
+        assert_eq!(sink.values, Values::from([(M::Exits, 3)]));
+        assert_eq!(sink.sources, BTreeMap::from([(M::Exits, Source::Debugfs)]));
+        let why = BTreeMap::from([(M::Faults, "no descriptor; not mounted".to_owned())]);
+        assert_eq!(sink.unknown, why);
+    }
+}

@@ -1,0 +1,156 @@
+//! What procfs tells of a VMM's process and of its vCPUs' threads.
+
+use crate::metric::{Metric, Sink, Source};
+use slat_procfs::{Files, bytes};
+
+/// Nanoseconds of one of the kernel's clock ticks, as procfs counts them (`USER_HZ`).
+const TICK: u64 = 10_000_000;
+
+/// What a thread tells of a vCPU.
+pub(crate) fn thread(files: &Files<'_>, pid: i32, tid: i32, sink: &mut Sink) {
+    let at = |file: &str| files.text(format!("proc/{pid}/task/{tid}/{file}"));
+    match at("schedstat").as_deref().map(schedstat) {
+        Some(Some([running, waiting, slices])) => {
+            sink.put(Metric::RunningNs, Source::Schedstat, known(running));
+            sink.put(Metric::WaitingNs, Source::Schedstat, known(waiting));
+            sink.put(Metric::Slices, Source::Schedstat, known(slices));
+        }
+        other => {
+            let why = match other {
+                Some(_) => {
+                    "schedstat is not counted: sysctl kernel.task_delayacct=1, or a kernel with \
+                     CONFIG_SCHED_INFO"
+                }
+                None => "the thread has no schedstat: it ended, or the kernel has none",
+            };
+            for metric in [Metric::RunningNs, Metric::WaitingNs, Metric::Slices] {
+                sink.missing(metric, why);
+            }
+        }
+    }
+    let ticks = at("stat").and_then(|stat| field(&stat, 43));
+    let guest = ticks.and_then(|ticks| ticks.checked_mul(TICK));
+    sink.put(Metric::GuestNs, Source::Stat, guest.ok_or("the thread has no stat: it ended"));
+}
+
+/// What the process tells of its guests. `huge`: what of it is in huge pages, if that was read.
+pub(crate) fn process(files: &Files<'_>, pid: i32, huge: Option<u64>, sink: &mut Sink) {
+    let at = |file: &str| files.text(format!("proc/{pid}/{file}"));
+    let ended = "the process ended";
+    let status = at("status").unwrap_or_default();
+    sink.put(Metric::RssBytes, Source::Status, bytes(&status, "VmRSS").ok_or(ended));
+    sink.put(Metric::SwapBytes, Source::Status, bytes(&status, "VmSwap").ok_or(ended));
+    sink.put(
+        Metric::HugeBytes,
+        Source::SmapsRollup,
+        huge.ok_or("no permission to read smaps_rollup, or the kernel has none (4.14)"),
+    );
+    let stat = at("stat").unwrap_or_default();
+    sink.put(Metric::HostMinorFaults, Source::Stat, field(&stat, 10).ok_or(ended));
+    sink.put(Metric::HostMajorFaults, Source::Stat, field(&stat, 12).ok_or(ended));
+    let pressure = pressure(files, &at("cgroup").unwrap_or_default());
+    let why = "no memory.pressure of its control group: the kernel counts no pressure (psi=1), or \
+               the group is of version 1";
+    for (metric, line) in [(Metric::PressureSomeNs, "some"), (Metric::PressureFullNs, "full")] {
+        let total = pressure.as_deref().and_then(|text| total(text, line));
+        sink.put(metric, Source::Pressure, total.ok_or(why));
+    }
+}
+
+/// Bytes of a process in transparent huge pages. The kernel walks all its tables for it.
+pub(crate) fn huge(files: &Files<'_>, pid: i32) -> Option<u64> {
+    let text = files.text(format!("proc/{pid}/smaps_rollup"))?;
+    let fields = ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"];
+    fields.into_iter().filter_map(|name| bytes(&text, name)).reduce(|sum, more| sum + more)
+}
+
+fn known(value: u64) -> Result<u64, &'static str> {
+    Ok(value)
+}
+
+/// Time running, time waiting, slices: nothing where the kernel has the file and counts nothing.
+fn schedstat(text: &str) -> Option<[u64; 3]> {
+    let mut words = text.split_whitespace().map(|word| word.parse::<u64>().ok());
+    let fields = [words.next()??, words.next()??, words.next()??];
+    (fields != [0; 3]).then_some(fields)
+}
+
+/// A field of a `stat`, counted as in proc(5), of those behind the name.
+fn field(stat: &str, number: usize) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
+}
+
+/// The file of the control group, which is of version 2, and not the root, whose file is the
+/// host's.
+fn pressure(files: &Files<'_>, groups: &str) -> Option<String> {
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    if group.is_empty() || group.split('/').any(|part| part == "..") {
+        return None;
+    }
+    let roots = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
+    roots.iter().find_map(|root| files.text(format!("{root}/{group}/memory.pressure")))
+}
+
+/// The total of a line of a pressure file, which is in microseconds.
+fn total(text: &str, line: &str) -> Option<u64> {
+    let line = text.lines().find_map(|it| it.strip_prefix(line))?;
+    let total = line.split_whitespace().find_map(|word| word.strip_prefix("total="))?;
+    total.parse::<u64>().ok()?.checked_mul(1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::find::tests::Made;
+    use crate::metric::Metric as M;
+
+    #[test]
+    fn a_vcpus_thread_tells_how_long_it_ran_waited_and_was_in_the_guest() {
+        let host = Made::new();
+        let fields = "S 1 1 1 0 -1 0 0 0 0 0 5 6 0 0 20 0 1 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 \
+                      17 0 0 0 0 59 0";
+        host.write("proc/7/task/8/schedstat", "70 2210450 3\n");
+        host.write("proc/7/task/8/stat", &format!("8 (a) b) {fields}"));
+        host.write("proc/7/task/9/schedstat", "0 0 0\n");
+        let mut sink = Sink::default();
+        thread(&host.files(), 7, 8, &mut sink);
+        let values = [(M::RunningNs, 70), (M::WaitingNs, 2_210_450), (M::Slices, 3)];
+        let values = values.into_iter().chain([(M::GuestNs, 590_000_000)]).collect();
+        assert_eq!((sink.values, sink.unknown.len()), (values, 0));
+        let mut sink = Sink::default();
+        thread(&host.files(), 7, 9, &mut sink);
+        assert!(sink.values.is_empty());
+        assert!(sink.unknown[&M::WaitingNs].contains("task_delayacct"));
+        assert!(sink.unknown[&M::GuestNs].contains("ended"));
+    }
+
+    #[test]
+    fn a_process_tells_its_memory_its_faults_and_its_groups_pressure() {
+        let host = Made::new();
+        host.write("proc/7/status", "VmRSS:\t  100 kB\nVmSwap:\t  8 kB\n");
+        host.write("proc/7/stat", "7 (x) S 1 1 1 0 -1 0 11 0 13 0 5 6 0 0 20 0");
+        host.write("proc/7/cgroup", "4:memory:/old\n0::/vms/a\n");
+        host.write("proc/7/smaps_rollup", "AnonHugePages: 2048 kB\nShmemPmdMapped: 4 kB\n");
+        let some = "some avg10=0.00 avg60=0.00 avg300=0.00 total=41\nfull avg10=0 total=7\n";
+        host.write("sys/fs/cgroup/unified/vms/a/memory.pressure", some);
+        let mut sink = Sink::default();
+        process(&host.files(), 7, huge(&host.files(), 7), &mut sink);
+        for (metric, value) in [
+            (M::RssBytes, 102_400),
+            (M::SwapBytes, 8192),
+            (M::HugeBytes, 2052 << 10),
+            (M::HostMinorFaults, 11),
+            (M::HostMajorFaults, 13),
+            (M::PressureSomeNs, 41_000),
+            (M::PressureFullNs, 7000),
+        ] {
+            assert_eq!(sink.values.get(&metric), Some(&value), "{metric:?}");
+        }
+        // The root's file is the host's, and no group's.
+        host.write("sys/fs/cgroup/memory.pressure", some).write("proc/8/cgroup", "0::/\n");
+        let mut sink = Sink::default();
+        process(&host.files(), 8, None, &mut sink);
+        assert!(sink.values.is_empty(), "{sink:?}");
+        assert!(sink.unknown[&M::PressureSomeNs].contains("control group"));
+    }
+}

@@ -1,0 +1,545 @@
+//! All guests that are watched: those that come, those that go, and what each sample came to.
+
+use crate::debugfs::Debugfs;
+use crate::find::{self, NotFound};
+use crate::guest::{Guest, Knowledge, Reading, SPARE, State};
+use crate::held::Process;
+use crate::metric::{Metric, Scope, Values, since};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Timespec;
+use serde::Serialize;
+use slat_kvm::stats::Changes;
+use slat_procfs::Files;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Which guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All of this host, those that start later as well.
+    All,
+    /// Those of one process.
+    Pid(i32),
+}
+
+/// What came between two moments.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    /// Seconds since the watch began, at its end.
+    pub at: f64,
+    /// Seconds that it covers.
+    pub seconds: f64,
+    /// Of the guest.
+    pub guest: Values,
+    /// Of each vCPU.
+    pub vcpus: Vec<Values>,
+}
+
+/// Samples that are kept of a guest: of a long watch two become one, again and again.
+const MOST_SAMPLES: usize = 2048;
+
+/// Puts each two samples together; the last one stays alone where their number is odd.
+fn halve(samples: &mut Vec<Sample>) {
+    let both = |pair: &[Sample]| {
+        let [one, next] = pair else { return pair[0].clone() };
+        let vcpus = (0..next.vcpus.len()).map(|place| match one.vcpus.get(place) {
+            Some(before) => together(before, &next.vcpus[place]),
+            None => next.vcpus[place].clone(),
+        });
+        Sample {
+            at: next.at,
+            seconds: one.seconds + next.seconds,
+            guest: together(&one.guest, &next.guest),
+            vcpus: vcpus.collect(),
+        }
+    };
+    *samples = samples.chunks(2).map(both).collect();
+}
+
+/// What came in two times that follow each other.
+fn together(one: &Values, next: &Values) -> Values {
+    let mut sum = next.clone();
+    for (metric, value) in one {
+        let both = sum.entry(*metric).or_insert(if metric.is_level() { *value } else { 0 });
+        *both += if metric.is_level() { 0 } else { *value };
+    }
+    sum
+}
+
+/// A vCPU, in the end.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VcpuTotal {
+    /// Its number.
+    pub index: u32,
+    /// The thread that runs it, if that could be told.
+    pub thread: Option<i32>,
+    /// What came while it was watched.
+    pub total: Values,
+    /// KVM's counters that changed, by the kernel's names.
+    pub statistics: Changes,
+}
+
+impl VcpuTotal {
+    fn new(index: u32, thread: Option<i32>) -> Self {
+        Self { index, thread, total: Values::new(), statistics: Changes::new() }
+    }
+}
+
+/// A guest, in the end.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GuestTotal {
+    /// Its process.
+    pub pid: i32,
+    /// Its process's name.
+    pub name: String,
+    /// How many VMs the process has.
+    pub vms: usize,
+    /// Seconds since the watch began when it was found.
+    pub found_at: f64,
+    /// Seconds that it was watched.
+    pub seconds: f64,
+    /// Whether it is still there.
+    pub state: State,
+    /// Who told what, and why the rest is not known.
+    #[serde(flatten)]
+    pub knowledge: Knowledge,
+    /// What came while it was watched; levels as they were in the end.
+    pub total: Values,
+    /// The VM's counters that changed, by the kernel's names.
+    pub statistics: Changes,
+    /// Its vCPUs.
+    pub vcpus: Vec<VcpuTotal>,
+    /// What came in each step.
+    pub samples: Vec<Sample>,
+}
+
+/// What a step found.
+#[derive(Debug, Default)]
+pub struct Step {
+    /// Guests that came, by their place.
+    pub came: Vec<usize>,
+    /// Guests that went.
+    pub went: Vec<usize>,
+}
+
+/// A guest that is or was watched.
+#[derive(Debug)]
+pub struct Watched {
+    /// `None` once it has gone, so that nothing of it is held.
+    guest: Option<Guest>,
+    began: Duration,
+    read_at: Duration,
+    first: Reading,
+    last: Reading,
+    total: GuestTotal,
+}
+
+impl Watched {
+    /// What is known of it up to the last sample.
+    pub fn total(&self) -> &GuestTotal {
+        &self.total
+    }
+
+    /// Whether it is still watched.
+    pub fn is_there(&self) -> bool {
+        self.guest.is_some()
+    }
+}
+
+/// A watch of guests.
+#[derive(Debug)]
+pub struct Watch<'f> {
+    files: Files<'f>,
+    debugfs: Result<Debugfs, String>,
+    which: Which,
+    /// The process that was asked for; nothing where the kernel gives no descriptor of it.
+    process: Option<Process>,
+    began: Instant,
+    look_again: Instant,
+    guests: Vec<Watched>,
+    hidden: usize,
+}
+
+impl<'f> Watch<'f> {
+    /// Attaches to the guests that are there.
+    ///
+    /// # Errors
+    /// [`NotFound`]: the process that was asked for has no guest, or may not be looked at. Of all
+    /// guests there may be none.
+    pub fn begin(
+        files: Files<'f>,
+        debugfs: Result<Debugfs, String>,
+        which: Which,
+    ) -> Result<Self, NotFound> {
+        let now = Instant::now();
+        let mut watch = Self {
+            files,
+            debugfs,
+            which,
+            process: None,
+            began: now,
+            look_again: now,
+            guests: Vec::new(),
+            hidden: 0,
+        };
+        if let Which::Pid(pid) = which {
+            watch.process = Process::open(pid).ok();
+            find::guest(&files, pid)?;
+        }
+        watch.look(&mut Step::default());
+        match (which, watch.guests.is_empty()) {
+            // It ended a moment ago.
+            (Which::Pid(_), true) => Err(NotFound::NoProcess),
+            _ => Ok(watch),
+        }
+    }
+
+    /// Guests, in the order in which they were found; a guest keeps its place.
+    pub fn guests(&self) -> &[Watched] {
+        &self.guests
+    }
+
+    /// How many processes did not let themselves be looked at, the last time.
+    pub fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// Where KVM's folder in debugfs is, or why it cannot be read.
+    pub fn debugfs(&self) -> &Result<Debugfs, String> {
+        &self.debugfs
+    }
+
+    /// Seconds since the watch began.
+    pub fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Whether the process that was asked for is gone. A step after that tells its last counts.
+    pub fn is_over(&self) -> bool {
+        let Which::Pid(pid) = self.which else { return false };
+        match &self.process {
+            Some(process) => process.has_ended(),
+            None => find::descriptors(&self.files, pid) == Err(NotFound::NoProcess),
+        }
+    }
+
+    /// Whether a process has ended whose guest is still watched, or that was asked for: it is time
+    /// for the next step.
+    pub fn is_ending(&self) -> bool {
+        self.is_over()
+            || self.guests.iter().any(|it| it.guest.as_ref().is_some_and(Guest::has_ended))
+    }
+
+    /// Waits until that much time has passed, or a guest's process ends, or a signal comes.
+    pub fn wait(&self, time: Duration) {
+        let ends = self.guests.iter().filter_map(|it| it.guest.as_ref()?.ends());
+        let ends = ends.chain(self.process.as_ref().map(AsFd::as_fd));
+        let mut ends: Vec<PollFd<'_>> =
+            ends.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let time = Timespec {
+            tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: time.subsec_nanos().into(),
+        };
+        // Whatever it answers, the step that follows finds out what there is.
+        let _ = poll(&mut ends, Some(&time));
+    }
+
+    /// Takes a sample of each guest, lets go of those that went, and looks for new ones.
+    pub fn step(&mut self) -> Step {
+        let mut step = Step::default();
+        let began = self.began;
+        for (place, watched) in self.guests.iter_mut().enumerate() {
+            let Some(guest) = &mut watched.guest else { continue };
+            // Before it is read: what is held tells the last counts of a guest that went.
+            let mut state = guest.state(&self.files);
+            let (mut now, mut knowledge) = guest.read(&self.files);
+            if state == State::Runs && guest.has_ended() {
+                state = State::ProcessEnded;
+                (now, knowledge) = guest.read(&self.files);
+            }
+            if state != State::Runs {
+                // Its process's number may be another's by now, its memory another VM's; its tables
+                // are gone. Counts of what is held are the last ones.
+                let counts = |metric: Metric| {
+                    matches!(metric.scope(), Scope::Vcpu | Scope::Vm) && !metric.is_level()
+                };
+                let all = now.vcpus.iter_mut().chain([&mut now.guest]);
+                all.for_each(|values| values.retain(|metric, _| counts(*metric)));
+            }
+            let at = began.elapsed();
+            let (vm, vcpus) = guest.changes();
+            watched.take(at, now, knowledge, vm, vcpus);
+            watched.total.state = state;
+            if state != State::Runs {
+                watched.guest = None;
+                step.went.push(place);
+            }
+        }
+        if Instant::now() >= self.look_again || !step.went.is_empty() {
+            self.look(&mut step);
+        }
+        step
+    }
+
+    /// Looks for guests that came, for at most one part of [`SPARE`] of the time.
+    fn look(&mut self, step: &mut Step) {
+        let began = Instant::now();
+        let found = match self.which {
+            Which::All => {
+                let search = find::guests(&self.files);
+                self.hidden = search.hidden;
+                search.found
+            }
+            Which::Pid(pid) => find::guest(&self.files, pid).into_iter().collect(),
+        };
+        // A process whose VMs are others than before is attached to anew.
+        for (place, watched) in self.guests.iter_mut().enumerate() {
+            if watched.guest.as_mut().is_some_and(|guest| guest.look_again(&self.files)) {
+                watched.guest = None;
+                watched.total.state = State::VmClosed;
+                step.went.push(place);
+            }
+        }
+        for found in found {
+            let is_known =
+                |it: &Watched| it.guest.as_ref().is_some_and(|guest| guest.pid() == found.pid);
+            if !self.guests.iter().any(is_known) {
+                step.came.push(self.guests.len());
+                self.guests.push(self.attach(found));
+            }
+        }
+        self.look_again = Instant::now() + began.elapsed() * SPARE;
+    }
+
+    fn attach(&self, found: find::Found) -> Watched {
+        let mut guest = Guest::attach(&self.files, &self.debugfs, found);
+        let (first, knowledge) = guest.read(&self.files);
+        let began = self.began.elapsed();
+        let vcpus = guest.vcpus().map(|(index, thread)| VcpuTotal::new(index, thread));
+        let total = GuestTotal {
+            pid: guest.pid(),
+            name: guest.name().to_owned(),
+            vms: guest.vms(),
+            found_at: began.as_secs_f64(),
+            seconds: 0.0,
+            state: State::Runs,
+            knowledge,
+            total: since(&first.guest, &first.guest),
+            statistics: Changes::new(),
+            vcpus: vcpus.collect(),
+            samples: Vec::new(),
+        };
+        let last = first.clone();
+        Watched { guest: Some(guest), began, read_at: began, first, last, total }
+    }
+}
+
+impl Watched {
+    /// Takes a reading.
+    fn take(
+        &mut self,
+        at: Duration,
+        mut now: Reading,
+        knowledge: Knowledge,
+        vm: Changes,
+        vcpus: Vec<Changes>,
+    ) {
+        // A process that ended tells no more what it told before: that stands.
+        let keep = |now: &mut Values, last: &Values| {
+            last.iter().for_each(|(metric, value)| {
+                now.entry(*metric).or_insert(*value);
+            });
+        };
+        keep(&mut now.guest, &self.last.guest);
+        now.vcpus.iter_mut().zip(&self.last.vcpus).for_each(|(now, last)| keep(now, last));
+        // A vCPU that came meanwhile begins with nothing.
+        let zero = |values: &Values| values.keys().map(|metric| (*metric, 0)).collect::<Values>();
+        if self.first.vcpus.is_empty() {
+            let mut none = zero(&now.guest);
+            none.retain(|metric, _| matches!(metric.scope(), Scope::Vcpu | Scope::Thread));
+            keep(&mut self.first.guest, &none);
+            keep(&mut self.last.guest, &none);
+        }
+        for reading in [&mut self.first, &mut self.last] {
+            let more = now.vcpus.iter().skip(reading.vcpus.len()).map(zero);
+            reading.vcpus.extend(more.collect::<Vec<_>>());
+        }
+        if let Some(guest) = &self.guest {
+            let known = self.total.vcpus.len();
+            let more =
+                guest.vcpus().skip(known).map(|(index, thread)| VcpuTotal::new(index, thread));
+            self.total.vcpus.extend(more);
+        }
+        // What can be told only now begins now.
+        keep(&mut self.first.guest, &now.guest);
+        keep(&mut self.last.guest, &now.guest);
+        for (first, now) in self.first.vcpus.iter_mut().zip(&now.vcpus) {
+            keep(first, now);
+        }
+        for (last, now) in self.last.vcpus.iter_mut().zip(&now.vcpus) {
+            keep(last, now);
+        }
+        let between = |from: &Reading| {
+            let vcpus = from.vcpus.iter().zip(&now.vcpus).map(|(from, now)| since(from, now));
+            (since(&from.guest, &now.guest), vcpus.collect::<Vec<_>>())
+        };
+        let (guest, each) = between(&self.last);
+        let seconds = at.saturating_sub(self.read_at).as_secs_f64();
+        let sample = Sample { at: at.as_secs_f64(), seconds, guest, vcpus: each };
+        self.total.samples.push(sample);
+        if self.total.samples.len() > MOST_SAMPLES {
+            halve(&mut self.total.samples);
+        }
+        let (total, each) = between(&self.first);
+        self.total.total = total;
+        for ((row, total), statistics) in self.total.vcpus.iter_mut().zip(each).zip(vcpus) {
+            (row.total, row.statistics) = (total, statistics);
+        }
+        if let Some(guest) = &self.guest {
+            for (row, (_, thread)) in self.total.vcpus.iter_mut().zip(guest.vcpus()) {
+                row.thread = thread;
+            }
+        }
+        self.total.statistics = vm;
+        self.total.seconds = at.saturating_sub(self.began).as_secs_f64();
+        for (metric, by) in knowledge.sources {
+            self.total.knowledge.sources.insert(metric, by);
+        }
+        let sources = &self.total.knowledge.sources;
+        self.total.knowledge.unknown.retain(|metric, _| !sources.contains_key(metric));
+        (self.last, self.read_at) = (now, at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::find::tests::Made;
+
+    const PID: i32 = i32::MAX - 1;
+    const ONE: [&str; 2] = ["anon_inode:kvm-vm", "anon_inode:kvm-vcpu:0"];
+
+    fn watch(host: &Made, which: Which) -> Result<Watch<'_>, NotFound> {
+        Watch::begin(host.files(), Err("no debugfs".to_owned()), which)
+    }
+
+    fn ran(host: &Made, nanoseconds: u64) {
+        host.write(format!("proc/{PID}/task/20/schedstat"), &format!("{nanoseconds} 6 7\n"));
+    }
+
+    #[test]
+    fn a_sample_has_what_came_since_the_one_before_and_the_total_all() {
+        let host = Made::new();
+        host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+        ran(&host, 100);
+        let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+        for nanoseconds in [130, 170] {
+            ran(&host, nanoseconds);
+            watch.step();
+        }
+        let total = watch.guests()[0].total();
+        let running: Vec<_> = total.samples.iter().map(|it| it.guest[&Metric::RunningNs]).collect();
+        assert_eq!((running, total.total[&Metric::RunningNs]), (vec![30, 40], 70));
+        assert_eq!(total.vcpus[0].total[&Metric::RunningNs], 70);
+        assert_eq!(total.samples[1].vcpus[0][&Metric::RunningNs], 40);
+    }
+
+    #[test]
+    fn a_guest_that_comes_later_is_found_and_one_that_goes_keeps_what_it_told() {
+        let host = Made::new();
+        host.write("proc/1/comm", "init");
+        let mut watch = watch(&host, Which::All).unwrap();
+        assert!(watch.guests().is_empty());
+        host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+        ran(&host, 100);
+        // Looking is rationed, by what it took.
+        let came = std::iter::repeat_with(|| watch.step().came)
+            .take(1_000_000)
+            .find(|came| !came.is_empty());
+        assert_eq!(came, Some(vec![0]));
+        ran(&host, 150);
+        watch.step();
+        std::fs::remove_dir_all(host.files().0.join(format!("proc/{PID}"))).unwrap();
+        assert_eq!(watch.step().went, [0]);
+        let guest = &watch.guests()[0];
+        assert!(!guest.is_there() && !watch.is_over());
+        assert_eq!(guest.total().total[&Metric::RunningNs], 50);
+        assert_eq!(guest.total().state, State::ProcessEnded);
+        assert!(guest.total().knowledge.sources.contains_key(&Metric::RunningNs));
+    }
+
+    #[test]
+    fn a_vcpu_that_comes_later_counts_since_its_beginning_and_changes_threads() {
+        let host = Made::new();
+        host.process(PID, "vmm", &ONE[..1]);
+        let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+        let fds = host.files().0.join(format!("proc/{PID}/fd"));
+        std::os::unix::fs::symlink(ONE[1], fds.join("1")).unwrap();
+        host.thread(PID, 20, "vcpu0", 0, "running");
+        ran(&host, 100);
+        let mut steps = 0;
+        while !watch.guests()[0].total().total.contains_key(&Metric::RunningNs) {
+            watch.step();
+            steps += 1;
+            assert!(steps < 1_000_000);
+        }
+        let task = host.files().0.join(format!("proc/{PID}/task/20"));
+        std::fs::remove_dir_all(task).unwrap();
+        watch.step();
+        host.thread(PID, 21, "vcpu0", 0, "running");
+        host.write(format!("proc/{PID}/task/21/schedstat"), "40 1 1\n");
+        while watch.guests()[0].total().vcpus[0].thread.is_none() && steps < 1_000_000 {
+            watch.step();
+            steps += 1;
+        }
+        watch.step();
+        let total = watch.guests()[0].total();
+        assert_eq!((total.vcpus[0].index, total.vcpus[0].thread), (0, Some(21)));
+        assert_eq!(total.vcpus[0].total[&Metric::RunningNs], 140);
+        assert_eq!(total.total[&Metric::RunningNs], 140);
+    }
+
+    #[test]
+    fn samples_that_are_put_together_lose_no_count_and_keep_the_last_level() {
+        let host = Made::new();
+        host.process(PID, "vmm", &ONE).thread(PID, 20, "vcpu0", 0, "running");
+        ran(&host, 0);
+        let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+        for nanoseconds in 1..=5 {
+            ran(&host, nanoseconds);
+            host.write(format!("proc/{PID}/status"), &format!("VmRSS: {nanoseconds} kB\n"));
+            watch.step();
+        }
+        let total = watch.guests()[0].total();
+        let mut samples = total.samples.clone();
+        halve(&mut samples);
+        assert_eq!(samples.len(), 3);
+        let all = |of: fn(&Sample) -> u64| samples.iter().map(of).collect::<Vec<_>>();
+        assert_eq!(all(|sample| sample.guest[&Metric::RunningNs]), [2, 2, 1]);
+        assert_eq!(all(|sample| sample.vcpus[0][&Metric::RunningNs]), [2, 2, 1]);
+        assert_eq!(all(|sample| sample.guest[&Metric::RssBytes]), [2048, 4096, 5120]);
+        assert_eq!(samples[2].at, total.samples[4].at);
+    }
+
+    #[test]
+    fn the_end_of_the_process_that_was_asked_for_ends_the_watch_and_that_of_its_vm_does_not() {
+        let host = Made::new();
+        host.process(PID, "vmm", &ONE).process(5, "sh", &[]);
+        assert_eq!(watch(&host, Which::Pid(5)).err(), Some(NotFound::NoVm));
+        assert_eq!(watch(&host, Which::Pid(6)).err(), Some(NotFound::NoProcess));
+        let mut watch = watch(&host, Which::Pid(PID)).unwrap();
+        let fds = host.files().0.join(format!("proc/{PID}/fd"));
+        std::fs::remove_file(fds.join("0")).unwrap();
+        assert_eq!(watch.step().went, [0]);
+        assert_eq!(watch.guests()[0].total().state, State::VmClosed);
+        assert!(!watch.is_over());
+        std::os::unix::fs::symlink("anon_inode:kvm-vm", fds.join("0")).unwrap();
+        let came = std::iter::repeat_with(|| watch.step().came)
+            .take(1_000_000)
+            .find(|came| !came.is_empty());
+        assert_eq!(came, Some(vec![1]));
+        std::fs::remove_dir_all(host.files().0.join(format!("proc/{PID}"))).unwrap();
+        watch.step();
+        assert!(watch.is_over());
+    }
+}

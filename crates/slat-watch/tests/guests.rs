@@ -1,0 +1,305 @@
+//! Guests of the laboratory's under this host's KVM, which know the truth: in this process, and in
+//! one that ends.
+
+use slat_kvm::guest::{Guest, Shape, Vcpu};
+use slat_kvm::stats::Reading;
+use slat_kvm::work::{Touch, Work};
+use slat_procfs::Files;
+use slat_watch::{Debugfs, Metric, NotFound, Source, State, Watch, Which};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// Says to the test that runs again as a child what to do.
+const CHILD: &str = "SLAT_WATCH_TEST_CHILD";
+
+/// A guest, if one can run here.
+fn guest() -> Option<(Guest, Vec<Vcpu>)> {
+    match Guest::new(&Shape { memory: 8 << 20, vcpus: 2, ..Shape::default() }) {
+        Ok(guest) if guest.0.vm_stats().is_some() => Some(guest),
+        other => {
+            let required = std::env::var("SLAT_REQUIRE_KVM").is_ok_and(|value| value == "1");
+            assert!(!required, "SLAT_REQUIRE_KVM=1, and no guest with statistics can run");
+            eprintln!("skipped: {:?}", other.err().map(|error| error.to_string()));
+            None
+        }
+    }
+}
+
+fn write_all(vcpu: &mut Vcpu) {
+    vcpu.load(&Work::each_page(Touch::Write)).unwrap();
+    vcpu.run().unwrap();
+}
+
+/// What the guest's own statistics say of a counter, of each vCPU.
+fn own(guest: &Guest, name: &str) -> Vec<Option<u64>> {
+    let value = |stats: &slat_kvm::stats::Stats| {
+        let mut reading = Reading::default();
+        stats.read(&mut reading).unwrap();
+        stats.value(&reading, name)
+    };
+    guest.vcpu_stats().iter().map(value).collect()
+}
+
+/// This test's process again, which runs [`child`]: it has a guest, runs it once for each line that
+/// it is told, and says what its own statistics say.
+struct Other {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Other {
+    fn start() -> Option<Self> {
+        Self::start_as("guest")
+    }
+
+    fn start_as(kind: &str) -> Option<Self> {
+        guest()?;
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture", "--include-ignored"])
+            .env(CHILD, kind)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut this = Self { child, to, from: BufReader::new(from) };
+        this.says();
+        Some(this)
+    }
+
+    fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    /// Faults and exits of both vCPUs, as the guest's own statistics have them.
+    fn says(&mut self) -> [u64; 2] {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.from.read_line(&mut line).unwrap() > 0, "the other process ended");
+            if let Some((_, said)) = line.split_once("SAYS ") {
+                let mut numbers = said.split_whitespace().map(|number| number.parse().unwrap());
+                return [numbers.next().unwrap(), numbers.next().unwrap()];
+            }
+        }
+    }
+
+    fn run(&mut self) -> [u64; 2] {
+        self.told("run")
+    }
+
+    fn told(&mut self, what: &str) -> [u64; 2] {
+        writeln!(self.to, "{what}").unwrap();
+        self.says()
+    }
+
+    fn end(mut self) {
+        drop(self.to);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+/// What [`Other`] runs.
+#[test]
+#[ignore = "the other tests run it, in a process of its own"]
+fn child() {
+    match std::env::var(CHILD).as_deref() {
+        Ok("guest") => {}
+        Ok("bare") => return bare(),
+        _ => return,
+    }
+    let say = |guest: &Guest| {
+        let sum = |name| own(guest, name).into_iter().flatten().sum::<u64>();
+        println!("SAYS {} {}", sum("pf_taken"), sum("exits"));
+    };
+    let mut both = guest();
+    say(&both.as_ref().unwrap().0);
+    for line in std::io::stdin().lines() {
+        match &*line.unwrap() {
+            "close" => {
+                both = None;
+                println!("SAYS 0 0");
+                continue;
+            }
+            "again" => {
+                drop(both);
+                both = guest();
+            }
+            _ => {}
+        }
+        let (guest, vcpus) = both.as_mut().unwrap();
+        // Written pages that are taken away fault again.
+        guest.unmap_all().unwrap();
+        vcpus.iter_mut().for_each(write_all);
+        say(guest);
+    }
+}
+
+/// A VM and a vCPU without statistics descriptors, as many VMMs have them.
+fn bare() {
+    let kvm = kvm_ioctls::Kvm::new().unwrap();
+    let vm = kvm.create_vm().unwrap();
+    let _vcpu = vm.create_vcpu(0).unwrap();
+    println!("SAYS 0 0");
+    std::io::stdin().lines().for_each(drop);
+}
+
+fn watch(which: Which) -> Result<Watch<'static>, NotFound> {
+    Watch::begin(Files::here(), Debugfs::open(), which)
+}
+
+#[test]
+fn counts_of_a_guest_in_another_process_are_those_of_its_own_statistics() {
+    let Some(mut other) = Other::start() else { return };
+    let before = other.run();
+    let mut watch = watch(Which::Pid(other.pid())).unwrap();
+    let mut after = before;
+    for _ in 0..3 {
+        after = other.run();
+        watch.step();
+    }
+    let total = watch.guests()[0].total();
+    assert_eq!(total.pid, other.pid());
+    let same = |metric: Metric, place: usize| {
+        let (truth, value) = (after[place] - before[place], total.total.get(&metric));
+        // On Arm, KVM does not count faults.
+        if total.knowledge.unknown.contains_key(&metric) && truth == 0 {
+            return;
+        }
+        assert!(truth > 0);
+        assert_eq!(value, Some(&truth), "{metric:?}");
+        assert_eq!(total.knowledge.sources[&metric], Source::BinaryStatistics);
+        let sampled: u64 = total.samples.iter().map(|sample| sample.guest[&metric]).sum();
+        let each: u64 = total.vcpus.iter().map(|vcpu| vcpu.total[&metric]).sum();
+        assert_eq!([sampled, each], [truth; 2], "{metric:?}");
+    };
+    same(Metric::Faults, 0);
+    same(Metric::Exits, 1);
+    if cfg!(target_arch = "x86_64") {
+        assert!(total.vcpus.iter().all(|vcpu| vcpu.statistics["pf_taken"] > 0), "{total:?}");
+        assert!(total.total[&Metric::Pages4k] >= 2048, "{:?}", total.total);
+    }
+    assert!(total.total[&Metric::RssBytes] >= 8 << 20);
+    // Who tells a matter, or why nobody does.
+    for metric in Metric::ALL {
+        let told = total.knowledge.sources.contains_key(&metric);
+        assert_eq!(told, total.total.contains_key(&metric), "{metric:?}");
+        assert!(told != total.knowledge.unknown.contains_key(&metric), "{metric:?}");
+    }
+    other.end();
+}
+
+#[test]
+fn a_guest_that_ends_is_told_to_its_last_fault_and_is_let_go() {
+    let Some(mut other) = Other::start() else { return };
+    let pid = other.pid();
+    let mut watch = watch(Which::Pid(pid)).unwrap();
+    let before = other.run();
+    watch.step();
+    let after = other.run();
+    other.end();
+    assert!(!watch.guests()[0].total().samples.is_empty());
+    watch.wait(std::time::Duration::from_secs(600));
+    assert!(watch.is_ending());
+    assert_eq!(watch.step().went, [0]);
+    assert!(watch.is_over());
+    let guest = &watch.guests()[0];
+    assert_eq!((guest.total().state, guest.is_there()), (State::ProcessEnded, false));
+    let last = guest.total().samples.last().unwrap();
+    if let Some(faults) = last.guest.get(&Metric::Faults) {
+        assert_eq!(*faults, after[0] - before[0]);
+    }
+    // Its tables went with it; what was mapped is what was mapped before.
+    if let Some(pages) = guest.total().total.get(&Metric::Pages4k) {
+        assert!(*pages >= 2048, "{pages}");
+    }
+    // Nothing of it is held, though the watch goes on.
+    drop(watch);
+}
+
+#[test]
+fn a_guest_that_starts_later_is_found_among_all() {
+    if guest().is_none() {
+        return;
+    }
+    let mut watch = watch(Which::All).unwrap();
+    let other = Other::start().unwrap();
+    let pid = other.pid();
+    let has = |watch: &Watch<'_>| watch.guests().iter().any(|guest| guest.total().pid == pid);
+    assert!(!has(&watch));
+    while !has(&watch) {
+        watch.wait(std::time::Duration::from_millis(50));
+        watch.step();
+    }
+    other.end();
+}
+
+#[test]
+fn a_process_that_closed_its_vm_and_made_another_has_two_guests_one_after_the_other() {
+    let Some(mut other) = Other::start() else { return };
+    let before = other.run();
+    let mut watch = watch(Which::Pid(other.pid())).unwrap();
+    let first = other.run();
+    watch.step();
+    // Its descriptors have the same numbers and names.
+    let second = other.told("again");
+    let step = watch.step();
+    assert_eq!((step.went, step.came, watch.is_over()), (vec![0], vec![1], false));
+    let last = other.run();
+    watch.step();
+    let [one, two] = [0, 1].map(|place| watch.guests()[place].total());
+    assert_eq!((one.state, two.state), (State::VmClosed, State::Runs));
+    for (guest, faults) in [(one, first[0] - before[0]), (two, last[0] - second[0])] {
+        if let Some(counted) = guest.total.get(&Metric::Faults) {
+            assert_eq!(*counted, faults);
+        }
+    }
+    other.end();
+}
+
+#[test]
+fn a_process_that_ends_after_its_vm_ends_the_watch() {
+    let Some(mut other) = Other::start() else { return };
+    let mut watch = watch(Which::Pid(other.pid())).unwrap();
+    other.told("close");
+    assert_eq!(watch.step().went, [0]);
+    assert_eq!((watch.guests()[0].total().state, watch.is_over()), (State::VmClosed, false));
+    other.end();
+    assert!(watch.is_over());
+}
+
+#[test]
+fn a_vmm_without_statistics_descriptors_tells_less_and_the_watch_says_why() {
+    let Some(other) = Other::start_as("bare") else { return };
+    let mut watch = watch(Which::Pid(other.pid())).unwrap();
+    watch.step();
+    let total = watch.guests()[0].total();
+    match total.knowledge.sources.get(&Metric::Faults) {
+        Some(by) => assert_eq!(*by, Source::Debugfs),
+        None => assert!(total.knowledge.unknown[&Metric::Faults].contains("EIO"), "{total:?}"),
+    }
+    assert!(total.total.contains_key(&Metric::RssBytes));
+    other.end();
+    // KVM answers the process whose VM it is.
+    let kvm = kvm_ioctls::Kvm::new().unwrap();
+    let vm = kvm.create_vm().unwrap();
+    let vcpu = vm.create_vcpu(0).unwrap();
+    let mut account = slat_watch::own::Vcpu::new(&vcpu, std::time::Duration::ZERO).unwrap();
+    account.enter();
+    assert!(account.leave().unwrap());
+    assert_eq!(account.account().unwrap().runs, 1);
+}
+
+#[test]
+fn a_process_without_a_vm_and_one_that_is_not_there_are_told_apart() {
+    let mut sleep = Command::new("sleep").arg("600").spawn().unwrap();
+    let pid = sleep.id().cast_signed();
+    assert_eq!(watch(Which::Pid(pid)).err(), Some(NotFound::NoVm));
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    assert_eq!(watch(Which::Pid(pid)).err(), Some(NotFound::NoProcess));
+    for pid in [0, -1, i32::MIN] {
+        assert_eq!(watch(Which::Pid(pid)).err(), Some(NotFound::NoProcess));
+    }
+}
