@@ -53,7 +53,9 @@ const LIBRARIES: [Library; 3] = [
             "model::any_history_on_ept_agrees_with_the_flat_model",
             "model::any_history_on_the_4k_granule_agrees_with_the_flat_model",
             "model::hardware_that_uses_a_block_while_its_tables_are_built_is_not_forgotten",
-            "steps::a_split_that_runs_dry_at_any_step_stops_at_an_address_and_goes_on_to_the_same_end",
+            // Of threads that wait for each other: a minute and more beside other work.
+            "ran::tests::threads_that_run_a_guest_never_use_what_was_invalidated",
+            "steps::a_split_that_runs_dry_at_any_step",
         ],
     },
     Library {
@@ -273,16 +275,20 @@ mod tests {
     #[test]
     fn what_is_left_out_at_first_is_in_the_program_still() {
         for library in &LIBRARIES {
-            let folder =
-                root().join("crates").join(library.name).join("tests").join(library.program);
-            assert!(folder.is_dir(), "{}", folder.display());
+            let library_root = root().join("crates").join(library.name);
+            let folders = ["src".to_owned(), format!("tests/{}", library.program)];
+            let files = folders.iter().flat_map(|folder| {
+                let files = std::fs::read_dir(library_root.join(folder)).unwrap();
+                files.map(|file| file.unwrap().path())
+            });
+            let files: Vec<_> = files.collect();
             for filter in library.slow {
-                let (module, name) = filter.split_once("::").unwrap();
-                let there = std::fs::read_dir(&folder).unwrap().any(|entry| {
-                    let path = entry.unwrap().path();
+                let (module, _) = filter.split_once("::").unwrap();
+                let (_, name) = filter.rsplit_once("::").unwrap();
+                let there = files.iter().any(|path| {
                     let of =
                         module.is_empty() || path.file_stem().is_some_and(|stem| stem == module);
-                    let text = || std::fs::read_to_string(&path).unwrap_or_default();
+                    let text = || std::fs::read_to_string(path).unwrap_or_default();
                     of && (name.is_empty() || text().contains(name))
                 });
                 assert!(there, "no test of {} is called {filter}", library.name);
